@@ -1,0 +1,150 @@
+//! Reverse-mode differentiation: adds the backward nodes to the graph that holds the forward ones.
+
+use crate::ops::{Binary, Operation, Reduce, Reshape};
+use crate::{Graph, GraphError, NodeId, Value};
+
+/// The gradients of a scalar `loss` with respect to each of `wrt`; zeros where the loss does not depend on one.
+pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Value>, GraphError> {
+    if graph.shape(loss).elements() != 1 {
+        return Err(GraphError::Gradient {
+            op: graph.node(loss.node).op.name(),
+            scope: graph.node(loss.node).scope.clone(),
+            reason: format!("the loss should be one number, not {}", graph.ty(loss)),
+        });
+    }
+    let wanted = depends_on(graph, loss.node, wrt);
+    let mut upstream: Vec<Vec<Option<Value>>> =
+        graph.nodes()[..=loss.node].iter().map(|n| vec![None; n.outputs.len()]).collect();
+    let shape = graph.shape(loss).clone();
+    graph.enter("backward");
+    let seed = graph.fill(shape, 1.0)?;
+    graph.leave();
+    upstream[loss.node][loss.output] = Some(seed);
+
+    for node in (0..=loss.node).rev() {
+        if !wanted[node] || upstream[node].iter().all(Option::is_none) {
+            continue;
+        }
+        let op = graph.node(node).op.clone();
+        let inputs = graph.node(node).inputs.clone();
+        let scope = graph.node(node).scope.clone();
+        let wants = inputs.iter().map(|v| wanted[v.node] && graph.ty(*v).dtype.is_float()).collect();
+        graph.enter("backward");
+        graph.enter(&scope);
+        let mut backward = Backward { graph, node, upstream: &upstream[node], wants, found: vec![None; inputs.len()] };
+        op.gradient(&mut backward)?;
+        let found = backward.found;
+        for (input, gradient) in inputs.iter().zip(found) {
+            let (Some(gradient), true) = (gradient, wanted[input.node]) else { continue };
+            let slot = &mut upstream[input.node][input.output];
+            *slot = Some(match *slot {
+                Some(sum) => graph.value(Binary::Add, &[sum, gradient])?,
+                None => gradient,
+            });
+        }
+        graph.leave();
+        graph.leave();
+    }
+    wrt.iter()
+        .map(|v| match upstream.get(v.node).and_then(|outputs| outputs[v.output]) {
+            Some(gradient) => Ok(gradient),
+            None => {
+                let shape = graph.shape(*v).clone();
+                graph.fill(shape, 0.0)
+            }
+        })
+        .collect()
+}
+
+/// Which nodes up to `last` depend on one of `wrt`.
+fn depends_on(graph: &Graph, last: NodeId, wrt: &[Value]) -> Vec<bool> {
+    let mut depends = vec![false; last + 1];
+    for (id, node) in graph.nodes()[..=last].iter().enumerate() {
+        depends[id] = wrt.iter().any(|v| v.node == id) || node.inputs.iter().any(|v| depends[v.node]);
+    }
+    depends
+}
+
+/// What an operation sees while it states its gradient.
+pub struct Backward<'a> {
+    /// The graph, to which backward nodes are added.
+    pub graph: &'a mut Graph,
+    node: NodeId,
+    upstream: &'a [Option<Value>],
+    wants: Vec<bool>,
+    found: Vec<Option<Value>>,
+}
+
+impl Backward<'_> {
+    /// How many inputs the operation has.
+    pub fn inputs(&self) -> usize {
+        self.wants.len()
+    }
+
+    /// An input of the operation.
+    pub fn input(&self, i: usize) -> Value {
+        self.graph.node(self.node).inputs[i]
+    }
+
+    /// An output of the operation.
+    pub fn output(&self, i: usize) -> Value {
+        Value { node: self.node, output: i }
+    }
+
+    /// The gradient of the loss with respect to the first output.
+    pub fn dy(&mut self) -> Result<Value, GraphError> {
+        match self.upstream[0] {
+            Some(dy) => Ok(dy),
+            None => {
+                let shape = self.graph.shape(self.output(0)).clone();
+                self.graph.fill(shape, 0.0)
+            }
+        }
+    }
+
+    /// Refuses a loss that depends on any output but the first.
+    pub fn only_first_output(&self, what: &str) -> Result<(), GraphError> {
+        if self.upstream[1..].iter().any(Option::is_some) {
+            return Err(self.unsupported(&format!("the loss depends on {what}")));
+        }
+        Ok(())
+    }
+
+    /// Whether anybody wants the gradient of this input.
+    pub fn wants(&self, i: usize) -> bool {
+        self.wants[i]
+    }
+
+    /// States the gradient of an input.
+    pub fn set(&mut self, i: usize, gradient: Value) -> Result<(), GraphError> {
+        if self.graph.shape(gradient) != self.graph.shape(self.input(i)) {
+            let found = self.graph.shape(gradient).clone();
+            return Err(self.unsupported(&format!("its gradient for input {i} has the shape {found}")));
+        }
+        self.found[i] = Some(gradient);
+        Ok(())
+    }
+
+    /// States that the outputs of `node` are the gradients of the first `count` inputs.
+    pub fn set_all(&mut self, node: NodeId, count: usize) -> Result<(), GraphError> {
+        for i in (0..count).filter(|&i| self.wants[i]).collect::<Vec<_>>() {
+            self.set(i, Value { node, output: i })?;
+        }
+        Ok(())
+    }
+
+    /// Sums a gradient over the axes along which an input was repeated.
+    pub fn sum_to_input(&mut self, gradient: Value, i: usize) -> Result<Value, GraphError> {
+        let (from, to) = (self.graph.shape(gradient).clone(), self.graph.shape(self.input(i)).clone());
+        let extra = from.len() - to.len();
+        let axes: Vec<usize> = (0..from.len()).filter(|&a| a < extra || (to[a - extra] == 1 && from[a] != 1)).collect();
+        let summed = if axes.is_empty() { gradient } else { self.graph.value(Reduce::sum(axes), &[gradient])? };
+        if *self.graph.shape(summed) == to { Ok(summed) } else { self.graph.value(Reshape(to), &[summed]) }
+    }
+
+    /// The error of an operation that has no gradient here.
+    pub fn unsupported(&self, reason: &str) -> GraphError {
+        let node = self.graph.node(self.node);
+        GraphError::Gradient { op: node.op.name(), scope: node.scope.clone(), reason: reason.into() }
+    }
+}

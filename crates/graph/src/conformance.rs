@@ -1,0 +1,354 @@
+//! The device test-suite, written once: random small graphs that cover every operation, forward and backward.
+//!
+//! [`cases`] makes them, [`check`] runs one on a device and compares every output with the reference interpreter.
+//! The gradients in them are checked against finite differences by this crate's own tests.
+
+use std::collections::BTreeMap;
+
+use crate::autodiff::gradients;
+use crate::device::{Device, Elements};
+use crate::ops::*;
+use crate::random::{Seed, philox};
+use crate::reference::{self, Array, Bindings};
+use crate::{DType, Graph, GraphError, Init, Shape, Tensor, Value};
+
+/// One graph with values for everything it needs.
+pub struct Case {
+    /// What it covers, with its shapes.
+    pub name: String,
+    /// Outputs `y0`, `y1`, … and, where the operation has a gradient, `loss` and `grad.NAME` for each parameter.
+    pub graph: Graph,
+    /// The inputs and parameters.
+    pub bindings: Bindings,
+    /// The parameters' names.
+    pub parameters: Vec<String>,
+}
+
+/// A reproducible source of shapes and numbers.
+pub struct Dice(u32, u32);
+
+impl Dice {
+    /// Dice for one seed.
+    pub fn new(seed: u32) -> Self {
+        Dice(seed, 0)
+    }
+
+    fn word(&mut self) -> u32 {
+        self.1 += 1;
+        philox([self.1, 0, 0, 0], [self.0, 0x7e57])[0]
+    }
+
+    /// An extent: often 1, odd, or around a vector's length.
+    pub fn extent(&mut self) -> usize {
+        *self.pick(&[1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17])
+    }
+
+    /// A larger extent, with all of the above.
+    pub fn wide(&mut self) -> usize {
+        *self.pick(&[1, 3, 7, 8, 15, 16, 17, 24, 31, 32, 33, 47, 64, 65])
+    }
+
+    /// One of these.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.word() as usize % from.len()]
+    }
+
+    /// A yes or a no.
+    pub fn flip(&mut self) -> bool {
+        self.word() & 1 == 1
+    }
+
+    /// A number near zero, about normal.
+    pub fn number(&mut self) -> f64 {
+        let sum: f64 = (0..4).map(|_| f64::from(self.word()) / 4294967296.0).sum();
+        // Rounded, so that a device that takes f32 sees the same number.
+        f64::from(((sum - 2.0) * 1.7) as f32)
+    }
+}
+
+/// Builds a case: hands out parameters with random values.
+struct Maker<'a> {
+    dice: &'a mut Dice,
+    seed: Tensor,
+    bindings: Bindings,
+    parameters: Vec<String>,
+}
+
+impl Maker<'_> {
+    fn float(&mut self, shape: impl Into<Shape>) -> Tensor {
+        let shape = shape.into();
+        let name = format!("p{}", self.parameters.len());
+        let value = Array::from_fn(&shape, |_| self.dice.number());
+        self.bindings = std::mem::take(&mut self.bindings).with(&name, value);
+        self.parameters.push(name.clone());
+        self.seed.parameter(&name, shape, Init::Zeros)
+    }
+
+    fn weights_like(&mut self, y: &Tensor) -> Tensor {
+        let shape = y.shape();
+        let numbers = (0..shape.elements()).map(|_| self.dice.number() as f32).collect();
+        y.constant(Constant::f32(shape, numbers))
+    }
+}
+
+/// What a case's outputs are for.
+enum Outputs {
+    /// The loss is a random combination of these, and gradients are wanted.
+    Differentiable(Vec<Tensor>),
+    /// As above for the first; the others are only compared.
+    FirstDifferentiable(Vec<Tensor>),
+    /// Forward only.
+    Forward(Vec<Tensor>),
+}
+
+fn case(name: &str, dice: &mut Dice, build: impl Fn(&mut Maker) -> Outputs) -> Result<Case, GraphError> {
+    let seed = Tensor::input("seed", DType::I32, [4]);
+    let words = Seed::new(u64::from(dice.word()), 3).0;
+    let bindings = Bindings::new().with("seed", Array::new([4], words.map(f64::from).to_vec()));
+    let mut maker = Maker { dice, seed: seed.clone(), bindings, parameters: Vec::new() };
+    let (outputs, differentiable) = match build(&mut maker) {
+        Outputs::Differentiable(all) => {
+            let count = all.len();
+            (all, count)
+        }
+        Outputs::FirstDifferentiable(all) => (all, 1),
+        Outputs::Forward(all) => (all, 0),
+    };
+    let mut shapes = Vec::new();
+    let mut loss: Option<Tensor> = None;
+    for (i, y) in outputs.iter().enumerate() {
+        y.output(&format!("y{i}"));
+        shapes.push(y.shape().to_string());
+        if i < differentiable {
+            let weighted = (y * &maker.weights_like(y)).sum((0..y.shape().len()).collect::<Vec<_>>());
+            loss = Some(loss.map_or(weighted.clone(), |l| l + weighted));
+        }
+    }
+    if let Some(loss) = &loss {
+        loss.output("loss");
+    }
+    let mut graph = seed.finish()?;
+    if loss.is_some() {
+        let loss = graph.output("loss")?;
+        let wrt: Result<Vec<Value>, _> = maker.parameters.iter().map(|p| graph.parameter(p)).collect();
+        let found = gradients(&mut graph, loss, &wrt?)?;
+        for (parameter, gradient) in maker.parameters.iter().zip(found) {
+            graph.set_output(&format!("grad.{parameter}"), gradient)?;
+        }
+    }
+    let name = format!("{name} {}", shapes.join(" "));
+    Ok(Case { name, graph, bindings: maker.bindings, parameters: maker.parameters })
+}
+
+/// Cases for every operation, different for every seed.
+pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
+    use Outputs::{Differentiable, FirstDifferentiable, Forward};
+    let dice = &mut Dice::new(seed);
+    let mut all = Vec::new();
+
+    for leading in [0usize, 1, 2] {
+        let bias = dice.flip();
+        all.push(case("linear", dice, |m| {
+            let (k, n) = (m.dice.wide(), m.dice.wide());
+            let mut shape: Vec<usize> = (0..leading).map(|_| m.dice.extent()).collect();
+            shape.push(k);
+            let (x, w) = (m.float(shape), m.float([n, k]));
+            let b = bias.then(|| m.float([n]));
+            Differentiable(vec![x.linear(&w, b.as_ref())])
+        })?);
+    }
+    for activation in ACTIVATIONS.into_iter().map(Some).chain([None]) {
+        let (bias, scale, residual) = (dice.flip(), dice.flip(), dice.flip());
+        all.push(case("fused linear", dice, |m| {
+            let (rows, k, n) = (m.dice.extent(), m.dice.wide(), m.dice.wide());
+            let mut others = vec![m.float([n, k])];
+            others.extend(bias.then(|| m.float([n])));
+            others.extend(scale.then(|| m.float([n])));
+            others.extend(residual.then(|| m.float([rows, n])));
+            let op = Linear { bias, activation, scale, residual };
+            Forward(vec![m.float([rows, k]).apply(op, &others.iter().collect::<Vec<_>>())])
+        })?);
+    }
+    for (transpose_a, transpose_b) in [(false, false), (false, true), (true, false), (true, true)] {
+        let batched = dice.flip();
+        all.push(case("matmul", dice, |m| {
+            let (b, i, j, k) = (m.dice.extent(), m.dice.wide(), m.dice.wide(), m.dice.wide());
+            let matrix = |transposed: bool, rows, columns| if transposed { [columns, rows] } else { [rows, columns] };
+            let shape = |s: [usize; 2]| if batched { vec![b, s[0], s[1]] } else { s.to_vec() };
+            let x = m.float(shape(matrix(transpose_a, i, k)));
+            let y = m.float(shape(matrix(transpose_b, k, j)));
+            Differentiable(vec![x.apply(MatMul { transpose_a, transpose_b }, &[&y])])
+        })?);
+    }
+    for groups in [1, 1, 2, 3] {
+        all.push(case("conv2d", dice, |m| {
+            let d = &mut m.dice;
+            let (b, kernel) = (*d.pick(&[1, 2, 3]), [*d.pick(&[1, 2, 3]), *d.pick(&[1, 2, 3])]);
+            let conv = Conv2d {
+                stride: [*d.pick(&[1, 2, 3]), *d.pick(&[1, 2])],
+                padding: [[*d.pick(&[0, 1]), *d.pick(&[0, 1, 2])], [*d.pick(&[0, 1]), *d.pick(&[0, 2])]],
+                dilation: [*d.pick(&[1, 2]), *d.pick(&[1, 1, 2])],
+                groups,
+                bias: d.flip(),
+            };
+            let (channels, filters) = (groups * *d.pick(&[1, 2, 5]), groups * *d.pick(&[1, 3, 17]));
+            let size = [*d.pick(&[5, 8, 9]), *d.pick(&[5, 6, 11])];
+            let x = m.float([b, size[0], size[1], channels]);
+            let w = m.float([filters, channels / groups, kernel[0], kernel[1]]);
+            let bias = conv.bias.then(|| m.float([filters]));
+            Differentiable(vec![x.conv2d(conv, &w, bias.as_ref())])
+        })?);
+    }
+    for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
+        all.push(case("patchify", dice, |m| {
+            let patch = [*m.dice.pick(&[1, 2, 3]), *m.dice.pick(&[1, 2, 4, 8])];
+            let (b, c) = (m.dice.extent(), *m.dice.pick(&[1, 3, 4]));
+            let size = [patch[0] * 2 + *m.dice.pick(&[0, 1]) % patch[0], patch[1] * 3];
+            let shape = match layout {
+                Layout::ChannelsFirst => [b, c, size[0], size[1]],
+                Layout::ChannelsLast => [b, size[0], size[1], c],
+            };
+            let image = m.float(shape);
+            let patchify = Patchify { patch, layout };
+            let patches = image.apply(patchify, &[]);
+            let again = patches.apply(Unpatchify { patchify, image: Shape::from(shape) }, &[]);
+            Differentiable(vec![patches, again])
+        })?);
+    }
+    for (packed, bias, dropout) in [
+        (true, false, false),
+        (true, true, false),
+        (false, false, false),
+        (false, true, false),
+        (false, true, true),
+        (true, false, true),
+    ] {
+        all.push(case("attention", dice, |m| {
+            let (heads, head_dim) = (*m.dice.pick(&[1, 2, 3]), *m.dice.pick(&[1, 3, 8, 16, 20, 64]));
+            let groups = *m.dice.pick(&[1, 2]);
+            let batch = groups * *m.dice.pick(&[1, 2]);
+            let queries = *m.dice.pick(&[1, 2, 5, 17, 37]);
+            let keys = if packed { queries } else { *m.dice.pick(&[1, 3, 16, 35]) };
+            let width = heads * head_dim;
+            let dropout = dropout.then(|| Dropout {
+                rate: 0.3,
+                stream: m.seed.random_stream(),
+                granularity: Granularity::Element,
+            });
+            let op = Attention { heads, scale: 1.0 / (head_dim as f32).sqrt(), packed, bias, dropout };
+            let q = m.float([batch, queries, if packed { 3 * width } else { width }]);
+            let mut others = Vec::new();
+            if !packed {
+                others.extend([m.float([batch, keys, width]), m.float([batch, keys, width])]);
+            }
+            others.extend(bias.then(|| m.float([groups, heads, queries, keys])));
+            others.extend(dropout.map(|_| m.seed.clone()));
+            let [out, weights] = q.attention(op, &others.iter().collect::<Vec<_>>());
+            FirstDifferentiable(vec![out, weights])
+        })?);
+    }
+    for _ in 0..2 {
+        all.push(case("layer_norm", dice, |m| {
+            let (rows, extra, dim) = (m.dice.extent(), m.dice.extent(), *m.dice.pick(&[2, 3, 16, 17, 48, 65]));
+            let (x, gamma, beta) = (m.float([rows, extra, dim]), m.float([dim]), m.float([dim]));
+            Differentiable(vec![x.layer_norm(&gamma, &beta, 1e-3)])
+        })?);
+        all.push(case("add_layer_norm", dice, |m| {
+            let (rows, dim) = (m.dice.extent(), *m.dice.pick(&[2, 3, 16, 17, 48, 65]));
+            let (x, y, gamma, beta) = (m.float([rows, dim]), m.float([rows, dim]), m.float([dim]), m.float([dim]));
+            let node = x.apply(AddLayerNorm(LayerNorm { epsilon: 1e-3 }), &[&y, &gamma, &beta]);
+            Forward(vec![node])
+        })?);
+        all.push(case("softmax", dice, |m| {
+            let shape = [m.dice.extent(), m.dice.wide()];
+            Differentiable(vec![m.float(shape).softmax()])
+        })?);
+        all.push(case("permute", dice, |m| {
+            let shape = [m.dice.extent(), m.dice.extent(), m.dice.extent(), m.dice.extent()];
+            let order = m.dice.pick(&[[0, 2, 3, 1], [3, 1, 0, 2], [0, 2, 1, 3], [1, 0, 2, 3]]).to_vec();
+            Differentiable(vec![m.float(shape).permute(order)])
+        })?);
+        all.push(case("slice, pad, concat", dice, |m| {
+            let axis = *m.dice.pick(&[0, 1, 2]);
+            let shape = Shape::from([m.dice.extent(), m.dice.extent(), m.dice.extent()]).with(axis, 5);
+            let x = m.float(shape.clone());
+            let slice = x.slice(axis, 1, 3);
+            let padded = slice.apply(Pad { axis, before: 2, after: 1 }, &[]);
+            let extra = m.float(shape.with(axis, 2));
+            Differentiable(vec![Tensor::concat(&[&x, &slice, &extra], axis), padded])
+        })?);
+        all.push(case("gather", dice, |m| {
+            let (rows, inner, count) = (m.dice.extent(), m.dice.extent(), m.dice.wide());
+            let indices = (0..count).map(|_| (m.dice.word() as usize % rows) as i32).collect();
+            let table = m.float([rows, inner]);
+            let indices = table.constant(Constant::i32([count], indices));
+            Differentiable(vec![table.gather(&indices)])
+        })?);
+        all.push(case("sum, mean, broadcast, reshape", dice, |m| {
+            let shape = [m.dice.extent(), m.dice.extent(), m.dice.extent()];
+            let x = m.float(shape);
+            let axes =
+                m.dice.pick(&[vec![0], vec![1], vec![2], vec![0, 1], vec![0, 2], vec![0, 1, 2], vec![1, 2]]).clone();
+            let y = m.float([1, shape[1], 1]).broadcast(shape).reshape([shape[0] * shape[1], shape[2]]);
+            Differentiable(vec![x.sum(axes.clone()), x.mean(axes), y])
+        })?);
+    }
+    for activation in ACTIVATIONS {
+        all.push(case(activation.name(), dice, |m| {
+            let shape = [m.dice.extent(), m.dice.wide()];
+            Differentiable(vec![m.float(shape).scale(1.5).activation(activation)])
+        })?);
+    }
+    for op in [Binary::Add, Binary::Sub, Binary::Mul] {
+        all.push(case("broadcasting arithmetic", dice, |m| {
+            let shape = [m.dice.extent(), m.dice.extent(), m.dice.wide()];
+            let (x, same, row) = (m.float(shape), m.float(shape), m.float([shape[2]]));
+            let (one, column) = (m.float([1, shape[1], 1]), m.float([shape[0], 1, 1]));
+            Differentiable(vec![
+                x.apply(op, &[&same]),
+                x.apply(op, &[&row]),
+                one.apply(op, &[&x]),
+                column.apply(op, &[&one]),
+            ])
+        })?);
+    }
+    for granularity in [Granularity::Element, Granularity::Sample] {
+        all.push(case("dropout", dice, |m| {
+            let shape = [m.dice.extent(), m.dice.extent(), m.dice.wide()];
+            let seed = m.seed.clone();
+            Differentiable(vec![m.float(shape).dropout(0.4, granularity, &seed)])
+        })?);
+    }
+    Ok(all)
+}
+
+const ACTIVATIONS: [Activation; 6] =
+    [Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Silu, Activation::Tanh, Activation::Sigmoid];
+
+/// Runs a case on a device and gives, for every output, its name and its largest difference from the reference
+/// interpreter relative to `1 + |largest expected|`.
+pub fn check(device: &dyn Device, case: &Case) -> Result<Vec<(String, f64)>, GraphError> {
+    let expected = reference::run(&case.graph, &case.bindings)?;
+    let mut bindings = case.bindings.clone();
+    let mut parameters = BTreeMap::new();
+    for name in &case.parameters {
+        let value = bindings.get_mut(name).map(|v| v.to_f32()).unwrap_or_default();
+        parameters.insert(name.clone(), value);
+    }
+    let mut executable = device.compile(&case.graph, &parameters)?;
+    let seed: Vec<i32> =
+        bindings.get_mut("seed").map(|s| s.data().iter().map(|&w| w as i32).collect()).unwrap_or_default();
+    executable.write("seed", Elements::I32(&seed))?;
+    executable.run()?;
+    let mut differences = Vec::new();
+    for (name, expected) in &expected {
+        let mut found = vec![f32::NAN; expected.data().len()];
+        executable.read(name, &mut found)?;
+        let largest = expected.data().iter().fold(0.0f64, |m, v| m.max(v.abs()));
+        let difference = expected.data().iter().zip(&found).map(|(e, f)| (e - f64::from(*f)).abs());
+        // `max` would lose a NaN.
+        let worst = difference.fold(0.0f64, |m, d| if d.is_nan() || d > m { d } else { m });
+        differences.push((name.clone(), worst / (1.0 + largest)));
+    }
+    Ok(differences)
+}

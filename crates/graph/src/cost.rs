@@ -1,0 +1,82 @@
+//! What a graph costs before it runs: FLOPs, parameters and activation bytes of every node.
+
+use crate::ops::{Op, Operation};
+use crate::{Graph, Type};
+
+/// The cost of one node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeCost {
+    /// Where it stands in the model.
+    pub scope: String,
+    /// The operation.
+    pub op: &'static str,
+    /// Floating-point operations of its matrix products, 2 per multiply-add.
+    pub flops: u64,
+    /// Numbers that it brings as a parameter.
+    pub parameters: u64,
+    /// Bytes that it writes.
+    pub activation_bytes: u64,
+}
+
+/// The cost of a graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cost {
+    /// One entry per node.
+    pub nodes: Vec<NodeCost>,
+}
+
+impl Cost {
+    /// Counts a graph.
+    pub fn of(graph: &Graph) -> Cost {
+        let uses = graph.uses();
+        let count = |(id, node): (usize, &crate::Node)| {
+            let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
+            let elements = node.outputs[0].shape.elements() as u64;
+            let computed = !matches!(node.op, Op::Parameter(_) | Op::Constant(_) | Op::Input(_) | Op::Reshape(_));
+            let written = node.outputs.iter().zip(&uses[id]).filter(|(_, n)| **n > 0).map(|(t, _)| t.bytes() as u64);
+            NodeCost {
+                scope: match &node.op {
+                    Op::Parameter(p) => p.name.rsplit_once('.').map_or(String::new(), |(scope, _)| scope.into()),
+                    _ => node.scope.clone(),
+                },
+                op: node.op.name(),
+                flops: node.op.flops(&inputs, &node.outputs),
+                parameters: if matches!(node.op, Op::Parameter(_)) { elements } else { 0 },
+                activation_bytes: if computed { written.sum() } else { 0 },
+            }
+        };
+        Cost { nodes: graph.nodes().iter().enumerate().map(count).collect() }
+    }
+
+    /// All FLOPs.
+    pub fn flops(&self) -> u64 {
+        self.nodes.iter().map(|n| n.flops).sum()
+    }
+
+    /// All parameters.
+    pub fn parameters(&self) -> u64 {
+        self.nodes.iter().map(|n| n.parameters).sum()
+    }
+
+    /// Everything written in one run.
+    pub fn activation_bytes(&self) -> u64 {
+        self.nodes.iter().map(|n| n.activation_bytes).sum()
+    }
+
+    /// Costs added up by part of the model, `depth` names deep, in the order in which the parts appear.
+    pub fn by_scope(&self, depth: usize) -> Vec<NodeCost> {
+        let mut parts: Vec<NodeCost> = Vec::new();
+        for node in &self.nodes {
+            let scope: Vec<&str> = node.scope.split('.').take(depth).collect();
+            let scope = scope.join(".");
+            let at = parts.iter().position(|p| p.scope == scope).unwrap_or_else(|| {
+                parts.push(NodeCost { scope, op: "", flops: 0, parameters: 0, activation_bytes: 0 });
+                parts.len() - 1
+            });
+            parts[at].flops += node.flops;
+            parts[at].parameters += node.parameters;
+            parts[at].activation_bytes += node.activation_bytes;
+        }
+        parts
+    }
+}

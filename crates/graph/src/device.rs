@@ -1,0 +1,104 @@
+//! What a device is: something that turns a graph into an executable once, which then runs many times.
+
+use crate::ops::Data;
+use crate::{DType, Graph, GraphError, Type};
+
+/// Elements that go to or come from a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
+pub enum Elements<'a> {
+    F32(&'a [f32]),
+    I32(&'a [i32]),
+}
+
+impl<'a> Elements<'a> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Elements::F32(data) => data.len(),
+            Elements::I32(data) => data.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The type of one.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Elements::F32(_) => DType::F32,
+            Elements::I32(_) => DType::I32,
+        }
+    }
+
+    /// Checks that these are the elements of a value of this type.
+    pub fn check(&self, name: &str, ty: &Type) -> Result<(), GraphError> {
+        if self.dtype() == ty.dtype && self.len() == ty.shape.elements() {
+            return Ok(());
+        }
+        Err(GraphError::Mismatch {
+            name: name.into(),
+            expected: format!("{ty} ({} elements)", ty.shape.elements()),
+            found: format!("{} elements of {}", self.len(), self.dtype()),
+        })
+    }
+}
+
+impl<'a> From<&'a [f32]> for Elements<'a> {
+    fn from(data: &'a [f32]) -> Self {
+        Elements::F32(data)
+    }
+}
+
+impl<'a> From<&'a [i32]> for Elements<'a> {
+    fn from(data: &'a [i32]) -> Self {
+        Elements::I32(data)
+    }
+}
+
+impl<'a> From<&'a Data> for Elements<'a> {
+    fn from(data: &'a Data) -> Self {
+        match data {
+            Data::F32(data) => Elements::F32(data),
+            Data::I32(data) => Elements::I32(data),
+        }
+    }
+}
+
+/// Where parameters come from when a graph is compiled.
+pub trait Parameters {
+    /// The elements of the parameter of that name, if there is one.
+    fn parameter(&self, name: &str) -> Option<&[f32]>;
+}
+
+impl Parameters for std::collections::BTreeMap<String, Vec<f32>> {
+    fn parameter(&self, name: &str) -> Option<&[f32]> {
+        self.get(name).map(Vec::as_slice)
+    }
+}
+
+/// A processor that runs graphs.
+pub trait Device {
+    /// Its name, as `--device` takes it.
+    fn name(&self) -> &'static str;
+
+    /// Prepares a graph: rewrites it, plans its memory, and brings its parameters onto the device.
+    fn compile(&self, graph: &Graph, parameters: &dyn Parameters) -> Result<Box<dyn Executable>, GraphError>;
+}
+
+/// A graph that is ready to run on a device. Running it allocates nothing.
+pub trait Executable: Send {
+    /// Gives an input for the runs that follow.
+    fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError>;
+
+    /// Runs the graph once.
+    fn run(&mut self) -> Result<(), GraphError>;
+
+    /// Copies an f32 output of the last run.
+    fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError>;
+
+    /// Bytes held: arena, parameters and what was made of them.
+    fn memory_bytes(&self) -> usize;
+}

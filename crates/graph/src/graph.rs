@@ -1,0 +1,219 @@
+//! The graph itself: nodes in the order in which they can run, each with typed outputs, all checked when added.
+
+use std::collections::BTreeMap;
+
+use crate::ops::{Constant, Input, Op, Operation, Parameter};
+use crate::{GraphError, Shape, Type};
+
+/// A node's place in its graph. Inputs always have smaller numbers than their users.
+pub type NodeId = usize;
+
+/// One output of one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value {
+    /// The node that computes it.
+    pub node: NodeId,
+    /// Which of that node's outputs.
+    pub output: usize,
+}
+
+/// An operation applied to values.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// What is computed.
+    pub op: Op,
+    /// From what.
+    pub inputs: Vec<Value>,
+    /// The types of the outputs. An output that nobody uses is never computed.
+    pub outputs: Vec<Type>,
+    /// Where in the model it stands, e.g. `blocks.3.attn`.
+    pub scope: String,
+}
+
+/// A static program: nodes in topological order, and the names by which the outside reaches values.
+#[derive(Debug, Clone, Default)]
+pub struct Graph {
+    nodes: Vec<Node>,
+    outputs: Vec<(String, Value)>,
+    taps: BTreeMap<String, Value>,
+    scope: Vec<String>,
+}
+
+/// More elements than any machine holds; keeps byte counts far from overflow.
+const MAX_ELEMENTS: usize = 1 << 44;
+
+impl Graph {
+    /// An empty graph.
+    pub fn new() -> Self {
+        Graph::default()
+    }
+
+    /// All nodes, in an order in which they can run.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// One node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id]
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, value: Value) -> &Type {
+        &self.nodes[value.node].outputs[value.output]
+    }
+
+    /// The shape of a value.
+    pub fn shape(&self, value: Value) -> &Shape {
+        &self.ty(value).shape
+    }
+
+    /// Appends a node after checking that its inputs fit it.
+    pub fn add(&mut self, op: impl Into<Op>, inputs: &[Value]) -> Result<NodeId, GraphError> {
+        let op = op.into();
+        let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
+        let fail = |reason: String| GraphError::Shape {
+            op: op.name(),
+            scope: if self.scope.is_empty() { "the model".into() } else { self.scope.join(".") },
+            inputs: types.iter().map(Type::to_string).collect::<Vec<_>>().join(", "),
+            reason,
+        };
+        let outputs = op.infer(&types).map_err(fail)?;
+        for output in &outputs {
+            if output.shape.checked_elements().is_none_or(|n| n > MAX_ELEMENTS) {
+                return Err(fail(format!("the result {output} is too large")));
+            }
+        }
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs, scope: self.scope.join(".") });
+        Ok(self.nodes.len() - 1)
+    }
+
+    /// Appends a node and gives its first output.
+    pub fn value(&mut self, op: impl Into<Op>, inputs: &[Value]) -> Result<Value, GraphError> {
+        Ok(Value { node: self.add(op, inputs)?, output: 0 })
+    }
+
+    /// Appends a node that keeps the scope given, as rewrites do.
+    pub(crate) fn add_in_scope(&mut self, scope: &str, op: Op, inputs: &[Value]) -> Result<NodeId, GraphError> {
+        let saved = std::mem::replace(&mut self.scope, vec![scope.to_string()]);
+        let added = self.add(op, inputs);
+        self.scope = saved;
+        added
+    }
+
+    /// Enters a named part of the model; nodes added until [`Graph::leave`] belong to it.
+    pub fn enter(&mut self, name: &str) {
+        self.scope.push(name.to_string());
+    }
+
+    /// Leaves the part entered last.
+    pub fn leave(&mut self) {
+        self.scope.pop();
+    }
+
+    /// `name` inside the current part of the model.
+    pub fn qualified(&self, name: &str) -> String {
+        let mut parts = self.scope.clone();
+        parts.push(name.to_string());
+        parts.join(".")
+    }
+
+    /// Names a value that whoever runs the graph wants to read.
+    pub fn set_output(&mut self, name: &str, value: Value) -> Result<(), GraphError> {
+        if self.outputs.iter().any(|(n, _)| n == name) {
+            return Err(GraphError::DuplicateName(name.into()));
+        }
+        self.outputs.push((name.into(), value));
+        Ok(())
+    }
+
+    /// The named outputs, in the order they were set.
+    pub fn outputs(&self) -> &[(String, Value)] {
+        &self.outputs
+    }
+
+    /// The output of that name.
+    pub fn output(&self, name: &str) -> Result<Value, GraphError> {
+        self.outputs
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, v)| *v)
+            .ok_or_else(|| unknown("output", name, self.outputs.iter().map(|(n, _)| n.as_str())))
+    }
+
+    /// Gives an intermediate a name under which it can later be made an output. It costs nothing until then.
+    pub fn set_tap(&mut self, name: &str, value: Value) {
+        self.taps.insert(self.qualified(name), value);
+    }
+
+    /// The named intermediates.
+    pub fn taps(&self) -> &BTreeMap<String, Value> {
+        &self.taps
+    }
+
+    /// Makes the intermediate of that name an output.
+    pub fn request(&mut self, tap: &str) -> Result<(), GraphError> {
+        let Some(&value) = self.taps.get(tap) else {
+            return Err(unknown("value", tap, self.taps.keys().map(String::as_str)));
+        };
+        if self.outputs.iter().any(|(n, _)| n == tap) {
+            return Ok(());
+        }
+        self.set_output(tap, value)
+    }
+
+    /// Keeps only the outputs named; with [`crate::rewrite::dead_code`] the rest of the graph goes too.
+    pub fn retain_outputs(&mut self, keep: impl Fn(&str) -> bool) {
+        self.outputs.retain(|(name, _)| keep(name));
+    }
+
+    /// The graph's inputs.
+    pub fn inputs(&self) -> impl Iterator<Item = (NodeId, &Input)> {
+        self.nodes.iter().enumerate().filter_map(|(id, n)| match &n.op {
+            Op::Input(input) => Some((id, input)),
+            _ => None,
+        })
+    }
+
+    /// The graph's parameters.
+    pub fn parameters(&self) -> impl Iterator<Item = (NodeId, &Parameter)> {
+        self.nodes.iter().enumerate().filter_map(|(id, n)| match &n.op {
+            Op::Parameter(parameter) => Some((id, parameter)),
+            _ => None,
+        })
+    }
+
+    /// The parameter of that name.
+    pub fn parameter(&self, name: &str) -> Result<Value, GraphError> {
+        self.parameters()
+            .find(|(_, p)| p.name == name)
+            .map(|(node, _)| Value { node, output: 0 })
+            .ok_or_else(|| unknown("parameter", name, self.parameters().map(|(_, p)| p.name.as_str())))
+    }
+
+    /// A constant filled with one number.
+    pub fn fill(&mut self, shape: impl Into<Shape>, number: f32) -> Result<Value, GraphError> {
+        self.value(Constant::filled(shape, number), &[])
+    }
+
+    /// How often each output of each node is used, graph outputs included.
+    pub fn uses(&self) -> Vec<Vec<usize>> {
+        let mut uses: Vec<Vec<usize>> = self.nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
+        let users = self.nodes.iter().flat_map(|n| &n.inputs).chain(self.outputs.iter().map(|(_, v)| v));
+        for v in users {
+            uses[v.node][v.output] += 1;
+        }
+        uses
+    }
+}
+
+pub(crate) fn unknown<'a>(kind: &'static str, name: &str, known: impl Iterator<Item = &'a str>) -> GraphError {
+    let mut known: Vec<&str> = known.collect();
+    let total = known.len();
+    known.truncate(12);
+    let mut list = known.join(", ");
+    if total > known.len() {
+        list.push_str(&format!(", … ({total} in all)"));
+    }
+    GraphError::UnknownName { kind, name: name.into(), known: if list.is_empty() { "none".into() } else { list } }
+}

@@ -1,0 +1,116 @@
+//! How a parameter starts when no weights are loaded.
+
+use crate::random::philox;
+
+/// A parameter's initialiser.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+    /// One number everywhere.
+    Constant(f32),
+    /// Normal with mean 0.
+    Normal {
+        /// Standard deviation.
+        std: f32,
+    },
+    /// Normal with mean 0, drawn again where it falls beyond two standard deviations.
+    TruncatedNormal {
+        /// Standard deviation before truncation.
+        std: f32,
+    },
+    /// Uniform between `-bound` and `bound`.
+    Uniform {
+        /// Largest magnitude.
+        bound: f32,
+    },
+}
+
+impl Init {
+    /// Fills a parameter. The numbers depend on the seed and the name only, not on the order of parameters.
+    pub fn fill(self, seed: u64, name: &str, into: &mut [f32]) {
+        let mut draw = Draw::new(seed, name);
+        match self {
+            Init::Zeros => into.fill(0.0),
+            Init::Ones => into.fill(1.0),
+            Init::Constant(number) => into.fill(number),
+            Init::Normal { std } => into.iter_mut().for_each(|v| *v = std * draw.normal() as f32),
+            Init::TruncatedNormal { std } => into.iter_mut().for_each(|v| {
+                *v = loop {
+                    let n = draw.normal();
+                    if n.abs() <= 2.0 {
+                        break std * n as f32;
+                    }
+                }
+            }),
+            Init::Uniform { bound } => {
+                into.iter_mut().for_each(|v| *v = bound * (2.0 * draw.uniform() - 1.0) as f32);
+            }
+        }
+    }
+}
+
+/// A sequence of random numbers that belongs to one name.
+struct Draw {
+    key: [u32; 2],
+    name: u64,
+    block: u64,
+    words: [u32; 4],
+    next: usize,
+}
+
+impl Draw {
+    fn new(seed: u64, name: &str) -> Self {
+        // FNV-1a: any fixed, well-spread hash does; this one is a line.
+        let name =
+            name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+        Draw { key: [seed as u32, (seed >> 32) as u32], name, block: 0, words: [0; 4], next: 4 }
+    }
+
+    fn word(&mut self) -> u32 {
+        if self.next == 4 {
+            let counter = [self.block as u32, (self.block >> 32) as u32, self.name as u32, (self.name >> 32) as u32];
+            self.words = philox(counter, self.key);
+            self.block += 1;
+            self.next = 0;
+        }
+        self.next += 1;
+        self.words[self.next - 1]
+    }
+
+    /// In the open interval (0, 1).
+    fn uniform(&mut self) -> f64 {
+        (f64::from(self.word()) + 0.5) / 4294967296.0
+    }
+
+    /// Box and Muller's transform.
+    fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * self.uniform().ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_right_and_names_are_independent() {
+        let mut a = vec![0.0; 20_000];
+        Init::Normal { std: 0.5 }.fill(1, "a", &mut a);
+        let mean = a.iter().sum::<f32>() / a.len() as f32;
+        let std = (a.iter().map(|v| v * v).sum::<f32>() / a.len() as f32).sqrt();
+        assert!(mean.abs() < 0.02 && (std - 0.5).abs() < 0.02, "{mean} {std}");
+
+        let mut b = vec![0.0; 20_000];
+        Init::TruncatedNormal { std: 0.5 }.fill(1, "b", &mut b);
+        assert!(b.iter().all(|v| v.abs() <= 1.0));
+        assert_ne!(a[..8], b[..8]);
+
+        let mut again = vec![0.0; 20_000];
+        Init::Normal { std: 0.5 }.fill(1, "a", &mut again);
+        assert_eq!(a, again);
+    }
+}

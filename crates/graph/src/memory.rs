@@ -1,0 +1,141 @@
+//! The memory plan: every temporary gets an offset in one arena from its lifetime, so that running allocates
+//! nothing and peak memory is known before.
+
+use crate::ops::Op;
+use crate::{Graph, NodeId, Value};
+
+/// Offsets are multiples of this, a cache line and the widest vector.
+pub const ALIGNMENT: usize = 64;
+
+/// A stretch of the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Block {
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+/// Where everything lies while a graph runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MemoryPlan {
+    values: Vec<Vec<Option<Block>>>,
+    workspaces: Vec<Option<Block>>,
+    /// The size of the arena.
+    pub arena_bytes: usize,
+}
+
+/// One stretch to be placed, alive from the first to the last of these nodes.
+struct Request {
+    bytes: usize,
+    first: NodeId,
+    last: NodeId,
+    owner: Owner,
+}
+
+#[derive(Clone, Copy)]
+enum Owner {
+    Value(Value),
+    Workspace(NodeId),
+}
+
+impl MemoryPlan {
+    /// Plans a graph; `workspace` says how many bytes of scratch memory a device wants for a node.
+    ///
+    /// Inputs keep their memory for good, so that a run can be repeated; outputs keep it from their node on.
+    /// Parameters and constants live outside the arena. A reshape shares its input's memory.
+    pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize) -> MemoryPlan {
+        let nodes = graph.nodes();
+        let uses = graph.uses();
+        let end = nodes.len();
+        let mut last: Vec<Vec<NodeId>> = nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
+        for (id, node) in nodes.iter().enumerate() {
+            for &input in &node.inputs {
+                let root = storage(graph, input);
+                last[root.node][root.output] = last[root.node][root.output].max(id);
+            }
+        }
+        for (_, value) in graph.outputs() {
+            let root = storage(graph, *value);
+            last[root.node][root.output] = end;
+        }
+
+        let mut requests = Vec::new();
+        for (id, node) in nodes.iter().enumerate() {
+            let scratch = workspace(id);
+            if scratch > 0 {
+                requests.push(Request { bytes: scratch, first: id, last: id, owner: Owner::Workspace(id) });
+            }
+            if matches!(node.op, Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_)) {
+                continue;
+            }
+            let input = matches!(node.op, Op::Input(_));
+            for (output, ty) in node.outputs.iter().enumerate() {
+                if uses[id][output] == 0 && !input {
+                    continue;
+                }
+                let (first, last) = if input { (0, end) } else { (id, last[id][output].max(id)) };
+                requests.push(Request {
+                    bytes: ty.bytes(),
+                    first,
+                    last,
+                    owner: Owner::Value(Value { node: id, output }),
+                });
+            }
+        }
+        Self::place(graph, requests)
+    }
+
+    /// Largest first, each at the lowest offset where nothing alive at the same time lies.
+    fn place(graph: &Graph, mut requests: Vec<Request>) -> MemoryPlan {
+        requests.sort_by_key(|r| (std::cmp::Reverse(r.bytes), r.first));
+        let mut plan = MemoryPlan {
+            values: graph.nodes().iter().map(|n| vec![None; n.outputs.len()]).collect(),
+            workspaces: vec![None; graph.nodes().len()],
+            arena_bytes: 0,
+        };
+        let mut placed: Vec<(NodeId, NodeId, Block)> = Vec::with_capacity(requests.len());
+        for request in requests {
+            let bytes = request.bytes.next_multiple_of(ALIGNMENT);
+            let mut neighbours: Vec<Block> = placed
+                .iter()
+                .filter(|(first, last, _)| *first <= request.last && request.first <= *last)
+                .map(|(_, _, block)| *block)
+                .collect();
+            neighbours.sort_by_key(|b| b.offset);
+            let mut offset = 0;
+            for block in neighbours {
+                if offset + bytes <= block.offset {
+                    break;
+                }
+                offset = offset.max(block.offset + block.bytes);
+            }
+            placed.push((request.first, request.last, Block { offset, bytes }));
+            plan.arena_bytes = plan.arena_bytes.max(offset + bytes);
+            let block = Some(Block { offset, bytes: request.bytes });
+            match request.owner {
+                Owner::Value(value) => plan.values[value.node][value.output] = block,
+                Owner::Workspace(node) => plan.workspaces[node] = block,
+            }
+        }
+        plan
+    }
+
+    /// Where a value lies; `None` for parameters, constants, and outputs that nobody uses.
+    pub fn block(&self, graph: &Graph, value: Value) -> Option<Block> {
+        let root = storage(graph, value);
+        self.values[root.node][root.output]
+    }
+
+    /// Where a node's scratch memory lies.
+    pub fn workspace(&self, node: NodeId) -> Option<Block> {
+        self.workspaces[node]
+    }
+}
+
+/// The value whose memory this one shares: itself, or what it is a reshape of.
+pub fn storage(graph: &Graph, mut value: Value) -> Value {
+    while let Op::Reshape(_) = graph.node(value.node).op {
+        value = graph.node(value.node).inputs[0];
+    }
+    value
+}

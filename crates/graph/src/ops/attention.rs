@@ -1,0 +1,273 @@
+//! Multi-head scaled dot-product attention as one operation, so that no device has to write the scores to memory.
+
+use super::dropout::{check_rate, seed_of};
+use super::softmax::softmax_row;
+use super::{Dropout, Operation, arity, expect_rank, expect_seed, expect_shape};
+use crate::autodiff::Backward;
+use crate::reference::Array;
+use crate::{GraphError, Type, Value};
+
+/// `softmax(scale · Q Kᵀ + bias) V` for every head.
+///
+/// Inputs: either `q [b, n, h·d]`, `k [b, m, h·d]`, `v [b, m, h·d]`, or, packed, one `qkv [b, n, 3·h·d]` as one
+/// linear layer gives it; then `bias [g, h, n, m]` if there is one (sample `i` takes group `i mod g`: one group for a
+/// bias that all samples share, one per window for shifted windows), then the seed if there is dropout.
+/// Outputs: the result `[b, n, h·d]`, the log-sum-exp of every row of scores `[b, h, n]`, which the gradient needs,
+/// and the attention weights `[b, h, n, m]` before dropout, which cost nothing unless somebody reads them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// The number of heads.
+    pub heads: usize,
+    /// The factor on the scores, usually one over the root of the head size.
+    pub scale: f32,
+    /// Whether query, key and value come as one input.
+    pub packed: bool,
+    /// Whether there is a bias input.
+    pub bias: bool,
+    /// Dropout on the attention weights: its rate and stream.
+    pub dropout: Option<Dropout>,
+}
+
+/// The extents of one attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Extents {
+    pub batch: usize,
+    pub heads: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub head_dim: usize,
+}
+
+impl Attention {
+    /// The number of inputs that hold query, key and value.
+    pub fn operands(&self) -> usize {
+        if self.packed { 1 } else { 3 }
+    }
+
+    /// Reads the extents off the shapes of the operands.
+    pub fn extents(&self, operands: &[Type]) -> Extents {
+        let (q, k) = (&operands[0].shape, &operands[if self.packed { 0 } else { 1 }].shape);
+        let width = if self.packed { q[2] / 3 } else { q[2] };
+        Extents { batch: q[0], heads: self.heads, queries: q[1], keys: k[1], head_dim: width / self.heads }
+    }
+
+    fn check(&self, inputs: &[Type]) -> Result<Extents, String> {
+        let operands = self.operands();
+        arity(inputs, operands + usize::from(self.bias) + usize::from(self.dropout.is_some()))?;
+        for (name, ty) in ["the query", "the key", "the value"].iter().zip(&inputs[..operands]) {
+            expect_rank(if self.packed { "qkv" } else { name }, ty, 3)?;
+        }
+        let parts = if self.packed { 3 } else { 1 };
+        let width = inputs[0].shape[2];
+        if self.heads == 0 || width == 0 || width % (parts * self.heads) != 0 {
+            return Err(format!("a width of {} cannot be divided among {} heads", width / parts, self.heads));
+        }
+        let x = self.extents(inputs);
+        if x.keys == 0 {
+            return Err("there is nothing to attend to".into());
+        }
+        if !self.packed {
+            let expected = [x.batch, x.keys, width];
+            expect_shape("the key", &inputs[1], &expected)?;
+            expect_shape("the value", &inputs[2], &expected)?;
+        }
+        if self.bias {
+            let bias = &inputs[operands];
+            expect_rank("the bias", bias, 4)?;
+            let groups = bias.shape[0];
+            expect_shape("the bias", bias, &[groups, x.heads, x.queries, x.keys])?;
+            if groups == 0 || x.batch % groups != 0 {
+                return Err(format!("{} samples cannot share {groups} groups of bias", x.batch));
+            }
+        }
+        if let Some(dropout) = self.dropout {
+            check_rate(dropout.rate)?;
+            expect_seed(&inputs[operands + usize::from(self.bias)])?;
+        }
+        Ok(x)
+    }
+
+    /// Where element `c` of head `h` of token `i` of part `part` (0 query, 1 key, 2 value) is stored.
+    fn at(&self, x: &Extents, part: usize, b: usize, i: usize, h: usize, c: usize) -> (usize, usize) {
+        let width = x.heads * x.head_dim;
+        let column = h * x.head_dim + c;
+        if self.packed {
+            (0, (b * x.queries + i) * 3 * width + part * width + column)
+        } else {
+            let tokens = if part == 0 { x.queries } else { x.keys };
+            (part, (b * tokens + i) * width + column)
+        }
+    }
+
+    /// The attention weights of one query, before dropout, and the log-sum-exp of its scores.
+    fn weights(&self, x: &Extents, inputs: &[&Array], b: usize, h: usize, i: usize) -> (Vec<f64>, f64) {
+        let get = |part, i, c| {
+            let (input, at) = self.at(x, part, b, i, h, c);
+            inputs[input].data()[at]
+        };
+        let mut scores: Vec<f64> = (0..x.keys)
+            .map(|j| {
+                let dot: f64 = (0..x.head_dim).map(|c| get(0, i, c) * get(1, j, c)).sum();
+                let mut score = dot * f64::from(self.scale);
+                if self.bias {
+                    let bias = inputs[self.operands()];
+                    let group = b % bias.shape()[0];
+                    score += bias.data()[((group * x.heads + h) * x.queries + i) * x.keys + j];
+                }
+                score
+            })
+            .collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let lse = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
+        softmax_row(&mut scores);
+        (scores, lse)
+    }
+
+    /// What dropout multiplies the weight of key `j` with.
+    fn mask(&self, x: &Extents, inputs: &[&Array], b: usize, h: usize, i: usize, j: usize) -> f64 {
+        let Some(dropout) = self.dropout else { return 1.0 };
+        let seed = seed_of(inputs[self.operands() + usize::from(self.bias)]);
+        let index = ((b * x.heads + h) * x.queries + i) * x.keys + j;
+        let kept = seed.keeps(dropout.stream, index as u64, dropout.rate);
+        if kept { 1.0 / (1.0 - f64::from(dropout.rate)) } else { 0.0 }
+    }
+
+    fn product_flops(&self, x: &Extents) -> u64 {
+        2 * (x.batch * x.heads * x.queries) as u64 * (x.keys * x.head_dim) as u64
+    }
+}
+
+impl Operation for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let x = self.check(inputs)?;
+        Ok(vec![
+            Type::new(inputs[0].dtype, [x.batch, x.queries, x.heads * x.head_dim]),
+            Type::f32([x.batch, x.heads, x.queries]),
+            Type::f32([x.batch, x.heads, x.queries, x.keys]),
+        ])
+    }
+
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        2 * self.product_flops(&self.extents(inputs))
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        b.only_first_output("its weights or row sums")?;
+        let operands = self.operands();
+        let mut inputs = vec![b.dy()?, b.output(0), b.output(1)];
+        inputs.extend((0..operands + usize::from(self.bias) + usize::from(self.dropout.is_some())).map(|i| b.input(i)));
+        let node = b.graph.add(AttentionGrad(*self), &inputs)?;
+        for i in 0..operands + usize::from(self.bias) {
+            if b.wants(i) {
+                b.set(i, Value { node, output: i })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let x = Extents {
+            batch: outputs[2].shape[0],
+            heads: self.heads,
+            queries: outputs[2].shape[2],
+            keys: outputs[2].shape[3],
+            head_dim: outputs[0].shape[2] / self.heads,
+        };
+        let mut results: Vec<Array> = outputs.iter().map(|t| Array::filled(t.shape.clone(), 0.0)).collect();
+        for (b, h, i) in triples(&x) {
+            let (weights, lse) = self.weights(&x, inputs, b, h, i);
+            let row = (b * x.heads + h) * x.queries + i;
+            results[1].data_mut()[row] = lse;
+            results[2].data_mut()[row * x.keys..][..x.keys].copy_from_slice(&weights);
+            for c in 0..x.head_dim {
+                let mut sum = 0.0;
+                for (j, weight) in weights.iter().enumerate() {
+                    let (input, at) = self.at(&x, 2, b, j, h, c);
+                    sum += weight * self.mask(&x, inputs, b, h, i, j) * inputs[input].data()[at];
+                }
+                results[0].data_mut()[(b * x.queries + i) * x.heads * x.head_dim + h * x.head_dim + c] = sum;
+            }
+        }
+        results
+    }
+}
+
+fn triples(x: &Extents) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+    let (batch, heads, queries) = (x.batch, x.heads, x.queries);
+    (0..batch).flat_map(move |b| (0..heads).flat_map(move |h| (0..queries).map(move |i| (b, h, i))))
+}
+
+/// The gradient of [`Attention`]: from `dy`, its result and log-sum-exp, and its inputs, to the gradients of its
+/// operands and bias. The weights are computed again rather than kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionGrad(pub Attention);
+
+/// Inputs of [`AttentionGrad`] that stand before those of the attention itself.
+const BEFORE: usize = 3;
+
+impl Operation for AttentionGrad {
+    fn name(&self) -> &'static str {
+        "attention_grad"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        if inputs.len() < BEFORE {
+            return Err("inputs are missing".into());
+        }
+        let own = &inputs[BEFORE..];
+        let x = self.0.check(own)?;
+        let out = [x.batch, x.queries, x.heads * x.head_dim];
+        expect_shape("dy", &inputs[0], &out)?;
+        expect_shape("the result", &inputs[1], &out)?;
+        expect_shape("the log-sum-exp", &inputs[2], &[x.batch, x.heads, x.queries])?;
+        Ok(own[..self.0.operands() + usize::from(self.0.bias)].to_vec())
+    }
+
+    fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        5 * self.0.product_flops(&self.0.extents(&inputs[BEFORE..]))
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let (attention, own) = (&self.0, &inputs[BEFORE..]);
+        let x = attention.extents(&own.iter().map(|a| Type::f32(a.shape())).collect::<Vec<_>>());
+        let width = x.heads * x.head_dim;
+        let mut grads: Vec<Array> = outputs.iter().map(|t| Array::filled(t.shape.clone(), 0.0)).collect();
+        for (b, h, i) in triples(&x) {
+            let (weights, _) = attention.weights(&x, own, b, h, i);
+            let dy = &inputs[0].data()[(b * x.queries + i) * width + h * x.head_dim..][..x.head_dim];
+            let get = |part, token, c| {
+                let (input, at) = attention.at(&x, part, b, token, h, c);
+                own[input].data()[at]
+            };
+            let masks: Vec<f64> = (0..x.keys).map(|j| attention.mask(&x, own, b, h, i, j)).collect();
+            let dweights: Vec<f64> =
+                (0..x.keys).map(|j| masks[j] * (0..x.head_dim).map(|c| dy[c] * get(2, j, c)).sum::<f64>()).collect();
+            let dot: f64 = weights.iter().zip(&dweights).map(|(w, d)| w * d).sum();
+            for j in 0..x.keys {
+                let dscore = weights[j] * (dweights[j] - dot);
+                for c in 0..x.head_dim {
+                    let scaled = dscore * f64::from(attention.scale);
+                    for (part, token, amount) in [
+                        (0, i, scaled * get(1, j, c)),
+                        (1, j, scaled * get(0, i, c)),
+                        (2, j, weights[j] * masks[j] * dy[c]),
+                    ] {
+                        let (input, at) = attention.at(&x, part, b, token, h, c);
+                        grads[input].data_mut()[at] += amount;
+                    }
+                }
+                if attention.bias {
+                    let group = b % own[attention.operands()].shape()[0];
+                    let at = ((group * x.heads + h) * x.queries + i) * x.keys + j;
+                    grads[attention.operands()].data_mut()[at] += dscore;
+                }
+            }
+        }
+        grads
+    }
+}

@@ -1,0 +1,80 @@
+//! Dropout and stochastic depth, from the counter-based generator.
+
+use super::{Operation, arity, expect_seed};
+use crate::autodiff::Backward;
+use crate::random::Seed;
+use crate::reference::Array;
+use crate::{GraphError, Type};
+
+/// What one random decision covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Granularity {
+    /// One element: dropout.
+    Element,
+    /// One entry of the first axis: stochastic depth, which drops a whole residual branch of a sample.
+    Sample,
+}
+
+/// Zeroes a share of its input and scales the rest so that the expectation stays. Inputs: `x`, `seed i32[4]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// The share that is zeroed, below 1.
+    pub rate: f32,
+    /// Tells this dropout's random numbers from another's in the same graph.
+    pub stream: u32,
+    /// Elements or whole samples.
+    pub granularity: Granularity,
+}
+
+impl Dropout {
+    /// How many elements share one decision.
+    pub fn elements_per_decision(&self, ty: &Type) -> usize {
+        match self.granularity {
+            Granularity::Element => 1,
+            Granularity::Sample => ty.shape.elements() / ty.shape.first().copied().unwrap_or(1).max(1),
+        }
+    }
+}
+
+/// The seed that an array holds.
+pub(super) fn seed_of(array: &Array) -> Seed {
+    let word = |i: usize| array.data()[i] as i32;
+    Seed([word(0), word(1), word(2), word(3)])
+}
+
+/// Whether a rate can be used.
+pub(super) fn check_rate(rate: f32) -> Result<(), String> {
+    if (0.0..1.0).contains(&rate) { Ok(()) } else { Err(format!("the rate {rate} is not in 0..1")) }
+}
+
+impl Operation for Dropout {
+    fn name(&self) -> &'static str {
+        match self.granularity {
+            Granularity::Element => "dropout",
+            Granularity::Sample => "drop_path",
+        }
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 2)?;
+        check_rate(self.rate)?;
+        expect_seed(&inputs[1])?;
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        let (dy, seed) = (b.dy()?, b.input(1));
+        let dx = b.graph.value(*self, &[dy, seed])?;
+        b.set(0, dx)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let (x, seed) = (inputs[0].data(), seed_of(inputs[1]));
+        let covers = self.elements_per_decision(&outputs[0]);
+        let value = |i: usize| {
+            let kept = seed.keeps(self.stream, (i / covers) as u64, self.rate);
+            if kept { x[i] / (1.0 - f64::from(self.rate)) } else { 0.0 }
+        };
+        vec![Array::from_fn(&outputs[0].shape, value)]
+    }
+}

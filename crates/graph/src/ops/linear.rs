@@ -1,0 +1,118 @@
+//! The linear layer, `x Wᵀ + b`, with everything that can follow it in the same pass.
+
+use super::{Activation, MatMul, Operation, Reduce, Reshape, arity, expect_shape};
+use crate::autodiff::Backward;
+use crate::reference::Array;
+use crate::{GraphError, Type};
+
+/// `residual + scale · activation(x Wᵀ + bias)`, every part but the product optional.
+///
+/// Inputs: `x [.., k]`, `weight [n, k]`, then `bias [n]`, `scale [n]`, `residual [.., n]` where present. A model
+/// writes the plain layer; the rest is put there by [`crate::rewrite::fuse_linear`].
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Linear {
+    /// Whether there is a bias input.
+    pub bias: bool,
+    /// What is applied to the sum.
+    pub activation: Option<Activation>,
+    /// Whether there is a layer-scale input.
+    pub scale: bool,
+    /// Whether there is a residual input.
+    pub residual: bool,
+}
+
+impl Linear {
+    /// The positions of bias, scale and residual among the inputs.
+    pub fn optional_inputs(&self) -> [Option<usize>; 3] {
+        let mut next = 2;
+        [self.bias, self.scale, self.residual].map(|present| {
+            present.then(|| {
+                next += 1;
+                next - 1
+            })
+        })
+    }
+}
+
+impl Operation for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let [bias, scale, residual] = self.optional_inputs();
+        arity(inputs, 2 + [bias, scale, residual].iter().flatten().count())?;
+        let (x, weight) = (&inputs[0], &inputs[1]);
+        super::expect_rank("the weight", weight, 2)?;
+        let (n, k) = (weight.shape[0], weight.shape[1]);
+        if x.shape.is_empty() || x.shape.last() != k {
+            return Err(format!("the weight takes rows of {k}, the input {} has another", x.shape));
+        }
+        let out = Type::new(x.dtype, x.shape.with_last(n));
+        for (what, position) in [("the bias", bias), ("the scale", scale)] {
+            if let Some(i) = position {
+                expect_shape(what, &inputs[i], &[n])?;
+            }
+        }
+        if let Some(i) = residual {
+            expect_shape("the residual", &inputs[i], &out.shape)?;
+        }
+        Ok(vec![out])
+    }
+
+    fn flops(&self, inputs: &[Type], outputs: &[Type]) -> u64 {
+        2 * outputs[0].shape.elements() as u64 * inputs[0].shape.last() as u64
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        if self.activation.is_some() || self.scale || self.residual {
+            return Err(b.unsupported("it was fused before differentiating"));
+        }
+        let (x, weight, dy) = (b.input(0), b.input(1), b.dy()?);
+        let x_shape = b.graph.shape(x).clone();
+        let (n, k) = (b.graph.shape(weight)[0], b.graph.shape(weight)[1]);
+        let dy = b.graph.value(Reshape::to([x_shape.rows(), n]), &[dy])?;
+        if b.wants(0) {
+            let dx = b.graph.value(MatMul::default(), &[dy, weight])?;
+            let dx = b.graph.value(Reshape::to(x_shape.clone()), &[dx])?;
+            b.set(0, dx)?;
+        }
+        if b.wants(1) {
+            let x = b.graph.value(Reshape::to([x_shape.rows(), k]), &[x])?;
+            let dw = b.graph.value(MatMul { transpose_a: true, transpose_b: false }, &[dy, x])?;
+            b.set(1, dw)?;
+        }
+        if self.bias && b.wants(2) {
+            let db = b.graph.value(Reduce::sum([0]), &[dy])?;
+            b.set(2, db)?;
+        }
+        Ok(())
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let [bias, scale, residual] = self.optional_inputs();
+        let (x, weight) = (inputs[0].data(), inputs[1].data());
+        let (n, k) = (inputs[1].shape()[0], inputs[1].shape()[1]);
+        let value = |i: usize| {
+            let (row, column) = (i / n, i % n);
+            let mut y: f64 = 0.0;
+            for p in 0..k {
+                y += x[row * k + p] * weight[column * k + p];
+            }
+            if let Some(b) = bias {
+                y += inputs[b].data()[column];
+            }
+            if let Some(activation) = self.activation {
+                y = activation.apply(y);
+            }
+            if let Some(s) = scale {
+                y *= inputs[s].data()[column];
+            }
+            if let Some(r) = residual {
+                y += inputs[r].data()[i];
+            }
+            y
+        };
+        vec![Array::from_fn(&outputs[0].shape, value)]
+    }
+}

@@ -1,0 +1,164 @@
+//! The operations. One file per family holds an operation's definition, its shape rule, its gradient, its cost
+//! and its plain f64 implementation, which is the definition that every device is tested against.
+//!
+//! To add one: write its file, add it to the list at the end of this one.
+
+mod activation;
+mod arithmetic;
+mod attention;
+mod conv;
+mod dropout;
+mod gather;
+mod linear;
+mod matmul;
+mod movement;
+mod norm;
+mod patchify;
+mod reduce;
+mod softmax;
+mod source;
+
+pub use activation::{Activation, ActivationGrad};
+pub use arithmetic::{Binary, Scale};
+pub use attention::{Attention, AttentionGrad};
+pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
+pub use dropout::{Dropout, Granularity};
+pub use gather::{Gather, GatherGrad};
+pub use linear::Linear;
+pub use matmul::MatMul;
+pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
+pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad};
+pub use patchify::{Layout, Patchify, Unpatchify};
+pub use reduce::{Reduce, Reduction};
+pub use softmax::{Softmax, SoftmaxGrad};
+pub use source::{Constant, Data, Input, Parameter};
+
+use crate::autodiff::Backward;
+use crate::reference::Array;
+use crate::{DType, GraphError, Type};
+
+/// What every operation states about itself.
+pub trait Operation {
+    /// Its name in errors and tables.
+    fn name(&self) -> &'static str;
+
+    /// The types of the outputs for these inputs, or what does not fit.
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String>;
+
+    /// Floating-point operations of the matrix products in it, 2 per multiply-add; cheaper work counts as none,
+    /// as in published figures.
+    fn flops(&self, _inputs: &[Type], _outputs: &[Type]) -> u64 {
+        0
+    }
+
+    /// Adds the nodes that compute the gradients of the inputs that want one.
+    fn gradient(&self, backward: &mut Backward) -> Result<(), GraphError> {
+        Err(backward.unsupported("it is itself part of a backward pass, or was fused before differentiating"))
+    }
+
+    /// The plain definition, in f64.
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array>;
+}
+
+/// Checks the number of inputs.
+fn arity(inputs: &[Type], expected: usize) -> Result<(), String> {
+    if inputs.len() == expected {
+        Ok(())
+    } else {
+        Err(format!("{expected} inputs are needed, {} were given", inputs.len()))
+    }
+}
+
+/// Checks that an input has a shape.
+fn expect_shape(what: &str, found: &Type, expected: &[usize]) -> Result<(), String> {
+    if found.shape[..] == *expected {
+        Ok(())
+    } else {
+        Err(format!("{what} should be {}, not {}", crate::Shape::from(expected), found.shape))
+    }
+}
+
+/// Checks that an input has a number of axes.
+fn expect_rank(what: &str, found: &Type, rank: usize) -> Result<(), String> {
+    if found.shape.len() == rank {
+        Ok(())
+    } else {
+        Err(format!("{what} should have {rank} axes, not {}", found.shape.len()))
+    }
+}
+
+/// Checks that a value is a seed.
+fn expect_seed(found: &Type) -> Result<(), String> {
+    if *found == Type::new(DType::I32, [4]) { Ok(()) } else { Err(format!("the seed should be i32[4], not {found}")) }
+}
+
+macro_rules! operations {
+    ($($name:ident),* $(,)?) => {
+        /// Any operation.
+        #[derive(Debug, Clone, PartialEq)]
+        #[allow(missing_docs)]
+        pub enum Op { $($name($name)),* }
+
+        $(impl From<$name> for Op {
+            fn from(op: $name) -> Op { Op::$name(op) }
+        })*
+
+        impl Op {
+            fn operation(&self) -> &dyn Operation {
+                match self { $(Op::$name(op) => op),* }
+            }
+        }
+    };
+}
+
+operations!(
+    Input,
+    Parameter,
+    Constant,
+    Linear,
+    MatMul,
+    Conv2d,
+    Conv2dGradInput,
+    Conv2dGradWeight,
+    Patchify,
+    Unpatchify,
+    Attention,
+    AttentionGrad,
+    LayerNorm,
+    LayerNormGrad,
+    AddLayerNorm,
+    Activation,
+    ActivationGrad,
+    Softmax,
+    SoftmaxGrad,
+    Binary,
+    Scale,
+    Dropout,
+    Reshape,
+    Permute,
+    Slice,
+    Pad,
+    Concat,
+    Broadcast,
+    Reduce,
+    Gather,
+    GatherGrad,
+);
+
+impl Operation for Op {
+    fn name(&self) -> &'static str {
+        self.operation().name()
+    }
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        self.operation().infer(inputs)
+    }
+    fn flops(&self, inputs: &[Type], outputs: &[Type]) -> u64 {
+        self.operation().flops(inputs, outputs)
+    }
+    fn gradient(&self, backward: &mut Backward) -> Result<(), GraphError> {
+        self.operation().gradient(backward)
+    }
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        self.operation().evaluate(inputs, outputs)
+    }
+}

@@ -1,0 +1,143 @@
+//! Layer normalisation over the last axis.
+
+use super::{Operation, arity, expect_shape};
+use crate::autodiff::Backward;
+use crate::reference::Array;
+use crate::{GraphError, Type};
+
+/// `(x - mean) · rstd · gamma + beta` over each row, `rstd = 1 / sqrt(variance + epsilon)`, biased variance.
+///
+/// Inputs: `x [.., d]`, `gamma [d]`, `beta [d]`. Outputs: the result, and `mean` and `rstd` of each row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerNorm {
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+fn statistics(row: &[f64], epsilon: f64) -> (f64, f64) {
+    let n = row.len() as f64;
+    let mean = row.iter().sum::<f64>() / n;
+    let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
+    (mean, 1.0 / (variance + epsilon).sqrt())
+}
+
+impl LayerNorm {
+    fn outputs(&self, x: &Type, gamma: &Type, beta: &Type) -> Result<Vec<Type>, String> {
+        if x.shape.is_empty() || x.shape.last() == 0 {
+            return Err("there is nothing to normalise".into());
+        }
+        let dim = x.shape.last();
+        expect_shape("gamma", gamma, &[dim])?;
+        expect_shape("beta", beta, &[dim])?;
+        let rows = Type::f32(&x.shape[..x.shape.len() - 1]);
+        Ok(vec![x.clone(), rows.clone(), rows])
+    }
+
+    fn compute(&self, x: &Array, gamma: &[f64], beta: &[f64], outputs: &[Type]) -> Vec<Array> {
+        let dim = x.shape().last().copied().unwrap_or(1);
+        let stats: Vec<(f64, f64)> = x.data().chunks(dim).map(|r| statistics(r, f64::from(self.epsilon))).collect();
+        let value = |i: usize| {
+            let (mean, rstd) = stats[i / dim];
+            (x.data()[i] - mean) * rstd * gamma[i % dim] + beta[i % dim]
+        };
+        vec![
+            Array::from_fn(&outputs[0].shape, value),
+            Array::from_fn(&outputs[1].shape, |i| stats[i].0),
+            Array::from_fn(&outputs[2].shape, |i| stats[i].1),
+        ]
+    }
+}
+
+impl Operation for LayerNorm {
+    fn name(&self) -> &'static str {
+        "layer_norm"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 3)?;
+        self.outputs(&inputs[0], &inputs[1], &inputs[2])
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        b.only_first_output("the row statistics")?;
+        let inputs = [b.dy()?, b.input(0), b.input(1), b.output(1), b.output(2)];
+        let node = b.graph.add(LayerNormGrad, &inputs)?;
+        b.set_all(node, 3)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        self.compute(inputs[0], inputs[1].data(), inputs[2].data(), outputs)
+    }
+}
+
+/// The gradient of [`LayerNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerNormGrad;
+
+impl Operation for LayerNormGrad {
+    fn name(&self) -> &'static str {
+        "layer_norm_grad"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 5)?;
+        expect_shape("dy", &inputs[0], &inputs[1].shape)?;
+        Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let [dy, x, gamma, mean, rstd] = [0, 1, 2, 3, 4].map(|i| inputs[i].data());
+        let dim = gamma.len();
+        let mut dx = vec![0.0; x.len()];
+        let (mut dgamma, mut dbeta) = (vec![0.0; dim], vec![0.0; dim]);
+        for row in 0..x.len() / dim {
+            let at = |j: usize| row * dim + j;
+            let normed = |j: usize| (x[at(j)] - mean[row]) * rstd[row];
+            let (mut sum, mut dot) = (0.0, 0.0);
+            for j in 0..dim {
+                let g = dy[at(j)] * gamma[j];
+                sum += g;
+                dot += g * normed(j);
+                dgamma[j] += dy[at(j)] * normed(j);
+                dbeta[j] += dy[at(j)];
+            }
+            for j in 0..dim {
+                dx[at(j)] = rstd[row] * (dy[at(j)] * gamma[j] - (sum + normed(j) * dot) / dim as f64);
+            }
+        }
+        vec![
+            Array::new(outputs[0].shape.clone(), dx),
+            Array::new(outputs[1].shape.clone(), dgamma),
+            Array::new(outputs[2].shape.clone(), dbeta),
+        ]
+    }
+}
+
+/// A residual sum and the norm that follows it, in one pass over memory.
+///
+/// Inputs: `x, y, gamma, beta`. Outputs: the norm of `x + y`, `mean`, `rstd`, and the sum itself. Made by
+/// [`crate::rewrite::fuse_add_norm`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AddLayerNorm(pub LayerNorm);
+
+impl Operation for AddLayerNorm {
+    fn name(&self) -> &'static str {
+        "add_layer_norm"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 4)?;
+        expect_shape("the second term", &inputs[1], &inputs[0].shape)?;
+        let mut outputs = self.0.outputs(&inputs[0], &inputs[2], &inputs[3])?;
+        outputs.push(inputs[0].clone());
+        Ok(outputs)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let (x, y) = (inputs[0].data(), inputs[1].data());
+        let sum = Array::from_fn(&outputs[3].shape, |i| x[i] + y[i]);
+        let mut results = self.0.compute(&sum, inputs[2].data(), inputs[3].data(), outputs);
+        results.push(sum);
+        results
+    }
+}

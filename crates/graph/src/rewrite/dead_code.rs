@@ -1,0 +1,22 @@
+//! Leaves out what no output depends on.
+
+use super::Copy;
+use crate::ops::Op;
+use crate::{Graph, GraphError};
+
+/// The graph without the nodes that no output needs. Inputs stay, so that callers can write them all the same.
+pub fn dead_code(graph: &Graph) -> Result<Graph, GraphError> {
+    let mut needed = vec![false; graph.nodes().len()];
+    graph.outputs().iter().for_each(|(_, v)| needed[v.node] = true);
+    for id in (0..needed.len()).rev() {
+        needed[id] |= matches!(graph.node(id).op, Op::Input(_));
+        if needed[id] {
+            graph.node(id).inputs.iter().for_each(|v| needed[v.node] = true);
+        }
+    }
+    let mut copy = Copy::of(graph);
+    for id in (0..needed.len()).filter(|&id| needed[id]) {
+        copy.keep(id)?;
+    }
+    copy.finish()
+}

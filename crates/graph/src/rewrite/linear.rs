@@ -1,0 +1,91 @@
+//! A linear layer takes what follows it into the same pass: activation, layer scale, residual sum.
+
+use super::Copy;
+use crate::ops::{Binary, Linear, Op};
+use crate::{Graph, GraphError, NodeId, Value};
+
+/// A linear layer and the nodes that follow it and nothing else, in order.
+struct Chain {
+    linear: Linear,
+    scale: Option<Value>,
+    residual: Option<Value>,
+    last: NodeId,
+}
+
+/// Fuses `linear → activation → · scale → + residual`, any of the three, where no one else sees the steps between.
+pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
+    let users = only_users(graph);
+    let mut chains: Vec<Option<(NodeId, Chain)>> = (0..graph.nodes().len()).map(|_| None).collect();
+    let mut inside = vec![false; graph.nodes().len()];
+    for (id, node) in graph.nodes().iter().enumerate() {
+        if let Op::Linear(linear) = node.op
+            && linear == (Linear { bias: linear.bias, ..Linear::default() })
+        {
+            let (chain, members) = follow(graph, &users, &inside, id, linear);
+            if chain.last != id {
+                members.iter().for_each(|&m| inside[m] = true);
+                let last = chain.last;
+                chains[last] = Some((id, chain));
+            }
+        }
+    }
+    let mut copy = Copy::of(graph);
+    for id in 0..graph.nodes().len() {
+        match &chains[id] {
+            None if inside[id] => {}
+            None => copy.keep(id)?,
+            Some((first, chain)) => {
+                let mut inputs = copy.inputs(graph.node(*first));
+                inputs.extend([chain.scale, chain.residual].iter().flatten().map(|&v| copy.moved(v)));
+                let node = copy.new.add_in_scope(&graph.node(*first).scope, chain.linear.into(), &inputs)?;
+                copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
+            }
+        }
+    }
+    copy.finish()
+}
+
+/// For every node whose first output is used exactly once: by which node.
+fn only_users(graph: &Graph) -> Vec<Option<NodeId>> {
+    let uses = graph.uses();
+    let mut users = vec![None; graph.nodes().len()];
+    for (id, node) in graph.nodes().iter().enumerate() {
+        node.inputs.iter().filter(|v| v.output == 0 && uses[v.node][0] == 1).for_each(|v| users[v.node] = Some(id));
+    }
+    users
+}
+
+fn follow(
+    graph: &Graph,
+    users: &[Option<NodeId>],
+    inside: &[bool],
+    first: NodeId,
+    linear: Linear,
+) -> (Chain, Vec<NodeId>) {
+    let mut chain = Chain { linear, scale: None, residual: None, last: first };
+    let mut members = vec![first];
+    let width = graph.shape(Value { node: first, output: 0 }).last();
+    while let Some(next) = users[chain.last].filter(|&next| !inside[next]) {
+        let node = graph.node(next);
+        let here = Value { node: chain.last, output: 0 };
+        let other = || if node.inputs[0] == here { node.inputs[1] } else { node.inputs[0] };
+        let fresh = chain.scale.is_none() && chain.residual.is_none();
+        match &node.op {
+            Op::Activation(activation) if fresh && chain.linear.activation.is_none() => {
+                chain.linear.activation = Some(*activation);
+            }
+            Op::Binary(Binary::Mul) if fresh && *graph.shape(other()) == [width] => {
+                chain.linear.scale = true;
+                chain.scale = Some(other());
+            }
+            Op::Binary(Binary::Add) if chain.residual.is_none() && graph.shape(other()) == graph.shape(here) => {
+                chain.linear.residual = true;
+                chain.residual = Some(other());
+            }
+            _ => break,
+        }
+        members.push(next);
+        chain.last = next;
+    }
+    (chain, members)
+}

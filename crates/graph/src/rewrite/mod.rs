@@ -1,0 +1,65 @@
+//! Rewrites: small named functions from a graph to a graph that computes the same.
+
+mod add_norm;
+mod dead_code;
+mod linear;
+mod patchify;
+
+pub use add_norm::fuse_add_norm;
+pub use dead_code::dead_code;
+pub use linear::fuse_linear;
+pub use patchify::patchify;
+
+use crate::{Graph, GraphError, Node, NodeId, Value};
+
+/// Copies a graph node by node, knowing where every old value went.
+struct Copy<'a> {
+    old: &'a Graph,
+    new: Graph,
+    moved: Vec<Vec<Option<Value>>>,
+}
+
+impl<'a> Copy<'a> {
+    fn of(old: &'a Graph) -> Self {
+        let moved = old.nodes().iter().map(|n| vec![None; n.outputs.len()]).collect();
+        Copy { old, new: Graph::new(), moved }
+    }
+
+    /// Where an old value is in the new graph. Rewrites only ask for values whose node they have copied.
+    fn moved(&self, value: Value) -> Value {
+        self.moved[value.node][value.output].expect("a value is copied before it is used")
+    }
+
+    fn inputs(&self, node: &Node) -> Vec<Value> {
+        node.inputs.iter().map(|&v| self.moved(v)).collect()
+    }
+
+    /// Copies a node as it is.
+    fn keep(&mut self, id: NodeId) -> Result<(), GraphError> {
+        let node = self.old.node(id);
+        let added = self.new.add_in_scope(&node.scope, node.op.clone(), &self.inputs(node))?;
+        for output in 0..node.outputs.len() {
+            self.moved[id][output] = Some(Value { node: added, output });
+        }
+        Ok(())
+    }
+
+    /// Says that an old value is now computed by this one.
+    fn place(&mut self, old: Value, new: Value) {
+        self.moved[old.node][old.output] = Some(new);
+    }
+
+    /// The new graph with the names of the old one.
+    fn finish(mut self) -> Result<Graph, GraphError> {
+        for (name, value) in self.old.outputs() {
+            let value = self.moved(*value);
+            self.new.set_output(name, value)?;
+        }
+        for (name, value) in self.old.taps() {
+            if let Some(value) = self.moved[value.node][value.output] {
+                self.new.set_tap(name, value);
+            }
+        }
+        Ok(self.new)
+    }
+}

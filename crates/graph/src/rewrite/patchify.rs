@@ -1,0 +1,42 @@
+//! A convolution whose filters touch every pixel once is one matrix product over patches.
+
+use super::Copy;
+use crate::ops::{Conv2d, Layout, Linear, Op, Patchify, Permute, Reshape};
+use crate::{Graph, GraphError, Value};
+
+/// Turns convolutions with kernel = stride into [`Patchify`] and [`Linear`]; a permutation of the image before them
+/// that brings its channels last becomes part of the patchify.
+pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
+    let mut copy = Copy::of(graph);
+    for (id, node) in graph.nodes().iter().enumerate() {
+        let Op::Conv2d(conv) = &node.op else {
+            copy.keep(id)?;
+            continue;
+        };
+        let weight = graph.shape(node.inputs[1]);
+        let (filters, kernel) = (weight[0], [weight[2], weight[3]]);
+        if *conv != Conv2d::patches(kernel, conv.bias) {
+            copy.keep(id)?;
+            continue;
+        }
+        let columns = weight[1..].iter().product();
+        let (image, layout) = match &graph.node(node.inputs[0].node).op {
+            Op::Permute(Permute(order)) if order[..] == [0, 2, 3, 1] => {
+                (graph.node(node.inputs[0].node).inputs[0], Layout::ChannelsFirst)
+            }
+            _ => (node.inputs[0], Layout::ChannelsLast),
+        };
+        let scope = &node.scope;
+        let mut add =
+            |op: Op, inputs: &[Value]| copy.new.add_in_scope(scope, op, inputs).map(|node| Value { node, output: 0 });
+        let moved = |v: Value| copy.moved[v.node][v.output].expect("inputs come before their users");
+        let patches = add(Patchify { patch: kernel, layout }.into(), &[moved(image)])?;
+        let matrix = add(Reshape::to([filters, columns]).into(), &[moved(node.inputs[1])])?;
+        let mut inputs = vec![patches, matrix];
+        inputs.extend(node.inputs.get(2).map(|&bias| moved(bias)));
+        let rows = add(Linear { bias: conv.bias, ..Linear::default() }.into(), &inputs)?;
+        let grid = add(Reshape(node.outputs[0].shape.clone()).into(), &[rows])?;
+        copy.place(Value { node: id, output: 0 }, grid);
+    }
+    copy.finish()
+}

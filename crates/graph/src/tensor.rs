@@ -1,0 +1,321 @@
+//! The handle with which models are written: operators and methods on it add nodes to one shared graph.
+//!
+//! Nothing here returns a `Result`. The first operation whose shapes do not fit is remembered with its place in the
+//! model, everything after it is ignored, and [`Tensor::finish`] gives that first error.
+
+use std::cell::RefCell;
+use std::ops::{Add, Mul, Sub};
+use std::rc::Rc;
+
+use crate::ops::{
+    Activation, Attention, Binary, Broadcast, Concat, Constant, Conv2d, Dropout, Gather, Granularity, Input, LayerNorm,
+    Linear, MatMul, Op, Parameter, Permute, Reduce, Reshape, Scale, Slice, Softmax,
+};
+use crate::{DType, Graph, GraphError, Init, Shape, Type, Value};
+
+#[derive(Default)]
+struct State {
+    graph: Graph,
+    error: Option<GraphError>,
+    streams: u32,
+}
+
+/// A value in a graph that is being built.
+#[derive(Clone)]
+pub struct Tensor {
+    state: Rc<RefCell<State>>,
+    /// `None` after an error.
+    value: Option<Value>,
+}
+
+/// Leaves a part of the model when it goes out of scope.
+#[must_use = "the scope ends when this is dropped"]
+pub struct ScopeGuard(Rc<RefCell<State>>);
+
+impl Drop for ScopeGuard {
+    fn drop(&mut self) {
+        self.0.borrow_mut().graph.leave();
+    }
+}
+
+impl Tensor {
+    /// Starts a graph with its first input.
+    pub fn input(name: &str, dtype: DType, shape: impl Into<Shape>) -> Tensor {
+        Tensor { state: Rc::default(), value: None }.another_input(name, dtype, shape)
+    }
+
+    /// One more input of the same graph.
+    pub fn another_input(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Tensor {
+        if self.state.borrow().graph.inputs().any(|(_, input)| input.name == name) {
+            return self.fail(GraphError::DuplicateName(name.into()));
+        }
+        self.source(Input { name: name.into(), ty: Type::new(dtype, shape) })
+    }
+
+    /// A parameter of the current part of the model. Asking for a name twice gives the same parameter, if the
+    /// shapes agree.
+    pub fn parameter(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Tensor {
+        let (name, shape) = (self.state.borrow().graph.qualified(name), shape.into());
+        let known = self.state.borrow().graph.parameter(&name).ok();
+        match known {
+            Some(value) if *self.state.borrow().graph.shape(value) == shape => self.with(value),
+            Some(_) => self.fail(GraphError::DuplicateName(name)),
+            None => self.source(Parameter { name, shape, init }),
+        }
+    }
+
+    /// A constant in the same graph.
+    pub fn constant(&self, constant: Constant) -> Tensor {
+        self.source(constant)
+    }
+
+    /// Enters a part of the model until the guard is dropped; an empty name stays where it is.
+    pub fn scope(&self, name: &str) -> ScopeGuard {
+        self.state.borrow_mut().graph.enter(name);
+        ScopeGuard(self.state.clone())
+    }
+
+    /// The extents; empty after an error.
+    pub fn shape(&self) -> Shape {
+        self.value.map(|v| self.state.borrow().graph.shape(v).clone()).unwrap_or_default()
+    }
+
+    /// One extent, 1 after an error.
+    pub fn extent(&self, axis: usize) -> usize {
+        self.shape().get(axis).copied().unwrap_or(1)
+    }
+
+    /// Makes this an output of the graph.
+    pub fn output(&self, name: &str) {
+        if let Some(value) = self.value {
+            let result = self.state.borrow_mut().graph.set_output(name, value);
+            if let Err(error) = result {
+                self.fail(error);
+            }
+        }
+    }
+
+    /// Names this intermediate, so that [`Graph::request`] can make it an output later.
+    pub fn tap(&self, name: &str) {
+        if let Some(value) = self.value {
+            self.state.borrow_mut().graph.set_tap(name, value);
+        }
+    }
+
+    /// The graph built so far, or the first thing that was wrong with it.
+    pub fn finish(&self) -> Result<Graph, GraphError> {
+        let state = self.state.borrow();
+        match &state.error {
+            Some(error) => Err(error.clone()),
+            None => Ok(state.graph.clone()),
+        }
+    }
+
+    /// The value behind this handle, unless an error came before.
+    pub fn value(&self) -> Option<Value> {
+        self.value
+    }
+
+    /// Records an error that the model code itself has found.
+    pub fn refuse(&self, what: &'static str, reason: String) -> Tensor {
+        let scope = self.state.borrow().graph.qualified(what);
+        self.fail(GraphError::Shape { op: what, scope, inputs: self.shape().to_string(), reason })
+    }
+
+    fn fail(&self, error: GraphError) -> Tensor {
+        self.state.borrow_mut().error.get_or_insert(error);
+        Tensor { state: self.state.clone(), value: None }
+    }
+
+    fn with(&self, value: Value) -> Tensor {
+        Tensor { state: self.state.clone(), value: Some(value) }
+    }
+
+    fn source(&self, op: impl Into<Op>) -> Tensor {
+        self.apply_all(op, &[], 1).remove(0)
+    }
+
+    /// Applies any operation to this value and others, giving its first output.
+    pub fn apply(&self, op: impl Into<Op>, others: &[&Tensor]) -> Tensor {
+        let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
+        self.apply_all(op, &inputs, 1).remove(0)
+    }
+
+    fn apply_all(&self, op: impl Into<Op>, inputs: &[&Tensor], outputs: usize) -> Vec<Tensor> {
+        let values: Option<Vec<Value>> = inputs.iter().map(|t| t.value).collect();
+        let Some(values) = values else { return vec![Tensor { state: self.state.clone(), value: None }; outputs] };
+        let added = self.state.borrow_mut().graph.add(op, &values);
+        match added {
+            Ok(node) => (0..outputs).map(|output| self.with(Value { node, output })).collect(),
+            Err(error) => vec![self.fail(error); outputs],
+        }
+    }
+
+    /// `self · weightᵀ + bias`.
+    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let others: Vec<&Tensor> = std::iter::once(weight).chain(bias).collect();
+        self.apply(Linear { bias: bias.is_some(), ..Linear::default() }, &others)
+    }
+
+    /// Batched matrix product.
+    pub fn matmul(&self, other: &Tensor) -> Tensor {
+        self.apply(MatMul::default(), &[other])
+    }
+
+    /// Convolution of this channels-last image.
+    pub fn conv2d(&self, conv: Conv2d, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let others: Vec<&Tensor> = std::iter::once(weight).chain(bias).collect();
+        self.apply(Conv2d { bias: bias.is_some(), ..conv }, &others)
+    }
+
+    /// Layer norm over the last axis.
+    pub fn layer_norm(&self, gamma: &Tensor, beta: &Tensor, epsilon: f32) -> Tensor {
+        self.apply(LayerNorm { epsilon }, &[gamma, beta])
+    }
+
+    /// Attention of this query, or packed query, key and value; gives the result and the attention weights.
+    pub fn attention(&self, attention: Attention, others: &[&Tensor]) -> [Tensor; 2] {
+        let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
+        let mut outputs = self.apply_all(attention, &inputs, 3);
+        let weights = outputs.remove(2);
+        [outputs.remove(0), weights]
+    }
+
+    /// An activation.
+    pub fn activation(&self, activation: Activation) -> Tensor {
+        self.apply(activation, &[])
+    }
+
+    /// Exact GELU.
+    pub fn gelu(&self) -> Tensor {
+        self.activation(Activation::Gelu)
+    }
+
+    /// Hyperbolic tangent.
+    pub fn tanh(&self) -> Tensor {
+        self.activation(Activation::Tanh)
+    }
+
+    /// Softmax over the last axis.
+    pub fn softmax(&self) -> Tensor {
+        self.apply(Softmax, &[])
+    }
+
+    /// Every element times a number.
+    pub fn scale(&self, factor: f32) -> Tensor {
+        self.apply(Scale(factor), &[])
+    }
+
+    /// Dropout or stochastic depth with random numbers of its own.
+    pub fn dropout(&self, rate: f32, granularity: Granularity, seed: &Tensor) -> Tensor {
+        let stream = self.random_stream();
+        self.apply(Dropout { rate, stream, granularity }, &[seed])
+    }
+
+    /// A number that tells the random numbers of one operation from those of all others in this graph.
+    pub fn random_stream(&self) -> u32 {
+        let mut state = self.state.borrow_mut();
+        state.streams += 1;
+        state.streams
+    }
+
+    /// The same elements under another shape.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Tensor {
+        self.apply(Reshape(shape.into()), &[])
+    }
+
+    /// Axes in another order.
+    pub fn permute(&self, order: impl Into<Vec<usize>>) -> Tensor {
+        self.apply(Permute(order.into()), &[])
+    }
+
+    /// `length` entries of an axis.
+    pub fn slice(&self, axis: usize, start: usize, length: usize) -> Tensor {
+        self.apply(Slice { axis, start, length }, &[])
+    }
+
+    /// Repeated to a shape.
+    pub fn broadcast(&self, shape: impl Into<Shape>) -> Tensor {
+        self.apply(Broadcast(shape.into()), &[])
+    }
+
+    /// These values one after another along an axis.
+    pub fn concat(parts: &[&Tensor], axis: usize) -> Tensor {
+        match parts {
+            [one] => (*one).clone(),
+            parts => parts[0].apply(Concat { axis }, &parts[1..]),
+        }
+    }
+
+    /// Rows of this table.
+    pub fn gather(&self, indices: &Tensor) -> Tensor {
+        self.apply(Gather, &[indices])
+    }
+
+    /// The mean over axes.
+    pub fn mean(&self, axes: impl Into<Vec<usize>>) -> Tensor {
+        self.apply(Reduce::mean(axes), &[])
+    }
+
+    /// The sum over axes.
+    pub fn sum(&self, axes: impl Into<Vec<usize>>) -> Tensor {
+        self.apply(Reduce::sum(axes), &[])
+    }
+}
+
+macro_rules! operator {
+    ($trait:ident, $method:ident) => {
+        impl $trait<&Tensor> for &Tensor {
+            type Output = Tensor;
+            fn $method(self, other: &Tensor) -> Tensor {
+                self.apply(Binary::$trait, &[other])
+            }
+        }
+        impl $trait<Tensor> for Tensor {
+            type Output = Tensor;
+            fn $method(self, other: Tensor) -> Tensor {
+                (&self).$method(&other)
+            }
+        }
+        impl $trait<&Tensor> for Tensor {
+            type Output = Tensor;
+            fn $method(self, other: &Tensor) -> Tensor {
+                (&self).$method(other)
+            }
+        }
+    };
+}
+
+operator!(Add, add);
+operator!(Sub, sub);
+operator!(Mul, mul);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_wrong_shape_is_reported_with_its_place() {
+        let x = Tensor::input("image", DType::F32, [2, 5, 12]);
+        {
+            let _block = x.scope("blocks.3");
+            let _attn = x.scope("attn");
+            let weight = x.parameter("qkv.weight", [36, 13], Init::Zeros);
+            let y = x.linear(&weight, None).gelu() + x.clone();
+            y.output("y");
+        }
+        let error = x.finish().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "linear in blocks.3.attn: the weight takes rows of 13, the input [2, 5, 12] has another \
+             (inputs f32[2, 5, 12], f32[36, 13])"
+        );
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let x = Tensor::input("x", DType::F32, [1]);
+        x.another_input("x", DType::F32, [1]);
+        assert_eq!(x.finish().unwrap_err(), GraphError::DuplicateName("x".into()));
+    }
+}

@@ -1,0 +1,84 @@
+//! The memory plan never lets two values that are needed at the same time overlap, and it does reuse memory.
+
+use vit_graph::memory::{ALIGNMENT, Block, MemoryPlan, storage};
+use vit_graph::ops::Op;
+use vit_graph::{DType, Graph, Init, Tensor, Value, conformance};
+
+/// All blocks with the nodes during which they must keep their contents.
+fn lifetimes(graph: &Graph, plan: &MemoryPlan) -> Vec<(usize, usize, Block)> {
+    let end = graph.nodes().len();
+    let mut blocks = Vec::new();
+    for (node, n) in graph.nodes().iter().enumerate() {
+        if let Some(block) = plan.workspace(node) {
+            blocks.push((node, node, block));
+        }
+        for output in 0..n.outputs.len() {
+            let value = Value { node, output };
+            if storage(graph, value) != value {
+                continue;
+            }
+            let Some(block) = plan.block(graph, value) else { continue };
+            let mut last = node;
+            for (user, u) in graph.nodes().iter().enumerate() {
+                if u.inputs.iter().any(|&v| storage(graph, v) == value) {
+                    last = last.max(user);
+                }
+            }
+            if graph.outputs().iter().any(|(_, v)| storage(graph, *v) == value) {
+                last = end;
+            }
+            let first = if matches!(n.op, Op::Input(_)) { 0 } else { node };
+            blocks.push((first, last, block));
+        }
+    }
+    blocks
+}
+
+fn assert_sound(graph: &Graph, plan: &MemoryPlan) {
+    let blocks = lifetimes(graph, plan);
+    for (i, (first, last, a)) in blocks.iter().enumerate() {
+        assert_eq!(a.offset % ALIGNMENT, 0);
+        assert!(a.offset + a.bytes <= plan.arena_bytes);
+        for (other_first, other_last, b) in &blocks[i + 1..] {
+            let together = first <= other_last && other_first <= last;
+            let overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+            assert!(!(together && overlap), "{a:?} and {b:?}");
+        }
+    }
+}
+
+#[test]
+fn values_alive_at_once_never_overlap() {
+    for seed in 40..44 {
+        for case in conformance::cases(seed).unwrap() {
+            let plan = MemoryPlan::new(&case.graph, |node| node * 100 % 700);
+            assert_sound(&case.graph, &plan);
+        }
+    }
+}
+
+#[test]
+fn a_chain_needs_two_buffers_however_long_it_is() {
+    let x = Tensor::input("x", DType::F32, [64, 64]);
+    let w = x.parameter("w", [64, 64], Init::Zeros);
+    let y = (0..20).fold(x.clone(), |y, _| y.linear(&w, None).reshape([4096]).reshape([64, 64]));
+    y.output("y");
+    let graph = x.finish().unwrap();
+    let plan = MemoryPlan::new(&graph, |_| 0);
+    assert_sound(&graph, &plan);
+    // The input keeps its own memory, so that the run can be repeated.
+    assert_eq!(plan.arena_bytes, 3 * 64 * 64 * 4);
+}
+
+#[test]
+fn outputs_that_nobody_reads_get_no_memory() {
+    let x = Tensor::input("x", DType::F32, [2, 3, 4]);
+    let (g, b) = (x.parameter("g", [4], Init::Ones), x.parameter("b", [4], Init::Zeros));
+    let y = x.layer_norm(&g, &b, 1e-6);
+    y.output("y");
+    let graph = x.finish().unwrap();
+    let plan = MemoryPlan::new(&graph, |_| 0);
+    let node = y.value().unwrap().node;
+    assert!(plan.block(&graph, Value { node, output: 0 }).is_some());
+    assert!(plan.block(&graph, Value { node, output: 1 }).is_none());
+}

@@ -1,0 +1,146 @@
+//! Rewrites change how a graph is computed, never what.
+
+use proptest::prelude::*;
+use vit_graph::ops::{Conv2d, Op, Operation};
+use vit_graph::reference::{self, Array, Bindings};
+use vit_graph::{DType, Graph, Init, Tensor, conformance, rewrite};
+
+fn count(graph: &Graph, name: &str) -> usize {
+    graph.nodes().iter().filter(|n| n.op.name() == name).count()
+}
+
+fn ramp(shape: &[usize], offset: f64) -> Array {
+    Array::from_fn(&shape.into(), |i| ((i as f64 + offset) * 0.37).sin())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn patch_embedding_as_convolution_and_as_one_matrix_product_are_the_same_bits(
+        batch in 1usize..3, channels in 1usize..4, rows in 1usize..4, columns in 1usize..4,
+        patch in (1usize..5, 1usize..5), extra in (0usize..3, 0usize..3), dim in 1usize..9,
+        first in any::<bool>(), bias in any::<bool>(),
+    ) {
+        let size = [rows * patch.0 + extra.0 % patch.0, columns * patch.1 + extra.1 % patch.1];
+        let shape = if first { [batch, channels, size[0], size[1]] } else { [batch, size[0], size[1], channels] };
+        let x = Tensor::input("image", DType::F32, shape);
+        let weight = x.parameter("weight", [dim, channels, patch.0, patch.1], Init::Zeros);
+        let b = bias.then(|| x.parameter("bias", [dim], Init::Zeros));
+        let image = if first { x.permute([0, 2, 3, 1]) } else { x.clone() };
+        image.conv2d(Conv2d::patches([patch.0, patch.1], bias), &weight, b.as_ref()).output("y");
+        let graph = x.finish().unwrap();
+        let rewritten = rewrite::dead_code(&rewrite::patchify(&graph).unwrap()).unwrap();
+        prop_assert_eq!(count(&rewritten, "conv2d"), 0);
+        prop_assert_eq!(count(&rewritten, "permute"), 0);
+        prop_assert_eq!(count(&rewritten, "linear"), 1);
+
+        let bindings = Bindings::new()
+            .with("image", ramp(&shape, 0.0))
+            .with("weight", ramp(&[dim, channels, patch.0, patch.1], 0.5))
+            .with("bias", ramp(&[dim], 0.25));
+        let expected = reference::run(&graph, &bindings).unwrap();
+        let found = reference::run(&rewritten, &bindings).unwrap();
+        let bits = |a: &Array| a.data().iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        prop_assert_eq!(bits(&expected["y"]), bits(&found["y"]));
+    }
+}
+
+#[test]
+fn other_convolutions_stay() {
+    let x = Tensor::input("image", DType::F32, [1, 8, 8, 2]);
+    let weight = x.parameter("weight", [4, 2, 3, 3], Init::Zeros);
+    let conv = Conv2d { stride: [2, 2], ..Conv2d::patches([3, 3], false) };
+    x.conv2d(conv, &weight, None).output("y");
+    assert_eq!(count(&rewrite::patchify(&x.finish().unwrap()).unwrap(), "conv2d"), 1);
+}
+
+/// One transformer block, written as models write it.
+fn block() -> Graph {
+    let x = Tensor::input("x", DType::F32, [2, 3, 8]);
+    let p = |name: &str, shape: &[usize]| x.parameter(name, shape, Init::Zeros);
+    let norm =
+        |t: &Tensor, name: &str| t.layer_norm(&p(&format!("{name}.w"), &[8]), &p(&format!("{name}.b"), &[8]), 1e-6);
+    let branch = norm(&x, "norm1").linear(&p("proj", &[8, 8]), Some(&p("proj.bias", &[8])));
+    let y = &x + &(&branch * &p("ls1", &[8]));
+    let h = norm(&y, "norm2").linear(&p("fc1", &[16, 8]), Some(&p("fc1.bias", &[16]))).gelu();
+    let y = y + h.linear(&p("fc2", &[8, 16]), None);
+    y.output("y");
+    x.finish().unwrap()
+}
+
+fn bindings(graph: &Graph) -> Bindings {
+    let mut bindings = Bindings::new().with("x", ramp(&[2, 3, 8], 0.0));
+    for (i, (_, p)) in graph.parameters().enumerate() {
+        bindings = bindings.with(&p.name, ramp(&p.shape, i as f64 + 1.0));
+    }
+    bindings
+}
+
+#[test]
+fn linear_layers_take_in_what_follows_them() {
+    let graph = block();
+    let fused = rewrite::fuse_linear(&graph).unwrap();
+    assert_eq!(
+        (count(&fused, "linear"), count(&fused, "gelu"), count(&fused, "mul"), count(&fused, "add")),
+        (3, 0, 0, 0)
+    );
+    let values = bindings(&graph);
+    assert_eq!(reference::run(&graph, &values).unwrap(), reference::run(&fused, &values).unwrap());
+}
+
+#[test]
+fn sums_and_the_norms_after_them_become_one() {
+    let graph = block();
+    let fused = rewrite::fuse_add_norm(&graph).unwrap();
+    assert_eq!((count(&fused, "add_layer_norm"), count(&fused, "layer_norm"), count(&fused, "add")), (1, 1, 1));
+    let values = bindings(&graph);
+    assert_eq!(reference::run(&graph, &values).unwrap(), reference::run(&fused, &values).unwrap());
+}
+
+#[test]
+fn two_linear_layers_that_are_summed_fuse_only_once() {
+    let x = Tensor::input("x", DType::F32, [2, 8]);
+    let (a, b) = (x.parameter("a", [8, 8], Init::Zeros), x.parameter("b", [8, 8], Init::Zeros));
+    (x.linear(&a, None) + x.linear(&b, None)).output("y");
+    let graph = x.finish().unwrap();
+    let fused = rewrite::fuse_linear(&graph).unwrap();
+    let values =
+        Bindings::new().with("x", ramp(&[2, 8], 0.0)).with("a", ramp(&[8, 8], 1.0)).with("b", ramp(&[8, 8], 2.0));
+    assert_eq!((count(&fused, "linear"), count(&fused, "add")), (2, 0));
+    assert_eq!(reference::run(&graph, &values).unwrap(), reference::run(&fused, &values).unwrap());
+}
+
+#[test]
+fn an_activation_that_is_also_an_output_is_not_swallowed() {
+    let x = Tensor::input("x", DType::F32, [2, 8]);
+    let y = x.linear(&x.parameter("a", [8, 8], Init::Zeros), None);
+    y.output("before");
+    y.gelu().output("after");
+    let fused = rewrite::fuse_linear(&x.finish().unwrap()).unwrap();
+    assert_eq!(count(&fused, "gelu"), 1);
+}
+
+#[test]
+fn every_rewrite_keeps_the_meaning_of_every_conformance_case() {
+    for seed in 20..23 {
+        for case in conformance::cases(seed).unwrap() {
+            let expected = reference::run(&case.graph, &case.bindings).unwrap();
+            for pass in [rewrite::patchify, rewrite::fuse_linear, rewrite::fuse_add_norm, rewrite::dead_code] {
+                let found = reference::run(&pass(&case.graph).unwrap(), &case.bindings).unwrap();
+                assert_eq!(expected, found, "{}", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn dead_code_goes_but_inputs_stay() {
+    let x = Tensor::input("x", DType::F32, [2]);
+    let unused = x.another_input("unused", DType::F32, [2]);
+    unused.gelu().tap("never.asked");
+    x.tanh().output("y");
+    let graph = rewrite::dead_code(&x.finish().unwrap()).unwrap();
+    assert_eq!(graph.nodes().len(), 3);
+    assert!(graph.nodes().iter().all(|n| matches!(n.op, Op::Input(_)) || n.op.name() == "tanh"));
+}
