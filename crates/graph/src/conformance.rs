@@ -16,12 +16,12 @@ use crate::{DType, Graph, GraphError, Init, Shape, Tensor, Value};
 pub struct Case {
     /// What it covers, with its shapes.
     pub name: String,
-    /// Outputs `y0`, `y1`, … and, where the operation has a gradient, `loss` and `grad.NAME` for each parameter.
+    /// Outputs `y0`, `y1`, … and, where the operation has a gradient, `loss` and `grad.NAME` for each of `names`.
     pub graph: Graph,
     /// The inputs and parameters.
     pub bindings: Bindings,
-    /// The parameters' names.
-    pub parameters: Vec<String>,
+    /// The names of the floating-point inputs and parameters.
+    pub names: Vec<String>,
 }
 
 /// A reproducible source of shapes and numbers.
@@ -66,27 +66,35 @@ impl Dice {
     }
 }
 
-/// Builds a case: hands out parameters with random values.
+/// Builds a case: hands out inputs and parameters with random values.
 struct Maker<'a> {
     dice: &'a mut Dice,
     seed: Tensor,
     bindings: Bindings,
-    parameters: Vec<String>,
+    given: Vec<(String, Value)>,
 }
 
 impl Maker<'_> {
     fn float(&mut self, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
-        let name = format!("p{}", self.parameters.len());
+        let name = format!("p{}", self.given.len());
         let value = Array::from_fn(&shape, |_| self.dice.number());
         self.bindings = std::mem::take(&mut self.bindings).with(&name, value);
-        self.parameters.push(name.clone());
-        self.seed.parameter(&name, shape, Init::Zeros)
+        // Devices may treat parameters otherwise: pack them, compute what depends on them alone only once.
+        let tensor = if *self.dice.pick(&[true, true, false]) {
+            self.seed.another_input(&name, DType::F32, shape)
+        } else {
+            self.seed.parameter(&name, shape, Init::Zeros)
+        };
+        self.given.extend(tensor.value().map(|value| (name, value)));
+        tensor
     }
 
     fn weights_like(&mut self, y: &Tensor) -> Tensor {
         let shape = y.shape();
-        let numbers = (0..shape.elements()).map(|_| self.dice.number() as f32).collect();
+        // Small enough that the loss is of the size of one element: a sum of many would cancel and hide its error.
+        let scale = 1.0 / (shape.elements() as f32).sqrt().max(1.0);
+        let numbers = (0..shape.elements()).map(|_| scale * self.dice.number() as f32).collect();
         y.constant(Constant::f32(shape, numbers))
     }
 }
@@ -105,7 +113,7 @@ fn case(name: &str, dice: &mut Dice, build: impl Fn(&mut Maker) -> Outputs) -> R
     let seed = Tensor::input("seed", DType::I32, [4]);
     let words = Seed::new(u64::from(dice.word()), 3).0;
     let bindings = Bindings::new().with("seed", Array::new([4], words.map(f64::from).to_vec()));
-    let mut maker = Maker { dice, seed: seed.clone(), bindings, parameters: Vec::new() };
+    let mut maker = Maker { dice, seed: seed.clone(), bindings, given: Vec::new() };
     let (outputs, differentiable) = match build(&mut maker) {
         Outputs::Differentiable(all) => {
             let count = all.len();
@@ -130,14 +138,15 @@ fn case(name: &str, dice: &mut Dice, build: impl Fn(&mut Maker) -> Outputs) -> R
     let mut graph = seed.finish()?;
     if loss.is_some() {
         let loss = graph.output("loss")?;
-        let wrt: Result<Vec<Value>, _> = maker.parameters.iter().map(|p| graph.parameter(p)).collect();
-        let found = gradients(&mut graph, loss, &wrt?)?;
-        for (parameter, gradient) in maker.parameters.iter().zip(found) {
-            graph.set_output(&format!("grad.{parameter}"), gradient)?;
+        let wrt: Vec<Value> = maker.given.iter().map(|(_, value)| *value).collect();
+        let found = gradients(&mut graph, loss, &wrt)?;
+        for ((name, _), gradient) in maker.given.iter().zip(found) {
+            graph.set_output(&format!("grad.{name}"), gradient)?;
         }
     }
     let name = format!("{name} {}", shapes.join(" "));
-    Ok(Case { name, graph, bindings: maker.bindings, parameters: maker.parameters })
+    let names = maker.given.into_iter().map(|(name, _)| name).collect();
+    Ok(Case { name, graph, bindings: maker.bindings, names })
 }
 
 /// Cases for every operation, different for every seed.
@@ -329,16 +338,18 @@ const ACTIVATIONS: [Activation; 6] =
 /// interpreter relative to `1 + |largest expected|`.
 pub fn check(device: &dyn Device, case: &Case) -> Result<Vec<(String, f64)>, GraphError> {
     let expected = reference::run(&case.graph, &case.bindings)?;
-    let mut bindings = case.bindings.clone();
-    let mut parameters = BTreeMap::new();
-    for name in &case.parameters {
-        let value = bindings.get_mut(name).map(|v| v.to_f32()).unwrap_or_default();
-        parameters.insert(name.clone(), value);
+    let values: BTreeMap<String, Vec<f32>> =
+        case.names.iter().filter_map(|name| Some((name.clone(), case.bindings.get(name)?.to_f32()))).collect();
+    let mut executable = device.compile(&case.graph, &mut values.clone())?;
+    for (_, input) in case.graph.inputs() {
+        match values.get(&input.name) {
+            Some(elements) => executable.write(&input.name, Elements::F32(elements))?,
+            None => {
+                let words = case.bindings.get(&input.name).map(Array::data).unwrap_or_default();
+                executable.write(&input.name, Elements::I32(&words.iter().map(|&w| w as i32).collect::<Vec<_>>()))?;
+            }
+        }
     }
-    let mut executable = device.compile(&case.graph, &parameters)?;
-    let seed: Vec<i32> =
-        bindings.get_mut("seed").map(|s| s.data().iter().map(|&w| w as i32).collect()).unwrap_or_default();
-    executable.write("seed", Elements::I32(&seed))?;
     executable.run()?;
     let mut differences = Vec::new();
     for (name, expected) in &expected {

@@ -1,5 +1,8 @@
 //! What a device is: something that turns a graph into an executable once, which then runs many times.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
 use crate::ops::Data;
 use crate::{DType, Graph, GraphError, Type};
 
@@ -69,14 +72,24 @@ impl<'a> From<&'a Data> for Elements<'a> {
 
 /// Where parameters come from when a graph is compiled.
 pub trait Parameters {
-    /// The elements of the parameter of that name, if there is one.
-    fn parameter(&self, name: &str) -> Option<&[f32]>;
+    /// The elements of the parameter of that name, if there is one. A source that owns them gives them away, so that
+    /// a model in its original and its packed form never lies in memory at once.
+    fn take(&mut self, name: &str) -> Option<Cow<'_, [f32]>>;
 }
 
-impl Parameters for std::collections::BTreeMap<String, Vec<f32>> {
-    fn parameter(&self, name: &str) -> Option<&[f32]> {
-        self.get(name).map(Vec::as_slice)
+impl Parameters for BTreeMap<String, Vec<f32>> {
+    fn take(&mut self, name: &str) -> Option<Cow<'_, [f32]>> {
+        self.get(name).map(|data| Cow::Borrowed(data.as_slice()))
     }
+}
+
+/// What an executable holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes of parameters and constants in the form that the device keeps.
+    pub stored_bytes: usize,
+    /// Bytes of inputs, temporaries, outputs and scratch memory.
+    pub arena_bytes: usize,
 }
 
 /// A processor that runs graphs.
@@ -84,8 +97,11 @@ pub trait Device {
     /// Its name, as `--device` takes it.
     fn name(&self) -> &'static str;
 
+    /// What running a graph would take, without its parameters.
+    fn plan(&self, graph: &Graph) -> Result<Memory, GraphError>;
+
     /// Prepares a graph: rewrites it, plans its memory, and brings its parameters onto the device.
-    fn compile(&self, graph: &Graph, parameters: &dyn Parameters) -> Result<Box<dyn Executable>, GraphError>;
+    fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError>;
 }
 
 /// A graph that is ready to run on a device. Running it allocates nothing.

@@ -111,11 +111,10 @@ impl Graph {
         self.scope.pop();
     }
 
-    /// `name` inside the current part of the model.
+    /// `name` inside the current part of the model; an empty name is that part itself.
     pub fn qualified(&self, name: &str) -> String {
-        let mut parts = self.scope.clone();
-        parts.push(name.to_string());
-        parts.join(".")
+        let parts = self.scope.iter().map(String::as_str).chain([name]);
+        parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
     }
 
     /// Names a value that whoever runs the graph wants to read.

@@ -39,11 +39,12 @@ enum Owner {
 }
 
 impl MemoryPlan {
-    /// Plans a graph; `workspace` says how many bytes of scratch memory a device wants for a node.
+    /// Plans a graph; `workspace` says how many bytes of scratch memory a device wants for a node, `outside` which
+    /// nodes it keeps elsewhere, because they stay the same from run to run.
     ///
     /// Inputs keep their memory for good, so that a run can be repeated; outputs keep it from their node on.
     /// Parameters and constants live outside the arena. A reshape shares its input's memory.
-    pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize) -> MemoryPlan {
+    pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize, outside: impl Fn(NodeId) -> bool) -> MemoryPlan {
         let nodes = graph.nodes();
         let uses = graph.uses();
         let end = nodes.len();
@@ -61,6 +62,9 @@ impl MemoryPlan {
 
         let mut requests = Vec::new();
         for (id, node) in nodes.iter().enumerate() {
+            if outside(id) {
+                continue;
+            }
             let scratch = workspace(id);
             if scratch > 0 {
                 requests.push(Request { bytes: scratch, first: id, last: id, owner: Owner::Workspace(id) });

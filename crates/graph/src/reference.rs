@@ -95,6 +95,11 @@ impl Bindings {
         self
     }
 
+    /// One of them.
+    pub fn get(&self, name: &str) -> Option<&Array> {
+        self.0.get(name)
+    }
+
     /// One of them, to be changed.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut Array> {
         self.0.get_mut(name)

@@ -17,7 +17,7 @@ fn gradients_agree_with_finite_differences() {
             }
             let found = reference::run(&case.graph, &case.bindings).unwrap();
             let mut dice = Dice::new(1000 + seed);
-            for parameter in &case.parameters {
+            for parameter in &case.names {
                 let gradient = &found[&format!("grad.{parameter}")];
                 let every: Vec<usize> = (0..gradient.data().len()).collect();
                 for _ in 0..8 {

@@ -51,7 +51,7 @@ fn assert_sound(graph: &Graph, plan: &MemoryPlan) {
 fn values_alive_at_once_never_overlap() {
     for seed in 40..44 {
         for case in conformance::cases(seed).unwrap() {
-            let plan = MemoryPlan::new(&case.graph, |node| node * 100 % 700);
+            let plan = MemoryPlan::new(&case.graph, |node| node * 100 % 700, |_| false);
             assert_sound(&case.graph, &plan);
         }
     }
@@ -64,7 +64,7 @@ fn a_chain_needs_two_buffers_however_long_it_is() {
     let y = (0..20).fold(x.clone(), |y, _| y.linear(&w, None).reshape([4096]).reshape([64, 64]));
     y.output("y");
     let graph = x.finish().unwrap();
-    let plan = MemoryPlan::new(&graph, |_| 0);
+    let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
     assert_sound(&graph, &plan);
     // The input keeps its own memory, so that the run can be repeated.
     assert_eq!(plan.arena_bytes, 3 * 64 * 64 * 4);
@@ -77,7 +77,7 @@ fn outputs_that_nobody_reads_get_no_memory() {
     let y = x.layer_norm(&g, &b, 1e-6);
     y.output("y");
     let graph = x.finish().unwrap();
-    let plan = MemoryPlan::new(&graph, |_| 0);
+    let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
     let node = y.value().unwrap().node;
     assert!(plan.block(&graph, Value { node, output: 0 }).is_some());
     assert!(plan.block(&graph, Value { node, output: 1 }).is_none());

@@ -1,0 +1,135 @@
+//! `vit info`: what a model is and what it costs.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+use vit::graph::cost::Cost;
+use vit::models::{Checkpoint, Config, Mode, ModelError, OpenOptions, read_config, suggestions, variant};
+use vit::{DeviceChoice, device};
+
+use crate::Outcome;
+use crate::pictures::parse_size;
+use crate::table::{Align, Table, bytes, short, thousands};
+
+/// Show parameters, FLOPs and memory of a model
+#[derive(Args)]
+#[command(
+    after_help = "Example:\n  vit info vit_base_patch16_224\n  vit info B/16 --batch 8 --layers\n  vit info checkpoints/cifar10 --json"
+)]
+pub struct Arguments {
+    /// A model's name (`vit models` lists them), a checkpoint folder or a weights file
+    model: String,
+    /// Pictures that are run at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch: u32,
+    /// Another image size: one number, or HEIGHTxWIDTH
+    #[arg(long, value_parser = parse_size)]
+    image_size: Option<[usize; 2]>,
+    /// Show every part of the model
+    #[arg(long)]
+    layers: bool,
+    /// Print one JSON object; `flops` is for one picture
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    let mut config = find(&arguments.model)?;
+    if let Some(size) = arguments.image_size {
+        config.architecture.set_image_size(size);
+        config.preprocessing.image_size = size;
+    }
+    let batch = arguments.batch as usize;
+    let cost = Cost::of(&config.architecture.build(1, Mode::Inference)?);
+    let memory = device(DeviceChoice::Auto, None)?.plan(&config.architecture.build(batch, Mode::Inference)?)?;
+    let [height, width] = config.architecture.image_size();
+    let mut out = std::io::stdout().lock();
+    let parts: Vec<_> = cost.by_scope(4).into_iter().filter(|p| p.flops + p.parameters > 0).collect();
+    if arguments.json {
+        let mut object = json!({
+            "model": config.name.as_deref().unwrap_or(&arguments.model),
+            "image_size": [height, width],
+            "channels": config.architecture.channels(),
+            "classes": config.architecture.classes(),
+            "parameters": cost.parameters(),
+            "flops": cost.flops(),
+            "batch": batch,
+            "weight_bytes": memory.stored_bytes,
+            "activation_bytes": memory.arena_bytes,
+        });
+        if arguments.layers {
+            let layers = parts.iter().map(|p| json!({ "name": p.scope, "parameters": p.parameters, "flops": p.flops }));
+            object["layers"] = layers.collect();
+        }
+        writeln!(out, "{object:#}")?;
+        return Ok(Outcome::Fine);
+    }
+    let p = &config.preprocessing;
+    let mut lines = vec![
+        ("model", config.name.clone().unwrap_or_else(|| arguments.model.clone())),
+        ("parameters", thousands(cost.parameters())),
+        ("FLOP per picture", format!("{}FLOP (2 per multiply-add)", short(cost.flops()))),
+        ("input", format!("{height}x{width}, {} channels", config.architecture.channels())),
+        ("classes", classes(&config)),
+        ("preprocessing", format!("{} {}, crop {} ({})", p.interpolation, size(p.image_size), p.crop_pct, p.crop_mode)),
+        ("", format!("mean {:?}, std {:?}", p.mean, p.std)),
+    ];
+    lines.push((
+        "memory",
+        format!(
+            "{} weights + {} for a batch of {batch}",
+            bytes(memory.stored_bytes as u64),
+            bytes(memory.arena_bytes as u64)
+        ),
+    ));
+    for (name, value) in lines {
+        writeln!(out, "{name:<18}{value}")?;
+    }
+    if arguments.layers {
+        let columns =
+            [("PART", Align::Left), ("PARAMETERS", Align::Right), ("FLOP", Align::Right), ("WRITES", Align::Right)];
+        let mut table = Table::new(&columns);
+        for part in parts {
+            let name = if part.scope.is_empty() { "tokens and positions".into() } else { part.scope };
+            table.row(vec![name, thousands(part.parameters), short(part.flops), bytes(part.activation_bytes)]);
+        }
+        writeln!(out)?;
+        table.print(&mut out, |_| None)?;
+    }
+    Ok(Outcome::Fine)
+}
+
+fn size([height, width]: [usize; 2]) -> String {
+    format!("{height}x{width}")
+}
+
+fn classes(config: &Config) -> String {
+    match (config.architecture.classes(), config.labels.as_slice()) {
+        (0, _) => "none: it gives features".into(),
+        (n, []) => format!("{n}, without names"),
+        (n, labels) => {
+            let first: Vec<&str> = labels.iter().take(5).map(String::as_str).collect();
+            format!("{n}: {}{}", first.join(", "), if n > 5 { ", …" } else { "" })
+        }
+    }
+}
+
+/// A checkpoint's configuration if there is such a path, else the variant of that name.
+fn find(model: &str) -> anyhow::Result<Config> {
+    let path = Path::new(model);
+    if path.exists() {
+        // A folder's own description is enough; only without one are the weights needed.
+        let described = if path.is_dir() { read_config(path)? } else { None };
+        return match described {
+            Some(config) => Ok(config),
+            None => Ok(Checkpoint::open(path, OpenOptions::default())?.config),
+        };
+    }
+    let found =
+        variant(model).ok_or_else(|| ModelError::UnknownModel { name: model.into(), suggestions: suggestions(model) });
+    let v = found.context("neither a path nor a known name")?;
+    Ok(Config { name: Some(v.name), architecture: v.architecture, preprocessing: v.preprocessing, labels: Vec::new() })
+}

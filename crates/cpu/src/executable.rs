@@ -1,0 +1,349 @@
+//! A graph made ready for the CPU: every node a kernel with its operands' addresses, all memory in one arena.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use vit_graph::device::{Elements, Executable, Memory, Parameters};
+use vit_graph::memory::{MemoryPlan, storage};
+use vit_graph::ops::{Data, Op};
+use vit_graph::{Graph, GraphError, NodeId, Type, Value};
+
+use crate::buffer::Buffer;
+use crate::device::Processor;
+use crate::gemm;
+use crate::isa::Isa;
+use crate::lower::{Kernel, Lowered, Packing, lower};
+
+const DEVICE: &str = "cpu";
+
+/// One kernel and where its operands lie. The addresses stay valid for the life of the executable, because the arena
+/// and the stored values never move.
+struct Step {
+    kernel: Kernel,
+    inputs: Vec<*const [f32]>,
+    outputs: Vec<*mut [f32]>,
+    workspace: *mut [f32],
+}
+
+impl Step {
+    fn run(&mut self, processor: &Processor) {
+        let inputs = &raw const *self.inputs as *const [&[f32]];
+        let outputs = &raw mut *self.outputs as *mut [&mut [f32]];
+        // SAFETY: a reference and a raw pointer to a slice have one layout. The memory plan gives every value that is
+        // alive during a step its own block (`assert_disjoint` checked it), stored values are never written after
+        // compilation, and `run` holds the executable exclusively.
+        let (inputs, outputs, workspace) = unsafe { (&*inputs, &mut *outputs, &mut *self.workspace) };
+        (self.kernel)(processor, inputs, outputs, workspace);
+    }
+}
+
+/// A graph that is ready to run on the CPU.
+pub(crate) struct CpuExecutable {
+    processor: Arc<Processor>,
+    steps: Vec<Step>,
+    arena: Buffer,
+    /// Parameters, constants, and what follows from them alone; weights of matrix products in packed form only.
+    stored: Vec<Buffer>,
+    inputs: HashMap<String, (Type, *mut [f32])>,
+    outputs: HashMap<String, (Type, *const [f32])>,
+}
+
+// SAFETY: the raw pointers point into buffers that this value owns.
+unsafe impl Send for CpuExecutable {}
+
+/// A graph with its kernels chosen and its memory planned, before any parameter is there.
+pub(crate) struct Prepared {
+    graph: Graph,
+    lowered: Vec<Option<Lowered>>,
+    constant: Vec<bool>,
+    plan: MemoryPlan,
+}
+
+impl Prepared {
+    pub fn new(processor: &Processor, graph: Graph) -> Result<Self, GraphError> {
+        let lowered = lower_all(processor, &graph)?;
+        let constant = constant_nodes(&graph);
+        let plan = MemoryPlan::new(&graph, |id| lowered[id].as_ref().map_or(0, |l| 4 * l.workspace), |id| constant[id]);
+        Ok(Prepared { graph, lowered, constant, plan })
+    }
+
+    /// What the executable will hold: values that are read as they are, and the packed form of weights.
+    pub fn memory(&self, isa: Isa) -> Memory {
+        let mut stored = 0;
+        for (value, _) in raw_uses(&self.graph, &self.lowered, &self.constant) {
+            if self.constant[value.node] {
+                stored += 4 * self.graph.shape(value).elements();
+            }
+        }
+        for (id, lowered) in self.lowered.iter().enumerate() {
+            if let Some(Packing { input }) = lowered.as_ref().and_then(|l| l.packing.as_ref()) {
+                let shape = self.graph.shape(self.graph.node(id).inputs[*input]);
+                stored += 4 * gemm::packed_len(isa, shape[1], shape[0]);
+            }
+        }
+        Memory { stored_bytes: stored, arena_bytes: self.plan.arena_bytes }
+    }
+}
+
+impl CpuExecutable {
+    pub fn new(
+        processor: Arc<Processor>,
+        prepared: Prepared,
+        parameters: &mut dyn Parameters,
+    ) -> Result<Self, GraphError> {
+        let Prepared { graph, mut lowered, constant, plan } = prepared;
+        let mut builder = Builder {
+            processor: &processor,
+            graph: &graph,
+            constant: &constant,
+            stored: HashMap::new(),
+            packed: HashMap::new(),
+            remaining: raw_uses(&graph, &lowered, &vec![false; graph.nodes().len()]),
+        };
+        // Constants first: what a step reads must have its final address before the step is made.
+        for id in (0..graph.nodes().len()).filter(|&id| constant[id]) {
+            builder.store(id, &mut lowered[id], parameters)?;
+        }
+        let mut arena = Buffer::new(plan.arena_bytes / 4);
+        let place = |block: Option<vit_graph::memory::Block>, base: *mut f32| match block {
+            // SAFETY: the plan keeps every block inside the arena.
+            Some(block) => unsafe { std::ptr::slice_from_raw_parts_mut(base.add(block.offset / 4), block.bytes / 4) },
+            None => empty(),
+        };
+        let base = arena.as_mut_slice().as_mut_ptr();
+        let address = |value: Value| -> *mut [f32] {
+            let root = storage(&graph, value);
+            match builder.stored.get(&root) {
+                Some(buffer) => std::ptr::from_ref(buffer.as_slice()).cast_mut(),
+                None => place(plan.block(&graph, value), base),
+            }
+        };
+        let mut steps = Vec::new();
+        for (id, node) in graph.nodes().iter().enumerate() {
+            let Some(Lowered { kernel, packing, .. }) = lowered[id].take() else { continue };
+            let mut inputs: Vec<*const [f32]> = node.inputs.iter().map(|&v| address(v).cast_const()).collect();
+            if let Some(Packing { input, .. }) = packing
+                && let Some(buffer) = builder.packed.get(&(id, input))
+            {
+                inputs[input] = std::ptr::from_ref(buffer.as_slice());
+            }
+            let outputs: Vec<*mut [f32]> = (0..node.outputs.len())
+                .map(|output| place(plan.block(&graph, Value { node: id, output }), base))
+                .collect();
+            let workspace = place(plan.workspace(id), base);
+            assert_disjoint(&inputs, &outputs, workspace);
+            steps.push(Step { kernel, inputs, outputs, workspace });
+        }
+        let inputs = graph
+            .inputs()
+            .map(|(node, input)| (input.name.clone(), (input.ty.clone(), address(Value { node, output: 0 }))));
+        let outputs = graph
+            .outputs()
+            .iter()
+            .map(|(name, value)| (name.clone(), (graph.ty(*value).clone(), address(*value).cast_const())));
+        let (inputs, outputs) = (inputs.collect(), outputs.collect());
+        let stored = builder.stored.into_values().chain(builder.packed.into_values()).collect();
+        Ok(CpuExecutable { processor, steps, arena, stored, inputs, outputs })
+    }
+}
+
+fn empty() -> *mut [f32] {
+    std::ptr::slice_from_raw_parts_mut(std::ptr::NonNull::dangling().as_ptr(), 0)
+}
+
+/// A kernel for every node that computes something.
+fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>>, GraphError> {
+    let uses = graph.uses();
+    let constant = constant_nodes(graph);
+    let lower_one = |(id, node): (NodeId, &vit_graph::Node)| {
+        let source = matches!(node.op, Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_));
+        if source || uses[id].iter().all(|&n| n == 0) {
+            return Ok(None);
+        }
+        let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
+        let fixed: Vec<bool> = node.inputs.iter().map(|&v| !constant[id] && constant[storage(graph, v).node]).collect();
+        let lowered = lower(processor, &node.op, &inputs, &node.outputs, &fixed);
+        lowered.map(Some).map_err(|reason| GraphError::Device {
+            device: DEVICE,
+            reason: format!("{} in {}: {reason}", vit_graph::ops::Operation::name(&node.op), node.scope),
+        })
+    };
+    graph.nodes().iter().enumerate().map(lower_one).collect()
+}
+
+/// Which nodes depend on parameters and constants alone, and so are computed once.
+fn constant_nodes(graph: &Graph) -> Vec<bool> {
+    let mut constant = vec![false; graph.nodes().len()];
+    for (id, node) in graph.nodes().iter().enumerate() {
+        constant[id] = match node.op {
+            Op::Input(_) => false,
+            Op::Parameter(_) | Op::Constant(_) => true,
+            _ => !node.inputs.is_empty() && node.inputs.iter().all(|v| constant[v.node]),
+        };
+    }
+    constant
+}
+
+/// How often each value is read in its own form, by kernels and outputs; packed readers do not count, nor do nodes that
+/// are left out.
+fn raw_uses(graph: &Graph, lowered: &[Option<Lowered>], left_out: &[bool]) -> HashMap<Value, usize> {
+    let mut uses = HashMap::new();
+    for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| !left_out[*id]) {
+        let Some(lowered) = &lowered[id] else { continue };
+        for (i, &input) in node.inputs.iter().enumerate() {
+            if lowered.packing.as_ref().is_none_or(|p| p.input != i) {
+                *uses.entry(storage(graph, input)).or_default() += 1;
+            }
+        }
+    }
+    for (_, value) in graph.outputs() {
+        *uses.entry(storage(graph, *value)).or_default() += 1;
+    }
+    uses
+}
+
+/// Collects what stays the same from run to run.
+struct Builder<'a> {
+    processor: &'a Processor,
+    graph: &'a Graph,
+    constant: &'a [bool],
+    stored: HashMap<Value, Buffer>,
+    /// By the node that reads it and which of its inputs it is.
+    packed: HashMap<(NodeId, usize), Buffer>,
+    /// Readers still to come of each value's own form.
+    remaining: HashMap<Value, usize>,
+}
+
+impl Builder<'_> {
+    /// Stores a constant node, packs it for its readers, and drops its own form if they were all.
+    fn store(
+        &mut self,
+        id: NodeId,
+        lowered: &mut Option<Lowered>,
+        parameters: &mut dyn Parameters,
+    ) -> Result<(), GraphError> {
+        let node = self.graph.node(id);
+        let value = Value { node: id, output: 0 };
+        match &node.op {
+            Op::Parameter(parameter) => {
+                let elements = parameters.take(&parameter.name).ok_or_else(|| GraphError::Device {
+                    device: DEVICE,
+                    reason: format!("no weights for the parameter `{}` {}", parameter.name, parameter.shape),
+                })?;
+                Elements::F32(&elements).check(&parameter.name, &node.outputs[0])?;
+                self.keep(value, &elements);
+            }
+            Op::Constant(constant) => {
+                let count = constant.shape.elements();
+                let elements: Vec<f32> = match &constant.data {
+                    Data::F32(data) if data.len() == count => data.to_vec(),
+                    Data::F32(data) => vec![data[0]; count],
+                    Data::I32(data) if data.len() == count => bytemuck::cast_slice(data).to_vec(),
+                    Data::I32(data) => vec![f32::from_bits(data[0] as u32); count],
+                };
+                self.keep(value, &elements);
+            }
+            Op::Reshape(_) => {}
+            _ => self.evaluate(id, lowered),
+        }
+        Ok(())
+    }
+
+    fn evaluate(&mut self, id: NodeId, lowered: &mut Option<Lowered>) {
+        let Some(Lowered { kernel, workspace, .. }) = lowered.take() else { return };
+        let node = self.graph.node(id);
+        let mut results: Vec<Buffer> = node.outputs.iter().map(|ty| Buffer::new(ty.shape.elements())).collect();
+        let roots: Vec<Value> = node.inputs.iter().map(|&v| storage(self.graph, v)).collect();
+        {
+            let inputs: Vec<&[f32]> = roots.iter().map(|root| self.stored[root].as_slice()).collect();
+            let mut outputs: Vec<&mut [f32]> = results.iter_mut().map(Buffer::as_mut_slice).collect();
+            kernel(self.processor, &inputs, &mut outputs, Buffer::new(workspace).as_mut_slice());
+        }
+        for root in roots {
+            let left = self.remaining.get_mut(&root).map(|left| {
+                *left = left.saturating_sub(1);
+                *left
+            });
+            if left == Some(0) {
+                self.stored.remove(&root);
+            }
+        }
+        for (output, result) in results.iter().enumerate() {
+            self.keep(Value { node: id, output }, result.as_slice());
+        }
+    }
+
+    /// Packs a value for the matrix products that read it, and keeps its own form for all others.
+    fn keep(&mut self, value: Value, elements: &[f32]) {
+        for (id, node) in self.graph.nodes().iter().enumerate().filter(|(id, _)| !self.constant[*id]) {
+            if let Op::Linear(_) = node.op
+                && storage(self.graph, node.inputs[1]) == value
+            {
+                let shape = self.graph.shape(node.inputs[1]);
+                let (n, k, isa) = (shape[0], shape[1], self.processor.isa);
+                let mut packed = Buffer::new(gemm::packed_len(isa, k, n));
+                let layout = gemm::BLayout::RowsAreN;
+                gemm::pack_b_parallel(&self.processor.pool, isa, elements, layout, k, k, n, packed.as_mut_slice());
+                self.packed.insert((id, 1), packed);
+            }
+        }
+        if self.remaining.get(&value).is_some_and(|&uses| uses > 0) {
+            self.stored.insert(value, Buffer::from(elements));
+        }
+    }
+}
+
+/// The promise that makes running sound: nothing that a step writes is also read or written elsewhere in it.
+fn assert_disjoint(inputs: &[*const [f32]], outputs: &[*mut [f32]], workspace: *mut [f32]) {
+    let range = |slice: *const [f32]| {
+        let start = slice.cast::<f32>() as usize;
+        start..start + 4 * slice.len()
+    };
+    let written: Vec<_> = outputs.iter().map(|s| range(s.cast_const())).chain([range(workspace)]).collect();
+    let overlap = |a: &std::ops::Range<usize>, b: &std::ops::Range<usize>| a.start < b.end && b.start < a.end;
+    for (i, block) in written.iter().enumerate() {
+        assert!(!written[i + 1..].iter().any(|other| overlap(block, other)), "outputs of a kernel overlap");
+        assert!(!inputs.iter().any(|input| overlap(block, &range(*input))), "a kernel would write its own input");
+    }
+}
+
+impl Executable for CpuExecutable {
+    fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError> {
+        let Some((ty, place)) = self.inputs.get(input) else {
+            let mut known: Vec<&str> = self.inputs.keys().map(String::as_str).collect();
+            known.sort_unstable();
+            return Err(GraphError::UnknownName { kind: "input", name: input.into(), known: known.join(", ") });
+        };
+        elements.check(input, ty)?;
+        // SAFETY: the pointer is to the input's block of the arena, and `self` is borrowed exclusively.
+        let place = unsafe { &mut **place };
+        match elements {
+            Elements::F32(data) => place.copy_from_slice(data),
+            Elements::I32(data) => place.copy_from_slice(bytemuck::cast_slice(data)),
+        }
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<(), GraphError> {
+        for step in &mut self.steps {
+            step.run(&self.processor);
+        }
+        Ok(())
+    }
+
+    fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError> {
+        let Some((ty, place)) = self.outputs.get(output) else {
+            let mut known: Vec<&str> = self.outputs.keys().map(String::as_str).collect();
+            known.sort_unstable();
+            return Err(GraphError::UnknownName { kind: "output", name: output.into(), known: known.join(", ") });
+        };
+        Elements::F32(into).check(output, ty)?;
+        // SAFETY: the pointer is to the output's block, which nothing writes while `self` is borrowed.
+        into.copy_from_slice(unsafe { &**place });
+        Ok(())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.arena.bytes() + self.stored.iter().map(Buffer::bytes).sum::<usize>()
+    }
+}

@@ -1,0 +1,171 @@
+//! One block of C on one thread: the loops that bring A and B through the caches to the register tile.
+//! B comes packed; A is read where it lies, except that a transposed one is copied if the caller gives room for it.
+
+use super::matmul::{ALIGN, aligned};
+use super::tile::{Finish, LINE, TileArgs, TileBuffer, tile};
+use super::{ALayout, Epilogue};
+use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
+
+/// The most terms that are summed in registers before they go to C.
+const BLOCK_TERMS: usize = 512;
+
+/// The number of terms summed at a time: equal parts, decided by `k` alone.
+fn terms(k: usize) -> usize {
+    let blocks = k.div_ceil(BLOCK_TERMS).max(1);
+    k.div_ceil(blocks).next_multiple_of(8)
+}
+
+/// How many numbers of scratch a block of at most `rows` rows wants.
+pub(crate) fn block_scratch(rows: usize, k: usize) -> usize {
+    (rows + MAX_TILE_ROWS) * terms(k) + MAX_LANES + ALIGN
+}
+
+/// The product of some rows of A with some panels of B.
+///
+/// Making one is a promise: `m` x `k` of A, the panels of B and `m` x `n` of C are valid, and nobody else uses that C.
+pub(crate) struct Block<'a> {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: *const f32,
+    pub lda: usize,
+    pub a_layout: ALayout,
+    /// Packed panels, the first of them that of column 0.
+    pub b: *const f32,
+    pub c: *mut f32,
+    pub ldc: usize,
+    pub alpha: f32,
+    pub accumulate: bool,
+    pub epilogue: Epilogue<'a>,
+    /// Empty, or as long as [`block_scratch`] says.
+    pub scratch: &'a mut [f32],
+}
+
+impl Kernel for Block<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let width = S::TILE_VECTORS * S::LANES;
+        let step = terms(self.k);
+        let mut buffer = TileBuffer([0.0; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]);
+        let room = block_scratch(self.m, self.k);
+        // Where a tile takes half of each line of A that it touches, reading them again for every panel is cheap, unless
+        // rows a power of two apart compete for the same places in the cache. The copy changes no sum.
+        let scattered = S::LANES < MAX_LANES || self.lda.is_multiple_of(1024);
+        let copy =
+            self.a_layout == ALayout::Transposed && scattered && self.n > 2 * width && self.scratch.len() >= room;
+        let scratch = std::mem::take(&mut self.scratch);
+        let copied = if copy { aligned(scratch, room - ALIGN).0 } else { &mut [] };
+        let mut start = 0;
+        loop {
+            let k = step.min(self.k - start);
+            let last = start + k == self.k;
+            let add = self.accumulate || start > 0;
+            let epilogue = if last && !self.epilogue.is_empty() { Some(self.epilogue) } else { None };
+            let plain = !add && epilogue.is_none() && self.alpha == 1.0;
+            if copy {
+                // SAFETY: the rows are those of A, and `copied` has room for them.
+                unsafe { copy_transposed(s, self.a.add(start * self.lda), self.lda, self.m, k, copied) };
+            }
+            let mut column = 0;
+            while column < self.n {
+                let columns = width.min(self.n - column);
+                let vectors = columns.div_ceil(S::LANES);
+                let direct = plain && columns % S::LANES == 0;
+                let mut row = 0;
+                while row < self.m {
+                    let rows = S::TILE_ROWS.min(self.m - row);
+                    // SAFETY: the block's own promise covers this tile of it.
+                    unsafe {
+                        let (a, lda) = match self.a_layout {
+                            ALayout::RowMajor => (self.a.add(row * self.lda + start), self.lda),
+                            ALayout::Transposed if copy => (copied.as_ptr().add(row * k), S::TILE_ROWS),
+                            ALayout::Transposed => (self.a.add(start * self.lda + row), self.lda),
+                        };
+                        let c = self.c.add(row * self.ldc + column);
+                        let b = self.b.add(column * self.k + start * width);
+                        // A tile takes long enough for what comes after it to arrive from wherever it is: its part of
+                        // C, the next rows of A, and over the first tiles of a panel the panel after it.
+                        prefetch(s, c, self.ldc, rows, vectors * S::LANES);
+                        if let Some((residual, ld)) = epilogue.and_then(|e| e.residual) {
+                            prefetch(s, residual.as_ptr().wrapping_add(row * ld + column), ld, rows, columns);
+                        }
+                        if column == 0 && self.a_layout == ALayout::RowMajor {
+                            prefetch(s, a.wrapping_add(S::TILE_ROWS * lda), lda, rows, 4 * LINE);
+                        }
+                        let fetched = row / S::TILE_ROWS * k * LINE;
+                        let soon = if fetched < k * width { b.wrapping_add(self.k * width + fetched) } else { b };
+                        let args = TileArgs {
+                            k,
+                            a,
+                            lda,
+                            b,
+                            out: if direct { c } else { buffer.0.as_mut_ptr() },
+                            out_stride: if direct { self.ldc } else { width },
+                            soon,
+                        };
+                        tile(s, rows, vectors, self.a_layout, args);
+                        if !direct {
+                            s.vectorize(Finish {
+                                tile: buffer.0.as_ptr(),
+                                rows,
+                                columns,
+                                c,
+                                ldc: self.ldc,
+                                alpha: self.alpha,
+                                add,
+                                epilogue: epilogue.map(|e| e.part(row, column)),
+                            });
+                        }
+                    }
+                    row += rows;
+                }
+                column += columns;
+            }
+            start += k;
+            if last {
+                break;
+            }
+        }
+    }
+}
+
+/// Asks for the lines of a few short rows.
+#[inline(always)]
+fn prefetch<S: Simd>(s: S, start: *const f32, ld: usize, rows: usize, columns: usize) {
+    for row in 0..rows {
+        let mut column = 0;
+        while column < columns {
+            s.prefetch(start.wrapping_add(row * ld + column));
+            column += LINE;
+        }
+    }
+}
+
+/// Copies `k` rows of `m` numbers so that the columns of each tile are together: `[tile][k][tile rows]`.
+///
+/// # Safety
+/// The rows must be readable, and `to` as long as [`block_scratch`] says, less what aligns it.
+#[inline(always)]
+unsafe fn copy_transposed<S: Simd>(s: S, a: *const f32, lda: usize, m: usize, k: usize, to: &mut [f32]) {
+    debug_assert!(to.len() >= m.next_multiple_of(S::TILE_ROWS) * k + S::LANES);
+    let to = to.as_mut_ptr();
+    let mut row = 0;
+    while row < m {
+        let rows = S::TILE_ROWS.min(m - row);
+        for i in 0..k {
+            let mut r = 0;
+            while r < rows {
+                // SAFETY: reads stay below m. A write may go past the tile's row, by less than a vector: into what is
+                // written next, or into the room kept at the end.
+                unsafe {
+                    let v = s.load_up_to(a.add(i * lda + row + r), rows - r);
+                    s.store(to.add(row * k + i * S::TILE_ROWS + r), v);
+                }
+                r += S::LANES;
+            }
+        }
+        row += rows;
+    }
+}

@@ -1,0 +1,163 @@
+//! Products of two plain matrices, or of many pairs: B is packed into the workspace on the way.
+//! The two products of a linear layer's gradient are of this kind, and the batched products of models.
+
+use super::{
+    ALayout, BLayout, Block, Epilogue, Gemm, PackPanels, check_a, check_matrix, check_workspace, gemm, gemm_workspace,
+    pack_b_parallel, packed_len,
+};
+use crate::isa::Isa;
+use crate::pool::{Parts, Pool};
+
+/// `batch` products `C = epilogue(A B)` of matrices that are not packed.
+#[derive(Debug)]
+pub struct Matmul<'a> {
+    /// How many products.
+    pub batch: usize,
+    /// Rows of C.
+    pub m: usize,
+    /// Columns of C.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// The left-hand sides.
+    pub a: &'a [f32],
+    /// Distance of the rows of A.
+    pub lda: usize,
+    /// Which way A lies.
+    pub a_layout: ALayout,
+    /// Distance of one A from the next; 0 to use the same one.
+    pub a_batch_stride: usize,
+    /// The right-hand sides.
+    pub b: &'a [f32],
+    /// Distance of the rows of B.
+    pub ldb: usize,
+    /// Which way B lies.
+    pub b_layout: BLayout,
+    /// Distance of one B from the next; 0 to use the same one.
+    pub b_batch_stride: usize,
+    /// The results.
+    pub c: &'a mut [f32],
+    /// Distance of the rows of C.
+    pub ldc: usize,
+    /// Distance of one C from the next.
+    pub c_batch_stride: usize,
+    /// Multiplies `A B` before everything else.
+    pub alpha: f32,
+    /// Whether the old C is added to `alpha A B` before the epilogue.
+    pub accumulate: bool,
+    /// What happens on the way to C, the same for each product; a residual lies as C does, with `c_batch_stride`.
+    pub epilogue: Epilogue<'a>,
+}
+
+/// How many numbers of workspace [`matmul`] needs.
+pub fn matmul_workspace(isa: Isa, threads: usize, batch: usize, m: usize, n: usize, k: usize) -> usize {
+    let packed = packed_len(isa, k, n) + ALIGN;
+    let one_at_a_time = packed + gemm_workspace(isa, threads, m, n, k);
+    if batch >= 2 { one_at_a_time.max(threads * packed) } else { one_at_a_time }
+}
+
+/// Room to move a packed matrix to the start of a cache line.
+pub(crate) const ALIGN: usize = 16;
+
+/// The part of the slice that starts at a cache line.
+pub(crate) fn aligned(data: &mut [f32], len: usize) -> (&mut [f32], &mut [f32]) {
+    let skip = data.as_ptr().align_offset(64).min(ALIGN);
+    data[skip..].split_at_mut(len)
+}
+
+/// Computes the products on the threads of the pool.
+///
+/// # Panics
+/// If a slice is too short for the shape, or results overlap.
+pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
+    let Matmul { batch, m, n, k, .. } = mm;
+    let needed = matmul_workspace(isa, pool.threads(), batch, m, n, k);
+    check_workspace("matmul", workspace.len(), needed);
+    if batch == 0 || m == 0 || n == 0 {
+        return;
+    }
+    let last = batch - 1;
+    let rest = |name: &str, len: usize, stride: usize| {
+        len.checked_sub(last * stride)
+            .unwrap_or_else(|| panic!("{name}: {len} elements for {batch} matrices {stride} apart"))
+    };
+    check_a(rest("A", mm.a.len(), mm.a_batch_stride), m, k, mm.lda, mm.a_layout);
+    let (rows, columns) = match mm.b_layout {
+        BLayout::RowsAreN => (n, k),
+        BLayout::RowsAreK => (k, n),
+    };
+    check_matrix("B", rest("B", mm.b.len(), mm.b_batch_stride), rows, columns, mm.ldb);
+    check_matrix("C", rest("C", mm.c.len(), mm.c_batch_stride), m, n, mm.ldc);
+    assert!(
+        batch == 1 || mm.c_batch_stride >= (m - 1) * mm.ldc + n,
+        "C: matrices of {m} x {n} overlap when {} apart",
+        mm.c_batch_stride
+    );
+    if let Some((residual, ld)) = mm.epilogue.residual {
+        check_matrix("residual", rest("residual", residual.len(), mm.c_batch_stride), m, n, ld);
+    }
+    mm.epilogue.check(m, n);
+
+    let epilogue = |i: usize| Epilogue {
+        residual: mm.epilogue.residual.map(|(x, ld)| (&x[i * mm.c_batch_stride..], ld)),
+        ..mm.epilogue
+    };
+    let packed = packed_len(isa, k, n);
+    // Few large products are shared out one after the other, many small ones each to a thread.
+    if batch < 2 * pool.threads() {
+        for i in 0..batch {
+            let (b, workspace) = aligned(workspace, packed);
+            let src = &mm.b[i * mm.b_batch_stride..];
+            pack_b_parallel(pool, isa, src, mm.b_layout, mm.ldb, k, n, b);
+            let one = Gemm {
+                m,
+                n,
+                k,
+                a: &mm.a[i * mm.a_batch_stride..],
+                lda: mm.lda,
+                a_layout: mm.a_layout,
+                b,
+                c: &mut mm.c[i * mm.c_batch_stride..],
+                ldc: mm.ldc,
+                alpha: mm.alpha,
+                accumulate: mm.accumulate,
+                epilogue: epilogue(i),
+            };
+            gemm(pool, isa, one, workspace);
+        }
+        return;
+    }
+    let each = packed + ALIGN;
+    let workspaces = Parts::new(workspace);
+    let c = Parts::new(mm.c);
+    pool.run_with_worker(batch, &|i, worker| {
+        // SAFETY: the checks above cover every product; the C of different products do not overlap, and a worker
+        // index is used by one thread at a time.
+        unsafe {
+            let (b, _) = aligned(workspaces.slice(worker * each, each), packed);
+            isa.dispatch(PackPanels {
+                src: mm.b.as_ptr().add(i * mm.b_batch_stride),
+                layout: mm.b_layout,
+                ld: mm.ldb,
+                k,
+                n,
+                dst: b.as_mut_ptr(),
+            });
+            isa.dispatch(Block {
+                m,
+                n,
+                k,
+                a: mm.a.as_ptr().add(i * mm.a_batch_stride),
+                lda: mm.lda,
+                a_layout: mm.a_layout,
+                b: b.as_ptr(),
+                c: c.at(i * mm.c_batch_stride),
+                ldc: mm.ldc,
+                alpha: mm.alpha,
+                accumulate: mm.accumulate,
+                epilogue: epilogue(i),
+                scratch: &mut [],
+            });
+        }
+    });
+}

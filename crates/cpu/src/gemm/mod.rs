@@ -1,0 +1,200 @@
+//! Matrix products `C = epilogue(A B)` with B packed beforehand and the epilogue applied while a tile is at hand.
+//! The terms of an element are always added in the order that `k` alone decides, so the bits of the result do not
+//! depend on the number of threads, nor on which tile the element falls into.
+
+mod block;
+mod matmul;
+mod pack;
+mod tile;
+
+use crate::activation::Activation;
+use crate::isa::Isa;
+use crate::pool::{Parts, Pool};
+use crate::simd::TileShape;
+
+pub(crate) use block::{Block, block_scratch};
+pub(crate) use matmul::{ALIGN, aligned};
+pub use matmul::{Matmul, matmul, matmul_workspace};
+pub(crate) use pack::PackPanels;
+pub use pack::{BLayout, pack_b, pack_b_parallel, packed_len};
+
+/// How A lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ALayout {
+    /// `[m, k]`, rows `lda` apart.
+    RowMajor,
+    /// `[k, m]`, rows `lda` apart: the product is of the transpose.
+    Transposed,
+}
+
+/// What happens to `A B` on its way to C: `residual + scale * activation(A B + bias)`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue<'a> {
+    /// Added to each column.
+    pub bias: Option<&'a [f32]>,
+    /// Applied after the bias.
+    pub activation: Activation,
+    /// Multiplies each column after the activation.
+    pub scale: Option<&'a [f32]>,
+    /// Added last: `[m, n]` with rows this far apart. It must not be C itself.
+    pub residual: Option<(&'a [f32], usize)>,
+}
+
+impl<'a> Epilogue<'a> {
+    /// The epilogue of the part of C that starts at this row and column.
+    pub(crate) fn part(self, row: usize, column: usize) -> Epilogue<'a> {
+        Epilogue {
+            bias: self.bias.map(|x| &x[column..]),
+            activation: self.activation,
+            scale: self.scale.map(|x| &x[column..]),
+            residual: self.residual.map(|(x, ld)| (&x[row * ld + column..], ld)),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bias.is_none() && self.activation == Activation::None && self.scale.is_none() && self.residual.is_none()
+    }
+
+    fn check(&self, m: usize, n: usize) {
+        if let Some(bias) = self.bias {
+            assert!(bias.len() >= n, "bias of {} for {n} columns", bias.len());
+        }
+        if let Some(scale) = self.scale {
+            assert!(scale.len() >= n, "scale of {} for {n} columns", scale.len());
+        }
+        if let Some((residual, ld)) = self.residual {
+            check_matrix("residual", residual.len(), m, n, ld);
+        }
+    }
+}
+
+/// One matrix product with a packed right-hand side.
+#[derive(Debug)]
+pub struct Gemm<'a> {
+    /// Rows of C.
+    pub m: usize,
+    /// Columns of C.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// The left-hand side.
+    pub a: &'a [f32],
+    /// Distance of the rows of `a`.
+    pub lda: usize,
+    /// Which way `a` lies.
+    pub a_layout: ALayout,
+    /// The right-hand side from [`pack_b`], for the same instruction set.
+    pub b: &'a [f32],
+    /// The result, `[m, n]`.
+    pub c: &'a mut [f32],
+    /// Distance of the rows of `c`.
+    pub ldc: usize,
+    /// Multiplies `A B` before everything else.
+    pub alpha: f32,
+    /// Whether the old C is added to `alpha A B` before the epilogue.
+    pub accumulate: bool,
+    /// What happens on the way to C.
+    pub epilogue: Epilogue<'a>,
+}
+
+/// How many numbers of workspace [`gemm`] needs.
+pub fn gemm_workspace(isa: Isa, threads: usize, m: usize, n: usize, k: usize) -> usize {
+    let (tile_rows, tile_columns) = isa.dispatch(TileShape);
+    let grid = Grid::new(m, n, k, threads, tile_rows, tile_columns);
+    threads * block_scratch(grid.rows, k)
+}
+
+/// Computes the product on the threads of the pool.
+///
+/// # Panics
+/// If a slice is too short for the shape, or B is packed for another instruction set's length.
+pub fn gemm(pool: &Pool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) {
+    let Gemm { m, n, k, .. } = gemm;
+    check_a(gemm.a.len(), m, k, gemm.lda, gemm.a_layout);
+    assert_eq!(gemm.b.len(), packed_len(isa, k, n), "packed B for k={k} n={n}");
+    check_matrix("C", gemm.c.len(), m, n, gemm.ldc);
+    gemm.epilogue.check(m, n);
+    let needed = gemm_workspace(isa, pool.threads(), m, n, k);
+    check_workspace("gemm", workspace.len(), needed);
+    if m == 0 || n == 0 {
+        return;
+    }
+
+    let (tile_rows, tile_columns) = isa.dispatch(TileShape);
+    let grid = Grid::new(m, n, k, pool.threads(), tile_rows, tile_columns);
+    let scratch = block_scratch(grid.rows, k);
+    let scratches = Parts::new(workspace);
+    let c = Parts::new(gemm.c);
+    let row_blocks = m.div_ceil(grid.rows);
+    let column_blocks = n.div_ceil(grid.columns);
+    // Row blocks are the outer loop, so that threads work on the same rows of A at the same time.
+    pool.run_with_worker(row_blocks * column_blocks, &|task, worker| {
+        let row = task / column_blocks * grid.rows;
+        let column = task % column_blocks * grid.columns;
+        let rows = grid.rows.min(m - row);
+        let a_start = match gemm.a_layout {
+            ALayout::RowMajor => row * gemm.lda,
+            ALayout::Transposed => row,
+        };
+        // SAFETY: the checks above cover every block; blocks of C do not overlap, and a worker index is used by one
+        // thread at a time.
+        unsafe {
+            isa.dispatch(Block {
+                m: rows,
+                n: grid.columns.min(n - column),
+                k,
+                a: gemm.a.as_ptr().add(a_start),
+                lda: gemm.lda,
+                a_layout: gemm.a_layout,
+                b: gemm.b.as_ptr().add(column * k),
+                c: c.at(row * gemm.ldc + column),
+                ldc: gemm.ldc,
+                alpha: gemm.alpha,
+                accumulate: gemm.accumulate,
+                epilogue: gemm.epilogue.part(row, column),
+                scratch: scratches.slice(worker * scratch, scratch),
+            });
+        }
+    });
+}
+
+/// The blocks of C that are tasks.
+struct Grid {
+    rows: usize,
+    columns: usize,
+}
+
+/// Rows of A that a block keeps in the second-level cache.
+const BLOCK_ROWS: usize = 96;
+/// Tasks per thread that even out what other processes take away.
+const TASKS_PER_THREAD: usize = 6;
+
+impl Grid {
+    fn new(m: usize, n: usize, _k: usize, threads: usize, tile_rows: usize, tile_columns: usize) -> Grid {
+        let even =
+            |total: usize, blocks: usize, unit: usize| total.div_ceil(blocks.max(1)).next_multiple_of(unit).max(unit);
+        let row_blocks = m.div_ceil(BLOCK_ROWS);
+        let rows = even(m, row_blocks, tile_rows);
+        let panels = n.div_ceil(tile_columns);
+        let wanted = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
+        let column_blocks = wanted.div_ceil(row_blocks.max(1)).clamp(1, panels.max(1));
+        Grid { rows, columns: even(n, column_blocks, tile_columns) }
+    }
+}
+
+pub(crate) fn check_a(len: usize, m: usize, k: usize, lda: usize, layout: ALayout) {
+    match layout {
+        ALayout::RowMajor => check_matrix("A", len, m, k, lda),
+        ALayout::Transposed => check_matrix("A", len, k, m, lda),
+    }
+}
+
+pub(crate) fn check_matrix(name: &str, len: usize, rows: usize, columns: usize, ld: usize) {
+    assert!(rows <= 1 || ld >= columns, "{name}: rows of {columns} are only {ld} apart");
+    let needed = if rows == 0 || columns == 0 { 0 } else { (rows - 1) * ld + columns };
+    assert!(len >= needed, "{name}: {len} elements for {rows} x {columns} with rows {ld} apart");
+}
+
+pub(crate) fn check_workspace(name: &str, len: usize, needed: usize) {
+    assert!(len >= needed, "{name}: workspace of {len}, needs {needed}");
+}

@@ -1,0 +1,18 @@
+//! The CPU device: SIMD kernels and the executor for graphs.
+
+pub mod activation;
+pub mod attention;
+mod buffer;
+mod device;
+mod executable;
+pub mod gemm;
+pub mod isa;
+mod lower;
+pub mod norm;
+pub mod pool;
+pub mod reduce;
+mod simd;
+pub mod softmax;
+
+pub use device::Cpu;
+pub use isa::Isa;

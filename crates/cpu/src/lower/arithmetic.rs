@@ -1,0 +1,63 @@
+//! Sums, differences and products with broadcasting.
+
+use vit_graph::ops::Binary;
+use vit_graph::{Shape, Type};
+
+use super::movement::Walk;
+use super::{Lowered, TASK};
+
+pub(super) fn scale(factor: f32) -> Lowered {
+    Lowered::new(move |p, inputs, outputs, _| {
+        p.pool.run_chunks(&mut *outputs[0], TASK, &|chunk, out| {
+            let x = &inputs[0][chunk * TASK..][..out.len()];
+            out.iter_mut().zip(x).for_each(|(out, x)| *out = factor * x);
+        });
+    })
+}
+
+pub(super) fn binary(op: Binary, inputs: &[Type], output: &Type) -> Result<Lowered, String> {
+    Ok(match op {
+        Binary::Add => combine(|a, b| a + b, inputs, output)?,
+        Binary::Sub => combine(|a, b| a - b, inputs, output)?,
+        Binary::Mul => combine(|a, b| a * b, inputs, output)?,
+    })
+}
+
+fn combine(
+    f: impl Fn(f32, f32) -> f32 + Copy + Send + Sync + 'static,
+    inputs: &[Type],
+    output: &Type,
+) -> Result<Lowered, String> {
+    if inputs[0].shape == inputs[1].shape {
+        return Ok(Lowered::new(move |p, inputs, outputs, _| {
+            p.pool.run_chunks(&mut *outputs[0], TASK, &|chunk, out| {
+                let (a, b) = (&inputs[0][chunk * TASK..][..out.len()], &inputs[1][chunk * TASK..][..out.len()]);
+                out.iter_mut().zip(a.iter().zip(b)).for_each(|(out, (a, b))| *out = f(*a, *b));
+            });
+        }));
+    }
+    // A scalar result has no last axis; give it one.
+    let shape = if output.shape.is_empty() { Shape::from([1]) } else { output.shape.clone() };
+    let (a, b) = (Walk::broadcast(&inputs[0].shape, &shape)?, Walk::broadcast(&inputs[1].shape, &shape)?);
+    let row = shape.last().max(1);
+    let rows_per_task = TASK.div_ceil(row);
+    Ok(Lowered::new(move |p, inputs, outputs, _| {
+        p.pool.run_chunks(&mut *outputs[0], rows_per_task * row, &|chunk, out| {
+            for (i, out) in out.chunks_exact_mut(row).enumerate() {
+                let at = chunk * rows_per_task + i;
+                let (a_at, b_at) = (a.row(at), b.row(at));
+                match (a.inner(), b.inner()) {
+                    (1, 1) => {
+                        let (x, y) = (&inputs[0][a_at..][..row], &inputs[1][b_at..][..row]);
+                        out.iter_mut().zip(x.iter().zip(y)).for_each(|(out, (x, y))| *out = f(*x, *y));
+                    }
+                    (a_step, b_step) => {
+                        for (j, out) in out.iter_mut().enumerate() {
+                            *out = f(inputs[0][a_at + j * a_step], inputs[1][b_at + j * b_step]);
+                        }
+                    }
+                }
+            }
+        });
+    }))
+}

@@ -1,0 +1,101 @@
+//! Attention forward and backward: which parts of which inputs are query, key and value.
+
+use vit_graph::Type;
+use vit_graph::ops::{Attention, AttentionGrad};
+
+use super::Lowered;
+use super::dropout::Mask;
+use crate::attention::{self, AttentionShape, Dropout, GradOutputs, View, ViewMut};
+use crate::device::Processor;
+
+fn shape_of(op: &Attention, operands: &[Type]) -> AttentionShape {
+    let x = op.extents(operands);
+    AttentionShape { batch: x.batch, heads: x.heads, queries: x.queries, keys: x.keys, head_dim: x.head_dim }
+}
+
+fn views<'a>(op: &Attention, shape: &AttentionShape, operands: &[&'a [f32]]) -> [View<'a>; 3] {
+    let AttentionShape { queries, keys, heads, head_dim, .. } = *shape;
+    if op.packed {
+        View::packed_qkv(operands[0], queries, heads, head_dim)
+    } else {
+        [(0, queries), (1, keys), (2, keys)].map(|(i, rows)| View::dense(operands[i], rows, heads, head_dim))
+    }
+}
+
+/// An output, unless nobody wants it.
+fn wanted<'a>(output: &'a mut [f32]) -> Option<&'a mut [f32]> {
+    (!output.is_empty()).then_some(output)
+}
+
+pub(super) fn forward(processor: &Processor, op: &Attention, inputs: &[Type]) -> Lowered {
+    let (op, shape) = (*op, shape_of(op, inputs));
+    let groups = if op.bias { inputs[op.operands()].shape[0] } else { 1 };
+    let workspace = attention::forward_workspace(processor.isa, processor.pool.threads(), &shape);
+    Lowered::new(move |p, inputs, outputs, workspace| {
+        let [out, lse, weights] = outputs else { unreachable!("attention has three outputs") };
+        let [q, k, v] = views(&op, &shape, inputs);
+        let mask = op.dropout.map(|d| Mask::new(d, inputs[inputs.len() - 1]));
+        let factors = |first: u64, into: &mut [f32]| mask.iter().for_each(|m| m.factors(first, into));
+        let job = attention::Attention {
+            shape,
+            scale: op.scale,
+            q,
+            k,
+            v,
+            out: ViewMut::dense(out, shape.queries, shape.heads, shape.head_dim),
+            lse: wanted(lse),
+            weights: wanted(weights),
+            bias: op.bias.then(|| (inputs[op.operands()], groups)),
+            dropout: mask.as_ref().map(|_| Dropout { factors: &factors }),
+        };
+        attention::forward(&p.pool, p.isa, job, workspace);
+    })
+    .with_workspace(workspace)
+}
+
+pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type]) -> Lowered {
+    let (op, shape) = (op.0, shape_of(&op.0, &inputs[3..]));
+    let groups = if op.bias { inputs[3 + op.operands()].shape[0] } else { 1 };
+    let workspace = attention::backward_workspace(processor.isa, processor.pool.threads(), &shape);
+    // The kernel writes all gradients of query, key and value; one that nobody wants goes into the workspace.
+    let sizes: [usize; 3] = if op.packed { [0; 3] } else { [0, 1, 2].map(|i| inputs[3 + i].shape.elements()) };
+    Lowered::new(move |p, inputs, outputs, workspace| {
+        let own = &inputs[3..];
+        let [q, k, v] = views(&op, &shape, own);
+        let AttentionShape { queries, keys, heads, head_dim, .. } = shape;
+        let dense = |data, rows| View::dense(data, rows, heads, head_dim);
+        let mask = op.dropout.map(|d| Mask::new(d, inputs[inputs.len() - 1]));
+        let factors = |first: u64, into: &mut [f32]| mask.iter().for_each(|m| m.factors(first, into));
+        let (spare, workspace) = workspace.split_at_mut(sizes.iter().sum());
+        let (operands, dbias) = outputs.split_at_mut(op.operands());
+        let written = if op.packed {
+            GradOutputs::Packed(operands[0])
+        } else {
+            let [dq, dk, dv] = operands else { unreachable!("three operands have three gradients") };
+            let (spare_q, spare) = spare.split_at_mut(sizes[0]);
+            let (spare_k, spare_v) = spare.split_at_mut(sizes[1]);
+            let view = |d, spare, rows| ViewMut::dense(wanted(d).unwrap_or(spare), rows, heads, head_dim);
+            GradOutputs::Separate {
+                dq: view(dq, spare_q, queries),
+                dk: view(dk, spare_k, keys),
+                dv: view(dv, spare_v, keys),
+            }
+        };
+        let job = attention::AttentionGrad {
+            shape,
+            scale: op.scale,
+            q,
+            k,
+            v,
+            out: dense(inputs[1], queries),
+            dout: dense(inputs[0], queries),
+            lse: inputs[2],
+            bias: op.bias.then(|| (own[op.operands()], groups)),
+            dropout: mask.as_ref().map(|_| Dropout { factors: &factors }),
+            outputs: written,
+            dbias: dbias.first_mut().and_then(|d| wanted(d)).map(|d| (d, groups)),
+        };
+        attention::backward(&p.pool, p.isa, job, workspace);
+    })
+    .with_workspace(workspace + sizes.iter().sum::<usize>())
+}

@@ -1,0 +1,49 @@
+//! Dropout masks, computed from their position whenever they are needed.
+
+use vit_graph::Type;
+use vit_graph::ops::Dropout;
+use vit_graph::random::Seed;
+
+use super::{Lowered, TASK};
+
+/// The mask of one dropout in one run.
+pub(super) struct Mask {
+    seed: Seed,
+    stream: u32,
+    rate: f32,
+}
+
+impl Mask {
+    /// `seed` is the value of the graph's seed input.
+    pub fn new(op: Dropout, seed: &[f32]) -> Self {
+        let words: &[i32] = bytemuck::cast_slice(seed);
+        Mask { seed: Seed([words[0], words[1], words[2], words[3]]), stream: op.stream, rate: op.rate }
+    }
+
+    /// What the elements from `first` on are multiplied with: 0, or the inverse of the share that is kept.
+    pub fn factors(&self, first: u64, into: &mut [f32]) {
+        let kept = 1.0 / (1.0 - self.rate);
+        for (i, factor) in (first..).zip(into) {
+            *factor = if self.seed.keeps(self.stream, i, self.rate) { kept } else { 0.0 };
+        }
+    }
+}
+
+pub(super) fn dropout(op: Dropout, x: &Type) -> Lowered {
+    let covers = op.elements_per_decision(x).max(1);
+    Lowered::new(move |p, inputs, outputs, _| {
+        let mask = Mask::new(op, inputs[1]);
+        p.pool.run_chunks(&mut *outputs[0], TASK, &|chunk, out| {
+            let mut factor = [0.0];
+            let mut decided = None;
+            for (i, out) in (chunk * TASK..).zip(out) {
+                let decision = (i / covers) as u64;
+                if decided != Some(decision) {
+                    mask.factors(decision, &mut factor);
+                    decided = Some(decision);
+                }
+                *out = factor[0] * inputs[0][i];
+            }
+        });
+    })
+}

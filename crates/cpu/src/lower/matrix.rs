@@ -1,0 +1,93 @@
+//! Linear layers and matrix products.
+
+use vit_graph::Type;
+use vit_graph::ops::{Linear, MatMul};
+
+use super::{Lowered, Packing, activation};
+use crate::activation::Activation;
+use crate::device::Processor;
+use crate::gemm::{self, ALayout, BLayout, Epilogue, Gemm, Matmul};
+
+/// A linear layer; a weight that never changes is packed beforehand.
+pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed: bool) -> Lowered {
+    let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
+    let [bias, scale, residual] = op.optional_inputs();
+    let activation = op.activation.map_or(Activation::None, activation);
+    let (isa, threads) = (processor.isa, processor.pool.threads());
+    let workspace = if packed {
+        gemm::gemm_workspace(isa, threads, m, n, k)
+    } else {
+        gemm::matmul_workspace(isa, threads, 1, m, n, k)
+    };
+    let mut lowered = Lowered::new(move |p, inputs, outputs, workspace| {
+        let epilogue = Epilogue {
+            bias: bias.map(|i| inputs[i]),
+            activation,
+            scale: scale.map(|i| inputs[i]),
+            residual: residual.map(|i| (inputs[i], n)),
+        };
+        let (a, b, c) = (inputs[0], inputs[1], &mut *outputs[0]);
+        let (lda, a_layout, ldc, alpha, accumulate) = (k, ALayout::RowMajor, n, 1.0, false);
+        if packed {
+            let product = Gemm { m, n, k, a, lda, a_layout, b, c, ldc, alpha, accumulate, epilogue };
+            gemm::gemm(&p.pool, p.isa, product, workspace);
+        } else {
+            let product = Matmul {
+                batch: 1,
+                m,
+                n,
+                k,
+                a,
+                lda,
+                a_layout,
+                a_batch_stride: 0,
+                b,
+                ldb: k,
+                b_layout: BLayout::RowsAreN,
+                b_batch_stride: 0,
+                c,
+                ldc,
+                c_batch_stride: 0,
+                alpha,
+                accumulate,
+                epilogue,
+            };
+            gemm::matmul(&p.pool, p.isa, product, workspace);
+        }
+    })
+    .with_workspace(workspace);
+    lowered.packing = packed.then_some(Packing { input: 1 });
+    lowered
+}
+
+/// A batched product of two values that both change.
+pub(super) fn matmul(processor: &Processor, op: &MatMul, inputs: &[Type]) -> Lowered {
+    let [batch, m, n, k] = op.extents(&inputs[0].shape, &inputs[1].shape);
+    let workspace = gemm::matmul_workspace(processor.isa, processor.pool.threads(), batch, m, n, k);
+    let (a_layout, lda) = if op.transpose_a { (ALayout::Transposed, m) } else { (ALayout::RowMajor, k) };
+    let (b_layout, ldb) = if op.transpose_b { (BLayout::RowsAreN, k) } else { (BLayout::RowsAreK, n) };
+    Lowered::new(move |p, inputs, outputs, workspace| {
+        let product = Matmul {
+            batch,
+            m,
+            n,
+            k,
+            a: inputs[0],
+            lda,
+            a_layout,
+            a_batch_stride: m * k,
+            b: inputs[1],
+            ldb,
+            b_layout,
+            b_batch_stride: k * n,
+            c: outputs[0],
+            ldc: n,
+            c_batch_stride: m * n,
+            alpha: 1.0,
+            accumulate: false,
+            epilogue: Epilogue::default(),
+        };
+        gemm::matmul(&p.pool, p.isa, product, workspace);
+    })
+    .with_workspace(workspace)
+}

@@ -1,0 +1,102 @@
+//! From operations to kernels: what each operation becomes on this CPU, with everything that depends on shapes worked
+//! out beforehand, so that running a kernel allocates nothing.
+
+mod arithmetic;
+mod attention;
+mod conv;
+mod dropout;
+mod gather;
+mod matrix;
+mod movement;
+mod patchify;
+mod reduce;
+mod rows;
+
+use vit_graph::Type;
+use vit_graph::ops::{self, Op};
+
+use crate::activation::Activation;
+use crate::device::Processor;
+
+/// A prepared operation: reads inputs, writes outputs (one that is not wanted has no elements), may use the workspace.
+pub(crate) type Kernel = Box<dyn Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send>;
+
+/// An input that the kernel takes in packed form.
+pub(crate) struct Packing {
+    pub input: usize,
+}
+
+/// What an operation becomes.
+pub(crate) struct Lowered {
+    pub kernel: Kernel,
+    /// Elements of scratch memory.
+    pub workspace: usize,
+    pub packing: Option<Packing>,
+}
+
+impl Lowered {
+    fn new(kernel: impl Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send + 'static) -> Self {
+        Lowered { kernel: Box::new(kernel), workspace: 0, packing: None }
+    }
+
+    fn with_workspace(mut self, elements: usize) -> Self {
+        self.workspace = elements;
+        self
+    }
+}
+
+/// Prepares an operation; `fixed` says which inputs never change between runs.
+pub(crate) fn lower(
+    processor: &Processor,
+    op: &Op,
+    inputs: &[Type],
+    outputs: &[Type],
+    fixed: &[bool],
+) -> Result<Lowered, String> {
+    Ok(match op {
+        Op::Linear(op) => matrix::linear(processor, op, inputs, fixed[1]),
+        Op::MatMul(op) => matrix::matmul(processor, op, inputs),
+        Op::Conv2d(op) => conv::forward(processor, op, inputs, outputs),
+        Op::Conv2dGradInput(op) => conv::grad_input(processor, op, inputs),
+        Op::Conv2dGradWeight(op) => conv::grad_weight(processor, op, inputs),
+        Op::Patchify(op) => patchify::patchify(op, &inputs[0]),
+        Op::Unpatchify(op) => patchify::unpatchify(op),
+        Op::Attention(op) => attention::forward(processor, op, inputs),
+        Op::AttentionGrad(op) => attention::backward(processor, op, inputs),
+        Op::LayerNorm(op) => rows::layer_norm(op, &inputs[0]),
+        Op::LayerNormGrad(_) => rows::layer_norm_grad(&inputs[1]),
+        Op::AddLayerNorm(op) => rows::add_layer_norm(op, &inputs[0]),
+        Op::Softmax(_) => rows::softmax(&inputs[0]),
+        Op::SoftmaxGrad(_) => rows::softmax_grad(&inputs[0]),
+        Op::Activation(op) => rows::activation(*op),
+        Op::ActivationGrad(op) => rows::activation_grad(op.0),
+        Op::Binary(op) => arithmetic::binary(*op, inputs, &outputs[0])?,
+        Op::Scale(op) => arithmetic::scale(op.0),
+        Op::Dropout(op) => dropout::dropout(*op, &inputs[0]),
+        Op::Permute(op) => movement::permute(op, &inputs[0])?,
+        Op::Slice(op) => movement::slice(op, &inputs[0])?,
+        Op::Pad(op) => movement::pad(op, &inputs[0], &outputs[0])?,
+        Op::Concat(op) => movement::concat(op, inputs, &outputs[0])?,
+        Op::Broadcast(op) => movement::broadcast(op, &inputs[0])?,
+        Op::Reduce(op) => reduce::reduce(op, &inputs[0])?,
+        Op::Gather(_) => gather::gather(&inputs[0]),
+        Op::GatherGrad(op) => gather::gather_grad(op),
+        Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_) => return Err("it computes nothing".into()),
+    })
+}
+
+/// The kernels' name for an activation.
+fn activation(op: ops::Activation) -> Activation {
+    match op {
+        ops::Activation::Gelu => Activation::GeluErf,
+        ops::Activation::GeluTanh => Activation::GeluTanh,
+        ops::Activation::Relu => Activation::Relu,
+        ops::Activation::Silu => Activation::Silu,
+        ops::Activation::Tanh => Activation::Tanh,
+        ops::Activation::Sigmoid => Activation::Sigmoid,
+    }
+}
+
+/// How many elements one task of a cheap kernel handles: enough to be worth handing to a thread, fixed so that results
+/// cannot depend on the number of threads.
+const TASK: usize = 1 << 14;

@@ -1,0 +1,121 @@
+//! Operations that only move elements: one strided copy does them all.
+
+use vit_graph::ops::{Broadcast, Concat, Pad, Permute, Slice};
+use vit_graph::{Shape, Type};
+
+use super::{Lowered, TASK};
+
+/// As many axes as any model here has, so that walking needs no memory of its own.
+const MAX_AXES: usize = 8;
+
+/// Rows of a value that is read or written with strides of its own: all axes but the last are walked, the last is the
+/// row.
+#[derive(Clone, Copy)]
+pub(super) struct Walk {
+    axes: usize,
+    extents: [usize; MAX_AXES],
+    strides: [usize; MAX_AXES],
+    inner: usize,
+    offset: usize,
+}
+
+impl Walk {
+    pub fn new(shape: &[usize], strides: &[usize], offset: usize) -> Result<Self, String> {
+        let axes = shape.len().saturating_sub(1);
+        if axes > MAX_AXES {
+            return Err(format!("{} axes are more than {}", shape.len(), MAX_AXES + 1));
+        }
+        let mut walk = Walk { axes, extents: [1; MAX_AXES], strides: [0; MAX_AXES], inner: 1, offset };
+        walk.extents[..axes].copy_from_slice(&shape[..axes]);
+        walk.strides[..axes].copy_from_slice(&strides[..axes]);
+        walk.inner = strides.last().copied().unwrap_or(1);
+        Ok(walk)
+    }
+
+    /// A value read as if it were repeated to `shape`.
+    pub fn broadcast(value: &Shape, shape: &Shape) -> Result<Self, String> {
+        Walk::new(shape, &value.broadcast_strides(shape), 0)
+    }
+
+    /// Where row number `index` starts.
+    pub fn row(&self, mut index: usize) -> usize {
+        let mut at = self.offset;
+        for axis in (0..self.axes).rev() {
+            at += index % self.extents[axis] * self.strides[axis];
+            index /= self.extents[axis];
+        }
+        at
+    }
+
+    /// The step from one element of a row to the next.
+    pub fn inner(&self) -> usize {
+        self.inner
+    }
+}
+
+/// The copy of an input, read through a walk over `shape`, to a dense output.
+fn gather(shape: &Shape, walk: Walk) -> Lowered {
+    let row = shape.last().max(1);
+    let rows_per_task = TASK.div_ceil(row);
+    Lowered::new(move |p, inputs, outputs, _| {
+        p.pool.run_chunks(&mut *outputs[0], rows_per_task * row, &|chunk, out| {
+            for (i, out) in out.chunks_exact_mut(row).enumerate() {
+                let at = walk.row(chunk * rows_per_task + i);
+                match walk.inner() {
+                    1 => out.copy_from_slice(&inputs[0][at..][..row]),
+                    0 => out.fill(inputs[0][at]),
+                    step => out.iter_mut().enumerate().for_each(|(j, out)| *out = inputs[0][at + j * step]),
+                }
+            }
+        });
+    })
+}
+
+pub(super) fn permute(op: &Permute, x: &Type) -> Result<Lowered, String> {
+    let strides = x.shape.strides();
+    let shape: Vec<usize> = op.0.iter().map(|&axis| x.shape[axis]).collect();
+    let walk = Walk::new(&shape, &op.0.iter().map(|&axis| strides[axis]).collect::<Vec<_>>(), 0)?;
+    Ok(gather(&Shape::from(shape), walk))
+}
+
+pub(super) fn broadcast(op: &Broadcast, x: &Type) -> Result<Lowered, String> {
+    Ok(gather(&op.0, Walk::broadcast(&x.shape, &op.0)?))
+}
+
+pub(super) fn slice(op: &Slice, x: &Type) -> Result<Lowered, String> {
+    let strides = x.shape.strides();
+    let shape = x.shape.with(op.axis, op.length);
+    Ok(gather(&shape, Walk::new(&shape, &strides, op.start * strides[op.axis])?))
+}
+
+/// Extents around an axis: how often its block repeats, and how many elements one entry of it has.
+fn around(shape: &Shape, axis: usize) -> (usize, usize) {
+    (shape[..axis].iter().product(), shape[axis + 1..].iter().product())
+}
+
+pub(super) fn pad(op: &Pad, x: &Type, y: &Type) -> Result<Lowered, String> {
+    let (outer, inner) = around(&y.shape, op.axis);
+    let (from, to) = (x.shape[op.axis] * inner, y.shape[op.axis] * inner);
+    let before = op.before * inner;
+    Ok(Lowered::new(move |_, inputs, outputs, _| {
+        outputs[0].fill(0.0);
+        for o in 0..outer {
+            outputs[0][o * to + before..][..from].copy_from_slice(&inputs[0][o * from..][..from]);
+        }
+    }))
+}
+
+pub(super) fn concat(op: &Concat, inputs: &[Type], y: &Type) -> Result<Lowered, String> {
+    let (outer, inner) = around(&y.shape, op.axis);
+    let blocks: Vec<usize> = inputs.iter().map(|x| x.shape[op.axis] * inner).collect();
+    let stride = y.shape[op.axis] * inner;
+    Ok(Lowered::new(move |_, inputs, outputs, _| {
+        for o in 0..outer {
+            let mut at = o * stride;
+            for (input, &block) in inputs.iter().zip(&blocks) {
+                outputs[0][at..][..block].copy_from_slice(&input[o * block..][..block]);
+                at += block;
+            }
+        }
+    }))
+}

@@ -1,0 +1,396 @@
+//! Layer normalisation over the last axis, fused with the addition before it, and its gradient.
+//! The variance is the biased one, taken in a second pass over the row, so a large mean costs no accuracy.
+
+use crate::gemm::check_workspace;
+use crate::isa::Isa;
+use crate::pool::{Parts, Pool};
+use crate::simd::{Kernel, Simd};
+
+/// `out = (x - mean) / sqrt(variance + eps) * gamma + beta` for each of `rows` rows of `dim` numbers.
+///
+/// `mean` and `rstd` take the statistics of each row, which [`layer_norm_grad`] needs.
+///
+/// # Panics
+/// If a length does not fit the shape.
+#[allow(clippy::too_many_arguments)]
+pub fn layer_norm(
+    pool: &Pool,
+    isa: Isa,
+    x: &[f32],
+    gamma: Option<&[f32]>,
+    beta: Option<&[f32]>,
+    eps: f32,
+    rows: usize,
+    dim: usize,
+    out: &mut [f32],
+    mean: Option<&mut [f32]>,
+    rstd: Option<&mut [f32]>,
+) {
+    forward(pool, isa, x, None, gamma, beta, eps, rows, dim, None, out, mean, rstd);
+}
+
+/// `sum = x + y; out = layer_norm(sum)`.
+///
+/// # Panics
+/// If a length does not fit the shape.
+#[allow(clippy::too_many_arguments)]
+pub fn add_layer_norm(
+    pool: &Pool,
+    isa: Isa,
+    x: &[f32],
+    y: &[f32],
+    gamma: Option<&[f32]>,
+    beta: Option<&[f32]>,
+    eps: f32,
+    rows: usize,
+    dim: usize,
+    sum: &mut [f32],
+    out: &mut [f32],
+    mean: Option<&mut [f32]>,
+    rstd: Option<&mut [f32]>,
+) {
+    forward(pool, isa, x, Some(y), gamma, beta, eps, rows, dim, Some(sum), out, mean, rstd);
+}
+
+/// Rows that one task handles: some tens of thousands of numbers.
+fn rows_per_task(dim: usize) -> usize {
+    (16 * 1024 / dim.max(1)).max(1)
+}
+
+#[allow(clippy::too_many_arguments)]
+fn forward(
+    pool: &Pool,
+    isa: Isa,
+    x: &[f32],
+    y: Option<&[f32]>,
+    gamma: Option<&[f32]>,
+    beta: Option<&[f32]>,
+    eps: f32,
+    rows: usize,
+    dim: usize,
+    sum: Option<&mut [f32]>,
+    out: &mut [f32],
+    mean: Option<&mut [f32]>,
+    rstd: Option<&mut [f32]>,
+) {
+    let total = rows * dim;
+    check("x", x.len(), total);
+    check("out", out.len(), total);
+    for (name, slice, len) in [("y", y, total), ("gamma", gamma, dim), ("beta", beta, dim)] {
+        if let Some(slice) = slice {
+            check(name, slice.len(), len);
+        }
+    }
+    if let Some(sum) = &sum {
+        check("sum", sum.len(), total);
+    }
+    for (name, slice) in [("mean", &mean), ("rstd", &rstd)] {
+        if let Some(slice) = slice {
+            check(name, slice.len(), rows);
+        }
+    }
+    let chunk = rows_per_task(dim);
+    let sum = sum.map(Parts::new);
+    let out = Parts::new(out);
+    let mean = mean.map(Parts::new);
+    let rstd = rstd.map(Parts::new);
+    pool.run(rows.div_ceil(chunk), &|task| {
+        let first = task * chunk;
+        let rows = chunk.min(rows - first);
+        let (start, len) = (first * dim, rows * dim);
+        // SAFETY: tasks have rows of their own.
+        unsafe {
+            isa.dispatch(Forward {
+                x: &x[start..][..len],
+                y: y.map(|y| &y[start..][..len]),
+                gamma,
+                beta,
+                eps,
+                dim,
+                sum: sum.as_ref().map(|p| p.slice(start, len)),
+                out: out.slice(start, len),
+                mean: mean.as_ref().map(|p| p.slice(first, rows)),
+                rstd: rstd.as_ref().map(|p| p.slice(first, rows)),
+            });
+        }
+    });
+}
+
+fn check(name: &str, len: usize, expected: usize) {
+    assert_eq!(len, expected, "layer norm: {name} has the wrong length");
+}
+
+struct Forward<'a> {
+    x: &'a [f32],
+    y: Option<&'a [f32]>,
+    gamma: Option<&'a [f32]>,
+    beta: Option<&'a [f32]>,
+    eps: f32,
+    dim: usize,
+    sum: Option<&'a mut [f32]>,
+    out: &'a mut [f32],
+    mean: Option<&'a mut [f32]>,
+    rstd: Option<&'a mut [f32]>,
+}
+
+impl Kernel for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let dim = self.dim;
+        if dim == 0 {
+            return;
+        }
+        for row in 0..self.out.len() / dim {
+            let offset = row * dim;
+            let mut x = self.x[offset..][..dim].as_ptr();
+            if let (Some(y), Some(sum)) = (self.y, &mut self.sum) {
+                let y = y[offset..][..dim].as_ptr();
+                let sum = sum[offset..][..dim].as_mut_ptr();
+                let mut i = 0;
+                while i < dim {
+                    // SAFETY: the three rows have `dim` numbers.
+                    unsafe {
+                        let v = s.add(s.load_up_to(x.add(i), dim - i), s.load_up_to(y.add(i), dim - i));
+                        s.store_up_to(sum.add(i), v, dim - i);
+                    }
+                    i += S::LANES;
+                }
+                x = sum;
+            }
+            // SAFETY: `x` is a row of `dim` numbers.
+            let (mean, rstd) = unsafe { statistics(s, x, dim, self.eps) };
+            if let Some(means) = &mut self.mean {
+                means[row] = mean;
+            }
+            if let Some(rstds) = &mut self.rstd {
+                rstds[row] = rstd;
+            }
+            let out = self.out[offset..][..dim].as_mut_ptr();
+            let (mean, rstd) = (s.splat(mean), s.splat(rstd));
+            let mut i = 0;
+            while i < dim {
+                let n = dim - i;
+                // SAFETY: rows, gamma and beta have `dim` numbers.
+                unsafe {
+                    let mut v = s.mul(s.sub(s.load_up_to(x.add(i), n), mean), rstd);
+                    if let Some(gamma) = self.gamma {
+                        v = s.mul(v, s.load_up_to(gamma.as_ptr().add(i), n));
+                    }
+                    if let Some(beta) = self.beta {
+                        v = s.add(v, s.load_up_to(beta.as_ptr().add(i), n));
+                    }
+                    s.store_up_to(out.add(i), v, n);
+                }
+                i += S::LANES;
+            }
+        }
+    }
+}
+
+/// Mean and reciprocal standard deviation of a row. Four partial sums hide the latency of the additions.
+///
+/// # Safety
+/// `dim` numbers at `x` must be readable, at least one.
+#[inline(always)]
+unsafe fn statistics<S: Simd>(s: S, x: *const f32, dim: usize, eps: f32) -> (f32, f32) {
+    let mut sums = [s.splat(0.0); 4];
+    let mut i = 0;
+    // SAFETY: reads stay below `dim`.
+    unsafe {
+        while i + 4 * S::LANES <= dim {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                *sum = s.add(*sum, s.load(x.add(i + j * S::LANES)));
+            }
+            i += 4 * S::LANES;
+        }
+        while i < dim {
+            sums[0] = s.add(sums[0], s.load_up_to(x.add(i), dim - i));
+            i += S::LANES;
+        }
+    }
+    let total = s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
+    let mean = total / dim as f32;
+
+    let center = s.splat(mean);
+    let mut sums = [s.splat(0.0); 4];
+    let mut i = 0;
+    // SAFETY: reads stay below `dim`.
+    unsafe {
+        while i + 4 * S::LANES <= dim {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                let d = s.sub(s.load(x.add(i + j * S::LANES)), center);
+                *sum = s.mul_add(d, d, *sum);
+            }
+            i += 4 * S::LANES;
+        }
+        while i < dim {
+            let n = (dim - i).min(S::LANES);
+            let d = s.sub(s.load_up_to(x.add(i), n), center);
+            let d = s.first_or(d, n, s.splat(0.0));
+            sums[0] = s.mul_add(d, d, sums[0]);
+            i += S::LANES;
+        }
+    }
+    let total = s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
+    let variance = total / dim as f32;
+    (mean, 1.0 / (variance + eps).sqrt())
+}
+
+/// Partial sums of the parameter gradients: as many as are useful, decided by the shape alone.
+fn chunks(rows: usize) -> (usize, usize) {
+    let per_chunk = rows.div_ceil(64).max(16);
+    (rows.div_ceil(per_chunk), per_chunk)
+}
+
+/// How many numbers of workspace [`layer_norm_grad`] needs.
+pub fn layer_norm_grad_workspace(rows: usize, dim: usize) -> usize {
+    chunks(rows).0 * 2 * dim
+}
+
+/// The gradient of [`layer_norm`]: `dx`, and the sums over rows `dgamma` and `dbeta` where they are wanted.
+///
+/// # Panics
+/// If a length does not fit the shape.
+#[allow(clippy::too_many_arguments)]
+pub fn layer_norm_grad(
+    pool: &Pool,
+    isa: Isa,
+    dy: &[f32],
+    x: &[f32],
+    gamma: Option<&[f32]>,
+    mean: &[f32],
+    rstd: &[f32],
+    rows: usize,
+    dim: usize,
+    dx: &mut [f32],
+    dgamma: Option<&mut [f32]>,
+    dbeta: Option<&mut [f32]>,
+    workspace: &mut [f32],
+) {
+    let total = rows * dim;
+    check("dy", dy.len(), total);
+    check("x", x.len(), total);
+    check("dx", dx.len(), total);
+    check("mean", mean.len(), rows);
+    check("rstd", rstd.len(), rows);
+    if let Some(gamma) = gamma {
+        check("gamma", gamma.len(), dim);
+    }
+    for (name, slice) in [("dgamma", &dgamma), ("dbeta", &dbeta)] {
+        if let Some(slice) = slice {
+            check(name, slice.len(), dim);
+        }
+    }
+    let needed = layer_norm_grad_workspace(rows, dim);
+    check_workspace("layer norm gradient", workspace.len(), needed);
+    let workspace = &mut workspace[..needed];
+    let (tasks, per_chunk) = chunks(rows);
+    {
+        let dx = Parts::new(dx);
+        let partial = Parts::new(&mut *workspace);
+        pool.run(tasks, &|task| {
+            let first = task * per_chunk;
+            let rows = per_chunk.min(rows - first);
+            let (start, len) = (first * dim, rows * dim);
+            // SAFETY: tasks have rows and partial sums of their own.
+            unsafe {
+                isa.dispatch(Backward {
+                    dy: &dy[start..][..len],
+                    x: &x[start..][..len],
+                    gamma,
+                    mean: &mean[first..][..rows],
+                    rstd: &rstd[first..][..rows],
+                    dim,
+                    dx: dx.slice(start, len),
+                    partial: partial.slice(task * 2 * dim, 2 * dim),
+                });
+            }
+        });
+    }
+    for (which, slice) in [(0, dgamma), (1, dbeta)] {
+        if let Some(slice) = slice {
+            slice.fill(0.0);
+            for chunk in 0..tasks {
+                let part = &workspace[(2 * chunk + which) * dim..][..dim];
+                for (total, x) in slice.iter_mut().zip(part) {
+                    *total += x;
+                }
+            }
+        }
+    }
+}
+
+struct Backward<'a> {
+    dy: &'a [f32],
+    x: &'a [f32],
+    gamma: Option<&'a [f32]>,
+    mean: &'a [f32],
+    rstd: &'a [f32],
+    dim: usize,
+    dx: &'a mut [f32],
+    partial: &'a mut [f32],
+}
+
+impl Kernel for Backward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let dim = self.dim;
+        let (dgamma, dbeta) = self.partial.split_at_mut(dim);
+        dgamma.fill(0.0);
+        dbeta.fill(0.0);
+        let (dgamma, dbeta) = (dgamma.as_mut_ptr(), dbeta.as_mut_ptr());
+        for row in 0..self.mean.len() {
+            let dy = self.dy[row * dim..][..dim].as_ptr();
+            let x = self.x[row * dim..][..dim].as_ptr();
+            let dx = self.dx[row * dim..][..dim].as_mut_ptr();
+            let mean = s.splat(self.mean[row]);
+            let rstd = s.splat(self.rstd[row]);
+            let mut sum = s.splat(0.0);
+            let mut product = s.splat(0.0);
+            let mut i = 0;
+            while i < dim {
+                let n = (dim - i).min(S::LANES);
+                // SAFETY: rows and partial sums have `dim` numbers, gamma too. Lanes past the end have dy = 0, and
+                // what they hold otherwise is not stored.
+                unsafe {
+                    let dy = s.load_up_to(dy.add(i), n);
+                    let d = s.sub(s.load_up_to(x.add(i), n), mean);
+                    let normal = s.mul(d, rstd);
+                    let g = match self.gamma {
+                        Some(gamma) => s.mul(dy, s.load_up_to(gamma.as_ptr().add(i), n)),
+                        None => dy,
+                    };
+                    sum = s.add(sum, g);
+                    product = s.mul_add(g, normal, product);
+                    let old = s.load_up_to(dgamma.add(i), n);
+                    s.store_up_to(dgamma.add(i), s.mul_add(dy, normal, old), n);
+                    let old = s.load_up_to(dbeta.add(i), n);
+                    s.store_up_to(dbeta.add(i), s.add(dy, old), n);
+                }
+                i += S::LANES;
+            }
+            let sum = s.splat(s.sum(sum) / dim as f32);
+            let product = s.splat(s.sum(product) / dim as f32);
+            let mut i = 0;
+            while i < dim {
+                let n = (dim - i).min(S::LANES);
+                // SAFETY: as above.
+                unsafe {
+                    let dy = s.load_up_to(dy.add(i), n);
+                    let normal = s.mul(s.sub(s.load_up_to(x.add(i), n), mean), rstd);
+                    let g = match self.gamma {
+                        Some(gamma) => s.mul(dy, s.load_up_to(gamma.as_ptr().add(i), n)),
+                        None => dy,
+                    };
+                    let v = s.neg_mul_add(normal, product, s.sub(g, sum));
+                    s.store_up_to(dx.add(i), s.mul(v, rstd), n);
+                }
+                i += S::LANES;
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! A fork-join pool: the caller and the workers take numbered tasks from a shared counter until none is left.
+//! A call allocates nothing, and never waits for a worker that is still asleep. The order of the tasks is not fixed, so
+//! a task must write only what no other task of the same call touches.
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a worker looks for the next call before it sleeps: longer than the gap between two operations of a model,
+/// short enough to cost an idle machine nothing.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// The state word: the number of the call, whether it still takes workers, and how many are inside.
+const OPEN: u64 = 1 << 15;
+const INSIDE: u64 = OPEN - 1;
+const CALL: u64 = 1 << 16;
+
+thread_local! {
+    /// Whether this thread is inside a task, whose own calls then run inline.
+    static IN_TASK: Cell<bool> = const { Cell::new(false) };
+}
+
+type Task<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+struct Job {
+    task: *const (dyn Fn(usize, usize) + Sync),
+    tasks: usize,
+}
+
+struct Shared {
+    state: AtomicU64,
+    next: AtomicUsize,
+    asleep: AtomicUsize,
+    stop: AtomicBool,
+    job: UnsafeCell<Option<Job>>,
+    /// Guards nothing but the two sleeps below; the data are in the atomics.
+    lock: Mutex<()>,
+    work: Condvar,
+    done: Condvar,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+// SAFETY: `job` is written only while the state is closed and no worker is inside, and read only by workers that are
+// inside; the state word orders the two.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `job` is to a `Sync` closure and is not used after the call that lent it.
+unsafe impl Send for Shared {}
+
+/// A fixed set of threads that run the tasks of one call at a time.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held during a call; another thread that calls meanwhile runs its tasks alone.
+    calling: Mutex<()>,
+}
+
+impl Pool {
+    /// A pool that runs on `threads` threads, the caller's included. Zero counts as one.
+    pub fn new(threads: usize) -> Pool {
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            next: AtomicUsize::new(0),
+            asleep: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            job: UnsafeCell::new(None),
+            lock: Mutex::new(()),
+            work: Condvar::new(),
+            done: Condvar::new(),
+            panic: Mutex::new(None),
+        });
+        let workers = (1..threads.clamp(1, INSIDE as usize))
+            .map_while(|index| {
+                let shared = Arc::clone(&shared);
+                // A machine that refuses more threads still has a pool that works.
+                std::thread::Builder::new().name(format!("vit-cpu-{index}")).spawn(move || shared.work(index)).ok()
+            })
+            .collect();
+        Pool { shared, workers, calling: Mutex::new(()) }
+    }
+
+    /// How many threads run tasks, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `task(i)` for every `i` below `tasks` and returns when all are done.
+    ///
+    /// A panic in a task is raised again here, after the others have stopped. A call from inside a task runs inline.
+    pub fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.run_with_worker(tasks, &|i, _| task(i));
+    }
+
+    /// Like [`Pool::run`], with the index of the thread as second argument: it is below [`Pool::threads`], and no two
+    /// tasks of this call that run at the same time have the same one.
+    pub fn run_with_worker(&self, tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+        let alone = tasks <= 1 || self.workers.is_empty() || IN_TASK.get();
+        let guard = if alone {
+            None
+        } else {
+            match self.calling.try_lock() {
+                Ok(guard) => Some(guard),
+                Err(std::sync::TryLockError::Poisoned(e)) => Some(e.into_inner()),
+                Err(std::sync::TryLockError::WouldBlock) => None,
+            }
+        };
+        match guard {
+            Some(_guard) => self.fork(tasks, task),
+            None => (0..tasks).for_each(|i| task(i, 0)),
+        }
+    }
+
+    /// Runs `task(i, chunk)` on each piece of `data` of `chunk` elements; the last may be shorter.
+    pub fn run_chunks<T: Send>(&self, data: &mut [T], chunk: usize, task: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        let len = data.len();
+        let parts = Parts::new(data);
+        self.run(len.div_ceil(chunk), &|i| {
+            let start = i * chunk;
+            // SAFETY: the pieces of different tasks do not overlap.
+            task(i, unsafe { parts.slice(start, chunk.min(len - start)) });
+        });
+    }
+
+    fn fork(&self, tasks: usize, task: Task<'_>) {
+        let shared = &*self.shared;
+        // SAFETY: the lifetime is only hidden, not extended: this function returns after the last use.
+        let task_ptr: *const (dyn Fn(usize, usize) + Sync + 'static) =
+            unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
+        // SAFETY: the state is closed and nobody is inside, so nobody reads the job.
+        unsafe {
+            *shared.job.get() = Some(Job { task: task_ptr, tasks });
+        }
+        shared.next.store(0, Ordering::Relaxed);
+        let call = (shared.state.load(Ordering::Relaxed) & !(CALL - 1)).wrapping_add(CALL);
+        shared.state.store(call | OPEN, Ordering::SeqCst);
+        if shared.asleep.load(Ordering::SeqCst) > 0 {
+            let _guard = shared.guard();
+            shared.work.notify_all();
+        }
+
+        shared.take_tasks(task, tasks, 0);
+
+        let mut state = shared.state.fetch_and(!OPEN, Ordering::AcqRel) & !OPEN;
+        let start = Instant::now();
+        while state & INSIDE != 0 {
+            if start.elapsed() < SPIN {
+                for _ in 0..16 {
+                    std::hint::spin_loop();
+                }
+                state = shared.state.load(Ordering::Acquire);
+                continue;
+            }
+            let mut guard = shared.guard();
+            state = shared.state.load(Ordering::Acquire);
+            while state & INSIDE != 0 {
+                guard = shared.done.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                state = shared.state.load(Ordering::Acquire);
+            }
+        }
+        let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(payload) = panic {
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        {
+            let _guard = self.shared.guard();
+            self.shared.work.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of its tasks, so it does not end with one.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn guard(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes tasks until none is left. A panic ends the call for everyone and is kept for the caller.
+    fn take_tasks(&self, task: Task<'_>, tasks: usize, worker: usize) {
+        IN_TASK.set(true);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let i = self.next.fetch_add(1, Ordering::Relaxed);
+                if i >= tasks {
+                    break;
+                }
+                task(i, worker);
+            }
+        }));
+        IN_TASK.set(false);
+        if let Err(payload) = result {
+            self.next.store(tasks, Ordering::Relaxed);
+            let mut panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+            panic.get_or_insert(payload);
+        }
+    }
+
+    fn work(&self, worker: usize) {
+        let mut last = 0;
+        while let Some(call) = self.wait_for_call(last) {
+            last = call;
+            // SAFETY: `wait_for_call` has entered the call, so the caller keeps the job until we leave.
+            let job = unsafe { &*self.job.get() };
+            if let Some(job) = job {
+                // SAFETY: as above; the closure outlives the call.
+                self.take_tasks(unsafe { &*job.task }, job.tasks, worker);
+            }
+            let state = self.state.fetch_sub(1, Ordering::AcqRel) - 1;
+            if state & (OPEN | INSIDE) == 0 {
+                let _guard = self.guard();
+                self.done.notify_all();
+            }
+        }
+    }
+
+    /// Waits for a call other than `last` and enters it; `None` when the pool is dropped.
+    fn wait_for_call(&self, last: u64) -> Option<u64> {
+        let mut start = Instant::now();
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                return None;
+            }
+            let state = self.state.load(Ordering::SeqCst);
+            let call = state / CALL;
+            if state & OPEN != 0 && call != last {
+                let entered = self.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed);
+                if entered.is_ok() {
+                    return Some(call);
+                }
+                continue;
+            }
+            if start.elapsed() < SPIN {
+                for _ in 0..16 {
+                    std::hint::spin_loop();
+                }
+                continue;
+            }
+            let guard = self.guard();
+            self.asleep.fetch_add(1, Ordering::SeqCst);
+            let state = self.state.load(Ordering::SeqCst);
+            let nothing_new = state & OPEN == 0 || state / CALL == last;
+            if nothing_new && !self.stop.load(Ordering::SeqCst) {
+                drop(self.work.wait(guard).unwrap_or_else(PoisonError::into_inner));
+            }
+            self.asleep.fetch_sub(1, Ordering::SeqCst);
+            start = Instant::now();
+        }
+    }
+}
+
+/// A mutable slice that tasks share, each taking its own part.
+pub(crate) struct Parts<'a, T> {
+    start: *mut T,
+    len: usize,
+    _slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: parts are handed out by an unsafe function whose callers keep them apart.
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
+// SAFETY: it is a `&mut [T]` in all but name.
+unsafe impl<T: Send> Send for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    pub(crate) fn new(data: &'a mut [T]) -> Self {
+        Parts { start: data.as_mut_ptr(), len: data.len(), _slice: PhantomData }
+    }
+
+    /// A pointer into the slice; what it is used for is the caller's to keep apart.
+    pub(crate) fn at(&self, start: usize) -> *mut T {
+        assert!(start <= self.len, "part at {start} of {}", self.len);
+        self.start.wrapping_add(start)
+    }
+
+    /// # Safety
+    /// Slices that are alive at the same time must not overlap.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &'a mut [T] {
+        assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
+        // SAFETY: in bounds by the assertion, disjoint by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+}

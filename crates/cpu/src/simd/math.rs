@@ -1,0 +1,126 @@
+//! The transcendental functions that activations and softmax need, on vectors.
+//! Accurate to about one unit in the last place; NaN in gives NaN out.
+
+use super::Simd;
+
+/// `c[0] * x^(n-1) + ... + c[n-1]`.
+#[inline(always)]
+fn polynomial<S: Simd, const N: usize>(s: S, x: S::V, coefficients: [f32; N]) -> S::V {
+    let mut y = s.splat(coefficients[0]);
+    for &c in &coefficients[1..] {
+        y = s.mul_add(y, x, s.splat(c));
+    }
+    y
+}
+
+/// e to the x; exactly 0 far below and infinity far above.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
+    let x = s.max(s.splat(-105.0), s.min(s.splat(89.0), x));
+    let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
+    // ln 2 in two parts, the first short enough that n times it is exact.
+    let r = s.neg_mul_add(n, s.splat(0.693_359_4), x);
+    let r = s.neg_mul_add(n, s.splat(-2.121_944_4e-4), r);
+    let p = polynomial(s, r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
+    let y = s.add(s.mul_add(p, s.mul(r, r), r), s.splat(1.0));
+    s.scale_by_power(y, n)
+}
+
+/// 2 to the x, for x that are not above 100; exactly 0 far below.
+#[inline(always)]
+pub(crate) fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
+    let x = s.max(s.splat(-150.0), x);
+    let n = s.round(x);
+    let y = polynomial(
+        s,
+        s.sub(x, n),
+        [1.534_579e-4, 1.339_993_1e-3, 9.618_489e-3, 5.550_328_8e-2, 2.402_264_7e-1, 6.931_472e-1, 1.0],
+    );
+    s.scale_by_power(y, n)
+}
+
+/// The upper tail of the normal distribution, `erfc(t / sqrt 2) / 2`, for t from 0 to 16.
+///
+/// Its logarithm is so smooth that one polynomial fits it, to 5e-9 in what GELU makes of it; the last coefficient takes
+/// the result to 0 beyond the range of the fit, which ends at 6.
+#[inline(always)]
+pub(crate) fn normal_tail<S: Simd>(s: S, t: S::V) -> S::V {
+    let log = polynomial(
+        s,
+        t,
+        [
+            -2.672_79e-8,
+            8.033_005_4e-7,
+            -1.033_994_8e-5,
+            7.251_947e-5,
+            -2.648_081e-4,
+            -3.408_678e-5,
+            6.993_133_6e-3,
+            -5.247_606_5e-2,
+            -4.592_079_4e-1,
+            -1.151_106,
+            -1.0,
+        ],
+    );
+    exp2(s, log)
+}
+
+/// GELU, `x (1 + erf(x / sqrt 2)) / 2`: what the tail takes away from the positive part.
+#[inline(always)]
+pub(crate) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
+    let t = s.min(s.splat(16.0), s.abs(x));
+    s.neg_mul_add(t, normal_tail(s, t), s.max(s.splat(0.0), x))
+}
+
+/// The slope of GELU: distribution function plus x times density.
+#[inline(always)]
+pub(crate) fn gelu_slope<S: Simd>(s: S, x: S::V) -> S::V {
+    let x = clamp(s, x, 16.0);
+    let tail = normal_tail(s, s.abs(x));
+    let upper = s.sub(s.splat(1.0), tail);
+    let distribution = s.select(s.lt(x, s.splat(0.0)), tail, upper);
+    s.mul_add(x, normal_density(s, x), distribution)
+}
+
+/// x within plus or minus `limit`; slopes are constant long before, and this keeps infinity times 0 out of them.
+#[inline(always)]
+pub(crate) fn clamp<S: Simd>(s: S, x: S::V, limit: f32) -> S::V {
+    s.max(s.splat(-limit), s.min(s.splat(limit), x))
+}
+
+/// The density of the normal distribution.
+#[inline(always)]
+fn normal_density<S: Simd>(s: S, x: S::V) -> S::V {
+    let e = exp(s, s.mul(s.mul(x, x), s.splat(-0.5)));
+    s.mul(e, s.splat(0.398_942_3))
+}
+
+/// Hyperbolic tangent.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    let t = s.abs(x);
+    let square = s.mul(x, x);
+    let near = polynomial(s, square, [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1]);
+    let near = s.mul_add(s.mul(near, square), x, x);
+    let e = exp(s, s.add(t, t));
+    let one = s.splat(1.0);
+    let far = s.sub(one, s.div(s.splat(2.0), s.add(e, one)));
+    let far = s.select(s.lt(x, s.splat(0.0)), s.sub(s.splat(0.0), far), far);
+    s.select(s.lt(s.splat(0.625), t), far, near)
+}
+
+/// The logistic function.
+#[inline(always)]
+pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
+    let one = s.splat(1.0);
+    s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
+}
+
+/// The logistic function of x and of -x: their product is accurate where one minus the other would not be.
+#[inline(always)]
+pub(crate) fn sigmoid_pair<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
+    let one = s.splat(1.0);
+    let e = exp(s, s.min(s.splat(88.0), s.sub(s.splat(0.0), x)));
+    let y = s.div(one, s.add(one, e));
+    (y, s.mul(e, y))
+}

@@ -1,0 +1,158 @@
+//! The vector operations that every kernel is written in, once, generic over [`Simd`].
+//! A value of a `Simd` type is a token: holding one proves that the machine has its instructions, so arithmetic on
+//! it is safe; only loads and stores through pointers are not.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub(crate) mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
+pub(crate) use portable::Portable;
+
+/// Work that is compiled once for each instruction set.
+///
+/// `run` and everything generic it calls must be `#[inline(always)]`: only then does the code end up inside the
+/// function that has the instructions enabled. Closures do not, so kernels have none.
+pub(crate) trait Kernel {
+    type Output;
+    fn run<S: Simd>(self, s: S) -> Self::Output;
+}
+
+/// Vectors of `f32`.
+///
+/// # Safety
+/// `LANES` must be the number of `f32` that `load` reads and `store` writes, and at most [`MAX_LANES`].
+pub(crate) unsafe trait Simd: Copy {
+    /// A vector of `LANES` numbers.
+    type V: Copy;
+    /// The result of a comparison.
+    type M: Copy;
+    /// Numbers in a vector.
+    const LANES: usize;
+    /// Rows of the matrix product's register tile.
+    const TILE_ROWS: usize;
+    /// Vectors in a row of the register tile. Tile, two operands and a row of B fit in the registers.
+    const TILE_VECTORS: usize;
+
+    /// Calls the kernel as a function of its own, compiled with the instructions enabled.
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
+
+    fn splat(self, x: f32) -> Self::V;
+    /// # Safety
+    /// `LANES` numbers at `p` must be readable.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// The first `n` lanes from memory, zero in the others.
+    /// # Safety
+    /// `n <= LANES` numbers at `p` must be readable.
+    unsafe fn load_first(self, p: *const f32, n: usize) -> Self::V;
+    /// # Safety
+    /// `LANES` numbers at `p` must be writable.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// # Safety
+    /// `n <= LANES` numbers at `p` must be writable.
+    unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize);
+    /// Asks for the cache line at `p`, which need not be valid, ahead of its use.
+    fn prefetch(self, p: *const f32);
+    /// The first `n` lanes of `v`, those of `fill` after them.
+    fn first_or(self, v: Self::V, n: usize, fill: Self::V) -> Self::V;
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `c - a * b`.
+    fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The smaller; NaN where `b` is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The larger; NaN where `b` is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    fn abs(self, a: Self::V) -> Self::V;
+    /// To the nearest integer.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included.
+    fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
+    /// `a < b`, false where either is NaN.
+    fn lt(self, a: Self::V, b: Self::V) -> Self::M;
+    /// `a` where the mask is set, `b` elsewhere.
+    fn select(self, mask: Self::M, a: Self::V, b: Self::V) -> Self::V;
+    /// The sum of the lanes, in a fixed order.
+    fn sum(self, a: Self::V) -> f32;
+    /// The largest lane.
+    fn largest(self, a: Self::V) -> f32;
+    /// The first `min(n, LANES)` lanes from memory, zero in the others.
+    /// # Safety
+    /// Those numbers must be readable.
+    #[inline(always)]
+    unsafe fn load_up_to(self, p: *const f32, n: usize) -> Self::V {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { if n >= Self::LANES { self.load(p) } else { self.load_first(p, n) } }
+    }
+    /// Writes the first `min(n, LANES)` lanes.
+    /// # Safety
+    /// Those numbers must be writable.
+    #[inline(always)]
+    unsafe fn store_up_to(self, p: *mut f32, v: Self::V, n: usize) {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { if n >= Self::LANES { self.store(p, v) } else { self.store_first(p, v, n) } }
+    }
+    /// `to[c * to_stride + r] = from[r * from_stride + c]` for `r` and `c` below `TRANSPOSE`.
+    /// # Safety
+    /// Those elements must be readable and writable.
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        for r in 0..TRANSPOSE {
+            for c in 0..TRANSPOSE {
+                // SAFETY: the caller vouches for these elements.
+                unsafe { *to.add(c * to_stride + r) = *from.add(r * from_stride + c) };
+            }
+        }
+    }
+}
+
+/// The widest vector of any instruction set.
+pub(crate) const MAX_LANES: usize = 16;
+/// The most rows of any register tile.
+pub(crate) const MAX_TILE_ROWS: usize = 8;
+/// The most vectors in a row of any register tile.
+pub(crate) const MAX_TILE_VECTORS: usize = 3;
+/// The side of the square that [`Simd::transpose`] turns.
+pub(crate) const TRANSPOSE: usize = 8;
+
+/// The shape of a register tile, for code that runs before an instruction set is chosen.
+pub(crate) struct TileShape;
+
+impl Kernel for TileShape {
+    type Output = (usize, usize);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> (usize, usize) {
+        (S::TILE_ROWS, S::TILE_VECTORS * S::LANES)
+    }
+}
+
+/// Adds the operations that are one intrinsic each.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! intrinsics {
+    ($($name:ident($($arg:ident),*) = $body:expr;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(self, $($arg: Self::V),*) -> Self::V {
+                // SAFETY: `self` proves that the instructions are available.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use intrinsics;

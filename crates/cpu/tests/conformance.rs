@@ -1,0 +1,143 @@
+//! The device test-suite on every kernel path of this machine: every operation, forward and backward, on random shapes,
+//! against the reference interpreter; and the same bits for any number of threads.
+
+use proptest::prelude::*;
+use vit_cpu::{Cpu, Isa};
+use vit_graph::conformance::{Case, cases, check};
+use vit_graph::device::{Device, Elements};
+use vit_graph::ops::Conv2d;
+use vit_graph::{DType, Graph, Init, Tensor};
+
+/// f32 against f64 over sums of up to a few hundred terms, relative to the largest value.
+const TOLERANCE: f64 = 3e-6;
+
+#[test]
+fn every_operation_agrees_with_the_reference_on_every_instruction_set() {
+    for isa in Isa::available() {
+        let device = Cpu::with_isa(isa, Some(2));
+        for seed in 100..112 {
+            for case in cases(seed).unwrap() {
+                for (output, difference) in check(&device, &case).unwrap() {
+                    assert!(
+                        difference <= TOLERANCE,
+                        "{isa}, seed {seed}, {}: {output} differs by {difference:e}",
+                        case.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// All outputs of a case.
+fn bits(device: &Cpu, case: &Case) -> Vec<(String, Vec<u32>)> {
+    let mut values: std::collections::BTreeMap<String, Vec<f32>> =
+        case.names.iter().map(|n| (n.clone(), case.bindings.get(n).unwrap().to_f32())).collect();
+    let mut executable = device.compile(&case.graph, &mut values).unwrap();
+    for (_, input) in case.graph.inputs() {
+        let data = case.bindings.get(&input.name).unwrap();
+        match input.ty.dtype {
+            DType::I32 => {
+                let words: Vec<i32> = data.data().iter().map(|&w| w as i32).collect();
+                executable.write(&input.name, Elements::I32(&words)).unwrap();
+            }
+            _ => executable.write(&input.name, Elements::F32(&data.to_f32())).unwrap(),
+        }
+    }
+    executable.run().unwrap();
+    let outputs = case.graph.outputs().iter().map(|(name, value)| {
+        let mut found = vec![0.0; case.graph.shape(*value).elements()];
+        executable.read(name, &mut found).unwrap();
+        (name.clone(), found.iter().map(|v| v.to_bits()).collect())
+    });
+    outputs.collect()
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    for isa in Isa::available() {
+        let devices = [1, 2, 3, 5].map(|threads| Cpu::with_isa(isa, Some(threads)));
+        for case in cases(7).unwrap() {
+            let expected = bits(&devices[0], &case);
+            for device in &devices[1..] {
+                assert_eq!(expected, bits(device, &case), "{isa}, {} threads: {}", device.threads(), case.name);
+            }
+        }
+    }
+}
+
+/// A patch embedding as a model writes it, or with padding that no filter reaches, which keeps it a convolution.
+fn patch_embedding(
+    batch: usize,
+    grid: [usize; 2],
+    patch: [usize; 2],
+    channels: usize,
+    dim: usize,
+    padding: usize,
+) -> Graph {
+    let image = Tensor::input("image", DType::F32, [batch, grid[0] * patch[0], grid[1] * patch[1], channels]);
+    let weight = image.parameter("weight", [dim, channels, patch[0], patch[1]], Init::Zeros);
+    let bias = image.parameter("bias", [dim], Init::Zeros);
+    let conv = Conv2d { padding: [[0, padding], [0, padding]], ..Conv2d::patches(patch, true) };
+    image.conv2d(conv, &weight, Some(&bias)).output("y");
+    image.finish().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn patch_embedding_as_a_convolution_and_as_one_matrix_product_agree_on_the_device(
+        batch in 1usize..4, grid in (1usize..5, 1usize..5), patch in (2usize..9, 2usize..9), channels in 1usize..5, dim in 1usize..70,
+    ) {
+        let (grid, patch) = ([grid.0, grid.1], [patch.0, patch.1]);
+        let numbers = |count: usize, step: f32| (0..count).map(|i| (i as f32 * step).sin()).collect::<Vec<_>>();
+        let image = numbers(batch * grid[0] * patch[0] * grid[1] * patch[1] * channels, 0.7);
+        let columns = channels * patch[0] * patch[1];
+        // Weights of the size that keeps sums near 1, so that 1e-6 means the same for every shape.
+        let weight: Vec<f32> = numbers(dim * columns, 0.3).iter().map(|w| w / (columns as f32).sqrt()).collect();
+        let mut parameters = std::collections::BTreeMap::from([("weight".to_string(), weight), ("bias".to_string(), numbers(dim, 0.9))]);
+        for isa in Isa::available() {
+            let device = Cpu::with_isa(isa, Some(2));
+            let mut results = [0, 1].map(|padding| {
+                let graph = patch_embedding(batch, grid, patch, channels, dim, padding);
+                let mut executable = device.compile(&graph, &mut parameters).unwrap();
+                executable.write("image", Elements::F32(&image)).unwrap();
+                executable.run().unwrap();
+                let mut y = vec![0.0; batch * grid[0] * grid[1] * dim];
+                executable.read("y", &mut y).unwrap();
+                y
+            });
+            let [product, convolution] = &mut results;
+            for (a, b) in product.iter().zip(convolution) {
+                prop_assert!((a - *b).abs() <= 1e-6, "{isa}: {a} and {b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn missing_and_wrong_values_are_named() {
+    let graph = patch_embedding(1, [2, 2], [2, 2], 1, 3, 0);
+    let device = Cpu::new(Some(1));
+    let error = |parameters: &[(&str, usize)]| {
+        let mut map = parameters
+            .iter()
+            .map(|(n, c)| (n.to_string(), vec![0.0; *c]))
+            .collect::<std::collections::BTreeMap<_, _>>();
+        device.compile(&graph, &mut map).err().unwrap().to_string()
+    };
+    assert_eq!(error(&[("weight", 12)]), "cpu: no weights for the parameter `bias` [3]");
+    assert_eq!(
+        error(&[("weight", 11), ("bias", 3)]),
+        "`weight` should be f32[3, 1, 2, 2] (12 elements) but 11 elements of f32 was given"
+    );
+
+    let mut map = [("weight", 12), ("bias", 3)]
+        .map(|(n, c)| (n.to_string(), vec![0.0f32; c]))
+        .into_iter()
+        .collect::<std::collections::BTreeMap<_, _>>();
+    let mut executable = device.compile(&graph, &mut map).unwrap();
+    let wrong = executable.write("picture", Elements::F32(&[])).unwrap_err().to_string();
+    assert_eq!(wrong, "the graph has no input named `picture`; it has: image");
+}

@@ -1,0 +1,129 @@
+//! Running a kernel allocates nothing: the promise that the executor's memory plan rests on.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use vit_cpu::activation::{Activation, unary};
+use vit_cpu::attention::{
+    Attention, AttentionGrad, AttentionShape, GradOutputs, View, ViewMut, backward, backward_workspace, forward,
+    forward_workspace,
+};
+use vit_cpu::gemm::{ALayout, BLayout, Epilogue, Matmul, matmul, matmul_workspace};
+use vit_cpu::isa::Isa;
+use vit_cpu::norm::{layer_norm, layer_norm_grad, layer_norm_grad_workspace};
+use vit_cpu::pool::Pool;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: it only counts what the system's allocator does.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn running_allocates_nothing() {
+    let pool = Pool::new(2);
+    let isa = Isa::detect();
+    let (batch, rows, heads, head_dim) = (2, 50, 3, 16);
+    let shape = AttentionShape { batch, heads, queries: rows, keys: rows, head_dim };
+    let width = heads * head_dim;
+    let total = batch * rows;
+    let x = vec![0.5f32; total * width];
+    let weight = vec![0.25f32; width * 3 * width];
+    let mut qkv = vec![0.0; total * 3 * width];
+    let mut dqkv = qkv.clone();
+    let mut out = x.clone();
+    let mut normal = x.clone();
+    let mut dx = x.clone();
+    let mut lse = vec![0.0; batch * heads * rows];
+    let (mut mean, mut rstd) = (vec![0.0; total], vec![0.0; total]);
+    let (mut dgamma, mut dbeta) = (vec![0.0; width], vec![0.0; width]);
+    let room = [
+        matmul_workspace(isa, 2, 1, total, 3 * width, width),
+        forward_workspace(isa, 2, &shape),
+        backward_workspace(isa, 2, &shape),
+        layer_norm_grad_workspace(total, width),
+    ];
+    let mut workspace = vec![0.0; room.into_iter().max().unwrap_or_default()];
+
+    let mut step = || {
+        let (m, r) = (Some(&mut mean[..]), Some(&mut rstd[..]));
+        layer_norm(&pool, isa, &x, None, None, 1e-6, total, width, &mut normal, m, r);
+        let product = Matmul {
+            batch: 1,
+            m: total,
+            n: 3 * width,
+            k: width,
+            a: &normal,
+            lda: width,
+            a_layout: ALayout::RowMajor,
+            a_batch_stride: 0,
+            b: &weight,
+            ldb: width,
+            b_layout: BLayout::RowsAreN,
+            b_batch_stride: 0,
+            c: &mut qkv,
+            ldc: 3 * width,
+            c_batch_stride: 0,
+            alpha: 1.0,
+            accumulate: false,
+            epilogue: Epilogue { activation: Activation::GeluErf, ..Epilogue::default() },
+        };
+        matmul(&pool, isa, product, &mut workspace);
+        let [q, k, v] = View::packed_qkv(&qkv, rows, heads, head_dim);
+        let attention = Attention {
+            shape,
+            scale: 0.25,
+            q,
+            k,
+            v,
+            out: ViewMut::dense(&mut out, rows, heads, head_dim),
+            lse: Some(&mut lse),
+            weights: None,
+            bias: None,
+            dropout: None,
+        };
+        forward(&pool, isa, attention, &mut workspace);
+        let grad = AttentionGrad {
+            shape,
+            scale: 0.25,
+            q,
+            k,
+            v,
+            out: View::dense(&out, rows, heads, head_dim),
+            dout: View::dense(&x, rows, heads, head_dim),
+            lse: &lse,
+            bias: None,
+            dropout: None,
+            outputs: GradOutputs::Packed(&mut dqkv),
+            dbias: None,
+        };
+        backward(&pool, isa, grad, &mut workspace);
+        let (dg, db) = (Some(&mut dgamma[..]), Some(&mut dbeta[..]));
+        layer_norm_grad(&pool, isa, &out, &x, None, &mean, &rstd, total, width, &mut dx, dg, db, &mut workspace);
+        unary(&pool, isa, Activation::Silu, &dx, &mut out);
+    };
+    // The first round may set up locks and the features of the machine.
+    step();
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    step();
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..5 {
+        step();
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+}

@@ -1,0 +1,399 @@
+//! Matrix products against plain loops in f64.
+
+mod kernels_support;
+
+use kernels_support::{Random, close, erf, on_all};
+use vit_cpu::activation::Activation;
+use vit_cpu::gemm::{
+    ALayout, BLayout, Epilogue, Gemm, Matmul, gemm, gemm_workspace, matmul, matmul_workspace, pack_b, pack_b_parallel,
+    packed_len,
+};
+use vit_cpu::isa::Isa;
+use vit_cpu::pool::Pool;
+
+const GAP: f32 = -12345.0;
+
+fn activate(kind: Activation, x: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match kind {
+        Activation::None => x,
+        Activation::GeluErf => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        }
+        Activation::Relu => x.max(0.0),
+        Activation::Silu => x * sigmoid(x),
+        Activation::Tanh => x.tanh(),
+        Activation::Sigmoid => sigmoid(x),
+    }
+}
+
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    a_layout: ALayout,
+    b_layout: BLayout,
+    pads: [usize; 4],
+    alpha: f32,
+    accumulate: bool,
+    bias: bool,
+    activation: Activation,
+    scale: bool,
+    residual: bool,
+}
+
+const ACTIVATIONS: [Activation; 7] = [
+    Activation::None,
+    Activation::GeluErf,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::Silu,
+    Activation::Tanh,
+    Activation::Sigmoid,
+];
+
+fn check(case: &Case, random: &mut Random) {
+    let &Case { m, n, k, .. } = case;
+    let (a_rows, a_cols) = match case.a_layout {
+        ALayout::RowMajor => (m, k),
+        ALayout::Transposed => (k, m),
+    };
+    let (b_rows, b_cols) = match case.b_layout {
+        BLayout::RowsAreN => (n, k),
+        BLayout::RowsAreK => (k, n),
+    };
+    let (lda, ldb, ldc, ldr) = (a_cols + case.pads[0], b_cols + case.pads[1], n + case.pads[2], n + case.pads[3]);
+    let a = random.numbers(a_rows * lda);
+    let b = random.numbers(b_rows * ldb);
+    let mut c = random.numbers(m * ldc);
+    for row in c.chunks_mut(ldc) {
+        row[n..].fill(GAP);
+    }
+    let bias = random.numbers(n);
+    let scale = random.numbers(n);
+    let residual = random.numbers(m * ldr);
+    let mut want = vec![0.0; m * ldc];
+    for i in 0..m {
+        for j in 0..ldc {
+            want[i * ldc + j] = f64::from(c[i * ldc + j]);
+            if j >= n {
+                continue;
+            }
+            let mut sum = 0.0;
+            for t in 0..k {
+                let x = match case.a_layout {
+                    ALayout::RowMajor => a[i * lda + t],
+                    ALayout::Transposed => a[t * lda + i],
+                };
+                let y = match case.b_layout {
+                    BLayout::RowsAreN => b[j * ldb + t],
+                    BLayout::RowsAreK => b[t * ldb + j],
+                };
+                sum += f64::from(x) * f64::from(y);
+            }
+            sum *= f64::from(case.alpha);
+            if case.accumulate {
+                sum += f64::from(c[i * ldc + j]);
+            }
+            if case.bias {
+                sum += f64::from(bias[j]);
+            }
+            sum = activate(case.activation, sum);
+            if case.scale {
+                sum *= f64::from(scale[j]);
+            }
+            if case.residual {
+                sum += f64::from(residual[i * ldr + j]);
+            }
+            want[i * ldc + j] = sum;
+        }
+    }
+    let epilogue = Epilogue {
+        bias: case.bias.then_some(&bias[..]),
+        activation: case.activation,
+        scale: case.scale.then_some(&scale[..]),
+        residual: case.residual.then_some((&residual[..], ldr)),
+    };
+    let what = format!(
+        "{m}x{n}x{k} {:?} {:?} {:?} alpha {} accumulate {}",
+        case.a_layout, case.b_layout, case.activation, case.alpha, case.accumulate
+    );
+    // Partial sums grow as sqrt(k), and so do the roundings of them that add up.
+    let largest_scale = scale.iter().fold(1f32, |a, x| a.max(x.abs()));
+    let factor = f64::from(case.alpha.abs().max(1.0) * largest_scale);
+    let tolerance = (1e-6 + 1e-6 * (k as f64).sqrt() + 5e-8 * k as f64) * factor;
+    let compute = |pool: &Pool, isa: Isa| {
+        let mut packed = vec![f32::NAN; packed_len(isa, k, n)];
+        pack_b(isa, &b, case.b_layout, ldb, k, n, &mut packed);
+        let mut parallel = vec![f32::NAN; packed.len()];
+        pack_b_parallel(pool, isa, &b, case.b_layout, ldb, k, n, &mut parallel);
+        assert_eq!(packed, parallel, "{what}");
+        let mut out = c.clone();
+        let mut workspace = vec![f32::NAN; gemm_workspace(isa, pool.threads(), m, n, k)];
+        let product = Gemm {
+            m,
+            n,
+            k,
+            a: &a,
+            lda,
+            a_layout: case.a_layout,
+            b: &packed,
+            c: &mut out,
+            ldc,
+            alpha: case.alpha,
+            accumulate: case.accumulate,
+            epilogue,
+        };
+        gemm(pool, isa, product, &mut workspace);
+        out
+    };
+    on_all(compute, |isa, got| {
+        close(&format!("{isa} {what}"), got, &want, tolerance);
+    });
+}
+
+fn plain(m: usize, n: usize, k: usize) -> Case {
+    Case {
+        m,
+        n,
+        k,
+        a_layout: ALayout::RowMajor,
+        b_layout: BLayout::RowsAreN,
+        pads: [0; 4],
+        alpha: 1.0,
+        accumulate: false,
+        bias: false,
+        activation: Activation::None,
+        scale: false,
+        residual: false,
+    }
+}
+
+#[test]
+fn every_small_shape_is_right() {
+    let mut random = Random(1);
+    for m in 1..=9 {
+        for n in [1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 47, 48, 49, 64, 97] {
+            for k in [1, 2, 9] {
+                check(&plain(m, n, k), &mut random);
+            }
+        }
+    }
+}
+
+#[test]
+fn random_shapes_layouts_and_epilogues_are_right() {
+    let mut random = Random(2);
+    for _ in 0..150 {
+        let case = Case {
+            m: random.size(1, 60),
+            n: random.size(1, 130),
+            k: random.size(1, 70),
+            a_layout: random.pick(&[ALayout::RowMajor, ALayout::Transposed]),
+            b_layout: random.pick(&[BLayout::RowsAreN, BLayout::RowsAreK]),
+            pads: [0; 4].map(|_| random.size(0, 1) * random.size(0, 19)),
+            alpha: random.pick(&[1.0, 0.25, -1.5]),
+            accumulate: random.coin(),
+            bias: random.coin(),
+            activation: random.pick(&ACTIVATIONS),
+            scale: random.coin(),
+            residual: random.coin(),
+        };
+        check(&case, &mut random);
+    }
+}
+
+#[test]
+fn sums_longer_than_a_cache_block_are_right() {
+    let mut random = Random(3);
+    for (m, n, k) in [(5, 50, 1037), (197, 40, 520), (13, 17, 3072), (1, 1000, 768)] {
+        let case = Case { bias: true, activation: Activation::GeluErf, residual: true, scale: true, ..plain(m, n, k) };
+        check(&case, &mut random);
+        let case = Case {
+            a_layout: ALayout::Transposed,
+            b_layout: BLayout::RowsAreK,
+            accumulate: true,
+            alpha: 0.5,
+            ..plain(m, n, k)
+        };
+        check(&case, &mut random);
+    }
+}
+
+#[test]
+fn transposed_rows_a_power_of_two_apart_are_right() {
+    let mut random = Random(7);
+    for (m, n, k) in [(30, 150, 40), (101, 97, 530)] {
+        let case = Case { a_layout: ALayout::Transposed, pads: [1024 - m, 0, 3, 0], bias: true, ..plain(m, n, k) };
+        check(&case, &mut random);
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_rows_around_it() {
+    let mut random = Random(4);
+    let (m, n, k) = (21, 70, 600);
+    let a = random.numbers(m * k);
+    let b = random.numbers(n * k);
+    let product = |pool: &Pool, isa: Isa, a: &[f32], m: usize| {
+        let mut packed = vec![0.0; packed_len(isa, k, n)];
+        pack_b(isa, &b, BLayout::RowsAreN, k, k, n, &mut packed);
+        let mut c = vec![0.0; m * n];
+        let mut workspace = vec![0.0; gemm_workspace(isa, pool.threads(), m, n, k)];
+        let one = Gemm {
+            m,
+            n,
+            k,
+            a,
+            lda: k,
+            a_layout: ALayout::RowMajor,
+            b: &packed,
+            c: &mut c,
+            ldc: n,
+            alpha: 1.0,
+            accumulate: false,
+            epilogue: Epilogue::default(),
+        };
+        gemm(pool, isa, one, &mut workspace);
+        c
+    };
+    let pool = Pool::new(2);
+    for isa in Isa::available() {
+        let all = product(&pool, isa, &a, m);
+        for i in 0..m {
+            let row = product(&pool, isa, &a[i * k..][..k], 1);
+            assert_eq!(row, &all[i * n..][..n], "{isa} row {i}");
+        }
+    }
+}
+
+#[test]
+fn nan_reaches_exactly_its_row() {
+    let mut random = Random(5);
+    let (m, n, k) = (9, 20, 30);
+    let mut a = random.numbers(m * k);
+    a[4 * k + 7] = f32::NAN;
+    let b = random.numbers(n * k);
+    for isa in Isa::available() {
+        let pool = Pool::new(1);
+        let mut packed = vec![0.0; packed_len(isa, k, n)];
+        pack_b(isa, &b, BLayout::RowsAreN, k, k, n, &mut packed);
+        for activation in ACTIVATIONS {
+            let mut c = vec![0.0; m * n];
+            let mut workspace = vec![0.0; gemm_workspace(isa, 1, m, n, k)];
+            let one = Gemm {
+                m,
+                n,
+                k,
+                a: &a,
+                lda: k,
+                a_layout: ALayout::RowMajor,
+                b: &packed,
+                c: &mut c,
+                ldc: n,
+                alpha: 1.0,
+                accumulate: false,
+                epilogue: Epilogue { activation, ..Epilogue::default() },
+            };
+            gemm(&pool, isa, one, &mut workspace);
+            for (i, x) in c.iter().enumerate() {
+                assert_eq!(x.is_nan(), i / n == 4, "{isa} {activation:?} element {i}: {x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_of_plain_matrices_are_right() {
+    let mut random = Random(6);
+    for round in 0..40 {
+        let (batch, m, n, k) = (random.size(1, 9), random.size(1, 40), random.size(1, 60), random.size(1, 50));
+        let a_layout = random.pick(&[ALayout::RowMajor, ALayout::Transposed]);
+        let b_layout = random.pick(&[BLayout::RowsAreN, BLayout::RowsAreK]);
+        let lda = if a_layout == ALayout::RowMajor { k } else { m };
+        let ldb = if b_layout == BLayout::RowsAreN { k } else { n };
+        let shared_b = round % 3 == 0;
+        let a = random.numbers(batch * m * k);
+        let b = random.numbers(if shared_b { 1 } else { batch } * n * k);
+        let b_batch_stride = if shared_b { 0 } else { n * k };
+        let residual = random.numbers(batch * m * n);
+        let bias = random.numbers(n);
+        let mut want = vec![0.0; batch * m * n];
+        for s in 0..batch {
+            for i in 0..m {
+                for j in 0..n {
+                    let mut sum = f64::from(bias[j]);
+                    for t in 0..k {
+                        let x = match a_layout {
+                            ALayout::RowMajor => a[s * m * k + i * k + t],
+                            ALayout::Transposed => a[s * m * k + t * m + i],
+                        };
+                        let y = match b_layout {
+                            BLayout::RowsAreN => b[s * b_batch_stride + j * k + t],
+                            BLayout::RowsAreK => b[s * b_batch_stride + t * n + j],
+                        };
+                        sum += f64::from(x) * f64::from(y);
+                    }
+                    let i = s * m * n + i * n + j;
+                    want[i] = sum + f64::from(residual[i]);
+                }
+            }
+        }
+        let compute = |pool: &Pool, isa: Isa| {
+            let mut c = vec![GAP; batch * m * n];
+            let threads = pool.threads();
+            let mut workspace = vec![f32::NAN; matmul_workspace(isa, threads, batch, m, n, k)];
+            let products = Matmul {
+                batch,
+                m,
+                n,
+                k,
+                a: &a,
+                lda,
+                a_layout,
+                a_batch_stride: m * k,
+                b: &b,
+                ldb,
+                b_layout,
+                b_batch_stride,
+                c: &mut c,
+                ldc: n,
+                c_batch_stride: m * n,
+                alpha: 1.0,
+                accumulate: false,
+                epilogue: Epilogue { bias: Some(&bias), residual: Some((&residual, n)), ..Epilogue::default() },
+            };
+            matmul(pool, isa, products, &mut workspace);
+            c
+        };
+        on_all(compute, |isa, got| {
+            let what = format!("{isa} {batch} of {m}x{n}x{k} {a_layout:?} {b_layout:?}");
+            close(&what, got, &want, 1.5e-6 * (k as f64).sqrt() + 1e-6);
+        });
+    }
+}
+
+#[test]
+#[should_panic(expected = "C: 5 elements for 2 x 3")]
+fn a_short_result_is_refused() {
+    let pool = Pool::new(1);
+    let isa = Isa::Portable;
+    let packed = vec![0.0; packed_len(isa, 1, 3)];
+    let mut workspace = vec![0.0; gemm_workspace(isa, 1, 2, 3, 1)];
+    let one = Gemm {
+        m: 2,
+        n: 3,
+        k: 1,
+        a: &[0.0; 2],
+        lda: 1,
+        a_layout: ALayout::RowMajor,
+        b: &packed,
+        c: &mut [0.0; 5],
+        ldc: 3,
+        alpha: 1.0,
+        accumulate: false,
+        epilogue: Epilogue::default(),
+    };
+    gemm(&pool, isa, one, &mut workspace);
+}

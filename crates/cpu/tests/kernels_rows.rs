@@ -1,0 +1,304 @@
+//! Norms, softmax, sums and activations against f64.
+
+mod kernels_support;
+
+use kernels_support::{Random, close, erf, on_all};
+use vit_cpu::activation::{Activation, unary, unary_grad};
+use vit_cpu::isa::Isa;
+use vit_cpu::norm::{add_layer_norm, layer_norm, layer_norm_grad, layer_norm_grad_workspace};
+use vit_cpu::pool::Pool;
+use vit_cpu::reduce::{column_sum, column_sum_workspace};
+use vit_cpu::softmax::{softmax, softmax_grad};
+
+const SHAPES: [(usize, usize); 10] =
+    [(1, 1), (3, 2), (7, 17), (50, 31), (197, 192), (5, 768), (2, 1283), (130, 65), (1500, 3), (0, 5)];
+
+fn statistics(row: &[f64], eps: f64) -> (f64, f64) {
+    let n = row.len() as f64;
+    let mean = row.iter().sum::<f64>() / n;
+    let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    (mean, 1.0 / (variance + eps).sqrt())
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().copied().map(f64::from).collect()
+}
+
+#[test]
+fn layer_norm_and_its_fused_addition_are_right() {
+    let mut random = Random(21);
+    for (case, (rows, dim)) in SHAPES.into_iter().enumerate() {
+        // A mean far from zero is where a one-pass variance fails.
+        let offset = if case % 2 == 0 { 50.0 } else { 0.0 };
+        let x: Vec<f32> = random.numbers(rows * dim).iter().map(|x| x + offset).collect();
+        let y = random.numbers(rows * dim);
+        let gamma = random.numbers(dim);
+        let beta = random.numbers(dim);
+        let eps = 1e-6;
+        for affine in [false, true] {
+            let (gamma, beta) = (affine.then_some(&gamma[..]), affine.then_some(&beta[..]));
+            let expected = |x: &[f32]| {
+                let (mut out, mut means, mut rstds) = (vec![], vec![], vec![]);
+                for row in wide(x).chunks(dim) {
+                    let (mean, rstd) = statistics(row, f64::from(eps));
+                    means.push(mean);
+                    rstds.push(rstd);
+                    for (i, x) in row.iter().enumerate() {
+                        let g = gamma.map_or(1.0, |g| f64::from(g[i]));
+                        let b = beta.map_or(0.0, |b| f64::from(b[i]));
+                        out.push((x - mean) * rstd * g + b);
+                    }
+                }
+                [out, means, rstds].concat()
+            };
+            // The statistics of one number, or of two, amplify rounding without bound.
+            let tolerance = if dim < 4 {
+                2e-2
+            } else if offset > 0.0 {
+                2e-5
+            } else {
+                2e-6
+            };
+            let compute = |pool: &Pool, isa: Isa| {
+                let mut out = vec![f32::NAN; rows * dim];
+                let (mut mean, mut rstd) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
+                let (m, r) = (Some(&mut mean[..]), Some(&mut rstd[..]));
+                layer_norm(pool, isa, &x, gamma, beta, eps, rows, dim, &mut out, m, r);
+                let mut again = vec![f32::NAN; rows * dim];
+                layer_norm(pool, isa, &x, gamma, beta, eps, rows, dim, &mut again, None, None);
+                assert_eq!(out, again);
+                [out, mean, rstd].concat()
+            };
+            on_all(compute, |isa, got| {
+                if dim == 1 {
+                    return;
+                }
+                close(&format!("{isa} {rows}x{dim}"), got, &expected(&x), tolerance);
+            });
+
+            let total: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
+            let compute = |pool: &Pool, isa: Isa| {
+                let mut sum = vec![f32::NAN; rows * dim];
+                let mut out = vec![f32::NAN; rows * dim];
+                let mut plain = vec![f32::NAN; rows * dim];
+                add_layer_norm(pool, isa, &x, &y, gamma, beta, eps, rows, dim, &mut sum, &mut out, None, None);
+                assert_eq!(sum, total);
+                layer_norm(pool, isa, &total, gamma, beta, eps, rows, dim, &mut plain, None, None);
+                assert_eq!(out, plain, "the fused norm differs from the plain one");
+                out
+            };
+            on_all(compute, |_, _| ());
+        }
+    }
+}
+
+#[test]
+fn the_gradient_of_layer_norm_is_right() {
+    let mut random = Random(22);
+    for (rows, dim) in SHAPES {
+        let x = random.numbers(rows * dim);
+        let dy = random.numbers(rows * dim);
+        let weights = random.numbers(dim);
+        for gamma in [None, Some(&weights[..])] {
+            let (mut mean, mut rstd) = (vec![], vec![]);
+            let (mut dx, mut dgamma, mut dbeta) = (vec![], vec![0.0; dim], vec![0.0; dim]);
+            for (row, dy) in wide(&x).chunks(dim).zip(wide(&dy).chunks(dim)) {
+                let (m, r) = statistics(row, 1e-3);
+                mean.push(m as f32);
+                rstd.push(r as f32);
+                let (m, r) = (f64::from(m as f32), f64::from(r as f32));
+                let normal: Vec<f64> = row.iter().map(|x| (x - m) * r).collect();
+                let g: Vec<f64> = (0..dim).map(|i| dy[i] * gamma.map_or(1.0, |g| f64::from(g[i]))).collect();
+                let sum = g.iter().sum::<f64>() / dim as f64;
+                let product = g.iter().zip(&normal).map(|(a, b)| a * b).sum::<f64>() / dim as f64;
+                for i in 0..dim {
+                    dx.push(r * (g[i] - sum - normal[i] * product));
+                    dgamma[i] += dy[i] * normal[i];
+                    dbeta[i] += dy[i];
+                }
+            }
+            let compute = |pool: &Pool, isa: Isa| {
+                let mut dx = vec![f32::NAN; rows * dim];
+                let (mut dgamma, mut dbeta) = (vec![f32::NAN; dim], vec![f32::NAN; dim]);
+                let mut workspace = vec![f32::NAN; layer_norm_grad_workspace(rows, dim)];
+                let (dg, db) = (Some(&mut dgamma[..]), Some(&mut dbeta[..]));
+                layer_norm_grad(pool, isa, &dy, &x, gamma, &mean, &rstd, rows, dim, &mut dx, dg, db, &mut workspace);
+                [dx, dgamma, dbeta].concat()
+            };
+            let want = [&dx[..], &dgamma, &dbeta].concat();
+            let largest = rstd.iter().fold(1f32, |a, &b| a.max(b));
+            let tolerance = 1e-6 * f64::from(largest) * (1.0 + (rows as f64).sqrt());
+            on_all(compute, |isa, got| close(&format!("{isa} {rows}x{dim}"), got, &want, tolerance));
+        }
+    }
+}
+
+#[test]
+fn softmax_and_its_gradient_are_right() {
+    let mut random = Random(23);
+    for (rows, dim) in SHAPES {
+        let mut x: Vec<f32> = random.numbers(rows * dim).iter().map(|x| x * 10.0).collect();
+        for (i, x) in x.iter_mut().enumerate() {
+            if i % dim > 0 && random.size(0, 9) == 0 {
+                *x = f32::NEG_INFINITY;
+            }
+        }
+        let dy = random.numbers(rows * dim);
+        let (mut y, mut dx) = (vec![], vec![]);
+        for (row, dy) in wide(&x).chunks(dim).zip(wide(&dy).chunks(dim)) {
+            let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = row.iter().map(|x| (x - largest).exp()).sum();
+            let p: Vec<f64> = row.iter().map(|x| (x - largest).exp() / sum).collect();
+            let dot: f64 = p.iter().zip(dy).map(|(a, b)| a * b).sum();
+            dx.extend(p.iter().zip(dy).map(|(p, dy)| p * (dy - dot)));
+            y.extend(p);
+        }
+        let compute = |pool: &Pool, isa: Isa| {
+            let mut y = vec![f32::NAN; rows * dim];
+            softmax(pool, isa, &x, rows, dim, &mut y);
+            for (y, x) in y.iter().zip(&x) {
+                assert!(*x > f32::NEG_INFINITY || *y == 0.0, "{isa}: a masked weight is {y}");
+            }
+            let mut dx = vec![f32::NAN; rows * dim];
+            softmax_grad(pool, isa, &y, &dy, rows, dim, &mut dx);
+            [y, dx].concat()
+        };
+        let want = [&y[..], &dx].concat();
+        on_all(compute, |isa, got| close(&format!("{isa} {rows}x{dim}"), got, &want, 6e-7));
+    }
+    for isa in Isa::available() {
+        let mut out = [0.0; 4];
+        let x = [1.0, f32::NAN, 1.0, 1.0];
+        softmax(&Pool::new(1), isa, &x, 2, 2, &mut out);
+        assert!(out[0].is_nan() && out[1].is_nan(), "{isa} {out:?}");
+        assert_eq!(out[2..], [0.5, 0.5], "{isa}");
+    }
+}
+
+#[test]
+fn column_sums_are_right() {
+    let mut random = Random(24);
+    for (rows, cols) in SHAPES {
+        let x = random.numbers(rows * cols);
+        let mut want = vec![0.0; cols];
+        for row in wide(&x).chunks(cols) {
+            for (sum, x) in want.iter_mut().zip(row) {
+                *sum += x;
+            }
+        }
+        let compute = |pool: &Pool, isa: Isa| {
+            let mut out = vec![f32::NAN; cols];
+            let mut workspace = vec![f32::NAN; column_sum_workspace(rows, cols)];
+            column_sum(pool, isa, rows, cols, &x, &mut out, &mut workspace);
+            out
+        };
+        let tolerance = 1e-6 * (1.0 + (rows as f64).sqrt());
+        on_all(compute, |isa, got| close(&format!("{isa} {rows}x{cols}"), got, &want, tolerance));
+    }
+}
+
+fn reference(kind: Activation, x: f64) -> (f64, f64) {
+    let sigmoid = 1.0 / (1.0 + (-x).exp());
+    match kind {
+        Activation::None => (x, 1.0),
+        Activation::GeluErf => {
+            let cdf = 0.5 * (1.0 + erf(x / 2f64.sqrt()));
+            let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
+            (x * cdf, cdf + x * density)
+        }
+        Activation::GeluTanh => {
+            let c = (2.0 / std::f64::consts::PI).sqrt();
+            let t = (c * (x + 0.044715 * x.powi(3))).tanh();
+            let slope = c * (1.0 + 3.0 * 0.044715 * x * x);
+            (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
+        }
+        Activation::Relu => (x.max(0.0), if x > 0.0 { 1.0 } else { 0.0 }),
+        Activation::Silu => (x * sigmoid, sigmoid * (1.0 + x * (1.0 - sigmoid))),
+        Activation::Tanh => (x.tanh(), 1.0 / x.cosh().powi(2)),
+        Activation::Sigmoid => (sigmoid, sigmoid * (1.0 - sigmoid)),
+    }
+}
+
+const KINDS: [Activation; 7] = [
+    Activation::None,
+    Activation::GeluErf,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::Silu,
+    Activation::Tanh,
+    Activation::Sigmoid,
+];
+
+#[test]
+fn activations_are_accurate_everywhere() {
+    // Fine steps through the bend, coarse ones far out, and some powers of two around zero.
+    let mut x: Vec<f32> = (-60_000..60_000).map(|i| i as f32 * 2e-4).collect();
+    x.extend((-1000..1000).map(|i| i as f32 * 0.1));
+    x.extend((0..40).flat_map(|i| [0.5f32.powi(i), -(0.5f32.powi(i))]));
+    let dy = vec![1.0; x.len()];
+    for kind in KINDS {
+        let (want, slopes): (Vec<f64>, Vec<f64>) = x.iter().map(|&x| reference(kind, f64::from(x))).unzip();
+        let compute = |pool: &Pool, isa: Isa| {
+            let mut y = vec![f32::NAN; x.len()];
+            unary(pool, isa, kind, &x, &mut y);
+            y
+        };
+        // `close` allows a few roundings of the value besides.
+        on_all(compute, |isa, got| close(&format!("{isa} {kind:?}"), got, &want, 5e-8));
+        let compute = |pool: &Pool, isa: Isa| {
+            let mut dx = vec![f32::NAN; x.len()];
+            unary_grad(pool, isa, kind, &x, &dy, &mut dx);
+            dx
+        };
+        on_all(compute, |isa, got| close(&format!("{isa} {kind:?}'"), got, &slopes, 5e-7));
+    }
+}
+
+#[test]
+fn activations_keep_nan_and_bear_infinity() {
+    let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30];
+    for isa in Isa::available() {
+        let pool = Pool::new(1);
+        for kind in KINDS {
+            let (mut y, mut dx) = ([0.0; 5], [0.0; 5]);
+            unary(&pool, isa, kind, &x, &mut y);
+            unary_grad(&pool, isa, kind, &x, &[1.0; 5], &mut dx);
+            assert!(y[0].is_nan(), "{isa} {kind:?}");
+            assert!(dx[0].is_nan() || kind == Activation::None, "{isa} {kind:?}");
+            assert!(dx[1..].iter().all(|x| x.is_finite()), "{isa} {kind:?} {dx:?}");
+            let bounded = matches!(kind, Activation::Tanh | Activation::Sigmoid);
+            assert_eq!(y[1], if bounded { 1.0 } else { f32::INFINITY }, "{isa} {kind:?}");
+            assert_eq!(y[3], if bounded { 1.0 } else { 1e30 }, "{isa} {kind:?}");
+            let low = match kind {
+                Activation::None => -1e30,
+                Activation::Tanh => -1.0,
+                _ => 0.0,
+            };
+            assert_eq!(y[4], low, "{isa} {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn every_length_is_handled() {
+    let mut random = Random(25);
+    for n in 0..70 {
+        let x = random.numbers(n);
+        let want: Vec<f64> = x.iter().map(|&x| f64::from(x.max(0.0))).collect();
+        let compute = |pool: &Pool, isa: Isa| {
+            let mut y = vec![f32::NAN; n];
+            unary(pool, isa, Activation::Relu, &x, &mut y);
+            y
+        };
+        on_all(compute, |isa, got| close(&format!("{isa} {n}"), got, &want, 0.0));
+    }
+}
+
+#[test]
+#[should_panic(expected = "gamma has the wrong length")]
+fn a_short_gamma_is_refused() {
+    let pool = Pool::new(1);
+    let x = [0.0; 6];
+    let mut out = [0.0; 6];
+    layer_norm(&pool, Isa::Portable, &x, Some(&[1.0; 2]), None, 1e-6, 2, 3, &mut out, None, None);
+}

@@ -1,0 +1,220 @@
+//! Reading picture files: JPEG, PNG, WebP, GIF, BMP and TIFF, to 8-bit RGB.
+//!
+//! The format is taken from the content, never from the name. Sizes are checked against a limit
+//! before any memory in proportion to them is taken, because a file of a hundred bytes can claim
+//! to be 50,000 pixels wide. Colours follow Pillow's `convert("RGB")`: alpha is dropped, profiles
+//! are ignored, CMYK is multiplied out; 16-bit channels keep their high byte (Pillow does that for
+//! colour, but clips 16-bit grey to white, which nobody wants).
+
+mod jpeg;
+mod orientation;
+mod png;
+mod raster;
+mod recognise;
+mod tiff;
+mod webp;
+
+use crate::image::Image;
+use std::fs::File;
+use std::io::{self, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+pub use recognise::Format;
+
+/// How to read a picture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecodeOptions {
+    /// Turn the picture as its EXIF orientation says. Training pipelines in Python often do not,
+    /// people looking at the result always expect it.
+    pub apply_orientation: bool,
+    /// Refuse pictures with more pixels than this. The default is Pillow's (a 512 MiB picture).
+    pub max_pixels: u64,
+}
+
+impl Default for DecodeOptions {
+    fn default() -> Self {
+        Self { apply_orientation: true, max_pixels: 178_956_970 }
+    }
+}
+
+/// Why a picture could not be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// Any of the others, with the file that it is about.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<ImageError>,
+    },
+    /// The file could not be read at all.
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// The content is none of the formats.
+    #[error("not an image that vit can read ({found}); supported: JPEG, PNG, WebP, GIF, BMP, TIFF")]
+    NotAnImage {
+        /// What the content looks like instead.
+        found: &'static str,
+    },
+    /// More pixels than allowed.
+    #[error(
+        "{format} of {width} x {height} pixels, over the limit of {max_pixels} pixels; make it smaller or raise max_pixels"
+    )]
+    TooLarge {
+        /// Its format.
+        format: Format,
+        /// Width that the header claims.
+        width: u64,
+        /// Height that the header claims.
+        height: u64,
+        /// The limit in force.
+        max_pixels: u64,
+    },
+    /// More bytes in the file than any picture needs.
+    #[error("the file is larger than {MAX_FILE_BYTES} bytes, too large for an image; convert it first")]
+    FileTooLarge,
+    /// A side of zero.
+    #[error("{format} of {width} x {height} pixels has nothing to show")]
+    Empty {
+        /// Its format.
+        format: Format,
+        /// Width that the header claims.
+        width: u64,
+        /// Height that the header claims.
+        height: u64,
+    },
+    /// The file ends too early.
+    #[error("{format} is cut short; copy or download it again")]
+    Truncated {
+        /// Its format.
+        format: Format,
+    },
+    /// The file contradicts its format.
+    #[error("{format} is damaged: {reason}")]
+    Damaged {
+        /// Its format.
+        format: Format,
+        /// What the decoder found.
+        reason: String,
+    },
+    /// A variety of the format that is not supported.
+    #[error("{format} of a kind that vit cannot read: {reason}; convert it to PNG or plain JPEG")]
+    Unsupported {
+        /// Its format.
+        format: Format,
+        /// What is special about it.
+        reason: String,
+    },
+}
+
+/// No picture within the pixel limit comes near this; an endless device file does.
+const MAX_FILE_BYTES: u64 = 2 << 30;
+
+/// Enough to recognise every format.
+const START_BYTES: u64 = 64;
+
+/// Reads the picture in the file at `path`. Errors name it.
+pub fn open(path: &Path, options: &DecodeOptions) -> Result<Image, ImageError> {
+    read(path)
+        .and_then(|bytes| decode(&bytes, options))
+        .map_err(|error| ImageError::File { path: path.to_owned(), source: Box::new(error) })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
+    let mut file = File::open(path)?;
+    let expected = file.metadata()?.len();
+    let mut bytes = Vec::new();
+    // A film given by mistake should be refused without reading all of it.
+    file.by_ref().take(START_BYTES).read_to_end(&mut bytes)?;
+    Format::of(&bytes)?;
+    if expected > MAX_FILE_BYTES {
+        return Err(ImageError::FileTooLarge);
+    }
+    bytes.reserve_exact((expected as usize).saturating_sub(bytes.len()));
+    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(ImageError::FileTooLarge);
+    }
+    Ok(bytes)
+}
+
+/// Reads the picture in `bytes`, the whole content of a file.
+pub fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Image, ImageError> {
+    let format = Format::of(bytes)?;
+    let limit = PixelLimit { format, max_pixels: options.max_pixels };
+    let decoded = guarded(format, || match format {
+        Format::Jpeg => jpeg::decode(bytes, &limit),
+        Format::Png => png::decode(bytes, &limit),
+        Format::Tiff => tiff::decode(bytes, &limit),
+        Format::WebP | Format::Gif | Format::Bmp => raster::decode(bytes, &limit),
+    })?;
+    Ok(if options.apply_orientation { orientation::turn(decoded.image, decoded.orientation) } else { decoded.image })
+}
+
+const GAVE_UP: &str = "the decoder gave up on it";
+
+/// The decoders are other people's code on hostile input. Fuzzing has found a JPEG whose sampling
+/// factors make zune-jpeg 0.5.15 index outside of a row (`tests/hostile/decoder_panics.jpg`), and a
+/// server must outlive the next one too, so a panic becomes an error about the file.
+fn guarded<T>(format: Format, work: impl FnOnce() -> Result<T, ImageError>) -> Result<T, ImageError> {
+    // Nothing outlives the closure but its result, so no broken state can be seen afterwards.
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(ImageError::Damaged { format, reason: GAVE_UP.to_owned() }))
+}
+
+/// A picture as stored, and how to turn it.
+struct Decoded {
+    image: Image,
+    /// The EXIF number, 1 to 8.
+    orientation: u8,
+}
+
+/// CMYK to RGB as Pillow does it, without a colour profile: `ink` is 0 where there is none, and
+/// `light` is what the black lets through, 255 where there is none.
+fn multiply_ink(ink: [u8; 3], light: u8) -> [u8; 3] {
+    let light = u32::from(light);
+    ink.map(|ink| {
+        // ink * light / 255, rounded, without the division.
+        let product = u32::from(ink) * light + 128;
+        (light - (((product >> 8) + product) >> 8)) as u8
+    })
+}
+
+/// The check that every decoder makes between header and pixels.
+struct PixelLimit {
+    format: Format,
+    max_pixels: u64,
+}
+
+impl PixelLimit {
+    fn truncated(&self) -> ImageError {
+        ImageError::Truncated { format: self.format }
+    }
+
+    fn damaged(&self, reason: impl ToString) -> ImageError {
+        ImageError::Damaged { format: self.format, reason: reason.to_string().trim().to_owned() }
+    }
+
+    fn unsupported(&self, reason: impl ToString) -> ImageError {
+        ImageError::Unsupported { format: self.format, reason: reason.to_string().trim().to_owned() }
+    }
+
+    /// Fails if a picture of this size must not or cannot be decoded; else gives its pixels.
+    fn check(&self, width: u64, height: u64) -> Result<usize, ImageError> {
+        let format = self.format;
+        if width == 0 || height == 0 {
+            return Err(ImageError::Empty { format, width, height });
+        }
+        width
+            .checked_mul(height)
+            .filter(|pixels| *pixels <= self.max_pixels)
+            // Room for eight bytes per pixel (16-bit RGBA), also where `usize` is 32 bits.
+            .filter(|pixels| *pixels <= isize::MAX as u64 / 8)
+            .map(|pixels| pixels as usize)
+            .ok_or(ImageError::TooLarge { format, width, height, max_pixels: self.max_pixels })
+    }
+}

@@ -1,0 +1,110 @@
+//! JPEG, by way of zune-jpeg, with the three things that it leaves to us: noticing that a file
+//! ends early (it paints the rest grey), Pillow's reading of CMYK, and the orientation.
+
+use super::{Decoded, ImageError, PixelLimit, multiply_ink, orientation};
+use crate::image::Image;
+use zune_core::bytestream::ZCursor;
+use zune_core::colorspace::ColorSpace;
+use zune_core::options::DecoderOptions;
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::errors::DecodeErrors;
+
+pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageError> {
+    if !is_complete(bytes) {
+        return Err(limit.truncated());
+    }
+    let explain = |error| explain(error, limit);
+    // The format's own largest side; the limit on pixels is ours.
+    let options = DecoderOptions::default().set_max_width(usize::from(u16::MAX)).set_max_height(usize::from(u16::MAX));
+    let mut header = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+    header.decode_headers().map_err(explain)?;
+    let (width, height) = header.dimensions().unwrap_or((0, 0));
+    limit.check(width as u64, height as u64)?;
+    let orientation = header.exif().map_or(1, |exif| orientation::from_exif(exif));
+    let stored = header.input_colorspace().unwrap_or(ColorSpace::Unknown);
+    let wanted = match stored {
+        ColorSpace::Luma | ColorSpace::YCbCr | ColorSpace::RGB => ColorSpace::RGB,
+        ColorSpace::CMYK | ColorSpace::YCCK => stored,
+        other => {
+            return Err(limit.unsupported(format!("its colours are {other:?}")));
+        }
+    };
+    let options = options.jpeg_set_out_colorspace(wanted);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+    let mut pixels = decoder.decode().map_err(explain)?;
+    match stored {
+        ColorSpace::CMYK => multiply_out(&mut pixels, |ink| ink),
+        ColorSpace::YCCK => multiply_out(&mut pixels, from_ycc),
+        _ => {}
+    }
+    let image = Image::from_rgb(width, height, pixels).map_err(|error| limit.damaged(error))?;
+    Ok(Decoded { image, orientation })
+}
+
+/// Whether the end-of-image marker is there. Without it Pillow refuses the file too.
+fn is_complete(bytes: &[u8]) -> bool {
+    // The usual case. It also saves files with damage in the middle, which can still be shown.
+    if bytes.ends_with(b"\xff\xd9") {
+        return true;
+    }
+    // Inside the compressed data a 0xff is always followed by 0 or a restart marker, so walking
+    // from segment to segment and searching only the data between them cannot be fooled by a
+    // thumbnail in the EXIF block, which has an end marker of its own.
+    let mut rest = bytes.get(2..).unwrap_or(&[]);
+    loop {
+        let Some(marker_at) = rest.iter().position(|byte| *byte == 0xff) else {
+            return false;
+        };
+        rest = &rest[marker_at + 1..];
+        match rest.first() {
+            None => return false,
+            Some(0xd9) => return true,
+            // A fill byte: the marker is still to come. The second 0xff is looked at again.
+            Some(0xff) => {}
+            // Stuffed data, restart markers and start-of-image have no length.
+            Some(0x00 | 0x01 | 0xd0..=0xd8) => rest = &rest[1..],
+            Some(_) => {
+                let Some([high, low]) = rest.get(1..3) else {
+                    return false;
+                };
+                let length = usize::from(u16::from_be_bytes([*high, *low]));
+                match rest.get(1 + length..) {
+                    Some(after) => rest = after,
+                    None => return false,
+                }
+            }
+        }
+    }
+}
+
+/// CMYK to RGB in place. Like Pillow this always assumes Adobe's convention of storing 255 for no
+/// ink; `cmy` turns the first three stored values into that convention.
+fn multiply_out(pixels: &mut Vec<u8>, cmy: impl Fn([u8; 3]) -> [u8; 3]) {
+    let count = pixels.len() / 4;
+    for pixel in 0..count {
+        let at = pixel * 4;
+        let stored = [pixels[at], pixels[at + 1], pixels[at + 2]];
+        let rgb = multiply_ink(cmy(stored).map(|value| 255 - value), pixels[at + 3]);
+        pixels[pixel * 3..pixel * 3 + 3].copy_from_slice(&rgb);
+    }
+    pixels.truncate(count * 3);
+}
+
+/// The first three channels of YCCK are the YCbCr of the *complement* of the stored CMY.
+fn from_ycc([y, cb, cr]: [u8; 3]) -> [u8; 3] {
+    let (y, cb, cr) = (i32::from(y), i32::from(cb) - 128, i32::from(cr) - 128);
+    // 16-bit fixed point, with libjpeg's constants and rounding.
+    let half = 1 << 15;
+    let red = y + ((91_881 * cr + half) >> 16);
+    let green = y + ((-22_554 * cb - 46_802 * cr + half) >> 16);
+    let blue = y + ((116_130 * cb + half) >> 16);
+    [red, green, blue].map(|value| 255 - value.clamp(0, 255) as u8)
+}
+
+fn explain(error: DecodeErrors, limit: &PixelLimit) -> ImageError {
+    match error {
+        DecodeErrors::ExhaustedData => limit.truncated(),
+        DecodeErrors::Unsupported(_) => limit.unsupported(error),
+        _ => limit.damaged(error),
+    }
+}

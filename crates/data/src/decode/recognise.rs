@@ -1,0 +1,120 @@
+//! Tells what a file is from its first bytes, and says what it is instead when it is no picture.
+
+use super::ImageError;
+
+/// A picture format that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Baseline and progressive, grey, colour and CMYK.
+    Jpeg,
+    /// All colour types and depths; of an animation the default image.
+    Png,
+    /// Lossy and lossless; of an animation the first frame.
+    WebP,
+    /// The first frame.
+    Gif,
+    /// Windows bitmaps.
+    Bmp,
+    /// The first page, except of JPEG-compressed files.
+    Tiff,
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Format::Jpeg => "JPEG",
+            Format::Png => "PNG",
+            Format::WebP => "WebP",
+            Format::Gif => "GIF",
+            Format::Bmp => "BMP",
+            Format::Tiff => "TIFF",
+        })
+    }
+}
+
+impl Format {
+    /// The format of a file that starts with `bytes`.
+    pub fn of(bytes: &[u8]) -> Result<Format, ImageError> {
+        if bytes.starts_with(b"\xff\xd8\xff") {
+            Ok(Format::Jpeg)
+        } else if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
+            Ok(Format::Png)
+        } else if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP") {
+            Ok(Format::WebP)
+        } else if bytes.starts_with(b"GIF87a") || bytes.starts_with(b"GIF89a") {
+            Ok(Format::Gif)
+        } else if is_bmp(bytes) {
+            Ok(Format::Bmp)
+        } else if [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].iter().any(|magic| bytes.starts_with(*magic)) {
+            Ok(Format::Tiff)
+        } else {
+            Err(ImageError::NotAnImage { found: describe(bytes) })
+        }
+    }
+}
+
+/// Two letters alone would make a picture of every text about BMWs, so the size of the second
+/// header has to be one that exists.
+fn is_bmp(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"BM") && matches!(bytes.get(14..18), Some([12 | 16 | 40 | 52 | 56 | 64 | 108 | 124, 0, 0, 0]))
+}
+
+fn describe(bytes: &[u8]) -> &'static str {
+    let start = &bytes[..bytes.len().min(64)];
+    let brand = bytes.get(4..8) == Some(b"ftyp");
+    if bytes.is_empty() {
+        "it is empty"
+    } else if bytes.starts_with(b"%PDF") {
+        "it is a PDF"
+    } else if bytes.starts_with(b"PK\x03\x04") {
+        "it is a zip archive"
+    } else if bytes.starts_with(b"\x1f\x8b") {
+        "it is gzip-compressed"
+    } else if bytes.starts_with(b"8BPS") {
+        "it is a Photoshop file"
+    } else if brand && matches!(bytes.get(8..12), Some(b"avif" | b"avis")) {
+        "it is an AVIF"
+    } else if brand && matches!(bytes.get(8..11), Some(b"hei" | b"mif" | b"hev")) {
+        "it is a HEIF or HEIC"
+    } else if brand {
+        "it is a video"
+    } else if bytes.starts_with(b"\xff\x0a") || start.get(4..8) == Some(b"JXL ") {
+        "it is a JPEG XL"
+    } else if bytes.starts_with(b"\x93NUMPY") {
+        "it is a NumPy array"
+    } else if start.trim_ascii_start().starts_with(b"<") {
+        "it starts with a tag, as HTML, XML and SVG do"
+    } else if is_text(start) {
+        "it starts with text"
+    } else if start.iter().all(|byte| *byte == 0) {
+        "it starts with zeros"
+    } else {
+        "its first bytes belong to no known format"
+    }
+}
+
+fn is_text(start: &[u8]) -> bool {
+    // A character may be cut at the end of the sample.
+    let whole = match std::str::from_utf8(start) {
+        Ok(text) => text,
+        Err(error) if error.error_len().is_none() => std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or(""),
+        Err(_) => return false,
+    };
+    !whole.is_empty() && !whole.chars().any(|c| c.is_control() && !c.is_whitespace())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_called_text() {
+        for text in ["notes\n", "BMW is a car maker", "Übermut tut selten gut: eine Fabel"] {
+            let message = Format::of(text.as_bytes()).unwrap_err().to_string();
+            assert!(message.contains("it starts with text"), "{message}");
+        }
+        assert!(Format::of(b"").unwrap_err().to_string().contains("empty"));
+        assert!(Format::of(b"<svg/>").unwrap_err().to_string().contains("tag"));
+        assert!(Format::of(&[0; 9]).unwrap_err().to_string().contains("zeros"));
+    }
+}

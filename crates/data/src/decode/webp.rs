@@ -1,0 +1,58 @@
+//! Looks through the chunks of a WebP file for what its decoder does not check: the size that the
+//! pictures inside claim, which may differ from the size of the canvas, and the EXIF block, which
+//! is taken from the bytes at hand instead of trusting the length that it claims.
+
+use super::{ImageError, PixelLimit};
+
+/// Checks every picture inside and gives the EXIF block, empty if there is none.
+pub(super) fn inspect<'a>(bytes: &'a [u8], limit: &PixelLimit) -> Result<&'a [u8], ImageError> {
+    let mut exif: &[u8] = &[];
+    for (name, body) in Chunks(bytes.get(12..).unwrap_or(&[])) {
+        match &name {
+            b"EXIF" => exif = body,
+            // A frame of an animation: 16 bytes of its own, then chunks again.
+            b"ANMF" => {
+                for (name, body) in Chunks(body.get(16..).unwrap_or(&[])) {
+                    check_picture(&name, body, limit)?;
+                }
+            }
+            _ => check_picture(&name, body, limit)?,
+        }
+    }
+    Ok(exif)
+}
+
+fn check_picture(name: &[u8; 4], body: &[u8], limit: &PixelLimit) -> Result<(), ImageError> {
+    let size = match (name, body) {
+        (b"VP8 ", [_, _, _, 0x9d, 0x01, 0x2a, w0, w1, h0, h1, ..]) => {
+            let side = |low: u8, high: u8| u64::from(u16::from_le_bytes([low, high]) & 0x3fff);
+            Some((side(*w0, *w1), side(*h0, *h1)))
+        }
+        (b"VP8L", [0x2f, a, b, c, d, ..]) => {
+            let packed = u64::from(u32::from_le_bytes([*a, *b, *c, *d]));
+            Some(((packed & 0x3fff) + 1, (packed >> 14 & 0x3fff) + 1))
+        }
+        _ => None,
+    };
+    if let Some((width, height)) = size {
+        limit.check(width, height)?;
+    }
+    Ok(())
+}
+
+/// Name and content of each chunk; the last one may be shorter than it says.
+struct Chunks<'a>(&'a [u8]);
+
+impl<'a> Iterator for Chunks<'a> {
+    type Item = ([u8; 4], &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (name, rest) = self.0.split_first_chunk::<4>()?;
+        let (length, rest) = rest.split_first_chunk::<4>()?;
+        let length = u32::from_le_bytes(*length) as usize;
+        let body = &rest[..length.min(rest.len())];
+        // Chunks start at even positions.
+        self.0 = rest.get(length.saturating_add(length % 2)..).unwrap_or(&[]);
+        Some((*name, body))
+    }
+}

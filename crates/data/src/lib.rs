@@ -1,0 +1,28 @@
+//! Pictures for Vision Transformers: reading files, resizing, and the preprocessing that belongs
+//! to a model's weights. Results agree with Pillow, torchvision and timm, because published
+//! models were trained behind them.
+//!
+//! ```
+//! use vit_data::{Image, Preprocess};
+//!
+//! // From a file: vit_data::open(Path::new("cat.jpg"), &DecodeOptions::default())?
+//! let image = Image::from_rgb(2, 2, vec![128; 12])?;
+//! let input = Preprocess::default().apply(&image)?;
+//! assert_eq!(input.len(), 3 * 224 * 224);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Files are hostile until proven otherwise: formats are recognised by content, sizes are checked
+//! before memory is taken, and a broken file is an error, never a panic.
+
+pub mod decode;
+pub mod files;
+pub mod image;
+pub mod preprocess;
+pub mod resize;
+
+pub use decode::{DecodeOptions, Format, ImageError, decode, open};
+pub use files::{FilesError, find_images};
+pub use image::{Image, ShapeError};
+pub use preprocess::{CropMode, Preprocess, PreprocessError};
+pub use resize::{Filter, ResizeError, UnknownFilter, resize, resize_box};

@@ -1,0 +1,359 @@
+//! Resizing that gives the same bytes as Pillow's `Image.resize` on 8-bit RGB.
+//!
+//! Models are trained behind Pillow, so its rounding is part of the contract: two passes, each
+//! rounded to bytes, with weights in 22-bit fixed point. This module holds the filters, the
+//! weights and the order of the passes; the loops are in `passes`.
+
+mod passes;
+
+use crate::image::Image;
+use passes::{horizontal, vertical};
+use std::f64::consts::PI;
+use std::ops::Range;
+use thiserror::Error;
+
+/// How a pixel is computed from its neighbours. All but `Nearest` widen when shrinking
+/// (antialiasing), as in Pillow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Filter {
+    /// The pixel under the centre, no antialiasing.
+    Nearest,
+    /// Mean of the pixels covered.
+    Box,
+    /// Triangle.
+    Bilinear,
+    /// Hamming-windowed sinc of width 1.
+    Hamming,
+    /// Cubic convolution with a = -0.5.
+    Bicubic,
+    /// Sinc windowed by a sinc, three lobes.
+    Lanczos,
+}
+
+impl Filter {
+    /// Every filter, in order of their width.
+    pub const ALL: [Filter; 6] =
+        [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Hamming, Filter::Bicubic, Filter::Lanczos];
+
+    /// The name that Pillow, torchvision and timm use, such as `"bicubic"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Filter::Nearest => "nearest",
+            Filter::Box => "box",
+            Filter::Bilinear => "bilinear",
+            Filter::Hamming => "hamming",
+            Filter::Bicubic => "bicubic",
+            Filter::Lanczos => "lanczos",
+        }
+    }
+
+    /// Half the width of the filter, in pixels, when not shrinking.
+    fn support(self) -> f64 {
+        match self {
+            Filter::Nearest => 0.0,
+            Filter::Box => 0.5,
+            Filter::Bilinear | Filter::Hamming => 1.0,
+            Filter::Bicubic => 2.0,
+            Filter::Lanczos => 3.0,
+        }
+    }
+
+    /// The weight at distance `x` from the centre. `support` has ended before these are asked
+    /// for anything far outside.
+    fn weight(self, x: f64) -> f64 {
+        let distance = x.abs();
+        match self {
+            // Half open, so that a pixel exactly between two outputs belongs to one of them.
+            Filter::Nearest | Filter::Box => f64::from(u8::from(x > -0.5 && x <= 0.5)),
+            Filter::Bilinear => (1.0 - distance).max(0.0),
+            Filter::Hamming if distance < 1.0 => {
+                // Pillow's constants are single precision; the difference is visible in bytes.
+                sinc(distance) * (f64::from(0.54f32) + f64::from(0.46f32) * (distance * PI).cos())
+            }
+            Filter::Bicubic if distance < 1.0 => (1.5 * distance - 2.5) * distance * distance + 1.0,
+            Filter::Bicubic if distance < 2.0 => (((distance - 5.0) * distance + 8.0) * distance - 4.0) * -0.5,
+            Filter::Lanczos if (-3.0..3.0).contains(&x) => sinc(x) * sinc(x / 3.0),
+            _ => 0.0,
+        }
+    }
+}
+
+impl std::fmt::Display for Filter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Filter {
+    type Err = UnknownFilter;
+
+    fn from_str(name: &str) -> Result<Self, UnknownFilter> {
+        Filter::ALL.into_iter().find(|filter| filter.name() == name).ok_or_else(|| UnknownFilter(name.to_owned()))
+    }
+}
+
+/// A filter name that is not one of ours.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("unknown interpolation \"{0}\"; use nearest, box, bilinear, hamming, bicubic or lanczos")]
+pub struct UnknownFilter(pub String);
+
+/// Why a resize cannot be done.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ResizeError {
+    /// The source box is empty or reaches outside of the picture.
+    #[error("the box from ({left}, {top}) to ({right}, {bottom}) is not inside the {width} x {height} image")]
+    Box {
+        /// Left edge of the box.
+        left: f64,
+        /// Upper edge of the box.
+        top: f64,
+        /// Right edge of the box.
+        right: f64,
+        /// Lower edge of the box.
+        bottom: f64,
+        /// Width of the picture.
+        width: usize,
+        /// Height of the picture.
+        height: usize,
+    },
+}
+
+fn sinc(x: f64) -> f64 {
+    if x == 0.0 {
+        1.0
+    } else {
+        let x = x * PI;
+        x.sin() / x
+    }
+}
+
+/// Resizes the whole picture to `width` x `height`; a size of zero is taken as one.
+pub fn resize(image: &Image, width: usize, height: usize, filter: Filter) -> Image {
+    let (width, height) = (width.max(1), height.max(1));
+    let plan = Resize { source: whole(image), size: (width, height), filter };
+    plan.window(image, 0..width, 0..height)
+}
+
+/// Resizes the part of the picture inside `source` = (left, top, right, bottom), whose edges may
+/// lie between pixels, to `width` x `height`. Pixels just outside the box are used by the filter.
+pub fn resize_box(
+    image: &Image,
+    source: (f64, f64, f64, f64),
+    width: usize,
+    height: usize,
+    filter: Filter,
+) -> Result<Image, ResizeError> {
+    let (left, top, right, bottom) = source;
+    // Pillow keeps the box in single precision.
+    let narrow = [left as f32, top as f32, right as f32, bottom as f32];
+    let inside = narrow[0] >= 0.0
+        && narrow[1] >= 0.0
+        && f64::from(narrow[2]) <= image.width() as f64
+        && f64::from(narrow[3]) <= image.height() as f64;
+    // A comparison with NaN is false, so NaN ends here as well.
+    if !(inside && narrow[2] > narrow[0] && narrow[3] > narrow[1]) {
+        return Err(ResizeError::Box { left, top, right, bottom, width: image.width(), height: image.height() });
+    }
+    let (width, height) = (width.max(1), height.max(1));
+    let plan = Resize { source: narrow, size: (width, height), filter };
+    Ok(plan.window(image, 0..width, 0..height))
+}
+
+/// The box that holds the whole picture.
+fn whole(image: &Image) -> [f32; 4] {
+    [0.0, 0.0, image.width() as f32, image.height() as f32]
+}
+
+/// Resizes to `size` = (width, height) but computes only the columns and rows asked for. The
+/// bytes are those of resizing everything and cropping; the memory is that of the crop, also for
+/// a picture one pixel wide and a hundred thousand high.
+pub(crate) fn resize_window(
+    image: &Image,
+    size: (usize, usize),
+    columns: Range<usize>,
+    rows: Range<usize>,
+    filter: Filter,
+) -> Image {
+    let plan = Resize { source: whole(image), size, filter };
+    plan.window(image, columns, rows)
+}
+
+struct Resize {
+    source: [f32; 4],
+    size: (usize, usize),
+    filter: Filter,
+}
+
+impl Resize {
+    fn window(&self, image: &Image, columns: Range<usize>, rows: Range<usize>) -> Image {
+        let [left, top, right, bottom] = self.source;
+        let (width, height) = self.size;
+        if self.filter == Filter::Nearest {
+            let xs = nearest_positions(left, right, width, image.width(), columns);
+            let ys = nearest_positions(top, bottom, height, image.height(), rows);
+            return pick(image, &xs, &ys);
+        }
+        let unchanged = |from: f32, to: f32, new: usize, old: usize| new == old && from == 0.0 && to == new as f32;
+        let across = (!unchanged(left, right, width, image.width()))
+            .then(|| Taps::new(image.width(), left, right, width, columns.clone(), self.filter));
+        let down = (!unchanged(top, bottom, height, image.height()))
+            .then(|| Taps::new(image.height(), top, bottom, height, rows.clone(), self.filter));
+
+        // What each pass has to leave for the other one.
+        let rows_used = down.as_ref().map_or(rows.clone(), Taps::span);
+        let columns_used = across.as_ref().map_or(columns.clone(), Taps::span);
+        let picture = View { bytes: image.pixels(), width: image.width(), left: 0, top: 0 };
+        let pixels = match (&across, &down) {
+            (Some(across), Some(down)) if self.is_vertical_first(image) => {
+                let bands = vertical(&picture, columns_used.clone(), down);
+                let view = View { bytes: &bands, width: columns_used.len(), left: columns_used.start, top: rows.start };
+                horizontal(&view, rows.clone(), across)
+            }
+            (Some(across), Some(down)) => {
+                let bands = horizontal(&picture, rows_used.clone(), across);
+                let view = View { bytes: &bands, width: columns.len(), left: columns.start, top: rows_used.start };
+                vertical(&view, columns.clone(), down)
+            }
+            (Some(across), None) => horizontal(&picture, rows.clone(), across),
+            (None, Some(down)) => vertical(&picture, columns.clone(), down),
+            (None, None) => {
+                rows.clone().flat_map(|y| &image.row(y)[columns.start * 3..columns.end * 3]).copied().collect()
+            }
+        };
+        Image::from_parts(columns.len(), rows.len(), pixels)
+    }
+
+    /// The order changes the rounding in between, so it is Pillow's too: across, then down, but
+    /// since Pillow 13 the other way round where the height shrinks by far more pixels. What
+    /// counts is the whole picture, also when only a box of it is resized.
+    fn is_vertical_first(&self, image: &Image) -> bool {
+        let (width, height) = self.size;
+        let fewer_rows = image.height().saturating_sub(height);
+        let fewer_columns = image.width().saturating_sub(width);
+        fewer_rows > fewer_columns.saturating_mul(2)
+    }
+}
+
+/// Rows of pixels, and where in the picture the first of them is.
+struct View<'a> {
+    bytes: &'a [u8],
+    width: usize,
+    left: usize,
+    top: usize,
+}
+
+/// Bits after the point in the weights: 32, less 8 for the byte and 2 for sums outside 0..1.
+const PRECISION_BITS: u32 = 32 - 8 - 2;
+
+/// The weights of one direction: output `i` is the sum over `k` of
+/// `weights[i * stride + k] * input[starts[i] + k]`.
+struct Taps {
+    starts: Vec<usize>,
+    counts: Vec<usize>,
+    weights: Vec<i32>,
+    stride: usize,
+}
+
+impl Taps {
+    /// Weights for the outputs in `window`, of `length` outputs covering `from..to` of an input
+    /// with `input` pixels.
+    fn new(input: usize, from: f32, to: f32, length: usize, window: Range<usize>, filter: Filter) -> Self {
+        let scale = f64::from(to - from) / length as f64;
+        let widen = scale.max(1.0);
+        let support = filter.support() * widen;
+        let stride = (support.ceil() as usize * 2 + 1).min(input.max(1));
+        let mut taps = Taps {
+            starts: Vec::with_capacity(window.len()),
+            counts: Vec::with_capacity(window.len()),
+            weights: vec![0; window.len() * stride],
+            stride,
+        };
+        let mut exact = Vec::with_capacity(stride);
+        for (output, fixed) in window.zip(taps.weights.chunks_exact_mut(stride)) {
+            let centre = f64::from(from) + (output as f64 + 0.5) * scale;
+            // `as` cuts towards zero and keeps within range, which the edges rely on.
+            let start = ((centre - support + 0.5) as usize).min(input);
+            let end = ((centre + support + 0.5) as usize).min(input).max(start);
+            exact.clear();
+            exact.extend(
+                (start..end.min(start + stride)).map(|x| filter.weight((x as f64 - centre + 0.5) * (1.0 / widen))),
+            );
+            let sum: f64 = exact.iter().sum();
+            for (weight, fixed) in exact.iter().zip(fixed) {
+                let weight = if sum == 0.0 { *weight } else { weight / sum };
+                *fixed = (weight * f64::from(1 << PRECISION_BITS)).round_half_away();
+            }
+            taps.starts.push(start);
+            taps.counts.push(exact.len());
+        }
+        taps
+    }
+
+    /// The inputs that any output uses.
+    fn span(&self) -> Range<usize> {
+        let start = self.starts.iter().copied().min().unwrap_or(0);
+        let ends = self.starts.iter().zip(&self.counts).map(|(s, n)| s + n);
+        start..ends.max().unwrap_or(start)
+    }
+
+    /// For each output: the first input and the weights.
+    fn iter(&self) -> impl Iterator<Item = (usize, &[i32])> {
+        self.starts
+            .iter()
+            .zip(&self.counts)
+            .zip(self.weights.chunks_exact(self.stride))
+            .map(|((start, count), weights)| (*start, &weights[..*count]))
+    }
+}
+
+/// `f64::round` differs from adding a half and cutting, for values whose sum with 0.5 rounds.
+trait RoundHalfAway {
+    fn round_half_away(self) -> i32;
+}
+
+impl RoundHalfAway for f64 {
+    fn round_half_away(self) -> i32 {
+        (if self < 0.0 { self - 0.5 } else { self + 0.5 }) as i32
+    }
+}
+
+/// Beyond this many pixels Pillow could not hold the picture, so there are no bytes to agree with
+/// and no reason to count up to a crop in the middle of it.
+const FAR: usize = 1 << 24;
+
+/// The input pixel under the centre of each output in `window`, `None` outside of the picture.
+fn nearest_positions(from: f32, to: f32, length: usize, input: usize, window: Range<usize>) -> Vec<Option<usize>> {
+    let step = f64::from(to - from) / length as f64;
+    let mut position = f64::from(from) + step * 0.5;
+    if window.start < FAR {
+        // Pillow adds the step again and again; multiplying picks other pixels now and then.
+        for _ in 0..window.start {
+            position += step;
+        }
+    } else {
+        position += step * window.start as f64;
+    }
+    window
+        .map(|_| {
+            let under = (position >= 0.0 && position < input as f64).then_some(position as usize);
+            position += step;
+            under
+        })
+        .collect()
+}
+
+/// The picture made of the chosen columns and rows; black where there is none.
+fn pick(image: &Image, xs: &[Option<usize>], ys: &[Option<usize>]) -> Image {
+    let mut pixels = vec![0; xs.len() * ys.len() * 3];
+    for (row, y) in pixels.chunks_exact_mut(xs.len() * 3).zip(ys) {
+        let Some(source) = y.map(|y| image.row(y)) else {
+            continue;
+        };
+        for (pixel, x) in row.chunks_exact_mut(3).zip(xs) {
+            if let Some(x) = x {
+                pixel.copy_from_slice(&source[x * 3..x * 3 + 3]);
+            }
+        }
+    }
+    Image::from_parts(xs.len(), ys.len(), pixels)
+}

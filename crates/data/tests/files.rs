@@ -1,0 +1,127 @@
+//! What people type becomes the files that they mean.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use vit_data::{FilesError, find_images};
+
+/// A folder of its own for each test, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str, files: &[&str]) -> Self {
+        let root = std::env::temp_dir().join(format!("vit-data-{name}-{}", std::process::id()));
+        for file in files {
+            let path = root.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, b"x").unwrap();
+        }
+        Self(root)
+    }
+
+    fn argument(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Relative names with forward slashes.
+    fn names(&self, paths: &[PathBuf]) -> Vec<String> {
+        let name = |path: &PathBuf| path.strip_prefix(&self.0).unwrap().to_owned();
+        let text = |path: PathBuf| path.to_str().unwrap().replace('\\', "/");
+        paths.iter().map(name).map(text).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn tree(name: &str) -> Scratch {
+    Scratch::new(
+        name,
+        &[
+            "img10.jpg",
+            "img2.JPG",
+            "img1.png",
+            "notes.txt",
+            ".hidden.png",
+            "odd.dat",
+            "cats/a.webp",
+            "cats/deep/b.tiff",
+            ".git/c.png",
+            "dogs[1].bmp",
+        ],
+    )
+}
+
+#[test]
+fn a_folder_gives_its_pictures_in_natural_order() {
+    let tree = tree("order");
+    let all = find_images(&[tree.argument("")], true).unwrap();
+    let expected = ["cats/a.webp", "cats/deep/b.tiff", "dogs[1].bmp", "img1.png", "img2.JPG", "img10.jpg"];
+    assert_eq!(tree.names(&all), expected);
+    let flat = find_images(&[tree.argument("")], false).unwrap();
+    assert_eq!(tree.names(&flat), expected[2..]);
+}
+
+#[test]
+fn a_file_named_by_itself_is_taken_whatever_its_ending() {
+    let tree = tree("explicit");
+    let names = ["notes.txt", ".hidden.png", "dogs[1].bmp"].map(|name| tree.argument(name));
+    let found = find_images(&names, false).unwrap();
+    assert_eq!(tree.names(&found), ["notes.txt", ".hidden.png", "dogs[1].bmp"]);
+}
+
+#[test]
+fn a_pattern_gives_what_it_matches() {
+    let tree = tree("pattern");
+    let find = |pattern: &str| find_images(&[tree.argument(pattern)], true).map(|found| tree.names(&found));
+    assert_eq!(find("img*").unwrap(), ["img1.png", "img2.JPG", "img10.jpg"]);
+    assert_eq!(find("*.dat").unwrap(), ["odd.dat"]);
+    assert_eq!(find("**/*.tiff").unwrap(), ["cats/deep/b.tiff"]);
+    assert_eq!(find("ca*").unwrap(), ["cats/a.webp", "cats/deep/b.tiff"]);
+    assert!(matches!(find("*.gif"), Err(FilesError::NoMatch { .. })));
+    assert!(matches!(find("note*"), Err(FilesError::NoMatch { .. })));
+    assert!(matches!(find("img[.jpg"), Err(FilesError::Pattern { .. })));
+}
+
+#[test]
+fn nothing_is_given_twice() {
+    let tree = tree("twice");
+    let arguments = ["img2.JPG", "", "./img1.png", "img*"].map(|name| tree.argument(name));
+    let found = find_images(&arguments, false).unwrap();
+    assert_eq!(tree.names(&found), ["img2.JPG", "dogs[1].bmp", "img1.png", "img10.jpg"]);
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let tree = Scratch::new("missing", &["empty/readme.md"]);
+    let message = find_images(&[tree.argument("no.jpg")], true).unwrap_err().to_string();
+    assert!(message.ends_with("no.jpg: no such file or folder"), "{message}");
+    let message = find_images(&[tree.argument("empty")], true).unwrap_err().to_string();
+    assert!(message.contains("empty: no images"), "{message}");
+    assert!(find_images::<String>(&[], true).unwrap().is_empty());
+}
+
+#[cfg(unix)]
+#[test]
+fn links_in_a_circle_end() {
+    let tree = Scratch::new("circle", &["a/1.png"]);
+    std::os::unix::fs::symlink(&tree.0, tree.0.join("a/up")).unwrap();
+    let found = find_images(&[tree.argument("")], true).unwrap();
+    assert_eq!(tree.names(&found), ["a/1.png"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_not_text_work() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let tree = Scratch::new("bytes", &["a.png"]);
+    let odd = tree.0.join(OsStr::from_bytes(b"\xff\xfe.png"));
+    fs::write(&odd, b"x").unwrap();
+    assert_eq!(find_images(&[&odd], true).unwrap(), std::slice::from_ref(&odd));
+    assert_eq!(find_images(&[&tree.0], true).unwrap().len(), 2);
+    let missing = Path::new(OsStr::from_bytes(b"\xff"));
+    assert!(matches!(find_images(&[missing], true), Err(FilesError::Missing(_))));
+}

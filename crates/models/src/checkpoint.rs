@@ -1,0 +1,213 @@
+//! Checkpoints: a folder with weights, configuration, preprocessing and class names, or a published weights file.
+
+use std::borrow::Cow;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use vit_graph::device::Parameters;
+
+use crate::config::{self, Config};
+use crate::error::ModelError;
+use crate::fit::{Leniency, fit};
+use crate::infer::infer;
+use crate::weights::safetensors::{self, Dtype};
+use crate::weights::{self, Scheme, Weights, names};
+
+/// The weights files of a folder, the best first.
+const WEIGHTS: [&str; 6] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model.npz",
+    "pytorch_model.bin",
+    "pytorch_model.pt",
+    "pytorch_model.pth",
+];
+
+/// Endings of weights files under other names.
+const ENDINGS: [&str; 5] = ["safetensors", "npz", "pt", "pth", "bin"];
+
+/// A model with its weights, under canonical names, fitting exactly.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    /// What it is.
+    pub config: Config,
+    /// Its weights.
+    pub weights: Weights,
+    /// The library whose names the weights had.
+    pub scheme: Scheme,
+    /// The weights file.
+    pub source: PathBuf,
+    /// What was changed while opening it, one line each.
+    pub report: Vec<String>,
+}
+
+/// The layout in which a checkpoint folder is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// timm's hub: what this project reads and writes by default.
+    Timm,
+    /// Hugging Face's `ViT…` and `DeiT…` classes.
+    HuggingFace,
+}
+
+/// What to change about a checkpoint's model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Another image size, height and width.
+    pub image_size: Option<[usize; 2]>,
+    /// Another number of classes.
+    pub classes: Option<usize>,
+    /// Another number of channels.
+    pub channels: Option<usize>,
+}
+
+/// How to open a checkpoint.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OpenOptions<'a> {
+    /// The weights file, where the folder's own choice is not the one.
+    pub weights: Option<&'a Path>,
+    /// Start anew what is missing and drop what is left over.
+    pub allow_unmatched: bool,
+}
+
+impl Checkpoint {
+    /// Opens a folder or a weights file. A `config.json` beside the weights says what they are; without one it is read
+    /// off the weights.
+    pub fn open(path: &Path, options: OpenOptions) -> Result<Checkpoint, ModelError> {
+        let metadata = fs::metadata(path).map_err(|error| ModelError::Io { path: path.into(), error })?;
+        let folder = if metadata.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+        let source = match options.weights {
+            Some(weights) => weights.to_path_buf(),
+            None if metadata.is_dir() => find_weights(path)?,
+            None => path.to_path_buf(),
+        };
+        let config = read_config(folder)?;
+        let raw = if source.extension().is_some_and(|e| e == "json") {
+            safetensors::read_index(&source)?
+        } else {
+            weights::read(&source)?
+        };
+        let (weights, scheme) = names::canonical(raw)?;
+        let config = match config {
+            Some(config) => config,
+            None => infer(&weights, scheme).map_err(|what| ModelError::Config { path: source.clone(), what })?,
+        };
+        let leniency = Leniency { new_head: false, unmatched: options.allow_unmatched };
+        let (weights, report) = fit(weights, scheme, &config.architecture, &config.architecture, leniency)?;
+        Ok(Checkpoint { config, weights, scheme, source, report })
+    }
+
+    /// Changes the model and makes the weights follow; a line in the report for every change.
+    pub fn change(&mut self, changes: Changes) -> Result<(), ModelError> {
+        let mut target = self.config.clone();
+        if let Some(size) = changes.image_size {
+            target.architecture.set_image_size(size);
+            target.preprocessing.image_size = size;
+        }
+        if let Some(channels) = changes.channels.filter(|&c| c != target.architecture.channels()) {
+            target.architecture.set_channels(channels);
+            let mean = |values: &[f32]| vec![values.iter().sum::<f32>() / values.len().max(1) as f32; channels];
+            (target.preprocessing.mean, target.preprocessing.std) =
+                (mean(&target.preprocessing.mean), mean(&target.preprocessing.std));
+        }
+        if let Some(classes) = changes.classes.filter(|&c| c != target.architecture.classes()) {
+            target.architecture.set_classes(classes);
+            target.labels.clear();
+        }
+        if target == self.config {
+            return Ok(());
+        }
+        let weights = std::mem::take(&mut self.weights);
+        let leniency = Leniency { new_head: changes.classes.is_some(), unmatched: false };
+        let (weights, report) = fit(weights, self.scheme, &self.config.architecture, &target.architecture, leniency)?;
+        (self.weights, self.config) = (weights, target);
+        self.report.extend(report);
+        Ok(())
+    }
+
+    /// Writes a folder that the layout's library opens too. Every file is complete before it takes its name.
+    pub fn save(&self, folder: &Path, layout: Layout, dtype: Dtype) -> Result<(), ModelError> {
+        let unwritable = |what| ModelError::Folder { path: folder.into(), what };
+        let (weights, files) = match layout {
+            Layout::Timm => (Cow::Borrowed(&self.weights), vec![("config.json", config::timm_config(&self.config))]),
+            Layout::HuggingFace => {
+                let config = config::hugging_face_config(&self.config).map_err(unwritable)?;
+                let preprocessor = config::hugging_face_preprocessor(&self.config);
+                let weights = names::hugging_face::from_canonical(&self.weights)?;
+                (Cow::Owned(weights), vec![("config.json", config), ("preprocessor_config.json", preprocessor)])
+            }
+        };
+        fs::create_dir_all(folder).map_err(|error| ModelError::Io { path: folder.into(), error })?;
+        let tensors = weights.tensors.iter().map(|(name, t)| (name.as_str(), t.shape.as_slice(), t.data.as_slice()));
+        safetensors::write(&folder.join("model.safetensors"), tensors, dtype, &self.weights.metadata)?;
+        for (name, json) in files {
+            let path = folder.join(name);
+            write_json(&path, &json).map_err(|error| ModelError::Io { path, error })?;
+        }
+        Ok(())
+    }
+}
+
+fn write_json(path: &Path, json: &Value) -> std::io::Result<()> {
+    let aside = path.with_extension("json.partial");
+    fs::write(&aside, format!("{json:#}\n"))?;
+    fs::rename(&aside, path)
+}
+
+fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(ModelError::Io { path: path.into(), error }),
+    };
+    let json = serde_json::from_str(&text);
+    json.map(Some).map_err(|error| ModelError::Config { path: path.into(), what: format!("not valid JSON: {error}") })
+}
+
+/// The configuration of a folder, if it has one.
+pub fn read_config(folder: &Path) -> Result<Option<Config>, ModelError> {
+    let path = folder.join("config.json");
+    let Some(json) = read_json(&path)? else { return Ok(None) };
+    let preprocessor = read_json(&folder.join("preprocessor_config.json"))?;
+    config::parse(&json, preprocessor.as_ref()).map(Some).map_err(|what| ModelError::Config { path, what })
+}
+
+/// The weights file of a folder: one of the usual names, or the only one with a known ending.
+fn find_weights(folder: &Path) -> Result<PathBuf, ModelError> {
+    if let Some(found) = WEIGHTS.iter().map(|name| folder.join(name)).find(|path| path.is_file()) {
+        return Ok(found);
+    }
+    let entries = fs::read_dir(folder).map_err(|error| ModelError::Io { path: folder.into(), error })?;
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().and_then(|e| e.to_str()).is_some_and(|e| ENDINGS.contains(&e)))
+        .filter(|path| path.file_name().is_none_or(|name| name != "io.safetensors"))
+        .collect();
+    found.sort();
+    match found.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => Err(ModelError::Folder {
+            path: folder.into(),
+            what: format!(
+                "there are no weights here (looked for {}, or one file ending in .{})",
+                WEIGHTS.join(", "),
+                ENDINGS.join(", .")
+            ),
+        }),
+        many => {
+            let names: Vec<String> =
+                many.iter().filter_map(|p| Some(p.file_name()?.to_string_lossy().into_owned())).collect();
+            Err(ModelError::Folder {
+                path: folder.into(),
+                what: format!("which weights are meant: {}?", names.join(", ")),
+            })
+        }
+    }
+}
+
+impl Parameters for Weights {
+    fn take(&mut self, name: &str) -> Option<Cow<'_, [f32]>> {
+        self.tensors.remove(name).map(|tensor| Cow::Owned(tensor.data))
+    }
+}

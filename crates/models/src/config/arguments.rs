@@ -1,0 +1,112 @@
+//! Reads the arguments of a constructor by name, and notices those that nobody asked for.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+use vit_graph::ops::Activation;
+
+/// A JSON object whose keys are a constructor's arguments.
+pub(super) struct Arguments<'a> {
+    map: &'a Map<String, Value>,
+    /// The library, for messages.
+    library: &'static str,
+    asked: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Arguments<'a> {
+    pub fn new(library: &'static str, map: &'a Map<String, Value>) -> Self {
+        Arguments { map, library, asked: RefCell::default() }
+    }
+
+    /// An argument that is there and not null.
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.asked.borrow_mut().insert(name.to_string());
+        self.map.get(name).filter(|v| !v.is_null())
+    }
+
+    fn wrong(&self, name: &str, expected: &str) -> String {
+        format!("{}'s option `{name}` should be {expected}, not {}", self.library, self.map[name])
+    }
+
+    pub fn count(&self, name: &str) -> Result<Option<usize>, String> {
+        self.get(name)
+            .map(|v| v.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(|| self.wrong(name, "a whole number")))
+            .transpose()
+    }
+
+    pub fn number(&self, name: &str) -> Result<Option<f64>, String> {
+        self.get(name).map(|v| v.as_f64().ok_or_else(|| self.wrong(name, "a number"))).transpose()
+    }
+
+    pub fn flag(&self, name: &str) -> Result<Option<bool>, String> {
+        self.get(name).map(|v| v.as_bool().ok_or_else(|| self.wrong(name, "true or false"))).transpose()
+    }
+
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>, String> {
+        self.get(name).map(|v| v.as_str().ok_or_else(|| self.wrong(name, "a string"))).transpose()
+    }
+
+    pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, String> {
+        self.get(name).map(|v| v.as_object().ok_or_else(|| self.wrong(name, "an object"))).transpose()
+    }
+
+    /// One number for both sides, or height and width.
+    pub fn pair(&self, name: &str) -> Result<Option<[usize; 2]>, String> {
+        let side = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+        self.get(name)
+            .map(|v| {
+                let both = match v.as_array().map(Vec::as_slice) {
+                    Some([h, w]) => side(h).zip(side(w)),
+                    Some([one]) => side(one).map(|n| (n, n)),
+                    Some(_) => None,
+                    None => side(v).map(|n| (n, n)),
+                };
+                both.map(|(h, w)| [h, w]).ok_or_else(|| self.wrong(name, "a size or [height, width]"))
+            })
+            .transpose()
+    }
+
+    /// A share from 0 to below 1.
+    pub fn rate(&self, name: &str) -> Result<Option<f32>, String> {
+        match self.number(name)? {
+            Some(rate) if !(0.0..1.0).contains(&rate) => Err(self.wrong(name, "from 0 to below 1")),
+            rate => Ok(rate.map(|r| r as f32)),
+        }
+    }
+
+    /// The name of an activation, in any library's words.
+    pub fn activation(&self, name: &str) -> Result<Option<Activation>, String> {
+        self.text(name)?
+            .map(|text| match text {
+                "gelu" | "gelu_erf" | "nn.GELU" | "GELU" => Ok(Activation::Gelu),
+                "gelu_tanh" | "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+                "relu" => Ok(Activation::Relu),
+                "silu" | "swish" => Ok(Activation::Silu),
+                "tanh" => Ok(Activation::Tanh),
+                "sigmoid" => Ok(Activation::Sigmoid),
+                _ => Err(self.wrong(name, "gelu, gelu_tanh, relu, silu, tanh or sigmoid")),
+            })
+            .transpose()
+    }
+
+    /// Refuses what would change the model and was not read; `ignored` options do not change what it computes.
+    pub fn finish(&self, ignored: &[&str]) -> Result<(), String> {
+        let asked = self.asked.borrow();
+        let unknown: Vec<&str> = self
+            .map
+            .iter()
+            .filter(|(name, value)| !value.is_null() && !asked.contains(*name) && !ignored.contains(&name.as_str()))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "{}'s option{} `{}` cannot be used here yet",
+            self.library,
+            if unknown.len() > 1 { "s" } else { "" },
+            unknown.join("`, `")
+        ))
+    }
+}

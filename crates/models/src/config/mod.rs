@@ -1,0 +1,82 @@
+//! Configurations in the forms in which they are published: timm's hub, Hugging Face's, and the class and arguments of
+//! a constructor. One file per library; each says what it does not understand instead of guessing.
+
+mod arguments;
+mod big_vision;
+mod hugging_face;
+mod timm;
+mod torchvision;
+mod vision_transformer;
+
+pub use hugging_face::{hugging_face_config, hugging_face_preprocessor};
+pub use timm::{timm_config, timm_differences};
+
+use serde_json::{Map, Value};
+
+use crate::architecture::Architecture;
+use crate::preprocessing::Preprocessing;
+use arguments::Arguments;
+
+/// What a configuration says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The model's name, where it has one.
+    pub name: Option<String>,
+    /// The model.
+    pub architecture: Architecture,
+    /// How its pictures are prepared.
+    pub preprocessing: Preprocessing,
+    /// The classes' names, in order; empty where they are not known.
+    pub labels: Vec<String>,
+}
+
+/// Understands a `config.json`; `preprocessor` is the `preprocessor_config.json` that Hugging Face puts beside it.
+pub fn parse(config: &Value, preprocessor: Option<&Value>) -> Result<Config, String> {
+    let map = config.as_object().ok_or("the configuration is not a JSON object")?;
+    if map.contains_key("class") && map.contains_key("args") {
+        from_constructor(map)
+    } else if map.contains_key("model_type") {
+        hugging_face::parse(map, preprocessor)
+    } else if map.contains_key("architecture") {
+        timm::parse(map)
+    } else {
+        Err("this is none of the known forms: timm's (`architecture`), Hugging Face's (`model_type`), or `class` with `args`".into())
+    }
+}
+
+/// The class of a library and its constructor's arguments.
+fn from_constructor(map: &Map<String, Value>) -> Result<Config, String> {
+    let class = map["class"].as_str().ok_or("`class` is not a string")?;
+    let args = map["args"].as_object().ok_or("`args` is not an object")?;
+    let input = input_size(map)?;
+    let (library, name) = (class.split('.').next().unwrap_or_default(), class.rsplit('.').next().unwrap_or_default());
+    match (library, name) {
+        ("timm", "VisionTransformer" | "VisionTransformerDistilled") => {
+            timm::from_arguments(args, name == "VisionTransformerDistilled")
+        }
+        ("transformers", _) => hugging_face::from_arguments(name, args),
+        ("torchvision", "VisionTransformer") => torchvision::from_arguments(args),
+        ("vit_jax", "VisionTransformer") => vision_transformer::from_arguments(args, input),
+        ("big_vision", _) => big_vision::from_arguments(args, input),
+        _ => Err(format!(
+            "the class `{class}` is not known here; Vision Transformers of timm, transformers, torchvision, vit_jax and big_vision are"
+        )),
+    }
+}
+
+/// Height and width of a recorded `input_shape`, `[batch, channels, height, width]`.
+fn input_size(map: &Map<String, Value>) -> Result<Option<[usize; 2]>, String> {
+    let Some(shape) = map.get("input_shape") else { return Ok(None) };
+    let extents: Option<Vec<u64>> = shape.as_array().map(|a| a.iter().filter_map(Value::as_u64).collect());
+    match extents.as_deref() {
+        Some([_, _, height, width]) => Ok(Some([*height as usize, *width as usize])),
+        _ => Err("`input_shape` should be [batch, channels, height, width]".into()),
+    }
+}
+
+/// A configuration without a name, with the library's usual preprocessing.
+fn unnamed(architecture: impl Into<Architecture>, preprocessing: Preprocessing) -> Config {
+    let architecture = architecture.into();
+    let preprocessing = Preprocessing { image_size: architecture.image_size(), ..preprocessing };
+    Config { name: None, architecture, preprocessing, labels: Vec::new() }
+}

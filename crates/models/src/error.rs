@@ -1,0 +1,57 @@
+//! What can be wrong with a model, its configuration or its checkpoint.
+
+use std::path::PathBuf;
+
+use vit_graph::GraphError;
+
+use crate::weights::WeightsError;
+
+/// An error with a model.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A name that no variant has.
+    #[error("there is no model named `{name}`{}; `vit models` lists them all", hint(.suggestions))]
+    UnknownModel {
+        /// The name.
+        name: String,
+        /// Names that are close.
+        suggestions: Vec<String>,
+    },
+    /// A configuration that cannot be understood.
+    #[error("{}: {what}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
+    /// A checkpoint folder without something it needs.
+    #[error("{}: {what}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What is missing.
+        what: String,
+    },
+    /// Weights that do not fit the model.
+    #[error("the weights do not fit the model: {0}")]
+    Unmatched(String),
+    /// A weights file that cannot be read or written.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A graph that cannot be built.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
+
+fn hint(suggestions: &[String]) -> String {
+    if suggestions.is_empty() { String::new() } else { format!(" (did you mean {}?)", suggestions.join(", ")) }
+}

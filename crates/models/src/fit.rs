@@ -1,0 +1,200 @@
+//! Makes weights fit a model: another image size, other classes, other channels. Every change is reported in one line,
+//! and what does not match is an error that lists it.
+
+use vit_graph::Graph;
+
+use crate::architecture::Architecture;
+use crate::error::ModelError;
+use crate::layers::Mode;
+use crate::vit::{PositionsOn, Vit};
+use crate::weights::positions::{Method, resample};
+use crate::weights::{Scheme, Tensor, Weights, patch_filters};
+
+/// How far weights may be changed to fit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Leniency {
+    /// A head that does not fit, or is missing, starts anew.
+    pub new_head: bool,
+    /// Anything missing starts anew, anything left over is dropped.
+    pub unmatched: bool,
+}
+
+/// The weights that `to` needs, made from those of `from`, and a line for every change.
+pub fn fit(
+    weights: Weights,
+    scheme: Scheme,
+    from: &Architecture,
+    to: &Architecture,
+    leniency: Leniency,
+) -> Result<(Weights, Vec<String>), ModelError> {
+    let graph = to.build(1, Mode::Inference)?;
+    let mut fitting =
+        Fitting { old: weights, new: Weights::default(), scheme, leniency, report: vec![], wrong: vec![] };
+    fitting.new.metadata = std::mem::take(&mut fitting.old.metadata);
+    fitting.match_parameters(&graph, from, to)?;
+    fitting.left_over();
+    if !fitting.wrong.is_empty() {
+        return Err(ModelError::Unmatched(list(&fitting.wrong)));
+    }
+    Ok((fitting.new, fitting.report))
+}
+
+struct Fitting {
+    old: Weights,
+    new: Weights,
+    scheme: Scheme,
+    leniency: Leniency,
+    report: Vec<String>,
+    wrong: Vec<String>,
+}
+
+impl Fitting {
+    fn match_parameters(&mut self, graph: &Graph, from: &Architecture, to: &Architecture) -> Result<(), ModelError> {
+        for (_, parameter) in graph.parameters() {
+            let (name, shape) = (parameter.name.as_str(), parameter.shape.to_vec());
+            let head = name.starts_with("head.") || name.starts_with("head_dist.");
+            let tensor = match self.old.tensors.remove(name) {
+                Some(tensor) if tensor.shape == shape => Some(tensor),
+                Some(tensor) if head && self.leniency.new_head => {
+                    self.note_head(name, &tensor.shape, &shape);
+                    None
+                }
+                Some(tensor) => match self.adapt(name, &tensor, &shape, from, to)? {
+                    Some(adapted) => Some(adapted),
+                    None => {
+                        self.note(format!("{name}: {:?} in the weights, {shape:?} in the model", tensor.shape));
+                        None
+                    }
+                },
+                None if head && self.leniency.new_head => {
+                    self.note_head(name, &[], &shape);
+                    None
+                }
+                None => {
+                    self.note(format!("{name} {shape:?}: not in the weights"));
+                    None
+                }
+            };
+            let tensor = match tensor {
+                Some(tensor) => tensor,
+                None => {
+                    let mut data = vec![0.0; parameter.shape.elements()];
+                    parameter.init.fill(0, name, &mut data);
+                    Tensor { shape, data }
+                }
+            };
+            self.new.insert(name, tensor)?;
+        }
+        Ok(())
+    }
+
+    /// What does not match: an error, or a line in the report where the user allows it.
+    fn note(&mut self, line: String) {
+        if self.leniency.unmatched { self.report.push(line) } else { self.wrong.push(line) }
+    }
+
+    fn note_head(&mut self, name: &str, old: &[usize], new: &[usize]) {
+        if !name.ends_with(".weight") {
+            return;
+        }
+        let head = name.trim_end_matches(".weight");
+        let before = old.first().map_or("none".into(), |n| format!("{n} classes"));
+        self.report.push(format!("{head}: {before} -> {} classes, starting from zero", new[0]));
+    }
+
+    /// The same tensor for another image size or number of channels.
+    fn adapt(
+        &mut self,
+        name: &str,
+        tensor: &Tensor,
+        shape: &[usize],
+        from: &Architecture,
+        to: &Architecture,
+    ) -> Result<Option<Tensor>, ModelError> {
+        let (Architecture::Vit(from), Architecture::Vit(to)) = (from, to);
+        if name == "patch_embed.proj.weight" && tensor.shape.len() == 4 {
+            let [o, c, h, w] = [shape[0], shape[1], shape[2], shape[3]];
+            if [tensor.shape[0], tensor.shape[2], tensor.shape[3]] != [o, h, w] {
+                return Ok(None);
+            }
+            self.report.push(format!("{name}: {} -> {c} input channels", tensor.shape[1]));
+            return Ok(Some(patch_filters::adapt_channels(tensor.clone(), c)?));
+        }
+        let adapted = match name {
+            "pos_embed" => self.resample_learned(tensor, from, to)?,
+            "pos_embed_row" => self.resample_line(tensor, shape, shape[1])?,
+            "pos_embed_column" => self.resample_line(tensor, shape, shape[2])?,
+            _ if name.ends_with("relative_position_bias_table") => self.resample_table(tensor, from, to)?,
+            _ => None,
+        };
+        Ok(adapted.filter(|t| t.shape == shape).inspect(|t| {
+            let method = if self.method() == Method::Linear { "linear" } else { "bicubic" };
+            let place = if name.starts_with("blocks.") && !name.starts_with("blocks.0.") { return } else { name };
+            self.report.push(format!("{place}: {:?} -> {:?}, positions resampled ({method})", tensor.shape, t.shape));
+        }))
+    }
+
+    /// The JAX code resamples linearly, everyone else as timm.
+    fn method(&self) -> Method {
+        if self.scheme == Scheme::Jax { Method::Linear } else { Method::Bicubic }
+    }
+
+    fn resample_learned(&self, tensor: &Tensor, from: &Vit, to: &Vit) -> Result<Option<Tensor>, ModelError> {
+        let prefix = if to.positions_on == PositionsOn::AllTokens { to.prefix_tokens() } else { 0 };
+        let [_, tokens, _] = tensor.shape[..] else { return Ok(None) };
+        let Some(patches) = tokens.checked_sub(prefix) else { return Ok(None) };
+        let old = Some(from.grid()).filter(|[rows, columns]| rows * columns == patches);
+        if old.is_none() && patches.isqrt().pow(2) != patches {
+            return Ok(None);
+        }
+        Ok(Some(resample(tensor, prefix, old, to.grid(), self.method())?))
+    }
+
+    /// Positions along one side of the image.
+    fn resample_line(&self, tensor: &Tensor, shape: &[usize], new: usize) -> Result<Option<Tensor>, ModelError> {
+        let Some(&dim) = tensor.shape.last().filter(|&&dim| dim > 0) else { return Ok(None) };
+        let old = tensor.data.len() / dim;
+        let flat = Tensor::new(vec![1, old, dim], tensor.data.clone())?;
+        let resized = resample(&flat, 0, Some([old, 1]), [new, 1], self.method())?;
+        Ok(Some(Tensor::new(shape.to_vec(), resized.data)?))
+    }
+
+    /// Relative positions: the offsets between patches form a grid; rows for prefix tokens follow it.
+    fn resample_table(&self, tensor: &Tensor, from: &Vit, to: &Vit) -> Result<Option<Tensor>, ModelError> {
+        let [rows, heads] = tensor.shape[..] else { return Ok(None) };
+        let offsets = |vit: &Vit| vit.grid().map(|extent| 2 * extent - 1);
+        let (old, new) = (offsets(from), offsets(to));
+        let Some(extra) = rows.checked_sub(old[0] * old[1]) else { return Ok(None) };
+        let (grid, rest) = tensor.data.split_at(old[0] * old[1] * heads);
+        let grid = Tensor::new(vec![1, old[0] * old[1], heads], grid.to_vec())?;
+        let mut resized = resample(&grid, 0, Some(old), new, self.method())?.data;
+        resized.extend_from_slice(rest);
+        Ok(Some(Tensor::new(vec![new[0] * new[1] + extra, heads], resized)?))
+    }
+
+    /// Tensors that the model does not have.
+    fn left_over(&mut self) {
+        for (name, tensor) in std::mem::take(&mut self.old.tensors) {
+            let head = name.starts_with("head.") || name.starts_with("head_dist.");
+            // A mask token is only used while pre-training.
+            if name == "mask_token" || (head && self.leniency.new_head) {
+                self.report.push(format!("{name}: left out"));
+            } else {
+                self.note(format!("{name} {:?}: not in the model", tensor.shape));
+            }
+        }
+    }
+}
+
+/// The first lines of a long list, and how many there are.
+fn list(lines: &[String]) -> String {
+    let mut text = String::new();
+    for line in lines.iter().take(12) {
+        text.push_str("\n  ");
+        text.push_str(line);
+    }
+    if lines.len() > 12 {
+        text.push_str(&format!("\n  … {} in all", lines.len()));
+    }
+    text
+}

@@ -1,0 +1,32 @@
+//! Vision architectures, one file each, their named variants, and weights in and out.
+//!
+//! ```
+//! use vit_models::{Mode, variant};
+//!
+//! let variant = variant("B/16").expect("a paper name");
+//! let graph = variant.architecture.build(1, Mode::Inference)?;
+//! assert_eq!(vit_graph::cost::Cost::of(&graph).parameters(), 86_567_656);
+//! # Ok::<(), vit_graph::GraphError>(())
+//! ```
+
+mod architecture;
+mod checkpoint;
+pub mod config;
+mod error;
+mod fit;
+mod infer;
+pub mod layers;
+mod preprocessing;
+mod variant;
+pub mod vit;
+pub mod weights;
+
+pub use architecture::Architecture;
+pub use checkpoint::{Changes, Checkpoint, Layout, OpenOptions, read_config};
+pub use config::Config;
+pub use error::ModelError;
+pub use fit::{Leniency, fit};
+pub use infer::infer;
+pub use layers::Mode;
+pub use preprocessing::Preprocessing;
+pub use variant::{Variant, suggestions, variant, variants};

@@ -1,0 +1,78 @@
+//! Every named model, over all architectures.
+
+use crate::architecture::Architecture;
+use crate::preprocessing::Preprocessing;
+use crate::vit;
+
+/// A model by name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Variant {
+    /// timm's name.
+    pub name: String,
+    /// The paper's name, where it has one: `B/16`, `L/16@384`.
+    pub paper_name: Option<String>,
+    /// The group it is listed in.
+    pub family: &'static str,
+    /// The model.
+    pub architecture: Architecture,
+    /// What its published weights were trained with.
+    pub preprocessing: Preprocessing,
+}
+
+/// All published variants.
+pub fn variants() -> Vec<Variant> {
+    vit::variants()
+}
+
+/// The variant of a name; a tag after a dot, as in `vit_base_patch16_224.augreg_in21k`, says which weights and is
+/// ignored here.
+pub fn variant(name: &str) -> Option<Variant> {
+    let name = name.strip_prefix("hf_hub:").unwrap_or(name);
+    let name = name.rsplit_once("timm/").map_or(name, |(_, name)| name);
+    vit::variant(name).or_else(|| vit::variant(name.split('.').next()?))
+}
+
+/// The known names nearest to one that is not known.
+pub fn suggestions(name: &str) -> Vec<String> {
+    let mut scored: Vec<(usize, String)> = variants().into_iter().map(|v| (distance(name, &v.name), v.name)).collect();
+    scored.sort();
+    scored.into_iter().filter(|(d, n)| *d <= n.len() / 2).take(3).map(|(_, name)| name).collect()
+}
+
+/// Levenshtein's edit distance.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_all_forms_are_found() {
+        for name in [
+            "vit_base_patch16_224",
+            "B/16",
+            "ViT-B/16",
+            "vit_base_patch16_224.augreg_in21k_ft_in1k",
+            "timm/vit_base_patch16_224.x",
+        ] {
+            assert_eq!(variant(name).map(|v| v.name).as_deref(), Some("vit_base_patch16_224"), "{name}");
+        }
+        assert_eq!(variant("H/14").unwrap().name, "vit_huge_patch14_224");
+        assert_eq!(variant("Ti/4@32").unwrap().name, "vit_tiny_patch4_32");
+        assert!(variant("vit_base_patch0_224").is_none());
+        assert_eq!(suggestions("vit_bse_patch16_224")[0], "vit_base_patch16_224");
+    }
+}

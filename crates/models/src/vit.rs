@@ -1,0 +1,413 @@
+//! The Vision Transformer (Dosovitskiy et al., 2021) and what its successors changed in it, as options.
+//!
+//! [`Vit::build`] follows the paper's figure from left to right: patches, tokens and positions, encoder blocks, head.
+//! Parameters have timm's names.
+
+mod positions;
+mod variants;
+
+pub use positions::{Positions, PositionsOn};
+pub use variants::{PAPER_SIZES, Size, variant, variants};
+
+use vit_graph::ops::{Activation, Attention, Conv2d, Dropout, Granularity};
+use vit_graph::{DType, Graph, GraphError, Init, Tensor};
+
+use crate::layers::{Mode, layer_norm, layer_scale, linear, linear_from, mlp};
+
+/// How the tokens become one vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// The class token; with a distillation token, both.
+    Token,
+    /// The mean of the patch tokens.
+    Mean,
+    /// Attention from one learned query, then a residual MLP ("multi-head attention pooling").
+    Map,
+}
+
+/// Which layer norm closes the encoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinalNorm {
+    /// On all tokens, before pooling.
+    BeforePooling,
+    /// On the pooled vector.
+    AfterPooling,
+    /// None.
+    Absent,
+}
+
+/// One Vision Transformer: every choice that the paper and its successors made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Vit {
+    /// Height and width of the image.
+    pub image_size: [usize; 2],
+    /// Height and width of a patch.
+    pub patch_size: [usize; 2],
+    /// Colour channels.
+    pub channels: usize,
+    /// Classes; 0 for no head.
+    pub classes: usize,
+    /// Width of a token.
+    pub dim: usize,
+    /// Encoder blocks.
+    pub depth: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Width of the MLP's hidden layer.
+    pub mlp_dim: usize,
+    /// A class token stands first.
+    pub class_token: bool,
+    /// A distillation token stands second (DeiT).
+    pub distillation_token: bool,
+    /// The distillation token has a head of its own, and the mean of the two heads answers.
+    pub distillation_head: bool,
+    /// Register tokens between those and the patches.
+    pub registers: usize,
+    /// How tokens become one vector.
+    pub pooling: Pooling,
+    /// Position embeddings.
+    pub positions: Positions,
+    /// Which tokens learned positions are added to.
+    pub positions_on: PositionsOn,
+    /// A norm before the first block (CLIP).
+    pub pre_norm: bool,
+    /// Which norm closes the encoder.
+    pub final_norm: FinalNorm,
+    /// Width of the pre-training head's hidden layer with tanh; `None` for the fine-tuning head, one linear layer.
+    pub pre_logits: Option<usize>,
+    /// Biases in the query, key and value projections.
+    pub qkv_bias: bool,
+    /// Layer norm on queries and keys of each head.
+    pub qk_norm: bool,
+    /// Layer scale and its starting value.
+    pub layer_scale: Option<f32>,
+    /// The MLP's activation.
+    pub activation: Activation,
+    /// The layer norms' epsilon.
+    pub norm_epsilon: f32,
+    /// Dropout after positions, projections and MLP layers.
+    pub dropout: f32,
+    /// Dropout on attention weights.
+    pub attention_dropout: f32,
+    /// Stochastic depth: the rate of the last block; earlier ones grow linearly to it.
+    pub drop_path: f32,
+}
+
+impl Default for Vit {
+    /// ViT-B/16 at 224 pixels for ImageNet-1k.
+    fn default() -> Self {
+        Vit {
+            image_size: [224, 224],
+            patch_size: [16, 16],
+            channels: 3,
+            classes: 1000,
+            dim: 768,
+            depth: 12,
+            heads: 12,
+            mlp_dim: 3072,
+            class_token: true,
+            distillation_token: false,
+            distillation_head: false,
+            registers: 0,
+            pooling: Pooling::Token,
+            positions: Positions::Learned,
+            positions_on: PositionsOn::AllTokens,
+            pre_norm: false,
+            final_norm: FinalNorm::BeforePooling,
+            pre_logits: None,
+            qkv_bias: true,
+            qk_norm: false,
+            layer_scale: None,
+            activation: Activation::Gelu,
+            norm_epsilon: 1e-6,
+            dropout: 0.0,
+            attention_dropout: 0.0,
+            drop_path: 0.0,
+        }
+    }
+}
+
+impl Vit {
+    /// Rows and columns of patches.
+    pub fn grid(&self) -> [usize; 2] {
+        [0, 1].map(|axis| self.image_size[axis].checked_div(self.patch_size[axis]).unwrap_or(0))
+    }
+
+    /// Tokens that are not patches.
+    pub fn prefix_tokens(&self) -> usize {
+        usize::from(self.class_token) + usize::from(self.distillation_token) + self.registers
+    }
+
+    /// The graph for a batch of images.
+    ///
+    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random.
+    /// Outputs: `tokens` after the encoder, `features` before the head, and `logits` if there are classes; with a
+    /// distillation token `logits_cls` and `logits_dist` too. Taps: `patch_embed`, `blocks.N`, `blocks.N.attn`,
+    /// `blocks.N.attn.weights`.
+    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
+        let [height, width] = self.image_size;
+        let image = Tensor::input("image", DType::F32, [batch, self.channels, height, width]);
+        let random = [self.dropout, self.attention_dropout, self.drop_path].iter().any(|&rate| rate > 0.0);
+        let seed = (mode == Mode::Training && random).then(|| image.another_input("seed", DType::I32, [4]));
+        Encoder { vit: self, seed }.run(&image);
+        image.finish()
+    }
+}
+
+/// A model in the making: its choices, and the seed if it is being trained.
+struct Encoder<'a> {
+    vit: &'a Vit,
+    seed: Option<Tensor>,
+}
+
+impl Encoder<'_> {
+    fn run(&self, image: &Tensor) {
+        if let Some(reason) = self.vit.contradiction() {
+            image.refuse("vit", reason);
+            return;
+        }
+        let mut x = self.embed(image);
+        for depth in 0..self.vit.depth {
+            x = self.block(x, depth);
+        }
+        if self.vit.final_norm == FinalNorm::BeforePooling {
+            x = layer_norm(&x, self.vit.norm_epsilon, "norm");
+        }
+        x.output("tokens");
+        self.head(&x);
+    }
+
+    /// Equation 1: patches projected linearly, the class token before them, positions added.
+    fn embed(&self, image: &Tensor) -> Tensor {
+        let patches = self.patches(image);
+        patches.tap("patch_embed");
+        let tokens = self.prefix(&patches);
+        let x = match self.vit.positions_on {
+            PositionsOn::Patches => prepend(&tokens, positions::add(self.vit, &patches)),
+            PositionsOn::AllTokens => positions::add(self.vit, &prepend(&tokens, patches)),
+        };
+        let x = self.drop(x);
+        if self.vit.pre_norm { layer_norm(&x, self.vit.norm_epsilon, "norm_pre") } else { x }
+    }
+
+    fn patches(&self, image: &Tensor) -> Tensor {
+        let vit = self.vit;
+        let [ph, pw] = vit.patch_size;
+        let _scope = image.scope("patch_embed.proj");
+        let weight = image.parameter("weight", [vit.dim, vit.channels, ph, pw], Init::TruncatedNormal { std: 0.02 });
+        // CLIP's patches have no bias: the norm that follows would be the only one to see it.
+        let bias = (!vit.pre_norm).then(|| image.parameter("bias", [vit.dim], Init::Zeros));
+        let grid = image.permute([0, 2, 3, 1]).conv2d(Conv2d::patches([ph, pw], true), &weight, bias.as_ref());
+        let [rows, columns] = vit.grid();
+        grid.reshape([image.extent(0), rows * columns, vit.dim])
+    }
+
+    /// Class, distillation and register tokens, in this order.
+    fn prefix(&self, patches: &Tensor) -> Vec<Tensor> {
+        let (vit, batch) = (self.vit, patches.extent(0));
+        [
+            ("cls_token", usize::from(vit.class_token)),
+            ("dist_token", usize::from(vit.distillation_token)),
+            ("reg_token", vit.registers),
+        ]
+        .into_iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(name, count)| {
+            let init = Init::Normal { std: 1e-6 };
+            patches.parameter(name, [1, count, vit.dim], init).broadcast([batch, count, vit.dim])
+        })
+        .collect()
+    }
+
+    /// Equations 2 and 3: attention and MLP, each after a norm, each with a residual.
+    fn block(&self, x: Tensor, depth: usize) -> Tensor {
+        let _scope = x.scope(&format!("blocks.{depth}"));
+        let h = layer_norm(&x, self.vit.norm_epsilon, "norm1");
+        let x = x + self.branch(self.attention(&h, "attn"), depth, "ls1");
+        let h = layer_norm(&x, self.vit.norm_epsilon, "norm2");
+        let x = x + self.branch(self.mlp(&h, "mlp"), depth, "ls2");
+        x.tap("");
+        x
+    }
+
+    /// Multi-head self-attention (appendix A).
+    fn attention(&self, x: &Tensor, name: &str) -> Tensor {
+        let (vit, [batch, tokens]) = (self.vit, [x.extent(0), x.extent(1)]);
+        let _scope = x.scope(name);
+        let head_dim = vit.dim / vit.heads;
+        let qkv = linear(x, 3 * vit.dim, vit.qkv_bias, "qkv");
+        let bias = positions::relative_bias(vit, x);
+        let (dropout, seed) = self.attention_dropout(x);
+        let op = Attention {
+            heads: vit.heads,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            packed: !vit.qk_norm,
+            bias: bias.is_some(),
+            dropout,
+        };
+        let others: Vec<&Tensor> = bias.iter().chain(&seed).collect();
+        let [y, weights] = if vit.qk_norm {
+            let part = |i: usize| qkv.slice(2, i * vit.dim, vit.dim);
+            let normed = |part: Tensor, name| {
+                let heads = part.reshape([batch, tokens, vit.heads, head_dim]);
+                layer_norm(&heads, vit.norm_epsilon, name).reshape([batch, tokens, vit.dim])
+            };
+            let (q, k, v) = (normed(part(0), "q_norm"), normed(part(1), "k_norm"), part(2));
+            q.attention(op, &[vec![&k, &v], others].concat())
+        } else {
+            qkv.attention(op, &others)
+        };
+        weights.tap("weights");
+        let y = self.drop(linear(&y, vit.dim, true, "proj"));
+        y.tap("");
+        y
+    }
+
+    fn mlp(&self, x: &Tensor, name: &str) -> Tensor {
+        mlp(x, self.vit.mlp_dim, self.vit.activation, |h| self.drop(h), name)
+    }
+
+    /// What a residual branch passes before it is added: layer scale, stochastic depth.
+    fn branch(&self, x: Tensor, depth: usize, name: &str) -> Tensor {
+        let vit = self.vit;
+        let x = vit.layer_scale.map_or(x.clone(), |initial| layer_scale(&x, initial, name));
+        let rate = vit.drop_path * depth as f32 / vit.depth.saturating_sub(1).max(1) as f32;
+        match &self.seed {
+            Some(seed) if rate > 0.0 => x.dropout(rate, Granularity::Sample, seed),
+            _ => x,
+        }
+    }
+
+    /// Equation 4 and the classification head.
+    fn head(&self, x: &Tensor) {
+        let vit = self.vit;
+        if vit.distillation_head {
+            return self.two_heads(x);
+        }
+        let mut y = self.pool(x);
+        if vit.final_norm == FinalNorm::AfterPooling {
+            y = layer_norm(&y, vit.norm_epsilon, "fc_norm");
+        }
+        if let Some(hidden) = vit.pre_logits {
+            let _scope = y.scope("pre_logits");
+            y = linear(&y, hidden, true, "fc").tanh();
+        }
+        let y = self.drop(y);
+        y.output("features");
+        if vit.classes > 0 {
+            linear_from(&y, vit.classes, true, Init::Zeros, "head").output("logits");
+        }
+    }
+
+    fn pool(&self, x: &Tensor) -> Tensor {
+        let (vit, prefix) = (self.vit, self.vit.prefix_tokens());
+        match vit.pooling {
+            Pooling::Token => token(x, 0),
+            Pooling::Mean => x.slice(1, prefix, x.extent(1) - prefix).mean([1]),
+            Pooling::Map => self.attention_pool(x, "attn_pool"),
+        }
+    }
+
+    /// A learned query attends to all tokens; a residual MLP follows.
+    fn attention_pool(&self, x: &Tensor, name: &str) -> Tensor {
+        let (vit, batch) = (self.vit, x.extent(0));
+        let _scope = x.scope(name);
+        let latent = x.parameter("latent", [1, 1, vit.dim], Init::TruncatedNormal { std: (vit.dim as f32).powf(-0.5) });
+        let q = linear(&latent, vit.dim, true, "q").broadcast([batch, 1, vit.dim]);
+        let kv = linear(x, 2 * vit.dim, true, "kv");
+        let op = Attention {
+            heads: vit.heads,
+            scale: 1.0 / ((vit.dim / vit.heads) as f32).sqrt(),
+            packed: false,
+            bias: false,
+            dropout: None,
+        };
+        let [y, weights] = q.attention(op, &[&kv.slice(2, 0, vit.dim), &kv.slice(2, vit.dim, vit.dim)]);
+        weights.tap("weights");
+        let y = linear(&y, vit.dim, true, "proj");
+        let h = layer_norm(&y, vit.norm_epsilon, "norm");
+        token(&(y + self.mlp(&h, "mlp")), 0)
+    }
+
+    /// DeiT: class and distillation tokens have a head each, and the mean of the two answers.
+    fn two_heads(&self, x: &Tensor) {
+        let (class, distillation) = (token(x, 0), token(x, 1));
+        (&class + &distillation).scale(0.5).output("features");
+        if self.vit.classes > 0 {
+            let head = |token: Tensor, name| linear_from(&self.drop(token), self.vit.classes, true, Init::Zeros, name);
+            let (class, distillation) = (head(class, "head"), head(distillation, "head_dist"));
+            class.output("logits_cls");
+            distillation.output("logits_dist");
+            (class + distillation).scale(0.5).output("logits");
+        }
+    }
+
+    fn drop(&self, x: Tensor) -> Tensor {
+        match &self.seed {
+            Some(seed) if self.vit.dropout > 0.0 => x.dropout(self.vit.dropout, Granularity::Element, seed),
+            _ => x,
+        }
+    }
+
+    fn attention_dropout(&self, x: &Tensor) -> (Option<Dropout>, Option<Tensor>) {
+        let rate = self.vit.attention_dropout;
+        match &self.seed {
+            Some(seed) if rate > 0.0 => {
+                let dropout = Dropout { rate, stream: x.random_stream(), granularity: Granularity::Element };
+                (Some(dropout), Some(seed.clone()))
+            }
+            _ => (None, None),
+        }
+    }
+}
+
+/// These tokens before the others.
+fn prepend(tokens: &[Tensor], x: Tensor) -> Tensor {
+    Tensor::concat(&tokens.iter().chain([&x]).collect::<Vec<_>>(), 1)
+}
+
+/// One token of every sample.
+fn token(x: &Tensor, index: usize) -> Tensor {
+    x.slice(1, index, 1).reshape([x.extent(0), x.extent(2)])
+}
+
+impl Vit {
+    /// What makes this choice of options impossible, if anything does.
+    fn contradiction(&self) -> Option<String> {
+        for (what, found, most) in [
+            ("image size", self.image_size[0].max(self.image_size[1]), 1 << 16),
+            ("number of channels", self.channels, 1 << 12),
+            ("number of classes", self.classes, 1 << 24),
+            ("width", self.dim, 1 << 16),
+            ("depth", self.depth, 1 << 10),
+            ("width of the MLP", self.mlp_dim, 1 << 18),
+            ("number of registers", self.registers, 1 << 12),
+        ] {
+            if found > most {
+                return Some(format!("a {what} of {found} is beyond {most}"));
+            }
+        }
+        let [rows, columns] = self.grid();
+        let ([ih, iw], [ph, pw]) = (self.image_size, self.patch_size);
+        if rows == 0 || columns == 0 {
+            return Some(format!("an image of {ih}x{iw} pixels has no whole patch of {ph}x{pw}"));
+        }
+        if self.heads == 0 || !self.dim.is_multiple_of(self.heads) {
+            return Some(format!("a width of {} cannot be divided among {} heads", self.dim, self.heads));
+        }
+        if self.pooling == Pooling::Token && !self.class_token {
+            return Some("pooling by the class token needs a class token".into());
+        }
+        let plain =
+            self.pooling == Pooling::Token && self.pre_logits.is_none() && self.final_norm != FinalNorm::AfterPooling;
+        if self.distillation_head && !(self.distillation_token && plain) {
+            return Some(
+                "a distillation head needs a distillation token, token pooling, and linear heads after the norm".into(),
+            );
+        }
+        if self.distillation_token && !self.class_token {
+            return Some("a distillation token stands behind a class token".into());
+        }
+        positions::contradiction(self)
+    }
+}

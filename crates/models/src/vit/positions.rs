@@ -1,0 +1,138 @@
+//! Position embeddings: none, learned, learned per row and column, sine-cosine, or a relative bias on attention.
+
+use vit_graph::ops::Constant;
+use vit_graph::{Init, Tensor};
+
+use super::Vit;
+
+/// How a token knows where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Positions {
+    /// It does not.
+    None,
+    /// One learned vector per token.
+    Learned,
+    /// One learned vector of half the width per row and per column, joined (appendix D.4).
+    Learned2d,
+    /// Fixed sines and cosines of row and column.
+    SinCos,
+    /// A learned bias on attention scores per head and relative offset, in every block.
+    Relative,
+}
+
+/// Which tokens get a position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PositionsOn {
+    /// All, class token included. Only learned positions can do that; the others have none to give it.
+    AllTokens,
+    /// Patches only.
+    Patches,
+}
+
+const EMBEDDING: Init = Init::TruncatedNormal { std: 0.02 };
+
+/// Adds positions to tokens: to all of them, or, for what only patches have, to the last `rows · columns`.
+pub(super) fn add(vit: &Vit, tokens: &Tensor) -> Tensor {
+    let [rows, columns] = vit.grid();
+    let patches = rows * columns;
+    match vit.positions {
+        Positions::None | Positions::Relative => tokens.clone(),
+        Positions::Learned => tokens + &tokens.parameter("pos_embed", [1, tokens.extent(1), vit.dim], EMBEDDING),
+        Positions::Learned2d => {
+            let half = vit.dim / 2;
+            let row = tokens.parameter("pos_embed_row", [1, rows, 1, half], EMBEDDING);
+            let column = tokens.parameter("pos_embed_column", [1, 1, columns, half], EMBEDDING);
+            let everywhere = [1, rows, columns, half];
+            let grid = Tensor::concat(&[&row.broadcast(everywhere), &column.broadcast(everywhere)], 3);
+            on_patches(tokens, &grid.reshape([1, patches, vit.dim]))
+        }
+        Positions::SinCos => {
+            let table = Constant::f32([1, patches, vit.dim], sin_cos(vit.grid(), vit.dim));
+            on_patches(tokens, &tokens.constant(table))
+        }
+    }
+}
+
+/// Adds an embedding to the last tokens only.
+fn on_patches(tokens: &Tensor, embedding: &Tensor) -> Tensor {
+    let (all, patches) = (tokens.extent(1), embedding.extent(1));
+    if all == patches {
+        return tokens + embedding;
+    }
+    let prefix = all.saturating_sub(patches);
+    let embedded = tokens.slice(1, prefix, patches) + embedding;
+    Tensor::concat(&[&tokens.slice(1, 0, prefix), &embedded], 1)
+}
+
+/// The table of big_vision: for each position sines and cosines of its column, then of its row, at a quarter of the
+/// width each, with frequencies from 1 down to 1/10000.
+fn sin_cos([rows, columns]: [usize; 2], dim: usize) -> Vec<f32> {
+    let quarter = dim / 4;
+    let mut table = Vec::with_capacity(rows * columns * dim);
+    for position in 0..rows * columns {
+        let (y, x) = ((position / columns) as f64, (position % columns) as f64);
+        let angle = |at: f64, i: usize| at / 10_000f64.powf(i as f64 / quarter.saturating_sub(1).max(1) as f64);
+        for (at, function) in [(x, f64::sin as fn(f64) -> f64), (x, f64::cos), (y, f64::sin), (y, f64::cos)] {
+            table.extend((0..quarter).map(|i| function(angle(at, i)) as f32));
+        }
+    }
+    table
+}
+
+/// The bias `[1, heads, tokens, tokens]` of one block, if positions are relative.
+///
+/// The table has one row per offset between patches and, with prefix tokens, three more: from a prefix token, to
+/// one, between two of them.
+pub(super) fn relative_bias(vit: &Vit, x: &Tensor) -> Option<Tensor> {
+    if vit.positions != Positions::Relative {
+        return None;
+    }
+    let [rows, columns] = vit.grid();
+    let (prefix, tokens) = (vit.prefix_tokens(), x.extent(1));
+    let offsets = (2 * rows - 1) * (2 * columns - 1);
+    let distances = offsets + if prefix > 0 { 3 } else { 0 };
+    let index = |i: usize, j: usize| match (i.checked_sub(prefix), j.checked_sub(prefix)) {
+        (Some(i), Some(j)) => {
+            let row = i / columns + rows - 1 - j / columns;
+            let column = i % columns + columns - 1 - j % columns;
+            row * (2 * columns - 1) + column
+        }
+        (None, Some(_)) => offsets,
+        (Some(_), None) => offsets + 1,
+        (None, None) => offsets + 2,
+    };
+    let indices = (0..tokens * tokens).map(|at| index(at / tokens, at % tokens) as i32).collect();
+    let _scope = x.scope("rel_pos");
+    let table = x.parameter("relative_position_bias_table", [distances, vit.heads], EMBEDDING);
+    let gathered = table.gather(&x.constant(Constant::i32([tokens, tokens], indices)));
+    Some(gathered.permute([2, 0, 1]).reshape([1, vit.heads, tokens, tokens]))
+}
+
+/// What makes the positions impossible, if anything does.
+pub(super) fn contradiction(vit: &Vit) -> Option<String> {
+    let divisor = match vit.positions {
+        Positions::Learned2d => 2,
+        Positions::SinCos => 4,
+        _ => 1,
+    };
+    (!vit.dim.is_multiple_of(divisor))
+        .then(|| format!("{:?} positions need a width that {divisor} divides, not {}", vit.positions, vit.dim))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sin_cos;
+
+    #[test]
+    fn sine_cosine_tables_start_as_they_should() {
+        let table = sin_cos([2, 3], 8);
+        assert_eq!(table[..8], [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
+        // Row 1, column 2: sin and cos of 2, then of 1, at the frequencies 1 and 1/10000.
+        let last = &table[5 * 8..];
+        for (found, expected) in
+            last.iter().zip([2f64.sin(), 2e-4f64.sin(), 2f64.cos(), 2e-4f64.cos(), 1f64.sin(), 1e-4f64.sin()])
+        {
+            assert!((f64::from(*found) - expected).abs() < 1e-6);
+        }
+    }
+}

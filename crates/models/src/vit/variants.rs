@@ -1,0 +1,187 @@
+//! The named Vision Transformers: the paper's sizes at their patch sizes, and the models that followed.
+
+use super::{FinalNorm, Pooling, PositionsOn, Vit};
+use crate::preprocessing::Preprocessing;
+use crate::variant::Variant;
+
+/// Widths and depths that belong to a name.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
+pub struct Size {
+    /// As in the paper: `B`.
+    pub paper: &'static str,
+    /// As in timm: `base`.
+    pub timm: &'static str,
+    pub dim: usize,
+    pub depth: usize,
+    pub heads: usize,
+    pub mlp_dim: usize,
+}
+
+const fn size(paper: &'static str, timm: &'static str, dim: usize, depth: usize, heads: usize, mlp_dim: usize) -> Size {
+    Size { paper, timm, dim, depth, heads, mlp_dim }
+}
+
+/// Table 1 of the paper, and of "How to train your ViT" and "Scaling Vision Transformers".
+pub const PAPER_SIZES: [Size; 8] = [
+    size("Ti", "tiny", 192, 12, 3, 768),
+    size("S", "small", 384, 12, 6, 1536),
+    size("M", "medium", 512, 12, 8, 2048),
+    size("B", "base", 768, 12, 12, 3072),
+    size("L", "large", 1024, 24, 16, 4096),
+    size("H", "huge", 1280, 32, 16, 5120),
+    size("g", "giant", 1408, 40, 16, 6144),
+    size("G", "gigantic", 1664, 48, 16, 8192),
+];
+
+/// Patch and image sizes that were published for each size.
+const PUBLISHED: [(&str, &[(usize, usize)]); 8] = [
+    ("tiny", &[(16, 224), (16, 384)]),
+    ("small", &[(32, 224), (32, 384), (16, 224), (16, 384), (8, 224)]),
+    ("medium", &[(32, 224), (16, 224)]),
+    ("base", &[(32, 224), (32, 384), (16, 224), (16, 384), (8, 224)]),
+    ("large", &[(32, 224), (32, 384), (16, 224), (16, 384), (14, 224)]),
+    ("huge", &[(14, 224)]),
+    ("giant", &[(14, 224)]),
+    ("gigantic", &[(14, 224)]),
+];
+
+impl Size {
+    fn vit(&self, patch: usize, image: usize) -> Vit {
+        Vit {
+            image_size: [image, image],
+            patch_size: [patch, patch],
+            dim: self.dim,
+            depth: self.depth,
+            heads: self.heads,
+            mlp_dim: self.mlp_dim,
+            ..Vit::default()
+        }
+    }
+
+    fn timm_name(&self, patch: usize, image: usize) -> String {
+        format!("vit_{}_patch{patch}_{image}", self.timm)
+    }
+
+    fn paper_name(&self, patch: usize, image: usize) -> String {
+        let resolution = if image == 224 { String::new() } else { format!("@{image}") };
+        format!("{}/{patch}{resolution}", self.paper)
+    }
+}
+
+fn by_timm(name: &str) -> Option<&'static Size> {
+    PAPER_SIZES.iter().find(|s| s.timm == name)
+}
+
+/// The published variants, smallest first.
+pub fn variants() -> Vec<Variant> {
+    let mut all = Vec::new();
+    for (name, published) in PUBLISHED {
+        let size = by_timm(name).expect("every published size is in the table");
+        all.extend(published.iter().map(|&(patch, image)| plain(size, patch, image)));
+    }
+    all.extend(deit());
+    all.extend(successors());
+    all
+}
+
+/// The variant of a name: published ones first, then any patch and image size in timm's or the paper's form
+/// (`vit_base_patch4_32`, `B/4@32`).
+pub fn variant(name: &str) -> Option<Variant> {
+    let known = variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
+    known.or_else(|| from_timm_form(name)).or_else(|| from_paper_form(name))
+}
+
+fn from_timm_form(name: &str) -> Option<Variant> {
+    let (size, rest) = name.strip_prefix("vit_")?.split_once("_patch")?;
+    let (patch, image) = rest.split_once('_')?;
+    Some(plain(by_timm(size)?, positive(patch)?, positive(image)?))
+}
+
+fn from_paper_form(name: &str) -> Option<Variant> {
+    let name = name.strip_prefix("ViT-").unwrap_or(name);
+    let (size, rest) = name.split_once('/')?;
+    let (patch, image) = rest.split_once('@').unwrap_or((rest, "224"));
+    let size = PAPER_SIZES.iter().find(|s| s.paper == size)?;
+    Some(plain(size, positive(patch)?, positive(image)?))
+}
+
+fn positive(number: &str) -> Option<usize> {
+    number.parse().ok().filter(|&n| n > 0)
+}
+
+/// A model of the paper, with the preprocessing of the published weights.
+fn plain(size: &Size, patch: usize, image: usize) -> Variant {
+    Variant {
+        name: size.timm_name(patch, image),
+        paper_name: Some(size.paper_name(patch, image)),
+        family: "ViT",
+        architecture: size.vit(patch, image).into(),
+        preprocessing: Preprocessing {
+            image_size: [image, image],
+            crop_pct: if image > 224 { 1.0 } else { 0.9 },
+            ..Preprocessing::inception()
+        },
+    }
+}
+
+fn deit() -> Vec<Variant> {
+    let mut all = Vec::new();
+    for distilled in [false, true] {
+        for (name, image) in [("tiny", 224), ("small", 224), ("base", 224), ("base", 384)] {
+            let size = by_timm(name).expect("DeiT's sizes are the paper's");
+            let infix = if distilled { "_distilled" } else { "" };
+            let vit = Vit { distillation_token: distilled, distillation_head: distilled, ..size.vit(16, image) };
+            all.push(imagenet(
+                &format!("deit_{name}{infix}_patch16_{image}"),
+                "DeiT",
+                vit,
+                if image > 224 { 1.0 } else { 0.9 },
+            ));
+        }
+    }
+    for (name, patch) in [("small", 16), ("medium", 16), ("base", 16), ("large", 16), ("huge", 14)] {
+        let size = by_timm(name).expect("DeiT III's sizes are the paper's");
+        let vit = Vit { positions_on: PositionsOn::Patches, layer_scale: Some(1e-6), ..size.vit(patch, 224) };
+        all.push(imagenet(&format!("deit3_{name}_patch{patch}_224"), "DeiT III", vit, 0.9));
+    }
+    all
+}
+
+fn imagenet(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
+    let preprocessing = Preprocessing { image_size: vit.image_size, crop_pct, ..Preprocessing::imagenet() };
+    Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
+}
+
+fn inception(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
+    let preprocessing = Preprocessing { image_size: vit.image_size, crop_pct, ..Preprocessing::inception() };
+    Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
+}
+
+/// Pooled, registered and self-supervised relatives.
+fn successors() -> Vec<Variant> {
+    let mut all = Vec::new();
+    let medium = by_timm("medium").expect("in the table");
+    let gap = Vit {
+        class_token: false,
+        pooling: Pooling::Mean,
+        qkv_bias: false,
+        layer_scale: Some(1e-6),
+        final_norm: FinalNorm::BeforePooling,
+        ..medium.vit(16, 240)
+    };
+    all.push(inception("vit_medium_patch16_gap_240", "ViT", gap, 0.95));
+    for name in ["small", "base", "large"] {
+        let size = by_timm(name).expect("in the table");
+        let dino = Vit { layer_scale: Some(1e-5), classes: 0, ..size.vit(14, 518) };
+        all.push(imagenet(&format!("vit_{name}_patch14_dinov2"), "DINOv2", dino.clone(), 1.0));
+        let registered = Vit { registers: 4, positions_on: PositionsOn::Patches, ..dino };
+        all.push(imagenet(&format!("vit_{name}_patch14_reg4_dinov2"), "DINOv2", registered, 1.0));
+    }
+    for (name, image) in [("base", 224), ("base", 256), ("base", 384), ("large", 256)] {
+        let size = by_timm(name).expect("in the table");
+        let siglip = Vit { class_token: false, pooling: Pooling::Map, classes: 0, ..size.vit(16, image) };
+        all.push(inception(&format!("vit_{name}_patch16_siglip_{image}"), "SigLIP", siglip, 0.9));
+    }
+    all
+}

@@ -1,0 +1,117 @@
+//! What can go wrong with a weights file. Every message names the tensor, shape or global at fault and, where there is
+//! one, the way out; [`WeightsError::File`] puts the path in front of it.
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Why weights could not be read, written or renamed.
+#[derive(Debug, Error)]
+pub enum WeightsError {
+    /// An error and the file it is about.
+    #[error("{}: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: Box<WeightsError>,
+    },
+    /// The operating system refused.
+    #[error("{0}")]
+    Io(std::io::Error),
+    /// The content is none of the known formats.
+    #[error("not a weights file: {guess}")]
+    UnknownFormat {
+        /// What it seems to be, and what to do.
+        guess: &'static str,
+    },
+    /// The file breaks the rules of its own format.
+    #[error("damaged or hostile {format} file: {what}")]
+    Damaged {
+        /// The format's name.
+        format: &'static str,
+        /// The rule that is broken, and where.
+        what: String,
+    },
+    /// The file is sound but uses something that is not read here.
+    #[error("{format}: {what}")]
+    Unsupported {
+        /// The format's name.
+        format: &'static str,
+        /// What is not read, and the way out.
+        what: String,
+    },
+    /// A pickle asks for a Python object that is not a tensor.
+    #[error(
+        "refused global `{global}`: nothing was executed. Only tensors are read from PyTorch checkpoints; in Python, \
+         keep the state dict alone: torch.save(checkpoint['model'], 'weights.pt'), or write safetensors"
+    )]
+    RefusedGlobal {
+        /// Module and name as the pickle gives them.
+        global: String,
+    },
+    /// One tensor's values or element type cannot be used.
+    #[error("tensor `{name}`: {what}")]
+    Tensor {
+        /// The tensor.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A tensor has another shape than its name promises.
+    #[error("tensor `{name}` has shape {found:?}, expected {expected}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// The shape in the file.
+        found: Vec<usize>,
+        /// What would have been right.
+        expected: String,
+    },
+    /// The number of values is not the product of the shape.
+    #[error("{found} values do not fill shape {shape:?}")]
+    Count {
+        /// The shape.
+        shape: Vec<usize>,
+        /// How many values there are.
+        found: usize,
+    },
+    /// A tensor that has to be there is not.
+    #[error("tensor `{name}` is missing")]
+    Missing {
+        /// Its name.
+        name: String,
+    },
+    /// Two tensors claim the same name.
+    #[error("two tensors are named `{name}`")]
+    Duplicate {
+        /// The name.
+        name: String,
+    },
+}
+
+impl WeightsError {
+    /// The same error with the file named in front, once.
+    pub(super) fn in_file(self, path: &Path) -> Self {
+        match self {
+            Self::File { .. } => self,
+            error => Self::File { path: path.into(), error: Box::new(error) },
+        }
+    }
+
+    pub(super) fn damaged(format: &'static str, what: impl Into<String>) -> Self {
+        Self::Damaged { format, what: what.into() }
+    }
+
+    pub(super) fn unsupported(format: &'static str, what: impl Into<String>) -> Self {
+        Self::Unsupported { format, what: what.into() }
+    }
+
+    pub(super) fn tensor(name: &str, what: impl Into<String>) -> Self {
+        Self::Tensor { name: name.into(), what: what.into() }
+    }
+
+    pub(super) fn shape(name: &str, found: &[usize], expected: impl Into<String>) -> Self {
+        Self::Shape { name: name.into(), found: found.into(), expected: expected.into() }
+    }
+}

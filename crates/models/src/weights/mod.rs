@@ -1,0 +1,159 @@
+//! Weights in and out of files. Every published format is read into one map of named `f32` tensors, and the names of
+//! every library are mapped onto timm's, which are the canonical ones here. Files are data: nothing in them is ever
+//! executed, and nothing is allocated that the length of the file does not justify.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), vit_models::weights::WeightsError> {
+//! use vit_models::weights::{self, names};
+//!
+//! let weights = weights::read("vit_b16.npz".as_ref())?;
+//! let (weights, scheme) = names::canonical(weights)?;
+//! println!("{scheme:?}: {} tensors", weights.tensors.len());
+//! # Ok(()) }
+//! ```
+
+mod element;
+mod error;
+pub mod names;
+pub mod npz;
+pub mod patch_filters;
+pub mod pickle;
+pub mod positions;
+pub mod safetensors;
+mod strided;
+mod zip;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+pub use error::WeightsError;
+pub use names::{Scheme, canonical};
+
+/// A named array's shape and values, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Length of every axis, outermost first; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// The values, as many as the product of `shape`.
+    pub data: Vec<f32>,
+}
+
+impl Tensor {
+    /// A tensor whose number of values is checked against its shape.
+    pub fn new(shape: Vec<usize>, data: Vec<f32>) -> Result<Self, WeightsError> {
+        match element_count(&shape) {
+            Some(count) if count == data.len() => Ok(Self { shape, data }),
+            _ => Err(WeightsError::Count { shape, found: data.len() }),
+        }
+    }
+}
+
+/// Everything a weights file holds: its tensors by name, and the text it carries beside them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Weights {
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// Free text beside the tensors (`__metadata__` of safetensors; empty in other formats).
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Weights {
+    /// The tensor of that name, or an error that names it.
+    pub fn get(&self, name: &str) -> Result<&Tensor, WeightsError> {
+        self.tensors.get(name).ok_or_else(|| WeightsError::Missing { name: name.into() })
+    }
+
+    /// Removes and gives the tensor of that name, or an error that names it.
+    pub fn take(&mut self, name: &str) -> Result<Tensor, WeightsError> {
+        self.tensors.remove(name).ok_or_else(|| WeightsError::Missing { name: name.into() })
+    }
+
+    /// Name, shape and values of every tensor, as [`safetensors::write`] takes them.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[usize], &[f32])> {
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), &tensor.shape[..], &tensor.data[..]))
+    }
+
+    /// Adds a tensor; a name that is already there is an error, so that no mapping can silently lose one.
+    pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Result<(), WeightsError> {
+        let name = name.into();
+        if self.tensors.contains_key(&name) {
+            return Err(WeightsError::Duplicate { name });
+        }
+        self.tensors.insert(name, tensor);
+        Ok(())
+    }
+}
+
+/// Reads a weights file, its format chosen by content: safetensors, a safetensors index of shards, a PyTorch
+/// checkpoint (zip or legacy), or an npz archive.
+pub fn read(path: &Path) -> Result<Weights, WeightsError> {
+    let bytes = read_file(path)?;
+    if is_index(&bytes) {
+        return safetensors::read_index(path);
+    }
+    from_bytes(&bytes).map_err(|error| error.in_file(path))
+}
+
+/// Reads weights from the bytes of one file, its format chosen by content as [`read`] does.
+pub fn from_bytes(bytes: &[u8]) -> Result<Weights, WeightsError> {
+    if bytes.starts_with(b"PK") {
+        let archive = zip::Archive::open(bytes)?;
+        if archive.names().any(pickle::is_checkpoint_member) {
+            return pickle::from_archive(&archive, bytes.len());
+        }
+        return npz::from_archive(&archive);
+    }
+    if pickle::is_legacy(bytes) {
+        return pickle::from_bytes(bytes);
+    }
+    if bytes.len() > 8 && bytes[8] == b'{' {
+        return safetensors::from_bytes(bytes);
+    }
+    Err(WeightsError::UnknownFormat { guess: guess(bytes) })
+}
+
+/// What the first bytes suggest a file is when it is none of the formats read here, and what to do about it.
+fn guess(bytes: &[u8]) -> &'static str {
+    const KNOWN: [(&[u8], &str); 7] = [
+        (b"version https://git-lfs", "it is a Git LFS pointer, not the file itself: run `git lfs pull`"),
+        (b"\x93NUMPY", "it is one array (.npy): save the named arrays with numpy.savez"),
+        (b"\x89HDF", "it is HDF5 (Keras): convert it to safetensors first"),
+        (b"\x1f\x8b", "it is gzip: decompress it first"),
+        (b"<", "it looks like a web page: the download did not give the file itself"),
+        (b"\x80", "it is a pickle but not a PyTorch checkpoint: re-save the state dict with torch.save"),
+        (b"", "expected safetensors, a PyTorch checkpoint or npz"),
+    ];
+    if bytes.is_empty() {
+        return "it is empty";
+    }
+    KNOWN.iter().find(|(start, _)| bytes.starts_with(start)).map_or("", |(_, guess)| guess)
+}
+
+/// A JSON object at the very start can only be an index of shards: safetensors starts with a length.
+fn is_index(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().starts_with(b"{") && bytes.get(8) != Some(&b'{')
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, WeightsError> {
+    std::fs::read(path).map_err(|error| WeightsError::Io(error).in_file(path))
+}
+
+/// The product of a shape, or nothing where it does not fit. An axis of length zero excuses no other: every part of a
+/// shape that passes can be multiplied without a check.
+fn element_count(shape: &[usize]) -> Option<usize> {
+    let product = shape.iter().try_fold(1usize, |product, &axis| product.checked_mul(axis.max(1)))?;
+    Some(if shape.contains(&0) { 0 } else { product })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::element_count;
+
+    #[test]
+    fn an_empty_axis_excuses_no_overflow() {
+        assert_eq!(element_count(&[]), Some(1));
+        assert_eq!(element_count(&[2, 0, 3]), Some(0));
+        assert_eq!(element_count(&[0, usize::MAX, 2]), None);
+        assert_eq!(element_count(&[usize::MAX, 2, 0]), None);
+    }
+}

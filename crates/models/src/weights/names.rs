@@ -1,0 +1,88 @@
+//! The names that each library gives to the same weights, one file per scheme, mapped onto timm's. A tensor whose name
+//! a scheme does not know keeps it, so that whoever loads the weights can report it.
+
+pub mod hugging_face;
+pub mod jax;
+pub mod timm;
+pub mod torchvision;
+
+use super::{Tensor, Weights, WeightsError};
+
+/// The library whose names a file uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// timm, and the original DeiT, MAE and DINO repositories that it grew with.
+    Timm,
+    /// transformers: `ViT…` and `DeiT…` classes.
+    HuggingFace,
+    /// torchvision's `vit_…` models.
+    Torchvision,
+    /// Google's vision_transformer and big_vision.
+    Jax,
+}
+
+impl Scheme {
+    /// The scheme of some weights; nothing where no Vision Transformer's names are recognised.
+    pub fn detect(weights: &Weights) -> Option<Self> {
+        if jax::detect(weights) {
+            Some(Self::Jax)
+        } else if hugging_face::detect(weights) {
+            Some(Self::HuggingFace)
+        } else if torchvision::detect(weights) {
+            Some(Self::Torchvision)
+        } else if timm::detect(weights) {
+            Some(Self::Timm)
+        } else {
+            None
+        }
+    }
+}
+
+/// The same weights under canonical names and in canonical shapes, and the scheme they came in. Names that no scheme
+/// recognises are taken for timm's, since other architectures (ResNet, EfficientNet) use the canonical names as they are.
+pub fn canonical(weights: Weights) -> Result<(Weights, Scheme), WeightsError> {
+    let scheme = Scheme::detect(&weights).unwrap_or(Scheme::Timm);
+    let weights = match scheme {
+        Scheme::Timm => timm::to_canonical(weights)?,
+        Scheme::HuggingFace => hugging_face::to_canonical(weights)?,
+        Scheme::Torchvision => torchvision::to_canonical(weights)?,
+        Scheme::Jax => jax::to_canonical(weights)?,
+    };
+    Ok((weights, scheme))
+}
+
+/// Renames every tensor: `rename` gives the new name, or nothing for a tensor that is to be left out.
+fn rename(weights: Weights, mut rename: impl FnMut(&str) -> Option<String>) -> Result<Weights, WeightsError> {
+    let mut renamed = Weights { metadata: weights.metadata, ..Weights::default() };
+    for (name, tensor) in weights.tensors {
+        if let Some(name) = rename(&name) {
+            renamed.insert(name, tensor)?;
+        }
+    }
+    Ok(renamed)
+}
+
+/// Stacks tensors along their first axis, as the rows of query, key and value are stacked into one projection.
+fn concat(name: &str, parts: Vec<Tensor>) -> Result<Tensor, WeightsError> {
+    let mut parts = parts.into_iter();
+    let Some(mut whole) = parts.next() else {
+        return Err(WeightsError::Missing { name: name.into() });
+    };
+    for part in parts {
+        let (Some((rows, rest)), Some((more, same))) = (whole.shape.split_first_mut(), part.shape.split_first()) else {
+            return Err(WeightsError::shape(name, &part.shape, "at least one axis to stack along"));
+        };
+        match rows.checked_add(*more) {
+            Some(sum) if rest == same => *rows = sum,
+            _ => {
+                return Err(WeightsError::shape(
+                    name,
+                    &part.shape,
+                    format!("a shape that stacks onto {:?}", whole.shape),
+                ));
+            }
+        }
+        whole.data.extend(part.data);
+    }
+    Ok(whole)
+}

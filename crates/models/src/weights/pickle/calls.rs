@@ -1,0 +1,117 @@
+//! The calls that a checkpoint makes. Each describes a tensor or a container; none does anything else.
+
+use super::document::{Node, StorageRef, TensorRef, Value};
+use super::globals::Global;
+use super::machine::{Fault, Machine, Step, broken};
+
+/// Weights have five axes at most; a call takes five bytes, so what it makes has to stay small.
+const MOST_AXES: usize = 8;
+
+impl<'a> Machine<'a> {
+    fn items(&self, value: Value<'a>) -> Option<&[Value<'a>]> {
+        match value {
+            Value::Node(at) => match self.nodes.get(at)? {
+                Node::Tuple(items) => Some(items),
+                Node::List(items) => Some(items),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Calls one of the functions that a checkpoint may call.
+    pub(super) fn call(&mut self, function: Global, arguments: Value<'a>) -> Step<Value<'a>> {
+        let Some(arguments) = self.items(arguments) else {
+            return broken("a call without a tuple of arguments");
+        };
+        let node = match (function, arguments) {
+            (Global::OrderedDict, []) => Node::Dict(Vec::new()),
+            (Global::OrderedDict, &[items]) => self.ordered_dict(items)?,
+            (Global::RebuildTensor, [storage, offset, size, stride, ..]) => {
+                self.tensor(*storage, *offset, *size, *stride, None)?
+            }
+            (Global::RebuildTensorV3, [storage, offset, size, stride, _, _, dtype, ..]) => {
+                self.tensor(*storage, *offset, *size, *stride, Some(*dtype))?
+            }
+            (Global::RebuildParameter, [tensor, ..]) => return Ok(*tensor),
+            (Global::Size, [size]) => return Ok(*size),
+            (Global::Device, _) => return Ok(Value::Other),
+            _ => return broken("a call with other arguments than PyTorch gives"),
+        };
+        self.nodes.push(node);
+        Ok(Value::Node(self.nodes.len() - 1))
+    }
+
+    /// Python 2 gave a list of pairs.
+    fn ordered_dict(&self, items: Value<'a>) -> Step<Node<'a>> {
+        let items = self.items(items).ok_or(Fault::Broken("an OrderedDict of something else"))?;
+        items
+            .iter()
+            .map(|&item| match self.items(item) {
+                Some(&[key, value]) => Ok((key, value)),
+                _ => broken("an OrderedDict of something else than pairs"),
+            })
+            .collect::<Step<_>>()
+            .map(Node::Dict)
+    }
+
+    fn tensor(
+        &self,
+        storage: Value<'a>,
+        offset: Value<'a>,
+        size: Value<'a>,
+        stride: Value<'a>,
+        dtype: Option<Value<'a>>,
+    ) -> Step<Node<'a>> {
+        let storage = match storage {
+            Value::Node(at) => match self.nodes.get(at) {
+                Some(&Node::Storage(storage)) => storage,
+                _ => return broken("a tensor without a storage"),
+            },
+            _ => return broken("a tensor without a storage"),
+        };
+        let element = match dtype {
+            Some(Value::Global(Global::Dtype(element))) => Some(element),
+            Some(_) => None,
+            None => storage.element,
+        };
+        let (Some(element), Some(offset), Some(shape), Some(strides)) =
+            (element, length(offset), self.lengths(size), self.lengths(stride))
+        else {
+            return broken("a tensor whose type, offset, size or stride is not of the kind");
+        };
+        Ok(Node::Tensor(Box::new(TensorRef { storage, element, offset, shape, strides })))
+    }
+
+    fn lengths(&self, value: Value<'a>) -> Option<Vec<usize>> {
+        let items = self.items(value)?;
+        if items.len() > MOST_AXES {
+            return None;
+        }
+        items.iter().map(|&item| length(item)).collect()
+    }
+
+    /// What a persistent id stands for: ('storage', type, key, device, length), in old files with a view behind.
+    pub(super) fn storage(&self, id: Value<'a>) -> Step<StorageRef<'a>> {
+        let Some(&[Value::Str("storage"), kind, Value::Str(key), _, count, ref view @ ..]) = self.items(id) else {
+            return broken("a persistent id that is not a storage (a whole model was saved?)");
+        };
+        let Value::Global(Global::Storage(element)) = kind else {
+            return broken("a storage of an unknown type");
+        };
+        if !matches!(view, [] | [Value::Other]) {
+            return broken("a view of a storage, from a PyTorch too old to be read");
+        }
+        let Some(length) = length(count) else {
+            return broken("a storage without a length");
+        };
+        Ok(StorageRef { key, element, length })
+    }
+}
+
+fn length(value: Value) -> Option<usize> {
+    match value {
+        Value::Int(value) => usize::try_from(value).ok(),
+        _ => None,
+    }
+}

@@ -1,0 +1,70 @@
+//! What a pickle describes, without Python: values, containers and tensors that are not read yet. Containers live in one
+//! arena and refer to one another by number, so that deep nesting cannot overflow the stack and a cycle cannot leak.
+
+use super::globals::Global;
+use crate::weights::element::Element;
+
+/// A value on the stack; containers and tensors are in the arena.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Value<'a> {
+    Int(i64),
+    Str(&'a str),
+    Global(Global),
+    Node(usize),
+    /// None, booleans, floats, bytes: things that describe no tensor.
+    Other,
+}
+
+/// A container or a description, in the arena.
+#[derive(Debug)]
+pub(super) enum Node<'a> {
+    Tuple(Box<[Value<'a>]>),
+    List(Vec<Value<'a>>),
+    Dict(Vec<(Value<'a>, Value<'a>)>),
+    Storage(StorageRef<'a>),
+    Tensor(Box<TensorRef<'a>>),
+}
+
+/// A storage that the pickle mentions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StorageRef<'a> {
+    pub key: &'a str,
+    /// Nothing for a storage of plain bytes.
+    pub element: Option<Element>,
+    /// In elements.
+    pub length: usize,
+}
+
+impl StorageRef<'_> {
+    pub fn element_size(&self) -> usize {
+        self.element.map_or(1, Element::size)
+    }
+}
+
+/// A tensor that the pickle describes; nothing is checked yet against the storage itself.
+#[derive(Debug)]
+pub(super) struct TensorRef<'a> {
+    pub storage: StorageRef<'a>,
+    pub element: Element,
+    /// In elements, like the strides.
+    pub offset: usize,
+    pub shape: Vec<usize>,
+    pub strides: Vec<usize>,
+}
+
+/// What a pickle described.
+#[derive(Debug)]
+pub(super) struct Document<'a> {
+    pub nodes: Vec<Node<'a>>,
+    pub top: Value<'a>,
+}
+
+impl<'a> Document<'a> {
+    /// The container or description behind a value, if it is one.
+    pub fn node(&self, value: Value<'a>) -> Option<&Node<'a>> {
+        match value {
+            Value::Node(at) => self.nodes.get(at),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Position embeddings for another number of patches. Two methods, each as its users know it: timm's bicubic with
+//! antialiasing, and the linear zoom of Google's vision_transformer. Sums are taken in f64.
+
+use super::{Tensor, WeightsError};
+
+/// More patches a side than any image has; it keeps a wrong setting from asking for all memory.
+const LARGEST_SIDE: usize = 1 << 14;
+
+/// How a grid of position embeddings is resized.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Method {
+    /// PyTorch's `interpolate(mode="bicubic", antialias=True)`, which timm uses.
+    #[default]
+    Bicubic,
+    /// SciPy's `zoom(order=1)`, corners aligned, which vision_transformer and the paper use.
+    Linear,
+}
+
+/// What one output position takes from the inputs: the first of them, and the weight of each from there on.
+struct Taps {
+    first: usize,
+    weights: Vec<f64>,
+}
+
+/// Resizes the embeddings in `positions` (`[1, prefix + rows * columns, dim]`) to the grid `new`, rows first. The first
+/// `prefix` tokens (class, distillation, registers) have no place in the grid and stay as they are. Without `old` the
+/// grid is taken to be square.
+pub fn resample(
+    positions: &Tensor,
+    prefix: usize,
+    old: Option<[usize; 2]>,
+    new: [usize; 2],
+    method: Method,
+) -> Result<Tensor, WeightsError> {
+    let wrong = |expected: String| WeightsError::shape("pos_embed", &positions.shape, expected);
+    let &[1, tokens, dim] = positions.shape.as_slice() else {
+        return Err(wrong("[1, tokens, dim]".into()));
+    };
+    if super::element_count(&positions.shape) != Some(positions.data.len()) {
+        return Err(wrong("as many values as its shape says".into()));
+    }
+    let Some(patches) = tokens.checked_sub(prefix) else {
+        return Err(wrong(format!("at least the {prefix} prefix tokens")));
+    };
+    let old = old.unwrap_or([patches.isqrt(); 2]);
+    if old[0].checked_mul(old[1]) != Some(patches) {
+        return Err(wrong(format!(
+            "{prefix} prefix tokens and a grid of {}x{} (give the grid where it is not square)",
+            old[0], old[1]
+        )));
+    }
+    let Some((kept, grid)) = positions.data.split_at_checked(prefix * dim) else {
+        return Err(wrong("as many values as its shape says".into()));
+    };
+    let resized = match method {
+        Method::Bicubic => resample_bicubic(grid, old, new, dim)?,
+        Method::Linear => resample_linear(grid, old, new, dim)?,
+    };
+    Tensor::new(vec![1, prefix + new[0] * new[1], dim], [kept, &resized].concat())
+}
+
+/// Resizes a grid of `dim` values per cell as PyTorch's bicubic interpolation with antialiasing does: cubic with
+/// a = -0.5, half-pixel centres, the filter widened when shrinking and renormalised at the borders.
+pub fn resample_bicubic(grid: &[f32], old: [usize; 2], new: [usize; 2], dim: usize) -> Result<Vec<f32>, WeightsError> {
+    separable(grid, old, new, dim, cubic_taps)
+}
+
+/// Resizes a grid of `dim` values per cell linearly with its corners aligned, as `scipy.ndimage.zoom(order=1)` does.
+pub fn resample_linear(grid: &[f32], old: [usize; 2], new: [usize; 2], dim: usize) -> Result<Vec<f32>, WeightsError> {
+    separable(grid, old, new, dim, linear_taps)
+}
+
+fn separable(
+    grid: &[f32],
+    old: [usize; 2],
+    new: [usize; 2],
+    dim: usize,
+    taps: fn(usize, usize) -> Vec<Taps>,
+) -> Result<Vec<f32>, WeightsError> {
+    let shape = vec![old[0], old[1], dim];
+    if super::element_count(&shape) != Some(grid.len()) || grid.is_empty() {
+        return Err(WeightsError::Count { shape, found: grid.len() });
+    }
+    if new.iter().any(|side| !(1..=LARGEST_SIDE).contains(side)) {
+        return Err(WeightsError::shape("pos_embed", &new, format!("a grid of 1 to {LARGEST_SIDE} patches a side")));
+    }
+    if old == new {
+        return Ok(grid.to_vec());
+    }
+
+    let columns = taps(old[1], new[1]);
+    let mut wide = vec![0f64; old[0] * new[1] * dim];
+    for (from, to) in grid.chunks_exact(old[1] * dim).zip(wide.chunks_exact_mut(new[1] * dim)) {
+        for (tap, cell) in columns.iter().zip(to.chunks_exact_mut(dim)) {
+            for (weight, source) in tap.weights.iter().zip(from[tap.first * dim..].chunks_exact(dim)) {
+                for (sum, &value) in cell.iter_mut().zip(source) {
+                    *sum += weight * f64::from(value);
+                }
+            }
+        }
+    }
+
+    let row = new[1] * dim;
+    let mut resized = Vec::with_capacity(new[0] * row);
+    for tap in taps(old[0], new[0]) {
+        let mut sums = vec![0f64; row];
+        for (weight, source) in tap.weights.iter().zip(wide[tap.first * row..].chunks_exact(row)) {
+            for (sum, value) in sums.iter_mut().zip(source) {
+                *sum += weight * value;
+            }
+        }
+        resized.extend(sums.iter().map(|&sum| sum as f32));
+    }
+    Ok(resized)
+}
+
+fn cubic_taps(old: usize, new: usize) -> Vec<Taps> {
+    let scale = old as f64 / new as f64;
+    let widening = scale.max(1.0);
+    let support = 2.0 * widening;
+    (0..new)
+        .map(|i| {
+            let centre = scale * (i as f64 + 0.5);
+            // Saturating casts: what would start before the first cell starts at it.
+            let first = (centre - support + 0.5) as usize;
+            let end = ((centre + support + 0.5) as usize).min(old);
+            let mut weights: Vec<f64> = (first..end).map(|j| cubic((j as f64 - centre + 0.5) / widening)).collect();
+            let total: f64 = weights.iter().sum();
+            weights.iter_mut().for_each(|weight| *weight /= total);
+            Taps { first, weights }
+        })
+        .collect()
+}
+
+fn cubic(x: f64) -> f64 {
+    const A: f64 = -0.5;
+    let x = x.abs();
+    if x < 1.0 {
+        ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
+    } else if x < 2.0 {
+        (((x - 5.0) * x + 8.0) * x - 4.0) * A
+    } else {
+        0.0
+    }
+}
+
+fn linear_taps(old: usize, new: usize) -> Vec<Taps> {
+    let step = if new > 1 { (old - 1) as f64 / (new - 1) as f64 } else { 0.0 };
+    (0..new)
+        .map(|i| {
+            let place = (i as f64 * step).min((old - 1) as f64);
+            let first = place.floor() as usize;
+            let part = place - first as f64;
+            let weights = if first + 1 < old { vec![1.0 - part, part] } else { vec![1.0] };
+            Taps { first, weights }
+        })
+        .collect()
+}

@@ -1,0 +1,71 @@
+//! Reads and writes safetensors, also split into shards with an index. The header is checked before any tensor is
+//! touched: tensors must cover the data exactly, without overlap or hole, and match their shapes. Writing gives the
+//! same bytes for the same weights and replaces a file only once it is complete.
+
+mod header;
+mod write;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::element::Order;
+use super::{Tensor, Weights, WeightsError, read_file};
+pub use write::{Dtype, to_bytes, write};
+
+const FORMAT: &str = "safetensors";
+
+/// Reads one safetensors file.
+pub fn read(path: &Path) -> Result<Weights, WeightsError> {
+    from_bytes(&read_file(path)?).map_err(|error| error.in_file(path))
+}
+
+/// Reads weights from the bytes of a safetensors file.
+pub fn from_bytes(bytes: &[u8]) -> Result<Weights, WeightsError> {
+    let (header, data) = header::parse(bytes)?;
+    let mut weights = Weights { metadata: header.metadata, ..Weights::default() };
+    for (name, entry) in header.tensors {
+        let values = entry.element.decode(&name, &data[entry.start..entry.end], Order::Little)?;
+        weights.tensors.insert(name, Tensor::new(entry.shape, values)?);
+    }
+    Ok(weights)
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Reads a checkpoint split into shards, from its index (`model.safetensors.index.json`) with the shards beside it.
+pub fn read_index(path: &Path) -> Result<Weights, WeightsError> {
+    read_shards(path).map_err(|error| error.in_file(path))
+}
+
+fn read_shards(path: &Path) -> Result<Weights, WeightsError> {
+    let damaged = |what: String| WeightsError::damaged("safetensors index", what);
+    let index: Index = serde_json::from_slice(&read_file(path)?)
+        .map_err(|error| damaged(format!("{error}; expected {{\"weight_map\": …}}")))?;
+
+    let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, shard) in &index.weight_map {
+        // A shard lies beside its index: a path would let a downloaded index read any file.
+        if shard.is_empty() || shard.contains(['/', '\\', ':']) || shard == ".." || shard == "." {
+            return Err(damaged(format!("shard `{shard}` is not a plain file name")));
+        }
+        shards.entry(shard).or_default().push(name);
+    }
+
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut weights = Weights::default();
+    for (shard, names) in shards {
+        let file = folder.join(shard);
+        let mut part = read(&file)?;
+        for name in names {
+            let tensor = part.take(name).map_err(|error| error.in_file(&file))?;
+            weights.insert(name, tensor)?;
+        }
+        weights.metadata.extend(part.metadata);
+    }
+    Ok(weights)
+}

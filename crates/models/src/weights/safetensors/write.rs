@@ -1,0 +1,187 @@
+//! Writing safetensors: tensors in the order of their names, the header padded to eight bytes, so that equal weights
+//! give equal files. The file is written beside its destination, flushed and renamed over it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use half::{bf16, f16};
+use serde_json::json;
+
+use super::FORMAT;
+use crate::weights::{WeightsError, element_count};
+
+/// The element type that a file is written in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dtype {
+    /// Exact.
+    #[default]
+    F32,
+    /// Half precision; a finite value above 65504 is an error.
+    F16,
+    /// The upper half of an f32, rounded to nearest even.
+    BF16,
+}
+
+impl Dtype {
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::BF16 => "BF16",
+        }
+    }
+
+    fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+        }
+    }
+}
+
+/// The tensors to write, by name, so that their order never depends on the caller's.
+type Tensors<'a> = BTreeMap<&'a str, (&'a [usize], &'a [f32])>;
+
+/// Writes tensors of (name, shape, values) to `path`, which is replaced only once the new file is complete. The
+/// metadata `format: pt` is added where it is missing, because timm and transformers ask for it.
+pub fn write<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>,
+    dtype: Dtype,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
+    replace(path, tensors, dtype, metadata).map_err(|error| error.in_file(path))
+}
+
+/// The bytes that [`write()`] puts in a file.
+pub fn to_bytes<'a>(
+    tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>,
+    dtype: Dtype,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, WeightsError> {
+    let tensors = collect(tensors)?;
+    let mut bytes = Vec::new();
+    emit(&mut bytes, &tensors, dtype, metadata)?;
+    Ok(bytes)
+}
+
+fn replace<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>,
+    dtype: Dtype,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
+    let tensors = collect(tensors)?;
+    let beside = beside(path)?;
+    let written = File::create(&beside)
+        .map_err(WeightsError::Io)
+        .and_then(|file| {
+            let mut file = BufWriter::with_capacity(1 << 20, file);
+            emit(&mut file, &tensors, dtype, metadata)?;
+            let file = file.into_inner().map_err(|error| WeightsError::Io(error.into_error()))?;
+            // A rename may reach the disk before the data does: without this, power loss could leave an empty file.
+            file.sync_all().map_err(WeightsError::Io)
+        })
+        .and_then(|()| fs::rename(&beside, path).map_err(WeightsError::Io));
+    match &written {
+        // The rename itself is only durable once the folder is; not every system lets a folder be opened for that.
+        Ok(()) => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let _ = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+        }
+        // The first error is the one worth reporting.
+        Err(_) => drop(fs::remove_file(&beside)),
+    }
+    written
+}
+
+/// How many files this process has begun: two threads may write the same one.
+static WRITES: AtomicU64 = AtomicU64::new(0);
+
+/// A name in the same folder, since only there is a rename atomic, that no other writer uses.
+fn beside(path: &Path) -> Result<PathBuf, WeightsError> {
+    let Some(name) = path.file_name() else {
+        return Err(WeightsError::Io(io::Error::new(io::ErrorKind::InvalidInput, "not a file name")));
+    };
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    let number = WRITES.fetch_add(1, Ordering::Relaxed);
+    hidden.push(format!(".{}-{number}.part", std::process::id()));
+    Ok(path.with_file_name(hidden))
+}
+
+fn collect<'a>(
+    tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>,
+) -> Result<Tensors<'a>, WeightsError> {
+    let mut by_name = Tensors::new();
+    for (name, shape, values) in tensors {
+        if name == "__metadata__" {
+            return Err(WeightsError::tensor(name, "the name is reserved by safetensors"));
+        }
+        if element_count(shape) != Some(values.len()) {
+            return Err(WeightsError::tensor(name, format!("{} values do not fill shape {shape:?}", values.len())));
+        }
+        if by_name.insert(name, (shape, values)).is_some() {
+            return Err(WeightsError::Duplicate { name: name.into() });
+        }
+    }
+    Ok(by_name)
+}
+
+fn emit(
+    out: &mut impl Write,
+    tensors: &Tensors,
+    dtype: Dtype,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
+    let header = header(tensors, dtype, metadata)?;
+    out.write_all(&(header.len() as u64).to_le_bytes()).map_err(WeightsError::Io)?;
+    out.write_all(&header).map_err(WeightsError::Io)?;
+    for (name, (_, values)) in tensors {
+        emit_values(out, name, values, dtype)?;
+    }
+    out.flush().map_err(WeightsError::Io)
+}
+
+fn header(tensors: &Tensors, dtype: Dtype, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, WeightsError> {
+    let mut metadata = metadata.clone();
+    metadata.entry("format".into()).or_insert_with(|| "pt".into());
+    let mut fields = serde_json::Map::new();
+    fields.insert("__metadata__".into(), json!(metadata));
+    let mut start = 0;
+    for (&name, (shape, values)) in tensors {
+        let end = start + values.len() * dtype.size();
+        let entry = json!({ "dtype": dtype.name(), "shape": shape, "data_offsets": [start, end] });
+        fields.insert(name.into(), entry);
+        start = end;
+    }
+    let mut header = serde_json::to_vec(&fields).map_err(|error| WeightsError::damaged(FORMAT, error.to_string()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}
+
+fn emit_values(out: &mut impl Write, name: &str, values: &[f32], dtype: Dtype) -> Result<(), WeightsError> {
+    let mut bytes = Vec::new();
+    // In pieces, so that writing needs little memory beside the weights themselves.
+    for piece in values.chunks(1 << 16) {
+        bytes.clear();
+        match dtype {
+            Dtype::F32 => piece.iter().for_each(|v| bytes.extend(v.to_le_bytes())),
+            Dtype::BF16 => piece.iter().for_each(|&v| bytes.extend(bf16::from_f32(v).to_le_bytes())),
+            Dtype::F16 => {
+                for &value in piece {
+                    let half = f16::from_f32(value);
+                    if half.is_infinite() && value.is_finite() {
+                        return Err(WeightsError::tensor(name, format!("{value} does not fit F16; write BF16 or F32")));
+                    }
+                    bytes.extend(half.to_le_bytes());
+                }
+            }
+        }
+        out.write_all(&bytes).map_err(WeightsError::Io)?;
+    }
+    Ok(())
+}

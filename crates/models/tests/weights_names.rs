@@ -1,0 +1,241 @@
+//! What the schemes promise: weights of other libraries get the names and shapes that timm's own converter gives them.
+
+use std::path::Path;
+
+use vit_models::weights::names::{hugging_face, jax, timm, torchvision};
+use vit_models::weights::{self, Scheme, Tensor, Weights, canonical};
+
+fn read(name: &str) -> Weights {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/weights");
+    weights::read(&folder.join(name)).unwrap()
+}
+
+fn tensor(shape: &[usize], first: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    let data = (first..first + count).map(|v| v as f32).collect();
+    Tensor::new(shape.into(), data).unwrap()
+}
+
+fn named(tensors: &[(&str, &[usize])]) -> Weights {
+    let mut weights = Weights::default();
+    for (at, (name, shape)) in tensors.iter().enumerate() {
+        weights.insert(*name, tensor(shape, at * 1000)).unwrap();
+    }
+    weights
+}
+
+#[test]
+fn jax_checkpoints_become_what_timm_makes_of_them() {
+    for case in ["vit_jax", "big_vision"] {
+        let (ours, scheme) = canonical(read(&format!("{case}.npz"))).unwrap();
+        assert_eq!(scheme, Scheme::Jax);
+        let expected = read(&format!("{case}_expected.safetensors"));
+        assert_eq!(ours.tensors.keys().collect::<Vec<_>>(), expected.tensors.keys().collect::<Vec<_>>());
+        for (name, tensor) in &expected.tensors {
+            assert!(ours.tensors[name] == *tensor, "{case}: {name}");
+        }
+    }
+}
+
+#[test]
+fn published_and_linen_names_mean_the_same() {
+    let published = read("vit_jax.npz");
+    let mut linen = Weights::default();
+    for (name, tensor) in &published.tensors {
+        let name = name
+            .replace("LayerNorm_2", "LayerNorm_1")
+            .replace("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0")
+            .replace("MlpBlock_3", "MlpBlock_0");
+        linen.insert(name, tensor.clone()).unwrap();
+    }
+    assert_eq!(jax::to_canonical(linen).unwrap(), jax::to_canonical(published).unwrap());
+}
+
+#[test]
+fn other_roots_and_an_inlined_pooling_head_are_found() {
+    let plain = read("big_vision.npz");
+    let expected = jax::to_canonical(plain.clone()).unwrap();
+    for root in ["", "params/img/", "opt/target/"] {
+        let mut moved = Weights::default();
+        for (name, tensor) in &plain.tensors {
+            let name = name.strip_prefix("params/").unwrap().replace("MAPHead_0/", "");
+            moved.insert(format!("{root}{name}"), tensor.clone()).unwrap();
+        }
+        if !root.is_empty() {
+            moved.insert("params/txt/head/kernel", tensor(&[2, 2], 0)).unwrap();
+        }
+        assert!(jax::detect(&moved));
+        assert_eq!(jax::to_canonical(moved).unwrap(), expected, "{root}");
+    }
+}
+
+#[test]
+fn pre_logits_are_kept() {
+    let mut weights = read("vit_jax.npz");
+    weights.insert("pre_logits/kernel", tensor(&[8, 3], 0)).unwrap();
+    weights.insert("pre_logits/bias", tensor(&[3], 0)).unwrap();
+    let ours = jax::to_canonical(weights).unwrap();
+    assert_eq!(ours.tensors["pre_logits.fc.weight"].shape, [3, 8]);
+    assert_eq!(ours.tensors["pre_logits.fc.weight"].data[..3], [0., 3., 6.]);
+    assert_eq!(ours.tensors["pre_logits.fc.bias"].shape, [3]);
+}
+
+#[test]
+fn a_jax_checkpoint_that_lacks_a_part_names_it() {
+    let mut weights = read("vit_jax.npz");
+    weights.take("Transformer/encoderblock_1/MlpBlock_3/Dense_0/kernel").unwrap();
+    let message = jax::to_canonical(weights).unwrap_err().to_string();
+    assert!(message.contains("encoderblock_1/MlpBlock_3/Dense_0/kernel"), "{message}");
+
+    let mut weights = read("vit_jax.npz");
+    weights.tensors.insert("embedding/kernel".into(), tensor(&[12, 8], 0));
+    let message = jax::to_canonical(weights).unwrap_err().to_string();
+    assert!(message.contains("embedding/kernel") && message.contains("[12, 8]"), "{message}");
+}
+
+#[test]
+fn transformers_files_and_state_dicts_are_the_same_model() {
+    let file = read("hf_vit.safetensors");
+    let (ours, scheme) = canonical(file.clone()).unwrap();
+    assert_eq!(scheme, Scheme::HuggingFace);
+    assert_eq!(ours.tensors["blocks.1.attn.qkv.weight"].shape, [24, 8]);
+    assert_eq!(ours.tensors["head.weight"].shape, [5, 8]);
+    assert_eq!(
+        ours.tensors["blocks.1.attn.qkv.weight"].data[64..128],
+        file.tensors["vit.encoder.layer.1.attention.attention.key.weight"].data
+    );
+    let (in_memory, scheme) = canonical(read("hf_vit_in_memory.pt")).unwrap();
+    assert_eq!(scheme, Scheme::HuggingFace);
+    assert_eq!(in_memory.tensors, ours.tensors);
+    // And back: exactly the file's tensors.
+    assert_eq!(hugging_face::from_canonical(&ours).unwrap(), file);
+}
+
+#[test]
+fn transformers_deit_has_two_heads_there_and_back() {
+    let names: Vec<(&str, &[usize])> = vec![
+        ("deit.embeddings.cls_token", &[1, 1, 4]),
+        ("deit.embeddings.distillation_token", &[1, 1, 4]),
+        ("deit.embeddings.position_embeddings", &[1, 6, 4]),
+        ("deit.embeddings.patch_embeddings.projection.weight", &[4, 3, 2, 2]),
+        ("deit.embeddings.patch_embeddings.projection.bias", &[4]),
+        ("deit.encoder.layer.0.attention.attention.query.weight", &[4, 4]),
+        ("deit.encoder.layer.0.attention.attention.key.weight", &[4, 4]),
+        ("deit.encoder.layer.0.attention.attention.value.weight", &[4, 4]),
+        ("deit.encoder.layer.0.attention.output.dense.weight", &[4, 4]),
+        ("deit.encoder.layer.0.intermediate.dense.weight", &[8, 4]),
+        ("deit.encoder.layer.0.output.dense.weight", &[4, 8]),
+        ("deit.layernorm.weight", &[4]),
+        ("cls_classifier.weight", &[2, 4]),
+        ("distillation_classifier.weight", &[2, 4]),
+    ];
+    let theirs = named(&names);
+    let ours = hugging_face::to_canonical(theirs.clone()).unwrap();
+    for name in ["dist_token", "head.weight", "head_dist.weight", "blocks.0.mlp.fc2.weight"] {
+        assert!(ours.tensors.contains_key(name), "{name}");
+    }
+    assert_eq!(hugging_face::from_canonical(&ours).unwrap(), theirs);
+}
+
+#[test]
+fn a_bare_transformers_model_needs_no_prefix_and_loses_its_pooler() {
+    let ours = hugging_face::to_canonical(named(&[
+        ("embeddings.cls_token", &[1, 1, 4]),
+        ("embeddings.mask_token", &[1, 1, 4]),
+        ("embeddings.patch_embeddings.projection.weight", &[4, 3, 2, 2]),
+        ("pooler.dense.weight", &[4, 4]),
+    ]))
+    .unwrap();
+    assert_eq!(ours.tensors.keys().collect::<Vec<_>>(), ["cls_token", "patch_embed.proj.weight"]);
+}
+
+#[test]
+fn what_transformers_cannot_hold_is_named() {
+    let weights = named(&[("reg_token", &[1, 4, 8])]);
+    let message = hugging_face::from_canonical(&weights).unwrap_err().to_string();
+    assert!(message.contains("`reg_token`"), "{message}");
+    let weights = named(&[("blocks.0.attn.qkv.weight", &[4, 4])]);
+    assert!(hugging_face::from_canonical(&weights).is_err());
+}
+
+#[test]
+fn half_a_projection_is_an_error() {
+    let message = hugging_face::to_canonical(named(&[
+        ("vit.encoder.layer.0.attention.attention.query.weight", &[4, 4]),
+        ("vit.encoder.layer.0.attention.attention.key.weight", &[4, 4]),
+    ]))
+    .unwrap_err()
+    .to_string();
+    assert!(message.contains("blocks.0.attn.qkv.weight"), "{message}");
+}
+
+#[test]
+fn torchvision_names_old_and_new_are_mapped() {
+    let theirs = named(&[
+        ("class_token", &[1, 1, 4]),
+        ("conv_proj.weight", &[4, 3, 2, 2]),
+        ("encoder.pos_embedding", &[1, 5, 4]),
+        ("encoder.layers.encoder_layer_0.ln_1.weight", &[4]),
+        ("encoder.layers.encoder_layer_0.self_attention.in_proj_weight", &[12, 4]),
+        ("encoder.layers.encoder_layer_0.self_attention.in_proj_bias", &[12]),
+        ("encoder.layers.encoder_layer_0.self_attention.out_proj.weight", &[4, 4]),
+        ("encoder.layers.encoder_layer_0.mlp.0.weight", &[8, 4]),
+        ("encoder.layers.encoder_layer_0.mlp.3.weight", &[4, 8]),
+        ("encoder.layers.encoder_layer_11.mlp.linear_1.weight", &[8, 4]),
+        ("encoder.layers.encoder_layer_11.mlp.linear_2.weight", &[4, 8]),
+        ("encoder.ln.weight", &[4]),
+        ("heads.pre_logits.weight", &[4, 4]),
+        ("heads.head.weight", &[2, 4]),
+        ("something.else", &[1]),
+    ]);
+    assert!(torchvision::detect(&theirs));
+    let (ours, scheme) = canonical(theirs).unwrap();
+    assert_eq!(scheme, Scheme::Torchvision);
+    assert_eq!(
+        ours.tensors.keys().collect::<Vec<_>>(),
+        [
+            "blocks.0.attn.proj.weight",
+            "blocks.0.attn.qkv.bias",
+            "blocks.0.attn.qkv.weight",
+            "blocks.0.mlp.fc1.weight",
+            "blocks.0.mlp.fc2.weight",
+            "blocks.0.norm1.weight",
+            "blocks.11.mlp.fc1.weight",
+            "blocks.11.mlp.fc2.weight",
+            "cls_token",
+            "head.weight",
+            "norm.weight",
+            "patch_embed.proj.weight",
+            "pos_embed",
+            "pre_logits.fc.weight",
+            "something.else",
+        ]
+    );
+}
+
+#[test]
+fn timm_names_stay_and_older_ones_are_understood() {
+    let theirs = named(&[
+        ("module.blocks.0.gamma_1", &[4]),
+        ("module.blocks.0.gamma_2", &[4]),
+        ("module.mask_token", &[1, 4]),
+        ("module.patch_embed.proj.weight", &[4, 3, 2, 2]),
+        ("module.pre_logits.fc.weight", &[4, 4]),
+        ("module.register_tokens", &[1, 4, 4]),
+    ]);
+    assert!(timm::detect(&theirs));
+    let (ours, scheme) = canonical(theirs).unwrap();
+    assert_eq!(scheme, Scheme::Timm);
+    assert_eq!(
+        ours.tensors.keys().collect::<Vec<_>>(),
+        ["blocks.0.ls1.gamma", "blocks.0.ls2.gamma", "patch_embed.proj.weight", "pre_logits.fc.weight", "reg_token",]
+    );
+}
+
+#[test]
+fn other_architectures_pass_unchanged() {
+    let resnet = named(&[("conv1.weight", &[4, 3, 2, 2]), ("fc.weight", &[2, 4])]);
+    assert_eq!(Scheme::detect(&resnet), None);
+    let (same, scheme) = canonical(resnet.clone()).unwrap();
+    assert_eq!((same, scheme), (resnet, Scheme::Timm));
+}

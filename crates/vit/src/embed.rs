@@ -1,0 +1,105 @@
+//! Pictures as vectors.
+
+use std::str::FromStr;
+
+use vit_models::{Architecture, Checkpoint};
+
+use crate::{Error, Model, ModelOptions, device};
+
+/// Which vector stands for a picture.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Pool {
+    /// What the classification head sees.
+    #[default]
+    Features,
+    /// The class token after the encoder.
+    Class,
+    /// The mean of the patch tokens.
+    Mean,
+    /// Every patch token.
+    Patches,
+}
+
+impl FromStr for Pool {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "features" => Ok(Pool::Features),
+            "class" => Ok(Pool::Class),
+            "mean" => Ok(Pool::Mean),
+            "patches" => Ok(Pool::Patches),
+            other => Err(format!("`{other}` is not a pooling; use features, class, mean or patches")),
+        }
+    }
+}
+
+/// A model that turns pictures into vectors.
+pub struct Embed {
+    model: Model,
+    pool: Pool,
+    normalise: bool,
+    prefix: usize,
+}
+
+impl Embed {
+    /// Prepares a checkpoint; with `normalise` every vector has length 1.
+    pub fn new(checkpoint: Checkpoint, pool: Pool, normalise: bool, options: &ModelOptions) -> Result<Embed, Error> {
+        let Architecture::Vit(vit) = &checkpoint.config.architecture;
+        if pool == Pool::Class && !vit.class_token {
+            return Err(Error::Unsuitable("this model has no class token; use --pool mean or features".into()));
+        }
+        let prefix = vit.prefix_tokens();
+        let output = if pool == Pool::Features { "features" } else { "tokens" };
+        let options = ModelOptions { outputs: vec![output.into()], ..options.clone() };
+        let device = device(options.device, options.threads)?;
+        Ok(Embed { model: Model::new(checkpoint, device.as_ref(), &options)?, pool, normalise, prefix })
+    }
+
+    /// The model underneath.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The shape of one picture's embedding: `[dim]`, or `[patches, dim]`.
+    pub fn shape(&self) -> Vec<usize> {
+        let shape = &self.model.outputs()[0].1;
+        match self.pool {
+            Pool::Features => shape[1..].to_vec(),
+            Pool::Class | Pool::Mean => vec![shape[2]],
+            Pool::Patches => vec![shape[1] - self.prefix, shape[2]],
+        }
+    }
+
+    /// Embeddings of preprocessed pictures, one after another, at most a batch.
+    pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<f32>, Error> {
+        self.model.run_prepared(images)?;
+        let (name, shape) = self.model.outputs()[0].clone();
+        let values = self.model.output(&name, images.len())?;
+        let mut embeddings = match self.pool {
+            Pool::Features => values,
+            _ => values.chunks(shape[1] * shape[2]).flat_map(|tokens| self.pooled(tokens, shape[2])).collect(),
+        };
+        if self.normalise {
+            let dim = self.shape().last().copied().unwrap_or(1);
+            for vector in embeddings.chunks_mut(dim) {
+                let length = vector.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt().max(1e-12);
+                vector.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
+            }
+        }
+        Ok(embeddings)
+    }
+
+    fn pooled(&self, tokens: &[f32], dim: usize) -> Vec<f32> {
+        let patches = &tokens[self.prefix * dim..];
+        match self.pool {
+            Pool::Class => tokens[..dim].to_vec(),
+            Pool::Mean => {
+                let count = (patches.len() / dim) as f64;
+                (0..dim)
+                    .map(|c| (patches.iter().skip(c).step_by(dim).map(|&v| f64::from(v)).sum::<f64>() / count) as f32)
+                    .collect()
+            }
+            Pool::Features | Pool::Patches => patches.to_vec(),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Embeddings in files that other programs read: NumPy, safetensors, Parquet.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::basic::{Compression, ConvertedType, Repetition, Type as Physical};
+use parquet::data_type::{ByteArray, ByteArrayType, FloatType};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::types::Type;
+use vit_models::weights::safetensors;
+
+use crate::Error;
+
+/// The file formats, by their endings.
+pub const ENDINGS: [&str; 3] = ["npy", "safetensors", "parquet"];
+
+/// Writes the embeddings of some files, each of `shape`, one after another in `values`. The ending decides the format:
+/// `.npy` (with the files' names beside it in `.files.txt`), `.safetensors` (names in its metadata), or `.parquet` (a
+/// row per file with its name).
+pub fn write(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> Result<(), Error> {
+    let failed = |reason: String| Error::Unsuitable(format!("{}: {reason}", path.display()));
+    let each: usize = shape.iter().product();
+    if files.len() * each != values.len() {
+        return Err(failed(format!("{} files of {shape:?} are not {} values", files.len(), values.len())));
+    }
+    let whole: Vec<usize> = std::iter::once(files.len()).chain(shape.iter().copied()).collect();
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("npy") => write_npy(path, files, &whole, values).map_err(|e| failed(e.to_string())),
+        Some("safetensors") => {
+            let names = serde_json::to_string(files).map_err(|e| failed(e.to_string()))?;
+            let metadata = BTreeMap::from([("files".to_string(), names)]);
+            let tensors = [("embeddings", whole.as_slice(), values)];
+            Ok(safetensors::write(path, tensors, safetensors::Dtype::F32, &metadata)?)
+        }
+        Some("parquet") => write_parquet(path, files, each, values).map_err(|e| failed(e.to_string())),
+        _ => Err(failed(format!("the ending should be .{}", ENDINGS.join(", .")))),
+    }
+}
+
+fn write_npy(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> std::io::Result<()> {
+    let extents: String = shape.iter().map(|n| format!("{n}, ")).collect();
+    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", extents.trim_end());
+    // Ten bytes stand before the header; the data start at a multiple of 64, after a line's end.
+    let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
+    header.push_str(&" ".repeat(padding));
+    header.push('\n');
+    let mut out = BufWriter::new(File::create(path)?);
+    out.write_all(b"\x93NUMPY\x01\x00")?;
+    out.write_all(&(header.len() as u16).to_le_bytes())?;
+    out.write_all(header.as_bytes())?;
+    for value in values {
+        out.write_all(&value.to_le_bytes())?;
+    }
+    out.flush()?;
+    std::fs::write(path.with_extension("files.txt"), files.iter().map(|f| format!("{f}\n")).collect::<String>())
+}
+
+/// Two columns: `file`, and `embedding` as a list of floats.
+fn write_parquet(path: &Path, files: &[String], each: usize, values: &[f32]) -> parquet::errors::Result<()> {
+    let file = Type::primitive_type_builder("file", Physical::BYTE_ARRAY)
+        .with_repetition(Repetition::REQUIRED)
+        .with_converted_type(ConvertedType::UTF8)
+        .build()?;
+    let element =
+        Type::primitive_type_builder("element", Physical::FLOAT).with_repetition(Repetition::REQUIRED).build()?;
+    let list = Type::group_type_builder("list")
+        .with_repetition(Repetition::REPEATED)
+        .with_fields(vec![Arc::new(element)])
+        .build()?;
+    let embedding = Type::group_type_builder("embedding")
+        .with_repetition(Repetition::REQUIRED)
+        .with_converted_type(ConvertedType::LIST)
+        .with_fields(vec![Arc::new(list)])
+        .build()?;
+    let schema = Type::group_type_builder("schema").with_fields(vec![Arc::new(file), Arc::new(embedding)]).build()?;
+    let properties = WriterProperties::builder().set_compression(Compression::UNCOMPRESSED).build();
+    let mut writer = SerializedFileWriter::new(File::create(path)?, Arc::new(schema), Arc::new(properties))?;
+    let mut rows = writer.next_row_group()?;
+    if let Some(mut column) = rows.next_column()? {
+        let names: Vec<ByteArray> = files.iter().map(|f| ByteArray::from(f.as_str())).collect();
+        column.typed::<ByteArrayType>().write_batch(&names, None, None)?;
+        column.close()?;
+    }
+    if let Some(mut column) = rows.next_column()? {
+        // A list's first element starts a new row (repetition 0), the others continue it; none is absent.
+        let repetition: Vec<i16> = (0..values.len()).map(|i| i16::from(i % each.max(1) != 0)).collect();
+        let definition = vec![1; values.len()];
+        column.typed::<FloatType>().write_batch(values, Some(&definition), Some(&repetition))?;
+        column.close()?;
+    }
+    rows.close()?;
+    writer.close()?;
+    Ok(())
+}

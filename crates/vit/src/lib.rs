@@ -1,0 +1,36 @@
+//! Vision Transformers from Rust: open a checkpoint, classify an image.
+//!
+//! ```no_run
+//! use vit::{Image, Model};
+//!
+//! let mut model = Model::open("checkpoints/vit_base")?;
+//! let image = Image::open("cat.jpg")?;
+//! for prediction in model.classify(&image)?.iter().take(5) {
+//!     println!("{:5.1}%  {}", 100.0 * prediction.probability, prediction.label);
+//! }
+//! # Ok::<(), vit::Error>(())
+//! ```
+//!
+//! The parts are crates of their own: `vit-graph` (the engine), `vit-cpu` (the device), `vit-models` (architectures and
+//! weights), `vit-data` (pictures).
+
+mod convert;
+mod device;
+mod embed;
+pub mod embeddings;
+mod error;
+mod model;
+mod picture;
+mod verify;
+
+pub use convert::{Conversion, convert};
+pub use device::{DeviceChoice, device};
+pub use embed::{Embed, Pool};
+pub use error::Error;
+pub use model::{Model, ModelOptions, Prediction};
+pub use picture::Image;
+pub use verify::{Comparison, Verification, VerifyOptions, verify};
+
+pub use vit_data as data;
+pub use vit_graph as graph;
+pub use vit_models as models;

@@ -1,0 +1,215 @@
+//! A model that is ready to look at pictures.
+
+use std::path::Path;
+
+use vit_data::{CropMode, Filter, Preprocess};
+use vit_graph::device::{Device, Elements, Executable};
+use vit_graph::rewrite::dead_code;
+use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
+
+use crate::{DeviceChoice, Error, Image, device};
+
+/// How to open a model.
+#[derive(Debug, Clone, Default)]
+pub struct ModelOptions {
+    /// Pictures that are run at once; 0 means 1.
+    pub batch: usize,
+    /// The outputs wanted; empty means `logits`. See the architecture's `build` for what there is.
+    pub outputs: Vec<String>,
+    /// Another image size than the weights were trained for, height and width.
+    pub image_size: Option<[usize; 2]>,
+    /// The processor.
+    pub device: DeviceChoice,
+    /// Threads of the CPU; `None` for all cores.
+    pub threads: Option<usize>,
+    /// Start anew what the weights lack, and drop what they have too much.
+    pub allow_unmatched: bool,
+}
+
+/// One class and how sure the model is of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// The class's number.
+    pub class: usize,
+    /// Its name, or its number where names are not known.
+    pub label: String,
+    /// From 0 to 1, all classes together 1.
+    pub probability: f32,
+}
+
+/// A model with its weights on a device.
+pub struct Model {
+    config: Config,
+    report: Vec<String>,
+    preprocess: Preprocess,
+    batch: usize,
+    outputs: Vec<(String, Vec<usize>)>,
+    executable: Box<dyn Executable>,
+    input: Vec<f32>,
+}
+
+impl Model {
+    /// Opens a checkpoint folder or a weights file for one picture at a time.
+    pub fn open(path: impl AsRef<Path>) -> Result<Model, Error> {
+        Model::open_with(path, &ModelOptions::default())
+    }
+
+    /// Opens a checkpoint with options.
+    pub fn open_with(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Model, Error> {
+        let open = OpenOptions { weights: None, allow_unmatched: options.allow_unmatched };
+        let mut checkpoint = Checkpoint::open(path.as_ref(), open)?;
+        checkpoint.change(Changes { image_size: options.image_size, ..Changes::default() })?;
+        Model::new(checkpoint, device(options.device, options.threads)?.as_ref(), options)
+    }
+
+    /// Brings a checkpoint onto a device.
+    pub fn new(checkpoint: Checkpoint, device: &dyn Device, options: &ModelOptions) -> Result<Model, Error> {
+        let Checkpoint { config, mut weights, report, .. } = checkpoint;
+        let wanted = if options.outputs.is_empty() { vec!["logits".to_string()] } else { options.outputs.clone() };
+        let batch = options.batch.max(1);
+        let mut graph = config.architecture.build(batch, Mode::Inference)?;
+        for name in wanted.iter().filter(|name| graph.taps().contains_key(*name)).cloned().collect::<Vec<_>>() {
+            graph.request(&name)?;
+        }
+        let mut outputs = Vec::new();
+        for name in wanted {
+            if name == "logits" && graph.output(&name).is_err() {
+                return Err(Error::Unsuitable(
+                    "this model has no classification head; `vit embed` gives its features".into(),
+                ));
+            }
+            let value = graph.output(&name)?;
+            outputs.push((name, graph.shape(value).to_vec()));
+        }
+        graph.retain_outputs(|name| outputs.iter().any(|(n, _)| n == name));
+        let graph = dead_code(&graph)?;
+        let executable = device.compile(&graph, &mut weights)?;
+        let preprocess = preprocess(&config.preprocessing)?;
+        let input = vec![0.0; batch * preprocess.output_len()];
+        Ok(Model { config, report, preprocess, batch, outputs, executable, input })
+    }
+
+    /// What the model is.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What was changed about the weights to make them fit, one line each.
+    pub fn report(&self) -> &[String] {
+        &self.report
+    }
+
+    /// How many pictures are run at once.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// The outputs and their shapes for a full batch.
+    pub fn outputs(&self) -> &[(String, Vec<usize>)] {
+        &self.outputs
+    }
+
+    /// How pictures become the model's input.
+    pub fn preprocess(&self) -> &Preprocess {
+        &self.preprocess
+    }
+
+    /// Bytes that the model holds while it runs.
+    pub fn memory_bytes(&self) -> usize {
+        self.executable.memory_bytes() + 4 * self.input.len()
+    }
+
+    /// The classes of a picture, the likeliest first.
+    pub fn classify(&mut self, image: &Image) -> Result<Vec<Prediction>, Error> {
+        Ok(self.classify_batch(std::slice::from_ref(image))?.remove(0))
+    }
+
+    /// The classes of several pictures, at most a batch.
+    pub fn classify_batch(&mut self, images: &[Image]) -> Result<Vec<Vec<Prediction>>, Error> {
+        let prepared = images.iter().map(|i| Ok(self.preprocess.apply(&i.0)?)).collect::<Result<Vec<_>, Error>>()?;
+        self.classify_prepared(&prepared)
+    }
+
+    /// The classes of several preprocessed pictures, at most a batch.
+    pub fn classify_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<Vec<Prediction>>, Error> {
+        self.run_prepared(images)?;
+        let logits = self.output("logits", images.len())?;
+        let classes = logits.len() / images.len().max(1);
+        Ok(logits.chunks(classes.max(1)).map(|row| self.predictions(row)).collect())
+    }
+
+    /// Runs the model on preprocessed pictures, `[channels, height, width]` each, at most a batch.
+    pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<(), Error> {
+        if images.len() > self.batch {
+            return Err(Error::Unsuitable(format!(
+                "{} pictures do not fit into a batch of {}",
+                images.len(),
+                self.batch
+            )));
+        }
+        let each = self.input.len() / self.batch;
+        for (place, image) in self.input.chunks_mut(each).zip(images) {
+            if image.len() != each {
+                let size = self.config.architecture.image_size();
+                return Err(Error::Unsuitable(format!(
+                    "a picture of {} values is not one of {size:?} pixels",
+                    image.len()
+                )));
+            }
+            place.copy_from_slice(image);
+        }
+        // What an earlier, fuller batch left behind would only cost accuracy in nothing, but zeros cost nothing either.
+        self.input[images.len() * each..].fill(0.0);
+        self.executable.write("image", Elements::F32(&self.input))?;
+        self.executable.run()?;
+        Ok(())
+    }
+
+    /// An output of the last run, for the first `count` pictures.
+    pub fn output(&self, name: &str, count: usize) -> Result<Vec<f32>, Error> {
+        let Some((_, shape)) = self.outputs.iter().find(|(n, _)| n == name) else {
+            let known: Vec<&str> = self.outputs.iter().map(|(n, _)| n.as_str()).collect();
+            return Err(Error::Unsuitable(format!(
+                "the output `{name}` was not asked for; there are {}",
+                known.join(", ")
+            )));
+        };
+        let mut values = vec![0.0; shape.iter().product()];
+        self.executable.read(name, &mut values)?;
+        values.truncate(values.len() / self.batch * count);
+        Ok(values)
+    }
+
+    fn predictions(&self, logits: &[f32]) -> Vec<Prediction> {
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let total: f32 = logits.iter().map(|l| (l - largest).exp()).sum();
+        let mut all: Vec<Prediction> = logits
+            .iter()
+            .enumerate()
+            .map(|(class, logit)| Prediction {
+                class,
+                label: self.config.labels.get(class).cloned().unwrap_or_else(|| format!("class {class}")),
+                probability: (logit - largest).exp() / total,
+            })
+            .collect();
+        all.sort_by(|a, b| b.probability.total_cmp(&a.probability).then(a.class.cmp(&b.class)));
+        all
+    }
+}
+
+/// The transform that a model's preprocessing describes.
+fn preprocess(p: &Preprocessing) -> Result<Preprocess, Error> {
+    let unknown = |what: String| Error::Unsuitable(format!("the model's preprocessing: {what}"));
+    let interpolation = p.interpolation.parse::<Filter>().map_err(|e| unknown(e.to_string()))?;
+    let crop_mode = p.crop_mode.parse::<CropMode>().map_err(|e| unknown(e.to_string()))?;
+    let preprocess = Preprocess {
+        image_size: p.image_size,
+        crop_pct: p.crop_pct,
+        crop_mode,
+        interpolation,
+        mean: p.mean.clone(),
+        std: p.std.clone(),
+    };
+    preprocess.validate()?;
+    Ok(preprocess)
+}

@@ -1,0 +1,152 @@
+//! Proves a port: runs a checkpoint on a recorded input and compares every recorded output.
+
+use std::path::{Path, PathBuf};
+
+use vit_graph::device::Elements;
+use vit_graph::rewrite::dead_code;
+use vit_graph::{Graph, GraphError};
+use vit_models::weights::safetensors;
+use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
+
+use crate::{DeviceChoice, Error, device};
+
+/// How to verify.
+#[derive(Debug, Clone, Default)]
+pub struct VerifyOptions {
+    /// The processor.
+    pub device: DeviceChoice,
+    /// Threads of the CPU.
+    pub threads: Option<usize>,
+    /// One tolerance for everything, instead of the usual one for each array.
+    pub tolerance: Option<f64>,
+    /// The weights file, where the folder has several.
+    pub weights: Option<PathBuf>,
+}
+
+/// One recorded array against the model's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// The array's name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// The largest absolute difference; `None` where the model gives no such array, or one of another shape.
+    pub difference: Option<f64>,
+    /// The largest difference allowed.
+    pub tolerance: f64,
+    /// Why there is no difference.
+    pub note: Option<String>,
+}
+
+impl Comparison {
+    /// Whether the array is right.
+    pub fn passes(&self) -> bool {
+        self.difference.is_some_and(|d| d <= self.tolerance)
+    }
+}
+
+/// All recorded arrays against the model's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verification {
+    /// The weights file.
+    pub weights: PathBuf,
+    /// One entry per array.
+    pub arrays: Vec<Comparison>,
+}
+
+impl Verification {
+    /// Whether every array is right.
+    pub fn passes(&self) -> bool {
+        self.arrays.iter().all(Comparison::passes)
+    }
+}
+
+/// The largest absolute error that f32 arithmetic in another order explains, for models of ordinary size.
+fn usual_tolerance(name: &str) -> f64 {
+    match name {
+        _ if name.starts_with("attention_") => 5e-6,
+        "tokens" | "feature_map" => 5e-5,
+        _ => 2e-5,
+    }
+}
+
+/// The model's name for a recorded array: `attention_3` is what block 3 attends to.
+fn tap(name: &str) -> String {
+    match name.strip_prefix("attention_") {
+        Some(block) => format!("blocks.{block}.attn.weights"),
+        None => name.to_string(),
+    }
+}
+
+/// Rebuilds the model of a folder, runs it on the `input` of its `io.safetensors`, and compares all other arrays in it.
+pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Error> {
+    let open = OpenOptions { weights: options.weights.as_deref(), allow_unmatched: false };
+    let mut checkpoint = Checkpoint::open(folder, open)?;
+    let recorded = folder.join("io.safetensors");
+    if !recorded.is_file() {
+        let what = format!(
+            "{}: there is nothing to compare with; record `input` and outputs such as `logits` there",
+            recorded.display()
+        );
+        return Err(Error::Unsuitable(what));
+    }
+    let mut io = safetensors::read(&recorded)?;
+    let unsuitable = |what: String| Error::Unsuitable(format!("{}: {what}", recorded.display()));
+    let input = io.tensors.remove("input").ok_or_else(|| unsuitable("there is no array named `input`".into()))?;
+    let [batch, channels, height, width] = input.shape[..] else {
+        return Err(unsuitable(format!("`input` should be [batch, channels, height, width], not {:?}", input.shape)));
+    };
+    if io.tensors.is_empty() {
+        return Err(unsuitable("there is no array to compare with, only `input`".into()));
+    }
+    if channels != checkpoint.config.architecture.channels() {
+        let expected = checkpoint.config.architecture.channels();
+        return Err(unsuitable(format!("`input` has {channels} channels, the model takes {expected}")));
+    }
+    checkpoint.change(Changes { image_size: Some([height, width]), ..Changes::default() })?;
+
+    let mut graph = checkpoint.config.architecture.build(batch, Mode::Inference)?;
+    let available: Vec<String> =
+        io.tensors.keys().filter(|name| request(&mut graph, &tap(name)).is_ok()).cloned().collect();
+    graph.retain_outputs(|output| available.iter().any(|name| tap(name) == output));
+    let graph = dead_code(&graph)?;
+    let device = device(options.device, options.threads)?;
+    let mut executable = device.compile(&graph, &mut checkpoint.weights)?;
+    executable.write("image", Elements::F32(&input.data))?;
+    executable.run()?;
+
+    let mut arrays = Vec::new();
+    for (name, expected) in io.tensors {
+        let tolerance = options.tolerance.unwrap_or_else(|| usual_tolerance(&name));
+        let (difference, note) = if available.contains(&name) {
+            let value = graph.output(&tap(&name))?;
+            let shape = graph.shape(value);
+            if shape[..] == expected.shape[..] {
+                let mut found = vec![0.0; expected.data.len()];
+                executable.read(&tap(&name), &mut found)?;
+                (Some(largest_difference(&expected.data, &found)), None)
+            } else {
+                (None, Some(format!("the model gives {shape}")))
+            }
+        } else {
+            (None, Some("the model gives no such array".into()))
+        };
+        arrays.push(Comparison { name, shape: expected.shape, difference, tolerance, note });
+    }
+    Ok(Verification { weights: checkpoint.source, arrays })
+}
+
+fn request(graph: &mut Graph, name: &str) -> Result<(), GraphError> {
+    graph.output(name).map(|_| ()).or_else(|_| graph.request(name))
+}
+
+/// A NaN on one side only is an infinite difference.
+pub(crate) fn largest_difference(expected: &[f32], found: &[f32]) -> f64 {
+    let difference = |(a, b): (&f32, &f32)| match (a.is_nan(), b.is_nan()) {
+        (true, true) => 0.0,
+        (false, false) if a == b => 0.0,
+        (false, false) => (f64::from(*a) - f64::from(*b)).abs(),
+        _ => f64::INFINITY,
+    };
+    expected.iter().zip(found).map(difference).fold(0.0, |m, d| if d.is_nan() { f64::INFINITY } else { m.max(d) })
+}
