@@ -4,25 +4,31 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use vit::{Model, Prediction};
+use vit::{Model, Prediction, device};
 
 use crate::Outcome;
-use crate::pictures::{PictureArguments, for_each_batch, report_changes, report_failures};
-use crate::terminal::{self, Meaning, styled};
+use crate::checkpoints::report_changes;
+use crate::pictures::{PictureArguments, report_failures};
+use crate::terminal::{self, Meaning, describe, printable, styled};
 
 /// Say what is in pictures
 #[derive(Args)]
-#[command(
-    after_help = "Examples:\n  vit classify --model checkpoints/cifar10 photos/\n  vit classify -m checkpoints/cifar10 'holiday/*.jpg' --top 1 --format csv > classes.csv\n  find . -name '*.png' | vit classify -m checkpoints/cifar10 -\n\nA picture that cannot be read is reported and the others go on; the exit status is then 1."
-)]
+#[command(after_help = "\
+Examples:
+  vit classify --model checkpoints/cifar10 photos/
+  vit classify -m checkpoints/cifar10 'photos/*.jpg' --top 1 --format csv
+  find . -name '*.png' | vit classify -m checkpoints/cifar10 -
+
+A picture that cannot be read is reported and the others go on; the exit status
+is then 1.")]
 pub struct Arguments {
     #[command(flatten)]
     pictures: PictureArguments,
     /// How many classes to show for each picture
-    #[arg(long, short = 'k', default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    top: u32,
-    /// How to print the result
-    #[arg(long, value_enum, default_value_t = Format::Table)]
+    #[arg(long, short = 'k', value_name = "N", default_value = "5", value_parser = at_least_one)]
+    top: usize,
+    /// table for people, jsonl (an object per picture), or csv (a line per class)
+    #[arg(long, value_enum, default_value_t = Format::Table, hide_possible_values = true)]
     format: Format,
     /// The same as --format jsonl
     #[arg(long, conflicts_with = "format")]
@@ -31,20 +37,22 @@ pub struct Arguments {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
-    /// For people
     Table,
-    /// One JSON object per line
     Jsonl,
-    /// One line per picture and class
     Csv,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "should be 1 or more".into())
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let pictures = &arguments.pictures;
-    pictures.check_model()?;
     let sources = pictures.sources()?;
     let format = if arguments.json { Format::Jsonl } else { arguments.format };
-    let mut model = Model::open_with(&pictures.model, &pictures.options(sources.len()))?;
+    let options = pictures.options(sources.len());
+    let checkpoint = pictures.checkpoint()?;
+    let mut model = Model::new(checkpoint, device(options.device, options.threads)?.as_ref(), &options)?;
     report_changes(&pictures.model, model.report());
     let mut out = std::io::stdout().lock();
     if format == Format::Csv {
@@ -52,27 +60,31 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     }
     let (preprocess, batch) = (model.preprocess().clone(), model.batch());
     let mut failed = 0;
-    for_each_batch(&sources, &preprocess, &pictures.decode_options(), batch, |group| {
-        let ready: Vec<Vec<f32>> = group.iter().filter_map(|(_, p)| p.as_ref().ok().cloned()).collect();
+    pictures.for_each_batch(&sources, &preprocess, batch, |group, progress| {
+        let mut ready = Vec::new();
+        let outcomes: Vec<_> = group.into_iter().map(|(source, p)| (source, p.map(|p| ready.push(p)))).collect();
         let mut results = if ready.is_empty() { Vec::new() } else { model.classify_prepared(&ready)? }.into_iter();
-        for (source, prepared) in group {
-            let name = source.name();
-            match prepared {
-                Ok(_) => {
-                    let top: Vec<Prediction> =
-                        results.next().unwrap_or_default().into_iter().take(arguments.top as usize).collect();
-                    print(&mut out, format, &name, &top)?;
-                }
-                Err(error) => {
-                    failed += 1;
-                    terminal::error(&format!("{error:#}"));
-                    if format == Format::Jsonl {
-                        writeln!(out, "{}", json!({ "file": name, "error": format!("{error:#}") }))?;
+        progress.suspend(|| -> anyhow::Result<()> {
+            for (source, outcome) in outcomes {
+                let name = source.name();
+                match outcome {
+                    Ok(()) => {
+                        let mut top = results.next().unwrap_or_default();
+                        top.truncate(arguments.top);
+                        print(&mut out, format, &name, &top)?;
+                    }
+                    Err(error) => {
+                        failed += 1;
+                        let error = describe(&error);
+                        terminal::error(&error);
+                        if format == Format::Jsonl {
+                            writeln!(out, "{}", json!({ "file": name, "error": error }))?;
+                        }
                     }
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     })?;
     Ok(report_failures(failed, sources.len()))
 }
@@ -80,17 +92,17 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 fn print(out: &mut impl Write, format: Format, file: &str, top: &[Prediction]) -> std::io::Result<()> {
     match format {
         Format::Table => {
-            writeln!(out, "{}", styled(file, Meaning::Heading))?;
+            writeln!(out, "{}", styled(&printable(file), Meaning::Heading))?;
             for p in top {
                 let bar = "█".repeat((20.0 * p.probability).round() as usize);
-                writeln!(out, "  {:5.1}%  {bar:<20}  {}", 100.0 * p.probability, p.label)?;
+                writeln!(out, "  {:5.1}%  {bar:<20}  {}", 100.0 * p.probability, printable(&p.label))?;
             }
             Ok(())
         }
         Format::Jsonl => {
             let predictions: Vec<_> = top
                 .iter()
-                .map(|p| json!({ "class": p.class, "label": p.label, "probability": p.probability }))
+                .map(|p| json!({ "class": p.class, "label": p.label, "probability": shortest(p.probability) }))
                 .collect();
             writeln!(out, "{}", json!({ "file": file, "predictions": predictions }))
         }
@@ -101,6 +113,11 @@ fn print(out: &mut impl Write, format: Format, file: &str, top: &[Prediction]) -
             Ok(())
         }
     }
+}
+
+/// The shortest decimal that means this f32: 0.2 and not 0.20000000298023224.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 /// A CSV field.
@@ -114,5 +131,10 @@ mod tests {
     fn csv_fields_are_quoted_where_they_must_be() {
         assert_eq!(super::quoted("cat"), "cat");
         assert_eq!(super::quoted("a, \"b\".jpg"), "\"a, \"\"b\"\".jpg\"");
+    }
+
+    #[test]
+    fn probabilities_are_written_without_noise() {
+        assert_eq!(super::shortest(0.2), 0.2);
     }
 }

@@ -1,46 +1,57 @@
 //! `vit convert`: weights from one form into another.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use vit::models::weights::Scheme;
 use vit::models::weights::safetensors::Dtype;
-use vit::models::{Changes, Checkpoint, Layout, OpenOptions};
+use vit::models::{Changes, Layout};
 
 use crate::Outcome;
+use crate::checkpoints;
 use crate::pictures::parse_size;
-use crate::table::{Align, Table};
+use crate::table::{Align, Table, difference};
 use crate::terminal;
 
-/// Convert weights into a checkpoint folder, and compare the outputs of both
+/// Convert weights, and compare the outputs before and after
 #[derive(Args)]
-#[command(
-    after_help = "Examples:\n  vit convert ViT-B_16.npz vit_base/\n  vit convert pytorch_model.bin vit_base_hf/ --layout hugging-face\n  vit convert vit_base/ vit_base_384/ --image-size 384 --dtype f16\n\nReads safetensors, PyTorch's .pt, .pth and .bin (tensors only, nothing is executed) and Google's .npz, in the names of timm, Hugging Face, torchvision and JAX."
-)]
+#[command(after_help = "\
+Examples:
+  vit convert ViT-B_16.npz vit_base/
+  vit convert pytorch_model.bin vit_base_hf/ --layout hugging-face
+  vit convert vit_base/ vit_base_384/ --image-size 384 --dtype f16
+
+Reads safetensors, PyTorch's .pt, .pth and .bin (tensors only, nothing is
+executed) and Google's .npz, with the names of timm, Hugging Face, torchvision
+and JAX. Writes model.safetensors and config.json.")]
 pub struct Arguments {
     /// A checkpoint folder or a weights file
     source: PathBuf,
     /// The folder to write
     folder: PathBuf,
-    /// Whose layout to write
-    #[arg(long, value_enum, default_value_t = LayoutName::Timm)]
+    /// Whose files to write: timm or hugging-face
+    #[arg(long, value_enum, default_value_t = LayoutName::Timm, hide_possible_values = true)]
     layout: LayoutName,
-    /// Element type of the weights
-    #[arg(long, value_enum, default_value_t = DtypeName::F32)]
+    /// Element type of the weights: f32, f16 or bf16
+    #[arg(long, value_enum, default_value_t = DtypeName::F32, hide_possible_values = true)]
     dtype: DtypeName,
-    /// Another image size: one number, or HEIGHTxWIDTH; positions are resampled
-    #[arg(long, value_parser = parse_size)]
+    /// Another image size: N, or HEIGHTxWIDTH; positions are resampled
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
     /// Another number of classes: a new head that starts from zero
-    #[arg(long)]
-    classes: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    classes: Option<u32>,
     /// Another number of input channels: the patch filters are adapted
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     channels: Option<u32>,
     /// Start anew what the weights lack, and drop what they have too much
     #[arg(long)]
     allow_unmatched: bool,
+    /// Replace a checkpoint that is in the folder already
+    #[arg(long)]
+    overwrite: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -48,9 +59,7 @@ pub struct Arguments {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum LayoutName {
-    /// timm's hub layout
     Timm,
-    /// Hugging Face's ViT and DeiT
     #[value(alias = "hf")]
     HuggingFace,
 }
@@ -63,43 +72,76 @@ enum DtypeName {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let layout = match arguments.layout {
-        LayoutName::Timm => Layout::Timm,
-        LayoutName::HuggingFace => Layout::HuggingFace,
+    let (layout, layout_name) = match arguments.layout {
+        LayoutName::Timm => (Layout::Timm, "timm"),
+        LayoutName::HuggingFace => (Layout::HuggingFace, "Hugging Face"),
     };
-    let dtype = match arguments.dtype {
-        DtypeName::F32 => Dtype::F32,
-        DtypeName::F16 => Dtype::F16,
-        DtypeName::Bf16 => Dtype::BF16,
+    let (dtype, dtype_name) = match arguments.dtype {
+        DtypeName::F32 => (Dtype::F32, "f32"),
+        DtypeName::F16 => (Dtype::F16, "f16"),
+        DtypeName::Bf16 => (Dtype::BF16, "bf16"),
     };
-    let open = OpenOptions { weights: None, allow_unmatched: arguments.allow_unmatched };
-    let mut checkpoint = Checkpoint::open(&arguments.source, open)?;
-    checkpoint.change(Changes {
+    let folder = &arguments.folder;
+    let mut checkpoint = checkpoints::open(&arguments.source, arguments.allow_unmatched)?;
+    check_folder(folder, &checkpoint.source, arguments.overwrite)?;
+    let changes = Changes {
         image_size: arguments.image_size,
-        classes: arguments.classes,
+        classes: arguments.classes.map(|c| c as usize),
         channels: arguments.channels.map(|c| c as usize),
-    })?;
-    let (scheme, source) = (checkpoint.scheme, checkpoint.source.clone());
-    let conversion = vit::convert(checkpoint, &arguments.folder, layout, dtype)?;
+    };
+    checkpoints::change(&mut checkpoint, changes)?;
+    let (names, source) = (library(checkpoint.scheme), checkpoint.source.clone());
+    let conversion = {
+        let _busy = terminal::busy(format!("writing {}, then comparing the outputs", folder.display()));
+        vit::convert(checkpoint, folder, layout, dtype)?
+    };
     let mut out = std::io::stdout().lock();
     if arguments.json {
         let differences: serde_json::Map<_, _> =
             conversion.differences.iter().map(|(n, d)| (n.clone(), json!(d))).collect();
-        writeln!(
-            out,
-            "{:#}",
-            json!({ "source": source, "folder": arguments.folder, "report": conversion.report, "differences": differences })
-        )?;
-        return Ok(Outcome::Fine);
+        let object = json!({
+            "source": source.display().to_string(),
+            "folder": folder.display().to_string(),
+            "report": conversion.report,
+            "differences": differences,
+        });
+        writeln!(out, "{object:#}")?;
+    } else {
+        checkpoints::report_changes(folder, &conversion.report);
+        let (source, folder) = (source.display(), folder.display());
+        writeln!(out, "{source} ({names}) -> {folder} ({layout_name}, {dtype_name})")?;
+        let mut table = Table::new(&[("OUTPUT", Align::Left), ("LARGEST DIFFERENCE", Align::Right)]);
+        for (name, largest) in &conversion.differences {
+            table.row(vec![name.clone(), difference(*largest)]);
+        }
+        table.print(&mut out, |_| None)?;
     }
-    for line in &conversion.report {
-        terminal::note(line);
+    if conversion.differences.iter().any(|(_, d)| !d.is_finite()) {
+        anyhow::bail!("{}: the converted model does not give the same outputs; do not use it", folder.display());
     }
-    writeln!(out, "{} ({scheme:?} names) -> {}", source.display(), arguments.folder.display())?;
-    let mut table = Table::new(&[("OUTPUT", Align::Left), ("LARGEST DIFFERENCE", Align::Right)]);
-    for (name, difference) in conversion.differences {
-        table.row(vec![name, format!("{difference:.1e}")]);
-    }
-    table.print(&mut out, |_| None)?;
     Ok(Outcome::Fine)
+}
+
+fn library(scheme: Scheme) -> &'static str {
+    match scheme {
+        Scheme::Timm => "timm",
+        Scheme::HuggingFace => "Hugging Face",
+        Scheme::Torchvision => "torchvision",
+        Scheme::Jax => "JAX",
+    }
+}
+
+/// Nobody's weights are replaced by accident.
+fn check_folder(folder: &Path, source: &Path, overwrite: bool) -> anyhow::Result<()> {
+    let place = folder.display();
+    anyhow::ensure!(!folder.exists() || folder.is_dir(), "{place}: this is a file; give a folder to write");
+    let real = |path: &Path| path.canonicalize().ok();
+    let from = real(source).and_then(|file| Some(file.parent()?.to_path_buf()));
+    anyhow::ensure!(from.is_none() || from != real(folder), "{place}: the weights come from this folder; give another");
+    let taken = folder.join("model.safetensors").exists() || folder.join("config.json").exists();
+    anyhow::ensure!(
+        overwrite || !taken,
+        "{place}: there is a checkpoint in this folder already; give another, or --overwrite"
+    );
+    Ok(())
 }

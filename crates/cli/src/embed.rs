@@ -1,63 +1,76 @@
 //! `vit embed`: pictures as vectors.
 
-use std::path::PathBuf;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
+use serde_json::json;
 use vit::embeddings::{ENDINGS, write};
-use vit::models::{Changes, Checkpoint, OpenOptions};
 use vit::{Embed, Pool};
 
 use crate::Outcome;
-use crate::pictures::{PictureArguments, for_each_batch, report_changes, report_failures};
-use crate::terminal;
+use crate::checkpoints::report_changes;
+use crate::pictures::{PictureArguments, report_failures};
+use crate::terminal::{self, describe};
 
 /// Turn pictures into vectors
 #[derive(Args)]
-#[command(
-    after_help = "Examples:\n  vit embed -m checkpoints/cifar10 photos/ --out photos.npy\n  vit embed -m checkpoints/cifar10 photos/ --pool patches --out patches.safetensors\n  vit embed -m checkpoints/cifar10 photos/ --normalise --out photos.parquet\n\nNext to a .npy file, .files.txt names the picture of each row. Pictures that cannot be read have no row."
-)]
+#[command(after_help = "\
+Examples:
+  vit embed -m checkpoints/cifar10 photos/ --out photos.npy
+  vit embed -m checkpoints/cifar10 photos/ --normalise --out photos.parquet
+  vit embed -m checkpoints/cifar10 photos/ --pool patches -o patches.safetensors
+
+Beside photos.npy, photos.files.txt names the picture of each row; the other
+formats hold the names. A picture that cannot be read is reported and has no
+row; the exit status is then 1.")]
 pub struct Arguments {
     #[command(flatten)]
     pictures: PictureArguments,
     /// The file to write: .npy, .safetensors or .parquet
-    #[arg(long, short)]
+    #[arg(long, short, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(with_known_ending))]
     out: PathBuf,
-    /// Which vector: features (what the head sees), class (the class token), mean (of the patches) or patches (all)
+    /// features (what the head sees), class (the class token), mean (of the patch
+    /// tokens) or patches (all of them)
     #[arg(long, default_value = "features")]
     pool: Pool,
     /// Make every vector's length 1
     #[arg(long, visible_alias = "normalize")]
     normalise: bool,
+    /// Print one JSON object about what was written
+    #[arg(long)]
+    json: bool,
+}
+
+fn with_known_ending(path: PathBuf) -> Result<PathBuf, String> {
+    let known = path.extension().and_then(|e| e.to_str()).is_some_and(|e| ENDINGS.contains(&e));
+    if known { Ok(path) } else { Err(format!("the ending should be one of .{}", ENDINGS.join(", ."))) }
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let pictures = &arguments.pictures;
-    let ending = arguments.out.extension().and_then(|e| e.to_str()).unwrap_or_default();
-    anyhow::ensure!(
-        ENDINGS.contains(&ending),
-        "{}: the ending should be .{}",
-        arguments.out.display(),
-        ENDINGS.join(", .")
-    );
-    pictures.check_model()?;
+    let Arguments { pictures, out, .. } = &arguments;
+    check_writable(out)?;
     let sources = pictures.sources()?;
     let options = pictures.options(sources.len());
-    let open = OpenOptions { weights: None, allow_unmatched: options.allow_unmatched };
-    let mut checkpoint = Checkpoint::open(&pictures.model, open)?;
-    checkpoint.change(Changes { image_size: options.image_size, ..Changes::default() })?;
-    let mut embed = Embed::new(checkpoint, arguments.pool, arguments.normalise, &options)?;
+    let mut embed = Embed::new(pictures.checkpoint()?, arguments.pool, arguments.normalise, &options)?;
     report_changes(&pictures.model, embed.model().report());
     let (preprocess, batch) = (embed.model().preprocess().clone(), embed.model().batch());
-    let (mut files, mut values) = (Vec::new(), Vec::new());
-    for_each_batch(&sources, &preprocess, &pictures.decode_options(), batch, |group| {
+    let (mut files, mut values, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    pictures.for_each_batch(&sources, &preprocess, batch, |group, progress| {
         let mut ready = Vec::new();
         for (source, prepared) in group {
             match prepared {
                 Ok(image) => {
                     files.push(source.name());
-                    ready.push(image.clone());
+                    ready.push(image);
                 }
-                Err(error) => terminal::error(&format!("{error:#}")),
+                Err(error) => {
+                    let error = describe(&error);
+                    progress.suspend(|| terminal::error(&error));
+                    failed.push(json!({ "file": source.name(), "error": error }));
+                }
             }
         }
         if !ready.is_empty() {
@@ -65,9 +78,37 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         }
         Ok(())
     })?;
-    anyhow::ensure!(!files.is_empty(), "none of the pictures could be read, so there is nothing to write");
-    write(&arguments.out, &files, &embed.shape(), &values)?;
-    let shape: Vec<String> = std::iter::once(files.len()).chain(embed.shape()).map(|n| n.to_string()).collect();
-    terminal::note(&format!("{}: {} vectors, [{}]", arguments.out.display(), files.len(), shape.join(", ")));
-    Ok(report_failures(sources.len() - files.len(), sources.len()))
+    anyhow::ensure!(!files.is_empty(), "no picture could be read, so {} was not written", out.display());
+    let shape: Vec<usize> = std::iter::once(files.len()).chain(embed.shape()).collect();
+    {
+        let _busy = terminal::busy(format!("writing {}", out.display()));
+        write(out, &files, &embed.shape(), &values)?;
+    }
+    let count = failed.len();
+    if arguments.json {
+        let written = json!({ "file": out.display().to_string(), "shape": shape, "failed": failed });
+        writeln!(std::io::stdout(), "{written:#}")?;
+    } else {
+        let pictures = if files.len() == 1 { "picture" } else { "pictures" };
+        terminal::note(format_args!("{}: {} {pictures}, shape {shape:?}", out.display(), files.len()));
+    }
+    Ok(report_failures(count, sources.len()))
+}
+
+/// Finds out before the work, not after it, that the result cannot be kept.
+fn check_writable(out: &Path) -> anyhow::Result<()> {
+    let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    anyhow::ensure!(
+        folder.is_dir(),
+        "{}: there is no folder {}; create it, or choose another --out",
+        out.display(),
+        folder.display()
+    );
+    anyhow::ensure!(!out.is_dir(), "{}: this is a folder; --out names a file", out.display());
+    let probe = folder.join(format!(".vit-embed-{}", std::process::id()));
+    if let Err(error) = fs::File::create(&probe) {
+        anyhow::bail!("{}: cannot be written ({error}); choose another --out", out.display());
+    }
+    let _ = fs::remove_file(probe);
+    Ok(())
 }

@@ -3,30 +3,34 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use clap::Args;
 use serde_json::json;
 use vit::graph::cost::Cost;
-use vit::models::{Checkpoint, Config, Mode, ModelError, OpenOptions, read_config, suggestions, variant};
+use vit::models::{Config, Mode, read_config, suggestions, variant};
 use vit::{DeviceChoice, device};
 
 use crate::Outcome;
+use crate::checkpoints::{self, folder_of_config, unsuitable_size};
 use crate::pictures::parse_size;
 use crate::table::{Align, Table, bytes, short, thousands};
 
 /// Show parameters, FLOPs and memory of a model
 #[derive(Args)]
-#[command(
-    after_help = "Example:\n  vit info vit_base_patch16_224\n  vit info B/16 --batch 8 --layers\n  vit info checkpoints/cifar10 --json"
-)]
+#[command(after_help = "\
+Examples:
+  vit info vit_base_patch16_224
+  vit info B/16 --batch 8 --layers
+  vit info checkpoints/cifar10 --json")]
 pub struct Arguments {
-    /// A model's name (`vit models` lists them), a checkpoint folder or a weights file
+    /// A name (`vit models` lists them), a checkpoint folder or a weights file
+    #[arg(value_name = "NAME|PATH")]
     model: String,
-    /// Pictures that are run at once
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    /// Pictures that are run at once, for the memory
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
-    /// Another image size: one number, or HEIGHTxWIDTH
-    #[arg(long, value_parser = parse_size)]
+    /// Another image size: N, or HEIGHTxWIDTH
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
     /// Show every part of the model
     #[arg(long)]
@@ -43,7 +47,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         config.preprocessing.image_size = size;
     }
     let batch = arguments.batch as usize;
-    let cost = Cost::of(&config.architecture.build(1, Mode::Inference)?);
+    let cost = Cost::of(&config.architecture.build(1, Mode::Inference).map_err(unsuitable_size)?);
     let memory = device(DeviceChoice::Auto, None)?.plan(&config.architecture.build(batch, Mode::Inference)?)?;
     let [height, width] = config.architecture.image_size();
     let mut out = std::io::stdout().lock();
@@ -61,7 +65,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             "activation_bytes": memory.arena_bytes,
         });
         if arguments.layers {
-            let layers = parts.iter().map(|p| json!({ "name": p.scope, "parameters": p.parameters, "flops": p.flops }));
+            let layers = parts.iter().map(|p| {
+                let (parameters, flops, written) = (p.parameters, p.flops, p.activation_bytes);
+                json!({ "name": p.scope, "parameters": parameters, "flops": flops, "activation_bytes": written })
+            });
             object["layers"] = layers.collect();
         }
         writeln!(out, "{object:#}")?;
@@ -119,17 +126,17 @@ fn classes(config: &Config) -> String {
 
 /// A checkpoint's configuration if there is such a path, else the variant of that name.
 fn find(model: &str) -> anyhow::Result<Config> {
-    let path = Path::new(model);
+    let path = folder_of_config(Path::new(model));
     if path.exists() {
         // A folder's own description is enough; only without one are the weights needed.
-        let described = if path.is_dir() { read_config(path)? } else { None };
-        return match described {
-            Some(config) => Ok(config),
-            None => Ok(Checkpoint::open(path, OpenOptions::default())?.config),
-        };
+        let described = if path.is_dir() { read_config(&path)? } else { None };
+        return described.map_or_else(|| Ok(checkpoints::open(&path, false)?.config), Ok);
     }
-    let found =
-        variant(model).ok_or_else(|| ModelError::UnknownModel { name: model.into(), suggestions: suggestions(model) });
-    let v = found.context("neither a path nor a known name")?;
-    Ok(Config { name: Some(v.name), architecture: v.architecture, preprocessing: v.preprocessing, labels: Vec::new() })
+    let found = variant(model).ok_or_else(|| {
+        let near = suggestions(model);
+        let hint = if near.is_empty() { String::new() } else { format!(" (did you mean {}?)", near.join(", ")) };
+        anyhow!("`{model}` is neither a file or folder nor the name of a model{hint}; `vit models` lists the names")
+    })?;
+    let name = Some(found.name);
+    Ok(Config { name, architecture: found.architecture, preprocessing: found.preprocessing, labels: Vec::new() })
 }

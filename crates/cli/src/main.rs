@@ -1,5 +1,6 @@
 //! `vit`: Vision Transformers from the command line. Arguments, progress and tables; the work is done by the crates.
 
+mod checkpoints;
 mod classify;
 mod convert;
 mod embed;
@@ -10,16 +11,23 @@ mod table;
 mod terminal;
 mod verify;
 
+use std::panic::PanicHookInfo;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Vision Transformers in one binary: classify pictures, inspect and convert models, prove that a port is right.
+/// Vision Transformers in one binary: classify pictures, inspect and convert models, prove that a port is right
 #[derive(Parser)]
-#[command(name = "vit", version, max_term_width = 100, arg_required_else_help = true)]
-#[command(
-    after_help = "Example:\n  vit classify --model checkpoints/cifar10 photos/\n\n`vit COMMAND --help` shows an example of each."
-)]
+#[command(name = "vit", bin_name = "vit", version, max_term_width = 80, arg_required_else_help = true)]
+#[command(after_help = "\
+Examples:
+  vit models base
+  vit info vit_base_patch16_224
+  vit classify --model checkpoints/cifar10 photos/
+
+Every command has examples in its help: `vit classify --help`.
+The exit status is 0 if all went well, 1 if something failed, 2 if the command
+was used wrongly.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -44,6 +52,7 @@ enum Outcome {
 }
 
 fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(stop));
     let outcome = match Cli::parse().command {
         Command::Models(arguments) => models::run(arguments),
         Command::Info(arguments) => info::run(arguments),
@@ -58,10 +67,30 @@ fn main() -> ExitCode {
         // Whoever reads our output may stop reading, as `head` does.
         Err(error) if broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            terminal::error(&format!("{error:#}"));
+            // Errors of files name them; what comes from the system alone was meant for standard output.
+            let error = if error.is::<std::io::Error>() { error.context("standard output") } else { error };
+            terminal::error(terminal::describe(&error));
             ExitCode::from(1)
         }
     }
+}
+
+/// People are told of a bug in one line. Panics of decoders that the data crate catches are none: the picture's error
+/// message says it all.
+fn stop(panic: &PanicHookInfo) {
+    if vit::data::decode::catches_panics() {
+        return;
+    }
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let place = panic.location().map_or(String::new(), |place| format!(" at {place}"));
+    terminal::error(format_args!(
+        "this is a bug in vit {}: {}{place}; please report it with the command that you ran",
+        env!("CARGO_PKG_VERSION"),
+        text.unwrap_or("it stopped")
+    ));
+    // Other threads may wait for the one that panics.
+    std::process::exit(1)
 }
 
 fn broken_pipe(error: &anyhow::Error) -> bool {

@@ -12,7 +12,11 @@ use crate::table::{Align, Table, short};
 
 /// List the models that are known by name
 #[derive(Args)]
-#[command(after_help = "Example:\n  vit models base\n  vit models DeiT --json")]
+#[command(after_help = "\
+Examples:
+  vit models
+  vit models base
+  vit models DeiT --json")]
 pub struct Arguments {
     /// Only models whose name, paper name or family contains this
     filter: Option<String>,
@@ -30,7 +34,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let found: Vec<Variant> = variants().into_iter().filter(matches).collect();
     let mut out = std::io::stdout().lock();
     if found.is_empty() {
-        anyhow::bail!("no model's name contains `{filter}`; `vit models` without a word lists them all");
+        anyhow::bail!("no model's name contains `{filter}`; `vit models` lists them all");
     }
     let mut table = Table::new(&[
         ("NAME", Align::Left),

@@ -1,54 +1,59 @@
 //! Pictures on their way into a model: found, decoded and prepared on all cores while the model runs, in order.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{IsTerminal, Read};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::PathBuf;
 use std::sync::mpsc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
-use vit::data::{self, DecodeOptions, Preprocess, find_images};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use vit::data::{self, DecodeOptions, Preprocess, find_images_each};
+use vit::models::{Changes, Checkpoint};
 use vit::{DeviceChoice, ModelOptions};
 
-use crate::terminal;
+use crate::{checkpoints, terminal};
 
 /// The arguments of every command that looks at pictures.
 #[derive(Args)]
 pub struct PictureArguments {
-    /// Pictures, folders of pictures, or patterns like 'photos/*.jpg'; `-` reads one picture, or a list of paths, from
-    /// standard input
+    /// Pictures, folders of pictures, or patterns like 'photos/*.jpg'; `-` reads
+    /// one picture, or a list of paths, from standard input
     #[arg(required = true, value_name = "PICTURES")]
-    pub pictures: Vec<OsString>,
-    /// The model: a checkpoint folder, or a weights file
-    #[arg(long, short, env = "VIT_MODEL", value_name = "PATH")]
+    pictures: Vec<OsString>,
+    /// The model: a checkpoint folder or a weights file
+    #[arg(long, short, env = "VIT_MODEL", hide_env_values = true, value_name = "PATH")]
     pub model: PathBuf,
-    /// Pictures that are run at once; by default as many as there are, up to 8
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    /// Pictures that are run at once, at most [default: 8]
+    #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: Option<u32>,
-    /// Another image size than the weights were trained for: one number, or HEIGHTxWIDTH
-    #[arg(long, value_parser = parse_size)]
+    /// Another image size than the model's: N, or HEIGHTxWIDTH
+    #[arg(long, value_name = "SIZE", help_heading = "How to run", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
-    /// Do not turn pictures as their EXIF orientation says (timm and torchvision do not)
-    #[arg(long)]
+    /// Leave pictures as stored, whatever their EXIF orientation says (as timm does)
+    #[arg(long, help_heading = "How to run")]
     ignore_orientation: bool,
+    /// Refuse pictures with more pixels than this [default: 178956970, as Pillow]
+    #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u64).range(1..))]
+    max_pixels: Option<u64>,
     /// Where to run: auto or cpu
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", help_heading = "How to run")]
     device: DeviceChoice,
-    /// Threads of the CPU; by default all cores
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Use weights that do not match the model exactly: what is missing starts anew
-    #[arg(long)]
+    /// Use weights that do not match the model: what is missing starts anew
+    #[arg(long, help_heading = "How to run")]
     allow_unmatched: bool,
 }
 
 /// Where one picture comes from.
-#[derive(Clone)]
 pub enum Source {
     File(PathBuf),
     StandardInput(Vec<u8>),
+    /// What was asked for and is not there, and why.
+    Missing(OsString, String),
 }
 
 impl Source {
@@ -56,34 +61,50 @@ impl Source {
         match self {
             Source::File(path) => path.display().to_string(),
             Source::StandardInput(_) => "-".into(),
+            Source::Missing(name, _) => name.to_string_lossy().into_owned(),
         }
     }
 }
 
+/// A prepared picture, or why there is none.
+type Prepared = anyhow::Result<Vec<f32>>;
+
 impl PictureArguments {
-    /// All pictures that the arguments mean.
+    /// All pictures that the arguments mean. What cannot be found is among them, to be reported like a damaged file.
     pub fn sources(&self) -> anyhow::Result<Vec<Source>> {
         let mut sources = Vec::new();
         let mut named: Vec<OsString> = Vec::new();
+        let mut read = false;
         for argument in &self.pictures {
-            if argument == "-" {
+            if argument != "-" {
+                named.push(argument.clone());
+            } else if !std::mem::replace(&mut read, true) {
                 match standard_input()? {
                     StandardInput::Picture(bytes) => sources.push(Source::StandardInput(bytes)),
                     StandardInput::Paths(paths) => named.extend(paths),
                 }
-            } else {
-                named.push(argument.clone());
             }
         }
-        sources.extend(find_images(&named, true)?.into_iter().map(Source::File));
-        anyhow::ensure!(!sources.is_empty(), "no pictures found in {}", list(&self.pictures));
+        for argument in find_images_each(&named, true) {
+            sources.push(match argument {
+                Ok(path) => Source::File(path),
+                Err(error) => Source::Missing(error.place().into(), error.to_string()),
+            });
+        }
         Ok(sources)
+    }
+
+    /// The model's weights, changed as the arguments say.
+    pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
+        let mut checkpoint = checkpoints::open(&self.model, self.allow_unmatched)?;
+        checkpoints::change(&mut checkpoint, Changes { image_size: self.image_size, ..Changes::default() })?;
+        Ok(checkpoint)
     }
 
     /// Options for a model that will see this many pictures.
     pub fn options(&self, pictures: usize) -> ModelOptions {
         ModelOptions {
-            batch: self.batch.map_or(pictures.min(8), |b| b as usize),
+            batch: pictures.min(self.batch.unwrap_or(8) as usize),
             image_size: self.image_size,
             device: self.device,
             threads: self.threads.map(|t| t as usize),
@@ -92,29 +113,55 @@ impl PictureArguments {
         }
     }
 
-    pub fn decode_options(&self) -> DecodeOptions {
-        DecodeOptions { apply_orientation: !self.ignore_orientation, ..DecodeOptions::default() }
+    fn decode_options(&self) -> DecodeOptions {
+        let usual = DecodeOptions::default();
+        DecodeOptions {
+            apply_orientation: !self.ignore_orientation,
+            max_pixels: self.max_pixels.unwrap_or(usual.max_pixels),
+        }
     }
 
-    /// Explains a model argument that is a name and not a path.
-    pub fn check_model(&self) -> anyhow::Result<()> {
-        if self.model.exists() {
-            return Ok(());
-        }
-        let name = self.model.to_string_lossy();
-        if vit::models::variant(&name).is_some() {
-            anyhow::bail!(
-                "`{name}` is an architecture without weights; give --model a checkpoint folder or a weights file (.safetensors, .npz, .pth)"
-            );
-        }
-        anyhow::bail!(
-            "{name}: no such checkpoint; give --model a checkpoint folder or a weights file (.safetensors, .npz, .pth)"
-        );
+    /// Prepares pictures on all cores and hands them over in order, `batch` at a time. At most a few batches wait.
+    /// What `each` prints, it prints while the bar is suspended.
+    pub fn for_each_batch(
+        &self,
+        sources: &[Source],
+        preprocess: &Preprocess,
+        batch: usize,
+        mut each: impl FnMut(Vec<(&Source, Prepared)>, &ProgressBar) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let options = &self.decode_options();
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = self.threads.map_or_else(cores, |n| n as usize).min(sources.len());
+        let progress = progress(sources.len());
+        std::thread::scope(|scope| {
+            // One channel per thread keeps the order without sorting: picture i comes from thread i mod n.
+            let channels: Vec<mpsc::Receiver<Prepared>> = (0..threads)
+                .map(|thread| {
+                    let (sender, receiver) = mpsc::sync_channel(2 * batch.div_ceil(threads));
+                    scope.spawn(move || {
+                        for source in sources.iter().skip(thread).step_by(threads) {
+                            if sender.send(prepare(source, preprocess, options)).is_err() {
+                                return; // Whoever receives has stopped with an error.
+                            }
+                        }
+                    });
+                    receiver
+                })
+                .collect();
+            let mut next = channels.iter().cycle();
+            for group in sources.chunks(batch) {
+                let mut prepared = Vec::with_capacity(group.len());
+                for (source, channel) in group.iter().zip(&mut next) {
+                    prepared.push((source, channel.recv().context("a decoding thread stopped")?));
+                }
+                each(prepared, &progress)?;
+                progress.inc(group.len() as u64);
+            }
+            progress.finish_and_clear();
+            Ok(())
+        })
     }
-}
-
-fn list(arguments: &[OsString]) -> String {
-    arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(", ")
 }
 
 enum StandardInput {
@@ -122,18 +169,38 @@ enum StandardInput {
     Paths(Vec<OsString>),
 }
 
-/// A picture, or, if it is no picture but text, one path per line.
+/// A picture, or, if it is none, a list of paths.
 fn standard_input() -> anyhow::Result<StandardInput> {
+    if std::io::stdin().is_terminal() {
+        terminal::note("reading paths from standard input, one per line; Ctrl-D ends the list");
+    }
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("standard input")?;
-    if data::Format::of(&bytes).is_err()
-        && let Ok(text) = std::str::from_utf8(&bytes)
-    {
-        let paths: Vec<OsString> = text.lines().map(str::trim).filter(|l| !l.is_empty()).map(OsString::from).collect();
-        anyhow::ensure!(!paths.is_empty(), "standard input is empty; give a picture or one path per line");
-        return Ok(StandardInput::Paths(paths));
+    if data::Format::of(&bytes).is_ok() {
+        return Ok(StandardInput::Picture(bytes));
     }
-    Ok(StandardInput::Picture(bytes))
+    let paths = paths(&bytes);
+    anyhow::ensure!(!paths.is_empty(), "standard input is empty; give a picture, or paths, one per line");
+    // A file of another kind is not a list: the decoder says best what it is.
+    let text = std::str::from_utf8(&bytes).is_ok() || PathBuf::from(&paths[0]).exists();
+    Ok(if text { StandardInput::Paths(paths) } else { StandardInput::Picture(bytes) })
+}
+
+/// One path per line, or between zero bytes as `find -print0` writes them.
+fn paths(bytes: &[u8]) -> Vec<OsString> {
+    let end = if bytes.contains(&0) { 0 } else { b'\n' };
+    let lines = bytes.split(|b| *b == end).map(|line| if end == 0 { line } else { line.strip_suffix(b"\r").unwrap_or(line) });
+    lines.filter(|line| !line.is_empty()).map(os_string).collect()
+}
+
+#[cfg(unix)]
+fn os_string(bytes: &[u8]) -> OsString {
+    std::os::unix::ffi::OsStringExt::from_vec(bytes.to_vec())
+}
+
+#[cfg(not(unix))]
+fn os_string(bytes: &[u8]) -> OsString {
+    String::from_utf8_lossy(bytes).into_owned().into()
 }
 
 /// One number for both sides, or `HEIGHTxWIDTH`.
@@ -146,53 +213,11 @@ pub fn parse_size(text: &str) -> Result<[usize; 2], String> {
     }
 }
 
-/// A prepared picture, or why there is none.
-type Prepared = anyhow::Result<Vec<f32>>;
-
-/// Prepares pictures on all cores and hands them over in order, `batch` at a time. At most a few batches wait.
-pub fn for_each_batch(
-    sources: &[Source],
-    preprocess: &Preprocess,
-    options: &DecodeOptions,
-    batch: usize,
-    mut each: impl FnMut(&[(Source, Prepared)]) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len());
-    let next = AtomicUsize::new(0);
-    let progress = progress(sources.len());
-    std::thread::scope(|scope| {
-        // One channel per thread keeps the order without sorting: picture i comes from the channel of thread i mod n.
-        let channels: Vec<mpsc::Receiver<Prepared>> = (0..threads)
-            .map(|thread| {
-                let (sender, receiver) = mpsc::sync_channel(2 * batch.div_ceil(threads));
-                scope.spawn(move || {
-                    for source in sources.iter().skip(thread).step_by(threads) {
-                        if sender.send(prepare(source, preprocess, options)).is_err() {
-                            return; // Whoever receives has stopped with an error.
-                        }
-                    }
-                });
-                receiver
-            })
-            .collect();
-        for group in sources.chunks(batch) {
-            let mut prepared = Vec::with_capacity(group.len());
-            for source in group {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                prepared.push((source.clone(), channels[i % threads].recv().context("a decoding thread stopped")?));
-            }
-            progress.suspend(|| each(&prepared))?;
-            progress.inc(group.len() as u64);
-        }
-        progress.finish_and_clear();
-        Ok(())
-    })
-}
-
 fn prepare(source: &Source, preprocess: &Preprocess, options: &DecodeOptions) -> Prepared {
     let image = match source {
         Source::File(path) => data::open(path, options)?,
         Source::StandardInput(bytes) => data::decode(bytes, options).context("standard input")?,
+        Source::Missing(_, error) => return Err(anyhow!("{error}")),
     };
     Ok(preprocess.apply(&image)?)
 }
@@ -202,8 +227,12 @@ fn progress(pictures: usize) -> ProgressBar {
     if pictures < 16 || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} pictures  {per_sec}  {eta} left");
-    ProgressBar::new(pictures as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} pictures  {rate}  {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
+            let _ = write!(out, "{:.1}/s", state.per_sec());
+        });
+    ProgressBar::new(pictures as u64).with_style(style)
 }
 
 /// Reports pictures that could not be read, at the end.
@@ -212,14 +241,28 @@ pub fn report_failures(failed: usize, all: usize) -> crate::Outcome {
         return crate::Outcome::Fine;
     }
     if all > 1 {
-        terminal::note(&format!("{failed} of {all} pictures could not be read"));
+        terminal::note(format_args!("{failed} of {all} pictures could not be read"));
     }
     crate::Outcome::Failed
 }
 
-/// Says what was changed about the weights.
-pub fn report_changes(path: &Path, report: &[String]) {
-    for line in report {
-        terminal::note(&format!("{}: {line}", path.display()));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_paths_are_split_where_they_should_be() {
+        assert_eq!(paths(b"a.jpg\r\n\n b .jpg\n"), ["a.jpg", " b .jpg"]);
+        assert_eq!(paths(b"a\nb.jpg\0c.jpg\0"), ["a\nb.jpg", "c.jpg"]);
+        assert!(paths(b"\n").is_empty());
+    }
+
+    #[test]
+    fn image_sizes_are_one_number_or_two() {
+        assert_eq!(parse_size("384"), Ok([384, 384]));
+        assert_eq!(parse_size("224x320"), Ok([224, 320]));
+        for wrong in ["", "x", "0", "-1", "224x", "99999", "1x2x3"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
     }
 }

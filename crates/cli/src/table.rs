@@ -66,14 +66,19 @@ pub fn thousands(number: u64) -> String {
 /// A number with three digits and a unit: `35.1 G`.
 pub fn short(number: u64) -> String {
     let mut value = number as f64;
-    for unit in ["", "k", "M", "G", "T"] {
-        if value < 999.5 || unit == "T" {
+    for unit in ["", "k", "M", "G", "T", "P"] {
+        if value < 999.5 || unit == "P" {
             let decimals = if unit.is_empty() || value >= 99.95 { 0 } else { 1 };
             return format!("{value:.decimals$} {unit}").trim_end().to_string();
         }
         value /= 1000.0;
     }
     String::new()
+}
+
+/// A small number: `3.6e-7`, and a plain `0`.
+pub fn difference(value: f64) -> String {
+    if value == 0.0 { "0".into() } else { format!("{value:.1e}") }
 }
 
 /// Bytes in the units that people use: `346.3 MB`.
@@ -95,5 +100,8 @@ mod tests {
         assert_eq!(short(7), "7");
         assert_eq!(bytes(346_270_000), "346 MB");
         assert_eq!(bytes(512), "512 B");
+        assert_eq!(short(40_712_000_000_000_000), "40.7 P");
+        assert_eq!(difference(0.0), "0");
+        assert_eq!(difference(3.6e-7), "3.6e-7");
     }
 }

@@ -1,6 +1,12 @@
-//! Colours and messages. Colours only on a terminal, and not where `NO_COLOR` is set.
+//! Colours, messages and signs of life. Colours only on a terminal, and not where `NO_COLOR` is set; messages never
+//! fail, because nobody is left to be told.
 
-use std::io::IsTerminal;
+use std::borrow::Cow;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
 
 /// What a piece of text means; its colour follows from that.
 #[derive(Clone, Copy)]
@@ -8,11 +14,11 @@ pub enum Meaning {
     Good,
     Bad,
     Heading,
-    Aside,
 }
 
 fn coloured(stream: &impl IsTerminal) -> bool {
-    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    stream.is_terminal() && !plain && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 fn paint(text: &str, meaning: Meaning) -> String {
@@ -20,7 +26,6 @@ fn paint(text: &str, meaning: Meaning) -> String {
         Meaning::Good => "32",
         Meaning::Bad => "31",
         Meaning::Heading => "1",
-        Meaning::Aside => "2",
     };
     format!("\x1b[{code}m{text}\x1b[0m")
 }
@@ -30,13 +35,87 @@ pub fn styled(text: &str, meaning: Meaning) -> String {
     if coloured(&std::io::stdout()) { paint(text, meaning) } else { text.to_string() }
 }
 
+/// One line that cannot disturb a terminal: control characters, which file names may hold, are spelled out.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    spelled_out(text, char::is_control)
+}
+
+fn spelled_out(text: &str, unwanted: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&unwanted) {
+        return text.into();
+    }
+    let spell = |c: char| if unwanted(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(spell).collect::<String>().into()
+}
+
+/// An error and its causes in one line, each said once: many errors already quote their cause.
+pub fn describe(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.contains(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    text
+}
+
 /// Says on standard error what went wrong.
-pub fn error(message: &str) {
+pub fn error(message: impl Display) {
     let label = if coloured(&std::io::stderr()) { paint("error:", Meaning::Bad) } else { "error:".into() };
-    eprintln!("{label} {message}");
+    say(&format!("{label} "), &message.to_string());
 }
 
 /// Says something on standard error that is not a result.
-pub fn note(message: &str) {
-    eprintln!("{message}");
+pub fn note(message: impl Display) {
+    say("", &message.to_string());
+}
+
+/// Messages may have several lines, but nothing else that moves the cursor.
+fn say(label: &str, message: &str) {
+    let _ = writeln!(std::io::stderr(), "{label}{}", spelled_out(message, |c| c.is_control() && c != '\n'));
+}
+
+/// Shows on a terminal that something is going on; gone when dropped.
+pub struct Busy(ProgressBar);
+
+/// Says what takes a while.
+pub fn busy(message: impl Display) -> Busy {
+    if !std::io::stderr().is_terminal() {
+        return Busy(ProgressBar::hidden());
+    }
+    let style = ProgressStyle::with_template("{spinner} {msg} …").unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let spinner = ProgressBar::new_spinner().with_style(style).with_message(printable(&message.to_string()).into_owned());
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    Busy(spinner)
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let inner = std::io::Error::other("disk on fire");
+        let quoting = anyhow::Error::new(inner).context("a.jpg: disk on fire");
+        assert_eq!(describe(&quoting), "a.jpg: disk on fire");
+        let adding = Err::<(), _>(std::io::Error::other("disk on fire")).context("a.jpg").unwrap_err();
+        assert_eq!(describe(&adding), "a.jpg: disk on fire");
+    }
+
+    #[test]
+    fn names_cannot_move_the_cursor() {
+        assert_eq!(printable("a\n\x1b[31m.jpg"), "a\\n\\u{1b}[31m.jpg");
+        assert_eq!(printable("日本 ü.jpg"), "日本 ü.jpg");
+    }
 }

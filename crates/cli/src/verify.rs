@@ -1,23 +1,31 @@
 //! `vit verify`: proof that a checkpoint runs right.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
+use vit::models::ModelError;
 use vit::{DeviceChoice, VerifyOptions};
 
 use crate::Outcome;
-use crate::table::{Align, Table};
-use crate::terminal::{Meaning, styled};
+use crate::checkpoints::unmatched;
+use crate::table::{Align, Table, difference};
+use crate::terminal::{self, Meaning, styled};
 
 /// Prove that a checkpoint gives the outputs that were recorded for it
 #[derive(Args)]
-#[command(
-    after_help = "Example:\n  vit verify checkpoints/cifar10\n\nThe folder holds the weights, config.json (timm's, Hugging Face's, or `class` and `args` of a constructor) and\nio.safetensors with an `input` [batch, channels, height, width] and any of `logits`, `features`, `tokens`,\n`attention_0`, …. Every recorded array is compared; the exit status is 1 if any differs by more than its tolerance."
-)]
+#[command(after_help = "\
+Example:
+  vit verify checkpoints/cifar10
+
+The folder holds the weights, config.json (timm's, Hugging Face's, or the
+`class` and `args` of a constructor) and io.safetensors: `input` [batch,
+channels, height, width] and any of `logits`, `features`, `tokens`,
+`attention_0`, and so on. Every recorded array is compared; the exit status is 1
+if any differs by more than its tolerance.")]
 pub struct Arguments {
-    /// The folder
+    /// The checkpoint folder
     folder: PathBuf,
     /// The weights file, where the folder has several
     #[arg(long, value_name = "FILE")]
@@ -25,11 +33,12 @@ pub struct Arguments {
     /// Where to run: auto or cpu
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// Threads of the CPU; by default all cores
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// The largest absolute difference allowed, for all arrays [default: 2e-5, for tokens 5e-5, for attention 5e-6]
-    #[arg(long, value_parser = tolerance)]
+    /// Largest absolute difference allowed [default: 2e-5; tokens 5e-5, attention
+    /// 5e-6]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = tolerance)]
     tolerance: Option<f64>,
     /// Print one JSON object
     #[arg(long)]
@@ -37,7 +46,13 @@ pub struct Arguments {
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|t: &f64| t.is_finite() && *t >= 0.0).ok_or_else(|| "should be a number like 1e-4".into())
+    text.parse().ok().filter(|t: &f64| t.is_finite() && *t >= 0.0).ok_or_else(|| "should be a number like 1e-4, not negative".into())
+}
+
+/// A file name alone means the file in the folder.
+fn beside(folder: &Path, file: PathBuf) -> PathBuf {
+    let inside = folder.join(&file);
+    if !file.exists() && inside.exists() { inside } else { file }
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
@@ -45,9 +60,22 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         device: arguments.device,
         threads: arguments.threads.map(|t| t as usize),
         tolerance: arguments.tolerance,
-        weights: arguments.weights,
+        weights: arguments.weights.map(|file| beside(&arguments.folder, file)),
     };
-    let verification = vit::verify(&arguments.folder, &options)?;
+    let folder = &arguments.folder;
+    anyhow::ensure!(folder.exists(), "{}: no such folder", folder.display());
+    anyhow::ensure!(
+        folder.is_dir(),
+        "{}: this is a file; give the folder that it is in, and --weights for a certain file",
+        folder.display()
+    );
+    let verification = {
+        let _busy = terminal::busy(format!("verifying {}", folder.display()));
+        vit::verify(folder, &options).map_err(|error| match error {
+            vit::Error::Model(ModelError::Unmatched(_)) => unmatched(folder, error),
+            other => other.into(),
+        })?
+    };
     let mut out = std::io::stdout().lock();
     let passes = verification.passes();
     if arguments.json {
@@ -66,7 +94,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             ("", Align::Left),
         ]);
         for a in &verification.arrays {
-            let difference = a.difference.map_or("-".into(), |d| format!("{d:.1e}"));
+            let difference = a.difference.map_or("-".into(), difference);
             let verdict = if a.passes() { "ok".into() } else { a.note.clone().unwrap_or_else(|| "too large".into()) };
             table.row(vec![
                 a.name.clone(),

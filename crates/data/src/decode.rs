@@ -15,6 +15,7 @@ mod tiff;
 mod webp;
 
 use crate::image::Image;
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -161,9 +162,22 @@ const GAVE_UP: &str = "the decoder gave up on it";
 /// factors make zune-jpeg 0.5.15 index outside of a row (`tests/hostile/decoder_panics.jpg`), and a
 /// server must outlive the next one too, so a panic becomes an error about the file.
 fn guarded<T>(format: Format, work: impl FnOnce() -> Result<T, ImageError>) -> Result<T, ImageError> {
+    let before = GUARDED.replace(true);
     // Nothing outlives the closure but its result, so no broken state can be seen afterwards.
-    catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(ImageError::Damaged { format, reason: GAVE_UP.to_owned() }))
+    let result = catch_unwind(AssertUnwindSafe(work));
+    GUARDED.set(before);
+    result.unwrap_or_else(|_| Err(ImageError::Damaged { format, reason: GAVE_UP.to_owned() }))
+}
+
+thread_local! {
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a panic on this thread would now be caught and become an [`ImageError`]. The standard
+/// panic hook prints it all the same; a program that does not want that installs a hook that asks
+/// here first and stays silent.
+pub fn catches_panics() -> bool {
+    GUARDED.get()
 }
 
 /// A picture as stored, and how to turn it.

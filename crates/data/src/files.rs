@@ -47,6 +47,16 @@ pub enum FilesError {
     },
 }
 
+impl FilesError {
+    /// The file, folder or pattern that it is about.
+    pub fn place(&self) -> &Path {
+        match self {
+            FilesError::Missing(path) | FilesError::NoImages { path } | FilesError::Io { path, .. } => path,
+            FilesError::NoMatch { pattern } | FilesError::Pattern { pattern, .. } => Path::new(pattern),
+        }
+    }
+}
+
 /// The endings that make a file in a folder a picture; a file named by itself needs none of them.
 pub const EXTENSIONS: [&str; 10] = ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff"];
 
@@ -61,23 +71,29 @@ pub fn has_image_extension(path: &Path) -> bool {
 /// give their pictures in natural order, those of inner folders too if `recursive`; hidden files
 /// are skipped. What exists is taken by name even if it looks like a pattern.
 pub fn find_images<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Result<Vec<PathBuf>, FilesError> {
+    find_images_each(arguments, recursive).into_iter().collect()
+}
+
+/// The same, for callers who go on with the others: what is missing or cannot be looked at is an
+/// error in its place in the list.
+pub fn find_images_each<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Vec<Result<PathBuf, FilesError>> {
     let mut found = Found::default();
     for argument in arguments {
         let path = Path::new(argument.as_ref());
-        match fs::metadata(path) {
-            Ok(meta) if meta.is_dir() => found.add_folder(path, recursive)?,
-            Ok(_) => found.add(path.to_owned()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                found.add_pattern(path, recursive)?;
+        let added = match fs::metadata(path) {
+            Ok(meta) if meta.is_dir() => found.add_folder(path, recursive),
+            Ok(_) => {
+                found.add(path.to_owned());
+                Ok(())
             }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => found.add_pattern(path, recursive),
             // Windows calls a name with `*` invalid rather than missing.
-            Err(_) if is_pattern(path) => found.add_pattern(path, recursive)?,
-            Err(source) => {
-                return Err(FilesError::Io { path: path.to_owned(), source });
-            }
-        }
+            Err(_) if is_pattern(path) => found.add_pattern(path, recursive),
+            Err(source) => Err(FilesError::Io { path: path.to_owned(), source }),
+        };
+        found.paths.extend(added.err().map(Err));
     }
-    Ok(found.paths)
+    found.paths
 }
 
 fn is_pattern(path: &Path) -> bool {
@@ -86,7 +102,7 @@ fn is_pattern(path: &Path) -> bool {
 
 #[derive(Default)]
 struct Found {
-    paths: Vec<PathBuf>,
+    paths: Vec<Result<PathBuf, FilesError>>,
     seen: HashSet<PathBuf>,
 }
 
@@ -95,17 +111,25 @@ impl Found {
         // `a.jpg` and `./a.jpg` are one file; a file that vanished is compared as written.
         let identity = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
         if self.seen.insert(identity) {
-            self.paths.push(path);
+            self.paths.push(Ok(path));
         }
     }
 
     fn add_folder(&mut self, folder: &Path, recursive: bool) -> Result<(), FilesError> {
-        let images = images_in(folder, recursive)?;
-        if images.is_empty() {
-            return Err(FilesError::NoImages { path: folder.to_owned() });
+        if self.add_images_in(folder, recursive) { Ok(()) } else { Err(FilesError::NoImages { path: folder.to_owned() }) }
+    }
+
+    /// Whether there were any.
+    fn add_images_in(&mut self, folder: &Path, recursive: bool) -> bool {
+        let images = images_in(folder, recursive);
+        let any = !images.is_empty();
+        for image in images {
+            match image {
+                Ok(path) => self.add(path),
+                Err(error) => self.paths.push(Err(error)),
+            }
         }
-        images.into_iter().for_each(|path| self.add(path));
-        Ok(())
+        any
     }
 
     fn add_pattern(&mut self, path: &Path, recursive: bool) -> Result<(), FilesError> {
@@ -118,20 +142,16 @@ impl Found {
         // Folders that may not be entered are passed over, as a shell does.
         let mut matches: Vec<PathBuf> = matches.filter_map(Result::ok).collect();
         matches.sort_by(|a, b| natural(a.as_os_str(), b.as_os_str()));
-        let before = self.seen.len();
         let mut any = false;
         for path in matches {
             if path.is_dir() {
-                for image in images_in(&path, recursive)? {
-                    any = true;
-                    self.add(image);
-                }
+                any |= self.add_images_in(&path, recursive);
             } else if has_image_extension(&path) || names_extension(pattern) {
                 any = true;
                 self.add(path);
             }
         }
-        if any || self.seen.len() > before { Ok(()) } else { Err(FilesError::NoMatch { pattern: pattern.to_owned() }) }
+        if any { Ok(()) } else { Err(FilesError::NoMatch { pattern: pattern.to_owned() }) }
     }
 }
 
@@ -140,47 +160,56 @@ fn names_extension(pattern: &str) -> bool {
     Path::new(pattern).extension().and_then(OsStr::to_str).is_some_and(|extension| !extension.contains(['*', '?', '[']))
 }
 
-fn images_in(folder: &Path, recursive: bool) -> Result<Vec<PathBuf>, FilesError> {
+fn images_in(folder: &Path, recursive: bool) -> Vec<Result<PathBuf, FilesError>> {
     let mut images = Vec::new();
     // Links to folders above would make the walk endless, so each real folder is entered once.
     let mut entered = HashSet::new();
-    walk(folder, recursive, &mut entered, &mut images)?;
-    Ok(images)
+    walk(folder, recursive, &mut entered, &mut images);
+    images
 }
 
 fn walk(
     folder: &Path,
     recursive: bool,
     entered: &mut HashSet<PathBuf>,
-    images: &mut Vec<PathBuf>,
-) -> Result<(), FilesError> {
-    let failed = |source| FilesError::Io { path: folder.to_owned(), source };
-    if !entered.insert(fs::canonicalize(folder).map_err(failed)?) {
-        return Ok(());
+    images: &mut Vec<Result<PathBuf, FilesError>>,
+) {
+    let names = fs::canonicalize(folder).and_then(|real| match entered.insert(real) {
+        true => names_in(folder),
+        false => Ok(Vec::new()),
+    });
+    let mut names = match names {
+        Ok(names) => names,
+        Err(source) => return images.push(Err(FilesError::Io { path: folder.to_owned(), source })),
+    };
+    names.sort_by(|a, b| natural(a, b));
+    for name in names {
+        let path = folder.join(name);
+        match fs::metadata(&path) {
+            Ok(meta) if meta.is_dir() => {
+                if recursive {
+                    walk(&path, recursive, entered, images);
+                }
+            }
+            // Whoever opened a pipe or a device by accident would wait forever.
+            Ok(meta) if !meta.is_file() => {}
+            // A link to nowhere is reported when it is opened.
+            Ok(_) | Err(_) if has_image_extension(&path) => images.push(Ok(path)),
+            Ok(_) | Err(_) => {}
+        }
     }
-    let mut names: Vec<OsString> = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
+}
+
+/// All names but the hidden ones.
+fn names_in(folder: &Path) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
         if !name.as_encoded_bytes().starts_with(b".") {
             names.push(name);
         }
     }
-    names.sort_by(|a, b| natural(a, b));
-    for name in names {
-        let path = folder.join(name);
-        // A dangling link is no picture, and no reason to stop either.
-        let Ok(meta) = fs::metadata(&path) else {
-            continue;
-        };
-        if meta.is_dir() {
-            if recursive {
-                walk(&path, recursive, entered, images)?;
-            }
-        } else if has_image_extension(&path) {
-            images.push(path);
-        }
-    }
-    Ok(())
+    Ok(names)
 }
 
 /// Compares names as people do: runs of digits by their value, so `img2` comes before `img10`.

@@ -22,7 +22,7 @@ pub mod preprocess;
 pub mod resize;
 
 pub use decode::{DecodeOptions, Format, ImageError, decode, open};
-pub use files::{FilesError, find_images};
+pub use files::{FilesError, find_images, find_images_each};
 pub use image::{Image, ShapeError};
 pub use preprocess::{CropMode, Preprocess, PreprocessError};
 pub use resize::{Filter, ResizeError, UnknownFilter, resize, resize_box};

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use vit_data::{FilesError, find_images};
+use vit_data::{FilesError, find_images, find_images_each};
 
 /// A folder of its own for each test, removed at the end.
 struct Scratch(PathBuf);
@@ -124,4 +124,30 @@ fn names_that_are_not_text_work() {
     assert_eq!(find_images(&[&tree.0], true).unwrap().len(), 2);
     let missing = Path::new(OsStr::from_bytes(b"\xff"));
     assert!(matches!(find_images(&[missing], true), Err(FilesError::Missing(_))));
+}
+
+#[test]
+fn what_is_missing_has_its_place_among_the_others() {
+    let tree = tree("each");
+    let names = ["img1.png", "gone.png", "cats", "*.gif", "img1.png"].map(|name| tree.argument(name));
+    let each = find_images_each(&names, true);
+    let seen: Vec<String> = each
+        .iter()
+        .map(|found| match found {
+            Ok(path) => tree.names(std::slice::from_ref(path)).remove(0),
+            Err(error) => format!("! {}", tree.names(&[error.place().to_owned()]).remove(0)),
+        })
+        .collect();
+    assert_eq!(seen, ["img1.png", "! gone.png", "cats/a.webp", "cats/deep/b.tiff", "! *.gif"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_a_folder_is_passed_over_and_a_broken_link_is_not() {
+    let tree = Scratch::new("pipe", &["a.png"]);
+    let made = std::process::Command::new("mkfifo").arg(tree.0.join("pipe.png")).status();
+    assert!(made.is_ok_and(|status| status.success()));
+    std::os::unix::fs::symlink("nowhere", tree.0.join("link.png")).unwrap();
+    let found = find_images(&[&tree.0], true).unwrap();
+    assert_eq!(tree.names(&found), ["a.png", "link.png"]);
 }

@@ -11,6 +11,7 @@ use crate::config::{self, Config};
 use crate::error::ModelError;
 use crate::fit::{Leniency, fit};
 use crate::infer::infer;
+use crate::labels;
 use crate::weights::safetensors::{self, Dtype};
 use crate::weights::{self, Scheme, Weights, names};
 
@@ -89,12 +90,18 @@ impl Checkpoint {
             weights::read(&source)?
         };
         let (weights, scheme) = names::canonical(raw)?;
-        let config = match config {
+        let mut config = match config {
             Some(config) => config,
             None => infer(&weights, scheme).map_err(|what| ModelError::Config { path: source.clone(), what })?,
         };
         let leniency = Leniency { new_head: false, unmatched: options.allow_unmatched };
-        let (weights, report) = fit(weights, scheme, &config.architecture, &config.architecture, leniency)?;
+        let (weights, mut report) = fit(weights, scheme, &config.architecture, &config.architecture, leniency)?;
+        if config.labels.is_empty()
+            && let Some(names) = labels::usual(config.architecture.classes())
+        {
+            config.labels = names;
+            report.push("class names: ImageNet's, since the checkpoint has 1000 classes and names none".into());
+        }
         Ok(Checkpoint { config, weights, scheme, source, report })
     }
 

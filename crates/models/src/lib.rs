@@ -15,6 +15,7 @@ pub mod config;
 mod error;
 mod fit;
 mod infer;
+mod labels;
 pub mod layers;
 mod preprocessing;
 mod variant;

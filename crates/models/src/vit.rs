@@ -21,7 +21,7 @@ pub enum Pooling {
     Token,
     /// The mean of the patch tokens.
     Mean,
-    /// Attention from one learned query, then a residual MLP ("multi-head attention pooling").
+    /// Attention from one learned query to the patch tokens, then a residual MLP ("multi-head attention pooling").
     Map,
 }
 
@@ -300,15 +300,16 @@ impl Encoder<'_> {
     }
 
     fn pool(&self, x: &Tensor) -> Tensor {
-        let (vit, prefix) = (self.vit, self.vit.prefix_tokens());
-        match vit.pooling {
+        let prefix = self.vit.prefix_tokens();
+        let patches = || if prefix == 0 { x.clone() } else { x.slice(1, prefix, x.extent(1) - prefix) };
+        match self.vit.pooling {
             Pooling::Token => token(x, 0),
-            Pooling::Mean => x.slice(1, prefix, x.extent(1) - prefix).mean([1]),
-            Pooling::Map => self.attention_pool(x, "attn_pool"),
+            Pooling::Mean => patches().mean([1]),
+            Pooling::Map => self.attention_pool(&patches(), "attn_pool"),
         }
     }
 
-    /// A learned query attends to all tokens; a residual MLP follows.
+    /// A learned query attends to the patches; a residual MLP follows.
     fn attention_pool(&self, x: &Tensor, name: &str) -> Tensor {
         let (vit, batch) = (self.vit, x.extent(0));
         let _scope = x.scope(name);

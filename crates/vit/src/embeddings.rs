@@ -20,7 +20,7 @@ pub const ENDINGS: [&str; 3] = ["npy", "safetensors", "parquet"];
 
 /// Writes the embeddings of some files, each of `shape`, one after another in `values`. The ending decides the format:
 /// `.npy` (with the files' names beside it in `.files.txt`), `.safetensors` (names in its metadata), or `.parquet` (a
-/// row per file with its name).
+/// row per file with its name). The file is complete before it takes its name.
 pub fn write(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> Result<(), Error> {
     let failed = |reason: String| Error::Unsuitable(format!("{}: {reason}", path.display()));
     let each: usize = shape.iter().product();
@@ -29,19 +29,44 @@ pub fn write(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> 
     }
     let whole: Vec<usize> = std::iter::once(files.len()).chain(shape.iter().copied()).collect();
     match path.extension().and_then(|e| e.to_str()) {
-        Some("npy") => write_npy(path, files, &whole, values).map_err(|e| failed(e.to_string())),
+        Some("npy") => {
+            replace(path, |aside| write_npy(aside, &whole, values)).map_err(|e| failed(e.to_string()))?;
+            let names = path.with_extension("files.txt");
+            write_names(&names, files).map_err(|e| Error::Unsuitable(format!("{}: {e}", names.display())))
+        }
         Some("safetensors") => {
             let names = serde_json::to_string(files).map_err(|e| failed(e.to_string()))?;
             let metadata = BTreeMap::from([("files".to_string(), names)]);
             let tensors = [("embeddings", whole.as_slice(), values)];
             Ok(safetensors::write(path, tensors, safetensors::Dtype::F32, &metadata)?)
         }
-        Some("parquet") => write_parquet(path, files, each, values).map_err(|e| failed(e.to_string())),
+        Some("parquet") => {
+            let write = |aside: &Path| write_parquet(aside, files, each, values).map_err(std::io::Error::other);
+            replace(path, write).map_err(|e| failed(e.to_string()))
+        }
         _ => Err(failed(format!("the ending should be .{}", ENDINGS.join(", .")))),
     }
 }
 
-fn write_npy(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> std::io::Result<()> {
+/// Writes a file under another name beside its own, and renames it.
+fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> std::io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    let aside = Path::new(&name);
+    let result = write(aside).and_then(|()| std::fs::rename(aside, path));
+    if result.is_err() {
+        let _ = std::fs::remove_file(aside);
+    }
+    result
+}
+
+/// One line per row, also where a name holds a line's end.
+fn write_names(path: &Path, files: &[String]) -> std::io::Result<()> {
+    let lines: String = files.iter().map(|f| f.replace('\r', "\\r").replace('\n', "\\n") + "\n").collect();
+    std::fs::write(path, lines)
+}
+
+fn write_npy(path: &Path, shape: &[usize], values: &[f32]) -> std::io::Result<()> {
     let extents: String = shape.iter().map(|n| format!("{n}, ")).collect();
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", extents.trim_end());
     // Ten bytes stand before the header; the data start at a multiple of 64, after a line's end.
@@ -55,8 +80,7 @@ fn write_npy(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> 
     for value in values {
         out.write_all(&value.to_le_bytes())?;
     }
-    out.flush()?;
-    std::fs::write(path.with_extension("files.txt"), files.iter().map(|f| format!("{f}\n")).collect::<String>())
+    out.flush()
 }
 
 /// Two columns: `file`, and `embedding` as a list of floats.

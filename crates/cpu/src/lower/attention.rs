@@ -3,8 +3,8 @@
 use vit_graph::Type;
 use vit_graph::ops::{Attention, AttentionGrad};
 
-use super::Lowered;
 use super::dropout::Mask;
+use super::{Lowered, wanted};
 use crate::attention::{self, AttentionShape, Dropout, GradOutputs, View, ViewMut};
 use crate::device::Processor;
 
@@ -20,11 +20,6 @@ fn views<'a>(op: &Attention, shape: &AttentionShape, operands: &[&'a [f32]]) -> 
     } else {
         [(0, queries), (1, keys), (2, keys)].map(|(i, rows)| View::dense(operands[i], rows, heads, head_dim))
     }
-}
-
-/// An output, unless nobody wants it.
-fn wanted<'a>(output: &'a mut [f32]) -> Option<&'a mut [f32]> {
-    (!output.is_empty()).then_some(output)
 }
 
 pub(super) fn forward(processor: &Processor, op: &Attention, inputs: &[Type]) -> Lowered {

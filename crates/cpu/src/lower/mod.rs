@@ -97,6 +97,11 @@ fn activation(op: ops::Activation) -> Activation {
     }
 }
 
+/// An output, unless nobody wants it.
+fn wanted(output: &mut [f32]) -> Option<&mut [f32]> {
+    (!output.is_empty()).then_some(output)
+}
+
 /// How many elements one task of a cheap kernel handles: enough to be worth handing to a thread, fixed so that results
 /// cannot depend on the number of threads.
 const TASK: usize = 1 << 14;

@@ -21,10 +21,10 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
     }
     let strides = x.shape.strides();
     let (mut kept, mut summed) = ((vec![], vec![]), (vec![], vec![]));
-    for axis in 0..x.shape.len() {
-        let (extents, steps) = if op.axes.contains(&axis) { &mut summed } else { &mut kept };
-        extents.push(x.shape[axis]);
-        steps.push(strides[axis]);
+    for (axis, (&extent, &stride)) in x.shape.iter().zip(&strides).enumerate() {
+        let (extents, strides) = if op.axes.contains(&axis) { &mut summed } else { &mut kept };
+        extents.push(extent);
+        strides.push(stride);
     }
     // A trailing axis of 1 turns every element into a row of its own, which `Walk` then numbers.
     let walk = |(mut extents, mut steps): (Vec<usize>, Vec<usize>)| {

@@ -3,12 +3,8 @@
 use vit_graph::Type;
 use vit_graph::ops::{self, AddLayerNorm, LayerNorm};
 
-use super::{Lowered, activation as kind};
+use super::{Lowered, activation as kind, wanted};
 use crate::{activation as act, norm, softmax as soft};
-
-fn wanted<'a>(output: &'a mut [f32]) -> Option<&'a mut [f32]> {
-    (!output.is_empty()).then_some(output)
-}
 
 pub(super) fn layer_norm(op: &LayerNorm, x: &Type) -> Lowered {
     let (eps, rows, dim) = (op.epsilon, x.shape.rows(), x.shape.last());

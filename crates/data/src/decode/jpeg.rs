@@ -1,9 +1,11 @@
 //! JPEG, by way of zune-jpeg, with the three things that it leaves to us: noticing that a file
 //! ends early (it paints the rest grey), Pillow's reading of CMYK, and the orientation.
 
+mod reader;
+
 use super::{Decoded, ImageError, PixelLimit, multiply_ink, orientation};
 use crate::image::Image;
-use zune_core::bytestream::ZCursor;
+use reader::Reader;
 use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
@@ -15,22 +17,27 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     }
     let explain = |error| explain(error, limit);
     // The format's own largest side; the limit on pixels is ours.
-    let options = DecoderOptions::default().set_max_width(usize::from(u16::MAX)).set_max_height(usize::from(u16::MAX));
-    let mut header = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
-    header.decode_headers().map_err(explain)?;
-    let (width, height) = header.dimensions().unwrap_or((0, 0));
+    let options = DecoderOptions::default()
+        .set_max_width(usize::from(u16::MAX))
+        .set_max_height(usize::from(u16::MAX))
+        .jpeg_set_out_colorspace(ColorSpace::RGB);
+    let mut decoder = JpegDecoder::new_with_options(Reader::new(bytes), options);
+    decoder.decode_headers().map_err(explain)?;
+    let (width, height) = decoder.dimensions().unwrap_or((0, 0));
     limit.check(width as u64, height as u64)?;
-    let orientation = header.exif().map_or(1, |exif| orientation::from_exif(exif));
-    let stored = header.input_colorspace().unwrap_or(ColorSpace::Unknown);
-    let wanted = match stored {
-        ColorSpace::Luma | ColorSpace::YCbCr | ColorSpace::RGB => ColorSpace::RGB,
-        ColorSpace::CMYK | ColorSpace::YCCK => stored,
+    let orientation = decoder.exif().map_or(1, |exif| orientation::from_exif(exif));
+    let stored = decoder.input_colorspace().unwrap_or(ColorSpace::Unknown);
+    match stored {
+        ColorSpace::Luma | ColorSpace::YCbCr | ColorSpace::RGB => {}
+        // The colours to give are settled when the headers are read, so they are read again.
+        ColorSpace::CMYK | ColorSpace::YCCK => {
+            let options = options.jpeg_set_out_colorspace(stored);
+            decoder = JpegDecoder::new_with_options(Reader::new(bytes), options);
+        }
         other => {
             return Err(limit.unsupported(format!("its colours are {other:?}")));
         }
-    };
-    let options = options.jpeg_set_out_colorspace(wanted);
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+    }
     let mut pixels = decoder.decode().map_err(explain)?;
     match stored {
         ColorSpace::CMYK => multiply_out(&mut pixels, |ink| ink),

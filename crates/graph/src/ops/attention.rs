@@ -60,7 +60,7 @@ impl Attention {
         }
         let parts = if self.packed { 3 } else { 1 };
         let width = inputs[0].shape[2];
-        if self.heads == 0 || width == 0 || width % (parts * self.heads) != 0 {
+        if self.heads == 0 || width == 0 || !width.is_multiple_of(parts * self.heads) {
             return Err(format!("a width of {} cannot be divided among {} heads", width / parts, self.heads));
         }
         let x = self.extents(inputs);
@@ -77,7 +77,7 @@ impl Attention {
             expect_rank("the bias", bias, 4)?;
             let groups = bias.shape[0];
             expect_shape("the bias", bias, &[groups, x.heads, x.queries, x.keys])?;
-            if groups == 0 || x.batch % groups != 0 {
+            if groups == 0 || !x.batch.is_multiple_of(groups) {
                 return Err(format!("{} samples cannot share {groups} groups of bias", x.batch));
             }
         }
@@ -250,12 +250,12 @@ impl Operation for AttentionGrad {
             let dot: f64 = weights.iter().zip(&dweights).map(|(w, d)| w * d).sum();
             for j in 0..x.keys {
                 let dscore = weights[j] * (dweights[j] - dot);
-                for c in 0..x.head_dim {
+                for (c, dy) in dy.iter().enumerate() {
                     let scaled = dscore * f64::from(attention.scale);
                     for (part, token, amount) in [
                         (0, i, scaled * get(1, j, c)),
                         (1, j, scaled * get(0, i, c)),
-                        (2, j, weights[j] * masks[j] * dy[c]),
+                        (2, j, weights[j] * masks[j] * dy),
                     ] {
                         let (input, at) = attention.at(&x, part, b, token, h, c);
                         grads[input].data_mut()[at] += amount;

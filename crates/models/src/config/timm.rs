@@ -89,6 +89,7 @@ fn apply(args: &Arguments, mut vit: Vit) -> Result<Vit, String> {
         Some(other) => return Err(format!("timm's option `pos_embed` should be learn or none, not {other}")),
         None => {}
     }
+    let found_pooling = vit.pooling;
     let pooling = args.text("global_pool")?;
     match pooling {
         Some("token") => vit.pooling = Pooling::Token,
@@ -97,7 +98,10 @@ fn apply(args: &Arguments, mut vit: Vit) -> Result<Vit, String> {
         Some(other) => return Err(format!("timm's option `global_pool` should be token, avg or map, not `{other}`")),
         None => {}
     }
-    let (fc_norm, final_norm) = (args.flag("fc_norm")?, args.flag("final_norm")?.unwrap_or(true));
+    // A named model that averages after its norm says `fc_norm: false` itself, and timm keeps that.
+    let fixed = (found_pooling == Pooling::Mean && vit.final_norm == FinalNorm::BeforePooling).then_some(false);
+    let fc_norm = args.flag("fc_norm")?.or(fixed);
+    let final_norm = args.flag("final_norm")?.unwrap_or(vit.final_norm != FinalNorm::Absent);
     vit.final_norm = match (final_norm, fc_norm, pooling) {
         (false, ..) => FinalNorm::Absent,
         (_, Some(true), _) | (_, None, Some("avg")) => FinalNorm::AfterPooling,
