@@ -19,7 +19,10 @@ pub fn open(path: &Path, allow_unmatched: bool) -> anyhow::Result<Checkpoint> {
     let options = OpenOptions { weights: None, allow_unmatched };
     Checkpoint::open(&folder_of_config(path), options).map_err(|error| match error {
         ModelError::Unmatched(_) => {
-            anyhow!("{}\n--allow-unmatched starts anew what is missing and drops what is left over", unmatched(path, error))
+            anyhow!(
+                "{}\n--allow-unmatched starts anew what is missing and drops what is left over",
+                unmatched(path, error)
+            )
         }
         other => other.into(),
     })
@@ -34,7 +37,11 @@ pub fn unmatched(path: &Path, error: impl ToString) -> anyhow::Error {
 pub fn folder_of_config(path: &Path) -> Cow<'_, Path> {
     match (path.file_name(), path.parent()) {
         (Some(name), Some(folder)) if name == "config.json" && path.is_file() => {
-            if folder.as_os_str().is_empty() { Path::new(".").into() } else { folder.into() }
+            if folder.as_os_str().is_empty() {
+                Path::new(".").into()
+            } else {
+                folder.into()
+            }
         }
         _ => path.into(),
     }

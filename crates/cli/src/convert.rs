@@ -19,9 +19,9 @@ use crate::terminal;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit convert ViT-B_16.npz vit_base/
-  vit convert pytorch_model.bin vit_base_hf/ --layout hugging-face
-  vit convert vit_base/ vit_base_384/ --image-size 384 --dtype f16
+  vit convert examples/cifar10 cifar10_hf --layout hugging-face
+  vit convert examples/cifar10 cifar10_64 --image-size 64 --dtype f16
+  vit convert ViT-B_16.npz vit_base
 
 Reads safetensors, PyTorch's .pt, .pth and .bin (tensors only, nothing is
 executed) and Google's .npz, with the names of timm, Hugging Face, torchvision

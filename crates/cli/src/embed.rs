@@ -19,11 +19,11 @@ use crate::terminal::{self, describe};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit embed -m checkpoints/cifar10 photos/ --out photos.npy
-  vit embed -m checkpoints/cifar10 photos/ --normalise --out photos.parquet
-  vit embed -m checkpoints/cifar10 photos/ --pool patches -o patches.safetensors
+  vit embed -m examples/cifar10 examples/pictures --out vectors.npy
+  vit embed -m examples/cifar10 examples/pictures --normalise -o v.parquet
+  vit embed -m examples/cifar10 examples/pictures --pool patches -o p.safetensors
 
-Beside photos.npy, photos.files.txt names the picture of each row; the other
+Beside vectors.npy, vectors.files.txt names the picture of each row; the other
 formats hold the names. A picture that cannot be read is reported and has no
 row; the exit status is then 1.")]
 pub struct Arguments {

@@ -21,7 +21,7 @@ use crate::table::{Align, Table, bytes, short, thousands};
 Examples:
   vit info vit_base_patch16_224
   vit info B/16 --batch 8 --layers
-  vit info checkpoints/cifar10 --json")]
+  vit info examples/cifar10 --json")]
 pub struct Arguments {
     /// A name (`vit models` lists them), a checkpoint folder or a weights file
     #[arg(value_name = "NAME|PATH")]

@@ -134,6 +134,7 @@ impl PictureArguments {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = self.threads.map_or_else(cores, |n| n as usize).min(sources.len());
         let progress = progress(sources.len());
+        progress.tick();
         std::thread::scope(|scope| {
             // One channel per thread keeps the order without sorting: picture i comes from thread i mod n.
             let channels: Vec<mpsc::Receiver<Prepared>> = (0..threads)
@@ -189,7 +190,8 @@ fn standard_input() -> anyhow::Result<StandardInput> {
 /// One path per line, or between zero bytes as `find -print0` writes them.
 fn paths(bytes: &[u8]) -> Vec<OsString> {
     let end = if bytes.contains(&0) { 0 } else { b'\n' };
-    let lines = bytes.split(|b| *b == end).map(|line| if end == 0 { line } else { line.strip_suffix(b"\r").unwrap_or(line) });
+    let lines =
+        bytes.split(|b| *b == end).map(|line| if end == 0 { line } else { line.strip_suffix(b"\r").unwrap_or(line) });
     lines.filter(|line| !line.is_empty()).map(os_string).collect()
 }
 

@@ -88,7 +88,8 @@ pub fn busy(message: impl Display) -> Busy {
         return Busy(ProgressBar::hidden());
     }
     let style = ProgressStyle::with_template("{spinner} {msg} …").unwrap_or_else(|_| ProgressStyle::default_spinner());
-    let spinner = ProgressBar::new_spinner().with_style(style).with_message(printable(&message.to_string()).into_owned());
+    let spinner =
+        ProgressBar::new_spinner().with_style(style).with_message(printable(&message.to_string()).into_owned());
     spinner.enable_steady_tick(Duration::from_millis(100));
     Busy(spinner)
 }

@@ -17,7 +17,7 @@ use crate::terminal::{self, Meaning, styled};
 #[derive(Args)]
 #[command(after_help = "\
 Example:
-  vit verify checkpoints/cifar10
+  vit verify examples/cifar10
 
 The folder holds the weights, config.json (timm's, Hugging Face's, or the
 `class` and `args` of a constructor) and io.safetensors: `input` [batch,
@@ -46,7 +46,10 @@ pub struct Arguments {
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|t: &f64| t.is_finite() && *t >= 0.0).ok_or_else(|| "should be a number like 1e-4, not negative".into())
+    text.parse()
+        .ok()
+        .filter(|t: &f64| t.is_finite() && *t >= 0.0)
+        .ok_or_else(|| "should be a number like 1e-4, not negative".into())
 }
 
 /// A file name alone means the file in the folder.

@@ -1,11 +1,13 @@
 //! Measures the kernels on this machine: the peak of fused multiply-adds, then matrix products and attention of
 //! ViT-B/16 and ViT-Ti/16 as shares of it. Times are the best of several runs, since other processes disturb.
+//! Arguments choose instruction sets by name; `int8` leaves only the linear layers on bytes.
 
 use std::time::Instant;
 
 use vit_cpu::activation::Activation;
 use vit_cpu::attention::{Attention, AttentionShape, View, ViewMut, forward, forward_workspace};
 use vit_cpu::gemm::{ALayout, BLayout, Epilogue, Gemm, gemm, gemm_workspace, pack_b, packed_len};
+use vit_cpu::int8::{self, Gemm8};
 use vit_cpu::isa::Isa;
 use vit_cpu::pool::Pool;
 
@@ -50,15 +52,15 @@ fn best(mut f: impl FnMut()) -> f64 {
     best
 }
 
-/// What the threads reach with independent multiply-adds in registers.
-fn peak(pool: &Pool, isa: Isa) -> f64 {
+/// What the threads reach with a loop of independent operations in registers, which returns their number.
+fn peak(pool: &Pool, rounds: impl Fn(usize) -> u64 + Sync) -> f64 {
     let loops = 200_000;
     let tasks = pool.threads();
     let flops = std::sync::atomic::AtomicU64::new(0);
     let time = best(|| {
         flops.store(0, std::sync::atomic::Ordering::Relaxed);
         pool.run(tasks, &|_| {
-            let n = vit_cpu::isa::fma_loop(isa, loops);
+            let n = rounds(loops);
             flops.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
         });
     });
@@ -93,6 +95,62 @@ fn product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Acti
     2.0 * (m * n * k) as f64 / time / 1e9
 }
 
+/// The same product on bytes, the quantisation of A included.
+fn quantised_product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Activation) -> f64 {
+    let a = Aligned::new(m * k);
+    let w = Aligned::new(n * k);
+    let bias = Aligned::new(n);
+    let mut b = Aligned::new(int8::packed_len(isa, k, n));
+    let mut c = Aligned::new(m * n);
+    let mut workspace = Aligned::new(int8::workspace(isa, pool.threads(), m, n, k));
+    int8::pack(isa, w.get(), k, n, b.get_mut());
+    let time = best(|| {
+        let product = Gemm8 {
+            m,
+            n,
+            k,
+            a: a.get(),
+            lda: k,
+            b_packed: b.get(),
+            c: c.get_mut(),
+            ldc: n,
+            epilogue: Epilogue { bias: Some(bias.get()), activation, ..Epilogue::default() },
+        };
+        int8::gemm(pool, isa, product, workspace.get_mut());
+    });
+    2.0 * (m * n * k) as f64 / time / 1e9
+}
+
+/// The linear layers of ViT-B/16 on bytes beside those on `f32`, each measured several times in turn.
+fn quantised(pool: &Pool, isa: Isa) {
+    let threads = pool.threads();
+    let peak = peak(pool, |n| int8::dot_loop(isa, n));
+    println!("\n{} int8, {threads} threads: dot product peak {peak:.1} GOP/s", int8::Path::from(isa));
+    for m in [197, 1576] {
+        for (layer, n, k, activation) in layers(768) {
+            let (mut bytes, mut floats) = (0f64, 0f64);
+            for _ in 0..3 {
+                bytes = bytes.max(quantised_product(pool, isa, m, n, k, activation));
+                floats = floats.max(product(pool, isa, m, n, k, activation));
+            }
+            let name = format!("{layer} {m}x{n}x{k}");
+            let share = 100.0 * bytes / peak;
+            println!("{name:<34} {bytes:8.1} GOP/s {share:5.1}%  f32 {floats:7.1}  x{:.2}", bytes / floats);
+        }
+    }
+}
+
+/// Names, outputs, inputs and activations of the linear layers of a block.
+fn layers(width: usize) -> [(&'static str, usize, usize, Activation); 5] {
+    [
+        ("qkv", 3 * width, width, Activation::None),
+        ("proj", width, width, Activation::None),
+        ("fc1", 4 * width, width, Activation::None),
+        ("fc1+gelu", 4 * width, width, Activation::GeluErf),
+        ("fc2", width, 4 * width, Activation::None),
+    ]
+}
+
 fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize) -> f64 {
     let (rows, head_dim) = (197, 64);
     let shape = AttentionShape { batch, heads, queries: rows, keys: rows, head_dim };
@@ -120,11 +178,16 @@ fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize) -> f64 {
 
 fn main() {
     let wanted: Vec<Isa> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
+    let only_int8 = std::env::args().any(|a| a == "int8");
     let isas = if wanted.is_empty() { Isa::available() } else { wanted };
     for isa in isas {
         for threads in [1, 2] {
             let pool = Pool::new(threads);
-            let peak = peak(&pool, isa);
+            quantised(&pool, isa);
+            if only_int8 {
+                continue;
+            }
+            let peak = peak(&pool, |n| vit_cpu::isa::fma_loop(isa, n));
             println!("\n{isa}, {threads} threads: FMA peak {peak:.1} GFLOP/s");
             let print = |name: &str, rate: f64| {
                 println!("{name:<34} {rate:8.1} GFLOP/s {:5.1}%", 100.0 * rate / peak);
@@ -132,13 +195,7 @@ fn main() {
             for (model, width) in [("B/16", 768), ("Ti/16", 192)] {
                 for batch in [1, 8] {
                     let m = 197 * batch;
-                    for (layer, n, k, activation) in [
-                        ("qkv", 3 * width, width, Activation::None),
-                        ("proj", width, width, Activation::None),
-                        ("fc1", 4 * width, width, Activation::None),
-                        ("fc1+gelu", 4 * width, width, Activation::GeluErf),
-                        ("fc2", width, 4 * width, Activation::None),
-                    ] {
+                    for (layer, n, k, activation) in layers(width) {
                         let name = format!("{model} batch {batch} {layer} {m}x{n}x{k}");
                         print(&name, product(&pool, isa, m, n, k, activation));
                     }

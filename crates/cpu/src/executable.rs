@@ -1,10 +1,10 @@
 //! A graph made ready for the CPU: every node a kernel with its operands' addresses, all memory in one arena.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use vit_graph::device::{Elements, Executable, Memory, Parameters};
-use vit_graph::memory::{MemoryPlan, storage};
+use vit_graph::memory::{Block, MemoryPlan, storage};
 use vit_graph::ops::{Data, Op};
 use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
@@ -23,15 +23,21 @@ struct Step {
     inputs: Vec<*const [f32]>,
     outputs: Vec<*mut [f32]>,
     workspace: *mut [f32],
+    /// Copied before the kernel runs: inputs that it changes in place and that somebody else still needs.
+    copies: Vec<(*const [f32], *mut [f32])>,
 }
 
 impl Step {
     fn run(&mut self, processor: &Processor) {
+        for &(from, to) in &self.copies {
+            // SAFETY: both are blocks of the arena or stored values, of one length, and do not overlap.
+            unsafe { (*to).copy_from_slice(&*from) };
+        }
         let inputs = &raw const *self.inputs as *const [&[f32]];
         let outputs = &raw mut *self.outputs as *mut [&mut [f32]];
         // SAFETY: a reference and a raw pointer to a slice have one layout. The memory plan gives every value that is
-        // alive during a step its own block (`assert_disjoint` checked it), stored values are never written after
-        // compilation, and `run` holds the executable exclusively.
+        // alive during a step its own block (`assert_disjoint` checked it, for stored values too), and `run` holds the
+        // executable exclusively.
         let (inputs, outputs, workspace) = unsafe { (&*inputs, &mut *outputs, &mut *self.workspace) };
         (self.kernel)(processor, inputs, outputs, workspace);
     }
@@ -46,6 +52,10 @@ pub(crate) struct CpuExecutable {
     stored: Vec<Buffer>,
     inputs: HashMap<String, (Type, *mut [f32])>,
     outputs: HashMap<String, (Type, *const [f32])>,
+    /// Parameters that are kept as they are.
+    parameters: HashMap<String, (Type, *const [f32])>,
+    /// New values of parameters that no kernel writes in place: copied when all kernels have run.
+    updates: Vec<(*const [f32], *mut [f32])>,
 }
 
 // SAFETY: the raw pointers point into buffers that this value owns.
@@ -63,7 +73,9 @@ impl Prepared {
     pub fn new(processor: &Processor, graph: Graph) -> Result<Self, GraphError> {
         let lowered = lower_all(processor, &graph)?;
         let constant = constant_nodes(&graph);
-        let plan = MemoryPlan::new(&graph, |id| lowered[id].as_ref().map_or(0, |l| 4 * l.workspace), |id| constant[id]);
+        let in_place = in_place_updates(&graph, &lowered);
+        let workspace = |id: NodeId| lowered[id].as_ref().filter(|_| !constant[id]).map_or(0, |l| 4 * l.workspace);
+        let plan = MemoryPlan::new(&graph, workspace, |v| constant[v.node] || in_place.contains_key(&v));
         Ok(Prepared { graph, lowered, constant, plan })
     }
 
@@ -75,6 +87,7 @@ impl Prepared {
                 stored += 4 * self.graph.shape(value).elements();
             }
         }
+        stored += self.graph.updates().iter().map(|(p, _)| self.graph.ty(*p).bytes()).sum::<usize>();
         for (id, lowered) in self.lowered.iter().enumerate() {
             if let Some(Packing { input }) = lowered.as_ref().and_then(|l| l.packing.as_ref()) {
                 let shape = self.graph.shape(self.graph.node(id).inputs[*input]);
@@ -100,51 +113,101 @@ impl CpuExecutable {
             packed: HashMap::new(),
             remaining: raw_uses(&graph, &lowered, &vec![false; graph.nodes().len()]),
         };
-        // Constants first: what a step reads must have its final address before the step is made.
-        for id in (0..graph.nodes().len()).filter(|&id| constant[id]) {
-            builder.store(id, &mut lowered[id], parameters)?;
+        // What stays comes first: what a step reads must have its final address before the step is made.
+        let updated: HashSet<Value> = graph.updates().iter().map(|(parameter, _)| *parameter).collect();
+        for id in 0..graph.nodes().len() {
+            if constant[id] || updated.contains(&Value { node: id, output: 0 }) {
+                builder.store(id, &mut lowered[id], parameters)?;
+            }
         }
         let mut arena = Buffer::new(plan.arena_bytes / 4);
-        let place = |block: Option<vit_graph::memory::Block>, base: *mut f32| match block {
+        let base = arena.as_mut_slice().as_mut_ptr();
+        let place = |block: Option<Block>| match block {
             // SAFETY: the plan keeps every block inside the arena.
             Some(block) => unsafe { std::ptr::slice_from_raw_parts_mut(base.add(block.offset / 4), block.bytes / 4) },
             None => empty(),
         };
-        let base = arena.as_mut_slice().as_mut_ptr();
-        let address = |value: Value| -> *mut [f32] {
+        let mut stored: HashMap<Value, *mut [f32]> = builder
+            .stored
+            .iter_mut()
+            .map(|(value, buffer)| (*value, std::ptr::from_mut(buffer.as_mut_slice())))
+            .collect();
+        for (new, parameter) in in_place_updates(&graph, &lowered) {
+            stored.insert(new, stored[&parameter]);
+        }
+        let address = |value: Value| {
             let root = storage(&graph, value);
-            match builder.stored.get(&root) {
-                Some(buffer) => std::ptr::from_ref(buffer.as_slice()).cast_mut(),
-                None => place(plan.block(&graph, value), base),
-            }
+            stored.get(&root).copied().unwrap_or_else(|| place(plan.block(&graph, root)))
         };
-        let mut steps = Vec::new();
+        let (mut steps, mut spares) = (Vec::new(), Vec::new());
         for (id, node) in graph.nodes().iter().enumerate() {
-            let Some(Lowered { kernel, packing, .. }) = lowered[id].take() else { continue };
+            let Some(Lowered { kernel, packing, in_place, .. }) = lowered[id].take() else { continue };
             let mut inputs: Vec<*const [f32]> = node.inputs.iter().map(|&v| address(v).cast_const()).collect();
             if let Some(Packing { input, .. }) = packing
                 && let Some(buffer) = builder.packed.get(&(id, input))
             {
                 inputs[input] = std::ptr::from_ref(buffer.as_slice());
             }
-            let outputs: Vec<*mut [f32]> = (0..node.outputs.len())
-                .map(|output| place(plan.block(&graph, Value { node: id, output }), base))
-                .collect();
-            let workspace = place(plan.workspace(id), base);
+            let mut outputs: Vec<*mut [f32]> =
+                (0..node.outputs.len()).map(|output| address(Value { node: id, output })).collect();
+            let mut copies = Vec::new();
+            for &(input, output) in in_place {
+                if outputs[output].is_empty() {
+                    // Nobody wants this output, but the kernel needs a place to work in.
+                    spares.push(Buffer::new(node.outputs[output].shape.elements()));
+                    outputs[output] =
+                        spares.last_mut().map_or(empty(), |spare| std::ptr::from_mut(spare.as_mut_slice()));
+                }
+                let (from, to) = (std::mem::replace(&mut inputs[input], empty()), outputs[output]);
+                if from.cast::<f32>() != to.cast_const().cast::<f32>() {
+                    copies.push((from, to));
+                }
+            }
+            let workspace = place(plan.workspace(id));
             assert_disjoint(&inputs, &outputs, workspace);
-            steps.push(Step { kernel, inputs, outputs, workspace });
+            steps.push(Step { kernel, inputs, outputs, workspace, copies });
         }
-        let inputs = graph
-            .inputs()
-            .map(|(node, input)| (input.name.clone(), (input.ty.clone(), address(Value { node, output: 0 }))));
-        let outputs = graph
-            .outputs()
-            .iter()
-            .map(|(name, value)| (name.clone(), (graph.ty(*value).clone(), address(*value).cast_const())));
-        let (inputs, outputs) = (inputs.collect(), outputs.collect());
-        let stored = builder.stored.into_values().chain(builder.packed.into_values()).collect();
-        Ok(CpuExecutable { processor, steps, arena, stored, inputs, outputs })
+        let mut updates = Vec::new();
+        for (parameter, new) in graph.updates() {
+            let (to, from) = (address(*parameter), address(*new).cast_const());
+            if from.cast::<f32>() != to.cast_const().cast::<f32>() {
+                updates.push((from, to));
+            }
+        }
+        let named = |value: Value| (graph.ty(value).clone(), address(value));
+        let inputs =
+            graph.inputs().map(|(node, input)| (input.name.clone(), named(Value { node, output: 0 }))).collect();
+        let read = |value: Value| (graph.ty(value).clone(), address(value).cast_const());
+        let outputs = graph.outputs().iter().map(|(name, value)| (name.clone(), read(*value))).collect();
+        let parameters = graph
+            .parameters()
+            .map(|(node, parameter)| (parameter.name.clone(), Value { node, output: 0 }))
+            .filter(|(_, value)| stored.contains_key(value))
+            .map(|(name, value)| (name, read(value)))
+            .collect();
+        let stored = builder.stored.into_values().chain(builder.packed.into_values()).chain(spares).collect();
+        Ok(CpuExecutable { processor, steps, arena, stored, inputs, outputs, parameters, updates })
     }
+}
+
+/// New values that take their parameter's place in memory: written in place by a kernel, after everyone who reads the
+/// old value.
+fn in_place_updates(graph: &Graph, lowered: &[Option<Lowered>]) -> HashMap<Value, Value> {
+    let mut last_reader: HashMap<Value, NodeId> = HashMap::new();
+    for (id, node) in graph.nodes().iter().enumerate() {
+        node.inputs.iter().for_each(|&input| {
+            last_reader.insert(storage(graph, input), id);
+        });
+    }
+    let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();
+    let in_place = |(parameter, new): &(Value, Value)| {
+        let pairs = lowered[new.node].as_ref().map_or(&[][..], |l| l.in_place);
+        let inputs = &graph.node(new.node).inputs;
+        pairs.iter().any(|&(input, output)| output == new.output && inputs[input] == *parameter)
+            && last_reader.get(parameter) == Some(&new.node)
+            && !outputs.contains(parameter)
+    };
+    graph.updates().iter().filter(|update| in_place(update)).map(|&(parameter, new)| (new, parameter)).collect()
 }
 
 fn empty() -> *mut [f32] {
@@ -171,13 +234,15 @@ fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>
     graph.nodes().iter().enumerate().map(lower_one).collect()
 }
 
-/// Which nodes depend on parameters and constants alone, and so are computed once.
+/// Which nodes depend on constants and on parameters that runs do not change, and so are computed once.
 fn constant_nodes(graph: &Graph) -> Vec<bool> {
+    let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
     let mut constant = vec![false; graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
         constant[id] = match node.op {
             Op::Input(_) => false,
-            Op::Parameter(_) | Op::Constant(_) => true,
+            Op::Constant(_) => true,
+            Op::Parameter(_) => !updated.contains(&id),
             _ => !node.inputs.is_empty() && node.inputs.iter().all(|v| constant[v.node]),
         };
     }
@@ -196,7 +261,8 @@ fn raw_uses(graph: &Graph, lowered: &[Option<Lowered>], left_out: &[bool]) -> Ha
             }
         }
     }
-    for (_, value) in graph.outputs() {
+    let updates = graph.updates().iter().flat_map(|(parameter, new)| [parameter, new]);
+    for value in graph.outputs().iter().map(|(_, value)| value).chain(updates) {
         *uses.entry(storage(graph, *value)).or_default() += 1;
     }
     uses
@@ -226,7 +292,7 @@ impl Builder<'_> {
         let value = Value { node: id, output: 0 };
         match &node.op {
             Op::Parameter(parameter) => {
-                let elements = parameters.take(&parameter.name).ok_or_else(|| GraphError::Device {
+                let elements = parameters.take(parameter).ok_or_else(|| GraphError::Device {
                     device: DEVICE,
                     reason: format!("no weights for the parameter `{}` {}", parameter.name, parameter.shape),
                 })?;
@@ -250,13 +316,14 @@ impl Builder<'_> {
     }
 
     fn evaluate(&mut self, id: NodeId, lowered: &mut Option<Lowered>) {
-        let Some(Lowered { kernel, workspace, .. }) = lowered.take() else { return };
+        let Some(Lowered { kernel, workspace, in_place, .. }) = lowered.take() else { return };
         let node = self.graph.node(id);
         let mut results: Vec<Buffer> = node.outputs.iter().map(|ty| Buffer::new(ty.shape.elements())).collect();
         let roots: Vec<Value> = node.inputs.iter().map(|&v| storage(self.graph, v)).collect();
         {
             let inputs: Vec<&[f32]> = roots.iter().map(|root| self.stored[root].as_slice()).collect();
             let mut outputs: Vec<&mut [f32]> = results.iter_mut().map(Buffer::as_mut_slice).collect();
+            in_place.iter().for_each(|&(input, output)| outputs[output].copy_from_slice(inputs[input]));
             kernel(self.processor, &inputs, &mut outputs, Buffer::new(workspace).as_mut_slice());
         }
         for root in roots {
@@ -328,22 +395,40 @@ impl Executable for CpuExecutable {
         for step in &mut self.steps {
             step.run(&self.processor);
         }
+        for &(from, to) in &self.updates {
+            // SAFETY: a value and the parameter that it becomes have one type and different places.
+            unsafe { (*to).copy_from_slice(&*from) };
+        }
         Ok(())
     }
 
     fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError> {
-        let Some((ty, place)) = self.outputs.get(output) else {
-            let mut known: Vec<&str> = self.outputs.keys().map(String::as_str).collect();
-            known.sort_unstable();
-            return Err(GraphError::UnknownName { kind: "output", name: output.into(), known: known.join(", ") });
-        };
-        Elements::F32(into).check(output, ty)?;
-        // SAFETY: the pointer is to the output's block, which nothing writes while `self` is borrowed.
-        into.copy_from_slice(unsafe { &**place });
-        Ok(())
+        copy_named(&self.outputs, "output", output, into)
+    }
+
+    fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError> {
+        copy_named(&self.parameters, "parameter in its original form", name, into)
     }
 
     fn memory_bytes(&self) -> usize {
         self.arena.bytes() + self.stored.iter().map(Buffer::bytes).sum::<usize>()
     }
+}
+
+/// Copies one of the values that an executable knows by name.
+fn copy_named(
+    values: &HashMap<String, (Type, *const [f32])>,
+    kind: &'static str,
+    name: &str,
+    into: &mut [f32],
+) -> Result<(), GraphError> {
+    let Some((ty, place)) = values.get(name) else {
+        let mut known: Vec<&str> = values.keys().map(String::as_str).collect();
+        known.sort_unstable();
+        return Err(GraphError::UnknownName { kind, name: name.into(), known: known.join(", ") });
+    };
+    Elements::F32(into).check(name, ty)?;
+    // SAFETY: the pointer is to a block that the executable owns and that nothing writes while it is borrowed.
+    into.copy_from_slice(unsafe { &**place });
+    Ok(())
 }

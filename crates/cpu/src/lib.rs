@@ -6,6 +6,7 @@ mod buffer;
 mod device;
 mod executable;
 pub mod gemm;
+pub mod int8;
 pub mod isa;
 mod lower;
 pub mod norm;

@@ -52,7 +52,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    if as_json { print_json(&mut photos, repeats) } else { print_table(&mut photos) }
+    if as_json {
+        print_json(&mut photos, repeats)
+    } else {
+        print_table(&mut photos)
+    }
     Ok(())
 }
 

@@ -116,7 +116,11 @@ impl Found {
     }
 
     fn add_folder(&mut self, folder: &Path, recursive: bool) -> Result<(), FilesError> {
-        if self.add_images_in(folder, recursive) { Ok(()) } else { Err(FilesError::NoImages { path: folder.to_owned() }) }
+        if self.add_images_in(folder, recursive) {
+            Ok(())
+        } else {
+            Err(FilesError::NoImages { path: folder.to_owned() })
+        }
     }
 
     /// Whether there were any.
@@ -168,12 +172,7 @@ fn images_in(folder: &Path, recursive: bool) -> Vec<Result<PathBuf, FilesError>>
     images
 }
 
-fn walk(
-    folder: &Path,
-    recursive: bool,
-    entered: &mut HashSet<PathBuf>,
-    images: &mut Vec<Result<PathBuf, FilesError>>,
-) {
+fn walk(folder: &Path, recursive: bool, entered: &mut HashSet<PathBuf>, images: &mut Vec<Result<PathBuf, FilesError>>) {
     let names = fs::canonicalize(folder).and_then(|real| match entered.insert(real) {
         true => names_in(folder),
         false => Ok(Vec::new()),

@@ -2,6 +2,8 @@
 //! The geometry is that of timm's evaluation transform and the arithmetic that of torchvision,
 //! because published weights were trained and measured behind them. Nothing here is random.
 
+mod normalise;
+
 use crate::image::Image;
 use crate::resize::{Filter, resize_window};
 use std::ops::Range;
@@ -190,19 +192,9 @@ impl Preprocess {
             return Err(PreprocessError::OutputLength { expected, found: out.len() });
         }
         for (channel, plane) in out.chunks_exact_mut(area).enumerate() {
-            let table = self.table(channel);
-            for (value, pixel) in plane.iter_mut().zip(image.pixels().chunks_exact(3)) {
-                *value = table[usize::from(pixel[channel])];
-            }
+            normalise::normalise(image.pixels(), channel, self.mean[channel], self.std[channel], plane);
         }
         Ok(())
-    }
-
-    /// The normalised value of each byte: a byte has only 256 of them, and the rounding of
-    /// torchvision's three steps in single precision is kept without repeating them.
-    fn table(&self, channel: usize) -> [f32; 256] {
-        let (mean, std) = (self.mean[channel], self.std[channel]);
-        std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
     }
 
     /// The resized and cropped picture, before any scaling: what the model gets to see. For a

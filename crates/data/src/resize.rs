@@ -4,6 +4,10 @@
 //! rounded to bytes, with weights in 22-bit fixed point. This module holds the filters, the
 //! weights and the order of the passes; the loops are in `passes`.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod passes;
 
 use crate::image::Image;

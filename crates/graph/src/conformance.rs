@@ -321,6 +321,26 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             ])
         })?);
     }
+    for clip in [None, Some(0.5)] {
+        all.push(case("adamw", dice, |m| {
+            let shape = [m.dice.extent(), m.dice.wide()];
+            let (p, g, mean) = (m.float(shape), m.float(shape), m.float(shape));
+            let variance = m.float(shape);
+            let variance = &variance * &variance;
+            let number = |n: f32| p.constant(Constant::filled(Shape::default(), n));
+            let op = AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, clip };
+            let mut others = vec![g.clone(), mean.clone(), variance, number(1e-2), number(7.0)];
+            others.extend(clip.map(|_| g.apply(GlobalNorm, &[&mean])));
+            // A device that works in place must also cope with outputs that nobody wants.
+            let wanted = *m.dice.pick(&[1, 3]);
+            Forward(p.apply_outputs(op, &others.iter().collect::<Vec<_>>(), wanted))
+        })?);
+    }
+    all.push(case("cross_entropy", dice, |m| {
+        let shape = [m.dice.extent(), m.dice.wide()];
+        let targets = m.weights_like(&m.seed.constant(Constant::filled(shape, 0.0)));
+        Differentiable(vec![m.float(shape).apply(CrossEntropy, &[&targets])])
+    })?);
     for granularity in [Granularity::Element, Granularity::Sample] {
         all.push(case("dropout", dice, |m| {
             let shape = [m.dice.extent(), m.dice.extent(), m.dice.wide()];

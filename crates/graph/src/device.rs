@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::ops::Data;
+use crate::ops::{Data, Parameter};
 use crate::{DType, Graph, GraphError, Type};
 
 /// Elements that go to or come from a device.
@@ -72,14 +72,29 @@ impl<'a> From<&'a Data> for Elements<'a> {
 
 /// Where parameters come from when a graph is compiled.
 pub trait Parameters {
-    /// The elements of the parameter of that name, if there is one. A source that owns them gives them away, so that
-    /// a model in its original and its packed form never lies in memory at once.
-    fn take(&mut self, name: &str) -> Option<Cow<'_, [f32]>>;
+    /// The elements of a parameter, if there are any. A source that owns them gives them away, so that a model in its
+    /// original and its packed form never lies in memory at once.
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>>;
 }
 
 impl Parameters for BTreeMap<String, Vec<f32>> {
-    fn take(&mut self, name: &str) -> Option<Cow<'_, [f32]>> {
-        self.get(name).map(|data| Cow::Borrowed(data.as_slice()))
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        self.get(&parameter.name).map(|data| Cow::Borrowed(data.as_slice()))
+    }
+}
+
+/// Parameters that start as their initialisers say.
+#[derive(Debug, Clone, Copy)]
+pub struct Initial {
+    /// What the random numbers depend on, besides the parameters' names.
+    pub seed: u64,
+}
+
+impl Parameters for Initial {
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        let mut data = vec![0.0; parameter.shape.elements()];
+        parameter.init.fill(self.seed, &parameter.name, &mut data);
+        Some(Cow::Owned(data))
     }
 }
 
@@ -114,6 +129,9 @@ pub trait Executable: Send {
 
     /// Copies an f32 output of the last run.
     fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError>;
+
+    /// Copies a parameter as the last run left it; one that runs do not change may no longer be there in this form.
+    fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError>;
 
     /// Bytes held: arena, parameters and what was made of them.
     fn memory_bytes(&self) -> usize;

@@ -35,6 +35,7 @@ pub struct Node {
 pub struct Graph {
     nodes: Vec<Node>,
     outputs: Vec<(String, Value)>,
+    updates: Vec<(Value, Value)>,
     taps: BTreeMap<String, Value>,
     scope: Vec<String>,
 }
@@ -140,6 +141,33 @@ impl Graph {
             .ok_or_else(|| unknown("output", name, self.outputs.iter().map(|(n, _)| n.as_str())))
     }
 
+    /// Says that after a run a parameter has this value. Nothing that runs after that value's node may read the old one.
+    pub fn update(&mut self, parameter: Value, new: Value) -> Result<(), GraphError> {
+        let node = self.node(parameter.node);
+        let reason = match &node.op {
+            Op::Parameter(_) if self.ty(parameter) == self.ty(new) => None,
+            Op::Parameter(_) => Some(format!("the new value is {}", self.ty(new))),
+            _ => Some("only parameters can be updated".into()),
+        };
+        match reason {
+            Some(reason) => Err(GraphError::Shape {
+                op: "update",
+                scope: node.scope.clone(),
+                inputs: self.ty(parameter).to_string(),
+                reason,
+            }),
+            None => {
+                self.updates.push((parameter, new));
+                Ok(())
+            }
+        }
+    }
+
+    /// The parameters that a run changes, each with its new value.
+    pub fn updates(&self) -> &[(Value, Value)] {
+        &self.updates
+    }
+
     /// Gives an intermediate a name under which it can later be made an output. It costs nothing until then.
     pub fn set_tap(&mut self, name: &str, value: Value) {
         self.taps.insert(self.qualified(name), value);
@@ -195,10 +223,11 @@ impl Graph {
         self.value(Constant::filled(shape, number), &[])
     }
 
-    /// How often each output of each node is used, graph outputs included.
+    /// How often each output of each node is used, graph outputs and updates included.
     pub fn uses(&self) -> Vec<Vec<usize>> {
         let mut uses: Vec<Vec<usize>> = self.nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
-        let users = self.nodes.iter().flat_map(|n| &n.inputs).chain(self.outputs.iter().map(|(_, v)| v));
+        let named = self.outputs.iter().map(|(_, v)| v).chain(self.updates.iter().map(|(_, v)| v));
+        let users = self.nodes.iter().flat_map(|n| &n.inputs).chain(named);
         for v in users {
             uses[v.node][v.output] += 1;
         }

@@ -40,11 +40,11 @@ enum Owner {
 
 impl MemoryPlan {
     /// Plans a graph; `workspace` says how many bytes of scratch memory a device wants for a node, `outside` which
-    /// nodes it keeps elsewhere, because they stay the same from run to run.
+    /// values it keeps elsewhere.
     ///
     /// Inputs keep their memory for good, so that a run can be repeated; outputs keep it from their node on.
     /// Parameters and constants live outside the arena. A reshape shares its input's memory.
-    pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize, outside: impl Fn(NodeId) -> bool) -> MemoryPlan {
+    pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize, outside: impl Fn(Value) -> bool) -> MemoryPlan {
         let nodes = graph.nodes();
         let uses = graph.uses();
         let end = nodes.len();
@@ -55,16 +55,14 @@ impl MemoryPlan {
                 last[root.node][root.output] = last[root.node][root.output].max(id);
             }
         }
-        for (_, value) in graph.outputs() {
+        let outputs = graph.outputs().iter().map(|(_, value)| value);
+        for value in outputs.chain(graph.updates().iter().map(|(_, value)| value)) {
             let root = storage(graph, *value);
             last[root.node][root.output] = end;
         }
 
         let mut requests = Vec::new();
         for (id, node) in nodes.iter().enumerate() {
-            if outside(id) {
-                continue;
-            }
             let scratch = workspace(id);
             if scratch > 0 {
                 requests.push(Request { bytes: scratch, first: id, last: id, owner: Owner::Workspace(id) });
@@ -74,7 +72,7 @@ impl MemoryPlan {
             }
             let input = matches!(node.op, Op::Input(_));
             for (output, ty) in node.outputs.iter().enumerate() {
-                if uses[id][output] == 0 && !input {
+                if (uses[id][output] == 0 && !input) || outside(Value { node: id, output }) {
                     continue;
                 }
                 let (first, last) = if input { (0, end) } else { (id, last[id][output].max(id)) };

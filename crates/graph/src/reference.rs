@@ -108,6 +108,23 @@ impl Bindings {
 
 /// Runs a graph and gives its named outputs.
 pub fn run(graph: &Graph, bindings: &Bindings) -> Result<BTreeMap<String, Array>, GraphError> {
+    let values = values(graph, bindings)?;
+    Ok(graph.outputs().iter().map(|(name, v)| (name.clone(), values[v.node][v.output].clone())).collect())
+}
+
+/// Runs a graph, gives its named outputs, and changes the parameters that it updates.
+pub fn step(graph: &Graph, bindings: &mut Bindings) -> Result<BTreeMap<String, Array>, GraphError> {
+    let values = values(graph, bindings)?;
+    for (parameter, new) in graph.updates() {
+        if let Op::Parameter(parameter) = &graph.node(parameter.node).op {
+            bindings.0.insert(parameter.name.clone(), values[new.node][new.output].clone());
+        }
+    }
+    Ok(graph.outputs().iter().map(|(name, v)| (name.clone(), values[v.node][v.output].clone())).collect())
+}
+
+/// Every value of a graph.
+fn values(graph: &Graph, bindings: &Bindings) -> Result<Vec<Vec<Array>>, GraphError> {
     let uses = graph.uses();
     let mut values: Vec<Vec<Array>> = Vec::with_capacity(graph.nodes().len());
     for (id, node) in graph.nodes().iter().enumerate() {
@@ -133,5 +150,5 @@ pub fn run(graph: &Graph, bindings: &Bindings) -> Result<BTreeMap<String, Array>
             }
         });
     }
-    Ok(graph.outputs().iter().map(|(name, v)| (name.clone(), values[v.node][v.output].clone())).collect())
+    Ok(values)
 }

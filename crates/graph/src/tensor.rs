@@ -141,6 +141,12 @@ impl Tensor {
         self.apply_all(op, &inputs, 1).remove(0)
     }
 
+    /// Applies any operation, giving its first outputs.
+    pub fn apply_outputs(&self, op: impl Into<Op>, others: &[&Tensor], outputs: usize) -> Vec<Tensor> {
+        let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
+        self.apply_all(op, &inputs, outputs)
+    }
+
     fn apply_all(&self, op: impl Into<Op>, inputs: &[&Tensor], outputs: usize) -> Vec<Tensor> {
         let values: Option<Vec<Value>> = inputs.iter().map(|t| t.value).collect();
         let Some(values) = values else { return vec![Tensor { state: self.state.clone(), value: None }; outputs] };

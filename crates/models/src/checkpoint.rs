@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use vit_graph::device::Parameters;
+use vit_graph::ops::Parameter;
 
 use crate::config::{self, Config};
 use crate::error::ModelError;
@@ -214,7 +215,7 @@ fn find_weights(folder: &Path) -> Result<PathBuf, ModelError> {
 }
 
 impl Parameters for Weights {
-    fn take(&mut self, name: &str) -> Option<Cow<'_, [f32]>> {
-        self.tensors.remove(name).map(|tensor| Cow::Owned(tensor.data))
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        self.tensors.remove(&parameter.name).map(|tensor| Cow::Owned(tensor.data))
     }
 }

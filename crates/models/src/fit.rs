@@ -54,7 +54,7 @@ impl Fitting {
             let (name, shape) = (parameter.name.as_str(), parameter.shape.to_vec());
             let head = name.starts_with("head.") || name.starts_with("head_dist.");
             let tensor = match self.old.tensors.remove(name) {
-                Some(tensor) if tensor.shape == shape => Some(tensor),
+                Some(tensor) if tensor.shape == shape && !moved(name, from, to) => Some(tensor),
                 Some(tensor) if head && self.leniency.new_head => {
                     self.note_head(name, &tensor.shape, &shape);
                     None
@@ -130,7 +130,13 @@ impl Fitting {
         Ok(adapted.filter(|t| t.shape == shape).inspect(|t| {
             let method = if self.method() == Method::Linear { "linear" } else { "bicubic" };
             let place = if name.starts_with("blocks.") && !name.starts_with("blocks.0.") { return } else { name };
-            self.report.push(format!("{place}: {:?} -> {:?}, positions resampled ({method})", tensor.shape, t.shape));
+            let change = if t.shape == tensor.shape {
+                let ([rows, columns], [new_rows, new_columns]) = (from.grid(), to.grid());
+                format!("{rows}x{columns} -> {new_rows}x{new_columns} patches")
+            } else {
+                format!("{:?} -> {:?}", tensor.shape, t.shape)
+            };
+            self.report.push(format!("{place}: {change}, positions resampled ({method})"));
         }))
     }
 
@@ -184,6 +190,13 @@ impl Fitting {
             }
         }
     }
+}
+
+/// Whether positions belong to another grid, which may have as many patches: 4x4 and 2x8.
+fn moved(name: &str, from: &Architecture, to: &Architecture) -> bool {
+    let (Architecture::Vit(from), Architecture::Vit(to)) = (from, to);
+    let positions = name == "pos_embed" || name.ends_with("relative_position_bias_table");
+    positions && from.grid() != to.grid()
 }
 
 /// The first lines of a long list, and how many there are.

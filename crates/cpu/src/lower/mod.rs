@@ -6,8 +6,10 @@ mod attention;
 mod conv;
 mod dropout;
 mod gather;
+mod loss;
 mod matrix;
 mod movement;
+mod optimise;
 mod patchify;
 mod reduce;
 mod rows;
@@ -32,11 +34,13 @@ pub(crate) struct Lowered {
     /// Elements of scratch memory.
     pub workspace: usize,
     pub packing: Option<Packing>,
+    /// Inputs that the kernel finds in outputs, already there when it starts, and changes in place.
+    pub in_place: &'static [(usize, usize)],
 }
 
 impl Lowered {
     fn new(kernel: impl Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send + 'static) -> Self {
-        Lowered { kernel: Box::new(kernel), workspace: 0, packing: None }
+        Lowered { kernel: Box::new(kernel), workspace: 0, packing: None, in_place: &[] }
     }
 
     fn with_workspace(mut self, elements: usize) -> Self {
@@ -81,6 +85,10 @@ pub(crate) fn lower(
         Op::Reduce(op) => reduce::reduce(op, &inputs[0])?,
         Op::Gather(_) => gather::gather(&inputs[0]),
         Op::GatherGrad(op) => gather::gather_grad(op),
+        Op::CrossEntropy(_) => loss::cross_entropy(&inputs[0]),
+        Op::CrossEntropyGrad(_) => loss::cross_entropy_grad(&inputs[1]),
+        Op::GlobalNorm(_) => optimise::global_norm(inputs),
+        Op::AdamW(op) => optimise::adamw(op),
         Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_) => return Err("it computes nothing".into()),
     })
 }

@@ -1,9 +1,11 @@
-//! The two inner loops of resizing, written so that the compiler turns them into SIMD: every
-//! loop runs over a fixed number of lanes with one weight for all of them. They are compiled a
-//! second time for AVX2, because the baseline of x86-64 has no 32-bit multiplication of lanes;
-//! the arithmetic is integer, so both give the same bytes.
+//! The two loops of resizing: the portable ones, and which of all to use on this machine. The
+//! portable ones are written so that the compiler turns them into SIMD: every loop runs over a
+//! fixed number of lanes with one weight for all of them. The arithmetic is integer, so all give
+//! the same bytes; nobody can tell from a result which one was used.
 
 use super::{PRECISION_BITS, Taps, View};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use std::ops::Range;
 
 /// Rows of the picture that the horizontal pass carries side by side.
@@ -13,47 +15,52 @@ const LANES: usize = ROWS * 3;
 /// Bytes of a row that the vertical pass carries side by side.
 const COLUMNS: usize = 32;
 
-const HALF: i32 = 1 << (PRECISION_BITS - 1);
+/// Where sums start, so that cutting off the bits after the point rounds.
+pub(super) const HALF: i32 = 1 << (PRECISION_BITS - 1);
 
 fn to_byte(sum: i32) -> u8 {
     (sum >> PRECISION_BITS).clamp(0, 255) as u8
 }
 
-/// Calls the AVX2 copy of a loop where the machine has it, else the portable one.
-macro_rules! with_avx2 {
-    ($portable:ident, $avx2:ident, ($($argument:expr),*)) => {{
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature that the function is compiled for was found just above.
-            return unsafe { $avx2($($argument),*) };
-        }
-        $portable($($argument),*)
-    }};
-}
-
 /// Resamples the rows `rows` of the picture to the outputs of `taps`; gives RGB rows.
 pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
-    with_avx2!(horizontal_lanes, horizontal_avx2, (source, rows, taps))
+    #[cfg(target_arch = "x86_64")]
+    {
+        if avx512::is_available() && avx512::suits(taps) {
+            // SAFETY: the machine has the features that the function is compiled for.
+            return unsafe { avx512::horizontal(source, rows, taps) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") && avx2::suits(taps) {
+            // SAFETY: the machine has the feature that the function is compiled for.
+            return unsafe { avx2::horizontal(source, rows, taps) };
+        }
+    }
+    horizontal_lanes(source, rows, taps)
 }
 
 /// Resamples the columns `columns` of the picture to the outputs of `taps`; gives RGB rows.
 pub(super) fn vertical(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> {
-    with_avx2!(vertical_lanes, vertical_avx2, (source, columns, taps))
+    #[cfg(target_arch = "x86_64")]
+    {
+        if avx512::is_available() && avx512::weights_fit(taps) {
+            // SAFETY: the machine has the features that the function is compiled for.
+            return unsafe { avx512::vertical(source, columns, taps) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the machine has the feature that the function is compiled for.
+            return unsafe { vertical_avx2(source, columns, taps) };
+        }
+    }
+    vertical_lanes(source, columns, taps)
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn horizontal_avx2(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
-    horizontal_lanes(source, rows, taps)
-}
-
+/// The baseline of x86-64 has no 32-bit multiplication of lanes, so this one is compiled twice.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn vertical_avx2(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> {
     vertical_lanes(source, columns, taps)
 }
 
-#[inline(always)]
 fn horizontal_lanes(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
     let span = taps.span();
     let used = (span.start - source.left) * 3..(span.end - source.left) * 3;
@@ -124,22 +131,134 @@ fn vertical_lanes(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> 
     out
 }
 
+/// The used part of some rows, with bytes behind it that loads may touch but nothing depends on.
+/// Nearly always they are what follows in the picture; only the last rows have to be copied.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct PaddedRows<'a> {
+    bytes: &'a [u8],
+    stride: usize,
+    /// Number in the picture of the first row in `bytes`.
+    top: usize,
+    /// Bytes of a row before the used part.
+    offset: usize,
+    /// Length of the used part and what follows.
+    length: usize,
+    /// The first row for which the picture ends too early, and all copies from there on.
+    copies_from: usize,
+    copies: Vec<u8>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<'a> PaddedRows<'a> {
+    pub(super) fn new(source: &View<'a>, rows: Range<usize>, columns: Range<usize>, padding: usize) -> Self {
+        let stride = source.width * 3;
+        let offset = (columns.start - source.left) * 3;
+        let used = columns.len() * 3;
+        let length = used + padding;
+        let end = |row: usize| (row - source.top) * stride + offset + length;
+        let copies_from =
+            rows.clone().rev().take_while(|row| end(*row) > source.bytes.len()).last().unwrap_or(rows.end);
+        let mut copies = vec![0; (rows.end - copies_from) * length];
+        for (copy, row) in copies.chunks_exact_mut(length).zip(copies_from..) {
+            copy[..used].copy_from_slice(&source.bytes[(row - source.top) * stride + offset..][..used]);
+        }
+        Self { bytes: source.bytes, stride, top: source.top, offset, length, copies_from, copies }
+    }
+
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize) -> &[u8] {
+        if row < self.copies_from {
+            &self.bytes[(row - self.top) * self.stride + self.offset..][..self.length]
+        } else {
+            &self.copies[(row - self.copies_from) * self.length..][..self.length]
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Filter;
     use super::*;
+    use proptest::prelude::*;
 
-    #[test]
-    fn the_copy_for_this_machine_gives_the_same_bytes() {
-        let (width, height) = (37, 29);
-        let bytes: Vec<u8> = (0..width * height * 3).map(|i| (i * i * 31 + i / 7) as u8).collect();
-        let view = View { bytes: &bytes, width, left: 0, top: 0 };
-        for filter in [Filter::Box, Filter::Bicubic, Filter::Lanczos] {
-            for length in [5, 23, 64] {
-                let taps = Taps::new(width, 0.0, width as f32, length, 2..length - 1, filter);
-                assert_eq!(horizontal(&view, 3..height, &taps), horizontal_lanes(&view, 3..height, &taps));
-                let taps = Taps::new(height, 0.0, height as f32, length, 2..length - 1, filter);
-                assert_eq!(vertical(&view, 3..width, &taps), vertical_lanes(&view, 3..width, &taps));
+    /// The definition: one sum after the other.
+    fn plainly(taps: &Taps, others: Range<usize>, value: impl Fn(usize, usize, usize) -> u8) -> Vec<Vec<[u8; 3]>> {
+        let sum = |other: usize, start: usize, weights: &[i32], channel: usize| {
+            let terms = weights.iter().enumerate();
+            to_byte(terms.fold(HALF, |sum, (tap, weight)| {
+                sum.wrapping_add(i32::from(value(other, start + tap, channel)).wrapping_mul(*weight))
+            }))
+        };
+        let output = |other| taps.iter().map(move |(start, weights)| [0, 1, 2].map(|c| sum(other, start, weights, c)));
+        others.map(|other| output(other).collect()).collect()
+    }
+
+    type Pass = fn(&View, Range<usize>, &Taps) -> Vec<u8>;
+
+    /// Every horizontal and every vertical pass that this machine can run.
+    fn passes(taps: &Taps) -> (Vec<Pass>, Vec<Pass>) {
+        let mut across: Vec<Pass> = vec![horizontal, horizontal_lanes];
+        let mut down: Vec<Pass> = vec![vertical, vertical_lanes];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if std::arch::is_x86_feature_detected!("avx2") {
+                // SAFETY: the feature was found.
+                across.push(|source, rows, taps| unsafe { avx2::horizontal(source, rows, taps) });
+                // SAFETY: the feature was found.
+                down.push(|source, columns, taps| unsafe { vertical_avx2(source, columns, taps) });
+            }
+            if avx512::is_available() && avx512::weights_fit(taps) {
+                // Also where it is not the fastest. SAFETY: the features were found.
+                across.push(|source, rows, taps| unsafe { avx512::horizontal(source, rows, taps) });
+                // SAFETY: the features were found.
+                down.push(|source, columns, taps| unsafe { avx512::vertical(source, columns, taps) });
+            }
+        }
+        (across, down)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 400, ..ProptestConfig::default() })]
+
+        #[test]
+        fn all_passes_give_the_bytes_of_the_definition(
+            (width, height) in (1usize..150, 1usize..60),
+            length in 1usize..120,
+            (a, b, c, d) in any::<(prop::sample::Index, prop::sample::Index, prop::sample::Index, prop::sample::Index)>(),
+            (from, to) in (0.0f32..0.4, 0.6f32..=1.0),
+            filter in prop::sample::select(Filter::ALL[1..].to_vec()),
+            seed in any::<u32>(),
+            contrast in any::<bool>(),
+        ) {
+            let some = |a: prop::sample::Index, b: prop::sample::Index, length: usize| {
+                let (a, b) = (a.index(length), b.index(length));
+                a.min(b)..a.max(b) + 1
+            };
+            let mut state = seed;
+            let bytes: Vec<u8> = (0..width * height * 3).map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let byte = (state >> 24) as u8;
+                // Black and white next to each other go furthest outside of what a byte can hold.
+                if contrast { if byte < 128 { 0 } else { 255 } } else { byte }
+            }).collect();
+            let view = View { bytes: &bytes, width, left: 0, top: 0 };
+            let window = some(a, b, length);
+
+            let (from_x, to_x) = (from * width as f32, to * width as f32);
+            let taps = Taps::new(width, from_x, to_x, length, window.clone(), filter);
+            let rows = some(c, d, height);
+            let expected = plainly(&taps, rows.clone(), |y, x, c| bytes[(y * width + x) * 3 + c]).concat().concat();
+            for (number, pass) in passes(&taps).0.iter().enumerate() {
+                prop_assert!(pass(&view, rows.clone(), &taps) == expected, "horizontal pass {number}");
+            }
+
+            let (from_y, to_y) = (from * height as f32, to * height as f32);
+            let taps = Taps::new(height, from_y, to_y, length, window, filter);
+            let columns = some(c, d, width);
+            let turned = plainly(&taps, columns.clone(), |x, y, c| bytes[(y * width + x) * 3 + c]);
+            let expected: Vec<u8> = (0..taps.starts.len()).flat_map(|y| turned.iter().flat_map(move |c| c[y])).collect();
+            for (number, pass) in passes(&taps).1.iter().enumerate() {
+                prop_assert!(pass(&view, columns.clone(), &taps) == expected, "vertical pass {number}");
             }
         }
     }

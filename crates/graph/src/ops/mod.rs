@@ -10,9 +10,11 @@ mod conv;
 mod dropout;
 mod gather;
 mod linear;
+mod loss;
 mod matmul;
 mod movement;
 mod norm;
+mod optimise;
 mod patchify;
 mod reduce;
 mod softmax;
@@ -25,9 +27,11 @@ pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 pub use dropout::{Dropout, Granularity};
 pub use gather::{Gather, GatherGrad};
 pub use linear::Linear;
+pub use loss::{CrossEntropy, CrossEntropyGrad};
 pub use matmul::MatMul;
 pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
 pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad};
+pub use optimise::{AdamW, CLIP_EPSILON, GlobalNorm};
 pub use patchify::{Layout, Patchify, Unpatchify};
 pub use reduce::{Reduce, Reduction};
 pub use softmax::{Softmax, SoftmaxGrad};
@@ -143,6 +147,10 @@ operations!(
     Reduce,
     Gather,
     GatherGrad,
+    CrossEntropy,
+    CrossEntropyGrad,
+    GlobalNorm,
+    AdamW,
 );
 
 impl Operation for Op {

@@ -4,10 +4,11 @@ use super::Copy;
 use crate::ops::Op;
 use crate::{Graph, GraphError};
 
-/// The graph without the nodes that no output needs. Inputs stay, so that callers can write them all the same.
+/// The graph without the nodes that no output or update needs. Inputs stay, so that callers can write them all the same.
 pub fn dead_code(graph: &Graph) -> Result<Graph, GraphError> {
     let mut needed = vec![false; graph.nodes().len()];
     graph.outputs().iter().for_each(|(_, v)| needed[v.node] = true);
+    graph.updates().iter().for_each(|(_, v)| needed[v.node] = true);
     for id in (0..needed.len()).rev() {
         needed[id] |= matches!(graph.node(id).op, Op::Input(_));
         if needed[id] {

@@ -55,6 +55,10 @@ impl<'a> Copy<'a> {
             let value = self.moved(*value);
             self.new.set_output(name, value)?;
         }
+        for (parameter, value) in self.old.updates() {
+            let (parameter, value) = (self.moved(*parameter), self.moved(*value));
+            self.new.update(parameter, value)?;
+        }
         for (name, value) in self.old.taps() {
             if let Some(value) = self.moved[value.node][value.output] {
                 self.new.set_tap(name, value);

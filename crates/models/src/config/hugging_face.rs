@@ -142,6 +142,7 @@ pub fn hugging_face_config(config: &Config) -> Result<Value, String> {
         ("a norm before the blocks", vit.pre_norm),
         ("a hidden layer in the head", vit.pre_logits.is_some()),
         ("no class token", !vit.class_token),
+        ("the mean of two tokens without their heads", vit.distillation_head && vit.classes == 0),
         ("pooling other than by token", vit.pooling != Pooling::Token),
         ("a norm after pooling", vit.final_norm != FinalNorm::BeforePooling),
         (

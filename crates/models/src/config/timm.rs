@@ -246,7 +246,8 @@ pub fn timm_config(config: &Config) -> Value {
             "mean": round(&p.mean),
             "std": round(&p.std),
             "num_classes": vit.classes,
-            "first_conv": "patch_embed.proj",
+            // timm adapts this layer from three channels wherever a model has others, even when its weights do too.
+            "first_conv": (vit.channels == 3).then_some("patch_embed.proj"),
             "classifier": if vit.distillation_head { json!(["head", "head_dist"]) } else { json!("head") },
         },
     });

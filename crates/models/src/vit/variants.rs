@@ -78,7 +78,14 @@ pub fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for (name, published) in PUBLISHED {
         let size = by_timm(name).expect("every published size is in the table");
-        all.extend(published.iter().map(|&(patch, image)| plain(size, patch, image)));
+        all.extend(published.iter().map(|&(patch, image)| match (name, patch) {
+            // Its only published weights are DINO's.
+            ("small", 8) => Variant {
+                preprocessing: Preprocessing { image_size: [image, image], ..Preprocessing::imagenet() },
+                ..plain(size, patch, image)
+            },
+            _ => plain(size, patch, image),
+        }));
     }
     all.extend(deit());
     all.extend(successors());

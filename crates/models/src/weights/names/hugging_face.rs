@@ -71,11 +71,12 @@ pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
     Ok(weights)
 }
 
-/// transformers' names for canonical ones: DeiT's where there is a distillation token, else ViT's. What these classes
-/// have no place for is an error that names it.
+/// transformers' names for canonical ones: DeiT's where there is a distillation token, else ViT's; the class token's
+/// head has another name where the distillation token has one too. What these classes have no place for is an error
+/// that names it.
 pub fn from_canonical(weights: &Weights) -> Result<Weights, WeightsError> {
-    let distilled = weights.tensors.contains_key("dist_token");
-    let base = if distilled { "deit." } else { "vit." };
+    let base = if weights.tensors.contains_key("dist_token") { "deit." } else { "vit." };
+    let head = if weights.tensors.contains_key("head_dist.weight") { "cls_classifier" } else { "classifier" };
     let mut theirs = Weights { metadata: weights.metadata.clone(), ..Weights::default() };
     for (name, tensor) in &weights.tensors {
         if let Some((layer, kind)) = qkv(name) {
@@ -84,7 +85,7 @@ pub fn from_canonical(weights: &Weights) -> Result<Weights, WeightsError> {
             }
             continue;
         }
-        let Some(renamed) = hugging_face_name(name, base, distilled) else {
+        let Some(renamed) = hugging_face_name(name, base, head) else {
             return Err(WeightsError::tensor(
                 name,
                 "transformers' ViT and DeiT have no place for it; write timm's names instead",
@@ -122,7 +123,7 @@ fn canonical_name(name: &str) -> Option<String> {
     OUTSIDE.iter().find_map(|(theirs, ours)| Some(format!("{ours}{}", name.strip_prefix(theirs)?)))
 }
 
-fn hugging_face_name(name: &str, base: &str, distilled: bool) -> Option<String> {
+fn hugging_face_name(name: &str, base: &str, head: &str) -> Option<String> {
     if let Some(inside) = name.strip_prefix("blocks.") {
         let (layer, part) = inside.split_once('.')?;
         return INSIDE.iter().find_map(|(theirs, ours)| {
@@ -131,7 +132,6 @@ fn hugging_face_name(name: &str, base: &str, distilled: bool) -> Option<String> 
         });
     }
     if let Some(rest) = name.strip_prefix("head.") {
-        let head = if distilled { "cls_classifier" } else { "classifier" };
         return Some(format!("{head}.{rest}"));
     }
     if let Some(rest) = name.strip_prefix("head_dist.") {

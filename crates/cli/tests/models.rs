@@ -1,0 +1,63 @@
+//! `vit models` and `vit info`.
+
+mod support;
+
+use support::{model, vit};
+
+#[test]
+fn models_are_listed_and_filtered() {
+    let all = vit(["models", "--json"]).code(0).json();
+    let base = vit(["models", "BASE", "--json"]).code(0).json();
+    let (all, base) = (all.as_array().unwrap(), base.as_array().unwrap());
+    assert!(base.len() > 3 && base.len() < all.len());
+    assert!(base.iter().all(|m| m["name"].as_str().unwrap().contains("base")));
+    assert!(all.iter().all(|m| m["parameters"].is_u64() && m["flops"].is_u64()));
+    let table = vit(["models", "base"]).code(0);
+    assert_eq!(table.out.lines().count(), base.len() + 1);
+    assert!(table.out.lines().all(|l| l.chars().count() <= 80));
+    assert!(vit(["models", "no such thing"]).code(1).err.contains("`vit models` lists them all"));
+}
+
+#[test]
+fn the_figures_of_vit_base_are_the_published_ones() {
+    for name in ["vit_base_patch16_224", "B/16"] {
+        let info = vit(["info", name, "--json"]).code(0).json();
+        assert_eq!(info["parameters"].as_u64(), Some(86_567_656));
+        let flops = info["flops"].as_u64().unwrap() as f64;
+        assert!((flops / 35.1e9 - 1.0).abs() < 0.01, "{flops}");
+        assert_eq!(info["model"], "vit_base_patch16_224");
+        assert!(info.get("layers").is_none());
+    }
+    assert!(vit(["info", "B/16"]).code(0).out.contains("86,567,656"));
+}
+
+#[test]
+fn layers_add_up_and_a_batch_takes_memory() {
+    let one = vit(["info", "vit_tiny_patch16_224", "--layers", "--json"]).code(0).json();
+    let eight = vit(["info", "vit_tiny_patch16_224", "--batch", "8", "--json"]).code(0).json();
+    let sum = |field: &str| one["layers"].as_array().unwrap().iter().map(|l| l[field].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(Some(sum("parameters")), one["parameters"].as_u64());
+    assert_eq!(Some(sum("flops")), one["flops"].as_u64());
+    assert_eq!(one["flops"], eight["flops"]);
+    assert!(eight["activation_bytes"].as_u64() > one["activation_bytes"].as_u64());
+}
+
+#[test]
+fn a_folder_its_config_and_its_weights_are_all_a_model() {
+    let folder = model("timm_vit");
+    for path in [folder.clone(), folder.join("config.json"), folder.join("model.safetensors")] {
+        let info = vit(["info".as_ref(), path.as_os_str(), "--json".as_ref()]).code(0).json();
+        assert_eq!((&info["classes"], &info["image_size"]), (&11.into(), &serde_json::json!([32, 32])));
+    }
+}
+
+#[test]
+fn what_is_no_model_is_explained() {
+    let misspelt = vit(["info", "vit_bse_patch16_224"]).code(1);
+    assert!(misspelt.err.contains("did you mean vit_base_patch16_224"), "{}", misspelt.err);
+    let size = vit(["info", "B/16", "--image-size", "7"]).code(1);
+    assert!(size.err.contains("7x7") && size.err.contains("--image-size"), "{}", size.err);
+    let empty = tempfile::tempdir().unwrap();
+    let folder = vit(["info".as_ref(), empty.path().as_os_str()]).code(1);
+    assert!(folder.err.contains("there are no weights here"), "{}", folder.err);
+}

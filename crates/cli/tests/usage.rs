@@ -1,0 +1,105 @@
+//! Help, exit statuses and errors of use.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use support::{model, picture, vit};
+
+const COMMANDS: [&str; 6] = ["models", "info", "classify", "embed", "convert", "verify"];
+
+#[test]
+fn every_command_has_a_help_with_an_example_within_80_columns() {
+    for command in COMMANDS {
+        let help = vit([command, "--help"]).code(0);
+        assert!(help.out.contains("Example"), "{command}");
+        assert!(help.out.contains(&format!("vit {command} ")), "{command}: {}", help.out);
+        assert!(help.err.is_empty());
+        for line in help.out.lines() {
+            assert!(line.chars().count() <= 80, "{command}: {line}");
+        }
+        assert_eq!(vit(["help", command]).code(0).out, help.out);
+    }
+}
+
+/// The command lines of a help text, as a shell runs them.
+fn examples(help: &str) -> Vec<&str> {
+    let lines = help.lines().skip_while(|l| !l.starts_with("Example")).skip(1).take_while(|l| !l.is_empty());
+    lines.map(str::trim).collect()
+}
+
+#[cfg(unix)]
+#[test]
+fn the_examples_in_the_help_work() {
+    // As in a clone of the repository, but what is written does not stay.
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["examples/cifar10", "examples/pictures"] {
+        let to = folder.path().join(name);
+        fs::create_dir_all(&to).unwrap();
+        for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)).unwrap() {
+            let from = entry.unwrap().path();
+            fs::copy(&from, to.join(from.file_name().unwrap())).unwrap();
+        }
+    }
+    fs::copy(model("jax_vit").join("model.npz"), folder.path().join("ViT-B_16.npz")).unwrap();
+    let binary = Path::new(env!("CARGO_BIN_EXE_vit")).parent().unwrap();
+    let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap_or_default());
+    for command in COMMANDS {
+        let help = vit([command, "--help"]).code(0).out;
+        assert!(!examples(&help).is_empty(), "{command}");
+        for example in examples(&help) {
+            let mut shell = std::process::Command::new("sh");
+            shell.args(["-c", example]).env("PATH", &path).env_remove("VIT_MODEL").current_dir(folder.path());
+            let run = support::finished(shell.output().unwrap());
+            assert_eq!(run.code, 0, "{example}: {}", run.err);
+            assert!(!run.out.is_empty() || folder.path().join("vectors.npy").exists(), "{example}");
+        }
+    }
+}
+
+#[test]
+fn without_a_command_the_help_is_shown() {
+    let bare = vit::<&str>([]).code(2);
+    assert!(bare.err.contains("Usage: vit <COMMAND>") && bare.out.is_empty());
+    assert!(vit(["--help"]).code(0).out.contains("Usage: vit <COMMAND>"));
+    assert!(vit(["--version"]).code(0).out.starts_with("vit "));
+}
+
+#[test]
+fn wrong_use_is_2_and_names_the_option() {
+    let (model, picture) = (model("timm_vit"), picture("preprocess/tiny.jpg"));
+    let (model, picture) = (model.to_str().unwrap(), picture.to_str().unwrap());
+    let cases: &[(&[&str], &str)] = &[
+        (&["clasify"], "classify"),
+        (&["classify", picture], "--model"),
+        (&["classify", "-m", model], "PICTURES"),
+        (&["classify", "-m", model, picture, "--top", "0"], "--top"),
+        (&["classify", "-m", model, picture, "--format", "xml"], "jsonl"),
+        (&["classify", "-m", model, picture, "--json", "--format", "csv"], "--format"),
+        (&["classify", "-m", model, picture, "--batch", "0"], "--batch"),
+        (&["classify", "-m", model, picture, "--threads", "0"], "--threads"),
+        (&["classify", "-m", model, picture, "--device", "abacus"], "auto or cpu"),
+        (&["classify", "-m", model, picture, "--image-size", "big"], "HEIGHTxWIDTH"),
+        (&["embed", "-m", model, picture], "--out"),
+        (&["embed", "-m", model, picture, "--out", "x.txt"], ".npy, .safetensors, .parquet"),
+        (&["embed", "-m", model, picture, "--out", "x.npy", "--pool", "max"], "features, class, mean or patches"),
+        (&["convert", model], "FOLDER"),
+        (&["convert", model, "x", "--layout", "keras"], "hugging-face"),
+        (&["verify", model, "--tolerance", "-1"], "--tolerance"),
+        (&["info"], "NAME|PATH"),
+    ];
+    for (arguments, expected) in cases {
+        let run = vit(*arguments).code(2);
+        assert!(run.err.contains(expected), "{arguments:?}: {}", run.err);
+        assert!(run.out.is_empty(), "{arguments:?}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_reported() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let run = support::finished(support::command().arg("models").stdout(full).output().unwrap()).code(1);
+    assert!(run.err.starts_with("error: standard output: "), "{}", run.err);
+}

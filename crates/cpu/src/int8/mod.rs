@@ -1,0 +1,185 @@
+//! Linear layers on bytes: `C = epilogue(A Wᵀ)` with the weights quantised once per output channel and the activations
+//! per row on the way in. Sums of products are exact integers on every machine, so paths differ only in how the last
+//! few floating-point operations are rounded, and the bits of a result do not depend on the number of threads.
+//!
+//! [`quantise_row`] and [`quantise_weights`] define what is computed: with `x = scale_x (q - zero)` and
+//! `w = scale_w p`, an element of C is `epilogue(f32(Σ (q - zero) p) * scale_w * scale_x)`.
+
+mod block;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod pack;
+mod path;
+mod portable;
+mod quantise;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use crate::gemm::{ALIGN, Epilogue, aligned, check_matrix, check_workspace};
+use crate::pool::{Parts, Pool};
+
+use block::Block;
+pub use pack::{pack, pack_parallel, packed_len};
+pub use path::{Path, dot_loop};
+use path::{Shape, TileShape};
+use quantise::QuantiseRows;
+pub use quantise::{QuantisedRow, QuantisedWeights, quantise_row, quantise_weights};
+
+/// The most terms of a sum: with more, it could exceed 32 bits.
+pub const MAX_TERMS: usize = 1 << 16;
+
+/// One product of activations with packed weights.
+#[derive(Debug)]
+pub struct Gemm8<'a> {
+    /// Rows of C.
+    pub m: usize,
+    /// Columns of C: output channels.
+    pub n: usize,
+    /// Terms of each sum, at most [`MAX_TERMS`].
+    pub k: usize,
+    /// The activations, `[m, k]`.
+    pub a: &'a [f32],
+    /// Distance of the rows of `a`.
+    pub lda: usize,
+    /// The weights from [`pack`], for the same path.
+    pub b_packed: &'a [f32],
+    /// The result, `[m, n]`.
+    pub c: &'a mut [f32],
+    /// Distance of the rows of `c`.
+    pub ldc: usize,
+    /// What happens on the way to C.
+    pub epilogue: Epilogue<'a>,
+}
+
+/// How many numbers of workspace [`gemm`] needs.
+pub fn workspace(path: impl Into<Path>, _threads: usize, m: usize, _n: usize, k: usize) -> usize {
+    let shape = path.into().dispatch(TileShape);
+    m * row_bytes(shape, k) / 4 + 2 * m + ALIGN
+}
+
+/// The distance of quantised rows: whole cache lines, an odd number of them, so that the rows of a tile do not compete
+/// for the same places in the cache.
+fn row_bytes(shape: Shape, k: usize) -> usize {
+    (k * shape.left_bytes).div_ceil(64).max(1) / 2 * 128 + 64
+}
+
+/// Computes the product on the threads of the pool. A row with a NaN or an infinity becomes NaN.
+///
+/// # Panics
+/// If a slice is too short for the shape, or B is packed for another path's length.
+pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut [f32]) {
+    let path = path.into();
+    let Gemm8 { m, n, k, .. } = gemm;
+    check_matrix("A", gemm.a.len(), m, k, gemm.lda);
+    assert_eq!(gemm.b_packed.len(), packed_len(path, k, n), "packed weights for k={k} n={n}");
+    check_matrix("C", gemm.c.len(), m, n, gemm.ldc);
+    check_epilogue(&gemm.epilogue, m, n);
+    check_workspace("int8 gemm", workspace.len(), self::workspace(path, pool.threads(), m, n, k));
+    if m == 0 || n == 0 {
+        return;
+    }
+
+    let shape = path.dispatch(TileShape);
+    let stride = row_bytes(shape, k);
+    let (quantised, rest) = aligned(workspace, m * stride / 4);
+    let (row_scales, rest) = rest.split_at_mut(m);
+    let row_offsets: &mut [i32] = bytemuck::cast_slice_mut(&mut rest[..m]);
+    let quantised: &mut [u8] = bytemuck::cast_slice_mut(quantised);
+    quantise_rows(pool, path, &gemm, stride, quantised, row_scales, row_offsets);
+
+    let (scales, sums, weights) = pack::sections(shape, n, gemm.b_packed);
+    let grid = Grid::new(m, n, stride, pool.threads(), shape);
+    let c = Parts::new(gemm.c);
+    let row_blocks = m.div_ceil(grid.rows);
+    let column_blocks = n.div_ceil(grid.columns);
+    let groups = k.div_ceil(shape.group);
+    pool.run(row_blocks * column_blocks, &|task| {
+        let row = task / column_blocks * grid.rows;
+        let column = task % column_blocks * grid.columns;
+        // The checks above cover every block, and blocks of C do not overlap.
+        path.dispatch(Block {
+            m: grid.rows.min(m - row),
+            n: grid.columns.min(n - column),
+            groups,
+            a: quantised[row * stride..].as_ptr(),
+            stride,
+            row_scales: row_scales[row..].as_ptr(),
+            row_offsets: row_offsets[row..].as_ptr(),
+            b: weights[column * groups * shape.group..].as_ptr(),
+            column_scales: scales[column..].as_ptr(),
+            weight_sums: sums[column..].as_ptr(),
+            c: c.at(row * gemm.ldc + column),
+            ldc: gemm.ldc,
+            epilogue: gemm.epilogue.part(row, column),
+        });
+    });
+}
+
+/// Elements that one task quantises: enough work to be worth handing out.
+const QUANTISE_ELEMENTS: usize = 16 * 1024;
+
+fn quantise_rows(
+    pool: &Pool,
+    path: Path,
+    gemm: &Gemm8<'_>,
+    stride: usize,
+    quantised: &mut [u8],
+    scales: &mut [f32],
+    offsets: &mut [i32],
+) {
+    let rows_each = (QUANTISE_ELEMENTS / gemm.k.max(1)).max(1);
+    let (quantised, scales, offsets) = (Parts::new(quantised), Parts::new(scales), Parts::new(offsets));
+    pool.run(gemm.m.div_ceil(rows_each), &|task| {
+        let row = task * rows_each;
+        let rows = rows_each.min(gemm.m - row);
+        // SAFETY: the rows of different tasks do not overlap.
+        let kernel = unsafe {
+            QuantiseRows {
+                k: gemm.k,
+                a: &gemm.a[(row * gemm.lda).min(gemm.a.len())..],
+                lda: gemm.lda,
+                to: quantised.slice(row * stride, rows * stride),
+                stride,
+                scales: scales.slice(row, rows),
+                offsets: offsets.slice(row, rows),
+            }
+        };
+        path.dispatch(kernel);
+    });
+}
+
+fn check_epilogue(epilogue: &Epilogue<'_>, m: usize, n: usize) {
+    for (name, values) in [("bias", epilogue.bias), ("scale", epilogue.scale)] {
+        if let Some(values) = values {
+            assert!(values.len() >= n, "{name} of {} for {n} columns", values.len());
+        }
+    }
+    if let Some((residual, ld)) = epilogue.residual {
+        check_matrix("residual", residual.len(), m, n, ld);
+    }
+}
+
+/// The blocks of C that are tasks.
+struct Grid {
+    rows: usize,
+    columns: usize,
+}
+
+/// Rows of A in a block, if they are short.
+const BLOCK_ROWS: usize = 96;
+/// Bytes of A that a block keeps in the second-level cache.
+const BLOCK_BYTES: usize = 384 * 1024;
+/// Tasks per thread that even out what other processes take away.
+const TASKS_PER_THREAD: usize = 6;
+
+impl Grid {
+    fn new(m: usize, n: usize, stride: usize, threads: usize, shape: Shape) -> Grid {
+        let even =
+            |total: usize, blocks: usize, unit: usize| total.div_ceil(blocks.max(1)).next_multiple_of(unit).max(unit);
+        let most = (BLOCK_BYTES / stride).clamp(shape.rows, BLOCK_ROWS);
+        let row_blocks = m.div_ceil(most);
+        let wanted = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
+        let column_blocks = wanted.div_ceil(row_blocks.max(1)).clamp(1, n.div_ceil(shape.columns).max(1));
+        Grid { rows: even(m, row_blocks, shape.rows), columns: even(n, column_blocks, shape.columns) }
+    }
+}

@@ -1,0 +1,252 @@
+//! The ways to multiply bytes, one or two for each instruction set, and the choice of one at run time.
+//! Kernels are written once, generic over [`Dot`], as the others are over [`Simd`].
+
+use std::fmt;
+
+use crate::isa::Isa;
+use crate::simd::Simd;
+
+/// A way to multiply bytes. An [`Isa`] converts into its fastest one on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Path {
+    /// AVX-512 with VNNI: four products a lane in one instruction.
+    Avx512Vnni,
+    /// AVX-512 with products of 16-bit numbers.
+    Avx512,
+    /// AVX2 with AVX-VNNI.
+    AvxVnni,
+    /// AVX2 with products of 16-bit numbers.
+    Avx2,
+    /// NEON with the dot product extension.
+    NeonDot,
+    /// NEON with widening products.
+    Neon,
+    /// Plain Rust, on every machine.
+    Portable,
+}
+
+impl From<Isa> for Path {
+    fn from(isa: Isa) -> Path {
+        let ways = match isa {
+            Isa::Avx512 => [Path::Avx512Vnni, Path::Avx512],
+            Isa::Avx2 => [Path::AvxVnni, Path::Avx2],
+            Isa::Neon => [Path::NeonDot, Path::Neon],
+            Isa::Portable => [Path::Portable; 2],
+        };
+        if ways[0].is_available() { ways[0] } else { ways[1] }
+    }
+}
+
+impl Path {
+    /// Every path, fastest first.
+    pub const ALL: [Path; 7] =
+        [Path::Avx512Vnni, Path::Avx512, Path::AvxVnni, Path::Avx2, Path::NeonDot, Path::Neon, Path::Portable];
+
+    /// The paths this machine can run, fastest first.
+    pub fn available() -> Vec<Path> {
+        Path::ALL.into_iter().filter(|path| path.is_available()).collect()
+    }
+
+    /// Whether this machine can run it.
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512Vnni => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 => Isa::Avx512.is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Path::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => Isa::Avx2.is_available(),
+            #[cfg(target_arch = "aarch64")]
+            Path::NeonDot => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Path::Neon => Isa::Neon.is_available(),
+            Path::Portable => true,
+            #[allow(unreachable_patterns)]
+            _ => false,
+        }
+    }
+
+    /// Runs a kernel on this path.
+    ///
+    /// # Panics
+    /// If this machine does not have its instructions.
+    #[inline]
+    pub(super) fn dispatch<K: DotKernel>(self, kernel: K) -> K::Output {
+        assert!(self.is_available(), "this machine has no {self}");
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512Vnni => {
+                // SAFETY: availability was asserted above.
+                unsafe { super::x86::Avx512Vnni::new() }.vectorize(kernel)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 => {
+                // SAFETY: availability was asserted above.
+                unsafe { super::x86::Avx512Wide::new() }.vectorize(kernel)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Path::AvxVnni => {
+                // SAFETY: availability was asserted above.
+                unsafe { super::x86::AvxVnni::new() }.vectorize(kernel)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => {
+                // SAFETY: availability was asserted above.
+                unsafe { super::x86::Avx2Wide::new() }.vectorize(kernel)
+            }
+            #[cfg(target_arch = "aarch64")]
+            Path::NeonDot => {
+                // SAFETY: availability was asserted above.
+                unsafe { super::neon::NeonDot::new() }.vectorize(kernel)
+            }
+            #[cfg(target_arch = "aarch64")]
+            Path::Neon => {
+                // SAFETY: availability was asserted above.
+                unsafe { super::neon::NeonWide::new() }.vectorize(kernel)
+            }
+            _ => super::portable::Plain.vectorize(kernel),
+        }
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Path::Avx512Vnni => "avx512-vnni",
+            Path::Avx512 => "avx512",
+            Path::AvxVnni => "avx-vnni",
+            Path::Avx2 => "avx2",
+            Path::NeonDot => "neon-dotprod",
+            Path::Neon => "neon",
+            Path::Portable => "portable",
+        })
+    }
+}
+
+/// Work that is compiled once for each path. As for [`crate::simd::Kernel`], `run` and everything generic it calls
+/// must be `#[inline(always)]`.
+pub(super) trait DotKernel {
+    type Output;
+    fn run<D: Dot>(self, d: D) -> Self::Output;
+}
+
+/// Dot products of short groups of bytes, one group in each lane of a vector of `i32` sums.
+///
+/// Activations (the left-hand side) are stored as the path multiplies them: as they are, or less an offset. Weights (the
+/// right-hand side) are signed bytes, the groups of neighbouring columns one after the other.
+///
+/// # Safety
+/// Vectors must have as many lanes as those of `Float`, and loads and stores the extent that they say.
+pub(super) unsafe trait Dot: Copy {
+    /// The vectors of `f32` to go with it.
+    type Float: Simd;
+    /// A sum in each lane.
+    type Sums: Copy;
+    /// The same group of activations in each lane.
+    type Left: Copy;
+    /// A group of weights in each lane.
+    type Right: Copy;
+    /// Terms of a group.
+    const GROUP: usize;
+    /// Bytes of a stored activation.
+    const LEFT_BYTES: usize;
+    /// Rows of the register tile.
+    const TILE_ROWS: usize;
+    /// Vectors in a row of the register tile.
+    const TILE_VECTORS: usize;
+
+    /// Calls the kernel as a function of its own, compiled with the instructions enabled.
+    fn vectorize<K: DotKernel>(self, kernel: K) -> K::Output;
+    fn float(self) -> Self::Float;
+    fn zero(self) -> Self::Sums;
+    /// # Safety
+    /// A group of stored activations at `p` must be readable.
+    unsafe fn load_left(self, p: *const u8) -> Self::Left;
+    /// # Safety
+    /// A group for each lane must be readable at `p`.
+    unsafe fn load_right(self, p: *const i8) -> Self::Right;
+    /// `sums + left · right` in each lane.
+    fn dot(self, left: Self::Left, right: Self::Right, sums: Self::Sums) -> Self::Sums;
+    /// # Safety
+    /// A number for each lane must be writable at `p`.
+    unsafe fn store_sums(self, p: *mut i32, sums: Self::Sums);
+    /// `sums - offset * weight_sums`, then to the nearest `f32`.
+    /// # Safety
+    /// A number for each lane must be readable at both.
+    unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> <Self::Float as Simd>::V;
+    /// Stores `min(round(x) + zero, 255)` as activations are stored. Of an `x` that is not finite, anything.
+    /// # Safety
+    /// `LEFT_BYTES` for each lane must be writable at `p`.
+    unsafe fn store_left(self, p: *mut u8, x: <Self::Float as Simd>::V, zero: i32);
+    /// What zero is as a stored activation.
+    fn offset(zero: i32) -> i32;
+}
+
+/// The most rows of any register tile.
+pub(super) const MAX_TILE_ROWS: usize = 8;
+/// The most columns of any register tile.
+pub(super) const MAX_TILE_COLUMNS: usize = 48;
+
+/// The shapes of a path, for code that runs before one is chosen.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    pub group: usize,
+    pub left_bytes: usize,
+    /// Of the register tile.
+    pub rows: usize,
+    /// Of the register tile and so of a packed panel.
+    pub columns: usize,
+}
+
+pub(super) struct TileShape;
+
+impl DotKernel for TileShape {
+    type Output = Shape;
+
+    #[inline(always)]
+    fn run<D: Dot>(self, _: D) -> Shape {
+        Shape {
+            group: D::GROUP,
+            left_bytes: D::LEFT_BYTES,
+            rows: D::TILE_ROWS,
+            columns: D::TILE_VECTORS * D::Float::LANES,
+        }
+    }
+}
+
+/// Runs `loops` rounds of independent dot products in registers and returns how many operations they were: the peak
+/// that a benchmark compares [`super::gemm`] with.
+pub fn dot_loop(path: impl Into<Path>, loops: usize) -> u64 {
+    path.into().dispatch(DotLoop(loops))
+}
+
+struct DotLoop(usize);
+
+impl DotKernel for DotLoop {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run<D: Dot>(self, d: D) -> u64 {
+        const CHAINS: usize = 12;
+        let mut sums = [d.zero(); CHAINS];
+        let bytes = [1u8; 64];
+        for _ in 0..self.0 {
+            // The compiler must not know the operands, or it would do the work itself.
+            let p = std::hint::black_box(bytes.as_ptr());
+            // SAFETY: no group has more than 64 bytes, nor has a vector.
+            let (left, right) = unsafe { (d.load_left(p), d.load_right(p.cast())) };
+            for sum in &mut sums {
+                *sum = d.dot(left, right, *sum);
+            }
+        }
+        let mut out = [0i32; MAX_TILE_COLUMNS];
+        for sum in sums {
+            // SAFETY: a vector has at most 16 lanes.
+            unsafe { d.store_sums(out.as_mut_ptr(), sum) };
+            std::hint::black_box(&out);
+        }
+        (self.0 * CHAINS * D::Float::LANES * D::GROUP * 2) as u64
+    }
+}

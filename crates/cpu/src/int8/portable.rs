@@ -1,0 +1,100 @@
+//! Dot products of bytes in plain Rust, written so that compilers find the instruction for pairs where there is one.
+
+use super::path::{Dot, DotKernel};
+use crate::simd::{Portable, Simd};
+
+/// The path that every machine has.
+#[derive(Clone, Copy)]
+pub(super) struct Plain;
+
+#[inline(never)]
+fn outlined<K: DotKernel>(d: Plain, kernel: K) -> K::Output {
+    kernel.run(d)
+}
+
+// SAFETY: everything is arrays of 4 lanes.
+unsafe impl Dot for Plain {
+    type Float = Portable;
+    type Sums = [i32; 4];
+    type Left = [i16; 2];
+    type Right = [i16; 8];
+    const GROUP: usize = 2;
+    const LEFT_BYTES: usize = 2;
+    const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn vectorize<K: DotKernel>(self, kernel: K) -> K::Output {
+        outlined(self, kernel)
+    }
+
+    #[inline(always)]
+    fn float(self) -> Portable {
+        Portable
+    }
+
+    #[inline(always)]
+    fn zero(self) -> [i32; 4] {
+        [0; 4]
+    }
+
+    #[inline(always)]
+    unsafe fn load_left(self, p: *const u8) -> [i16; 2] {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { p.cast::<[i16; 2]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_right(self, p: *const i8) -> [i16; 8] {
+        // SAFETY: the caller vouches for the memory.
+        let bytes = unsafe { p.cast::<[i8; 8]>().read_unaligned() };
+        let mut words = [0; 8];
+        for i in 0..8 {
+            words[i] = i16::from(bytes[i]);
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn dot(self, left: [i16; 2], right: [i16; 8], sums: [i32; 4]) -> [i32; 4] {
+        let mut out = sums;
+        for i in 0..4 {
+            out[i] += i32::from(left[0]) * i32::from(right[2 * i]) + i32::from(left[1]) * i32::from(right[2 * i + 1]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn store_sums(self, p: *mut i32, sums: [i32; 4]) {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { p.cast::<[i32; 4]>().write_unaligned(sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> [f32; 4] {
+        // SAFETY: the caller vouches for the memory.
+        let (sums, weight_sums) =
+            unsafe { (sums.cast::<[i32; 4]>().read_unaligned(), weight_sums.cast::<[i32; 4]>().read_unaligned()) };
+        let mut out = [0.0; 4];
+        for i in 0..4 {
+            out[i] = (sums[i] - offset * weight_sums[i]) as f32;
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn store_left(self, p: *mut u8, x: [f32; 4], zero: i32) {
+        let x = self.float().round(x);
+        let mut words = [0i16; 4];
+        for i in 0..4 {
+            words[i] = (x[i] as i32).min(255 - zero) as i16;
+        }
+        // SAFETY: the caller vouches for 8 bytes.
+        unsafe { p.cast::<[i16; 4]>().write_unaligned(words) }
+    }
+
+    #[inline(always)]
+    fn offset(_: i32) -> i32 {
+        0
+    }
+}

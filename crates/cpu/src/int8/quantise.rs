@@ -1,0 +1,180 @@
+//! How numbers become bytes: the definition, in plain Rust, and the kernel that does the same to rows of activations.
+//! All arithmetic is in `f32`, one rounded operation at a time in the order written, so both give the same bytes.
+
+use super::path::{Dot, DotKernel};
+use crate::simd::Simd;
+
+/// A row of activations as unsigned bytes: `x ≈ scale * (value - zero)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantisedRow {
+    /// The distance of neighbouring values; NaN if the row has a number that is not finite.
+    pub scale: f32,
+    /// The value that stands for 0.
+    pub zero: u8,
+    /// One for each number.
+    pub values: Vec<u8>,
+}
+
+/// The weights of an output channel as signed bytes: `w ≈ scale * value`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantisedWeights {
+    /// The distance of neighbouring values; NaN if a weight is not finite.
+    pub scale: f32,
+    /// One for each weight, in -127..=127.
+    pub values: Vec<i8>,
+}
+
+/// Quantises a row of activations over its own range, extended to include 0:
+///
+/// ```text
+/// low = min(0, x...)    high = max(0, x...)    scale = high / 255 + -low / 255    inverse = 1 / scale
+/// zero  = -round(low * inverse)
+/// value = min(round(x * inverse) + zero, 255)
+/// ```
+///
+/// in `f32`, where `round` is to the nearest integer, halves to the even one. A row whose scale is below
+/// [`f32::MIN_POSITIVE`] counts as zeros: scale 0, zero 0, values 0. A row with a NaN or an infinity has scale NaN, zero
+/// 0, values 0, which makes every result of it NaN.
+pub fn quantise_row(x: &[f32]) -> QuantisedRow {
+    let low = x.iter().fold(0.0, |a: f32, &x| a.min(x));
+    let high = x.iter().fold(0.0, |a: f32, &x| a.max(x));
+    let finite = x.iter().all(|x| x.is_finite());
+    let RowScale { scale, inverse, zero } = RowScale::new(-low, high, finite);
+    let value = |&x: &f32| if finite { (round(x * inverse) + zero).min(255) as u8 } else { 0 };
+    QuantisedRow { scale, zero: zero as u8, values: x.iter().map(value).collect() }
+}
+
+/// Quantises the weights of one output channel:
+///
+/// ```text
+/// scale = max(|w|...) / 127    value = round(w * (1 / scale))
+/// ```
+///
+/// in `f32`, where `round` is to the nearest integer, halves to the even one. Weights whose scale is below
+/// [`f32::MIN_POSITIVE`] count as zeros: scale 0, values 0. If one is NaN or infinite the scale is NaN, the values 0.
+pub fn quantise_weights(w: &[f32]) -> QuantisedWeights {
+    let (scale, inverse) = weight_scale(w);
+    let values = w.iter().map(|&w| weight(w, scale, inverse)).collect();
+    QuantisedWeights { scale, values }
+}
+
+#[inline(always)]
+fn round(x: f32) -> i32 {
+    x.round_ties_even() as i32
+}
+
+/// The scale and its inverse; the inverse is 0 where all values are.
+#[inline(always)]
+pub(super) fn weight_scale(w: &[f32]) -> (f32, f32) {
+    let mut largest = 0.0;
+    let mut finite = true;
+    for w in w {
+        largest = if w.abs() > largest { w.abs() } else { largest };
+        finite &= w.is_finite();
+    }
+    let scale = largest / 127.0;
+    if !finite {
+        (f32::NAN, 0.0)
+    } else if scale < f32::MIN_POSITIVE {
+        (0.0, 0.0)
+    } else {
+        (scale, 1.0 / scale)
+    }
+}
+
+#[inline(always)]
+pub(super) fn weight(w: f32, scale: f32, inverse: f32) -> i8 {
+    // The largest times the inverse is 127 but for two roundings, so nothing rounds to 128.
+    if scale.is_nan() { 0 } else { round(w * inverse) as i8 }
+}
+
+struct RowScale {
+    scale: f32,
+    inverse: f32,
+    zero: i32,
+}
+
+impl RowScale {
+    #[inline(always)]
+    fn new(minus_low: f32, high: f32, finite: bool) -> RowScale {
+        let scale = high / 255.0 + minus_low / 255.0;
+        if !finite {
+            RowScale { scale: f32::NAN, inverse: 0.0, zero: 0 }
+        } else if scale < f32::MIN_POSITIVE {
+            RowScale { scale: 0.0, inverse: 0.0, zero: 0 }
+        } else {
+            let inverse = 1.0 / scale;
+            RowScale { scale, inverse, zero: round(minus_low * inverse) }
+        }
+    }
+}
+
+/// Quantises rows of activations on one thread, a scale and an offset for each row of `to`.
+pub(super) struct QuantiseRows<'a> {
+    pub k: usize,
+    pub a: &'a [f32],
+    pub lda: usize,
+    /// Rows `stride` bytes apart, with room for whole vectors.
+    pub to: &'a mut [u8],
+    pub stride: usize,
+    pub scales: &'a mut [f32],
+    pub offsets: &'a mut [i32],
+}
+
+impl DotKernel for QuantiseRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<D: Dot>(self, d: D) {
+        let s = d.float();
+        let lanes = D::Float::LANES;
+        let k = self.k;
+        assert!(self.stride >= k.next_multiple_of(lanes) * D::LEFT_BYTES, "rows overlap");
+        for (i, to) in self.to.chunks_exact_mut(self.stride).enumerate() {
+            let row = if k == 0 { &[] } else { &self.a[i * self.lda..][..k] };
+            let from = row.as_ptr();
+            // Two of each, since a maximum waits for the one before it.
+            let mut minus_low = [s.splat(0.0); 2];
+            let mut high = [s.splat(0.0); 2];
+            // Stays 0 as long as everything is finite.
+            let mut check = [s.splat(0.0); 2];
+            let mut t = 0;
+            // SAFETY: loads stay below k, and the assertion gives every vector that begins there room in `to`.
+            unsafe {
+                while t + 2 * lanes <= k {
+                    for j in 0..2 {
+                        let x = s.load(from.add(t + j * lanes));
+                        high[j] = s.max(high[j], x);
+                        minus_low[j] = s.max(minus_low[j], s.sub(s.splat(0.0), x));
+                        check[j] = s.mul_add(x, s.splat(0.0), check[j]);
+                    }
+                    t += 2 * lanes;
+                }
+                while t < k {
+                    let x = s.load_up_to(from.add(t), k - t);
+                    high[0] = s.max(high[0], x);
+                    minus_low[0] = s.max(minus_low[0], s.sub(s.splat(0.0), x));
+                    check[0] = s.mul_add(x, s.splat(0.0), check[0]);
+                    t += lanes;
+                }
+                let finite = s.sum(s.add(check[0], check[1])) == 0.0;
+                let minus_low = s.largest(s.max(minus_low[0], minus_low[1]));
+                let high = s.largest(s.max(high[0], high[1]));
+                let RowScale { scale, inverse, zero } = RowScale::new(minus_low, high, finite);
+                self.scales[i] = scale;
+                self.offsets[i] = D::offset(zero);
+                let inverse = s.splat(inverse);
+                let to = to.as_mut_ptr();
+                let mut t = 0;
+                while t + lanes <= k {
+                    d.store_left(to.add(t * D::LEFT_BYTES), s.mul(s.load(from.add(t)), inverse), zero);
+                    t += lanes;
+                }
+                if t < k {
+                    let x = s.load_first(from.add(t), k - t);
+                    d.store_left(to.add(t * D::LEFT_BYTES), s.mul(x, inverse), zero);
+                }
+            }
+        }
+    }
+}

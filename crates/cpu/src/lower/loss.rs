@@ -1,0 +1,38 @@
+//! Losses.
+
+use vit_graph::Type;
+
+use super::Lowered;
+
+/// The largest value of a row and the logarithm of the sum of its exponentials, summed in f64: rows are few.
+fn log_sum_exp(row: &[f32]) -> f64 {
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    f64::from(largest) + row.iter().map(|&v| f64::from(v - largest).exp()).sum::<f64>().ln()
+}
+
+pub(super) fn cross_entropy(logits: &Type) -> Lowered {
+    let (batch, classes) = (logits.shape[0], logits.shape[1]);
+    Lowered::new(move |_, inputs, outputs, _| {
+        let mut loss = 0.0;
+        for (logits, targets) in inputs[0].chunks_exact(classes).zip(inputs[1].chunks_exact(classes)) {
+            let lse = log_sum_exp(logits);
+            loss += logits.iter().zip(targets).map(|(&l, &t)| f64::from(t) * (lse - f64::from(l))).sum::<f64>();
+        }
+        outputs[0][0] = (loss / batch as f64) as f32;
+    })
+}
+
+pub(super) fn cross_entropy_grad(logits: &Type) -> Lowered {
+    let (batch, classes) = (logits.shape[0], logits.shape[1]);
+    Lowered::new(move |p, inputs, outputs, _| {
+        let factor = f64::from(inputs[0][0]) / batch as f64;
+        p.pool.run_chunks(&mut *outputs[0], classes, &|row, out| {
+            let (logits, targets) = (&inputs[1][row * classes..][..classes], &inputs[2][row * classes..][..classes]);
+            let lse = log_sum_exp(logits);
+            let mass: f64 = targets.iter().map(|&t| f64::from(t)).sum();
+            for ((out, &l), &t) in out.iter_mut().zip(logits).zip(targets) {
+                *out = (factor * ((f64::from(l) - lse).exp() * mass - f64::from(t))) as f32;
+            }
+        });
+    })
+}

@@ -1,0 +1,192 @@
+//! The last step: bytes to normalised numbers, one plane per channel. What it computes is defined
+//! by a table, because a byte has only 256 values. Looking them up is slow compared with what
+//! SIMD can do, and so is dividing; so the divisions are done as multiplications where that gives
+//! every number of the table to the last bit, which is checked each time, and looked up elsewhere.
+
+/// Pixels computed side by side.
+const PIXELS: usize = 16;
+
+/// The normalised value of each byte, with the rounding of torchvision's three steps in single
+/// precision.
+fn table(mean: f32, std: f32) -> [f32; 256] {
+    std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
+}
+
+/// Writes one channel of `pixels`, which are RGB, to `plane`.
+pub(super) fn normalise(pixels: &[u8], channel: usize, mean: f32, std: f32, plane: &mut [f32]) {
+    let table = table(mean, std);
+    let formula = Formula { to_unit: Reciprocal::of(255.0), mean, per_std: Reciprocal::of(std) };
+    let fast = fused(pixels, channel, &formula, &table, plane);
+    let done = if fast { plane.len() / PIXELS * PIXELS } else { 0 };
+    for (value, pixel) in plane.iter_mut().zip(pixels.chunks_exact(3)).skip(done) {
+        *value = table[usize::from(pixel[channel])];
+    }
+}
+
+/// Does all whole groups of pixels if the machine has fused multiply-add and it gives the table's
+/// values; else nothing. Says which.
+#[cfg(target_arch = "x86_64")]
+fn fused(pixels: &[u8], channel: usize, formula: &Formula, table: &[f32; 256], plane: &mut [f32]) -> bool {
+    #[target_feature(enable = "avx2,fma")]
+    fn compiled(pixels: &[u8], channel: usize, formula: &Formula, table: &[f32; 256], plane: &mut [f32]) -> bool {
+        let orders = avx2::orders(channel);
+        groups(pixels, |pixels| avx2::pick(pixels, &orders), formula, table, plane)
+    }
+    use std::arch::is_x86_feature_detected as has;
+    // SAFETY: the features that the function is compiled for are there.
+    has!("avx2") && has!("fma") && unsafe { compiled(pixels, channel, formula, table, plane) }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn fused(pixels: &[u8], channel: usize, formula: &Formula, table: &[f32; 256], plane: &mut [f32]) -> bool {
+    let pick = |pixels: &[u8; PIXELS * 3]| std::array::from_fn(|pixel| pixels[pixel * 3 + channel]);
+    groups(pixels, pick, formula, table, plane)
+}
+
+/// Without the instruction a fused multiply-add is a slow function.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn fused(_: &[u8], _: usize, _: &Formula, _: &[f32; 256], _: &mut [f32]) -> bool {
+    false
+}
+
+/// `pick` takes one channel from a group of pixels.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[inline(always)]
+fn groups(
+    pixels: &[u8],
+    pick: impl Fn(&[u8; PIXELS * 3]) -> [u8; PIXELS],
+    formula: &Formula,
+    table: &[f32; 256],
+    plane: &mut [f32],
+) -> bool {
+    let mut equal = true;
+    for (byte, expected) in table.iter().enumerate() {
+        equal &= formula.value(byte as f32).to_bits() == expected.to_bits();
+    }
+    if equal {
+        for (values, pixels) in plane.as_chunks_mut::<PIXELS>().0.iter_mut().zip(pixels.as_chunks().0) {
+            // A plain loop: `map` would compile the body without the features of the caller.
+            for (value, byte) in values.iter_mut().zip(pick(pixels)) {
+                *value = formula.value(f32::from(byte));
+            }
+        }
+    }
+    equal
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::PIXELS;
+    use std::arch::x86_64::*;
+
+    /// For each third of a group of pixels, where its bytes of one channel go.
+    pub(super) fn orders(channel: usize) -> [[u8; PIXELS]; 3] {
+        std::array::from_fn(|third| {
+            std::array::from_fn(|pixel| match (pixel * 3 + channel).checked_sub(third * PIXELS) {
+                Some(at) if at < PIXELS => at as u8,
+                // The upper bit makes the shuffle give zero.
+                _ => 0x80,
+            })
+        })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(super) fn pick(pixels: &[u8; PIXELS * 3], orders: &[[u8; PIXELS]; 3]) -> [u8; PIXELS] {
+        let mut picked = _mm_setzero_si128();
+        for (third, order) in pixels.as_chunks::<PIXELS>().0.iter().zip(orders) {
+            // SAFETY: both are arrays of the 16 bytes that are read.
+            let (third, order) =
+                unsafe { (_mm_loadu_si128(third.as_ptr().cast()), _mm_loadu_si128(order.as_ptr().cast())) };
+            picked = _mm_or_si128(picked, _mm_shuffle_epi8(third, order));
+        }
+        let mut bytes = [0; PIXELS];
+        // SAFETY: the array has the 16 bytes that are written.
+        unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), picked) };
+        bytes
+    }
+}
+
+/// (byte / 255 - mean) / std.
+struct Formula {
+    to_unit: Reciprocal,
+    mean: f32,
+    per_std: Reciprocal,
+}
+
+impl Formula {
+    #[inline(always)]
+    fn value(&self, byte: f32) -> f32 {
+        self.per_std.times(self.to_unit.times(byte) - self.mean)
+    }
+}
+
+/// One over a number, to twice the usual precision: the sum of the two. Multiplying with it rounds
+/// as dividing does, but for about one quotient in four million.
+struct Reciprocal {
+    high: f32,
+    low: f32,
+}
+
+impl Reciprocal {
+    fn of(number: f32) -> Self {
+        let exact = 1.0 / f64::from(number);
+        let high = exact as f32;
+        Self { high, low: (exact - f64::from(high)) as f32 }
+    }
+
+    #[inline(always)]
+    fn times(&self, value: f32) -> f32 {
+        value.mul_add(self.high, value * self.low)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check(mean: f32, std: f32, count: usize) {
+        let pixels: Vec<u8> = (0..count * 3).map(|i| (i * 7 + i / 256) as u8).collect();
+        for channel in 0..3 {
+            let mut plane = vec![f32::NAN; count];
+            normalise(&pixels, channel, mean, std, &mut plane);
+            for (pixel, value) in pixels.chunks_exact(3).zip(&plane) {
+                let expected = (f32::from(pixel[channel]) / 255.0 - mean) / std;
+                assert_eq!(value.to_bits(), expected.to_bits(), "{} - {mean} / {std}", pixel[channel]);
+            }
+        }
+    }
+
+    #[test]
+    fn absurd_settings_give_what_dividing_gives() {
+        for (mean, std) in
+            [(f32::MAX, 1e-5), (-f32::MAX, 1e-38), (0.0, f32::MIN_POSITIVE), (0.5, f32::MAX), (0.0, -1.0)]
+        {
+            check(mean, std, 300);
+        }
+    }
+
+    #[test]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    fn the_usual_settings_need_no_division() {
+        let clip = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.261_302_6, 0.275_777_1]);
+        for (mean, std) in [([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.5; 3], [0.5; 3]), clip] {
+            for (mean, std) in std::iter::zip(mean, std) {
+                let formula = Formula { to_unit: Reciprocal::of(255.0), mean, per_std: Reciprocal::of(std) };
+                for (byte, expected) in table(mean, std).iter().enumerate() {
+                    assert_eq!(formula.value(byte as f32), *expected, "{byte} with {mean} and {std}");
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn every_value_is_that_of_dividing(mean in -2.0f32..2.0, std in 1e-3f32..4.0, count in 0usize..300) {
+            check(mean, std, count);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Both passes for machines with AVX-512 VNNI and VBMI (Intel since Ice Lake, AMD since Zen 4).
+//! The dot-product instruction multiplies bytes of the picture with signed bytes, four products to
+//! a sum, so a weight is split into three signed bytes; the three sums are put together at the
+//! end. All of it wraps around modulo 2^32, as the definition does, so the bytes are the same.
+
+use super::passes::{HALF, PaddedRows};
+use super::{PRECISION_BITS, Taps, View};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Whether the machine has what the passes are compiled for.
+pub(super) fn is_available() -> bool {
+    use std::arch::is_x86_feature_detected as has;
+    has!("avx512f") && has!("avx512bw") && has!("avx512vbmi") && has!("avx512vnni")
+}
+
+/// Whether the horizontal pass can and should be used: the weights fit, and at least half of the
+/// lanes would be in use, which they are down to a fifth of the size.
+pub(super) fn suits(taps: &Taps) -> bool {
+    weights_fit(taps) && taps.starts.windows(OUTPUTS / 2).all(|starts| fits_window(starts[0], starts[OUTPUTS / 2 - 1]))
+}
+
+/// Whether the weights can be split; only wild ones, which no filter has, cannot.
+pub(super) fn weights_fit(taps: &Taps) -> bool {
+    taps.weights.iter().all(|weight| weight.unsigned_abs() < LARGEST_WEIGHT)
+}
+
+/// Less than this and the upper of the three bytes cannot overflow.
+const LARGEST_WEIGHT: u32 = 127 << 16;
+/// Rows that share the weights of a block while they are in registers or close by.
+const ROWS: usize = 8;
+/// Outputs side by side in a block.
+const OUTPUTS: usize = 16;
+/// Taps that one instruction adds up.
+const TAPS: usize = 4;
+/// Bytes that one permutation can choose from.
+const WINDOW: usize = 128;
+const LANES: usize = 64;
+
+/// Whether the first taps of an output that starts at pixel `start` are all in the window at `first`.
+fn fits_window(first: usize, start: usize) -> bool {
+    start >= first && (start - first) * 3 + TAPS * 3 <= WINDOW
+}
+
+/// `weight` = high * 2^16 + middle * 2^8 + low.
+fn split(weight: i32) -> [i8; 3] {
+    let low = weight as i8;
+    let rest = (weight - i32::from(low)) >> 8;
+    let middle = rest as i8;
+    [low, middle, ((rest - i32::from(middle)) >> 8) as i8]
+}
+
+/// Up to sixteen neighbouring outputs and how to compute them.
+struct Block {
+    outputs: Range<usize>,
+    /// Byte of a row where the window for the first taps is.
+    window: usize,
+    /// For each lane, where in the window its four reds are.
+    reds: [u8; LANES],
+    /// For each four taps, the three parts of the weights, in the order of the lanes.
+    weights: Vec<[[i8; LANES]; 3]>,
+}
+
+fn blocks(taps: &Taps, left: usize) -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::with_capacity(taps.starts.len().div_ceil(OUTPUTS));
+    let mut first = 0;
+    for (output, (start, weights)) in taps.iter().enumerate() {
+        let is_full = blocks.last().is_none_or(|block| block.outputs.len() == OUTPUTS);
+        if is_full || !fits_window(first, start) {
+            first = start;
+            blocks.push(Block {
+                outputs: output..output,
+                window: (start - left) * 3,
+                reds: [0; LANES],
+                weights: Vec::with_capacity(taps.stride.div_ceil(TAPS)),
+            });
+        }
+        let Some(block) = blocks.last_mut() else { unreachable!("one was pushed") };
+        let lane = block.outputs.len() * TAPS;
+        block.outputs.end += 1;
+        for (tap, red) in block.reds[lane..lane + TAPS].iter_mut().enumerate() {
+            *red = ((start - first + tap) * 3) as u8;
+        }
+        for (group, weights) in weights.chunks(TAPS).enumerate() {
+            if group == block.weights.len() {
+                block.weights.push([[0; LANES]; 3]);
+            }
+            for (tap, weight) in weights.iter().enumerate() {
+                for (part, value) in block.weights[group].iter_mut().zip(split(*weight)) {
+                    part[lane + tap] = value;
+                }
+            }
+        }
+    }
+    blocks
+}
+
+/// Resamples the rows `rows` of the picture to the outputs of `taps`; gives RGB rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
+pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
+    let span = taps.span();
+    let blocks = blocks(taps, span.start);
+    let out_stride = taps.starts.len() * 3;
+    let mut out = vec![0u8; rows.len() * out_stride];
+    let inputs = PaddedRows::new(source, rows.clone(), span, taps.stride.next_multiple_of(TAPS) * 3 + WINDOW);
+    for (chunk, out_rows) in out.chunks_mut(ROWS * out_stride).enumerate() {
+        let first_row = rows.start + chunk * ROWS;
+        for block in &blocks {
+            for (row, out_row) in out_rows.chunks_exact_mut(out_stride).enumerate() {
+                let place = &mut out_row[block.outputs.start * 3..block.outputs.end * 3];
+                block_of_row(inputs.row(first_row + row), block, place);
+            }
+        }
+    }
+    out
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
+fn block_of_row(row: &[u8], block: &Block, out: &mut [u8]) {
+    let reds = load(&block.reds);
+    // The greens are one byte further, the blues two.
+    let positions = [reds, _mm512_add_epi8(reds, _mm512_set1_epi8(1)), _mm512_add_epi8(reds, _mm512_set1_epi8(2))];
+    let mut sums = [[_mm512_set1_epi32(HALF), _mm512_setzero_si512(), _mm512_setzero_si512()]; 3];
+    for (group, weights) in block.weights.iter().enumerate() {
+        let window = &row[block.window + group * TAPS * 3..][..WINDOW];
+        let (lower, upper) = (load(&window[..LANES]), load(&window[LANES..]));
+        for (sums, positions) in sums.iter_mut().zip(positions) {
+            let pixels = _mm512_permutex2var_epi8(lower, positions, upper);
+            for (sum, part) in sums.iter_mut().zip(weights) {
+                *sum = _mm512_dpbusd_epi32(*sum, pixels, load(part));
+            }
+        }
+    }
+    let [reds, greens, blues] = sums.map(|sums| {
+        let value = _mm512_max_epi32(finish(sums), _mm512_setzero_si512());
+        _mm512_cvtusepi32_epi8(value)
+    });
+    let planes = _mm512_inserti64x4::<1>(
+        _mm512_castsi256_si512(_mm256_inserti128_si256::<1>(_mm256_castsi128_si256(reds), greens)),
+        _mm256_castsi128_si256(blues),
+    );
+    store(out, _mm512_permutexvar_epi8(load(&INTERLEAVE), planes));
+}
+
+/// For each byte of sixteen RGB pixels, where it is in sixteen reds, greens and blues.
+const INTERLEAVE: [u8; LANES] = {
+    let mut order = [0; LANES];
+    let mut byte = 0;
+    while byte < OUTPUTS * 3 {
+        order[byte] = (byte % 3 * OUTPUTS + byte / 3) as u8;
+        byte += 1;
+    }
+    order
+};
+
+/// Resamples the columns `columns` of the picture to the outputs of `taps`; gives RGB rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
+pub(super) fn vertical(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> {
+    let stride = source.width * 3;
+    let used = (columns.start - source.left) * 3..(columns.end - source.left) * 3;
+    let mut out = vec![0u8; taps.starts.len() * used.len()];
+    let mut groups: Vec<[i32; 3]> = Vec::with_capacity(taps.stride.div_ceil(TAPS));
+    for (out_row, (start, weights)) in out.chunks_exact_mut(used.len()).zip(taps.iter()) {
+        groups.clear();
+        groups.extend(weights.chunks(TAPS).map(|weights| {
+            let mut parts = [[0u8; TAPS]; 3];
+            for (tap, weight) in weights.iter().enumerate() {
+                for (part, value) in parts.iter_mut().zip(split(*weight)) {
+                    part[tap] = value as u8;
+                }
+            }
+            parts.map(i32::from_ne_bytes)
+        }));
+        // Behind the last tap the weights are zero; any row will do there.
+        let row = |tap: usize| {
+            let y = start + tap.min(weights.len() - 1) - source.top;
+            &source.bytes[y * stride..][used.clone()]
+        };
+        for (chunk, out) in out_row.chunks_mut(LANES).enumerate() {
+            let columns = chunk * LANES..chunk * LANES + out.len();
+            let mut sums = [[_mm512_set1_epi32(HALF), _mm512_setzero_si512(), _mm512_setzero_si512()]; 4];
+            for (group, parts) in groups.iter().enumerate() {
+                let [a, b, c, d] = std::array::from_fn(|tap| load(&row(group * TAPS + tap)[columns.clone()]));
+                // Four bytes of a column side by side, for columns 0..4, 4..8, 8..12, 12..16 of each 16.
+                let (ab, cd) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
+                let (ab_high, cd_high) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
+                let pixels = [
+                    _mm512_unpacklo_epi16(ab, cd),
+                    _mm512_unpackhi_epi16(ab, cd),
+                    _mm512_unpacklo_epi16(ab_high, cd_high),
+                    _mm512_unpackhi_epi16(ab_high, cd_high),
+                ];
+                for (part, weights) in parts.iter().enumerate() {
+                    let weights = _mm512_set1_epi32(*weights);
+                    for (sums, pixels) in sums.iter_mut().zip(pixels) {
+                        sums[part] = _mm512_dpbusd_epi32(sums[part], pixels, weights);
+                    }
+                }
+            }
+            // Packing works within each 16 bytes too, so the columns are in order again.
+            let [a, b, c, d] = sums.map(|sums| finish(sums));
+            store(out, _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
+        }
+    }
+    out
+}
+
+/// The three sums as one, without the bits after the point: -512 to 511.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn finish([low, middle, high]: [__m512i; 3]) -> __m512i {
+    let upper = _mm512_add_epi32(middle, _mm512_slli_epi32::<8>(high));
+    _mm512_srai_epi32::<PRECISION_BITS>(_mm512_add_epi32(low, _mm512_slli_epi32::<8>(upper)))
+}
+
+/// Up to 64 bytes; zeros behind them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn load<T: Byte>(bytes: &[T]) -> __m512i {
+    if bytes.len() >= LANES {
+        // SAFETY: `T` is a byte, and the slice has the 64 that are read.
+        return unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
+    }
+    // SAFETY: the mask has a bit for each byte of the slice; the others are not read.
+    unsafe { _mm512_maskz_loadu_epi8((1 << bytes.len()) - 1, bytes.as_ptr().cast()) }
+}
+
+/// The first bytes of `values`, as many as `out` has, up to 64.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn store(out: &mut [u8], values: __m512i) {
+    if out.len() >= LANES {
+        // SAFETY: the slice has the 64 bytes that are written.
+        return unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), values) };
+    }
+    // SAFETY: the mask has a bit for each byte of the slice; the others are not written.
+    unsafe { _mm512_mask_storeu_epi8(out.as_mut_ptr().cast(), (1 << out.len()) - 1, values) }
+}
+
+/// What is one byte long and may have any bits.
+trait Byte: Copy {}
+impl Byte for u8 {}
+impl Byte for i8 {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_weight_are_the_weight() {
+        let largest = LARGEST_WEIGHT as i32 - 1;
+        for weight in (-largest..=largest).step_by(997).chain([-largest, -129, -128, 0, 127, 128, largest]) {
+            let [low, middle, high] = split(weight).map(i32::from);
+            assert_eq!(high * 65536 + middle * 256 + low, weight);
+        }
+    }
+}

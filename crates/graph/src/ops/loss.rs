@@ -1,0 +1,82 @@
+//! Losses.
+
+use super::{Operation, arity, expect_rank, expect_shape};
+use crate::autodiff::Backward;
+use crate::reference::Array;
+use crate::{GraphError, Shape, Type};
+
+/// The mean over the batch of `-Σ target · log softmax(logits)`.
+///
+/// Inputs: `logits [b, c]`, `targets [b, c]`, a distribution for each sample: labels, smoothed or mixed. Targets have no
+/// gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CrossEntropy;
+
+fn check(logits: &Type, targets: &Type) -> Result<(), String> {
+    expect_rank("the logits", logits, 2)?;
+    expect_shape("the targets", targets, &logits.shape)?;
+    if logits.shape.elements() == 0 { Err("there is nothing to compare".into()) } else { Ok(()) }
+}
+
+impl Operation for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "cross_entropy"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 2)?;
+        check(&inputs[0], &inputs[1])?;
+        Ok(vec![Type::f32(Shape::default())])
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        if b.wants(1) {
+            return Err(b.unsupported("targets are given, not learned"));
+        }
+        let (logits, targets, dy) = (b.input(0), b.input(1), b.dy()?);
+        let dx = b.graph.value(CrossEntropyGrad, &[dy, logits, targets])?;
+        b.set(0, dx)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
+        let (batch, classes) = (inputs[0].shape()[0], inputs[0].shape()[1]);
+        let mut loss = 0.0;
+        for (logits, targets) in inputs[0].data().chunks(classes).zip(inputs[1].data().chunks(classes)) {
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let lse = max + logits.iter().map(|l| (l - max).exp()).sum::<f64>().ln();
+            loss += logits.iter().zip(targets).map(|(l, t)| t * (lse - l)).sum::<f64>();
+        }
+        vec![Array::filled(Shape::default(), loss / batch as f64)]
+    }
+}
+
+/// The gradient of [`CrossEntropy`]'s logits: from `dy`, logits and targets.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CrossEntropyGrad;
+
+impl Operation for CrossEntropyGrad {
+    fn name(&self) -> &'static str {
+        "cross_entropy_grad"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 3)?;
+        expect_shape("dy", &inputs[0], &[])?;
+        check(&inputs[1], &inputs[2])?;
+        Ok(vec![inputs[1].clone()])
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let (batch, classes) = (outputs[0].shape[0], outputs[0].shape[1]);
+        let factor = inputs[0].data()[0] / batch as f64;
+        let mut dx = Array::filled(outputs[0].shape.clone(), 0.0);
+        let rows = inputs[1].data().chunks(classes).zip(inputs[2].data().chunks(classes));
+        for (out, (logits, targets)) in dx.data_mut().chunks_mut(classes).zip(rows) {
+            out.copy_from_slice(logits);
+            super::softmax::softmax_row(out);
+            let mass: f64 = targets.iter().sum();
+            out.iter_mut().zip(targets).for_each(|(p, t)| *p = factor * (*p * mass - t));
+        }
+        vec![dx]
+    }
+}

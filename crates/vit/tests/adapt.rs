@@ -1,0 +1,163 @@
+//! Weights for another image size, other classes or other channels: each change is one line of the report, and what
+//! does not match is an error that lists it.
+
+mod support;
+
+use support::{copy, open, outputs, recorded, write};
+use vit::models::weights::positions::{Method, resample};
+use vit::models::weights::{self, Tensor, patch_filters};
+use vit::models::{Changes, Checkpoint, ModelError, OpenOptions};
+
+fn changed(case: &str, changes: Changes) -> Checkpoint {
+    let mut checkpoint = open(case);
+    checkpoint.change(changes).unwrap();
+    checkpoint
+}
+
+fn size(height: usize, width: usize) -> Changes {
+    Changes { image_size: Some([height, width]), ..Changes::default() }
+}
+
+#[test]
+fn another_image_size_resamples_positions() {
+    for (case, to, prefix, old, line) in [
+        ("timm_vit", [48, 48], 1, [4, 4], "pos_embed: [1, 17, 72] -> [1, 37, 72], positions resampled (bicubic)"),
+        ("timm_vit", [40, 24], 1, [4, 4], "pos_embed: [1, 17, 72] -> [1, 16, 72], positions resampled (bicubic)"),
+        ("timm_vit_rect", [32, 32], 1, [4, 6], "pos_embed: [1, 25, 64] -> [1, 17, 64], positions resampled (bicubic)"),
+        ("timm_vit_modern", [16, 24], 0, [4, 4], "pos_embed: [1, 16, 64] -> [1, 6, 64], positions resampled (bicubic)"),
+        ("timm_deit_distilled", [48, 32], 2, [4, 4], "pos_embed: [1, 18, 64] -> [1, 26, 64], positions resampled (bicubic)"),
+        ("jax_vit", [48, 48], 1, [4, 4], "pos_embed: [1, 17, 48] -> [1, 37, 48], positions resampled (linear)"),
+        ("tv_vit", [24, 24], 1, [4, 4], "pos_embed: [1, 17, 48] -> [1, 10, 48], positions resampled (bicubic)"),
+    ] {
+        let checkpoint = changed(case, size(to[0], to[1]));
+        assert_eq!(checkpoint.report, [line], "{case}");
+        let method = if case.starts_with("jax") { Method::Linear } else { Method::Bicubic };
+        let before = &open(case).weights.tensors["pos_embed"];
+        let expected = resample(before, prefix, Some(old), to.map(|side| side / 8), method).unwrap();
+        assert_eq!(checkpoint.weights.tensors["pos_embed"], expected, "{case}");
+        assert_eq!(checkpoint.config.preprocessing.image_size, to);
+        let found = outputs(&checkpoint, &vec![0.5; 3 * to[0] * to[1]]);
+        assert!(found.iter().flatten().all(|v| v.is_finite()));
+    }
+}
+
+#[test]
+fn a_grid_with_as_many_patches_is_another_grid() {
+    let checkpoint = changed("timm_vit", size(16, 64));
+    assert_eq!(checkpoint.report, ["pos_embed: 4x4 -> 2x8 patches, positions resampled (bicubic)"]);
+    let before = &open("timm_vit").weights.tensors["pos_embed"];
+    let expected = resample(before, 1, Some([4, 4]), [2, 8], Method::Bicubic).unwrap();
+    assert_ne!(*before, expected);
+    assert_eq!(checkpoint.weights.tensors["pos_embed"], expected);
+}
+
+#[test]
+fn the_same_size_changes_nothing() {
+    let checkpoint = changed("timm_vit", size(32, 32));
+    assert_eq!(checkpoint.report, [""; 0]);
+    assert_eq!(checkpoint.weights, open("timm_vit").weights);
+}
+
+#[test]
+fn there_and_back_is_close_to_where_it_started() {
+    let mut checkpoint = changed("timm_vit", size(64, 64));
+    checkpoint.change(size(32, 32)).unwrap();
+    assert_eq!(checkpoint.report.len(), 2);
+    let input = recorded("timm_vit").tensors["input"].data.clone();
+    let (before, after) = (outputs(&open("timm_vit"), &input), outputs(&checkpoint, &input));
+    let largest = support::difference(&before[2], &after[2]);
+    assert!(largest > 0.0 && largest < 2.0, "{largest}");
+}
+
+#[test]
+fn other_classes_start_a_new_head_from_zero() {
+    let checkpoint = changed("timm_vit", Changes { classes: Some(5), ..Changes::default() });
+    assert_eq!(checkpoint.report, ["head: 11 classes -> 5 classes, starting from zero"]);
+    assert_eq!(checkpoint.weights.tensors["head.weight"], Tensor::new(vec![5, 72], vec![0.0; 360]).unwrap());
+    assert_eq!(checkpoint.weights.tensors["head.bias"].data, [0.0; 5]);
+    let input = recorded("timm_vit").tensors["input"].data.clone();
+    let (before, after) = (outputs(&open("timm_vit"), &input), outputs(&checkpoint, &input));
+    assert_eq!(before[..2], after[..2]);
+
+    let two = changed("timm_deit_distilled", Changes { classes: Some(3), ..Changes::default() });
+    let lines: Vec<&str> = two.report.iter().map(|l| l.split(':').next().unwrap()).collect();
+    assert_eq!(lines, ["head", "head_dist"]);
+
+    let none = changed("timm_vit", Changes { classes: Some(0), ..Changes::default() });
+    assert_eq!(none.report, ["head.bias: left out", "head.weight: left out"]);
+    assert_eq!(outputs(&none, &input)[..], before[..2]);
+}
+
+#[test]
+fn other_channels_adapt_the_filters() {
+    for channels in [1, 2, 4, 7] {
+        let checkpoint = changed("timm_vit", Changes { channels: Some(channels), ..Changes::default() });
+        assert_eq!(checkpoint.report, [format!("patch_embed.proj.weight: 3 -> {channels} input channels")]);
+        let before = open("timm_vit").weights.tensors["patch_embed.proj.weight"].clone();
+        let expected = patch_filters::adapt_channels(before, channels).unwrap();
+        assert_eq!(checkpoint.weights.tensors["patch_embed.proj.weight"], expected);
+        assert_eq!(checkpoint.config.preprocessing.mean.len(), channels);
+    }
+    // A grey picture gives what it gave as RGB.
+    let grey: Vec<f32> = (0..1024).map(|i| (i as f32 * 0.37).sin()).collect();
+    let one = changed("timm_vit", Changes { channels: Some(1), ..Changes::default() });
+    let (rgb, grey) = (outputs(&open("timm_vit"), &grey.repeat(3)), outputs(&one, &grey));
+    assert!(support::difference(&rgb[2], &grey[2]) < 2e-5);
+}
+
+#[test]
+fn all_changes_at_once_are_one_line_each() {
+    let changes = Changes { image_size: Some([40, 48]), classes: Some(3), channels: Some(4) };
+    let checkpoint = changed("timm_vit", changes);
+    assert_eq!(
+        checkpoint.report,
+        [
+            "patch_embed.proj.weight: 3 -> 4 input channels",
+            "pos_embed: [1, 17, 72] -> [1, 31, 72], positions resampled (bicubic)",
+            "head: 11 classes -> 3 classes, starting from zero",
+        ]
+    );
+}
+
+#[test]
+fn weights_that_do_not_match_are_listed() {
+    let folder = copy("timm_vit", "unmatched");
+    let path = folder.join("model.safetensors");
+    let mut weights = weights::read(&path).unwrap();
+    weights.tensors.remove("norm.weight");
+    weights.tensors.insert("extra.thing".into(), Tensor::new(vec![2, 3], vec![0.0; 6]).unwrap());
+    weights.tensors.insert("blocks.1.mlp.fc1.bias".into(), Tensor::new(vec![4], vec![0.0; 4]).unwrap());
+    write(&path, &weights);
+    let lines = [
+        "norm.weight [72]: not in the weights",
+        "blocks.1.mlp.fc1.bias: [4] in the weights, [180] in the model",
+        "extra.thing [2, 3]: not in the model",
+    ];
+
+    let error = Checkpoint::open(&folder, OpenOptions::default()).unwrap_err();
+    let ModelError::Unmatched(listed) = &error else { panic!("{error}") };
+    for line in lines {
+        assert!(listed.contains(line), "{listed}");
+    }
+    assert_eq!(listed.trim().lines().count(), 3, "{listed}");
+
+    let allowed = Checkpoint::open(&folder, OpenOptions { allow_unmatched: true, ..OpenOptions::default() }).unwrap();
+    let mut report: Vec<&str> = allowed.report.iter().map(String::as_str).collect();
+    report.sort_unstable();
+    let mut expected = lines;
+    expected.sort_unstable();
+    assert_eq!(report, expected);
+    assert_eq!(allowed.weights.tensors["norm.weight"].data, [1.0; 72]);
+    assert!(!allowed.weights.tensors.contains_key("extra.thing"));
+}
+
+#[test]
+fn a_missing_head_is_an_error_unless_classes_are_asked_for() {
+    let folder = copy("timm_vit", "headless");
+    let path = folder.join("model.safetensors");
+    let mut weights = weights::read(&path).unwrap();
+    weights.tensors.retain(|name, _| !name.starts_with("head."));
+    write(&path, &weights);
+    let error = Checkpoint::open(&folder, OpenOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("head.weight [11, 72]: not in the weights"), "{error}");
+}

@@ -1,0 +1,199 @@
+//! Every recorded model of timm, transformers, torchvision and vit_jax gives here what it gave there, with any number
+//! of threads and any instructions; and `verify` notices when one does not.
+
+mod support;
+
+use support::{CASES, copy, fixture, open, recorded, write};
+use vit::models::weights::{self, Tensor};
+use vit::{Error, Model, ModelOptions, VerifyOptions, verify};
+use vit_cpu::{Cpu, Isa};
+
+const ONE_HEAD: &[&str] = &["attention_0", "attention_1", "features", "logits", "tokens"];
+const JAX: &[&str] = &["features", "logits", "tokens"];
+
+/// Verifies a folder on one thread and two; exactly these arrays must have been compared.
+fn agrees(case: &str, weights: Option<&str>, arrays: &[&str]) {
+    let weights = weights.map(|name| fixture(case).join(name));
+    for threads in [1, 2] {
+        let options = VerifyOptions { threads: Some(threads), weights: weights.clone(), ..VerifyOptions::default() };
+        let verification = verify(&fixture(case), &options).unwrap();
+        for array in &verification.arrays {
+            assert!(array.passes(), "{case} on {threads} threads: {array:?}");
+        }
+        let mut compared: Vec<&str> = verification.arrays.iter().map(|a| a.name.as_str()).collect();
+        compared.sort_unstable();
+        assert_eq!(compared, arrays, "{case}");
+        assert!(verification.passes());
+        if let Some(weights) = &weights {
+            assert_eq!(verification.weights, *weights);
+        }
+    }
+}
+
+macro_rules! cases {
+    ($($case:ident: $arrays:expr;)*) => {$(
+        #[test]
+        fn $case() {
+            agrees(stringify!($case), None, $arrays);
+        }
+    )*};
+}
+
+cases! {
+    timm_vit: &["attention_0", "attention_1", "attention_2", "features", "logits", "tokens"];
+    timm_vit_gap: ONE_HEAD;
+    timm_vit_gap_notoken: ONE_HEAD;
+    timm_vit_rect: ONE_HEAD;
+    timm_vit_modern: ONE_HEAD;
+    timm_vit_map: ONE_HEAD;
+    timm_vit_clip: ONE_HEAD;
+    timm_deit_distilled:
+        &["attention_0", "attention_1", "features", "logits", "logits_cls", "logits_dist", "tokens"];
+    hf_vit: ONE_HEAD;
+    hf_deit: &["attention_0", "attention_1", "logits", "logits_cls", "logits_dist", "tokens"];
+    hf_deit_plain: ONE_HEAD;
+    jax_vit: JAX;
+    jax_vit_gap: JAX;
+    tv_vit: ONE_HEAD;
+}
+
+#[test]
+fn jax_vit_with_the_names_of_todays_linen() {
+    agrees("jax_vit", Some("model_linen.npz"), JAX);
+}
+
+#[test]
+fn every_instruction_set_agrees() {
+    for isa in Isa::available() {
+        let device = Cpu::with_isa(isa, Some(2));
+        for case in CASES {
+            let mut io = recorded(case);
+            let input = io.tensors.remove("input").unwrap();
+            // Attention weights come in a test of their own; here the last link of each chain is enough.
+            io.tensors.retain(|name, _| !name.starts_with("attention_"));
+            let options = ModelOptions {
+                batch: input.shape[0],
+                outputs: io.tensors.keys().cloned().collect(),
+                ..ModelOptions::default()
+            };
+            let mut model = Model::new(open(case), &device, &options).unwrap();
+            let each = input.data.len() / input.shape[0];
+            let images: Vec<Vec<f32>> = input.data.chunks(each).map(<[f32]>::to_vec).collect();
+            model.run_prepared(&images).unwrap();
+            for (name, expected) in &io.tensors {
+                let found = model.output(name, images.len()).unwrap();
+                let largest = support::difference(&expected.data, &found);
+                let tolerance = if name == "tokens" { 5e-5 } else { 2e-5 };
+                assert!(largest <= tolerance, "{case} with {isa}: {name} differs by {largest:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_weight_matters() {
+    let folder = copy("timm_vit_map", "every_weight_matters");
+    let path = folder.join("model.safetensors");
+    let original = weights::read(&path).unwrap();
+    assert!(verify(&folder, &VerifyOptions::default()).unwrap().passes());
+    for name in original.tensors.keys() {
+        let mut spoilt = original.clone();
+        spoilt.tensors.get_mut(name).unwrap().data.iter_mut().for_each(|v| *v *= 1.05);
+        write(&path, &spoilt);
+        let verification = verify(&folder, &VerifyOptions::default()).unwrap();
+        assert!(!verification.passes(), "nothing changed with {name}");
+        assert!(verification.arrays.iter().any(|a| a.name == "logits" && !a.passes()), "no logit changed with {name}");
+    }
+}
+
+#[test]
+fn one_wrong_element_is_found() {
+    let folder = copy("timm_vit", "one_wrong_element");
+    let path = folder.join("model.safetensors");
+    let mut weights = weights::read(&path).unwrap();
+    weights.tensors.get_mut("blocks.2.mlp.fc1.weight").unwrap().data[100] += 0.1;
+    write(&path, &weights);
+    let verification = verify(&folder, &VerifyOptions::default()).unwrap();
+    let passes = |name: &str| verification.arrays.iter().find(|a| a.name == name).unwrap().passes();
+    assert!(!passes("logits") && !passes("tokens"));
+    // What comes before the wrong element is still right.
+    assert!(passes("attention_2"));
+    let lenient = VerifyOptions { tolerance: Some(10.0), ..VerifyOptions::default() };
+    assert!(verify(&folder, &lenient).unwrap().passes());
+}
+
+#[test]
+fn a_not_a_number_is_a_difference() {
+    let folder = copy("timm_vit", "not_a_number");
+    let path = folder.join("io.safetensors");
+    let mut io = weights::read(&path).unwrap();
+    io.tensors.get_mut("logits").unwrap().data[3] = f32::NAN;
+    write(&path, &io);
+    let lenient = VerifyOptions { tolerance: Some(1e30), ..VerifyOptions::default() };
+    assert!(!verify(&folder, &lenient).unwrap().passes());
+}
+
+fn refusal(folder: &std::path::Path) -> String {
+    match verify(folder, &VerifyOptions::default()) {
+        Err(Error::Unsuitable(what)) => what,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_folder_without_recorded_arrays_is_refused() {
+    let folder = copy("timm_vit", "nothing_recorded");
+    let path = folder.join("io.safetensors");
+    let io = weights::read(&path).unwrap();
+
+    let mut without_input = io.clone();
+    without_input.tensors.remove("input");
+    write(&path, &without_input);
+    assert!(refusal(&folder).contains("no array named `input`"));
+
+    let mut only_input = io.clone();
+    only_input.tensors.retain(|name, _| name == "input");
+    write(&path, &only_input);
+    assert!(refusal(&folder).contains("only `input`"));
+
+    let mut flat = io.clone();
+    flat.tensors.insert("input".into(), Tensor::new(vec![6], vec![0.0; 6]).unwrap());
+    write(&path, &flat);
+    assert!(refusal(&folder).contains("[batch, channels, height, width]"));
+
+    let mut grey = io.clone();
+    grey.tensors.insert("input".into(), Tensor::new(vec![2, 1, 32, 32], vec![0.0; 2048]).unwrap());
+    write(&path, &grey);
+    assert!(refusal(&folder).contains("1 channels, the model takes 3"));
+
+    std::fs::remove_file(&path).unwrap();
+    let what = refusal(&folder);
+    assert!(what.contains("io.safetensors") && what.contains("nothing to compare with"), "{what}");
+}
+
+#[test]
+fn unknown_arrays_and_wrong_shapes_fail_and_say_why() {
+    let folder = copy("timm_vit", "unknown_arrays");
+    let path = folder.join("io.safetensors");
+    let mut io = weights::read(&path).unwrap();
+    let logits = io.tensors["logits"].clone();
+    io.tensors.insert("logitz".into(), logits.clone());
+    io.tensors.insert("attention_9".into(), logits.clone());
+    let mut fewer = logits;
+    fewer.shape = vec![1, 22];
+    io.tensors.insert("logits".into(), fewer);
+    write(&path, &io);
+    let verification = verify(&folder, &VerifyOptions::default()).unwrap();
+    assert!(!verification.passes());
+    for (name, note) in [
+        ("logitz", "the model gives no such array"),
+        ("attention_9", "the model gives no such array"),
+        ("logits", "the model gives [2, 11]"),
+    ] {
+        let array = verification.arrays.iter().find(|a| a.name == name).unwrap();
+        assert!(!array.passes() && array.difference.is_none(), "{array:?}");
+        assert_eq!(array.note.as_deref(), Some(note));
+    }
+    // The others are compared all the same.
+    assert_eq!(verification.arrays.iter().filter(|a| a.passes()).count(), 5);
+}

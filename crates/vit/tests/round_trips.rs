@@ -1,0 +1,95 @@
+//! A checkpoint that is saved and opened again is the same model, in both layouts. (That timm and transformers open
+//! what is saved, with the same outputs, was checked once against them; see the pull request.)
+
+mod support;
+
+use support::{CASES, difference, open, outputs, recorded, scratch};
+use vit::models::weights::safetensors::Dtype;
+use vit::models::{Checkpoint, Layout, OpenOptions};
+
+/// The cases that Hugging Face's classes can express.
+const HUGGING_FACE: [&str; 6] = ["timm_vit", "timm_vit_rect", "timm_deit_distilled", "hf_vit", "hf_deit", "hf_deit_plain"];
+
+fn again(checkpoint: &Checkpoint, layout: Layout, dtype: Dtype, name: &str) -> Checkpoint {
+    let folder = scratch(name);
+    checkpoint.save(&folder, layout, dtype).unwrap();
+    assert!(std::fs::read_dir(&folder).unwrap().all(|e| !e.unwrap().path().to_string_lossy().contains("partial")));
+    let reopened = Checkpoint::open(&folder, OpenOptions::default()).unwrap();
+    assert_eq!(reopened.report, [""; 0], "{name}");
+    reopened
+}
+
+#[test]
+fn f32_is_exact() {
+    for case in CASES {
+        let input = recorded(case).tensors["input"].data.clone();
+        let original = open(case);
+        for (layout, name) in [(Layout::Timm, "timm"), (Layout::HuggingFace, "hf")] {
+            if layout == Layout::HuggingFace && !HUGGING_FACE.contains(&case) {
+                let refused = original.save(&scratch(&format!("refused_{case}")), layout, Dtype::F32).unwrap_err();
+                assert!(refused.to_string().contains("no option for"), "{case}: {refused}");
+                continue;
+            }
+            let reopened = again(&original, layout, Dtype::F32, &format!("f32_{name}_{case}"));
+            assert_eq!(reopened.config.architecture, original.config.architecture, "{case} as {name}");
+            assert_eq!(reopened.config.preprocessing, original.config.preprocessing, "{case} as {name}");
+            assert_eq!(reopened.weights.tensors, original.weights.tensors, "{case} as {name}");
+            assert_eq!(outputs(&reopened, &input), outputs(&original, &input), "{case} as {name}");
+        }
+    }
+}
+
+#[test]
+fn halves_are_within_their_rounding() {
+    for case in HUGGING_FACE {
+        let input = recorded(case).tensors["input"].data.clone();
+        let original = open(case);
+        let expected = outputs(&original, &input);
+        for layout in [Layout::Timm, Layout::HuggingFace] {
+            // Half a unit in the last place, of 11 and 8 bits; the smallest steps of f16 are 2^-24 apart.
+            for (dtype, relative, absolute, most) in
+                [(Dtype::F16, 2f32.powi(-11), 2f32.powi(-25), 0.02), (Dtype::BF16, 2f32.powi(-8), 0.0, 0.2)]
+            {
+                let reopened = again(&original, layout, dtype, &format!("{dtype:?}_{layout:?}_{case}"));
+                for (name, tensor) in &original.weights.tensors {
+                    for (&before, &after) in tensor.data.iter().zip(&reopened.weights.tensors[name].data) {
+                        let allowed = (before.abs() * relative).max(absolute);
+                        assert!((before - after).abs() <= allowed, "{case}, {name}, {dtype:?}: {before} {after}");
+                    }
+                }
+                let found = outputs(&reopened, &input);
+                let largest = difference(expected.last().unwrap(), found.last().unwrap());
+                assert!(largest > 0.0 && largest < most, "{case}, {layout:?}, {dtype:?}: {largest}");
+                // Saved again as f32, what was rounded stays what it is.
+                let exact = again(&reopened, layout, Dtype::F32, &format!("{dtype:?}_{layout:?}_{case}_again"));
+                assert_eq!(exact.weights.tensors, reopened.weights.tensors);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_class_head_of_deit_has_the_name_that_its_class_looks_for() {
+    for (case, expected, other) in [
+        ("hf_deit", "cls_classifier.weight", "classifier.weight"),
+        ("hf_deit_plain", "classifier.weight", "cls_classifier.weight"),
+    ] {
+        let folder = scratch(&format!("head_of_{case}"));
+        open(case).save(&folder, Layout::HuggingFace, Dtype::F32).unwrap();
+        let weights = vit::models::weights::read(&folder.join("model.safetensors")).unwrap();
+        assert!(weights.tensors.contains_key(expected) && !weights.tensors.contains_key(other), "{case}");
+    }
+}
+
+#[test]
+fn labels_and_preprocessing_travel() {
+    let mut checkpoint = open("timm_vit");
+    checkpoint.config.labels = (0..11).map(|i| format!("animal {i}")).collect();
+    checkpoint.config.preprocessing.crop_pct = 0.5;
+    checkpoint.config.preprocessing.interpolation = "bilinear".into();
+    for layout in [Layout::Timm, Layout::HuggingFace] {
+        let reopened = again(&checkpoint, layout, Dtype::F32, &format!("labels_{layout:?}"));
+        assert_eq!(reopened.config.labels, checkpoint.config.labels);
+        assert_eq!(reopened.config.preprocessing, checkpoint.config.preprocessing);
+    }
+}

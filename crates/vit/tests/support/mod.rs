@@ -1,0 +1,92 @@
+//! Where the recorded models are, and folders to write in.
+#![allow(dead_code)] // Each test binary uses its own part.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use vit::models::weights::{Weights, safetensors};
+use vit::models::{Checkpoint, OpenOptions};
+use vit::{Model, ModelOptions};
+
+/// Every recorded Vision Transformer.
+pub const CASES: [&str; 14] = [
+    "timm_vit",
+    "timm_vit_gap",
+    "timm_vit_gap_notoken",
+    "timm_vit_rect",
+    "timm_vit_modern",
+    "timm_vit_map",
+    "timm_vit_clip",
+    "timm_deit_distilled",
+    "hf_vit",
+    "hf_deit",
+    "hf_deit_plain",
+    "jax_vit",
+    "jax_vit_gap",
+    "tv_vit",
+];
+
+/// A recorded model's folder.
+pub fn fixture(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(case)
+}
+
+/// The checkpoint of a recorded model.
+pub fn open(case: &str) -> Checkpoint {
+    Checkpoint::open(&fixture(case), OpenOptions::default()).unwrap()
+}
+
+/// What was recorded for it.
+pub fn recorded(case: &str) -> Weights {
+    safetensors::read(&fixture(case).join("io.safetensors")).unwrap()
+}
+
+/// An empty folder of this test's own.
+pub fn scratch(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// A copy of a recorded model, to be spoilt.
+pub fn copy(case: &str, name: &str) -> PathBuf {
+    let folder = scratch(name);
+    for entry in fs::read_dir(fixture(case)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+/// Replaces a safetensors file.
+pub fn write(path: &Path, weights: &Weights) {
+    safetensors::write(path, weights.iter(), safetensors::Dtype::F32, &weights.metadata).unwrap();
+}
+
+/// `tokens`, `features` and, where there are classes, `logits` of a checkpoint for one input, on one thread.
+pub fn outputs(checkpoint: &Checkpoint, input: &[f32]) -> Vec<Vec<f32>> {
+    let mut names = vec!["tokens", "features"];
+    if checkpoint.config.architecture.classes() > 0 {
+        names.push("logits");
+    }
+    let ([height, width], channels) =
+        (checkpoint.config.architecture.image_size(), checkpoint.config.architecture.channels());
+    let each = channels * height * width;
+    let options = ModelOptions {
+        batch: input.len() / each,
+        outputs: names.iter().map(|n| n.to_string()).collect(),
+        ..ModelOptions::default()
+    };
+    let device = vit::device(options.device, Some(1)).unwrap();
+    let mut model = Model::new(checkpoint.clone(), device.as_ref(), &options).unwrap();
+    let images: Vec<Vec<f32>> = input.chunks(each).map(<[f32]>::to_vec).collect();
+    model.run_prepared(&images).unwrap();
+    names.iter().map(|name| model.output(name, images.len()).unwrap()).collect()
+}
+
+/// The largest absolute difference.
+pub fn difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) })
+}
