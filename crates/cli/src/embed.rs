@@ -21,7 +21,7 @@ use crate::terminal::{self, describe};
 Examples:
   vit embed -m examples/cifar10 examples/pictures --out vectors.npy
   vit embed -m examples/cifar10 examples/pictures --normalise -o v.parquet
-  vit embed -m examples/cifar10 examples/pictures --pool patches -o p.safetensors
+  vit embed -m examples/cifar10 examples/pictures --pool mean -o v.safetensors
 
 Beside vectors.npy, vectors.files.txt names the picture of each row; the other
 formats hold the names. A picture that cannot be read is reported and has no

@@ -1,5 +1,6 @@
 //! `vit`: Vision Transformers from the command line. Arguments, progress and tables; the work is done by the crates.
 
+mod bench;
 mod checkpoints;
 mod classify;
 mod convert;
@@ -41,6 +42,7 @@ enum Command {
     Embed(embed::Arguments),
     Convert(convert::Arguments),
     Verify(verify::Arguments),
+    Bench(bench::Arguments),
 }
 
 /// How a command ended that did not stop with an error.
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Embed(arguments) => embed::run(arguments),
         Command::Convert(arguments) => convert::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
+        Command::Bench(arguments) => bench::run(arguments),
     };
     match outcome {
         Ok(Outcome::Fine) => ExitCode::SUCCESS,

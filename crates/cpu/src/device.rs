@@ -39,6 +39,11 @@ impl Cpu {
         self.processor.isa
     }
 
+    /// The threads.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.processor.pool
+    }
+
     /// The number of threads.
     pub fn threads(&self) -> usize {
         self.processor.pool.threads()

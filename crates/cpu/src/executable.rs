@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
-use vit_graph::device::{Elements, Executable, Memory, Parameters};
+use vit_graph::device::{Elements, Executable, Memory, Parameters, StepInfo};
 use vit_graph::memory::{Block, MemoryPlan, storage};
-use vit_graph::ops::{Data, Op};
+use vit_graph::ops::{Data, Op, Operation};
 use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
 use crate::buffer::Buffer;
@@ -23,6 +24,7 @@ struct Step {
     inputs: Vec<*const [f32]>,
     outputs: Vec<*mut [f32]>,
     workspace: *mut [f32],
+    info: StepInfo,
     /// Copied before the kernel runs: inputs that it changes in place and that somebody else still needs.
     copies: Vec<(*const [f32], *mut [f32])>,
 }
@@ -165,7 +167,7 @@ impl CpuExecutable {
             }
             let workspace = place(plan.workspace(id));
             assert_disjoint(&inputs, &outputs, workspace);
-            steps.push(Step { kernel, inputs, outputs, workspace, copies });
+            steps.push(Step { kernel, inputs, outputs, workspace, copies, info: info(&graph, id) });
         }
         let mut updates = Vec::new();
         for (parameter, new) in graph.updates() {
@@ -210,6 +212,26 @@ fn in_place_updates(graph: &Graph, lowered: &[Option<Lowered>]) -> HashMap<Value
     graph.updates().iter().filter(|update| in_place(update)).map(|&(parameter, new)| (new, parameter)).collect()
 }
 
+/// What a node does, for people who look for what takes time.
+fn info(graph: &Graph, id: NodeId) -> StepInfo {
+    let node = graph.node(id);
+    let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
+    let mut op = node.op.name().to_string();
+    if let Op::Linear(linear) = &node.op {
+        op.extend(linear.activation.map(|a| format!("+{}", a.name())));
+        op.extend(linear.scale.then_some("+scale"));
+        op.extend(linear.residual.then_some("+residual"));
+    }
+    let shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
+    StepInfo {
+        op,
+        shapes: shapes.join(" "),
+        scope: node.scope.clone(),
+        flops: node.op.flops(&inputs, &node.outputs),
+        bytes: inputs.iter().chain(&node.outputs[..1]).map(|t| t.bytes() as u64).sum(),
+    }
+}
+
 fn empty() -> *mut [f32] {
     std::ptr::slice_from_raw_parts_mut(std::ptr::NonNull::dangling().as_ptr(), 0)
 }
@@ -228,7 +250,7 @@ fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>
         let lowered = lower(processor, &node.op, &inputs, &node.outputs, &fixed);
         lowered.map(Some).map_err(|reason| GraphError::Device {
             device: DEVICE,
-            reason: format!("{} in {}: {reason}", vit_graph::ops::Operation::name(&node.op), node.scope),
+            reason: format!("{} in {}: {reason}", node.op.name(), node.scope),
         })
     };
     graph.nodes().iter().enumerate().map(lower_one).collect()
@@ -374,6 +396,15 @@ fn assert_disjoint(inputs: &[*const [f32]], outputs: &[*mut [f32]], workspace: *
     }
 }
 
+impl CpuExecutable {
+    fn apply_updates(&mut self) {
+        for &(from, to) in &self.updates {
+            // SAFETY: a value and the parameter that it becomes have one type and different places.
+            unsafe { (*to).copy_from_slice(&*from) };
+        }
+    }
+}
+
 impl Executable for CpuExecutable {
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError> {
         let Some((ty, place)) = self.inputs.get(input) else {
@@ -395,10 +426,21 @@ impl Executable for CpuExecutable {
         for step in &mut self.steps {
             step.run(&self.processor);
         }
-        for &(from, to) in &self.updates {
-            // SAFETY: a value and the parameter that it becomes have one type and different places.
-            unsafe { (*to).copy_from_slice(&*from) };
+        self.apply_updates();
+        Ok(())
+    }
+
+    fn steps(&self) -> Vec<StepInfo> {
+        self.steps.iter().map(|step| step.info.clone()).collect()
+    }
+
+    fn run_timed(&mut self, seconds: &mut [f64]) -> Result<(), GraphError> {
+        for (step, seconds) in self.steps.iter_mut().zip(seconds) {
+            let start = Instant::now();
+            step.run(&self.processor);
+            *seconds = start.elapsed().as_secs_f64();
         }
+        self.apply_updates();
         Ok(())
     }
 

@@ -10,6 +10,7 @@ pub mod int8;
 pub mod isa;
 mod lower;
 pub mod norm;
+mod peak;
 pub mod pool;
 pub mod reduce;
 mod simd;
@@ -17,3 +18,4 @@ pub mod softmax;
 
 pub use device::Cpu;
 pub use isa::Isa;
+pub use peak::fma_peak;

@@ -107,6 +107,21 @@ pub struct Memory {
     pub arena_bytes: usize,
 }
 
+/// One kernel of an executable.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepInfo {
+    /// The operation, with what was fused into it.
+    pub op: String,
+    /// The shapes it works on.
+    pub shapes: String,
+    /// Its place in the model.
+    pub scope: String,
+    /// Floating-point operations of its matrix products.
+    pub flops: u64,
+    /// Bytes that it reads and writes, each operand once.
+    pub bytes: u64,
+}
+
 /// A processor that runs graphs.
 pub trait Device {
     /// Its name, as `--device` takes it.
@@ -126,6 +141,12 @@ pub trait Executable: Send {
 
     /// Runs the graph once.
     fn run(&mut self) -> Result<(), GraphError>;
+
+    /// What a run does, one entry per kernel.
+    fn steps(&self) -> Vec<StepInfo>;
+
+    /// Runs the graph once and writes how many seconds each kernel took, in the order of [`Executable::steps`].
+    fn run_timed(&mut self, seconds: &mut [f64]) -> Result<(), GraphError>;
 
     /// Copies an f32 output of the last run.
     fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError>;

@@ -14,6 +14,7 @@
 //! The parts are crates of their own: `vit-graph` (the engine), `vit-cpu` (the device), `vit-models` (architectures and
 //! weights), `vit-data` (pictures).
 
+pub mod bench;
 mod convert;
 mod device;
 mod embed;

@@ -20,19 +20,23 @@ fn size(height: usize, width: usize) -> Changes {
 
 #[test]
 fn another_image_size_resamples_positions() {
-    for (case, to, prefix, old, line) in [
-        ("timm_vit", [48, 48], 1, [4, 4], "pos_embed: [1, 17, 72] -> [1, 37, 72], positions resampled (bicubic)"),
-        ("timm_vit", [40, 24], 1, [4, 4], "pos_embed: [1, 17, 72] -> [1, 16, 72], positions resampled (bicubic)"),
-        ("timm_vit_rect", [32, 32], 1, [4, 6], "pos_embed: [1, 25, 64] -> [1, 17, 64], positions resampled (bicubic)"),
-        ("timm_vit_modern", [16, 24], 0, [4, 4], "pos_embed: [1, 16, 64] -> [1, 6, 64], positions resampled (bicubic)"),
-        ("timm_deit_distilled", [48, 32], 2, [4, 4], "pos_embed: [1, 18, 64] -> [1, 26, 64], positions resampled (bicubic)"),
-        ("jax_vit", [48, 48], 1, [4, 4], "pos_embed: [1, 17, 48] -> [1, 37, 48], positions resampled (linear)"),
-        ("tv_vit", [24, 24], 1, [4, 4], "pos_embed: [1, 17, 48] -> [1, 10, 48], positions resampled (bicubic)"),
+    for (case, to, prefix, old, tokens) in [
+        ("timm_vit", [48, 48], 1, [4, 4], 37),
+        ("timm_vit", [40, 24], 1, [4, 4], 16),
+        ("timm_vit_rect", [32, 32], 1, [4, 6], 17),
+        ("timm_vit_modern", [16, 24], 0, [4, 4], 6),
+        ("timm_deit_distilled", [48, 32], 2, [4, 4], 26),
+        ("hf_deit_plain", [48, 32], 2, [4, 4], 26),
+        ("jax_vit", [48, 48], 1, [4, 4], 37),
+        ("tv_vit", [24, 24], 1, [4, 4], 10),
     ] {
         let checkpoint = changed(case, size(to[0], to[1]));
-        assert_eq!(checkpoint.report, [line], "{case}");
         let method = if case.starts_with("jax") { Method::Linear } else { Method::Bicubic };
         let before = &open(case).weights.tensors["pos_embed"];
+        let [_, old_tokens, dim] = before.shape[..] else { panic!("{:?}", before.shape) };
+        let name = if method == Method::Linear { "linear" } else { "bicubic" };
+        let line = format!("pos_embed: [1, {old_tokens}, {dim}] -> [1, {tokens}, {dim}], positions resampled ({name})");
+        assert_eq!(checkpoint.report, [line], "{case}");
         let expected = resample(before, prefix, Some(old), to.map(|side| side / 8), method).unwrap();
         assert_eq!(checkpoint.weights.tensors["pos_embed"], expected, "{case}");
         assert_eq!(checkpoint.config.preprocessing.image_size, to);

@@ -5,10 +5,11 @@ mod support;
 
 use support::{CASES, difference, open, outputs, recorded, scratch};
 use vit::models::weights::safetensors::Dtype;
-use vit::models::{Checkpoint, Layout, OpenOptions};
+use vit::models::{Checkpoint, Layout, OpenOptions, Preprocessing};
 
 /// The cases that Hugging Face's classes can express.
-const HUGGING_FACE: [&str; 6] = ["timm_vit", "timm_vit_rect", "timm_deit_distilled", "hf_vit", "hf_deit", "hf_deit_plain"];
+const HUGGING_FACE: [&str; 6] =
+    ["timm_vit", "timm_vit_rect", "timm_deit_distilled", "hf_vit", "hf_deit", "hf_deit_plain"];
 
 fn again(checkpoint: &Checkpoint, layout: Layout, dtype: Dtype, name: &str) -> Checkpoint {
     let folder = scratch(name);
@@ -17,6 +18,12 @@ fn again(checkpoint: &Checkpoint, layout: Layout, dtype: Dtype, name: &str) -> C
     let reopened = Checkpoint::open(&folder, OpenOptions::default()).unwrap();
     assert_eq!(reopened.report, [""; 0], "{name}");
     reopened
+}
+
+/// What a preprocessing does: Hugging Face writes the size before the crop in pixels, not as a fraction.
+fn transform(p: &Preprocessing) -> (Preprocessing, [f64; 2]) {
+    let resized = p.image_size.map(|side| (side as f64 / p.crop_pct).floor());
+    (Preprocessing { crop_pct: 1.0, ..p.clone() }, resized)
 }
 
 #[test]
@@ -32,7 +39,7 @@ fn f32_is_exact() {
             }
             let reopened = again(&original, layout, Dtype::F32, &format!("f32_{name}_{case}"));
             assert_eq!(reopened.config.architecture, original.config.architecture, "{case} as {name}");
-            assert_eq!(reopened.config.preprocessing, original.config.preprocessing, "{case} as {name}");
+            assert_eq!(transform(&reopened.config.preprocessing), transform(&original.config.preprocessing), "{case}");
             assert_eq!(reopened.weights.tensors, original.weights.tensors, "{case} as {name}");
             assert_eq!(outputs(&reopened, &input), outputs(&original, &input), "{case} as {name}");
         }
@@ -78,6 +85,25 @@ fn the_class_head_of_deit_has_the_name_that_its_class_looks_for() {
         open(case).save(&folder, Layout::HuggingFace, Dtype::F32).unwrap();
         let weights = vit::models::weights::read(&folder.join("model.safetensors")).unwrap();
         assert!(weights.tensors.contains_key(expected) && !weights.tensors.contains_key(other), "{case}");
+    }
+}
+
+#[test]
+fn the_size_before_a_crop_survives_being_a_fraction() {
+    for (image, resized) in [(224, 256), (224, 354), (224, 400), (240, 443), (384, 438), (9, 14)] {
+        let mut checkpoint = open("hf_vit");
+        checkpoint.config.preprocessing.crop_mode = "center".into();
+        checkpoint.config.preprocessing.image_size = [image, image];
+        let folder = scratch("fraction");
+        checkpoint.save(&folder, Layout::HuggingFace, Dtype::F32).unwrap();
+        let path = folder.join("preprocessor_config.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json["size"]["shortest_edge"] = resized.into();
+        json["crop_size"] = image.into();
+        json["do_center_crop"] = true.into();
+        std::fs::write(&path, json.to_string()).unwrap();
+        let read = vit::models::read_config(&folder).unwrap().unwrap().preprocessing;
+        assert_eq!((image as f64 / read.crop_pct).floor(), f64::from(resized), "{image} of {resized}");
     }
 }
 

@@ -229,24 +229,27 @@ impl DotKernel for DotLoop {
 
     #[inline(always)]
     fn run<D: Dot>(self, d: D) -> u64 {
-        const CHAINS: usize = 12;
-        let mut sums = [d.zero(); CHAINS];
-        let bytes = [1u8; 64];
+        const ROWS: usize = 5;
+        const VECTORS: usize = 2;
+        let mut sums = [[d.zero(); VECTORS]; ROWS];
+        let bytes = [1u8; 64 * VECTORS];
         for _ in 0..self.0 {
-            // The compiler must not know the operands, or it would do the work itself.
+            // The compiler must not know the operands, nor that they are equal, or it would do the work itself.
             let p = std::hint::black_box(bytes.as_ptr());
-            // SAFETY: no group has more than 64 bytes, nor has a vector.
-            let (left, right) = unsafe { (d.load_left(p), d.load_right(p.cast())) };
-            for sum in &mut sums {
-                *sum = d.dot(left, right, *sum);
+            for (i, row) in sums.iter_mut().enumerate() {
+                for (j, sum) in row.iter_mut().enumerate() {
+                    // SAFETY: no vector has more than 64 bytes.
+                    let (left, right) = unsafe { (d.load_left(p.add(4 * i)), d.load_right(p.add(64 * j).cast())) };
+                    *sum = d.dot(left, right, *sum);
+                }
             }
         }
         let mut out = [0i32; MAX_TILE_COLUMNS];
-        for sum in sums {
+        for sum in sums.into_iter().flatten() {
             // SAFETY: a vector has at most 16 lanes.
             unsafe { d.store_sums(out.as_mut_ptr(), sum) };
             std::hint::black_box(&out);
         }
-        (self.0 * CHAINS * D::Float::LANES * D::GROUP * 2) as u64
+        (self.0 * ROWS * VECTORS * D::Float::LANES * D::GROUP * 2) as u64
     }
 }

@@ -17,7 +17,10 @@ pub(super) fn is_available() -> bool {
 /// Whether the horizontal pass can and should be used: the weights fit, and at least half of the
 /// lanes would be in use, which they are down to a fifth of the size.
 pub(super) fn suits(taps: &Taps) -> bool {
-    weights_fit(taps) && taps.starts.windows(OUTPUTS / 2).all(|starts| fits_window(starts[0], starts[OUTPUTS / 2 - 1]))
+    const HALF_OF_THEM: usize = OUTPUTS / 2;
+    taps.starts.len() >= HALF_OF_THEM
+        && taps.starts.windows(HALF_OF_THEM).all(|starts| fits_window(starts[0], starts[HALF_OF_THEM - 1]))
+        && weights_fit(taps)
 }
 
 /// Whether the weights can be split; only wild ones, which no filter has, cannot.

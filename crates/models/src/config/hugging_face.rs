@@ -122,7 +122,7 @@ fn preprocessing(map: &Map<String, Value>, usual: &Preprocessing) -> Preprocessi
     Preprocessing {
         image_size: usual.image_size,
         crop_pct: match (size, crop) {
-            (Some(size), Some(crop)) if size > 0.0 => crop / size,
+            (Some(size), Some(crop)) if size > 0.0 => share(crop, size),
             _ => 1.0,
         },
         crop_mode: if shortest { "center".into() } else { "squash".into() },
@@ -130,6 +130,13 @@ fn preprocessing(map: &Map<String, Value>, usual: &Preprocessing) -> Preprocessi
         mean,
         std,
     }
+}
+
+/// The fraction of `size` that `crop` is, of its two neighbours the one from which `size` is found again: 224 / (224 / 354)
+/// is a little less than 354.
+fn share(crop: f64, size: f64) -> f64 {
+    let share = crop / size;
+    if (crop / share).floor() < size { share.next_down() } else { share }
 }
 
 /// Hugging Face's `config.json` of a model, or why its classes cannot express it.

@@ -24,6 +24,8 @@ mod strided;
 mod zip;
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 pub use error::WeightsError;
@@ -87,6 +89,9 @@ impl Weights {
 /// Reads a weights file, its format chosen by content: safetensors, a safetensors index of shards, a PyTorch
 /// checkpoint (zip or legacy), or an npz archive.
 pub fn read(path: &Path) -> Result<Weights, WeightsError> {
+    if is_safetensors(&first_bytes(path)?) {
+        return safetensors::read(path);
+    }
     let bytes = read_file(path)?;
     if is_index(&bytes) {
         return safetensors::read_index(path);
@@ -106,7 +111,7 @@ pub fn from_bytes(bytes: &[u8]) -> Result<Weights, WeightsError> {
     if pickle::is_legacy(bytes) {
         return pickle::from_bytes(bytes);
     }
-    if bytes.len() > 8 && bytes[8] == b'{' {
+    if is_safetensors(bytes) {
         return safetensors::from_bytes(bytes);
     }
     Err(WeightsError::UnknownFormat { guess: guess(bytes) })
@@ -132,6 +137,18 @@ fn guess(bytes: &[u8]) -> &'static str {
 /// A JSON object at the very start can only be an index of shards: safetensors starts with a length.
 fn is_index(bytes: &[u8]) -> bool {
     bytes.trim_ascii_start().starts_with(b"{") && bytes.get(8) != Some(&b'{')
+}
+
+/// A header's length, then a header in JSON.
+fn is_safetensors(bytes: &[u8]) -> bool {
+    bytes.get(8) == Some(&b'{') && !bytes.starts_with(b"PK") && !pickle::is_legacy(bytes)
+}
+
+/// Enough of a file to tell formats apart.
+fn first_bytes(path: &Path) -> Result<Vec<u8>, WeightsError> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(64).read_to_end(&mut bytes));
+    read.map(|_| bytes).map_err(|error| WeightsError::Io(error).in_file(path))
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, WeightsError> {

@@ -6,6 +6,8 @@ mod header;
 mod write;
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -16,9 +18,35 @@ pub use write::{Dtype, to_bytes, write};
 
 const FORMAT: &str = "safetensors";
 
-/// Reads one safetensors file.
+/// Reads one safetensors file, tensor by tensor, so that never more than one of them is in memory twice.
 pub fn read(path: &Path) -> Result<Weights, WeightsError> {
-    from_bytes(&read_file(path)?).map_err(|error| error.in_file(path))
+    read_tensors(path).map_err(|error| error.in_file(path))
+}
+
+fn read_tensors(path: &Path) -> Result<Weights, WeightsError> {
+    let mut file = File::open(path).map_err(WeightsError::Io)?;
+    let length = usize::try_from(file.metadata().map_err(WeightsError::Io)?.len()).unwrap_or(usize::MAX);
+    let mut first = [0; 8];
+    let Some(rest) = length.checked_sub(first.len()) else {
+        return Err(WeightsError::damaged(FORMAT, format!("{length} bytes, too short for a header")));
+    };
+    file.read_exact(&mut first).map_err(WeightsError::Io)?;
+    let mut json = vec![0; header::json_length(first, rest)?];
+    file.read_exact(&mut json).map_err(WeightsError::Io)?;
+    let header = header::check_json(&json, rest - json.len())?;
+
+    // The tensors cover the data without a hole, so in the order of their places no seeking is needed.
+    let mut entries: Vec<_> = header.tensors.into_iter().collect();
+    entries.sort_by_key(|(_, entry)| (entry.start, entry.end));
+    let mut weights = Weights { metadata: header.metadata, ..Weights::default() };
+    let mut bytes = Vec::new();
+    for (name, entry) in entries {
+        bytes.resize(entry.end - entry.start, 0);
+        file.read_exact(&mut bytes).map_err(WeightsError::Io)?;
+        let values = entry.element.decode(&name, &bytes, Order::Little)?;
+        weights.tensors.insert(name, Tensor::new(entry.shape, values)?);
+    }
+    Ok(weights)
 }
 
 /// Reads weights from the bytes of a safetensors file.

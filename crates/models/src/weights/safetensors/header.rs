@@ -49,13 +49,26 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(Header, &[u8]), WeightsError> {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(damaged(format!("{} bytes, too short for a header", bytes.len())));
     };
-    let length = u64::from_le_bytes(*length);
+    let (json, data) = rest.split_at(json_length(*length, rest.len())?);
+    Ok((check_json(json, data.len())?, data))
+}
+
+/// The length of the JSON, which is in the file's first eight bytes; `rest` bytes follow them.
+pub(super) fn json_length(bytes: [u8; 8], rest: usize) -> Result<usize, WeightsError> {
+    let damaged = |what: String| WeightsError::damaged(FORMAT, what);
+    let length = u64::from_le_bytes(bytes);
     if length > LONGEST {
         return Err(damaged(format!("the header claims {length} bytes, more than {LONGEST}")));
     }
-    let Some((json, data)) = usize::try_from(length).ok().and_then(|length| rest.split_at_checked(length)) else {
-        return Err(damaged(format!("the header claims {length} bytes, the file has {} after the length", rest.len())));
-    };
+    match usize::try_from(length) {
+        Ok(length) if length <= rest => Ok(length),
+        _ => Err(damaged(format!("the header claims {length} bytes, the file has {rest} after the length"))),
+    }
+}
+
+/// Checks the JSON of a header against the number of data bytes after it.
+pub(super) fn check_json(json: &[u8], data: usize) -> Result<Header, WeightsError> {
+    let damaged = |what: String| WeightsError::damaged(FORMAT, what);
     if json.first() != Some(&b'{') {
         return Err(damaged("the header does not start with `{`".into()));
     }
@@ -63,12 +76,12 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(Header, &[u8]), WeightsError> {
 
     let mut tensors = BTreeMap::new();
     for (name, entry) in raw.tensors {
-        let entry = check(&name, entry, data.len())?;
+        let entry = check(&name, entry, data)?;
         tensors.insert(name, entry);
     }
-    check_cover(&tensors, data.len())?;
+    check_cover(&tensors, data)?;
     let metadata = raw.metadata.unwrap_or_default();
-    Ok((Header { tensors, metadata }, data))
+    Ok(Header { tensors, metadata })
 }
 
 fn check(name: &str, raw: RawEntry, data: usize) -> Result<Entry, WeightsError> {

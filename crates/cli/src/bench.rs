@@ -1,0 +1,190 @@
+//! `vit bench`: how fast this machine runs a model, and why.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use vit::DeviceChoice;
+use vit::bench::{self, BenchOptions, Measurement};
+use vit::data::{Preprocess, find_images};
+
+use crate::Outcome;
+use crate::pictures::parse_size;
+use crate::table::{Align, Table, bytes};
+
+/// Measure how fast models run and pictures load
+#[derive(Args)]
+#[command(
+    after_help = "Examples:\n  vit bench infer --model B/16 --batch 8\n  vit bench train --model Ti/16 --batch 16\n  vit bench ops --model B/16\n  vit bench data examples/pictures"
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Time the forward pass
+    Infer(ModelArguments),
+    /// Time a training step: forward, backward, AdamW
+    Train(ModelArguments),
+    /// Time every operation of a model
+    Ops {
+        #[command(flatten)]
+        model: ModelArguments,
+        /// Of a training step rather than the forward pass
+        #[arg(long)]
+        train: bool,
+    },
+    /// Time decoding, resizing and normalising on one core
+    Data {
+        /// Pictures, folders or patterns
+        #[arg(required = true)]
+        pictures: Vec<OsString>,
+        /// Side of the square that pictures become
+        #[arg(long, default_value = "224", value_parser = parse_size)]
+        image_size: [usize; 2],
+        /// Seconds to measure
+        #[arg(long, default_value_t = 5.0)]
+        seconds: f64,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args)]
+struct ModelArguments {
+    /// A model's name or a checkpoint folder; the weights are random
+    #[arg(long, short, default_value = "vit_base_patch16_224")]
+    model: String,
+    /// Pictures that are run at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch: u32,
+    /// Another image size: one number, or HEIGHTxWIDTH
+    #[arg(long, value_parser = parse_size)]
+    image_size: Option<[usize; 2]>,
+    /// Threads of the CPU; by default all cores
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Where to run: auto or cpu
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// Seconds to measure
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl ModelArguments {
+    fn options(&self) -> BenchOptions {
+        BenchOptions {
+            model: self.model.clone(),
+            batch: self.batch as usize,
+            image_size: self.image_size,
+            device: self.device,
+            threads: self.threads.map(|t| t as usize),
+            time: seconds(self.seconds),
+        }
+    }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.clamp(0.1, 3600.0))
+}
+
+pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    match arguments.what {
+        What::Infer(model) => whole(&model, bench::infer(&model.options())?),
+        What::Train(model) => whole(&model, bench::train(&model.options())?),
+        What::Ops { model, train } => operations(&model, train),
+        What::Data { pictures, image_size, seconds: time, json } => {
+            let files = find_images(&pictures, true)?;
+            let preprocess = Preprocess { image_size, crop_pct: 0.875, ..Preprocess::default() };
+            let m = bench::data(&files, &preprocess, seconds(time))?;
+            let [decode, resize, normalise] = m.stages_ms;
+            let mut out = std::io::stdout().lock();
+            if json {
+                let object = json!({
+                    "pictures": m.pictures, "decode_ms": decode, "resize_ms": resize, "normalise_ms": normalise,
+                    "images_per_s": m.images_per_s,
+                });
+                writeln!(out, "{object:#}")?;
+            } else {
+                writeln!(out, "{:.0} pictures/s on one core ({} pictures)", m.images_per_s, m.pictures)?;
+                writeln!(out, "decode {decode:.2} ms, resize and crop {resize:.2} ms, normalise {normalise:.2} ms")?;
+            }
+            Ok(Outcome::Fine)
+        }
+    }
+}
+
+fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> {
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        let object = json!({
+            "model": arguments.model, "batch": arguments.batch, "device": m.device, "precision": "f32",
+            "threads": m.threads, "runs": m.runs, "median_ms": m.median_ms, "p10_ms": m.p10_ms, "p90_ms": m.p90_ms,
+            "images_per_s": m.images_per_s, "gflops": m.gflops, "peak_gflops": m.peak_gflops,
+            "peak_share": m.peak_share, "peak_memory_bytes": m.peak_memory_bytes,
+        });
+        writeln!(out, "{object:#}")?;
+        return Ok(Outcome::Fine);
+    }
+    writeln!(out, "{}, batch {}, {}, {} threads", arguments.model, arguments.batch, m.device, m.threads)?;
+    writeln!(out, "median   {:.2} ms (p10 {:.2}, p90 {:.2}; {} runs)", m.median_ms, m.p10_ms, m.p90_ms, m.runs)?;
+    writeln!(out, "rate     {:.1} pictures/s, {:.1} GFLOP/s", m.images_per_s, m.gflops)?;
+    writeln!(out, "peak     {:.1} GFLOP/s measured, {:.1}% of it reached", m.peak_gflops, 100.0 * m.peak_share)?;
+    writeln!(out, "memory   {} at most", bytes(m.peak_memory_bytes as u64))?;
+    Ok(Outcome::Fine)
+}
+
+fn operations(arguments: &ModelArguments, training: bool) -> anyhow::Result<Outcome> {
+    let all = bench::ops(&arguments.options(), training)?;
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        let list: Vec<_> = all
+            .iter()
+            .map(|o| {
+                json!({
+                    "op": o.op, "shapes": o.shapes, "count": o.count, "ms": o.ms, "share": o.share,
+                    "gflops": o.gflops, "peak_share": o.peak_share, "gbytes_per_s": o.gbytes,
+                })
+            })
+            .collect();
+        let object = json!({ "model": arguments.model, "batch": arguments.batch, "train": training, "ops": list });
+        writeln!(out, "{object:#}")?;
+        return Ok(Outcome::Fine);
+    }
+    let columns = [
+        ("OPERATION", Align::Left),
+        ("SHAPES", Align::Left),
+        ("COUNT", Align::Right),
+        ("MS", Align::Right),
+        ("SHARE", Align::Right),
+        ("GFLOP/S", Align::Right),
+        ("OF PEAK", Align::Right),
+        ("GB/S", Align::Right),
+    ];
+    let mut table = Table::new(&columns);
+    for o in &all {
+        let rate = |value: String| if o.gflops > 0.0 { value } else { String::new() };
+        table.row(vec![
+            o.op.clone(),
+            o.shapes.clone(),
+            o.count.to_string(),
+            format!("{:.3}", o.ms),
+            format!("{:.1}%", 100.0 * o.share),
+            rate(format!("{:.0}", o.gflops)),
+            rate(format!("{:.0}%", 100.0 * o.peak_share)),
+            format!("{:.1}", o.gbytes),
+        ]);
+    }
+    table.print(&mut out, |_| None)?;
+    writeln!(out, "{:.3} ms in all", all.iter().map(|o| o.ms).sum::<f64>())?;
+    Ok(Outcome::Fine)
+}

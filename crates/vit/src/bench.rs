@@ -1,0 +1,98 @@
+//! Measurements: how fast a model runs, what in it takes the time, and how fast pictures are loaded.
+//!
+//! Every figure of a run is a median over repeated runs, beside the fastest that the machine multiplies and adds, which
+//! is measured before and after.
+
+mod data;
+mod ops;
+mod steps;
+
+pub use data::{DataMeasurement, data};
+pub use ops::{OpMeasurement, ops};
+pub use steps::{Measurement, infer, train};
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use vit_cpu::{Cpu, fma_peak};
+use vit_models::{Architecture, ModelError, read_config, suggestions, variant};
+
+use crate::{DeviceChoice, Error};
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct BenchOptions {
+    /// A model's name, or a checkpoint folder. Weights are random: they do not change the time.
+    pub model: String,
+    /// Pictures at once.
+    pub batch: usize,
+    /// Another image size.
+    pub image_size: Option<[usize; 2]>,
+    /// The processor.
+    pub device: DeviceChoice,
+    /// Threads of the CPU.
+    pub threads: Option<usize>,
+    /// How long to measure.
+    pub time: Duration,
+}
+
+impl BenchOptions {
+    fn architecture(&self) -> Result<Architecture, Error> {
+        let path = Path::new(&self.model);
+        let mut architecture = match if path.is_dir() { read_config(path)? } else { None } {
+            Some(config) => config.architecture,
+            None => match variant(&self.model) {
+                Some(variant) => variant.architecture,
+                None => {
+                    let near = suggestions(&self.model);
+                    return Err(ModelError::UnknownModel { name: self.model.clone(), suggestions: near }.into());
+                }
+            },
+        };
+        if let Some(size) = self.image_size {
+            architecture.set_image_size(size);
+        }
+        Ok(architecture)
+    }
+
+    fn cpu(&self) -> Cpu {
+        let (DeviceChoice::Auto | DeviceChoice::Cpu) = self.device;
+        Cpu::new(self.threads)
+    }
+}
+
+/// How long one of the two looks at the machine's peak takes.
+const PEAK_TIME: Duration = Duration::from_millis(400);
+
+/// Runs something until the time is over, at least a few times, after warming up; gives the seconds of each run and
+/// the peak around them in FLOP/s.
+fn repeat(cpu: &Cpu, time: Duration, mut run: impl FnMut() -> Result<(), Error>) -> Result<(Vec<f64>, f64), Error> {
+    let mut seconds = Vec::new();
+    let warm = Instant::now();
+    run()?;
+    while warm.elapsed() < time / 8 {
+        run()?;
+    }
+    let before = fma_peak(cpu, PEAK_TIME);
+    let start = Instant::now();
+    while start.elapsed() < time || seconds.len() < 5 {
+        let begin = Instant::now();
+        run()?;
+        seconds.push(begin.elapsed().as_secs_f64());
+    }
+    Ok((seconds, before.max(fma_peak(cpu, PEAK_TIME))))
+}
+
+/// The value below which a share of the others lie.
+fn quantile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
+}
+
+/// The most memory that this process has held, where the system tells.
+fn peak_memory() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    line.split_whitespace().nth(1)?.parse::<usize>().ok().map(|kib| 1024 * kib)
+}

@@ -1,0 +1,58 @@
+//! Loading pictures on one core: reading them from memory, decoding, resizing and cropping, normalising.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use vit_data::{DecodeOptions, Preprocess, decode};
+
+use super::quantile;
+use crate::Error;
+
+/// How fast pictures are loaded on one core.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DataMeasurement {
+    /// Pictures measured.
+    pub pictures: usize,
+    /// Median milliseconds of a picture for each stage: decode, resize and crop, normalise.
+    pub stages_ms: [f64; 3],
+    /// Pictures per second, all stages.
+    pub images_per_s: f64,
+}
+
+/// Loads pictures again and again with one model's preprocessing.
+pub fn data(files: &[PathBuf], preprocess: &Preprocess, time: Duration) -> Result<DataMeasurement, Error> {
+    let mut bytes = Vec::new();
+    for path in files {
+        let content = std::fs::read(path).map_err(|e| Error::Unsuitable(format!("{}: {e}", path.display())))?;
+        // One look before the clock runs: a file that is no picture is named here.
+        vit_data::open(path, &DecodeOptions::default())?;
+        bytes.push(content);
+    }
+    if bytes.is_empty() {
+        return Err(Error::Unsuitable("there are no pictures to measure with".into()));
+    }
+    let mut tensor = vec![0.0; preprocess.output_len()];
+    let mut stages: [Vec<f64>; 3] = Default::default();
+    let (mut rounds, start) = (Vec::new(), Instant::now());
+    while start.elapsed() < time || rounds.len() < 3 {
+        let round = Instant::now();
+        for content in &bytes {
+            let begin = Instant::now();
+            let image = decode(content, &DecodeOptions::default())?;
+            let decoded = Instant::now();
+            let cropped = preprocess.crop(&image)?;
+            let resized = Instant::now();
+            preprocess.normalise_into(&cropped, &mut tensor)?;
+            let done = Instant::now();
+            for (stage, (from, to)) in stages.iter_mut().zip([(begin, decoded), (decoded, resized), (resized, done)]) {
+                stage.push((to - from).as_secs_f64());
+            }
+        }
+        rounds.push(round.elapsed().as_secs_f64());
+    }
+    Ok(DataMeasurement {
+        pictures: bytes.len(),
+        stages_ms: stages.map(|stage| 1e3 * quantile(&stage, 0.5)),
+        images_per_s: bytes.len() as f64 / quantile(&rounds, 0.5),
+    })
+}

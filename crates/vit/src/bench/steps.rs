@@ -1,0 +1,107 @@
+//! Whole passes: inference, and training steps.
+
+use vit_graph::cost::Cost;
+use vit_graph::device::{Device, Elements, Executable, Initial};
+use vit_graph::rewrite::dead_code;
+use vit_graph::{Graph, Init};
+use vit_models::Mode;
+use vit_train::{Optimiser, TrainingStep};
+
+use super::{BenchOptions, peak_memory, quantile, repeat};
+use crate::Error;
+
+/// How fast something ran.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measurement {
+    /// The device, e.g. `cpu (avx512)`.
+    pub device: String,
+    /// Threads used.
+    pub threads: usize,
+    /// Runs measured.
+    pub runs: usize,
+    /// Milliseconds: half of the runs took less.
+    pub median_ms: f64,
+    /// A tenth of the runs took less.
+    pub p10_ms: f64,
+    /// A tenth of the runs took more.
+    pub p90_ms: f64,
+    /// Pictures per second, at the median.
+    pub images_per_s: f64,
+    /// 10^9 floating-point operations per second, at the median.
+    pub gflops: f64,
+    /// The machine's peak, measured before and after.
+    pub peak_gflops: f64,
+    /// The share of that peak.
+    pub peak_share: f64,
+    /// The most memory that the process held.
+    pub peak_memory_bytes: usize,
+}
+
+/// The forward pass to the logits, or to the features of a model without a head.
+pub fn infer(options: &BenchOptions) -> Result<Measurement, Error> {
+    let graph = inference_graph(options)?;
+    measure(options, &graph)
+}
+
+/// A step with AdamW: forward, backward, clipping, update.
+pub fn train(options: &BenchOptions) -> Result<Measurement, Error> {
+    let mut architecture = options.architecture()?;
+    if architecture.classes() == 0 {
+        architecture.set_classes(1000);
+    }
+    let step = TrainingStep::new(&architecture, options.batch, &Optimiser::default())?;
+    measure(options, &step.graph)
+}
+
+pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
+    let architecture = options.architecture()?;
+    let mut graph = architecture.build(options.batch, Mode::Inference)?;
+    let wanted = if architecture.classes() > 0 { "logits" } else { "features" };
+    graph.retain_outputs(|name| name == wanted);
+    Ok(dead_code(&graph)?)
+}
+
+fn measure(options: &BenchOptions, graph: &Graph) -> Result<Measurement, Error> {
+    let cpu = options.cpu();
+    let mut executable = cpu.compile(graph, &mut Initial { seed: 0 })?;
+    fill_inputs(graph, executable.as_mut())?;
+    let (seconds, peak) = repeat(&cpu, options.time, || Ok(executable.run()?))?;
+    let median = quantile(&seconds, 0.5);
+    let gflops = Cost::of(graph).flops() as f64 / median / 1e9;
+    Ok(Measurement {
+        device: format!("cpu ({})", cpu.isa()),
+        threads: cpu.threads(),
+        runs: seconds.len(),
+        median_ms: 1e3 * median,
+        p10_ms: 1e3 * quantile(&seconds, 0.1),
+        p90_ms: 1e3 * quantile(&seconds, 0.9),
+        images_per_s: options.batch as f64 / median,
+        gflops,
+        peak_gflops: peak / 1e9,
+        peak_share: gflops * 1e9 / peak,
+        peak_memory_bytes: peak_memory().unwrap_or_else(|| executable.memory_bytes()),
+    })
+}
+
+/// Noise for pictures, and numbers that keep a training step finite.
+pub(super) fn fill_inputs(graph: &Graph, executable: &mut dyn Executable) -> Result<(), Error> {
+    for (_, input) in graph.inputs() {
+        let count = input.ty.shape.elements();
+        match input.name.as_str() {
+            "seed" => executable.write("seed", Elements::I32(&[0; 4]))?,
+            "rate" => executable.write("rate", Elements::F32(&[1e-4]))?,
+            "step" => executable.write("step", Elements::F32(&[1.0]))?,
+            "targets" => {
+                let classes = input.ty.shape.last();
+                let one_hot: Vec<f32> = (0..count).map(|i| f32::from(u8::from(i % classes == 0))).collect();
+                executable.write("targets", Elements::F32(&one_hot))?;
+            }
+            name => {
+                let mut noise = vec![0.0; count];
+                Init::Normal { std: 1.0 }.fill(0, name, &mut noise);
+                executable.write(name, Elements::F32(&noise))?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,316 @@
+//! Every option of a Vision Transformer, alone and with the others: it builds, the CPU computes what the reference
+//! interpreter does, every parameter has a gradient that finite differences confirm, and timm's configuration form
+//! holds it.
+
+use std::collections::BTreeMap;
+
+use vit_cpu::Cpu;
+use vit_graph::device::{Device, Elements};
+use vit_graph::ops::{Activation, Data, Op, Reduce};
+use vit_graph::reference::{self, Array, Bindings};
+use vit_graph::{Graph, Init, autodiff};
+use vit_models::config::{Config, parse, timm_config};
+use vit_models::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
+use vit_models::{Mode, Preprocessing};
+
+const POSITIONS: [Positions; 5] =
+    [Positions::None, Positions::Learned, Positions::Learned2d, Positions::SinCos, Positions::Relative];
+const SEED: [i32; 4] = [3, 1, 4, 1];
+
+/// Everything that can stand before the patches: class token, distillation token with its head or without, registers.
+const TOKENS: [(bool, bool, bool, usize); 7] = [
+    (true, false, false, 0),
+    (false, false, false, 0),
+    (true, false, false, 2),
+    (false, false, false, 2),
+    (true, true, true, 0),
+    (true, true, false, 0),
+    (true, true, true, 1),
+];
+
+/// All positions with all prefix tokens, pooling and norms; the options that concern single layers go through all their
+/// combinations along the way.
+fn models() -> Vec<Vit> {
+    const ACTIVATIONS: [Activation; 6] = [
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Relu,
+        Activation::Silu,
+        Activation::Tanh,
+        Activation::Sigmoid,
+    ];
+    let mut all = Vec::new();
+    let mut turn = 0usize;
+    for positions in POSITIONS {
+        for positions_on in [PositionsOn::AllTokens, PositionsOn::Patches] {
+            for (class_token, distillation_token, distillation_head, registers) in TOKENS {
+                for pooling in [Pooling::Token, Pooling::Mean, Pooling::Map] {
+                    for final_norm in [FinalNorm::BeforePooling, FinalNorm::AfterPooling, FinalNorm::Absent] {
+                        let possible = (class_token || pooling != Pooling::Token)
+                            && (!distillation_head
+                                || (pooling == Pooling::Token && final_norm != FinalNorm::AfterPooling));
+                        if !possible {
+                            continue;
+                        }
+                        // 37 has no factor in common with what the bits below count, so all their combinations come.
+                        turn += 37;
+                        let on = |bit: usize| turn >> bit & 1 == 1;
+                        all.push(Vit {
+                            image_size: [8, 12],
+                            patch_size: if on(6) { [4, 4] } else { [4, 3] },
+                            channels: 2,
+                            classes: 3,
+                            dim: 8,
+                            depth: 2,
+                            heads: 2,
+                            mlp_dim: 11,
+                            class_token,
+                            distillation_token,
+                            distillation_head,
+                            registers,
+                            pooling,
+                            positions,
+                            positions_on,
+                            final_norm,
+                            qk_norm: on(0),
+                            layer_scale: on(1).then_some(0.5),
+                            pre_norm: on(2),
+                            qkv_bias: on(3),
+                            pre_logits: (on(4) && !distillation_head).then_some(6),
+                            activation: ACTIVATIONS[turn % ACTIVATIONS.len()],
+                            norm_epsilon: if on(5) { 1e-3 } else { 1e-6 },
+                            ..Vit::default()
+                        });
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Parameters as they start, with noise, so that no zero or one hides a mistake; and a picture.
+fn values(graph: &Graph) -> BTreeMap<String, Vec<f32>> {
+    let mut values = BTreeMap::new();
+    for (_, parameter) in graph.parameters() {
+        let mut data = vec![0.0; parameter.shape.elements()];
+        let mut noise = data.clone();
+        parameter.init.fill(1, &parameter.name, &mut data);
+        Init::Normal { std: 0.25 }.fill(2, &parameter.name, &mut noise);
+        values.insert(parameter.name.clone(), data.iter().zip(&noise).map(|(a, b)| a + b).collect());
+    }
+    for (_, input) in graph.inputs().filter(|(_, i)| i.name == "image") {
+        let mut data = vec![0.0; input.ty.shape.elements()];
+        Init::Normal { std: 1.0 }.fill(3, "image", &mut data);
+        values.insert("image".into(), data);
+    }
+    values
+}
+
+fn bindings(graph: &Graph, values: &BTreeMap<String, Vec<f32>>) -> Bindings {
+    let seed = Array::new([4], SEED.map(f64::from).to_vec());
+    let mut bindings = Bindings::new().with("seed", seed);
+    for (_, parameter) in graph.parameters() {
+        bindings = bindings.with(&parameter.name, Array::from_f32(parameter.shape.clone(), &values[&parameter.name]));
+    }
+    let (_, image) = graph.inputs().find(|(_, i)| i.name == "image").unwrap();
+    bindings.with("image", Array::from_f32(image.ty.shape.clone(), &values["image"]))
+}
+
+/// Runs a graph on the CPU and in the reference interpreter; every output must agree.
+fn compare(device: &Cpu, graph: &Graph, tolerance: f64, what: &dyn std::fmt::Debug) -> BTreeMap<String, Array> {
+    let mut values = values(graph);
+    let expected = reference::run(graph, &bindings(graph, &values)).unwrap();
+    let image = values.remove("image").unwrap();
+    let mut executable = device.compile(graph, &mut values).unwrap();
+    executable.write("image", Elements::F32(&image)).unwrap();
+    if graph.inputs().any(|(_, i)| i.name == "seed") {
+        executable.write("seed", Elements::I32(&SEED)).unwrap();
+    }
+    executable.run().unwrap();
+    for (name, expected) in &expected {
+        let mut found = vec![0.0; expected.data().len()];
+        executable.read(name, &mut found).unwrap();
+        for (a, b) in expected.data().iter().zip(&found) {
+            let difference = (a - f64::from(*b)).abs();
+            assert!(difference <= tolerance * (1.0 + a.abs()), "{name}: {a} and {b} in {what:?}");
+        }
+    }
+    expected
+}
+
+#[test]
+fn the_cpu_computes_what_the_reference_does() {
+    let device = Cpu::new(Some(2));
+    let all = models();
+    assert!(all.len() > 350, "{}", all.len());
+    for vit in &all {
+        let mut graph = vit.build(2, Mode::Inference).unwrap_or_else(|e| panic!("{e} in {vit:?}"));
+        let taps: Vec<String> = graph.taps().keys().cloned().collect();
+        for tap in taps {
+            graph.request(&tap).unwrap();
+        }
+        let outputs = compare(&device, &graph, 2e-5, vit);
+        let [rows, columns] = vit.grid();
+        let tokens = rows * columns + vit.prefix_tokens();
+        assert_eq!(outputs["tokens"].shape(), [2, tokens, 8]);
+        assert_eq!(outputs["features"].shape(), [2, vit.pre_logits.unwrap_or(8)]);
+        assert_eq!(outputs["logits"].shape(), [2, 3]);
+        assert_eq!(outputs["blocks.1.attn.weights"].shape(), [2, 2, tokens, tokens]);
+        assert_eq!(outputs.contains_key("logits_dist"), vit.distillation_head);
+    }
+}
+
+/// A graph in training, with everything random on, whose outputs are a loss and its gradients.
+fn training(vit: &Vit) -> Graph {
+    let vit = Vit { dropout: 0.1, attention_dropout: 0.1, drop_path: 0.2, ..vit.clone() };
+    let mut graph = vit.build(2, Mode::Training).unwrap();
+    let logits = graph.output("logits").unwrap();
+    let loss = graph.value(Reduce::sum(vec![0, 1]), &[logits]).unwrap();
+    let names: Vec<String> = graph.parameters().map(|(_, p)| p.name.clone()).collect();
+    let wrt: Vec<_> = names.iter().map(|name| graph.parameter(name).unwrap()).collect();
+    let gradients = autodiff::gradients(&mut graph, loss, &wrt).unwrap_or_else(|e| panic!("{e} in {vit:?}"));
+    graph.retain_outputs(|_| false);
+    graph.set_output("loss", loss).unwrap();
+    for (name, gradient) in names.iter().zip(gradients) {
+        graph.set_output(&format!("grad.{name}"), gradient).unwrap();
+    }
+    graph
+}
+
+#[test]
+fn every_parameter_has_a_gradient() {
+    let device = Cpu::new(Some(2));
+    for vit in models().iter().step_by(3) {
+        let graph = training(vit);
+        let found = compare(&device, &graph, 2e-4, vit);
+        for (_, parameter) in graph.parameters() {
+            let gradient = &found[&format!("grad.{}", parameter.name)];
+            assert!(gradient.data().iter().any(|g| g.abs() > 1e-9), "{} has none in {vit:?}", parameter.name);
+            assert!(gradient.data().iter().all(|g| g.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn gradients_agree_with_finite_differences() {
+    for vit in models().iter().step_by(29) {
+        // Where a ReLU bends, no difference is right.
+        let smooth = if vit.activation == Activation::Relu { Activation::Gelu } else { vit.activation };
+        let vit = Vit { activation: smooth, ..vit.clone() };
+        let graph = training(&vit);
+        let bindings = bindings(&graph, &values(&graph));
+        let found = reference::run(&graph, &bindings).unwrap();
+        let mut only_loss = graph.clone();
+        only_loss.retain_outputs(|name| name == "loss");
+        let only_loss = vit_graph::rewrite::dead_code(&only_loss).unwrap();
+        let loss = |bindings: &Bindings| reference::run(&only_loss, bindings).unwrap()["loss"].data()[0];
+        for (index, (_, parameter)) in graph.parameters().enumerate() {
+            let gradient = &found[&format!("grad.{}", parameter.name)];
+            let at = (7 * index + 3) % gradient.data().len();
+            let step = 1e-5;
+            let mut moved = bindings.clone();
+            moved.get_mut(&parameter.name).unwrap().data_mut()[at] += step;
+            let above = loss(&moved);
+            moved.get_mut(&parameter.name).unwrap().data_mut()[at] -= 2.0 * step;
+            let expected = (above - loss(&moved)) / (2.0 * step);
+            let difference = (gradient.data()[at] - expected).abs();
+            assert!(
+                difference < 1e-6 * (1.0 + expected.abs()),
+                "{}[{at}]: {} and {expected} in {vit:?}",
+                parameter.name,
+                gradient.data()[at]
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_is_random_in_inference() {
+    let vit = Vit { dropout: 0.5, attention_dropout: 0.5, drop_path: 0.5, ..models()[0].clone() };
+    let graph = vit.build(1, Mode::Inference).unwrap();
+    assert!(graph.inputs().all(|(_, input)| input.name == "image"));
+    assert!(graph.nodes().iter().all(|node| !matches!(node.op, Op::Dropout(_))));
+}
+
+#[test]
+fn timms_form_holds_every_option() {
+    for vit in models() {
+        let preprocessing = Preprocessing { image_size: vit.image_size, ..Preprocessing::inception() };
+        let config = Config { name: None, architecture: vit.into(), preprocessing, labels: Vec::new() };
+        let read = parse(&timm_config(&config), None).unwrap_or_else(|e| panic!("{e} in {config:?}"));
+        assert_eq!(read.architecture, config.architecture);
+        assert_eq!(read.preprocessing, config.preprocessing);
+    }
+}
+
+/// The indices into a table of relative positions for a grid of 2x3.
+fn relative_indices(class_token: bool) -> Vec<i32> {
+    let vit = Vit {
+        image_size: [8, 12],
+        patch_size: [4, 4],
+        dim: 8,
+        heads: 2,
+        depth: 1,
+        class_token,
+        pooling: Pooling::Mean,
+        positions: Positions::Relative,
+        ..Vit::default()
+    };
+    let graph = vit.build(1, Mode::Inference).unwrap();
+    let index = graph.nodes().iter().find_map(|node| match &node.op {
+        Op::Constant(constant) => match &constant.data {
+            Data::I32(data) => Some(data.to_vec()),
+            Data::F32(_) => None,
+        },
+        _ => None,
+    });
+    index.unwrap()
+}
+
+/// `timm.layers.gen_relative_position_index((2, 3), class_token=...)` of timm 1.0.30.
+#[test]
+fn relative_positions_are_numbered_as_in_timm() {
+    #[rustfmt::skip]
+    assert_eq!(relative_indices(false), [
+         7,  6,  5,  2,  1,  0,
+         8,  7,  6,  3,  2,  1,
+         9,  8,  7,  4,  3,  2,
+        12, 11, 10,  7,  6,  5,
+        13, 12, 11,  8,  7,  6,
+        14, 13, 12,  9,  8,  7,
+    ]);
+    #[rustfmt::skip]
+    assert_eq!(relative_indices(true), [
+        17, 15, 15, 15, 15, 15, 15,
+        16,  7,  6,  5,  2,  1,  0,
+        16,  8,  7,  6,  3,  2,  1,
+        16,  9,  8,  7,  4,  3,  2,
+        16, 12, 11, 10,  7,  6,  5,
+        16, 13, 12, 11,  8,  7,  6,
+        16, 14, 13, 12,  9,  8,  7,
+    ]);
+}
+
+#[test]
+fn impossible_choices_are_refused_with_their_reason() {
+    let base = models()[0].clone();
+    for (vit, reason) in [
+        (Vit { heads: 3, ..base.clone() }, "cannot be divided among 3 heads"),
+        (Vit { heads: 0, ..base.clone() }, "cannot be divided among 0 heads"),
+        (Vit { patch_size: [16, 16], ..base.clone() }, "no whole patch"),
+        (Vit { patch_size: [0, 4], ..base.clone() }, "no whole patch"),
+        (Vit { class_token: false, ..base.clone() }, "needs a class token"),
+        (Vit { distillation_head: true, ..base.clone() }, "needs a distillation token"),
+        (
+            Vit { class_token: false, pooling: Pooling::Mean, distillation_token: true, ..base.clone() },
+            "stands behind a class token",
+        ),
+        (Vit { dim: 6, heads: 2, positions: Positions::SinCos, ..base.clone() }, "a width that 4 divides"),
+        (Vit { dim: 7, heads: 1, positions: Positions::Learned2d, ..base.clone() }, "a width that 2 divides"),
+        (Vit { dim: 1 << 20, heads: 1, ..base.clone() }, "is beyond"),
+    ] {
+        let error = vit.build(1, Mode::Inference).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+}
