@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use vit::DeviceChoice;
 use vit::bench::{self, BenchOptions, Measurement};
 use vit::data::{Preprocess, find_images};
+use vit::{DeviceChoice, Precision};
 
 use crate::Outcome;
 use crate::pictures::parse_size;
@@ -72,6 +72,9 @@ struct ModelArguments {
     /// Where to run: auto or cpu
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// How precisely the forward pass computes: f32 or int8
+    #[arg(long, default_value = "f32")]
+    precision: Precision,
     /// Seconds to measure
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
@@ -88,6 +91,7 @@ impl ModelArguments {
             image_size: self.image_size,
             device: self.device,
             threads: self.threads.map(|t| t as usize),
+            precision: self.precision,
             time: seconds(self.seconds),
         }
     }
@@ -127,7 +131,7 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
     let mut out = std::io::stdout().lock();
     if arguments.json {
         let object = json!({
-            "model": arguments.model, "batch": arguments.batch, "device": m.device, "precision": "f32",
+            "model": arguments.model, "batch": arguments.batch, "device": m.device, "precision": if arguments.precision == Precision::Int8 { "int8" } else { "f32" },
             "threads": m.threads, "runs": m.runs, "median_ms": m.median_ms, "p10_ms": m.p10_ms, "p90_ms": m.p90_ms,
             "images_per_s": m.images_per_s, "gflops": m.gflops, "peak_gflops": m.peak_gflops,
             "peak_share": m.peak_share, "peak_memory_bytes": m.peak_memory_bytes,

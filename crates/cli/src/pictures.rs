@@ -11,7 +11,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use vit::data::{self, DecodeOptions, Preprocess, find_images_each};
 use vit::models::{Changes, Checkpoint};
-use vit::{DeviceChoice, ModelOptions};
+use vit::{DeviceChoice, ModelOptions, Precision};
 
 use crate::{checkpoints, terminal};
 
@@ -40,6 +40,9 @@ pub struct PictureArguments {
     /// Where to run: auto or cpu
     #[arg(long, default_value = "auto", help_heading = "How to run")]
     device: DeviceChoice,
+    /// How precisely: f32, or int8, which is faster
+    #[arg(long, default_value = "f32", help_heading = "How to run")]
+    precision: Precision,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
@@ -108,6 +111,7 @@ impl PictureArguments {
             image_size: self.image_size,
             device: self.device,
             threads: self.threads.map(|t| t as usize),
+            precision: self.precision,
             allow_unmatched: self.allow_unmatched,
             ..ModelOptions::default()
         }

@@ -11,7 +11,6 @@ use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
 use crate::buffer::Buffer;
 use crate::device::Processor;
-use crate::gemm;
 use crate::isa::Isa;
 use crate::lower::{Kernel, Lowered, Packing, lower};
 
@@ -91,9 +90,9 @@ impl Prepared {
         }
         stored += self.graph.updates().iter().map(|(p, _)| self.graph.ty(*p).bytes()).sum::<usize>();
         for (id, lowered) in self.lowered.iter().enumerate() {
-            if let Some(Packing { input }) = lowered.as_ref().and_then(|l| l.packing.as_ref()) {
-                let shape = self.graph.shape(self.graph.node(id).inputs[*input]);
-                stored += 4 * gemm::packed_len(isa, shape[1], shape[0]);
+            if let Some(Packing { input, form }) = lowered.as_ref().and_then(|l| l.packing) {
+                let shape = self.graph.shape(self.graph.node(id).inputs[input]);
+                stored += 4 * form.len(isa, shape[1], shape[0]);
             }
         }
         Memory { stored_bytes: stored, arena_bytes: self.plan.arena_bytes }
@@ -107,10 +106,12 @@ impl CpuExecutable {
         parameters: &mut dyn Parameters,
     ) -> Result<Self, GraphError> {
         let Prepared { graph, mut lowered, constant, plan } = prepared;
+        let packing = |(id, lowered): (NodeId, &Option<Lowered>)| Some((id, lowered.as_ref()?.packing?));
+        let packings: Vec<(NodeId, Packing)> = lowered.iter().enumerate().filter_map(packing).collect();
         let mut builder = Builder {
             processor: &processor,
             graph: &graph,
-            constant: &constant,
+            packings: &packings,
             stored: HashMap::new(),
             packed: HashMap::new(),
             remaining: raw_uses(&graph, &lowered, &vec![false; graph.nodes().len()]),
@@ -294,7 +295,8 @@ fn raw_uses(graph: &Graph, lowered: &[Option<Lowered>], left_out: &[bool]) -> Ha
 struct Builder<'a> {
     processor: &'a Processor,
     graph: &'a Graph,
-    constant: &'a [bool],
+    /// Every node that takes an input in packed form.
+    packings: &'a [(NodeId, Packing)],
     stored: HashMap<Value, Buffer>,
     /// By the node that reads it and which of its inputs it is.
     packed: HashMap<(NodeId, usize), Buffer>,
@@ -364,16 +366,12 @@ impl Builder<'_> {
 
     /// Packs a value for the matrix products that read it, and keeps its own form for all others.
     fn keep(&mut self, value: Value, elements: &[f32]) {
-        for (id, node) in self.graph.nodes().iter().enumerate().filter(|(id, _)| !self.constant[*id]) {
-            if let Op::Linear(_) = node.op
-                && storage(self.graph, node.inputs[1]) == value
-            {
-                let shape = self.graph.shape(node.inputs[1]);
-                let (n, k, isa) = (shape[0], shape[1], self.processor.isa);
-                let mut packed = Buffer::new(gemm::packed_len(isa, k, n));
-                let layout = gemm::BLayout::RowsAreN;
-                gemm::pack_b_parallel(&self.processor.pool, isa, elements, layout, k, k, n, packed.as_mut_slice());
-                self.packed.insert((id, 1), packed);
+        for (id, packing) in self.packings {
+            let weight = self.graph.node(*id).inputs[packing.input];
+            if storage(self.graph, weight) == value {
+                let shape = self.graph.shape(weight);
+                let packed = packing.form.pack(self.processor, elements, shape[1], shape[0]);
+                self.packed.insert((*id, packing.input), packed);
             }
         }
         if self.remaining.get(&value).is_some_and(|&uses| uses > 0) {

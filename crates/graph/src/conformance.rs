@@ -174,7 +174,20 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             others.extend(bias.then(|| m.float([n])));
             others.extend(scale.then(|| m.float([n])));
             others.extend(residual.then(|| m.float([rows, n])));
-            let op = Linear { bias, activation, scale, residual };
+            let op = Linear { bias, activation, scale, residual, int8: false };
+            Forward(vec![m.float([rows, k]).apply(op, &others.iter().collect::<Vec<_>>())])
+        })?);
+    }
+    for activation in [None, Some(Activation::Gelu)] {
+        let (bias, residual) = (dice.flip(), dice.flip());
+        all.push(case("linear in eight bits", dice, |m| {
+            let (rows, k, n) = (m.dice.extent(), m.dice.wide(), m.dice.wide());
+            // Devices may ask for weights that never change.
+            let numbers = (0..n * k).map(|_| m.dice.number() as f32).collect();
+            let mut others = vec![m.seed.constant(Constant::f32([n, k], numbers))];
+            others.extend(bias.then(|| m.float([n])));
+            others.extend(residual.then(|| m.float([rows, n])));
+            let op = Linear { bias, activation, residual, int8: true, ..Linear::default() };
             Forward(vec![m.float([rows, k]).apply(op, &others.iter().collect::<Vec<_>>())])
         })?);
     }

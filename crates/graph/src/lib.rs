@@ -30,6 +30,7 @@ mod graph;
 mod init;
 pub mod memory;
 pub mod ops;
+pub mod quantise;
 pub mod random;
 pub mod reference;
 pub mod rewrite;

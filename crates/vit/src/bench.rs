@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use vit_cpu::{Cpu, fma_peak};
 use vit_models::{Architecture, ModelError, read_config, suggestions, variant};
 
-use crate::{DeviceChoice, Error};
+use crate::{DeviceChoice, Error, Precision};
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -32,6 +32,8 @@ pub struct BenchOptions {
     pub device: DeviceChoice,
     /// Threads of the CPU.
     pub threads: Option<usize>,
+    /// How precisely to compute, in inference.
+    pub precision: Precision,
     /// How long to measure.
     pub time: Duration,
 }

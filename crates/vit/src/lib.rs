@@ -25,7 +25,7 @@ mod picture;
 mod verify;
 
 pub use convert::{Conversion, convert};
-pub use device::{DeviceChoice, device};
+pub use device::{DeviceChoice, Precision, device};
 pub use embed::{Embed, Pool};
 pub use error::Error;
 pub use model::{Model, ModelOptions, Prediction};

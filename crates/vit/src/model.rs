@@ -7,7 +7,7 @@ use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::rewrite::dead_code;
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
 
-use crate::{DeviceChoice, Error, Image, device};
+use crate::{DeviceChoice, Error, Image, Precision, device};
 
 /// How to open a model.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +22,8 @@ pub struct ModelOptions {
     pub device: DeviceChoice,
     /// Threads of the CPU; `None` for all cores.
     pub threads: Option<usize>,
+    /// How precisely to compute.
+    pub precision: Precision,
     /// Start anew what the weights lack, and drop what they have too much.
     pub allow_unmatched: bool,
 }
@@ -82,7 +84,7 @@ impl Model {
             outputs.push((name, graph.shape(value).to_vec()));
         }
         graph.retain_outputs(|name| outputs.iter().any(|(n, _)| n == name));
-        let graph = dead_code(&graph)?;
+        let graph = options.precision.apply(dead_code(&graph)?)?;
         let executable = device.compile(&graph, &mut weights)?;
         let preprocess = preprocess(&config.preprocessing)?;
         let input = vec![0.0; batch * preprocess.output_len()];

@@ -164,7 +164,8 @@ fn the_cpu_computes_what_the_reference_does() {
 /// A graph in training, with everything random on, whose outputs are a loss and its gradients.
 fn training(vit: &Vit) -> Graph {
     let vit = Vit { dropout: 0.1, attention_dropout: 0.1, drop_path: 0.2, ..vit.clone() };
-    let mut graph = vit.build(2, Mode::Training).unwrap();
+    // With few samples, stochastic depth would now and then leave a branch to none of them.
+    let mut graph = vit.build(6, Mode::Training).unwrap();
     let logits = graph.output("logits").unwrap();
     let loss = graph.value(Reduce::sum(vec![0, 1]), &[logits]).unwrap();
     let names: Vec<String> = graph.parameters().map(|(_, p)| p.name.clone()).collect();
@@ -186,7 +187,10 @@ fn every_parameter_has_a_gradient() {
         let found = compare(&device, &graph, 2e-4, vit);
         for (_, parameter) in graph.parameters() {
             let gradient = &found[&format!("grad.{}", parameter.name)];
-            assert!(gradient.data().iter().any(|g| g.abs() > 1e-9), "{} has none in {vit:?}", parameter.name);
+            let largest = gradient.data().iter().fold(0.0, |m: f64, g| m.max(g.abs()));
+            // What is added to all keys alike changes no attention weight.
+            let none = parameter.name.ends_with(".k_norm.bias");
+            assert_eq!(largest < 1e-9, none, "{} has up to {largest:e} in {vit:?}", parameter.name);
             assert!(gradient.data().iter().all(|g| g.is_finite()));
         }
     }

@@ -1,4 +1,4 @@
-//! The ways to multiply bytes, one or two for each instruction set, and the choice of one at run time.
+//! The ways to multiply bytes, two for each instruction set, and the choice of one at run time.
 //! Kernels are written once, generic over [`Dot`], as the others are over [`Simd`].
 
 use std::fmt;
@@ -21,6 +21,8 @@ pub enum Path {
     NeonDot,
     /// NEON with widening products.
     Neon,
+    /// SSE2 with products of 16-bit numbers, on every x86-64 machine.
+    Sse2,
     /// Plain Rust, on every machine.
     Portable,
 }
@@ -31,7 +33,7 @@ impl From<Isa> for Path {
             Isa::Avx512 => [Path::Avx512Vnni, Path::Avx512],
             Isa::Avx2 => [Path::AvxVnni, Path::Avx2],
             Isa::Neon => [Path::NeonDot, Path::Neon],
-            Isa::Portable => [Path::Portable; 2],
+            Isa::Portable => [Path::Sse2, Path::Portable],
         };
         if ways[0].is_available() { ways[0] } else { ways[1] }
     }
@@ -39,8 +41,16 @@ impl From<Isa> for Path {
 
 impl Path {
     /// Every path, fastest first.
-    pub const ALL: [Path; 7] =
-        [Path::Avx512Vnni, Path::Avx512, Path::AvxVnni, Path::Avx2, Path::NeonDot, Path::Neon, Path::Portable];
+    pub const ALL: [Path; 8] = [
+        Path::Avx512Vnni,
+        Path::Avx512,
+        Path::AvxVnni,
+        Path::Avx2,
+        Path::NeonDot,
+        Path::Neon,
+        Path::Sse2,
+        Path::Portable,
+    ];
 
     /// The paths this machine can run, fastest first.
     pub fn available() -> Vec<Path> {
@@ -62,6 +72,8 @@ impl Path {
             Path::NeonDot => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
             #[cfg(target_arch = "aarch64")]
             Path::Neon => Isa::Neon.is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Path::Sse2 => true,
             Path::Portable => true,
             #[allow(unreachable_patterns)]
             _ => false,
@@ -106,6 +118,8 @@ impl Path {
                 // SAFETY: availability was asserted above.
                 unsafe { super::neon::NeonWide::new() }.vectorize(kernel)
             }
+            #[cfg(target_arch = "x86_64")]
+            Path::Sse2 => super::x86::Sse2.vectorize(kernel),
             _ => super::portable::Plain.vectorize(kernel),
         }
     }
@@ -120,6 +134,7 @@ impl fmt::Display for Path {
             Path::Avx2 => "avx2",
             Path::NeonDot => "neon-dotprod",
             Path::Neon => "neon",
+            Path::Sse2 => "sse2",
             Path::Portable => "portable",
         })
     }
@@ -134,8 +149,8 @@ pub(super) trait DotKernel {
 
 /// Dot products of short groups of bytes, one group in each lane of a vector of `i32` sums.
 ///
-/// Activations (the left-hand side) are stored as the path multiplies them: as they are, or less an offset. Weights (the
-/// right-hand side) are signed bytes, the groups of neighbouring columns one after the other.
+/// Activations (the left-hand side) are stored as the path multiplies them: as they are, or less an offset. Weights
+/// (the right-hand side) are signed bytes, the groups of neighbouring columns one after the other.
 ///
 /// # Safety
 /// Vectors must have as many lanes as those of `Float`, and loads and stores the extent that they say.

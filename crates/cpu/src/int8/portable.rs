@@ -1,4 +1,4 @@
-//! Dot products of bytes in plain Rust, written so that compilers find the instruction for pairs where there is one.
+//! Dot products of bytes in plain Rust: for machines without a path of their own, and the plainest one to compare with.
 
 use super::path::{Dot, DotKernel};
 use crate::simd::{Portable, Simd};

@@ -1,10 +1,11 @@
 //! Dot products of bytes on x86-64: with VNNI, unsigned activations times signed weights, four terms at a time; without
-//! it, both widened to 16 bits, two terms at a time. `vpmaddubsw` would be twice as wide, but its sums saturate.
+//! it, both widened to 16 bits, two terms at a time. `vpmaddubsw` would be twice as wide, but its sums saturate. The
+//! instruction for pairs is as old as x86-64 itself, so there is a path for machines that have nothing newer.
 
 use std::arch::x86_64::*;
 
 use super::path::{Dot, DotKernel};
-use crate::simd::{Avx2, Avx512};
+use crate::simd::{Avx2, Avx512, Portable};
 
 macro_rules! token {
     ($(#[$doc:meta])* $name:ident($float:ty) = $features:literal) => {
@@ -313,6 +314,88 @@ unsafe impl Dot for Avx2Wide {
         unsafe {
             let value = _mm256_min_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(255 - zero));
             _mm_storeu_si128(p.cast(), narrow(value));
+        }
+    }
+}
+
+/// What every machine has: SSE2.
+#[derive(Clone, Copy)]
+pub(super) struct Sse2;
+
+#[inline(never)]
+fn outlined<K: DotKernel>(d: Sse2, kernel: K) -> K::Output {
+    kernel.run(d)
+}
+
+// SAFETY: 128-bit registers hold 4 f32, 4 i32 and 8 16-bit numbers.
+unsafe impl Dot for Sse2 {
+    centred_words!();
+    type Float = Portable;
+    type Sums = __m128i;
+    type Left = __m128i;
+    type Right = __m128i;
+    const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn vectorize<K: DotKernel>(self, kernel: K) -> K::Output {
+        outlined(self, kernel)
+    }
+
+    #[inline(always)]
+    fn float(self) -> Portable {
+        Portable
+    }
+
+    #[inline(always)]
+    fn zero(self) -> __m128i {
+        // SAFETY: every x86-64 machine has SSE2.
+        unsafe { _mm_setzero_si128() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_left(self, p: *const u8) -> __m128i {
+        // SAFETY: as above; the caller vouches for the memory.
+        unsafe { _mm_set1_epi32(p.cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_right(self, p: *const i8) -> __m128i {
+        // SAFETY: as above.
+        unsafe {
+            let bytes = _mm_loadl_epi64(p.cast());
+            _mm_srai_epi16::<8>(_mm_unpacklo_epi8(bytes, bytes))
+        }
+    }
+
+    #[inline(always)]
+    fn dot(self, left: __m128i, right: __m128i, sums: __m128i) -> __m128i {
+        // SAFETY: every x86-64 machine has SSE2.
+        unsafe { _mm_add_epi32(sums, _mm_madd_epi16(left, right)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_sums(self, p: *mut i32, sums: __m128i) {
+        // SAFETY: as above; the caller vouches for the memory.
+        unsafe { _mm_storeu_si128(p.cast(), sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_total(self, sums: *const i32, offset: i32, _: *const i32) -> [f32; 4] {
+        debug_assert_eq!(offset, 0, "activations are stored less their zero");
+        let mut out = [0.0; 4];
+        // SAFETY: as above; the caller vouches for the memory.
+        unsafe { _mm_storeu_ps(out.as_mut_ptr(), _mm_cvtepi32_ps(_mm_loadu_si128(sums.cast()))) };
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn store_left(self, p: *mut u8, x: [f32; 4], zero: i32) {
+        // SAFETY: as above; the caller vouches for 8 bytes.
+        unsafe {
+            let value = _mm_cvtps_epi32(_mm_loadu_ps(x.as_ptr()));
+            let words = _mm_min_epi16(_mm_packs_epi32(value, value), _mm_set1_epi16((255 - zero) as i16));
+            _mm_storel_epi64(p.cast(), words);
         }
     }
 }

@@ -3,10 +3,11 @@
 use vit_graph::Type;
 use vit_graph::ops::{Linear, MatMul};
 
-use super::{Lowered, Packing, activation};
+use super::{Lowered, PackedForm, Packing, activation};
 use crate::activation::Activation;
 use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Epilogue, Gemm, Matmul};
+use crate::int8::{self, Gemm8};
 
 /// A linear layer; a weight that never changes is packed beforehand.
 pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed: bool) -> Lowered {
@@ -56,8 +57,38 @@ pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed
         }
     })
     .with_workspace(workspace);
-    lowered.packing = packed.then_some(Packing { input: 1 });
+    lowered.packing = packed.then_some(Packing { input: 1, form: PackedForm::F32 });
     lowered
+}
+
+/// A linear layer in eight bits; weights are quantised once, activations row by row as they come.
+pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], fixed: bool) -> Result<Lowered, String> {
+    let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
+    if k > int8::MAX_TERMS {
+        return Err(format!("rows of {k} are too long for eight bits; {} is the most", int8::MAX_TERMS));
+    }
+    // Weights that change are quantised in every run, into the workspace.
+    let packed_len = if fixed { 0 } else { int8::packed_len(processor.isa, k, n) };
+    let [bias, scale, residual] = op.optional_inputs();
+    let activation = op.activation.map_or(Activation::None, activation);
+    let mut lowered = Lowered::new(move |p, inputs, outputs, workspace| {
+        let epilogue = Epilogue {
+            bias: bias.map(|i| inputs[i]),
+            activation,
+            scale: scale.map(|i| inputs[i]),
+            residual: residual.map(|i| (inputs[i], n)),
+        };
+        let (packed, workspace) = workspace.split_at_mut(packed_len);
+        if !fixed {
+            int8::pack_parallel(&p.pool, p.isa, inputs[1], k, n, packed);
+        }
+        let b_packed = if fixed { inputs[1] } else { packed };
+        let product = Gemm8 { m, n, k, a: inputs[0], lda: k, b_packed, c: outputs[0], ldc: n, epilogue };
+        int8::gemm(&p.pool, p.isa, product, workspace);
+    })
+    .with_workspace(packed_len + int8::workspace(processor.isa, processor.pool.threads(), m, n, k));
+    lowered.packing = fixed.then_some(Packing { input: 1, form: PackedForm::Int8 });
+    Ok(lowered)
 }
 
 /// A batched product of two values that both change.

@@ -18,14 +18,46 @@ use vit_graph::Type;
 use vit_graph::ops::{self, Op};
 
 use crate::activation::Activation;
+use crate::buffer::Buffer;
 use crate::device::Processor;
+use crate::isa::Isa;
+use crate::{gemm, int8};
 
 /// A prepared operation: reads inputs, writes outputs (one that is not wanted has no elements), may use the workspace.
 pub(crate) type Kernel = Box<dyn Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send>;
 
 /// An input that the kernel takes in packed form.
+#[derive(Clone, Copy)]
 pub(crate) struct Packing {
     pub input: usize,
+    pub form: PackedForm,
+}
+
+/// How the weight `[n, k]` of a linear layer is kept.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum PackedForm {
+    F32,
+    Int8,
+}
+
+impl PackedForm {
+    pub fn len(self, isa: Isa, k: usize, n: usize) -> usize {
+        match self {
+            PackedForm::F32 => gemm::packed_len(isa, k, n),
+            PackedForm::Int8 => int8::packed_len(isa, k, n),
+        }
+    }
+
+    pub fn pack(self, processor: &Processor, weight: &[f32], k: usize, n: usize) -> Buffer {
+        let (pool, isa) = (&processor.pool, processor.isa);
+        let mut packed = Buffer::new(self.len(isa, k, n));
+        let to = packed.as_mut_slice();
+        match self {
+            PackedForm::F32 => gemm::pack_b_parallel(pool, isa, weight, gemm::BLayout::RowsAreN, k, k, n, to),
+            PackedForm::Int8 => int8::pack_parallel(pool, isa, weight, k, n, to),
+        }
+        packed
+    }
 }
 
 /// What an operation becomes.
@@ -58,6 +90,7 @@ pub(crate) fn lower(
     fixed: &[bool],
 ) -> Result<Lowered, String> {
     Ok(match op {
+        Op::Linear(op) if op.int8 => matrix::linear_int8(processor, op, inputs, fixed[1])?,
         Op::Linear(op) => matrix::linear(processor, op, inputs, fixed[1]),
         Op::MatMul(op) => matrix::matmul(processor, op, inputs),
         Op::Conv2d(op) => conv::forward(processor, op, inputs, outputs),

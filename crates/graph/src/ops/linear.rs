@@ -2,6 +2,7 @@
 
 use super::{Activation, MatMul, Operation, Reduce, Reshape, arity, expect_shape};
 use crate::autodiff::Backward;
+use crate::quantise::{QuantisedRow, QuantisedWeights, quantise_row, quantise_weights};
 use crate::reference::Array;
 use crate::{GraphError, Type};
 
@@ -19,6 +20,9 @@ pub struct Linear {
     pub scale: bool,
     /// Whether there is a residual input.
     pub residual: bool,
+    /// Whether the product is computed in eight bits, as [`crate::quantise`] says. Put there by
+    /// [`crate::rewrite::int8`].
+    pub int8: bool,
 }
 
 impl Linear {
@@ -65,7 +69,7 @@ impl Operation for Linear {
     }
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
-        if self.activation.is_some() || self.scale || self.residual {
+        if self.activation.is_some() || self.scale || self.residual || self.int8 {
             return Err(b.unsupported("it was fused before differentiating"));
         }
         let (x, weight, dy) = (b.input(0), b.input(1), b.dy()?);
@@ -93,11 +97,13 @@ impl Operation for Linear {
         let [bias, scale, residual] = self.optional_inputs();
         let (x, weight) = (inputs[0].data(), inputs[1].data());
         let (n, k) = (inputs[1].shape()[0], inputs[1].shape()[1]);
+        let eight_bits = self.int8.then(|| EightBits::new(inputs[0], inputs[1]));
         let value = |i: usize| {
             let (row, column) = (i / n, i % n);
             let mut y: f64 = 0.0;
-            for p in 0..k {
-                y += x[row * k + p] * weight[column * k + p];
+            match &eight_bits {
+                Some(eight_bits) => y = eight_bits.dot(row, column),
+                None => (0..k).for_each(|p| y += x[row * k + p] * weight[column * k + p]),
             }
             if let Some(b) = bias {
                 y += inputs[b].data()[column];
@@ -114,5 +120,27 @@ impl Operation for Linear {
             y
         };
         vec![Array::from_fn(&outputs[0].shape, value)]
+    }
+}
+
+/// The rows of both operands in eight bits.
+struct EightBits {
+    rows: Vec<QuantisedRow>,
+    weights: Vec<QuantisedWeights>,
+}
+
+impl EightBits {
+    fn new(x: &Array, weight: &Array) -> Self {
+        let k = weight.shape()[1].max(1);
+        EightBits {
+            rows: x.to_f32().chunks(k).map(quantise_row).collect(),
+            weights: weight.to_f32().chunks(k).map(quantise_weights).collect(),
+        }
+    }
+
+    fn dot(&self, row: usize, column: usize) -> f64 {
+        let (x, w) = (&self.rows[row], &self.weights[column]);
+        let terms = x.values.iter().zip(&w.values).map(|(&q, &p)| (i64::from(q) - i64::from(x.zero)) * i64::from(p));
+        terms.sum::<i64>() as f64 * f64::from(w.scale) * f64::from(x.scale)
     }
 }

@@ -2,11 +2,13 @@
 
 mod add_norm;
 mod dead_code;
+mod int8;
 mod linear;
 mod patchify;
 
 pub use add_norm::fuse_add_norm;
 pub use dead_code::dead_code;
+pub use int8::int8;
 pub use linear::fuse_linear;
 pub use patchify::patchify;
 

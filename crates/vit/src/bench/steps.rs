@@ -58,7 +58,7 @@ pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
     let mut graph = architecture.build(options.batch, Mode::Inference)?;
     let wanted = if architecture.classes() > 0 { "logits" } else { "features" };
     graph.retain_outputs(|name| name == wanted);
-    Ok(dead_code(&graph)?)
+    options.precision.apply(dead_code(&graph)?)
 }
 
 fn measure(options: &BenchOptions, graph: &Graph) -> Result<Measurement, Error> {
