@@ -5,12 +5,10 @@ mod kernels_support;
 use kernels_support::{Random, erf};
 use vit_cpu::activation::Activation;
 use vit_cpu::gemm::Epilogue;
-use vit_cpu::int8::{
-    Gemm8, Path, QuantisedRow, QuantisedWeights, gemm, pack, pack_parallel, packed_len, quantise_row, quantise_weights,
-    workspace,
-};
+use vit_cpu::int8::{Gemm8, Path, gemm, pack, pack_parallel, packed_len, workspace};
 use vit_cpu::isa::Isa;
 use vit_cpu::pool::Pool;
+use vit_graph::quantise::{QuantisedRow, QuantisedWeights, quantise_row, quantise_weights};
 
 const GAP: f32 = -12345.0;
 

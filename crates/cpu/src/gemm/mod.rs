@@ -55,7 +55,7 @@ impl<'a> Epilogue<'a> {
         self.bias.is_none() && self.activation == Activation::None && self.scale.is_none() && self.residual.is_none()
     }
 
-    fn check(&self, m: usize, n: usize) {
+    pub(crate) fn check(&self, m: usize, n: usize) {
         if let Some(bias) = self.bias {
             assert!(bias.len() >= n, "bias of {} for {n} columns", bias.len());
         }

@@ -2,7 +2,7 @@
 //! per row on the way in. Sums of products are exact integers on every machine, so paths differ only in how the last
 //! few floating-point operations are rounded, and the bits of a result do not depend on the number of threads.
 //!
-//! [`quantise_row`] and [`quantise_weights`] define what is computed: with `x = scale_x (q - zero)` and
+//! [`vit_graph::quantise`] defines what is computed: with `x = scale_x (q - zero)` and
 //! `w = scale_w p`, an element of C is `epilogue(f32(Σ (q - zero) p) * scale_w * scale_x)`.
 
 mod block;
@@ -23,7 +23,6 @@ pub use pack::{pack, pack_parallel, packed_len};
 pub use path::{Path, dot_loop};
 use path::{Shape, TileShape};
 use quantise::QuantiseRows;
-pub use quantise::{QuantisedRow, QuantisedWeights, quantise_row, quantise_weights};
 
 /// The most terms of a sum: with more, it could exceed 32 bits.
 pub const MAX_TERMS: usize = 1 << 16;
@@ -73,7 +72,7 @@ pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut
     check_matrix("A", gemm.a.len(), m, k, gemm.lda);
     assert_eq!(gemm.b_packed.len(), packed_len(path, k, n), "packed weights for k={k} n={n}");
     check_matrix("C", gemm.c.len(), m, n, gemm.ldc);
-    check_epilogue(&gemm.epilogue, m, n);
+    gemm.epilogue.check(m, n);
     check_workspace("int8 gemm", workspace.len(), self::workspace(path, pool.threads(), m, n, k));
     if m == 0 || n == 0 {
         return;
@@ -146,17 +145,6 @@ fn quantise_rows(
         };
         path.dispatch(kernel);
     });
-}
-
-fn check_epilogue(epilogue: &Epilogue<'_>, m: usize, n: usize) {
-    for (name, values) in [("bias", epilogue.bias), ("scale", epilogue.scale)] {
-        if let Some(values) = values {
-            assert!(values.len() >= n, "{name} of {} for {n} columns", values.len());
-        }
-    }
-    if let Some((residual, ld)) = epilogue.residual {
-        check_matrix("residual", residual.len(), m, n, ld);
-    }
 }
 
 /// The blocks of C that are tasks.

@@ -1,62 +1,8 @@
-//! How numbers become bytes: the definition, in plain Rust, and the kernel that does the same to rows of activations.
-//! All arithmetic is in `f32`, one rounded operation at a time in the order written, so both give the same bytes.
+//! How numbers become bytes: the kernel that does to rows of activations what [`vit_graph::quantise`] defines. All
+//! arithmetic is in `f32`, one rounded operation at a time in the order written there, so both give the same bytes.
 
 use super::path::{Dot, DotKernel};
 use crate::simd::Simd;
-
-/// A row of activations as unsigned bytes: `x ≈ scale * (value - zero)`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct QuantisedRow {
-    /// The distance of neighbouring values; NaN if the row has a number that is not finite.
-    pub scale: f32,
-    /// The value that stands for 0.
-    pub zero: u8,
-    /// One for each number.
-    pub values: Vec<u8>,
-}
-
-/// The weights of an output channel as signed bytes: `w ≈ scale * value`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct QuantisedWeights {
-    /// The distance of neighbouring values; NaN if a weight is not finite.
-    pub scale: f32,
-    /// One for each weight, in -127..=127.
-    pub values: Vec<i8>,
-}
-
-/// Quantises a row of activations over its own range, extended to include 0:
-///
-/// ```text
-/// low = min(0, x...)    high = max(0, x...)    scale = high / 255 + -low / 255    inverse = 1 / scale
-/// zero  = -round(low * inverse)
-/// value = min(round(x * inverse) + zero, 255)
-/// ```
-///
-/// in `f32`, where `round` is to the nearest integer, halves to the even one. A row whose scale is below
-/// [`f32::MIN_POSITIVE`] counts as zeros: scale 0, zero 0, values 0. A row with a NaN or an infinity has scale NaN,
-/// zero 0, values 0, which makes every result of it NaN.
-pub fn quantise_row(x: &[f32]) -> QuantisedRow {
-    let low = x.iter().fold(0.0, |a: f32, &x| a.min(x));
-    let high = x.iter().fold(0.0, |a: f32, &x| a.max(x));
-    let finite = x.iter().all(|x| x.is_finite());
-    let RowScale { scale, inverse, zero } = RowScale::new(-low, high, finite);
-    let value = |&x: &f32| if finite { (round(x * inverse) + zero).min(255) as u8 } else { 0 };
-    QuantisedRow { scale, zero: zero as u8, values: x.iter().map(value).collect() }
-}
-
-/// Quantises the weights of one output channel:
-///
-/// ```text
-/// scale = max(|w|...) / 127    value = round(w * (1 / scale))
-/// ```
-///
-/// in `f32`, where `round` is to the nearest integer, halves to the even one. Weights whose scale is below
-/// [`f32::MIN_POSITIVE`] count as zeros: scale 0, values 0. If one is NaN or infinite the scale is NaN, the values 0.
-pub fn quantise_weights(w: &[f32]) -> QuantisedWeights {
-    let (scale, inverse) = weight_scale(w);
-    let values = w.iter().map(|&w| weight(w, scale, inverse)).collect();
-    QuantisedWeights { scale, values }
-}
 
 #[inline(always)]
 fn round(x: f32) -> i32 {
