@@ -73,13 +73,22 @@ impl Pool {
             done: Condvar::new(),
             panic: Mutex::new(None),
         });
-        let workers = (1..threads.clamp(1, INSIDE as usize))
+        let (ready, started) = std::sync::mpsc::channel();
+        let workers: Vec<JoinHandle<()>> = (1..threads.clamp(1, INSIDE as usize))
             .map_while(|index| {
-                let shared = Arc::clone(&shared);
+                let (shared, ready) = (Arc::clone(&shared), ready.clone());
+                let worker = move || {
+                    let _ = ready.send(());
+                    shared.work(index);
+                };
                 // A machine that refuses more threads still has a pool that works.
-                std::thread::Builder::new().name(format!("vit-cpu-{index}")).spawn(move || shared.work(index)).ok()
+                std::thread::Builder::new().name(format!("vit-cpu-{index}")).spawn(worker).ok()
             })
             .collect();
+        // A thread allocates while it starts; later, when a graph runs, nothing may.
+        workers.iter().for_each(|_| {
+            let _ = started.recv();
+        });
         Pool { shared, workers, calling: Mutex::new(()) }
     }
 

@@ -5,7 +5,6 @@ mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use support::{open, recorded};
 use vit_cpu::Cpu;
@@ -37,8 +36,6 @@ static COUNTING: Counting = Counting;
 fn running_a_model_again_allocates_nothing() {
     for threads in [1, 2] {
         let device = Cpu::new(Some(threads));
-        // A thread allocates when it starts, which on a busy machine may be after the first run.
-        std::thread::sleep(Duration::from_millis(300));
         for case in ["timm_vit_modern", "timm_vit_map", "timm_deit_distilled", "timm_vit_rect"] {
             let mut checkpoint = open(case);
             let input = recorded(case).tensors["input"].clone();
