@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use vit::bench::{self, BenchOptions, Measurement};
+use vit::bench::{self, BenchOptions, Isa, Measurement};
 use vit::data::{Preprocess, find_images};
 use vit::{DeviceChoice, Precision};
 
@@ -72,6 +72,9 @@ struct ModelArguments {
     /// Where to run: auto or cpu
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// CPU instructions: avx512, avx2, neon or portable [default: the best]
+    #[arg(long)]
+    isa: Option<Isa>,
     /// How precisely the forward pass computes: f32 or int8
     #[arg(long, default_value = "f32")]
     precision: Precision,
@@ -91,6 +94,7 @@ impl ModelArguments {
             image_size: self.image_size,
             device: self.device,
             threads: self.threads.map(|t| t as usize),
+            isa: self.isa,
             precision: self.precision,
             time: seconds(self.seconds),
         }

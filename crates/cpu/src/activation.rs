@@ -1,4 +1,4 @@
-//! The activation functions and their gradients, on whole buffers and (through [`Function`]) inside other kernels.
+//! The activation functions and their gradients, on whole buffers and (through `Function`) inside other kernels.
 //! They are accurate to a few units in the last place over the whole range, and keep NaN.
 
 use crate::isa::Isa;

@@ -14,6 +14,7 @@ pub use steps::{Measurement, infer, train};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+pub use vit_cpu::Isa;
 use vit_cpu::{Cpu, fma_peak};
 use vit_models::{Architecture, ModelError, read_config, suggestions, variant};
 
@@ -32,6 +33,8 @@ pub struct BenchOptions {
     pub device: DeviceChoice,
     /// Threads of the CPU.
     pub threads: Option<usize>,
+    /// The CPU's instructions, where not the best are meant.
+    pub isa: Option<Isa>,
     /// How precisely to compute, in inference.
     pub precision: Precision,
     /// How long to measure.
@@ -57,9 +60,13 @@ impl BenchOptions {
         Ok(architecture)
     }
 
-    fn cpu(&self) -> Cpu {
+    fn cpu(&self) -> Result<Cpu, Error> {
         let (DeviceChoice::Auto | DeviceChoice::Cpu) = self.device;
-        Cpu::new(self.threads)
+        match self.isa {
+            Some(isa) if !isa.is_available() => Err(Error::Unsuitable(format!("this CPU has no {isa}"))),
+            Some(isa) => Ok(Cpu::with_isa(isa, self.threads)),
+            None => Ok(Cpu::new(self.threads)),
+        }
     }
 }
 

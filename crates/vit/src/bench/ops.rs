@@ -39,7 +39,7 @@ pub fn ops(options: &BenchOptions, training: bool) -> Result<Vec<OpMeasurement>,
     } else {
         inference_graph(options)?
     };
-    let cpu = options.cpu();
+    let cpu = options.cpu()?;
     let mut executable = cpu.compile(&graph, &mut Initial { seed: 0 })?;
     fill_inputs(&graph, executable.as_mut())?;
     let steps = executable.steps();

@@ -62,7 +62,7 @@ pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
 }
 
 fn measure(options: &BenchOptions, graph: &Graph) -> Result<Measurement, Error> {
-    let cpu = options.cpu();
+    let cpu = options.cpu()?;
     let mut executable = cpu.compile(graph, &mut Initial { seed: 0 })?;
     fill_inputs(graph, executable.as_mut())?;
     let (seconds, peak) = repeat(&cpu, options.time, || Ok(executable.run()?))?;

@@ -1,0 +1,60 @@
+//! Eight-bit inference against 32-bit on the same weights: the recorded small models, and the trained example.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use support::{fixture, recorded};
+use vit::models::{Checkpoint, OpenOptions};
+use vit::{DeviceChoice, Image, Model, ModelOptions, Precision, device};
+
+/// The largest relative error of the logits that is allowed: what ONNX Runtime's dynamic quantisation has on ViT-B/16.
+const ALLOWED: f64 = 0.04;
+
+fn logits(path: &Path, precision: Precision, images: &[Vec<f32>]) -> Vec<f32> {
+    let checkpoint = Checkpoint::open(path, OpenOptions::default()).unwrap();
+    let options = ModelOptions { batch: images.len(), precision, ..ModelOptions::default() };
+    let device = device(DeviceChoice::Cpu, None).unwrap();
+    let mut model = Model::new(checkpoint, device.as_ref(), &options).unwrap();
+    model.run_prepared(images).unwrap();
+    model.output("logits", images.len()).unwrap()
+}
+
+fn relative_error(path: &Path, images: &[Vec<f32>]) -> f64 {
+    let (exact, rough) = (logits(path, Precision::F32, images), logits(path, Precision::Int8, images));
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    norm(&mut exact.iter().zip(&rough).map(|(a, b)| a - b)) / norm(&mut exact.iter().copied())
+}
+
+#[test]
+fn recorded_models_lose_little_in_eight_bits() {
+    for case in ["timm_vit", "timm_vit_gap", "timm_vit_modern", "timm_deit_distilled", "hf_vit", "jax_vit"] {
+        let input = &recorded(case).tensors["input"];
+        let images: Vec<Vec<f32>> = input.data.chunks(input.data.len() / input.shape[0]).map(<[f32]>::to_vec).collect();
+        let error = relative_error(&fixture(case), &images);
+        assert!(error > 0.0, "{case}: nothing was quantised");
+        assert!(error < ALLOWED, "{case}: {error}");
+    }
+}
+
+#[test]
+fn the_trained_example_says_the_same_in_eight_bits() {
+    let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let open = |precision| {
+        let options = ModelOptions { precision, ..ModelOptions::default() };
+        Model::open_with(root.join("cifar10"), &options).unwrap()
+    };
+    let (mut exact, mut rough) = (open(Precision::F32), open(Precision::Int8));
+    for name in ["bird", "car", "dog", "ship"] {
+        let image = Image::open(root.join(format!("pictures/{name}.jpg"))).unwrap();
+        let (a, b) = (exact.classify(&image).unwrap(), rough.classify(&image).unwrap());
+        assert_eq!(a[0].class, b[0].class, "{name}");
+        assert!(
+            (a[0].probability - b[0].probability).abs() < 0.02,
+            "{name}: {} {}",
+            a[0].probability,
+            b[0].probability
+        );
+    }
+    assert!(rough.memory_bytes() < exact.memory_bytes() / 2);
+}
