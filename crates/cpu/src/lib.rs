@@ -1,4 +1,22 @@
 //! The CPU device: SIMD kernels and the executor for graphs.
+//!
+//! ```
+//! use vit_cpu::Cpu;
+//! use vit_graph::device::{Device, Elements, Initial};
+//! use vit_graph::{DType, Init, Tensor};
+//!
+//! let x = Tensor::input("x", DType::F32, [2, 3]);
+//! let weight = x.parameter("weight", [4, 3], Init::Ones);
+//! x.linear(&weight, None).output("y");
+//!
+//! let mut executable = Cpu::new(None).compile(&x.finish()?, &mut Initial { seed: 0 })?;
+//! executable.write("x", Elements::F32(&[1.0; 6]))?;
+//! executable.run()?;
+//! let mut y = [0.0; 8];
+//! executable.read("y", &mut y)?;
+//! assert_eq!(y, [3.0; 8]);
+//! # Ok::<(), vit_graph::GraphError>(())
+//! ```
 
 pub mod activation;
 pub mod attention;

@@ -1,5 +1,14 @@
 //! Training. A step is one graph: forward pass, loss, gradients, clipping and the optimiser's update, with the learning
 //! rate and the step number as inputs, so that a device runs it without a pause or an allocation.
+//!
+//! ```
+//! use vit_train::{Optimiser, TrainingStep};
+//!
+//! let model = vit_models::variant("Ti/16@32").expect("a name of the paper's form").architecture;
+//! let step = TrainingStep::new(&model, 4, &Optimiser::default())?;
+//! assert!(step.graph.output("loss").is_ok());
+//! # Ok::<(), vit_graph::GraphError>(())
+//! ```
 
 mod step;
 

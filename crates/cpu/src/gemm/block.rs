@@ -7,7 +7,7 @@ use super::{ALayout, Epilogue};
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
 /// The most terms that are summed in registers before they go to C.
-const BLOCK_TERMS: usize = 512;
+const BLOCK_TERMS: usize = 768;
 
 /// The number of terms summed at a time: equal parts, decided by `k` alone.
 fn terms(k: usize) -> usize {
