@@ -1,10 +1,11 @@
 //! The forward pass: scores of a tile of queries, softmax, weighted sum of the values.
 
-use super::{AttentionShape, Dropout, Output, ScoreTile, View, ViewMut, check_bias, packed_room};
-use crate::gemm::{ALIGN, ALayout, BLayout, Block, Epilogue, PackPanels, aligned, check_workspace, packed_len};
+use super::tile::{Finish, PackKeys, PackValues, Product};
+use super::{AttentionShape, Dropout, Output, View, ViewMut, check_bias};
+use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, MAX_LANES, Simd};
 use crate::softmax::{row_exp, row_max, row_scale};
 
 /// `out = dropout(softmax(scale * q kᵀ + bias)) v`, head by head.
@@ -34,13 +35,79 @@ pub struct Attention<'a> {
 
 /// How many numbers of workspace [`forward`] needs.
 pub fn forward_workspace(isa: Isa, threads: usize, shape: &AttentionShape) -> usize {
-    threads * worker_room(isa, shape)
+    Plan::new(isa, threads, shape).workspace(threads)
 }
 
-fn worker_room(isa: Isa, shape: &AttentionShape) -> usize {
-    let AttentionShape { keys, head_dim, .. } = *shape;
-    let tile = ScoreTile::new(shape);
-    packed_room(isa, head_dim, keys) + packed_room(isa, keys, head_dim) + tile.len() + ALIGN + tile.stride + tile.rows
+/// The most queries of a tile: their scores stay in the first-level cache at the usual lengths.
+const TILE_QUERIES: usize = 12;
+/// The most scores of a tile, which share the second-level cache with keys and values.
+const TILE_SCORES: usize = 48 * 1024;
+/// Heads for each thread that even out without being divided.
+const HEADS_PER_THREAD: usize = 6;
+
+/// How the work is divided. All sizes are multiples of a cache line.
+#[derive(Clone, Copy)]
+struct Plan {
+    /// Queries of a tile.
+    rows: usize,
+    /// Distance of the rows of scores.
+    stride: usize,
+    /// Queries of a task: a tile where there are too few heads for the threads, else a head.
+    task: usize,
+    /// Lengths of what is packed of a head.
+    keys: usize,
+    values: usize,
+}
+
+impl Plan {
+    fn new(isa: Isa, threads: usize, shape: &AttentionShape) -> Plan {
+        let AttentionShape { batch, heads, queries, keys, head_dim } = *shape;
+        let stride = keys.next_multiple_of(MAX_LANES);
+        let unit = isa.dispatch(TileRows);
+        let tiles = queries.div_ceil(unit).max(1);
+        let most = (TILE_SCORES / stride.max(1)).min(TILE_QUERIES) / unit;
+        let parts = tiles.div_ceil(most.max(1));
+        let rows = tiles.div_ceil(parts) * unit;
+        let whole = threads == 1 || batch * heads >= HEADS_PER_THREAD * threads;
+        Plan {
+            rows,
+            stride,
+            task: if whole { queries.max(1) } else { rows },
+            keys: stride * head_dim,
+            // Rows of whole vectors are read where they lie.
+            values: if head_dim % MAX_LANES == 0 { 0 } else { keys * head_dim.next_multiple_of(MAX_LANES) },
+        }
+    }
+
+    fn packed(&self) -> usize {
+        self.keys + self.values
+    }
+
+    /// What a thread needs beside that: scores, factors of dropout, largest scores and factors of rows.
+    fn own(&self) -> usize {
+        (self.rows + 1) * self.stride + self.rows * MAX_LANES + self.rows.next_multiple_of(MAX_LANES)
+    }
+
+    /// What a thread needs, the number of the packed head included.
+    fn room(&self) -> usize {
+        MAX_LANES + self.packed() + self.own()
+    }
+
+    fn workspace(&self, threads: usize) -> usize {
+        threads * self.room() + ALIGN
+    }
+}
+
+/// The rows of attention's register tile.
+struct TileRows;
+
+impl Kernel for TileRows {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        S::HEAD_TILE_ROWS
+    }
 }
 
 /// Computes attention on the threads of the pool.
@@ -64,39 +131,51 @@ pub fn forward(pool: &Pool, isa: Isa, attention: Attention<'_>, workspace: &mut 
     if let Some((bias, groups)) = attention.bias {
         check_bias("bias", bias.len(), groups, &shape);
     }
-    let room = worker_room(isa, &shape);
-    check_workspace("attention", workspace.len(), room * pool.threads());
+    let plan = Plan::new(isa, pool.threads(), &shape);
+    let room = plan.workspace(pool.threads());
+    check_workspace("attention", workspace.len(), room);
     if rows == 0 || head_dim == 0 {
         return;
     }
     assert!(keys > 0, "attention: no keys");
+    assert!(batch * heads < u32::MAX as usize, "attention: too many heads");
 
-    let tile = ScoreTile::new(&shape);
-    let part_rows = rows_per_task(pool.threads(), batch * heads, queries);
-    let parts = queries.div_ceil(part_rows);
+    let workspace = aligned(workspace, room - ALIGN).0;
+    // No head is packed yet.
+    workspace.chunks_exact_mut(plan.room()).for_each(|own| own[0] = f32::from_bits(u32::MAX));
+    let workspaces = Parts::new(workspace);
     let lse = attention.lse.map(Parts::new);
     let weights = attention.weights.map(Parts::new);
-    let workspaces = Parts::new(workspace);
+    let parts = queries.div_ceil(plan.task);
     pool.run_with_worker(batch * heads * parts, &|task, worker| {
-        let (head, part) = (task / parts, task % parts);
+        let (head, first) = (task / parts, task % parts * plan.task);
         let (b, h) = (head / heads, head % heads);
-        let first = part * part_rows;
-        let count = part_rows.min(queries - first);
+        let count = plan.task.min(queries - first);
         let row = head * queries + first;
         // SAFETY: tasks have rows of lse and weights of their own, and a worker index is used by one thread at a time.
         unsafe {
+            let (packed_head, rest) = workspaces.slice(worker * plan.room(), plan.room()).split_at_mut(MAX_LANES);
+            let (packed, own) = rest.split_at_mut(plan.packed());
+            // The tasks of a head follow one another, so that a thread seldom packs a head more than once.
+            if packed_head[0].to_bits() != head as u32 {
+                packed_head[0] = f32::from_bits(head as u32);
+                let (packed_k, packed_v) = packed.split_at_mut(plan.keys);
+                isa.dispatch(PackKeys { view: attention.k, b, h, keys, head_dim, dst: packed_k.as_mut_ptr() });
+                if !packed_v.is_empty() {
+                    isa.dispatch(PackValues { view: attention.v, b, h, keys, head_dim, dst: packed_v.as_mut_ptr() });
+                }
+            }
             isa.dispatch(Rows {
-                isa,
                 shape,
-                tile,
+                plan,
                 scale: attention.scale,
                 b,
                 h,
                 first,
                 count,
                 q: attention.q,
-                k: attention.k,
                 v: attention.v,
+                packed: packed.as_ptr(),
                 out,
                 lse: lse.as_ref().map(|p| p.slice(row, count)),
                 weights: weights.as_ref().map(|p| p.slice(row * keys, count * keys)),
@@ -104,45 +183,32 @@ pub fn forward(pool: &Pool, isa: Isa, attention: Attention<'_>, workspace: &mut 
                     .bias
                     .map(|(bias, groups)| &bias[((b % groups) * heads + h) * queries * keys..][..queries * keys]),
                 dropout: attention.dropout,
-                workspace: workspaces.slice(worker * room, room),
+                own,
             });
         }
     });
 }
 
-/// With few heads their queries are shared out too, at the price of packing keys and values again for each part: in as
-/// many parts as keep the threads busy, and evenly so if that takes few more.
-fn rows_per_task(threads: usize, heads: usize, queries: usize) -> usize {
-    if threads == 1 {
-        return queries;
-    }
-    let enough = (3 * threads).div_ceil(heads);
-    let even = (enough..enough + threads).find(|parts| (parts * heads).is_multiple_of(threads));
-    let parts = if enough == 1 { 1 } else { even.unwrap_or(enough) };
-    // Parts much smaller than this cost more in packing than they compute.
-    queries.div_ceil(parts).next_multiple_of(8).max(24)
-}
-
 /// Some queries of one head; the views have been checked.
 struct Rows<'a> {
-    isa: Isa,
     shape: AttentionShape,
-    tile: ScoreTile,
+    plan: Plan,
     scale: f32,
     b: usize,
     h: usize,
     first: usize,
     count: usize,
     q: View<'a>,
-    k: View<'a>,
     v: View<'a>,
+    /// Keys, and values if they are packed.
+    packed: *const f32,
     out: Output,
     lse: Option<&'a mut [f32]>,
     weights: Option<&'a mut [f32]>,
     /// Of this group and head, `[queries, keys]`.
     bias: Option<&'a [f32]>,
     dropout: Option<Dropout<'a>>,
-    workspace: &'a mut [f32],
+    own: &'a mut [f32],
 }
 
 impl Kernel for Rows<'_> {
@@ -151,62 +217,48 @@ impl Kernel for Rows<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let AttentionShape { heads, queries, keys, head_dim, .. } = self.shape;
-        let (b, h, stride) = (self.b, self.h, self.tile.stride);
-        let (packed_k, rest) = aligned(self.workspace, packed_len(self.isa, head_dim, keys));
-        let (packed_v, rest) = aligned(rest, packed_len(self.isa, keys, head_dim));
-        let (scores, rest) = aligned(rest, self.tile.len());
+        let (b, h, stride) = (self.b, self.h, self.plan.stride);
+        let (scores, rest) = self.own.split_at_mut(self.plan.rows * stride);
         let (factors, rest) = rest.split_at_mut(stride);
-        let inverse = &mut rest[..self.tile.rows];
-        s.vectorize(PackPanels {
-            src: self.k.at(b, 0, h),
-            layout: BLayout::RowsAreN,
-            ld: self.k.row_stride,
-            k: head_dim,
-            n: keys,
-            dst: packed_k.as_mut_ptr(),
-        });
-        s.vectorize(PackPanels {
-            src: self.v.at(b, 0, h),
-            layout: BLayout::RowsAreK,
-            ld: self.v.row_stride,
-            k: keys,
-            n: head_dim,
-            dst: packed_v.as_mut_ptr(),
-        });
+        let (largest, inverse) = rest.split_at_mut(self.plan.rows * MAX_LANES);
 
-        // Without a bias the scale is left to the exponential, and the scores go to the tile as they are.
-        let (block_scale, exp_scale) =
-            if self.bias.is_none() && self.scale > 0.0 { (1.0, self.scale) } else { (self.scale, 1.0) };
+        // Without a bias the scale is left to the exponential.
+        let early = self.bias.is_some() || self.scale <= 0.0;
+        let exp_scale = if early { 1.0 } else { self.scale };
+        let (values, ldb) = match self.plan.values {
+            0 => (self.v.at(b, 0, h), self.v.row_stride),
+            _ => (self.packed.wrapping_add(self.plan.keys), 0),
+        };
         let mut done = 0;
         while done < self.count {
-            let rows = self.tile.rows.min(self.count - done);
+            let rows = self.plan.rows.min(self.count - done);
             let query = self.first + done;
-            s.vectorize(Block {
-                m: rows,
-                n: keys,
+            s.vectorize(Product {
+                rows,
+                columns: keys,
                 k: head_dim,
                 a: self.q.at(b, query, h),
                 lda: self.q.row_stride,
-                a_layout: ALayout::RowMajor,
-                b: packed_k.as_ptr(),
-                c: scores.as_mut_ptr(),
-                ldc: stride,
-                alpha: block_scale,
-                accumulate: false,
-                epilogue: Epilogue::default(),
-                scratch: &mut [],
+                b: self.packed,
+                ldb: 0,
+                out: scores.as_mut_ptr(),
+                ldo: stride,
+                finish: Finish::Largest(largest.as_mut_ptr()),
             });
             for r in 0..rows {
                 let row = &mut scores[r * stride..][..keys];
                 let p = row.as_mut_ptr();
-                if let Some(bias) = self.bias {
-                    let bias = &bias[(query + r) * keys..][..keys];
-                    // SAFETY: both rows have `keys` numbers.
-                    unsafe { row_add(s, p, bias.as_ptr(), keys) };
-                }
-                // SAFETY: the row has `keys` numbers.
+                // SAFETY: all rows have `keys` numbers, and there is a vector of the largest of each.
                 let (largest, sum) = unsafe {
-                    let largest = row_max(s, p, keys);
+                    let largest = if early {
+                        row_scale(s, p, keys, self.scale);
+                        if let Some(bias) = self.bias {
+                            row_add(s, p, bias[(query + r) * keys..][..keys].as_ptr(), keys);
+                        }
+                        row_max(s, p, keys)
+                    } else {
+                        s.largest(s.load(largest[r * S::LANES..][..S::LANES].as_ptr()))
+                    };
                     (largest, row_exp(s, p, keys, largest, exp_scale, p))
                 };
                 inverse[r] = 1.0 / sum;
@@ -226,25 +278,18 @@ impl Kernel for Rows<'_> {
                     unsafe { row_mul(s, p, factors.as_ptr(), keys) };
                 }
             }
-            s.vectorize(Block {
-                m: rows,
-                n: head_dim,
+            s.vectorize(Product {
+                rows,
+                columns: head_dim,
                 k: keys,
                 a: scores.as_ptr(),
                 lda: stride,
-                a_layout: ALayout::RowMajor,
-                b: packed_v.as_ptr(),
-                c: self.out.at(b, query, h),
-                ldc: self.out.row_stride,
-                alpha: 1.0,
-                accumulate: false,
-                epilogue: Epilogue::default(),
-                scratch: &mut [],
+                b: values,
+                ldb,
+                out: self.out.at(b, query, h),
+                ldo: self.out.row_stride,
+                finish: Finish::Scale(inverse.as_ptr()),
             });
-            for (r, &inverse) in inverse[..rows].iter().enumerate() {
-                // SAFETY: a row of the checked output has `head_dim` numbers, and it belongs to this task.
-                unsafe { row_scale(s, self.out.at(b, query + r, h), head_dim, inverse) };
-            }
             done += rows;
         }
     }

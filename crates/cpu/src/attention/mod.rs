@@ -4,6 +4,7 @@
 
 mod backward;
 mod forward;
+mod tile;
 
 use crate::gemm::{ALIGN, packed_len};
 use crate::isa::Isa;

@@ -42,6 +42,8 @@ unsafe impl Simd for Avx512 {
     const LANES: usize = 16;
     const TILE_ROWS: usize = 8;
     const TILE_VECTORS: usize = 3;
+    const HEAD_TILE_ROWS: usize = 6;
+    const HEAD_TILE_VECTORS: usize = 4;
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {

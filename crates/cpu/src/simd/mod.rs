@@ -43,6 +43,10 @@ pub(crate) unsafe trait Simd: Copy {
     const TILE_ROWS: usize;
     /// Vectors in a row of the register tile. Tile, two operands and a row of B fit in the registers.
     const TILE_VECTORS: usize;
+    /// Rows of attention's register tile: with as many registers as the other, it takes a head of 64 numbers at once.
+    const HEAD_TILE_ROWS: usize = Self::TILE_ROWS;
+    /// Vectors in a row of attention's register tile, at most 4.
+    const HEAD_TILE_VECTORS: usize = Self::TILE_VECTORS;
 
     /// Calls the kernel as a function of its own, compiled with the instructions enabled.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
