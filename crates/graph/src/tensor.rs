@@ -118,7 +118,10 @@ impl Tensor {
 
     /// Records an error that the model code itself has found.
     pub fn refuse(&self, what: &'static str, reason: String) -> Tensor {
-        let scope = self.state.borrow().graph.qualified(what);
+        let scope = match self.state.borrow().graph.qualified("") {
+            scope if scope.is_empty() => "the model".into(),
+            scope => scope,
+        };
         self.fail(GraphError::Shape { op: what, scope, inputs: self.shape().to_string(), reason })
     }
 
