@@ -20,9 +20,11 @@ pub mod files;
 pub mod image;
 pub mod preprocess;
 pub mod resize;
+pub mod samples;
 
 pub use decode::{DecodeOptions, Format, ImageError, decode, open};
 pub use files::{FilesError, find_images, find_images_each};
 pub use image::{Image, ShapeError};
 pub use preprocess::{CropMode, Preprocess, PreprocessError};
 pub use resize::{Filter, ResizeError, UnknownFilter, resize, resize_box};
+pub use samples::Samples;

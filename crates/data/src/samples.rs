@@ -1,0 +1,28 @@
+//! What a data set is to everyone who reads one: labelled pictures by number. Formats implement it, the loader and the
+//! evaluation use it; where the bytes lie is nobody else's business.
+
+use crate::decode::ImageError;
+use crate::image::Image;
+
+/// Labelled pictures, in an order that is the same every time.
+pub trait Samples: Send + Sync {
+    /// How many there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The names of the classes; labels are indices into them.
+    fn classes(&self) -> &[String];
+
+    /// The classes of a sample: one for plain classification, any number for multi-label data.
+    fn labels(&self, index: usize) -> &[u32];
+
+    /// The name by which a person finds a sample again: its path, or its archive and its place in there.
+    fn name(&self, index: usize) -> String;
+
+    /// Reads and decodes a sample. Callable from many threads at once.
+    fn image(&self, index: usize) -> Result<Image, ImageError>;
+}
