@@ -1,0 +1,66 @@
+//! The attention weights of one layer for one picture.
+
+use thiserror::Error;
+
+/// Why something could not be measured.
+#[derive(Debug, Error, Clone, PartialEq)]
+pub enum InsightError {
+    /// Numbers that do not have the shape claimed.
+    #[error("{what}: {found} values, where {expected} are needed")]
+    Length {
+        /// What they should be.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+        /// How many there should be.
+        expected: usize,
+    },
+    /// Something that cannot be measured.
+    #[error("{0}")]
+    Unsuitable(String),
+}
+
+/// How much every token looks at every other, in every head of one layer: rows are queries and add up to 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention<'a> {
+    heads: usize,
+    tokens: usize,
+    weights: &'a [f32],
+}
+
+impl<'a> Attention<'a> {
+    /// Takes weights as `[heads, tokens, tokens]`.
+    pub fn new(heads: usize, tokens: usize, weights: &'a [f32]) -> Result<Self, InsightError> {
+        let expected = heads.saturating_mul(tokens).saturating_mul(tokens);
+        if expected != weights.len() || expected == 0 {
+            return Err(InsightError::Length { what: "attention weights", found: weights.len(), expected });
+        }
+        Ok(Attention { heads, tokens, weights })
+    }
+
+    /// How many heads there are.
+    pub fn heads(&self) -> usize {
+        self.heads
+    }
+
+    /// How many tokens there are.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The weights of one head, `[tokens, tokens]`.
+    pub fn head(&self, head: usize) -> &'a [f32] {
+        let size = self.tokens * self.tokens;
+        &self.weights[head * size..(head + 1) * size]
+    }
+
+    /// The mean over heads, `[tokens, tokens]`.
+    pub fn mean(&self) -> Vec<f64> {
+        let mut mean = vec![0.0; self.tokens * self.tokens];
+        for head in 0..self.heads {
+            mean.iter_mut().zip(self.head(head)).for_each(|(m, &w)| *m += f64::from(w));
+        }
+        mean.iter_mut().for_each(|m| *m /= self.heads as f64);
+        mean
+    }
+}

@@ -1,0 +1,42 @@
+//! Mean attention distance (the paper's Figure 7, right, and appendix D.7): how far, in pixels, each head looks. It is to
+//! a transformer what the receptive field is to a convolutional network.
+
+use crate::{Attention, InsightError};
+
+/// The mean distance between a patch and the patches it attends to, weighted by attention, for every head.
+///
+/// The first `prefix` tokens (class, distillation, registers) have no place in the picture and are left out; the weights
+/// on patches are scaled to a sum of 1 for each query, so that what goes to those tokens does not shorten distances.
+pub fn attention_distance(
+    attention: Attention,
+    prefix: usize,
+    grid: [usize; 2],
+    patch: [usize; 2],
+) -> Result<Vec<f32>, InsightError> {
+    let (tokens, patches) = (attention.tokens(), grid[0] * grid[1]);
+    if prefix + patches != tokens || patches == 0 {
+        return Err(InsightError::Unsuitable(format!(
+            "{tokens} tokens are not {prefix} and a grid of {} x {} patches",
+            grid[0], grid[1]
+        )));
+    }
+    let place =
+        |patch_index: usize| [(patch_index / grid[1] * patch[0]) as f64, (patch_index % grid[1] * patch[1]) as f64];
+    let between = |a: usize, b: usize| {
+        let ([ay, ax], [by, bx]) = (place(a), place(b));
+        (ay - by).hypot(ax - bx)
+    };
+    let head = |head: usize| {
+        let weights = attention.head(head);
+        let mean = |query: usize| {
+            let row = &weights[(prefix + query) * tokens + prefix..][..patches];
+            let (sum, weighted) = row.iter().enumerate().fold((0.0, 0.0), |(sum, weighted), (key, &w)| {
+                let w = f64::from(w);
+                (sum + w, weighted + w * between(query, key))
+            });
+            if sum > 0.0 { weighted / sum } else { 0.0 }
+        };
+        ((0..patches).map(mean).sum::<f64>() / patches as f64) as f32
+    };
+    Ok((0..attention.heads()).map(head).collect())
+}
