@@ -1,0 +1,68 @@
+//! Why a run could not be begun, or could not go on.
+
+use std::path::PathBuf;
+
+use vit_data::dataset::DatasetError;
+use vit_data::loader::LoaderError;
+use vit_graph::GraphError;
+use vit_models::ModelError;
+
+use crate::metrics::MetricsError;
+use crate::{RecipeError, RunError, SaveError, StepError};
+
+/// What can go wrong in training and evaluation.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum TrainError {
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Dataset(#[from] DatasetError),
+    #[error(transparent)]
+    Loader(#[from] LoaderError),
+    #[error(transparent)]
+    Run(#[from] RunError),
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// A model whose pictures nobody can prepare.
+    #[error("the model's preprocessing: {0}")]
+    Preprocessing(String),
+    /// A recipe and a data set, or a model and a data set, that do not go together.
+    #[error("{0}")]
+    Unsuitable(String),
+    /// A configuration that cannot be read.
+    #[error("{}: {what}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Numbers that stopped being numbers.
+    #[error(
+        "step {step}: the {what} is not a finite number{}; the weights are those before this step, {kept}. \
+         Lower schedule.rate, or go on past such steps with --skip-non-finite",
+        place.as_ref().map(|p| format!(" (first in {p})")).unwrap_or_default()
+    )]
+    NonFinite {
+        /// The step, from 1.
+        step: u64,
+        /// `loss` or `gradient`.
+        what: &'static str,
+        /// The first operation whose result is not finite.
+        place: Option<String>,
+        /// Where they are kept.
+        kept: String,
+    },
+    /// A thread that decodes pictures stopped.
+    #[error("a thread that prepares pictures stopped unexpectedly")]
+    Worker,
+}

@@ -1,0 +1,151 @@
+//! Measuring a model on a data set: the same code while training and for `vit eval`.
+
+use std::sync::mpsc;
+
+use vit_data::{Preprocess, Samples};
+use vit_graph::device::{Device, Elements, Parameters};
+use vit_graph::rewrite::dead_code;
+use vit_models::{Config, Mode};
+
+use crate::error::TrainError;
+use crate::metrics::{Evaluation, MultiLabelEvaluation};
+use crate::objective::Loss;
+use crate::preprocess::preprocess;
+
+/// How to evaluate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvaluationOptions {
+    /// Pictures that are run at once.
+    pub batch: usize,
+    /// Threads that decode pictures.
+    pub threads: usize,
+    /// How many of the most confident mistakes are kept.
+    pub worst: usize,
+    /// Whether pictures have one label each, or any number.
+    pub loss: Loss,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Measured {
+    /// One label per picture.
+    Single(Evaluation),
+    /// Any number of labels per picture.
+    Multi(MultiLabelEvaluation),
+}
+
+impl Measured {
+    /// The measurement that models are judged by: its column and its value, the more the better.
+    pub fn score(&self) -> (&'static str, f64) {
+        match self {
+            Measured::Single(evaluation) => ("val/top1", evaluation.measures().top1),
+            Measured::Multi(evaluation) => ("val/map", evaluation.measures().mean_average_precision),
+        }
+    }
+}
+
+/// A measurement, and the samples that could not be part of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// What was measured.
+    pub measured: Measured,
+    /// Samples that could not be read: name and reason.
+    pub unreadable: Vec<(String, String)>,
+}
+
+/// Runs a model with these parameters over all samples. `progress` hears how many of how many are done, and ends the
+/// evaluation early by answering `false`; then there is no outcome.
+pub fn evaluate(
+    device: &dyn Device,
+    config: &Config,
+    parameters: &mut dyn Parameters,
+    samples: &dyn Samples,
+    options: &EvaluationOptions,
+    mut progress: impl FnMut(usize, usize) -> bool,
+) -> Result<Option<Outcome>, TrainError> {
+    let batch = options.batch.clamp(1, samples.len().max(1));
+    let mut graph = config.architecture.build(batch, Mode::Inference)?;
+    graph.retain_outputs(|name| name == "logits");
+    let classes = graph.shape(graph.output("logits")?).last();
+    let mut executable = device.compile(&dead_code(&graph)?, parameters)?;
+    let preprocess = preprocess(&config.preprocessing)?;
+
+    let mut measured = match options.loss {
+        Loss::Softmax => Measured::Single(Evaluation::new(classes, options.worst)),
+        Loss::Sigmoid => Measured::Multi(MultiLabelEvaluation::new(classes)),
+    };
+    let mut unreadable = Vec::new();
+    let size = preprocess.output_len();
+    let (mut images, mut logits) = (vec![0.0; batch * size], vec![0.0; batch * classes]);
+    let mut present = Vec::with_capacity(batch);
+    let finished = prepared(samples, &preprocess, options.threads, batch, |index, picture| {
+        match picture {
+            Ok(pixels) => {
+                images[present.len() * size..][..size].copy_from_slice(&pixels);
+                present.push(index);
+            }
+            Err(reason) => unreadable.push((samples.name(index), reason)),
+        }
+        let last = index + 1 == samples.len();
+        if present.len() == batch || (last && !present.is_empty()) {
+            executable.write("image", Elements::F32(&images))?;
+            executable.run()?;
+            executable.read("logits", &mut logits)?;
+            let rows = &logits[..present.len() * classes];
+            match &mut measured {
+                Measured::Single(evaluation) => {
+                    let labels: Vec<u32> =
+                        present.iter().map(|&i| samples.labels(i).first().copied().unwrap_or(u32::MAX)).collect();
+                    evaluation.add(rows, &labels, &present)?;
+                }
+                Measured::Multi(evaluation) => {
+                    let labels: Vec<&[u32]> = present.iter().map(|&i| samples.labels(i)).collect();
+                    evaluation.add(rows, &labels)?;
+                }
+            }
+            present.clear();
+            return Ok(progress(index + 1, samples.len()));
+        }
+        Ok(true)
+    })?;
+    Ok(finished.then_some(Outcome { measured, unreadable }))
+}
+
+/// Hands every sample over in order, prepared by several threads, of which each is at most two batches ahead. Ends early
+/// where `each` says `false`; says whether it came to the end.
+fn prepared(
+    samples: &dyn Samples,
+    preprocess: &Preprocess,
+    threads: usize,
+    batch: usize,
+    mut each: impl FnMut(usize, Result<Vec<f32>, String>) -> Result<bool, TrainError>,
+) -> Result<bool, TrainError> {
+    let threads = threads.clamp(1, samples.len().max(1));
+    let prepare = |index: usize| -> Result<Vec<f32>, String> {
+        let image = samples.image(index).map_err(|error| error.to_string())?;
+        preprocess.apply(&image).map_err(|error| error.to_string())
+    };
+    std::thread::scope(|scope| {
+        // One channel per thread keeps the order without sorting: sample i comes from thread i mod n.
+        let channels: Vec<mpsc::Receiver<Result<Vec<f32>, String>>> = (0..threads)
+            .map(|thread| {
+                let (sender, receiver) = mpsc::sync_channel(2 * batch.div_ceil(threads));
+                scope.spawn(move || {
+                    for index in (thread..samples.len()).step_by(threads) {
+                        if sender.send(prepare(index)).is_err() {
+                            return; // Whoever receives has stopped.
+                        }
+                    }
+                });
+                receiver
+            })
+            .collect();
+        for (index, channel) in (0..samples.len()).zip(channels.iter().cycle()) {
+            let picture = channel.recv().map_err(|_| TrainError::Worker)?;
+            if !each(index, picture)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })
+}

@@ -1,0 +1,64 @@
+//! From a recipe and a model's preprocessing to what the data crate works with: the evaluation transform, the training
+//! transform, and how a data set becomes batches.
+
+use vit_data::augment::{ColourJitter, Erasing, Fill};
+use vit_data::loader::{Labels, LoaderSettings};
+use vit_data::{Augmentation, Crop as CropOf, CropMode, Filter, Mix, Preprocess, TrainTransform, TransformError};
+use vit_models::Preprocessing;
+
+use crate::error::TrainError;
+use crate::objective::Loss;
+use crate::recipe::{Crop, DataSettings, Recipe};
+
+/// The transform for evaluation.
+pub(crate) fn preprocess(p: &Preprocessing) -> Result<Preprocess, TrainError> {
+    let unknown = |what: String| TrainError::Preprocessing(what);
+    let preprocess = Preprocess {
+        image_size: p.image_size,
+        crop_pct: p.crop_pct,
+        crop_mode: p.crop_mode.parse::<CropMode>().map_err(|e| unknown(e.to_string()))?,
+        interpolation: p.interpolation.parse::<Filter>().map_err(|e| unknown(e.to_string()))?,
+        mean: p.mean.clone(),
+        std: p.std.clone(),
+    };
+    preprocess.validate().map_err(|e| unknown(e.to_string()))?;
+    Ok(preprocess)
+}
+
+/// How a run's pictures become batches.
+pub(crate) fn loader_settings(recipe: &Recipe, p: &Preprocessing) -> Result<LoaderSettings, TrainError> {
+    let unsuitable = |error: TransformError| TrainError::Unsuitable(format!("[data] of the recipe: {error}"));
+    let transform = TrainTransform::new(&preprocess(p)?, &augmentation(&recipe.data)).map_err(unsuitable)?;
+    let data = &recipe.data;
+    Ok(LoaderSettings {
+        mix: Mix {
+            mixup: data.mixup,
+            cutmix: data.cutmix,
+            probability: data.mix_probability,
+            switch: data.mix_switch,
+            smoothing: data.label_smoothing,
+        },
+        labels: match recipe.objective.loss {
+            Loss::Softmax => Labels::Single,
+            Loss::Sigmoid => Labels::Multiple,
+        },
+        ..LoaderSettings::training(transform, recipe.batch, recipe.seed)
+    })
+}
+
+fn augmentation(data: &DataSettings) -> Augmentation {
+    Augmentation {
+        crop: match data.crop {
+            Crop::RandomResized => CropOf::Resized { scale: data.crop_scale, ratio: data.crop_ratio },
+            Crop::Padded => CropOf::Padded { pixels: data.crop_padding, fill: Fill::default() },
+            Crop::Centre => CropOf::Centre,
+        },
+        flip: data.flip,
+        vertical_flip: 0.0,
+        auto_augment: Some(data.auto_augment.clone()).filter(|policy| policy != "none" && !policy.is_empty()),
+        three_augment: data.three_augment,
+        colour_jitter: ColourJitter::uniform(data.colour_jitter),
+        erasing: Erasing { probability: data.erasing, ..Erasing::default() },
+        repeated: data.repeated,
+    }
+}

@@ -1,0 +1,235 @@
+//! What a run begins with: the data set opened, the model chosen or adapted, the recipe made to fit both. Everything
+//! that was decided on the way is in its report, and what a resumed run needs again is in [`RunSettings`].
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use vit_data::Samples;
+use vit_data::dataset::{self, Dataset, OpenOptions, Report, Splits, Validation};
+use vit_models::weights::Weights;
+use vit_models::{Changes, Checkpoint, Config, OpenOptions as CheckpointOptions, Variant};
+
+use crate::error::TrainError;
+use crate::objective::Loss;
+use crate::recipe::Recipe;
+
+/// What a run depends on besides its recipe: the `[run]` section of its `config.toml`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSettings {
+    /// The model's name, or the checkpoint that it starts from.
+    pub model: String,
+    /// The data set.
+    pub data: PathBuf,
+    /// The split or the data set that is evaluated on; the usual rule if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<PathBuf>,
+    /// The share of each class that is carved off for validation where there is no split for it.
+    pub validation_fraction: f64,
+    /// The share of the training samples that is used.
+    pub fraction: f64,
+    /// Go on past steps whose loss is not finite.
+    pub skip_non_finite: bool,
+}
+
+/// Where a model's first weights come from.
+pub enum FirstWeights {
+    /// Drawn as the model's initialisers say.
+    Random,
+    /// From a checkpoint, under canonical names, fitting.
+    Given(Weights),
+}
+
+/// A run before its first step.
+pub struct Setup {
+    /// What else the run depends on.
+    pub settings: RunSettings,
+    /// The recipe, with what did not fit the data changed.
+    pub recipe: Recipe,
+    /// The model, its classes and its preprocessing.
+    pub config: Config,
+    /// Its first weights.
+    pub weights: FirstWeights,
+    /// What to learn from.
+    pub train: Arc<Dataset>,
+    /// What to look at while training.
+    pub validation: Option<Arc<Dataset>>,
+    /// What was found in the data set.
+    pub data_report: Report,
+    /// What was decided about the model and the recipe, one line each.
+    pub report: Vec<String>,
+}
+
+/// The model that a run trains.
+pub enum ModelChoice<'a> {
+    /// One that suits the pictures.
+    Usual,
+    /// A named variant, from scratch.
+    Named(&'a str),
+    /// A checkpoint folder or weights file, to be fine-tuned.
+    Checkpoint(&'a Path),
+}
+
+impl Setup {
+    /// Opens the data set and prepares the model for it.
+    pub fn new(
+        choice: ModelChoice,
+        image_size: Option<[usize; 2]>,
+        settings: RunSettings,
+        recipe: Recipe,
+    ) -> Result<Setup, TrainError> {
+        match choice {
+            ModelChoice::Checkpoint(path) => Self::finetune(path, image_size, settings, recipe),
+            ModelChoice::Named(_) | ModelChoice::Usual => {
+                let splits = open_data(&settings, recipe.seed, None)?;
+                let mut report = Vec::new();
+                let mut config = match choice {
+                    ModelChoice::Named(name) => named(name)?,
+                    _ => usual_model(splits.train.as_ref())?,
+                };
+                if let ModelChoice::Usual = choice {
+                    let name = config.name.as_deref().unwrap_or_default();
+                    report.push(format!("model: {name}, for the size of the pictures (another with --model)"));
+                }
+                if let Some(size) = image_size {
+                    config.architecture.set_image_size(size);
+                    config.preprocessing.image_size = size;
+                }
+                config.architecture.set_classes(splits.train.classes().len());
+                Self::finish(settings, recipe, config, FirstWeights::Random, splits, report)
+            }
+        }
+    }
+
+    /// The published way: another head, starting from zero, and positions for the new size.
+    fn finetune(
+        path: &Path,
+        image_size: Option<[usize; 2]>,
+        settings: RunSettings,
+        recipe: Recipe,
+    ) -> Result<Setup, TrainError> {
+        let mut checkpoint = Checkpoint::open(path, CheckpointOptions::default())?;
+        let mut splits = open_data(&settings, recipe.seed, None)?;
+        let sorted = |names: &[String]| {
+            let mut names = names.to_vec();
+            names.sort();
+            names
+        };
+        // The same classes in another order are the checkpoint's classes.
+        if sorted(splits.train.classes()) == sorted(&checkpoint.config.labels) {
+            splits = open_data(&settings, recipe.seed, Some(&checkpoint.config.labels))?;
+        }
+        let classes = splits.train.classes().len();
+        let same = splits.train.classes() == checkpoint.config.labels;
+        checkpoint.change(Changes { image_size, classes: Some(classes), new_head: !same, channels: None })?;
+        let mut report = std::mem::take(&mut checkpoint.report);
+        if same {
+            report.push(format!("head: kept, since the data set has the checkpoint's {classes} classes"));
+        }
+        let Checkpoint { config, weights, .. } = checkpoint;
+        Self::finish(settings, recipe, config, FirstWeights::Given(weights), splits, report)
+    }
+
+    /// A run as its folder describes it, to go on with.
+    pub fn resume(settings: RunSettings, recipe: Recipe, config: Config, weights: Weights) -> Result<Setup, TrainError> {
+        let splits = open_data(&settings, recipe.seed, Some(&config.labels))?;
+        let mut setup = Self::finish(settings, recipe, config, FirstWeights::Given(weights), splits, vec![])?;
+        setup.report.clear();
+        Ok(setup)
+    }
+
+    fn finish(
+        settings: RunSettings,
+        mut recipe: Recipe,
+        mut config: Config,
+        weights: FirstWeights,
+        splits: Splits,
+        mut report: Vec<String>,
+    ) -> Result<Setup, TrainError> {
+        let Splits { train, validation, report: data_report, .. } = splits;
+        config.labels = train.classes().to_vec();
+        recipe.apply_to(&mut config.architecture);
+        if train.is_multi_label() && recipe.objective.loss == Loss::Softmax {
+            recipe.objective.loss = Loss::Sigmoid;
+            report.push("objective.loss: sigmoid, since pictures have several labels".into());
+        }
+        if train.classes().len() < 2 && recipe.objective.loss == Loss::Softmax {
+            return Err(TrainError::Unsuitable(format!(
+                "{}: there is only one class, {:?}; a classifier needs at least two",
+                settings.data.display(),
+                train.classes().first().map_or("", String::as_str)
+            )));
+        }
+        let most = train.len() * recipe.data.repeated;
+        if recipe.batch > most {
+            let batch = (most / recipe.accumulate * recipe.accumulate).max(1);
+            recipe.accumulate = recipe.accumulate.min(batch);
+            report.push(format!("batch: {batch} instead of {}, since there are no more pictures", recipe.batch));
+            recipe.batch = batch;
+        }
+        Ok(Setup { settings, recipe, config, weights, train, validation, data_report, report })
+    }
+
+    /// The text of `config.toml`: the whole recipe, then what else the run depends on.
+    pub fn to_toml(&self) -> String {
+        let settings = toml::to_string(&self.settings).unwrap_or_default();
+        format!("{}\n[run]\n{settings}", self.recipe.to_toml())
+    }
+
+    /// Reads what [`Setup::to_toml`] wrote.
+    pub fn parse_toml(text: &str, path: &Path) -> Result<(RunSettings, Recipe), TrainError> {
+        let fail = |what: String| TrainError::Config { path: path.into(), what };
+        let mut table: toml::Table = toml::from_str(text).map_err(|e| fail(e.message().to_string()))?;
+        let run = table.remove("run").ok_or_else(|| fail("the section [run] is missing".into()))?;
+        let settings = run.try_into().map_err(|e: toml::de::Error| fail(format!("[run]: {}", e.message())))?;
+        let recipe = Recipe::parse(&table.to_string()).map_err(|e| fail(e.to_string()))?;
+        Ok((settings, recipe))
+    }
+}
+
+fn open_data(settings: &RunSettings, seed: u64, classes: Option<&[String]>) -> Result<Splits, TrainError> {
+    let options = OpenOptions {
+        validation: settings.validation.as_deref().map_or(Validation::Automatic, Validation::from_argument),
+        validation_fraction: settings.validation_fraction,
+        fraction: settings.fraction,
+        seed,
+        classes: classes.filter(|names| !names.is_empty()).map(<[String]>::to_vec),
+        ..OpenOptions::default()
+    };
+    Ok(dataset::open(&settings.data, &options)?)
+}
+
+fn named(name: &str) -> Result<Config, TrainError> {
+    let Some(variant) = vit_models::variant(name) else {
+        return Err(TrainError::Unsuitable(format!(
+            "there is no model named `{name}`; `vit models` lists them, and the forms N/4@32 and \
+             vit_nano_patch4_32 give any patch and image size"
+        )));
+    };
+    let Variant { name, architecture, mut preprocessing, .. } = variant;
+    preprocessing.image_size = architecture.image_size();
+    Ok(Config { name: Some(name), architecture, preprocessing, labels: vec![] })
+}
+
+/// Patch and image size of the usual model for pictures whose shorter side is below a limit. Always 64 patches: enough to
+/// see by, few enough for a laptop.
+const USUAL: [(usize, &str); 3] = [(48, "vit_nano_patch4_32"), (96, "vit_nano_patch8_64"), (usize::MAX, "vit_nano_patch16_128")];
+
+/// The model for someone who named none.
+fn usual_model(samples: &dyn Samples) -> Result<Config, TrainError> {
+    // A few pictures from all over the set say enough about its size.
+    let stride = samples.len().div_ceil(25).max(1);
+    let mut sides: Vec<usize> = (0..samples.len())
+        .step_by(stride)
+        .filter_map(|index| samples.image(index).ok())
+        .map(|image| image.width().min(image.height()))
+        .collect();
+    sides.sort_unstable();
+    let middle = sides.get(sides.len() / 2).copied().unwrap_or(0);
+    let name = USUAL.iter().find(|(limit, _)| middle < *limit).map_or(USUAL[2].1, |(_, name)| name);
+    let mut config = named(name)?;
+    // Small pictures have no margin to crop away.
+    config.preprocessing.crop_pct = 1.0;
+    Ok(config)
+}

@@ -1,0 +1,276 @@
+//! The loop: batches in, steps, measurements, checkpoints. What it computes depends on the setup alone; how long a step
+//! took, when it was interrupted and how many threads there were changes nothing about the weights.
+
+mod observer;
+mod session;
+
+pub use observer::Observer;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use vit_data::Samples;
+use vit_data::dataset::ClassCount;
+use vit_data::loader::Unreadable;
+use vit_graph::device::Device;
+
+use crate::error::TrainError;
+use crate::evaluate::{Measured, evaluate};
+use crate::plots;
+use crate::run_folder::{MetricsLog, Row, RunFolder};
+use crate::saving::{Best, Position, Snapshot};
+use crate::setup::Setup;
+use crate::{Pace, Progress};
+use session::Session;
+
+/// How a run is carried out; nothing here changes its result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainerOptions {
+    /// Threads that prepare pictures.
+    pub threads: usize,
+    /// Bytes of decoded pictures that are kept in memory.
+    pub cache_bytes: u64,
+    /// The longest time between two saves.
+    pub save_every: Duration,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    /// Whether it came to its end; otherwise it was asked to stop, and can be resumed.
+    pub complete: bool,
+    /// Where it stopped.
+    pub position: Position,
+    /// The share of the time in which steps waited for data.
+    pub waiting: f64,
+    /// Seconds of this session.
+    pub seconds: f64,
+}
+
+/// Trains until the end of the recipe, or until `stop` is set, then saves.
+pub fn train(
+    device: &dyn Device,
+    setup: &mut Setup,
+    run: &RunFolder,
+    from: Option<Snapshot>,
+    options: &TrainerOptions,
+    observer: &mut dyn Observer,
+    stop: &AtomicBool,
+) -> Result<Finished, TrainError> {
+    let began = Instant::now();
+    let mut log = match &from {
+        Some(snapshot) => MetricsLog::resume(run, snapshot.position.step)?,
+        None => MetricsLog::create(run)?,
+    };
+    let seconds_before = from.as_ref().map_or(0.0, |s| s.position.seconds);
+    let mut session = Session::new(device, setup, from, options)?;
+    let setup = &*setup;
+    let steps = session.steps;
+    let evaluate_every = setup.recipe.evaluate_every.steps(session.steps_per_epoch, steps).max(1);
+    let log_every = (session.steps_per_epoch / 10).clamp(1, 50);
+    let mut pace = Pace::new(session.position.step, steps);
+    let mut interval = Interval::new(&session);
+    let mut saved = Instant::now();
+    let mut complete = true;
+
+    while session.position.step < steps {
+        if stop.load(Ordering::Relaxed) {
+            complete = false;
+            break;
+        }
+        let losses = session.step()?;
+        let step = session.position.step;
+        if !(losses.loss.is_finite() && losses.grad_norm.is_finite()) {
+            let what = if losses.loss.is_finite() { "gradient" } else { "loss" };
+            if !setup.settings.skip_non_finite {
+                return Err(session.non_finite(device, what, setup, run));
+            }
+            observer.note(&format!("step {step}: the {what} is not finite; the step changed nothing"));
+        }
+        interval.add(&losses);
+        let due = step.is_multiple_of(evaluate_every) || step == steps;
+        let progress = interval.progress(&session, &mut pace, began.elapsed());
+        observer.step(&progress);
+        if step.is_multiple_of(log_every) || due {
+            let row = interval.row(&session, &progress);
+            log.append(&row)?;
+            observer.logged(&progress);
+            interval = Interval::new(&session);
+        }
+        session.position.seconds = seconds_before + began.elapsed().as_secs_f64();
+        if due {
+            if !measure(device, setup, run, &mut session, options, &mut log, observer, stop)? {
+                complete = false;
+                break;
+            }
+            let unreadable = session.unreadable();
+            run.write_data_report(&data_report(setup, &unreadable), &data_json(setup, &unreadable))?;
+        }
+        if due || saved.elapsed() >= options.save_every {
+            log.sync()?;
+            run.last().save(&session.snapshot(setup)?)?;
+            saved = Instant::now();
+        }
+    }
+    session.position.seconds = seconds_before + began.elapsed().as_secs_f64();
+    log.sync()?;
+    run.last().save(&session.snapshot(setup)?)?;
+    Ok(Finished {
+        complete,
+        waiting: session.waiting.as_secs_f64() / began.elapsed().as_secs_f64().max(1e-9),
+        seconds: began.elapsed().as_secs_f64(),
+        position: session.position,
+    })
+}
+
+/// Evaluates, logs, keeps the model if it is the best so far, and draws the curves. `false` if it was asked to stop: the
+/// measurement is made again when the run is resumed.
+#[allow(clippy::too_many_arguments)]
+fn measure(
+    device: &dyn Device,
+    setup: &Setup,
+    run: &RunFolder,
+    session: &mut Session,
+    options: &TrainerOptions,
+    log: &mut MetricsLog,
+    observer: &mut dyn Observer,
+    stop: &AtomicBool,
+) -> Result<bool, TrainError> {
+    let step = session.position.step;
+    if let Some(validation) = &setup.validation {
+        let how = session.evaluation_options(setup, options);
+        let mut weights = session.evaluated_weights(setup)?;
+        let mut watch = |done, total| {
+            observer.evaluating(done, total);
+            !stop.load(Ordering::Relaxed)
+        };
+        let Some(outcome) =
+            evaluate(device, &setup.config, &mut weights, validation.as_ref(), &how, &mut watch)?
+        else {
+            return Ok(false);
+        };
+        let (metric, value) = outcome.measured.score();
+        let better = session.position.best.as_ref().is_none_or(|best| value > best.value);
+        let epoch = step as f64 / session.steps_per_epoch as f64;
+        log.append(&measurements(Row::new(step).epoch(epoch), &outcome.measured))?;
+        if better {
+            session.position.best = Some(Best { metric: metric.into(), value, step });
+            run.best().save(&session.best_snapshot(setup)?)?;
+        }
+        observer.evaluated(step, &outcome, better);
+    }
+    let rows = run.rows()?;
+    let scene = plots::curves(&title(setup), &rows);
+    if let Ok(png) = scene.png(2.0) {
+        run.write_curves(&scene.svg(), &png)?;
+    }
+    Ok(true)
+}
+
+/// What a run's curves are called.
+fn title(setup: &Setup) -> String {
+    let data = setup.settings.data.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    format!("{} on {data}", setup.settings.model)
+}
+
+/// The measurements of an evaluation as columns.
+fn measurements(row: Row, measured: &Measured) -> Row {
+    match measured {
+        Measured::Single(evaluation) => {
+            let m = evaluation.measures();
+            row.with("val/loss", m.loss)
+                .with("val/top1", m.top1)
+                .with("val/top5", m.top5)
+                .with("val/macro_f1", m.macro_f1)
+                .with("val/ece", m.ece)
+        }
+        Measured::Multi(evaluation) => {
+            let m = evaluation.measures();
+            row.with("val/loss", m.loss).with("val/map", m.mean_average_precision).with("val/micro_f1", m.micro_f1)
+        }
+    }
+}
+
+/// What happened since the last logged step.
+struct Interval {
+    began: Instant,
+    images: u64,
+    waited: Duration,
+    loss: f64,
+    grad_norm: f64,
+    steps: u32,
+}
+
+impl Interval {
+    fn new(session: &Session) -> Interval {
+        let (images, waited) = (session.position.images, session.waiting);
+        Interval { began: Instant::now(), images, waited, loss: 0.0, grad_norm: 0.0, steps: 0 }
+    }
+
+    fn add(&mut self, losses: &session::Losses) {
+        if losses.loss.is_finite() && losses.grad_norm.is_finite() {
+            self.loss += losses.loss;
+            self.grad_norm += losses.grad_norm;
+            self.steps += 1;
+        }
+    }
+
+    fn progress(&self, session: &Session, pace: &mut Pace, elapsed: Duration) -> Progress {
+        let seconds = self.began.elapsed().as_secs_f64().max(1e-9);
+        let (step, per_epoch) = (session.position.step, session.steps_per_epoch);
+        Progress {
+            epoch: step.saturating_sub(1) / per_epoch + 1,
+            epochs: session.steps.div_ceil(per_epoch),
+            step,
+            steps: session.steps,
+            loss: (self.steps > 0).then(|| self.loss / f64::from(self.steps)),
+            rate: session.rate(),
+            images_per_second: Some((session.position.images - self.images) as f64 / seconds),
+            waiting: (session.waiting.saturating_sub(self.waited)).as_secs_f64() / seconds,
+            memory: Some(session.memory_bytes()),
+            elapsed,
+            remaining: pace.observe(step, elapsed),
+        }
+    }
+
+    fn row(&self, session: &Session, progress: &Progress) -> Row {
+        let epoch = progress.step as f64 / session.steps_per_epoch as f64;
+        let mut row = Row::new(progress.step).epoch(epoch).with("train/lr", progress.rate);
+        if self.steps > 0 {
+            let mean = |sum: f64| sum / f64::from(self.steps);
+            row = row.with("train/loss", mean(self.loss)).with("train/grad_norm", mean(self.grad_norm));
+        }
+        row.with("train/images_per_s", progress.images_per_second.unwrap_or(0.0)).with("train/waiting", progress.waiting)
+    }
+}
+
+/// What was read and what was skipped, for people.
+fn data_report(setup: &Setup, unreadable: &[Unreadable]) -> String {
+    let mut text = format!("{}\n{}\n", setup.settings.data.display(), setup.data_report);
+    for (class, count) in setup.train.classes().iter().zip(&setup.data_report.classes) {
+        let ClassCount { train, validation, test } = count;
+        text.push_str(&format!("{class}: {train} train, {validation} validation, {test} test\n"));
+    }
+    if !unreadable.is_empty() {
+        text.push_str(&format!("\n{} pictures could not be read and are replaced by others:\n", unreadable.len()));
+        unreadable.iter().for_each(|u| text.push_str(&format!("{}: {}\n", u.name, u.reason)));
+    }
+    text
+}
+
+/// The same for programs.
+fn data_json(setup: &Setup, unreadable: &[Unreadable]) -> serde_json::Value {
+    let classes: Vec<serde_json::Value> = (setup.train.classes().iter().zip(&setup.data_report.classes))
+        .map(|(class, c)| json!({"class": class, "train": c.train, "validation": c.validation, "test": c.test}))
+        .collect();
+    let skipped: Vec<serde_json::Value> = (setup.data_report.skipped.iter())
+        .map(|s| json!({"reason": s.reason, "count": s.count, "example": s.example}))
+        .collect();
+    let unreadable: Vec<serde_json::Value> =
+        unreadable.iter().map(|u| json!({"name": u.name, "reason": u.reason})).collect();
+    json!({
+        "data": setup.settings.data, "format": setup.data_report.format.to_string(), "classes": classes,
+        "empty": setup.data_report.empty, "skipped": skipped, "unreadable": unreadable,
+    })
+}

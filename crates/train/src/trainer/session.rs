@@ -1,0 +1,300 @@
+//! The state of a run while it runs: the step on its device, the loader, the position. It takes one step at a time and
+//! can be written down after any of them.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use vit_data::loader::{self, Batch, Loader, LoaderSettings, Unreadable};
+use vit_graph::device::{Device, Elements, Executable, Initial, Parameters};
+use vit_graph::ops::Parameter;
+use vit_graph::random::Seed;
+use vit_models::weights::{Tensor, Weights};
+
+use super::TrainerOptions;
+use crate::average::Average;
+use crate::error::TrainError;
+use crate::evaluate::EvaluationOptions;
+use crate::finite::first_non_finite;
+use crate::preprocess::loader_settings;
+use crate::run_folder::RunFolder;
+use crate::saving::{Position, Snapshot};
+use crate::schedule::Schedule;
+use crate::setup::{FirstWeights, Setup};
+use crate::step::TrainingStep;
+use crate::teacher::Teacher;
+
+/// What one step gave.
+pub(super) struct Losses {
+    pub loss: f64,
+    pub grad_norm: f64,
+}
+
+pub(super) struct Session {
+    graph: TrainingStep,
+    executable: Box<dyn Executable>,
+    loader: Loader,
+    /// The batch of the last step.
+    last: Option<Batch>,
+    /// The batch of the coming step, already on its way to the device.
+    next: Option<Batch>,
+    teacher: Option<Teacher>,
+    schedule: Schedule,
+    average: Option<Average>,
+    /// Parameters that steps leave as they are.
+    unchanged: Weights,
+    has_seed: bool,
+    pub steps: u64,
+    pub steps_per_epoch: u64,
+    pub batch: usize,
+    pub position: Position,
+    /// Time that steps waited for pictures.
+    pub waiting: Duration,
+}
+
+/// The numbers that one step needs besides its batch.
+struct StepInputs {
+    rate: f32,
+    step: f32,
+    seed: [i32; 4],
+    average_decay: f32,
+}
+
+impl Session {
+    /// Brings a run onto a device, at its beginning or where a snapshot was taken.
+    pub fn new(
+        device: &dyn Device,
+        setup: &mut Setup,
+        from: Option<Snapshot>,
+        options: &TrainerOptions,
+    ) -> Result<Session, TrainError> {
+        let recipe = &setup.recipe;
+        let graph = TrainingStep::new(&setup.config.architecture, recipe.batch, recipe.step_options())?;
+        let mut position = Position { seed: recipe.seed, ..Position::default() };
+        let mut state = Weights::default();
+        let mut first = std::mem::replace(&mut setup.weights, FirstWeights::Random);
+        if let Some(snapshot) = from {
+            position = snapshot.position;
+            first = FirstWeights::Given(snapshot.weights);
+            state = snapshot.optimiser;
+        }
+        let changed: HashSet<String> = graph
+            .graph
+            .updates()
+            .iter()
+            .filter_map(|(parameter, _)| graph.graph.parameters().find(|(node, _)| *node == parameter.node))
+            .map(|(_, parameter)| parameter.name.clone())
+            .collect();
+        let mut parameters =
+            Beginning { first, state, names: &graph.state, seed: recipe.seed, changed: &changed, unchanged: Weights::default() };
+        let executable = device.compile(&graph.graph, &mut parameters)?;
+        let unchanged = parameters.unchanged;
+        let teacher = match recipe.objective.teacher.as_str() {
+            "" => None,
+            path => Some(Teacher::open(Path::new(path), &setup.config, recipe.batch, device)?),
+        };
+        let settings = LoaderSettings {
+            threads: options.threads,
+            cache_bytes: options.cache_bytes,
+            ..loader_settings(recipe, &setup.config.preprocessing)?
+        };
+        let start = loader::Position { epoch: position.epoch, batch: position.batch };
+        let samples: Arc<dyn vit_data::Samples> = setup.train.clone();
+        let loader = Loader::new(samples, settings, start)?;
+        let steps_per_epoch = loader.batches_per_epoch();
+        Ok(Session {
+            schedule: recipe.schedule(steps_per_epoch),
+            steps: recipe.steps(steps_per_epoch),
+            average: recipe.average(),
+            has_seed: graph.graph.inputs().any(|(_, input)| input.name == "seed"),
+            batch: recipe.batch,
+            waiting: Duration::ZERO,
+            last: None,
+            next: None,
+            graph,
+            executable,
+            loader,
+            teacher,
+            unchanged,
+            steps_per_epoch,
+            position,
+        })
+    }
+
+    fn inputs(&self, step: u64) -> StepInputs {
+        StepInputs {
+            rate: self.schedule.rate(step - 1) as f32,
+            step: step as f32,
+            seed: Seed::new(self.position.seed, step).0,
+            average_decay: self.average.map_or(0.0, |average| average.decay_at(step)),
+        }
+    }
+
+    /// The learning rate of the last step.
+    pub fn rate(&self) -> f64 {
+        self.schedule.rate(self.position.step.saturating_sub(1))
+    }
+
+    /// Takes the next batch and sends it to the device.
+    fn load(&mut self) -> Result<(), TrainError> {
+        let batch = self.loader.next()?;
+        if let Some(teacher) = &mut self.teacher {
+            teacher.answer(&batch.images)?;
+            self.executable.write("teacher", Elements::F32(&teacher.logits))?;
+        }
+        self.executable.write("image", Elements::F32(&batch.images))?;
+        self.executable.write("targets", Elements::F32(&batch.targets))?;
+        self.next = Some(batch);
+        Ok(())
+    }
+
+    /// One step: runs on the batch that is there, and meanwhile fetches the next.
+    pub fn step(&mut self) -> Result<Losses, TrainError> {
+        if self.next.is_none() {
+            self.load()?;
+        }
+        let step = self.position.step + 1;
+        let inputs = self.inputs(step);
+        self.executable.write("rate", Elements::F32(&[inputs.rate]))?;
+        self.executable.write("step", Elements::F32(&[inputs.step]))?;
+        if self.has_seed {
+            self.executable.write("seed", Elements::I32(&inputs.seed))?;
+        }
+        if self.average.is_some() {
+            self.executable.write("average_decay", Elements::F32(&[inputs.average_decay]))?;
+        }
+        self.executable.run()?;
+        self.position.step = step;
+        self.position.epoch = step / self.steps_per_epoch;
+        self.position.batch = step % self.steps_per_epoch;
+        self.position.images += self.batch as u64;
+        self.last = self.next.take();
+        if step < self.steps {
+            self.load()?;
+        }
+        self.waiting = self.loader.waited();
+        let number = |name: &str| -> Result<f64, TrainError> {
+            let mut number = [0.0];
+            self.executable.read(name, &mut number)?;
+            Ok(f64::from(number[0]))
+        };
+        Ok(Losses { loss: number("loss")?, grad_norm: number("grad_norm")? })
+    }
+
+    /// Samples that could not be read so far.
+    pub fn unreadable(&self) -> Vec<Unreadable> {
+        self.loader.unreadable().cloned().collect()
+    }
+
+    /// Bytes that the step takes on its device.
+    pub fn memory_bytes(&self) -> u64 {
+        self.executable.memory_bytes() as u64
+    }
+
+    /// How the model is measured between steps.
+    pub fn evaluation_options(&self, setup: &Setup, options: &TrainerOptions) -> EvaluationOptions {
+        let batch = (self.batch / setup.recipe.accumulate.max(1)).clamp(1, 256);
+        EvaluationOptions { batch, threads: options.threads, worst: 0, loss: setup.recipe.objective.loss }
+    }
+
+    /// Everything that the run needs to go on from here.
+    pub fn snapshot(&self, setup: &Setup) -> Result<Snapshot, TrainError> {
+        let (mut weights, mut optimiser) = (self.unchanged.clone(), Weights::default());
+        for (_, parameter) in self.graph.graph.parameters() {
+            if self.unchanged.tensors.contains_key(&parameter.name) {
+                continue;
+            }
+            let tensor = self.read(parameter)?;
+            let kept = self.graph.state.contains(&parameter.name);
+            let place = if kept { &mut optimiser } else { &mut weights };
+            place.insert(&parameter.name, tensor).map_err(vit_models::ModelError::from)?;
+        }
+        Ok(Snapshot { config: setup.config.clone(), weights, optimiser, position: self.position.clone() })
+    }
+
+    /// The model as it is measured, without what only training needs.
+    pub fn best_snapshot(&self, setup: &Setup) -> Result<Snapshot, TrainError> {
+        let weights = self.evaluated_weights(setup)?;
+        let position = self.position.clone();
+        Ok(Snapshot { config: setup.config.clone(), weights, optimiser: Weights::default(), position })
+    }
+
+    /// The weights that are measured: the moving average where there is one.
+    pub fn evaluated_weights(&self, setup: &Setup) -> Result<Weights, TrainError> {
+        let Snapshot { mut weights, mut optimiser, .. } = self.snapshot(setup)?;
+        if self.average.is_some() {
+            for (name, tensor) in &mut weights.tensors {
+                if let Some(average) = optimiser.tensors.remove(&format!("{name}.average")) {
+                    *tensor = average;
+                }
+            }
+        }
+        Ok(weights)
+    }
+
+    fn read(&self, parameter: &Parameter) -> Result<Tensor, TrainError> {
+        let mut data = vec![0.0; parameter.shape.elements()];
+        self.executable.read_parameter(&parameter.name, &mut data)?;
+        Ok(Tensor { shape: parameter.shape.to_vec(), data })
+    }
+
+    /// The error of a step whose result is not finite: looks for the operation where it began.
+    pub fn non_finite(&self, device: &dyn Device, what: &'static str, setup: &Setup, run: &RunFolder) -> TrainError {
+        let step = self.position.step;
+        let kept = format!("saved in {}", run.last().path().display());
+        let place = self.find_non_finite(device, setup).ok().flatten();
+        TrainError::NonFinite { step, what, place, kept }
+    }
+
+    fn find_non_finite(&self, device: &dyn Device, setup: &Setup) -> Result<Option<String>, TrainError> {
+        let Some(batch) = &self.last else { return Ok(None) };
+        let Snapshot { weights, optimiser, .. } = self.snapshot(setup)?;
+        let mut parameters: BTreeMap<String, Vec<f32>> =
+            weights.tensors.into_iter().chain(optimiser.tensors).map(|(name, tensor)| (name, tensor.data)).collect();
+        let numbers = self.inputs(self.position.step);
+        let mut inputs = vec![
+            ("image", Elements::F32(&batch.images)),
+            ("targets", Elements::F32(&batch.targets)),
+            ("rate", Elements::F32(std::slice::from_ref(&numbers.rate))),
+            ("step", Elements::F32(std::slice::from_ref(&numbers.step))),
+            ("seed", Elements::I32(&numbers.seed)),
+            ("average_decay", Elements::F32(std::slice::from_ref(&numbers.average_decay))),
+        ];
+        inputs.extend(self.teacher.as_ref().map(|teacher| ("teacher", Elements::F32(&teacher.logits))));
+        inputs.retain(|(name, _)| self.graph.graph.inputs().any(|(_, input)| input.name == *name));
+        let found = first_non_finite(device, &self.graph.graph, &inputs, &mut parameters)?;
+        Ok(found.map(|found| found.to_string()))
+    }
+}
+
+/// Where every parameter begins: the model's from its first weights, the optimiser's from a snapshot or from zero. Keeps
+/// a copy of what steps leave unchanged, since a device need not.
+struct Beginning<'a> {
+    first: FirstWeights,
+    state: Weights,
+    names: &'a [String],
+    seed: u64,
+    changed: &'a HashSet<String>,
+    unchanged: Weights,
+}
+
+impl Parameters for Beginning<'_> {
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        let name = &parameter.name;
+        if self.names.contains(name) {
+            let zeros = || vec![0.0; parameter.shape.elements()];
+            return Some(Cow::Owned(self.state.tensors.remove(name).map_or_else(zeros, |tensor| tensor.data)));
+        }
+        let data = match &mut self.first {
+            FirstWeights::Given(weights) => weights.tensors.remove(name)?.data,
+            FirstWeights::Random => Initial { seed: self.seed }.take(parameter)?.into_owned(),
+        };
+        if !self.changed.contains(name) {
+            let tensor = Tensor { shape: parameter.shape.to_vec(), data: data.clone() };
+            self.unchanged.tensors.insert(name.clone(), tensor);
+        }
+        Some(Cow::Owned(data))
+    }
+}
