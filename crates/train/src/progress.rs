@@ -175,9 +175,10 @@ mod tests {
     #[test]
     fn evaluation_between_epochs_is_counted() {
         let errors = errors(2000, |step| if step % 100 == 99 { 10.1 } else { 0.1 });
-        // Half of the 400 seconds are evaluation: an estimate without it would be wrong by half of what is left.
+        // Half of the 400 seconds are evaluation: an estimate without it would be wrong by half of what is left. One
+        // evaluation more or less in the latter half of the session is what may be off: a quarter, then an eighth.
         let worst = |from: usize| errors[from..].iter().map(|error| error.unwrap().abs()).fold(0.0, f64::max);
-        assert!(worst(200) < 100.0 && worst(1000) < 20.0, "{} s and {} s off", worst(200), worst(1000));
+        assert!(worst(200) < 100.0 && worst(1000) < 25.0, "{} s and {} s off", worst(200), worst(1000));
     }
 
     #[test]
