@@ -11,6 +11,7 @@
 //! ```
 
 pub mod metrics;
+pub mod plots;
 mod progress;
 mod run_folder;
 mod saving;
