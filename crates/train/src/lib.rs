@@ -10,6 +10,14 @@
 //! # Ok::<(), vit_graph::GraphError>(())
 //! ```
 
+pub mod metrics;
+pub mod plots;
+mod progress;
+mod run_folder;
+mod saving;
 mod step;
 
+pub use progress::{Clock, Pace, Progress};
+pub use run_folder::{Existing, MetricsLog, Row, RunError, RunFolder, columns};
+pub use saving::{Best, Opened, Position, SaveError, Slot, Snapshot};
 pub use step::{Optimiser, TrainingStep};

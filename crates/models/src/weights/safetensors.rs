@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::element::Order;
 use super::{Tensor, Weights, WeightsError, read_file};
-pub use write::{Dtype, to_bytes, write};
+pub use write::{Dtype, to_bytes, write, write_to};
 
 const FORMAT: &str = "safetensors";
 

@@ -68,6 +68,16 @@ pub fn to_bytes<'a>(
     Ok(bytes)
 }
 
+/// Writes the same bytes to any destination, in pieces; flushing to a disk is the caller's business.
+pub fn write_to<'a>(
+    out: &mut impl Write,
+    tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>,
+    dtype: Dtype,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
+    emit(out, &collect(tensors)?, dtype, metadata)
+}
+
 fn replace<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>,

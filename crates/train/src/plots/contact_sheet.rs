@@ -1,0 +1,96 @@
+//! A contact sheet: pictures that a model is sure about and wrong, with what they are and what it saw in them.
+
+use vit_data::Image;
+
+use super::palette::{GREEN, INK, MUTED, PAPER, RED};
+use super::scene::{Anchor, Area, Scene, Text};
+
+const THUMBNAIL: f32 = 168.0;
+const GAP: f32 = 20.0;
+const CAPTION: f32 = 48.0;
+const HEADER: f32 = 84.0;
+
+/// One picture of a contact sheet.
+#[derive(Debug, Clone)]
+pub struct SheetEntry {
+    /// The picture, of any size.
+    pub image: Image,
+    /// The name of its class.
+    pub label: String,
+    /// The name of the class that the model takes it for.
+    pub predicted: String,
+    /// The probability that the model gives to that, 0 to 1.
+    pub confidence: f64,
+}
+
+/// A grid of pictures in the given order.
+pub fn contact_sheet(title: &str, entries: &[SheetEntry]) -> Scene {
+    let across = ((entries.len() as f32 * 1.5).sqrt().ceil() as usize).clamp(3, 8);
+    let down = entries.len().div_ceil(across).max(1);
+    let (step_x, step_y) = (THUMBNAIL + GAP, THUMBNAIL + CAPTION + GAP);
+    let mut scene = Scene::new(GAP + across as f32 * step_x, HEADER + down as f32 * step_y);
+    scene.text(Text::new(title, [GAP, 28.0], 18.0).bold().within(scene.size().0 - 2.0 * GAP));
+    let mut x = GAP;
+    for (text, colour) in [("what the model saw", RED), ("what it is", GREEN)] {
+        scene.dot([x + 5.0, 56.0], 4.5, colour);
+        let text = Text::new(text, [x + 16.0, 56.0], 12.0).colour(MUTED);
+        x += 16.0 + text.width() + 20.0;
+        scene.text(text);
+    }
+    for (index, entry) in entries.iter().enumerate() {
+        let x = GAP + (index % across) as f32 * step_x;
+        let y = HEADER + (index / across) as f32 * step_y;
+        scene.rectangle(Area { x, y, width: THUMBNAIL, height: THUMBNAIL }, PAPER);
+        scene.picture(fitted(&entry.image, x, y), thumbnail(&entry.image));
+        let confidence =
+            Text::new(format!("{:.1} %", 100.0 * entry.confidence), [x + THUMBNAIL, y + THUMBNAIL + 15.0], 12.0);
+        let room = THUMBNAIL - confidence.width() - 8.0;
+        scene.text(confidence.colour(INK).anchor(Anchor::Right));
+        scene.text(Text::new(&entry.predicted, [x, y + THUMBNAIL + 15.0], 12.5).colour(RED).within(room));
+        scene.text(Text::new(&entry.label, [x, y + THUMBNAIL + 33.0], 12.5).colour(GREEN).within(THUMBNAIL));
+    }
+    scene
+}
+
+/// The place of a picture in its square, its shape kept.
+fn fitted(image: &Image, x: f32, y: f32) -> Area {
+    let (width, height) = (image.width() as f32, image.height() as f32);
+    let scale = THUMBNAIL / width.max(height);
+    let (width, height) = ((width * scale).round().max(1.0), (height * scale).round().max(1.0));
+    Area { x: x + ((THUMBNAIL - width) / 2.0).round(), y: y + ((THUMBNAIL - height) / 2.0).round(), width, height }
+}
+
+/// A copy that is large enough for any screen: a sheet does not hold on to photographs of many megabytes.
+fn thumbnail(image: &Image) -> Image {
+    let scale = 3.0 * THUMBNAIL / image.width().max(image.height()) as f32;
+    if scale >= 1.0 {
+        return image.clone();
+    }
+    let side = |length: usize| ((length as f32 * scale).round() as usize).max(1);
+    vit_data::resize(image, side(image.width()), side(image.height()), vit_data::Filter::Lanczos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sheets_are_readable() {
+        for count in [0, 1, 5, 24, 60] {
+            let entry = |index: usize| SheetEntry {
+                image: Image::from_rgb(
+                    1 + index * 31,
+                    700 / (1 + index),
+                    vec![90; (1 + index * 31) * (700 / (1 + index)) * 3],
+                )
+                .unwrap(),
+                label: "bird".repeat(1 + index % 12),
+                predicted: "a Siberian husky or so".chars().cycle().take(index * 3).collect(),
+                confidence: 1.0 - index as f64 / 100.0,
+            };
+            let scene = contact_sheet("The surest mistakes", &(0..count).map(entry).collect::<Vec<_>>());
+            scene.assert_readable();
+            assert!(scene.png(1.0).is_ok());
+        }
+    }
+}

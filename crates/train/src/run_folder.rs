@@ -1,0 +1,206 @@
+//! What a training run leaves on disk. A run folder describes itself: the configuration as it was resolved, every
+//! measurement, the checkpoints, the curves, what was skipped in the data, and the command that resumes it.
+//!
+//! ```text
+//! RUN/config.toml                 the resolved configuration
+//! RUN/command.txt                 the command that resumes
+//! RUN/data.txt, data.json         what was read and what was skipped
+//! RUN/metrics.jsonl, metrics.csv  one row per logged step
+//! RUN/events.out.tfevents.*       the same rows for TensorBoard
+//! RUN/curves.svg, curves.png      the same rows for the eye
+//! RUN/checkpoints/last, best      model folders, with the state of training beside the weights
+//! ```
+
+mod error;
+mod events;
+mod log;
+mod replace;
+mod row;
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use error::RunError;
+pub use log::MetricsLog;
+use replace::replace;
+pub use row::{Row, columns};
+
+use crate::saving::Slot;
+
+const CONFIG: &str = "config.toml";
+const COMMAND: &str = "command.txt";
+const DATA: [&str; 2] = ["data.txt", "data.json"];
+const ROWS: &str = "metrics.jsonl";
+const TABLE: &str = "metrics.csv";
+const CURVES: [&str; 2] = ["curves.svg", "curves.png"];
+const CHECKPOINTS: &str = "checkpoints";
+const LOCK: &str = "run.lock";
+
+/// What to do with a run that is already in the folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// Refuse: nobody loses a run by a slip of the hand.
+    Refuse,
+    /// Remove the run's files, and only those, then begin anew.
+    Replace,
+}
+
+/// The folder of one run.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    /// Held by the process that trains; the system lets go of it however the process ends.
+    _lock: Option<File>,
+}
+
+impl RunFolder {
+    /// Begins a run with the given configuration. Two processes cannot train into the same folder.
+    pub fn create(path: impl Into<PathBuf>, config: &str, existing: Existing) -> Result<RunFolder, RunError> {
+        let path = path.into();
+        fs::create_dir_all(&path).map_err(|error| RunError::io(&path, error))?;
+        let lock = lock(&path)?;
+        let found = leavings(&path)?;
+        if existing == Existing::Refuse && !found.is_empty() {
+            return Err(RunError::Exists { path });
+        }
+        for item in found {
+            let removed = if item.is_dir() { fs::remove_dir_all(&item) } else { fs::remove_file(&item) };
+            removed.map_err(|error| RunError::io(&item, error))?;
+        }
+        let run = RunFolder { path, _lock: lock };
+        let checkpoints = run.path.join(CHECKPOINTS);
+        fs::create_dir_all(&checkpoints).map_err(|error| RunError::io(&checkpoints, error))?;
+        run.write(CONFIG, config.as_bytes())?;
+        Ok(run)
+    }
+
+    /// Opens a run in order to train on.
+    pub fn resume(path: impl Into<PathBuf>) -> Result<RunFolder, RunError> {
+        let run = RunFolder::open(path)?;
+        Ok(RunFolder { _lock: lock(&run.path)?, ..run })
+    }
+
+    /// Opens a run in order to look at it, also while it trains.
+    pub fn open(path: impl Into<PathBuf>) -> Result<RunFolder, RunError> {
+        let path = path.into();
+        if !path.join(CONFIG).is_file() {
+            return Err(RunError::NotARun { path });
+        }
+        Ok(RunFolder { path, _lock: None })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The newest checkpoint.
+    pub fn last(&self) -> Slot {
+        Slot::new(self.path.join(CHECKPOINTS).join("last"))
+    }
+
+    /// The checkpoint with the best measurement.
+    pub fn best(&self) -> Slot {
+        Slot::new(self.path.join(CHECKPOINTS).join("best"))
+    }
+
+    /// The configuration with which the run was begun.
+    pub fn config(&self) -> Result<String, RunError> {
+        let path = self.path.join(CONFIG);
+        fs::read_to_string(&path).map_err(|error| RunError::io(&path, error))
+    }
+
+    /// Keeps the command that resumes the run.
+    pub fn write_command(&self, command: &str) -> Result<(), RunError> {
+        self.write(COMMAND, format!("{}\n", command.trim_end()).as_bytes())
+    }
+
+    /// Keeps the report of what was read and skipped, for people and for programs.
+    pub fn write_data_report(&self, text: &str, json: &serde_json::Value) -> Result<(), RunError> {
+        self.write(DATA[0], text.as_bytes())?;
+        self.write(DATA[1], format!("{json:#}\n").as_bytes())
+    }
+
+    /// Keeps the training curves.
+    pub fn write_curves(&self, svg: &str, png: &[u8]) -> Result<(), RunError> {
+        self.write(CURVES[0], svg.as_bytes())?;
+        self.write(CURVES[1], png)
+    }
+
+    /// Every row logged so far. A line that a killed process left half written is not a row.
+    pub fn rows(&self) -> Result<Vec<Row>, RunError> {
+        let path = self.path.join(ROWS);
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(text.lines().filter_map(Row::from_json).collect()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![]),
+            Err(error) => Err(RunError::io(&path, error)),
+        }
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> Result<(), RunError> {
+        let path = self.path.join(name);
+        replace(&path, content).map_err(|error| RunError::io(&path, error))
+    }
+}
+
+/// The files and folders here that a run has written.
+fn leavings(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
+    let names = [&[CONFIG, COMMAND, ROWS, TABLE, CHECKPOINTS], &DATA[..], &CURVES[..]].concat();
+    let mut found: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect();
+    found.extend(events::files(folder).map_err(|error| RunError::io(folder, error))?);
+    Ok(found)
+}
+
+/// Keeps a second process out; a file system without locks (some network ones) keeps nobody out.
+fn lock(folder: &Path) -> Result<Option<File>, RunError> {
+    let path = folder.join(LOCK);
+    let file = File::create(&path).map_err(|error| RunError::io(&path, error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(RunError::Busy { path: folder.into() }),
+        Err(TryLockError::Error(_)) => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_not_overwritten_unless_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("notes.md"), "mine").unwrap();
+        let run = RunFolder::create(&path, "rate = 0.1\n", Existing::Refuse).unwrap();
+        run.write_command("vit train --resume run").unwrap();
+        run.write_data_report("12 skipped", &serde_json::json!({"skipped": 12})).unwrap();
+        fs::write(path.join("checkpoints/kept"), "").unwrap();
+        drop(run);
+        assert!(matches!(RunFolder::create(&path, "", Existing::Refuse), Err(RunError::Exists { .. })));
+        assert_eq!(RunFolder::open(&path).unwrap().config().unwrap(), "rate = 0.1\n");
+
+        let run = RunFolder::create(&path, "rate = 0.2\n", Existing::Replace).unwrap();
+        assert_eq!(run.config().unwrap(), "rate = 0.2\n");
+        assert_eq!(fs::read_to_string(path.join("notes.md")).unwrap(), "mine");
+        assert!(!path.join("command.txt").exists() && !path.join("checkpoints/kept").exists());
+    }
+
+    #[test]
+    fn only_one_process_trains_into_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = RunFolder::create(folder.path(), "", Existing::Refuse).unwrap();
+        assert!(matches!(RunFolder::resume(folder.path()), Err(RunError::Busy { .. })));
+        assert!(RunFolder::open(folder.path()).is_ok());
+        drop(first);
+        assert!(RunFolder::resume(folder.path()).is_ok());
+    }
+
+    #[test]
+    fn a_folder_without_a_run_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = RunFolder::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("config.toml"), "{error}");
+    }
+}

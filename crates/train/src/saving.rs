@@ -1,0 +1,234 @@
+//! Training state on disk, written so that nothing is ever lost. A checkpoint is a folder: the weights as an ordinary
+//! model folder, the optimiser's tensors, the position in the run, and a manifest with the length and checksum of each.
+//!
+//! A new checkpoint `last` is written as `last.partial`, flushed, and takes its place by renaming, while the one before
+//! it becomes `last.previous` and stays. Wherever a process is killed, at least one of the three is whole; opening
+//! finds the newest that is.
+
+mod disk;
+mod error;
+mod manifest;
+mod position;
+#[cfg(test)]
+mod tests;
+
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use vit_models::config::timm_config;
+use vit_models::weights::safetensors::{self, Dtype};
+use vit_models::weights::{Weights, WeightsError};
+use vit_models::{Config, read_config};
+
+pub(crate) use disk::sync_folder;
+use disk::{Disk, LocalDisk};
+pub use error::SaveError;
+use manifest::{Hashed, Manifest};
+pub use position::{Best, Position};
+
+const WEIGHTS: &str = "model.safetensors";
+const CONFIG: &str = "config.json";
+const OPTIMISER: &str = "optimiser.safetensors";
+const STATE: &str = "state.json";
+
+/// Everything that a run needs to continue bit for bit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// What the model is; written as its `config.json`.
+    pub config: Config,
+    /// The model's weights under canonical names.
+    pub weights: Weights,
+    /// The optimiser's tensors: moments, running averages. Empty where only the model is kept.
+    pub optimiser: Weights,
+    /// Where in the run it was taken.
+    pub position: Position,
+}
+
+/// A checkpoint that was opened.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Opened {
+    /// What it holds.
+    pub snapshot: Snapshot,
+    /// The folder it was read from: the checkpoint's own, or the one before it.
+    pub folder: PathBuf,
+    /// What was wrong with newer ones, one sentence each, for the user to read.
+    pub notes: Vec<String>,
+}
+
+/// A place for one checkpoint, such as `RUN/checkpoints/last`, with the one before it kept beside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    path: PathBuf,
+}
+
+impl Slot {
+    /// The checkpoint at `path`, which need not exist yet.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// The folder of the newest checkpoint: a model folder as every command takes it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether anything was ever saved here.
+    pub fn is_empty(&self) -> bool {
+        self.candidates().iter().all(|folder| !folder.exists())
+    }
+
+    /// Writes a checkpoint. On an error, the one before it is as it was and the half-written one is removed. At most
+    /// one process may save here at a time.
+    pub fn save(&self, snapshot: &Snapshot) -> Result<(), SaveError> {
+        self.save_on(&LocalDisk, snapshot)
+    }
+
+    /// Opens the newest whole checkpoint, all checksums verified. It changes nothing on disk, so it may be called
+    /// while another process trains.
+    pub fn open(&self) -> Result<Opened, SaveError> {
+        let mut notes = Vec::new();
+        for folder in self.candidates() {
+            // Only the checkpoint itself is missed where it is absent; the other two come and go.
+            if folder != self.path && !folder.exists() {
+                continue;
+            }
+            let read = Manifest::verify(&folder).and_then(|manifest| read(&folder, &manifest));
+            match read {
+                Ok(snapshot) => {
+                    if !notes.is_empty() {
+                        let (folder, step) = (folder.display(), snapshot.position.step);
+                        notes.push(format!("continuing from {folder}, saved at step {step}"));
+                    }
+                    return Ok(Opened { snapshot, folder, notes });
+                }
+                Err(what) => notes.push(format!("{}: {what}", folder.display())),
+            }
+        }
+        Err(SaveError::NoneWhole { path: self.path.clone(), notes })
+    }
+
+    fn beside(&self, ending: &str) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(ending);
+        name.into()
+    }
+
+    fn partial(&self) -> PathBuf {
+        self.beside(".partial")
+    }
+
+    fn previous(&self) -> PathBuf {
+        self.beside(".previous")
+    }
+
+    /// The folders that may hold the checkpoint, newest first. A partial one that is whole was about to be renamed: it
+    /// counts only where the one it was to replace does not.
+    fn candidates(&self) -> [PathBuf; 3] {
+        [self.path.clone(), self.partial(), self.previous()]
+    }
+
+    fn save_on(&self, disk: &impl Disk, snapshot: &Snapshot) -> Result<(), SaveError> {
+        let parent = self.path.parent().unwrap_or(Path::new(""));
+        disk.create_folder(parent).map_err(|error| SaveError::io(parent, error))?;
+        self.settle(disk)?;
+        let partial = self.partial();
+        if let Err(error) = write(disk, &partial, snapshot) {
+            // The first error is the one worth reporting.
+            let _ = disk.remove_folder(&partial);
+            return Err(error);
+        }
+        self.promote(disk)
+    }
+
+    /// Deals with what a killed process left: a partial checkpoint takes its place if it is all there is, and is
+    /// removed otherwise.
+    fn settle(&self, disk: &impl Disk) -> Result<(), SaveError> {
+        let partial = self.partial();
+        if !partial.exists() {
+            Ok(())
+        } else if Manifest::verify(&self.path).is_err() && Manifest::verify(&partial).is_ok() {
+            self.promote(disk)
+        } else {
+            disk.remove_folder(&partial).map_err(|error| SaveError::io(&partial, error))
+        }
+    }
+
+    /// Gives a whole partial checkpoint its name.
+    fn promote(&self, disk: &impl Disk) -> Result<(), SaveError> {
+        let (partial, previous) = (self.partial(), self.previous());
+        if self.path.exists() {
+            if previous.exists() {
+                disk.remove_folder(&previous).map_err(|error| SaveError::io(&previous, error))?;
+            }
+            disk.rename(&self.path, &previous).map_err(|error| SaveError::io(&previous, error))?;
+        }
+        if let Err(error) = disk.rename(&partial, &self.path) {
+            let _ = disk.rename(&previous, &self.path);
+            return Err(SaveError::io(&self.path, error));
+        }
+        let parent = self.path.parent().unwrap_or(Path::new(""));
+        disk.sync_folder(parent).map_err(|error| SaveError::io(parent, error))
+    }
+}
+
+/// Writes every file, the manifest last, each flushed to the disk before the folder is.
+fn write(disk: &impl Disk, folder: &Path, snapshot: &Snapshot) -> Result<(), SaveError> {
+    let state = snapshot.position.to_json().map_err(|what| SaveError::State { path: folder.join(STATE), what })?;
+    disk.create_folder(folder).map_err(|error| SaveError::io(folder, error))?;
+    let mut manifest = Manifest::default();
+    let mut file = |name: &str, content: Content| {
+        let path = folder.join(name);
+        let hashed = write_file(disk, &path, content)?;
+        manifest.add(name, hashed);
+        Ok::<_, SaveError>(())
+    };
+    file(WEIGHTS, Content::Tensors(&snapshot.weights))?;
+    file(CONFIG, Content::Text(&format!("{:#}\n", timm_config(&snapshot.config))))?;
+    if !snapshot.optimiser.tensors.is_empty() {
+        file(OPTIMISER, Content::Tensors(&snapshot.optimiser))?;
+    }
+    file(STATE, Content::Text(&state))?;
+    write_file(disk, &folder.join(manifest::NAME), Content::Text(&manifest.to_json()))?;
+    disk.sync_folder(folder).map_err(|error| SaveError::io(folder, error))
+}
+
+enum Content<'a> {
+    Tensors(&'a Weights),
+    Text(&'a str),
+}
+
+fn write_file(disk: &impl Disk, path: &Path, content: Content) -> Result<manifest::Entry, SaveError> {
+    let io = |error| SaveError::io(path, error);
+    let file = disk.create(path).map_err(io)?;
+    let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, file));
+    match content {
+        Content::Text(text) => out.write_all(text.as_bytes()).map_err(io)?,
+        Content::Tensors(tensors) => {
+            safetensors::write_to(&mut out, tensors.iter(), Dtype::F32, &tensors.metadata).map_err(
+                |error| match error {
+                    WeightsError::Io(error) => io(error),
+                    error => SaveError::Tensors { path: path.into(), error },
+                },
+            )?;
+        }
+    }
+    let (out, entry) = out.finish();
+    let file = out.into_inner().map_err(|error| io(error.into_error()))?;
+    disk.sync(file).map_err(io)?;
+    Ok(entry)
+}
+
+/// Reads a folder whose manifest was verified. The names of the tensors stay as they were saved.
+fn read(folder: &Path, manifest: &Manifest) -> Result<Snapshot, String> {
+    let weights = safetensors::read(&folder.join(WEIGHTS)).map_err(|error| error.to_string())?;
+    let config = read_config(folder).map_err(|error| error.to_string())?;
+    let config = config.ok_or_else(|| format!("{CONFIG} is missing"))?;
+    let optimiser = if manifest.contains(OPTIMISER) {
+        safetensors::read(&folder.join(OPTIMISER)).map_err(|error| error.to_string())?
+    } else {
+        Weights::default()
+    };
+    let state = std::fs::read_to_string(folder.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
+    let position = serde_json::from_str(&state).map_err(|error| format!("{STATE}: {error}"))?;
+    Ok(Snapshot { config, weights, optimiser, position })
+}

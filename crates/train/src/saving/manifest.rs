@@ -1,0 +1,118 @@
+//! The list of a checkpoint's files with their lengths and checksums (XXH3, 64 bits). It is written last, so a folder
+//! without it, or one that differs from it, is not whole.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{CONFIG, STATE, WEIGHTS};
+
+pub(super) const NAME: &str = "manifest.json";
+
+/// One file's length and checksum.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Entry {
+    bytes: u64,
+    xxh3: String,
+}
+
+/// All files but the manifest itself.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Manifest {
+    files: BTreeMap<String, Entry>,
+}
+
+impl Manifest {
+    pub(super) fn add(&mut self, name: &str, entry: Entry) {
+        self.files.insert(name.into(), entry);
+    }
+
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.files.contains_key(name)
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        format!("{:#}\n", serde_json::json!(self))
+    }
+
+    /// The manifest of a folder whose files all agree with it, or what is wrong.
+    pub(super) fn verify(folder: &Path) -> Result<Manifest, String> {
+        if !folder.exists() {
+            return Err("it does not exist".into());
+        }
+        let text = match std::fs::read_to_string(folder.join(NAME)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(format!("it is incomplete ({NAME} is missing)"));
+            }
+            Err(error) => return Err(format!("{NAME}: {error}")),
+        };
+        let manifest: Manifest = serde_json::from_str(&text).map_err(|error| format!("{NAME} is damaged: {error}"))?;
+        if let Some(name) = [WEIGHTS, CONFIG, STATE].into_iter().find(|name| !manifest.contains(name)) {
+            return Err(format!("{NAME} does not list {name}"));
+        }
+        for (name, expected) in &manifest.files {
+            if name.contains(['/', '\\', ':']) || name.starts_with('.') {
+                return Err(format!("{NAME} lists `{name}`, which is not a plain file name"));
+            }
+            let found = Entry::of_file(&folder.join(name)).map_err(|error| format!("{name}: {error}"))?;
+            if found.bytes != expected.bytes {
+                return Err(format!("{name} has {} bytes instead of {}", found.bytes, expected.bytes));
+            }
+            if found.xxh3 != expected.xxh3 {
+                return Err(format!("{name} is damaged (its checksum differs)"));
+            }
+        }
+        Ok(manifest)
+    }
+}
+
+impl Entry {
+    fn of_file(path: &Path) -> io::Result<Entry> {
+        let mut file = File::open(path)?;
+        let mut hashed = Hashed::new(io::sink());
+        let mut buffer = vec![0; 1 << 18];
+        loop {
+            match file.read(&mut buffer)? {
+                0 => return Ok(hashed.finish().1),
+                count => hashed.write_all(&buffer[..count])?,
+            }
+        }
+    }
+}
+
+/// A writer that measures what passes through it.
+pub(super) struct Hashed<W> {
+    out: W,
+    hash: Xxh3,
+    bytes: u64,
+}
+
+impl<W: Write> Hashed<W> {
+    pub(super) fn new(out: W) -> Self {
+        Self { out, hash: Xxh3::new(), bytes: 0 }
+    }
+
+    pub(super) fn finish(self) -> (W, Entry) {
+        (self.out, Entry { bytes: self.bytes, xxh3: format!("{:016x}", self.hash.digest()) })
+    }
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.out.write(bytes)?;
+        self.hash.update(&bytes[..count]);
+        self.bytes += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

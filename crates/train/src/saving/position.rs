@@ -1,0 +1,48 @@
+//! Where in a run a checkpoint was taken: what a resumed run needs beside tensors.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The place in a run, `state.json` of a checkpoint.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Position {
+    /// Optimiser steps taken.
+    pub step: u64,
+    /// Whole epochs behind it.
+    pub epoch: u64,
+    /// Batches of the current epoch already used.
+    pub batch: u64,
+    /// Pictures seen.
+    pub images: u64,
+    /// The seed from which every random choice follows.
+    pub seed: u64,
+    /// Seconds of training so far, all sessions together.
+    pub seconds: f64,
+    /// The best measurement so far.
+    pub best: Option<Best>,
+    /// Whatever else the training loop wants back; kept as it is.
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
+}
+
+/// The best value of the measurement that a run is judged by.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// The measurement's column, such as `val/top1`.
+    pub metric: String,
+    /// Its value.
+    pub value: f64,
+    /// The step at which it was measured.
+    pub step: u64,
+}
+
+impl Position {
+    /// The text of `state.json`, once it is sure that reading it gives the same position.
+    pub(super) fn to_json(&self) -> Result<String, String> {
+        let text = serde_json::to_string_pretty(self).map_err(|error| error.to_string())? + "\n";
+        match serde_json::from_str::<Position>(&text) {
+            Ok(position) if position == *self => Ok(text),
+            _ => Err("the position holds a number that JSON cannot (NaN or infinite), or one field twice".into()),
+        }
+    }
+}
