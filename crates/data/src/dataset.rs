@@ -102,6 +102,16 @@ pub enum Validation {
     Nowhere,
 }
 
+impl Validation {
+    /// What a user means by an argument: the name of a split, or else the path of a data set.
+    pub fn from_argument(argument: &Path) -> Self {
+        match argument.to_str().and_then(Split::from_name) {
+            Some(split) => Validation::Split(split),
+            None => Validation::Path(argument.to_owned()),
+        }
+    }
+}
+
 /// How samples are read, for training and evaluation alike.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {

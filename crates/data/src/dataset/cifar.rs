@@ -70,7 +70,8 @@ pub(super) fn is_batch_name(path: &Path) -> bool {
 /// The same, and its size fits.
 pub(super) fn is_batch(path: &Path) -> bool {
     let fits = |(variant, _): (Variant, _)| {
-        path.metadata().is_ok_and(|meta| meta.len() > 0 && meta.len() % (variant.label_bytes() + PIXEL_BYTES) == 0)
+        path.metadata()
+            .is_ok_and(|meta| meta.len() > 0 && meta.len().is_multiple_of(variant.label_bytes() + PIXEL_BYTES))
     };
     role(path).is_some_and(fits)
 }
@@ -158,7 +159,7 @@ impl Batches {
         listing.format = variant.format();
         store.encoding = Encoding::PlanarRgb { width: SIDE, height: SIDE };
         let record = variant.label_bytes() + PIXEL_BYTES;
-        if batch.length % record != 0 {
+        if !batch.length.is_multiple_of(record) {
             let reason = format!("{} bytes are not a whole number of records of {record} bytes; ", batch.length);
             return Err(damaged(reason + "copy or download it again"));
         }

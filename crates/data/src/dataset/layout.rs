@@ -86,18 +86,68 @@ fn wraps<'a>(pictures: impl Iterator<Item = &'a str>, level: usize) -> bool {
         && (inner.len() > 1 || inner.iter().any(|name| Split::from_name(name).is_some()))
 }
 
-/// Whether the folders at this level are splits. A folder `train` with pictures right in it is a class of vehicles.
+/// Whether the folders at this level are splits, to be told from classes: `train` is a class of vehicles too, and
+/// pictures of other things may lie beside the splits.
 fn has_splits<'a>(pictures: impl Iterator<Item = &'a str>, level: usize) -> bool {
-    // For each folder whether all of its pictures lie in folders again.
-    let mut deep: BTreeMap<&str, bool> = BTreeMap::new();
+    // For each folder how many of its pictures lie in folders again, less those that do not.
+    let mut depth: BTreeMap<&str, i64> = BTreeMap::new();
     for picture in pictures {
         let mut parts = picture.split('/').skip(level);
-        let (Some(folder), Some(_)) = (parts.next(), parts.next()) else {
-            continue;
-        };
-        *deep.entry(folder).or_insert(true) &= parts.next().is_some();
+        if let (Some(folder), Some(_)) = (parts.next(), parts.next()) {
+            *depth.entry(folder).or_default() += if parts.next().is_some() { 1 } else { -1 };
+        }
     }
-    let is_split = |(name, deep): (&&str, &bool)| Split::from_name(name).filter(|_| *deep);
-    deep.iter().any(|entry| is_split(entry) == Some(Split::Train))
-        || (!deep.is_empty() && deep.iter().all(|entry| is_split(entry).is_some()))
+    let (splits, others): (Vec<_>, Vec<_>) = depth.iter().partition(|(name, _)| Split::from_name(name).is_some());
+    let holds_classes: BTreeSet<Split> =
+        splits.iter().filter(|(_, depth)| **depth > 0).filter_map(|(name, _)| Split::from_name(name)).collect();
+    match others.as_slice() {
+        [] => !splits.is_empty(),
+        others if holds_classes.contains(&Split::Train) => {
+            holds_classes.len() > 1 || others.iter().all(|(_, depth)| **depth > 0)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn classes(pictures: &[&str]) -> Vec<String> {
+        let layout = Layout::of(pictures.iter().copied());
+        let role = |picture| match layout.role(picture) {
+            Role::Sample(Some(split), class) => format!("{split}:{class}"),
+            Role::Sample(None, class) => class.to_owned(),
+            Role::NoClass => "-".to_owned(),
+            Role::BesideSplits => "beside".to_owned(),
+        };
+        pictures.iter().map(|picture| role(picture)).collect()
+    }
+
+    #[test]
+    fn classes_with_and_without_splits() {
+        assert_eq!(classes(&["a/1.jpg", "b/x/2.jpg", "3.jpg"]), ["a", "b", "-"]);
+        assert_eq!(classes(&["Training/a/1.jpg", "valid/a/2.jpg"]), ["train:a", "validation:a"]);
+        assert_eq!(classes(&["set/train/a/1.jpg", "set/test/a/2.jpg"]), ["train:a", "test:a"]);
+        assert_eq!(classes(&["set/a/1.jpg", "set/b/2.jpg"]), ["a", "b"]);
+        assert_eq!(classes(&["test/a/1.jpg"]), ["test:a"]);
+    }
+
+    #[test]
+    fn a_class_of_trains_is_no_split() {
+        assert_eq!(classes(&["train/1.jpg", "tractor/2.jpg"]), ["train", "tractor"]);
+        assert_eq!(classes(&["train/steam/1.jpg", "tractor/2.jpg"]), ["train", "tractor"]);
+    }
+
+    #[test]
+    fn what_lies_beside_splits_is_no_class() {
+        let pictures = ["train/a/1.jpg", "train/a/2.jpg", "test/a/3.jpg", "figures/4.jpg", "train/5.jpg"];
+        assert_eq!(classes(&pictures), ["train:a", "train:a", "test:a", "beside", "-"]);
+        assert_eq!(classes(&["train/a/1.jpg", "extra/a/2.jpg"]), ["train:a", "beside"]);
+    }
+
+    #[test]
+    fn splits_without_classes_are_not_classes() {
+        assert_eq!(classes(&["train/1.jpg", "test/2.jpg"]), ["-", "-"]);
+    }
 }

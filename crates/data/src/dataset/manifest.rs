@@ -7,10 +7,11 @@ use super::labels::{self, Labels, Row};
 use super::listing::{LabelText, Listing, Place};
 use super::recognise::Source;
 use super::split::Split;
-use super::store::read_small;
+use super::store::{read_small, start_of, unpack};
 use crate::files::has_image_extension;
-use csv::{ReaderBuilder, StringRecord};
+use csv::{Reader, ReaderBuilder, StringRecord};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 const PATH: [&str; 7] = ["path", "file", "filename", "file_name", "filepath", "image", "image_path"];
@@ -23,18 +24,28 @@ const ENDINGS: [&str; 4] = ["csv", "tsv", "jsonl", "ndjson"];
 const MAX_BYTES: u64 = 1 << 30;
 const MAX_CLASSES_BYTES: u64 = 1 << 26;
 
-/// Whether a name ends like that of a manifest.
-pub(super) fn has_ending(path: &Path) -> bool {
-    let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    ENDINGS.contains(&ending.as_str()) || ending == "txt"
+/// Whether a table in a folder is named as if it described the folder, or its split, that it lies in. Others may be the
+/// results of something.
+pub(super) fn is_conventional(path: &Path) -> bool {
+    let text = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let (stem, ending) = (text(path.file_stem()), text(path.extension()));
+    let is_known = ["metadata", "labels", "manifest", "annotations"].contains(&stem.as_str());
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    ENDINGS.contains(&ending.as_str())
+        && (is_known || Split::from_name(&stem).is_some())
+        && folder.is_none_or(|folder| folder.to_str().and_then(Split::from_name).is_some())
 }
 
-/// Whether a table in a folder is meant to describe the folder. Others may be results of something.
-pub(super) fn is_conventional(path: &Path) -> bool {
-    let part = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    let (stem, ending) = (part(path.file_stem()), part(path.extension()));
-    let is_known = ["metadata", "labels", "manifest", "annotations"].contains(&stem.as_str());
-    ENDINGS.contains(&ending.as_str()) && (is_known || Split::from_name(&stem).is_some())
+/// Whether a table has the columns of a manifest, by its first line.
+pub(super) fn describes_pictures(path: &Path) -> bool {
+    let start = unpack(path).ok().and_then(|mut file| start_of(&mut file, 1 << 16).ok()).unwrap_or_default();
+    let start = String::from_utf8_lossy(&start);
+    let first = start.trim_start_matches('\u{feff}').lines().next().unwrap_or_default();
+    if first.starts_with('{') {
+        let object: Value = serde_json::from_str(first).unwrap_or_default();
+        return field(&object, &PATH).is_some() && field(&object, &LABEL).is_some();
+    }
+    reader(first).records().next().is_some_and(|record| record.is_ok_and(|record| Columns::of(&record).is_some()))
 }
 
 /// The class names that `classes.txt` beside a file lists, one per line, for labels that are numbers.
@@ -49,22 +60,19 @@ pub(super) fn classes_beside(file: &Path) -> Result<Option<Vec<String>>, Dataset
 }
 
 pub(super) fn read(path: &Path, sources: &[Source]) -> Result<Listing, DatasetError> {
-    let folder = |source: &Source| source.path.parent().map(Path::to_owned).unwrap_or_default();
-    let root = sources.first().map(folder).unwrap_or_default();
+    // The set is where the paths inside of it begin.
+    let root =
+        sources.first().and_then(|source| source.path.ancestors().nth(Path::new(&source.key).components().count()));
+    let root = root.unwrap_or(path).to_owned();
     let mut listing = Listing::new(Format::Manifest, path.to_owned(), root.clone(), LabelText::NumberOrName);
     let mut rows = Vec::new();
     for source in sources {
-        if folder(source) != root {
-            return Err(DatasetError::damaged(
-                &source.path,
-                "manifests in different folders cannot be opened together",
-            ));
-        }
         let bytes = read_small(&source.path, MAX_BYTES)?;
         let text = std::str::from_utf8(&bytes)
             .map_err(|_| DatasetError::damaged(&source.path, "the manifest is not text in UTF-8"))?;
         let text = text.trim_start_matches('\u{feff}');
-        let table = Table { path: &source.path, split: source.split };
+        let folder = Path::new(&source.key).parent().unwrap_or(Path::new(""));
+        let table = Table { path: &source.path, folder, split: source.split };
         match text.trim_start().starts_with('{') {
             true => table.read_json(text, &mut rows)?,
             false => table.read_csv(text, &mut rows)?,
@@ -98,6 +106,8 @@ fn check_paths(manifest: &Path, root: &Path, rows: &[Row]) -> Result<(), Dataset
 
 struct Table<'a> {
     path: &'a Path,
+    /// Its folder, relative to the root of the set.
+    folder: &'a Path,
     split: Option<Split>,
 }
 
@@ -116,18 +126,11 @@ impl Table<'_> {
                 self.damaged(line, format!("the split \"{name}\" is none of train, validation and test"))
             })?),
         };
-        Ok(Row { place: Place::File(PathBuf::from(path)), split, labels })
+        Ok(Row { place: Place::File(self.folder.join(path)), split, labels })
     }
 
     fn read_csv(&self, text: &str, rows: &mut Vec<Row>) -> Result<(), DatasetError> {
-        let first = text.lines().next().unwrap_or_default();
-        // A comma may stand in a path, but hardly a tab.
-        let separator = ['\t', ',', ';'].into_iter().find(|separator| first.contains(*separator)).unwrap_or(',');
-        let mut reader = ReaderBuilder::new()
-            .delimiter(separator as u8)
-            .has_headers(false)
-            .flexible(true)
-            .from_reader(text.as_bytes());
+        let mut reader = reader(text);
         let mut columns = None;
         for record in reader.records() {
             let record = record.map_err(|error| DatasetError::damaged(self.path, error))?;
@@ -161,20 +164,30 @@ impl Table<'_> {
     fn read_json(&self, text: &str, rows: &mut Vec<Row>) -> Result<(), DatasetError> {
         for (line, text) in (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()) {
             let object: Value = serde_json::from_str(text).map_err(|error| self.damaged(line, error))?;
-            let field = |names: &[&str]| names.iter().find_map(|name| object.get(name));
-            let path = field(&PATH).and_then(Value::as_str).ok_or_else(|| {
+            let path = field(&object, &PATH).and_then(Value::as_str).ok_or_else(|| {
                 self.damaged(line, format!("a field for the path is needed, one of {}", PATH.join(", ")))
             })?;
-            let labels = match field(&LABEL) {
+            let labels = match field(&object, &LABEL) {
                 None => Labels::None,
                 Some(value) => Labels::of_json(value).ok_or_else(|| {
                     self.damaged(line, format!("{value} is no label; give a text, a number or a list"))
                 })?,
             };
-            rows.push(self.row(line, path, labels, field(&SPLIT).and_then(Value::as_str))?);
+            rows.push(self.row(line, path, labels, field(&object, &SPLIT).and_then(Value::as_str))?);
         }
         Ok(())
     }
+}
+
+fn reader(text: &str) -> Reader<&[u8]> {
+    let first = text.lines().next().unwrap_or_default();
+    // A comma may stand in a path, but hardly a tab.
+    let separator = ['\t', ',', ';'].into_iter().find(|separator| first.contains(*separator)).unwrap_or(',');
+    ReaderBuilder::new().delimiter(separator as u8).has_headers(false).flexible(true).from_reader(text.as_bytes())
+}
+
+fn field<'a>(object: &'a Value, names: &[&str]) -> Option<&'a Value> {
+    names.iter().find_map(|name| object.get(name))
 }
 
 /// Which column holds what.

@@ -26,6 +26,9 @@ use std::path::Path;
 /// Rows that are read at once; pictures may be large.
 const ROWS: usize = 32;
 
+/// A file of a few bytes can claim any number of rows that are all the same; no set of pictures has as many as this.
+const MAX_ROWS: usize = 1 << 26;
+
 const IMAGES: [&str; 6] = ["image", "img", "picture", "pixel_values", "jpg", "png"];
 const LABELS: [&str; 7] = ["label", "labels", "fine_label", "class", "target", "cls", "targets"];
 
@@ -78,7 +81,10 @@ fn read_file(
     for group in 0..reader.num_row_groups() {
         let group = reader.get_row_group(group).map_err(broken)?;
         let count = usize::try_from(group.metadata().num_rows()).map_err(|error| damaged(path, error))?;
-        let mut labels = labels_in(path, &*group, columns.labels)?.into_iter();
+        if count > MAX_ROWS - rows.len().min(MAX_ROWS) {
+            return Err(damaged(path, format!("more than {MAX_ROWS} rows are announced")));
+        }
+        let mut labels = labels_in(path, &*group, columns.labels, count)?.into_iter();
         let ColumnReader::ByteArrayColumnReader(images) = group.get_column_reader(columns.images).map_err(broken)?
         else {
             return Err(damaged(path, "the images are not bytes"));
@@ -86,7 +92,7 @@ fn read_file(
         let mut read = 0;
         let column = group.metadata().column(columns.images).column_descr();
         records(path, column, images, |bytes: &mut Vec<ByteArray>| {
-            let (Some(bytes), Some(labels)) = (bytes.pop(), labels.next()) else {
+            let (Some(bytes), Some(labels)) = (bytes.pop().filter(|bytes| !bytes.is_empty()), labels.next()) else {
                 return Err(damaged(path, format!("row {number} has no image or no label, perhaps only a path")));
             };
             let (offset, length) = (spool.len(), bytes.len() as u64);
@@ -107,13 +113,18 @@ fn read_file(
 }
 
 /// The labels of all rows of a group.
-fn labels_in(path: &Path, group: &dyn RowGroupReader, column: usize) -> Result<Vec<Labels>, DatasetError> {
+fn labels_in(
+    path: &Path,
+    group: &dyn RowGroupReader,
+    column: usize,
+    count: usize,
+) -> Result<Vec<Labels>, DatasetError> {
     let reader = group.get_column_reader(column).map_err(|error| damaged(path, error))?;
     let column = group.metadata().column(column).column_descr();
     match reader {
-        ColumnReader::Int32ColumnReader(reader) => labels(path, column, reader, |n| Ok(n.to_string())),
-        ColumnReader::Int64ColumnReader(reader) => labels(path, column, reader, |n| Ok(n.to_string())),
-        ColumnReader::ByteArrayColumnReader(reader) => labels(path, column, reader, |text: &ByteArray| {
+        ColumnReader::Int32ColumnReader(reader) => labels(path, column, reader, count, |n| Ok(n.to_string())),
+        ColumnReader::Int64ColumnReader(reader) => labels(path, column, reader, count, |n| Ok(n.to_string())),
+        ColumnReader::ByteArrayColumnReader(reader) => labels(path, column, reader, count, |text: &ByteArray| {
             text.as_utf8().map(str::to_owned).map_err(|_| damaged(path, "a label is not text in UTF-8"))
         }),
         _ => Err(damaged(path, "its labels are neither whole numbers nor text")),
@@ -124,11 +135,15 @@ fn labels<T: DataType>(
     path: &Path,
     column: &ColumnDescriptor,
     reader: ColumnReaderImpl<T>,
+    count: usize,
     text: impl Fn(&T::T) -> Result<String, DatasetError>,
 ) -> Result<Vec<Labels>, DatasetError> {
     let mut labels = Vec::new();
     let is_list = column.max_rep_level() > 0;
     records(path, column, reader, |values: &mut Vec<T::T>| {
+        if labels.len() == count {
+            return Err(damaged(path, format!("there are more labels than the {count} rows announced")));
+        }
         let mut texts = values.drain(..).map(|value| text(&value)).collect::<Result<Vec<_>, _>>()?;
         labels.push(match (is_list, texts.pop()) {
             (false, None) => Labels::None,

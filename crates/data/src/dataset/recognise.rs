@@ -61,10 +61,12 @@ fn pattern(path: &Path) -> Result<Input, DatasetError> {
     paths.sort_by(|a, b| natural(a.as_os_str(), b.as_os_str()));
     let first = paths.first().ok_or_else(|| FilesError::NoMatch { pattern: pattern.to_string() })?;
     let kind = kind_of(first)?;
+    // What the pattern leaves open is the path inside of the set.
+    let fixed: PathBuf = path.components().take_while(|part| !is_pattern(Path::new(part))).collect();
     let sources = paths.into_iter().map(|path| {
-        // Only what the pattern left open may tell shards apart; their folder may be anywhere.
-        let key = file_name(&path);
-        Source { split: Split::of_file(Path::new(&key)), key, path }
+        let inside = path.strip_prefix(&fixed).unwrap_or(&path);
+        let (key, split) = (slashed(inside), Split::of_file(inside));
+        Source { path, key, split }
     });
     Ok(Input::Files(kind, sources.collect()))
 }
@@ -90,10 +92,16 @@ fn kind_of(path: &Path) -> Result<Kind, DatasetError> {
         Packing::Plain if start.starts_with(b"PAR1") => Ok(Kind::Parquet),
         Packing::Plain if cifar::is_batch(path) => Ok(Kind::Cifar),
         Packing::Plain if start.is_empty() => unrecognised("the file is empty"),
-        Packing::Plain if !start.contains(&0) && manifest::has_ending(path) => Ok(Kind::Manifest),
+        Packing::Plain if is_text(&start) => Ok(Kind::Manifest),
         Packing::Plain => unrecognised("its content is of no known kind"),
         _ => unrecognised("there is no tar archive and no IDX file inside of it"),
     }
+}
+
+/// Whether these bytes are text, the last letter of which may be cut in two.
+fn is_text(start: &[u8]) -> bool {
+    let valid = std::str::from_utf8(start).map_or_else(|error| error.error_len().is_none(), |_| true);
+    valid && !start.contains(&0)
 }
 
 /// A manifest that someone put there on purpose outranks everything; then pictures in folders; then what holds pictures.
@@ -105,24 +113,21 @@ fn folder(path: &Path) -> Result<Input, DatasetError> {
             .map(|other| Source { path: path.join(other), key: slashed(other), split: Split::of_file(other) })
             .collect()
     };
-    let manifests = all(&|other| other.components().count() == 1 && manifest::is_conventional(other));
+    let manifests = all(&|other| manifest::is_conventional(other) && manifest::describes_pictures(&path.join(other)));
     if !manifests.is_empty() {
         return Ok(Input::Files(Kind::Manifest, manifests));
     }
     if tree.pictures.iter().any(|picture| picture.components().count() > 1) {
         return Ok(Input::Folders(tree));
     }
-    let kinds: [(Kind, fn(&Path) -> bool); 4] = [
-        (Kind::Parquet, |other| other.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"))),
-        (Kind::Cifar, cifar::is_batch_name),
-        (Kind::Idx, idx::is_images_name),
-        (Kind::Tar, tar::has_ending),
+    let kinds = [
+        (Kind::Parquet, all(&|other| other.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet")))),
+        (Kind::Cifar, all(&cifar::is_batch_name)),
+        (Kind::Idx, all(&|other| idx::is_images_name(&path.join(other)))),
+        (Kind::Tar, all(&tar::has_ending)),
     ];
-    for (kind, is_one) in kinds {
-        let sources = all(&is_one);
-        if !sources.is_empty() {
-            return Ok(Input::Files(kind, sources));
-        }
+    if let Some((kind, sources)) = kinds.into_iter().find(|(_, sources)| !sources.is_empty()) {
+        return Ok(Input::Files(kind, sources));
     }
     let hint = match tree.pictures.first() {
         Some(_) => {

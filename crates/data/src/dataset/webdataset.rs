@@ -6,11 +6,12 @@ use super::archive::{Shard, has_class_folders, is_picture};
 use super::error::DatasetError;
 use super::labels::{self, Labels, Row};
 use super::listing::{LabelText, Listing};
+use super::manifest::classes_beside;
 use super::split::Split;
 use super::store::Store;
 use super::tar::Member;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// No label is longer, and a caption or a document is not to be read as one.
 const MAX_LABEL_BYTES: u64 = 1 << 16;
@@ -40,6 +41,7 @@ pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, Datas
         }
     }
     labels::add(listing, rows);
+    listing.class_names = classes_beside(&listing.pictures.stores[0].path)?;
     Ok(true)
 }
 
@@ -52,14 +54,18 @@ struct Found {
 const ENDINGS: [&str; 3] = ["cls", "json", "txt"];
 const TEXT: usize = 2;
 
+/// The labels of the pictures in a shard.
 fn labels_in<'a>(store: &Store, shard: &'a Shard) -> Result<HashMap<&'a str, Found>, DatasetError> {
+    let pictures: HashSet<&str> =
+        shard.members.iter().filter(|member| is_picture(member)).map(|member| split_name(&member.name).0).collect();
     let mut labels: HashMap<&str, Found> = HashMap::new();
     for member in shard.members.iter().filter(|member| !member.is_folder) {
         let (key, ending) = split_name(&member.name);
         let Some(rank) = ENDINGS.iter().position(|known| *known == ending) else {
             continue;
         };
-        if labels.get(key).is_none_or(|found| found.rank > rank)
+        if pictures.contains(key)
+            && labels.get(key).is_none_or(|found| found.rank > rank)
             && let Some(found) = read_label(store, member, rank)?
         {
             labels.insert(key, Found { rank, labels: found });
