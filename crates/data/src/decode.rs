@@ -113,7 +113,7 @@ pub enum ImageError {
 }
 
 /// No picture within the pixel limit comes near this; an endless device file does.
-const MAX_FILE_BYTES: u64 = 2 << 30;
+pub(crate) const MAX_FILE_BYTES: u64 = 2 << 30;
 
 /// Enough to recognise every format.
 const START_BYTES: u64 = 64;
@@ -162,11 +162,15 @@ const GAVE_UP: &str = "the decoder gave up on it";
 /// factors make zune-jpeg 0.5.15 index outside of a row (`tests/hostile/decoder_panics.jpg`), and a
 /// server must outlive the next one too, so a panic becomes an error about the file.
 fn guarded<T>(format: Format, work: impl FnOnce() -> Result<T, ImageError>) -> Result<T, ImageError> {
+    caught(work).unwrap_or_else(|| Err(ImageError::Damaged { format, reason: GAVE_UP.to_owned() }))
+}
+
+/// What `work` gives, or nothing if it panics. What it leaves half done must not be used afterwards.
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
     let before = GUARDED.replace(true);
-    // Nothing outlives the closure but its result, so no broken state can be seen afterwards.
     let result = catch_unwind(AssertUnwindSafe(work));
     GUARDED.set(before);
-    result.unwrap_or_else(|_| Err(ImageError::Damaged { format, reason: GAVE_UP.to_owned() }))
+    result.ok()
 }
 
 thread_local! {

@@ -96,7 +96,7 @@ pub fn find_images_each<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Ve
     found.paths
 }
 
-fn is_pattern(path: &Path) -> bool {
+pub(crate) fn is_pattern(path: &Path) -> bool {
     path.to_str().is_some_and(|text| text.contains(['*', '?', '[']))
 }
 
@@ -212,7 +212,7 @@ fn names_in(folder: &Path) -> io::Result<Vec<OsString>> {
 }
 
 /// Compares names as people do: runs of digits by their value, so `img2` comes before `img10`.
-fn natural(a: &OsStr, b: &OsStr) -> std::cmp::Ordering {
+pub(crate) fn natural(a: &OsStr, b: &OsStr) -> std::cmp::Ordering {
     let (mut left, mut right) = (a.as_encoded_bytes(), b.as_encoded_bytes());
     while let (Some(&l), Some(&r)) = (left.first(), right.first()) {
         let order = if l.is_ascii_digit() && r.is_ascii_digit() {

@@ -15,6 +15,7 @@
 //! Files are hostile until proven otherwise: formats are recognised by content, sizes are checked
 //! before memory is taken, and a broken file is an error, never a panic.
 
+pub mod dataset;
 pub mod decode;
 pub mod files;
 pub mod image;
@@ -22,6 +23,7 @@ pub mod preprocess;
 pub mod resize;
 pub mod samples;
 
+pub use dataset::{Dataset, DatasetError};
 pub use decode::{DecodeOptions, Format, ImageError, decode, open};
 pub use files::{FilesError, find_images, find_images_each};
 pub use image::{Image, ShapeError};

@@ -1,0 +1,342 @@
+//! Data sets from disk: opened by path, whatever their format, and read as [`Samples`].
+//!
+//! ```no_run
+//! use vit_data::Samples;
+//! use vit_data::dataset::{OpenOptions, open};
+//!
+//! let splits = open("flowers".as_ref(), &OpenOptions::default())?;
+//! println!("{}", splits.report);
+//! let first = splits.train.image(0)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The format is found out by looking: class folders, tar shards, Parquet, manifests, CIFAR binaries, IDX. Opening lists
+//! the samples and their labels and decodes no picture; a broken one is an error of [`Samples::image`]. Labels that are
+//! numbers get names from `classes.txt` beside the files, one per line, where the format has no place for them.
+
+mod archive;
+mod choose;
+mod cifar;
+mod classes;
+mod error;
+mod folders;
+mod idx;
+mod labels;
+mod layout;
+mod listing;
+mod manifest;
+mod parquet;
+mod recognise;
+mod report;
+mod samples;
+mod split;
+mod store;
+mod tar;
+mod webdataset;
+
+use crate::decode::DecodeOptions;
+use crate::samples::Samples;
+use listing::Listing;
+use recognise::{Input, Kind, Source, recognise};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use error::DatasetError;
+pub use listing::Skipped;
+pub use report::{ClassCount, Report, ValidationFrom};
+pub use samples::Dataset;
+pub use split::Split;
+pub use store::Limits;
+
+/// The formats that can be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// A folder for each class.
+    Folders,
+    /// Tar archives with a folder for each class.
+    Tar,
+    /// Tar archives with labels beside the pictures.
+    WebDataset,
+    /// Parquet with a column of pictures.
+    Parquet,
+    /// A table of paths and labels.
+    Manifest,
+    /// CIFAR-10, binary version.
+    Cifar10,
+    /// CIFAR-100, binary version.
+    Cifar100,
+    /// MNIST and its relatives.
+    Idx,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Format::Folders => "class folders",
+            Format::Tar => "tar with class folders",
+            Format::WebDataset => "WebDataset",
+            Format::Parquet => "Parquet",
+            Format::Manifest => "manifest",
+            Format::Cifar10 => "CIFAR-10 binary",
+            Format::Cifar100 => "CIFAR-100 binary",
+            Format::Idx => "IDX",
+        })
+    }
+}
+
+/// Where the validation samples are to come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Validation {
+    /// From the validation split; if there is none from the test split, which the report then says; if there is none
+    /// either, carved from the training samples. This is the whole rule, and nothing else decides about it.
+    #[default]
+    Automatic,
+    /// From another data set, whose classes must be among those of the training set.
+    Path(PathBuf),
+    /// From this split of the set.
+    Split(Split),
+    /// Carved from the training samples, whatever other splits there are.
+    Carved,
+    /// From nowhere.
+    Nowhere,
+}
+
+impl Validation {
+    /// What a user means by an argument: the name of a split, or else the path of a data set.
+    pub fn from_argument(argument: &Path) -> Self {
+        match argument.to_str().and_then(Split::from_name) {
+            Some(split) => Validation::Split(split),
+            None => Validation::Path(argument.to_owned()),
+        }
+    }
+}
+
+/// How samples are read, for training and evaluation alike.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// How pictures are decoded.
+    pub decode: DecodeOptions,
+    /// How much may be unpacked on opening.
+    pub limits: Limits,
+}
+
+/// How to open a data set for training.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenOptions {
+    /// Where the validation samples come from.
+    pub validation: Validation,
+    /// The share of each class that is carved off for validation, where that is done; none at 0.
+    pub validation_fraction: f64,
+    /// The share of the training samples to use, of each class and at least one: a smaller share lies inside a larger.
+    pub fraction: f64,
+    /// What the draws depend on, together with the names of the samples.
+    pub seed: u64,
+    /// The classes that labels are to be indices of, by name; those of the set if not given.
+    pub classes: Option<Vec<String>>,
+    /// How samples are read.
+    pub read: ReadOptions,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            validation: Validation::Automatic,
+            validation_fraction: 0.1,
+            fraction: 1.0,
+            seed: 0,
+            classes: None,
+            read: ReadOptions::default(),
+        }
+    }
+}
+
+/// A data set for training. All parts have the same classes.
+pub struct Splits {
+    /// What to learn from.
+    pub train: Arc<Dataset>,
+    /// What to look at while training.
+    pub validation: Option<Arc<Dataset>>,
+    /// The test split, if the set has one; the validation samples may be the same.
+    pub test: Option<Arc<Dataset>>,
+    /// What was found and decided.
+    pub report: Report,
+}
+
+/// Opens the data set at `path` (a folder, a file or a pattern such as `shards/*.tar`) for training.
+pub fn open(path: &Path, options: &OpenOptions) -> Result<Splits, DatasetError> {
+    check_options(options)?;
+    let mut listing = read(path, Purpose::Training, &options.read)?;
+    let all: Vec<u32> = (0..listing.len() as u32).collect();
+    let classes: Arc<[String]> = classes::resolve(&mut listing, options.classes.as_deref(), &all)?.into();
+
+    let mut train = listing.members(Split::Train);
+    if train.is_empty() {
+        return Err(no_split(&listing, Split::Train));
+    }
+    let test = Some(listing.members(Split::Test)).filter(|test| !test.is_empty());
+    let mut other_set = None;
+    let mut validation = None;
+    let from = validation_source(&listing, options)?;
+    match &from {
+        ValidationFrom::Path(path) => {
+            other_set = Some(open_split(path, None, Some(&classes), &options.read)?.samples);
+        }
+        ValidationFrom::Split(split) => validation = Some(listing.members(*split)),
+        ValidationFrom::TestForLackOfValidation => validation = test.clone(),
+        ValidationFrom::Carved { fraction } => {
+            let (kept, carved) = choose::carve(&listing, &train, *fraction, options.seed);
+            train = kept;
+            validation = Some(carved);
+        }
+        ValidationFrom::Nowhere => {}
+    }
+    let before = train.len();
+    if options.fraction < 1.0 {
+        train = choose::keep(&listing, &train, options.fraction, options.seed);
+    }
+
+    let unused = before - train.len();
+    let (format, empty, skipped) = (listing.format, listing.empty.clone(), listing.skipped.clone());
+    let whole = Dataset::new(listing, classes, &options.read.decode);
+    let part = |chosen: Option<Vec<u32>>| chosen.map(|chosen| Arc::new(whole.part(chosen)));
+    let (train, test) = (Arc::new(whole.part(train)), part(test));
+    let validation = other_set.or_else(|| part(validation)).filter(|validation| !validation.is_empty());
+    let (samples, classes) = count([Some(&train), validation.as_ref(), test.as_ref()]);
+    let report = Report { format, samples, classes, empty, skipped, validation: from, unused };
+    Ok(Splits { train, validation, test, report })
+}
+
+/// A data set for evaluation.
+pub struct Evaluation {
+    /// The samples.
+    pub samples: Arc<Dataset>,
+    /// The split that they are; none if the set has no splits.
+    pub split: Option<Split>,
+    /// The format found.
+    pub format: Format,
+    /// Folders of classes without a picture.
+    pub empty: Vec<String>,
+    /// What was left out.
+    pub skipped: Vec<Skipped>,
+}
+
+/// Opens one split of the data set at `path`; without a `split` the validation split, else the test split, else all
+/// samples there are. With `classes` labels are indices of those, found by name, or by number where a set has only
+/// numbers; a class that is not among them is an error.
+pub fn open_split(
+    path: &Path,
+    split: Option<Split>,
+    classes: Option<&[String]>,
+    options: &ReadOptions,
+) -> Result<Evaluation, DatasetError> {
+    let mut listing = read(path, Purpose::Evaluation(split), options)?;
+    let split = evaluation_split(split, &listing.splits_found());
+    let chosen = match split {
+        Some(split) if !listing.splits_found().contains(&split) => return Err(no_split(&listing, split)),
+        Some(split) => listing.members(split),
+        None => (0..listing.len() as u32).collect(),
+    };
+    let classes = classes::resolve(&mut listing, classes, &chosen)?.into();
+    let (format, empty, skipped) = (listing.format, listing.empty.clone(), listing.skipped.clone());
+    let samples = Arc::new(Dataset::new(listing, classes, &options.decode).part(chosen));
+    Ok(Evaluation { samples, split, format, empty, skipped })
+}
+
+fn check_options(options: &OpenOptions) -> Result<(), DatasetError> {
+    let check = |option, value: f64, fits: bool, expected| match fits {
+        true => Ok(()),
+        false => Err(DatasetError::Option { option, value, expected }),
+    };
+    let (fraction, carved) = (options.fraction, options.validation_fraction);
+    check("fraction", fraction, fraction > 0.0 && fraction <= 1.0, "must be above 0 and at most 1")?;
+    check("validation_fraction", carved, (0.0..1.0).contains(&carved), "must be at least 0 and below 1")
+}
+
+/// The rule of [`Validation`].
+fn validation_source(listing: &Listing, options: &OpenOptions) -> Result<ValidationFrom, DatasetError> {
+    let found = listing.splits_found();
+    let carved = match options.validation_fraction {
+        0.0 => ValidationFrom::Nowhere,
+        fraction => ValidationFrom::Carved { fraction },
+    };
+    Ok(match &options.validation {
+        Validation::Path(path) => ValidationFrom::Path(path.clone()),
+        Validation::Split(split) if found.contains(split) => ValidationFrom::Split(*split),
+        Validation::Split(split) => return Err(no_split(listing, *split)),
+        Validation::Automatic if found.contains(&Split::Validation) => ValidationFrom::Split(Split::Validation),
+        Validation::Automatic if found.contains(&Split::Test) => ValidationFrom::TestForLackOfValidation,
+        Validation::Automatic | Validation::Carved => carved,
+        Validation::Nowhere => ValidationFrom::Nowhere,
+    })
+}
+
+fn evaluation_split(asked: Option<Split>, found: &[Split]) -> Option<Split> {
+    asked.or_else(|| [Split::Validation, Split::Test].into_iter().find(|split| found.contains(split)))
+}
+
+fn no_split(listing: &Listing, split: Split) -> DatasetError {
+    DatasetError::NoSplit { path: listing.path.clone(), split, found: listing.splits_found() }
+}
+
+#[derive(Clone, Copy)]
+enum Purpose {
+    Training,
+    Evaluation(Option<Split>),
+}
+
+/// Lists what is at `path`, at least as far as the purpose needs it.
+fn read(path: &Path, purpose: Purpose, options: &ReadOptions) -> Result<Listing, DatasetError> {
+    let mut budget = store::Budget::new(options.limits);
+    let listing = match recognise(path)? {
+        Input::Folders(tree) => folders::read(path, tree),
+        Input::Files(kind, mut sources) => {
+            if let Purpose::Evaluation(asked) = purpose {
+                leave_out_other_splits(&mut sources, asked);
+            }
+            match kind {
+                Kind::Tar => archive::read(path, &sources, &mut budget)?,
+                Kind::Parquet => parquet::read(path, &sources, &mut budget)?,
+                Kind::Manifest => manifest::read(path, &sources)?,
+                Kind::Cifar => cifar::read(path, &sources, &mut budget)?,
+                Kind::Idx => idx::read(path, &sources, &mut budget)?,
+            }
+        }
+    };
+    if listing.len() == 0 {
+        let hint = listing
+            .skipped
+            .first()
+            .map(|Skipped { reason, count, example }| format!("; {count} left out, {reason}: {example}"));
+        return Err(DatasetError::Empty { path: path.to_owned(), hint: hint.unwrap_or_default() });
+    }
+    if u32::try_from(listing.len()).is_err() {
+        return Err(DatasetError::damaged(path, "more than 2^32 samples"));
+    }
+    Ok(listing)
+}
+
+/// Whoever tests a model should not wait for the training samples to be unpacked.
+fn leave_out_other_splits(sources: &mut Vec<Source>, asked: Option<Split>) {
+    let found: Option<Vec<Split>> = sources.iter().map(|source| source.split).collect();
+    if let Some(found) = found
+        && let Some(split) = evaluation_split(asked, &found)
+        && found.contains(&split)
+    {
+        sources.retain(|source| source.split == Some(split));
+    }
+}
+
+/// How many samples there are in all and of each class, in the order train, validation, test.
+fn count(parts: [Option<&Arc<Dataset>>; 3]) -> (ClassCount, Vec<ClassCount>) {
+    let [train, validation, test] = parts.map(|part| part.map_or(0, |part| part.len()));
+    let [by_train, by_validation, by_test] = parts.map(|part| part.map(|part| part.class_counts()));
+    let classes = parts[0].map_or(0, |train| train.classes().len());
+    let of = |counts: &Option<Vec<usize>>, class: usize| counts.as_ref().map_or(0, |counts| counts[class]);
+    let by_class = (0..classes).map(|class| ClassCount {
+        train: of(&by_train, class),
+        validation: of(&by_validation, class),
+        test: of(&by_test, class),
+    });
+    (ClassCount { train, validation, test }, by_class.collect())
+}

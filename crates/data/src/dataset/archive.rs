@@ -1,0 +1,80 @@
+//! Tar shards: pictures in class folders, pictures with their labels beside them (WebDataset), or CIFAR's binary files.
+
+use super::error::DatasetError;
+use super::layout::{Layout, Role};
+use super::listing::{LabelText, Listing, Place};
+use super::recognise::Source;
+use super::split::Split;
+use super::store::{Budget, Packing, Store, start_of};
+use super::tar::{Member, members};
+use super::{Format, cifar, folders, webdataset};
+use crate::files::has_image_extension;
+use std::fs::File;
+use std::path::Path;
+
+/// The members of one shard.
+pub(super) struct Shard {
+    pub(super) store: u32,
+    pub(super) split: Option<Split>,
+    pub(super) members: Vec<Member>,
+}
+
+impl Shard {
+    pub(super) fn place(&self, member: &Member) -> Place {
+        Place::Range {
+            store: self.store,
+            offset: member.offset,
+            length: member.length,
+            name: member.name.as_str().into(),
+        }
+    }
+}
+
+pub(super) fn is_picture(member: &Member) -> bool {
+    !member.is_folder && has_image_extension(Path::new(&member.name))
+}
+
+pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Result<Listing, DatasetError> {
+    let mut listing = Listing::new(Format::Tar, path.to_owned(), path.to_owned(), LabelText::Name);
+    let mut shards = Vec::with_capacity(sources.len());
+    for source in sources {
+        let store = open(source, budget)?;
+        let members = members(&store)?;
+        shards.push(Shard { store: listing.add_store(store), split: source.split, members });
+    }
+    if cifar::add_members(&mut listing, &shards)? || webdataset::add(&mut listing, &shards)? {
+        return Ok(listing);
+    }
+    let pictures = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_picture(member));
+    let names = pictures.map(|member| member.name.as_str());
+    let layout = Layout::of(names.clone());
+    let folders = shards.iter().flat_map(|shard| &shard.members).filter(|member| member.is_folder);
+    listing.empty = layout.empty(folders.map(|member| member.name.as_str()), names);
+    for shard in &shards {
+        for member in shard.members.iter().filter(|member| !member.is_folder) {
+            if is_picture(member) {
+                folders::add(&mut listing, &layout, &member.name, shard.split, shard.place(member));
+            } else {
+                listing.skip("not an image by its name", || member.name.clone());
+            }
+        }
+    }
+    Ok(listing)
+}
+
+/// Whether the names of pictures alone say their classes.
+pub(super) fn has_class_folders(shards: &[Shard]) -> bool {
+    let pictures = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_picture(member));
+    let names = pictures.map(|member| member.name.as_str());
+    let layout = Layout::of(names.clone());
+    names.into_iter().any(|name| matches!(layout.role(name), Role::Sample(..)))
+}
+
+fn open(source: &Source, budget: &mut Budget) -> Result<Store, DatasetError> {
+    let mut file = File::open(&source.path).map_err(DatasetError::io(&source.path))?;
+    let start = start_of(&mut file, 4).map_err(DatasetError::io(&source.path))?;
+    match Packing::of(&start) {
+        Packing::Plain => Store::plain(&source.path, &source.key),
+        _ => Store::unpacked(&source.path, &source.key, budget),
+    }
+}

@@ -1,0 +1,125 @@
+//! From the labels as written to indices into a list of classes: the set's own list, or that of a model.
+//!
+//! Names are sorted bytewise, `class10` before `class2`, and not in the natural order of everything else: torchvision's
+//! ImageFolder and timm sort that way, so the outputs of published models are in that order.
+
+use super::error::DatasetError;
+use super::listing::{LabelText, Listing};
+use std::collections::HashMap;
+
+/// A number this large is no class but a mistake, and its list of names would fill the memory.
+const MAX_CLASSES: usize = 1 << 20;
+
+/// Turns the labels of `listing` into indices and gives the classes that they are indices into: `target` if given,
+/// else the set's own. Only the samples in `used` must fit the target.
+pub(super) fn resolve(
+    listing: &mut Listing,
+    target: Option<&[String]>,
+    used: &[u32],
+) -> Result<Vec<String>, DatasetError> {
+    let own = own_classes(listing)?;
+    let (classes, indices) = match target {
+        None => (own.names, own.indices),
+        Some(target) => (target.to_vec(), onto(listing, &own, target, used)?),
+    };
+    for label in &mut listing.labels {
+        *label = indices[*label as usize];
+    }
+    Ok(classes)
+}
+
+struct Own {
+    names: Vec<String>,
+    /// For each text of a label its class.
+    indices: Vec<u32>,
+    /// Whether the names are only the numbers again.
+    unnamed: bool,
+}
+
+fn own_classes(listing: &Listing) -> Result<Own, DatasetError> {
+    let numbers: Option<Vec<u64>> = match listing.label_text {
+        LabelText::Name => None,
+        LabelText::NumberOrName => listing.texts.iter().map(|text| number(text)).collect(),
+    };
+    match (numbers, &listing.class_names) {
+        (Some(numbers), names) => {
+            let most = names.as_ref().map_or(MAX_CLASSES, Vec::len);
+            if let Some(text) = numbers.iter().position(|number| *number >= most as u64) {
+                let reason = match names {
+                    Some(_) => format!("label {} is outside of the {most} classes, which count from 0", numbers[text]),
+                    None => format!("label {} is too large for the number of a class", numbers[text]),
+                };
+                return Err(DatasetError::Label { sample: first_with(listing, text as u32), reason });
+            }
+            let count = numbers.iter().max().map_or(0, |most| *most as usize + 1);
+            Ok(Own {
+                unnamed: names.is_none(),
+                names: names.clone().unwrap_or_else(|| (0..count).map(|number| number.to_string()).collect()),
+                indices: numbers.into_iter().map(|number| number as u32).collect(),
+            })
+        }
+        (None, Some(names)) => {
+            let indices = by_name(&listing.texts, names);
+            let unknown = indices.iter().position(Option::is_none);
+            if let Some(text) = unknown {
+                let reason = format!("label \"{}\" is not one of the classes listed", listing.texts[text]);
+                return Err(DatasetError::Label { sample: first_with(listing, text as u32), reason });
+            }
+            Ok(Own { names: names.clone(), indices: indices.into_iter().flatten().collect(), unnamed: false })
+        }
+        (None, None) => {
+            let mut names = listing.texts.clone();
+            names.sort_unstable();
+            let indices = by_name(&listing.texts, &names).into_iter().flatten().collect();
+            Ok(Own { names, indices, unnamed: false })
+        }
+    }
+}
+
+/// The index of each of `texts` among `names`; none where it does not occur or occurs twice.
+fn by_name(texts: &[String], names: &[String]) -> Vec<Option<u32>> {
+    let mut positions: HashMap<&str, Option<u32>> = HashMap::with_capacity(names.len());
+    for (index, name) in names.iter().enumerate() {
+        positions.entry(name).and_modify(|position| *position = None).or_insert(Some(index as u32));
+    }
+    texts.iter().map(|text| positions.get(text.as_str()).copied().flatten()).collect()
+}
+
+/// For each text of a label its index in `target`.
+fn onto(listing: &Listing, own: &Own, target: &[String], used: &[u32]) -> Result<Vec<u32>, DatasetError> {
+    // ImageNet has two classes "crane": lists that agree need no search by name. Labels that are bare numbers can only
+    // mean the outputs of the model.
+    let same = own.names == target;
+    let by_name = by_name(&own.names, target);
+    let mapped: Vec<Option<u32>> = own
+        .indices
+        .iter()
+        .map(|index| match same || own.unnamed {
+            true => Some(*index).filter(|index| (*index as usize) < target.len()),
+            false => by_name[*index as usize],
+        })
+        .collect();
+    for sample in used {
+        let unknown = listing.labels_of(*sample as usize).iter().find(|label| mapped[**label as usize].is_none());
+        if let Some(label) = unknown {
+            return Err(DatasetError::UnknownClass {
+                sample: listing.pictures.name(*sample as usize),
+                class: own.names[own.indices[*label as usize] as usize].clone(),
+                known: target.len(),
+            });
+        }
+    }
+    // The others are never looked at.
+    Ok(mapped.into_iter().map(|index| index.unwrap_or(0)).collect())
+}
+
+fn first_with(listing: &Listing, label: u32) -> String {
+    let found = (0..listing.len()).find(|index| listing.labels_of(*index).contains(&label));
+    found.map_or_else(|| listing.path.display().to_string(), |index| listing.pictures.name(index))
+}
+
+/// A plain decimal number; `007` is the name of an agent.
+pub(super) fn number(text: &str) -> Option<u64> {
+    let plain = text == "0" || (!text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit()));
+    plain.then(|| text.parse().ok()).flatten()
+}

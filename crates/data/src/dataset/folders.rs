@@ -1,0 +1,87 @@
+//! A folder of class folders: `cat/1.jpg`, or `train/cat/1.jpg` with a split level above.
+
+use super::error::DatasetError;
+use super::layout::{Layout, Role};
+use super::listing::{LabelText, Listing, Place, slashed};
+use super::{Format, split::Split};
+use crate::files::{has_image_extension, natural};
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Everything in a folder that is not hidden, in natural order, relative to it.
+#[derive(Default)]
+pub(super) struct Tree {
+    pub(super) pictures: Vec<PathBuf>,
+    pub(super) folders: Vec<PathBuf>,
+    pub(super) others: Vec<PathBuf>,
+}
+
+impl Tree {
+    pub(super) fn of(root: &Path) -> Result<Self, DatasetError> {
+        let mut tree = Tree::default();
+        tree.enter(root, Path::new(""), &mut HashSet::new())?;
+        Ok(tree)
+    }
+
+    fn enter(&mut self, root: &Path, folder: &Path, entered: &mut HashSet<PathBuf>) -> Result<(), DatasetError> {
+        let path = root.join(folder);
+        // Links to folders above would make the walk endless, so each real folder is entered once.
+        let real = fs::canonicalize(&path).map_err(DatasetError::io(&path))?;
+        if !entered.insert(real) {
+            return Ok(());
+        }
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(&path).map_err(DatasetError::io(&path))? {
+            let entry = entry.map_err(DatasetError::io(&path))?;
+            let name = entry.file_name();
+            if !name.as_encoded_bytes().starts_with(b".") {
+                entries.push((name, entry.file_type().map_err(DatasetError::io(&path))?));
+            }
+        }
+        entries.sort_by(|a, b| natural(&a.0, &b.0));
+        for (name, kind) in entries {
+            let inner = folder.join(name);
+            let kind = match kind.is_symlink() {
+                // A link to nowhere is reported when its picture is read.
+                true => fs::metadata(root.join(&inner)).map(|meta| meta.file_type()).unwrap_or(kind),
+                false => kind,
+            };
+            if kind.is_dir() {
+                self.folders.push(inner.clone());
+                self.enter(root, &inner, entered)?;
+            } else if has_image_extension(&inner) && (kind.is_file() || kind.is_symlink()) {
+                self.pictures.push(inner);
+            } else {
+                self.others.push(inner);
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn read(path: &Path, tree: Tree) -> Listing {
+    let mut listing = Listing::new(Format::Folders, path.to_owned(), path.to_owned(), LabelText::Name);
+    let text = |paths: &[PathBuf]| -> Vec<String> { paths.iter().map(|path| slashed(path)).collect() };
+    let (pictures, folders) = (text(&tree.pictures), text(&tree.folders));
+    let layout = Layout::of(pictures.iter().map(String::as_str));
+    listing.empty = layout.empty(folders.iter().map(String::as_str), pictures.iter().map(String::as_str));
+    for (picture, place) in pictures.iter().zip(tree.pictures) {
+        add(&mut listing, &layout, picture, None, Place::File(place));
+    }
+    for other in tree.others {
+        listing.skip("not an image by its name", || slashed(&other));
+    }
+    listing
+}
+
+/// Adds a picture whose path says its class. What the archive says about the split is outranked by the path.
+pub(super) fn add(listing: &mut Listing, layout: &Layout, picture: &str, split: Option<Split>, place: Place) {
+    match layout.role(picture) {
+        Role::Sample(inner, class) => listing.push(place, inner.or(split), [class]),
+        Role::NoClass => listing.skip("in no class folder", || picture.to_owned()),
+        Role::BesideSplits => {
+            listing.skip("in a folder that is neither train, validation nor test", || picture.to_owned());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! IDX, the format of MNIST and its relatives: grey pictures in one file, their labels in another, plain or gzip.
+
+use super::Format;
+use super::error::DatasetError;
+use super::listing::{LabelText, Listing, Place};
+use super::manifest;
+use super::recognise::Source;
+use super::store::{Budget, Encoding, Store, read_small};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Bytes, three dimensions: pictures, rows, columns.
+const IMAGES: [u8; 4] = [0, 0, 8, 3];
+/// Bytes, one dimension.
+const LABELS: [u8; 4] = [0, 0, 8, 1];
+
+/// Far more than any such set has; a file of pictures of one pixel each is there to fill the memory.
+const MAX_SAMPLES: u64 = 1 << 24;
+const MAX_PIXELS: u64 = 1 << 26;
+
+/// Whether a file starts like one with pictures.
+pub(super) fn is_images(start: &[u8]) -> bool {
+    start.starts_with(&IMAGES)
+}
+
+/// Whether a file is named like one with pictures: `train-images-idx3-ubyte.gz`, `t10k-images.idx3-ubyte`.
+pub(super) fn is_images_name(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.contains("idx3-ubyte") && labels_beside(path).is_some()
+}
+
+/// The file with the labels: named the same, but for the words that say what is inside.
+fn labels_beside(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let name = name.replace("images", "labels").replace("idx3", "idx1");
+    let bare = name.strip_suffix(".gz").unwrap_or(&name);
+    let candidates = [bare.to_owned(), format!("{bare}.gz")];
+    candidates.iter().map(|name| path.with_file_name(name)).find(|candidate| candidate != path && candidate.is_file())
+}
+
+pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Result<Listing, DatasetError> {
+    let mut listing = Listing::new(Format::Idx, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
+    // A packed file beside its unpacked self, as downloaders leave them, is one file.
+    let mut distinct: BTreeMap<&str, &Source> = BTreeMap::new();
+    for source in sources {
+        let bare = source.key.strip_suffix(".gz").unwrap_or(&source.key);
+        let kept = distinct.entry(bare).or_insert(source);
+        if source.key == bare {
+            *kept = source;
+        }
+    }
+    for (key, source) in distinct {
+        add(&mut listing, key, source, budget)?;
+    }
+    listing.class_names = manifest::classes_beside(sources.first().map_or(path, |source| &source.path))?;
+    Ok(listing)
+}
+
+fn add(listing: &mut Listing, key: &str, source: &Source, budget: &mut Budget) -> Result<(), DatasetError> {
+    let path = &source.path;
+    let damaged = |reason: String| DatasetError::damaged(path, reason);
+    let cut_short = || damaged("IDX file is cut short; copy or download it again".to_owned());
+    let mut store = Store::unpacked(path, key, budget)?;
+    let header = store.read(0, 16).map_err(|_| cut_short())?;
+    let word =
+        |index: usize| header[4 * index..4 * index + 4].iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    if !is_images(&header) {
+        return Err(damaged("not an IDX file of grey images (three dimensions of bytes)".to_owned()));
+    }
+    let (count, height, width) = (word(1), word(2), word(3));
+    let each = height * width;
+    if each == 0 || each > MAX_PIXELS || count > MAX_SAMPLES {
+        return Err(damaged(format!("IDX file of {count} images of {width} x {height} pixels cannot be meant")));
+    }
+    let expected = count.checked_mul(each).and_then(|bytes| bytes.checked_add(16));
+    if expected != Some(store.len()) {
+        let found = store.len();
+        return Err(damaged(format!(
+            "IDX file of {count} images of {width} x {height} pixels has {found} bytes, not 16 + {count} * {each}; \
+             copy or download it again"
+        )));
+    }
+    // They fit, since the store holds as many bytes.
+    store.encoding = Encoding::Grey { width: width as usize, height: height as usize };
+    let labels = labels(path, count)?;
+    let number = listing.add_store(store);
+    for (image, label) in (0..).zip(labels) {
+        let (offset, name) = (16 + image * each, format!("image {image}").into());
+        let place = Place::Range { store: number, offset, length: each, name };
+        listing.push(place, source.split, [label.to_string()]);
+    }
+    Ok(())
+}
+
+fn labels(images: &Path, count: u64) -> Result<Vec<u8>, DatasetError> {
+    let path = labels_beside(images).ok_or_else(|| {
+        DatasetError::damaged(images, "the file with its labels (…-labels-idx1-ubyte) is not beside it")
+    })?;
+    let mut bytes = read_small(&path, count + 8)?;
+    let claimed = bytes.get(4..8).map(|word| word.iter().fold(0, |word, byte| word << 8 | u64::from(*byte)));
+    if !bytes.starts_with(&LABELS) || claimed != Some(count) || bytes.len() as u64 != count + 8 {
+        return Err(DatasetError::damaged(&path, format!("not an IDX file with the labels of {count} images")));
+    }
+    Ok(bytes.split_off(8))
+}

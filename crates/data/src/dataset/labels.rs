@@ -1,0 +1,84 @@
+//! Labels as people write them in manifests, JSON and text files: `cat`, `3`, `cat|dog`, `["cat", "dog"]`.
+
+use super::listing::{Listing, Place};
+use super::split::Split;
+use serde_json::Value;
+
+/// What is written about one sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Labels {
+    /// Nothing, or -1, which Hugging Face writes where labels are secret.
+    None,
+    /// A label.
+    One(String),
+    /// A list, even if it has only one entry or none: a sign of multi-label data.
+    Many(Vec<String>),
+}
+
+impl Labels {
+    pub(super) fn of_text(text: &str) -> Self {
+        let text = text.trim();
+        let list = text.starts_with('[').then(|| serde_json::from_str(text).ok()).flatten();
+        match list {
+            Some(list) => Labels::of_json(&list).unwrap_or_else(|| Labels::One(text.to_owned())),
+            None if text.is_empty() || text == "-1" => Labels::None,
+            None if text.contains('|') => {
+                let parts = text.split('|').map(str::trim).filter(|part| !part.is_empty());
+                Labels::Many(parts.map(str::to_owned).collect())
+            }
+            None => Labels::One(text.to_owned()),
+        }
+    }
+
+    /// Nothing if the value is no label at all, such as a number with a fraction.
+    pub(super) fn of_json(value: &Value) -> Option<Self> {
+        match value {
+            Value::Null => Some(Labels::None),
+            Value::String(text) => Some(Labels::of_text(text)),
+            Value::Number(_) => match integer(value)? {
+                -1 => Some(Labels::None),
+                number => Some(Labels::One(number.to_string())),
+            },
+            Value::Array(items) => {
+                let one = |item: &Value| match item {
+                    Value::String(text) => Some(text.trim().to_owned()),
+                    number => integer(number).map(|number| number.to_string()),
+                };
+                Some(Labels::Many(items.iter().map(one).collect::<Option<_>>()?))
+            }
+            Value::Bool(_) | Value::Object(_) => None,
+        }
+    }
+}
+
+fn integer(value: &Value) -> Option<i64> {
+    // Tables in Python turn whole columns into 3.0 because of one gap.
+    value.as_i64().or_else(|| value.as_f64().filter(|n| n.fract() == 0.0 && n.abs() < 1e15).map(|n| n as i64))
+}
+
+/// A sample that a table or an archive lists.
+pub(super) struct Row {
+    pub(super) place: Place,
+    pub(super) split: Option<Split>,
+    pub(super) labels: Labels,
+}
+
+/// Adds the rows. If one of them has a list of labels, having none is all right; otherwise such samples are left out.
+pub(super) fn add(listing: &mut Listing, rows: Vec<Row>) {
+    listing.multi_label |= rows.iter().any(|row| matches!(row.labels, Labels::Many(_)));
+    for Row { place, split, labels } in rows {
+        match labels {
+            Labels::None if !listing.multi_label => listing.skip("without a label", || match &place {
+                Place::File(path) => path.display().to_string(),
+                Place::Range { name, .. } => name.to_string(),
+            }),
+            Labels::None => listing.push(place, split, [] as [&str; 0]),
+            Labels::One(label) => listing.push(place, split, [label]),
+            Labels::Many(mut labels) => {
+                labels.sort_unstable();
+                labels.dedup();
+                listing.push(place, split, labels);
+            }
+        }
+    }
+}

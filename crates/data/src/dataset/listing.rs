@@ -1,0 +1,198 @@
+//! What a reader of a format hands over: where every sample lies, its split and its labels as written. Nothing is
+//! decoded or chosen yet.
+
+use super::Format;
+use super::split::Split;
+use super::store::{Encoding, Store};
+use crate::decode::{DecodeOptions, ImageError, MAX_FILE_BYTES, decode, open};
+use crate::image::Image;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// Where a sample lies.
+pub(super) enum Place {
+    /// A file, relative to the root of the listing.
+    File(PathBuf),
+    /// Bytes of a store, and what they are called there.
+    Range { store: u32, offset: u64, length: u64, name: Box<str> },
+}
+
+/// Samples that were left out for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Why.
+    pub reason: &'static str,
+    /// How many.
+    pub count: usize,
+    /// The first of them.
+    pub example: String,
+}
+
+/// The places of all samples of a set and the bytes that are not files of their own.
+pub(super) struct Pictures {
+    pub(super) root: PathBuf,
+    pub(super) stores: Vec<Store>,
+    pub(super) places: Vec<Place>,
+}
+
+impl Pictures {
+    /// What a sample is called inside the set, wherever the set lies: splits are drawn by it.
+    pub(super) fn key(&self, index: usize) -> String {
+        match &self.places[index] {
+            Place::File(path) => slashed(path),
+            // One archive may be renamed or packed; the shards of many are told apart by their names.
+            Place::Range { name, .. } if self.stores.len() == 1 => name.to_string(),
+            Place::Range { store, name, .. } => format!("{}/{name}", self.stores[*store as usize].key),
+        }
+    }
+
+    /// What a person calls it.
+    pub(super) fn name(&self, index: usize) -> String {
+        match &self.places[index] {
+            Place::File(path) => self.root.join(path).display().to_string(),
+            Place::Range { store, name, .. } => format!("{}: {name}", self.stores[*store as usize].path.display()),
+        }
+    }
+
+    pub(super) fn image(&self, index: usize, options: &DecodeOptions) -> Result<Image, ImageError> {
+        let named = |source| ImageError::File { path: self.name(index).into(), source: Box::new(source) };
+        match &self.places[index] {
+            Place::File(path) => open(&self.root.join(path), options),
+            Place::Range { length, .. } if *length > MAX_FILE_BYTES => Err(named(ImageError::FileTooLarge)),
+            Place::Range { store, offset, length, .. } => {
+                let store = &self.stores[*store as usize];
+                let bytes = store.read(*offset, *length).map_err(|error| named(ImageError::Io(error)))?;
+                match store.encoding {
+                    Encoding::File => decode(&bytes, options).map_err(named),
+                    // The readers of these formats make ranges of just the right length.
+                    Encoding::PlanarRgb { width, height } => Ok(interleave(&bytes, width, height)),
+                    Encoding::Grey { width, height } => {
+                        Ok(Image::from_parts(width, height, bytes.iter().flat_map(|grey| [*grey; 3]).collect()))
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn interleave(planes: &[u8], width: usize, height: usize) -> Image {
+    let (red, rest) = planes.split_at(width * height);
+    let (green, blue) = rest.split_at(width * height);
+    let pixels = red.iter().zip(green).zip(blue).flat_map(|((r, g), b)| [*r, *g, *b]).collect();
+    Image::from_parts(width, height, pixels)
+}
+
+/// The same text on every system.
+pub(super) fn slashed(path: &Path) -> String {
+    path.components().map(|part| part.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
+}
+
+/// How the text of labels is to be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LabelText {
+    /// Always the name of a class, also where it is `7`: names of folders.
+    Name,
+    /// The number of a class if all of them are numbers, else names.
+    NumberOrName,
+}
+
+/// All samples of a set, of all splits that were read.
+pub(super) struct Listing {
+    pub(super) format: Format,
+    /// What the user named.
+    pub(super) path: PathBuf,
+    pub(super) pictures: Pictures,
+    pub(super) splits: Vec<Option<Split>>,
+    /// Numbers of texts, all samples one after the other; `label_ends` says where each ends.
+    pub(super) labels: Vec<u32>,
+    pub(super) label_ends: Vec<usize>,
+    /// The distinct texts of labels, by number.
+    pub(super) texts: Vec<String>,
+    numbers: HashMap<String, u32>,
+    pub(super) label_text: LabelText,
+    /// Whether samples may have any number of labels.
+    pub(super) multi_label: bool,
+    /// The names of all classes in order, where the set says so.
+    pub(super) class_names: Option<Vec<String>>,
+    /// Folders of classes without any picture.
+    pub(super) empty: Vec<String>,
+    pub(super) skipped: Vec<Skipped>,
+}
+
+impl Listing {
+    pub(super) fn new(format: Format, path: PathBuf, root: PathBuf, label_text: LabelText) -> Self {
+        Self {
+            format,
+            path,
+            pictures: Pictures { root, stores: Vec::new(), places: Vec::new() },
+            splits: Vec::new(),
+            labels: Vec::new(),
+            label_ends: Vec::new(),
+            texts: Vec::new(),
+            numbers: HashMap::new(),
+            label_text,
+            multi_label: false,
+            class_names: None,
+            empty: Vec::new(),
+            skipped: Vec::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.splits.len()
+    }
+
+    pub(super) fn add_store(&mut self, store: Store) -> u32 {
+        self.pictures.stores.push(store);
+        // Every store is an open file or lies in memory, so there are never as many as that.
+        (self.pictures.stores.len() - 1) as u32
+    }
+
+    pub(super) fn push<T: AsRef<str>>(
+        &mut self,
+        place: Place,
+        split: Option<Split>,
+        labels: impl IntoIterator<Item = T>,
+    ) {
+        for label in labels {
+            let label = label.as_ref();
+            let number = match self.numbers.get(label) {
+                Some(number) => *number,
+                None => {
+                    let number = self.texts.len() as u32;
+                    self.texts.push(label.to_owned());
+                    self.numbers.insert(label.to_owned(), number);
+                    number
+                }
+            };
+            self.labels.push(number);
+        }
+        self.label_ends.push(self.labels.len());
+        self.pictures.places.push(place);
+        self.splits.push(split);
+    }
+
+    pub(super) fn skip(&mut self, reason: &'static str, example: impl FnOnce() -> String) {
+        match self.skipped.iter_mut().find(|skipped| skipped.reason == reason) {
+            Some(skipped) => skipped.count += 1,
+            None => self.skipped.push(Skipped { reason, count: 1, example: example() }),
+        }
+    }
+
+    pub(super) fn labels_of(&self, index: usize) -> &[u32] {
+        let start = if index == 0 { 0 } else { self.label_ends[index - 1] };
+        &self.labels[start..self.label_ends[index]]
+    }
+
+    /// The splits that occur, in order.
+    pub(super) fn splits_found(&self) -> Vec<Split> {
+        let all = [Split::Train, Split::Validation, Split::Test];
+        all.into_iter().filter(|split| self.splits.contains(&Some(*split))).collect()
+    }
+
+    /// The samples of a split; those that say nothing are for training.
+    pub(super) fn members(&self, split: Split) -> Vec<u32> {
+        let is_member = |found: &Option<Split>| found.unwrap_or(Split::Train) == split;
+        self.splits.iter().enumerate().filter(|(_, found)| is_member(found)).map(|(index, _)| index as u32).collect()
+    }
+}

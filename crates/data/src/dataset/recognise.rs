@@ -1,0 +1,140 @@
+//! Finding out what kind of data set a path is, by what lies there.
+
+use super::error::DatasetError;
+use super::folders::Tree;
+use super::listing::slashed;
+use super::split::Split;
+use super::store::{Packing, start_of, unpack};
+use super::{cifar, idx, manifest, tar};
+use crate::files::{FilesError, is_pattern, natural};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What files hold; what it means is for the reader of each kind to find out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Tar,
+    Parquet,
+    Manifest,
+    Cifar,
+    Idx,
+}
+
+/// A file with samples.
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    /// Its path inside of the set.
+    pub(super) key: String,
+    /// What its name says about the split.
+    pub(super) split: Option<Split>,
+}
+
+pub(super) enum Input {
+    Folders(Tree),
+    Files(Kind, Vec<Source>),
+}
+
+pub(super) fn recognise(path: &Path) -> Result<Input, DatasetError> {
+    match fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => folder(path),
+        Ok(_) => {
+            // Someone who names one file means all of it, whatever it is called.
+            let source = Source { path: path.to_owned(), key: file_name(path), split: None };
+            Ok(Input::Files(kind_of(path)?, vec![source]))
+        }
+        Err(_) if is_pattern(path) => pattern(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(FilesError::Missing(path.to_owned()).into()),
+        Err(source) => Err(DatasetError::Io { path: path.to_owned(), source }),
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+fn pattern(path: &Path) -> Result<Input, DatasetError> {
+    let pattern = path.to_string_lossy();
+    let matches = glob::glob(&pattern)
+        .map_err(|error| FilesError::Pattern { pattern: pattern.to_string(), reason: error.msg })?;
+    let mut paths: Vec<PathBuf> = matches.filter_map(Result::ok).filter(|path| path.is_file()).collect();
+    paths.sort_by(|a, b| natural(a.as_os_str(), b.as_os_str()));
+    let first = paths.first().ok_or_else(|| FilesError::NoMatch { pattern: pattern.to_string() })?;
+    let kind = kind_of(first)?;
+    // What the pattern leaves open is the path inside of the set.
+    let fixed: PathBuf = path.components().take_while(|part| !is_pattern(Path::new(part))).collect();
+    let sources = paths.into_iter().map(|path| {
+        let inside = path.strip_prefix(&fixed).unwrap_or(&path);
+        let (key, split) = (slashed(inside), Split::of_file(inside));
+        Source { path, key, split }
+    });
+    Ok(Input::Files(kind, sources.collect()))
+}
+
+/// The kind of a single file, by its content.
+fn kind_of(path: &Path) -> Result<Kind, DatasetError> {
+    let mut file = File::open(path).map_err(DatasetError::io(path))?;
+    let outer = start_of(&mut file, 512).map_err(DatasetError::io(path))?;
+    let packing = Packing::of(&outer);
+    let start = match packing {
+        Packing::Plain => outer,
+        _ => start_of(&mut unpack(path)?, 512)
+            .map_err(|error| DatasetError::damaged(path, format!("cannot be unpacked: {error}")))?,
+    };
+    if tar::is_tar(&start) {
+        return Ok(Kind::Tar);
+    }
+    if idx::is_images(&start) {
+        return Ok(Kind::Idx);
+    }
+    let unrecognised = |reason: &str| Err(DatasetError::unrecognised(path, reason));
+    match packing {
+        Packing::Plain if start.starts_with(b"PAR1") => Ok(Kind::Parquet),
+        Packing::Plain if cifar::is_batch(path) => Ok(Kind::Cifar),
+        Packing::Plain if start.is_empty() => unrecognised("the file is empty"),
+        Packing::Plain if is_text(&start) => Ok(Kind::Manifest),
+        Packing::Plain => unrecognised("its content is of no known kind"),
+        _ => unrecognised("there is no tar archive and no IDX file inside of it"),
+    }
+}
+
+/// Whether these bytes are text, the last letter of which may be cut in two.
+fn is_text(start: &[u8]) -> bool {
+    let valid = std::str::from_utf8(start).map_or_else(|error| error.error_len().is_none(), |_| true);
+    valid && !start.contains(&0)
+}
+
+/// A manifest that someone put there on purpose outranks everything; then pictures in folders; then what holds pictures.
+fn folder(path: &Path) -> Result<Input, DatasetError> {
+    let tree = Tree::of(path)?;
+    let all = |is_one: &dyn Fn(&Path) -> bool| -> Vec<Source> {
+        let chosen = tree.others.iter().filter(|other| is_one(other));
+        chosen
+            .map(|other| Source { path: path.join(other), key: slashed(other), split: Split::of_file(other) })
+            .collect()
+    };
+    let manifests = all(&|other| manifest::is_conventional(other) && manifest::describes_pictures(&path.join(other)));
+    if !manifests.is_empty() {
+        return Ok(Input::Files(Kind::Manifest, manifests));
+    }
+    if tree.pictures.iter().any(|picture| picture.components().count() > 1) {
+        return Ok(Input::Folders(tree));
+    }
+    let kinds = [
+        (Kind::Parquet, all(&|other| other.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet")))),
+        (Kind::Cifar, all(&cifar::is_batch_name)),
+        (Kind::Idx, all(&|other| idx::is_images_name(&path.join(other)))),
+        (Kind::Tar, all(&tar::has_ending)),
+    ];
+    if let Some((kind, sources)) = kinds.into_iter().find(|(_, sources)| !sources.is_empty()) {
+        return Ok(Input::Files(kind, sources));
+    }
+    let hint = match tree.pictures.first() {
+        Some(_) => {
+            "; there are images, but in no class folders: put them into a folder for each class, or list them in a \
+             manifest labels.csv with the columns path and label"
+        }
+        None => "",
+    };
+    Err(DatasetError::Empty { path: path.to_owned(), hint: hint.to_owned() })
+}

@@ -1,0 +1,90 @@
+//! The samples of an opened data set, or of a part of it. Parts share what the whole knows.
+
+use super::listing::{Listing, Pictures};
+use crate::decode::{DecodeOptions, ImageError};
+use crate::image::Image;
+use crate::samples::Samples;
+use std::fmt;
+use std::sync::Arc;
+
+/// Labelled pictures of an opened data set, in natural order of their names or in the order of their files.
+pub struct Dataset {
+    whole: Arc<Whole>,
+    classes: Arc<[String]>,
+    /// Which samples of the whole set these are.
+    chosen: Vec<u32>,
+}
+
+struct Whole {
+    pictures: Pictures,
+    /// Indices of classes, all samples one after the other, and where each sample's begin; the last entry is the end.
+    labels: Vec<u32>,
+    starts: Vec<usize>,
+    multi_label: bool,
+    decode: DecodeOptions,
+}
+
+impl Dataset {
+    /// All samples of a listing whose labels have become indices of `classes`.
+    pub(super) fn new(listing: Listing, classes: Arc<[String]>, decode: &DecodeOptions) -> Self {
+        let chosen = (0..listing.len() as u32).collect();
+        let whole = Whole {
+            pictures: listing.pictures,
+            labels: listing.labels,
+            starts: std::iter::once(0).chain(listing.label_ends).collect(),
+            multi_label: listing.multi_label,
+            decode: decode.clone(),
+        };
+        Self { whole: Arc::new(whole), classes, chosen }
+    }
+
+    /// Some of them, by their numbers in the whole set.
+    pub(super) fn part(&self, chosen: Vec<u32>) -> Self {
+        Self { whole: self.whole.clone(), classes: self.classes.clone(), chosen }
+    }
+
+    /// Whether samples may have any number of labels.
+    pub fn is_multi_label(&self) -> bool {
+        self.whole.multi_label
+    }
+
+    /// How many samples there are of each class. One with several labels counts for each.
+    pub fn class_counts(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.classes.len()];
+        for index in 0..self.len() {
+            for label in self.labels(index) {
+                counts[*label as usize] += 1;
+            }
+        }
+        counts
+    }
+}
+
+impl Samples for Dataset {
+    fn len(&self) -> usize {
+        self.chosen.len()
+    }
+
+    fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    fn labels(&self, index: usize) -> &[u32] {
+        let sample = self.chosen[index] as usize;
+        &self.whole.labels[self.whole.starts[sample]..self.whole.starts[sample + 1]]
+    }
+
+    fn name(&self, index: usize) -> String {
+        self.whole.pictures.name(self.chosen[index] as usize)
+    }
+
+    fn image(&self, index: usize) -> Result<Image, ImageError> {
+        self.whole.pictures.image(self.chosen[index] as usize, &self.whole.decode)
+    }
+}
+
+impl fmt::Debug for Dataset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dataset({} samples, {} classes)", self.len(), self.classes.len())
+    }
+}

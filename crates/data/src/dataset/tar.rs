@@ -1,0 +1,128 @@
+//! The table of contents of a tar archive, made once by going from header to header; members are then read where they
+//! lie. Names are only names: nothing is ever written under them.
+
+use super::error::DatasetError;
+use super::store::Store;
+use ::tar::{Header, PaxExtensions};
+use std::path::Path;
+
+const BLOCK: u64 = 512;
+
+/// No path is longer; what claims to be is there to fill the memory.
+const MAX_NAME_BYTES: u64 = 1 << 16;
+
+/// A file or folder in an archive.
+pub(super) struct Member {
+    /// Its parts with `/` between them.
+    pub(super) name: String,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    pub(super) is_folder: bool,
+}
+
+/// Whether a file starts with the header of a tar archive.
+pub(super) fn is_tar(start: &[u8]) -> bool {
+    start.get(..BLOCK as usize).is_some_and(|block| block.iter().any(|byte| *byte != 0) && has_checksum(&header(block)))
+}
+
+/// Whether a name ends like that of a tar archive.
+pub(super) fn has_ending(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.zstd", ".tzst"].iter().any(|ending| name.ends_with(ending))
+}
+
+fn header(block: &[u8]) -> Header {
+    let mut header = Header::new_old();
+    header.as_mut_bytes().copy_from_slice(block);
+    header
+}
+
+fn has_checksum(header: &Header) -> bool {
+    let bytes = header.as_bytes();
+    // The field of the sum itself counts as blanks.
+    let sum: u32 = bytes[..148].iter().chain(&bytes[156..]).map(|byte| u32::from(*byte)).sum();
+    header.cksum().is_ok_and(|claimed| claimed == sum + 8 * u32::from(b' '))
+}
+
+/// The files and folders of an archive, hidden ones left out, in their order.
+pub(super) fn members(store: &Store) -> Result<Vec<Member>, DatasetError> {
+    let damaged = |reason: &str| DatasetError::damaged(&store.path, format!("tar archive is damaged: {reason}"));
+    let cut_short = || damaged("it is cut short; copy or download it again");
+    let mut members = Vec::new();
+    let mut position = 0;
+    let mut described = Described::default();
+    // Some writers leave out the empty blocks at the end.
+    while position < store.len() {
+        let block = store.read(position, BLOCK).map_err(|_| cut_short())?;
+        if block.iter().all(|byte| *byte == 0) {
+            break;
+        }
+        let header = header(&block);
+        if !has_checksum(&header) {
+            return Err(damaged("a header has the wrong checksum"));
+        }
+        let kind = header.entry_type();
+        let is_description = kind.is_gnu_longname()
+            || kind.is_gnu_longlink()
+            || kind.is_pax_local_extensions()
+            || kind.is_pax_global_extensions();
+        let offset = position + BLOCK;
+        let claimed = header.entry_size().map_err(|_| damaged("a header has no valid size"))?;
+        let length = if is_description { claimed } else { described.size.unwrap_or(claimed) };
+        let end = offset.checked_add(length).filter(|end| *end <= store.len()).ok_or_else(cut_short)?;
+        position = end.div_ceil(BLOCK) * BLOCK;
+
+        if kind.is_gnu_longname() || kind.is_pax_local_extensions() {
+            if length > MAX_NAME_BYTES {
+                return Err(damaged("a name is longer than any path"));
+            }
+            let bytes = store.read(offset, length).map_err(DatasetError::io(&store.path))?;
+            match kind.is_gnu_longname() {
+                true => described.name = Some(bytes.split(|byte| *byte == 0).next().unwrap_or_default().to_vec()),
+                false => described.read(&bytes),
+            }
+            continue;
+        }
+        if is_description {
+            continue;
+        }
+        let Described { name, sparse, .. } = std::mem::take(&mut described);
+        let name = name.unwrap_or_else(|| header.path_bytes().into_owned());
+        let is_folder = kind.is_dir() || name.ends_with(b"/");
+        // Links, devices and files with holes hold no picture that could be read in one piece.
+        if sparse || !(is_folder || kind.is_file() || kind.is_contiguous()) {
+            continue;
+        }
+        if let Some(name) = visible(&String::from_utf8_lossy(&name)) {
+            members.push(Member { name, offset, length, is_folder });
+        }
+    }
+    Ok(members)
+}
+
+/// What the entries before a member say about it.
+#[derive(Default)]
+struct Described {
+    name: Option<Vec<u8>>,
+    size: Option<u64>,
+    sparse: bool,
+}
+
+impl Described {
+    fn read(&mut self, pax: &[u8]) {
+        for extension in PaxExtensions::new(pax).flatten() {
+            match extension.key() {
+                Ok("path") => self.name = Some(extension.value_bytes().to_vec()),
+                Ok("size") => self.size = extension.value().ok().and_then(|size| size.parse().ok()),
+                Ok(key) if key.starts_with("GNU.sparse.") => self.sparse = true,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A name without empty parts; nothing if a part is hidden, which `..` counts as.
+fn visible(name: &str) -> Option<String> {
+    let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    (!parts.is_empty() && parts.iter().all(|part| !part.starts_with('.'))).then(|| parts.join("/"))
+}

@@ -1,0 +1,102 @@
+//! WebDataset: members of an archive that share a name up to the first dot are one sample, as `00017.jpg` and
+//! `00017.cls`. The label is in `cls`, in a field of `json`, or in `txt`.
+
+use super::Format;
+use super::archive::{Shard, has_class_folders, is_picture};
+use super::error::DatasetError;
+use super::labels::{self, Labels, Row};
+use super::listing::{LabelText, Listing};
+use super::manifest::classes_beside;
+use super::split::Split;
+use super::store::Store;
+use super::tar::Member;
+use serde_json::Value;
+use std::collections::{HashMap, HashSet};
+
+/// No label is longer, and a caption or a document is not to be read as one.
+const MAX_LABEL_BYTES: u64 = 1 << 16;
+
+const FIELDS: [&str; 5] = ["label", "labels", "class", "cls", "target"];
+
+/// Adds the samples of the shards if their labels lie beside them; otherwise says no and leaves the listing alone.
+pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, DatasetError> {
+    let mut labels = Vec::with_capacity(shards.len());
+    for shard in shards {
+        labels.push(labels_in(&listing.pictures.stores[shard.store as usize], shard)?);
+    }
+    // Texts beside pictures in class folders are captions.
+    let is_sure = labels.iter().flat_map(HashMap::values).any(|found| found.rank < TEXT);
+    if labels.iter().all(HashMap::is_empty) || (!is_sure && has_class_folders(shards)) {
+        return Ok(false);
+    }
+    listing.format = Format::WebDataset;
+    listing.label_text = LabelText::NumberOrName;
+    let mut rows = Vec::new();
+    for (shard, labels) in shards.iter().zip(&labels) {
+        for member in shard.members.iter().filter(|member| is_picture(member)) {
+            let key = split_name(&member.name).0;
+            let labels = labels.get(key).map_or(Labels::None, |found| found.labels.clone());
+            let split = key.split_once('/').and_then(|(folder, _)| Split::from_name(folder)).or(shard.split);
+            rows.push(Row { place: shard.place(member), split, labels });
+        }
+    }
+    labels::add(listing, rows);
+    listing.class_names = classes_beside(&listing.pictures.stores[0].path)?;
+    Ok(true)
+}
+
+struct Found {
+    /// How far down the list of places it was found: lower is better.
+    rank: usize,
+    labels: Labels,
+}
+
+const ENDINGS: [&str; 3] = ["cls", "json", "txt"];
+const TEXT: usize = 2;
+
+/// The labels of the pictures in a shard.
+fn labels_in<'a>(store: &Store, shard: &'a Shard) -> Result<HashMap<&'a str, Found>, DatasetError> {
+    let pictures: HashSet<&str> =
+        shard.members.iter().filter(|member| is_picture(member)).map(|member| split_name(&member.name).0).collect();
+    let mut labels: HashMap<&str, Found> = HashMap::new();
+    for member in shard.members.iter().filter(|member| !member.is_folder) {
+        let (key, ending) = split_name(&member.name);
+        let Some(rank) = ENDINGS.iter().position(|known| *known == ending) else {
+            continue;
+        };
+        if pictures.contains(key)
+            && labels.get(key).is_none_or(|found| found.rank > rank)
+            && let Some(found) = read_label(store, member, rank)?
+        {
+            labels.insert(key, Found { rank, labels: found });
+        }
+    }
+    Ok(labels)
+}
+
+/// Nothing if the member holds no label.
+fn read_label(store: &Store, member: &Member, rank: usize) -> Result<Option<Labels>, DatasetError> {
+    if member.length > MAX_LABEL_BYTES {
+        return Ok(None);
+    }
+    let bytes = store.read(member.offset, member.length).map_err(DatasetError::io(&store.path))?;
+    let Ok(text) = std::str::from_utf8(&bytes) else {
+        let reason = format!("{}: the label is not text in UTF-8", member.name);
+        return Err(DatasetError::damaged(&store.path, reason));
+    };
+    if ENDINGS[rank] != "json" {
+        return Ok(Some(Labels::of_text(text)));
+    }
+    let document: Value = serde_json::from_str(text)
+        .map_err(|error| DatasetError::damaged(&store.path, format!("{}: not valid JSON: {error}", member.name)))?;
+    Ok(FIELDS.iter().find_map(|field| document.get(field)).and_then(Labels::of_json))
+}
+
+/// The name of the sample and the rest: the dots of folders do not count.
+fn split_name(name: &str) -> (&str, &str) {
+    let start = name.rfind('/').map_or(0, |slash| slash + 1);
+    match name[start..].find('.') {
+        Some(dot) => (&name[..start + dot], &name[start + dot + 1..]),
+        None => (name, ""),
+    }
+}

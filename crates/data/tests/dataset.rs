@@ -1,0 +1,13 @@
+//! Every format is written into a temporary folder and read back; the rules about splits, fractions and classes are
+//! checked on class folders, the simplest of them.
+
+mod dataset {
+    mod binary;
+    mod folders;
+    mod hostile;
+    mod manifest;
+    mod parquet;
+    mod pictures;
+    mod splits;
+    mod tar;
+}

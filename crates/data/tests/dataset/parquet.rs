@@ -1,0 +1,193 @@
+//! Parquet as Hugging Face writes it.
+
+use super::pictures::{expected, listed, png, write};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use std::sync::Arc;
+use tempfile::tempdir;
+use vit_data::Samples;
+use vit_data::dataset::{Format, Limits, OpenOptions, ReadOptions, Split, open, open_split};
+
+/// What goes into the columns: bytes, or numbers, or text, with definition and repetition levels where the column has
+/// them.
+pub enum Column {
+    Bytes(Vec<Vec<u8>>, Vec<i16>),
+    Numbers(Vec<i64>, Vec<i16>, Vec<i16>),
+}
+
+/// A file with this schema, the given columns in one row group each time, and metadata of Hugging Face.
+pub fn table(schema: &str, features: Option<&str>, compression: Compression, groups: &[Vec<Column>]) -> Vec<u8> {
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let entry =
+        |features: &str| KeyValue::new("huggingface".to_owned(), format!("{{\"info\": {{\"features\": {features}}}}}"));
+    let properties = WriterProperties::builder()
+        .set_compression(compression)
+        .set_key_value_metadata(features.map(|features| vec![entry(features)]))
+        .build();
+    let mut bytes = Vec::new();
+    let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties)).unwrap();
+    for group in groups {
+        let mut rows = writer.next_row_group().unwrap();
+        for column in group {
+            let mut open = rows.next_column().unwrap().unwrap();
+            match column {
+                Column::Bytes(values, levels) => {
+                    let values: Vec<ByteArray> = values.iter().cloned().map(ByteArray::from).collect();
+                    open.typed::<ByteArrayType>().write_batch(&values, some(levels), None).unwrap();
+                }
+                Column::Numbers(values, levels, repeats) => {
+                    open.typed::<Int64Type>().write_batch(values, some(levels), some(repeats)).unwrap();
+                }
+            }
+            open.close().unwrap();
+        }
+        rows.close().unwrap();
+    }
+    writer.close().unwrap();
+    bytes
+}
+
+fn some(levels: &[i16]) -> Option<&[i16]> {
+    Some(levels).filter(|levels| !levels.is_empty())
+}
+
+pub const SCHEMA: &str = "message schema {
+    optional group image { optional binary bytes; optional binary path (UTF8); }
+    optional int64 label;
+}";
+
+pub const FEATURES: &str = "{\"image\": {\"_type\": \"Image\"}, \"label\": {\"names\": [\"großer Hund\", \"cat\", \"emu\"], \
+     \"_type\": \"ClassLabel\"}}";
+
+/// Rows with a picture, a path and a label.
+pub fn rows(samples: &[(u8, i64)]) -> Vec<Column> {
+    let (count, paths) =
+        (samples.len(), samples.iter().map(|(value, _)| format!("{value}.png").into_bytes()).collect());
+    vec![
+        Column::Bytes(samples.iter().map(|(value, _)| png(*value)).collect(), vec![2; count]),
+        Column::Bytes(paths, vec![2; count]),
+        Column::Numbers(samples.iter().map(|(_, label)| *label).collect(), vec![1; count], vec![]),
+    ]
+}
+
+#[test]
+fn a_repository_with_splits() {
+    let folder = tempdir().unwrap();
+    let zstd = Compression::ZSTD(ZstdLevel::default());
+    let many: Vec<(u8, i64)> = (0..100).map(|n| (n, i64::from(n) % 3)).collect();
+    let files = [
+        ("data/train-00000-of-00002.parquet", Compression::SNAPPY, vec![rows(&many[..40]), rows(&many[40..])]),
+        ("data/train-00001-of-00002.parquet", zstd, vec![rows(&[(101, 1)])]),
+        ("data/validation-00000-of-00001.parquet", Compression::UNCOMPRESSED, vec![rows(&[(102, 2)])]),
+        ("data/test-00000-of-00001.parquet", Compression::LZ4_RAW, vec![rows(&[(103, -1)])]),
+    ];
+    for (name, compression, groups) in files {
+        write(folder.path(), name, table(SCHEMA, Some(FEATURES), compression, &groups));
+    }
+    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
+    assert_eq!(splits.report.format, Format::Parquet);
+    assert_eq!(splits.train.classes(), ["großer Hund", "cat", "emu"]);
+    let mut all: Vec<(&str, u8)> = many.iter().map(|(n, l)| (["großer Hund", "cat", "emu"][*l as usize], *n)).collect();
+    all.push(("cat", 101));
+    assert_eq!(listed(&*splits.train), expected(&all));
+    assert_eq!(listed(&**splits.validation.as_ref().unwrap()), expected(&[("emu", 102)]));
+    // The labels of the test split are secret.
+    assert!(splits.test.is_none());
+    assert_eq!((splits.report.skipped[0].reason, splits.report.skipped[0].count), ("without a label", 1));
+    assert!(splits.train.name(41).ends_with("train-00000-of-00002.parquet: row 41"));
+
+    let one = folder.path().join("data").join("train-*.parquet");
+    assert_eq!(open_split(&one, None, None, &ReadOptions::default()).unwrap().samples.len(), 101);
+}
+
+#[test]
+fn only_the_split_asked_for_is_read_and_limits_hold() {
+    let folder = tempdir().unwrap();
+    let bytes = table(SCHEMA, Some(FEATURES), Compression::SNAPPY, &[rows(&[(1, 0), (2, 1)])]);
+    write(folder.path(), "test-0.parquet", &bytes);
+    write(folder.path(), "train-0.parquet", &bytes[..bytes.len() - 1]);
+    let test = open_split(folder.path(), Some(Split::Test), None, &ReadOptions::default()).unwrap();
+    assert_eq!(listed(&*test.samples), expected(&[("großer Hund", 1), ("cat", 2)]));
+    let tight = |memory, disk| ReadOptions { limits: Limits { memory, disk }, ..ReadOptions::default() };
+    let spilled = open_split(folder.path(), Some(Split::Test), None, &tight(0, 1000)).unwrap();
+    assert_eq!(listed(&*spilled.samples), expected(&[("großer Hund", 1), ("cat", 2)]));
+    assert!(open_split(folder.path(), Some(Split::Test), None, &tight(60, 60)).is_err());
+}
+
+#[test]
+fn plain_bytes_and_labels_as_text() {
+    let folder = tempdir().unwrap();
+    let schema = "message schema { required binary label (UTF8); required binary img; }";
+    let columns = vec![
+        Column::Bytes(vec![b"dog".to_vec(), b"cat".to_vec()], vec![]),
+        Column::Bytes(vec![png(1), png(2)], vec![]),
+    ];
+    write(folder.path(), "x.parquet", table(schema, None, Compression::SNAPPY, &[columns]));
+    let opened = open_split(&folder.path().join("x.parquet"), None, None, &ReadOptions::default()).unwrap();
+    assert_eq!(listed(&*opened.samples), expected(&[("dog", 1), ("cat", 2)]));
+    assert_eq!(opened.samples.classes(), ["cat", "dog"]);
+}
+
+#[test]
+fn lists_of_labels() {
+    let folder = tempdir().unwrap();
+    let schema = "message schema {
+        required binary image;
+        optional group labels (LIST) { repeated group list { optional int64 element; } }
+    }";
+    let features = "{\"image\": {\"_type\": \"Image\"}, \"labels\": {\"feature\": {\"names\": [\"a\", \"b\", \"c\"], \
+                    \"_type\": \"ClassLabel\"}, \"_type\": \"List\"}}";
+    // [2, 0], [], none at all, [1]
+    let labels = Column::Numbers(vec![2, 0, 1], vec![3, 3, 1, 0, 3], vec![0, 1, 0, 0, 0]);
+    let columns = vec![Column::Bytes((1..5).map(png).collect(), vec![]), labels];
+    write(folder.path(), "x.parquet", table(schema, Some(features), Compression::SNAPPY, &[columns]));
+    let samples = open_split(&folder.path().join("x.parquet"), None, None, &ReadOptions::default()).unwrap().samples;
+    assert!(samples.is_multi_label());
+    assert_eq!(samples.classes(), ["a", "b", "c"]);
+    let labels: Vec<&[u32]> = (0..4).map(|index| samples.labels(index)).collect();
+    assert_eq!(labels, [&[0, 2][..], &[], &[], &[1]]);
+    assert_eq!(samples.image(3).unwrap().pixels()[0], 4);
+}
+
+#[test]
+fn fine_labels_come_before_coarse_ones() {
+    let folder = tempdir().unwrap();
+    let schema = "message schema { required binary img; required int64 coarse_label; required int64 fine_label; }";
+    let features = "{\"img\": {\"_type\": \"Image\"}, \"coarse_label\": {\"names\": [\"x\"], \"_type\": \"ClassLabel\"}, \
+                    \"fine_label\": {\"names\": [\"p\", \"q\"], \"_type\": \"ClassLabel\"}}";
+    let columns = vec![
+        Column::Bytes(vec![png(1)], vec![]),
+        Column::Numbers(vec![0], vec![], vec![]),
+        Column::Numbers(vec![1], vec![], vec![]),
+    ];
+    write(folder.path(), "x.parquet", table(schema, Some(features), Compression::SNAPPY, &[columns]));
+    let opened = open_split(&folder.path().join("x.parquet"), None, None, &ReadOptions::default()).unwrap();
+    assert_eq!(listed(&*opened.samples), expected(&[("q", 1)]));
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_said() {
+    let folder = tempdir().unwrap();
+    let failure = |schema: &str, columns: Vec<Column>| {
+        write(folder.path(), "x.parquet", table(schema, Some(FEATURES), Compression::SNAPPY, &[columns]));
+        open_split(&folder.path().join("x.parquet"), None, None, &ReadOptions::default()).err().unwrap().to_string()
+    };
+    let numbers = |values: &[i64]| Column::Numbers(values.to_vec(), vec![], vec![]);
+    let error = failure("message schema { required int64 x; }", vec![numbers(&[1])]);
+    assert!(error.contains("no columns with images and labels among x"), "{error}");
+
+    let error = failure(SCHEMA, rows(&[(1, 7)]));
+    assert!(error.contains("row 0: label 7 is outside of the 3 classes"), "{error}");
+
+    let path_only = vec![
+        Column::Bytes(vec![], vec![1]),
+        Column::Bytes(vec![b"a.png".to_vec()], vec![2]),
+        Column::Numbers(vec![0], vec![1], vec![]),
+    ];
+    let error = failure(SCHEMA, path_only);
+    assert!(error.contains("row 0 has no image"), "{error}");
+}

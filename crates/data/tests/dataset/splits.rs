@@ -1,0 +1,151 @@
+//! The draws: what is carved off for validation, and what a fraction keeps.
+
+use super::pictures::{names, png, write};
+use std::collections::BTreeSet;
+use std::path::Path;
+use tempfile::{TempDir, tempdir};
+use vit_data::dataset::{OpenOptions, Splits, Validation, ValidationFrom, open};
+use vit_data::{DatasetError, Samples};
+
+const SIZES: [(&str, usize); 4] = [("a", 100), ("b", 40), ("c", 2), ("d", 1)];
+
+fn folder() -> TempDir {
+    let folder = tempdir().unwrap();
+    for (class, count) in SIZES {
+        for number in 0..count {
+            write(folder.path(), &format!("{class}/{number}.png"), png(1));
+        }
+    }
+    folder
+}
+
+fn counts(samples: &dyn Samples) -> Vec<usize> {
+    (0..SIZES.len() as u32).map(|c| (0..samples.len()).filter(|i| samples.labels(*i) == [c]).count()).collect()
+}
+
+/// The files without the folder that they lie in.
+fn files(root: &Path, samples: &dyn Samples) -> BTreeSet<String> {
+    let root = root.display().to_string();
+    names(samples).into_iter().map(|name| name.strip_prefix(&root).unwrap().replace('\\', "/")).collect()
+}
+
+fn carved(splits: &Splits) -> &dyn Samples {
+    &**splits.validation.as_ref().unwrap()
+}
+
+#[test]
+fn every_class_gives_its_share() {
+    let folder = folder();
+    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
+    assert_eq!(splits.report.validation, ValidationFrom::Carved { fraction: 0.1 });
+    assert_eq!(counts(carved(&splits)), [10, 4, 1, 0]);
+    assert_eq!(counts(&*splits.train), [90, 36, 1, 1]);
+    let (train, validation) = (files(folder.path(), &*splits.train), files(folder.path(), carved(&splits)));
+    assert!(train.is_disjoint(&validation));
+    assert_eq!(train.len() + validation.len(), 143);
+    assert_eq!((splits.report.samples.train, splits.report.samples.validation), (128, 15));
+    assert_eq!((splits.report.classes[1].train, splits.report.classes[1].validation), (36, 4));
+}
+
+#[test]
+fn the_draw_depends_on_names_and_seed_alone() {
+    let (folder, elsewhere) = (folder(), tempdir().unwrap());
+    // The same set in another place, written in another order, and with one more class.
+    for (class, count) in SIZES.iter().rev() {
+        for number in (0..*count).rev() {
+            write(elsewhere.path(), &format!("{class}/{number}.png"), png(1));
+        }
+    }
+    write(elsewhere.path(), "A/1.png", png(1));
+    let options = OpenOptions { seed: 7, fraction: 0.5, ..OpenOptions::default() };
+    let (one, other) = (open(folder.path(), &options).unwrap(), open(elsewhere.path(), &options).unwrap());
+    assert_eq!(files(folder.path(), carved(&one)), files(elsewhere.path(), carved(&other)));
+    let mut kept = files(elsewhere.path(), &*other.train);
+    assert!(kept.remove("/A/1.png"));
+    assert_eq!(files(folder.path(), &*one.train), kept);
+
+    let reseeded = open(folder.path(), &OpenOptions { seed: 8, ..options }).unwrap();
+    assert_ne!(files(folder.path(), carved(&one)), files(folder.path(), carved(&reseeded)));
+}
+
+#[test]
+fn the_draw_is_the_same_in_every_version() {
+    let folder = folder();
+    let splits = open(folder.path(), &OpenOptions { seed: 1, ..OpenOptions::default() }).unwrap();
+    // Worked out by a program of its own from the definitions of FNV-1a and Philox.
+    let of_b: Vec<String> =
+        files(folder.path(), carved(&splits)).into_iter().filter(|f| f.starts_with("/b/")).collect();
+    assert_eq!(of_b, ["/b/12.png", "/b/32.png", "/b/36.png", "/b/37.png"]);
+}
+
+#[test]
+fn a_list_in_another_order_gives_the_same_draw() {
+    let folder = folder();
+    let lines: Vec<String> =
+        SIZES.iter().flat_map(|(class, count)| (0..*count).map(move |n| format!("{class}/{n}.png,{class}"))).collect();
+    let backwards: Vec<String> = lines.iter().rev().cloned().collect();
+    write(folder.path(), "one.csv", format!("path,label\n{}\n", lines.join("\n")));
+    write(folder.path(), "two.csv", format!("path,label\n{}\n", backwards.join("\n")));
+    let opened = |name: &str| open(&folder.path().join(name), &OpenOptions::default()).unwrap();
+    let (one, two) = (opened("one.csv"), opened("two.csv"));
+    assert_eq!(files(folder.path(), carved(&one)), files(folder.path(), carved(&two)));
+    assert_ne!(names(carved(&one)), names(carved(&two)));
+    // The format makes no difference either.
+    assert_eq!(
+        files(folder.path(), carved(&one)),
+        files(folder.path(), carved(&open(folder.path(), &OpenOptions::default()).unwrap()))
+    );
+}
+
+#[test]
+fn smaller_fractions_lie_inside_larger_ones() {
+    let folder = folder();
+    let kept = |fraction| {
+        let splits = open(folder.path(), &OpenOptions { fraction, ..OpenOptions::default() }).unwrap();
+        assert_eq!(splits.report.unused, 128 - splits.train.len());
+        (files(folder.path(), &*splits.train), counts(&*splits.train), files(folder.path(), carved(&splits)))
+    };
+    let (small, medium, whole) = (kept(0.1), kept(0.3), kept(1.0));
+    assert_eq!(small.1, [9, 4, 1, 1]);
+    assert_eq!(medium.1, [27, 11, 1, 1]);
+    assert!(small.0.is_subset(&medium.0) && medium.0.is_subset(&whole.0));
+    assert_eq!((&small.2, &medium.2), (&whole.2, &whole.2));
+}
+
+#[test]
+fn where_validation_comes_from() {
+    let (folder, other) = (tempdir().unwrap(), tempdir().unwrap());
+    for number in 0..4 {
+        write(folder.path(), &format!("train/a/{number}.png"), png(1));
+    }
+    write(folder.path(), "train/b/1.png", png(1));
+    write(folder.path(), "test/a/1.png", png(2));
+    write(other.path(), "b/1.png", png(3));
+    let opened = |validation: Validation| {
+        let splits = open(folder.path(), &OpenOptions { validation, ..OpenOptions::default() }).unwrap();
+        assert_eq!(splits.test.as_ref().unwrap().len(), 1);
+        let value = splits.validation.as_ref().map(|v| (v.labels(0).to_vec(), v.image(0).unwrap().pixels()[0]));
+        (splits.report.validation, value, splits.train.len())
+    };
+    use ValidationFrom as From;
+    assert_eq!(opened(Validation::Automatic), (From::TestForLackOfValidation, Some((vec![0], 2)), 5));
+    let path = other.path().to_owned();
+    assert_eq!(opened(Validation::from_argument(&path)), (From::Path(path), Some((vec![1], 3)), 5));
+    let test = Validation::from_argument(Path::new("test"));
+    assert_eq!(opened(test).1, Some((vec![0], 2)));
+    assert_eq!(opened(Validation::Carved), (From::Carved { fraction: 0.1 }, Some((vec![0], 1)), 4));
+    assert_eq!(opened(Validation::Nowhere), (From::Nowhere, None, 5));
+    let missing = OpenOptions { validation: Validation::from_argument(Path::new("val")), ..OpenOptions::default() };
+    assert!(matches!(open(folder.path(), &missing), Err(DatasetError::NoSplit { .. })));
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let folder = folder();
+    for (fraction, validation_fraction) in [(0.0, 0.1), (1.5, 0.1), (f64::NAN, 0.1), (1.0, 1.0), (1.0, -0.1)] {
+        let options = OpenOptions { fraction, validation_fraction, ..OpenOptions::default() };
+        assert!(matches!(open(folder.path(), &options), Err(DatasetError::Option { .. })));
+    }
+    let none = OpenOptions { validation_fraction: 0.0, ..OpenOptions::default() };
+    assert!(open(folder.path(), &none).unwrap().validation.is_none());
+}
