@@ -15,6 +15,7 @@
 //! Files are hostile until proven otherwise: formats are recognised by content, sizes are checked
 //! before memory is taken, and a broken file is an error, never a panic.
 
+pub mod augment;
 pub mod decode;
 pub mod files;
 pub mod image;
