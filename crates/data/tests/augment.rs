@@ -34,7 +34,11 @@ fn sampling(entry: &Value) -> Sampling {
 }
 
 fn apply(entry: &Value, image: &mut Image) {
-    let argument = entry["args"].get(0).and_then(Value::as_f64).unwrap_or(0.0);
+    // Text where it must be exact: serde_json rounds numbers.
+    let argument = entry["args"].get(0).map_or(0.0, |argument| match argument.as_str() {
+        Some(text) => text.parse().unwrap(),
+        None => argument.as_f64().unwrap(),
+    });
     let fill: [u8; 3] = std::array::from_fn(|i| entry["fill"].get(i).map_or(0, |v| v.as_u64().unwrap() as u8));
     let sampling = sampling(entry);
     let (width, height) = (image.width() as f64, image.height() as f64);

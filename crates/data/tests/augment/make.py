@@ -2,7 +2,8 @@
 
 With a count and a folder as arguments it records that many pictures, up to 80 pixels wide, somewhere else.
 """
-import json, math, sys
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ def torchvision(image, entry):
 
 
 def entries():
-    uniform = random.uniform
+    uniform = lambda low, high: float(random.uniform(low, high))
     for op in ("AutoContrast", "Equalize", "Invert", "Grey", "FlipX", "FlipY"):
         yield dict(library="pillow", op=op, args=[0])
     yield dict(library="pillow", op="Posterize", args=[int(random.integers(1, 9))])
@@ -100,6 +101,8 @@ for width, height in sizes:
     for entry in chosen:
         apply = torchvision if entry["library"] == "torchvision" else pillow
         data.append(apply(image, entry).tobytes())
+    for entry in chosen:
+        entry["args"] = [repr(value) for value in entry["args"]]
     cases.append(dict(width=width, height=height, entries=chosen))
 (folder / "odd.json").write_text(json.dumps(cases, separators=(",", ":")).replace('{"width"', '\n{"width"'))
 (folder / "odd.bin").write_bytes(b"".join(data))
