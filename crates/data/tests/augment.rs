@@ -123,7 +123,8 @@ fn odd_sizes_give_the_bytes_of_pillow() {
         this.to_vec()
     };
     for picture in cases.as_array().unwrap() {
-        let (width, height) = (picture["width"].as_u64().unwrap() as usize, picture["height"].as_u64().unwrap() as usize);
+        let (width, height) =
+            (picture["width"].as_u64().unwrap() as usize, picture["height"].as_u64().unwrap() as usize);
         let image = Image::from_rgb(width, height, take(width * height * 3)).unwrap();
         for entry in picture["entries"].as_array().unwrap() {
             let mut image = image.clone();

@@ -21,13 +21,7 @@ pub struct Region {
 impl Region {
     /// A region whose share of the area is in `scale` and whose proportion (width to height) is in `ratio`. After ten
     /// that do not fit, the greatest in the middle that does.
-    pub fn random(
-        width: usize,
-        height: usize,
-        scale: [f64; 2],
-        ratio: [f64; 2],
-        random: &mut SampleRandom,
-    ) -> Self {
+    pub fn random(width: usize, height: usize, scale: [f64; 2], ratio: [f64; 2], random: &mut SampleRandom) -> Self {
         let area = width as f64 * height as f64;
         let rounded = |length: f64| length.round_ties_even() as usize;
         for _ in 0..10 {
@@ -75,15 +69,13 @@ pub enum Fill {
     Black,
 }
 
-/// Writes to `out` the window of `width` x `height` at (`left`, `top`) of the picture with a border of `border` pixels,
-/// mirrored left and right if `flipped`.
+/// The window of `width` x `height` at (`left`, `top`) of the picture with a border of `border` pixels around it.
 pub(crate) fn window(
     image: &Image,
     border: usize,
     fill: Fill,
     (left, top): (usize, usize),
     (width, height): (usize, usize),
-    flipped: bool,
 ) -> Image {
     let mut pixels = vec![0u8; width * height * 3];
     // Where the window's columns and rows come from, `None` if from a black border.
@@ -105,9 +97,6 @@ pub(crate) fn window(
         if !inside.is_empty() {
             let first = (left + inside.start - border) * 3;
             row[inside.start * 3..inside.end * 3].copy_from_slice(&from[first..first + inside.len() * 3]);
-        }
-        if flipped {
-            row.as_chunks_mut::<3>().0.reverse();
         }
     }
     Image::from_parts(width, height, pixels)
@@ -139,11 +128,9 @@ mod tests {
     fn a_window_shows_picture_and_border() {
         let image = Image::from_rgb(2, 2, (1..=12).collect()).unwrap();
         let grey = |image: &Image| image.pixels().iter().step_by(3).copied().collect::<Vec<_>>();
-        let black = window(&image, 1, Fill::Black, (0, 0), (4, 4), false);
+        let black = window(&image, 1, Fill::Black, (0, 0), (4, 4));
         assert_eq!(grey(&black), [0, 0, 0, 0, 0, 1, 4, 0, 0, 7, 10, 0, 0, 0, 0, 0]);
-        let mirrored = window(&image, 1, Fill::Reflect, (0, 1), (3, 2), false);
+        let mirrored = window(&image, 1, Fill::Reflect, (0, 1), (3, 2));
         assert_eq!(grey(&mirrored), [4, 1, 4, 10, 7, 10]);
-        let flipped = window(&image, 1, Fill::Black, (0, 1), (3, 2), true);
-        assert_eq!(grey(&flipped), [4, 1, 0, 10, 7, 0]);
     }
 }

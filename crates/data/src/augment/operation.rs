@@ -70,14 +70,7 @@ impl Operation {
 
     /// Changes the picture at a level. Operations that move pixels interpolate with `sampling` and show `fill` where
     /// nothing comes from.
-    pub fn apply(
-        self,
-        image: &mut Image,
-        level: f64,
-        sampling: Sampling,
-        fill: [u8; 3],
-        random: &mut SampleRandom,
-    ) {
+    pub fn apply(self, image: &mut Image, level: f64, sampling: Sampling, fill: [u8; 3], random: &mut SampleRandom) {
         use Operation::*;
         let argument = self.argument(level, random.chance(0.5));
         match self {

@@ -92,10 +92,7 @@ fn extremes(pixels: &[u8]) -> [[u8; 2]; 3] {
     }
     std::array::from_fn(|channel| {
         let of_channel = |values: &[u8; GROUP]| values.iter().skip(channel).step_by(3).copied().collect::<Vec<_>>();
-        [
-            of_channel(&least).into_iter().min().unwrap_or(255),
-            of_channel(&greatest).into_iter().max().unwrap_or(0),
-        ]
+        [of_channel(&least).into_iter().min().unwrap_or(255), of_channel(&greatest).into_iter().max().unwrap_or(0)]
     })
 }
 

@@ -122,7 +122,8 @@ impl<'a> Parts<'a> {
     fn new(policy: &'a str, text: &'a str) -> Result<Self, PolicyError> {
         let mut parts: Vec<(&str, &str)> = Vec::new();
         for part in text.split('-').filter(|_| !text.is_empty()) {
-            let at = if part.starts_with('t') { 1 } else { part.find(|c: char| c.is_ascii_digit()).unwrap_or(part.len()) };
+            let at =
+                if part.starts_with('t') { 1 } else { part.find(|c: char| c.is_ascii_digit()).unwrap_or(part.len()) };
             let (key, value) = part.split_at(at);
             if parts.iter().any(|(other, _)| *other == key) {
                 return Err(PolicyError::Twice { part: key.to_owned(), policy: policy.to_owned() });
@@ -243,4 +244,3 @@ const V0: [[Step; 2]; 25] = {
         [(Color, 0.8, 6.0), (Rotate, 0.4, 5.0)],
     ]
 };
-

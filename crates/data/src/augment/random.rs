@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn distributions_have_their_mean_and_variance() {
         let mut random = SampleRandom::new(7, 0, 0, 0);
-        let mut close = |what: &str, (mean, variance): (f64, f64), expected: (f64, f64)| {
+        let close = |what: &str, (mean, variance): (f64, f64), expected: (f64, f64)| {
             // Five standard errors of the mean, and as much for the variance of these distributions.
             let error = 5.0 * (expected.1 / DRAWS as f64).sqrt();
             assert!((mean - expected.0).abs() < error, "{what}: mean {mean}");
