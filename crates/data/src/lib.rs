@@ -16,17 +16,24 @@
 //! before memory is taken, and a broken file is an error, never a panic.
 
 pub mod dataset;
+pub mod augment;
 pub mod decode;
 pub mod files;
 pub mod image;
+pub mod loader;
+pub mod mix;
 pub mod preprocess;
 pub mod resize;
 pub mod samples;
+pub mod transform;
 
 pub use dataset::{Dataset, DatasetError};
 pub use decode::{DecodeOptions, Format, ImageError, decode, open};
 pub use files::{FilesError, find_images, find_images_each};
 pub use image::{Image, ShapeError};
+pub use loader::{Batch, LastBatch, Loader, LoaderError, LoaderSettings, Position};
+pub use mix::{Mix, Mixing};
 pub use preprocess::{CropMode, Preprocess, PreprocessError};
 pub use resize::{Filter, ResizeError, UnknownFilter, resize, resize_box};
 pub use samples::Samples;
+pub use transform::{Augmentation, Crop, TrainTransform, TransformError};

@@ -9,6 +9,8 @@ use crate::resize::{Filter, resize_window};
 use std::ops::Range;
 use thiserror::Error;
 
+pub(crate) use normalise::Channel;
+
 /// How a picture of any shape becomes one of the model's shape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CropMode {
@@ -192,7 +194,7 @@ impl Preprocess {
             return Err(PreprocessError::OutputLength { expected, found: out.len() });
         }
         for (channel, plane) in out.chunks_exact_mut(area).enumerate() {
-            normalise::normalise(image.pixels(), channel, self.mean[channel], self.std[channel], plane);
+            Channel::new(self.mean[channel], self.std[channel]).write(image.pixels(), channel, plane);
         }
         Ok(())
     }
@@ -253,7 +255,7 @@ impl Preprocess {
         }
     }
 
-    fn mean_colour(&self) -> [u8; 3] {
+    pub(crate) fn mean_colour(&self) -> [u8; 3] {
         std::array::from_fn(|channel| {
             let mean = self.mean[channel.min(self.mean.len() - 1)];
             (f64::from(mean) * 255.0).round_ties_even() as u8

@@ -1,7 +1,7 @@
 //! The last step: bytes to normalised numbers, one plane per channel. What it computes is defined
 //! by a table, because a byte has only 256 values. Looking them up is slow compared with what
 //! SIMD can do, and so is dividing; so the divisions are done as multiplications where that gives
-//! every number of the table to the last bit, which is checked each time, and looked up elsewhere.
+//! every number of the table to the last bit, which is checked, and looked up elsewhere.
 
 /// Pixels computed side by side.
 const PIXELS: usize = 16;
@@ -12,66 +12,100 @@ fn table(mean: f32, std: f32) -> [f32; 256] {
     std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
 }
 
-/// Writes one channel of `pixels`, which are RGB, to `plane`.
-pub(super) fn normalise(pixels: &[u8], channel: usize, mean: f32, std: f32, plane: &mut [f32]) {
-    let table = table(mean, std);
-    let formula = Formula { to_unit: Reciprocal::of(255.0), mean, per_std: Reciprocal::of(std) };
-    let fast = fused(pixels, channel, &formula, &table, plane);
-    let done = if fast { plane.len() / PIXELS * PIXELS } else { 0 };
-    for (value, pixel) in plane.iter_mut().zip(pixels.chunks_exact(3)).skip(done) {
-        *value = table[usize::from(pixel[channel])];
+/// The last step for one channel, prepared.
+#[derive(Clone, Debug)]
+pub(crate) struct Channel {
+    table: [f32; 256],
+    formula: Formula,
+    /// Whether the machine has fused multiply-add and it gives the table's values.
+    fused: bool,
+}
+
+impl Channel {
+    pub(crate) fn new(mean: f32, std: f32) -> Self {
+        let table = table(mean, std);
+        let formula = Formula { to_unit: Reciprocal::of(255.0), mean, per_std: Reciprocal::of(std) };
+        let fused = fused::is_exact(&formula, &table);
+        Self { table, formula, fused }
+    }
+
+    /// Writes one channel of `pixels`, which are RGB, to `plane`.
+    pub(crate) fn write(&self, pixels: &[u8], channel: usize, plane: &mut [f32]) {
+        let done = if self.fused { plane.len() / PIXELS * PIXELS } else { 0 };
+        if self.fused {
+            fused::write(&self.formula, pixels, channel, plane);
+        }
+        for (value, pixel) in plane.iter_mut().zip(pixels.chunks_exact(3)).skip(done) {
+            *value = self.table[usize::from(pixel[channel])];
+        }
     }
 }
 
-/// Does all whole groups of pixels if the machine has fused multiply-add and it gives the table's
-/// values; else nothing. Says which.
+/// Whole groups of pixels, computed instead of looked up. Only `is_exact` may be called on machines without the
+/// instruction.
 #[cfg(target_arch = "x86_64")]
-fn fused(pixels: &[u8], channel: usize, formula: &Formula, table: &[f32; 256], plane: &mut [f32]) -> bool {
-    #[target_feature(enable = "avx2,fma")]
-    fn compiled(pixels: &[u8], channel: usize, formula: &Formula, table: &[f32; 256], plane: &mut [f32]) -> bool {
-        let orders = avx2::orders(channel);
-        groups(pixels, |pixels| avx2::pick(pixels, &orders), formula, table, plane)
-    }
+mod fused {
+    use super::*;
     use std::arch::is_x86_feature_detected as has;
-    // SAFETY: the features that the function is compiled for are there.
-    has!("avx2") && has!("fma") && unsafe { compiled(pixels, channel, formula, table, plane) }
+
+    pub(super) fn is_exact(formula: &Formula, table: &[f32; 256]) -> bool {
+        #[target_feature(enable = "avx2,fma")]
+        fn compiled(formula: &Formula, table: &[f32; 256]) -> bool {
+            formula.gives(table)
+        }
+        // SAFETY: the features that the function is compiled for are there.
+        has!("avx2") && has!("fma") && unsafe { compiled(formula, table) }
+    }
+
+    pub(super) fn write(formula: &Formula, pixels: &[u8], channel: usize, plane: &mut [f32]) {
+        #[target_feature(enable = "avx2,fma")]
+        fn compiled(formula: &Formula, pixels: &[u8], channel: usize, plane: &mut [f32]) {
+            let orders = avx2::orders(channel);
+            groups(pixels, |pixels| avx2::pick(pixels, &orders), formula, plane);
+        }
+        if has!("avx2") && has!("fma") {
+            // SAFETY: the features that the function is compiled for are there.
+            unsafe { compiled(formula, pixels, channel, plane) }
+        }
+    }
 }
 
 #[cfg(target_arch = "aarch64")]
-fn fused(pixels: &[u8], channel: usize, formula: &Formula, table: &[f32; 256], plane: &mut [f32]) -> bool {
-    let pick = |pixels: &[u8; PIXELS * 3]| std::array::from_fn(|pixel| pixels[pixel * 3 + channel]);
-    groups(pixels, pick, formula, table, plane)
+mod fused {
+    use super::*;
+
+    pub(super) fn is_exact(formula: &Formula, table: &[f32; 256]) -> bool {
+        formula.gives(table)
+    }
+
+    pub(super) fn write(formula: &Formula, pixels: &[u8], channel: usize, plane: &mut [f32]) {
+        let pick = |pixels: &[u8; PIXELS * 3]| std::array::from_fn(|pixel| pixels[pixel * 3 + channel]);
+        groups(pixels, pick, formula, plane);
+    }
 }
 
 /// Without the instruction a fused multiply-add is a slow function.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn fused(_: &[u8], _: usize, _: &Formula, _: &[f32; 256], _: &mut [f32]) -> bool {
-    false
+mod fused {
+    use super::*;
+
+    pub(super) fn is_exact(_: &Formula, _: &[f32; 256]) -> bool {
+        false
+    }
+
+    pub(super) fn write(_: &Formula, _: &[u8], _: usize, _: &mut [f32]) {}
 }
 
 /// `pick` takes one channel from a group of pixels.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
-fn groups(
-    pixels: &[u8],
-    pick: impl Fn(&[u8; PIXELS * 3]) -> [u8; PIXELS],
-    formula: &Formula,
-    table: &[f32; 256],
-    plane: &mut [f32],
-) -> bool {
-    let mut equal = true;
-    for (byte, expected) in table.iter().enumerate() {
-        equal &= formula.value(byte as f32).to_bits() == expected.to_bits();
-    }
-    if equal {
-        for (values, pixels) in plane.as_chunks_mut::<PIXELS>().0.iter_mut().zip(pixels.as_chunks().0) {
-            // A plain loop: `map` would compile the body without the features of the caller.
-            for (value, byte) in values.iter_mut().zip(pick(pixels)) {
-                *value = formula.value(f32::from(byte));
-            }
+fn groups(pixels: &[u8], pick: impl Fn(&[u8; PIXELS * 3]) -> [u8; PIXELS], formula: &Formula, plane: &mut [f32]) {
+    for (values, pixels) in plane.as_chunks_mut::<PIXELS>().0.iter_mut().zip(pixels.as_chunks().0) {
+        // A plain loop: `map` would compile the body without the features of the caller.
+        for (value, byte) in values.iter_mut().zip(pick(pixels)) {
+            *value = formula.value(f32::from(byte));
         }
     }
-    equal
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -108,6 +142,7 @@ mod avx2 {
 }
 
 /// (byte / 255 - mean) / std.
+#[derive(Clone, Debug)]
 struct Formula {
     to_unit: Reciprocal,
     mean: f32,
@@ -119,10 +154,22 @@ impl Formula {
     fn value(&self, byte: f32) -> f32 {
         self.per_std.times(self.to_unit.times(byte) - self.mean)
     }
+
+    /// Whether that is the table to the last bit.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    #[inline(always)]
+    fn gives(&self, table: &[f32; 256]) -> bool {
+        let mut equal = true;
+        for (byte, expected) in table.iter().enumerate() {
+            equal &= self.value(byte as f32).to_bits() == expected.to_bits();
+        }
+        equal
+    }
 }
 
 /// One over a number, to twice the usual precision: the sum of the two. Multiplying with it rounds
 /// as dividing does, but for about one quotient in four million.
+#[derive(Clone, Debug)]
 struct Reciprocal {
     high: f32,
     low: f32,
@@ -150,7 +197,7 @@ mod tests {
         let pixels: Vec<u8> = (0..count * 3).map(|i| (i * 7 + i / 256) as u8).collect();
         for channel in 0..3 {
             let mut plane = vec![f32::NAN; count];
-            normalise(&pixels, channel, mean, std, &mut plane);
+            Channel::new(mean, std).write(&pixels, channel, &mut plane);
             for (pixel, value) in pixels.chunks_exact(3).zip(&plane) {
                 let expected = (f32::from(pixel[channel]) / 255.0 - mean) / std;
                 assert_eq!(value.to_bits(), expected.to_bits(), "{} - {mean} / {std}", pixel[channel]);

@@ -1,0 +1,27 @@
+//! Changing training pictures at random: the operations themselves, which give Pillow's bytes, and the policies of timm
+//! and DeiT III that choose among them. Everything random comes from a [`SampleRandom`], so that it belongs to a
+//! sample and not to a thread.
+
+pub mod blur;
+pub mod crop;
+pub mod enhance;
+pub mod erasing;
+pub mod geometry;
+pub mod hue;
+pub mod jitter;
+mod operation;
+pub mod point;
+mod policy;
+mod rand_augment;
+mod random;
+mod three_augment;
+mod wide;
+
+pub use crop::{Fill, Region};
+pub use erasing::{Erasing, ErasingMode};
+pub use geometry::Sampling;
+pub use jitter::ColourJitter;
+pub use operation::Operation;
+pub use policy::{AutoAugment, PolicyError};
+pub use random::SampleRandom;
+pub use three_augment::three_augment;

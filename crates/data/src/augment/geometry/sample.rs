@@ -1,0 +1,192 @@
+//! The inner loops of affine maps. Pillow's arithmetic is part of the contract: doubles for interpolation, 16 bits
+//! after the point for the nearest pixel of a rotation, repeated addition for that of a translation.
+
+use crate::augment::wide::wide;
+use crate::image::Image;
+
+/// The pixel under each place, as Pillow finds it.
+pub(super) fn nearest(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+    let [a, b, c, d, e, f] = *matrix;
+    if b == 0.0 && d == 0.0 {
+        return scale(image, matrix, fill);
+    }
+    let (width, height) = (image.width() as f64, image.height() as f64);
+    let fits = |x: f64, y: f64| (x * a + y * b + c).abs() < 32768.0 && (x * d + y * e + f).abs() < 32768.0;
+    let start = (c + a * 0.5 + b * 0.5, f + d * 0.5 + e * 0.5);
+    if fits(0.0, 0.0) && fits(width, height) && fits(0.0, height) && fits(width, 0.0) {
+        let fixed = |value: f64| (value * 65536.0 + 0.5).floor() as i32;
+        let [a, b, d, e] = [a, b, d, e].map(fixed);
+        let (mut x_start, mut y_start) = (fixed(start.0), fixed(start.1));
+        pick_rows(image, fill, |set| {
+            let (mut x, mut y) = (x_start, y_start);
+            set.iter_mut().for_each(|place| {
+                *place = (i64::from(x >> 16), i64::from(y >> 16));
+                (x, y) = (x.wrapping_add(a), y.wrapping_add(d));
+            });
+            (x_start, y_start) = (x_start.wrapping_add(b), y_start.wrapping_add(e));
+        });
+    } else {
+        // Pillow adds these up in another order.
+        let (mut x_start, mut y_start) = (c + b * 0.5 + a * 0.5, f + e * 0.5 + d * 0.5);
+        pick_rows(image, fill, |set| {
+            let (mut x, mut y) = (x_start, y_start);
+            set.iter_mut().for_each(|place| {
+                *place = (cut(x), cut(y));
+                (x, y) = (x + a, y + d);
+            });
+            (x_start, y_start) = (x_start + b, y_start + e);
+        });
+    }
+}
+
+/// The map without rotation: columns and rows are independent.
+fn scale(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+    let mut y = matrix[5] + matrix[4] * 0.5;
+    pick_rows(image, fill, |set| {
+        let mut x = matrix[2] + matrix[0] * 0.5;
+        let row = cut(y);
+        set.iter_mut().for_each(|place| {
+            *place = (cut(x), row);
+            x += matrix[0];
+        });
+        y += matrix[4];
+    });
+}
+
+/// Towards zero; everything left of zero is outside.
+fn cut(value: f64) -> i64 {
+    if value < 0.0 { -1 } else { value as i64 }
+}
+
+/// Takes every pixel from the place that `places` says, row after row.
+fn pick_rows(image: &mut Image, fill: [u8; 3], mut places: impl FnMut(&mut [(i64, i64)])) {
+    let (width, height) = (image.width(), image.height());
+    let source = image.pixels().as_chunks::<3>().0.to_vec();
+    let mut from = vec![(0, 0); width];
+    for row in image.pixels_mut().chunks_exact_mut(width * 3) {
+        places(&mut from);
+        for (pixel, (x, y)) in row.as_chunks_mut::<3>().0.iter_mut().zip(&from) {
+            let inside = (0..width as i64).contains(x) && (0..height as i64).contains(y);
+            *pixel = if inside { source[*y as usize * width + *x as usize] } else { fill };
+        }
+    }
+}
+
+/// Pixels of four bytes (one unused), with the outermost ones repeated around them, so that interpolation need not ask
+/// where the picture ends.
+struct Framed {
+    pixels: Vec<[u8; 4]>,
+    stride: usize,
+}
+
+/// How far from its place a pixel is interpolated: one before, two behind.
+const FRAME: usize = 2;
+
+impl Framed {
+    fn new(image: &Image) -> Self {
+        let (width, height) = (image.width(), image.height());
+        let stride = width + 2 * FRAME;
+        let mut pixels = Vec::with_capacity(stride * (height + 2 * FRAME));
+        for y in 0..height + 2 * FRAME {
+            let row = image.row(y.saturating_sub(FRAME).min(height - 1)).as_chunks::<3>().0;
+            let wide = |[red, green, blue]: [u8; 3]| [red, green, blue, 0];
+            pixels.extend([wide(row[0]); FRAME]);
+            pixels.extend(row.iter().copied().map(wide));
+            pixels.extend([wide(row[width - 1]); FRAME]);
+        }
+        Self { pixels, stride }
+    }
+}
+
+wide! {
+    /// Linear between the 2 x 2 pixels around each place.
+    pub(super) fn bilinear(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+        interpolate(image, matrix, fill, linear_value);
+    }
+}
+
+wide! {
+    /// Cubic between the 4 x 4 pixels around each place.
+    pub(super) fn bicubic(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+        interpolate(image, matrix, fill, cubic_value);
+    }
+}
+
+/// Gives every pixel its value: of the framed picture, the place in it of the pixel before the point, and how far
+/// behind that the point is in each direction.
+#[inline(always)]
+fn interpolate(
+    image: &mut Image,
+    matrix: &[f64; 6],
+    fill: [u8; 3],
+    value: impl Fn(&Framed, usize, f64, f64) -> [u8; 3],
+) {
+    let framed = Framed::new(image);
+    let [a, b, c, d, e, f] = *matrix;
+    let (width, height) = (image.width(), image.height());
+    let (right, bottom) = (width as f64, height as f64);
+    for (y, row) in image.pixels_mut().chunks_exact_mut(width * 3).enumerate() {
+        let y_out = y as f64 + 0.5;
+        for (x, pixel) in row.as_chunks_mut::<3>().0.iter_mut().enumerate() {
+            let x_out = x as f64 + 0.5;
+            let x_in = a * x_out + b * y_out + c;
+            let y_in = d * x_out + e * y_out + f;
+            if !(x_in >= 0.0 && x_in < right && y_in >= 0.0 && y_in < bottom) {
+                *pixel = fill;
+                continue;
+            }
+            let (x_in, y_in) = (x_in - 0.5, y_in - 0.5);
+            let (x_whole, y_whole) = (floor(x_in), floor(y_in));
+            let at = (y_whole + FRAME as i32) as usize * framed.stride + (x_whole + FRAME as i32) as usize;
+            *pixel = value(&framed, at, x_in - f64::from(x_whole), y_in - f64::from(y_whole));
+        }
+    }
+}
+
+/// Rounded down, for values above -1.
+#[inline(always)]
+fn floor(value: f64) -> i32 {
+    if value < 0.0 { -1 } else { value as i32 }
+}
+
+#[inline(always)]
+fn linear_value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+    let row = |at: usize| {
+        let (left, right) = (source.pixels[at], source.pixels[at + 1]);
+        between(left.map(f64::from), right.map(f64::from), dx)
+    };
+    let upper = row(at);
+    let value = if dy == 0.0 { upper } else { between(upper, row(at + source.stride), dy) };
+    std::array::from_fn(|channel| value[channel] as u8)
+}
+
+#[inline(always)]
+fn between(from: [f64; 4], to: [f64; 4], part: f64) -> [f64; 4] {
+    std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * part)
+}
+
+#[inline(always)]
+fn cubic_value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+    let row = |at: usize| {
+        let four: &[[u8; 4]; 4] = source.pixels[at - 1..].first_chunk().unwrap_or(&[[0; 4]; 4]);
+        cubic(four.map(|pixel| pixel.map(f64::from)), dx)
+    };
+    let value = if dy == 0.0 {
+        row(at)
+    } else {
+        let stride = source.stride;
+        cubic([row(at - stride), row(at), row(at + stride), row(at + 2 * stride)], dy)
+    };
+    // The cast keeps within a byte.
+    std::array::from_fn(|channel| value[channel] as u8)
+}
+
+/// The cubic with a = -1 through the two inner values.
+#[inline(always)]
+fn cubic(values: [[f64; 4]; 4], part: f64) -> [f64; 4] {
+    std::array::from_fn(|channel| {
+        let [a, b, c, d] = values.map(|value| value[channel]);
+        let (linear, square, cube) = (-a + c, 2.0 * (a - b) + c - d, -a + b - c + d);
+        b + part * (linear + part * (square + part * cube))
+    })
+}

@@ -1,0 +1,395 @@
+//! Batches for training and evaluation, prepared ahead by threads. The order of samples depends on seed and epoch
+//! alone, what augmentation does to a sample on seed, epoch and sample alone, and how a batch is mixed on seed and
+//! step; so a run can be resumed at any batch, with any number of threads, and sees the same bits.
+
+mod cache;
+mod order;
+mod unreadable;
+mod work;
+
+use crate::mix::{Mix, MixError, Mixing};
+use crate::preprocess::Preprocess;
+use crate::samples::Samples;
+use crate::transform::{Augmentation, TrainTransform, TransformError};
+use order::Plan;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use unreadable::Met;
+pub use unreadable::{Unreadable, UnreadableLimit};
+use work::Shared;
+
+/// A place in a run: the epoch and the batch in it, both counted from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct Position {
+    /// The epoch.
+    pub epoch: u64,
+    /// The batch of the epoch.
+    pub batch: u64,
+}
+
+/// What happens to samples that do not fill a batch at the end of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LastBatch {
+    /// They are left out.
+    Drop,
+    /// They make a smaller batch.
+    Short,
+    /// They make a batch of full size, of which the rest is zero.
+    Padded,
+}
+
+/// How many classes a sample has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Labels {
+    /// Exactly one.
+    Single,
+    /// Any number.
+    Multiple,
+}
+
+/// How a data set becomes batches.
+#[derive(Clone, Debug)]
+pub struct LoaderSettings {
+    /// Samples per batch.
+    pub batch: usize,
+    /// Where all randomness comes from.
+    pub seed: u64,
+    /// Threads that decode and transform; 0 for one per core.
+    pub threads: usize,
+    /// Batches that are prepared ahead, at least 1.
+    pub prefetch: usize,
+    /// Whether every epoch has a random order of its own.
+    pub shuffle: bool,
+    /// What happens to the rest of an epoch.
+    pub last: LastBatch,
+    /// The epoch before which to stop, if any.
+    pub epochs: Option<u64>,
+    /// What happens to each picture.
+    pub transform: TrainTransform,
+    /// What happens to each batch and its targets.
+    pub mix: Mix,
+    /// How many classes a sample has.
+    pub labels: Labels,
+    /// Memory for decoded pictures, in bytes; 0 for none.
+    pub cache_bytes: u64,
+    /// When unreadable samples are too many.
+    pub unreadable: UnreadableLimit,
+}
+
+impl LoaderSettings {
+    /// For training: shuffled, without end, without an incomplete batch.
+    pub fn training(transform: TrainTransform, batch: usize, seed: u64) -> Self {
+        Self {
+            batch,
+            seed,
+            threads: 0,
+            prefetch: 4,
+            shuffle: true,
+            last: LastBatch::Drop,
+            epochs: None,
+            transform,
+            mix: Mix::default(),
+            labels: Labels::Single,
+            cache_bytes: 0,
+            unreadable: UnreadableLimit::default(),
+        }
+    }
+
+    /// For evaluation: every sample once, in the order of the data set, the last batch padded with zeros.
+    pub fn evaluation(preprocess: &Preprocess, batch: usize) -> Result<Self, TransformError> {
+        let transform = TrainTransform::new(preprocess, &Augmentation::default())?;
+        let last = LastBatch::Padded;
+        Ok(Self { shuffle: false, last, epochs: Some(1), ..Self::training(transform, batch, 0) })
+    }
+}
+
+/// Why there is no batch.
+#[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum LoaderError {
+    /// A data set without samples or classes.
+    #[error("the data set has {samples} samples and {classes} classes; both are needed")]
+    Empty {
+        /// Samples found.
+        samples: usize,
+        /// Classes found.
+        classes: usize,
+    },
+    /// More samples than can be counted.
+    #[error("the data set has {0} samples; at most 4294967295 can be shuffled")]
+    TooManySamples(usize),
+    /// A batch of nothing.
+    #[error("the batch size is 0, it must be at least 1")]
+    Batch,
+    /// Not even one batch.
+    #[error(
+        "the data set has {samples} samples, fewer than a batch of {batch}; use a smaller batch or keep the last one"
+    )]
+    NoBatch {
+        /// Samples found.
+        samples: usize,
+        /// Samples per batch.
+        batch: usize,
+    },
+    /// A sample whose labels do not fit.
+    #[error("{name} has {found}, but {expected}")]
+    Label {
+        /// The sample.
+        name: String,
+        /// What it has.
+        found: String,
+        /// What it should have.
+        expected: String,
+    },
+    /// Settings of the transform, or a picture it cannot be applied to.
+    #[error(transparent)]
+    Transform(#[from] TransformError),
+    /// Settings of mixing.
+    #[error(transparent)]
+    Mix(#[from] MixError),
+    /// The system gives no thread.
+    #[error("cannot start a thread for loading data: {0}; ask for fewer threads")]
+    Thread(String),
+    /// Too many samples cannot be read.
+    #[error(
+        "{found} of the first {seen} samples cannot be read, more than the {:.1} % allowed, such as {examples}; \
+         repair or remove them, or allow more",
+        limit * 100.0
+    )]
+    TooManyUnreadable {
+        /// How many.
+        found: usize,
+        /// Out of how many.
+        seen: usize,
+        /// The share allowed.
+        limit: f64,
+        /// Some of them, with reasons.
+        examples: String,
+    },
+    /// No sample was found in place of one that cannot be read.
+    #[error("none of {tried} samples in a row can be read, such as {examples}; check the data set")]
+    NoneReadable {
+        /// How many were tried.
+        tried: usize,
+        /// Some of them, with reasons.
+        examples: String,
+    },
+    /// A defect in reading or transforming a sample.
+    #[error("reading or transforming {name} failed unexpectedly: {message}; please report this")]
+    Panic {
+        /// The sample.
+        name: String,
+        /// What the defect said.
+        message: String,
+    },
+    /// All epochs are over.
+    #[error("all {0} epochs have been delivered")]
+    Finished(u64),
+    /// The loader is being dropped.
+    #[error("the loader was stopped")]
+    Stopped,
+}
+
+/// A batch. Its memory goes back to the loader when it is dropped.
+#[derive(Debug)]
+pub struct Batch {
+    /// Pictures: batch x channels x height x width.
+    pub images: Vec<f32>,
+    /// Targets: batch x classes.
+    pub targets: Vec<f32>,
+    /// The samples shown, by number. As many as there are; the rest of a padded batch is zero.
+    pub samples: Vec<usize>,
+    /// The places of samples that could not be read and were replaced by others, in rising order.
+    pub replaced: Vec<usize>,
+    /// How the batch was mixed.
+    pub mixing: Mixing,
+    /// Which batch it is.
+    pub position: Position,
+    pool: Arc<Pool>,
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let [images, targets] = [&mut self.images, &mut self.targets].map(std::mem::take);
+        let [samples, replaced] = [&mut self.samples, &mut self.replaced].map(std::mem::take);
+        self.pool.give(Buffers { images, targets, samples, replaced });
+    }
+}
+
+/// The memory of a batch.
+#[derive(Debug, Default)]
+struct Buffers {
+    images: Vec<f32>,
+    targets: Vec<f32>,
+    samples: Vec<usize>,
+    replaced: Vec<usize>,
+}
+
+/// Memory of former batches.
+#[derive(Debug, Default)]
+struct Pool(Mutex<Vec<Buffers>>);
+
+impl Pool {
+    fn take(&self) -> Buffers {
+        lock(&self.0).pop().unwrap_or_default()
+    }
+
+    fn give(&self, buffers: Buffers) {
+        lock(&self.0).push(buffers);
+    }
+}
+
+/// No state that is guarded here can be left half changed by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives the batches of a data set in order.
+pub struct Loader {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    next: u64,
+    met: Met,
+    waited: Duration,
+    waited_before: Duration,
+    failed: Option<LoaderError>,
+}
+
+impl Loader {
+    /// Checks the settings and starts to prepare batches from `start` on. A batch number behind the end of an epoch
+    /// counts on into the next.
+    pub fn new(samples: Arc<dyn Samples>, settings: LoaderSettings, start: Position) -> Result<Self, LoaderError> {
+        let plan = check(&*samples, &settings)?;
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if settings.threads == 0 { cores() } else { settings.threads };
+        let shared = Arc::new(Shared::new(samples, settings, plan, threads, start));
+        let mut loader = Self {
+            next: plan.step(start),
+            shared,
+            threads: Vec::with_capacity(threads),
+            met: Met::default(),
+            waited: Duration::ZERO,
+            waited_before: Duration::ZERO,
+            failed: None,
+        };
+        for number in 0..threads {
+            let shared = loader.shared.clone();
+            let thread = std::thread::Builder::new().name(format!("vit-loader-{number}"));
+            // On failure the loader is dropped, which ends those that were started.
+            let thread = thread.spawn(move || shared.run()).map_err(|error| LoaderError::Thread(error.to_string()))?;
+            loader.threads.push(thread);
+        }
+        Ok(loader)
+    }
+
+    /// The next batch, waiting for it if need be. After an error the loader gives nothing but that error.
+    #[allow(clippy::should_implement_trait, reason = "an iterator could neither stop at an error nor end with one")]
+    pub fn next(&mut self) -> Result<Batch, LoaderError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let batch = self.take();
+        if let Err(error) = &batch {
+            self.failed = Some(error.clone());
+            self.shared.stop();
+        }
+        batch
+    }
+
+    fn take(&mut self) -> Result<Batch, LoaderError> {
+        if let Some(epochs) = self.shared.settings.epochs
+            && self.position().epoch >= epochs
+        {
+            return Err(LoaderError::Finished(epochs));
+        }
+        let mut since = None;
+        let open = self.shared.take_first(|| since = Some(Instant::now()))?;
+        self.waited += since.map_or(Duration::ZERO, |since| since.elapsed());
+        self.next += 1;
+        let (position, count) = (open.position, open.count);
+        let content = open.into_content();
+        if let Some(error) = content.error {
+            return Err(error);
+        }
+        let (samples, limit) = (self.shared.plan.samples, self.shared.settings.unreadable);
+        self.met.batch(count, content.unreadable, samples, limit)?;
+        let Buffers { images, targets, samples, replaced } = content.buffers;
+        let pool = self.shared.pool.clone();
+        Ok(Batch { images, targets, samples, replaced, mixing: content.mixing, position, pool })
+    }
+
+    /// Where the next batch is, to resume there.
+    pub fn position(&self) -> Position {
+        self.shared.plan.position(self.next)
+    }
+
+    /// Batches of every epoch.
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.shared.plan.batches()
+    }
+
+    /// The samples met so far that cannot be read, each once, by number.
+    pub fn unreadable(&self) -> impl ExactSizeIterator<Item = &Unreadable> {
+        self.met.unreadable.values().map(|one| &**one)
+    }
+
+    /// How long [`next`](Self::next) has waited for batches since the loader exists.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// How long [`next`](Self::next) has waited since this was last asked.
+    pub fn waited_since(&mut self) -> Duration {
+        let since = self.waited - self.waited_before;
+        self.waited_before = self.waited;
+        since
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.shared.stop();
+        for thread in self.threads.drain(..) {
+            // A panic inside was caught and reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn check(samples: &dyn Samples, settings: &LoaderSettings) -> Result<Plan, LoaderError> {
+    let classes = samples.classes().len();
+    if samples.is_empty() || classes == 0 {
+        return Err(LoaderError::Empty { samples: samples.len(), classes });
+    }
+    if u32::try_from(samples.len()).is_err() {
+        return Err(LoaderError::TooManySamples(samples.len()));
+    }
+    if settings.batch == 0 {
+        return Err(LoaderError::Batch);
+    }
+    settings.mix.validate()?;
+    for index in 0..samples.len() {
+        let labels = samples.labels(index);
+        let wrong = |found: String, expected: String| LoaderError::Label { name: samples.name(index), found, expected };
+        if settings.labels == Labels::Single && labels.len() != 1 {
+            let found = format!("{} labels", labels.len());
+            return Err(wrong(found, "each sample needs exactly one; train with multiple labels instead".to_owned()));
+        }
+        if let Some(label) = labels.iter().find(|label| **label as usize >= classes) {
+            return Err(wrong(format!("label {label}"), format!("there are only {classes} classes")));
+        }
+    }
+    let plan = Plan {
+        samples: samples.len(),
+        batch: settings.batch,
+        repeated: settings.transform.augmentation().repeated,
+        last: settings.last,
+        shuffle_seed: settings.shuffle.then_some(settings.seed),
+    };
+    if plan.batches() == 0 {
+        return Err(LoaderError::NoBatch { samples: samples.len(), batch: settings.batch });
+    }
+    Ok(plan)
+}

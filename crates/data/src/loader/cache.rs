@@ -1,0 +1,45 @@
+//! Decoded pictures that stay in memory, up to a limit: whoever comes first, stays. Results never depend on what is
+//! cached, only the time does.
+
+use crate::decode::ImageError;
+use crate::image::Image;
+use crate::samples::Samples;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub(super) struct Cache {
+    /// Empty if nothing is to be cached.
+    pictures: Vec<OnceLock<Image>>,
+    left: AtomicU64,
+}
+
+impl Cache {
+    pub(super) fn new(samples: usize, limit: u64) -> Self {
+        let pictures = if limit == 0 { Vec::new() } else { (0..samples).map(|_| OnceLock::new()).collect() };
+        Self { pictures, left: AtomicU64::new(limit) }
+    }
+
+    /// Calls `work` with a sample's picture, from memory if it is there.
+    pub(super) fn with<R>(
+        &self,
+        samples: &dyn Samples,
+        index: usize,
+        work: impl FnOnce(&Image) -> R,
+    ) -> Result<R, ImageError> {
+        let Some(place) = self.pictures.get(index) else {
+            return Ok(work(&samples.image(index)?));
+        };
+        if let Some(image) = place.get() {
+            return Ok(work(image));
+        }
+        let image = samples.image(index)?;
+        let result = work(&image);
+        let bytes = image.pixels().len() as u64;
+        let take = |left: u64| left.checked_sub(bytes);
+        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() && place.set(image).is_err() {
+            // Another thread was faster with the same picture.
+            self.left.fetch_add(bytes, Ordering::Relaxed);
+        }
+        Ok(result)
+    }
+}

@@ -1,0 +1,72 @@
+//! Which samples make up which batch: a function of seed, epoch and the size of the data set, nothing else.
+
+use super::{LastBatch, Position};
+use crate::augment::SampleRandom;
+
+/// How an epoch is divided into batches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) samples: usize,
+    pub(super) batch: usize,
+    pub(super) repeated: usize,
+    pub(super) last: LastBatch,
+    /// `None` for the order of the data set.
+    pub(super) shuffle_seed: Option<u64>,
+}
+
+impl Plan {
+    pub(super) fn batches(&self) -> u64 {
+        let full = self.samples / self.batch;
+        let rest = usize::from(!self.samples.is_multiple_of(self.batch) && self.last != LastBatch::Drop);
+        (full + rest) as u64
+    }
+
+    /// How many samples a batch of an epoch has.
+    pub(super) fn count(&self, batch: u64) -> usize {
+        (self.samples - batch as usize * self.batch).min(self.batch)
+    }
+
+    /// How many batches come before a position, over all epochs.
+    pub(super) fn step(&self, position: Position) -> u64 {
+        position.epoch * self.batches() + position.batch
+    }
+
+    pub(super) fn position(&self, step: u64) -> Position {
+        Position { epoch: step / self.batches(), batch: step % self.batches() }
+    }
+
+    pub(super) fn order(&self, epoch: u64) -> Order {
+        let shuffled = self.shuffle_seed.map(|seed| SampleRandom::for_order(seed, epoch).permutation(self.samples));
+        Order { shuffled, plan: *self }
+    }
+}
+
+/// The samples of an epoch in order.
+pub(super) struct Order {
+    shuffled: Option<Vec<u32>>,
+    plan: Plan,
+}
+
+/// A sample and how many times the epoch has shown it before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Turn {
+    /// Where the sample stands among the distinct ones.
+    pub(super) place: usize,
+    pub(super) sample: usize,
+    pub(super) repetition: u32,
+}
+
+impl Order {
+    /// The turn at a place of a batch.
+    pub(super) fn turn(&self, batch: u64, within: usize) -> Turn {
+        let at = batch as usize * self.plan.batch + within;
+        let place = at / self.plan.repeated;
+        Turn { place, sample: self.sample(place), repetition: (at % self.plan.repeated) as u32 }
+    }
+
+    /// The sample at a place, counted on from the start behind the last.
+    pub(super) fn sample(&self, place: usize) -> usize {
+        let place = place % self.plan.samples;
+        self.shuffled.as_ref().map_or(place, |order| order[place] as usize)
+    }
+}

@@ -1,0 +1,191 @@
+//! Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019): every picture of a batch is blended with, or gets a
+//! rectangle of, its partner in the reversed batch, and the targets follow. The arithmetic is that of timm's per-batch
+//! mode; the choices are a function of seed and step. Everything happens in place.
+
+use crate::augment::{Region, SampleRandom};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// How batches are mixed and targets are smoothed. By default neither is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mix {
+    /// Mixup's alpha, the parameter of its beta distribution; 0 for none.
+    pub mixup: f64,
+    /// CutMix's alpha; 0 for none.
+    pub cutmix: f64,
+    /// Probability that a batch is mixed at all.
+    pub probability: f64,
+    /// Probability of CutMix where both are on.
+    pub switch: f64,
+    /// Label smoothing: the share of a target that is spread over all classes.
+    pub smoothing: f64,
+}
+
+impl Default for Mix {
+    fn default() -> Self {
+        Self { mixup: 0.0, cutmix: 0.0, probability: 1.0, switch: 0.5, smoothing: 0.0 }
+    }
+}
+
+/// A setting that mixing cannot work with.
+#[derive(Clone, Debug, Error, PartialEq)]
+#[error("mix.{name} is {value}, it must be {allowed}")]
+pub struct MixError {
+    name: &'static str,
+    value: f64,
+    allowed: &'static str,
+}
+
+/// What happens to one batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Mixing {
+    /// Nothing.
+    #[default]
+    None,
+    /// Each picture is `lambda` of itself and the rest of its partner.
+    Mixup {
+        /// The picture's own share.
+        lambda: f64,
+    },
+    /// Each picture has a region of its partner.
+    CutMix {
+        /// The share of the area that is the picture's own.
+        lambda: f64,
+        /// What comes from the partner.
+        region: Region,
+    },
+}
+
+impl Mix {
+    /// Checks every number.
+    pub fn validate(&self) -> Result<(), MixError> {
+        let alpha = "0 (none) or a positive number";
+        let probability = "from 0 to 1";
+        let share = 0.0..=1.0;
+        for (name, value, is_right, allowed) in [
+            ("mixup", self.mixup, self.mixup >= 0.0 && self.mixup.is_finite(), alpha),
+            ("cutmix", self.cutmix, self.cutmix >= 0.0 && self.cutmix.is_finite(), alpha),
+            ("probability", self.probability, share.contains(&self.probability), probability),
+            ("switch", self.switch, share.contains(&self.switch), probability),
+            ("smoothing", self.smoothing, (0.0..1.0).contains(&self.smoothing), "at least 0 and below 1"),
+        ] {
+            if !is_right {
+                return Err(MixError { name, value, allowed });
+            }
+        }
+        Ok(())
+    }
+
+    /// What happens to the batch of a step, whose pictures are `height` x `width`.
+    pub fn choose(&self, seed: u64, step: u64, height: usize, width: usize) -> Mixing {
+        let mut random = SampleRandom::for_batch(seed, step);
+        if (self.mixup <= 0.0 && self.cutmix <= 0.0) || !random.chance(self.probability) {
+            return Mixing::None;
+        }
+        let is_cutmix = self.cutmix > 0.0 && (self.mixup <= 0.0 || random.chance(self.switch));
+        let lambda = random.beta(if is_cutmix { self.cutmix } else { self.mixup });
+        if lambda == 1.0 {
+            return Mixing::None;
+        }
+        if !is_cutmix {
+            return Mixing::Mixup { lambda };
+        }
+        let side = (1.0 - lambda).sqrt();
+        let (rows, columns) = ((height as f64 * side) as usize, (width as f64 * side) as usize);
+        // The centre may lie anywhere; what sticks out is cut off.
+        let mut span = |length: usize, part: usize| {
+            let centre = random.below(length);
+            let start = centre.saturating_sub(part / 2);
+            (start, (centre + part.div_ceil(2)).min(length) - start)
+        };
+        let ((top, height_part), (left, width_part)) = (span(height, rows), span(width, columns));
+        let region = Region { left, top, width: width_part, height: height_part };
+        let lambda = 1.0 - (height_part * width_part) as f64 / (height * width) as f64;
+        Mixing::CutMix { lambda, region }
+    }
+}
+
+impl Mixing {
+    /// The share of a picture that is its own.
+    pub fn lambda(&self) -> f64 {
+        match self {
+            Mixing::None => 1.0,
+            Mixing::Mixup { lambda } | Mixing::CutMix { lambda, .. } => *lambda,
+        }
+    }
+
+    /// Mixes `count` pictures, each of planes of rows of `width` values.
+    pub fn mix(&self, images: &mut [f32], count: usize, height: usize, width: usize) {
+        match self {
+            Mixing::None => {}
+            Mixing::Mixup { lambda } => mixup(images, count, *lambda),
+            Mixing::CutMix { region, .. } => cutmix(images, count, height, width, *region),
+        }
+    }
+}
+
+/// Every picture becomes `lambda` of itself and `1 - lambda` of the one at its place from the end.
+pub fn mixup(images: &mut [f32], count: usize, lambda: f64) {
+    let (own, other) = (lambda as f32, (1.0 - lambda) as f32);
+    pairs(images, count, |a, b| {
+        for (a, b) in a.iter_mut().zip(b) {
+            (*a, *b) = (*a * own + *b * other, *b * own + *a * other);
+        }
+    });
+    if let Some(middle) = middle(images, count) {
+        middle.iter_mut().for_each(|value| *value = *value * own + *value * other);
+    }
+}
+
+/// Every picture gets the region of the one at its place from the end.
+pub fn cutmix(images: &mut [f32], count: usize, height: usize, width: usize, region: Region) {
+    let Region { left, top, width: columns, height: rows } = region;
+    pairs(images, count, |a, b| {
+        for (a, b) in a.chunks_exact_mut(height * width).zip(b.chunks_exact_mut(height * width)) {
+            let lines = a.chunks_exact_mut(width).zip(b.chunks_exact_mut(width)).skip(top).take(rows);
+            lines.for_each(|(a, b)| a[left..left + columns].swap_with_slice(&mut b[left..left + columns]));
+        }
+    });
+}
+
+/// Calls `work` with each picture of the first half and its partner.
+fn pairs(images: &mut [f32], count: usize, work: impl Fn(&mut [f32], &mut [f32])) {
+    let length = images.len() / count.max(1);
+    let (first, second) = images.split_at_mut(count / 2 * length);
+    let partners = second.rchunks_exact_mut(length.max(1));
+    first.chunks_exact_mut(length.max(1)).zip(partners).for_each(|(a, b)| work(a, b));
+}
+
+/// The picture of an odd batch that is its own partner.
+fn middle(images: &mut [f32], count: usize) -> Option<&mut [f32]> {
+    let length = images.len() / count.max(1);
+    (count % 2 == 1).then(|| &mut images[count / 2 * length..][..length])
+}
+
+/// Writes the targets of a batch, a row of `classes` for each of its samples, whose labels `labels` gives by their
+/// place in the batch. A class of a sample has `1 - smoothing + smoothing / classes`, every other `smoothing / classes`,
+/// and a row is `lambda` of the sample's own and the rest of its partner's.
+pub fn write_targets<'a>(
+    targets: &mut [f32],
+    classes: usize,
+    labels: impl Fn(usize) -> &'a [u32],
+    smoothing: f64,
+    lambda: f64,
+) {
+    let off = smoothing / classes as f64;
+    let [off, on] = [off, 1.0 - smoothing + off].map(|value| value as f32);
+    let (own, other) = (lambda as f32, (1.0 - lambda) as f32);
+    let count = targets.len() / classes.max(1);
+    for (place, row) in targets.chunks_exact_mut(classes.max(1)).enumerate() {
+        let mine = labels(place);
+        row.fill(off * own + off * other);
+        for label in mine {
+            row[*label as usize] = on * own + off * other;
+        }
+        for label in labels(count - 1 - place) {
+            let is_mine = mine.contains(label);
+            row[*label as usize] = if is_mine { on * own + on * other } else { off * own + on * other };
+        }
+    }
+}

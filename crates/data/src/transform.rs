@@ -1,0 +1,263 @@
+//! The training transform: what happens at random to a picture between the file and the model. Settings say what a
+//! recipe wants; a [`TrainTransform`] is those settings made ready for a model, and turns one picture into one row of
+//! a batch.
+
+use crate::augment::crop::{cut, window};
+use crate::augment::{
+    AutoAugment, ColourJitter, Erasing, Fill, PolicyError, Region, SampleRandom, Sampling, geometry, three_augment,
+};
+use crate::image::Image;
+use crate::preprocess::{Channel, Preprocess, PreprocessError};
+use crate::resize::resize;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Which part of a picture is shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Crop {
+    /// The middle, as in evaluation.
+    #[default]
+    Centre,
+    /// A random part of random proportions, resized to the model's size.
+    Resized {
+        /// Least and greatest share of the area.
+        #[serde(default = "Crop::usual_scale")]
+        scale: [f64; 2],
+        /// Least and greatest proportion, width to height.
+        #[serde(default = "Crop::usual_ratio")]
+        ratio: [f64; 2],
+    },
+    /// The picture, resized to cover the model's size if it has another, with a border; then a random window of it.
+    Padded {
+        /// Width of the border.
+        pixels: usize,
+        /// What the border shows.
+        #[serde(default)]
+        fill: Fill,
+    },
+}
+
+impl Crop {
+    /// A random part with the limits that are usual for ImageNet: 8 % to all of the area, 3:4 to 4:3.
+    pub fn usual() -> Self {
+        Crop::Resized { scale: Self::usual_scale(), ratio: Self::usual_ratio() }
+    }
+
+    fn usual_scale() -> [f64; 2] {
+        [0.08, 1.0]
+    }
+
+    fn usual_ratio() -> [f64; 2] {
+        [3.0 / 4.0, 4.0 / 3.0]
+    }
+}
+
+/// What a recipe does to training pictures. By default nothing: the centre of each, once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Augmentation {
+    /// Which part is shown.
+    pub crop: Crop,
+    /// Probability of mirroring left and right.
+    pub flip: f64,
+    /// Probability of mirroring top and bottom.
+    pub vertical_flip: f64,
+    /// RandAugment or AutoAugment in timm's words, such as `rand-m9-mstd0.5-inc1`.
+    pub auto_augment: Option<String>,
+    /// DeiT III's choice of grey, solarized or blurred.
+    pub three_augment: bool,
+    /// Changes of brightness, contrast, saturation and hue.
+    pub colour_jitter: ColourJitter,
+    /// Rectangles that are overwritten at the very end.
+    pub erasing: Erasing,
+    /// How many versions of a picture an epoch shows; it shows fewer pictures then, not more batches.
+    pub repeated: usize,
+}
+
+impl Default for Augmentation {
+    fn default() -> Self {
+        Self {
+            crop: Crop::default(),
+            flip: 0.0,
+            vertical_flip: 0.0,
+            auto_augment: None,
+            three_augment: false,
+            colour_jitter: ColourJitter::default(),
+            erasing: Erasing::default(),
+            repeated: 1,
+        }
+    }
+}
+
+/// Why a picture cannot be transformed.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum TransformError {
+    /// The policy of random operations cannot be understood.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The model's preprocessing is unusable.
+    #[error(transparent)]
+    Preprocess(#[from] PreprocessError),
+    /// A number outside of what it can be.
+    #[error("{name} is {value}, it must be {allowed}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What would do.
+        allowed: &'static str,
+    },
+}
+
+impl Augmentation {
+    /// Checks every number.
+    pub fn validate(&self) -> Result<(), TransformError> {
+        let check = |is_right: bool, name, value: String, allowed| {
+            if is_right { Ok(()) } else { Err(TransformError::Setting { name, value, allowed }) }
+        };
+        let probability = |name, value: f64| {
+            check((0.0..=1.0).contains(&value), name, value.to_string(), "a probability from 0 to 1")
+        };
+        let between = |name, [low, high]: [f64; 2], least: f64, greatest: f64, allowed| {
+            let is_right = least <= low && low <= high && high <= greatest && low > 0.0 && high.is_finite();
+            check(is_right, name, format!("{low} to {high}"), allowed)
+        };
+        const AREA: &str = "a range of shares above 0 and up to 1";
+        const RATIO: &str = "a range of numbers above 0";
+        probability("flip", self.flip)?;
+        probability("vertical_flip", self.vertical_flip)?;
+        probability("erasing.probability", self.erasing.probability)?;
+        between("erasing.area", self.erasing.area, 0.0, 1.0, AREA)?;
+        between("erasing.aspect", self.erasing.aspect, 0.0, f64::MAX, RATIO)?;
+        check(self.erasing.count >= 1, "erasing.count", self.erasing.count.to_string(), "at least 1")?;
+        check(self.repeated >= 1, "repeated", self.repeated.to_string(), "at least 1 (each picture once)")?;
+        let ColourJitter { brightness, contrast, saturation, hue } = self.colour_jitter;
+        for (name, value) in [
+            ("colour_jitter.brightness", brightness),
+            ("colour_jitter.contrast", contrast),
+            ("colour_jitter.saturation", saturation),
+        ] {
+            check(value >= 0.0 && value.is_finite(), name, value.to_string(), "0 or more")?;
+        }
+        check((0.0..=0.5).contains(&hue), "colour_jitter.hue", hue.to_string(), "from 0 to 0.5")?;
+        match self.crop {
+            Crop::Centre => Ok(()),
+            Crop::Resized { scale, ratio } => {
+                between("crop.scale", scale, 0.0, 1.0, AREA)?;
+                between("crop.ratio", ratio, 0.0, f64::MAX, RATIO)
+            }
+            Crop::Padded { pixels, .. } => check(pixels <= 4096, "crop.pixels", pixels.to_string(), "at most 4096"),
+        }
+    }
+}
+
+/// Settings made ready for a model: everything that is the same for all pictures is computed once.
+#[derive(Clone, Debug)]
+pub struct TrainTransform {
+    preprocess: Preprocess,
+    augmentation: Augmentation,
+    policy: Option<AutoAugment>,
+    channels: Vec<Channel>,
+    fill: [u8; 3],
+}
+
+impl TrainTransform {
+    /// The transform of a recipe for a model that expects `preprocess`.
+    pub fn new(preprocess: &Preprocess, augmentation: &Augmentation) -> Result<Self, TransformError> {
+        preprocess.validate()?;
+        augmentation.validate()?;
+        let channels = preprocess.mean.iter().zip(&preprocess.std).map(|(mean, std)| Channel::new(*mean, *std));
+        Ok(Self {
+            policy: augmentation.auto_augment.as_deref().map(AutoAugment::parse).transpose()?,
+            channels: channels.collect(),
+            fill: preprocess.mean_colour(),
+            preprocess: preprocess.clone(),
+            augmentation: augmentation.clone(),
+        })
+    }
+
+    /// Number of values that a picture becomes.
+    pub fn output_len(&self) -> usize {
+        self.preprocess.output_len()
+    }
+
+    /// What the model expects.
+    pub fn preprocess(&self) -> &Preprocess {
+        &self.preprocess
+    }
+
+    /// What the recipe does.
+    pub fn augmentation(&self) -> &Augmentation {
+        &self.augmentation
+    }
+
+    /// Writes the picture to `into`: channels x height x width, normalised. Of length
+    /// [`output_len`](Self::output_len).
+    pub fn apply(&self, image: &Image, random: &mut SampleRandom, into: &mut [f32]) -> Result<(), TransformError> {
+        let [height, width] = self.preprocess.image_size;
+        let expected = self.output_len();
+        if into.len() != expected {
+            return Err(PreprocessError::OutputLength { expected, found: into.len() }.into());
+        }
+        let picture = self.picture(image, random)?;
+        for (number, (channel, plane)) in self.channels.iter().zip(into.chunks_exact_mut(height * width)).enumerate() {
+            channel.write(picture.pixels(), number, plane);
+        }
+        self.augmentation.erasing.apply(into, height, width, random);
+        Ok(())
+    }
+
+    /// The picture before normalising, as a person would look at it.
+    pub fn picture(&self, image: &Image, random: &mut SampleRandom) -> Result<Image, TransformError> {
+        let [height, width] = self.preprocess.image_size;
+        let settings = &self.augmentation;
+        let filter = self.preprocess.interpolation;
+        let mut picture = match settings.crop {
+            Crop::Centre => self.preprocess.crop(image)?,
+            Crop::Resized { scale, ratio } => {
+                let region = Region::random(image.width(), image.height(), scale, ratio, random);
+                resize(&cut(image, region), width, height, filter)
+            }
+            Crop::Padded { pixels, fill } => {
+                let resized;
+                let covering = covering_size(image, width, height);
+                let whole = if covering == (image.width(), image.height()) {
+                    image
+                } else {
+                    resized = resize(image, covering.0, covering.1, filter);
+                    &resized
+                };
+                let left = random.below(whole.width() + 2 * pixels - width + 1);
+                let top = random.below(whole.height() + 2 * pixels - height + 1);
+                window(whole, pixels, fill, (left, top), (width, height))
+            }
+        };
+        if settings.flip > 0.0 && random.chance(settings.flip) {
+            geometry::flip(&mut picture);
+        }
+        if settings.vertical_flip > 0.0 && random.chance(settings.vertical_flip) {
+            geometry::flip_vertically(&mut picture);
+        }
+        if let Some(policy) = &self.policy {
+            policy.apply(&mut picture, Sampling::from(filter), self.fill, random);
+        }
+        if settings.three_augment {
+            three_augment(&mut picture, random);
+        }
+        settings.colour_jitter.apply(&mut picture, random);
+        if self.channels.len() == 1 {
+            picture = picture.to_grey();
+        }
+        Ok(picture)
+    }
+}
+
+/// The size at which a picture just covers `width` x `height` with its own proportions; for a square that is
+/// torchvision's rule for the shorter side.
+fn covering_size(image: &Image, width: usize, height: usize) -> (usize, usize) {
+    let (w, h) = (image.width(), image.height());
+    // Compares w / width with h / height.
+    if w * height <= h * width { (width, (width * h / w).max(height)) } else { ((height * w / h).max(width), height) }
+}
