@@ -48,7 +48,7 @@ pub fn folder_of_config(path: &Path) -> Cow<'_, Path> {
 }
 
 /// Explains a model that is not there, or a name where a path is needed.
-fn exists(path: &Path) -> anyhow::Result<()> {
+pub fn exists(path: &Path) -> anyhow::Result<()> {
     if path.exists() {
         return Ok(());
     }

@@ -8,8 +8,11 @@ mod embed;
 mod info;
 mod models;
 mod pictures;
+mod recipes;
 mod table;
 mod terminal;
+mod train;
+mod training_view;
 mod verify;
 
 use std::panic::PanicHookInfo;
@@ -41,6 +44,10 @@ enum Command {
     Classify(classify::Arguments),
     Embed(embed::Arguments),
     Convert(convert::Arguments),
+    Train(train::Arguments),
+    Finetune(train::FinetuneArguments),
+    Resume(train::ResumeArguments),
+    Recipes(recipes::Arguments),
     Verify(verify::Arguments),
     Bench(bench::Arguments),
 }
@@ -61,6 +68,10 @@ fn main() -> ExitCode {
         Command::Classify(arguments) => classify::run(arguments),
         Command::Embed(arguments) => embed::run(arguments),
         Command::Convert(arguments) => convert::run(arguments),
+        Command::Train(arguments) => train::run(arguments),
+        Command::Finetune(arguments) => train::finetune(arguments),
+        Command::Resume(arguments) => train::resume(arguments),
+        Command::Recipes(arguments) => recipes::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
     };

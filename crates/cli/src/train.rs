@@ -214,7 +214,7 @@ impl Common {
         if setup.settings.model.is_empty() {
             setup.settings.model = setup.config.name.clone().unwrap_or_default();
         }
-        describe(&setup);
+        describe(&setup)?;
         let device = vit::device(self.machine.device, self.machine.threads.map(|n| n as usize))?;
         if self.dry_run {
             let estimate = estimate(device.as_ref(), &mut setup, &self.machine.options())?;
@@ -253,13 +253,14 @@ fn free_folder(data: &Path) -> PathBuf {
 }
 
 /// Says what will be trained, on what.
-fn describe(setup: &Setup) {
+fn describe(setup: &Setup) -> anyhow::Result<()> {
     terminal::note(format_args!("{}: {}", setup.settings.data.display(), setup.data_report));
     setup.report.iter().for_each(terminal::note);
-    let (trained, all) = setup.trained_parameters();
+    let (trained, all) = setup.trained_parameters()?;
     if trained < all {
         terminal::note(format_args!("training {trained} of {all} parameter tensors, the others stay as they are"));
     }
+    Ok(())
 }
 
 /// Continue a run that was interrupted

@@ -5,6 +5,21 @@ use crate::{Graph, GraphError, NodeId, Value};
 
 /// The gradients of a scalar `loss` with respect to each of `wrt`; zeros where the loss does not depend on one.
 pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Value>, GraphError> {
+    differentiate(graph, loss, wrt, &vec![None; wrt.len()])
+}
+
+/// The gradients of a scalar `loss` added to the sums so far, each as soon as it is known, so that its memory can be
+/// reused. `wrt` are parameters: nothing may come before them in the graph.
+pub fn add_gradients(graph: &mut Graph, loss: Value, wrt: &[Value], sums: &[Value]) -> Result<Vec<Value>, GraphError> {
+    differentiate(graph, loss, wrt, &sums.iter().copied().map(Some).collect::<Vec<_>>())
+}
+
+fn differentiate(
+    graph: &mut Graph,
+    loss: Value,
+    wrt: &[Value],
+    sums: &[Option<Value>],
+) -> Result<Vec<Value>, GraphError> {
     if graph.shape(loss).elements() != 1 {
         return Err(GraphError::Gradient {
             op: graph.node(loss.node).op.name(),
@@ -20,6 +35,9 @@ pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Va
     let seed = graph.fill(shape, 1.0)?;
     graph.leave();
     upstream[loss.node][loss.output] = Some(seed);
+    for (v, sum) in wrt.iter().zip(sums).filter(|(v, sum)| sum.is_some() && v.node <= loss.node) {
+        upstream[v.node][v.output] = *sum;
+    }
 
     for node in (0..=loss.node).rev() {
         if !wanted[node] || upstream[node].iter().all(Option::is_none) {

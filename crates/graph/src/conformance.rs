@@ -10,7 +10,7 @@ use crate::device::{Device, Elements};
 use crate::ops::*;
 use crate::random::{Seed, philox};
 use crate::reference::{self, Array, Bindings};
-use crate::{DType, Graph, GraphError, Init, Shape, Tensor, Value};
+use crate::{DType, Graph, GraphError, Init, Op, Shape, Tensor, Value};
 
 /// One graph with values for everything it needs.
 pub struct Case {
@@ -334,21 +334,6 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             ])
         })?);
     }
-    for clip in [None, Some(0.5)] {
-        all.push(case("adamw", dice, |m| {
-            let shape = [m.dice.extent(), m.dice.wide()];
-            let (p, g, mean) = (m.float(shape), m.float(shape), m.float(shape));
-            let variance = m.float(shape);
-            let variance = &variance * &variance;
-            let number = |n: f32| p.constant(Constant::filled(Shape::default(), n));
-            let op = AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, clip };
-            let mut others = vec![g.clone(), mean.clone(), variance, number(1e-2), number(7.0)];
-            others.extend(clip.map(|_| g.apply(GlobalNorm, &[&mean])));
-            // A device that works in place must also cope with outputs that nobody wants.
-            let wanted = *m.dice.pick(&[1, 3]);
-            Forward(p.apply_outputs(op, &others.iter().collect::<Vec<_>>(), wanted))
-        })?);
-    }
     all.push(case("cross_entropy", dice, |m| {
         let shape = [m.dice.extent(), m.dice.wide()];
         let targets = m.weights_like(&m.seed.constant(Constant::filled(shape, 0.0)));
@@ -361,7 +346,70 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             Differentiable(vec![m.float(shape).dropout(0.4, granularity, &seed)])
         })?);
     }
+    optimisers(dice, &mut all)?;
+    all.push(case("sigmoid_cross_entropy, one_hot_max", dice, |m| {
+        let shape = [m.dice.extent(), m.dice.wide()];
+        let teacher = m.weights_like(&m.seed.constant(Constant::filled(shape, 0.0)));
+        let targets = teacher.apply(OneHotMax, &[]);
+        // Wide enough to reach the flat ends of the sigmoid.
+        let logits = m.float(shape).scale(9.0);
+        FirstDifferentiable(vec![logits.apply(SigmoidCrossEntropy, &[&targets]), targets])
+    })?);
     Ok(all)
+}
+
+/// Updates of parameters, with and without clipping; the last two have a norm that is not finite, so nothing changes.
+fn optimisers(dice: &mut Dice, all: &mut Vec<Case>) -> Result<(), GraphError> {
+    let adam = Adam {
+        beta1: 0.9,
+        beta2: 0.999,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        decoupled: true,
+        trust_ratio: false,
+        clip: None,
+    };
+    let sgd = Sgd { momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0, clip: Some(0.5) };
+    let ops: [(Op, f32, f32); 10] = [
+        (adam.into(), 7.0, 1.0),
+        (Adam { clip: Some(0.5), ..adam }.into(), 7.0, 1.0),
+        (Adam { decoupled: false, ..adam }.into(), 1.0, 1.0),
+        (Adam { trust_ratio: true, ..adam }.into(), 2.0, 1.0),
+        (Adam { trust_ratio: true, weight_decay: 0.0, clip: Some(0.5), ..adam }.into(), 7.0, 1.0),
+        (sgd.into(), 3.0, 1.0),
+        (Sgd { nesterov: true, weight_decay: 0.1, clip: None, ..sgd }.into(), 3.0, 1.0),
+        (Sgd { dampening: 0.5, ..sgd }.into(), *dice.pick(&[1.0, 2.0]), 1.0),
+        (sgd.into(), 3.0, f32::INFINITY),
+        (Adam { trust_ratio: true, ..adam }.into(), 7.0, f32::NAN),
+    ];
+    for (op, step, finite) in ops {
+        all.push(case(op.name(), dice, |m| {
+            let shape = [m.dice.extent(), *m.dice.pick(&[1, 7, 33, 1500])];
+            let (p, g, state) = (m.float(shape), m.float(shape), m.float(shape));
+            let number = |n: f32| p.constant(Constant::filled(Shape::default(), n));
+            let norm = g.apply(GlobalNorm, &[&state]) * number(finite);
+            let mut others = vec![g, state.clone()];
+            let states = match op {
+                Op::Adam(_) => {
+                    let variance = m.float(shape);
+                    others.push(&variance * &variance);
+                    2
+                }
+                _ => 1,
+            };
+            others.extend([number(1e-2), number(step), norm]);
+            // A device that works in place must also cope with outputs that nobody wants.
+            let wanted = *m.dice.pick(&[1, 1 + states]);
+            Outputs::Forward(p.apply_outputs(op.clone(), &others.iter().collect::<Vec<_>>(), wanted))
+        })?);
+    }
+    all.push(case("moving_average", dice, |m| {
+        let shape = [m.dice.extent(), m.dice.wide()];
+        let (average, value) = (m.float(shape), m.float(shape));
+        let decay = average.constant(Constant::filled(Shape::default(), 0.99));
+        Outputs::Forward(vec![average.apply(MovingAverage, &[&value, &decay])])
+    })?);
+    Ok(())
 }
 
 const ACTIVATIONS: [Activation; 6] =

@@ -168,6 +168,11 @@ impl Graph {
         &self.updates
     }
 
+    /// The same graph with parameters that stay as they are.
+    pub fn without_updates(&self) -> Graph {
+        Graph { updates: Vec::new(), ..self.clone() }
+    }
+
     /// Gives an intermediate a name under which it can later be made an output. It costs nothing until then.
     pub fn set_tap(&mut self, name: &str, value: Value) {
         self.taps.insert(self.qualified(name), value);

@@ -67,4 +67,14 @@ impl Architecture {
             Architecture::Vit(vit) => vit.classes = classes,
         }
     }
+
+    /// Changes how much is dropped while training: after linear layers, of attention weights, and of whole residual
+    /// branches in the last block.
+    pub fn set_dropout(&mut self, dropout: f32, attention_dropout: f32, drop_path: f32) {
+        match self {
+            Architecture::Vit(vit) => {
+                (vit.dropout, vit.attention_dropout, vit.drop_path) = (dropout, attention_dropout, drop_path);
+            }
+        }
+    }
 }

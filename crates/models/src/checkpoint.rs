@@ -10,7 +10,7 @@ use vit_graph::ops::Parameter;
 
 use crate::config::{self, Config};
 use crate::error::ModelError;
-use crate::fit::{Leniency, fit};
+use crate::fit::{Leniency, fit, is_head};
 use crate::infer::infer;
 use crate::labels;
 use crate::weights::safetensors::{self, Dtype};
@@ -62,6 +62,8 @@ pub struct Changes {
     pub classes: Option<usize>,
     /// Another number of channels.
     pub channels: Option<usize>,
+    /// Other classes, even if there are as many: the head starts anew.
+    pub new_head: bool,
 }
 
 /// How to open a checkpoint.
@@ -123,11 +125,15 @@ impl Checkpoint {
             target.architecture.set_classes(classes);
             target.labels.clear();
         }
-        if target == self.config {
+        if target == self.config && !changes.new_head {
             return Ok(());
         }
-        let weights = std::mem::take(&mut self.weights);
-        let leniency = Leniency { new_head: changes.classes.is_some(), unmatched: false };
+        let mut weights = std::mem::take(&mut self.weights);
+        if changes.new_head {
+            target.labels.clear();
+            weights.tensors.retain(|name, _| !is_head(name));
+        }
+        let leniency = Leniency { new_head: changes.classes.is_some() || changes.new_head, unmatched: false };
         let (weights, report) = fit(weights, self.scheme, &self.config.architecture, &target.architecture, leniency)?;
         (self.weights, self.config) = (weights, target);
         self.report.extend(report);

@@ -52,7 +52,7 @@ impl Fitting {
     fn match_parameters(&mut self, graph: &Graph, from: &Architecture, to: &Architecture) -> Result<(), ModelError> {
         for (_, parameter) in graph.parameters() {
             let (name, shape) = (parameter.name.as_str(), parameter.shape.to_vec());
-            let head = name.starts_with("head.") || name.starts_with("head_dist.");
+            let head = is_head(name);
             let tensor = match self.old.tensors.remove(name) {
                 Some(tensor) if tensor.shape == shape && !moved(name, from, to) => Some(tensor),
                 Some(tensor) if head && self.leniency.new_head => {
@@ -181,7 +181,7 @@ impl Fitting {
     /// Tensors that the model does not have.
     fn left_over(&mut self) {
         for (name, tensor) in std::mem::take(&mut self.old.tensors) {
-            let head = name.starts_with("head.") || name.starts_with("head_dist.");
+            let head = is_head(&name);
             // A mask token is only used while pre-training.
             if name == "mask_token" || (head && self.leniency.new_head) {
                 self.report.push(format!("{name}: left out"));
@@ -190,6 +190,11 @@ impl Fitting {
             }
         }
     }
+}
+
+/// Whether a parameter belongs to the classification head.
+pub(crate) fn is_head(name: &str) -> bool {
+    name.starts_with("head.") || name.starts_with("head_dist.")
 }
 
 /// Whether positions belong to another grid, which may have as many patches: 4x4 and 2x8.

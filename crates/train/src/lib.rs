@@ -1,23 +1,51 @@
 //! Training. A step is one graph: forward pass, loss, gradients, clipping and the optimiser's update, with the learning
-//! rate and the step number as inputs, so that a device runs it without a pause or an allocation.
+//! rate and the step number as inputs, so that a device runs it without a pause or an allocation. A recipe says which
+//! step that is, and how the rate changes from step to step.
 //!
 //! ```
-//! use vit_train::{Optimiser, TrainingStep};
+//! use vit_train::{Recipe, TrainingStep};
 //!
-//! let model = vit_models::variant("Ti/16@32").expect("a name of the paper's form").architecture;
-//! let step = TrainingStep::new(&model, 4, &Optimiser::default())?;
+//! let mut model = vit_models::variant("Ti/16@32").expect("a name of the paper's form").architecture;
+//! let mut recipe = Recipe::named("deit")?;
+//! recipe.set("model.drop_path=0.2")?;
+//! recipe.apply_to(&mut model);
+//! let step = TrainingStep::new(&model, 4, recipe.step_options())?;
 //! assert!(step.graph.output("loss").is_ok());
-//! # Ok::<(), vit_graph::GraphError>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod average;
+mod error;
+mod evaluate;
+mod finite;
+mod groups;
 pub mod metrics;
+mod objective;
+mod optimiser;
 pub mod plots;
+mod preprocess;
 mod progress;
+mod recipe;
 mod run_folder;
 mod saving;
+mod schedule;
+mod setup;
 mod step;
+mod teacher;
+mod trainer;
 
+pub use average::Average;
+pub use error::TrainError;
+pub use evaluate::{EvaluationOptions, Measured, Outcome, evaluate};
+pub use finite::{NonFinite, first_non_finite};
+pub use groups::{DecayOn, Freeze, layers, rate_factors};
+pub use objective::{Distillation, Loss, Objective};
+pub use optimiser::{Method, Optimiser};
 pub use progress::{Clock, Pace, Progress};
+pub use recipe::*;
 pub use run_folder::{Existing, MetricsLog, Row, RunError, RunFolder, columns};
 pub use saving::{Best, Opened, Position, SaveError, Slot, Snapshot};
-pub use step::{Optimiser, TrainingStep};
+pub use schedule::{Decay, Schedule};
+pub use setup::{FirstWeights, ModelChoice, RunSettings, Setup};
+pub use step::{Start, StepError, StepOptions, TrainingStep};
+pub use trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train};

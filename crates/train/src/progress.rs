@@ -15,6 +15,8 @@ pub struct Progress {
     pub step: u64,
     /// Steps of the whole run.
     pub steps: u64,
+    /// Steps of an epoch.
+    pub steps_per_epoch: u64,
     /// Mean loss since the report before.
     pub loss: Option<f64>,
     /// Learning rate.

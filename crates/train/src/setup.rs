@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use vit_data::Samples;
 use vit_data::dataset::{self, Dataset, OpenOptions, Report, Splits, Validation};
 use vit_models::weights::Weights;
-use vit_models::{Changes, Checkpoint, Config, OpenOptions as CheckpointOptions, Variant};
+use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions as CheckpointOptions, Variant};
 
 use crate::error::TrainError;
 use crate::objective::Loss;
@@ -132,11 +132,17 @@ impl Setup {
     }
 
     /// A run as its folder describes it, to go on with.
-    pub fn resume(settings: RunSettings, recipe: Recipe, config: Config, weights: Weights) -> Result<Setup, TrainError> {
+    pub fn resume(settings: RunSettings, recipe: Recipe, config: Config) -> Result<Setup, TrainError> {
         let splits = open_data(&settings, recipe.seed, Some(&config.labels))?;
-        let mut setup = Self::finish(settings, recipe, config, FirstWeights::Given(weights), splits, vec![])?;
-        setup.report.clear();
-        Ok(setup)
+        Self::finish(settings, recipe, config, FirstWeights::Random, splits, vec![])
+    }
+
+    /// How many of how many of the model's parameters are trained.
+    pub fn trained_parameters(&self) -> Result<(usize, usize), TrainError> {
+        let graph = self.config.architecture.build(1, Mode::Inference)?;
+        let all = graph.parameters().count();
+        let freeze = &self.recipe.model.freeze;
+        Ok((graph.parameters().filter(|(_, p)| !freeze.includes(&p.name)).count(), all))
     }
 
     fn finish(

@@ -1,95 +1,202 @@
 //! One training step as one graph.
 
-use vit_graph::autodiff::gradients;
-use vit_graph::ops::{AdamW, CrossEntropy, GlobalNorm, Input, Op, Parameter};
+use std::borrow::Cow;
+
+use vit_graph::autodiff::{add_gradients, gradients};
+use vit_graph::device::Parameters;
+use vit_graph::ops::{Binary, Concat, GlobalNorm, Input, Parameter, Scale, Slice};
 use vit_graph::rewrite::{dead_code, patchify};
-use vit_graph::{DType, Graph, GraphError, Init, Shape, Type, Value};
+use vit_graph::{Graph, GraphError, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
-/// How parameters move.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[allow(missing_docs)]
-pub struct Optimiser {
-    pub beta1: f32,
-    pub beta2: f32,
-    pub epsilon: f32,
-    /// Decoupled weight decay of parameters with two axes or more.
-    pub weight_decay: f32,
-    /// The largest global norm of the gradients; longer ones are scaled down.
-    pub clip: Option<f32>,
+use crate::groups::Freeze;
+use crate::objective::{Heads, Objective};
+use crate::optimiser::{Numbers, Optimiser};
+
+/// What a step does besides running the model.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepOptions {
+    /// What is made small.
+    pub objective: Objective,
+    /// How parameters move.
+    pub optimiser: Optimiser,
+    /// Micro-batches that the batch is split into and run one after another; 0 and 1 mean the whole at once.
+    pub accumulate: usize,
+    /// Keep a moving average of every trained parameter.
+    pub average: bool,
+    /// Parameters that stay as they are.
+    pub freeze: Freeze,
 }
 
-impl Default for Optimiser {
-    fn default() -> Self {
-        Optimiser { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, clip: Some(1.0) }
+impl From<Optimiser> for StepOptions {
+    fn from(optimiser: Optimiser) -> Self {
+        StepOptions { optimiser, ..StepOptions::default() }
     }
 }
 
-/// A training step: inputs `image`, `targets [batch, classes]`, `rate`, `step` (from 1 on) and, with dropout, `seed`;
-/// outputs `loss` and, with clipping, `grad_norm`; updates every parameter and the optimiser's moments.
+/// Why there is no such step.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StepError {
+    /// The model cannot be built or differentiated.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// A batch that cannot be split.
+    #[error(
+        "a batch of {batch} cannot be split into {parts} micro-batches of one size; choose a batch that is a multiple of {parts}"
+    )]
+    Uneven {
+        /// Pictures in a batch.
+        batch: usize,
+        /// Micro-batches.
+        parts: usize,
+    },
+    /// Nothing moves.
+    #[error("every parameter is frozen, so there is nothing to train; leave out the head at least: [\"backbone\"]")]
+    Frozen,
+}
+
+/// A training step.
+///
+/// Inputs: `image`, `targets [batch, classes]`, `rate`, `step` (from 1 on); with anything random `seed`, with a teacher
+/// `teacher [batch, classes]`, with averages `average_decay`. Outputs: `loss`, the gradients' `grad_norm` before
+/// clipping, `logits`. A run updates every trained parameter `NAME`, what the optimiser remembers of it
+/// (`NAME.adam_mean`, `NAME.adam_variance`, `NAME.sgd_buffer`) and its `NAME.average`; where `grad_norm` is not finite
+/// it updates nothing but averages.
 pub struct TrainingStep {
     /// The graph.
     pub graph: Graph,
-    /// The model's parameters and their gradients, which can be made outputs.
+    /// The trained parameters and their gradients, which can be made outputs.
     pub gradients: Vec<(String, Value)>,
+    /// What is kept between steps besides the model's parameters; all of it starts at zero.
+    pub state: Vec<String>,
 }
 
 impl TrainingStep {
     /// Builds the step of a classifier.
-    pub fn new(architecture: &Architecture, batch: usize, optimiser: &Optimiser) -> Result<Self, GraphError> {
-        let mut graph = architecture.build(batch, Mode::Training)?;
-        let logits = graph.output("logits")?;
-        graph.retain_outputs(|name| name == "logits");
-        // Before differentiating, so that the gradients are products of matrices too.
-        let mut graph = dead_code(&patchify(&graph)?)?;
-        let logits = graph.output("logits").unwrap_or(logits);
-        graph.retain_outputs(|_| false);
-
-        let input = |graph: &mut Graph, name: &str, shape: Shape| {
-            graph.value(Input { name: name.into(), ty: Type::new(DType::F32, shape) }, &[])
-        };
-        let shape = graph.shape(logits).clone();
-        let targets = input(&mut graph, "targets", shape)?;
-        let rate = input(&mut graph, "rate", Shape::default())?;
-        let step = input(&mut graph, "step", Shape::default())?;
-        let loss = graph.value(CrossEntropy, &[logits, targets])?;
-        graph.set_output("loss", loss)?;
-
-        let parameters: Vec<(Value, Parameter)> =
-            graph.parameters().map(|(node, p)| (Value { node, output: 0 }, p.clone())).collect();
-        let wrt: Vec<Value> = parameters.iter().map(|(value, _)| *value).collect();
-        let found = gradients(&mut graph, loss, &wrt)?;
-        let norm = match optimiser.clip {
-            Some(_) => {
-                let norm = graph.value(GlobalNorm, &found)?;
-                graph.set_output("grad_norm", norm)?;
-                Some(norm)
-            }
-            None => None,
-        };
-        let mut named = Vec::new();
-        for ((value, parameter), &gradient) in parameters.iter().zip(&found) {
-            let moment = |graph: &mut Graph, which: &str| {
-                let name = format!("{}.{which}", parameter.name);
-                graph.value(Op::Parameter(Parameter { name, shape: parameter.shape.clone(), init: Init::Zeros }), &[])
-            };
-            let (mean, variance) = (moment(&mut graph, "adam_mean")?, moment(&mut graph, "adam_variance")?);
-            let decays = parameter.shape.len() >= 2;
-            let op = AdamW {
-                beta1: optimiser.beta1,
-                beta2: optimiser.beta2,
-                epsilon: optimiser.epsilon,
-                weight_decay: if decays { optimiser.weight_decay } else { 0.0 },
-                clip: optimiser.clip,
-            };
-            let mut inputs = vec![*value, gradient, mean, variance, rate, step];
-            inputs.extend(norm);
-            let node = graph.add(op, &inputs)?;
-            for (output, target) in [*value, mean, variance].into_iter().enumerate() {
-                graph.update(target, Value { node, output })?;
-            }
-            named.push((parameter.name.clone(), gradient));
+    pub fn new(architecture: &Architecture, batch: usize, options: impl Into<StepOptions>) -> Result<Self, StepError> {
+        let options = options.into();
+        let parts = options.accumulate.max(1);
+        if !batch.is_multiple_of(parts) {
+            return Err(StepError::Uneven { batch, parts });
         }
-        Ok(TrainingStep { graph, gradients: named })
+        let forward = forward(architecture, batch / parts)?;
+        let mut graph = Graph::new();
+        let inputs = Inputs::add(&mut graph, &forward, &options, batch)?;
+        let parameters: Vec<(Value, Parameter)> = forward
+            .parameters()
+            .map(|(_, p)| Ok((graph.value(p.clone(), &[])?, p.clone())))
+            .collect::<Result<_, GraphError>>()?;
+        let names: Vec<&str> = parameters.iter().map(|(_, p)| p.name.as_str()).collect();
+        let trained: Vec<(Value, Parameter)> =
+            parameters.iter().filter(|(_, p)| !options.freeze.includes(&p.name)).cloned().collect();
+        if trained.is_empty() {
+            return Err(StepError::Frozen);
+        }
+
+        let wrt: Vec<Value> = trained.iter().map(|(value, _)| *value).collect();
+        // Each loss is a mean over its micro-batch; with their shares they add up to the mean over the batch.
+        let run = |graph: &mut Graph, part: usize| {
+            let (loss, logits) = inputs.forward(graph, &forward, &options.objective, (part, parts))?;
+            let share = Scale(1.0 / parts as f32);
+            Ok::<_, GraphError>((if parts == 1 { loss } else { graph.value(share, &[loss])? }, logits))
+        };
+        let (mut loss, first) = run(&mut graph, 0)?;
+        let mut found = gradients(&mut graph, loss, &wrt)?;
+        let mut logits = vec![first];
+        for part in 1..parts {
+            let (more, next) = run(&mut graph, part)?;
+            found = add_gradients(&mut graph, more, &wrt, &found)?;
+            loss = graph.value(Binary::Add, &[loss, more])?;
+            logits.push(next);
+        }
+        graph.set_output("loss", loss)?;
+        let norm = graph.value(GlobalNorm, &found)?;
+        graph.set_output("grad_norm", norm)?;
+        let logits = if parts == 1 { logits[0] } else { graph.value(Concat { axis: 0 }, &logits)? };
+        graph.set_output("logits", logits)?;
+
+        let numbers = Numbers { rate: inputs.rate, step: inputs.step, norm, average_decay: inputs.average_decay };
+        let state = options.optimiser.build(&mut graph, &trained, &found, &names, &numbers)?;
+        let gradients = trained.into_iter().map(|(_, p)| p.name).zip(found).collect();
+        Ok(TrainingStep { graph, gradients, state })
+    }
+}
+
+/// The model's forward pass on a micro-batch.
+fn forward(architecture: &Architecture, batch: usize) -> Result<Graph, GraphError> {
+    let mut graph = architecture.build(batch, Mode::Training)?;
+    graph.retain_outputs(|name| name.starts_with("logits"));
+    // Before differentiating, so that the gradients are products of matrices too.
+    dead_code(&patchify(&graph)?)
+}
+
+/// The inputs of a step.
+struct Inputs {
+    image: Value,
+    targets: Value,
+    teacher: Option<Value>,
+    seed: Option<Value>,
+    rate: Value,
+    step: Value,
+    average_decay: Option<Value>,
+}
+
+impl Inputs {
+    fn add(graph: &mut Graph, forward: &Graph, options: &StepOptions, batch: usize) -> Result<Self, GraphError> {
+        let mut add = |name: &str, ty: Type| graph.value(Input { name: name.into(), ty }, &[]);
+        let ty = |name: &str| forward.inputs().find(|(_, i)| i.name == name).map(|(_, i)| i.ty.clone());
+        let whole = |shape: &Shape| Type::f32(shape.with(0, batch));
+        let classes = whole(forward.shape(forward.output("logits")?));
+        let image = ty("image").map_or(classes.clone(), |ty| whole(&ty.shape));
+        let number = Type::f32(Shape::default());
+        Ok(Inputs {
+            image: add("image", image)?,
+            targets: add("targets", classes.clone())?,
+            teacher: options.objective.distillation.map(|_| add("teacher", classes)).transpose()?,
+            seed: ty("seed").map(|ty| add("seed", ty)).transpose()?,
+            rate: add("rate", number.clone())?,
+            step: add("step", number.clone())?,
+            average_decay: options.average.then(|| add("average_decay", number)).transpose()?,
+        })
+    }
+
+    /// One of several micro-batches through the model: its loss and its logits.
+    fn forward(
+        &self,
+        graph: &mut Graph,
+        forward: &Graph,
+        objective: &Objective,
+        (part, parts): (usize, usize),
+    ) -> Result<(Value, Value), GraphError> {
+        let mut own = |whole: Value| {
+            let length = graph.shape(whole)[0] / parts;
+            let slice = Slice { axis: 0, start: part * length, length };
+            if parts == 1 { Ok(whole) } else { graph.value(slice, &[whole]) }
+        };
+        let (image, targets, teacher) = (own(self.image)?, own(self.targets)?, self.teacher.map(own).transpose()?);
+        let given: Vec<(&str, Value)> =
+            [("image", image)].into_iter().chain(self.seed.map(|seed| ("seed", seed))).collect();
+        let inlined = graph.inline(forward, &given, part as u32 * forward.random_streams())?;
+        let heads = objective.heads(forward)?;
+        let heads = Heads { labels: inlined.value(heads.labels), teacher: inlined.value(heads.teacher) };
+        let loss = objective.build(graph, heads, targets, teacher)?;
+        Ok((loss, inlined.value(forward.output("logits")?)))
+    }
+}
+
+/// Parameters of a step at its start: the model's from somewhere else, what is kept besides them at zero.
+pub struct Start<'a> {
+    /// The model's parameters.
+    pub model: &'a mut dyn Parameters,
+    /// The names in [`TrainingStep::state`].
+    pub state: &'a [String],
+}
+
+impl Parameters for Start<'_> {
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        if self.state.contains(&parameter.name) {
+            return Some(Cow::Owned(vec![0.0; parameter.shape.elements()]));
+        }
+        self.model.take(parameter)
     }
 }

@@ -124,6 +124,37 @@ pub fn train(
     })
 }
 
+/// What a run would take.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Estimate {
+    /// Bytes on the device.
+    pub memory_bytes: usize,
+    /// The time of one step.
+    pub step: Duration,
+    /// Steps in an epoch.
+    pub steps_per_epoch: u64,
+    /// Steps in all.
+    pub steps: u64,
+}
+
+/// Takes a few steps to see what a run would take; nothing is kept.
+pub fn estimate(device: &dyn Device, setup: &mut Setup, options: &TrainerOptions) -> Result<Estimate, TrainError> {
+    let mut session = Session::new(device, setup, None, options)?;
+    let mut times = Vec::new();
+    for _ in 0..session.steps.min(5) {
+        let began = Instant::now();
+        session.step()?;
+        times.push(began.elapsed());
+    }
+    times.sort();
+    Ok(Estimate {
+        memory_bytes: session.memory_bytes() as usize,
+        step: times.get(times.len() / 2).copied().unwrap_or_default(),
+        steps_per_epoch: session.steps_per_epoch,
+        steps: session.steps,
+    })
+}
+
 /// Evaluates, logs, keeps the model if it is the best so far, and draws the curves. `false` if it was asked to stop: the
 /// measurement is made again when the run is resumed.
 #[allow(clippy::too_many_arguments)]
@@ -224,6 +255,7 @@ impl Interval {
             epochs: session.steps.div_ceil(per_epoch),
             step,
             steps: session.steps,
+            steps_per_epoch: per_epoch,
             loss: (self.steps > 0).then(|| self.loss / f64::from(self.steps)),
             rate: session.rate(),
             images_per_second: Some((session.position.images - self.images) as f64 / seconds),

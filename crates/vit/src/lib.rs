@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The parts are crates of their own: `vit-graph` (the engine), `vit-cpu` (the device), `vit-models` (architectures and
-//! weights), `vit-data` (pictures).
+//! weights), `vit-data` (pictures), `vit-train` (training).
 
 pub mod bench;
 mod convert;
@@ -35,3 +35,4 @@ pub use verify::{Comparison, Verification, VerifyOptions, verify};
 pub use vit_data as data;
 pub use vit_graph as graph;
 pub use vit_models as models;
+pub use vit_train as train;

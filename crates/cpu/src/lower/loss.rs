@@ -36,3 +36,31 @@ pub(super) fn cross_entropy_grad(logits: &Type) -> Lowered {
         });
     })
 }
+
+pub(super) fn sigmoid_cross_entropy(logits: &Type) -> Lowered {
+    let (batch, classes) = (logits.shape[0], logits.shape[1]);
+    Lowered::new(move |p, inputs, outputs, workspace| {
+        p.pool.run_chunks(&mut workspace[..batch], 1, &|row, sum| {
+            let (logits, targets) = (&inputs[0][row * classes..][..classes], &inputs[1][row * classes..][..classes]);
+            let entropy = |(&x, &t): (&f32, &f32)| {
+                let x = f64::from(x);
+                x.max(0.0) - f64::from(t) * x + (-x.abs()).exp().ln_1p()
+            };
+            sum[0] = logits.iter().zip(targets).map(entropy).sum::<f64>() as f32;
+        });
+        let total: f64 = workspace[..batch].iter().map(|&s| f64::from(s)).sum();
+        outputs[0][0] = (total / batch as f64) as f32;
+    })
+    .with_workspace(batch)
+}
+
+pub(super) fn one_hot_max(x: &Type) -> Lowered {
+    let columns = x.shape.last().max(1);
+    Lowered::new(move |_, inputs, outputs, _| {
+        for (out, row) in outputs[0].chunks_exact_mut(columns).zip(inputs[0].chunks_exact(columns)) {
+            let best = (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+            out.fill(0.0);
+            out[best] = 1.0;
+        }
+    })
+}

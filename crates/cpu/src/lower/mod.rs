@@ -120,8 +120,12 @@ pub(crate) fn lower(
         Op::GatherGrad(op) => gather::gather_grad(op),
         Op::CrossEntropy(_) => loss::cross_entropy(&inputs[0]),
         Op::CrossEntropyGrad(_) => loss::cross_entropy_grad(&inputs[1]),
+        Op::SigmoidCrossEntropy(_) => loss::sigmoid_cross_entropy(&inputs[0]),
+        Op::OneHotMax(_) => loss::one_hot_max(&inputs[0]),
         Op::GlobalNorm(_) => optimise::global_norm(inputs),
-        Op::AdamW(op) => optimise::adamw(op),
+        Op::Adam(op) => optimise::adam(op, &inputs[0]),
+        Op::Sgd(op) => optimise::sgd(op),
+        Op::MovingAverage(_) => optimise::moving_average(),
         Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_) => return Err("it computes nothing".into()),
     })
 }

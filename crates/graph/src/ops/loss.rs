@@ -1,6 +1,6 @@
 //! Losses.
 
-use super::{Operation, arity, expect_rank, expect_shape};
+use super::{Activation, Binary, Operation, Scale, arity, expect_rank, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
@@ -78,5 +78,77 @@ impl Operation for CrossEntropyGrad {
             out.iter_mut().zip(targets).for_each(|(p, t)| *p = factor * (*p * mass - t));
         }
         vec![dx]
+    }
+}
+
+/// Binary cross-entropy of independent classes: summed over the classes, the mean over the batch, as vit_jax and
+/// big_vision have it.
+///
+/// Inputs: `logits [b, c]`, `targets [b, c]`, the probability of each class. Targets have no gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SigmoidCrossEntropy;
+
+impl Operation for SigmoidCrossEntropy {
+    fn name(&self) -> &'static str {
+        "sigmoid_cross_entropy"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 2)?;
+        check(&inputs[0], &inputs[1])?;
+        Ok(vec![Type::f32(Shape::default())])
+    }
+
+    /// `(σ(logits) - targets) / b`.
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        if b.wants(1) {
+            return Err(b.unsupported("targets are given, not learned"));
+        }
+        let (logits, targets, dy) = (b.input(0), b.input(1), b.dy()?);
+        let batch = b.graph.shape(logits)[0];
+        let probabilities = b.graph.value(Activation::Sigmoid, &[logits])?;
+        let difference = b.graph.value(Binary::Sub, &[probabilities, targets])?;
+        let share = b.graph.value(Scale(1.0 / batch as f32), &[dy])?;
+        let dx = b.graph.value(Binary::Mul, &[difference, share])?;
+        b.set(0, dx)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
+        // ln(1 + exp(x)) - t x, written so that no exponential overflows.
+        let entropy = |(&x, &t): (&f64, &f64)| x.max(0.0) - t * x + (-x.abs()).exp().ln_1p();
+        let sum: f64 = inputs[0].data().iter().zip(inputs[1].data()).map(entropy).sum();
+        vec![Array::filled(Shape::default(), sum / inputs[0].shape()[0] as f64)]
+    }
+}
+
+/// One where a row `[.., c]` has its largest element, the first of several, zero elsewhere: a teacher's decision.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OneHotMax;
+
+impl Operation for OneHotMax {
+    fn name(&self) -> &'static str {
+        "one_hot_max"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 1)?;
+        if inputs[0].shape.is_empty() {
+            return Err("a scalar has no last axis".into());
+        }
+        Ok(inputs.to_vec())
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        Err(b.unsupported("a decision has no slope"))
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let columns = outputs[0].shape.last().max(1);
+        let mut y = Array::filled(outputs[0].shape.clone(), 0.0);
+        for (out, row) in y.data_mut().chunks_mut(columns).zip(inputs[0].data().chunks(columns)) {
+            let best = (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+            out[best] = 1.0;
+        }
+        vec![y]
     }
 }

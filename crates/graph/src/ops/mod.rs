@@ -27,11 +27,11 @@ pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 pub use dropout::{Dropout, Granularity};
 pub use gather::{Gather, GatherGrad};
 pub use linear::Linear;
-pub use loss::{CrossEntropy, CrossEntropyGrad};
+pub use loss::{CrossEntropy, CrossEntropyGrad, OneHotMax, SigmoidCrossEntropy};
 pub use matmul::MatMul;
 pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
 pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad};
-pub use optimise::{AdamW, CLIP_EPSILON, GlobalNorm};
+pub use optimise::{Adam, CLIP_EPSILON, GlobalNorm, MovingAverage, Sgd};
 pub use patchify::{Layout, Patchify, Unpatchify};
 pub use reduce::{Reduce, Reduction};
 pub use softmax::{Softmax, SoftmaxGrad};
@@ -149,8 +149,12 @@ operations!(
     GatherGrad,
     CrossEntropy,
     CrossEntropyGrad,
+    SigmoidCrossEntropy,
+    OneHotMax,
     GlobalNorm,
-    AdamW,
+    Adam,
+    Sgd,
+    MovingAverage,
 );
 
 impl Operation for Op {

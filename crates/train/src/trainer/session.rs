@@ -104,11 +104,12 @@ impl Session {
         let samples: Arc<dyn vit_data::Samples> = setup.train.clone();
         let loader = Loader::new(samples, settings, start)?;
         let steps_per_epoch = loader.batches_per_epoch();
+        let has_seed = graph.graph.inputs().any(|(_, input)| input.name == "seed");
         Ok(Session {
             schedule: recipe.schedule(steps_per_epoch),
             steps: recipe.steps(steps_per_epoch),
             average: recipe.average(),
-            has_seed: graph.graph.inputs().any(|(_, input)| input.name == "seed"),
+            has_seed,
             batch: recipe.batch,
             waiting: Duration::ZERO,
             last: None,

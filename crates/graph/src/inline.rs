@@ -1,0 +1,67 @@
+//! One graph inside another: how a micro-batch's forward pass is repeated in a training step.
+
+use std::collections::HashMap;
+
+use crate::ops::Op;
+use crate::{Graph, GraphError, Value};
+
+/// Where the values of an inlined graph went.
+pub struct Inlined(Vec<Value>);
+
+impl Inlined {
+    /// The value that an old one became.
+    pub fn value(&self, old: Value) -> Value {
+        let first = self.0[old.node];
+        Value { output: first.output + old.output, ..first }
+    }
+}
+
+impl Graph {
+    /// Adds the nodes of another graph to this one. The inputs in `given` are replaced by values of this graph,
+    /// parameters of the same name are shared, and random numbers come from streams that are `streams` further on.
+    /// Outputs, updates and taps stay behind.
+    pub fn inline(&mut self, part: &Graph, given: &[(&str, Value)], streams: u32) -> Result<Inlined, GraphError> {
+        let shared: HashMap<String, Value> =
+            self.parameters().map(|(node, p)| (p.name.clone(), Value { node, output: 0 })).collect();
+        let mut moved = Inlined(Vec::with_capacity(part.nodes().len()));
+        for node in part.nodes() {
+            let known = match &node.op {
+                Op::Input(input) => given.iter().find(|(name, _)| *name == input.name).map(|(_, value)| *value),
+                Op::Parameter(parameter) => shared.get(&parameter.name).copied(),
+                _ => None,
+            };
+            if let Some(value) = known {
+                if *self.ty(value) != node.outputs[0] {
+                    return Err(GraphError::Shape {
+                        op: "inline",
+                        scope: node.scope.clone(),
+                        inputs: self.ty(value).to_string(),
+                        reason: format!("it should be {}", node.outputs[0]),
+                    });
+                }
+                moved.0.push(value);
+                continue;
+            }
+            let mut op = node.op.clone();
+            match &mut op {
+                Op::Dropout(dropout) => dropout.stream += streams,
+                Op::Attention(attention) => attention.dropout.iter_mut().for_each(|d| d.stream += streams),
+                _ => {}
+            }
+            let inputs: Vec<Value> = node.inputs.iter().map(|&v| moved.value(v)).collect();
+            let added = self.add_in_scope(&node.scope, op, &inputs)?;
+            moved.0.push(Value { node: added, output: 0 });
+        }
+        Ok(moved)
+    }
+
+    /// How many streams of random numbers the graph uses: all have smaller numbers.
+    pub fn random_streams(&self) -> u32 {
+        let stream = |op: &Op| match op {
+            Op::Dropout(dropout) => Some(dropout.stream),
+            Op::Attention(attention) => attention.dropout.map(|d| d.stream),
+            _ => None,
+        };
+        self.nodes().iter().filter_map(|node| stream(&node.op)).max().map_or(0, |stream| stream + 1)
+    }
+}

@@ -1,0 +1,258 @@
+//! Recipes: every setting of a training run, complete and printable as TOML, with some known by name.
+//!
+//! A recipe is plain data. What it says about pictures is for whoever loads them; the rest turns into a step and a
+//! schedule here.
+
+mod keys;
+mod span;
+
+pub use keys::RecipeError;
+pub use span::Span;
+
+use serde::{Deserialize, Serialize};
+use vit_models::Architecture;
+
+use crate::average::Average;
+use crate::groups::{DecayOn, Freeze};
+use crate::objective::{Distillation, Loss, Objective};
+use crate::optimiser::{Method, Optimiser};
+use crate::schedule::{Decay, Schedule};
+use crate::step::StepOptions;
+
+/// Every setting of a training run. Each key's meaning is the comment that [`Recipe::to_toml`] prints beside it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Recipe {
+    pub base: String,
+    pub about: String,
+    pub length: Span,
+    pub batch: usize,
+    pub accumulate: usize,
+    pub seed: u64,
+    pub evaluate_every: Span,
+    pub model: ModelSettings,
+    pub data: DataSettings,
+    pub objective: ObjectiveSettings,
+    pub optimiser: OptimiserSettings,
+    pub schedule: ScheduleSettings,
+    pub average: AverageSettings,
+}
+
+/// What training changes about a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct ModelSettings {
+    pub drop_path: f64,
+    pub dropout: f64,
+    pub attention_dropout: f64,
+    pub freeze: Freeze,
+}
+
+/// How a picture becomes the model's input while training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Crop {
+    /// A part of random size and shape, resized.
+    RandomResized,
+    /// Padded, then a part of the model's size at a random place.
+    Padded,
+    /// As in evaluation.
+    Centre,
+}
+
+/// How pictures and labels are varied.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct DataSettings {
+    pub crop: Crop,
+    pub crop_scale: [f64; 2],
+    pub crop_ratio: [f64; 2],
+    pub crop_padding: usize,
+    pub flip: f64,
+    pub colour_jitter: f64,
+    pub auto_augment: String,
+    pub three_augment: bool,
+    pub erasing: f64,
+    pub mixup: f64,
+    pub cutmix: f64,
+    pub mix_probability: f64,
+    pub mix_switch: f64,
+    pub label_smoothing: f64,
+    pub repeated: usize,
+}
+
+/// Whether a teacher is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum Teaching {
+    None,
+    Soft,
+    Hard,
+}
+
+/// What is made small.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct ObjectiveSettings {
+    pub loss: Loss,
+    pub distillation: Teaching,
+    pub teacher: String,
+    pub alpha: f64,
+    pub temperature: f64,
+}
+
+/// The optimisers by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum MethodName {
+    AdamW,
+    Adam,
+    Lamb,
+    Sgd,
+}
+
+/// How parameters move.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct OptimiserSettings {
+    pub method: MethodName,
+    pub betas: [f64; 2],
+    pub epsilon: f64,
+    pub momentum: f64,
+    pub nesterov: bool,
+    pub weight_decay: f64,
+    pub decay_on: DecayOn,
+    pub layer_decay: f64,
+    pub clip: f64,
+}
+
+/// The curves by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum DecayName {
+    Constant,
+    Cosine,
+    Linear,
+    ReciprocalSqrt,
+}
+
+/// How the learning rate changes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct ScheduleSettings {
+    pub rate: f64,
+    pub rate_batch: usize,
+    pub warmup: Span,
+    pub decay: DecayName,
+    pub end: f64,
+    pub timescale: Span,
+    pub cooldown: Span,
+}
+
+/// The moving average of weights.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct AverageSettings {
+    pub decay: f64,
+    pub warmup: bool,
+}
+
+/// The named recipes and their files.
+const NAMED: [(&str, &str); 8] = [
+    ("small", include_str!("../recipes/small.toml")),
+    ("finetune", include_str!("../recipes/finetune.toml")),
+    ("vit-pretrain", include_str!("../recipes/vit-pretrain.toml")),
+    ("vit-pretrain-21k", include_str!("../recipes/vit-pretrain-21k.toml")),
+    ("vit-pretrain-1k", include_str!("../recipes/vit-pretrain-1k.toml")),
+    ("vit-finetune", include_str!("../recipes/vit-finetune.toml")),
+    ("deit", include_str!("../recipes/deit.toml")),
+    ("augreg", include_str!("../recipes/augreg.toml")),
+];
+
+impl Recipe {
+    /// The names that [`Recipe::named`] knows, the default first.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        NAMED.iter().map(|(name, _)| *name)
+    }
+
+    /// A recipe by its name.
+    pub fn named(name: &str) -> Result<Recipe, RecipeError> {
+        match NAMED.iter().find(|(known, _)| *known == name) {
+            Some((_, text)) => Recipe::complete(text),
+            None => Err(RecipeError::unknown_recipe(name)),
+        }
+    }
+
+    /// The step that this recipe trains with.
+    pub fn step_options(&self) -> StepOptions {
+        let (o, d) = (&self.optimiser, &self.objective);
+        let [beta1, beta2, epsilon] = [o.betas[0], o.betas[1], o.epsilon].map(|v| v as f32);
+        let method = match o.method {
+            MethodName::AdamW => Method::AdamW { beta1, beta2, epsilon },
+            MethodName::Adam => Method::Adam { beta1, beta2, epsilon },
+            MethodName::Lamb => Method::Lamb { beta1, beta2, epsilon },
+            MethodName::Sgd => Method::Sgd { momentum: o.momentum as f32, dampening: 0.0, nesterov: o.nesterov },
+        };
+        let distillation = match d.distillation {
+            Teaching::None => None,
+            Teaching::Soft => Some(Distillation::Soft { temperature: d.temperature as f32 }),
+            Teaching::Hard => Some(Distillation::Hard),
+        };
+        StepOptions {
+            objective: Objective { loss: d.loss, distillation: distillation.map(|kind| (kind, d.alpha as f32)) },
+            optimiser: Optimiser {
+                method,
+                weight_decay: o.weight_decay as f32,
+                decay_on: o.decay_on,
+                layer_decay: o.layer_decay as f32,
+                clip: (o.clip > 0.0).then_some(o.clip as f32),
+            },
+            accumulate: self.accumulate,
+            average: self.average().is_some(),
+            freeze: self.model.freeze.clone(),
+        }
+    }
+
+    /// The moving average of weights, if one is wanted.
+    pub fn average(&self) -> Option<Average> {
+        let AverageSettings { decay, warmup } = self.average;
+        (decay > 0.0).then_some(Average { decay: decay as f32, warmup })
+    }
+
+    /// Steps in all, where an epoch has this many.
+    pub fn steps(&self, steps_per_epoch: u64) -> u64 {
+        self.length.steps(steps_per_epoch, 0)
+    }
+
+    /// The learning-rate curve, where an epoch has this many steps.
+    pub fn schedule(&self, steps_per_epoch: u64) -> Schedule {
+        let (s, steps) = (&self.schedule, self.steps(steps_per_epoch));
+        let span = |span: Span| span.steps(steps_per_epoch, steps);
+        let larger = if s.rate_batch == 0 { 1.0 } else { self.batch as f64 / s.rate_batch as f64 };
+        let decay = match s.decay {
+            DecayName::Constant => Decay::Constant,
+            DecayName::Cosine => Decay::Cosine { end: s.end },
+            DecayName::Linear => Decay::Polynomial { end: s.end, power: 1.0 },
+            DecayName::ReciprocalSqrt => {
+                Decay::ReciprocalSqrt { timescale: span(s.timescale).max(1) as f64, shift: 0.0 }
+            }
+        };
+        Schedule { base: s.rate * larger, steps, warmup: span(s.warmup), cooldown: span(s.cooldown), decay }
+    }
+
+    /// Gives a model the dropout and stochastic depth of this recipe.
+    pub fn apply_to(&self, architecture: &mut Architecture) {
+        let ModelSettings { drop_path, dropout, attention_dropout, .. } = self.model;
+        architecture.set_dropout(dropout as f32, attention_dropout as f32, drop_path as f32);
+    }
+}

@@ -1,0 +1,318 @@
+//! Reading, changing and printing recipes: what their keys are called, what they mean, and which values they take.
+
+use std::fmt::Write;
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::{NAMED, Recipe, Span, Teaching};
+
+/// Every key with its meaning, in the order in which they are printed.
+const KEYS: [(&str, &str); 49] = [
+    ("base", "the recipe that keys left out come from"),
+    ("about", "what it is for"),
+    ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
+    ("batch", "pictures in a step, on all devices together"),
+    ("accumulate", "parts that a batch is split into, run one after another"),
+    ("seed", "what all random choices depend on"),
+    ("evaluate_every", "how often to evaluate"),
+    ("model.drop_path", "stochastic depth of the last block; earlier ones less"),
+    ("model.dropout", "dropout after positions and linear layers"),
+    ("model.attention_dropout", "dropout of attention weights"),
+    ("model.freeze", "parameters that stay as they are, e.g. [\"backbone\"] or [\"blocks.*\", \"!*.norm1.*\"]"),
+    ("data.crop", "random-resized, padded or centre"),
+    ("data.crop_scale", "random-resized: smallest and largest part of the picture's area"),
+    ("data.crop_ratio", "random-resized: smallest and largest width / height"),
+    ("data.crop_padding", "padded: pixels on each side"),
+    ("data.flip", "probability of mirroring left and right"),
+    ("data.colour_jitter", "strength of random brightness, contrast and saturation"),
+    ("data.auto_augment", "none, or a policy in timm's words: rand-m9-mstd0.5-inc1"),
+    ("data.three_augment", "one of grey, solarize and blur (DeiT III)"),
+    ("data.erasing", "probability of erasing a rectangle"),
+    ("data.mixup", "mixup's alpha; 0: none"),
+    ("data.cutmix", "cutmix's alpha; 0: none"),
+    ("data.mix_probability", "probability of mixing a batch at all"),
+    ("data.mix_switch", "probability of cutmix where both are on"),
+    ("data.label_smoothing", "how much of each label is spread over all classes"),
+    ("data.repeated", "how often each picture appears in a batch, varied anew"),
+    ("objective.loss", "softmax, or sigmoid for several labels per picture"),
+    ("objective.distillation", "none, soft or hard"),
+    ("objective.teacher", "the teacher's checkpoint"),
+    ("objective.alpha", "how much of the loss the teacher is"),
+    ("objective.temperature", "soft: what logits are divided by"),
+    ("optimiser.method", "adamw, adam, lamb or sgd"),
+    ("optimiser.betas", "adamw, adam, lamb: what stays of the moments"),
+    ("optimiser.epsilon", "adamw, adam, lamb: added to the root of the second moment"),
+    ("optimiser.momentum", "sgd: what stays of the last update"),
+    ("optimiser.nesterov", "sgd: look ahead"),
+    ("optimiser.weight_decay", "pull towards zero"),
+    ("optimiser.decay_on", "weights, matrices (tokens and positions too) or everything"),
+    ("optimiser.layer_decay", "the rate's factor for each layer below the head; 1: none"),
+    ("optimiser.clip", "largest global norm of gradients; 0: none"),
+    ("schedule.rate", "the highest learning rate"),
+    ("schedule.rate_batch", "the batch that the rate is meant for, scaled linearly to others; 0: any"),
+    ("schedule.warmup", "time of linear growth from zero: \"5 epochs\", \"500 steps\", \"3%\""),
+    ("schedule.decay", "constant, cosine, linear or reciprocal-sqrt"),
+    ("schedule.end", "cosine, linear: the last rate"),
+    ("schedule.timescale", "reciprocal-sqrt: time of falling by the square root of two"),
+    ("schedule.cooldown", "last time of linear fall to zero"),
+    ("average.decay", "what stays of the weights' moving average at each step; 0: none"),
+    ("average.warmup", "start with less"),
+];
+
+/// What is wrong with a recipe.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RecipeError {
+    /// No recipe has this name.
+    #[error("there is no recipe named `{name}`; there are {known}", known = Recipe::names().collect::<Vec<_>>().join(", "))]
+    UnknownRecipe {
+        /// The name asked for.
+        name: String,
+    },
+    /// A key that recipes do not have.
+    #[error("recipes have no key `{key}`{}", suggestion.as_ref().map(|s| format!("; did you mean `{s}`?")).unwrap_or_default())]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The nearest that there is.
+        suggestion: Option<String>,
+    },
+    /// A value that its key cannot have.
+    #[error("`{key}` {what}")]
+    Value {
+        /// The key.
+        key: String,
+        /// What it should be.
+        what: String,
+    },
+    /// Text that is no TOML.
+    #[error("line {line}: {what}")]
+    Syntax {
+        /// Where.
+        line: usize,
+        /// What is wrong there.
+        what: String,
+    },
+    /// Text that should set one key.
+    #[error("`{0}` should be KEY=VALUE, like schedule.rate=1e-3")]
+    Setting(String),
+}
+
+impl RecipeError {
+    pub(super) fn unknown_recipe(name: &str) -> Self {
+        RecipeError::UnknownRecipe { name: name.into() }
+    }
+
+    fn unknown_key(key: &str) -> Self {
+        fn leaf(key: &str) -> &str {
+            key.rsplit('.').next().unwrap_or_default()
+        }
+        // The right name in the wrong section, or more or less of it, is nearer than any misspelling.
+        let distance = |known: &str| match (leaf(known), leaf(key)) {
+            _ if key.starts_with(&format!("{known}.")) => 0,
+            (known, key) if known == key => 1,
+            (short, long) if short.len() > 2 && long.starts_with(short) => 2,
+            _ if known.starts_with(&format!("{key}.")) => 2,
+            (a, b) => (1 + strsim::osa_distance(known, key)).min(2 + strsim::osa_distance(a, b)),
+        };
+        let nearest = KEYS.iter().map(|(known, _)| (distance(known), *known)).min_by_key(|(distance, _)| *distance);
+        let near = |(distance, known): &(usize, &str)| *distance <= leaf(known).len().max(4) / 2;
+        let suggestion = nearest.filter(near).map(|(_, known)| known.to_string());
+        RecipeError::UnknownKey { key: key.into(), suggestion }
+    }
+
+    fn syntax(text: &str, error: &toml::de::Error) -> Self {
+        let at = error.span().map_or(0, |span| span.start.min(text.len()));
+        let line = 1 + text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count();
+        RecipeError::Syntax { line, what: error.message().replace('\n', ", ") }
+    }
+}
+
+impl Recipe {
+    /// Reads a recipe's text. Keys that it leaves out come from the recipe it names as `base`, or from `small`.
+    pub fn parse(text: &str) -> Result<Recipe, RecipeError> {
+        let given: Table = toml::from_str(text).map_err(|e| RecipeError::syntax(text, &e))?;
+        let base = match given.get("base") {
+            Some(Value::String(name)) => Recipe::named(name)?,
+            Some(_) => return Err(RecipeError::Value { key: "base".into(), what: "should be a recipe's name".into() }),
+            None => Recipe::named(NAMED[0].0)?,
+        };
+        base.overlaid(given)
+    }
+
+    /// Reads the text of a named recipe, which leaves nothing out.
+    pub(super) fn complete(text: &str) -> Result<Recipe, RecipeError> {
+        toml::from_str(text).map_err(|e| RecipeError::syntax(text, &e))
+    }
+
+    /// Changes one setting: `schedule.rate=1e-3`.
+    pub fn set(&mut self, setting: &str) -> Result<(), RecipeError> {
+        let (key, text) = setting.split_once('=').ok_or_else(|| RecipeError::Setting(setting.into()))?;
+        let (key, text) = (key.trim(), text.trim());
+        let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok().and_then(|mut t| t.remove("value"));
+        let value = parsed.unwrap_or_else(|| Value::String(text.into()));
+        let mut path = key.rsplit('.');
+        let leaf = path.next().unwrap_or_default().to_string();
+        let given = path.fold(Table::from_iter([(leaf, value)]), |inner, section| {
+            Table::from_iter([(section.to_string(), Value::Table(inner))])
+        });
+        *self = self.overlaid(given)?;
+        Ok(())
+    }
+
+    fn overlaid(&self, given: Table) -> Result<Recipe, RecipeError> {
+        let whole =
+            |error: &dyn std::fmt::Display| RecipeError::Value { key: "recipe".into(), what: error.to_string() };
+        let mut table = Table::try_from(self).map_err(|e| whole(&e))?;
+        // One key at a time, so that an error can name it.
+        for (key, value) in leaves("", given) {
+            let mut changed = table.clone();
+            place(&mut changed, &key, value)?;
+            if let Err(error) = Recipe::deserialize(changed.clone()) {
+                let what = error.message().lines().next().unwrap_or_default().to_string();
+                return Err(RecipeError::Value { key, what: format!("cannot be that: {what}") });
+            }
+            table = changed;
+        }
+        let recipe = Recipe::deserialize(table).map_err(|e| whole(&e.message()))?;
+        recipe.check()?;
+        Ok(recipe)
+    }
+
+    /// Refuses values that no training can have.
+    fn check(&self) -> Result<(), RecipeError> {
+        let (m, d, o, s) = (&self.model, &self.data, &self.optimiser, &self.schedule);
+        let wrong =
+            |key: &str, what: &str| Err(RecipeError::Value { key: key.into(), what: format!("should be {what}") });
+        for (key, value) in [
+            ("model.drop_path", m.drop_path),
+            ("model.dropout", m.dropout),
+            ("model.attention_dropout", m.attention_dropout),
+            ("data.label_smoothing", d.label_smoothing),
+            ("optimiser.betas", o.betas[0]),
+            ("optimiser.betas", o.betas[1]),
+            ("optimiser.momentum", o.momentum),
+            ("average.decay", self.average.decay),
+        ] {
+            if !(0.0..1.0).contains(&value) {
+                return wrong(key, "at least 0 and below 1");
+            }
+        }
+        for (key, value) in [
+            ("data.flip", d.flip),
+            ("data.erasing", d.erasing),
+            ("data.mix_probability", d.mix_probability),
+            ("data.mix_switch", d.mix_switch),
+            ("objective.alpha", self.objective.alpha),
+            ("optimiser.layer_decay", o.layer_decay),
+            ("data.crop_scale", d.crop_scale[0]),
+            ("data.crop_scale", d.crop_scale[1]),
+        ] {
+            if !(0.0..=1.0).contains(&value) {
+                return wrong(key, "from 0 to 1");
+            }
+        }
+        for (key, value) in [
+            ("data.mixup", d.mixup),
+            ("data.cutmix", d.cutmix),
+            ("data.colour_jitter", d.colour_jitter),
+            ("optimiser.weight_decay", o.weight_decay),
+            ("optimiser.clip", o.clip),
+            ("optimiser.epsilon", o.epsilon),
+            ("schedule.rate", s.rate),
+            ("schedule.end", s.end),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                return wrong(key, "a number that is not negative");
+            }
+        }
+        for (key, value) in [("batch", self.batch), ("accumulate", self.accumulate), ("data.repeated", d.repeated)] {
+            if value == 0 {
+                return wrong(key, "at least 1");
+            }
+        }
+        for (key, [low, high]) in [("data.crop_scale", d.crop_scale), ("data.crop_ratio", d.crop_ratio)] {
+            if !(low > 0.0 && low <= high && high.is_finite()) {
+                return wrong(key, "two numbers above 0, the smaller first");
+            }
+        }
+        if !self.batch.is_multiple_of(self.accumulate) {
+            return wrong("accumulate", &format!("a divisor of the batch, {}", self.batch));
+        }
+        if !(self.objective.temperature.is_finite() && self.objective.temperature > 0.0) {
+            return wrong("objective.temperature", "above 0");
+        }
+        if o.nesterov && o.momentum == 0.0 {
+            return wrong("optimiser.momentum", "above 0 for nesterov");
+        }
+        if self.objective.distillation != Teaching::None && self.objective.teacher.is_empty() {
+            return wrong("objective.teacher", "a checkpoint, since there is to be distillation");
+        }
+        match self.length {
+            Span::Share(_) => wrong("length", "a number of epochs or steps"),
+            Span::Steps(0) | Span::Epochs(0.0) => wrong("length", "above 0"),
+            _ => Ok(()),
+        }
+    }
+
+    /// The whole recipe as TOML, with a comment on every key.
+    pub fn to_toml(&self) -> String {
+        let plain = toml::to_string(self).unwrap_or_default();
+        let (mut section, mut text) = (String::new(), String::new());
+        for line in plain.lines() {
+            if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+                section = format!("{name}.");
+            }
+            let key = line.split_once(" = ").map(|(key, _)| format!("{section}{key}"));
+            let comment = key.and_then(|key| KEYS.iter().find(|(known, _)| *known == key)).map(|(_, comment)| comment);
+            let line = readable(line);
+            // Writing to a String cannot fail.
+            let _ = match comment {
+                Some(comment) => writeln!(text, "{line:<40} # {comment}"),
+                None => writeln!(text, "{line}"),
+            };
+        }
+        text
+    }
+}
+
+/// The keys of a table with their values, nested ones as `section.key`.
+fn leaves(prefix: &str, table: Table) -> Vec<(String, Value)> {
+    let mut found = Vec::new();
+    for (key, value) in table {
+        let key = format!("{prefix}{key}");
+        match value {
+            Value::Table(inner) => found.extend(leaves(&format!("{key}."), inner)),
+            value => found.push((key, value)),
+        }
+    }
+    found
+}
+
+/// Puts a value where a key that there is points.
+fn place(table: &mut Table, key: &str, value: Value) -> Result<(), RecipeError> {
+    let (section, leaf) = key.split_once('.').map_or((None, key), |(section, leaf)| (Some(section), leaf));
+    let table = match section {
+        None => table,
+        Some(section) => match table.get_mut(section) {
+            Some(Value::Table(inner)) => inner,
+            _ => return Err(RecipeError::unknown_key(key)),
+        },
+    };
+    let value = match (table.get(leaf), value) {
+        (None | Some(Value::Table(_)), _) => return Err(RecipeError::unknown_key(key)),
+        // A command line has no quotes and brackets.
+        (Some(Value::Array(_)), Value::String(one)) => Value::Array(vec![Value::String(one)]),
+        (_, value) => value,
+    };
+    table.insert(leaf.into(), value);
+    Ok(())
+}
+
+/// Small numbers with an exponent, as people write them.
+fn readable(line: &str) -> String {
+    match line.split_once(" = ").map(|(key, value)| (key, value.parse::<f64>())) {
+        Some((key, Ok(number))) if number > 0.0 && number < 1e-2 => format!("{key} = {number:e}"),
+        _ => line.to_string(),
+    }
+}

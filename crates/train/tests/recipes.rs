@@ -1,0 +1,127 @@
+//! Recipes: the named ones are whole and print as their files, changes are checked, mistakes are explained.
+
+use vit_train::{Decay, DecayOn, Method, Recipe, Span};
+
+fn error(result: Result<impl Sized, vit_train::RecipeError>) -> String {
+    result.err().expect("an error").to_string()
+}
+
+#[test]
+fn named_recipes_print_as_their_files_and_read_back() {
+    for name in Recipe::names() {
+        let recipe = Recipe::named(name).unwrap();
+        assert_eq!(recipe.base, name);
+        let text = recipe.to_toml();
+        let file = format!("{}/recipes/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(text, std::fs::read_to_string(file).unwrap(), "{name}");
+        assert_eq!(Recipe::parse(&text).unwrap(), recipe, "{name}");
+        for line in text.lines().filter(|line| line.contains(" = ")) {
+            assert!(line.contains(" # "), "{name}: no comment on {line}");
+        }
+    }
+    assert_eq!(Recipe::parse("").unwrap(), Recipe::named("small").unwrap());
+}
+
+#[test]
+fn the_paper_recipes_say_what_the_paper_says() {
+    let pretrain = Recipe::named("vit-pretrain").unwrap();
+    let step = pretrain.step_options();
+    assert_eq!(step.optimiser.method, Method::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 });
+    assert_eq!((step.optimiser.weight_decay, step.optimiser.decay_on), (0.1, DecayOn::Everything));
+    assert_eq!(pretrain.batch, 4096);
+    let schedule = pretrain.schedule(1000);
+    assert_eq!((schedule.steps, schedule.warmup), (7000, 10_000));
+    assert!(matches!(schedule.decay, Decay::Polynomial { power: 1.0, .. }));
+
+    let finetune = Recipe::named("vit-finetune").unwrap();
+    let step = finetune.step_options();
+    assert_eq!(step.optimiser.method, Method::Sgd { momentum: 0.9, dampening: 0.0, nesterov: false });
+    assert_eq!((step.optimiser.weight_decay, step.optimiser.clip, finetune.batch), (0.0, Some(1.0), 512));
+    assert!(matches!(finetune.schedule(1).decay, Decay::Cosine { end: 0.0 }));
+
+    let deit = Recipe::named("deit").unwrap();
+    // 5e-4 for a batch of 512, and DeiT's is 1024.
+    assert_eq!(deit.schedule(100).base, 1e-3);
+    assert_eq!(deit.schedule(100).warmup, 500);
+    assert!(deit.step_options().average && deit.step_options().optimiser.clip.is_none());
+}
+
+#[test]
+fn one_setting_can_be_changed() {
+    let mut recipe = Recipe::named("small").unwrap();
+    for setting in [
+        "schedule.rate=3e-4",
+        "optimiser.clip=2",
+        "optimiser.method=lamb",
+        "schedule.warmup=500",
+        "length = 20 epochs",
+        "model.freeze=backbone",
+        "objective.teacher=runs/teacher",
+        "objective.distillation=hard",
+        "data.crop_scale=[0.5, 1]",
+    ] {
+        recipe.set(setting).unwrap_or_else(|e| panic!("{setting}: {e}"));
+    }
+    assert_eq!((recipe.schedule.rate, recipe.optimiser.clip), (3e-4, 2.0));
+    assert_eq!((recipe.schedule.warmup, recipe.length), (Span::Steps(500), Span::Epochs(20.0)));
+    assert_eq!(recipe.data.crop_scale, [0.5, 1.0]);
+    assert!(recipe.step_options().freeze.includes("blocks.0.norm1.weight"));
+    assert!(recipe.step_options().objective.distillation.is_some());
+    assert_eq!(Recipe::parse(&recipe.to_toml()).unwrap(), recipe);
+}
+
+#[test]
+fn a_file_starts_from_its_base() {
+    let recipe = Recipe::parse("base = \"deit\"\nbatch = 256\n[model]\ndrop_path = 0.3\n").unwrap();
+    let deit = Recipe::named("deit").unwrap();
+    assert_eq!((recipe.batch, recipe.model.drop_path), (256, 0.3));
+    assert_eq!(recipe.optimiser, deit.optimiser);
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let mut recipe = Recipe::named("small").unwrap();
+    let before = recipe.clone();
+    for (setting, expected) in [
+        (
+            "optimizer.weight_decay=1",
+            "recipes have no key `optimizer.weight_decay`; did you mean `optimiser.weight_decay`?",
+        ),
+        ("lr=1", "recipes have no key `lr`"),
+        ("rate=1", "recipes have no key `rate`; did you mean `schedule.rate`?"),
+        ("data.colour_jiter=1", "recipes have no key `data.colour_jiter`; did you mean `data.colour_jitter`?"),
+        ("batchsize=1", "recipes have no key `batchsize`; did you mean `batch`?"),
+        ("data.mixup.alpha=1", "recipes have no key `data.mixup.alpha`; did you mean `data.mixup`?"),
+        ("optimiser=sgd", "recipes have no key `optimiser`; did you mean `optimiser.method`?"),
+        ("nonsense", "`nonsense` should be KEY=VALUE, like schedule.rate=1e-3"),
+        ("model.drop_path=1", "`model.drop_path` should be at least 0 and below 1"),
+        ("model.drop_path=-0.1", "`model.drop_path` should be at least 0 and below 1"),
+        ("schedule.rate=nan", "`schedule.rate` should be a number that is not negative"),
+        ("batch=0", "`batch` should be at least 1"),
+        ("accumulate=3", "`accumulate` should be a divisor of the batch, 128"),
+        ("length=3%", "`length` should be a number of epochs or steps"),
+        (
+            "objective.distillation=soft",
+            "`objective.teacher` should be a checkpoint, since there is to be distillation",
+        ),
+    ] {
+        assert_eq!(error(recipe.set(setting)), expected, "{setting}");
+    }
+    for (setting, part) in [
+        ("optimiser.method=adagrad", "adamw"),
+        ("batch=many", "integer"),
+        ("schedule.warmup=5 weeks", "\"5 epochs\""),
+        ("optimiser.betas=[0.9]", "`optimiser.betas` cannot be that"),
+    ] {
+        let what = error(recipe.set(setting));
+        assert!(what.contains(part) && !what.contains('\n'), "{setting}: {what}");
+    }
+    assert_eq!(recipe, before, "a refused setting changes nothing");
+    assert!(error(Recipe::named("diet")).starts_with("there is no recipe named `diet`; there are small, finetune,"));
+    assert_eq!(
+        error(Recipe::parse("batch = 8\n[data]\nflipp = 1")),
+        "recipes have no key `data.flipp`; did you mean `data.flip`?"
+    );
+    assert!(error(Recipe::parse("batch = 8\n\nx = = 1")).starts_with("line 3: "));
+    assert!(error(Recipe::parse("base = \"diet\"")).contains("no recipe named"));
+}
