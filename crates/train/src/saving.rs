@@ -131,13 +131,28 @@ impl Slot {
         let parent = self.path.parent().unwrap_or(Path::new(""));
         disk.create_folder(parent).map_err(|error| SaveError::io(parent, error))?;
         self.settle(disk)?;
+        let mut written = self.write_partial(disk, snapshot);
+        // Where only two fit, the oldest makes room; but never for a newest one that is damaged.
+        if written.as_ref().is_err_and(SaveError::is_full)
+            && self.previous().exists()
+            && Manifest::verify(&self.path).is_ok()
+        {
+            let previous = self.previous();
+            disk.remove_folder(&previous).map_err(|error| SaveError::io(&previous, error))?;
+            written = self.write_partial(disk, snapshot);
+        }
+        written?;
+        self.promote(disk)
+    }
+
+    fn write_partial(&self, disk: &impl Disk, snapshot: &Snapshot) -> Result<(), SaveError> {
         let partial = self.partial();
-        if let Err(error) = write(disk, &partial, snapshot) {
+        let written = write(disk, &partial, snapshot);
+        if written.is_err() {
             // The first error is the one worth reporting.
             let _ = disk.remove_folder(&partial);
-            return Err(error);
         }
-        self.promote(disk)
+        written
     }
 
     /// Deals with what a killed process left: a partial checkpoint takes its place if it is all there is, and is

@@ -122,7 +122,8 @@ fn title_and_bar(scene: &mut Scene, title: &str, matrix: Area, bar: Area, many: 
     let marks: &[f32] = if matrix.height > 150.0 { &[0.0, 0.25, 0.5, 0.75, 1.0] } else { &[0.0, 1.0] };
     for &mark in marks {
         let at = [bar.right() + 7.0, bar.bottom() - mark * bar.height];
-        scene.text(Text::new(format!("{:.0} %", 100.0 * mark), at, 11.0).colour(MUTED));
+        let above = if many && mark == 0.0 { "> " } else { "" };
+        scene.text(Text::new(format!("{above}{:.0} %", 100.0 * mark), at, 11.0).colour(MUTED));
     }
 }
 

@@ -20,6 +20,19 @@ struct Series {
     noisy: bool,
 }
 
+impl Series {
+    /// Points that a smooth line takes together; one where no such line is drawn.
+    fn window(&self, points: &[[f64; 2]]) -> usize {
+        if self.noisy { (points.len() / 40).max(1) } else { 1 }
+    }
+
+    /// The value at the end of the line.
+    fn last(&self, points: &[[f64; 2]]) -> Option<f64> {
+        let run = points.split(|[_, value]| !value.is_finite()).rfind(|run| !run.is_empty())?;
+        moving_mean(run, self.window(points)).last().map(|[_, value]| *value)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Best {
     Largest,
@@ -144,8 +157,8 @@ fn draw_panel(
 
 fn draw_series(scene: &mut Scene, series: &Series, points: &[[f64; 2]], x: Axis, y: Axis) {
     let on_screen = |points: &[[f64; 2]]| points.iter().map(|[at, value]| [x.place(*at), y.place(*value)]).collect();
-    let window = points.len() / 40;
-    let smooth = series.noisy && window > 1;
+    let window = series.window(points);
+    let smooth = window > 1;
     for run in thin(points, x).split(|[_, value]| !value.is_finite()).filter(|run| !run.is_empty()) {
         let colour = if smooth { series.colour.mix(WHITE, 0.7) } else { series.colour };
         if let [[at, value]] = run {
@@ -169,10 +182,9 @@ fn draw_series(scene: &mut Scene, series: &Series, points: &[[f64; 2]], x: Axis,
 /// Names and figures of the curves, from the right edge of the panel to the left.
 fn draw_legend(scene: &mut Scene, panel: &Panel, curves: &[Vec<[f64; 2]>], [mut right, y]: [f32; 2]) {
     for (series, points) in panel.series.iter().zip(curves).rev() {
-        let last = points.iter().rev().find(|[_, value]| value.is_finite());
         let (word, value) = match series.best.and_then(|best| best_of(points, best)) {
             Some([_, value]) => ("best", Some(value)),
-            None => ("now", last.map(|[_, value]| *value)),
+            None => ("now", series.last(points)),
         };
         let Some(value) = value else { continue };
         let text = if series.name.is_empty() {
@@ -204,9 +216,10 @@ fn moving_mean(points: &[[f64; 2]], window: usize) -> Vec<[f64; 2]> {
         sums.push(sums[sums.len() - 1] + value);
     }
     let mean = |index: usize| {
-        // The window shrinks on both sides near an end, so that the curve does not lean.
-        let reach = (window / 2).min(index).min(points.len() - 1 - index);
-        let (from, to) = (index - reach, index + reach + 1);
+        // At the steep beginning the window shrinks on both sides, so that the curve does not lean; at the flat end
+        // only on one, so that the last value is not mere noise.
+        let reach = (window / 2).min(index);
+        let (from, to) = (index - reach, (index + reach + 1).min(points.len()));
         [points[index][0], (sums[to] - sums[from]) / (to - from) as f64]
     };
     (0..points.len()).map(mean).collect()
@@ -301,10 +314,13 @@ mod tests {
     }
 
     #[test]
-    fn the_moving_mean_of_a_line_is_the_line() {
+    fn the_moving_mean_of_a_line_is_the_line_up_to_the_end() {
         let line: Vec<[f64; 2]> = (0..50).map(|i| [f64::from(i), 3.0 - 0.5 * f64::from(i)]).collect();
-        for (mean, point) in moving_mean(&line, 9).iter().zip(&line) {
+        let means = moving_mean(&line, 9);
+        for (mean, point) in means.iter().zip(&line[..46]) {
             assert!((mean[1] - point[1]).abs() < 1e-9);
         }
+        // The last is the mean of the last five.
+        assert!((means[49][1] - line[47][1]).abs() < 1e-9);
     }
 }

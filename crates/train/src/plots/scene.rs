@@ -186,7 +186,10 @@ impl Scene {
     }
 
     pub(super) fn texts(&self) -> Vec<&str> {
-        let text = |shape| if let &Shape::Text(ref text) = shape { Some(text.text.as_str()) } else { None };
-        self.shapes.iter().filter_map(text).collect()
+        let texts = self.shapes.iter().filter_map(|shape| match shape {
+            Shape::Text(text) => Some(text.text.as_str()),
+            _ => None,
+        });
+        texts.collect()
     }
 }

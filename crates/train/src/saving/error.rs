@@ -46,13 +46,18 @@ impl SaveError {
     pub(super) fn io(path: &Path, error: io::Error) -> Self {
         Self::Io { path: path.into(), error }
     }
+
+    /// Whether there was no room.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Io { error, .. } if is_full(error))
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
 fn way_out(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            " (make room, then resume)"
-        }
-        _ => "",
-    }
+    if is_full(error) { " (make room, then resume)" } else { "" }
 }

@@ -20,7 +20,7 @@ enum End {
     /// The power fails: what was not flushed is gone.
     PowerCut,
     /// That one operation fails and the process goes on.
-    Failure,
+    Failure(io::ErrorKind),
 }
 
 struct Limited {
@@ -37,12 +37,15 @@ impl Limited {
 
     /// Counts one operation; an error if it must not take place.
     fn operation(&self) -> io::Result<()> {
-        if self.ended.get() && self.end != End::Failure {
-            return Err(io::Error::other("nothing happens any more"));
-        }
-        if self.left.get() > 0 || self.ended.get() {
-            self.left.set(self.left.get().saturating_sub(1));
-            return Ok(());
+        let dead = io::Error::other("nothing happens any more");
+        match self.end {
+            End::Failure(_) if self.ended.get() => return Ok(()),
+            _ if self.ended.get() => return Err(dead),
+            _ if self.left.get() > 0 => {
+                self.left.set(self.left.get() - 1);
+                return Ok(());
+            }
+            _ => {}
         }
         self.ended.set(true);
         if self.end == End::PowerCut {
@@ -50,7 +53,7 @@ impl Limited {
                 File::create(path).unwrap();
             }
         }
-        Err(io::Error::from(io::ErrorKind::StorageFull))
+        Err(if let End::Failure(kind) = self.end { kind.into() } else { dead })
     }
 }
 
@@ -171,7 +174,7 @@ fn a_saved_checkpoint_comes_back_bit_for_bit() {
 
 #[test]
 fn whatever_operation_is_the_last_a_whole_checkpoint_is_there() {
-    for end in [End::Kill, End::PowerCut, End::Failure] {
+    for end in [End::Kill, End::PowerCut, End::Failure(io::ErrorKind::PermissionDenied)] {
         let mut operations = 0;
         loop {
             let folder = tempfile::tempdir().unwrap();
@@ -235,11 +238,29 @@ fn a_full_disk_is_named_and_leaves_no_litter() {
     slot.save(&snapshot(1)).unwrap();
     let before = slot.open().unwrap();
     // The fourth operation is the first write into model.safetensors.
-    let error = slot.save_on(&Limited::new(3, End::Failure), &snapshot(2)).unwrap_err().to_string();
+    let error =
+        slot.save_on(&Limited::new(3, End::Failure(io::ErrorKind::StorageFull)), &snapshot(2)).unwrap_err().to_string();
     assert!(error.contains("last.partial") && error.contains("model.safetensors"), "{error}");
     assert!(error.contains("make room"), "{error}");
     assert_eq!(names(folder.path()), ["last"]);
     assert_eq!(slot.open().unwrap(), before);
+}
+
+#[test]
+fn where_only_two_checkpoints_fit_the_oldest_makes_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let slot = Slot::new(folder.path().join("last"));
+    slot.save(&snapshot(1)).unwrap();
+    slot.save(&snapshot(2)).unwrap();
+    let full_once = || Limited::new(3, End::Failure(io::ErrorKind::StorageFull));
+    slot.save_on(&full_once(), &snapshot(3)).unwrap();
+    assert_eq!(slot.open().unwrap().snapshot.position.step, 3);
+    assert_eq!(Slot::new(slot.previous()).open().unwrap().snapshot.position.step, 2);
+
+    // The oldest stays where it is the only whole one.
+    fs::write(slot.path().join("state.json"), "").unwrap();
+    assert!(slot.save_on(&full_once(), &snapshot(4)).unwrap_err().is_full());
+    assert_eq!(slot.open().unwrap().snapshot.position.step, 2);
 }
 
 #[test]
@@ -251,22 +272,19 @@ fn any_damaged_byte_falls_back_to_the_previous_checkpoint() {
     for name in names(slot.path()) {
         let path = slot.path().join(&name);
         let whole = fs::read(&path).unwrap();
-        let damages: [&dyn Fn(&mut Vec<u8>); 5] = [
-            &|bytes| *bytes.first_mut().unwrap() ^= 1,
-            &|bytes| {
-                let middle = bytes.len() / 2;
-                bytes[middle] ^= 0x40;
-            },
-            &|bytes| bytes.truncate(bytes.len() / 2),
-            &|bytes| bytes.clear(),
-            &|bytes| bytes.extend(b"x"),
-        ];
-        for (number, damage) in damages.into_iter().enumerate() {
+        for damage in ["first", "middle", "half", "empty", "longer"] {
             let mut bytes = whole.clone();
-            damage(&mut bytes);
+            let middle = bytes.len() / 2;
+            match damage {
+                "first" => bytes[0] ^= 1,
+                "middle" => bytes[middle] ^= 0x40,
+                "half" => bytes.truncate(middle),
+                "empty" => bytes.clear(),
+                _ => bytes.push(b'x'),
+            }
             fs::write(&path, bytes).unwrap();
             let opened = slot.open().unwrap();
-            assert_eq!(opened.snapshot.position.step, 1, "{name}, damage {number}");
+            assert_eq!(opened.snapshot.position.step, 1, "{name}: {damage}");
             assert!(opened.notes[0].contains(&name) && opened.notes[1].contains("step 1"), "{:?}", opened.notes);
         }
         fs::remove_file(&path).unwrap();
