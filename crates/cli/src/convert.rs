@@ -88,6 +88,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         image_size: arguments.image_size,
         classes: arguments.classes.map(|c| c as usize),
         channels: arguments.channels.map(|c| c as usize),
+        new_head: false,
     };
     checkpoints::change(&mut checkpoint, changes)?;
     let (names, source) = (library(checkpoint.scheme), checkpoint.source.clone());

@@ -220,7 +220,7 @@ impl Common {
             let estimate = estimate(device.as_ref(), &mut setup, &self.machine.options())?;
             terminal::note(format_args!(
                 "memory: {} on {}; {} steps of {} pictures per epoch, {} steps in all",
-                bytes(estimate.memory_bytes),
+                bytes(estimate.memory_bytes as u64),
                 device.name(),
                 estimate.steps_per_epoch,
                 setup.recipe.batch,

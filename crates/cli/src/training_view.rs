@@ -76,7 +76,7 @@ impl Observer for View {
         }
         figures += &format!("  {:.1}% waiting for data", 100.0 * progress.waiting);
         if let Some(memory) = progress.memory {
-            figures += &format!("  {}", bytes(memory as usize));
+            figures += &format!("  {}", bytes(memory));
         }
         live.figures.set_message(figures);
     }
