@@ -88,6 +88,24 @@ fn what_does_not_fit_into_memory_goes_to_a_temporary_file() {
 }
 
 #[test]
+fn many_shards_plain_and_packed_in_one_temporary_file() {
+    let folder = tempdir().unwrap();
+    let mut all = Vec::new();
+    for number in 0..140 {
+        let bytes = archive(&[("cat/1.png", png(number)), ("dog/2.png", png(number + 100))]);
+        write(folder.path(), &format!("plain/{number}.tar"), &bytes);
+        write(folder.path(), &format!("packed/{number}.tar.zst"), zstd::encode_all(&bytes[..], 1).unwrap());
+        all.extend([("cat", number), ("dog", number + 100)]);
+    }
+    // Memory for the first few only.
+    let options = ReadOptions { limits: Limits { memory: 10_000, disk: 1 << 20 }, ..ReadOptions::default() };
+    for name in ["plain", "packed"] {
+        let opened = open_split(&folder.path().join(name), None, None, &options).unwrap();
+        assert_eq!(listed(&*opened.samples), expected(&all), "{name}");
+    }
+}
+
+#[test]
 fn the_draw_does_not_depend_on_packing_or_order() {
     let folder = tempdir().unwrap();
     let files: Vec<(String, Vec<u8>)> = (0..30).map(|n| (format!("{}/{n}.png", n % 2), png(n))).collect();
