@@ -62,6 +62,16 @@ fn class_folders_plain_and_packed() {
     }
 }
 
+/// Python's `tarfile` writes names that are long or not ASCII in its own way (pax).
+#[test]
+fn an_archive_written_by_python() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/datasets/python.tar.gz");
+    let splits = open(&path, &all()).unwrap();
+    let long = format!("großer Hund {}", "x".repeat(120));
+    let samples: Vec<(&str, u8)> = (0..20).flat_map(|n| [(long.as_str(), n), ("cat", n)]).collect();
+    assert_eq!(listed(&*splits.train), expected(&samples));
+}
+
 #[test]
 fn the_content_counts_and_not_the_ending() {
     let folder = tempdir().unwrap();
