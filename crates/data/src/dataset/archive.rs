@@ -12,6 +12,9 @@ use crate::files::has_image_extension;
 use std::fs::File;
 use std::path::Path;
 
+/// More shards than this are opened anew for every read.
+const MAX_OPEN: usize = 128;
+
 /// The members of one shard.
 pub(super) struct Shard {
     pub(super) store: u32,
@@ -38,28 +41,34 @@ pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Resu
     let mut listing = Listing::new(Format::Tar, path.to_owned(), path.to_owned(), LabelText::Name);
     let mut shards = Vec::with_capacity(sources.len());
     for source in sources {
-        let store = open(source, budget)?;
+        let mut store = open(source, budget)?;
         let members = members(&store)?;
+        if sources.len() > MAX_OPEN {
+            store.close();
+        }
         shards.push(Shard { store: listing.add_store(store), split: source.split, members });
     }
-    if cifar::add_members(&mut listing, &shards)? || webdataset::add(&mut listing, &shards)? {
-        return Ok(listing);
+    if !cifar::add_members(&mut listing, &shards)? && !webdataset::add(&mut listing, &shards)? {
+        add_class_folders(&mut listing, &shards);
     }
+    Ok(listing)
+}
+
+fn add_class_folders(listing: &mut Listing, shards: &[Shard]) {
     let pictures = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_picture(member));
     let names = pictures.map(|member| member.name.as_str());
     let layout = Layout::of(names.clone());
     let folders = shards.iter().flat_map(|shard| &shard.members).filter(|member| member.is_folder);
     listing.empty = layout.empty(folders.map(|member| member.name.as_str()), names);
-    for shard in &shards {
+    for shard in shards {
         for member in shard.members.iter().filter(|member| !member.is_folder) {
             if is_picture(member) {
-                folders::add(&mut listing, &layout, &member.name, shard.split, shard.place(member));
+                folders::add(listing, &layout, &member.name, shard.split, shard.place(member));
             } else {
                 listing.skip("not an image by its name", || member.name.clone());
             }
         }
     }
-    Ok(listing)
 }
 
 /// Whether the names of pictures alone say their classes.

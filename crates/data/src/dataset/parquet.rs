@@ -107,7 +107,7 @@ fn read_file(
             return Err(damaged(path, format!("{count} rows are announced, {read} found")));
         }
     }
-    let spooled = spool.finish(&source.key)?;
+    let spooled = spool.finish(&source.key);
     listing.add_store(spooled);
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How much may be unpacked when a data set is opened, over all of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +30,16 @@ pub(super) struct Budget {
     disk: u64,
     /// What the whole set may take, to say so when it is too little.
     limit: u64,
+    /// One temporary file for all, because the number of open files is limited too.
+    file: Option<Arc<File>>,
+    /// What has been written to it.
+    written: u64,
 }
 
 impl Budget {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { memory: limits.memory, disk: limits.disk, limit: limits.memory.saturating_add(limits.disk) }
+        let limit = limits.memory.saturating_add(limits.disk);
+        Self { memory: limits.memory, disk: limits.disk, limit, file: None, written: 0 }
     }
 }
 
@@ -60,7 +66,21 @@ pub(super) struct Store {
 
 enum Content {
     Memory(Vec<u8>),
-    File { file: File, length: u64 },
+    /// The file that the user knows, open.
+    Plain {
+        file: File,
+        length: u64,
+    },
+    /// A part of the temporary file.
+    Temporary {
+        file: Arc<File>,
+        start: u64,
+        length: u64,
+    },
+    /// A file that is opened for every read.
+    Closed {
+        length: u64,
+    },
 }
 
 impl Store {
@@ -68,7 +88,15 @@ impl Store {
     pub(super) fn plain(path: &Path, key: &str) -> Result<Self, DatasetError> {
         let file = File::open(path).map_err(DatasetError::io(path))?;
         let length = file.metadata().map_err(DatasetError::io(path))?.len();
-        Ok(Self::of(path, key, Content::File { file, length }))
+        Ok(Self::of(path, key, Content::Plain { file, length }))
+    }
+
+    /// Lets go of a plain file; from now on it is opened for every read. Systems allow a program only some hundred open
+    /// files, and some sets have thousands of shards.
+    pub(super) fn close(&mut self) {
+        if let Content::Plain { length, .. } = self.content {
+            self.content = Content::Closed { length };
+        }
     }
 
     /// The content of a file, uncompressed if it is gzip or zstd, for those that are read from front to back anyway.
@@ -78,7 +106,7 @@ impl Store {
         let mut buffer = vec![0; 1 << 16];
         loop {
             match source.read(&mut buffer) {
-                Ok(0) => return spool.finish(key),
+                Ok(0) => return Ok(spool.finish(key)),
                 Ok(count) => spool.append(&buffer[..count])?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) => return Err(DatasetError::damaged(path, format!("cannot be unpacked: {source}"))),
@@ -93,7 +121,7 @@ impl Store {
     pub(super) fn len(&self) -> u64 {
         match &self.content {
             Content::Memory(bytes) => bytes.len() as u64,
-            Content::File { length, .. } => *length,
+            Content::Plain { length, .. } | Content::Temporary { length, .. } | Content::Closed { length } => *length,
         }
     }
 
@@ -104,13 +132,17 @@ impl Store {
         match &self.content {
             // Both fit, because they lie inside of what is in memory.
             Content::Memory(bytes) => Ok(Cow::Borrowed(&bytes[offset as usize..end as usize])),
-            Content::File { file, .. } => {
-                let mut bytes = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?];
-                read_exact_at(file, &mut bytes, offset)?;
-                Ok(Cow::Owned(bytes))
-            }
+            Content::Plain { file, .. } => read_vec(file, offset, length).map(Cow::Owned),
+            Content::Temporary { file, start, .. } => read_vec(file, start + offset, length).map(Cow::Owned),
+            Content::Closed { .. } => read_vec(&File::open(&self.path)?, offset, length).map(Cow::Owned),
         }
     }
+}
+
+fn read_vec(file: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?];
+    read_exact_at(file, &mut bytes, offset)?;
+    Ok(bytes)
 }
 
 #[cfg(unix)]
@@ -140,53 +172,64 @@ pub(super) struct Spool<'a> {
     path: PathBuf,
     budget: &'a mut Budget,
     memory: Vec<u8>,
-    file: Option<File>,
-    written: u64,
+    file: Option<Arc<File>>,
+    length: u64,
 }
 
 impl<'a> Spool<'a> {
     pub(super) fn new(path: &Path, budget: &'a mut Budget) -> Self {
-        Self { path: path.to_owned(), budget, memory: Vec::new(), file: None, written: 0 }
+        Self { path: path.to_owned(), budget, memory: Vec::new(), file: None, length: 0 }
     }
 
     pub(super) fn len(&self) -> u64 {
-        self.written
+        self.length
     }
 
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), DatasetError> {
-        let total = self.written + bytes.len() as u64;
-        if self.file.is_none() && total > self.budget.memory {
-            let temporary = |source| DatasetError::Io { path: std::env::temp_dir(), source };
-            let mut file = tempfile::tempfile().map_err(temporary)?;
-            file.write_all(&self.memory).map_err(temporary)?;
-            self.memory = Vec::new();
-            self.file = Some(file);
+        let length = self.length + bytes.len() as u64;
+        if length > self.budget.memory && length > self.budget.disk {
+            return Err(DatasetError::TooLarge { path: self.path.clone(), limit: self.budget.limit });
         }
-        match &mut self.file {
-            Some(_) if total > self.budget.disk => {
-                return Err(DatasetError::TooLarge { path: self.path.clone(), limit: self.budget.limit });
-            }
-            Some(file) => {
-                file.write_all(bytes).map_err(|source| DatasetError::Io { path: std::env::temp_dir(), source })?;
-            }
+        let temporary = |source| DatasetError::Io { path: std::env::temp_dir(), source };
+        if self.file.is_none() && length > self.budget.memory {
+            self.file = Some(self.spill().map_err(temporary)?);
+        }
+        match &self.file {
+            Some(file) => file.as_ref().write_all(bytes).map_err(temporary)?,
             None => self.memory.extend_from_slice(bytes),
         }
-        self.written = total;
+        self.length = length;
         Ok(())
     }
 
-    pub(super) fn finish(self, key: &str) -> Result<Store, DatasetError> {
-        let content = match self.file {
+    /// Moves what is in memory to the end of the temporary file.
+    fn spill(&mut self) -> io::Result<Arc<File>> {
+        let file = match &self.budget.file {
+            Some(file) => file.clone(),
+            None => self.budget.file.insert(Arc::new(tempfile::tempfile()?)).clone(),
+        };
+        // Reading moves the place to write to on some systems.
+        file.as_ref().seek(io::SeekFrom::Start(self.budget.written))?;
+        file.as_ref().write_all(&self.memory)?;
+        self.memory = Vec::new();
+        Ok(file)
+    }
+
+    pub(super) fn finish(self, key: &str) -> Store {
+        let Self { path, budget, memory, file, length } = self;
+        let content = match file {
             Some(file) => {
-                self.budget.disk -= self.written;
-                Content::File { file, length: self.written }
+                let start = budget.written;
+                budget.written += length;
+                budget.disk -= length;
+                Content::Temporary { file, start, length }
             }
             None => {
-                self.budget.memory -= self.written;
-                Content::Memory(self.memory)
+                budget.memory -= length;
+                Content::Memory(memory)
             }
         };
-        Ok(Store::of(&self.path, key, content))
+        Store::of(&path, key, content)
     }
 }
 

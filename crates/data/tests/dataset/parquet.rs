@@ -7,6 +7,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
+use std::path::Path;
 use std::sync::Arc;
 use tempfile::tempdir;
 use vit_data::Samples;
@@ -102,6 +103,22 @@ fn a_repository_with_splits() {
 
     let one = folder.path().join("data").join("train-*.parquet");
     assert_eq!(open_split(&one, None, None, &ReadOptions::default()).unwrap().samples.len(), 101);
+}
+
+/// Written by Hugging Face's `datasets` 5 from pictures made like those of [`png`].
+#[test]
+fn files_written_by_hugging_face() {
+    let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/datasets").join(name);
+    let one = open_split(&fixture("one_label.parquet"), None, None, &ReadOptions::default()).unwrap().samples;
+    let classes = ["großer Hund", "cat", "emu"];
+    assert_eq!(one.classes(), classes);
+    let all: Vec<(&str, u8)> = (0..12).map(|n| (classes[usize::from(n) % 3], n)).collect();
+    assert_eq!(listed(&*one), expected(&all));
+
+    let lists = open_split(&fixture("label_lists.parquet"), None, None, &ReadOptions::default()).unwrap().samples;
+    assert!(lists.is_multi_label());
+    let labels: Vec<&[u32]> = (0..4).map(|index| lists.labels(index)).collect();
+    assert_eq!(labels, [&[0, 2][..], &[], &[1], &[2]]);
 }
 
 #[test]

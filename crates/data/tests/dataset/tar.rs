@@ -62,6 +62,16 @@ fn class_folders_plain_and_packed() {
     }
 }
 
+/// Python's `tarfile` writes names that are long or not ASCII in its own way (pax).
+#[test]
+fn an_archive_written_by_python() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/datasets/python.tar.gz");
+    let splits = open(&path, &all()).unwrap();
+    let long = format!("großer Hund {}", "x".repeat(120));
+    let samples: Vec<(&str, u8)> = (0..20).flat_map(|n| [(long.as_str(), n), ("cat", n)]).collect();
+    assert_eq!(listed(&*splits.train), expected(&samples));
+}
+
 #[test]
 fn the_content_counts_and_not_the_ending() {
     let folder = tempdir().unwrap();
@@ -85,6 +95,24 @@ fn what_does_not_fit_into_memory_goes_to_a_temporary_file() {
     let error = limited(100, bytes.len() as u64 - 1).err().unwrap();
     assert!(error.to_string().contains("unpacks to more than"), "{error}");
     assert!(limited(bytes.len() as u64, 0).is_ok());
+}
+
+#[test]
+fn many_shards_plain_and_packed_in_one_temporary_file() {
+    let folder = tempdir().unwrap();
+    let mut all = Vec::new();
+    for number in 0..140 {
+        let bytes = archive(&[("cat/1.png", png(number)), ("dog/2.png", png(number + 100))]);
+        write(folder.path(), &format!("plain/{number}.tar"), &bytes);
+        write(folder.path(), &format!("packed/{number}.tar.zst"), zstd::encode_all(&bytes[..], 1).unwrap());
+        all.extend([("cat", number), ("dog", number + 100)]);
+    }
+    // Memory for the first few only.
+    let options = ReadOptions { limits: Limits { memory: 10_000, disk: 1 << 20 }, ..ReadOptions::default() };
+    for name in ["plain", "packed"] {
+        let opened = open_split(&folder.path().join(name), None, None, &options).unwrap();
+        assert_eq!(listed(&*opened.samples), expected(&all), "{name}");
+    }
 }
 
 #[test]
