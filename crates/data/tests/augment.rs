@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use vit_data::augment::{AutoAugment, ColourJitter, Erasing, ErasingMode, Fill, Region, SampleRandom, Sampling};
-use vit_data::augment::{blur, enhance, geometry, hue, point};
+use vit_data::augment::{blur, enhance, geometry, hue, point, three_augment};
 use vit_data::{Augmentation, Crop, DecodeOptions, Image, Preprocess, TrainTransform, open};
 
 fn folder() -> PathBuf {
@@ -243,13 +243,13 @@ fn flips_have_their_share() {
         image
     };
     let variants = [(false, false), (true, false), (false, true), (true, true)].map(|(x, y)| variant(x, y));
-    let mut counts = [0; 4];
+    let mut counts = [0i32; 4];
     for sample in 0..4000 {
         let found = transform.picture(&image, &mut random(sample)).unwrap();
         counts[variants.iter().position(|v| *v == found).unwrap()] += 1;
     }
     for (count, expected) in counts.iter().zip([1120, 480, 1680, 720]) {
-        assert!((count - expected as i32).abs() < 160, "{counts:?}");
+        assert!((count - expected).abs() < 160, "{counts:?}");
     }
 }
 
@@ -351,6 +351,30 @@ fn rand_augment_changes_the_expected_share() {
     // another fill; not auto contrast, equalize, solarize at 256, and colour, contrast, sharpness of a flat picture.
     let share = changed(&Image::from_rgb(32, 32, vec![100; 32 * 32 * 3]).unwrap());
     assert!((share - 0.5 * 9.0 / 15.0).abs() < 0.03, "{share}");
+}
+
+#[test]
+fn three_augment_takes_each_of_three() {
+    let image = picture(12, 12);
+    let mut solarized = image.clone();
+    point::solarize(&mut solarized, 128.0);
+    let mut grey = image.clone();
+    enhance::to_grey(&mut grey);
+    assert_eq!(grey, image.to_grey());
+    let mut counts = [0; 3];
+    for sample in 0..1500 {
+        let mut found = image.clone();
+        three_augment(&mut found, &mut random(sample));
+        counts[[&grey, &solarized].iter().position(|known| **known == found).unwrap_or(2)] += 1;
+    }
+    assert!(counts.iter().all(|count| (420..580).contains(count)), "{counts:?}");
+}
+
+#[test]
+fn no_bits_are_black() {
+    let mut image = picture(5, 5);
+    point::posterize(&mut image, 0);
+    assert!(image.pixels().iter().all(|byte| *byte == 0));
 }
 
 #[test]
