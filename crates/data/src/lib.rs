@@ -1,6 +1,6 @@
-//! Pictures for Vision Transformers: reading files, resizing, and the preprocessing that belongs
-//! to a model's weights. Results agree with Pillow, torchvision and timm, because published
-//! models were trained behind them.
+//! Pictures for Vision Transformers: reading files, resizing, the preprocessing that belongs to a
+//! model's weights, augmentation for training, and the loader that makes batches of it all. Results
+//! agree with Pillow, torchvision and timm, because published models were trained behind them.
 //!
 //! ```
 //! use vit_data::{Image, Preprocess};

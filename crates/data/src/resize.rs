@@ -221,7 +221,11 @@ impl Resize {
             (Some(across), None) => horizontal(&picture, rows.clone(), across),
             (None, Some(down)) => vertical(&picture, columns.clone(), down),
             (None, None) => {
-                rows.clone().flat_map(|y| &image.row(y)[columns.start * 3..columns.end * 3]).copied().collect()
+                let mut pixels = Vec::with_capacity(rows.len() * columns.len() * 3);
+                for y in rows.clone() {
+                    pixels.extend_from_slice(&image.row(y)[columns.start * 3..columns.end * 3]);
+                }
+                pixels
             }
         };
         Image::from_parts(columns.len(), rows.len(), pixels)

@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use vit_data::augment::{Sampling, blur, enhance, geometry, hue, point};
-use vit_data::{DecodeOptions, Image, open};
+use vit_data::augment::{AutoAugment, ColourJitter, Erasing, ErasingMode, Fill, Region, SampleRandom, Sampling};
+use vit_data::augment::{blur, enhance, geometry, hue, point, three_augment};
+use vit_data::{Augmentation, Crop, DecodeOptions, Image, Preprocess, TrainTransform, open};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/augment")
@@ -133,4 +134,304 @@ fn odd_sizes_give_the_bytes_of_pillow() {
         }
     }
     assert!(rest.is_empty());
+}
+
+fn picture(width: usize, height: usize) -> Image {
+    let pixels = (0..width * height * 3).map(|i| (i * 37 + i / 5 * 11) as u8).collect();
+    Image::from_rgb(width, height, pixels).unwrap()
+}
+
+fn transform(side: usize, augmentation: &Augmentation) -> TrainTransform {
+    let preprocess = Preprocess { image_size: [side, side], ..Preprocess::default() };
+    TrainTransform::new(&preprocess, augmentation).unwrap()
+}
+
+fn random(sample: u64) -> SampleRandom {
+    SampleRandom::new(5, 1, sample, 0)
+}
+
+#[test]
+fn by_default_training_sees_what_evaluation_sees() {
+    let image = picture(50, 37);
+    for mean in [vec![0.485, 0.456, 0.406], vec![0.5]] {
+        let std = mean.iter().map(|_| 0.25).collect();
+        let preprocess = Preprocess { image_size: [32, 24], mean, std, ..Preprocess::default() };
+        let transform = TrainTransform::new(&preprocess, &Augmentation::default()).unwrap();
+        let mut values = vec![0.0; transform.output_len()];
+        transform.apply(&image, &mut random(0), &mut values).unwrap();
+        assert_eq!(values, preprocess.apply(&image).unwrap());
+        assert!(transform.apply(&image, &mut random(0), &mut values[1..]).is_err());
+    }
+}
+
+#[test]
+fn a_padded_crop_is_a_shifted_picture() {
+    let image = picture(16, 16);
+    let augmentation = Augmentation { crop: Crop::Padded { pixels: 2, fill: Fill::Black }, ..Augmentation::default() };
+    let transform = transform(16, &augmentation);
+    let mut counts = std::collections::HashMap::new();
+    for sample in 0..2500 {
+        let found = transform.picture(&image, &mut random(sample)).unwrap();
+        let shift = (-2..=2i64).flat_map(|y| (-2..=2i64).map(move |x| (x, y))).find(|(x, y)| {
+            (0..16i64).all(|row| {
+                (0..16i64).all(|column| {
+                    let pixel = &found.row(row as usize)[column as usize * 3..][..3];
+                    let inside = (0..16).contains(&(row + y)) && (0..16).contains(&(column + x));
+                    let expected: &[u8] =
+                        if inside { &image.row((row + y) as usize)[(column + x) as usize * 3..][..3] } else { &[0; 3] };
+                    pixel == expected
+                })
+            })
+        });
+        *counts.entry(shift.expect("a shifted picture")).or_insert(0) += 1;
+    }
+    // 100 expected for each of the 25.
+    assert_eq!(counts.len(), 25);
+    assert!(counts.values().all(|count| (55..=150).contains(count)), "{counts:?}");
+}
+
+#[test]
+fn a_padded_crop_of_another_size_is_resized_first() {
+    let augmentation =
+        Augmentation { crop: Crop::Padded { pixels: 1, fill: Fill::Reflect }, ..Augmentation::default() };
+    for (width, height) in [(1, 1), (5, 40), (40, 5), (17, 16), (16, 16), (300, 299)] {
+        let found = transform(16, &augmentation).picture(&picture(width, height), &mut random(1)).unwrap();
+        assert_eq!((found.width(), found.height()), (16, 16));
+    }
+}
+
+#[test]
+fn random_regions_have_the_area_and_proportion_asked_for() {
+    let (scale, ratio) = ([0.2, 0.9], [0.5, 2.0]);
+    let mut areas = Vec::new();
+    for sample in 0..3000 {
+        let region = Region::random(400, 300, scale, ratio, &mut random(sample));
+        assert!(region.left + region.width <= 400 && region.top + region.height <= 300);
+        let area = (region.width * region.height) as f64 / (400.0 * 300.0);
+        let proportion = region.width as f64 / region.height as f64;
+        assert!((0.19..0.91).contains(&area) && (0.49..2.03).contains(&proportion), "{region:?}");
+        areas.push(area);
+    }
+    let mean = areas.iter().sum::<f64>() / 3000.0;
+    // Below the middle of the range, because a large region of odd proportions does not fit.
+    assert!((0.45..0.55).contains(&mean), "{mean}");
+    // Nothing fits: the middle with the nearest proportion.
+    let region = Region::random(1000, 10, [1.0, 1.0], [0.75, 1.25], &mut random(0));
+    assert_eq!(region, Region { left: 494, top: 0, width: 12, height: 10 });
+    let region = Region::random(10, 1000, [1.0, 1.0], [0.75, 1.25], &mut random(0));
+    assert_eq!(region, Region { left: 0, top: 493, width: 10, height: 13 });
+    for sample in 0..100 {
+        assert_eq!(Region::random(1, 1, [0.08, 1.0], ratio, &mut random(sample)).width, 1);
+    }
+}
+
+#[test]
+fn flips_have_their_share() {
+    let image = picture(8, 8);
+    let augmentation = Augmentation { flip: 0.3, vertical_flip: 0.6, ..Augmentation::default() };
+    let transform =
+        TrainTransform::new(&Preprocess { image_size: [8, 8], crop_pct: 1.0, ..Preprocess::default() }, &augmentation)
+            .unwrap();
+    let variant = |x: bool, y: bool| {
+        let mut image = image.clone();
+        if x {
+            geometry::flip(&mut image);
+        }
+        if y {
+            geometry::flip_vertically(&mut image);
+        }
+        image
+    };
+    let variants = [(false, false), (true, false), (false, true), (true, true)].map(|(x, y)| variant(x, y));
+    let mut counts = [0i32; 4];
+    for sample in 0..4000 {
+        let found = transform.picture(&image, &mut random(sample)).unwrap();
+        counts[variants.iter().position(|v| *v == found).unwrap()] += 1;
+    }
+    for (count, expected) in counts.iter().zip([1120, 480, 1680, 720]) {
+        assert!((count - expected).abs() < 160, "{counts:?}");
+    }
+}
+
+#[test]
+fn erasing_overwrites_what_it_should() {
+    let erased = |erasing: Erasing, sample: u64| {
+        let mut values = vec![7.0f32; 3 * 40 * 40];
+        erasing.apply(&mut values, 40, 40, &mut random(sample));
+        values
+    };
+    let always = Erasing { probability: 1.0, ..Erasing::default() };
+    let mut shares = Vec::new();
+    for sample in 0..500 {
+        let values = erased(Erasing { mode: ErasingMode::Const, ..always }, sample);
+        let erased_values = values.iter().filter(|v| **v == 0.0).count();
+        assert_eq!(erased_values + values.iter().filter(|v| **v == 7.0).count(), values.len());
+        shares.push(erased_values as f64 / values.len() as f64);
+        let values = erased(Erasing { mode: ErasingMode::Rand, ..always }, sample);
+        let mut colours: Vec<u32> = values.iter().filter(|v| **v != 7.0).map(|v| v.to_bits()).collect();
+        colours.dedup();
+        colours.sort_unstable();
+        colours.dedup();
+        assert_eq!(colours.len(), 3);
+    }
+    assert!(shares.iter().all(|share| (0.015..0.36).contains(share)));
+    let mean = shares.iter().sum::<f64>() / 500.0;
+    assert!((0.15..0.2).contains(&mean), "{mean}");
+    let noise: Vec<f32> = (0..50).flat_map(|sample| erased(always, sample)).filter(|v| *v != 7.0).collect();
+    let mean = noise.iter().sum::<f32>() / noise.len() as f32;
+    let variance = noise.iter().map(|v| (v - mean) * (v - mean)).sum::<f32>() / noise.len() as f32;
+    assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05, "{mean} {variance}");
+    let quarter = Erasing { probability: 0.25, ..always };
+    let touched = (0..2000).filter(|sample| erased(quarter, *sample).iter().any(|v| *v != 7.0)).count();
+    assert!((430..570).contains(&touched), "{touched}");
+    let several = Erasing { count: 3, mode: ErasingMode::Const, ..always };
+    assert!(
+        (0..200).all(|sample| erased(several, sample).iter().filter(|v| **v == 0.0).count() <= 3 * 40 * 40 * 36 / 100)
+    );
+}
+
+#[test]
+fn policies_are_understood_or_refused_with_what_is_known() {
+    for policy in [
+        "rand",
+        "rand-m9-mstd0.5-inc1",
+        "rand-m9-n3-mstd0.5",
+        "rand-mstd101-tweights",
+        "rand-m15-mmax20-p0.7-n1",
+        "rand-w0-n2",
+        "rand-t3a",
+        "rand-t3aw-n3",
+        "original",
+        "originalr-mstd0.5",
+        "v0",
+        "v0r-mstd1.0",
+        "3a",
+    ] {
+        let policy = AutoAugment::parse(policy).unwrap_or_else(|error| panic!("{error}"));
+        for sample in 0..60 {
+            let mut image = picture(9, 7);
+            policy.apply(&mut image, Sampling::Bicubic, [1, 2, 3], &mut random(sample));
+            assert_eq!((image.width(), image.height()), (9, 7));
+        }
+    }
+    for (policy, expected) in [
+        ("augmix-m3", "it starts with rand"),
+        ("", "it starts with rand"),
+        ("rand-m9-x3", "unknown part \"x3\" in the augmentation policy \"rand-m9-x3\"; known are m (magnitude)"),
+        ("rand-m9-", "unknown part \"\""),
+        ("rand-mstdinf", "unknown part \"mstdinf\""),
+        ("rand-m9.5", "\"m9.5\" in the augmentation policy \"rand-m9.5\" needs a whole number"),
+        ("rand-p1.5", "a probability"),
+        ("rand-inc2", "0 or 1"),
+        ("rand-m9-m8", "says m twice"),
+        ("rand-tfoo", "weights, 3a or 3aw"),
+        ("rand-w1", "0, the only"),
+        ("rand-w0-n14", "no more than"),
+        ("original-m5", "known are mstd"),
+    ] {
+        let message = AutoAugment::parse(policy).unwrap_err().to_string();
+        assert!(message.contains(expected), "{policy}: {message}");
+    }
+}
+
+#[test]
+fn rand_augment_changes_the_expected_share() {
+    // One operation of 15 that is applied half of the time. A flat picture hides all but a few of them, so that what
+    // is left to see is a known share: inverting, solarizing in either way, posterizing, brightness; and what moves.
+    let policy = AutoAugment::parse("rand-m10-n1-p0.5").unwrap();
+    let changed = |image: &Image| {
+        let different = |sample: &u64| {
+            let mut found = image.clone();
+            policy.apply(&mut found, Sampling::Nearest, [90; 3], &mut random(*sample));
+            found != *image
+        };
+        (0..3000).filter(different).count() as f64 / 3000.0
+    };
+    // Of the 15 at level 10: invert, posterize to 4 bits, add 110, brightness 1.9, rotate, shear and translate with
+    // another fill; not auto contrast, equalize, solarize at 256, and colour, contrast, sharpness of a flat picture.
+    let share = changed(&Image::from_rgb(32, 32, vec![100; 32 * 32 * 3]).unwrap());
+    assert!((share - 0.5 * 9.0 / 15.0).abs() < 0.03, "{share}");
+}
+
+#[test]
+fn three_augment_takes_each_of_three() {
+    let image = picture(12, 12);
+    let mut solarized = image.clone();
+    point::solarize(&mut solarized, 128.0);
+    let mut grey = image.clone();
+    enhance::to_grey(&mut grey);
+    assert_eq!(grey, image.to_grey());
+    let mut counts = [0; 3];
+    for sample in 0..1500 {
+        let mut found = image.clone();
+        three_augment(&mut found, &mut random(sample));
+        counts[[&grey, &solarized].iter().position(|known| **known == found).unwrap_or(2)] += 1;
+    }
+    assert!(counts.iter().all(|count| (420..580).contains(count)), "{counts:?}");
+}
+
+#[test]
+fn no_bits_are_black() {
+    let mut image = picture(5, 5);
+    point::posterize(&mut image, 0);
+    assert!(image.pixels().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn colour_jitter_stays_in_its_limits() {
+    let image = Image::from_rgb(4, 4, vec![100; 48]).unwrap();
+    let jitter = ColourJitter { brightness: 0.4, ..ColourJitter::default() };
+    let levels: Vec<u8> = (0..500)
+        .map(|sample| {
+            let mut found = image.clone();
+            jitter.apply(&mut found, &mut random(sample));
+            found.pixels()[0]
+        })
+        .collect();
+    assert!(levels.iter().all(|level| (60..=140).contains(level)));
+    assert!(levels.iter().any(|level| *level < 65) && levels.iter().any(|level| *level > 135));
+    let mut found = picture(9, 9);
+    ColourJitter::default().apply(&mut found, &mut random(0));
+    assert_eq!(found, picture(9, 9));
+    ColourJitter { hue: 0.5, ..ColourJitter::uniform(1.5) }.apply(&mut found, &mut random(0));
+    assert_ne!(found, picture(9, 9));
+}
+
+#[test]
+fn settings_travel_as_text_and_unknown_ones_are_refused() {
+    let augmentation = Augmentation {
+        crop: Crop::usual(),
+        flip: 0.5,
+        auto_augment: Some("rand-m9-mstd0.5-inc1".to_owned()),
+        erasing: Erasing { probability: 0.25, ..Erasing::default() },
+        ..Augmentation::default()
+    };
+    let text = serde_json::to_string(&augmentation).unwrap();
+    assert_eq!(serde_json::from_str::<Augmentation>(&text).unwrap(), augmentation);
+    let short = r#"{"crop": {"padded": {"pixels": 4}}, "flip": 0.5}"#;
+    let crop = Crop::Padded { pixels: 4, fill: Fill::Black };
+    let expected = Augmentation { crop, flip: 0.5, ..Augmentation::default() };
+    assert_eq!(serde_json::from_str::<Augmentation>(short).unwrap(), expected);
+    assert!(serde_json::from_str::<Augmentation>(r#"{"flipp": 0.5}"#).is_err());
+    assert!(serde_json::from_str::<Augmentation>(r#"{"crop": {"padded": {"pixels": 4, "colour": 1}}}"#).is_err());
+    assert!(serde_json::from_str::<Augmentation>(r#"{"erasing": {"chance": 0.5}}"#).is_err());
+    for (wrong, expected) in [
+        (Augmentation { flip: 1.5, ..Augmentation::default() }, "flip is 1.5"),
+        (Augmentation { repeated: 0, ..Augmentation::default() }, "repeated is 0"),
+        (
+            Augmentation { crop: Crop::Resized { scale: [0.5, 0.2], ratio: [1.0, 1.0] }, ..Augmentation::default() },
+            "crop.scale is 0.5 to 0.2",
+        ),
+        (
+            Augmentation {
+                colour_jitter: ColourJitter { hue: 0.7, ..ColourJitter::default() },
+                ..Augmentation::default()
+            },
+            "colour_jitter.hue is 0.7",
+        ),
+        (Augmentation { auto_augment: Some("rnd".to_owned()), ..Augmentation::default() }, "policy \"rnd\""),
+    ] {
+        let message = TrainTransform::new(&Preprocess::default(), &wrong).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
 }

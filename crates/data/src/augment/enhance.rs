@@ -12,29 +12,20 @@ pub fn brightness(image: &mut Image, factor: f64) {
 
 /// Blends with the mean grey of the picture.
 pub fn contrast(image: &mut Image, factor: f64) {
-    let sum: u64 = image.pixels().as_chunks::<3>().0.iter().map(|pixel| u64::from(grey(pixel))).sum();
-    let mean = sum as f64 / (image.width() * image.height()) as f64;
+    let mut sum = 0;
+    add_greys(image.pixels(), &mut sum);
+    let mean = (sum / 3) as f64 / (image.width() * image.height()) as f64;
     blend_with_constant(image.pixels_mut(), (mean + 0.5) as u8, factor as f32);
 }
 
 /// Blends with the grey picture: saturation.
 pub fn colour(image: &mut Image, factor: f64) {
-    const GROUP: usize = 64;
-    let factor = factor as f32;
-    for pixels in image.pixels_mut().chunks_mut(GROUP * 3) {
-        let mut greys = [0; GROUP * 3];
-        for (greys, pixel) in greys.as_chunks_mut::<3>().0.iter_mut().zip(pixels.as_chunks::<3>().0) {
-            *greys = [grey(pixel); 3];
-        }
-        blend(&greys[..pixels.len()], pixels, factor);
-    }
+    blend_with_grey(image.pixels_mut(), factor as f32);
 }
 
 /// Makes the picture grey, keeping three equal channels.
 pub fn to_grey(image: &mut Image) {
-    for pixel in image.pixels_mut().as_chunks_mut::<3>().0 {
-        *pixel = [grey(pixel); 3];
-    }
+    make_grey(image.pixels_mut());
 }
 
 /// Blends with the picture after a 3 x 3 smoothing, whose outermost pixels are not smoothed.
@@ -70,34 +61,98 @@ fn thirteenth(sum: u16) -> u8 {
     ((u32::from(sum + 6) * 5042) >> 16) as u8
 }
 
-/// Pillow's grey of a pixel: weights in 16 bits after the point, rounded.
-#[inline(always)]
-pub(super) fn grey(pixel: &[u8; 3]) -> u8 {
-    let weighted = u32::from(pixel[0]) * 19595 + u32::from(pixel[1]) * 38470 + u32::from(pixel[2]) * 7471;
-    ((weighted + 0x8000) >> 16) as u8
+/// Pixels computed side by side.
+const GROUP: usize = 32;
+
+/// The bytes of as many.
+type Group = [u8; GROUP * 3];
+
+// Loops over places, because compilers turn those into whole registers; and no `clamp`, which would let NaN pass.
+#[allow(clippy::needless_range_loop, clippy::manual_clamp)]
+mod group {
+    use super::{GROUP, Group};
+
+    /// The greys of some pixels, each three times: Pillow's weights in 16 bits after the point, rounded.
+    #[inline(always)]
+    pub(super) fn greys(pixels: &Group) -> Group {
+        let mut greys = [0; GROUP];
+        for at in 0..GROUP {
+            let [red, green, blue] = [0, 1, 2].map(|channel| u32::from(pixels[at * 3 + channel]));
+            greys[at] = ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16) as u8;
+        }
+        let mut three_times = [0; GROUP * 3];
+        for at in 0..GROUP {
+            three_times[at * 3] = greys[at];
+            three_times[at * 3 + 1] = greys[at];
+            three_times[at * 3 + 2] = greys[at];
+        }
+        three_times
+    }
+
+    /// `to` becomes the blend from `from` to it.
+    #[inline(always)]
+    pub(super) fn blend(from: &Group, to: &mut Group, factor: f32) {
+        for at in 0..GROUP * 3 {
+            let difference = i32::from(to[at]) - i32::from(from[at]);
+            let value = (f32::from(from[at]) + factor * difference as f32).max(0.0).min(255.0);
+            // SAFETY: it is a number from 0 to 255, whatever the factor. Checking that again takes most of the time.
+            to[at] = unsafe { value.to_int_unchecked::<i32>() } as u8;
+        }
+    }
 }
 
-#[inline(always)]
-fn blended(from: u8, to: u8, factor: f32) -> u8 {
-    let difference = i32::from(to) - i32::from(from);
-    let value = f32::from(from) + factor * difference as f32;
-    value.clamp(0.0, 255.0) as i32 as u8
+/// Calls a function with every whole group of pixels, and with the rest filled up with black.
+macro_rules! each_group {
+    ($bytes:expr, $work:expr) => {{
+        let (groups, rest) = $bytes.as_chunks_mut();
+        for group in groups {
+            $work(group);
+        }
+        let mut last: Group = [0; GROUP * 3];
+        last[..rest.len()].copy_from_slice(rest);
+        $work(&mut last);
+        rest.copy_from_slice(&last[..rest.len()]);
+    }};
 }
 
 wide! {
-    /// `to` becomes the blend from `from` to it.
-    fn blend(from: &[u8], to: &mut [u8], factor: f32) {
-        for (from, to) in from.iter().zip(to) {
-            *to = blended(*from, *to, factor);
-        }
+    fn make_grey(bytes: &mut [u8]) {
+        each_group!(bytes, |pixels: &mut Group| *pixels = group::greys(pixels));
+    }
+}
+
+wide! {
+    fn blend_with_grey(bytes: &mut [u8], factor: f32) {
+        each_group!(bytes, |pixels: &mut Group| group::blend(&group::greys(pixels), pixels, factor));
     }
 }
 
 wide! {
     fn blend_with_constant(bytes: &mut [u8], from: u8, factor: f32) {
-        for byte in bytes {
-            *byte = blended(from, *byte, factor);
+        each_group!(bytes, |pixels: &mut Group| group::blend(&[from; GROUP * 3], pixels, factor));
+    }
+}
+
+wide! {
+    /// Adds up the greys, each three times.
+    fn add_greys(bytes: &[u8], sum: &mut u64) {
+        let (groups, rest) = bytes.as_chunks();
+        let mut last: Group = [0; GROUP * 3];
+        last[..rest.len()].copy_from_slice(rest);
+        for pixels in groups.iter().chain([&last]) {
+            *sum += u64::from(group::greys(pixels).iter().map(|grey| u32::from(*grey)).sum::<u32>());
         }
+    }
+}
+
+wide! {
+    /// `to` becomes the blend from `from` to it.
+    fn blend(from: &[u8], to: &mut [u8], factor: f32) {
+        let (from_groups, from_rest) = from.as_chunks();
+        let mut groups = from_groups.iter();
+        let mut last: Group = [0; GROUP * 3];
+        last[..from_rest.len()].copy_from_slice(from_rest);
+        each_group!(to, |pixels: &mut Group| group::blend(groups.next().unwrap_or(&last), pixels, factor));
     }
 }
 

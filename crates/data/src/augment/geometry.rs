@@ -1,6 +1,8 @@
 //! Moving pixels: mirroring, rotating, shearing and translating inside the picture's own frame. The bytes are those of
 //! Pillow's `transpose`, `rotate` and `transform`; what comes from outside of the picture has the fill colour.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod sample;
 
 use crate::image::Image;

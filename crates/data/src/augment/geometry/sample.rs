@@ -1,7 +1,8 @@
 //! The inner loops of affine maps. Pillow's arithmetic is part of the contract: doubles for interpolation, 16 bits
 //! after the point for the nearest pixel of a rotation, repeated addition for that of a translation.
 
-use crate::augment::wide::wide;
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
 use crate::image::Image;
 
 /// The pixel under each place, as Pillow finds it.
@@ -74,7 +75,7 @@ fn pick_rows(image: &mut Image, fill: [u8; 3], mut places: impl FnMut(&mut [(i64
 
 /// Pixels of four bytes (one unused), with the outermost ones repeated around them, so that interpolation need not ask
 /// where the picture ends.
-struct Framed {
+pub(super) struct Framed {
     pixels: Vec<[u8; 4]>,
     stride: usize,
 }
@@ -96,31 +97,61 @@ impl Framed {
         }
         Self { pixels, stride }
     }
-}
 
-wide! {
-    /// Linear between the 2 x 2 pixels around each place.
-    pub(super) fn bilinear(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
-        interpolate(image, matrix, fill, linear_value);
+    /// From one pixel to the one below it.
+    #[inline(always)]
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Neighbours in a row, black beyond the frame, where nobody asks.
+    #[inline(always)]
+    pub(super) fn pixels_at<const COUNT: usize>(&self, at: usize) -> &[[u8; 4]; COUNT] {
+        self.pixels.get(at..).and_then(|pixels| pixels.first_chunk()).unwrap_or(&[[0; 4]; COUNT])
     }
 }
 
-wide! {
-    /// Cubic between the 4 x 4 pixels around each place.
-    pub(super) fn bicubic(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
-        interpolate(image, matrix, fill, cubic_value);
-    }
+/// A way to compute a pixel from those around a point.
+pub(super) trait Interpolation {
+    /// The pixel for a point that lies `dx` and `dy`, both at least 0 and at most 1, behind the pixel at `at`.
+    fn value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3];
 }
 
-/// Gives every pixel its value: of the framed picture, the place in it of the pixel before the point, and how far
-/// behind that the point is in each direction.
+/// Linear between the 2 x 2 pixels around each place.
+pub(super) fn bilinear(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn compiled(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+            interpolate::<avx2::Linear>(image, matrix, fill);
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the feature that the function is compiled for was found.
+            return unsafe { compiled(image, matrix, fill) };
+        }
+    }
+    interpolate::<Linear>(image, matrix, fill);
+}
+
+/// Cubic between the 4 x 4 pixels around each place.
+pub(super) fn bicubic(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn compiled(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+            interpolate::<avx2::Cubic>(image, matrix, fill);
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the feature that the function is compiled for was found.
+            return unsafe { compiled(image, matrix, fill) };
+        }
+    }
+    interpolate::<Cubic>(image, matrix, fill);
+}
+
+/// Every pixel is computed where it comes from; whether that is inside the picture is asked of the exact point.
 #[inline(always)]
-fn interpolate(
-    image: &mut Image,
-    matrix: &[f64; 6],
-    fill: [u8; 3],
-    value: impl Fn(&Framed, usize, f64, f64) -> [u8; 3],
-) {
+fn interpolate<Kind: Interpolation>(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     let framed = Framed::new(image);
     let [a, b, c, d, e, f] = *matrix;
     let (width, height) = (image.width(), image.height());
@@ -138,7 +169,7 @@ fn interpolate(
             let (x_in, y_in) = (x_in - 0.5, y_in - 0.5);
             let (x_whole, y_whole) = (floor(x_in), floor(y_in));
             let at = (y_whole + FRAME as i32) as usize * framed.stride + (x_whole + FRAME as i32) as usize;
-            *pixel = value(&framed, at, x_in - f64::from(x_whole), y_in - f64::from(y_whole));
+            *pixel = Kind::value(&framed, at, x_in - f64::from(x_whole), y_in - f64::from(y_whole));
         }
     }
 }
@@ -149,36 +180,39 @@ fn floor(value: f64) -> i32 {
     if value < 0.0 { -1 } else { value as i32 }
 }
 
-#[inline(always)]
-fn linear_value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
-    let row = |at: usize| {
-        let (left, right) = (source.pixels[at], source.pixels[at + 1]);
-        between(left.map(f64::from), right.map(f64::from), dx)
-    };
-    let upper = row(at);
-    let value = if dy == 0.0 { upper } else { between(upper, row(at + source.stride), dy) };
-    std::array::from_fn(|channel| value[channel] as u8)
+struct Linear;
+
+impl Interpolation for Linear {
+    #[inline(always)]
+    fn value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+        let between = |from: [f64; 4], to: [f64; 4], part: f64| {
+            std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * part)
+        };
+        let row = |at: usize| {
+            let [left, right] = *source.pixels_at::<2>(at);
+            between(left.map(f64::from), right.map(f64::from), dx)
+        };
+        let upper = row(at);
+        let value: [f64; 4] = if dy == 0.0 { upper } else { between(upper, row(at + source.stride()), dy) };
+        std::array::from_fn(|channel| value[channel] as u8)
+    }
 }
 
-#[inline(always)]
-fn between(from: [f64; 4], to: [f64; 4], part: f64) -> [f64; 4] {
-    std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * part)
-}
+struct Cubic;
 
-#[inline(always)]
-fn cubic_value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
-    let row = |at: usize| {
-        let four: &[[u8; 4]; 4] = source.pixels[at - 1..].first_chunk().unwrap_or(&[[0; 4]; 4]);
-        cubic(four.map(|pixel| pixel.map(f64::from)), dx)
-    };
-    let value = if dy == 0.0 {
-        row(at)
-    } else {
-        let stride = source.stride;
-        cubic([row(at - stride), row(at), row(at + stride), row(at + 2 * stride)], dy)
-    };
-    // The cast keeps within a byte.
-    std::array::from_fn(|channel| value[channel] as u8)
+impl Interpolation for Cubic {
+    #[inline(always)]
+    fn value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+        let row = |at: usize| cubic(source.pixels_at::<4>(at - 1).map(|pixel| pixel.map(f64::from)), dx);
+        let value = if dy == 0.0 {
+            row(at)
+        } else {
+            let stride = source.stride();
+            cubic([row(at - stride), row(at), row(at + stride), row(at + 2 * stride)], dy)
+        };
+        // The cast cuts towards zero and keeps within a byte.
+        std::array::from_fn(|channel| value[channel] as u8)
+    }
 }
 
 /// The cubic with a = -1 through the two inner values.
@@ -189,4 +223,32 @@ fn cubic(values: [[f64; 4]; 4], part: f64) -> [f64; 4] {
         let (linear, square, cube) = (-a + c, 2.0 * (a - b) + c - d, -a + b - c + d);
         b + part * (linear + part * (square + part * cube))
     })
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn registers_and_plain_loops_give_the_same_bytes(
+            (width, height) in (1usize..24, 1usize..24),
+            matrix in prop::array::uniform6(-3.0f64..3.0),
+            whole in any::<bool>(),
+            bytes in prop::collection::vec(any::<u8>(), 24 * 24 * 3),
+        ) {
+            let matrix = if whole { matrix.map(f64::round) } else { matrix };
+            let image = Image::from_rgb(width, height, bytes[..width * height * 3].to_vec()).unwrap();
+            let apply = |work: fn(&mut Image, &[f64; 6], [u8; 3])| {
+                let mut image = image.clone();
+                work(&mut image, &matrix, [1, 2, 3]);
+                image
+            };
+            prop_assert!(apply(interpolate::<Linear>) == apply(bilinear));
+            prop_assert!(apply(interpolate::<Cubic>) == apply(bicubic));
+        }
+    }
 }
