@@ -12,6 +12,9 @@ pub enum Error {
     /// A graph or a device.
     #[error(transparent)]
     Graph(#[from] vit_graph::GraphError),
+    /// A training step.
+    #[error(transparent)]
+    Step(#[from] vit_train::StepError),
     /// A picture.
     #[error(transparent)]
     Image(#[from] vit_data::ImageError),

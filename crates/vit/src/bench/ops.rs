@@ -35,7 +35,7 @@ pub struct OpMeasurement {
 /// Times every operation of the forward pass, or of a training step; the slowest first.
 pub fn ops(options: &BenchOptions, training: bool) -> Result<Vec<OpMeasurement>, Error> {
     let graph = if training {
-        TrainingStep::new(&options.architecture()?, options.batch, &Optimiser::default())?.graph
+        TrainingStep::new(&options.architecture()?, options.batch, Optimiser::default())?.graph
     } else {
         inference_graph(options)?
     };

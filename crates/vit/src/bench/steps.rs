@@ -49,7 +49,7 @@ pub fn train(options: &BenchOptions) -> Result<Measurement, Error> {
     if architecture.classes() == 0 {
         architecture.set_classes(1000);
     }
-    let step = TrainingStep::new(&architecture, options.batch, &Optimiser::default())?;
+    let step = TrainingStep::new(&architecture, options.batch, Optimiser::default())?;
     measure(options, &step.graph)
 }
 
