@@ -13,8 +13,7 @@ use crate::checkpoints::unmatched;
 use crate::table::{Align, Table, difference};
 use crate::terminal::{self, Meaning, styled};
 
-/// Prove that a checkpoint gives the outputs that were recorded for it, or that
-/// recorded training steps end where they ended
+/// Prove that a checkpoint gives what was recorded for it
 #[derive(Args)]
 #[command(after_help = "\
 Example:
@@ -29,8 +28,8 @@ if any differs by more than its tolerance.
 With `images` [steps, batch, channels, height, width] and `labels` in place of
 `input` it is a training run: config.json says how (`optimizer`, `grad_clip`,
 `label_smoothing`), and each step's `loss` and `grad_norm`, the first step's
-gradients `grad.NAME` and the weights in final.safetensors are compared. `images`
-of one batch with `mixup_images` or `cutmix_images` are mixed as config.json says.")]
+gradients `grad.NAME` and the weights in final.safetensors are compared. One
+batch of `images` with `mixup_images` or `cutmix_images` is mixed again.")]
 pub struct Arguments {
     /// The checkpoint folder
     folder: PathBuf,
