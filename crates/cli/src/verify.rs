@@ -13,7 +13,7 @@ use crate::checkpoints::unmatched;
 use crate::table::{Align, Table, difference};
 use crate::terminal::{self, Meaning, styled};
 
-/// Prove that a checkpoint gives the outputs that were recorded for it
+/// Prove that a checkpoint gives what was recorded for it
 #[derive(Args)]
 #[command(after_help = "\
 Example:
@@ -23,7 +23,13 @@ The folder holds the weights, config.json (timm's, Hugging Face's, or the
 `class` and `args` of a constructor) and io.safetensors: `input` [batch,
 channels, height, width] and any of `logits`, `features`, `tokens`,
 `attention_0`, and so on. Every recorded array is compared; the exit status is 1
-if any differs by more than its tolerance.")]
+if any differs by more than its tolerance.
+
+With `images` [steps, batch, channels, height, width] and `labels` in place of
+`input` it is a training run: config.json says how (`optimizer`, `grad_clip`,
+`label_smoothing`), and each step's `loss` and `grad_norm`, the first step's
+gradients `grad.NAME` and the weights in final.safetensors are compared. One
+batch of `images` with `mixup_images` or `cutmix_images` is mixed again.")]
 pub struct Arguments {
     /// The checkpoint folder
     folder: PathBuf,
@@ -37,7 +43,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Largest absolute difference allowed [default: 2e-5; tokens 5e-5, attention
-    /// 5e-6]
+    /// 5e-6; training: loss and gradients 1e-5, their norm 1e-4, final weights 1e-5,
+    /// 1e-4 with Adam]
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = tolerance)]
     tolerance: Option<f64>,
     /// Print one JSON object

@@ -109,7 +109,7 @@ fn mistakes_are_explained() {
     }
     for (setting, part) in [
         ("optimiser.method=adagrad", "adamw"),
-        ("batch=many", "integer"),
+        ("batch=many", "expected a whole number"),
         ("schedule.warmup=5 weeks", "\"5 epochs\""),
         ("optimiser.betas=[0.9]", "`optimiser.betas` cannot be that"),
     ] {

@@ -1,11 +1,16 @@
-//! Proves a port: runs a checkpoint on a recorded input and compares every recorded output.
+//! Proves a port: runs a checkpoint on a recorded input and compares every recorded output; or replays recorded training
+//! steps and compares losses, gradients and the weights that they end with.
+
+mod mixing;
+mod settings;
+mod training;
 
 use std::path::{Path, PathBuf};
 
 use vit_graph::device::Elements;
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError};
-use vit_models::weights::safetensors;
+use vit_models::weights::{Tensor, safetensors};
 use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
 
 use crate::{DeviceChoice, Error, device};
@@ -79,6 +84,7 @@ fn tap(name: &str) -> String {
 }
 
 /// Rebuilds the model of a folder, runs it on the `input` of its `io.safetensors`, and compares all other arrays in it.
+/// With `images` in place of `input` it is a training run: its steps are made again as config.json says.
 pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Error> {
     let open = OpenOptions { weights: options.weights.as_deref(), allow_unmatched: false };
     let mut checkpoint = Checkpoint::open(folder, open)?;
@@ -92,6 +98,13 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
     }
     let mut io = safetensors::read(&recorded)?;
     let unsuitable = |what: String| Error::Unsuitable(format!("{}: {what}", recorded.display()));
+    if io.tensors.contains_key("images") {
+        let arrays = training::replay(folder, &mut checkpoint, io, options).map_err(|error| match error {
+            Error::Unsuitable(what) => unsuitable(what),
+            other => other,
+        })?;
+        return Ok(Verification { weights: checkpoint.source, arrays });
+    }
     let input = io.tensors.remove("input").ok_or_else(|| unsuitable("there is no array named `input`".into()))?;
     let [batch, channels, height, width] = input.shape[..] else {
         return Err(unsuitable(format!("`input` should be [batch, channels, height, width], not {:?}", input.shape)));
@@ -134,6 +147,20 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         arrays.push(Comparison { name, shape: expected.shape, difference, tolerance, note });
     }
     Ok(Verification { weights: checkpoint.source, arrays })
+}
+
+impl Comparison {
+    /// A recorded array against what was found, if anything was.
+    fn new(name: String, expected: &Tensor, found: Option<&[f32]>, tolerance: f64) -> Self {
+        let (difference, note) = match found {
+            Some(found) if found.len() == expected.data.len() => {
+                (Some(largest_difference(&expected.data, found)), None)
+            }
+            Some(found) => (None, Some(format!("the model gives {} elements", found.len()))),
+            None => (None, Some("the model gives no such array".into())),
+        };
+        Comparison { name, shape: expected.shape.clone(), difference, tolerance, note }
+    }
 }
 
 fn request(graph: &mut Graph, name: &str) -> Result<(), GraphError> {

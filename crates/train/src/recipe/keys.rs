@@ -169,7 +169,9 @@ impl Recipe {
             let mut changed = table.clone();
             place(&mut changed, &key, value)?;
             if let Err(error) = Recipe::deserialize(changed.clone()) {
-                let what = error.message().lines().next().unwrap_or_default().to_string();
+                let what = error.message().lines().next().unwrap_or_default();
+                let what =
+                    what.replace("usize", "a whole number").replace("u64", "a whole number").replace("f64", "a number");
                 return Err(RecipeError::Value { key, what: format!("cannot be that: {what}") });
             }
             table = changed;
