@@ -5,6 +5,7 @@ mod checkpoints;
 mod classify;
 mod convert;
 mod embed;
+mod eval;
 mod info;
 mod models;
 mod pictures;
@@ -48,6 +49,7 @@ enum Command {
     Finetune(train::FinetuneArguments),
     Resume(train::ResumeArguments),
     Recipes(recipes::Arguments),
+    Eval(eval::Arguments),
     Verify(verify::Arguments),
     Bench(bench::Arguments),
 }
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Finetune(arguments) => train::finetune(arguments),
         Command::Resume(arguments) => train::resume(arguments),
         Command::Recipes(arguments) => recipes::run(arguments),
+        Command::Eval(arguments) => eval::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
     };

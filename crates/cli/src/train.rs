@@ -167,7 +167,9 @@ fn frozen(what: &str) -> anyhow::Result<String> {
         return Ok("model.freeze=[\"backbone\"]".into());
     }
     let Ok(blocks) = what.parse::<usize>() else {
-        bail!("--freeze {what}: should be `backbone` or a number of blocks; single parameters are --set model.freeze=[…]")
+        bail!(
+            "--freeze {what}: should be `backbone` or a number of blocks; single parameters are --set model.freeze=[…]"
+        )
     };
     let mut patterns = ["patch_embed.*", "cls_token", "dist_token", "reg_token", "pos_embed*", "norm_pre.*"]
         .map(String::from)

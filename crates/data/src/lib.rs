@@ -15,8 +15,8 @@
 //! Files are hostile until proven otherwise: formats are recognised by content, sizes are checked
 //! before memory is taken, and a broken file is an error, never a panic.
 
-pub mod dataset;
 pub mod augment;
+pub mod dataset;
 pub mod decode;
 pub mod files;
 pub mod image;

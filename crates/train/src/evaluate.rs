@@ -29,7 +29,7 @@ pub struct EvaluationOptions {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Measured {
     /// One label per picture.
-    Single(Evaluation),
+    Single(Box<Evaluation>),
     /// Any number of labels per picture.
     Multi(MultiLabelEvaluation),
 }
@@ -71,7 +71,7 @@ pub fn evaluate(
     let preprocess = preprocess(&config.preprocessing)?;
 
     let mut measured = match options.loss {
-        Loss::Softmax => Measured::Single(Evaluation::new(classes, options.worst)),
+        Loss::Softmax => Measured::Single(Box::new(Evaluation::new(classes, options.worst))),
         Loss::Sigmoid => Measured::Multi(MultiLabelEvaluation::new(classes)),
     };
     let mut unreadable = Vec::new();

@@ -17,6 +17,7 @@
 mod average;
 mod error;
 mod evaluate;
+mod evaluation_report;
 mod finite;
 mod groups;
 pub mod metrics;
@@ -37,6 +38,7 @@ mod trainer;
 pub use average::Average;
 pub use error::TrainError;
 pub use evaluate::{EvaluationOptions, Measured, Outcome, evaluate};
+pub use evaluation_report::{evaluation_json, write_evaluation};
 pub use finite::{NonFinite, first_non_finite};
 pub use groups::{DecayOn, Freeze, layers, rate_factors};
 pub use objective::{Distillation, Loss, Objective};

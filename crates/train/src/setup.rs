@@ -220,7 +220,8 @@ fn named(name: &str) -> Result<Config, TrainError> {
 
 /// Patch and image size of the usual model for pictures whose shorter side is below a limit. Always 64 patches: enough to
 /// see by, few enough for a laptop.
-const USUAL: [(usize, &str); 3] = [(48, "vit_nano_patch4_32"), (96, "vit_nano_patch8_64"), (usize::MAX, "vit_nano_patch16_128")];
+const USUAL: [(usize, &str); 3] =
+    [(48, "vit_pico_patch4_32"), (96, "vit_pico_patch8_64"), (usize::MAX, "vit_pico_patch16_128")];
 
 /// The model for someone who named none.
 fn usual_model(samples: &dyn Samples) -> Result<Config, TrainError> {

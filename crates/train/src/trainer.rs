@@ -66,6 +66,11 @@ pub fn train(
     let seconds_before = from.as_ref().map_or(0.0, |s| s.position.seconds);
     let mut session = Session::new(device, setup, from, options)?;
     let setup = &*setup;
+    if session.position.step == 0 {
+        // From the first moment on there is something to resume.
+        run.last().save(&session.snapshot(setup)?)?;
+        run.write_data_report(&data_report(setup, &[]), &data_json(setup, &[]))?;
+    }
     let steps = session.steps;
     let evaluate_every = setup.recipe.evaluate_every.steps(session.steps_per_epoch, steps).max(1);
     let log_every = (session.steps_per_epoch / 10).clamp(1, 50);
@@ -74,7 +79,12 @@ pub fn train(
     let mut saved = Instant::now();
     let mut complete = true;
 
-    while session.position.step < steps {
+    // A measurement that was interrupted is made again.
+    let unmeasured = session.position.step > 0 && !session.measured();
+    if unmeasured && is_due(session.position.step, evaluate_every, steps) {
+        complete = measure(device, setup, run, &mut session, options, &mut log, observer, stop)?;
+    }
+    while complete && session.position.step < steps {
         if stop.load(Ordering::Relaxed) {
             complete = false;
             break;
@@ -89,7 +99,7 @@ pub fn train(
             observer.note(&format!("step {step}: the {what} is not finite; the step changed nothing"));
         }
         interval.add(&losses);
-        let due = step.is_multiple_of(evaluate_every) || step == steps;
+        let due = is_due(step, evaluate_every, steps);
         let progress = interval.progress(&session, &mut pace, began.elapsed());
         observer.step(&progress);
         if step.is_multiple_of(log_every) || due {
@@ -122,6 +132,11 @@ pub fn train(
         seconds: began.elapsed().as_secs_f64(),
         position: session.position,
     })
+}
+
+/// Whether the model is measured after this step.
+fn is_due(step: u64, every: u64, steps: u64) -> bool {
+    step.is_multiple_of(every) || step == steps
 }
 
 /// What a run would take.
@@ -176,8 +191,7 @@ fn measure(
             observer.evaluating(done, total);
             !stop.load(Ordering::Relaxed)
         };
-        let Some(outcome) =
-            evaluate(device, &setup.config, &mut weights, validation.as_ref(), &how, &mut watch)?
+        let Some(outcome) = evaluate(device, &setup.config, &mut weights, validation.as_ref(), &how, &mut watch)?
         else {
             return Ok(false);
         };
@@ -191,6 +205,7 @@ fn measure(
         }
         observer.evaluated(step, &outcome, better);
     }
+    session.set_measured();
     let rows = run.rows()?;
     let scene = plots::curves(&title(setup), &rows);
     if let Ok(png) = scene.png(2.0) {
@@ -273,7 +288,8 @@ impl Interval {
             let mean = |sum: f64| sum / f64::from(self.steps);
             row = row.with("train/loss", mean(self.loss)).with("train/grad_norm", mean(self.grad_norm));
         }
-        row.with("train/images_per_s", progress.images_per_second.unwrap_or(0.0)).with("train/waiting", progress.waiting)
+        row.with("train/images_per_s", progress.images_per_second.unwrap_or(0.0))
+            .with("train/waiting", progress.waiting)
     }
 }
 

@@ -23,8 +23,9 @@ const fn size(paper: &'static str, timm: &'static str, dim: usize, depth: usize,
 }
 
 /// Table 1 of the paper, and of "How to train your ViT" and "Scaling Vision Transformers".
-/// The smallest is this project's own, for small pictures and training on a CPU.
-pub const PAPER_SIZES: [Size; 9] = [
+/// The two smallest are this project's own, for small pictures and training on a CPU.
+pub const PAPER_SIZES: [Size; 10] = [
+    size("P", "pico", 64, 6, 2, 128),
     size("N", "nano", 96, 6, 3, 192),
     size("Ti", "tiny", 192, 12, 3, 768),
     size("S", "small", 384, 12, 6, 1536),

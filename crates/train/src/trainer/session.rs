@@ -26,6 +26,9 @@ use crate::setup::{FirstWeights, Setup};
 use crate::step::TrainingStep;
 use crate::teacher::Teacher;
 
+/// The step after which the model was last measured, in `state.json`.
+const MEASURED: &str = "measured";
+
 /// What one step gave.
 pub(super) struct Losses {
     pub loss: f64,
@@ -87,8 +90,14 @@ impl Session {
             .filter_map(|(parameter, _)| graph.graph.parameters().find(|(node, _)| *node == parameter.node))
             .map(|(_, parameter)| parameter.name.clone())
             .collect();
-        let mut parameters =
-            Beginning { first, state, names: &graph.state, seed: recipe.seed, changed: &changed, unchanged: Weights::default() };
+        let mut parameters = Beginning {
+            first,
+            state,
+            names: &graph.state,
+            seed: recipe.seed,
+            changed: &changed,
+            unchanged: Weights::default(),
+        };
         let executable = device.compile(&graph.graph, &mut parameters)?;
         let unchanged = parameters.unchanged;
         let teacher = match recipe.objective.teacher.as_str() {
@@ -182,6 +191,16 @@ impl Session {
             Ok(f64::from(number[0]))
         };
         Ok(Losses { loss: number("loss")?, grad_norm: number("grad_norm")? })
+    }
+
+    /// Whether the model was measured after the last step.
+    pub fn measured(&self) -> bool {
+        self.position.more.get(MEASURED).and_then(|step| step.as_u64()) == Some(self.position.step)
+    }
+
+    /// Notes that the model was measured after the last step.
+    pub fn set_measured(&mut self) {
+        self.position.more.insert(MEASURED.into(), self.position.step.into());
     }
 
     /// Samples that could not be read so far.

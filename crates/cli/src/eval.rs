@@ -1,0 +1,169 @@
+//! `vit eval`: how good a model is on a data set, and where it is wrong.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use vit::DeviceChoice;
+use vit::data::Samples;
+use vit::data::dataset::{ReadOptions, Split, open_split};
+use vit::models::Changes;
+use vit::train::{EvaluationOptions, Loss, Measured, evaluate, evaluation_json, write_evaluation};
+
+use crate::pictures::{parse_size, report_failures};
+use crate::table::{Align, Table};
+use crate::{Outcome, checkpoints, terminal};
+
+/// Measure a model on a data set: accuracy, classes, confusion, calibration
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  vit eval examples/cifar10 --data cifar10.tar.zst
+  vit eval runs/photos-1/checkpoints/best --data photos --out report
+  vit eval vit_base --data imagenet --split val --json
+
+With --out, the folder gets the figures as JSON and CSV, the confusion matrix
+and the calibration as pictures, and a sheet of the most confident mistakes.")]
+pub struct Arguments {
+    /// The model: a checkpoint folder, a weights file, or a run's folder
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// The data set, in any format that `vit train` takes
+    #[arg(long, value_name = "PATH")]
+    data: PathBuf,
+    /// The part of it: train, val or test [default: val, else test, else all]
+    #[arg(long, value_name = "SPLIT")]
+    split: Option<String>,
+    /// Write figures and pictures into this folder
+    #[arg(long, short, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// How many of the most confident mistakes to keep
+    #[arg(long, value_name = "N", default_value_t = 24)]
+    worst: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Another image size than the model's: N, or HEIGHTxWIDTH
+    #[arg(long, value_name = "SIZE", help_heading = "How to run", value_parser = parse_size)]
+    image_size: Option<[usize; 2]>,
+    /// Pictures that are run at once
+    #[arg(long, value_name = "N", help_heading = "How to run", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: u32,
+    /// Where to run: auto or cpu
+    #[arg(long, default_value = "auto", help_heading = "How to run")]
+    device: DeviceChoice,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+}
+
+pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    // A run's folder stands for its best model.
+    let best = arguments.model.join("checkpoints").join("best");
+    let model = if best.is_dir() { best } else { arguments.model.clone() };
+    let mut checkpoint = checkpoints::open(&model, false)?;
+    checkpoints::change(&mut checkpoint, Changes { image_size: arguments.image_size, ..Changes::default() })?;
+    checkpoints::report_changes(&model, &checkpoint.report);
+    let split = match &arguments.split {
+        Some(name) => {
+            Some(Split::from_name(name).ok_or_else(|| anyhow!("--split {name}: should be train, val or test"))?)
+        }
+        None => None,
+    };
+    let labels = &checkpoint.config.labels;
+    let classes = Some(labels.as_slice()).filter(|labels| !labels.is_empty());
+    let data = open_split(&arguments.data, split, classes, &ReadOptions::default())?;
+    let samples = data.samples;
+    if samples.classes().len() > checkpoint.config.architecture.classes() {
+        let (found, known) = (samples.classes().len(), checkpoint.config.architecture.classes());
+        bail!("{}: the data set has {found} classes, the model only {known}", arguments.data.display());
+    }
+    let part = data.split.map_or("all samples".to_string(), |split| format!("the {split} split"));
+    terminal::note(format_args!("{}: {}, {part}, {} samples", arguments.data.display(), data.format, samples.len()));
+
+    let device = vit::device(arguments.device, arguments.threads.map(|n| n as usize))?;
+    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+    let options = EvaluationOptions {
+        batch: arguments.batch as usize,
+        threads: arguments.threads.map_or_else(cores, |n| n as usize),
+        worst: arguments.worst,
+        loss: if samples.is_multi_label() { Loss::Sigmoid } else { Loss::Softmax },
+    };
+    let bar = progress(samples.len());
+    let watch = |done: usize, _: usize| {
+        bar.set_position(done as u64);
+        true
+    };
+    let outcome =
+        evaluate(device.as_ref(), &checkpoint.config, &mut checkpoint.weights, samples.as_ref(), &options, watch)?;
+    bar.finish_and_clear();
+    let Some(outcome) = outcome else { bail!("the evaluation was stopped") };
+    for (name, reason) in &outcome.unreadable {
+        terminal::error(format_args!("{name}: {reason}"));
+    }
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        writeln!(out, "{}", evaluation_json(&outcome, samples.as_ref()))?;
+    } else {
+        print(&mut out, &outcome.measured, samples.classes())?;
+    }
+    if let Some(folder) = &arguments.out {
+        let title = format!("{} on {}", arguments.model.display(), arguments.data.display());
+        let files = write_evaluation(folder, &title, &outcome, samples.as_ref())?;
+        terminal::note(format_args!("{}: {}", folder.display(), files.join(", ")));
+    }
+    Ok(report_failures(outcome.unreadable.len(), samples.len()))
+}
+
+fn print(out: &mut impl Write, measured: &Measured, names: &[String]) -> std::io::Result<()> {
+    let percent = |share: f64| format!("{:.2}%", 100.0 * share);
+    let (figures, per_class) = match measured {
+        Measured::Single(evaluation) => {
+            let m = evaluation.measures();
+            let figures = vec![
+                ("top-1", percent(m.top1)),
+                ("top-5", percent(m.top5)),
+                ("mean recall", percent(m.balanced_accuracy)),
+                ("mean F1", percent(m.macro_f1)),
+                ("calibration error", percent(m.ece)),
+                ("loss", format!("{:.4}", m.loss)),
+                ("samples", m.samples.to_string()),
+            ];
+            (figures, evaluation.per_class())
+        }
+        Measured::Multi(evaluation) => {
+            let m = evaluation.measures();
+            let figures = vec![
+                ("mean average precision", percent(m.mean_average_precision)),
+                ("micro F1", percent(m.micro_f1)),
+                ("loss", format!("{:.4}", m.loss)),
+                ("samples", m.samples.to_string()),
+            ];
+            (figures, evaluation.per_class())
+        }
+    };
+    let mut table = Table::new(&[
+        ("class", Align::Left),
+        ("precision", Align::Right),
+        ("recall", Align::Right),
+        ("F1", Align::Right),
+        ("samples", Align::Right),
+    ]);
+    for (name, m) in names.iter().zip(&per_class).filter(|(_, m)| m.support > 0) {
+        let name = terminal::printable(name).into_owned();
+        table.row(vec![name, percent(m.precision), percent(m.recall), percent(m.f1), m.support.to_string()]);
+    }
+    table.print(out, |_| None)?;
+    writeln!(out)?;
+    figures.iter().try_for_each(|(name, value)| writeln!(out, "{name:<24}{value:>9}"))
+}
+
+fn progress(samples: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} pictures  {eta} left");
+    ProgressBar::new(samples as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

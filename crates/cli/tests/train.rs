@@ -1,0 +1,154 @@
+//! Training as a user runs it: own folders with everything that is wrong with them, kills at any moment, evaluation.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use support::{command, picture, vit};
+
+/// Writes `each` pictures of 12 x 12 pixels for every class.
+fn pictures(folder: &Path, classes: &[(&str, u8)], each: u32) {
+    for (class, shade) in classes {
+        std::fs::create_dir_all(folder.join(class)).unwrap();
+        for number in 0..each {
+            let pixels = (0..144u32).flat_map(|i| [*shade, (i * 7 + number * 13) as u8, shade.wrapping_mul(3)]);
+            let mut file = b"P6 12 12 255\n".to_vec();
+            file.extend(pixels);
+            write_bmp(&folder.join(class).join(format!("{number}.bmp")), &file[13..]);
+        }
+    }
+}
+
+/// The plainest picture format: rows from the bottom up, blue first.
+fn write_bmp(path: &Path, rgb: &[u8]) {
+    let (side, row) = (12usize, 36usize);
+    let mut file = b"BM".to_vec();
+    let size = 54 + (row * side) as u32;
+    for word in [size, 0, 54, 40, side as u32, side as u32, 1 | 24 << 16, 0, (row * side) as u32, 2835, 2835, 0, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    for line in rgb.chunks(row).rev() {
+        line.chunks(3).for_each(|p| file.extend([p[2], p[1], p[0]]));
+    }
+    std::fs::write(path, file).unwrap();
+}
+
+fn weights(run: &Path) -> (Vec<u8>, Vec<u8>) {
+    let last = run.join("checkpoints/last");
+    let read = |name: &str| std::fs::read(last.join(name)).unwrap();
+    (read("model.safetensors"), read("optimiser.safetensors"))
+}
+
+const SMALL: [&str; 12] = [
+    "--model",
+    "P/4@12",
+    "--batch",
+    "6",
+    "--set",
+    "length=40 steps",
+    "--set",
+    "data.mixup=0.8",
+    "--set",
+    "average.decay=0.9",
+    "--set",
+    "evaluate_every=15 steps",
+];
+
+#[test]
+fn a_folder_with_everything_wrong_trains_and_says_what_it_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("my photos ñ");
+    pictures(&data, &[("Äpfel und Birnen", 200), ("日本", 40)], 12);
+    std::fs::create_dir(data.join("empty one")).unwrap();
+    std::fs::write(data.join("日本/broken.jpg"), b"\xff\xd8\xff\xe0 this is not a picture").unwrap();
+    std::fs::copy(picture("formats/jpeg_cmyk.jpg"), data.join("日本/inks.jpg")).unwrap();
+    std::fs::write(data.join("Äpfel und Birnen/notes.txt"), "not a picture").unwrap();
+    let out = folder.path().join("run one");
+    let mut arguments: Vec<std::ffi::OsString> = vec!["train".into(), "--data".into(), data.clone().into()];
+    arguments.extend(SMALL.map(Into::into));
+    arguments.extend(["--out".into(), out.clone().into()]);
+    let run = vit(&arguments).code(0);
+    assert!(run.err.contains("empty one"), "{}", run.err);
+    let report = std::fs::read_to_string(out.join("data.txt")).unwrap();
+    assert!(report.contains("empty one") && report.contains("日本"), "{report}");
+    // The broken file is in one part or the other; both say so.
+    assert!(report.contains("broken.jpg") || run.err.contains("broken.jpg"), "{report}\n{}", run.err);
+
+    // The same folder again is refused.
+    let again = vit(&arguments).code(1);
+    assert!(again.err.contains("--overwrite") || again.err.contains("already"), "{}", again.err);
+
+    // The trained model classifies and is measured, by the name of its run.
+    let eval = vit(arguments!["eval", &out, "--data", &data, "--json"]);
+    let figures = eval.json();
+    assert!(figures["top1"].as_f64().unwrap() > 0.5, "{figures}");
+    let best = out.join("checkpoints/best");
+    vit(arguments!["classify", "--model", &best, data.join("日本/0.bmp")]).code(0);
+}
+
+#[test]
+fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    pictures(&data, &[("a", 30), ("b", 220)], 9);
+    let train = |out: &Path| -> Vec<std::ffi::OsString> {
+        let mut arguments: Vec<std::ffi::OsString> = vec!["train".into(), "--data".into(), data.clone().into()];
+        arguments.extend(SMALL.map(Into::into));
+        // Saves after every step, so that many kills fall into a save.
+        arguments.extend(["--save-every".into(), "0".into(), "--out".into(), PathBuf::from(out).into()]);
+        arguments
+    };
+    let whole = folder.path().join("whole");
+    vit(train(&whole)).code(0);
+    let expected = weights(&whole);
+
+    let killed = folder.path().join("killed");
+    let mut kills = 0;
+    let mut moment = 3u64;
+    let mut arguments = train(&killed);
+    loop {
+        let mut child = command().args(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        // No clock decides what is tested: any moment is as good as another.
+        moment = (moment * 29 + 17) % 211;
+        std::thread::sleep(Duration::from_millis(20 + moment));
+        if kills < 20 && child.try_wait().unwrap().is_none() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            kills += 1;
+        } else {
+            assert!(child.wait().unwrap().success());
+            break;
+        }
+        if killed.join("checkpoints").is_dir() && killed.join("checkpoints").read_dir().unwrap().next().is_some() {
+            arguments = arguments!["resume", &killed, "--save-every", "0"].to_vec();
+        } else {
+            arguments.push("--overwrite".into());
+        }
+    }
+    assert!(kills > 0);
+    // A child that was faster than all kills has still been resumed to its end.
+    vit(arguments!["resume", &killed]).code(0);
+    assert!(expected == weights(&killed), "the weights differ after {kills} kills");
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    pictures(&data, &[("a", 30), ("b", 220)], 4);
+    let wrong = |more: &[&str]| {
+        let mut arguments: Vec<std::ffi::OsString> = vec!["train".into(), "--data".into(), data.clone().into()];
+        arguments.extend(more.iter().map(Into::into));
+        vit(arguments).code(1).err
+    };
+    assert!(wrong(&["--set", "schedule.rte=1"]).contains("schedule.rate"));
+    assert!(wrong(&["--recipe", "smal"]).contains("small"));
+    assert!(wrong(&["--model", "nothing"]).contains("vit models"));
+    assert!(vit(arguments!["train", "--data", folder.path().join("missing")]).code(1).err.contains("missing"));
+    assert!(vit(arguments!["resume", folder.path()]).code(1).err.contains("run"));
+    let recipe = vit(["recipes", "show", "small"]).code(0).out;
+    assert!(recipe.contains("schedule") && recipe.contains('#'));
+    assert!(vit(["recipes"]).code(0).out.contains("vit-finetune"));
+}

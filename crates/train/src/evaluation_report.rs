@@ -1,0 +1,110 @@
+//! What an evaluation leaves in a folder: the figures as JSON, the classes and the confusion matrix as CSV, and pictures of
+//! what people would rather look at.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use vit_data::Samples;
+
+use crate::error::TrainError;
+use crate::evaluate::{Measured, Outcome};
+use crate::metrics::{ClassMeasures, Evaluation};
+use crate::plots::{self, Scene, SheetEntry};
+
+/// The figures of an evaluation for programs.
+pub fn evaluation_json(outcome: &Outcome, samples: &dyn Samples) -> Value {
+    let names = samples.classes();
+    let class = |(name, m): (&String, &ClassMeasures)| json!({"class": name, "precision": m.precision, "recall": m.recall, "f1": m.f1, "support": m.support});
+    let unreadable: Vec<Value> =
+        outcome.unreadable.iter().map(|(name, reason)| json!({"name": name, "reason": reason})).collect();
+    let (mut figures, per_class) = match &outcome.measured {
+        Measured::Single(evaluation) => (json!(evaluation.measures()), evaluation.per_class()),
+        Measured::Multi(evaluation) => (json!(evaluation.measures()), evaluation.per_class()),
+    };
+    if let Value::Object(map) = &mut figures {
+        map.insert("classes".into(), names.iter().zip(&per_class).map(class).collect());
+        if let Measured::Single(evaluation) = &outcome.measured {
+            map.insert("worst".into(), worst_json(evaluation, samples));
+        }
+        map.insert("unreadable".into(), unreadable.into());
+    }
+    figures
+}
+
+fn worst_json(evaluation: &Evaluation, samples: &dyn Samples) -> Value {
+    let name = |class: u32| samples.classes().get(class as usize).cloned().unwrap_or_default();
+    (evaluation.worst().iter())
+        .map(|m| {
+            json!({"name": samples.name(m.index), "label": name(m.label), "predicted": name(m.predicted),
+                   "confidence": m.confidence})
+        })
+        .collect()
+}
+
+/// Writes everything about an evaluation into a folder; gives the files' names.
+pub fn write_evaluation(
+    folder: &Path,
+    title: &str,
+    outcome: &Outcome,
+    samples: &dyn Samples,
+) -> Result<Vec<&'static str>, TrainError> {
+    let write = |name: &str, content: &[u8]| {
+        let path = folder.join(name);
+        fs::write(&path, content).map_err(|error| TrainError::Config { path, what: error.to_string() })
+    };
+    fs::create_dir_all(folder).map_err(|e| TrainError::Config { path: folder.into(), what: e.to_string() })?;
+    let mut files = vec!["evaluation.json", "classes.csv"];
+    write(files[0], format!("{:#}\n", evaluation_json(outcome, samples)).as_bytes())?;
+    let names = samples.classes();
+    let per_class = match &outcome.measured {
+        Measured::Single(evaluation) => evaluation.per_class(),
+        Measured::Multi(evaluation) => evaluation.per_class(),
+    };
+    let mut table = String::from("class,precision,recall,f1,support\n");
+    for (name, m) in names.iter().zip(&per_class) {
+        table += &format!("{},{:.6},{:.6},{:.6},{}\n", field(name), m.precision, m.recall, m.f1, m.support);
+    }
+    write(files[1], table.as_bytes())?;
+    let Measured::Single(evaluation) = &outcome.measured else { return Ok(files) };
+
+    write("confusion.csv", confusion_csv(evaluation, names).as_bytes())?;
+    let mut draw = |name: &'static str, scene: &Scene| -> Result<(), TrainError> {
+        if let Ok(png) = scene.png(2.0) {
+            write(name, &png)?;
+            files.push(name);
+        }
+        Ok(())
+    };
+    draw("confusion.png", &plots::confusion_matrix(title, evaluation.confusion(), names))?;
+    draw("calibration.png", &plots::reliability(title, evaluation.calibration()))?;
+    let class = |index: u32| names.get(index as usize).cloned().unwrap_or_default();
+    let entry = |m: &crate::metrics::Mistake| {
+        let image = samples.image(m.index).ok()?;
+        Some(SheetEntry { image, label: class(m.label), predicted: class(m.predicted), confidence: m.confidence })
+    };
+    let entries: Vec<SheetEntry> = evaluation.worst().iter().filter_map(entry).collect();
+    if !entries.is_empty() {
+        draw("worst.png", &plots::contact_sheet(&format!("{title}: the most confident mistakes"), &entries))?;
+    }
+    files.push("confusion.csv");
+    Ok(files)
+}
+
+/// Rows are labels, columns predictions.
+fn confusion_csv(evaluation: &Evaluation, names: &[String]) -> String {
+    let mut text = String::from("label");
+    names.iter().for_each(|name| text += &format!(",{}", field(name)));
+    text.push('\n');
+    for (label, name) in names.iter().enumerate() {
+        text += &field(name);
+        (0..names.len()).for_each(|predicted| text += &format!(",{}", evaluation.confusion().count(label, predicted)));
+        text.push('\n');
+    }
+    text
+}
+
+/// A field of a CSV file.
+fn field(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into() }
+}

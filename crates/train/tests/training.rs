@@ -1,0 +1,219 @@
+//! The loop's promises: the same weights bit for bit, however a run is interrupted and however many threads there are.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use vit_cpu::Cpu;
+use vit_models::weights::Weights;
+use vit_train::{
+    Existing, Finished, ModelChoice, Observer, Progress, Recipe, RunFolder, RunSettings, Setup, Snapshot, TrainError,
+    TrainerOptions, train,
+};
+
+/// Everything that has state, on: mixing, an average, micro-batches, dropout, stochastic depth.
+const STATEFUL: [&str; 12] = [
+    "batch=8",
+    "accumulate=2",
+    "length=9 steps",
+    "evaluate_every=4 steps",
+    "data.mixup=0.8",
+    "data.cutmix=1.0",
+    "data.auto_augment=rand-m9-mstd0.5-inc1",
+    "data.erasing=0.5",
+    "model.drop_path=0.2",
+    "model.dropout=0.1",
+    "model.attention_dropout=0.1",
+    "average.decay=0.9",
+];
+
+/// Pictures of three classes that differ in colour, 16 pixels wide.
+fn pictures(folder: &Path, each: u32) {
+    for (class, base) in [("amber", [220u8, 160, 40]), ("blue", [40, 60, 210]), ("green", [50, 190, 70])] {
+        let class = folder.join(class);
+        std::fs::create_dir_all(&class).unwrap();
+        for number in 0..each {
+            let pixel = |i: u32| base.map(|c| c.wrapping_add(((i * 37 + number * 101) % 31) as u8));
+            let pixels: Vec<u8> = (0..256).flat_map(pixel).collect();
+            let file = std::fs::File::create(class.join(format!("{number}.png"))).unwrap();
+            let mut encoder = png::Encoder::new(file, 16, 16);
+            encoder.set_color(png::ColorType::Rgb);
+            encoder.set_depth(png::BitDepth::Eight);
+            encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
+        }
+    }
+}
+
+fn recipe(settings: &[&str]) -> Recipe {
+    let mut recipe = Recipe::named("small").unwrap();
+    settings.iter().for_each(|setting| recipe.set(setting).unwrap());
+    recipe
+}
+
+fn settings(data: &Path) -> RunSettings {
+    RunSettings {
+        model: "P/4@16".into(),
+        data: data.into(),
+        validation: None,
+        validation_fraction: 0.2,
+        fraction: 1.0,
+        skip_non_finite: false,
+    }
+}
+
+fn options(threads: usize) -> TrainerOptions {
+    TrainerOptions { threads, cache_bytes: 1 << 20, save_every: Duration::from_secs(3600) }
+}
+
+/// Sets the flag after some steps, as Ctrl-C would.
+struct StopAfter<'a> {
+    steps: u64,
+    stop: &'a AtomicBool,
+}
+
+impl Observer for StopAfter<'_> {
+    fn step(&mut self, progress: &Progress) {
+        if progress.step >= self.steps {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+struct Scene {
+    folder: TempDir,
+    data: PathBuf,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("pictures");
+        pictures(&data, 12);
+        Scene { folder, data }
+    }
+
+    /// Begins a run and stops it after some steps.
+    fn begin(&self, name: &str, recipe: Recipe, threads: usize, stop_after: u64) -> Result<Finished, TrainError> {
+        let mut setup = Setup::new(ModelChoice::Named("P/4@16"), None, settings(&self.data), recipe)?;
+        let run = RunFolder::create(self.folder.path().join(name), &setup.to_toml(), Existing::Refuse)?;
+        let stop = AtomicBool::new(false);
+        let mut observer = StopAfter { steps: stop_after, stop: &stop };
+        train(&Cpu::new(Some(threads)), &mut setup, &run, None, &options(threads), &mut observer, &stop)
+    }
+
+    /// Goes on with a run and stops it after some steps in all.
+    fn resume(&self, name: &str, threads: usize, stop_after: u64) -> Result<Finished, TrainError> {
+        let run = RunFolder::resume(self.folder.path().join(name))?;
+        let (settings, recipe) = Setup::parse_toml(&run.config()?, Path::new("config.toml"))?;
+        let snapshot = run.last().open()?.snapshot;
+        let mut setup = Setup::resume(settings, recipe, snapshot.config.clone())?;
+        let stop = AtomicBool::new(false);
+        let mut observer = StopAfter { steps: stop_after, stop: &stop };
+        train(&Cpu::new(Some(threads)), &mut setup, &run, Some(snapshot), &options(threads), &mut observer, &stop)
+    }
+
+    fn last(&self, name: &str) -> Snapshot {
+        RunFolder::open(self.folder.path().join(name)).unwrap().last().open().unwrap().snapshot
+    }
+}
+
+fn assert_same_bits(what: &str, a: &Weights, b: &Weights) {
+    assert_eq!(a.tensors.len(), b.tensors.len(), "{what}");
+    for (name, tensor) in &a.tensors {
+        let bits = |data: &[f32]| data.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();
+        assert!(bits(&tensor.data) == bits(&b.tensors[name].data), "{what}: {name} differs");
+    }
+}
+
+fn assert_same(what: &str, a: &Snapshot, b: &Snapshot) {
+    assert_same_bits(what, &a.weights, &b.weights);
+    assert_same_bits(what, &a.optimiser, &b.optimiser);
+    assert_eq!(
+        (a.position.step, a.position.epoch, a.position.batch),
+        (b.position.step, b.position.epoch, b.position.batch)
+    );
+    assert_eq!(a.position.best, b.position.best, "{what}");
+}
+
+#[test]
+fn a_run_interrupted_anywhere_ends_with_the_same_bits() {
+    let scene = Scene::new();
+    assert!(scene.begin("whole", recipe(&STATEFUL), 2, u64::MAX).unwrap().complete);
+    let whole = scene.last("whole");
+    assert_eq!(whole.position.step, 9);
+    for stop in [1, 2, 3, 4, 6, 8] {
+        let name = format!("stopped-{stop}");
+        assert!(!scene.begin(&name, recipe(&STATEFUL), 2, stop).unwrap().complete);
+        assert_eq!(scene.last(&name).position.step, stop);
+        assert!(scene.resume(&name, 2, u64::MAX).unwrap().complete);
+        assert_same(&name, &whole, &scene.last(&name));
+    }
+    // Over and over, one step at a time.
+    scene.begin("often", recipe(&STATEFUL), 2, 1).unwrap();
+    (2..=9).for_each(|step| {
+        scene.resume("often", 2, step).unwrap();
+    });
+    assert_same("often", &whole, &scene.last("often"));
+}
+
+#[test]
+fn threads_change_nothing() {
+    let scene = Scene::new();
+    for threads in [1, 2, 3] {
+        scene.begin(&format!("threads-{threads}"), recipe(&STATEFUL), threads, u64::MAX).unwrap();
+    }
+    let one = scene.last("threads-1");
+    assert_same("2 threads", &one, &scene.last("threads-2"));
+    assert_same("3 threads", &one, &scene.last("threads-3"));
+}
+
+#[test]
+fn a_run_folder_describes_the_run() {
+    let scene = Scene::new();
+    scene.begin("run", recipe(&["batch=8", "length=8 steps", "evaluate_every=4 steps"]), 2, u64::MAX).unwrap();
+    let path = scene.folder.path().join("run");
+    for file in ["config.toml", "metrics.jsonl", "metrics.csv", "curves.svg", "curves.png", "data.txt", "data.json"] {
+        assert!(path.join(file).is_file(), "{file}");
+    }
+    let rows = RunFolder::open(&path).unwrap().rows().unwrap();
+    assert!(rows.iter().any(|row| row.step == 8 && row.get("val/top1").is_some()));
+    let best = vit_models::Checkpoint::open(&path.join("checkpoints/best"), Default::default()).unwrap();
+    assert_eq!(best.config.labels, ["amber", "blue", "green"]);
+    // Colours are easy.
+    assert!(scene.last("run").position.best.unwrap().value > 0.6);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_weights() {
+    let scene = Scene::new();
+    let wild = ["batch=8", "length=9 steps", "schedule.rate=1e30", "schedule.warmup=0 steps", "optimiser.clip=0"];
+    let error = scene.begin("wild", recipe(&wild), 2, u64::MAX).unwrap_err();
+    let TrainError::NonFinite { step, place, .. } = &error else { panic!("{error}") };
+    assert!(*step > 1 && place.as_ref().is_some_and(|p| p.contains("not finite")), "{error}");
+    let kept = scene.last("wild");
+    assert!(kept.weights.tensors.values().all(|t| t.data.iter().all(|v| v.is_finite())));
+}
+
+#[test]
+fn a_frozen_backbone_stays_as_it_is_and_the_head_learns() {
+    let scene = Scene::new();
+    scene.begin("first", recipe(&["batch=8", "length=6 steps"]), 2, u64::MAX).unwrap();
+    let checkpoint = scene.folder.path().join("first/checkpoints/last");
+    let other = scene.folder.path().join("other");
+    pictures(&other, 8);
+    std::fs::rename(other.join("amber"), other.join("gold")).unwrap();
+    let frozen = recipe(&["batch=8", "length=6 steps", "model.freeze=[\"backbone\"]"]);
+    let mut setup = Setup::new(ModelChoice::Checkpoint(&checkpoint), Some([24, 24]), settings(&other), frozen).unwrap();
+    assert!(setup.report.iter().any(|line| line.contains("positions resampled")), "{:?}", setup.report);
+    assert!(setup.report.iter().any(|line| line.contains("starting from zero")), "{:?}", setup.report);
+    assert_eq!(setup.trained_parameters().unwrap().0, 2);
+    let run = RunFolder::create(scene.folder.path().join("second"), &setup.to_toml(), Existing::Refuse).unwrap();
+    let stop = AtomicBool::new(false);
+    train(&Cpu::new(Some(2)), &mut setup, &run, None, &options(2), &mut (), &stop).unwrap();
+    let (before, after) = (scene.last("first").weights, scene.last("second").weights);
+    for (name, tensor) in before.tensors.iter().filter(|(name, _)| !name.starts_with("head") && *name != "pos_embed") {
+        assert!(tensor.data == after.tensors[name].data, "{name} changed");
+    }
+    assert!(after.tensors["head.weight"].data.iter().any(|v| *v != 0.0));
+}
