@@ -71,7 +71,7 @@ impl TrainingStep {
         for ((value, parameter), &gradient) in parameters.iter().zip(&found) {
             let moment = |graph: &mut Graph, which: &str| {
                 let name = format!("{}.{which}", parameter.name);
-                graph.value(Op::Parameter(Parameter { name, shape: parameter.shape.clone(), init: Init::Zeros }), &[])
+                graph.value(Parameter::new(name, parameter.shape.clone(), Init::Zeros), &[])
             };
             let (mean, variance) = (moment(&mut graph, "adam_mean")?, moment(&mut graph, "adam_variance")?);
             let decays = parameter.shape.len() >= 2;
