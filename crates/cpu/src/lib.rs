@@ -21,6 +21,7 @@
 pub mod activation;
 pub mod attention;
 mod buffer;
+mod channel_norm;
 mod device;
 mod executable;
 pub mod gemm;
@@ -30,6 +31,7 @@ mod lower;
 pub mod norm;
 mod peak;
 pub mod pool;
+mod pool2d;
 pub mod reduce;
 mod simd;
 pub mod softmax;
