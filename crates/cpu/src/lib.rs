@@ -22,6 +22,7 @@ pub mod activation;
 pub mod attention;
 mod buffer;
 mod channel_norm;
+mod conv;
 mod device;
 mod executable;
 pub mod gemm;

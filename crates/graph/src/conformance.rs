@@ -221,6 +221,31 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             Differentiable(vec![x.conv2d(conv, &w, bias.as_ref())])
         })?);
     }
+    for (order, activation) in
+        [(0, Activation::Relu), (1, Activation::Relu), (2, Activation::Silu), (3, Activation::Gelu)]
+    {
+        all.push(case("conv2d and what follows", dice, |m| {
+            let d = &mut m.dice;
+            let (b, kernel, stride) = (*d.pick(&[1, 2]), *d.pick(&[1, 3]), *d.pick(&[1, 2]));
+            let (channels, filters) = (*d.pick(&[1, 3, 8, 17]), *d.pick(&[1, 7, 16, 50, 65]));
+            let padding = [[kernel / 2, kernel / 2], [0, kernel / 2]];
+            let conv = Conv2d { stride: [stride; 2], padding, dilation: [1; 2], groups: 1, bias: d.flip() };
+            let size = [*d.pick(&[5, 8]), *d.pick(&[6, 11])];
+            let x = m.float([b, size[0], size[1], channels]);
+            let w = m.float([filters, channels, kernel, kernel]);
+            let bias = conv.bias.then(|| m.float([filters]));
+            let y = x.conv2d(conv, &w, bias.as_ref());
+            let (scale, shift) = (m.float([filters]), m.float([filters]));
+            let y = if order == 3 { y * scale + shift } else { y };
+            let residual = m.float(y.shape());
+            Differentiable(vec![match order {
+                0 => y.activation(activation),
+                1 => (y + residual).activation(activation),
+                2 => residual + y.activation(activation),
+                _ => y + residual,
+            }])
+        })?);
+    }
     for depthwise in [3, 16, 33] {
         all.push(case("depthwise conv2d", dice, |m| {
             let d = &mut m.dice;

@@ -1,7 +1,7 @@
 //! One training step as one graph.
 
 use vit_graph::autodiff::gradients;
-use vit_graph::ops::{AdamW, CrossEntropy, GlobalNorm, Input, Op, Parameter};
+use vit_graph::ops::{AdamW, CrossEntropy, GlobalNorm, Input, Parameter};
 use vit_graph::rewrite::{dead_code, patchify};
 use vit_graph::{DType, Graph, GraphError, Init, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
@@ -55,8 +55,11 @@ impl TrainingStep {
         let loss = graph.value(CrossEntropy, &[logits, targets])?;
         graph.set_output("loss", loss)?;
 
-        let parameters: Vec<(Value, Parameter)> =
-            graph.parameters().map(|(node, p)| (Value { node, output: 0 }, p.clone())).collect();
+        let parameters: Vec<(Value, Parameter)> = graph
+            .parameters()
+            .filter(|(_, p)| p.trainable)
+            .map(|(node, p)| (Value { node, output: 0 }, p.clone()))
+            .collect();
         let wrt: Vec<Value> = parameters.iter().map(|(value, _)| *value).collect();
         let found = gradients(&mut graph, loss, &wrt)?;
         let norm = match optimiser.clip {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use vit_graph::device::Elements;
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError};
-use vit_models::weights::safetensors;
+use vit_models::weights::{Tensor, safetensors};
 use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
 
 use crate::{DeviceChoice, Error, device};
@@ -91,6 +91,9 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         return Err(Error::Unsuitable(what));
     }
     let mut io = safetensors::read(&recorded)?;
+    if let Some(map) = io.tensors.get_mut("feature_map").filter(|_| channels_first(folder)) {
+        *map = channels_last(map);
+    }
     let unsuitable = |what: String| Error::Unsuitable(format!("{}: {what}", recorded.display()));
     let input = io.tensors.remove("input").ok_or_else(|| unsuitable("there is no array named `input`".into()))?;
     let [batch, channels, height, width] = input.shape[..] else {
@@ -134,6 +137,24 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         arrays.push(Comparison { name, shape: expected.shape, difference, tolerance, note });
     }
     Ok(Verification { weights: checkpoint.source, arrays })
+}
+
+/// Whether the folder's recording says that its feature map has the channels before rows and columns.
+fn channels_first(folder: &Path) -> bool {
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+    let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    config["feature_map_layout"] == "NCHW"
+}
+
+/// A feature map `[batch, channels, rows, columns]` as models here give it, channels last.
+fn channels_last(map: &Tensor) -> Tensor {
+    let [batch, channels, rows, columns] = map.shape[..] else { return map.clone() };
+    let pixels = rows * columns;
+    let at = |i: usize| {
+        let (b, pixel, c) = (i / (pixels * channels), i / channels % pixels, i % channels);
+        map.data[(b * channels + c) * pixels + pixel]
+    };
+    Tensor { shape: vec![batch, rows, columns, channels], data: (0..map.data.len()).map(at).collect() }
 }
 
 fn request(graph: &mut Graph, name: &str) -> Result<(), GraphError> {

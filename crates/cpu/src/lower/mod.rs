@@ -6,6 +6,7 @@ mod attention;
 mod channel_norm;
 mod conv;
 mod dropout;
+mod fused_conv;
 mod gather;
 mod loss;
 mod matrix;
@@ -97,6 +98,7 @@ pub(crate) fn lower(
         Op::Linear(op) => matrix::linear(processor, op, inputs, fixed[1]),
         Op::MatMul(op) => matrix::matmul(processor, op, inputs),
         Op::Conv2d(op) => conv::forward(processor, op, inputs, outputs),
+        Op::FusedConv2d(op) => fused_conv::forward(processor, op, inputs, &outputs[0], fixed[1]),
         Op::Conv2dGradInput(op) => conv::grad_input(processor, op, inputs),
         Op::Conv2dGradWeight(op) => conv::grad_weight(processor, op, inputs),
         Op::Patchify(op) => patchify::patchify(op, &inputs[0]),

@@ -9,6 +9,7 @@ mod attention;
 mod batch_norm;
 mod conv;
 mod dropout;
+mod fused_conv;
 mod gather;
 mod group_norm;
 mod linear;
@@ -30,6 +31,7 @@ pub use attention::{Attention, AttentionGrad};
 pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 pub use dropout::{Dropout, Granularity};
+pub use fused_conv::{FusedConv2d, ResidualAt};
 pub use gather::{Gather, GatherGrad};
 pub use group_norm::{GroupNorm, GroupNormGrad};
 pub use linear::Linear;
@@ -130,6 +132,7 @@ operations!(
     Linear,
     MatMul,
     Conv2d,
+    FusedConv2d,
     Conv2dGradInput,
     Conv2dGradWeight,
     Patchify,
