@@ -103,7 +103,10 @@ fn constructor(architecture: &Architecture) -> (&'static str, Map<String, Value>
                 (None, true) => "timm.models.deit.VisionTransformerDistilled",
                 (None, false) => "timm.models.vision_transformer.VisionTransformer",
             };
-            (class, vision_transformer::arguments(vit))
+            let mut args = vision_transformer::arguments(vit);
+            args.insert("num_classes".into(), json!(vit.classes));
+            args.insert("in_chans".into(), json!(vit.channels));
+            (class, args)
         }
         Architecture::ResNet(net) => ("timm.models.resnet.ResNet", resnet::arguments(net)),
         Architecture::ResNetV2(net) => ("timm.models.resnetv2.ResNetV2", resnetv2::arguments(net)),
@@ -187,8 +190,10 @@ pub fn timm_config(config: &Config) -> Value {
         Some(name) => match model {
             Architecture::Vit(vit) => {
                 let mut args = args;
-                // Named hybrids bring their stages along.
-                args.remove("backbone");
+                // Named hybrids bring their stages along, and the hub has a place of its own for the others.
+                ["backbone", "num_classes", "in_chans"].iter().for_each(|name| {
+                    args.remove(*name);
+                });
                 json!({
                     "architecture": name,
                     "num_classes": vit.classes,
