@@ -10,6 +10,9 @@ pub fn resample_table(table: &[f32], heads: usize, old: [usize; 2], new: [usize;
     if rows * columns * heads != table.len() || table.is_empty() {
         return Err(WeightsError::Count { shape: vec![rows * columns, heads], found: table.len() });
     }
+    if old == new {
+        return Ok(table.to_vec());
+    }
     let (vertical, horizontal) = (taps(rows, new_rows), taps(columns, new_columns));
     let mut resized = Vec::with_capacity(new_rows * new_columns * heads);
     for &(top, down) in &vertical {
@@ -38,9 +41,6 @@ pub fn resample_by_head(table: &Tensor, old: [usize; 2], new: [usize; 2]) -> Res
 
 /// For every new offset along one side, the old one before it and how far it lies towards the next.
 fn taps(old: usize, new: usize) -> Vec<(usize, f64)> {
-    if old == new {
-        return (0..old).map(|i| (i, 0.0)).collect();
-    }
     let places = places(old, new);
     let middle = (new / 2) as f64;
     let tap = |i: usize| {
@@ -72,4 +72,35 @@ fn places(old: usize, new: usize) -> Vec<f64> {
         at += factor.powi(i as i32 + 1);
     }
     side.iter().rev().map(|p| -p).chain([0.0]).chain(side.iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `timm.layers.resize_rel_pos_bias_table` of timm 1.0.30 on sines.
+    #[test]
+    fn tables_are_resized_as_timm_does() {
+        let table: Vec<f32> = (0..98).map(|i| (i as f32 * 0.7).sin()).collect();
+        let larger = resample_table(&table, 2, [4, 4], [6, 3]).unwrap();
+        let smaller = resample_table(&table, 2, [4, 4], [2, 7]).unwrap();
+        for (found, expected) in [
+            (
+                &larger[..8],
+                &[0.9790089, 0.8511886, 0.3349882, -0.3507832, -0.8715757, -0.9824526, -0.6312667, 0.0168136][..],
+            ),
+            (&larger[46..48], &[0.0672069, 0.6941644]),
+            (&larger[108..], &[0.1807749, -0.4899907]),
+            (&smaller[..6], &[0.6819639, 0.9927664, 0.6819639, 0.9927664, 0.7335276, 0.7575297]),
+            (&smaller[40..42], &[-0.4281827, -0.909667]),
+        ] {
+            assert_eq!(found.len(), expected.len());
+            for (a, b) in found.iter().zip(expected) {
+                assert!((a - b).abs() < 2e-6, "{found:?} {expected:?}");
+            }
+        }
+        assert_eq!((larger.len(), smaller.len()), (2 * 11 * 5, 2 * 3 * 13));
+        assert_eq!(resample_table(&table, 2, [4, 4], [4, 4]).unwrap(), table);
+        assert!(resample_table(&table, 2, [5, 4], [4, 4]).is_err());
+    }
 }
