@@ -1,10 +1,15 @@
 //! Norms that take their statistics over pixels: group norm, and batch norm, which is the same with all samples as one
 //! and a group for every channel. Sums are taken in chunks that the shape alone decides, then the chunks in order.
 
+use std::ops::Range;
+
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
 use crate::simd::{Kernel, Simd};
+
+/// What is done with a chunk: its sample, its elements, its sums.
+type OnChunk<'a> = &'a (dyn Fn(usize, Range<usize>, &mut [f32]) + Sync);
 
 /// A channels-last value `[samples, pixels, channels]` whose channels fall into groups.
 #[derive(Clone, Copy, Debug)]
@@ -52,12 +57,7 @@ impl Shape {
     }
 
     /// Calls `f(sample, chunk's first element, chunk's sums)` on the threads of the pool.
-    fn each_chunk(
-        &self,
-        pool: &Pool,
-        sums: &mut [f32],
-        f: &(dyn Fn(usize, std::ops::Range<usize>, &mut [f32]) + Sync),
-    ) {
+    fn each_chunk(&self, pool: &Pool, sums: &mut [f32], f: OnChunk<'_>) {
         let (chunks, per_chunk) = self.chunks();
         pool.run_chunks(sums, 2 * self.channels, &|task, sums| {
             let (sample, chunk) = (task / chunks, task % chunks);

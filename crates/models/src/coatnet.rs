@@ -293,10 +293,8 @@ impl CoAtNet {
             return Some(format!("stages of widths {:?} cannot be built", self.widths));
         }
         let (c, t) = (&self.convolutions, &self.transformers);
-        if !(1..64).contains(&c.kernel)
-            || !(c.expansion > 0.0 && c.expansion <= 64.0)
-            || !(0.0..=64.0).contains(&t.mlp_ratio)
-        {
+        let possible = |ratio: f64| ratio > 0.0 && ratio <= 64.0;
+        if !((1..64).contains(&c.kernel) && possible(c.expansion) && possible(t.mlp_ratio)) {
             return Some("a filter size, an expansion or an MLP ratio is out of bounds".into());
         }
         if t.head_dim == 0 {

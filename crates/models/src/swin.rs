@@ -213,7 +213,7 @@ impl Layers<'_> {
         let swin = self.swin;
         let _scope = x.scope(&format!("blocks.{block}"));
         let mut windows = swin.window(stage);
-        if block % 2 == 0 {
+        if block.is_multiple_of(2) {
             windows.shift = [0, 0];
         }
         let attention = self.attention(&layer_norm(x, swin.norm_epsilon, "norm1"), stage, windows);

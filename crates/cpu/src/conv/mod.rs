@@ -122,6 +122,7 @@ impl Plan {
     ///
     /// # Panics
     /// If a slice does not fit the geometry.
+    #[allow(clippy::too_many_arguments)]
     pub fn run(
         &self,
         pool: &Pool,

@@ -38,8 +38,8 @@ pub fn fold_norm(graph: &Graph) -> Result<Graph, GraphError> {
         }
     }
     let mut copy = Copy::of(graph);
-    for id in 0..graph.nodes().len() {
-        let Some(first) = inside[id] else {
+    for (id, first) in inside.into_iter().enumerate() {
+        let Some(first) = first else {
             copy.keep(id)?;
             continue;
         };

@@ -5,7 +5,9 @@ use crate::preprocessing::Preprocessing;
 use crate::variant::Variant;
 
 /// Name, the paper's name, blocks of each stage, width factor, image size, share of the crop and filter.
-const PUBLISHED: [(&str, &str, [usize; 4], usize, usize, f64, &str); 6] = [
+type Entry = (&'static str, &'static str, [usize; 4], usize, usize, f64, &'static str);
+
+const PUBLISHED: [Entry; 6] = [
     ("resnetv2_50x1_bit", "R50x1", [3, 4, 6, 3], 1, 224, 0.875, "bicubic"),
     ("resnetv2_50x3_bit", "R50x3", [3, 4, 6, 3], 3, 448, 1.0, "bilinear"),
     ("resnetv2_101x1_bit", "R101x1", [3, 4, 23, 3], 1, 448, 1.0, "bilinear"),
@@ -16,15 +18,7 @@ const PUBLISHED: [(&str, &str, [usize; 4], usize, usize, f64, &str); 6] = [
 
 /// The published variants, as the paper orders them.
 pub fn variants() -> Vec<Variant> {
-    let variant = |(name, paper, depths, factor, image, crop_pct, interpolation): (
-        &str,
-        &str,
-        [usize; 4],
-        usize,
-        usize,
-        f64,
-        &str,
-    )| {
+    let variant = |(name, paper, depths, factor, image, crop_pct, interpolation): Entry| {
         let image_size = [image; 2];
         let base = ResNetV2::default();
         let net = ResNetV2 {
