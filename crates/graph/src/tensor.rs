@@ -4,6 +4,7 @@
 //! model, everything after it is ignored, and [`Tensor::finish`] gives that first error.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::{Add, Mul, Sub};
 use std::rc::Rc;
 
@@ -18,6 +19,8 @@ struct State {
     graph: Graph,
     error: Option<GraphError>,
     streams: u32,
+    /// The parameters so far: a model asks for each by name, and large ones have thousands.
+    parameters: HashMap<String, Value>,
 }
 
 /// A value in a graph that is being built.
@@ -65,11 +68,15 @@ impl Tensor {
 
     fn stored(&self, name: &str, shape: Shape, init: Init, trainable: bool) -> Tensor {
         let name = self.state.borrow().graph.qualified(name);
-        let known = self.state.borrow().graph.parameter(&name).ok();
+        let known = self.state.borrow().parameters.get(&name).copied();
         match known {
             Some(value) if *self.state.borrow().graph.shape(value) == shape => self.with(value),
             Some(_) => self.fail(GraphError::DuplicateName(name)),
-            None => self.source(Parameter { trainable, ..Parameter::new(name, shape, init) }),
+            None => {
+                let added = self.source(Parameter { trainable, ..Parameter::new(name.clone(), shape, init) });
+                self.state.borrow_mut().parameters.extend(added.value.map(|value| (name, value)));
+                added
+            }
         }
     }
 

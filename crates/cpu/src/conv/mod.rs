@@ -3,9 +3,11 @@
 //! order that the filters' size alone decides.
 
 mod depthwise;
+mod depthwise_grad;
 mod tile;
 
 pub(crate) use depthwise::depthwise;
+pub(crate) use depthwise_grad::{depthwise_grad_input, depthwise_grad_weight, depthwise_grad_weight_workspace};
 
 use vit_graph::ops::ResidualAt;
 
