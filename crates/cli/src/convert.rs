@@ -129,6 +129,7 @@ fn library(scheme: Scheme) -> &'static str {
         Scheme::HuggingFace => "Hugging Face",
         Scheme::Torchvision => "torchvision",
         Scheme::Jax => "JAX",
+        Scheme::BigTransfer => "Big Transfer",
     }
 }
 

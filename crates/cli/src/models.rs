@@ -9,6 +9,7 @@ use vit::models::{Mode, Variant, variants};
 
 use crate::Outcome;
 use crate::table::{Align, Table, short};
+use crate::terminal::Meaning;
 
 /// List the models that are known by name
 #[derive(Args)]
@@ -16,7 +17,7 @@ use crate::table::{Align, Table, short};
 Examples:
   vit models
   vit models base
-  vit models DeiT --json")]
+  vit models EfficientNet --json")]
 pub struct Arguments {
     /// Only models whose name, paper name or family contains this
     filter: Option<String>,
@@ -31,7 +32,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         let names = [Some(v.name.as_str()), v.paper_name.as_deref(), Some(v.family)];
         names.iter().flatten().any(|name| name.to_lowercase().contains(&filter))
     };
-    let found: Vec<Variant> = variants().into_iter().filter(matches).collect();
+    let mut found: Vec<Variant> = variants().into_iter().filter(matches).collect();
+    // Families stay together, in the order in which they first come.
+    let mut families: Vec<&str> = Vec::new();
+    found.iter().for_each(|v| {
+        if !families.contains(&v.family) {
+            families.push(v.family)
+        }
+    });
+    found.sort_by_key(|v| families.iter().position(|family| *family == v.family));
     let mut out = std::io::stdout().lock();
     if found.is_empty() {
         anyhow::bail!("no model's name contains `{filter}`; `vit models` lists them all");
@@ -39,12 +48,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let mut table = Table::new(&[
         ("NAME", Align::Left),
         ("PAPER", Align::Left),
-        ("FAMILY", Align::Left),
         ("IMAGE", Align::Right),
         ("PARAMETERS", Align::Right),
         ("FLOP", Align::Right),
     ]);
     let mut list = Vec::new();
+    let mut headings = Vec::new();
     for v in found {
         let cost = Cost::of(&v.architecture.build(1, Mode::Inference)?);
         let [height, width] = v.architecture.image_size();
@@ -57,20 +66,17 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             "flops": cost.flops(),
         }));
         let paper = v.paper_name.unwrap_or_default();
-        let family = v.family.to_string();
-        table.row(vec![
-            v.name,
-            paper,
-            family,
-            format!("{height}x{width}"),
-            short(cost.parameters()),
-            short(cost.flops()),
-        ]);
+        if families.first() == Some(&v.family) {
+            families.remove(0);
+            headings.push(headings.len() + list.len() - 1);
+            table.row([v.family, "", "", "", ""].map(str::to_string).to_vec());
+        }
+        table.row(vec![v.name, paper, format!("{height}x{width}"), short(cost.parameters()), short(cost.flops())]);
     }
     if arguments.json {
         writeln!(out, "{:#}", serde_json::Value::Array(list))?;
     } else {
-        table.print(&mut out, |_| None)?;
+        table.print(&mut out, |row| headings.contains(&row).then_some(Meaning::Heading))?;
     }
     Ok(Outcome::Fine)
 }

@@ -13,8 +13,11 @@ fn models_are_listed_and_filtered() {
     assert!(base.iter().all(|m| m["name"].as_str().unwrap().contains("base")));
     assert!(all.iter().all(|m| m["parameters"].is_u64() && m["flops"].is_u64()));
     let table = vit(["models", "base"]).code(0);
-    assert_eq!(table.out.lines().count(), base.len() + 1);
-    assert!(table.out.lines().all(|l| l.chars().count() <= 80));
+    // A heading for the table, and one for every family.
+    let families: std::collections::BTreeSet<&str> = base.iter().map(|m| m["family"].as_str().unwrap()).collect();
+    assert_eq!(table.out.lines().count(), base.len() + 1 + families.len());
+    assert!(families.iter().all(|family| table.out.lines().any(|l| l == *family)), "{}", table.out);
+    assert!(vit(["models"]).code(0).out.lines().all(|l| l.chars().count() <= 80));
     assert!(vit(["models", "no such thing"]).code(1).err.contains("`vit models` lists them all"));
 }
 
@@ -29,6 +32,23 @@ fn the_figures_of_vit_base_are_the_published_ones() {
         assert!(info.get("layers").is_none());
     }
     assert!(vit(["info", "B/16"]).code(0).out.contains("86,567,656"));
+}
+
+#[test]
+fn every_family_has_its_figures() {
+    // Parameters as timm and FLOPs as PyTorch counts them; see the tables of the models' own tests.
+    for (name, parameters, flops) in [
+        ("resnet50", 25_557_032, 8_178_368_512u64),
+        ("ResNet-50", 25_557_032, 8_178_368_512),
+        ("resnetv2_50x1_bit", 25_549_352, 8_178_368_512),
+        ("tf_efficientnet_b0.ns_jft_in1k", 5_288_548, 771_629_504),
+        ("swin_tiny_patch4_window7_224", 28_288_354, 8_981_133_312),
+        ("coatnet_0_rw_224", 27_435_562, 8_812_601_856),
+        ("R50+B/16", 98_659_112, 43_070_717_952),
+    ] {
+        let info = vit(["info", name, "--json"]).code(0).json();
+        assert_eq!((info["parameters"].as_u64(), info["flops"].as_u64()), (Some(parameters), Some(flops)), "{name}");
+    }
 }
 
 #[test]

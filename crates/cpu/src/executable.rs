@@ -223,6 +223,11 @@ fn info(graph: &Graph, id: NodeId) -> StepInfo {
         op.extend(linear.scale.then_some("+scale"));
         op.extend(linear.residual.then_some("+residual"));
     }
+    if let Op::FusedConv2d(conv) = &node.op {
+        op.extend(conv.depthwise().then_some(" depthwise"));
+        op.extend(conv.activation.map(|a| format!("+{}", a.name())));
+        op.extend(conv.residual.map(|_| "+residual"));
+    }
     let shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
     StepInfo {
         op,

@@ -21,6 +21,8 @@
 pub mod activation;
 pub mod attention;
 mod buffer;
+mod channel_norm;
+mod conv;
 mod device;
 mod executable;
 pub mod gemm;
@@ -30,6 +32,7 @@ mod lower;
 pub mod norm;
 mod peak;
 pub mod pool;
+mod pool2d;
 pub mod reduce;
 mod simd;
 pub mod softmax;

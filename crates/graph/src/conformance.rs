@@ -221,6 +221,65 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             Differentiable(vec![x.conv2d(conv, &w, bias.as_ref())])
         })?);
     }
+    for (order, activation) in
+        [(0, Activation::Relu), (1, Activation::Relu), (2, Activation::Silu), (3, Activation::Gelu)]
+    {
+        all.push(case("conv2d and what follows", dice, |m| {
+            let d = &mut m.dice;
+            let (b, kernel, stride) = (*d.pick(&[1, 2]), *d.pick(&[1, 3]), *d.pick(&[1, 2]));
+            let (channels, filters) = (*d.pick(&[1, 3, 8, 17]), *d.pick(&[1, 7, 16, 50, 65]));
+            let padding = [[kernel / 2, kernel / 2], [0, kernel / 2]];
+            let conv = Conv2d { stride: [stride; 2], padding, dilation: [1; 2], groups: 1, bias: d.flip() };
+            let size = [*d.pick(&[5, 8]), *d.pick(&[6, 11])];
+            let x = m.float([b, size[0], size[1], channels]);
+            let w = m.float([filters, channels, kernel, kernel]);
+            let bias = conv.bias.then(|| m.float([filters]));
+            let y = x.conv2d(conv, &w, bias.as_ref());
+            let (scale, shift) = (m.float([filters]), m.float([filters]));
+            let y = if order == 3 { y * scale + shift } else { y };
+            let residual = m.float(y.shape());
+            Differentiable(vec![match order {
+                0 => y.activation(activation),
+                1 => (y + residual).activation(activation),
+                2 => residual + y.activation(activation),
+                _ => y + residual,
+            }])
+        })?);
+    }
+    for depthwise in [3, 16, 33] {
+        all.push(case("depthwise conv2d", dice, |m| {
+            let d = &mut m.dice;
+            let (kernel, stride) = (*d.pick(&[3, 5]), *d.pick(&[1, 2]));
+            let padding = [[*d.pick(&[0, 1, 2]), *d.pick(&[1, 2])], [*d.pick(&[1, 2]), *d.pick(&[0, 1, 2])]];
+            let conv = Conv2d { stride: [stride; 2], padding, dilation: [1; 2], groups: depthwise, bias: d.flip() };
+            let size = [*d.pick(&[5, 8, 9]), *d.pick(&[5, 6, 19])];
+            let batch = *d.pick(&[1, 2]);
+            let x = m.float([batch, size[0], size[1], depthwise]);
+            let w = m.float([depthwise, 1, kernel, kernel]);
+            let bias = conv.bias.then(|| m.float([depthwise]));
+            Differentiable(vec![x.conv2d(conv, &w, bias.as_ref())])
+        })?);
+    }
+    for (pooling, count_padding) in
+        [(Pooling::Max, false), (Pooling::Max, true), (Pooling::Mean, false), (Pooling::Mean, true)]
+    {
+        all.push(case("pool", dice, |m| {
+            let d = &mut m.dice;
+            let kernel = [*d.pick(&[1, 2, 3]), *d.pick(&[2, 3])];
+            let pool = Pool2d {
+                pooling,
+                kernel,
+                stride: [*d.pick(&[1, 2, 3]), *d.pick(&[1, 2])],
+                padding: [
+                    [*d.pick(&[0, 1]) % kernel[0], *d.pick(&[0, 2]) % kernel[0]],
+                    [*d.pick(&[0, 1]), *d.pick(&[0, 1])],
+                ],
+                count_padding,
+            };
+            let shape = [*d.pick(&[1, 2]), *d.pick(&[3, 5, 8]), *d.pick(&[4, 7]), d.wide()];
+            Differentiable(vec![m.float(shape).pool2d(pool)])
+        })?);
+    }
     for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
         all.push(case("patchify", dice, |m| {
             let patch = [*m.dice.pick(&[1, 2, 3]), *m.dice.pick(&[1, 2, 4, 8])];
@@ -280,6 +339,39 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             let (x, y, gamma, beta) = (m.float([rows, dim]), m.float([rows, dim]), m.float([dim]), m.float([dim]));
             let node = x.apply(AddLayerNorm(LayerNorm { epsilon: 1e-3 }), &[&y, &gamma, &beta]);
             Forward(vec![node])
+        })?);
+        all.push(case("group_norm", dice, |m| {
+            let (b, h, w, groups) =
+                (m.dice.extent(), *m.dice.pick(&[1, 2, 5]), *m.dice.pick(&[1, 3]), *m.dice.pick(&[1, 2, 4]));
+            let channels = groups * *m.dice.pick(&[2, 3, 4, 8, 17]);
+            let (x, gamma, beta) = (m.float([b, h, w, channels]), m.float([channels]), m.float([channels]));
+            Differentiable(vec![x.group_norm(GroupNorm { groups, epsilon: 1e-3 }, &gamma, &beta)])
+        })?);
+        all.push(case("batch_norm", dice, |m| {
+            let (b, h, channels) = (*m.dice.pick(&[2, 3, 8, 33]), m.dice.extent(), m.dice.wide());
+            let (x, gamma, beta) = (m.float([b, h, channels]), m.float([channels]), m.float([channels]));
+            let running = [m.weights_like(&gamma), m.weights_like(&gamma)];
+            let op = BatchNorm { epsilon: 1e-3, momentum: 0.1 };
+            // The running statistics leave a model as updates, and a device may be asked for one of them alone.
+            let all = x.apply_outputs(op, &[&gamma, &beta, &running[0], &running[1]], 5);
+            FirstDifferentiable(vec![all[0].clone(), all[3].clone(), all[4].clone()])
+        })?);
+        all.push(case("windows", dice, |m| {
+            let (b, c) = (*m.dice.pick(&[1, 2]), m.dice.extent());
+            let size = [*m.dice.pick(&[1, 2, 3]), *m.dice.pick(&[2, 4])];
+            let image = [*m.dice.pick(&[4, 6, 7]), *m.dice.pick(&[4, 5, 8])];
+            let shift = [*m.dice.pick(&[0, 1]), *m.dice.pick(&[0, 1, 2])];
+            let windows = Windows { size, shift };
+            let x = m.float([b, image[0], image[1], c]);
+            let cut = x.apply(windows, &[]);
+            let put = m.float(cut.shape()).apply(Unwindows { windows, image: x.shape() }, &[]);
+            Differentiable(vec![cut, put])
+        })?);
+        all.push(case("power", dice, |m| {
+            let shape = [m.dice.extent(), m.dice.wide()];
+            let x = m.float(shape);
+            let positive = &(&x * &x) + &x.constant(Constant::filled(Shape::default(), 0.5));
+            Differentiable([-0.5, 0.5, -1.0, 1.7].map(|p| positive.power(p)).to_vec())
         })?);
         all.push(case("softmax", dice, |m| {
             let shape = [m.dice.extent(), m.dice.wide()];

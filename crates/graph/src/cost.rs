@@ -12,7 +12,7 @@ pub struct NodeCost {
     pub op: &'static str,
     /// Floating-point operations of its matrix products, 2 per multiply-add.
     pub flops: u64,
-    /// Numbers that it brings as a parameter.
+    /// Numbers that it brings as a trainable parameter.
     pub parameters: u64,
     /// Bytes that it writes.
     pub activation_bytes: u64,
@@ -41,7 +41,7 @@ impl Cost {
                 },
                 op: node.op.name(),
                 flops: node.op.flops(&inputs, &node.outputs),
-                parameters: if matches!(node.op, Op::Parameter(_)) { elements } else { 0 },
+                parameters: if matches!(&node.op, Op::Parameter(p) if p.trainable) { elements } else { 0 },
                 activation_bytes: if computed { written.sum() } else { 0 },
             }
         };
@@ -53,7 +53,7 @@ impl Cost {
         self.nodes.iter().map(|n| n.flops).sum()
     }
 
-    /// All parameters.
+    /// All trainable parameters, as published figures count them; running statistics are not among them.
     pub fn parameters(&self) -> u64 {
         self.nodes.iter().map(|n| n.parameters).sum()
     }

@@ -17,17 +17,18 @@ impl Inlined {
 }
 
 impl Graph {
-    /// Adds the nodes of another graph to this one. The inputs in `given` are replaced by values of this graph,
-    /// parameters of the same name are shared, and random numbers come from streams that are `streams` further on.
+    /// Adds the nodes of another graph to this one. The inputs and parameters in `given` are replaced by values of this
+    /// graph, other parameters of the same name are shared, and random numbers come from streams that are `streams` further on.
     /// Outputs, updates and taps stay behind.
     pub fn inline(&mut self, part: &Graph, given: &[(&str, Value)], streams: u32) -> Result<Inlined, GraphError> {
         let shared: HashMap<String, Value> =
             self.parameters().map(|(node, p)| (p.name.clone(), Value { node, output: 0 })).collect();
         let mut moved = Inlined(Vec::with_capacity(part.nodes().len()));
         for node in part.nodes() {
+            let given = |wanted: &str| given.iter().find(|(name, _)| *name == wanted).map(|(_, value)| *value);
             let known = match &node.op {
-                Op::Input(input) => given.iter().find(|(name, _)| *name == input.name).map(|(_, value)| *value),
-                Op::Parameter(parameter) => shared.get(&parameter.name).copied(),
+                Op::Input(input) => given(&input.name),
+                Op::Parameter(p) => given(&p.name).or_else(|| shared.get(&p.name).copied()),
                 _ => None,
             };
             if let Some(value) = known {

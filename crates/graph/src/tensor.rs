@@ -4,12 +4,13 @@
 //! model, everything after it is ignored, and [`Tensor::finish`] gives that first error.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::{Add, Mul, Sub};
 use std::rc::Rc;
 
 use crate::ops::{
-    Activation, Attention, Binary, Broadcast, Concat, Constant, Conv2d, Dropout, Gather, Granularity, Input, LayerNorm,
-    Linear, MatMul, Op, Parameter, Permute, Reduce, Reshape, Scale, Slice, Softmax,
+    Activation, Attention, Binary, Broadcast, Concat, Constant, Conv2d, Dropout, Gather, Granularity, GroupNorm, Input,
+    LayerNorm, Linear, MatMul, Op, Parameter, Permute, Pool2d, Power, Reduce, Reshape, Scale, Slice, Softmax,
 };
 use crate::{DType, Graph, GraphError, Init, Shape, Type, Value};
 
@@ -18,6 +19,8 @@ struct State {
     graph: Graph,
     error: Option<GraphError>,
     streams: u32,
+    /// The parameters so far: a model asks for each by name, and large ones have thousands.
+    parameters: HashMap<String, Value>,
 }
 
 /// A value in a graph that is being built.
@@ -55,12 +58,25 @@ impl Tensor {
     /// A parameter of the current part of the model. Asking for a name twice gives the same parameter, if the
     /// shapes agree.
     pub fn parameter(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Tensor {
-        let (name, shape) = (self.state.borrow().graph.qualified(name), shape.into());
-        let known = self.state.borrow().graph.parameter(&name).ok();
+        self.stored(name, shape.into(), init, true)
+    }
+
+    /// A value that stays between runs like a parameter and that no training step moves: a running statistic.
+    pub fn statistic(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Tensor {
+        self.stored(name, shape.into(), init, false)
+    }
+
+    fn stored(&self, name: &str, shape: Shape, init: Init, trainable: bool) -> Tensor {
+        let name = self.state.borrow().graph.qualified(name);
+        let known = self.state.borrow().parameters.get(&name).copied();
         match known {
             Some(value) if *self.state.borrow().graph.shape(value) == shape => self.with(value),
             Some(_) => self.fail(GraphError::DuplicateName(name)),
-            None => self.source(Parameter { name, shape, init }),
+            None => {
+                let added = self.source(Parameter { trainable, ..Parameter::new(name.clone(), shape, init) });
+                self.state.borrow_mut().parameters.extend(added.value.map(|value| (name, value)));
+                added
+            }
         }
     }
 
@@ -89,6 +105,16 @@ impl Tensor {
     pub fn output(&self, name: &str) {
         if let Some(value) = self.value {
             let result = self.state.borrow_mut().graph.set_output(name, value);
+            if let Err(error) = result {
+                self.fail(error);
+            }
+        }
+    }
+
+    /// Says that after a run this parameter has another value.
+    pub fn update(&self, new: &Tensor) {
+        if let (Some(parameter), Some(new)) = (self.value, new.value) {
+            let result = self.state.borrow_mut().graph.update(parameter, new);
             if let Err(error) = result {
                 self.fail(error);
             }
@@ -182,6 +208,16 @@ impl Tensor {
         self.apply(LayerNorm { epsilon }, &[gamma, beta])
     }
 
+    /// Group norm of this channels-last value.
+    pub fn group_norm(&self, norm: GroupNorm, gamma: &Tensor, beta: &Tensor) -> Tensor {
+        self.apply(norm, &[gamma, beta])
+    }
+
+    /// Pooling of this channels-last image.
+    pub fn pool2d(&self, pool: Pool2d) -> Tensor {
+        self.apply(pool, &[])
+    }
+
     /// Attention of this query, or packed query, key and value; gives the result and the attention weights.
     pub fn attention(&self, attention: Attention, others: &[&Tensor]) -> [Tensor; 2] {
         let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
@@ -205,6 +241,11 @@ impl Tensor {
         self.activation(Activation::Tanh)
     }
 
+    /// `max(x, 0)`.
+    pub fn relu(&self) -> Tensor {
+        self.activation(Activation::Relu)
+    }
+
     /// Softmax over the last axis.
     pub fn softmax(&self) -> Tensor {
         self.apply(Softmax, &[])
@@ -213,6 +254,11 @@ impl Tensor {
     /// Every element times a number.
     pub fn scale(&self, factor: f32) -> Tensor {
         self.apply(Scale(factor), &[])
+    }
+
+    /// Every element raised to a power.
+    pub fn power(&self, exponent: f32) -> Tensor {
+        self.apply(Power(exponent), &[])
     }
 
     /// Dropout or stochastic depth with random numbers of its own.

@@ -126,12 +126,65 @@ fn every_rewrite_keeps_the_meaning_of_every_conformance_case() {
     for seed in 20..23 {
         for case in conformance::cases(seed).unwrap() {
             let expected = reference::run(&case.graph, &case.bindings).unwrap();
-            for pass in [rewrite::patchify, rewrite::fuse_linear, rewrite::fuse_add_norm, rewrite::dead_code] {
+            for pass in [
+                rewrite::patchify,
+                rewrite::fuse_linear,
+                rewrite::fuse_add_norm,
+                rewrite::fuse_conv,
+                rewrite::dead_code,
+            ] {
                 let found = reference::run(&pass(&case.graph).unwrap(), &case.bindings).unwrap();
                 assert_eq!(expected, found, "{}", case.name);
             }
         }
     }
+}
+
+/// Two convolutions with trained batch norms as models write them, a residual and activations.
+fn convolutions() -> Graph {
+    let x = Tensor::input("x", DType::F32, [2, 5, 6, 3]);
+    let p = |name: &str, shape: &[usize]| x.parameter(name, shape, Init::Zeros);
+    let conv = |padding: usize| Conv2d {
+        stride: [1; 2],
+        padding: [[padding; 2]; 2],
+        dilation: [1; 2],
+        groups: 1,
+        bias: false,
+    };
+    let normed = |y: Tensor, name: &str| y * p(&format!("{name}.scale"), &[4]) + p(&format!("{name}.shift"), &[4]);
+    let a = normed(x.conv2d(conv(1), &p("conv1", &[4, 3, 3, 3]), None), "norm1").relu();
+    let b = normed(a.conv2d(conv(0), &p("conv2", &[4, 4, 1, 1]), None), "norm2");
+    (&b + &a).relu().output("y");
+    x.finish().unwrap()
+}
+
+#[test]
+fn norms_fold_into_convolutions_which_take_in_what_follows() {
+    let graph = convolutions();
+    let folded = rewrite::fold_norm(&graph).unwrap();
+    // Two products, with the weights; of the sums only the residual is left.
+    assert_eq!((count(&folded, "mul"), count(&folded, "add"), count(&folded, "conv2d")), (2, 1, 2));
+    let fused = rewrite::dead_code(&rewrite::fuse_conv(&folded).unwrap()).unwrap();
+    assert_eq!((count(&fused, "add"), count(&fused, "relu"), count(&fused, "conv2d")), (0, 0, 2));
+
+    let mut values = Bindings::new().with("x", ramp(&[2, 5, 6, 3], 0.0));
+    for (i, (_, p)) in graph.parameters().enumerate() {
+        values = values.with(&p.name, ramp(&p.shape, i as f64 + 1.0));
+    }
+    let (expected, found) = (reference::run(&graph, &values).unwrap(), reference::run(&fused, &values).unwrap());
+    for (a, b) in expected["y"].data().iter().zip(found["y"].data()) {
+        assert!((a - b).abs() <= 1e-12 * (1.0 + a.abs()), "{a} and {b}");
+    }
+}
+
+#[test]
+fn norms_of_weights_that_a_run_changes_do_not_fold() {
+    let mut graph = convolutions();
+    let scale = graph.parameter("norm1.scale").unwrap();
+    let moved = graph.value(vit_graph::ops::Scale(0.5), &[scale]).unwrap();
+    graph.update(scale, moved).unwrap();
+    let folded = rewrite::fold_norm(&graph).unwrap();
+    assert_eq!((count(&folded, "mul"), count(&folded, "add")), (2, 2));
 }
 
 #[test]

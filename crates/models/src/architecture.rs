@@ -2,79 +2,146 @@
 
 use vit_graph::{Graph, GraphError};
 
+use crate::coatnet::CoAtNet;
+use crate::efficientnet::EfficientNet;
 use crate::layers::Mode;
+use crate::lenet::LeNet;
+use crate::resnet::{ResNet, Stem};
+use crate::resnetv2::{self, ResNetV2};
+use crate::swin::Swin;
 use crate::vit::Vit;
 
-/// Any model of the family. To add one: a file with its struct, a variant here, its names in `variant.rs`.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)]
-pub enum Architecture {
-    Vit(Vit),
+macro_rules! architectures {
+    ($($name:ident),*) => {
+        /// Any model of the family. To add one: a file with its struct, a variant here, its names in `variant.rs`.
+        #[derive(Debug, Clone, PartialEq)]
+        #[allow(missing_docs)]
+        pub enum Architecture { $($name($name)),* }
+
+        $(impl From<$name> for Architecture {
+            fn from(model: $name) -> Self {
+                Architecture::$name(model)
+            }
+        })*
+
+        /// Does the same with every model: all of them have these fields and methods.
+        macro_rules! each {
+            ($self:expr, $model:ident => $body:expr) => {
+                match $self { $(Architecture::$name($model) => $body),* }
+            };
+        }
+    };
 }
 
-impl From<Vit> for Architecture {
-    fn from(vit: Vit) -> Self {
-        Architecture::Vit(vit)
-    }
-}
+architectures!(Vit, ResNet, ResNetV2, LeNet, EfficientNet, Swin, CoAtNet);
 
 impl Architecture {
     /// The graph for a batch of images; see the architecture's own `build` for its inputs, outputs and taps.
     pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
-        match self {
-            Architecture::Vit(vit) => vit.build(batch, mode),
-        }
+        each!(self, model => model.build(batch, mode))
     }
 
     /// Height and width of the image.
     pub fn image_size(&self) -> [usize; 2] {
-        match self {
-            Architecture::Vit(vit) => vit.image_size,
-        }
+        each!(self, model => model.image_size)
     }
 
     /// Changes the image size.
     pub fn set_image_size(&mut self, size: [usize; 2]) {
-        match self {
-            Architecture::Vit(vit) => vit.image_size = size,
-        }
+        each!(self, model => model.image_size = size);
     }
 
     /// Colour channels.
     pub fn channels(&self) -> usize {
-        match self {
-            Architecture::Vit(vit) => vit.channels,
-        }
+        each!(self, model => model.channels)
     }
 
     /// Changes the number of colour channels.
     pub fn set_channels(&mut self, channels: usize) {
-        match self {
-            Architecture::Vit(vit) => vit.channels = channels,
-        }
+        each!(self, model => model.channels = channels);
     }
 
     /// Classes; 0 without a head.
     pub fn classes(&self) -> usize {
-        match self {
-            Architecture::Vit(vit) => vit.classes,
-        }
+        each!(self, model => model.classes)
     }
 
     /// Changes the number of classes.
     pub fn set_classes(&mut self, classes: usize) {
+        each!(self, model => model.classes = classes);
+    }
+
+    /// The layers that give the logits, by name.
+    pub fn heads(&self) -> &'static [&'static str] {
         match self {
-            Architecture::Vit(vit) => vit.classes = classes,
+            Architecture::Vit(_) => &["head", "head_dist"],
+            Architecture::ResNet(_) => &["fc"],
+            Architecture::LeNet(_) => &["fc3"],
+            Architecture::EfficientNet(_) => &["classifier"],
+            Architecture::ResNetV2(_) | Architecture::Swin(_) | Architecture::CoAtNet(_) => &["head.fc"],
         }
     }
 
     /// Changes how much is dropped while training: after linear layers, of attention weights, and of whole residual
-    /// branches in the last block.
+    /// branches in the last block; as far as the architecture has such a place.
     pub fn set_dropout(&mut self, dropout: f32, attention_dropout: f32, drop_path: f32) {
-        match self {
+        let place = match self {
             Architecture::Vit(vit) => {
-                (vit.dropout, vit.attention_dropout, vit.drop_path) = (dropout, attention_dropout, drop_path);
+                vit.attention_dropout = attention_dropout;
+                (&mut vit.dropout, &mut vit.drop_path)
             }
+            Architecture::Swin(swin) => {
+                swin.attention_dropout = attention_dropout;
+                (&mut swin.dropout, &mut swin.drop_path)
+            }
+            Architecture::CoAtNet(net) => (&mut net.dropout, &mut net.drop_path),
+            Architecture::EfficientNet(net) => (&mut net.dropout, &mut net.drop_path),
+            Architecture::ResNet(net) => (&mut net.dropout, &mut net.drop_path),
+            Architecture::ResNetV2(net) => (&mut net.dropout, &mut net.drop_path),
+            Architecture::LeNet(_) => return,
+        };
+        (*place.0, *place.1) = (dropout, drop_path);
+    }
+
+    /// Whether a parameter belongs to a layer that gives the logits.
+    pub fn is_head(&self, parameter: &str) -> bool {
+        let layer = parameter.rsplit_once('.').map_or("", |(layer, _)| layer);
+        self.heads().contains(&layer)
+    }
+
+    /// The filters that see the colours, by name.
+    pub fn first_filters(&self) -> String {
+        let stem = |net: &ResNetV2| match (net.depths.is_empty(), net.stem) {
+            (true, resnetv2::Stem::Plain) => "conv",
+            (true, _) => "conv1",
+            (false, resnetv2::Stem::Plain) => "stem.conv",
+            (false, _) => "stem.conv1",
+        };
+        let layer = match self {
+            Architecture::Vit(vit) => match &vit.backbone {
+                Some(backbone) => format!("patch_embed.backbone.{}", stem(backbone)),
+                None => "patch_embed.proj".into(),
+            },
+            Architecture::ResNet(net) if net.stem != Stem::Plain => "conv1.0".into(),
+            Architecture::ResNet(_) | Architecture::LeNet(_) => "conv1".into(),
+            Architecture::ResNetV2(net) => stem(net).into(),
+            Architecture::EfficientNet(_) => "conv_stem".into(),
+            Architecture::Swin(_) => "patch_embed.proj".into(),
+            Architecture::CoAtNet(_) => "stem.conv1".into(),
+        };
+        layer + ".weight"
+    }
+
+    /// Tokens that are not patches, where the model is made of tokens; others have a `feature_map` instead.
+    pub fn prefix_tokens(&self) -> Option<usize> {
+        match self {
+            Architecture::Vit(vit) => Some(vit.prefix_tokens()),
+            _ => None,
         }
+    }
+
+    /// Whether there is a class token.
+    pub fn has_class_token(&self) -> bool {
+        matches!(self, Architecture::Vit(vit) if vit.class_token)
     }
 }

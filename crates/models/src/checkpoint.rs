@@ -10,7 +10,7 @@ use vit_graph::ops::Parameter;
 
 use crate::config::{self, Config};
 use crate::error::ModelError;
-use crate::fit::{Leniency, fit, is_head};
+use crate::fit::{Leniency, fit};
 use crate::infer::infer;
 use crate::labels;
 use crate::weights::safetensors::{self, Dtype};
@@ -131,7 +131,7 @@ impl Checkpoint {
         let mut weights = std::mem::take(&mut self.weights);
         if changes.new_head {
             target.labels.clear();
-            weights.tensors.retain(|name, _| !is_head(name));
+            weights.tensors.retain(|name, _| !target.architecture.is_head(name));
         }
         let leniency = Leniency { new_head: changes.classes.is_some() || changes.new_head, unmatched: false };
         let (weights, report) = fit(weights, self.scheme, &self.config.architecture, &target.architecture, leniency)?;

@@ -8,7 +8,7 @@ use crate::error::ModelError;
 use crate::layers::Mode;
 use crate::vit::{PositionsOn, Vit};
 use crate::weights::positions::{Method, resample};
-use crate::weights::{Scheme, Tensor, Weights, patch_filters};
+use crate::weights::{Scheme, Tensor, Weights, patch_filters, relative};
 
 /// How far weights may be changed to fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub fn fit(
         Fitting { old: weights, new: Weights::default(), scheme, leniency, report: vec![], wrong: vec![] };
     fitting.new.metadata = std::mem::take(&mut fitting.old.metadata);
     fitting.match_parameters(&graph, from, to)?;
-    fitting.left_over();
+    fitting.left_over(to);
     if !fitting.wrong.is_empty() {
         return Err(ModelError::Unmatched(list(&fitting.wrong)));
     }
@@ -52,7 +52,7 @@ impl Fitting {
     fn match_parameters(&mut self, graph: &Graph, from: &Architecture, to: &Architecture) -> Result<(), ModelError> {
         for (_, parameter) in graph.parameters() {
             let (name, shape) = (parameter.name.as_str(), parameter.shape.to_vec());
-            let head = is_head(name);
+            let head = to.is_head(name);
             let tensor = match self.old.tensors.remove(name) {
                 Some(tensor) if tensor.shape == shape && !moved(name, from, to) => Some(tensor),
                 Some(tensor) if head && self.leniency.new_head => {
@@ -111,8 +111,7 @@ impl Fitting {
         from: &Architecture,
         to: &Architecture,
     ) -> Result<Option<Tensor>, ModelError> {
-        let (Architecture::Vit(from), Architecture::Vit(to)) = (from, to);
-        if name == "patch_embed.proj.weight" && tensor.shape.len() == 4 {
+        if name == to.first_filters() && tensor.shape.len() == 4 {
             let [o, c, h, w] = [shape[0], shape[1], shape[2], shape[3]];
             if [tensor.shape[0], tensor.shape[2], tensor.shape[3]] != [o, h, w] {
                 return Ok(None);
@@ -120,6 +119,16 @@ impl Fitting {
             self.report.push(format!("{name}: {} -> {c} input channels", tensor.shape[1]));
             return Ok(Some(patch_filters::adapt_channels(tensor.clone(), c)?));
         }
+        if let Some((old, new)) = window(name, from).zip(window(name, to)) {
+            let adapted = resample_window(tensor, old, new)?.filter(|t| t.shape == shape);
+            // A line for the first block of a stage is enough.
+            if adapted.is_some() && name.contains("blocks.0.") {
+                let ([h, w], [new_h, new_w]) = (old, new);
+                self.report.push(format!("{name}: windows of {h}x{w} -> {new_h}x{new_w}, positions resampled"));
+            }
+            return Ok(adapted);
+        }
+        let (Architecture::Vit(from), Architecture::Vit(to)) = (from, to) else { return Ok(None) };
         let adapted = match name {
             "pos_embed" => self.resample_learned(tensor, from, to)?,
             "pos_embed_row" => self.resample_line(tensor, shape, shape[1])?,
@@ -179,9 +188,9 @@ impl Fitting {
     }
 
     /// Tensors that the model does not have.
-    fn left_over(&mut self) {
+    fn left_over(&mut self, to: &Architecture) {
         for (name, tensor) in std::mem::take(&mut self.old.tensors) {
-            let head = is_head(&name);
+            let head = to.is_head(&name);
             // A mask token is only used while pre-training.
             if name == "mask_token" || (head && self.leniency.new_head) {
                 self.report.push(format!("{name}: left out"));
@@ -192,14 +201,37 @@ impl Fitting {
     }
 }
 
-/// Whether a parameter belongs to the classification head.
-pub(crate) fn is_head(name: &str) -> bool {
-    name.starts_with("head.") || name.starts_with("head_dist.")
+/// The window that a table of relative positions belongs to, where the architecture has windows.
+fn window(name: &str, architecture: &Architecture) -> Option<[usize; 2]> {
+    name.strip_suffix("relative_position_bias_table")?;
+    let stage = |prefix: &str| name.strip_prefix(prefix)?.split('.').next()?.parse::<usize>().ok();
+    match architecture {
+        Architecture::Swin(swin) => {
+            let stage = stage("layers.").filter(|&stage| stage < swin.windows.len())?;
+            Some(swin.window(stage).size)
+        }
+        Architecture::CoAtNet(net) => Some(net.grid(stage("stages.").filter(|&stage| stage < net.stages.len())?)),
+        _ => None,
+    }
+}
+
+fn resample_window(tensor: &Tensor, old: [usize; 2], new: [usize; 2]) -> Result<Option<Tensor>, ModelError> {
+    Ok(match tensor.shape[..] {
+        [_, heads] => {
+            let data = relative::resample_table(&tensor.data, heads, old, new)?;
+            Some(Tensor::new(vec![(2 * new[0] - 1) * (2 * new[1] - 1), heads], data)?)
+        }
+        [_, _, _] => Some(relative::resample_by_head(tensor, old, new)?),
+        _ => None,
+    })
 }
 
 /// Whether positions belong to another grid, which may have as many patches: 4x4 and 2x8.
 fn moved(name: &str, from: &Architecture, to: &Architecture) -> bool {
-    let (Architecture::Vit(from), Architecture::Vit(to)) = (from, to);
+    if let (old @ Some(_), new) = (window(name, from), window(name, to)) {
+        return old != new;
+    }
+    let (Architecture::Vit(from), Architecture::Vit(to)) = (from, to) else { return false };
     let positions = name == "pos_embed" || name.ends_with("relative_position_bias_table");
     positions && from.grid() != to.grid()
 }

@@ -3,18 +3,30 @@
 
 use vit_graph::ops::Activation;
 
-use crate::config::Config;
+use crate::architecture::Architecture;
+use crate::config::{Config, google_stages};
+use crate::layers::Mode;
 use crate::preprocessing::Preprocessing;
-use crate::variant::variants;
+use crate::resnetv2::ResNetV2;
+use crate::variant::{Variant, variants};
 use crate::vit::{FinalNorm, PAPER_SIZES, Pooling, Positions, PositionsOn, Vit};
 use crate::weights::{Scheme, Weights};
 
-/// Reads a Vision Transformer off weights with canonical names, or says what is missing.
+/// Reads a model off weights with canonical names, or says what is missing: a Vision Transformer from its shapes, others
+/// by the named variant that has exactly these parameters.
 pub fn infer(weights: &Weights, scheme: Scheme) -> Result<Config, String> {
     let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());
+    if shape("cls_token").is_none()
+        && shape("pos_embed").is_none()
+        && let Some(found) = named(weights)?
+    {
+        return Ok(found);
+    }
     let Some(&[dim, channels, ph, pw]) = shape("patch_embed.proj.weight") else {
-        return Err("the weights hold no Vision Transformer's patch embedding; a config.json beside them would say what they are".into());
+        return Err("the weights are no Vision Transformer's, nor those of a model known by name; a config.json beside them would say what they are".into());
     };
+    let backbone = backbone(weights, scheme);
+    let channels = backbone.as_ref().map_or(channels, |b| b.channels);
     let depth = (0..).take_while(|i| shape(&format!("blocks.{i}.norm1.weight")).is_some()).count();
     let first = |name: &str| shape(&format!("blocks.0.{name}"));
     let mlp_dim = first("mlp.fc1.weight").and_then(|s| s.first().copied()).unwrap_or(4 * dim);
@@ -29,6 +41,7 @@ pub fn infer(weights: &Weights, scheme: Scheme) -> Result<Config, String> {
     };
     let mut vit = Vit {
         patch_size: [ph, pw],
+        backbone: backbone.map(Box::new),
         channels,
         classes: shape("head.weight").and_then(|s| s.first().copied()).unwrap_or(0),
         dim,
@@ -72,8 +85,65 @@ fn place_positions(vit: &mut Vit, pos_embed: Option<&[usize]>) {
         }
     };
     if let Some(side) = side {
-        vit.image_size = [side * vit.patch_size[0], side * vit.patch_size[1]];
+        // Every stage of convolutions after the first halves what the stem has quartered.
+        let coarser = vit.backbone.as_ref().map_or(1, |b| 4 << b.depths.len().saturating_sub(1));
+        vit.image_size = [side * vit.patch_size[0] * coarser, side * vit.patch_size[1] * coarser];
     }
+}
+
+/// The convolutional stages before a hybrid's encoder, with the epsilons of the library that wrote them.
+fn backbone(weights: &Weights, scheme: Scheme) -> Option<ResNetV2> {
+    let shape = |name: &str| weights.tensors.get(&format!("patch_embed.backbone.{name}")).map(|t| t.shape.as_slice());
+    let stem = shape("stem.conv.weight").or_else(|| shape("conv.weight"))?;
+    let &[stem_width, channels, _, _] = stem else { return None };
+    let block = |stage: usize, block: usize| shape(&format!("stages.{stage}.blocks.{block}.conv3.weight"));
+    let stages = (0..).take_while(|&stage| block(stage, 0).is_some());
+    let (mut depths, mut widths) = (Vec::new(), Vec::new());
+    for stage in stages {
+        depths.push((0..).take_while(|&b| block(stage, b).is_some()).count());
+        widths.extend(block(stage, 0).and_then(|s| s.first().copied()));
+    }
+    let google = google_stages(&[], stem_width);
+    let base = if scheme == Scheme::Jax { google } else { ResNetV2::before_tokens(&[]) };
+    Some(ResNetV2 { channels, depths, widths, stem_width, ..base })
+}
+
+/// The variant with these parameters, but for its classes and channels. Where two that compute differently have the same
+/// parameters, nothing in the weights tells them apart.
+fn named(weights: &Weights) -> Result<Option<Config>, String> {
+    let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());
+    let fits = |architecture: &Architecture| {
+        let Ok(graph) = architecture.build(1, Mode::Inference) else { return false };
+        let all = || graph.parameters().map(|(_, p)| p);
+        all().count() == weights.tensors.len() && all().all(|p| shape(&p.name) == Some(&p.shape[..]))
+    };
+    let mut found: Vec<Variant> = Vec::new();
+    for mut v in variants() {
+        let Some(&[_, channels, _, _]) = shape(&v.architecture.first_filters()) else { continue };
+        let head = shape(&format!("{}.weight", v.architecture.heads()[0]));
+        v.architecture.set_channels(channels);
+        v.architecture.set_classes(head.and_then(|s| s.first().copied()).unwrap_or(0));
+        if fits(&v.architecture) {
+            found.push(v);
+        }
+    }
+    let sized = |v: &Variant| {
+        let mut architecture = v.architecture.clone();
+        architecture.set_image_size([224, 224]);
+        architecture
+    };
+    if let Some(other) = found.iter().find(|v| sized(v) != sized(&found[0])) {
+        return Err(format!(
+            "the weights fit {} as well as {}; a config.json with `{{\"architecture\": \"{}\"}}` beside them would say which",
+            found[0].name, other.name, other.name
+        ));
+    }
+    Ok(found.into_iter().next().map(|v| Config {
+        name: Some(v.name),
+        architecture: v.architecture,
+        preprocessing: v.preprocessing,
+        labels: Vec::new(),
+    }))
 }
 
 /// The paper's number of heads for its sizes, 64 channels to a head for all others.

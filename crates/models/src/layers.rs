@@ -1,5 +1,13 @@
 //! The layers that architectures share, each a function that names its parameters as timm does.
 
+mod building;
+mod conv;
+mod relative;
+
+pub use building::{Building, Norm, drop_path_rate};
+pub use conv::{Conv, Padding, Standardise, average_down, channels_last, max_pool, pointwise};
+pub use relative::{TABLE, log_offsets, relative_bias, relative_index};
+
 use vit_graph::ops::Activation;
 use vit_graph::{Init, Tensor};
 
@@ -46,4 +54,29 @@ pub fn mlp(x: &Tensor, hidden: usize, act: Activation, drop: impl Fn(Tensor) -> 
 pub fn layer_scale(x: &Tensor, initial: f32, name: &str) -> Tensor {
     let _scope = x.scope(name);
     x * &x.parameter("gamma", [x.shape().last()], Init::Constant(initial))
+}
+
+/// Squeeze and excitation (Hu et al., 2018): each channel is scaled by what a small network makes of all their means.
+/// Its two layers are stored as 1x1 filters under these names.
+pub fn squeeze_excite(x: &Tensor, hidden: usize, act: Activation, [reduce, expand]: [&str; 2], name: &str) -> Tensor {
+    let _scope = x.scope(name);
+    let (batch, channels) = (x.extent(0), x.extent(3));
+    let init = |fan_out: usize| Init::Normal { std: (2.0 / fan_out.max(1) as f32).sqrt() };
+    let h = pointwise(&x.mean([1, 2]), hidden, init(hidden), reduce).activation(act);
+    let gate = pointwise(&h, channels, init(channels), expand).activation(Activation::Sigmoid);
+    x * &gate.reshape([batch, 1, 1, channels])
+}
+
+/// A classification head after global average pooling: `features` and, if there are classes, `logits`.
+pub fn head(features: &Tensor, classes: usize, name: &str) {
+    features.output("features");
+    if classes > 0 {
+        linear_from(features, classes, true, Init::Zeros, name).output("logits");
+    }
+}
+
+/// Width rounded to a multiple of 8, never more than a tenth below what it was (MobileNet's rule).
+pub fn round_width(width: f64) -> usize {
+    let rounded = (((width + 4.0) as usize) / 8 * 8).max(8);
+    if (rounded as f64) < 0.9 * width { rounded + 8 } else { rounded }
 }

@@ -11,13 +11,19 @@
 
 mod architecture;
 mod checkpoint;
+pub mod coatnet;
 pub mod config;
+pub mod efficientnet;
 mod error;
 mod fit;
 mod infer;
 mod labels;
 pub mod layers;
+pub mod lenet;
 mod preprocessing;
+pub mod resnet;
+pub mod resnetv2;
+pub mod swin;
 mod variant;
 pub mod vit;
 pub mod weights;

@@ -2,7 +2,7 @@
 
 use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
-use crate::vit;
+use crate::{coatnet, efficientnet, lenet, resnet, resnetv2, swin, vit};
 
 /// A model by name.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +21,14 @@ pub struct Variant {
 
 /// All published variants.
 pub fn variants() -> Vec<Variant> {
-    vit::variants()
+    let mut all = vit::variants();
+    all.extend(resnetv2::variants());
+    all.extend(resnet::variants());
+    all.extend(efficientnet::variants());
+    all.extend(swin::variants());
+    all.extend(coatnet::variants());
+    all.extend(lenet::variants());
+    all
 }
 
 /// The variant of a name; a tag after a dot, as in `vit_base_patch16_224.augreg_in21k`, says which weights and is
@@ -29,7 +36,11 @@ pub fn variants() -> Vec<Variant> {
 pub fn variant(name: &str) -> Option<Variant> {
     let name = name.strip_prefix("hf_hub:").unwrap_or(name);
     let name = name.rsplit_once("timm/").map_or(name, |(_, name)| name);
-    vit::variant(name).or_else(|| vit::variant(name.split('.').next()?))
+    let find = |name: &str| {
+        let published = || variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
+        vit::variant(name).or_else(published)
+    };
+    find(name).or_else(|| find(name.split('.').next()?))
 }
 
 /// The known names nearest to one that is not known.

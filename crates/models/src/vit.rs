@@ -12,7 +12,8 @@ pub use variants::{PAPER_SIZES, Size, variant, variants};
 use vit_graph::ops::{Activation, Attention, Conv2d, Dropout, Granularity};
 use vit_graph::{DType, Graph, GraphError, Init, Tensor};
 
-use crate::layers::{Mode, layer_norm, layer_scale, linear, linear_from, mlp};
+use crate::layers::{Building, Mode, channels_last, layer_norm, layer_scale, linear, linear_from, mlp};
+use crate::resnetv2::ResNetV2;
 
 /// How the tokens become one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub struct Vit {
     pub image_size: [usize; 2],
     /// Height and width of a patch.
     pub patch_size: [usize; 2],
+    /// Convolutional stages whose feature map is cut into patches, instead of the image ("hybrid").
+    pub backbone: Option<Box<ResNetV2>>,
     /// Colour channels.
     pub channels: usize,
     /// Classes; 0 for no head.
@@ -99,6 +102,7 @@ impl Default for Vit {
         Vit {
             image_size: [224, 224],
             patch_size: [16, 16],
+            backbone: None,
             channels: 3,
             classes: 1000,
             dim: 768,
@@ -130,7 +134,9 @@ impl Default for Vit {
 impl Vit {
     /// Rows and columns of patches.
     pub fn grid(&self) -> [usize; 2] {
-        [0, 1].map(|axis| self.image_size[axis].checked_div(self.patch_size[axis]).unwrap_or(0))
+        let backbone = self.backbone.as_deref();
+        let image = backbone.map_or(self.image_size, |b| b.feature_grid(self.image_size));
+        [0, 1].map(|axis| image[axis].checked_div(self.patch_size[axis]).unwrap_or(0))
     }
 
     /// Tokens that are not patches.
@@ -149,7 +155,7 @@ impl Vit {
         let image = Tensor::input("image", DType::F32, [batch, self.channels, height, width]);
         let random = [self.dropout, self.attention_dropout, self.drop_path].iter().any(|&rate| rate > 0.0);
         let seed = (mode == Mode::Training && random).then(|| image.another_input("seed", DType::I32, [4]));
-        Encoder { vit: self, seed }.run(&image);
+        Encoder { vit: self, seed, mode }.run(&image);
         image.finish()
     }
 }
@@ -158,6 +164,7 @@ impl Vit {
 struct Encoder<'a> {
     vit: &'a Vit,
     seed: Option<Tensor>,
+    mode: Mode,
 }
 
 impl Encoder<'_> {
@@ -193,13 +200,22 @@ impl Encoder<'_> {
     fn patches(&self, image: &Tensor) -> Tensor {
         let vit = self.vit;
         let [ph, pw] = vit.patch_size;
+        let map = self.feature_map(image);
         let _scope = image.scope("patch_embed.proj");
-        let weight = image.parameter("weight", [vit.dim, vit.channels, ph, pw], Init::TruncatedNormal { std: 0.02 });
+        let weight = image.parameter("weight", [vit.dim, map.extent(3), ph, pw], Init::TruncatedNormal { std: 0.02 });
         // CLIP's patches have no bias: the norm that follows would be the only one to see it.
         let bias = (!vit.pre_norm).then(|| image.parameter("bias", [vit.dim], Init::Zeros));
-        let grid = image.permute([0, 2, 3, 1]).conv2d(Conv2d::patches([ph, pw], true), &weight, bias.as_ref());
+        let grid = map.conv2d(Conv2d::patches([ph, pw], true), &weight, bias.as_ref());
         let [rows, columns] = vit.grid();
         grid.reshape([image.extent(0), rows * columns, vit.dim])
+    }
+
+    /// The image itself, or what convolutional stages make of it.
+    fn feature_map(&self, image: &Tensor) -> Tensor {
+        let image = channels_last(image);
+        let Some(backbone) = &self.vit.backbone else { return image };
+        let _scope = image.scope("patch_embed.backbone");
+        backbone.stages(&Building::within(self.mode, self.seed.clone()), &image)
     }
 
     /// Class, distillation and register tokens, in this order.

@@ -101,7 +101,7 @@ impl Optimiser {
             let mut state = |graph: &mut Graph, suffix: &str| {
                 let name = format!("{}.{suffix}", parameter.name);
                 kept.push(name.clone());
-                graph.value(Parameter { name, shape: parameter.shape.clone(), init: Init::Zeros }, &[])
+                graph.value(Parameter::new(name, parameter.shape.clone(), Init::Zeros), &[])
             };
             let (op, remembered) = self.op(parameter);
             let remembered =
@@ -179,7 +179,7 @@ mod tests {
             let gradients: Vec<Value> =
                 shapes.iter().map(|(name, shape)| input(&mut graph, &format!("{name}.g"), shape)).collect();
             let parameters = shapes.clone().map(|(name, shape)| {
-                let parameter = Parameter { name: name.into(), shape, init: Init::Zeros };
+                let parameter = Parameter::new(name, shape, Init::Zeros);
                 (graph.value(parameter.clone(), &[]).unwrap(), parameter)
             });
             let norm = graph.value(GlobalNorm, &gradients).unwrap();

@@ -140,9 +140,9 @@ impl Setup {
     /// How many of how many of the model's parameters are trained.
     pub fn trained_parameters(&self) -> Result<(usize, usize), TrainError> {
         let graph = self.config.architecture.build(1, Mode::Inference)?;
-        let all = graph.parameters().count();
+        let all = graph.parameters().filter(|(_, p)| p.trainable).count();
         let freeze = &self.recipe.model.freeze;
-        Ok((graph.parameters().filter(|(_, p)| !freeze.includes(&p.name)).count(), all))
+        Ok((graph.parameters().filter(|(_, p)| p.trainable && !freeze.includes(&p.name)).count(), all))
     }
 
     fn finish(

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use vit_graph::autodiff::{add_gradients, gradients};
 use vit_graph::device::Parameters;
-use vit_graph::ops::{Binary, Concat, GlobalNorm, Input, Parameter, Scale, Slice};
+use vit_graph::ops::{Binary, Concat, GlobalNorm, Input, Op, Parameter, Scale, Slice};
 use vit_graph::rewrite::{dead_code, patchify};
-use vit_graph::{Graph, GraphError, Shape, Type, Value};
+use vit_graph::{Graph, GraphError, Inlined, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
 use crate::groups::Freeze;
@@ -88,15 +88,17 @@ impl TrainingStep {
             .collect::<Result<_, GraphError>>()?;
         let names: Vec<&str> = parameters.iter().map(|(_, p)| p.name.as_str()).collect();
         let trained: Vec<(Value, Parameter)> =
-            parameters.iter().filter(|(_, p)| !options.freeze.includes(&p.name)).cloned().collect();
+            parameters.iter().filter(|(_, p)| p.trainable && !options.freeze.includes(&p.name)).cloned().collect();
         if trained.is_empty() {
             return Err(StepError::Frozen);
         }
 
         let wrt: Vec<Value> = trained.iter().map(|(value, _)| *value).collect();
         // Each loss is a mean over its micro-batch; with their shares they add up to the mean over the batch.
-        let run = |graph: &mut Graph, part: usize| {
-            let (loss, logits) = inputs.forward(graph, &forward, &options.objective, (part, parts))?;
+        let mut statistics = Statistics::default();
+        let mut run = |graph: &mut Graph, part: usize| {
+            let (loss, logits) =
+                inputs.forward(graph, &forward, &options.objective, (part, parts), &mut statistics)?;
             let share = Scale(1.0 / parts as f32);
             Ok::<_, GraphError>((if parts == 1 { loss } else { graph.value(share, &[loss])? }, logits))
         };
@@ -115,6 +117,10 @@ impl TrainingStep {
         let logits = if parts == 1 { logits[0] } else { graph.value(Concat { axis: 0 }, &logits)? };
         graph.set_output("logits", logits)?;
 
+        for (name, new) in statistics.0 {
+            let old = graph.parameter(&name)?;
+            graph.update(old, new)?;
+        }
         let numbers = Numbers { rate: inputs.rate, step: inputs.step, norm, average_decay: inputs.average_decay };
         let state = options.optimiser.build(&mut graph, &trained, &found, &names, &numbers)?;
         let gradients = trained.into_iter().map(|(_, p)| p.name).zip(found).collect();
@@ -167,6 +173,7 @@ impl Inputs {
         forward: &Graph,
         objective: &Objective,
         (part, parts): (usize, usize),
+        statistics: &mut Statistics,
     ) -> Result<(Value, Value), GraphError> {
         let mut own = |whole: Value| {
             let length = graph.shape(whole)[0] / parts;
@@ -174,13 +181,30 @@ impl Inputs {
             if parts == 1 { Ok(whole) } else { graph.value(slice, &[whole]) }
         };
         let (image, targets, teacher) = (own(self.image)?, own(self.targets)?, self.teacher.map(own).transpose()?);
+        let known = statistics.0.iter().map(|(name, value)| (name.as_str(), *value));
         let given: Vec<(&str, Value)> =
-            [("image", image)].into_iter().chain(self.seed.map(|seed| ("seed", seed))).collect();
+            [("image", image)].into_iter().chain(self.seed.map(|seed| ("seed", seed))).chain(known).collect();
         let inlined = graph.inline(forward, &given, part as u32 * forward.random_streams())?;
+        statistics.follow(forward, &inlined);
         let heads = objective.heads(forward)?;
         let heads = Heads { labels: inlined.value(heads.labels), teacher: inlined.value(heads.teacher) };
         let loss = objective.build(graph, heads, targets, teacher)?;
         Ok((loss, inlined.value(forward.output("logits")?)))
+    }
+}
+
+/// Running statistics, which the forward pass itself updates: every micro-batch goes on from the one before it.
+#[derive(Default)]
+struct Statistics(Vec<(String, Value)>);
+
+impl Statistics {
+    fn follow(&mut self, forward: &Graph, inlined: &Inlined) {
+        let name = |value: Value| match &forward.node(value.node).op {
+            Op::Parameter(parameter) => Some(parameter.name.clone()),
+            _ => None,
+        };
+        let updates = forward.updates().iter();
+        self.0 = updates.filter_map(|(old, new)| Some((name(*old)?, inlined.value(*new)))).collect();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use vit_models::{Architecture, Checkpoint};
+use vit_models::Checkpoint;
 
 use crate::{Error, Model, ModelOptions, device};
 
@@ -14,9 +14,9 @@ pub enum Pool {
     Features,
     /// The class token after the encoder.
     Class,
-    /// The mean of the patch tokens.
+    /// The mean of the patch tokens, or of the last feature map's pixels.
     Mean,
-    /// Every patch token.
+    /// Every patch token, or every pixel of the last feature map.
     Patches,
 }
 
@@ -44,12 +44,17 @@ pub struct Embed {
 impl Embed {
     /// Prepares a checkpoint; with `normalise` every vector has length 1.
     pub fn new(checkpoint: Checkpoint, pool: Pool, normalise: bool, options: &ModelOptions) -> Result<Embed, Error> {
-        let Architecture::Vit(vit) = &checkpoint.config.architecture;
-        if pool == Pool::Class && !vit.class_token {
+        let architecture = &checkpoint.config.architecture;
+        if pool == Pool::Class && !architecture.has_class_token() {
             return Err(Error::Unsuitable("this model has no class token; use --pool mean or features".into()));
         }
-        let prefix = vit.prefix_tokens();
-        let output = if pool == Pool::Features { "features" } else { "tokens" };
+        // Where there are no tokens, the pixels of the last feature map take their place.
+        let output = match (pool, architecture.prefix_tokens()) {
+            (Pool::Features, _) => "features",
+            (_, Some(_)) => "tokens",
+            (_, None) => "feature_map",
+        };
+        let prefix = architecture.prefix_tokens().unwrap_or(0);
         let options = ModelOptions { outputs: vec![output.into()], ..options.clone() };
         let device = device(options.device, options.threads)?;
         Ok(Embed { model: Model::new(checkpoint, device.as_ref(), &options)?, pool, normalise, prefix })
@@ -62,22 +67,28 @@ impl Embed {
 
     /// The shape of one picture's embedding: `[dim]`, or `[patches, dim]`.
     pub fn shape(&self) -> Vec<usize> {
-        let shape = &self.model.outputs()[0].1;
+        let [tokens, dim] = self.tokens();
         match self.pool {
-            Pool::Features => shape[1..].to_vec(),
-            Pool::Class | Pool::Mean => vec![shape[2]],
-            Pool::Patches => vec![shape[1] - self.prefix, shape[2]],
+            Pool::Features | Pool::Class | Pool::Mean => vec![dim],
+            Pool::Patches => vec![tokens - self.prefix, dim],
         }
+    }
+
+    /// Tokens, or pixels of the feature map, and their width; one for the features.
+    fn tokens(&self) -> [usize; 2] {
+        let shape = &self.model.outputs()[0].1;
+        let dim = shape.last().copied().unwrap_or(1);
+        [shape[1..shape.len() - 1].iter().product(), dim]
     }
 
     /// Embeddings of preprocessed pictures, one after another, at most a batch.
     pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<f32>, Error> {
         self.model.run_prepared(images)?;
-        let (name, shape) = self.model.outputs()[0].clone();
+        let (name, [tokens, dim]) = (self.model.outputs()[0].0.clone(), self.tokens());
         let values = self.model.output(&name, images.len())?;
         let mut embeddings = match self.pool {
             Pool::Features => values,
-            _ => values.chunks(shape[1] * shape[2]).flat_map(|tokens| self.pooled(tokens, shape[2])).collect(),
+            _ => values.chunks(tokens * dim).flat_map(|tokens| self.pooled(tokens, dim)).collect(),
         };
         if self.normalise {
             let dim = self.shape().last().copied().unwrap_or(1);

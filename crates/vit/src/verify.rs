@@ -97,6 +97,9 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         return Err(Error::Unsuitable(what));
     }
     let mut io = safetensors::read(&recorded)?;
+    if let Some(map) = io.tensors.get_mut("feature_map").filter(|_| channels_first(folder)) {
+        *map = channels_last(map);
+    }
     let unsuitable = |what: String| Error::Unsuitable(format!("{}: {what}", recorded.display()));
     if io.tensors.contains_key("images") {
         let arrays = training::replay(folder, &mut checkpoint, io, options).map_err(|error| match error {
@@ -161,6 +164,24 @@ impl Comparison {
         };
         Comparison { name, shape: expected.shape.clone(), difference, tolerance, note }
     }
+}
+
+/// Whether the folder's recording says that its feature map has the channels before rows and columns.
+fn channels_first(folder: &Path) -> bool {
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+    let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    config["feature_map_layout"] == "NCHW"
+}
+
+/// A feature map `[batch, channels, rows, columns]` as models here give it, channels last.
+fn channels_last(map: &Tensor) -> Tensor {
+    let [batch, channels, rows, columns] = map.shape[..] else { return map.clone() };
+    let pixels = rows * columns;
+    let at = |i: usize| {
+        let (b, pixel, c) = (i / (pixels * channels), i / channels % pixels, i % channels);
+        map.data[(b * channels + c) * pixels + pixel]
+    };
+    Tensor { shape: vec![batch, rows, columns, channels], data: (0..map.data.len()).map(at).collect() }
 }
 
 fn request(graph: &mut Graph, name: &str) -> Result<(), GraphError> {

@@ -3,13 +3,15 @@
 
 mod support;
 
-use support::{CASES, copy, fixture, open, recorded, write};
+use support::{CASES, FAMILY, copy, fixture, open, recorded, write};
 use vit::models::weights::{self, Tensor};
 use vit::{Error, Model, ModelOptions, VerifyOptions, verify};
 use vit_cpu::{Cpu, Isa};
 
 const ONE_HEAD: &[&str] = &["attention_0", "attention_1", "features", "logits", "tokens"];
 const JAX: &[&str] = &["features", "logits", "tokens"];
+const POOLED: &[&str] = &["features", "logits"];
+const MAPPED: &[&str] = &["feature_map", "features", "logits"];
 
 /// Verifies a folder on one thread and two; exactly these arrays must have been compared.
 fn agrees(case: &str, weights: Option<&str>, arrays: &[&str]) {
@@ -55,6 +57,19 @@ cases! {
     jax_vit: JAX;
     jax_vit_gap: JAX;
     tv_vit: ONE_HEAD;
+    timm_bit: POOLED;
+    timm_bit_fixed: POOLED;
+    timm_hybrid: JAX;
+    jax_hybrid: JAX;
+    tv_resnet_basic: MAPPED;
+    tv_resnet_bottleneck: MAPPED;
+    lenet5: POOLED;
+    lenet5_relu: POOLED;
+    timm_efficientnet: MAPPED;
+    timm_efficientnet_tf: MAPPED;
+    timm_swin: MAPPED;
+    timm_coatnet: MAPPED;
+    timm_coatnet_rw: MAPPED;
 }
 
 #[test]
@@ -66,11 +81,11 @@ fn jax_vit_with_the_names_of_todays_linen() {
 fn every_instruction_set_agrees() {
     for isa in Isa::available() {
         let device = Cpu::with_isa(isa, Some(2));
-        for case in CASES {
+        for case in CASES.into_iter().chain(FAMILY) {
             let mut io = recorded(case);
             let input = io.tensors.remove("input").unwrap();
-            // Attention weights come in a test of their own; here the last link of each chain is enough.
-            io.tensors.retain(|name, _| !name.starts_with("attention_"));
+            // Attention weights and feature maps come in tests of their own; here the last link of each chain is enough.
+            io.tensors.retain(|name, _| !name.starts_with("attention_") && name != "feature_map");
             let options = ModelOptions {
                 batch: input.shape[0],
                 outputs: io.tensors.keys().cloned().collect(),

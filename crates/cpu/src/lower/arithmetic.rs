@@ -1,4 +1,4 @@
-//! Sums, differences and products with broadcasting.
+//! Sums, differences and products with broadcasting; powers.
 
 use vit_graph::ops::Binary;
 use vit_graph::{Shape, Type};
@@ -11,6 +11,25 @@ pub(super) fn scale(factor: f32) -> Lowered {
         p.pool.run_chunks(&mut *outputs[0], TASK, &|chunk, out| {
             let x = &inputs[0][chunk * TASK..][..out.len()];
             out.iter_mut().zip(x).for_each(|(out, x)| *out = factor * x);
+        });
+    })
+}
+
+/// Roots and reciprocals are what models use it for, and have instructions of their own.
+pub(super) fn power(exponent: f32) -> Lowered {
+    match exponent {
+        -0.5 => each(|x| 1.0 / x.sqrt()),
+        0.5 => each(f32::sqrt),
+        -1.0 => each(|x| 1.0 / x),
+        _ => each(move |x| x.powf(exponent)),
+    }
+}
+
+fn each(f: impl Fn(f32) -> f32 + Copy + Send + Sync + 'static) -> Lowered {
+    Lowered::new(move |p, inputs, outputs, _| {
+        p.pool.run_chunks(&mut *outputs[0], TASK, &|chunk, out| {
+            let x = &inputs[0][chunk * TASK..][..out.len()];
+            out.iter_mut().zip(x).for_each(|(out, x)| *out = f(*x));
         });
     })
 }

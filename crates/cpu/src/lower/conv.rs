@@ -1,9 +1,11 @@
-//! Convolution and its gradients: image patches laid out as rows, then one matrix product per image and group.
+//! Convolution in groups, and the gradients of all convolutions: image patches laid out as rows, tap by tap, then one
+//! matrix product per image and group. Filters change to that order and back on the way.
 
 use vit_graph::Type;
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 
 use super::Lowered;
+use crate::conv::{Geometry, depthwise_grad_input, depthwise_grad_weight, depthwise_grad_weight_workspace};
 use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Epilogue, Matmul};
 use crate::pool::Pool;
@@ -24,6 +26,23 @@ struct Plan {
 impl Plan {
     fn new(conv: Conv2d, x: &[usize], w: &[usize], y: &[usize]) -> Self {
         Plan { conv, batch: x[0], image: [x[1], x[2], x[3]], output: [y[1], y[2]], filters: w[0], kernel: [w[2], w[3]] }
+    }
+
+    fn is_depthwise(&self) -> bool {
+        self.conv.groups > 1 && self.conv.groups == self.filters && self.channels() == 1
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            batch: self.batch,
+            image: self.image,
+            output: self.output,
+            filters: self.filters,
+            kernel: self.kernel,
+            stride: self.conv.stride,
+            padding: self.conv.padding,
+            dilation: self.conv.dilation,
+        }
     }
 
     fn channels(&self) -> usize {
@@ -53,7 +72,7 @@ impl Plan {
             .filter(|&at| at < self.image[axis])
     }
 
-    /// Writes the patches of one image and group, one per row, in the order channel, row, column.
+    /// Writes the patches of one image and group, one per row, in the order row, column, channel.
     fn gather(&self, pool: &Pool, image: &[f32], group: usize, rows: &mut [f32]) {
         let ([_, width, all_channels], channels, [kh, kw]) = (self.image, self.channels(), self.kernel);
         let [_, row_len] = self.columns();
@@ -61,10 +80,13 @@ impl Plan {
             for (ox, row) in line.chunks_exact_mut(row_len).enumerate() {
                 for ky in 0..kh {
                     for kx in 0..kw {
-                        let pixel = self.source(0, oy, ky).zip(self.source(1, ox, kx));
-                        let from = pixel.map(|(y, x)| &image[(y * width + x) * all_channels + group * channels..]);
-                        for c in 0..channels {
-                            row[(c * kh + ky) * kw + kx] = from.map_or(0.0, |from| from[c]);
+                        let to = &mut row[(ky * kw + kx) * channels..][..channels];
+                        match self.source(0, oy, ky).zip(self.source(1, ox, kx)) {
+                            Some((y, x)) => {
+                                let from = (y * width + x) * all_channels + group * channels;
+                                to.copy_from_slice(&image[from..][..channels]);
+                            }
+                            None => to.fill(0.0),
                         }
                     }
                 }
@@ -88,19 +110,46 @@ impl Plan {
                     let Some(oy) = target(0, y, ky) else { continue };
                     for kx in 0..kw {
                         let Some(ox) = target(1, x, kx) else { continue };
-                        let row = &rows[(oy * self.output[1] + ox) * row_len..][..row_len];
-                        for (c, v) in pixel.iter_mut().enumerate() {
-                            *v += row[(c * kh + ky) * kw + kx];
-                        }
+                        let row = &rows[(oy * self.output[1] + ox) * row_len + (ky * kw + kx) * channels..][..channels];
+                        pixel.iter_mut().zip(row).for_each(|(v, row)| *v += row);
                     }
                 }
             }
         });
     }
 
+    /// Patches, filters in their order, and what the product wants.
     fn workspace(&self, processor: &Processor, m: usize, n: usize, k: usize) -> usize {
         let [rows, row_len] = self.columns();
-        rows * row_len + gemm::matmul_workspace(processor.isa, processor.pool.threads(), 1, m, n, k)
+        let product = gemm::matmul_workspace(processor.isa, processor.pool.threads(), 1, m, n, k);
+        rows * row_len + self.filters * row_len + product
+    }
+
+    fn split<'a>(&self, workspace: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32], &'a mut [f32]) {
+        let [rows, row_len] = self.columns();
+        let (patches, rest) = workspace.split_at_mut(rows * row_len);
+        let (filters, product) = rest.split_at_mut(self.filters * row_len);
+        (patches, filters, product)
+    }
+
+    /// Filters `[.., channels, taps]` as `[.., taps, channels]`.
+    fn by_tap(&self, published: &[f32], filters: &mut [f32]) {
+        let (channels, taps) = (self.channels(), self.kernel[0] * self.kernel[1]);
+        for (from, to) in published.chunks_exact(channels * taps).zip(filters.chunks_exact_mut(channels * taps)) {
+            for (tap, to) in to.chunks_exact_mut(channels).enumerate() {
+                to.iter_mut().enumerate().for_each(|(c, to)| *to = from[c * taps + tap]);
+            }
+        }
+    }
+
+    /// The other way round.
+    fn by_channel(&self, filters: &[f32], published: &mut [f32]) {
+        let (channels, taps) = (self.channels(), self.kernel[0] * self.kernel[1]);
+        for (from, to) in filters.chunks_exact(channels * taps).zip(published.chunks_exact_mut(channels * taps)) {
+            for (c, to) in to.chunks_exact_mut(taps).enumerate() {
+                to.iter_mut().enumerate().for_each(|(tap, to)| *to = from[tap * channels + c]);
+            }
+        }
     }
 
     /// Every image with every group of channels.
@@ -143,10 +192,11 @@ pub(super) fn forward(processor: &Processor, op: &Conv2d, inputs: &[Type], outpu
     let plan = Plan::new(*op, &inputs[0].shape, &inputs[1].shape, &outputs[0].shape);
     let ([rows, row_len], per_group) = (plan.columns(), plan.filters_per_group());
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let (patches, scratch) = workspace.split_at_mut(rows * row_len);
+        let (patches, filters, scratch) = plan.split(workspace);
+        plan.by_tap(inputs[1], filters);
         for (b, g) in plan.pairs() {
             plan.gather(&p.pool, &inputs[0][b * plan.image_len()..][..plan.image_len()], g, patches);
-            let weight = &inputs[1][g * per_group * row_len..][..per_group * row_len];
+            let weight = &filters[g * per_group * row_len..][..per_group * row_len];
             let y = &mut outputs[0][b * plan.output_len()..][..plan.output_len()];
             let mut job = product(
                 [rows, per_group, row_len],
@@ -163,13 +213,21 @@ pub(super) fn forward(processor: &Processor, op: &Conv2d, inputs: &[Type], outpu
 
 pub(super) fn grad_input(processor: &Processor, op: &Conv2dGradInput, inputs: &[Type]) -> Lowered {
     let plan = Plan::new(op.conv, &op.input, &inputs[1].shape, &inputs[0].shape);
+    if plan.is_depthwise() {
+        let geometry = plan.geometry();
+        return Lowered::new(move |p, inputs, outputs, workspace| {
+            depthwise_grad_input(&p.pool, p.isa, &geometry, inputs[0], inputs[1], outputs[0], workspace);
+        })
+        .with_workspace(plan.filters * plan.kernel[0] * plan.kernel[1]);
+    }
     let ([rows, row_len], per_group) = (plan.columns(), plan.filters_per_group());
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let (patches, scratch) = workspace.split_at_mut(rows * row_len);
+        let (patches, filters, scratch) = plan.split(workspace);
+        plan.by_tap(inputs[1], filters);
         outputs[0].fill(0.0);
         for (b, g) in plan.pairs() {
             let dy = &inputs[0][b * plan.output_len()..][..plan.output_len()];
-            let weight = &inputs[1][g * per_group * row_len..][..per_group * row_len];
+            let weight = &filters[g * per_group * row_len..][..per_group * row_len];
             let job = product(
                 [rows, row_len, per_group],
                 (&dy[g * per_group..], plan.filters, ALayout::RowMajor),
@@ -185,13 +243,20 @@ pub(super) fn grad_input(processor: &Processor, op: &Conv2dGradInput, inputs: &[
 
 pub(super) fn grad_weight(processor: &Processor, op: &Conv2dGradWeight, inputs: &[Type]) -> Lowered {
     let plan = Plan::new(op.conv, &inputs[1].shape, &op.weight, &inputs[0].shape);
+    if plan.is_depthwise() {
+        let geometry = plan.geometry();
+        return Lowered::new(move |p, inputs, outputs, workspace| {
+            depthwise_grad_weight(&p.pool, p.isa, &geometry, inputs[0], inputs[1], outputs[0], workspace);
+        })
+        .with_workspace(depthwise_grad_weight_workspace(&geometry));
+    }
     let ([rows, row_len], per_group) = (plan.columns(), plan.filters_per_group());
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let (patches, scratch) = workspace.split_at_mut(rows * row_len);
+        let (patches, filters, scratch) = plan.split(workspace);
         for (b, g) in plan.pairs() {
             let dy = &inputs[0][b * plan.output_len()..][..plan.output_len()];
             plan.gather(&p.pool, &inputs[1][b * plan.image_len()..][..plan.image_len()], g, patches);
-            let dw = &mut outputs[0][g * per_group * row_len..][..per_group * row_len];
+            let dw = &mut filters[g * per_group * row_len..][..per_group * row_len];
             let mut job = product(
                 [per_group, row_len, rows],
                 (&dy[g * per_group..], plan.filters, ALayout::Transposed),
@@ -201,6 +266,7 @@ pub(super) fn grad_weight(processor: &Processor, op: &Conv2dGradWeight, inputs: 
             job.accumulate = b > 0;
             gemm::matmul(&p.pool, p.isa, job, scratch);
         }
+        plan.by_channel(filters, outputs[0]);
     })
     .with_workspace(plan.workspace(processor, per_group, row_len, rows))
 }

@@ -3,16 +3,20 @@
 
 mod arithmetic;
 mod attention;
+mod channel_norm;
 mod conv;
 mod dropout;
+mod fused_conv;
 mod gather;
 mod loss;
 mod matrix;
 mod movement;
 mod optimise;
 mod patchify;
+mod pool;
 mod reduce;
 mod rows;
+mod windows;
 
 use vit_graph::Type;
 use vit_graph::ops::{self, Op};
@@ -94,21 +98,31 @@ pub(crate) fn lower(
         Op::Linear(op) => matrix::linear(processor, op, inputs, fixed[1]),
         Op::MatMul(op) => matrix::matmul(processor, op, inputs),
         Op::Conv2d(op) => conv::forward(processor, op, inputs, outputs),
+        Op::FusedConv2d(op) => fused_conv::forward(processor, op, inputs, &outputs[0], fixed[1]),
         Op::Conv2dGradInput(op) => conv::grad_input(processor, op, inputs),
         Op::Conv2dGradWeight(op) => conv::grad_weight(processor, op, inputs),
         Op::Patchify(op) => patchify::patchify(op, &inputs[0]),
         Op::Unpatchify(op) => patchify::unpatchify(op),
+        Op::Pool2d(op) => pool::forward(op, &inputs[0], &outputs[0]),
+        Op::Pool2dGrad(op) => pool::backward(&op.0, &inputs[0], &inputs[1]),
+        Op::Windows(op) => windows::cut(op, &inputs[0]),
+        Op::Unwindows(op) => windows::join(op),
         Op::Attention(op) => attention::forward(processor, op, inputs),
         Op::AttentionGrad(op) => attention::backward(processor, op, inputs),
         Op::LayerNorm(op) => rows::layer_norm(op, &inputs[0]),
         Op::LayerNormGrad(_) => rows::layer_norm_grad(&inputs[1]),
         Op::AddLayerNorm(op) => rows::add_layer_norm(op, &inputs[0]),
+        Op::GroupNorm(op) => channel_norm::group_norm(op, &inputs[0]),
+        Op::GroupNormGrad(op) => channel_norm::group_norm_grad(op.groups, &inputs[1]),
+        Op::BatchNorm(op) => channel_norm::batch_norm(op, &inputs[0]),
+        Op::BatchNormGrad(_) => channel_norm::batch_norm_grad(&inputs[1]),
         Op::Softmax(_) => rows::softmax(&inputs[0]),
         Op::SoftmaxGrad(_) => rows::softmax_grad(&inputs[0]),
         Op::Activation(op) => rows::activation(*op),
         Op::ActivationGrad(op) => rows::activation_grad(op.0),
         Op::Binary(op) => arithmetic::binary(*op, inputs, &outputs[0])?,
         Op::Scale(op) => arithmetic::scale(op.0),
+        Op::Power(op) => arithmetic::power(op.0),
         Op::Dropout(op) => dropout::dropout(*op, &inputs[0]),
         Op::Permute(op) => movement::permute(op, &inputs[0])?,
         Op::Slice(op) => movement::slice(op, &inputs[0])?,

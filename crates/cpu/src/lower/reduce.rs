@@ -17,7 +17,14 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
     };
     let leading = op.axes.iter().enumerate().all(|(i, &axis)| i == axis);
     if leading && !op.axes.is_empty() && op.axes.len() < x.shape.len() {
-        return Ok(leading_axes(x, op.axes.len(), factor));
+        return Ok(columns(x, [0, op.axes.len()], factor));
+    }
+    // All axes between the first ones and the last: the pixels of a channels-last image.
+    if let Some(&first) = op.axes.first()
+        && op.axes.iter().enumerate().all(|(i, &axis)| first + i == axis)
+        && first + op.axes.len() + 1 == x.shape.len()
+    {
+        return Ok(columns(x, [first, x.shape.len() - 1], factor));
     }
     let strides = x.shape.strides();
     let (mut kept, mut summed) = ((vec![], vec![]), (vec![], vec![]));
@@ -62,12 +69,16 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
     }))
 }
 
-/// The first axes are summed: sums of columns.
-fn leading_axes(x: &Type, axes: usize, factor: f32) -> Lowered {
-    let rows = x.shape[..axes].iter().product();
-    let columns = x.shape[axes..].iter().product();
+/// Neighbouring axes from `first` to before `end` are summed, in each of the blocks that the axes before them number:
+/// sums of columns.
+fn columns(x: &Type, [first, end]: [usize; 2], factor: f32) -> Lowered {
+    let rows = x.shape[first..end].iter().product();
+    let columns: usize = x.shape[end..].iter().product();
     Lowered::new(move |p, inputs, outputs, workspace| {
-        column_sum(&p.pool, p.isa, rows, columns, inputs[0], outputs[0], workspace);
+        for (block, out) in outputs[0].chunks_exact_mut(columns.max(1)).enumerate() {
+            let x = &inputs[0][block * rows * columns..][..rows * columns];
+            column_sum(&p.pool, p.isa, rows, columns, x, out, workspace);
+        }
         outputs[0].iter_mut().for_each(|out| *out *= factor);
     })
     .with_workspace(column_sum_workspace(rows, columns))

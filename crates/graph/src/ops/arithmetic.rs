@@ -1,4 +1,4 @@
-//! Sums, differences and products of values, with broadcasting.
+//! Sums, differences and products of values, with broadcasting; powers.
 
 use super::{Operation, arity};
 use crate::autodiff::Backward;
@@ -89,5 +89,33 @@ impl Operation for Scale {
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let x = inputs[0].data();
         vec![Array::from_fn(&outputs[0].shape, |i| f64::from(self.0) * x[i])]
+    }
+}
+
+/// Every element raised to a power that is known when the graph is built; a root for a fraction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Power(pub f32);
+
+impl Operation for Power {
+    fn name(&self) -> &'static str {
+        "power"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 1)?;
+        Ok(inputs.to_vec())
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        let (x, dy) = (b.input(0), b.dy()?);
+        let slope = b.graph.value(Power(self.0 - 1.0), &[x])?;
+        let slope = b.graph.value(Scale(self.0), &[slope])?;
+        let dx = b.graph.value(Binary::Mul, &[dy, slope])?;
+        b.set(0, dx)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let x = inputs[0].data();
+        vec![Array::from_fn(&outputs[0].shape, |i| x[i].powf(f64::from(self.0)))]
     }
 }

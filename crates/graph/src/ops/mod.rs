@@ -6,9 +6,12 @@
 mod activation;
 mod arithmetic;
 mod attention;
+mod batch_norm;
 mod conv;
 mod dropout;
+mod fused_conv;
 mod gather;
+mod group_norm;
 mod linear;
 mod loss;
 mod matmul;
@@ -16,16 +19,21 @@ mod movement;
 mod norm;
 mod optimise;
 mod patchify;
+mod pool;
 mod reduce;
 mod softmax;
 mod source;
+mod windows;
 
 pub use activation::{Activation, ActivationGrad};
-pub use arithmetic::{Binary, Scale};
+pub use arithmetic::{Binary, Power, Scale};
 pub use attention::{Attention, AttentionGrad};
+pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 pub use dropout::{Dropout, Granularity};
+pub use fused_conv::{FusedConv2d, ResidualAt};
 pub use gather::{Gather, GatherGrad};
+pub use group_norm::{GroupNorm, GroupNormGrad};
 pub use linear::Linear;
 pub use loss::{CrossEntropy, CrossEntropyGrad, OneHotMax, SigmoidCrossEntropy};
 pub use matmul::MatMul;
@@ -33,9 +41,11 @@ pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
 pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad};
 pub use optimise::{Adam, CLIP_EPSILON, GlobalNorm, MovingAverage, Sgd};
 pub use patchify::{Layout, Patchify, Unpatchify};
+pub use pool::{Pool2d, Pool2dGrad, Pooling};
 pub use reduce::{Reduce, Reduction};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use source::{Constant, Data, Input, Parameter};
+pub use windows::{Unwindows, Windows};
 
 use crate::autodiff::Backward;
 use crate::reference::Array;
@@ -122,21 +132,31 @@ operations!(
     Linear,
     MatMul,
     Conv2d,
+    FusedConv2d,
     Conv2dGradInput,
     Conv2dGradWeight,
     Patchify,
     Unpatchify,
+    Pool2d,
+    Pool2dGrad,
+    Windows,
+    Unwindows,
     Attention,
     AttentionGrad,
     LayerNorm,
     LayerNormGrad,
     AddLayerNorm,
+    GroupNorm,
+    GroupNormGrad,
+    BatchNorm,
+    BatchNormGrad,
     Activation,
     ActivationGrad,
     Softmax,
     SoftmaxGrad,
     Binary,
     Scale,
+    Power,
     Dropout,
     Reshape,
     Permute,

@@ -25,6 +25,16 @@ pub struct Parameter {
     pub shape: Shape,
     /// How it starts.
     pub init: Init,
+    /// Whether a training step moves it along its gradient. A running statistic is not trained: the model's own graph
+    /// says how it changes.
+    pub trainable: bool,
+}
+
+impl Parameter {
+    /// A trainable parameter.
+    pub fn new(name: impl Into<String>, shape: impl Into<Shape>, init: Init) -> Self {
+        Parameter { name: name.into(), shape: shape.into(), init, trainable: true }
+    }
 }
 
 /// A value known when the graph is built.

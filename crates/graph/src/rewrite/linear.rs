@@ -1,6 +1,6 @@
 //! A linear layer takes what follows it into the same pass: activation, layer scale, residual sum.
 
-use super::Copy;
+use super::{Copy, only_users};
 use crate::ops::{Binary, Linear, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
@@ -43,16 +43,6 @@ pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
         }
     }
     copy.finish()
-}
-
-/// For every node whose first output is used exactly once: by which node.
-fn only_users(graph: &Graph) -> Vec<Option<NodeId>> {
-    let uses = graph.uses();
-    let mut users = vec![None; graph.nodes().len()];
-    for (id, node) in graph.nodes().iter().enumerate() {
-        node.inputs.iter().filter(|v| v.output == 0 && uses[v.node][0] == 1).for_each(|v| users[v.node] = Some(id));
-    }
-    users
 }
 
 fn follow(

@@ -1,13 +1,17 @@
 //! Rewrites: small named functions from a graph to a graph that computes the same.
 
 mod add_norm;
+mod conv;
 mod dead_code;
+mod fold;
 mod int8;
 mod linear;
 mod patchify;
 
 pub use add_norm::fuse_add_norm;
+pub use conv::fuse_conv;
 pub use dead_code::dead_code;
+pub use fold::fold_norm;
 pub use int8::int8;
 pub use linear::fuse_linear;
 pub use patchify::patchify;
@@ -68,4 +72,14 @@ impl<'a> Copy<'a> {
         }
         Ok(self.new)
     }
+}
+
+/// For every node whose first output is used exactly once: by which node.
+fn only_users(graph: &Graph) -> Vec<Option<NodeId>> {
+    let uses = graph.uses();
+    let mut users = vec![None; graph.nodes().len()];
+    for (id, node) in graph.nodes().iter().enumerate() {
+        node.inputs.iter().filter(|v| v.output == 0 && uses[v.node][0] == 1).for_each(|v| users[v.node] = Some(id));
+    }
+    users
 }

@@ -30,7 +30,13 @@ pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
         let mut add =
             |op: Op, inputs: &[Value]| copy.new.add_in_scope(scope, op, inputs).map(|node| Value { node, output: 0 });
         let moved = |v: Value| copy.moved[v.node][v.output].expect("inputs come before their users");
-        let patches = add(Patchify { patch: kernel, layout }.into(), &[moved(image)])?;
+        // Patches of one channels-last pixel lie where they should.
+        let patches = if kernel == [1, 1] && layout == Layout::ChannelsLast {
+            let [batch, height, width, channels] = [0, 1, 2, 3].map(|axis| graph.shape(image)[axis]);
+            add(Reshape::to([batch, height * width, channels]).into(), &[moved(image)])?
+        } else {
+            add(Patchify { patch: kernel, layout }.into(), &[moved(image)])?
+        };
         let matrix = add(Reshape::to([filters, columns]).into(), &[moved(node.inputs[1])])?;
         let mut inputs = vec![patches, matrix];
         inputs.extend(node.inputs.get(2).map(|&bias| moved(bias)));

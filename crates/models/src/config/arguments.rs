@@ -2,9 +2,25 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 use vit_graph::ops::Activation;
+
+/// A whole number.
+pub(super) fn whole(value: &Value) -> Option<usize> {
+    value.as_u64().and_then(|n| usize::try_from(n).ok())
+}
+
+/// One number for both sides, or height and width.
+pub(super) fn pair(value: &Value) -> Option<[usize; 2]> {
+    match value.as_array().map(Vec::as_slice) {
+        Some([h, w]) => whole(h).zip(whole(w)).map(|(h, w)| [h, w]),
+        Some([one]) => whole(one).map(|n| [n, n]),
+        Some(_) => None,
+        None => whole(value).map(|n| [n, n]),
+    }
+}
 
 /// A JSON object whose keys are a constructor's arguments.
 pub(super) struct Arguments<'a> {
@@ -30,9 +46,7 @@ impl<'a> Arguments<'a> {
     }
 
     pub fn count(&self, name: &str) -> Result<Option<usize>, String> {
-        self.get(name)
-            .map(|v| v.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(|| self.wrong(name, "a whole number")))
-            .transpose()
+        self.get(name).map(|v| whole(v).ok_or_else(|| self.wrong(name, "a whole number"))).transpose()
     }
 
     pub fn number(&self, name: &str) -> Result<Option<f64>, String> {
@@ -51,20 +65,35 @@ impl<'a> Arguments<'a> {
         self.get(name).map(|v| v.as_object().ok_or_else(|| self.wrong(name, "an object"))).transpose()
     }
 
-    /// One number for both sides, or height and width.
-    pub fn pair(&self, name: &str) -> Result<Option<[usize; 2]>, String> {
-        let side = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+    /// A list of whole numbers.
+    pub fn counts(&self, name: &str) -> Result<Option<Vec<usize>>, String> {
         self.get(name)
             .map(|v| {
-                let both = match v.as_array().map(Vec::as_slice) {
-                    Some([h, w]) => side(h).zip(side(w)),
-                    Some([one]) => side(one).map(|n| (n, n)),
-                    Some(_) => None,
-                    None => side(v).map(|n| (n, n)),
-                };
-                both.map(|(h, w)| [h, w]).ok_or_else(|| self.wrong(name, "a size or [height, width]"))
+                let all = v.as_array().and_then(|a| a.iter().map(whole).collect::<Option<Vec<_>>>());
+                all.ok_or_else(|| self.wrong(name, "a list of whole numbers"))
             })
             .transpose()
+    }
+
+    /// A class and the arguments bound to it: its name alone, or `{name: {arguments}}`.
+    pub fn class(&self, name: &str) -> Result<Option<(&'a str, Arguments<'a>)>, String> {
+        static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let bound = match value {
+            Value::String(class) => Some((class.as_str(), &*NONE)),
+            Value::Object(map) if map.len() == 1 => {
+                map.iter().next().and_then(|(c, b)| Some((c.as_str(), b.as_object()?)))
+            }
+            _ => None,
+        };
+        let (class, bound) = bound.ok_or_else(|| self.wrong(name, "a class or one class with its arguments"))?;
+        Ok(Some((class, Arguments::new(self.library, bound))))
+    }
+
+    /// One number for both sides, or height and width.
+    pub fn pair(&self, name: &str) -> Result<Option<[usize; 2]>, String> {
+        let read = |v: &Value| pair(v).ok_or_else(|| self.wrong(name, "a size or [height, width]"));
+        self.get(name).map(read).transpose()
     }
 
     /// A share from 0 to below 1.
@@ -81,10 +110,10 @@ impl<'a> Arguments<'a> {
             .map(|text| match text {
                 "gelu" | "gelu_erf" | "nn.GELU" | "GELU" => Ok(Activation::Gelu),
                 "gelu_tanh" | "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
-                "relu" => Ok(Activation::Relu),
-                "silu" | "swish" => Ok(Activation::Silu),
-                "tanh" => Ok(Activation::Tanh),
-                "sigmoid" => Ok(Activation::Sigmoid),
+                "relu" | "ReLU" => Ok(Activation::Relu),
+                "silu" | "swish" | "SiLU" => Ok(Activation::Silu),
+                "tanh" | "Tanh" => Ok(Activation::Tanh),
+                "sigmoid" | "Sigmoid" => Ok(Activation::Sigmoid),
                 _ => Err(self.wrong(name, "gelu, gelu_tanh, relu, silu, tanh or sigmoid")),
             })
             .transpose()

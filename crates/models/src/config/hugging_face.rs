@@ -141,8 +141,11 @@ fn share(crop: f64, size: f64) -> f64 {
 
 /// Hugging Face's `config.json` of a model, or why its classes cannot express it.
 pub fn hugging_face_config(config: &Config) -> Result<Value, String> {
-    let Architecture::Vit(vit) = &config.architecture;
+    let Architecture::Vit(vit) = &config.architecture else {
+        return Err("Hugging Face's ViT and DeiT classes hold Vision Transformers only; write timm's layout".into());
+    };
     for (what, differs) in [
+        ("convolutional stages before the encoder", vit.backbone.is_some()),
         ("register tokens", vit.registers > 0),
         ("layer scale", vit.layer_scale.is_some()),
         ("query-key norm", vit.qk_norm),
@@ -202,7 +205,7 @@ pub fn hugging_face_config(config: &Config) -> Result<Value, String> {
 
 /// Hugging Face's `preprocessor_config.json` for a model's preprocessing.
 pub fn hugging_face_preprocessor(config: &Config) -> Value {
-    let Architecture::Vit(vit) = &config.architecture;
+    let distilled = matches!(&config.architecture, Architecture::Vit(vit) if vit.distillation_token);
     let p = &config.preprocessing;
     let resample = match p.interpolation.as_str() {
         "nearest" => 0,
@@ -220,7 +223,7 @@ pub fn hugging_face_preprocessor(config: &Config) -> Value {
         json!({ "shortest_edge": resized(height.min(width)) })
     };
     json!({
-        "image_processor_type": if vit.distillation_token { "DeiTImageProcessor" } else { "ViTImageProcessor" },
+        "image_processor_type": if distilled { "DeiTImageProcessor" } else { "ViTImageProcessor" },
         "do_resize": true,
         "size": size,
         "resample": resample,

@@ -4,18 +4,20 @@
 mod arguments;
 mod big_vision;
 mod hugging_face;
+mod lenet;
 mod timm;
 mod torchvision;
 mod vision_transformer;
 
 pub use hugging_face::{hugging_face_config, hugging_face_preprocessor};
 pub use timm::{timm_config, timm_differences};
+pub(crate) use vision_transformer::google_stages;
 
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
-use arguments::Arguments;
+use arguments::{Arguments, pair, whole};
 
 /// What a configuration says.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,18 +52,27 @@ fn from_constructor(map: &Map<String, Value>) -> Result<Config, String> {
     let args = map["args"].as_object().ok_or("`args` is not an object")?;
     let input = input_size(map)?;
     let (library, name) = (class.split('.').next().unwrap_or_default(), class.rsplit('.').next().unwrap_or_default());
-    match (library, name) {
-        ("timm", "VisionTransformer" | "VisionTransformerDistilled") => {
-            timm::from_arguments(args, name == "VisionTransformerDistilled")
-        }
+    let unknown = || {
+        Err(format!(
+            "the class `{class}` is not known here; timm's VisionTransformer, ResNet, ResNetV2, EfficientNet, SwinTransformer and MaxxVit are, torchvision's ResNet and VisionTransformer, transformers' ViT and DeiT, vit_jax, big_vision and lenet5"
+        ))
+    };
+    let mut config = match (library, name) {
+        ("timm", _) => timm::from_arguments(name, args, input).unwrap_or_else(unknown),
         ("transformers", _) => hugging_face::from_arguments(name, args),
-        ("torchvision", "VisionTransformer") => torchvision::from_arguments(args),
+        ("torchvision", "VisionTransformer") => torchvision::vision_transformer(args),
+        ("torchvision", "ResNet") => torchvision::resnet(args, input),
         ("vit_jax", "VisionTransformer") => vision_transformer::from_arguments(args, input),
         ("big_vision", _) => big_vision::from_arguments(args, input),
-        _ => Err(format!(
-            "the class `{class}` is not known here; Vision Transformers of timm, transformers, torchvision, vit_jax and big_vision are"
-        )),
+        ("lenet5", _) => lenet::from_arguments(args, input),
+        _ => unknown(),
+    }?;
+    // A checkpoint written here says how its pictures are prepared, and what its classes are.
+    if let Some(pretrained) = map.get("pretrained_cfg").and_then(Value::as_object) {
+        config.preprocessing = timm::preprocessing(pretrained, config.preprocessing);
     }
+    config.labels = timm::labels(map, config.architecture.classes());
+    Ok(config)
 }
 
 /// Height and width of a recorded `input_shape`, `[batch, channels, height, width]`.

@@ -4,15 +4,18 @@ use serde_json::{Map, Value};
 use vit_graph::ops::Activation;
 
 use super::{Arguments, Config, unnamed};
+use crate::layers::{Norm, Standardise};
 use crate::preprocessing::Preprocessing;
+use crate::resnetv2::ResNetV2;
 use crate::vit::{Pooling, Positions, Vit};
 
 pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]>) -> Result<Config, String> {
     let args = Arguments::new("vit_jax", args);
     let missing = |name: &str| format!("vit_jax's option `{name}` is missing");
-    if args.object("resnet")?.is_some() {
-        return Err("vit_jax's option `resnet` (a hybrid model) cannot be used here yet".into());
-    }
+    let backbone = match args.object("resnet")? {
+        Some(resnet) => Some(Box::new(stages(&Arguments::new("vit_jax", resnet))?)),
+        None => None,
+    };
     let patches = Arguments::new("vit_jax", args.object("patches")?.ok_or_else(|| missing("patches"))?);
     let encoder = Arguments::new("vit_jax", args.object("transformer")?.ok_or_else(|| missing("transformer"))?);
     let classifier = args.text("classifier")?.unwrap_or("token");
@@ -25,6 +28,7 @@ pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]
     let vit = Vit {
         image_size: input.unwrap_or([224, 224]),
         patch_size: patches.pair("size")?.ok_or_else(|| missing("patches.size"))?,
+        backbone,
         classes: args.count("num_classes")?.unwrap_or(0),
         dim: args.count("hidden_size")?.ok_or_else(|| missing("hidden_size"))?,
         depth: encoder.count("num_layers")?.ok_or_else(|| missing("transformer.num_layers"))?,
@@ -54,4 +58,27 @@ pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]
             ..Preprocessing::inception()
         },
     ))
+}
+
+/// The convolutional stages of a hybrid model, with Google's epsilons.
+fn stages(args: &Arguments) -> Result<ResNetV2, String> {
+    let depths = args.counts("num_layers")?.unwrap_or_default();
+    let width = args.number("width_factor")?.unwrap_or(1.0) * 64.0;
+    args.finish(&[])?;
+    if !(1.0..=65536.0).contains(&width) || depths.len() > 8 {
+        return Err("vit_jax's option `resnet` is out of bounds".into());
+    }
+    Ok(google_stages(&depths, width as usize))
+}
+
+/// Google's stages before a hybrid: so many blocks each, the stem so wide, with its epsilons.
+pub(crate) fn google_stages(depths: &[usize], width: usize) -> ResNetV2 {
+    ResNetV2 {
+        depths: depths.to_vec(),
+        widths: (0..depths.len()).map(|stage| (4 * width) << stage).collect(),
+        stem_width: width,
+        norm: Norm::Group { groups: 32, epsilon: 1e-6 },
+        standardise: Some(Standardise::Deviation(1e-5)),
+        ..ResNetV2::before_tokens(&[])
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::{FinalNorm, Pooling, PositionsOn, Vit};
 use crate::preprocessing::Preprocessing;
+use crate::resnetv2::ResNetV2;
 use crate::variant::Variant;
 
 /// Widths and depths that belong to a name.
@@ -90,6 +91,7 @@ pub fn variants() -> Vec<Variant> {
             _ => plain(size, patch, image),
         }));
     }
+    all.extend(hybrids());
     all.extend(deit());
     all.extend(successors());
     all
@@ -133,6 +135,34 @@ fn plain(size: &Size, patch: usize, image: usize) -> Variant {
             ..Preprocessing::inception()
         },
     }
+}
+
+/// ResNet stages before the encoder: name, the paper's name, size, blocks of each stage, patch size on their result.
+const HYBRIDS: [(&str, &str, &str, &[usize], usize); 5] = [
+    ("vit_tiny_r_s16_p8", "R+Ti/16", "tiny", &[], 8),
+    ("vit_small_r26_s32", "R26+S/32", "small", &[2, 2, 2, 2], 1),
+    ("vit_base_r26_s32", "R26+B/32", "base", &[2, 2, 2, 2], 1),
+    ("vit_base_r50_s16", "R50+B/16", "base", &[3, 4, 9], 1),
+    ("vit_large_r50_s32", "R50+L/32", "large", &[3, 4, 6, 3], 1),
+];
+
+fn hybrids() -> Vec<Variant> {
+    let mut all = Vec::new();
+    for (name, paper, size, depths, patch) in HYBRIDS {
+        let size = by_timm(size).expect("the hybrids' sizes are the paper's");
+        for image in [224, 384] {
+            // The one that nobody trained has no larger form either.
+            if name == "vit_base_r26_s32" && image > 224 {
+                continue;
+            }
+            let vit = Vit { backbone: Some(Box::new(ResNetV2::before_tokens(depths))), ..size.vit(patch, image) };
+            let crop_pct = if image > 224 { 1.0 } else { 0.9 };
+            let resolution = if image == 224 { String::new() } else { format!("@{image}") };
+            let paper_name = Some(format!("{paper}{resolution}"));
+            all.push(Variant { paper_name, ..inception(&format!("{name}_{image}"), "Hybrid ViT", vit, crop_pct) });
+        }
+    }
+    all
 }
 
 fn deit() -> Vec<Variant> {

@@ -19,6 +19,7 @@ pub mod npz;
 pub mod patch_filters;
 pub mod pickle;
 pub mod positions;
+pub mod relative;
 pub mod safetensors;
 mod strided;
 mod zip;

@@ -1,6 +1,7 @@
 //! The names that each library gives to the same weights, one file per scheme, mapped onto timm's. A tensor whose name
 //! a scheme does not know keeps it, so that whoever loads the weights can report it.
 
+pub mod big_transfer;
 pub mod hugging_face;
 pub mod jax;
 pub mod timm;
@@ -19,6 +20,8 @@ pub enum Scheme {
     Torchvision,
     /// Google's vision_transformer and big_vision.
     Jax,
+    /// Google's Big Transfer.
+    BigTransfer,
 }
 
 impl Scheme {
@@ -26,6 +29,8 @@ impl Scheme {
     pub fn detect(weights: &Weights) -> Option<Self> {
         if jax::detect(weights) {
             Some(Self::Jax)
+        } else if big_transfer::detect(weights) {
+            Some(Self::BigTransfer)
         } else if hugging_face::detect(weights) {
             Some(Self::HuggingFace)
         } else if torchvision::detect(weights) {
@@ -47,6 +52,7 @@ pub fn canonical(weights: Weights) -> Result<(Weights, Scheme), WeightsError> {
         Scheme::HuggingFace => hugging_face::to_canonical(weights)?,
         Scheme::Torchvision => torchvision::to_canonical(weights)?,
         Scheme::Jax => jax::to_canonical(weights)?,
+        Scheme::BigTransfer => big_transfer::to_canonical(weights)?,
     };
     Ok((weights, scheme))
 }

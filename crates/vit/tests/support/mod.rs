@@ -26,6 +26,23 @@ pub const CASES: [&str; 14] = [
     "tv_vit",
 ];
 
+/// Every recorded model of the family around it.
+pub const FAMILY: [&str; 13] = [
+    "timm_bit",
+    "timm_bit_fixed",
+    "timm_hybrid",
+    "jax_hybrid",
+    "tv_resnet_basic",
+    "tv_resnet_bottleneck",
+    "lenet5",
+    "lenet5_relu",
+    "timm_efficientnet",
+    "timm_efficientnet_tf",
+    "timm_swin",
+    "timm_coatnet",
+    "timm_coatnet_rw",
+];
+
 /// A recorded model's folder.
 pub fn fixture(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(case)

@@ -3,10 +3,12 @@
 //! axis, where the model was scanned over its layers.
 
 mod arrays;
+mod stages;
 
 use super::{concat, rename};
 use crate::weights::{Tensor, Weights, WeightsError};
-use arrays::{bias, conv, dense, from_heads, positions, unstack};
+pub(super) use arrays::conv;
+use arrays::{bias, dense, from_heads, positions, unstack};
 
 /// Where the parameters of one model lie, in files that hold more than one thing; the first that fits is taken.
 const ROOTS: [&str; 7] = ["", "params/", "params/img/", "img/", "opt/target/", "target/", "params/params/"];
@@ -40,8 +42,12 @@ pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
     if theirs.tensors.contains_key("MAPHead_0/probe") {
         map_head(&mut theirs, &mut ours)?;
     }
+    let has_blocks = theirs.tensors.keys().any(|name| name.starts_with("block1/"));
     for (name, tensor) in std::mem::take(&mut theirs.tensors) {
-        let (name, tensor) = outside(name, tensor)?;
+        let (name, tensor) = match stages::canonical(&name, &tensor, has_blocks)? {
+            Some(found) => found,
+            None => outside(name, tensor)?,
+        };
         ours.insert(name, tensor)?;
     }
     Ok(ours)

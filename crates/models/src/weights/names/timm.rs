@@ -7,6 +7,8 @@ use crate::weights::{Weights, WeightsError};
 /// Wrappers that training code leaves in front of every name.
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
 
+const BUFFERS: [&str; 4] = [".num_batches_tracked", ".relative_position_index", ".attn_mask", ".relative_coords_table"];
+
 /// Whether these are the names of one of timm's Vision Transformers.
 pub fn detect(weights: &Weights) -> bool {
     weights.tensors.keys().any(|name| {
@@ -17,6 +19,7 @@ pub fn detect(weights: &Weights) -> bool {
 
 /// Canonical names for timm's, and for those of the original DeiT III and DINOv2 files.
 pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
+    let original_swin = weights.tensors.keys().any(|name| unwrapped(name) == "layers.0.downsample.reduction.weight");
     rename(weights, |name| {
         let name = unwrapped(name);
         match name {
@@ -24,6 +27,13 @@ pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
             // Only masked pre-training uses it; no classifier has a place for it.
             "mask_token" => return None,
             _ => {}
+        }
+        // Counters and tables that follow from the configuration.
+        if BUFFERS.iter().any(|buffer| name.ends_with(buffer)) {
+            return None;
+        }
+        if original_swin {
+            return Some(from_original_swin(name));
         }
         if name.starts_with("blocks.") {
             if let Some(block) = name.strip_suffix(".gamma_1") {
@@ -35,6 +45,15 @@ pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
         }
         Some(name.into())
     })
+}
+
+/// Swin's own repository merges patches at the end of a stage, and has no pooling in its head.
+fn from_original_swin(name: &str) -> String {
+    let moved = name.strip_prefix("layers.").and_then(|rest| {
+        let (stage, part) = rest.split_once(".downsample.")?;
+        Some(format!("layers.{}.downsample.{part}", stage.parse::<usize>().ok()? + 1))
+    });
+    moved.or_else(|| Some(format!("head.fc.{}", name.strip_prefix("head.")?))).unwrap_or_else(|| name.into())
 }
 
 fn unwrapped(mut name: &str) -> &str {

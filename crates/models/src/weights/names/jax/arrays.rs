@@ -24,7 +24,7 @@ pub(super) fn bias(values: Tensor) -> Tensor {
 }
 
 /// A convolution `[height, width, in, out]` as `[out, in, height, width]`.
-pub(super) fn conv(name: &str, kernel: Tensor) -> Result<Tensor, WeightsError> {
+pub(in super::super) fn conv(name: &str, kernel: Tensor) -> Result<Tensor, WeightsError> {
     let &[height, width, channels, out] = kernel.shape.as_slice() else {
         return Err(WeightsError::shape(name, &kernel.shape, "[height, width, in, out]"));
     };

@@ -1,0 +1,141 @@
+//! The gradients of depthwise convolution, along the channels as the convolution itself.
+
+use super::Geometry;
+use crate::isa::Isa;
+use crate::pool::{Parts, Pool};
+use crate::simd::{Kernel, Simd};
+
+/// The gradient of the image from `dy` and the filters `[channels, taps]`; the workspace has room for the filters. A task
+/// is a row of the image.
+///
+/// # Panics
+/// If a slice does not fit the geometry.
+pub(crate) fn depthwise_grad_input(
+    pool: &Pool,
+    isa: Isa,
+    g: &Geometry,
+    dy: &[f32],
+    weight: &[f32],
+    dx: &mut [f32],
+    workspace: &mut [f32],
+) {
+    let ([oh, ow], [h, w, c]) = (g.output, g.image);
+    let taps = g.kernel[0] * g.kernel[1];
+    assert_eq!(dy.len(), g.batch * oh * ow * c, "depthwise: gradient of the wrong length");
+    assert_eq!(dx.len(), g.batch * h * w * c, "depthwise: image of the wrong length");
+    assert_eq!(weight.len(), taps * c, "depthwise: filters of the wrong length");
+    let filters = &mut workspace[..taps * c];
+    for (tap, row) in filters.chunks_exact_mut(c).enumerate() {
+        row.iter_mut().enumerate().for_each(|(channel, to)| *to = weight[channel * taps + tap]);
+    }
+    let filters = &*filters;
+    pool.run_chunks(dx, (w * c).max(1), &|line, dx| {
+        dx.fill(0.0);
+        let dy = &dy[line / h * oh * ow * c..][..oh * ow * c];
+        for ky in 0..g.kernel[0] {
+            let Some(oy) = target(g, 0, line % h, ky) else { continue };
+            for x in 0..w {
+                let out = &mut dx[x * c..][..c];
+                for kx in 0..g.kernel[1] {
+                    let Some(ox) = target(g, 1, x, kx) else { continue };
+                    let dy = &dy[(oy * ow + ox) * c..][..c];
+                    isa.dispatch(AddProduct { a: dy, b: &filters[(ky * g.kernel[1] + kx) * c..][..c], out });
+                }
+            }
+        }
+    });
+}
+
+/// The row or column of the result that sees a pixel with this tap.
+fn target(g: &Geometry, axis: usize, at: usize, tap: usize) -> Option<usize> {
+    let reach = (at + g.padding[axis][0]).checked_sub(tap * g.dilation[axis])?;
+    let output = reach / g.stride[axis];
+    (reach.is_multiple_of(g.stride[axis]) && output < g.output[axis]).then_some(output)
+}
+
+/// Chunks of the result's rows, and rows in one: the shape alone decides.
+fn chunks(g: &Geometry) -> (usize, usize) {
+    let rows = g.batch * g.output[0];
+    let per_chunk = rows.div_ceil(32).max(4);
+    (rows.div_ceil(per_chunk), per_chunk)
+}
+
+/// How many numbers of workspace [`depthwise_grad_weight`] needs: the filters' gradient from each chunk.
+pub(crate) fn depthwise_grad_weight_workspace(g: &Geometry) -> usize {
+    chunks(g).0 * g.kernel[0] * g.kernel[1] * g.image[2]
+}
+
+/// The gradient of the filters, `[channels, taps]`, from `dy` and the image.
+///
+/// # Panics
+/// If a slice does not fit the geometry.
+pub(crate) fn depthwise_grad_weight(
+    pool: &Pool,
+    isa: Isa,
+    g: &Geometry,
+    dy: &[f32],
+    x: &[f32],
+    dw: &mut [f32],
+    workspace: &mut [f32],
+) {
+    let ([oh, ow], [h, w, c], [kh, kw]) = (g.output, g.image, g.kernel);
+    let taps = kh * kw;
+    assert_eq!(dy.len(), g.batch * oh * ow * c, "depthwise: gradient of the wrong length");
+    assert_eq!(x.len(), g.batch * h * w * c, "depthwise: image of the wrong length");
+    assert_eq!(dw.len(), taps * c, "depthwise: filters of the wrong length");
+    let (count, per_chunk) = chunks(g);
+    let partial = &mut workspace[..count * taps * c];
+    let sums = Parts::new(partial);
+    pool.run(count, &|chunk| {
+        // SAFETY: chunks have sums of their own.
+        let sums = unsafe { sums.slice(chunk * taps * c, taps * c) };
+        sums.fill(0.0);
+        for line in chunk * per_chunk..((chunk + 1) * per_chunk).min(g.batch * oh) {
+            let (b, oy) = (line / oh, line % oh);
+            for ky in 0..kh {
+                let y = (oy * g.stride[0] + ky * g.dilation[0]).checked_sub(g.padding[0][0]).filter(|&y| y < h);
+                let Some(y) = y else { continue };
+                for kx in 0..kw {
+                    let sums = &mut sums[(ky * kw + kx) * c..][..c];
+                    for ox in 0..ow {
+                        let at = (ox * g.stride[1] + kx * g.dilation[1]).checked_sub(g.padding[1][0]);
+                        let Some(at) = at.filter(|&at| at < w) else { continue };
+                        let (a, b) = (&dy[(line * ow + ox) * c..][..c], &x[((b * h + y) * w + at) * c..][..c]);
+                        isa.dispatch(AddProduct { a, b, out: sums });
+                    }
+                }
+            }
+        }
+    });
+    for (channel, dw) in dw.chunks_exact_mut(taps).enumerate() {
+        for (tap, dw) in dw.iter_mut().enumerate() {
+            *dw = (0..count).map(|chunk| partial[(chunk * taps + tap) * c + channel]).sum();
+        }
+    }
+}
+
+/// `out += a · b`, channel by channel.
+struct AddProduct<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for AddProduct<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let n = self.out.len().min(self.a.len()).min(self.b.len());
+        let (a, b, out) = (self.a.as_ptr(), self.b.as_ptr(), self.out.as_mut_ptr());
+        let mut i = 0;
+        while i < n {
+            // SAFETY: all three have n numbers.
+            unsafe {
+                let (x, y) = (s.load_up_to(a.add(i), n - i), s.load_up_to(b.add(i), n - i));
+                s.store_up_to(out.add(i), s.mul_add(x, y, s.load_up_to(out.add(i), n - i)), n - i);
+            }
+            i += S::LANES;
+        }
+    }
+}

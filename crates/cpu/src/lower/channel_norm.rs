@@ -1,0 +1,62 @@
+//! Group norm and batch norm, forward and backward.
+
+use vit_graph::Type;
+use vit_graph::ops::{BatchNorm, GroupNorm};
+
+use super::Lowered;
+use crate::channel_norm::{Shape, Statistics, backward, forward};
+
+fn grouped(groups: usize, x: &Type) -> Shape {
+    let (samples, channels) = (x.shape[0], x.shape.last());
+    Shape { samples, pixels: x.shape.rows() / samples.max(1), channels, groups }
+}
+
+fn batched(x: &Type) -> Shape {
+    Shape { samples: 1, pixels: x.shape.rows(), channels: x.shape.last(), groups: x.shape.last() }
+}
+
+pub(super) fn group_norm(op: &GroupNorm, x: &Type) -> Lowered {
+    let (shape, epsilon) = (grouped(op.groups, x), op.epsilon);
+    Lowered::new(move |p, inputs, outputs, workspace| {
+        let [y, mean, rstd] = outputs else { unreachable!("a group norm has three outputs") };
+        let statistics = Statistics { mean, rstd, variance: &mut [] };
+        forward(&p.pool, p.isa, &shape, epsilon, [inputs[0], inputs[1], inputs[2]], y, statistics, workspace);
+    })
+    .with_workspace(shape.workspace())
+}
+
+pub(super) fn batch_norm(op: &BatchNorm, x: &Type) -> Lowered {
+    let (shape, op) = (batched(x), *op);
+    Lowered::new(move |p, inputs, outputs, workspace| {
+        let [y, mean, rstd, new_mean, new_variance] = outputs else { unreachable!("a batch norm has five outputs") };
+        let (found, workspace) = workspace.split_at_mut(2 * shape.channels);
+        let (found_mean, found_variance) = found.split_at_mut(shape.channels);
+        let statistics = Statistics { mean: &mut *found_mean, rstd, variance: &mut *found_variance };
+        forward(&p.pool, p.isa, &shape, op.epsilon, [inputs[0], inputs[1], inputs[2]], y, statistics, workspace);
+        let wanted = mean.len();
+        mean.copy_from_slice(&found_mean[..wanted]);
+        let moved = |old: &f32, found: f32| old + op.momentum * (found - old);
+        let unbiased = shape.pixels as f32 / (shape.pixels as f32 - 1.0);
+        new_mean.iter_mut().zip(inputs[3]).zip(found_mean).for_each(|((new, old), found)| *new = moved(old, *found));
+        let variances = new_variance.iter_mut().zip(inputs[4]).zip(found_variance);
+        variances.for_each(|((new, old), found)| *new = moved(old, unbiased * *found));
+    })
+    .with_workspace(shape.workspace() + 2 * shape.channels)
+}
+
+fn gradient(shape: Shape) -> Lowered {
+    Lowered::new(move |p, inputs, outputs, workspace| {
+        let [dx, dgamma, dbeta] = outputs else { unreachable!("the gradient of a norm has three outputs") };
+        let [dy, x, gamma, mean, rstd] = inputs else { unreachable!("the gradient of a norm has five inputs") };
+        backward(&p.pool, p.isa, &shape, [dy, x, gamma, mean, rstd], [dx, dgamma, dbeta], workspace);
+    })
+    .with_workspace(shape.workspace())
+}
+
+pub(super) fn group_norm_grad(groups: usize, x: &Type) -> Lowered {
+    gradient(grouped(groups, x))
+}
+
+pub(super) fn batch_norm_grad(x: &Type) -> Lowered {
+    gradient(batched(x))
+}

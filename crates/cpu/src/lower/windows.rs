@@ -1,0 +1,42 @@
+//! Cutting an image into windows and putting it together again: rows of channels are copied, one by one.
+
+use vit_graph::Type;
+use vit_graph::ops::{Unwindows, Windows};
+
+use super::Lowered;
+
+/// Cuts; a task is a window.
+pub(super) fn cut(op: &Windows, image: &Type) -> Lowered {
+    let (op, [h, w, channels]) = (*op, [image.shape[1], image.shape[2], image.shape[3]]);
+    let ([rows, columns], [height, width]) = (op.grid(&image.shape), op.size);
+    Lowered::new(move |p, inputs, outputs, _| {
+        p.pool.run_chunks(&mut *outputs[0], height * width * channels, &|window, out| {
+            let (b, row, column) = (window / (rows * columns), window / columns % rows, window % columns);
+            for (place, out) in out.chunks_exact_mut(channels).enumerate() {
+                let (y, x) = (op.source(0, row, place / width, h), op.source(1, column, place % width, w));
+                match y.zip(x) {
+                    Some((y, x)) => out.copy_from_slice(&inputs[0][((b * h + y) * w + x) * channels..][..channels]),
+                    None => out.fill(0.0),
+                }
+            }
+        });
+    })
+}
+
+/// Joins; a task is a row of pixels.
+pub(super) fn join(op: &Unwindows) -> Lowered {
+    let (windows, image) = (op.windows, op.image.clone());
+    let [h, w, channels] = [image[1], image[2], image[3]];
+    let ([rows, columns], [height, width]) = (windows.grid(&image), windows.size);
+    Lowered::new(move |p, inputs, outputs, _| {
+        p.pool.run_chunks(&mut *outputs[0], w * channels, &|line, out| {
+            let (b, y) = (line / h, (line % h + h - windows.shift[0] % h) % h);
+            for (x, out) in out.chunks_exact_mut(channels).enumerate() {
+                let x = (x + w - windows.shift[1] % w) % w;
+                let window = (b * rows + y / height) * columns + x / width;
+                let token = window * height * width + y % height * width + x % width;
+                out.copy_from_slice(&inputs[0][token * channels..][..channels]);
+            }
+        });
+    })
+}

@@ -1,0 +1,136 @@
+//! Group normalisation: over all pixels and some neighbouring channels of each sample.
+
+use super::{Operation, arity, expect_shape};
+use crate::autodiff::Backward;
+use crate::reference::Array;
+use crate::{GraphError, Type};
+
+/// `(x - mean) · rstd · gamma + beta`, with mean and biased variance of each sample's group of channels.
+///
+/// Inputs: `x [b, .., c]`, `gamma [c]`, `beta [c]`. Outputs: the result, and `mean` and `rstd` `[b, groups]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupNorm {
+    /// Groups of channels.
+    pub groups: usize,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+/// How elements of `[b, .., c]` fall into groups.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    sample: usize,
+    channels: usize,
+    groups: usize,
+}
+
+impl Cut {
+    fn new(groups: usize, shape: &[usize]) -> Self {
+        Cut { sample: shape[1..].iter().product(), channels: shape[shape.len() - 1], groups }
+    }
+
+    /// The group of an element, among the groups of all samples.
+    fn group(&self, i: usize) -> usize {
+        i / self.sample * self.groups + i % self.channels * self.groups / self.channels
+    }
+
+    /// Elements in a group.
+    fn size(&self) -> f64 {
+        (self.sample / self.groups) as f64
+    }
+
+    /// The sum of `f(i)` over the elements of each group.
+    fn sums(&self, elements: usize, f: impl Fn(usize) -> f64) -> Vec<f64> {
+        let mut sums = vec![0.0; elements / self.sample * self.groups];
+        (0..elements).for_each(|i| sums[self.group(i)] += f(i));
+        sums
+    }
+}
+
+impl Operation for GroupNorm {
+    fn name(&self) -> &'static str {
+        "group_norm"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 3)?;
+        let shape = &inputs[0].shape;
+        if shape.len() < 2 || shape[1..].contains(&0) {
+            return Err("there is nothing to normalise".into());
+        }
+        let channels = shape.last();
+        if self.groups == 0 || !channels.is_multiple_of(self.groups) {
+            return Err(format!("{channels} channels cannot be divided into {} groups", self.groups));
+        }
+        expect_shape("gamma", &inputs[1], &[channels])?;
+        expect_shape("beta", &inputs[2], &[channels])?;
+        let statistics = Type::f32([shape[0], self.groups]);
+        Ok(vec![inputs[0].clone(), statistics.clone(), statistics])
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        b.only_first_output("the groups' statistics")?;
+        let inputs = [b.dy()?, b.input(0), b.input(1), b.output(1), b.output(2)];
+        let node = b.graph.add(GroupNormGrad { groups: self.groups }, &inputs)?;
+        b.set_all(node, 3)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let [x, gamma, beta] = [0, 1, 2].map(|i| inputs[i].data());
+        let cut = Cut::new(self.groups, inputs[0].shape());
+        let mean: Vec<f64> = cut.sums(x.len(), |i| x[i] / cut.size());
+        let variance = cut.sums(x.len(), |i| (x[i] - mean[cut.group(i)]).powi(2) / cut.size());
+        let rstd: Vec<f64> = variance.iter().map(|v| 1.0 / (v + f64::from(self.epsilon)).sqrt()).collect();
+        let value = |i: usize| {
+            let (group, channel) = (cut.group(i), i % cut.channels);
+            (x[i] - mean[group]) * rstd[group] * gamma[channel] + beta[channel]
+        };
+        vec![
+            Array::from_fn(&outputs[0].shape, value),
+            Array::new(outputs[1].shape.clone(), mean.clone()),
+            Array::new(outputs[2].shape.clone(), rstd.clone()),
+        ]
+    }
+}
+
+/// The gradient of [`GroupNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupNormGrad {
+    /// Groups of channels.
+    pub groups: usize,
+}
+
+impl Operation for GroupNormGrad {
+    fn name(&self) -> &'static str {
+        "group_norm_grad"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 5)?;
+        expect_shape("dy", &inputs[0], &inputs[1].shape)?;
+        Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let [dy, x, gamma, mean, rstd] = [0, 1, 2, 3, 4].map(|i| inputs[i].data());
+        let cut = Cut::new(self.groups, inputs[1].shape());
+        let normed = |i: usize| (x[i] - mean[cut.group(i)]) * rstd[cut.group(i)];
+        let scaled = |i: usize| dy[i] * gamma[i % cut.channels];
+        let sum = cut.sums(x.len(), scaled);
+        let dot = cut.sums(x.len(), |i| scaled(i) * normed(i));
+        let (mut dgamma, mut dbeta) = (vec![0.0; cut.channels], vec![0.0; cut.channels]);
+        for i in 0..x.len() {
+            dgamma[i % cut.channels] += dy[i] * normed(i);
+            dbeta[i % cut.channels] += dy[i];
+        }
+        let dx = |i: usize| {
+            let group = cut.group(i);
+            rstd[group] * (scaled(i) - (sum[group] + normed(i) * dot[group]) / cut.size())
+        };
+        vec![
+            Array::from_fn(&outputs[0].shape, dx),
+            Array::new(outputs[1].shape.clone(), dgamma),
+            Array::new(outputs[2].shape.clone(), dbeta),
+        ]
+    }
+}

@@ -1,0 +1,117 @@
+//! Cutting an image into windows that attention stays in, and putting it together again.
+
+use super::{Operation, arity, expect_rank, expect_shape};
+use crate::autodiff::Backward;
+use crate::reference::Array;
+use crate::{GraphError, Shape, Type};
+
+/// `[b, h, w, c]` to `[b · windows, height · width, c]`: the image is moved up and left by `shift`, what leaves it comes
+/// back on the other side, zeros at the bottom and right fill the last windows, and windows follow row by row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Windows {
+    /// Height and width of a window.
+    pub size: [usize; 2],
+    /// Rows and columns that the image moves.
+    pub shift: [usize; 2],
+}
+
+impl Windows {
+    /// Rows and columns of windows.
+    pub fn grid(&self, image: &[usize]) -> [usize; 2] {
+        [0, 1].map(|axis| image[1 + axis].div_ceil(self.size[axis].max(1)))
+    }
+
+    /// The row or column of the image that is at a place of a window; `None` for padding.
+    pub fn source(&self, axis: usize, window: usize, place: usize, extent: usize) -> Option<usize> {
+        let at = window * self.size[axis] + place;
+        (at < extent).then(|| (at + self.shift[axis]) % extent)
+    }
+
+    fn windows_shape(&self, image: &Type) -> Result<Shape, String> {
+        expect_rank("the image", image, 4)?;
+        if self.size.contains(&0) || image.shape.contains(&0) {
+            return Err(format!("windows of {}x{} cannot hold {}", self.size[0], self.size[1], image.shape));
+        }
+        let [rows, columns] = self.grid(&image.shape);
+        Ok(Shape::from([image.shape[0] * rows * columns, self.size[0] * self.size[1], image.shape[3]]))
+    }
+
+    /// Calls `visit(token, pixel)` for every token of every window that is not padding.
+    fn each(&self, image: &[usize], mut visit: impl FnMut(usize, usize)) {
+        let ([rows, columns], [height, width]) = (self.grid(image), self.size);
+        for token in 0..image[0] * rows * columns * height * width {
+            let (place, window) = (token % (height * width), token / (height * width));
+            let (b, row, column) = (window / (rows * columns), window / columns % rows, window % columns);
+            let y = self.source(0, row, place / width, image[1]);
+            let x = self.source(1, column, place % width, image[2]);
+            if let Some((y, x)) = y.zip(x) {
+                visit(token, (b * image[1] + y) * image[2] + x);
+            }
+        }
+    }
+}
+
+impl Operation for Windows {
+    fn name(&self) -> &'static str {
+        "windows"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 1)?;
+        Ok(vec![Type::new(inputs[0].dtype, self.windows_shape(&inputs[0])?)])
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        let (dy, image) = (b.dy()?, b.graph.shape(b.input(0)).clone());
+        let dx = b.graph.value(Unwindows { windows: *self, image }, &[dy])?;
+        b.set(0, dx)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let channels = inputs[0].shape()[3];
+        let mut y = Array::filled(outputs[0].shape.clone(), 0.0);
+        self.each(inputs[0].shape(), |token, pixel| {
+            y.data_mut()[token * channels..][..channels]
+                .copy_from_slice(&inputs[0].data()[pixel * channels..][..channels]);
+        });
+        vec![y]
+    }
+}
+
+/// The image that [`Windows`] were cut from; what stands in padding is dropped.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Unwindows {
+    /// How they were cut.
+    pub windows: Windows,
+    /// The image's shape.
+    pub image: Shape,
+}
+
+impl Operation for Unwindows {
+    fn name(&self) -> &'static str {
+        "unwindows"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 1)?;
+        let image = Type::new(inputs[0].dtype, self.image.clone());
+        expect_shape("the windows", &inputs[0], &self.windows.windows_shape(&image)?)?;
+        Ok(vec![image])
+    }
+
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        let dy = b.dy()?;
+        let dx = b.graph.value(self.windows, &[dy])?;
+        b.set(0, dx)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let channels = self.image[3];
+        let mut y = Array::filled(outputs[0].shape.clone(), 0.0);
+        self.windows.each(&self.image, |token, pixel| {
+            y.data_mut()[pixel * channels..][..channels]
+                .copy_from_slice(&inputs[0].data()[token * channels..][..channels]);
+        });
+        vec![y]
+    }
+}

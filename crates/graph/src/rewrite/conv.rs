@@ -1,0 +1,108 @@
+//! A convolution takes what follows it into the same pass, and gets its filters in the order in which it reads an image.
+
+use super::{Copy, only_users};
+use crate::ops::{Activation, Binary, Conv2d, FusedConv2d, Op, Permute, Reshape, ResidualAt};
+use crate::{Graph, GraphError, NodeId, Value};
+
+/// A convolution and the nodes that follow it and nothing else.
+struct Chain {
+    activation: Option<Activation>,
+    residual: Option<(ResidualAt, Value)>,
+    members: Vec<NodeId>,
+}
+
+/// Turns convolutions with one group, unless they cut an image into patches, and those with one filter per channel, into [`FusedConv2d`] together with an
+/// activation and a residual that follow, in either order, where no one else sees the steps between.
+pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
+    let users = only_users(graph);
+    let mut chains: Vec<Option<(NodeId, Chain)>> = (0..graph.nodes().len()).map(|_| None).collect();
+    let mut inside = vec![false; graph.nodes().len()];
+    for (id, node) in graph.nodes().iter().enumerate() {
+        let Op::Conv2d(conv) = node.op else { continue };
+        if (conv.groups == 1 && !cuts_patches(graph, id, &conv)) || depthwise(graph, id, &conv) {
+            let chain = follow(graph, &users, &inside, id);
+            chain.members.iter().for_each(|&m| inside[m] = true);
+            let last = chain.members.last().copied().unwrap_or(id);
+            chains[last] = Some((id, chain));
+        }
+    }
+    let mut copy = Copy::of(graph);
+    for id in 0..graph.nodes().len() {
+        match &chains[id] {
+            None if inside[id] => {}
+            None => copy.keep(id)?,
+            Some((first, chain)) => {
+                let fused = fuse(&mut copy, graph, *first, chain)?;
+                copy.place(Value { node: id, output: 0 }, fused);
+            }
+        }
+    }
+    copy.finish()
+}
+
+/// Whether [`super::patchify`] makes more of it.
+fn cuts_patches(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
+    let weight = graph.shape(graph.node(id).inputs[1]);
+    let kernel = [weight[2], weight[3]];
+    kernel != [1, 1] && *conv == Conv2d::patches(kernel, conv.bias)
+}
+
+fn depthwise(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
+    let weight = graph.shape(graph.node(id).inputs[1]);
+    weight[0] == conv.groups && weight[1] == 1
+}
+
+fn follow(graph: &Graph, users: &[Option<NodeId>], inside: &[bool], first: NodeId) -> Chain {
+    let mut chain = Chain { activation: None, residual: None, members: vec![first] };
+    let mut last = first;
+    while let Some(next) = users[last].filter(|&next| !inside[next]) {
+        let node = graph.node(next);
+        let here = Value { node: last, output: 0 };
+        match &node.op {
+            Op::Activation(activation) if chain.activation.is_none() => match chain.residual {
+                Some((ResidualAt::AfterActivation, value)) => {
+                    chain.residual = Some((ResidualAt::BeforeActivation, value));
+                    chain.activation = Some(*activation);
+                }
+                _ => chain.activation = Some(*activation),
+            },
+            Op::Binary(Binary::Add) if chain.residual.is_none() => {
+                let other = if node.inputs[0] == here { node.inputs[1] } else { node.inputs[0] };
+                if graph.shape(other) != graph.shape(here) || other == here {
+                    break;
+                }
+                // So far nothing follows the sum; an activation that does makes it the one before.
+                chain.residual = Some((ResidualAt::AfterActivation, other));
+            }
+            _ => break,
+        }
+        chain.members.push(next);
+        last = next;
+        if chain.activation.is_some() && chain.residual.is_some() {
+            break;
+        }
+    }
+    chain
+}
+
+fn fuse(copy: &mut Copy, graph: &Graph, first: NodeId, chain: &Chain) -> Result<Value, GraphError> {
+    let node = graph.node(first);
+    let Op::Conv2d(conv) = node.op else { unreachable!("only convolutions have chains") };
+    let mut inputs = copy.inputs(node);
+    let shape = graph.shape(node.inputs[1]).clone();
+    let kernel = [shape[2], shape[3]];
+    let mut add =
+        |op: Op, inputs: &[Value]| copy.new.add_in_scope(&node.scope, op, inputs).map(|node| Value { node, output: 0 });
+    inputs[1] = if conv.groups > 1 {
+        let matrix = add(Reshape::to([shape[0], kernel[0] * kernel[1]]).into(), &[inputs[1]])?;
+        add(Permute(vec![1, 0]).into(), &[matrix])?
+    } else {
+        let taps = if kernel == [1, 1] { inputs[1] } else { add(Permute(vec![0, 2, 3, 1]).into(), &[inputs[1]])? };
+        add(Reshape::to([shape[0], kernel[0] * kernel[1] * shape[1]]).into(), &[taps])?
+    };
+    let residual = chain.residual.map(|(at, _)| at);
+    let op = FusedConv2d { conv, kernel, activation: chain.activation, residual };
+    inputs.extend(chain.residual.map(|(_, value)| copy.moved(value)));
+    let node = copy.new.add_in_scope(&node.scope, op.into(), &inputs)?;
+    Ok(Value { node, output: 0 })
+}

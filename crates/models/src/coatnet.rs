@@ -1,0 +1,308 @@
+//! CoAtNet (Dai et al., 2021) as timm builds it: stages of inverted bottlenecks, then stages of attention with relative
+//! positions over the whole feature map. Parameters have timm's names.
+
+mod blocks;
+mod variants;
+
+pub use variants::variants;
+
+use vit_graph::ops::Activation;
+use vit_graph::{Graph, GraphError, Tensor};
+
+use crate::layers::{Building, Conv, Mode, Norm, Padding, channels_last, drop_path_rate, head, linear};
+use blocks::Place;
+
+/// What a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockKind {
+    /// An inverted bottleneck: "C".
+    Convolution,
+    /// Attention and MLP: "T".
+    Transformer,
+}
+
+/// How pixels are pooled where the resolution is halved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Downsample {
+    /// The maximum of 3x3 pixels.
+    Max,
+    /// The maximum of 2x2 pixels.
+    Max2,
+    /// The mean of 3x3 pixels.
+    Mean,
+    /// The mean of 2x2 pixels.
+    Mean2,
+}
+
+/// Which part of an inverted bottleneck halves the resolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StrideOn {
+    /// Pooling before it.
+    Pooling(Downsample),
+    /// Its first 1x1 convolution.
+    Pointwise,
+    /// Its depthwise convolution.
+    Depthwise,
+}
+
+/// The inverted bottlenecks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Convolutions {
+    /// How many times wider they are inside.
+    pub expansion: f64,
+    /// Than their result; otherwise than their input.
+    pub expand_output: bool,
+    /// Filter size of the middle convolution.
+    pub kernel: usize,
+    /// Channels in a group of it; 0 for one group of all.
+    pub group_size: usize,
+    /// An activation follows the first norm.
+    pub pre_norm_activation: bool,
+    /// Biases in the last convolution and the shortcut.
+    pub output_bias: bool,
+    /// What halves the resolution.
+    pub stride_on: StrideOn,
+    /// How the shortcut is pooled.
+    pub shortcut: Downsample,
+    /// How convolutions continue the image.
+    pub padding: Padding,
+    /// Squeeze-excitation comes before the norm of the middle convolution.
+    pub squeeze_early: bool,
+    /// Squeeze-excitation's hidden width as a share; `None` for none of it.
+    pub squeeze: Option<f64>,
+    /// Its activation.
+    pub squeeze_activation: Activation,
+    /// The activation.
+    pub activation: Activation,
+    /// The norms.
+    pub norm: Norm,
+}
+
+/// Where relative positions' biases come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RelativePositions {
+    /// Nowhere.
+    None,
+    /// A table.
+    Table,
+    /// A table laid out as in Google's code, `[heads, rows, columns]`.
+    TableByHead,
+    /// A small network with this hidden width.
+    Network(usize),
+}
+
+/// The attention blocks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Transformers {
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the MLP's hidden layer as a multiple.
+    pub mlp_ratio: f64,
+    /// A change of width happens in the query, key and value projections; otherwise in the output projection.
+    pub expand_first: bool,
+    /// Biases in shortcuts that change width.
+    pub shortcut_bias: bool,
+    /// Biases in the attention's projections.
+    pub attention_bias: bool,
+    /// How pixels are pooled where the resolution is halved.
+    pub pooling: Downsample,
+    /// Relative positions.
+    pub positions: RelativePositions,
+    /// Layer scale and its starting value.
+    pub layer_scale: Option<f32>,
+    /// The MLP's activation.
+    pub activation: Activation,
+    /// The norms.
+    pub norm: Norm,
+    /// Dropout on attention weights.
+    pub attention_dropout: f32,
+    /// Dropout after projections and MLP layers.
+    pub projection_dropout: f32,
+}
+
+/// One CoAtNet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CoAtNet {
+    /// Height and width of the image.
+    pub image_size: [usize; 2],
+    /// Colour channels.
+    pub channels: usize,
+    /// Classes; 0 for no head.
+    pub classes: usize,
+    /// Width of each stage.
+    pub widths: Vec<usize>,
+    /// The blocks of each stage.
+    pub stages: Vec<Vec<BlockKind>>,
+    /// Widths of the two first convolutions.
+    pub stem_widths: [usize; 2],
+    /// Biases in them.
+    pub stem_bias: bool,
+    /// The inverted bottlenecks.
+    pub convolutions: Convolutions,
+    /// The attention blocks.
+    pub transformers: Transformers,
+    /// Width of the head's hidden layer with tanh; `None` for a linear head after a norm of the feature map.
+    pub head_hidden: Option<usize>,
+    /// Dropout before the head.
+    pub dropout: f32,
+    /// Stochastic depth of the last block; earlier ones grow linearly to it.
+    pub drop_path: f32,
+}
+
+impl Default for Convolutions {
+    /// As in the paper.
+    fn default() -> Self {
+        Convolutions {
+            expansion: 4.0,
+            expand_output: true,
+            kernel: 3,
+            group_size: 1,
+            pre_norm_activation: false,
+            output_bias: true,
+            stride_on: StrideOn::Depthwise,
+            shortcut: Downsample::Mean2,
+            padding: Padding::Symmetric,
+            squeeze_early: false,
+            squeeze: Some(0.25),
+            squeeze_activation: Activation::Silu,
+            activation: Activation::Gelu,
+            norm: Norm::BATCH,
+        }
+    }
+}
+
+impl Default for Transformers {
+    /// As in the paper.
+    fn default() -> Self {
+        Transformers {
+            head_dim: 32,
+            mlp_ratio: 4.0,
+            expand_first: true,
+            shortcut_bias: true,
+            attention_bias: true,
+            pooling: Downsample::Mean2,
+            positions: RelativePositions::Table,
+            layer_scale: None,
+            activation: Activation::Gelu,
+            norm: Norm::Layer { epsilon: 1e-6 },
+            attention_dropout: 0.0,
+            projection_dropout: 0.0,
+        }
+    }
+}
+
+impl Default for CoAtNet {
+    /// CoAtNet-0.
+    fn default() -> Self {
+        CoAtNet {
+            image_size: [224, 224],
+            channels: 3,
+            classes: 1000,
+            widths: vec![96, 192, 384, 768],
+            stages: stages(&[2, 3, 5, 2], "CCTT"),
+            stem_widths: [64, 64],
+            stem_bias: false,
+            convolutions: Convolutions::default(),
+            transformers: Transformers::default(),
+            head_hidden: Some(768),
+            dropout: 0.0,
+            drop_path: 0.0,
+        }
+    }
+}
+
+/// So many blocks in each stage, each stage of one kind.
+fn stages(depths: &[usize], kinds: &str) -> Vec<Vec<BlockKind>> {
+    let kind = |c| if c == 'T' { BlockKind::Transformer } else { BlockKind::Convolution };
+    depths.iter().zip(kinds.chars()).map(|(&depth, c)| vec![kind(c); depth]).collect()
+}
+
+impl CoAtNet {
+    /// Rows and columns of a stage's result.
+    pub fn grid(&self, stage: usize) -> [usize; 2] {
+        self.image_size.map(|extent| (0..=stage).fold(extent / 2, |extent, _| extent.saturating_sub(1) / 2 + 1))
+    }
+
+    /// The graph for a batch of images.
+    ///
+    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random. Outputs:
+    /// `features` before the head's last layer, and `logits` if there are classes. Taps: `stages.N`, `stages.N.blocks.M`,
+    /// `stages.N.blocks.M.attn` and its `.weights`, and `feature_map [batch, rows, columns, channels]`.
+    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
+        let t = &self.transformers;
+        let positions = if let RelativePositions::Network(_) = t.positions { blocks::NETWORK_DROPOUT } else { 0.0 };
+        let rates = [self.dropout, self.drop_path, t.attention_dropout, t.projection_dropout, positions];
+        let (image, building) = Building::start(batch, self.channels, self.image_size, mode, &rates);
+        self.run(&image, &building);
+        image.finish()
+    }
+
+    fn run(&self, image: &Tensor, building: &Building) {
+        if let Some(reason) = self.contradiction() {
+            image.refuse("coatnet", reason);
+            return;
+        }
+        let mut x = self.stem(&channels_last(image), building);
+        let (mut index, blocks) = (0, self.stages.iter().map(Vec::len).sum());
+        for (stage, (kinds, &width)) in self.stages.iter().zip(&self.widths).enumerate() {
+            for (block, kind) in kinds.iter().enumerate() {
+                let _scope = x.scope(&format!("stages.{stage}.blocks.{block}"));
+                let stride = if block == 0 { 2 } else { 1 };
+                let drop_path = drop_path_rate(self.drop_path, index, blocks);
+                let place = Place { width, stride, grid: self.grid(stage), drop_path };
+                x = match kind {
+                    BlockKind::Convolution => blocks::convolution(&self.convolutions, building, &x, place),
+                    BlockKind::Transformer => blocks::transformer(&self.transformers, building, &x, place),
+                };
+                x.tap("");
+                index += 1;
+            }
+            x.tap(&format!("stages.{stage}"));
+        }
+        self.head(&x, building);
+    }
+
+    fn stem(&self, x: &Tensor, building: &Building) -> Tensor {
+        let _scope = x.scope("stem");
+        let conv = |filters| Conv { bias: self.stem_bias, padding: self.convolutions.padding, ..Conv::new(filters, 3) };
+        let x = Conv { stride: 2, ..conv(self.stem_widths[0]) }.apply(x, "conv1");
+        let x = building.norm(&x, self.convolutions.norm, "norm1").activation(self.convolutions.activation);
+        let x = conv(self.stem_widths[1]).apply(&x, "conv2");
+        x.tap("");
+        x
+    }
+
+    fn head(&self, x: &Tensor, building: &Building) {
+        let norm = self.transformers.norm;
+        let Some(hidden) = self.head_hidden else {
+            let x = building.norm(x, norm, "norm");
+            x.tap("feature_map");
+            return head(&building.dropout(x.mean([1, 2]), self.dropout), self.classes, "head.fc");
+        };
+        x.tap("feature_map");
+        let y = building.norm(&x.mean([1, 2]), norm, "head.norm");
+        let y = linear(&y, hidden, true, "head.pre_logits.fc").tanh();
+        head(&building.dropout(y, self.dropout), self.classes, "head.fc");
+    }
+
+    fn contradiction(&self) -> Option<String> {
+        if self.stages.len() != self.widths.len() || self.stages.is_empty() || self.stages.len() > 16 {
+            return Some(format!("{} stages cannot have {} widths", self.stages.len(), self.widths.len()));
+        }
+        if self.stages.iter().any(|s| s.len() > 1 << 10) || self.widths.iter().any(|&w| w == 0 || w > 1 << 16) {
+            return Some(format!("stages of widths {:?} cannot be built", self.widths));
+        }
+        let (c, t) = (&self.convolutions, &self.transformers);
+        let possible = |ratio: f64| ratio > 0.0 && ratio <= 64.0;
+        if !((1..64).contains(&c.kernel) && possible(c.expansion) && possible(t.mlp_ratio)) {
+            return Some("a filter size, an expansion or an MLP ratio is out of bounds".into());
+        }
+        if t.head_dim == 0 {
+            return Some("heads have no width".into());
+        }
+        let [height, width] = self.image_size;
+        let [rows, columns] = self.grid(self.stages.len() - 1);
+        (height < 4 || width < 4 || rows == 0 || columns == 0 || height.max(width) > 1 << 16)
+            .then(|| format!("an image of {height}x{width} pixels is too small or too large"))
+    }
+}

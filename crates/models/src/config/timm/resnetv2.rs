@@ -1,0 +1,124 @@
+//! The constructor of timm's `ResNetV2`.
+
+use serde_json::{Map, Value, json};
+use vit_graph::ops::Operation;
+
+use super::super::Arguments;
+use super::{described, mean_pooling, norm, short};
+use crate::layers::{Padding, Standardise, round_width};
+use crate::resnetv2::{Block, ResNetV2, Stem, StemPooling};
+
+/// What the constructor makes without arguments: BiT's models change the stem and an epsilon.
+pub(super) fn constructed() -> ResNetV2 {
+    ResNetV2 {
+        stem_pooling: StemPooling::Symmetric,
+        standardise: Some(Standardise::Variance(1e-6)),
+        ..ResNetV2::default()
+    }
+}
+
+/// Changes a model as the constructor's arguments say.
+pub(super) fn apply(args: &Arguments, mut net: ResNetV2) -> Result<ResNetV2, String> {
+    let factor = args.number("width_factor")?.unwrap_or(1.0);
+    if !(factor > 0.0 && factor <= 64.0) {
+        return Err(format!("timm's option `width_factor` should be above 0 and at most 64, not {factor}"));
+    }
+    let scaled = |width: usize| round_width(width as f64 * factor);
+    net.depths = args.counts("layers")?.unwrap_or(net.depths);
+    net.widths = args.counts("channels")?.unwrap_or(net.widths).into_iter().map(scaled).collect();
+    net.widths.truncate(net.depths.len());
+    net.stem_width = scaled(args.count("stem_chs")?.unwrap_or(net.stem_width));
+    net.classes = args.count("num_classes")?.unwrap_or(net.classes);
+    net.channels = args.count("in_chans")?.unwrap_or(net.channels);
+    net.output_stride = args.count("output_stride")?.unwrap_or(net.output_stride);
+    net.bottleneck = args.number("bottle_ratio")?.unwrap_or(net.bottleneck);
+    net.average_down = args.flag("avg_down")?.unwrap_or(net.average_down);
+    let (preact, basic) = (args.flag("preact")?, args.flag("basic")?);
+    net.block = match (preact.unwrap_or(net.block != Block::PostActivation), basic.unwrap_or(net.block == Block::Basic))
+    {
+        (true, true) => Block::Basic,
+        (true, false) => Block::Bottleneck,
+        (false, false) => Block::PostActivation,
+        (false, true) => return Err("timm's basic blocks need `preact`".into()),
+    };
+    if let Some(kind) = args.text("stem_type")? {
+        (net.stem, net.stem_pooling) = stem(kind)?;
+    }
+    if let Some((class, bound)) = args.class("conv_layer")? {
+        net.padding = match class {
+            "StdConv2dSame" => Padding::Same,
+            "StdConv2d" | "create_conv2d" | "Conv2d" => Padding::Symmetric,
+            other => {
+                return Err(format!("timm's option `conv_layer` should be StdConv2d or StdConv2dSame, not `{other}`"));
+            }
+        };
+        let epsilon = bound.number("eps")?.unwrap_or(1e-6) as f32;
+        // Not timm's: Google's code adds the epsilon after the root.
+        let deviation = bound.number("eps_on_std")?.map(|e| Standardise::Deviation(e as f32));
+        net.standardise = class.starts_with("Std").then_some(deviation.unwrap_or(Standardise::Variance(epsilon)));
+        bound.finish(&[])?;
+    }
+    net.norm = norm(args, "norm_layer", net.norm)?;
+    net.activation = args.activation("act_layer")?.unwrap_or(net.activation);
+    net.dropout = args.rate("drop_rate")?.unwrap_or(net.dropout);
+    net.drop_path = args.rate("drop_path_rate")?.unwrap_or(net.drop_path);
+    mean_pooling(args)?;
+    args.finish(&["zero_init_last", "pretrained", "features_only"])?;
+    Ok(net)
+}
+
+fn stem(kind: &str) -> Result<(Stem, StemPooling), String> {
+    let pooling = match kind {
+        _ if kind.contains("fixed") => StemPooling::Zeros,
+        _ if kind.contains("same") => StemPooling::Same,
+        _ => StemPooling::Symmetric,
+    };
+    match kind {
+        "" | "fixed" | "same" => Ok((Stem::Plain, pooling)),
+        "deep" | "deep_fixed" | "deep_same" => Ok((Stem::Deep, pooling)),
+        "tiered" => Ok((Stem::Tiered, pooling)),
+        other => Err(format!("timm's option `stem_type` is not known here: `{other}`")),
+    }
+}
+
+/// The constructor's arguments that make this model.
+pub(super) fn arguments(net: &ResNetV2) -> Map<String, Value> {
+    let stem = match (net.stem, net.stem_pooling) {
+        (Stem::Plain, StemPooling::Symmetric) => "",
+        (Stem::Plain, StemPooling::Zeros) => "fixed",
+        (Stem::Plain, StemPooling::Same) => "same",
+        (Stem::Deep, StemPooling::Symmetric) => "deep",
+        (Stem::Deep, StemPooling::Zeros) => "deep_fixed",
+        (Stem::Deep, StemPooling::Same) => "deep_same",
+        (Stem::Tiered, _) => "tiered",
+    };
+    let class = match (net.standardise, net.padding) {
+        (None, _) => "create_conv2d",
+        (Some(_), Padding::Same) => "StdConv2dSame",
+        (Some(_), Padding::Symmetric) => "StdConv2d",
+    };
+    let conv = match net.standardise {
+        None => json!(class),
+        Some(Standardise::Variance(epsilon)) => json!({ class: { "eps": short(epsilon) } }),
+        Some(Standardise::Deviation(epsilon)) => json!({ class: { "eps_on_std": short(epsilon) } }),
+    };
+    let all = json!({
+        "layers": net.depths,
+        "channels": net.widths,
+        "stem_chs": net.stem_width,
+        "num_classes": net.classes,
+        "in_chans": net.channels,
+        "output_stride": net.output_stride,
+        "bottle_ratio": net.bottleneck,
+        "avg_down": net.average_down,
+        "preact": net.block != Block::PostActivation,
+        "basic": net.block == Block::Basic,
+        "stem_type": stem,
+        "conv_layer": conv,
+        "norm_layer": described(net.norm),
+        "act_layer": net.activation.name(),
+        "drop_rate": short(net.dropout),
+        "drop_path_rate": short(net.drop_path),
+    });
+    all.as_object().cloned().unwrap_or_default()
+}

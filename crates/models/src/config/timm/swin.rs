@@ -1,0 +1,96 @@
+//! The constructor of timm's `SwinTransformer`.
+
+use serde_json::{Map, Value, json};
+
+use super::super::{Arguments, pair, whole};
+use super::{mean_pooling, norm, short, square};
+use crate::layers::Norm;
+use crate::swin::Swin;
+
+/// Changes a model as the constructor's arguments say.
+pub(super) fn apply(args: &Arguments, mut swin: Swin) -> Result<Swin, String> {
+    swin.image_size = args.pair("img_size")?.unwrap_or(swin.image_size);
+    swin.patch_size = args.pair("patch_size")?.unwrap_or(swin.patch_size);
+    swin.channels = args.count("in_chans")?.unwrap_or(swin.channels);
+    swin.classes = args.count("num_classes")?.unwrap_or(swin.classes);
+    swin.depths = args.counts("depths")?.unwrap_or(swin.depths);
+    let stages = swin.depths.len();
+    let wrong = |name: &str| format!("timm's option `{name}` does not fit {stages} stages");
+    if stages == 0 || stages > 16 {
+        return Err(wrong("depths"));
+    }
+    swin.heads = args.counts("num_heads")?.unwrap_or(swin.heads);
+    let first = swin.widths[0];
+    swin.widths = match args.get("embed_dim") {
+        Some(value) => match whole(value) {
+            Some(width) => (0..stages).map(|stage| width << stage).collect(),
+            None => args.counts("embed_dim")?.unwrap_or_default(),
+        },
+        None => (0..stages).map(|stage| first << stage).collect(),
+    };
+    swin.windows = match args.get("window_size") {
+        Some(value) => windows(value, stages).ok_or_else(|| wrong("window_size"))?,
+        None => vec![swin.windows[0]; stages],
+    };
+    swin.mlp_ratios = match args.get("mlp_ratio") {
+        Some(value) => per_stage(value, stages, Value::as_f64).ok_or_else(|| wrong("mlp_ratio"))?,
+        None => vec![swin.mlp_ratios[0]; stages],
+    };
+    swin.head_dims = match args.get("head_dim") {
+        Some(value) => per_stage(value, stages, |v| Some(whole(v))).ok_or_else(|| wrong("head_dim"))?,
+        None => vec![swin.head_dims[0]; stages],
+    };
+    swin.always_partition = args.flag("always_partition")?.unwrap_or(swin.always_partition);
+    swin.qkv_bias = args.flag("qkv_bias")?.unwrap_or(swin.qkv_bias);
+    match norm(args, "norm_layer", Norm::Layer { epsilon: swin.norm_epsilon })? {
+        Norm::Layer { epsilon } => swin.norm_epsilon = epsilon,
+        _ => return Err("timm's option `norm_layer` should be a layer norm here".into()),
+    }
+    swin.dropout = args.rate("drop_rate")?.unwrap_or(swin.dropout);
+    swin.projection_dropout = args.rate("proj_drop_rate")?.unwrap_or(swin.projection_dropout);
+    swin.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(swin.attention_dropout);
+    swin.drop_path = args.rate("drop_path_rate")?.unwrap_or(swin.drop_path);
+    mean_pooling(args)?;
+    args.finish(&["strict_img_size", "weight_init", "pretrained", "features_only"])?;
+    Ok(swin)
+}
+
+/// One size for all stages, one pair for all, or one of either for each.
+fn windows(value: &Value, stages: usize) -> Option<Vec<[usize; 2]>> {
+    match value.as_array().map(Vec::as_slice) {
+        Some([_, _]) | None => Some(vec![pair(value)?; stages]),
+        Some(each) => each.iter().map(pair).collect::<Option<Vec<_>>>().filter(|all| all.len() == stages),
+    }
+}
+
+fn per_stage<T: Clone>(value: &Value, stages: usize, read: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> {
+    match value.as_array() {
+        Some(each) => each.iter().map(read).collect::<Option<Vec<_>>>().filter(|all| all.len() == stages),
+        None => Some(vec![read(value)?; stages]),
+    }
+}
+
+/// The constructor's arguments that make this model.
+pub(super) fn arguments(swin: &Swin) -> Map<String, Value> {
+    let uniform = swin.windows.windows(2).all(|two| two[0] == two[1]);
+    let all = json!({
+        "img_size": swin.image_size,
+        "patch_size": square(swin.patch_size),
+        "in_chans": swin.channels,
+        "num_classes": swin.classes,
+        "embed_dim": swin.widths,
+        "depths": swin.depths,
+        "num_heads": swin.heads,
+        "head_dim": swin.head_dims,
+        "window_size": if uniform { square(swin.windows[0]) } else { json!(swin.windows) },
+        "always_partition": swin.always_partition,
+        "mlp_ratio": swin.mlp_ratios,
+        "qkv_bias": swin.qkv_bias,
+        "norm_layer": { "LayerNorm": { "eps": short(swin.norm_epsilon) } },
+        "drop_rate": short(swin.dropout),
+        "proj_drop_rate": short(swin.projection_dropout),
+        "attn_drop_rate": short(swin.attention_dropout),
+        "drop_path_rate": short(swin.drop_path),
+    });
+    all.as_object().cloned().unwrap_or_default()
+}

@@ -1,0 +1,191 @@
+//! The constructor of timm's `VisionTransformer`, also with convolutional stages before it.
+
+use serde_json::{Map, Value, json};
+use vit_graph::ops::{Activation, Operation};
+
+use super::super::Arguments;
+use super::{resnetv2, short, square};
+use crate::resnetv2::ResNetV2;
+use crate::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
+
+/// Options that change how timm trains or starts a model, not what the model computes.
+const IGNORED: [&str; 9] = [
+    "weight_init",
+    "fix_init",
+    "dynamic_img_size",
+    "dynamic_img_pad",
+    "strict_img_size",
+    "pretrained",
+    "features_only",
+    "patch_drop_rate",
+    "drop_rate",
+];
+
+/// Changes a model as the constructor's arguments say.
+pub(super) fn apply(args: &Arguments, mut vit: Vit) -> Result<Vit, String> {
+    let old_ratio = vit.mlp_dim as f64 / vit.dim as f64;
+    vit.image_size = args.pair("img_size")?.unwrap_or(vit.image_size);
+    vit.patch_size = args.pair("patch_size")?.unwrap_or(vit.patch_size);
+    vit.channels = args.count("in_chans")?.unwrap_or(vit.channels);
+    vit.classes = args.count("num_classes")?.unwrap_or(vit.classes);
+    vit.dim = args.count("embed_dim")?.unwrap_or(vit.dim);
+    vit.depth = args.count("depth")?.unwrap_or(vit.depth);
+    vit.heads = args.count("num_heads")?.unwrap_or(vit.heads);
+    vit.mlp_dim = (vit.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
+    vit.qkv_bias = args.flag("qkv_bias")?.unwrap_or(vit.qkv_bias);
+    vit.qk_norm = args.flag("qk_norm")?.unwrap_or(vit.qk_norm);
+    vit.class_token = args.flag("class_token")?.unwrap_or(vit.class_token);
+    vit.registers = args.count("reg_tokens")?.unwrap_or(vit.registers);
+    vit.pre_norm = args.flag("pre_norm")?.unwrap_or(vit.pre_norm);
+    vit.layer_scale = args.number("init_values")?.map(|v| v as f32).or(vit.layer_scale);
+    vit.activation = args.activation("act_layer")?.unwrap_or(vit.activation);
+    if let Some(no_embed_class) = args.flag("no_embed_class")? {
+        vit.positions_on = if no_embed_class { PositionsOn::Patches } else { PositionsOn::AllTokens };
+    }
+    match args.text("pos_embed")? {
+        Some("" | "none") => vit.positions = Positions::None,
+        Some("learn") => vit.positions = Positions::Learned,
+        Some(other) => return Err(format!("timm's option `pos_embed` should be learn or none, not {other}")),
+        None => {}
+    }
+    let found_pooling = vit.pooling;
+    let pooling = args.text("global_pool")?;
+    match pooling {
+        Some("token") => vit.pooling = Pooling::Token,
+        Some("avg") => vit.pooling = Pooling::Mean,
+        Some("map") => vit.pooling = Pooling::Map,
+        Some(other) => return Err(format!("timm's option `global_pool` should be token, avg or map, not `{other}`")),
+        None => {}
+    }
+    // A named model that averages after its norm says `fc_norm: false` itself, and timm keeps that.
+    let fixed = (found_pooling == Pooling::Mean && vit.final_norm == FinalNorm::BeforePooling).then_some(false);
+    let fc_norm = args.flag("fc_norm")?.or(fixed);
+    let final_norm = args.flag("final_norm")?.unwrap_or(vit.final_norm != FinalNorm::Absent);
+    vit.final_norm = match (final_norm, fc_norm, pooling) {
+        (false, ..) => FinalNorm::Absent,
+        (_, Some(true), _) | (_, None, Some("avg")) => FinalNorm::AfterPooling,
+        (_, Some(false), _) | (_, None, Some(_)) => FinalNorm::BeforePooling,
+        (_, None, None) => vit.final_norm,
+    };
+    let rates = [args.rate("proj_drop_rate")?, args.rate("pos_drop_rate")?];
+    vit.dropout = rates.into_iter().flatten().fold(vit.dropout, f32::max);
+    vit.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(vit.attention_dropout);
+    vit.drop_path = args.rate("drop_path_rate")?.unwrap_or(vit.drop_path);
+    // What timm has off by default is understood as long as it stays off.
+    for name in ["pool_include_prefix", "scale_attn_norm", "scale_mlp_norm"] {
+        if args.flag(name)? == Some(true) {
+            return Err(format!("timm's option `{name}` cannot be used here yet"));
+        }
+    }
+    if args.flag("proj_bias")? == Some(false) {
+        return Err("timm's option `proj_bias: false` cannot be used here yet".into());
+    }
+    if let Some(backbone) = args.object("backbone")? {
+        let base = ResNetV2 { classes: 0, ..ResNetV2::default() };
+        vit.backbone = Some(Box::new(resnetv2::apply(&Arguments::new("timm", backbone), base)?));
+    }
+    args.finish(&IGNORED)?;
+    Ok(vit)
+}
+
+pub(super) fn apply_extra(extra: &Arguments, vit: &mut Vit) -> Result<(), String> {
+    vit.norm_epsilon = extra.number("norm_epsilon")?.map_or(vit.norm_epsilon, |e| e as f32);
+    vit.pre_logits = extra.count("pre_logits")?.or(vit.pre_logits);
+    vit.distillation_token = extra.flag("distillation_token")?.unwrap_or(vit.distillation_token);
+    vit.distillation_head = extra.flag("distillation_head")?.unwrap_or(vit.distillation_head);
+    // A ratio in floating point cannot give every width.
+    vit.mlp_dim = extra.count("mlp_dim")?.unwrap_or(vit.mlp_dim);
+    vit.positions = match extra.text("positions")? {
+        None => vit.positions,
+        Some("learned_2d") => Positions::Learned2d,
+        Some("sin_cos") => Positions::SinCos,
+        Some("relative") => Positions::Relative,
+        Some(other) => return Err(format!("`positions` should be learned_2d, sin_cos or relative, not {other}")),
+    };
+    extra.finish(&[])
+}
+
+/// The constructor's arguments that make this model.
+pub(super) fn arguments(vit: &Vit) -> Map<String, Value> {
+    let mut args = Map::new();
+    let mut set = |name: &str, value: Value| args.insert(name.into(), value);
+    set("img_size", json!(vit.image_size));
+    set("patch_size", square(vit.patch_size));
+    set("embed_dim", json!(vit.dim));
+    set("depth", json!(vit.depth));
+    set("num_heads", json!(vit.heads));
+    set("mlp_ratio", json!(vit.mlp_dim as f64 / vit.dim as f64));
+    set("qkv_bias", json!(vit.qkv_bias));
+    set("class_token", json!(vit.class_token));
+    if !vit.distillation_head {
+        set("global_pool", json!(pooling(vit)));
+        set("fc_norm", json!(vit.final_norm == FinalNorm::AfterPooling));
+    }
+    for (name, on) in [
+        ("qk_norm", vit.qk_norm),
+        ("pre_norm", vit.pre_norm),
+        ("no_embed_class", vit.positions_on == PositionsOn::Patches),
+    ] {
+        if on {
+            set(name, json!(true));
+        }
+    }
+    if vit.final_norm == FinalNorm::Absent {
+        set("final_norm", json!(false));
+    }
+    if vit.registers > 0 {
+        set("reg_tokens", json!(vit.registers));
+    }
+    if let Some(initial) = vit.layer_scale {
+        set("init_values", json!(f64::from(initial)));
+    }
+    if vit.activation != Activation::Gelu {
+        set("act_layer", json!(vit.activation.name()));
+    }
+    if vit.positions == Positions::None {
+        set("pos_embed", json!("none"));
+    }
+    if let Some(backbone) = &vit.backbone {
+        args.insert("backbone".into(), Value::Object(resnetv2::arguments(backbone)));
+    }
+    args
+}
+
+/// timm's name of a way to pool.
+pub(super) fn pooling(vit: &Vit) -> &'static str {
+    match vit.pooling {
+        Pooling::Token => "token",
+        Pooling::Mean => "avg",
+        Pooling::Map => "map",
+    }
+}
+
+/// What timm's options cannot say about a model.
+pub(super) fn extra(vit: &Vit, name: &str) -> Map<String, Value> {
+    let mut extra = Map::new();
+    if vit.norm_epsilon != Vit::default().norm_epsilon {
+        extra.insert("norm_epsilon".into(), json!(short(vit.norm_epsilon)));
+    }
+    if let Some(hidden) = vit.pre_logits {
+        extra.insert("pre_logits".into(), json!(hidden));
+    }
+    if vit.distillation_token && !vit.distillation_head {
+        extra.insert("distillation_token".into(), json!(true));
+    }
+    if name.contains("_distilled") && !vit.distillation_head {
+        extra.insert("distillation_head".into(), json!(false));
+    }
+    if (vit.dim as f64 * (vit.mlp_dim as f64 / vit.dim as f64)) as usize != vit.mlp_dim {
+        extra.insert("mlp_dim".into(), json!(vit.mlp_dim));
+    }
+    let positions = match vit.positions {
+        Positions::None | Positions::Learned => None,
+        Positions::Learned2d => Some("learned_2d"),
+        Positions::SinCos => Some("sin_cos"),
+        Positions::Relative => Some("relative"),
+    };
+    if let Some(positions) = positions {
+        extra.insert("positions".into(), json!(positions));
+    }
+    extra
+}

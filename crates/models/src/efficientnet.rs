@@ -1,0 +1,228 @@
+//! EfficientNet (Tan and Le, 2019) and what is built of the same blocks: inverted bottlenecks with depthwise convolution
+//! and squeeze-excitation. Parameters have timm's names.
+
+mod definition;
+mod variants;
+
+pub use definition::{Scaling, parse_stages};
+pub use variants::variants;
+
+use vit_graph::ops::Activation;
+use vit_graph::{Graph, GraphError, Tensor};
+
+use crate::layers::{Building, Conv, Mode, Norm, Padding, channels_last, head, squeeze_excite};
+
+/// The kind of block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Depthwise, then 1x1.
+    Separable {
+        /// Whether an activation follows the 1x1 convolution too.
+        active: bool,
+    },
+    /// 1x1 up, depthwise, 1x1 down: MBConv.
+    Inverted,
+    /// Full filters up, 1x1 down: fused MBConv.
+    Fused,
+    /// One convolution.
+    Plain,
+}
+
+/// One block.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Block {
+    /// What it is made of.
+    pub kind: Kind,
+    /// Filter size of its spatial convolution.
+    pub kernel: usize,
+    /// Filter size of the convolution before that, where there is one.
+    pub expand_kernel: usize,
+    /// Filter size of the last convolution.
+    pub project_kernel: usize,
+    /// Steps of its spatial convolution.
+    pub stride: usize,
+    /// How many times wider it is inside.
+    pub expansion: f64,
+    /// Width of its result.
+    pub width: usize,
+    /// Width inside where it is not `expansion` times the input's.
+    pub expand_from: Option<usize>,
+    /// Hidden width of squeeze-excitation as a share of the input's width; 0 for none.
+    pub squeeze: f64,
+    /// Channels in a group of its spatial convolution; 0 for one group of all.
+    pub group_size: usize,
+    /// Whether the input is added where shapes allow.
+    pub skip: bool,
+    /// Its own activation.
+    pub activation: Option<Activation>,
+}
+
+/// One EfficientNet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EfficientNet {
+    /// Height and width of the image.
+    pub image_size: [usize; 2],
+    /// Colour channels.
+    pub channels: usize,
+    /// Classes; 0 for no head.
+    pub classes: usize,
+    /// Width of the first convolution.
+    pub stem_width: usize,
+    /// Its filter size.
+    pub stem_kernel: usize,
+    /// The blocks of every stage.
+    pub stages: Vec<Vec<Block>>,
+    /// Width of the last convolution; 0 for none.
+    pub features: usize,
+    /// The coarsest resolution; later stages see further apart instead.
+    pub output_stride: usize,
+    /// How convolutions continue the image.
+    pub padding: Padding,
+    /// The activation.
+    pub activation: Activation,
+    /// The batch norms.
+    pub norm: Norm,
+    /// Dropout before the head.
+    pub dropout: f32,
+    /// Stochastic depth: earlier blocks grow linearly to it.
+    pub drop_path: f32,
+}
+
+impl EfficientNet {
+    /// The graph for a batch of images.
+    ///
+    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random. Outputs:
+    /// `features` before the head, and `logits` if there are classes. Taps: `stages.N`, `blocks.N.M`, and
+    /// `feature_map [batch, rows, columns, channels]`.
+    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
+        let rates = [self.dropout, self.drop_path];
+        let (image, building) = Building::start(batch, self.channels, self.image_size, mode, &rates);
+        Layers { net: self, building }.run(&image);
+        image.finish()
+    }
+
+    fn contradiction(&self) -> Option<String> {
+        let blocks = || self.stages.iter().flatten();
+        if blocks().count() == 0 || blocks().count() > 1 << 10 {
+            return Some(format!("{} blocks cannot be built", blocks().count()));
+        }
+        let sizes = |b: &Block| [b.kernel, b.expand_kernel, b.project_kernel];
+        if blocks()
+            .any(|b| b.width > 1 << 16 || sizes(b).iter().any(|&k| k == 0 || k > 63) || ![1, 2].contains(&b.stride))
+        {
+            return Some("a block is wider than 65536, has filters beyond 63, or a stride that is not 1 or 2".into());
+        }
+        let odd = |b: &Block| !(b.expansion > 0.0 && b.expansion <= 64.0 && (0.0..=64.0).contains(&b.squeeze));
+        if blocks().any(odd) {
+            return Some("a block's expansion or squeeze is not between 0 and 64".into());
+        }
+        (self.stem_width > 1 << 16 || self.features > 1 << 16 || !(1..64).contains(&self.stem_kernel))
+            .then(|| format!("a stem of {} and {} features cannot be built", self.stem_width, self.features))
+    }
+}
+
+struct Layers<'a> {
+    net: &'a EfficientNet,
+    building: Building,
+}
+
+/// Where a block stands.
+#[derive(Clone, Copy)]
+struct Place {
+    stride: usize,
+    dilation: usize,
+    drop_path: f32,
+}
+
+impl Layers<'_> {
+    fn run(&self, image: &Tensor) {
+        let net = self.net;
+        if let Some(reason) = net.contradiction() {
+            image.refuse("efficientnet", reason);
+            return;
+        }
+        let stem = Conv { stride: 2, ..self.conv(net.stem_width, net.stem_kernel) };
+        let mut x = self.norm_act(&stem.apply(&channels_last(image), "conv_stem"), net.activation, "bn1");
+        x.tap("stem");
+        let count: usize = net.stages.iter().map(Vec::len).sum();
+        let (mut stride_so_far, mut dilation, mut index) = (2, 1, 0);
+        for (s, stage) in net.stages.iter().enumerate() {
+            for (b, block) in stage.iter().enumerate() {
+                let mut place = Place { stride: if b == 0 { block.stride } else { 1 }, dilation, drop_path: 0.0 };
+                if place.stride > 1 && stride_so_far * place.stride > net.output_stride {
+                    dilation *= place.stride;
+                    place.stride = 1;
+                }
+                stride_so_far *= place.stride;
+                place.drop_path = net.drop_path * index as f32 / count as f32;
+                let _scope = x.scope(&format!("blocks.{s}.{b}"));
+                x = self.block(&x, block, place);
+                x.tap("");
+                index += 1;
+            }
+            x.tap(&format!("stages.{s}"));
+        }
+        if net.features > 0 {
+            let last = self.conv(net.features, 1).apply(&x, "conv_head");
+            x = self.norm_act(&last, net.activation, "bn2");
+        }
+        x.tap("feature_map");
+        head(&self.building.dropout(x.mean([1, 2]), net.dropout), net.classes, "classifier");
+    }
+
+    fn conv(&self, filters: usize, kernel: usize) -> Conv {
+        Conv { padding: self.net.padding, ..Conv::new(filters, kernel) }
+    }
+
+    fn norm(&self, x: &Tensor, name: &str) -> Tensor {
+        self.building.norm(x, self.net.norm, name)
+    }
+
+    fn norm_act(&self, x: &Tensor, activation: Activation, name: &str) -> Tensor {
+        self.norm(x, name).activation(activation)
+    }
+
+    fn block(&self, x: &Tensor, block: &Block, place: Place) -> Tensor {
+        let act = block.activation.unwrap_or(self.net.activation);
+        let inputs = x.extent(3);
+        let inside = crate::layers::round_width(block.expand_from.unwrap_or(inputs) as f64 * block.expansion);
+        let spatial = |filters: usize, kernel: usize, channels: usize| {
+            let groups = channels.checked_div(block.group_size).unwrap_or(1).max(1);
+            Conv { stride: place.stride, dilation: place.dilation, groups, ..self.conv(filters, kernel) }
+        };
+        let y = match block.kind {
+            Kind::Separable { active } => {
+                let y = spatial(inputs, block.kernel, inputs).apply(x, "conv_dw");
+                let y = self.squeeze(&self.norm_act(&y, act, "bn1"), block, 1.0, act);
+                let y = self.norm(&self.conv(block.width, block.project_kernel).apply(&y, "conv_pw"), "bn2");
+                if active { y.activation(act) } else { y }
+            }
+            Kind::Inverted => {
+                let y = self.conv(inside, block.expand_kernel).apply(x, "conv_pw");
+                let y = spatial(inside, block.kernel, inside).apply(&self.norm_act(&y, act, "bn1"), "conv_dw");
+                let y = self.squeeze(&self.norm_act(&y, act, "bn2"), block, block.expansion, act);
+                self.norm(&self.conv(block.width, block.project_kernel).apply(&y, "conv_pwl"), "bn3")
+            }
+            Kind::Fused => {
+                let y = spatial(inside, block.kernel, inside).apply(x, "conv_exp");
+                let y = self.squeeze(&self.norm_act(&y, act, "bn1"), block, block.expansion, act);
+                self.norm(&self.conv(block.width, block.project_kernel).apply(&y, "conv_pwl"), "bn2")
+            }
+            Kind::Plain => self.norm_act(&spatial(block.width, block.kernel, inputs).apply(x, "conv"), act, "bn1"),
+        };
+        if block.skip && place.stride == 1 && inputs == block.width {
+            self.building.drop_path(y, place.drop_path) + x
+        } else {
+            y
+        }
+    }
+
+    /// Squeeze-excitation; its hidden width is a share of the block's input, which is `expansion` times narrower.
+    fn squeeze(&self, x: &Tensor, block: &Block, expansion: f64, act: Activation) -> Tensor {
+        if block.squeeze == 0.0 {
+            return x.clone();
+        }
+        let hidden = (x.extent(3) as f64 * (block.squeeze / expansion)).round_ties_even() as usize;
+        squeeze_excite(x, hidden.max(1), act, ["conv_reduce", "conv_expand"], "se")
+    }
+}

@@ -1,0 +1,107 @@
+//! A model in the making: whether it is being trained, and where its random numbers come from then.
+
+use vit_graph::ops::{BatchNorm, Constant, Granularity, GroupNorm};
+use vit_graph::{DType, Init, Shape, Tensor};
+
+use super::{Mode, layer_norm};
+
+/// A normalisation and its numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
+pub enum Norm {
+    /// Over the batch while training, with running statistics afterwards.
+    Batch { epsilon: f32, momentum: f32 },
+    /// Over pixels and groups of channels.
+    Group { groups: usize, epsilon: f32 },
+    /// Over the channels of each pixel.
+    Layer { epsilon: f32 },
+}
+
+impl Norm {
+    /// Batch norm as PyTorch has it by default.
+    pub const BATCH: Norm = Norm::Batch { epsilon: 1e-5, momentum: 0.1 };
+}
+
+/// What layers need to know besides their input.
+pub struct Building {
+    mode: Mode,
+    seed: Option<Tensor>,
+}
+
+impl Building {
+    /// Starts a graph with its `image [batch, channels, height, width]`, and a `seed` if one of these rates needs it.
+    pub fn start(
+        batch: usize,
+        channels: usize,
+        [height, width]: [usize; 2],
+        mode: Mode,
+        rates: &[f32],
+    ) -> (Tensor, Building) {
+        let image = Tensor::input("image", DType::F32, [batch, channels, height, width]);
+        let random = mode == Mode::Training && rates.iter().any(|&rate| rate > 0.0);
+        let seed = random.then(|| image.another_input("seed", DType::I32, [4]));
+        (image, Building { mode, seed })
+    }
+
+    /// The parts of a model whose input is already there.
+    pub fn within(mode: Mode, seed: Option<Tensor>) -> Building {
+        Building { mode, seed }
+    }
+
+    /// The seed, where anything is random.
+    pub fn seed(&self) -> Option<&Tensor> {
+        self.seed.as_ref()
+    }
+
+    /// Normalises a channels-last value.
+    pub fn norm(&self, x: &Tensor, norm: Norm, name: &str) -> Tensor {
+        let channels = x.shape().last();
+        let affine = || (x.parameter("weight", [channels], Init::Ones), x.parameter("bias", [channels], Init::Zeros));
+        match norm {
+            Norm::Layer { epsilon } => layer_norm(x, epsilon, name),
+            Norm::Group { groups, epsilon } => {
+                let _scope = x.scope(name);
+                let (weight, bias) = affine();
+                x.group_norm(GroupNorm { groups, epsilon }, &weight, &bias)
+            }
+            Norm::Batch { epsilon, momentum } => {
+                let _scope = x.scope(name);
+                let (weight, bias) = affine();
+                let mean = x.statistic("running_mean", [channels], Init::Zeros);
+                let variance = x.statistic("running_var", [channels], Init::Ones);
+                if self.mode == Mode::Training {
+                    let op = BatchNorm { epsilon, momentum };
+                    let outputs = x.apply_outputs(op, &[&weight, &bias, &mean, &variance], 5);
+                    mean.update(&outputs[3]);
+                    variance.update(&outputs[4]);
+                    return outputs[0].clone();
+                }
+                let epsilon = x.constant(Constant::filled(Shape::default(), epsilon));
+                let scale = weight * (variance + epsilon).power(-0.5);
+                let shift = bias - mean * &scale;
+                x * &scale + shift
+            }
+        }
+    }
+
+    /// Dropout of single elements.
+    pub fn dropout(&self, x: Tensor, rate: f32) -> Tensor {
+        match &self.seed {
+            Some(seed) if rate > 0.0 => x.dropout(rate, Granularity::Element, seed),
+            _ => x,
+        }
+    }
+
+    /// Stochastic depth: a residual branch is left out for whole samples.
+    pub fn drop_path(&self, x: Tensor, rate: f32) -> Tensor {
+        match &self.seed {
+            Some(seed) if rate > 0.0 => x.dropout(rate, Granularity::Sample, seed),
+            _ => x,
+        }
+    }
+}
+
+/// The rate of stochastic depth of one block of many: it grows linearly from the first to the last.
+pub fn drop_path_rate(rate: f32, block: usize, blocks: usize) -> f32 {
+    rate * block as f32 / blocks.saturating_sub(1).max(1) as f32
+}

@@ -1,0 +1,158 @@
+//! Convolutions as models name them: how far they reach over the border, and what happens to their weights first.
+
+use vit_graph::ops::{Constant, Conv2d, Pool2d, Pooling};
+use vit_graph::{Init, Shape, Tensor};
+
+/// How an image is continued beyond its border, with zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Padding {
+    /// As much before as after, whatever the image, as in PyTorch.
+    Symmetric,
+    /// As much as it takes for `ceil(size / stride)` results, an odd one after, as in TensorFlow and JAX.
+    Same,
+}
+
+impl Padding {
+    /// Rows or columns before and after.
+    pub fn amount(self, extent: usize, kernel: usize, stride: usize, dilation: usize) -> [usize; 2] {
+        let reach = dilation * kernel.saturating_sub(1);
+        match self {
+            Padding::Symmetric => [(stride.saturating_sub(1) + reach) / 2; 2],
+            Padding::Same => {
+                let last = extent.div_ceil(stride.max(1)).saturating_sub(1) * stride;
+                let total = (last + reach + 1).saturating_sub(extent);
+                [total / 2, total - total / 2]
+            }
+        }
+    }
+
+    /// The padding of an image for square filters.
+    pub fn around(self, image: &Tensor, kernel: usize, stride: usize, dilation: usize) -> [[usize; 2]; 2] {
+        [1, 2].map(|axis| self.amount(image.extent(axis), kernel, stride, dilation))
+    }
+
+    /// How many results there are along one side.
+    pub fn results(self, extent: usize, kernel: usize, stride: usize) -> usize {
+        let [before, after] = self.amount(extent, kernel, stride, 1);
+        (extent + before + after).saturating_sub(kernel) / stride.max(1) + 1
+    }
+}
+
+/// Weight standardisation (Qiao et al., 2019): every filter has mean 0 and deviation 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Standardise {
+    /// Divided by `sqrt(variance + epsilon)`, as PyTorch's ports do.
+    Variance(f32),
+    /// Divided by `sqrt(variance) + epsilon`, as Google's code does.
+    Deviation(f32),
+}
+
+impl Standardise {
+    fn apply(self, weight: &Tensor) -> Tensor {
+        let shape = weight.shape();
+        let column: Shape =
+            std::iter::once(weight.extent(0)).chain(shape.iter().skip(1).map(|_| 1)).collect::<Vec<_>>().into();
+        let axes: Vec<usize> = (1..shape.len()).collect();
+        let centred = weight - &weight.mean(axes.clone()).reshape(column.clone());
+        let variance = (&centred * &centred).mean(axes).reshape(column);
+        let number = |n: f32| weight.constant(Constant::filled(Shape::default(), n));
+        let factor = match self {
+            Standardise::Variance(epsilon) => (variance + number(epsilon)).power(-0.5),
+            Standardise::Deviation(epsilon) => (variance.power(0.5) + number(epsilon)).power(-1.0),
+        };
+        centred * factor
+    }
+}
+
+/// A convolution with square filters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
+pub struct Conv {
+    pub filters: usize,
+    pub kernel: usize,
+    pub stride: usize,
+    pub dilation: usize,
+    pub groups: usize,
+    pub padding: Padding,
+    pub bias: bool,
+    pub standardise: Option<Standardise>,
+}
+
+impl Conv {
+    /// So many filters of this size, at every pixel, without a bias.
+    pub fn new(filters: usize, kernel: usize) -> Self {
+        Conv {
+            filters,
+            kernel,
+            stride: 1,
+            dilation: 1,
+            groups: 1,
+            padding: Padding::Symmetric,
+            bias: false,
+            standardise: None,
+        }
+    }
+
+    /// Applies it to a channels-last image. Weights start so that the size of activations is kept (He et al., 2015).
+    pub fn apply(&self, x: &Tensor, name: &str) -> Tensor {
+        let _scope = x.scope(name);
+        let Conv { filters, kernel, stride, dilation, groups, .. } = *self;
+        let groups = groups.max(1);
+        let fan_out = (kernel * kernel * filters / groups).max(1);
+        let init = Init::Normal { std: (2.0 / fan_out as f32).sqrt() };
+        let weight = x.parameter("weight", [filters, x.extent(3) / groups, kernel, kernel], init);
+        let weight = self.standardise.map_or(weight.clone(), |how| how.apply(&weight));
+        let bias = self.bias.then(|| x.parameter("bias", [filters], Init::Zeros));
+        let padding = self.padding.around(x, kernel, stride, dilation);
+        let conv = Conv2d { stride: [stride; 2], padding, dilation: [dilation; 2], groups, bias: self.bias };
+        x.conv2d(conv, &weight, bias.as_ref())
+    }
+}
+
+/// Maximum over squares.
+pub fn max_pool(x: &Tensor, kernel: usize, stride: usize, padding: [[usize; 2]; 2], count_padding: bool) -> Tensor {
+    let (pooling, kernel, stride) = (Pooling::Max, [kernel; 2], [stride; 2]);
+    x.pool2d(Pool2d { pooling, kernel, stride, padding, count_padding })
+}
+
+/// The mean of 2x2 pixels before a shortcut that changes the resolution (ResNet-D). At the border it is of the pixels
+/// that there are; where filters see further apart instead of a stride, the image keeps its size and the border is zero.
+pub fn average_down(x: &Tensor, stride: usize, dilation: usize) -> Tensor {
+    let (padding, count_padding) = match (stride, dilation) {
+        (1, 1) => return x.clone(),
+        (1, _) => ([[0, 1]; 2], true),
+        _ => ([1, 2].map(|axis| [0, x.extent(axis) % 2]), false),
+    };
+    x.pool2d(Pool2d { pooling: Pooling::Mean, kernel: [2; 2], stride: [stride; 2], padding, count_padding })
+}
+
+/// A channels-last image from the input `[b, c, h, w]`.
+pub fn channels_last(image: &Tensor) -> Tensor {
+    image.permute([0, 2, 3, 1])
+}
+
+/// A linear layer whose weight is stored as 1x1 filters, on each vector of a batch.
+pub fn pointwise(x: &Tensor, features: usize, init: Init, name: &str) -> Tensor {
+    let _scope = x.scope(name);
+    let inputs = x.shape().last();
+    let weight = x.parameter("weight", [features, inputs, 1, 1], init).reshape([features, inputs]);
+    let bias = x.parameter("bias", [features], Init::Zeros);
+    x.linear(&weight, Some(&bias))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Padding;
+
+    #[test]
+    fn padding_is_that_of_the_libraries() {
+        // TensorFlow: 224 with a 3x3 filter of stride 2 has nothing before and one row after; PyTorch one on each side.
+        assert_eq!(Padding::Same.amount(224, 3, 2, 1), [0, 1]);
+        assert_eq!(Padding::Same.amount(225, 3, 2, 1), [1, 1]);
+        assert_eq!(Padding::Same.amount(224, 7, 2, 1), [2, 3]);
+        assert_eq!(Padding::Same.amount(14, 1, 2, 1), [0, 0]);
+        assert_eq!(Padding::Symmetric.amount(224, 3, 2, 1), [1, 1]);
+        assert_eq!(Padding::Symmetric.amount(224, 7, 2, 1), [3, 3]);
+        assert_eq!(Padding::Symmetric.amount(224, 3, 1, 2), [2, 2]);
+    }
+}

@@ -1,0 +1,283 @@
+//! Swin Transformer (Liu et al., 2021): attention inside windows, which every second block shifts, and patches merged
+//! between stages. Parameters have timm's names.
+
+mod variants;
+
+pub use variants::variants;
+
+use vit_graph::ops::{Activation, Attention, Constant, Conv2d, Dropout, Granularity, Pad, Unwindows, Windows};
+use vit_graph::{Graph, GraphError, Init, Tensor};
+
+use crate::layers::{
+    Building, Mode, TABLE, channels_last, drop_path_rate, head, layer_norm, linear, mlp, relative_bias,
+};
+
+/// What separates windows that only meet because the image was moved: e⁻¹⁰⁰ is nothing, as in the original code.
+const APART: f32 = -100.0;
+
+/// One Swin Transformer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Swin {
+    /// Height and width of the image.
+    pub image_size: [usize; 2],
+    /// Side of a patch.
+    pub patch_size: [usize; 2],
+    /// Colour channels.
+    pub channels: usize,
+    /// Classes; 0 for no head.
+    pub classes: usize,
+    /// Width of each stage.
+    pub widths: Vec<usize>,
+    /// Blocks of each stage.
+    pub depths: Vec<usize>,
+    /// Attention heads of each stage.
+    pub heads: Vec<usize>,
+    /// Width of a head of each stage; `None` where it is the stage's width divided among its heads.
+    pub head_dims: Vec<Option<usize>>,
+    /// Height and width of a window in each stage.
+    pub windows: Vec<[usize; 2]>,
+    /// Keep to the window's size and shift even where the image is no larger.
+    pub always_partition: bool,
+    /// Width of the MLP's hidden layer as a multiple of each stage's width.
+    pub mlp_ratios: Vec<f64>,
+    /// Biases in the query, key and value projections.
+    pub qkv_bias: bool,
+    /// The layer norms' epsilon.
+    pub norm_epsilon: f32,
+    /// The MLP's activation.
+    pub activation: Activation,
+    /// Dropout before the head.
+    pub dropout: f32,
+    /// Dropout after projections and MLP layers.
+    pub projection_dropout: f32,
+    /// Dropout on attention weights.
+    pub attention_dropout: f32,
+    /// Stochastic depth of the last block; earlier ones grow linearly to it.
+    pub drop_path: f32,
+}
+
+impl Default for Swin {
+    /// Swin-T.
+    fn default() -> Self {
+        Swin {
+            image_size: [224, 224],
+            patch_size: [4, 4],
+            channels: 3,
+            classes: 1000,
+            widths: vec![96, 192, 384, 768],
+            depths: vec![2, 2, 6, 2],
+            heads: vec![3, 6, 12, 24],
+            head_dims: vec![None; 4],
+            windows: vec![[7, 7]; 4],
+            always_partition: false,
+            mlp_ratios: vec![4.0; 4],
+            qkv_bias: true,
+            norm_epsilon: 1e-5,
+            activation: Activation::Gelu,
+            dropout: 0.0,
+            projection_dropout: 0.0,
+            attention_dropout: 0.0,
+            drop_path: 0.0,
+        }
+    }
+}
+
+impl Swin {
+    /// Rows and columns of patches.
+    pub fn grid(&self) -> [usize; 2] {
+        [0, 1].map(|axis| self.image_size[axis].checked_div(self.patch_size[axis]).unwrap_or(0))
+    }
+
+    /// The window of a stage's blocks and how far every second one moves it: where the image is no larger than a window,
+    /// the window is the image and nothing moves.
+    pub fn window(&self, stage: usize) -> Windows {
+        let target = self.windows[stage];
+        let shift = target.map(|side| side / 2);
+        if self.always_partition {
+            return Windows { size: target, shift };
+        }
+        // What the model was made for decides; a stage that had to fill up an odd image has one row more.
+        let resolution = self.grid().map(|extent| extent >> stage);
+        let size = [0, 1].map(|axis| resolution[axis].min(target[axis]));
+        Windows { size, shift: [0, 1].map(|axis| if resolution[axis] <= size[axis] { 0 } else { shift[axis] }) }
+    }
+
+    /// The graph for a batch of images.
+    ///
+    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random. Outputs:
+    /// `features` before the head, and `logits` if there are classes. Taps: `patch_embed`, `stages.N`,
+    /// `layers.N.blocks.M`, `layers.N.blocks.M.attn` and its `.weights` (window by window), and
+    /// `feature_map [batch, rows, columns, channels]` after the last norm.
+    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
+        let rates = [self.dropout, self.projection_dropout, self.attention_dropout, self.drop_path];
+        let (image, building) = Building::start(batch, self.channels, self.image_size, mode, &rates);
+        Layers { swin: self, building }.run(&image);
+        image.finish()
+    }
+
+    fn contradiction(&self) -> Option<String> {
+        let stages = self.depths.len();
+        let lengths =
+            [self.widths.len(), self.heads.len(), self.head_dims.len(), self.windows.len(), self.mlp_ratios.len()];
+        if stages == 0 || stages > 16 || lengths.iter().any(|&n| n != stages) {
+            return Some(format!("{stages} stages cannot have {lengths:?} widths, heads, windows and MLP ratios"));
+        }
+        if self.depths.iter().any(|&d| d > 1 << 10) || self.widths.iter().any(|&w| w == 0 || w > 1 << 16) {
+            return Some(format!("stages of {:?} blocks and widths {:?} cannot be built", self.depths, self.widths));
+        }
+        for stage in 0..stages {
+            let (width, heads) = (self.widths[stage], self.heads[stage]);
+            if heads == 0 || (self.head_dims[stage].is_none() && width < heads) {
+                return Some(format!("a width of {width} cannot be divided among {heads} heads"));
+            }
+            if self.windows[stage].iter().any(|&side| side == 0 || side > 1 << 10) {
+                return Some(format!("windows of {:?} cannot be built", self.windows[stage]));
+            }
+            if self.head_dims[stage].is_some_and(|d| d == 0 || d > 1 << 12)
+                || !(0.0..=64.0).contains(&self.mlp_ratios[stage])
+            {
+                return Some("a head's width or an MLP's ratio is out of bounds".into());
+            }
+        }
+        let ([rows, columns], [ih, iw], [ph, pw]) = (self.grid(), self.image_size, self.patch_size);
+        if rows >> (stages - 1) == 0 || columns >> (stages - 1) == 0 || ih.max(iw) > 1 << 16 {
+            return Some(format!("an image of {ih}x{iw} pixels has too few patches of {ph}x{pw} for {stages} stages"));
+        }
+        (ih % ph != 0 || iw % pw != 0)
+            .then(|| format!("an image of {ih}x{iw} pixels cannot be cut into patches of {ph}x{pw}"))
+    }
+}
+
+struct Layers<'a> {
+    swin: &'a Swin,
+    building: Building,
+}
+
+impl Layers<'_> {
+    fn run(&self, image: &Tensor) {
+        let swin = self.swin;
+        if let Some(reason) = swin.contradiction() {
+            image.refuse("swin", reason);
+            return;
+        }
+        let mut x = self.patches(image);
+        let (mut index, blocks) = (0, swin.depths.iter().sum());
+        for (stage, &depth) in swin.depths.iter().enumerate() {
+            {
+                let _scope = x.scope(&format!("layers.{stage}"));
+                if stage > 0 {
+                    x = self.merge(&x, swin.widths[stage]);
+                }
+                for block in 0..depth {
+                    x = self.block(&x, stage, block, drop_path_rate(swin.drop_path, index, blocks));
+                    index += 1;
+                }
+            }
+            x.tap(&format!("stages.{stage}"));
+        }
+        let x = layer_norm(&x, swin.norm_epsilon, "norm");
+        x.tap("feature_map");
+        head(&self.building.dropout(x.mean([1, 2]), swin.dropout), swin.classes, "head.fc");
+    }
+
+    fn patches(&self, image: &Tensor) -> Tensor {
+        let (swin, [ph, pw]) = (self.swin, self.swin.patch_size);
+        let _scope = image.scope("patch_embed");
+        let weight = image.parameter(
+            "proj.weight",
+            [swin.widths[0], swin.channels, ph, pw],
+            Init::TruncatedNormal { std: 0.02 },
+        );
+        let bias = image.parameter("proj.bias", [swin.widths[0]], Init::Zeros);
+        let x = channels_last(image).conv2d(Conv2d::patches([ph, pw], true), &weight, Some(&bias));
+        let x = layer_norm(&x, swin.norm_epsilon, "norm");
+        x.tap("");
+        x
+    }
+
+    /// Four neighbouring patches become one, of another width.
+    fn merge(&self, x: &Tensor, width: usize) -> Tensor {
+        let _scope = x.scope("downsample");
+        let even = (1..3).fold(x.clone(), |x, axis| match x.extent(axis) % 2 {
+            0 => x,
+            _ => x.apply(Pad { axis, before: 0, after: 1 }, &[]),
+        });
+        let [b, h, w, c] = [0, 1, 2, 3].map(|axis| even.extent(axis));
+        // Column by column inside each four, as in the original code.
+        let fours =
+            even.reshape([b, h / 2, 2, w / 2, 2, c]).permute([0, 1, 3, 4, 2, 5]).reshape([b, h / 2, w / 2, 4 * c]);
+        linear(&layer_norm(&fours, self.swin.norm_epsilon, "norm"), width, false, "reduction")
+    }
+
+    fn block(&self, x: &Tensor, stage: usize, block: usize, drop_path: f32) -> Tensor {
+        let swin = self.swin;
+        let _scope = x.scope(&format!("blocks.{block}"));
+        let mut windows = swin.window(stage);
+        if block.is_multiple_of(2) {
+            windows.shift = [0, 0];
+        }
+        let attention = self.attention(&layer_norm(x, swin.norm_epsilon, "norm1"), stage, windows);
+        let x = x + &self.building.drop_path(attention, drop_path);
+        let hidden = (swin.widths[stage] as f64 * swin.mlp_ratios[stage]) as usize;
+        let drop = |h| self.building.dropout(h, swin.projection_dropout);
+        let h = mlp(&layer_norm(&x, swin.norm_epsilon, "norm2"), hidden, swin.activation, drop, "mlp");
+        let x = x + self.building.drop_path(h, drop_path);
+        x.tap("");
+        x
+    }
+
+    fn attention(&self, x: &Tensor, stage: usize, windows: Windows) -> Tensor {
+        let (swin, image) = (self.swin, x.shape());
+        let _scope = x.scope("attn");
+        let (width, heads) = (swin.widths[stage], swin.heads[stage]);
+        let head_dim = swin.head_dims[stage].unwrap_or(width / heads);
+        let tokens = x.apply(windows, &[]);
+        let qkv = linear(&tokens, 3 * head_dim * heads, swin.qkv_bias, "qkv");
+        let [rows, columns] = windows.size;
+        let table = x.parameter("relative_position_bias_table", [(2 * rows - 1) * (2 * columns - 1), heads], TABLE);
+        let mut bias = relative_bias(&table, windows.size);
+        if windows.shift != [0, 0] {
+            bias = bias + x.constant(mask(&image, windows));
+        }
+        let dropout = self.building.seed().filter(|_| swin.attention_dropout > 0.0).map(|seed| {
+            let rate = swin.attention_dropout;
+            (Dropout { rate, stream: x.random_stream(), granularity: Granularity::Element }, seed)
+        });
+        let op = Attention {
+            heads,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            packed: true,
+            bias: true,
+            dropout: dropout.as_ref().map(|(dropout, _)| *dropout),
+        };
+        let others: Vec<&Tensor> = std::iter::once(&bias).chain(dropout.map(|(_, seed)| seed)).collect();
+        let [y, weights] = qkv.attention(op, &others);
+        weights.tap("weights");
+        let y = self.building.dropout(linear(&y, width, true, "proj"), swin.projection_dropout);
+        let y = y.apply(Unwindows { windows, image }, &[]);
+        y.tap("");
+        y
+    }
+}
+
+/// `[windows, 1, area, area]`: which pairs of a window were neighbours before the image was moved.
+fn mask(image: &[usize], windows: Windows) -> Constant {
+    let ([rows, columns], [height, width]) = (windows.grid(image), windows.size);
+    // Along each side: everything but the last window, what of it did not come from the other side, what did.
+    let part = |axis: usize, at: usize, extent: usize| match extent - at {
+        rest if rest <= windows.shift[axis] => 2,
+        rest if rest <= windows.size[axis] => 1,
+        _ => 0,
+    };
+    let (area, extents) = (height * width, [rows * height, columns * width]);
+    let region = |window: usize, place: usize| {
+        let (y, x) = (window / columns * height + place / width, window % columns * width + place % width);
+        (part(0, y, extents[0]), part(1, x, extents[1]))
+    };
+    let number = |at: usize| {
+        let (window, i, j) = (at / (area * area), at / area % area, at % area);
+        if region(window, i) == region(window, j) { 0.0 } else { APART }
+    };
+    let shape = [rows * columns, 1, area, area];
+    Constant::f32(shape, (0..shape.iter().product()).map(number).collect())
+}

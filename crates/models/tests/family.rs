@@ -1,0 +1,222 @@
+//! The models beside the Vision Transformer are those of timm 1.0.30: `sum(p.numel() for p in
+//! timm.create_model(name, num_classes=1000).parameters())`, and the evaluation transform in its default configuration.
+
+use vit_graph::cost::Cost;
+use vit_models::{Architecture, Config, Mode, Preprocessing, config, variant, variants};
+
+const HALF: [f32; 2] = [0.5, 0.5];
+const IMAGENET: [f32; 2] = [0.485, 0.229];
+
+/// Name, parameters, image size, crop fraction and mode, filter, the first channel's mean and deviation.
+type Row = (&'static str, u64, usize, f64, &'static str, &'static str, [f32; 2]);
+
+const TIMM: [Row; 88] = [
+    ("resnet18", 11_689_512, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("resnet26", 15_995_176, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("resnet34", 21_797_672, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("resnet50", 25_557_032, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("resnet101", 44_549_160, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("resnet152", 60_192_808, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("resnet18d", 11_708_744, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("resnet26d", 16_014_408, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("resnet34d", 21_816_904, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("resnet50d", 25_576_264, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("resnet101d", 44_568_392, 256, 0.95, "center", "bicubic", IMAGENET),
+    ("resnet152d", 60_212_040, 256, 0.95, "center", "bicubic", IMAGENET),
+    ("resnet200d", 64_693_064, 256, 0.95, "center", "bicubic", IMAGENET),
+    ("resnext50_32x4d", 25_028_904, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("resnext101_32x4d", 44_177_704, 224, 0.875, "center", "bilinear", IMAGENET),
+    ("resnext101_32x8d", 88_791_336, 224, 0.875, "center", "bilinear", IMAGENET),
+    ("wide_resnet50_2", 68_883_240, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("wide_resnet101_2", 126_886_696, 224, 0.875, "center", "bilinear", IMAGENET),
+    ("resnetv2_50x1_bit", 25_549_352, 224, 0.875, "center", "bicubic", HALF),
+    ("resnetv2_50x3_bit", 217_319_080, 448, 1.0, "center", "bilinear", HALF),
+    ("resnetv2_101x1_bit", 44_541_480, 448, 1.0, "center", "bilinear", HALF),
+    ("resnetv2_101x3_bit", 387_934_888, 448, 1.0, "center", "bilinear", HALF),
+    ("resnetv2_152x2_bit", 236_335_208, 224, 0.875, "center", "bicubic", HALF),
+    ("resnetv2_152x4_bit", 936_533_224, 480, 1.0, "center", "bilinear", HALF),
+    ("vit_tiny_r_s16_p8_224", 6_337_704, 224, 0.9, "center", "bicubic", HALF),
+    ("vit_tiny_r_s16_p8_384", 6_355_944, 384, 1.0, "center", "bicubic", HALF),
+    ("vit_base_r26_s32_224", 101_383_976, 224, 0.9, "center", "bicubic", HALF),
+    ("vit_small_r26_s32_224", 36_431_912, 224, 0.9, "center", "bicubic", HALF),
+    ("vit_small_r26_s32_384", 36_468_392, 384, 1.0, "center", "bicubic", HALF),
+    ("vit_base_r50_s16_224", 98_659_112, 224, 0.9, "center", "bicubic", HALF),
+    ("vit_base_r50_s16_384", 98_950_952, 384, 1.0, "center", "bicubic", HALF),
+    ("vit_large_r50_s32_224", 328_994_856, 224, 0.9, "center", "bicubic", HALF),
+    ("vit_large_r50_s32_384", 329_092_136, 384, 1.0, "center", "bicubic", HALF),
+    ("efficientnet_b0", 5_288_548, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("efficientnet_b1", 7_794_184, 240, 0.9, "center", "bicubic", HALF),
+    ("efficientnet_b2", 9_109_994, 256, 0.875, "center", "bicubic", IMAGENET),
+    ("efficientnet_b3", 12_233_232, 288, 0.875, "center", "bicubic", IMAGENET),
+    ("efficientnet_b4", 19_341_616, 320, 0.875, "center", "bicubic", IMAGENET),
+    ("efficientnet_b5", 30_389_784, 448, 1.0, "squash", "bicubic", IMAGENET),
+    ("efficientnet_b6", 43_040_704, 528, 0.942, "center", "bicubic", IMAGENET),
+    ("efficientnet_b7", 66_347_960, 600, 0.949, "center", "bicubic", IMAGENET),
+    ("efficientnet_b8", 87_413_142, 672, 0.954, "center", "bicubic", IMAGENET),
+    ("efficientnet_l2", 480_309_308, 800, 0.961, "center", "bicubic", IMAGENET),
+    ("tf_efficientnet_b0", 5_288_548, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("tf_efficientnet_b1", 7_794_184, 240, 0.882, "center", "bicubic", IMAGENET),
+    ("tf_efficientnet_b2", 9_109_994, 260, 0.89, "center", "bicubic", IMAGENET),
+    ("tf_efficientnet_b3", 12_233_232, 300, 0.904, "center", "bicubic", IMAGENET),
+    ("tf_efficientnet_b4", 19_341_616, 380, 0.922, "center", "bicubic", IMAGENET),
+    ("tf_efficientnet_b5", 30_389_784, 456, 0.934, "center", "bicubic", IMAGENET),
+    ("tf_efficientnet_b6", 43_040_704, 528, 0.942, "center", "bicubic", IMAGENET),
+    ("tf_efficientnet_b7", 66_347_960, 600, 0.949, "center", "bicubic", IMAGENET),
+    ("tf_efficientnet_b8", 87_413_142, 672, 0.954, "center", "bicubic", HALF),
+    ("tf_efficientnet_l2", 480_309_308, 475, 0.936, "center", "bicubic", IMAGENET),
+    ("efficientnetv2_l", 118_515_272, 384, 1.0, "center", "bicubic", IMAGENET),
+    ("efficientnetv2_m", 54_139_356, 320, 1.0, "center", "bicubic", IMAGENET),
+    ("efficientnetv2_s", 21_458_488, 288, 1.0, "center", "bicubic", IMAGENET),
+    ("efficientnetv2_xl", 208_119_808, 384, 1.0, "center", "bicubic", IMAGENET),
+    ("tf_efficientnetv2_l", 118_515_272, 384, 1.0, "squash", "bicubic", HALF),
+    ("tf_efficientnetv2_m", 54_139_356, 384, 1.0, "squash", "bicubic", HALF),
+    ("tf_efficientnetv2_s", 21_458_488, 300, 1.0, "center", "bicubic", HALF),
+    ("tf_efficientnetv2_xl", 208_119_808, 384, 1.0, "squash", "bicubic", HALF),
+    ("swin_base_patch4_window7_224", 87_768_224, 224, 0.9, "center", "bicubic", IMAGENET),
+    ("swin_base_patch4_window12_384", 87_903_584, 384, 1.0, "center", "bicubic", IMAGENET),
+    ("swin_large_patch4_window7_224", 196_532_476, 224, 0.9, "center", "bicubic", IMAGENET),
+    ("swin_large_patch4_window12_384", 196_735_516, 384, 1.0, "center", "bicubic", IMAGENET),
+    ("swin_small_patch4_window7_224", 49_606_258, 224, 0.9, "center", "bicubic", IMAGENET),
+    ("swin_tiny_patch4_window7_224", 28_288_354, 224, 0.9, "center", "bicubic", IMAGENET),
+    ("coatnet_0_224", 25_036_820, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_0_rw_224", 27_435_562, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_1_224", 42_225_776, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_1_rw_224", 41_721_502, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_2_224", 74_684_744, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_2_rw_224", 73_868_400, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_3_224", 166_966_264, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_3_rw_224", 165_173_428, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_4_224", 275_425_288, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_5_224", 687_472_008, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_bn_0_rw_224", 27_435_562, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("coatnet_nano_cc_224", 13_757_328, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_nano_rw_224", 15_141_244, 224, 0.9, "center", "bicubic", HALF),
+    ("coatnet_pico_rw_224", 10_851_364, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_rmlp_0_rw_224", 27_446_074, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_rmlp_1_rw2_224", 41_724_622, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_rmlp_1_rw_224", 41_691_982, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_rmlp_2_rw_224", 73_881_264, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_rmlp_2_rw_384", 73_881_264, 384, 1.0, "squash", "bicubic", HALF),
+    ("coatnet_rmlp_3_rw_224", 165_152_788, 224, 0.95, "center", "bicubic", HALF),
+    ("coatnet_rmlp_nano_rw_224", 15_145_116, 224, 0.9, "center", "bicubic", HALF),
+];
+
+/// torchvision 0.29 counts the same: `sum(p.numel() for p in torchvision.models.resnet50().parameters())`. The LeNets
+/// are counted by hand: 6·25+6, 16·150+16, 120·400+120, 84·120+84, 10·84+10.
+const LENET: u64 = 61_706;
+
+fn cost(name: &str) -> Cost {
+    Cost::of(&variant(name).unwrap().architecture.build(1, Mode::Inference).unwrap())
+}
+
+#[test]
+fn parameters_are_as_many_as_timms() {
+    for (name, parameters, ..) in TIMM {
+        assert_eq!(cost(name).parameters(), parameters, "{name}");
+    }
+    assert_eq!((cost("lenet5").parameters(), cost("lenet5_relu").parameters()), (LENET, LENET));
+}
+
+#[test]
+fn every_variant_beside_the_plain_vits_is_in_the_table() {
+    let plain = |v: &vit_models::Variant| matches!(&v.architecture, Architecture::Vit(vit) if vit.backbone.is_none());
+    for v in variants().iter().filter(|v| !plain(v)) {
+        assert!(TIMM.iter().any(|(name, ..)| *name == v.name) || v.family == "LeNet", "{}", v.name);
+    }
+}
+
+#[test]
+fn preprocessing_is_timms() {
+    for (name, _, image, crop_pct, crop_mode, interpolation, [mean, std]) in TIMM {
+        let found = variant(name).unwrap();
+        let usual = if mean == 0.5 { Preprocessing::inception() } else { Preprocessing::imagenet() };
+        let expected = Preprocessing {
+            image_size: [image, image],
+            crop_pct,
+            crop_mode: crop_mode.into(),
+            interpolation: interpolation.into(),
+            ..usual
+        };
+        assert_eq!(found.preprocessing, expected, "{name}");
+        assert_eq!((found.preprocessing.mean[0], found.preprocessing.std[0]), (mean, std), "{name}");
+        assert_eq!(found.architecture.image_size(), [image, image], "{name}");
+    }
+}
+
+/// What `torch.utils.flop_counter.FlopCounterMode` counts for one image of the variant's own size (torch 2.15, unfused
+/// attention).
+const FLOPS: [(&str, u64); 13] = [
+    ("resnet18", 3_628_146_688),
+    ("resnet50", 8_178_368_512),
+    ("resnet50d", 8_657_649_664),
+    ("resnext50_32x4d", 8_460_959_744),
+    ("resnetv2_50x1_bit", 8_178_368_512),
+    ("vit_base_r50_s16_224", 43_070_717_952),
+    ("efficientnet_b0", 771_629_504),
+    ("tf_efficientnet_b0", 771_629_504),
+    ("tf_efficientnetv2_s", 10_615_122_496),
+    ("swin_tiny_patch4_window7_224", 8_981_133_312),
+    ("coatnet_0_224", 9_093_015_552),
+    ("coatnet_0_rw_224", 8_812_601_856),
+    ("coatnet_rmlp_1_rw_224", 15_614_198_784),
+];
+
+#[test]
+fn flops_are_as_many_as_pytorch_counts() {
+    for (name, flops) in FLOPS {
+        assert_eq!(cost(name).flops(), flops, "{name}");
+    }
+}
+
+#[test]
+fn every_variant_survives_being_written_and_read() {
+    for v in variants() {
+        for name in [Some(v.name.clone()), None] {
+            let mut architecture = v.architecture.clone();
+            architecture.set_classes(7);
+            architecture.set_channels(5);
+            let preprocessing = Preprocessing { mean: vec![0.25; 5], std: vec![0.5; 5], ..v.preprocessing.clone() };
+            let written =
+                Config { name, architecture, preprocessing, labels: (0..7).map(|i| format!("c{i}")).collect() };
+            let read = config::parse(&config::timm_config(&written), None).unwrap();
+            assert_eq!(read.architecture, written.architecture, "{}", v.name);
+            assert_eq!(read.preprocessing, written.preprocessing, "{}", v.name);
+            assert_eq!(read.labels, written.labels, "{}", v.name);
+        }
+    }
+}
+
+#[test]
+fn every_variant_can_be_trained() {
+    // The graph is built with its running statistics; a batch norm in it says how they change.
+    for name in ["resnet18", "efficientnet_b0", "coatnet_0_224"] {
+        let mut architecture = variant(name).unwrap().architecture;
+        architecture.set_image_size([64, 64]);
+        let graph = architecture.build(2, Mode::Training).unwrap();
+        let statistics = graph.parameters().filter(|(_, p)| !p.trainable).count();
+        assert!(statistics > 10 && graph.updates().len() == statistics, "{name}");
+        let inference = architecture.build(2, Mode::Inference).unwrap();
+        assert!(inference.updates().is_empty());
+        let names = |g: &vit_graph::Graph| {
+            let mut all: Vec<(String, bool)> = g.parameters().map(|(_, p)| (p.name.clone(), p.trainable)).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(names(&graph), names(&inference), "{name}");
+    }
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    for (name, size) in [("swin_tiny_patch4_window7_224", [30, 32]), ("coatnet_0_224", [2, 2])] {
+        let mut architecture = variant(name).unwrap().architecture;
+        architecture.set_image_size(size);
+        assert!(architecture.build(1, Mode::Inference).is_err(), "{name}");
+    }
+    // Windows are filled up, and one no larger than the image is the image.
+    for size in [[64, 96], [224, 224], [228, 200], [256, 320]] {
+        let mut architecture = variant("swin_tiny_patch4_window7_224").unwrap().architecture;
+        architecture.set_image_size(size);
+        architecture.build(1, Mode::Inference).unwrap();
+    }
+}
