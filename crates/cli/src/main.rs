@@ -4,6 +4,7 @@ mod bench;
 mod checkpoints;
 mod classify;
 mod convert;
+mod devices;
 mod embed;
 mod info;
 mod models;
@@ -43,6 +44,7 @@ enum Command {
     Convert(convert::Arguments),
     Verify(verify::Arguments),
     Bench(bench::Arguments),
+    Devices(devices::Arguments),
 }
 
 /// How a command ended that did not stop with an error.
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Convert(arguments) => convert::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
+        Command::Devices(arguments) => devices::run(arguments),
     };
     match outcome {
         Ok(Outcome::Fine) => ExitCode::SUCCESS,

@@ -10,7 +10,9 @@ fn folder() -> Option<PathBuf> {
     let base = if cfg!(windows) {
         variable("LOCALAPPDATA")
     } else {
-        variable("XDG_CACHE_HOME").filter(|p| p.is_absolute()).or_else(|| variable("HOME").map(|home| home.join(".cache")))
+        variable("XDG_CACHE_HOME")
+            .filter(|p| p.is_absolute())
+            .or_else(|| variable("HOME").map(|home| home.join(".cache")))
     };
     base.map(|base| base.join("vit"))
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::nvrtc::sys::{self as rtc, nvrtcResult};
 
@@ -189,11 +189,8 @@ fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, St
             return Err(format!("{}: {}", fail("compiling"), start.join(" | ")));
         }
         let mut size = 0;
-        let measured = if ptx {
-            rtc::nvrtcGetPTXSize(program.0, &mut size)
-        } else {
-            rtc::nvrtcGetCUBINSize(program.0, &mut size)
-        };
+        let measured =
+            if ptx { rtc::nvrtcGetPTXSize(program.0, &mut size) } else { rtc::nvrtcGetCUBINSize(program.0, &mut size) };
         done(measured, "compiling")?;
         let mut image: Vec<u8> = vec![0; size];
         let got = if ptx {
@@ -228,9 +225,8 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
             "arithmetic" | "movement" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],
         };
-        variants.extend(
-            more.iter().flat_map(|(name, values)| values.iter().map(|v| Variant::new(source).with(name, v))),
-        );
+        variants
+            .extend(more.iter().flat_map(|(name, values)| values.iter().map(|v| Variant::new(source).with(name, v))));
     }
     let compiled = variants.iter().map(|v| compile(v.source, &v.options(&target), false));
     Ok(compiled.filter_map(Result::err).collect())

@@ -8,8 +8,9 @@ use cudarc::driver::sys as cu;
 use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
 use vit_graph::memory::storage;
 use vit_graph::ops::{Data, Op};
-use vit_graph::{GraphError, Type, Value};
+use vit_graph::{GraphError, NodeId, Type, Value};
 
+use crate::compiler;
 use crate::compiler::Variant;
 use crate::driver::{Gpu, check, error};
 use crate::fields::Arguments;
@@ -17,7 +18,6 @@ use crate::launch::{Kernel, Launch, Request};
 use crate::memory::{ALIGNMENT, DeviceBuffer, PinnedBuffer, download, upload};
 use crate::prepare::{Bases, Prepared};
 use crate::tuning::Event;
-use crate::compiler;
 
 /// One node, or a group of nodes.
 struct Step {
@@ -110,13 +110,19 @@ impl CudaExecutable {
                 upload(&gpu, *address, content)?;
             }
             let info = p.info(id, &emitter);
-            if p.constant[id] { &mut once } else { &mut every_time }.push((info, emitter.requests));
+            if p.constant[id] {
+                once.extend(emitter.requests);
+                once.extend(copies_of_results(p, id, bases.stored));
+            } else {
+                every_time.push((info, emitter.requests));
+            }
         }
-        let copies = copies_of_stored(p, bases.stored);
         let updates = updates(p, &bases);
-        let kernels = once.iter().chain(&every_time).flat_map(|(_, requests)| requests).chain(&copies).chain(&updates);
+        let kernels = every_time.iter().flat_map(|(_, requests)| requests).chain(&once).chain(&updates);
         let variants: Vec<Variant> = kernels
-            .filter_map(|request| if let Request::Kernel(kernel) = request { Some(kernel.variant.clone()) } else { None })
+            .filter_map(
+                |request| if let Request::Kernel(kernel) = request { Some(kernel.variant.clone()) } else { None },
+            )
             .collect();
         gpu.load(&variants)?;
 
@@ -125,12 +131,7 @@ impl CudaExecutable {
         };
         // Algorithms are timed on numbers that look like a run's.
         fill_with_noise(&gpu, stream.0, &arena)?;
-        for (_, requests) in once {
-            for launch in resolve(requests)? {
-                launch.enqueue(&gpu, stream.0)?;
-            }
-        }
-        for launch in resolve(copies)? {
+        for launch in resolve(once)? {
             launch.enqueue(&gpu, stream.0)?;
         }
         let mut steps = Vec::with_capacity(every_time.len());
@@ -259,15 +260,14 @@ fn conversion(from: u64, to: u64, count: usize) -> Request {
     })
 }
 
-/// The bf16 forms of values that are computed once.
-fn copies_of_stored(p: &Prepared, base: u64) -> Vec<Request> {
-    let mut values: Vec<_> = p.stored.iter().collect();
-    values.sort_by_key(|(value, _)| **value);
-    values
-        .into_iter()
-        .filter(|(value, _)| !matches!(p.graph.node(value.node).op, Op::Parameter(_) | Op::Constant(_)))
-        .filter_map(|(value, forms)| Some((base + forms.f32? as u64, base + forms.bf16? as u64, p.graph.shape(*value))))
-        .map(|(from, to, shape)| conversion(from, to, shape.elements()))
+/// The bf16 forms of what a node computes once.
+fn copies_of_results(p: &Prepared, node: NodeId, base: u64) -> Vec<Request> {
+    let outputs = p.graph.node(node).outputs.iter().enumerate();
+    outputs
+        .filter_map(|(output, ty)| {
+            let forms = p.stored.get(&Value { node, output })?;
+            Some(conversion(base + forms.f32? as u64, base + forms.bf16? as u64, ty.shape.elements()))
+        })
         .collect()
 }
 

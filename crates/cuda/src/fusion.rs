@@ -87,13 +87,17 @@ impl Groups {
         for (sum, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::Binary(Binary::Add) = node.op else { continue };
             let found = node.inputs.iter().position(|v| {
-                matches!(nodes[v.node].op, Op::LayerNormGrad(_)) && v.output == 0 && uses[v.node][0] == 1 && runs[v.node]
+                matches!(nodes[v.node].op, Op::LayerNormGrad(_))
+                    && v.output == 0
+                    && uses[v.node][0] == 1
+                    && runs[v.node]
             });
             let Some(side) = found else { continue };
             let (dx, other) = (node.inputs[side], node.inputs[1 - side]);
             let norm = dx.node;
             // What the norm gives besides `dx` is written where the sum stands, so nobody may read it before.
-            let read_before = nodes[norm + 1..sum].iter().any(|n| n.inputs.iter().any(|v| storage(graph, *v).node == norm));
+            let read_before =
+                nodes[norm + 1..sum].iter().any(|n| n.inputs.iter().any(|v| storage(graph, *v).node == norm));
             if graph.shape(dx) == graph.shape(other) && storage(graph, other).node != norm && !read_before {
                 self.unwritten.insert(dx);
                 self.add(&[norm, sum], Group::NormGradAndSum { norm, sum, other });

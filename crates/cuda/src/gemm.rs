@@ -223,7 +223,8 @@ impl Gemm {
         let c = p.c.unwrap_or(p.d);
         let (operand, result) = (data_type(p.operand), data_type(p.result));
         // Rows and columns as they lie in memory, column by column.
-        let stored = |m: &Matrix, rows: usize, columns: usize| if m.transposed { (rows, columns) } else { (columns, rows) };
+        let stored =
+            |m: &Matrix, rows: usize, columns: usize| if m.transposed { (rows, columns) } else { (columns, rows) };
         let layouts = [
             layout(operand, stored(&p.b, p.k, p.n), &p.b, p.batch)?,
             layout(operand, stored(&p.a, p.m, p.k), &p.a, p.batch)?,
@@ -247,12 +248,7 @@ impl Gemm {
         // SAFETY: the pointer is to a live variable.
         succeeded(unsafe { lt::cublasLtMatmulPreferenceCreate(&mut preference.0) }, "prepare a search")?;
         let set = lt::cublasLtMatmulPreferenceSetAttribute;
-        attribute!(
-            set,
-            preference.0,
-            PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-            WORKSPACE as u64
-        )?;
+        attribute!(set, preference.0, PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
         for alignment in [
             PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -304,9 +300,8 @@ impl Gemm {
         };
         let [b, a, c, d] = self.layouts.each_ref().map(|l| l.0);
         // SAFETY: everything was created, the result is a live variable.
-        let status = unsafe {
-            lt::cublasLtMatmulAlgoCheck(gpu.lt, self.description.0, b, a, c, d, algorithm, &mut result)
-        };
+        let status =
+            unsafe { lt::cublasLtMatmulAlgoCheck(gpu.lt, self.description.0, b, a, c, d, algorithm, &mut result) };
         status == Status::CUBLAS_STATUS_SUCCESS && result.workspaceSize <= WORKSPACE
     }
 

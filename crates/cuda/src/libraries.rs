@@ -89,7 +89,8 @@ impl Needed {
             Needed::CublasLt => "libcublasLt.so",
         };
         known_folders().iter().any(|folder| {
-            let starts = |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with(start));
+            let starts =
+                |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with(start));
             files(folder).into_iter().filter(starts).any(|path| {
                 // SAFETY: as above.
                 match unsafe { Library::new(&path) } {

@@ -145,7 +145,8 @@ impl Prepared {
             }
         }
         let updates = graph.updates().iter().flat_map(|(parameter, new)| [*parameter, *new]);
-        wanted.extend(graph.outputs().iter().map(|(_, v)| *v).chain(updates).map(|v| (storage(graph, v), Storage::F32)));
+        wanted
+            .extend(graph.outputs().iter().map(|(_, v)| *v).chain(updates).map(|v| (storage(graph, v), Storage::F32)));
         for (id, node) in graph.nodes().iter().enumerate() {
             for (output, ty) in node.outputs.iter().enumerate() {
                 let value = Value { node: id, output };
@@ -194,7 +195,8 @@ impl Prepared {
             return Ok(None);
         }
         let node = self.graph.node(id);
-        let outputs_of = |id: NodeId| (0..self.graph.node(id).outputs.len()).map(move |output| Value { node: id, output });
+        let outputs_of =
+            |id: NodeId| (0..self.graph.node(id).outputs.len()).map(move |output| Value { node: id, output });
         let (inputs, outputs): (Vec<Value>, Vec<Value>) = match self.groups.at.get(&id) {
             None => (node.inputs.clone(), outputs_of(id).collect()),
             Some(Group::Updates(nodes)) => (
@@ -207,8 +209,9 @@ impl Prepared {
                 (inputs, vec![Value { node: *sum, output: 0 }, dgamma, dbeta])
             }
         };
-        let operands =
-            |values: &[Value]| values.iter().map(|&v| self.operand(v, bases.map(|(bases, _)| bases))).collect::<Vec<_>>();
+        let operands = |values: &[Value]| {
+            values.iter().map(|&v| self.operand(v, bases.map(|(bases, _)| bases))).collect::<Vec<_>>()
+        };
         let table = self.tables.get(&id).copied().unwrap_or(0) as u64;
         let regions = bases.map_or([NOWHERE; 2], |(bases, scratch)| [scratch, bases.stored + table]);
         let Profile { precision, multiprocessors } = self.profile;

@@ -50,8 +50,7 @@ pub(crate) struct Storages {
 impl Storages {
     /// Applies the rule; `constant` says which nodes are computed once, when compiling.
     pub fn new(graph: &Graph, precision: Precision, constant: &[bool]) -> Self {
-        let mut values: Vec<Vec<Storage>> =
-            graph.nodes().iter().map(|n| vec![Storage::F32; n.outputs.len()]).collect();
+        let mut values: Vec<Vec<Storage>> = graph.nodes().iter().map(|n| vec![Storage::F32; n.outputs.len()]).collect();
         if precision == Precision::Bf16 {
             let exact = read_exactly(graph);
             for (id, node) in graph.nodes().iter().enumerate() {

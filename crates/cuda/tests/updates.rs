@@ -79,7 +79,8 @@ fn steps(precision: Precision, tolerance: f64) {
         for (name, data) in inputs(step) {
             executable.write(name, Elements::F32(&data)).unwrap();
             let (_, input) = graph.inputs().find(|(_, i)| i.name == name).unwrap();
-            bindings = bindings.with(name, Array::new(input.ty.shape.clone(), data.iter().map(|&v| v.into()).collect()));
+            bindings =
+                bindings.with(name, Array::new(input.ty.shape.clone(), data.iter().map(|&v| v.into()).collect()));
         }
         for (_, p) in graph.parameters() {
             let data = values[&p.name].iter().map(|&v| v.into()).collect();

@@ -58,8 +58,7 @@ impl Job {
     fn new(op: &Attention, first: usize, e: &mut Emitter) -> Result<Job, String> {
         let types: Vec<Type> = e.inputs[first..].iter().map(|x| Type::f32(x.shape.clone())).collect();
         let x = op.extents(&types);
-        let extents =
-            Extents { batch: x.batch, heads: x.heads, queries: x.queries, keys: x.keys, head: x.head_dim };
+        let extents = Extents { batch: x.batch, heads: x.heads, queries: x.queries, keys: x.keys, head: x.head_dim };
         if extents.head > LARGEST_HEAD {
             return Err(format!("heads of {} are larger than {LARGEST_HEAD}", extents.head));
         }
@@ -130,8 +129,7 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let grid = [x.tiles(x.queries), 1, 1];
     e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
     if weights.wanted() {
-        let arguments =
-            Arguments::new().pointers(&[q, k, job.bias(), lse, weights.address]).fields(job.shape([0; 3]));
+        let arguments = Arguments::new().pointers(&[q, k, job.bias(), lse, weights.address]).fields(job.shape([0; 3]));
         e.kernel(variant, "attention_weights", [x.score_rows(), 1, 1], THREADS, 0, arguments);
     }
     Ok(())
@@ -155,10 +153,8 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     };
     let delta = e.scratch(4 * x.score_rows());
     let variant = job.variant().with("DY", dy.storage.name()).with("O", out.storage.name());
-    let arguments = Arguments::new()
-        .pointers(&[out.address, dy.address, delta])
-        .fields(job.shape(rows))
-        .u64(x.score_rows());
+    let arguments =
+        Arguments::new().pointers(&[out.address, dy.address, delta]).fields(job.shape(rows)).u64(x.score_rows());
     let grid = [x.score_rows().div_ceil(THREADS / 32), 1, 1];
     e.kernel(variant.clone(), "attention_delta", grid, THREADS, 0, arguments);
 
@@ -166,7 +162,11 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let common = Arguments::new().pointers(&[q, k, v, job.bias(), job.seed, dy.address, lse, delta]);
     let [(dq, dq_storage), (dk, dk_storage), (dv, dv_storage)] = gradients;
     // Key and value gradients come from one launch where they are stored alike, else from two.
-    let launches = if dk_storage == dv_storage { vec![(dk, dv, dk_storage)] } else { vec![(dk, 0, dk_storage), (0, dv, dv_storage)] };
+    let launches = if dk_storage == dv_storage {
+        vec![(dk, dv, dk_storage)]
+    } else {
+        vec![(dk, 0, dk_storage), (0, dv, dv_storage)]
+    };
     for (dk, dv, storage) in launches.into_iter().filter(|(dk, dv, _)| dk | dv != 0) {
         let arguments = common.clone().pointers(&[dk, dv]).fields(job.shape(rows)).fields(job.mask());
         let variant = variant.clone().with("DX", storage.name());

@@ -4,12 +4,12 @@ use vit_graph::ops::{Linear, MatMul};
 
 use super::rows::kind;
 use super::{Emitter, PACK};
+use crate::Precision;
 use crate::compiler::{self, Variant};
 use crate::fields::Arguments;
 use crate::gemm::{Matrix, Product, WORKSPACE};
 use crate::launch::Request;
 use crate::storage::Storage;
-use crate::Precision;
 
 impl Emitter {
     /// What the operands of products are stored in.
@@ -19,7 +19,13 @@ impl Emitter {
 
     /// Asks for `d = op(a) · op(b)`, with operands stored as [`Emitter::operand_storage`] says; [`Request::Product`]
     /// parts that are not given here may be added.
-    pub(super) fn product(&mut self, [batch, m, n, k]: [usize; 4], a: Matrix, b: Matrix, d: (Matrix, Storage)) -> Product {
+    pub(super) fn product(
+        &mut self,
+        [batch, m, n, k]: [usize; 4],
+        a: Matrix,
+        b: Matrix,
+        d: (Matrix, Storage),
+    ) -> Product {
         let workspace = match self.workspace {
             Some(workspace) => workspace,
             None => self.scratch(WORKSPACE),
@@ -70,10 +76,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
         .with("KIND", kind(op.activation))
         .with("Y", storage.name())
         .with("R", residual.as_ref().map_or(storage, |r| r.storage).name());
-    let arguments = Arguments::new()
-        .pointers(&[y, scale, residual.map_or(0, |r| r.address)])
-        .u32(n)
-        .u64(m * n);
+    let arguments = Arguments::new().pointers(&[y, scale, residual.map_or(0, |r| r.address)]).u32(n).u64(m * n);
     e.spread(variant, "linear_tail", m * n, PACK, arguments);
 }
 

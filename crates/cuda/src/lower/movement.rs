@@ -22,9 +22,11 @@ pub(super) fn collapse<const N: usize>(
             && joined.iter().zip(&strides).all(|(joined, own)| joined.last() == Some(&(own[axis] * extent)));
         if let (Some(last), true) = (extents.last_mut(), continues) {
             *last *= extent;
-            joined.iter_mut().zip(&strides).filter_map(|(j, own)| Some((j.last_mut()?, own[axis]))).for_each(
-                |(last, own)| *last = own,
-            );
+            joined
+                .iter_mut()
+                .zip(&strides)
+                .filter_map(|(j, own)| Some((j.last_mut()?, own[axis])))
+                .for_each(|(last, own)| *last = own);
         } else {
             extents.push(extent);
             joined.iter_mut().zip(&strides).for_each(|(joined, own)| joined.push(own[axis]));

@@ -68,11 +68,8 @@ pub(super) fn backward(e: &mut Emitter) {
     // As many blocks as run at once: each adds up its own share of the parameters' gradients.
     let blocks = rows.div_ceil(per_block).clamp(1, 2 * e.multiprocessors);
     let partials = if dgamma | dbeta != 0 { e.scratch(blocks * 2 * dim * 4) } else { 0 };
-    let arguments = Arguments::new()
-        .pointers(&[dy, x, gamma, mean, rstd, residual.0])
-        .u32(rows)
-        .pointer(dx)
-        .pointer(partials);
+    let arguments =
+        Arguments::new().pointers(&[dy, x, gamma, mean, rstd, residual.0]).u32(rows).pointer(dx).pointer(partials);
     e.kernel(variant.clone(), "layer_norm_grad", [blocks, 1, 1], per_block * lanes, 0, arguments);
     if partials != 0 {
         let arguments = Arguments::new().pointer(partials).u32(blocks).pointers(&[dgamma, dbeta]);

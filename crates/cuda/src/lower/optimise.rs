@@ -17,7 +17,8 @@ fn chunks(counts: &[usize]) -> Vec<u8> {
 
 pub(super) fn global_norm(e: &mut Emitter) {
     let counts: Vec<usize> = e.inputs.iter().map(|x| x.shape.elements()).collect();
-    let gradients = e.inputs.iter().zip(&counts).flat_map(|(x, &n)| Fields::new().u64(x.address).u64(n as u64).finish());
+    let gradients =
+        e.inputs.iter().zip(&counts).flat_map(|(x, &n)| Fields::new().u64(x.address).u64(n as u64).finish());
     let gradients = gradients.collect();
     let blocks: usize = counts.iter().map(|count| count.div_ceil(CHUNK)).sum();
     let (gradients, chunks) = (e.table(gradients), e.table(chunks(&counts)));

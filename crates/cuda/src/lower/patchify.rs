@@ -14,9 +14,7 @@ fn cut(op: &Patchify, image: &Shape) -> Fields {
         Layout::ChannelsLast => [height * width * channels, width * channels, channels, 1],
         Layout::ChannelsFirst => [height * width * channels, width, 1, height * width],
     };
-    Fields::new()
-        .u32s(&[height, width, channels, op.patch[0], op.patch[1], rows, columns])
-        .u64s(&strides)
+    Fields::new().u32s(&[height, width, channels, op.patch[0], op.patch[1], rows, columns]).u64s(&strides)
 }
 
 pub(super) fn patchify(op: &Patchify, e: &mut Emitter) {

@@ -36,7 +36,10 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
     let (extents, [from, to]) = collapse(&x.shape, [x.shape.strides(), to])?;
     let summed: Vec<bool> = to.iter().map(|&stride| stride == 0).collect();
     match summed.iter().position(|&s| s) {
-        Some(axis) if summed.iter().filter(|s| **s).count() == 1 && extents[..axis].iter().product::<usize>() <= MOST_OUTER => {
+        Some(axis)
+            if summed.iter().filter(|s| **s).count() == 1
+                && extents[..axis].iter().product::<usize>() <= MOST_OUTER =>
+        {
             let outer: usize = extents[..axis].iter().product();
             let inner: usize = extents[axis + 1..].iter().product();
             if inner == 1 {
@@ -49,7 +52,8 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
         None => sum_rows(e, &x, &y, results, 1, factor),
         _ => {
             let part = |wanted: bool, list: &[usize]| {
-                let mut part: Vec<usize> = list.iter().zip(&summed).filter(|(_, s)| **s == wanted).map(|(n, _)| *n).collect();
+                let mut part: Vec<usize> =
+                    list.iter().zip(&summed).filter(|(_, s)| **s == wanted).map(|(n, _)| *n).collect();
                 part.resize(MAX_AXES, 0);
                 part
             };
