@@ -110,7 +110,8 @@ impl Target {
 /// Compiles or finds all of these, in the order given, on all cores.
 pub(crate) fn compile_all(variants: &[&Variant], target: &Target) -> Vec<Result<Vec<u8>, String>> {
     let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<Result<Vec<u8>, String>>>> = Mutex::new(variants.iter().map(|_| None).collect());
+    let empty = variants.iter().map(|_| Err("a kernel was not compiled".to_string())).collect();
+    let results: Mutex<Vec<Result<Vec<u8>, String>>> = Mutex::new(empty);
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(variants.len());
     std::thread::scope(|scope| {
         for _ in 0..workers {
@@ -119,13 +120,12 @@ pub(crate) fn compile_all(variants: &[&Variant], target: &Target) -> Vec<Result<
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     let Some(variant) = variants.get(i) else { break };
                     let result = image(variant, target);
-                    results.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[i] = Some(result);
+                    results.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[i] = result;
                 }
             });
         }
     });
-    let results = results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-    results.into_iter().map(|r| r.unwrap_or_else(|| Err("a kernel was not compiled".into()))).collect()
+    results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// The machine code of a variant, from disk where it was compiled before.

@@ -158,10 +158,8 @@ impl Gpu {
         let text = CString::new(name).map_err(|_| error("a kernel's name has a zero in it"))?;
         let mut function = std::ptr::null_mut();
         // SAFETY: the module is loaded and stays so, the name ends with a zero.
-        check(
-            unsafe { cu::cuModuleGetFunction(&mut function, module.0, text.as_ptr()) },
-            &format!("looking for the kernel {name}"),
-        )?;
+        let result = unsafe { cu::cuModuleGetFunction(&mut function, module.0, text.as_ptr()) };
+        check(result, &format!("looking for the kernel {name}"))?;
         Ok(Function(function))
     }
 
