@@ -1,4 +1,7 @@
 //! Attention: which parts of which inputs are query, key and value, and which kernel computes with them.
+//!
+//! [`forward`] and [`backward`] are where kernels are chosen: a [`Job`] knows storage type, head size, lengths and options,
+//! which is all that a choice can depend on.
 
 use vit_graph::Type;
 use vit_graph::ops::Attention;
