@@ -69,13 +69,13 @@ struct ModelArguments {
     /// Threads of the CPU; by default all cores
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Where to run: auto or cpu
+    /// Where to run: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
     /// CPU instructions: avx512, avx2, neon or portable [default: the best]
     #[arg(long)]
     isa: Option<Isa>,
-    /// How precisely the forward pass computes: f32 or int8
+    /// How precisely: f32; tf32 or bf16 on GPUs; int8 on CPUs, forward only
     #[arg(long, default_value = "f32")]
     precision: Precision,
     /// Seconds to measure
@@ -135,7 +135,7 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
     let mut out = std::io::stdout().lock();
     if arguments.json {
         let object = json!({
-            "model": arguments.model, "batch": arguments.batch, "device": m.device, "precision": if arguments.precision == Precision::Int8 { "int8" } else { "f32" },
+            "model": arguments.model, "batch": arguments.batch, "device": m.device, "precision": arguments.precision.to_string(),
             "threads": m.threads, "runs": m.runs, "median_ms": m.median_ms, "p10_ms": m.p10_ms, "p90_ms": m.p90_ms,
             "images_per_s": m.images_per_s, "gflops": m.gflops, "peak_gflops": m.peak_gflops,
             "peak_share": m.peak_share, "peak_memory_bytes": m.peak_memory_bytes,
@@ -143,7 +143,8 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
         writeln!(out, "{object:#}")?;
         return Ok(Outcome::Fine);
     }
-    writeln!(out, "{}, batch {}, {}, {} threads", arguments.model, arguments.batch, m.device, m.threads)?;
+    let threads = m.threads.map_or(String::new(), |threads| format!(", {threads} threads"));
+    writeln!(out, "{}, batch {}, {}{threads}, {}", arguments.model, arguments.batch, m.device, arguments.precision)?;
     writeln!(out, "median   {:.2} ms (p10 {:.2}, p90 {:.2}; {} runs)", m.median_ms, m.p10_ms, m.p90_ms, m.runs)?;
     writeln!(out, "rate     {:.1} pictures/s, {:.1} GFLOP/s", m.images_per_s, m.gflops)?;
     writeln!(out, "peak     {:.1} GFLOP/s measured, {:.1}% of it reached", m.peak_gflops, 100.0 * m.peak_share)?;

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use vit::{Model, Prediction, device};
+use vit::{Model, Prediction, device_for};
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
@@ -52,7 +52,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let format = if arguments.json { Format::Jsonl } else { arguments.format };
     let options = pictures.options(sources.len());
     let checkpoint = pictures.checkpoint()?;
-    let mut model = Model::new(checkpoint, device(options.device, options.threads)?.as_ref(), &options)?;
+    let device = device_for(options.device, options.precision, options.threads)?;
+    let mut model = Model::new(checkpoint, device.as_ref(), &options)?;
     report_changes(&pictures.model, model.report());
     let mut out = std::io::stdout().lock();
     if format == Format::Csv {

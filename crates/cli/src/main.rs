@@ -4,6 +4,7 @@ mod bench;
 mod checkpoints;
 mod classify;
 mod convert;
+mod devices;
 mod embed;
 mod eval;
 mod info;
@@ -52,6 +53,7 @@ enum Command {
     Eval(eval::Arguments),
     Verify(verify::Arguments),
     Bench(bench::Arguments),
+    Devices(devices::Arguments),
 }
 
 /// How a command ended that did not stop with an error.
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         Command::Eval(arguments) => eval::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
+        Command::Devices(arguments) => devices::run(arguments),
     };
     match outcome {
         Ok(Outcome::Fine) => ExitCode::SUCCESS,

@@ -37,10 +37,10 @@ pub struct PictureArguments {
     /// Refuse pictures with more pixels than this [default: 178956970, as Pillow]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u64).range(1..))]
     max_pixels: Option<u64>,
-    /// Where to run: auto or cpu
+    /// Where to run: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", help_heading = "How to run")]
     device: DeviceChoice,
-    /// How precisely: f32, or int8, which is faster
+    /// How precisely: f32; tf32 or bf16, faster on GPUs; int8, faster on CPUs
     #[arg(long, default_value = "f32", help_heading = "How to run")]
     precision: Precision,
     /// CPU threads [default: all cores]

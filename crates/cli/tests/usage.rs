@@ -90,7 +90,7 @@ fn wrong_use_is_2_and_names_the_option() {
         (&["classify", "-m", model, picture, "--json", "--format", "csv"], "--format"),
         (&["classify", "-m", model, picture, "--batch", "0"], "--batch"),
         (&["classify", "-m", model, picture, "--threads", "0"], "--threads"),
-        (&["classify", "-m", model, picture, "--device", "abacus"], "auto or cpu"),
+        (&["classify", "-m", model, picture, "--device", "abacus"], "auto, cpu, cuda or cuda:N"),
         (&["classify", "-m", model, picture, "--image-size", "big"], "HEIGHTxWIDTH"),
         (&["embed", "-m", model, picture], "--out"),
         (&["embed", "-m", model, picture, "--out", "x.txt"], ".npy, .safetensors, .parquet"),

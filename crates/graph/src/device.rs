@@ -139,8 +139,13 @@ pub trait Executable: Send {
     /// Gives an input for the runs that follow.
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError>;
 
-    /// Runs the graph once.
+    /// Runs the graph once; a device may still be at it when this returns.
     fn run(&mut self) -> Result<(), GraphError>;
+
+    /// Waits until everything asked for is done.
+    fn wait(&mut self) -> Result<(), GraphError> {
+        Ok(())
+    }
 
     /// What a run does, one entry per kernel.
     fn steps(&self) -> Vec<StepInfo>;

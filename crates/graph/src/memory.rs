@@ -38,6 +38,18 @@ enum Owner {
     Workspace(NodeId),
 }
 
+/// What a device says about its memory when a graph is planned.
+pub struct Needs<'a> {
+    /// Bytes of a value, which may be stored in fewer bits than its type says.
+    pub bytes: &'a dyn Fn(Value) -> usize,
+    /// Bytes of scratch memory that a node wants.
+    pub workspace: &'a dyn Fn(NodeId) -> usize,
+    /// Values that are kept elsewhere, or never written.
+    pub outside: &'a dyn Fn(Value) -> bool,
+    /// The node with which a node runs: itself, or a later one that it was fused into and that reads its inputs then.
+    pub runs_with: &'a dyn Fn(NodeId) -> NodeId,
+}
+
 impl MemoryPlan {
     /// Plans a graph; `workspace` says how many bytes of scratch memory a device wants for a node, `outside` which
     /// values it keeps elsewhere.
@@ -45,14 +57,28 @@ impl MemoryPlan {
     /// Inputs keep their memory for good, so that a run can be repeated; outputs keep it from their node on.
     /// Parameters and constants live outside the arena. A reshape shares its input's memory.
     pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize, outside: impl Fn(Value) -> bool) -> MemoryPlan {
+        MemoryPlan::with_needs(
+            graph,
+            Needs {
+                bytes: &|value| graph.ty(value).bytes(),
+                workspace: &workspace,
+                outside: &outside,
+                runs_with: &|node| node,
+            },
+        )
+    }
+
+    /// Plans a graph for a device with storage types and fusions of its own.
+    pub fn with_needs(graph: &Graph, needs: Needs) -> MemoryPlan {
         let nodes = graph.nodes();
         let uses = graph.uses();
         let end = nodes.len();
         let mut last: Vec<Vec<NodeId>> = nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
         for (id, node) in nodes.iter().enumerate() {
+            let runs = (needs.runs_with)(id).max(id);
             for &input in &node.inputs {
                 let root = storage(graph, input);
-                last[root.node][root.output] = last[root.node][root.output].max(id);
+                last[root.node][root.output] = last[root.node][root.output].max(runs);
             }
         }
         let outputs = graph.outputs().iter().map(|(_, value)| value);
@@ -63,7 +89,7 @@ impl MemoryPlan {
 
         let mut requests = Vec::new();
         for (id, node) in nodes.iter().enumerate() {
-            let scratch = workspace(id);
+            let scratch = (needs.workspace)(id);
             if scratch > 0 {
                 requests.push(Request { bytes: scratch, first: id, last: id, owner: Owner::Workspace(id) });
             }
@@ -71,17 +97,14 @@ impl MemoryPlan {
                 continue;
             }
             let input = matches!(node.op, Op::Input(_));
-            for (output, ty) in node.outputs.iter().enumerate() {
-                if (uses[id][output] == 0 && !input) || outside(Value { node: id, output }) {
+            for output in 0..node.outputs.len() {
+                let value = Value { node: id, output };
+                if (uses[id][output] == 0 && !input) || (needs.outside)(value) {
                     continue;
                 }
-                let (first, last) = if input { (0, end) } else { (id, last[id][output].max(id)) };
-                requests.push(Request {
-                    bytes: ty.bytes(),
-                    first,
-                    last,
-                    owner: Owner::Value(Value { node: id, output }),
-                });
+                let runs = (needs.runs_with)(id).max(id);
+                let (first, last) = if input { (0, end) } else { (id, last[id][output].max(runs)) };
+                requests.push(Request { bytes: (needs.bytes)(value), first, last, owner: Owner::Value(value) });
             }
         }
         Self::place(graph, requests)

@@ -5,6 +5,7 @@
 
 mod data;
 mod ops;
+mod peak;
 mod steps;
 
 pub use data::{DataMeasurement, data};
@@ -14,11 +15,11 @@ pub use steps::{Measurement, infer, train};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use vit_cpu::Cpu;
 pub use vit_cpu::Isa;
-use vit_cpu::{Cpu, fma_peak};
 use vit_models::{Architecture, ModelError, read_config, suggestions, variant};
 
-use crate::{DeviceChoice, Error, Precision};
+use crate::{DeviceChoice, Error, Precision, Processor};
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -60,12 +61,12 @@ impl BenchOptions {
         Ok(architecture)
     }
 
-    fn cpu(&self) -> Result<Cpu, Error> {
-        let (DeviceChoice::Auto | DeviceChoice::Cpu) = self.device;
+    fn processor(&self) -> Result<Processor, Error> {
         match self.isa {
             Some(isa) if !isa.is_available() => Err(Error::Unsuitable(format!("this CPU has no {isa}"))),
-            Some(isa) => Ok(Cpu::with_isa(isa, self.threads)),
-            None => Ok(Cpu::new(self.threads)),
+            // Whoever names instructions of the CPU means the CPU.
+            Some(isa) => Ok(Processor::Cpu(Cpu::with_isa(isa, self.threads))),
+            None => Processor::open(self.device, self.precision, self.threads),
         }
     }
 }
@@ -75,21 +76,25 @@ const PEAK_TIME: Duration = Duration::from_millis(400);
 
 /// Runs something until the time is over, at least a few times, after warming up; gives the seconds of each run and
 /// the peak around them in FLOP/s.
-fn repeat(cpu: &Cpu, time: Duration, mut run: impl FnMut() -> Result<(), Error>) -> Result<(Vec<f64>, f64), Error> {
+fn repeat(
+    processor: &Processor,
+    time: Duration,
+    mut run: impl FnMut() -> Result<(), Error>,
+) -> Result<(Vec<f64>, f64), Error> {
     let mut seconds = Vec::new();
     let warm = Instant::now();
     run()?;
     while warm.elapsed() < time / 8 {
         run()?;
     }
-    let before = fma_peak(cpu, PEAK_TIME);
+    let before = peak::flops(processor, PEAK_TIME)?;
     let start = Instant::now();
     while start.elapsed() < time || seconds.len() < 5 {
         let begin = Instant::now();
         run()?;
         seconds.push(begin.elapsed().as_secs_f64());
     }
-    Ok((seconds, before.max(fma_peak(cpu, PEAK_TIME))))
+    Ok((seconds, before.max(peak::flops(processor, PEAK_TIME)?)))
 }
 
 /// The value below which a share of the others lie.

@@ -1,9 +1,11 @@
-//! Which processor runs a model.
+//! Which processor runs a model, and how precisely.
 
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use vit_cpu::Cpu;
+use vit_cuda::Cuda;
 use vit_graph::device::Device;
 use vit_graph::{Graph, rewrite};
 
@@ -12,20 +14,25 @@ use crate::Error;
 /// The processor asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The fastest there is.
+    /// The fastest there is: a GPU, else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
+    /// The NVIDIA GPU of this number.
+    Cuda(usize),
 }
 
 impl FromStr for DeviceChoice {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(DeviceChoice::Auto),
-            "cpu" => Ok(DeviceChoice::Cpu),
-            other => Err(format!("`{other}` is not a device; use auto or cpu")),
+        let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+        match (text, number) {
+            ("auto", _) => Ok(DeviceChoice::Auto),
+            ("cpu", _) => Ok(DeviceChoice::Cpu),
+            ("cuda", _) => Ok(DeviceChoice::Cuda(0)),
+            (_, Some(number)) => Ok(DeviceChoice::Cuda(number)),
+            (other, None) => Err(format!("`{other}` is not a device; use auto, cpu, cuda or cuda:N")),
         }
     }
 }
@@ -36,8 +43,23 @@ pub enum Precision {
     /// 32-bit floating point.
     #[default]
     F32,
-    /// Linear layers in eight bits, the rest in 32: faster, a little less exact.
+    /// On GPUs: 32 bits, but operands of matrix products are rounded to 10 bits of mantissa.
+    Tf32,
+    /// On GPUs: mixed precision, 8 bits of mantissa where it costs little.
+    Bf16,
+    /// On CPUs: linear layers in eight bits, the rest in 32; faster, a little less exact.
     Int8,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Tf32 => "tf32",
+            Precision::Bf16 => "bf16",
+            Precision::Int8 => "int8",
+        })
+    }
 }
 
 impl FromStr for Precision {
@@ -45,8 +67,10 @@ impl FromStr for Precision {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "f32" => Ok(Precision::F32),
+            "tf32" => Ok(Precision::Tf32),
+            "bf16" => Ok(Precision::Bf16),
             "int8" => Ok(Precision::Int8),
-            other => Err(format!("`{other}` is not a precision; use f32 or int8")),
+            other => Err(format!("`{other}` is not a precision; use f32, tf32, bf16 or int8")),
         }
     }
 }
@@ -55,16 +79,117 @@ impl Precision {
     /// The graph in this precision.
     pub fn apply(self, graph: Graph) -> Result<Graph, Error> {
         match self {
-            Precision::F32 => Ok(graph),
+            Precision::F32 | Precision::Tf32 | Precision::Bf16 => Ok(graph),
             // A convolution that is a matrix product must have become one for the first layer to be recognised.
             Precision::Int8 => Ok(rewrite::int8(&rewrite::patchify(&graph)?)?),
         }
     }
+
+    /// What a GPU calls it, if it has it.
+    fn on_gpu(self) -> Option<vit_cuda::Precision> {
+        match self {
+            Precision::F32 => Some(vit_cuda::Precision::F32),
+            Precision::Tf32 => Some(vit_cuda::Precision::Tf32),
+            Precision::Bf16 => Some(vit_cuda::Precision::Bf16),
+            Precision::Int8 => None,
+        }
+    }
+
+    fn on_cpu(self) -> bool {
+        matches!(self, Precision::F32 | Precision::Int8)
+    }
 }
 
-/// Opens a device; `threads` limits the CPU's.
+/// A processor that is open.
+#[derive(Clone)]
+pub enum Processor {
+    /// The CPU.
+    Cpu(Cpu),
+    /// A GPU.
+    Cuda(Cuda),
+}
+
+impl Processor {
+    /// Opens the processor asked for, in this precision; `threads` limits the CPU's.
+    pub fn open(choice: DeviceChoice, precision: Precision, threads: Option<usize>) -> Result<Self, Error> {
+        let cpu = || Processor::Cpu(Cpu::new(threads));
+        let only_gpu = |why: String| Error::Unsuitable(format!("{precision} needs a GPU, and {why}"));
+        match (choice, precision.on_gpu()) {
+            (DeviceChoice::Cpu, _) if precision.on_cpu() => Ok(cpu()),
+            (DeviceChoice::Cpu, _) => Err(only_gpu("the CPU was asked for; it has f32 and int8".into())),
+            (DeviceChoice::Auto, None) => Ok(cpu()),
+            (DeviceChoice::Auto, Some(on_gpu)) => match Cuda::new(0, on_gpu) {
+                Ok(cuda) => Ok(Processor::Cuda(cuda)),
+                Err(_) if precision.on_cpu() => Ok(cpu()),
+                Err(reason) => Err(only_gpu(reason.to_string())),
+            },
+            (DeviceChoice::Cuda(ordinal), Some(on_gpu)) => match Cuda::new(ordinal, on_gpu) {
+                Ok(cuda) => Ok(Processor::Cuda(cuda)),
+                Err(reason) => Err(Error::Unsuitable(format!("cuda:{ordinal} cannot be used: {reason}"))),
+            },
+            (DeviceChoice::Cuda(_), None) => {
+                Err(Error::Unsuitable(format!("{precision} is only for the CPU; use f32, tf32 or bf16 on a GPU")))
+            }
+        }
+    }
+
+    /// As what runs graphs.
+    pub fn device(&self) -> &dyn Device {
+        match self {
+            Processor::Cpu(cpu) => cpu,
+            Processor::Cuda(cuda) => cuda,
+        }
+    }
+
+    /// What it is, in a few words.
+    pub fn description(&self) -> String {
+        match self {
+            Processor::Cpu(cpu) => format!("cpu ({})", cpu.isa()),
+            Processor::Cuda(cuda) => format!("cuda:{} ({})", cuda.info().ordinal, cuda.info().name),
+        }
+    }
+}
+
+/// Opens a device that computes in this precision; `threads` limits the CPU's.
+pub fn device_for(
+    choice: DeviceChoice,
+    precision: Precision,
+    threads: Option<usize>,
+) -> Result<Arc<dyn Device>, Error> {
+    Ok(match Processor::open(choice, precision, threads)? {
+        Processor::Cpu(cpu) => Arc::new(cpu),
+        Processor::Cuda(cuda) => Arc::new(cuda),
+    })
+}
+
+/// Opens a device that computes in f32; `threads` limits the CPU's.
 pub fn device(choice: DeviceChoice, threads: Option<usize>) -> Result<Arc<dyn Device>, Error> {
-    match choice {
-        DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Arc::new(Cpu::new(threads))),
+    device_for(choice, Precision::F32, threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_as_people_write_them() {
+        assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
+        assert_eq!("cuda:3".parse(), Ok(DeviceChoice::Cuda(3)));
+        for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:-1"] {
+            assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_precision_that_a_processor_lacks_is_refused() {
+        let refused = |choice, precision| Processor::open(choice, precision, Some(1)).err().unwrap().to_string();
+        assert_eq!(
+            refused(DeviceChoice::Cpu, Precision::Bf16),
+            "bf16 needs a GPU, and the CPU was asked for; it has f32 and int8"
+        );
+        assert_eq!(
+            refused(DeviceChoice::Cuda(0), Precision::Int8),
+            "int8 is only for the CPU; use f32, tf32 or bf16 on a GPU"
+        );
     }
 }

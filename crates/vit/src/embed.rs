@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use vit_models::Checkpoint;
 
-use crate::{Error, Model, ModelOptions, device};
+use crate::{Error, Model, ModelOptions, device_for};
 
 /// Which vector stands for a picture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Embed {
         };
         let prefix = architecture.prefix_tokens().unwrap_or(0);
         let options = ModelOptions { outputs: vec![output.into()], ..options.clone() };
-        let device = device(options.device, options.threads)?;
+        let device = device_for(options.device, options.precision, options.threads)?;
         Ok(Embed { model: Model::new(checkpoint, device.as_ref(), &options)?, pool, normalise, prefix })
     }
 

@@ -11,8 +11,8 @@
 //! # Ok::<(), vit::Error>(())
 //! ```
 //!
-//! The parts are crates of their own: `vit-graph` (the engine), `vit-cpu` (the device), `vit-models` (architectures and
-//! weights), `vit-data` (pictures), `vit-train` (training).
+//! The parts are crates of their own: `vit-graph` (the engine), `vit-cpu` and `vit-cuda` (the devices), `vit-models`
+//! (architectures and weights), `vit-data` (pictures), `vit-train` (training).
 
 pub mod bench;
 mod convert;
@@ -25,13 +25,14 @@ mod picture;
 mod verify;
 
 pub use convert::{Conversion, convert};
-pub use device::{DeviceChoice, Precision, device};
+pub use device::{DeviceChoice, Precision, Processor, device, device_for};
 pub use embed::{Embed, Pool};
 pub use error::Error;
 pub use model::{Model, ModelOptions, Prediction};
 pub use picture::Image;
 pub use verify::{Comparison, Verification, VerifyOptions, verify};
 
+pub use vit_cuda as cuda;
 pub use vit_data as data;
 pub use vit_graph as graph;
 pub use vit_models as models;

@@ -7,7 +7,7 @@ use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::rewrite::dead_code;
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
 
-use crate::{DeviceChoice, Error, Image, Precision, device};
+use crate::{DeviceChoice, Error, Image, Precision, device_for};
 
 /// How to open a model.
 #[derive(Debug, Clone, Default)]
@@ -61,7 +61,8 @@ impl Model {
         let open = OpenOptions { weights: None, allow_unmatched: options.allow_unmatched };
         let mut checkpoint = Checkpoint::open(path.as_ref(), open)?;
         checkpoint.change(Changes { image_size: options.image_size, ..Changes::default() })?;
-        Model::new(checkpoint, device(options.device, options.threads)?.as_ref(), options)
+        let device = device_for(options.device, options.precision, options.threads)?;
+        Model::new(checkpoint, device.as_ref(), options)
     }
 
     /// Brings a checkpoint onto a device.

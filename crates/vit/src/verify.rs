@@ -13,13 +13,15 @@ use vit_graph::{Graph, GraphError};
 use vit_models::weights::{Tensor, safetensors};
 use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
 
-use crate::{DeviceChoice, Error, device};
+use crate::{DeviceChoice, Error, Precision, device_for};
 
 /// How to verify.
 #[derive(Debug, Clone, Default)]
 pub struct VerifyOptions {
     /// The processor.
     pub device: DeviceChoice,
+    /// How precisely to compute.
+    pub precision: Precision,
     /// Threads of the CPU.
     pub threads: Option<usize>,
     /// One tolerance for everything, instead of the usual one for each array.
@@ -66,12 +68,18 @@ impl Verification {
     }
 }
 
-/// The largest absolute error that f32 arithmetic in another order explains, for models of ordinary size.
-fn usual_tolerance(name: &str) -> f64 {
-    match name {
+/// The largest absolute error that f32 arithmetic in another order explains, for models of ordinary size; with fewer
+/// bits, as much more as the rounding of operands makes of it.
+fn usual_tolerance(name: &str, precision: Precision) -> f64 {
+    let exact = match name {
         _ if name.starts_with("attention_") => 5e-6,
         "tokens" | "feature_map" => 5e-5,
         _ => 2e-5,
+    };
+    match precision {
+        Precision::F32 => exact,
+        Precision::Tf32 => 500.0 * exact,
+        Precision::Bf16 | Precision::Int8 => 4000.0 * exact,
     }
 }
 
@@ -126,14 +134,15 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         io.tensors.keys().filter(|name| request(&mut graph, &tap(name)).is_ok()).cloned().collect();
     graph.retain_outputs(|output| available.iter().any(|name| tap(name) == output));
     let graph = dead_code(&graph)?;
-    let device = device(options.device, options.threads)?;
+    let graph = options.precision.apply(graph)?;
+    let device = device_for(options.device, options.precision, options.threads)?;
     let mut executable = device.compile(&graph, &mut checkpoint.weights)?;
     executable.write("image", Elements::F32(&input.data))?;
     executable.run()?;
 
     let mut arrays = Vec::new();
     for (name, expected) in io.tensors {
-        let tolerance = options.tolerance.unwrap_or_else(|| usual_tolerance(&name));
+        let tolerance = options.tolerance.unwrap_or_else(|| usual_tolerance(&name, options.precision));
         let (difference, note) = if available.contains(&name) {
             let value = graph.output(&tap(&name))?;
             let shape = graph.shape(value);

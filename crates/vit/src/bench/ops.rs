@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use vit_graph::device::{Device, Initial};
+use vit_graph::device::Initial;
 use vit_train::{Optimiser, TrainingStep};
 
 use super::steps::{fill_inputs, inference_graph};
-use super::{BenchOptions, PEAK_TIME, quantile};
+use super::{BenchOptions, PEAK_TIME, peak, quantile};
 use crate::Error;
-use vit_cpu::fma_peak;
 
 /// One operation at one shape.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,8 +38,8 @@ pub fn ops(options: &BenchOptions, training: bool) -> Result<Vec<OpMeasurement>,
     } else {
         inference_graph(options)?
     };
-    let cpu = options.cpu()?;
-    let mut executable = cpu.compile(&graph, &mut Initial { seed: 0 })?;
+    let processor = options.processor()?;
+    let mut executable = processor.device().compile(&graph, &mut Initial { seed: 0 })?;
     fill_inputs(&graph, executable.as_mut())?;
     let steps = executable.steps();
     let mut seconds = vec![0.0; steps.len()];
@@ -50,7 +49,7 @@ pub fn ops(options: &BenchOptions, training: bool) -> Result<Vec<OpMeasurement>,
         executable.run_timed(&mut seconds)?;
         all.iter_mut().zip(&seconds).for_each(|(all, &s)| all.push(s));
     }
-    let peak = fma_peak(&cpu, PEAK_TIME);
+    let peak = peak::flops(&processor, PEAK_TIME)?;
     let medians: Vec<f64> = all.iter().map(|runs| quantile(runs, 0.5)).collect();
     let total: f64 = medians.iter().sum();
     let mut groups: HashMap<(String, String), (usize, f64, u64, u64)> = HashMap::new();

@@ -1,22 +1,22 @@
 //! Whole passes: inference, and training steps.
 
 use vit_graph::cost::Cost;
-use vit_graph::device::{Device, Elements, Executable, Initial};
+use vit_graph::device::{Elements, Executable, Initial};
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, Init};
 use vit_models::Mode;
 use vit_train::{Optimiser, TrainingStep};
 
 use super::{BenchOptions, peak_memory, quantile, repeat};
-use crate::Error;
+use crate::{Error, Processor};
 
 /// How fast something ran.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measurement {
     /// The device, e.g. `cpu (avx512)`.
     pub device: String,
-    /// Threads used.
-    pub threads: usize,
+    /// Threads used, on a CPU.
+    pub threads: Option<usize>,
     /// Runs measured.
     pub runs: usize,
     /// Milliseconds: half of the runs took less.
@@ -33,7 +33,7 @@ pub struct Measurement {
     pub peak_gflops: f64,
     /// The share of that peak.
     pub peak_share: f64,
-    /// The most memory that the process held.
+    /// The most memory that the process held; on a GPU, what the model holds there.
     pub peak_memory_bytes: usize,
 }
 
@@ -62,15 +62,18 @@ pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
 }
 
 fn measure(options: &BenchOptions, graph: &Graph) -> Result<Measurement, Error> {
-    let cpu = options.cpu()?;
-    let mut executable = cpu.compile(graph, &mut Initial { seed: 0 })?;
+    let processor = options.processor()?;
+    let mut executable = processor.device().compile(graph, &mut Initial { seed: 0 })?;
     fill_inputs(graph, executable.as_mut())?;
-    let (seconds, peak) = repeat(&cpu, options.time, || Ok(executable.run()?))?;
+    let (seconds, peak) = repeat(&processor, options.time, || {
+        executable.run()?;
+        Ok(executable.wait()?)
+    })?;
     let median = quantile(&seconds, 0.5);
     let gflops = Cost::of(graph).flops() as f64 / median / 1e9;
     Ok(Measurement {
-        device: format!("cpu ({})", cpu.isa()),
-        threads: cpu.threads(),
+        device: processor.description(),
+        threads: if let Processor::Cpu(cpu) = &processor { Some(cpu.threads()) } else { None },
         runs: seconds.len(),
         median_ms: 1e3 * median,
         p10_ms: 1e3 * quantile(&seconds, 0.1),
@@ -79,7 +82,10 @@ fn measure(options: &BenchOptions, graph: &Graph) -> Result<Measurement, Error> 
         gflops,
         peak_gflops: peak / 1e9,
         peak_share: gflops * 1e9 / peak,
-        peak_memory_bytes: peak_memory().unwrap_or_else(|| executable.memory_bytes()),
+        peak_memory_bytes: match processor {
+            Processor::Cpu(_) => peak_memory().unwrap_or_else(|| executable.memory_bytes()),
+            Processor::Cuda(_) => executable.memory_bytes(),
+        },
     })
 }
 

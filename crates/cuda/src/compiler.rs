@@ -1,0 +1,233 @@
+//! Kernels from CUDA C to machine code: NVRTC for the GPU found, several files at once, remembered on disk.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cudarc::nvrtc::sys::{self as rtc, nvrtcResult};
+
+use crate::cache;
+use crate::libraries::{Needed, Unavailable};
+
+/// A file of kernels.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Source {
+    /// Its name without `.cu`.
+    pub name: &'static str,
+    text: &'static str,
+}
+
+/// What every file starts with.
+const PRELUDE: &str = include_str!("kernels/prelude.cuh");
+
+macro_rules! sources {
+    ($($constant:ident $name:literal),* $(,)?) => {
+        $(pub(crate) static $constant: Source =
+            Source { name: $name, text: include_str!(concat!("kernels/", $name, ".cu")) };)*
+
+        /// All files.
+        static SOURCES: &[&Source] = &[$(&$constant),*];
+    };
+}
+
+sources!(
+    ACTIVATION "activation",
+    ARITHMETIC "arithmetic",
+    ATTENTION "attention",
+    CONV "conv",
+    DROPOUT "dropout",
+    GATHER "gather",
+    GEMM "gemm",
+    LOSS "loss",
+    MOVEMENT "movement",
+    NORM "norm",
+    OPTIMISE "optimise",
+    PATCHIFY "patchify",
+    REDUCE "reduce",
+    SOFTMAX "softmax",
+);
+
+/// A file with values for its macros: storage types, extents that are worth knowing when compiling.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Variant {
+    pub source: &'static Source,
+    defines: BTreeMap<&'static str, String>,
+}
+
+impl Variant {
+    pub fn new(source: &'static Source) -> Self {
+        Variant { source, defines: BTreeMap::new() }
+    }
+
+    /// With one more macro.
+    pub fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.defines.insert(name, value.to_string());
+        self
+    }
+
+    fn options(&self, target: &Target) -> Vec<String> {
+        let prefix = if target.ptx { "compute" } else { "sm" };
+        let mut options =
+            vec![format!("--gpu-architecture={prefix}_{}", target.architecture), "--std=c++17".to_string()];
+        options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        options
+    }
+}
+
+/// What to compile for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// The number of the architecture: `80`, `90a`.
+    architecture: String,
+    /// Whether the driver does the last step, because NVRTC does not know a GPU that new.
+    ptx: bool,
+    /// The versions that the machine code may depend on.
+    versions: String,
+}
+
+impl Target {
+    /// The target for a GPU; NVRTC must be there.
+    pub fn of((major, minor): (u32, u32), driver: &str) -> Target {
+        let own = 10 * major + minor;
+        let (mut count, mut rtc_major, mut rtc_minor) = (0, 0, 0);
+        // SAFETY: NVRTC is there (everyone who has a GPU to name asked for it), the pointers are to live memory of the
+        // length that NVRTC asked for.
+        let known = unsafe {
+            rtc::nvrtcVersion(&mut rtc_major, &mut rtc_minor);
+            rtc::nvrtcGetNumSupportedArchs(&mut count);
+            let mut known = vec![0; count.max(0) as usize];
+            rtc::nvrtcGetSupportedArchs(known.as_mut_ptr());
+            known
+        };
+        let nearest = known.iter().map(|&a| a as u32).filter(|&a| a <= own).max().unwrap_or(own);
+        // Hopper's own instructions are only in the architecture-specific target.
+        let architecture = if own == 90 && nearest == 90 { "90a".to_string() } else { nearest.to_string() };
+        Target { architecture, ptx: nearest != own, versions: format!("{rtc_major}.{rtc_minor} {driver}") }
+    }
+}
+
+/// Compiles or finds all of these, in the order given, on all cores.
+pub(crate) fn compile_all(variants: &[&Variant], target: &Target) -> Vec<Result<Vec<u8>, String>> {
+    let next = AtomicUsize::new(0);
+    let empty = variants.iter().map(|_| Err("a kernel was not compiled".to_string())).collect();
+    let results: Mutex<Vec<Result<Vec<u8>, String>>> = Mutex::new(empty);
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(variants.len());
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(variant) = variants.get(i) else { break };
+                    let result = image(variant, target);
+                    results.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[i] = result;
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The machine code of a variant, from disk where it was compiled before.
+fn image(variant: &Variant, target: &Target) -> Result<Vec<u8>, String> {
+    let options = variant.options(target);
+    let key = cache::fingerprint(&[
+        PRELUDE.as_bytes(),
+        variant.source.text.as_bytes(),
+        options.join(" ").as_bytes(),
+        target.versions.as_bytes(),
+    ]);
+    let name = format!("{}-{key}.cubin", variant.source.name);
+    if let Some(image) = cache::read(&name) {
+        return Ok(image);
+    }
+    let image = compile(variant.source, &options, target.ptx)?;
+    cache::write(&name, &image);
+    Ok(image)
+}
+
+/// A program of NVRTC, destroyed in the end.
+struct Program(rtc::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: the program was created and is not used any more.
+        unsafe { rtc::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, String> {
+    let fail = |what: &str| format!("{what} {}.cu failed", source.name);
+    let text = |text: String| CString::new(text).map_err(|_| fail("reading"));
+    let (code, name) = (text(format!("{PRELUDE}{}", source.text))?, text(format!("{}.cu", source.name))?);
+    let options = options.iter().map(|o| text(o.clone())).collect::<Result<Vec<_>, _>>()?;
+    let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
+    let done = |result: nvrtcResult, what: &str| match result {
+        nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        other => Err(format!("{} ({other:?})", fail(what))),
+    };
+    let mut program = Program(std::ptr::null_mut());
+    // SAFETY: NVRTC is there, all texts end with a zero and outlive the calls, all buffers have the sizes that NVRTC
+    // asked for.
+    unsafe {
+        let created = rtc::nvrtcCreateProgram(
+            &mut program.0,
+            code.as_ptr(),
+            name.as_ptr(),
+            0,
+            std::ptr::null(),
+            std::ptr::null(),
+        );
+        done(created, "reading")?;
+        if rtc::nvrtcCompileProgram(program.0, pointers.len() as i32, pointers.as_ptr()) != nvrtcResult::NVRTC_SUCCESS {
+            let mut size = 0;
+            rtc::nvrtcGetProgramLogSize(program.0, &mut size);
+            let mut log: Vec<u8> = vec![0; size.max(1)];
+            rtc::nvrtcGetProgramLog(program.0, log.as_mut_ptr().cast());
+            let log = CStr::from_bytes_until_nul(&log).map(|l| l.to_string_lossy().into_owned()).unwrap_or_default();
+            let start: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).take(6).collect();
+            return Err(format!("{}: {}", fail("compiling"), start.join(" | ")));
+        }
+        let mut size = 0;
+        let measured =
+            if ptx { rtc::nvrtcGetPTXSize(program.0, &mut size) } else { rtc::nvrtcGetCUBINSize(program.0, &mut size) };
+        done(measured, "compiling")?;
+        let mut image: Vec<u8> = vec![0; size];
+        let got = if ptx {
+            rtc::nvrtcGetPTX(program.0, image.as_mut_ptr().cast())
+        } else {
+            rtc::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast())
+        };
+        done(got, "compiling")?;
+        Ok(image)
+    }
+}
+
+/// Compiles every kernel file for an architecture such as `80` or `90a`, once with every storage type f32 and once with
+/// bf16, without a GPU; gives what failed.
+pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
+    Needed::Nvrtc.find()?;
+    let target = Target { architecture: architecture.into(), ptx: false, versions: String::new() };
+    let mut variants = Vec::new();
+    for &source in SOURCES {
+        let types: Vec<&'static str> = source
+            .text
+            .lines()
+            .filter_map(|line| line.strip_prefix("#define ")?.strip_suffix(" float"))
+            .filter(|name| name.chars().all(|c| c.is_ascii_uppercase()))
+            .collect();
+        variants.push(Variant::new(source));
+        variants.push(types.iter().fold(Variant::new(source), |v, name| v.with(name, "bf16")));
+        let more: &[(&'static str, &[usize])] = match source.name {
+            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[64, 1024])],
+            "attention" => &[("HEAD", &[1, 20, 128])],
+            "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
+            "arithmetic" | "movement" => &[("VEC", &[1, 2, 4, 8])],
+            _ => &[],
+        };
+        variants
+            .extend(more.iter().flat_map(|(name, values)| values.iter().map(|v| Variant::new(source).with(name, v))));
+    }
+    let compiled = variants.iter().map(|v| compile(v.source, &v.options(&target), false));
+    Ok(compiled.filter_map(Result::err).collect())
+}

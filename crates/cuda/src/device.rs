@@ -1,0 +1,105 @@
+//! An NVIDIA GPU as a device, and how precisely it computes.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use vit_graph::device::{Device, Executable, Memory, Parameters};
+use vit_graph::{Graph, GraphError, rewrite};
+
+use crate::driver::{Gpu, NAME};
+use crate::executable::CudaExecutable;
+use crate::info::DeviceInfo;
+use crate::libraries::Unavailable;
+use crate::prepare::{Prepared, Profile};
+
+/// How precisely a GPU computes. Parameters, norms, softmax, losses and optimisers are f32 in all three.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// True 32-bit floating point.
+    #[default]
+    F32,
+    /// 32 bits in memory; matrix products round their operands to 10 bits of mantissa.
+    Tf32,
+    /// Mixed precision: values between operations and operands of products have 8 bits of mantissa, sums are f32.
+    Bf16,
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Tf32 => "tf32",
+            Precision::Bf16 => "bf16",
+        })
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "f32" => Ok(Precision::F32),
+            "tf32" => Ok(Precision::Tf32),
+            "bf16" => Ok(Precision::Bf16),
+            other => Err(format!("`{other}` is not a precision of a GPU; use f32, tf32 or bf16")),
+        }
+    }
+}
+
+/// An NVIDIA GPU. All devices of one number share its context and its compiled kernels.
+#[derive(Clone)]
+pub struct Cuda {
+    gpu: Arc<Gpu>,
+    precision: Precision,
+}
+
+impl Cuda {
+    /// Opens GPU number `ordinal`.
+    pub fn new(ordinal: usize, precision: Precision) -> Result<Self, Unavailable> {
+        Ok(Cuda { gpu: Gpu::open(ordinal)?, precision })
+    }
+
+    /// What the GPU is.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.gpu.info
+    }
+
+    /// How precisely it computes.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Free bytes of its memory.
+    pub fn free_memory(&self) -> Result<usize, GraphError> {
+        self.gpu.memory().map(|(free, _)| free)
+    }
+
+    fn prepare(&self, graph: &Graph) -> Result<Prepared, GraphError> {
+        let profile = Profile { precision: self.precision, multiprocessors: self.gpu.info.multiprocessors };
+        Prepared::new(rewritten(graph)?, profile)
+    }
+}
+
+impl Device for Cuda {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn plan(&self, graph: &Graph) -> Result<Memory, GraphError> {
+        Ok(self.prepare(graph)?.memory())
+    }
+
+    fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
+        Ok(Box::new(CudaExecutable::new(self.gpu.clone(), self.prepare(graph)?, parameters)?))
+    }
+}
+
+/// The rewrites that pay on a GPU.
+fn rewritten(graph: &Graph) -> Result<Graph, GraphError> {
+    let graph = rewrite::dead_code(graph)?;
+    let graph = rewrite::patchify(&graph)?;
+    let graph = rewrite::fuse_linear(&graph)?;
+    let graph = rewrite::fuse_add_norm(&graph)?;
+    rewrite::dead_code(&graph)
+}

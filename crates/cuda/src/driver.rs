@@ -1,0 +1,189 @@
+//! A GPU in use: its context, its loaded kernels, its cuBLASLt handle; and the driver's errors as sentences.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::sync::{Arc, Mutex, Weak};
+
+use cudarc::cublaslt::sys as lt;
+use cudarc::driver::sys::{self as cu, CUresult};
+use vit_graph::GraphError;
+
+use crate::compiler::{self, Variant};
+use crate::info::{self, DeviceInfo};
+use crate::libraries::Unavailable;
+use crate::tuning::Choices;
+
+/// The device's name in errors and on the command line.
+pub(crate) const NAME: &str = "cuda";
+
+pub(crate) fn error(reason: impl Into<String>) -> GraphError {
+    GraphError::Device { device: NAME, reason: reason.into() }
+}
+
+/// What the driver says about a result.
+pub(crate) fn message(result: CUresult) -> String {
+    let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+        let mut text = std::ptr::null();
+        // SAFETY: the driver gives a pointer to a text of its own that stays, or none for results that it does not know.
+        unsafe {
+            match get(result, &mut text) {
+                CUresult::CUDA_SUCCESS if !text.is_null() => CStr::from_ptr(text).to_string_lossy().into_owned(),
+                _ => format!("error {}", result as u32),
+            }
+        }
+    };
+    format!("{} ({})", text(cu::cuGetErrorString), text(cu::cuGetErrorName))
+}
+
+/// Turns a result into an error that says what was being done.
+pub(crate) fn check(result: CUresult, doing: &str) -> Result<(), GraphError> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        // After these the driver refuses everything that follows in this process.
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUresult::CUDA_ERROR_LAUNCH_FAILED
+        | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUresult::CUDA_ERROR_ASSERT
+        | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | CUresult::CUDA_ERROR_UNKNOWN => {
+            Err(error(format!("the GPU stopped while {doing}: {}; the program must be started anew", message(result))))
+        }
+        other => Err(error(format!("{doing} failed: {}", message(other)))),
+    }
+}
+
+/// One GPU, shared by everything in this process that uses it.
+pub(crate) struct Gpu {
+    pub info: DeviceInfo,
+    /// The architecture that kernels are compiled for.
+    pub target: compiler::Target,
+    pub lt: lt::cublasLtHandle_t,
+    /// The algorithms that were fastest so far.
+    pub choices: Mutex<Choices>,
+    device: cu::CUdevice,
+    context: cu::CUcontext,
+    modules: Mutex<HashMap<Variant, Module>>,
+}
+
+struct Module(cu::CUmodule);
+
+// SAFETY: contexts, modules and cuBLASLt handles may be used from any thread, and the maps are behind locks.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+/// A kernel that is ready to be launched.
+#[derive(Clone, Copy)]
+pub(crate) struct Function(pub cu::CUfunction);
+
+impl Gpu {
+    /// Opens GPU number `ordinal`, or joins those who have.
+    pub fn open(ordinal: usize) -> Result<Arc<Gpu>, Unavailable> {
+        static OPEN: Mutex<Vec<(usize, Weak<Gpu>)>> = Mutex::new(Vec::new());
+        let found = info::count()?;
+        if ordinal >= found {
+            return Err(Unavailable::NoGpu { wanted: ordinal, found });
+        }
+        let mut open = OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(gpu) = open.iter().find(|(o, _)| *o == ordinal).and_then(|(_, gpu)| gpu.upgrade()) {
+            return Ok(gpu);
+        }
+        let gpu = Arc::new(Gpu::new(DeviceInfo::read(ordinal)?)?);
+        open.retain(|(o, _)| *o != ordinal);
+        open.push((ordinal, Arc::downgrade(&gpu)));
+        Ok(gpu)
+    }
+
+    fn new(info: DeviceInfo) -> Result<Gpu, Unavailable> {
+        let (major, minor) = info.compute_capability;
+        if major < 8 {
+            return Err(Unavailable::OldGpu { name: info.name, found: format!("{major}.{minor}") });
+        }
+        let target = compiler::Target::of(info.compute_capability, &info.driver);
+        let started = |result: CUresult| match result {
+            CUresult::CUDA_SUCCESS => Ok(()),
+            other => Err(Unavailable::Driver(message(other))),
+        };
+        let (mut device, mut context, mut handle) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the driver and cuBLASLt are there (`info::count` looked for them), the pointers are to live variables.
+        unsafe {
+            started(cu::cuDeviceGet(&mut device, info.ordinal as i32))?;
+            started(cu::cuDevicePrimaryCtxRetain(&mut context, device))?;
+            started(cu::cuCtxSetCurrent(context))?;
+            let status = lt::cublasLtCreate(&mut handle);
+            if status != lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+                cu::cuDevicePrimaryCtxRelease_v2(device);
+                return Err(Unavailable::Driver(format!("cuBLASLt does not start ({status:?})")));
+            }
+        }
+        let choices = Mutex::new(Choices::remembered(&info));
+        Ok(Gpu { info, target, lt: handle, choices, device, context, modules: Mutex::default() })
+    }
+
+    /// Makes this GPU the one that calls of this thread go to.
+    pub fn enter(&self) -> Result<(), GraphError> {
+        // SAFETY: the context lives as long as `self`.
+        check(unsafe { cu::cuCtxSetCurrent(self.context) }, "choosing the GPU")
+    }
+
+    /// Compiles and loads what is not there yet, on all cores.
+    pub fn load(&self, variants: &[Variant]) -> Result<(), GraphError> {
+        let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut missing: Vec<&Variant> = Vec::new();
+        for variant in variants.iter().filter(|v| !modules.contains_key(v)) {
+            if !missing.contains(&variant) {
+                missing.push(variant);
+            }
+        }
+        for (variant, image) in missing.iter().zip(compiler::compile_all(&missing, &self.target)) {
+            let image = image.map_err(error)?;
+            let mut module = std::ptr::null_mut();
+            // SAFETY: the image is a complete cubin, or PTX that ends with a zero.
+            let result = unsafe { cu::cuModuleLoadData(&mut module, image.as_ptr().cast()) };
+            check(result, &format!("loading the kernels of {}.cu", variant.source.name))?;
+            modules.insert((*variant).clone(), Module(module));
+        }
+        Ok(())
+    }
+
+    /// A kernel by its name, compiled if need be.
+    pub fn function(&self, variant: &Variant, name: &str) -> Result<Function, GraphError> {
+        self.load(std::slice::from_ref(variant))?;
+        let modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let module = modules.get(variant).ok_or_else(|| error("a module vanished"))?;
+        let text = CString::new(name).map_err(|_| error("a kernel's name has a zero in it"))?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded and stays so, the name ends with a zero.
+        let result = unsafe { cu::cuModuleGetFunction(&mut function, module.0, text.as_ptr()) };
+        check(result, &format!("looking for the kernel {name}"))?;
+        Ok(Function(function))
+    }
+
+    /// Free and total bytes of the GPU's memory.
+    pub fn memory(&self) -> Result<(usize, usize), GraphError> {
+        let (mut free, mut total) = (0, 0);
+        self.enter()?;
+        // SAFETY: the context is current, the pointers are to live numbers.
+        check(unsafe { cu::cuMemGetInfo_v2(&mut free, &mut total) }, "asking for free memory")?;
+        Ok((free, total))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let modules = self.modules.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // SAFETY: nothing uses the GPU any more: whoever did held an `Arc` of this. Errors have nobody left to tell.
+        unsafe {
+            cu::cuCtxSetCurrent(self.context);
+            for (_, module) in modules.drain() {
+                cu::cuModuleUnload(module.0);
+            }
+            lt::cublasLtDestroy(self.lt);
+            cu::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Kernel arguments: numbers and addresses laid out as C lays them out.
+
+/// The fields of a C struct, each aligned to its own size.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Fields {
+    bytes: Vec<u8>,
+    alignment: usize,
+}
+
+impl Fields {
+    pub fn new() -> Self {
+        Fields::default()
+    }
+
+    fn push(mut self, field: &[u8]) -> Self {
+        self.alignment = self.alignment.max(field.len());
+        self.bytes.resize(self.bytes.len().next_multiple_of(field.len()), 0);
+        self.bytes.extend_from_slice(field);
+        self
+    }
+
+    pub fn u32(self, number: usize) -> Self {
+        // Lowering checks extents against `u32::MAX` before it comes here.
+        self.push(&(number as u32).to_ne_bytes())
+    }
+
+    pub fn u64(self, number: u64) -> Self {
+        self.push(&number.to_ne_bytes())
+    }
+
+    pub fn f32(self, number: f32) -> Self {
+        self.push(&number.to_ne_bytes())
+    }
+
+    pub fn u32s(self, numbers: &[usize]) -> Self {
+        numbers.iter().fold(self, |fields, &n| fields.u32(n))
+    }
+
+    pub fn u64s(self, numbers: &[usize]) -> Self {
+        numbers.iter().fold(self, |fields, &n| fields.u64(n as u64))
+    }
+
+    /// The struct with the padding at its end.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.bytes.resize(self.bytes.len().next_multiple_of(self.alignment.max(1)), 0);
+        self.bytes
+    }
+}
+
+/// The arguments of one launch, each in words of its own.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Arguments {
+    words: Vec<u64>,
+    starts: Vec<usize>,
+}
+
+impl Arguments {
+    pub fn new() -> Self {
+        Arguments::default()
+    }
+
+    fn push(mut self, bytes: &[u8]) -> Self {
+        self.starts.push(self.words.len());
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.words.push(u64::from_ne_bytes(word));
+        }
+        self
+    }
+
+    pub fn pointer(self, address: u64) -> Self {
+        self.push(&address.to_ne_bytes())
+    }
+
+    pub fn pointers(self, addresses: &[u64]) -> Self {
+        addresses.iter().fold(self, |arguments, &a| arguments.pointer(a))
+    }
+
+    pub fn u32(self, number: usize) -> Self {
+        self.push(&(number as u32).to_ne_bytes())
+    }
+
+    pub fn u64(self, number: usize) -> Self {
+        self.push(&(number as u64).to_ne_bytes())
+    }
+
+    pub fn f32(self, number: f32) -> Self {
+        self.push(&number.to_ne_bytes())
+    }
+
+    pub fn fields(self, fields: Fields) -> Self {
+        self.push(&fields.finish())
+    }
+
+    /// Where each argument lies, as the driver wants to know it. Valid while `self` is neither moved nor dropped.
+    pub fn addresses(&self) -> Vec<*mut std::ffi::c_void> {
+        self.starts.iter().map(|&start| std::ptr::from_ref(&self.words[start]).cast_mut().cast()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structs_are_laid_out_as_in_c() {
+        let bytes = Fields::new().u32(1).u64(2).u32(3).finish();
+        assert_eq!(bytes.len(), 24);
+        assert_eq!(bytes[8], 2);
+        assert_eq!(bytes[16], 3);
+        assert_eq!(Fields::new().u32(1).f32(0.5).u32(7).finish().len(), 12);
+    }
+}

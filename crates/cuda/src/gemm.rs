@@ -1,0 +1,358 @@
+//! Matrix products through cuBLASLt, and by a plain kernel where it refuses a shape.
+
+use cudarc::cublaslt::sys::{
+    self as lt, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
+    cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t as Status, cudaDataType,
+};
+use cudarc::driver::sys::CUstream;
+use vit_graph::GraphError;
+
+use crate::Precision;
+use crate::compiler::{self, Variant};
+use crate::driver::{Gpu, error};
+use crate::fields::{Arguments, Fields};
+use crate::launch::{Kernel, Launch};
+use crate::storage::Storage;
+use crate::tuning;
+
+/// Scratch memory for cuBLASLt, as NVIDIA recommends it for Hopper.
+pub(crate) const WORKSPACE: usize = 32 << 20;
+
+/// A matrix in memory, row after row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Matrix {
+    pub address: u64,
+    /// Elements from one row to the next.
+    pub row: usize,
+    /// Whether the product takes its transpose.
+    pub transposed: bool,
+    /// Elements from one matrix of a batch to the next.
+    pub batch: usize,
+}
+
+impl Matrix {
+    /// One matrix with dense rows.
+    pub fn dense(address: u64, row: usize) -> Self {
+        Matrix { address, row, transposed: false, batch: 0 }
+    }
+}
+
+/// `d = op(a) · op(b) + bias + c`, over a batch.
+#[derive(Debug, Clone)]
+pub(crate) struct Product {
+    pub batch: usize,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: Matrix,
+    pub b: Matrix,
+    /// Added to every row; stored as the result.
+    pub bias: Option<u64>,
+    /// Added to the result; stored as it, and possibly in its place.
+    pub c: Option<Matrix>,
+    pub d: Matrix,
+    /// What `a` and `b` are stored as.
+    pub operand: Storage,
+    /// What `c` and `d` are stored as.
+    pub result: Storage,
+    pub precision: Precision,
+    /// [`WORKSPACE`] bytes.
+    pub workspace: u64,
+}
+
+impl Product {
+    /// What tells this product's best algorithm from another's.
+    pub fn key(&self) -> String {
+        let matrix = |m: &Matrix| format!("{}{}/{}", if m.transposed { "t" } else { "n" }, m.row, m.batch);
+        let c = self.c.as_ref().map_or("-".into(), matrix);
+        format!(
+            "{:?} {} {} {}x{}x{}x{} {} {} {c} {} {} {}",
+            self.precision,
+            self.operand.name(),
+            self.result.name(),
+            self.batch,
+            self.m,
+            self.n,
+            self.k,
+            matrix(&self.a),
+            matrix(&self.b),
+            matrix(&self.d),
+            if self.bias.is_some() { "bias" } else { "-" },
+            self.alignment(),
+        )
+    }
+
+    /// What all addresses are multiples of, at most 256.
+    fn alignment(&self) -> u32 {
+        let addresses = [Some(self.a.address), Some(self.b.address), Some(self.d.address), self.c.map(|c| c.address)];
+        addresses.iter().flatten().map(|a| 1 << a.trailing_zeros().min(8)).min().unwrap_or(256)
+    }
+
+    /// Chooses an algorithm, or the plain kernel where cuBLASLt has none.
+    pub fn resolve(self, gpu: &Gpu, stream: CUstream) -> Result<Launch, GraphError> {
+        if self.k > 0
+            && let Some(gemm) = Gemm::new(&self)?
+            && let Some(gemm) = tuning::choose(gpu, stream, &self, gemm)?
+        {
+            return Ok(Launch::Gemm(gemm));
+        }
+        self.plain().resolve(gpu)
+    }
+
+    fn plain(&self) -> Kernel {
+        let place = |m: &Matrix| {
+            let (rows, columns) = if m.transposed { (1, m.row) } else { (m.row, 1) };
+            Fields::new().u64s(&[rows, columns, m.batch])
+        };
+        let c = self.c.unwrap_or(Matrix::dense(0, 0));
+        Kernel {
+            variant: Variant::new(&compiler::GEMM).with("X", self.operand.name()).with("Y", self.result.name()),
+            name: "product",
+            grid: [self.n.div_ceil(32), self.m.div_ceil(32), self.batch],
+            threads: 256,
+            shared: 0,
+            arguments: Arguments::new()
+                .pointers(&[self.a.address, self.b.address, c.address, self.bias.unwrap_or(0), self.d.address])
+                .fields(place(&self.a))
+                .fields(place(&self.b))
+                .fields(place(&c))
+                .fields(place(&self.d))
+                .u32(self.m)
+                .u32(self.n)
+                .u32(self.k),
+        }
+    }
+}
+
+/// A matrix's layout for cuBLASLt, destroyed in the end.
+struct Layout(lt::cublasLtMatrixLayout_t);
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: the layout was created and is not used any more.
+        unsafe { lt::cublasLtMatrixLayoutDestroy(self.0) };
+    }
+}
+
+/// A product's description for cuBLASLt, destroyed in the end.
+struct Description(lt::cublasLtMatmulDesc_t);
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { lt::cublasLtMatmulDescDestroy(self.0) };
+    }
+}
+
+/// What a search may use, destroyed in the end.
+struct Preference(lt::cublasLtMatmulPreference_t);
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { lt::cublasLtMatmulPreferenceDestroy(self.0) };
+    }
+}
+
+/// A product that cuBLASLt can run.
+///
+/// cuBLASLt thinks in columns, so it computes the transpose: its first operand is `b`, its second `a`, and its rows are
+/// the result's columns, along which the bias lies.
+pub(crate) struct Gemm {
+    description: Description,
+    layouts: [Layout; 4],
+    addresses: [u64; 4],
+    beta: f32,
+    workspace: u64,
+    pub algorithm: lt::cublasLtMatmulAlgo_t,
+    alignment: u32,
+}
+
+// SAFETY: descriptions and layouts are plain memory that only their owner changes.
+unsafe impl Send for Gemm {}
+
+fn succeeded(status: Status, what: &str) -> Result<(), GraphError> {
+    match status {
+        Status::CUBLAS_STATUS_SUCCESS => Ok(()),
+        other => Err(error(format!("cuBLASLt could not {what} ({other:?})"))),
+    }
+}
+
+fn data_type(storage: Storage) -> cudaDataType {
+    match storage {
+        Storage::F32 => cudaDataType::CUDA_R_32F,
+        Storage::Bf16 => cudaDataType::CUDA_R_16BF,
+    }
+}
+
+/// The bytes of a number, for an attribute.
+macro_rules! attribute {
+    ($set:path, $target:expr, $attribute:expr, $value:expr) => {{
+        let value = $value;
+        // SAFETY: the target was created, and cuBLASLt copies the value, whose size is given, before it returns.
+        let status = unsafe { $set($target, $attribute, (&raw const value).cast(), size_of_val(&value)) };
+        succeeded(status, "take an attribute")
+    }};
+}
+
+impl Gemm {
+    /// Describes a product; `None` where its extents are beyond cuBLASLt.
+    pub fn new(product: &Product) -> Result<Option<Gemm>, GraphError> {
+        let p = product;
+        if [p.m, p.n, p.k, p.batch].iter().any(|&extent| extent > i32::MAX as usize) {
+            return Ok(None);
+        }
+        let compute = match p.precision {
+            Precision::Tf32 if p.operand == Storage::F32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => Compute::CUBLAS_COMPUTE_32F,
+        };
+        let mut description = Description(std::ptr::null_mut());
+        // SAFETY: the pointer is to a live variable.
+        let status = unsafe { lt::cublasLtMatmulDescCreate(&mut description.0, compute, cudaDataType::CUDA_R_32F) };
+        succeeded(status, "describe a product")?;
+        let set = lt::cublasLtMatmulDescSetAttribute;
+        // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
+        attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(p.b.transposed))?;
+        attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(p.a.transposed))?;
+        if let Some(bias) = p.bias {
+            let epilogue = Epilogue::CUBLASLT_EPILOGUE_BIAS as u32;
+            attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+            attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+        }
+        let c = p.c.unwrap_or(p.d);
+        let (operand, result) = (data_type(p.operand), data_type(p.result));
+        // Rows and columns as they lie in memory, column by column.
+        let stored =
+            |m: &Matrix, rows: usize, columns: usize| if m.transposed { (rows, columns) } else { (columns, rows) };
+        let layouts = [
+            layout(operand, stored(&p.b, p.k, p.n), &p.b, p.batch)?,
+            layout(operand, stored(&p.a, p.m, p.k), &p.a, p.batch)?,
+            layout(result, (p.n, p.m), &c, p.batch)?,
+            layout(result, (p.n, p.m), &p.d, p.batch)?,
+        ];
+        Ok(Some(Gemm {
+            description,
+            layouts,
+            addresses: [p.b.address, p.a.address, c.address, p.d.address],
+            beta: if p.c.is_some() { 1.0 } else { 0.0 },
+            workspace: p.workspace,
+            algorithm: lt::cublasLtMatmulAlgo_t { data: [0; 8] },
+            alignment: p.alignment(),
+        }))
+    }
+
+    /// The algorithms that cuBLASLt expects to be the fastest, the best first.
+    pub fn candidates(&self, gpu: &Gpu, most: usize) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, GraphError> {
+        let mut preference = Preference(std::ptr::null_mut());
+        // SAFETY: the pointer is to a live variable.
+        succeeded(unsafe { lt::cublasLtMatmulPreferenceCreate(&mut preference.0) }, "prepare a search")?;
+        let set = lt::cublasLtMatmulPreferenceSetAttribute;
+        attribute!(set, preference.0, PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
+        for alignment in [
+            PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            attribute!(set, preference.0, alignment, self.alignment)?;
+        }
+        let empty = lt::cublasLtMatmulHeuristicResult_t {
+            algo: self.algorithm,
+            workspaceSize: 0,
+            state: Status::CUBLAS_STATUS_SUCCESS,
+            wavesCount: 0.0,
+            reserved: [0; 4],
+        };
+        let (mut results, mut found) = (vec![empty; most], 0);
+        let [b, a, c, d] = self.layouts.each_ref().map(|l| l.0);
+        // SAFETY: everything was created above, and there is room for as many results as are asked for.
+        let status = unsafe {
+            lt::cublasLtMatmulAlgoGetHeuristic(
+                gpu.lt,
+                self.description.0,
+                b,
+                a,
+                c,
+                d,
+                preference.0,
+                most as i32,
+                results.as_mut_ptr(),
+                &mut found,
+            )
+        };
+        if matches!(status, Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_INVALID_VALUE) {
+            return Ok(Vec::new());
+        }
+        succeeded(status, "find an algorithm")?;
+        results.truncate(found.max(0) as usize);
+        Ok(results.iter().filter(|r| r.state == Status::CUBLAS_STATUS_SUCCESS).map(|r| r.algo).collect())
+    }
+
+    /// Whether cuBLASLt accepts an algorithm for this product.
+    pub fn accepts(&self, gpu: &Gpu, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
+        let mut result = lt::cublasLtMatmulHeuristicResult_t {
+            algo: *algorithm,
+            workspaceSize: 0,
+            state: Status::CUBLAS_STATUS_SUCCESS,
+            wavesCount: 0.0,
+            reserved: [0; 4],
+        };
+        let [b, a, c, d] = self.layouts.each_ref().map(|l| l.0);
+        // SAFETY: everything was created, the result is a live variable.
+        let status =
+            unsafe { lt::cublasLtMatmulAlgoCheck(gpu.lt, self.description.0, b, a, c, d, algorithm, &mut result) };
+        status == Status::CUBLAS_STATUS_SUCCESS && result.workspaceSize <= WORKSPACE
+    }
+
+    /// Puts the product into a stream.
+    pub fn enqueue(&self, gpu: &Gpu, stream: CUstream) -> Result<(), GraphError> {
+        let alpha = 1.0f32;
+        let [b, a, c, d] = self.layouts.each_ref().map(|l| l.0);
+        let [at_b, at_a, at_c, at_d] = self.addresses.map(|address| address as *mut std::ffi::c_void);
+        // SAFETY: the description and layouts fit the memory that the plan gives these addresses, the workspace has the
+        // size given, and cuBLASLt copies the two factors before it returns.
+        let status = unsafe {
+            lt::cublasLtMatmul(
+                gpu.lt,
+                self.description.0,
+                (&raw const alpha).cast(),
+                at_b,
+                b,
+                at_a,
+                a,
+                (&raw const self.beta).cast(),
+                at_c,
+                c,
+                at_d,
+                d,
+                &self.algorithm,
+                self.workspace as *mut std::ffi::c_void,
+                WORKSPACE,
+                stream.cast(),
+            )
+        };
+        succeeded(status, "run a product")
+    }
+}
+
+fn layout(
+    data: cudaDataType,
+    (rows, columns): (usize, usize),
+    matrix: &Matrix,
+    batch: usize,
+) -> Result<Layout, GraphError> {
+    let mut layout = Layout(std::ptr::null_mut());
+    // SAFETY: the pointer is to a live variable.
+    let status = unsafe {
+        lt::cublasLtMatrixLayoutCreate(&mut layout.0, data, rows as u64, columns as u64, matrix.row.max(1) as i64)
+    };
+    succeeded(status, "describe a matrix")?;
+    if batch > 1 {
+        let set = lt::cublasLtMatrixLayoutSetAttribute;
+        attribute!(set, layout.0, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batch as i32)?;
+        let stride = matrix.batch as i64;
+        attribute!(set, layout.0, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride)?;
+    }
+    Ok(layout)
+}

@@ -1,0 +1,133 @@
+//! What GPUs there are and what they run with.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+
+use cudarc::driver::sys::{self as cu, CUdevice_attribute as Attribute};
+use cudarc::{cublaslt, nvrtc};
+
+use crate::driver::message;
+use crate::libraries::{Needed, Unavailable};
+
+/// The oldest driver that has all functions that are called: CUDA 12.8.
+const OLDEST_DRIVER: i32 = 12080;
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its number.
+    pub ordinal: usize,
+    /// Its name.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory_bytes: usize,
+    /// Its compute capability, e.g. 9 and 0.
+    pub compute_capability: (u32, u32),
+    /// Its multiprocessors.
+    pub multiprocessors: usize,
+    /// The CUDA version that the driver supports.
+    pub driver: String,
+    /// The version of cuBLASLt.
+    pub cublas: String,
+    /// The version of NVRTC.
+    pub nvrtc: String,
+}
+
+impl fmt::Display for DeviceInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.compute_capability;
+        write!(
+            f,
+            "{} ({:.1} GB, compute capability {major}.{minor}, driver for CUDA {}, cuBLASLt {}, NVRTC {})",
+            self.name,
+            self.memory_bytes as f64 / 1e9,
+            self.driver,
+            self.cublas,
+            self.nvrtc
+        )
+    }
+}
+
+/// All GPUs of this machine, or why there are none to use.
+pub fn devices() -> Result<Vec<DeviceInfo>, Unavailable> {
+    (0..count()?).map(DeviceInfo::read).collect()
+}
+
+/// How many GPUs there are. Everything that calls into CUDA comes through here first.
+pub(crate) fn count() -> Result<usize, Unavailable> {
+    Needed::Driver.find()?;
+    let start = |result: cu::CUresult| match result {
+        cu::CUresult::CUDA_SUCCESS => Ok(()),
+        cu::CUresult::CUDA_ERROR_NO_DEVICE => Err(Unavailable::NoGpu { wanted: 0, found: 0 }),
+        other => Err(Unavailable::Driver(message(other))),
+    };
+    let (mut version, mut count) = (0, 0);
+    // SAFETY: the driver is there, and the pointers are to live numbers.
+    unsafe {
+        start(cu::cuInit(0))?;
+        start(cu::cuDriverGetVersion(&mut version))?;
+        if version < OLDEST_DRIVER {
+            return Err(Unavailable::OldDriver { found: cuda_version(version), needed: "12.8" });
+        }
+        start(cu::cuDeviceGetCount(&mut count))?;
+    }
+    if count == 0 {
+        return Err(Unavailable::NoGpu { wanted: 0, found: 0 });
+    }
+    Needed::Nvrtc.find()?;
+    Needed::CublasLt.find()?;
+    Ok(count as usize)
+}
+
+impl DeviceInfo {
+    /// Reads about GPU number `ordinal`, which must be one of [`count`].
+    pub(crate) fn read(ordinal: usize) -> Result<DeviceInfo, Unavailable> {
+        let fail = |result: cu::CUresult| match result {
+            cu::CUresult::CUDA_SUCCESS => Ok(()),
+            other => Err(Unavailable::Driver(message(other))),
+        };
+        let (mut device, mut memory, mut version) = (0, 0, 0);
+        let mut name: [c_char; 256] = [0; 256];
+        // SAFETY: the driver is there, the pointers are to live memory of the lengths given, and the driver ends names
+        // with a zero.
+        let name = unsafe {
+            fail(cu::cuDriverGetVersion(&mut version))?;
+            fail(cu::cuDeviceGet(&mut device, ordinal as c_int))?;
+            fail(cu::cuDeviceTotalMem_v2(&mut memory, device))?;
+            fail(cu::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
+            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        };
+        let attribute = |which: Attribute| {
+            let mut value = 0;
+            // SAFETY: as above.
+            fail(unsafe { cu::cuDeviceGetAttribute(&mut value, which, device) })?;
+            Ok(value as u32)
+        };
+        let compute_capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both libraries are there (`count` looked for them), and the pointers are to live numbers.
+        let cublas = unsafe {
+            nvrtc::sys::nvrtcVersion(&mut major, &mut minor);
+            cublaslt::sys::cublasLtGetVersion()
+        };
+        Ok(DeviceInfo {
+            ordinal,
+            name,
+            memory_bytes: memory,
+            compute_capability,
+            multiprocessors,
+            driver: cuda_version(version),
+            cublas: format!("{}.{}.{}", cublas / 10000, cublas / 100 % 100, cublas % 100),
+            nvrtc: format!("{major}.{minor}"),
+        })
+    }
+}
+
+/// 13000 as `13.0`.
+fn cuda_version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number / 10 % 100)
+}

@@ -1,0 +1,352 @@
+// Attention forward and backward for any head size, with bias and dropout, on the ordinary arithmetic units.
+//
+// 32 queries meet 32 keys in shared memory; scores never reach device memory. Everything is f32 inside, and every sum has
+// one fixed order. HEAD: the head size. Q: storage of query, key and value; B of the bias; O of the result; DY of its
+// gradient; DX of the operands' gradients.
+#ifndef HEAD
+#define HEAD 64
+#endif
+#ifndef Q
+#define Q float
+#endif
+#ifndef B
+#define B float
+#endif
+#ifndef O
+#define O float
+#endif
+#ifndef DY
+#define DY float
+#endif
+#ifndef DX
+#define DX float
+#endif
+
+#define TILE 32
+#define THREADS 256
+// A thread has 2 rows of a tile and every 16th column.
+#define COLUMNS ((HEAD + 15) / 16)
+#define PITCH (16 * COLUMNS + 1)
+
+struct Shape {
+    u32 heads, queries, keys;
+    // Samples share a bias in groups; sample b has that of group b mod groups.
+    u32 groups, batch;
+    float scale;
+    // Elements from one token to the next.
+    u64 q_row, k_row, v_row, out_row;
+    u64 dq_row, dk_row, dv_row;
+};
+
+// Which head of which sample, and which tile of its tokens.
+struct Place {
+    u32 tile, head, sample;
+    u64 row;
+};
+
+__device__ __forceinline__ Place place(const Shape& s, u32 tiles) {
+    Place p;
+    p.tile = blockIdx.x % tiles;
+    p.head = blockIdx.x / tiles % s.heads;
+    p.sample = blockIdx.x / tiles / s.heads;
+    p.row = ((u64)p.sample * s.heads + p.head) * s.queries;
+    return p;
+}
+
+// Brings 32 tokens of one head into shared memory; zeros where there are no more.
+template <class T>
+__device__ __forceinline__ void load_tile(float* tile, const T* from, u64 row, u32 first, u32 tokens, u32 sample, u32 head) {
+    for (u32 i = threadIdx.x; i < TILE * 16 * COLUMNS; i += THREADS) {
+        const u32 token = i / (16 * COLUMNS), c = i % (16 * COLUMNS);
+        const bool inside = first + token < tokens && c < HEAD;
+        tile[token * PITCH + c] =
+            inside ? to_float(from[((u64)sample * tokens + first + token) * row + head * HEAD + c]) : 0.0f;
+    }
+}
+
+__device__ __forceinline__ float dot(const float* a, const float* b) {
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int c = 0; c < HEAD; c++) sum += a[c] * b[c];
+    return sum;
+}
+
+__device__ __forceinline__ float biased(float product, const Shape& s, const B* bias, u32 sample, u32 head, u32 i, u32 j) {
+    const float score = product * s.scale;
+    if (!bias) return score;
+    return score + to_float(bias[(((u64)(sample % s.groups) * s.heads + head) * s.queries + i) * s.keys + j]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_forward(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, O* out, float* lse,
+                      const Shape s, const Mask mask) {
+    DYNAMIC_SHARED(float, shared);
+    float *tile_q = shared, *tile_k = tile_q + TILE * PITCH, *tile_v = tile_k + TILE * PITCH;
+    float* weights = tile_v + TILE * PITCH;
+    float *row_max = weights + TILE * (TILE + 1), *row_sum = row_max + TILE, *row_factor = row_sum + TILE;
+
+    const Place at = place(s, (s.queries + TILE - 1) / TILE);
+    const u32 query0 = at.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    load_tile(tile_q, q, s.q_row, query0, s.queries, at.sample, at.head);
+    if (threadIdx.x < TILE) row_max[threadIdx.x] = -INFINITY, row_sum[threadIdx.x] = 0.0f;
+    float sum[2][COLUMNS];
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) sum[0][c] = sum[1][c] = 0.0f;
+
+    for (u32 key0 = 0; key0 < s.keys; key0 += TILE) {
+        __syncthreads();
+        load_tile(tile_k, k, s.k_row, key0, s.keys, at.sample, at.head);
+        load_tile(tile_v, v, s.v_row, key0, s.keys, at.sample, at.head);
+        __syncthreads();
+#pragma unroll
+        for (u32 r = ty; r < TILE; r += 16)
+#pragma unroll
+            for (u32 c = tx; c < TILE; c += 16) {
+                const u32 i = query0 + r, j = key0 + c;
+                float score = -INFINITY;
+                if (j < s.keys) {
+                    score = dot(tile_q + r * PITCH, tile_k + c * PITCH);
+                    score = i < s.queries ? biased(score, s, bias, at.sample, at.head, i, j) : 0.0f;
+                }
+                weights[r * (TILE + 1) + c] = score;
+            }
+        __syncthreads();
+        // Every warp has four rows, every lane a key.
+#pragma unroll
+        for (u32 r = 4 * warp; r < 4 * warp + 4; r++) {
+            const float score = weights[r * (TILE + 1) + lane], before = row_max[r];
+            const float largest = fmaxf(before, warp_max(score));
+            // Where a bias has shut out every key so far, there is nothing to weigh.
+            float weight = largest == -INFINITY ? 0.0f : expf(score - largest);
+            const float factor = largest == -INFINITY ? 1.0f : expf(before - largest);
+            const float total = warp_sum(weight);
+            if (seed && query0 + r < s.queries && key0 + lane < s.keys)
+                weight *= mask_factor(mask, seed, (at.row + query0 + r) * s.keys + key0 + lane);
+            weights[r * (TILE + 1) + lane] = weight;
+            if (lane == 0) {
+                row_max[r] = largest;
+                row_sum[r] = row_sum[r] * factor + total;
+                row_factor[r] = factor;
+            }
+        }
+        __syncthreads();
+        const float factors[2] = {row_factor[ty], row_factor[ty + 16]};
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) sum[0][c] *= factors[0], sum[1][c] *= factors[1];
+        for (u32 j = 0; j < TILE; j++) {
+            const float w0 = weights[ty * (TILE + 1) + j], w1 = weights[(ty + 16) * (TILE + 1) + j];
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                const float value = tile_v[j * PITCH + tx + 16 * c];
+                sum[0][c] += w0 * value, sum[1][c] += w1 * value;
+            }
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        const u32 i = query0 + ty + 16 * r;
+        if (i >= s.queries) continue;
+        const float total = row_sum[ty + 16 * r];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            if (tx + 16 * c < HEAD)
+                out[((u64)at.sample * s.queries + i) * s.out_row + at.head * HEAD + tx + 16 * c] =
+                    from_float<O>(sum[r][c] / total);
+        if (lse && tx == 0) lse[at.row + i] = row_max[ty + 16 * r] + logf(total);
+    }
+}
+
+// The attention weights before dropout, from the log-sum-exp of their rows: one block per row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_weights(const Q* q, const Q* k, const B* bias, const float* lse, float* weights, const Shape s) {
+    __shared__ float query[HEAD];
+    const Place at = place(s, s.queries);
+    const u32 i = at.tile;
+    for (u32 c = threadIdx.x; c < HEAD; c += THREADS)
+        query[c] = to_float(q[((u64)at.sample * s.queries + i) * s.q_row + at.head * HEAD + c]);
+    __syncthreads();
+    for (u32 j = threadIdx.x; j < s.keys; j += THREADS) {
+        const Q* key = k + ((u64)at.sample * s.keys + j) * s.k_row + at.head * HEAD;
+        float product = 0.0f;
+        for (int c = 0; c < HEAD; c++) product += query[c] * to_float(key[c]);
+        const float score = biased(product, s, bias, at.sample, at.head, i, j);
+        weights[(at.row + i) * s.keys + j] = expf(score - lse[at.row + i]);
+    }
+}
+
+// What the gradient of every row of scores has in common: the dot product of the result and its gradient. One warp each.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_delta(const O* out, const DY* dy, float* delta, const Shape s, u64 rows) {
+    const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= rows) return;
+    const u64 i = row % s.queries, head = row / s.queries % s.heads, sample = row / s.queries / s.heads;
+    const u64 start = (sample * s.queries + i) * s.out_row + head * HEAD;
+    float sum = 0.0f;
+    for (u32 c = threadIdx.x % 32; c < HEAD; c += 32) sum += to_float(out[start + c]) * to_float(dy[start + c]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) delta[row] = sum;
+}
+
+// The weight of one key for one query after dropout, and the gradient of its score.
+struct Pair {
+    float weight, dscore;
+};
+
+__device__ __forceinline__ Pair pair(const Shape& s, const Place& at, const B* bias, const u32* seed, const Mask& mask,
+                                     u32 i, u32 j, float product, float dweight, float lse, float delta) {
+    Pair result = {0.0f, 0.0f};
+    if (i >= s.queries || j >= s.keys) return result;
+    const float weight = expf(biased(product, s, bias, at.sample, at.head, i, j) - lse);
+    const float factor = seed ? mask_factor(mask, seed, (at.row + i) * s.keys + j) : 1.0f;
+    result.weight = weight * factor;
+    result.dscore = weight * (dweight * factor - delta);
+    return result;
+}
+
+// The gradients of key and value: a block has 32 keys and goes through all queries. Either result may be missing.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_grad_keys(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, const DY* dy,
+                        const float* lse, const float* delta, DX* dk, DX* dv, const Shape s, const Mask mask) {
+    DYNAMIC_SHARED(float, shared);
+    float *tile_q = shared, *tile_k = tile_q + TILE * PITCH, *tile_v = tile_k + TILE * PITCH;
+    float* tile_dy = tile_v + TILE * PITCH;
+    float *weights = tile_dy + TILE * PITCH, *dscores = weights + TILE * (TILE + 1);
+
+    const Place at = place(s, (s.keys + TILE - 1) / TILE);
+    const u32 key0 = at.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    load_tile(tile_k, k, s.k_row, key0, s.keys, at.sample, at.head);
+    load_tile(tile_v, v, s.v_row, key0, s.keys, at.sample, at.head);
+    float sum_k[2][COLUMNS], sum_v[2][COLUMNS];
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) sum_k[0][c] = sum_k[1][c] = sum_v[0][c] = sum_v[1][c] = 0.0f;
+
+    for (u32 query0 = 0; query0 < s.queries; query0 += TILE) {
+        __syncthreads();
+        load_tile(tile_q, q, s.q_row, query0, s.queries, at.sample, at.head);
+        load_tile(tile_dy, dy, s.out_row, query0, s.queries, at.sample, at.head);
+        __syncthreads();
+#pragma unroll
+        for (u32 r = ty; r < TILE; r += 16)
+#pragma unroll
+            for (u32 c = tx; c < TILE; c += 16) {
+                const u32 i = query0 + r;
+                const float product = dot(tile_q + r * PITCH, tile_k + c * PITCH);
+                const float dweight = dot(tile_dy + r * PITCH, tile_v + c * PITCH);
+                const bool inside = i < s.queries;
+                const Pair p = pair(s, at, bias, seed, mask, i, key0 + c, product, dweight,
+                                    inside ? lse[at.row + i] : 0.0f, inside ? delta[at.row + i] : 0.0f);
+                weights[r * (TILE + 1) + c] = p.weight;
+                dscores[r * (TILE + 1) + c] = p.dscore * s.scale;
+            }
+        __syncthreads();
+        for (u32 r = 0; r < TILE; r++) {
+            const float w0 = weights[r * (TILE + 1) + ty], w1 = weights[r * (TILE + 1) + ty + 16];
+            const float d0 = dscores[r * (TILE + 1) + ty], d1 = dscores[r * (TILE + 1) + ty + 16];
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                const float query = tile_q[r * PITCH + tx + 16 * c], g = tile_dy[r * PITCH + tx + 16 * c];
+                sum_k[0][c] += d0 * query, sum_k[1][c] += d1 * query;
+                sum_v[0][c] += w0 * g, sum_v[1][c] += w1 * g;
+            }
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        const u32 j = key0 + ty + 16 * r;
+        if (j >= s.keys) continue;
+        const u64 token = (u64)at.sample * s.keys + j;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            const u32 column = tx + 16 * c;
+            if (column >= HEAD) continue;
+            if (dk) dk[token * s.dk_row + at.head * HEAD + column] = from_float<DX>(sum_k[r][c]);
+            if (dv) dv[token * s.dv_row + at.head * HEAD + column] = from_float<DX>(sum_v[r][c]);
+        }
+    }
+}
+
+// The gradient of the query: a block has 32 queries and goes through all keys.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_grad_queries(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, const DY* dy,
+                           const float* lse, const float* delta, DX* dq, const Shape s, const Mask mask) {
+    DYNAMIC_SHARED(float, shared);
+    float *tile_q = shared, *tile_k = tile_q + TILE * PITCH, *tile_v = tile_k + TILE * PITCH;
+    float *tile_dy = tile_v + TILE * PITCH, *dscores = tile_dy + TILE * PITCH;
+
+    const Place at = place(s, (s.queries + TILE - 1) / TILE);
+    const u32 query0 = at.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    load_tile(tile_q, q, s.q_row, query0, s.queries, at.sample, at.head);
+    load_tile(tile_dy, dy, s.out_row, query0, s.queries, at.sample, at.head);
+    float row_lse[2], row_delta[2], sum[2][COLUMNS];
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        const u32 i = query0 + ty + 16 * r;
+        row_lse[r] = i < s.queries ? lse[at.row + i] : 0.0f;
+        row_delta[r] = i < s.queries ? delta[at.row + i] : 0.0f;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) sum[r][c] = 0.0f;
+    }
+    for (u32 key0 = 0; key0 < s.keys; key0 += TILE) {
+        __syncthreads();
+        load_tile(tile_k, k, s.k_row, key0, s.keys, at.sample, at.head);
+        load_tile(tile_v, v, s.v_row, key0, s.keys, at.sample, at.head);
+        __syncthreads();
+#pragma unroll
+        for (u32 r = 0; r < 2; r++)
+#pragma unroll
+            for (u32 c = tx; c < TILE; c += 16) {
+                const u32 own = ty + 16 * r;
+                const float product = dot(tile_q + own * PITCH, tile_k + c * PITCH);
+                const float dweight = dot(tile_dy + own * PITCH, tile_v + c * PITCH);
+                const Pair p = pair(s, at, bias, seed, mask, query0 + own, key0 + c, product, dweight, row_lse[r],
+                                    row_delta[r]);
+                dscores[own * (TILE + 1) + c] = p.dscore * s.scale;
+            }
+        __syncthreads();
+        for (u32 j = 0; j < TILE; j++) {
+            const float d0 = dscores[ty * (TILE + 1) + j], d1 = dscores[(ty + 16) * (TILE + 1) + j];
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                const float key = tile_k[j * PITCH + tx + 16 * c];
+                sum[0][c] += d0 * key, sum[1][c] += d1 * key;
+            }
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        const u32 i = query0 + ty + 16 * r;
+        if (i >= s.queries) continue;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            if (tx + 16 * c < HEAD)
+                dq[((u64)at.sample * s.queries + i) * s.dq_row + at.head * HEAD + tx + 16 * c] =
+                    from_float<DX>(sum[r][c]);
+    }
+}
+
+// The gradient of the bias: one thread per element goes through the samples of its group in order.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_grad_bias(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, const DY* dy,
+                        const float* lse, const float* delta, DX* dbias, const Shape s, const Mask mask, u64 count) {
+    const u64 element = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (element >= count) return;
+    const u32 j = (u32)(element % s.keys), i = (u32)(element / s.keys % s.queries);
+    Place at;
+    at.tile = 0;
+    at.head = (u32)(element / s.keys / s.queries % s.heads);
+    const u32 group = (u32)(element / s.keys / s.queries / s.heads);
+    float sum = 0.0f;
+    for (at.sample = group; at.sample < s.batch; at.sample += s.groups) {
+        at.row = ((u64)at.sample * s.heads + at.head) * s.queries;
+        const u64 query = (u64)at.sample * s.queries + i, key = (u64)at.sample * s.keys + j;
+        const u32 column = at.head * HEAD;
+        float product = 0.0f, dweight = 0.0f;
+        for (int c = 0; c < HEAD; c++) {
+            product += to_float(q[query * s.q_row + column + c]) * to_float(k[key * s.k_row + column + c]);
+            dweight += to_float(dy[query * s.out_row + column + c]) * to_float(v[key * s.v_row + column + c]);
+        }
+        sum += pair(s, at, bias, seed, mask, i, j, product, dweight, lse[at.row + i], delta[at.row + i]).dscore;
+    }
+    dbias[element] = from_float<DX>(sum);
+}

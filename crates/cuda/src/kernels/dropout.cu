@@ -1,0 +1,40 @@
+// Dropout and stochastic depth: masks computed from their position whenever they are needed.
+#ifndef X
+#define X float
+#endif
+#ifndef Y
+#define Y float
+#endif
+
+#define THREADS 256
+
+// Every thread has the four elements of one block of random words.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    dropout_elements(const X* x, const u32* seed, Y* y, const Mask mask, u64 count) {
+    const u64 block = (u64)blockIdx.x * THREADS + threadIdx.x;
+    const u64 first = 4 * block;
+    if (first >= count) return;
+    const uint4 words = random_words(seed, mask.stream, block);
+    const float factors[4] = {
+        words.x >= mask.keep_from ? mask.factor : 0.0f,
+        words.y >= mask.keep_from ? mask.factor : 0.0f,
+        words.z >= mask.keep_from ? mask.factor : 0.0f,
+        words.w >= mask.keep_from ? mask.factor : 0.0f,
+    };
+    if (first + 4 <= count) {
+        float v[4];
+        load<4>(x + first, v);
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] *= factors[i];
+        store<4>(y + first, v);
+    } else {
+        for (int i = 0; first + i < count; i++) y[first + i] = from_float<Y>(factors[i] * to_float(x[first + i]));
+    }
+}
+
+// One decision for `covers` neighbouring elements.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    dropout_samples(const X* x, const u32* seed, Y* y, const Mask mask, u64 covers, u64 count) {
+    const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (i < count) y[i] = from_float<Y>(mask_factor(mask, seed, i / covers) * to_float(x[i]));
+}

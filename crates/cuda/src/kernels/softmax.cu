@@ -1,0 +1,34 @@
+// Softmax over rows and its gradient: one block per row.
+#ifndef X
+#define X float
+#endif
+#ifndef DY
+#define DY float
+#endif
+#ifndef Y
+#define Y float
+#endif
+
+#define THREADS 128
+
+extern "C" __global__ void __launch_bounds__(THREADS) softmax(const X* x, Y* y, u32 columns) {
+    const u64 start = (u64)blockIdx.x * columns;
+    float largest = -INFINITY;
+    for (u32 i = threadIdx.x; i < columns; i += THREADS) largest = fmaxf(largest, to_float(x[start + i]));
+    largest = block_max<THREADS>(largest);
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < columns; i += THREADS) sum += expf(to_float(x[start + i]) - largest);
+    sum = block_sum<THREADS>(sum);
+    for (u32 i = threadIdx.x; i < columns; i += THREADS)
+        y[start + i] = from_float<Y>(expf(to_float(x[start + i]) - largest) / sum);
+}
+
+// From the output y and dy.
+extern "C" __global__ void __launch_bounds__(THREADS) softmax_grad(const X* y, const DY* dy, Y* dx, u32 columns) {
+    const u64 start = (u64)blockIdx.x * columns;
+    float dot = 0.0f;
+    for (u32 i = threadIdx.x; i < columns; i += THREADS) dot += to_float(y[start + i]) * to_float(dy[start + i]);
+    dot = block_sum<THREADS>(dot);
+    for (u32 i = threadIdx.x; i < columns; i += THREADS)
+        dx[start + i] = from_float<Y>(to_float(y[start + i]) * (to_float(dy[start + i]) - dot));
+}

@@ -1,0 +1,106 @@
+//! What a run consists of: kernels, matrix products, copies; first as requests with addresses, then ready to be put into
+//! a stream.
+
+use cudarc::driver::sys as cu;
+use vit_graph::GraphError;
+
+use crate::compiler::Variant;
+use crate::driver::{Function, Gpu, check};
+use crate::fields::Arguments;
+use crate::gemm::{Gemm, Product};
+
+/// One thing for the GPU to do.
+pub(crate) enum Request {
+    Kernel(Kernel),
+    Product(Product),
+    /// Sets bytes to zero.
+    Clear {
+        to: u64,
+        bytes: usize,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+}
+
+/// A kernel with its grid and arguments.
+pub(crate) struct Kernel {
+    pub variant: Variant,
+    pub name: &'static str,
+    pub grid: [usize; 3],
+    pub threads: usize,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+    pub arguments: Arguments,
+}
+
+/// A request that has its kernel or algorithm.
+pub(crate) enum Launch {
+    Kernel { function: Function, grid: [u32; 3], threads: u32, shared: u32, arguments: Arguments },
+    Gemm(Gemm),
+    Clear { to: u64, bytes: usize },
+    Copy { to: u64, from: u64, bytes: usize },
+}
+
+/// What a block may have of shared memory without asking.
+const PLAIN_SHARED: usize = 48 << 10;
+
+impl Kernel {
+    /// Looks the kernel up, and asks for the shared memory that it needs.
+    pub fn resolve(self, gpu: &Gpu) -> Result<Launch, GraphError> {
+        let function = gpu.function(&self.variant, self.name)?;
+        if self.shared > PLAIN_SHARED {
+            let attribute = cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function belongs to a module that stays loaded.
+            let result = unsafe { cu::cuFuncSetAttribute(function.0, attribute, self.shared as i32) };
+            check(result, &format!("giving {} bytes of shared memory to {}", self.shared, self.name))?;
+        }
+        Ok(Launch::Kernel {
+            function,
+            grid: self.grid.map(|extent| extent as u32),
+            threads: self.threads as u32,
+            shared: self.shared as u32,
+            arguments: self.arguments,
+        })
+    }
+}
+
+impl Launch {
+    /// Puts it into a stream. The GPU's context must be current.
+    pub fn enqueue(&self, gpu: &Gpu, stream: cu::CUstream) -> Result<(), GraphError> {
+        match self {
+            Launch::Kernel { function, grid, threads, shared, arguments } => {
+                let mut addresses = arguments.addresses();
+                // SAFETY: the function is loaded, `addresses` has one live pointer for each of its parameters, which the
+                // driver copies before it returns, and the memory plan keeps what the arguments point to.
+                let result = unsafe {
+                    cu::cuLaunchKernel(
+                        function.0,
+                        grid[0],
+                        grid[1],
+                        grid[2],
+                        *threads,
+                        1,
+                        1,
+                        *shared,
+                        stream,
+                        addresses.as_mut_ptr(),
+                        std::ptr::null_mut(),
+                    )
+                };
+                check(result, "launching a kernel")
+            }
+            Launch::Gemm(gemm) => gemm.enqueue(gpu, stream),
+            Launch::Clear { to, bytes } => {
+                // SAFETY: the range is a block of the executable's own memory.
+                check(unsafe { cu::cuMemsetD8Async(*to, 0, *bytes, stream) }, "clearing memory")
+            }
+            Launch::Copy { to, from, bytes } => {
+                // SAFETY: both ranges are blocks of the executable's own memory and do not overlap.
+                check(unsafe { cu::cuMemcpyDtoDAsync_v2(*to, *from, *bytes, stream) }, "copying on the GPU")
+            }
+        }
+    }
+}

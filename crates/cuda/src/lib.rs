@@ -1,0 +1,36 @@
+//! The NVIDIA device: graphs run as captured CUDA graphs, matrix products through cuBLASLt, everything else by kernels
+//! that are compiled for the GPU found.
+//!
+//! Nothing of CUDA is needed to build this crate or to start a program with it: the driver and the two libraries are
+//! looked for when a [`Cuda`] is made, and [`Unavailable`] says in one line what is missing.
+//!
+//! ```
+//! use vit_cuda::{Cuda, Precision};
+//!
+//! match Cuda::new(0, Precision::Bf16) {
+//!     Ok(device) => println!("{}", device.info()),
+//!     Err(reason) => println!("no GPU: {reason}"),
+//! }
+//! ```
+
+mod cache;
+mod compiler;
+mod device;
+mod driver;
+mod executable;
+mod fields;
+mod fusion;
+mod gemm;
+mod info;
+mod launch;
+mod libraries;
+mod lower;
+mod memory;
+mod prepare;
+mod storage;
+mod tuning;
+
+pub use compiler::compile_every_kernel;
+pub use device::{Cuda, Precision};
+pub use info::{DeviceInfo, devices};
+pub use libraries::Unavailable;

@@ -1,0 +1,131 @@
+//! Finding the driver and the libraries, and saying what is missing before anything is called.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use cudarc::{cublaslt, driver, nvrtc};
+use libloading::Library;
+
+/// Why no GPU can be used, in one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// There is no driver.
+    #[error("there is no NVIDIA driver on this machine")]
+    NoDriver,
+    /// The driver does not work.
+    #[error("the NVIDIA driver does not start: {0}")]
+    Driver(String),
+    /// The driver is too old.
+    #[error("the NVIDIA driver is made for CUDA {found}; update it to one for CUDA {needed} or newer")]
+    OldDriver {
+        /// The CUDA version that it supports.
+        found: String,
+        /// The oldest that works.
+        needed: &'static str,
+    },
+    /// There is a driver but no GPU, or not one of this number.
+    #[error("there is no GPU number {wanted}; the driver finds {found}")]
+    NoGpu {
+        /// The number asked for.
+        wanted: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// The GPU is too old.
+    #[error("{name} has compute capability {found}; 8.0 (Ampere) or newer is needed")]
+    OldGpu {
+        /// The GPU's name.
+        name: String,
+        /// Its compute capability.
+        found: String,
+    },
+    /// A library of the CUDA toolkit is missing.
+    #[error("the library {0} of the CUDA toolkit was not found; install it or add its folder to LD_LIBRARY_PATH")]
+    NoLibrary(&'static str),
+}
+
+/// A library that this crate calls.
+#[derive(Clone, Copy)]
+pub(crate) enum Needed {
+    Driver,
+    Nvrtc,
+    CublasLt,
+}
+
+impl Needed {
+    /// Whether calling into it will work. The bindings would panic where a library is missing, so everyone asks first.
+    pub fn find(self) -> Result<(), Unavailable> {
+        static FOUND: [OnceLock<bool>; 3] = [const { OnceLock::new() }; 3];
+        let found = *FOUND[self as usize].get_or_init(|| self.present() || self.load_from_known_folders());
+        match self {
+            _ if found => Ok(()),
+            Needed::Driver => Err(Unavailable::NoDriver),
+            Needed::Nvrtc => Err(Unavailable::NoLibrary("NVRTC")),
+            Needed::CublasLt => Err(Unavailable::NoLibrary("cuBLASLt")),
+        }
+    }
+
+    fn present(self) -> bool {
+        // SAFETY: this loads NVIDIA's own libraries by name, whose initialisers do nothing but set themselves up.
+        unsafe {
+            match self {
+                Needed::Driver => driver::sys::is_culib_present(),
+                Needed::Nvrtc => nvrtc::sys::is_culib_present(),
+                Needed::CublasLt => cublaslt::sys::is_culib_present(),
+            }
+        }
+    }
+
+    /// Loads the library by its path where the system's loader does not know its folder; the bindings then find it by
+    /// name, because a loaded library answers to its name.
+    fn load_from_known_folders(self) -> bool {
+        let start = match self {
+            Needed::Driver => return false,
+            Needed::Nvrtc if cfg!(windows) => "nvrtc64_",
+            Needed::Nvrtc => "libnvrtc.so",
+            Needed::CublasLt if cfg!(windows) => "cublasLt64_",
+            Needed::CublasLt => "libcublasLt.so",
+        };
+        known_folders().iter().any(|folder| {
+            let starts =
+                |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with(start));
+            files(folder).into_iter().filter(starts).any(|path| {
+                // SAFETY: as above.
+                match unsafe { Library::new(&path) } {
+                    // Never unloaded: its functions are called until the end.
+                    Ok(library) => {
+                        std::mem::forget(library);
+                        self.present()
+                    }
+                    Err(_) => false,
+                }
+            })
+        })
+    }
+}
+
+/// Where CUDA is usually installed, and where Python environments keep it.
+fn known_folders() -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    for toolkit in toolkits.chain([PathBuf::from("/usr/local/cuda")]) {
+        folders.extend(["lib64", "bin", "bin/x64"].map(|part| toolkit.join(part)));
+    }
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    for environment in environments {
+        folders.push(environment.join("lib"));
+        for python in files(&environment.join("lib")) {
+            folders.extend(files(&python.join("site-packages/nvidia")).into_iter().map(|part| part.join("lib")));
+        }
+    }
+    folders
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    found.sort();
+    found
+}

@@ -1,0 +1,191 @@
+//! Attention: which parts of which inputs are query, key and value, and which kernel computes with them.
+//!
+//! [`forward`] and [`backward`] are where kernels are chosen: a [`Job`] knows storage type, head size, lengths and options,
+//! which is all that a choice can depend on.
+
+use vit_graph::Type;
+use vit_graph::ops::Attention;
+
+use super::rows::mask;
+use super::{Emitter, Operand};
+use crate::compiler::{self, Variant};
+use crate::fields::{Arguments, Fields};
+use crate::storage::Storage;
+
+/// The largest head whose tiles fit into the shared memory of every GPU that is supported.
+const LARGEST_HEAD: usize = 128;
+
+/// Tokens of a tile and threads of a block, as the kernels have them.
+const TILE: usize = 32;
+const THREADS: usize = 256;
+
+/// One attention with the addresses of its operands.
+struct Job {
+    op: Attention,
+    extents: Extents,
+    /// Query, key and value, all stored alike, and the elements between their tokens.
+    operands: [u64; 3],
+    rows: [usize; 3],
+    storage: Storage,
+    bias: Option<Operand>,
+    groups: usize,
+    seed: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Extents {
+    batch: usize,
+    heads: usize,
+    queries: usize,
+    keys: usize,
+    head: usize,
+}
+
+impl Extents {
+    fn width(&self) -> usize {
+        self.heads * self.head
+    }
+
+    /// Tiles of all heads of all samples.
+    fn tiles(&self, tokens: usize) -> usize {
+        tokens.div_ceil(TILE) * self.heads * self.batch
+    }
+
+    fn score_rows(&self) -> usize {
+        self.batch * self.heads * self.queries
+    }
+}
+
+impl Job {
+    /// Reads the attention's inputs, of which the first is number `first`.
+    fn new(op: &Attention, first: usize, e: &mut Emitter) -> Result<Job, String> {
+        let types: Vec<Type> = e.inputs[first..].iter().map(|x| Type::f32(x.shape.clone())).collect();
+        let x = op.extents(&types);
+        let extents = Extents { batch: x.batch, heads: x.heads, queries: x.queries, keys: x.keys, head: x.head_dim };
+        if extents.head > LARGEST_HEAD {
+            return Err(format!("heads of {} are larger than {LARGEST_HEAD}", extents.head));
+        }
+        let (width, storage) = (extents.width(), e.inputs[first].storage);
+        let (operands, rows) = if op.packed {
+            let start = e.form(first, storage);
+            ([0, 1, 2].map(|part| start + (part * width * storage.bytes()) as u64), [3 * width; 3])
+        } else {
+            ([0, 1, 2].map(|part| e.form(first + part, storage)), [width; 3])
+        };
+        let next = first + op.operands();
+        let bias = op.bias.then(|| e.inputs[next].clone());
+        let groups = bias.as_ref().map_or(1, |b| b.shape[0]);
+        let seed = op.dropout.map_or(0, |_| e.inputs[next + usize::from(op.bias)].address);
+        Ok(Job { op: *op, extents, operands, rows, storage, bias, groups, seed })
+    }
+
+    fn variant(&self) -> Variant {
+        let bias = self.bias.as_ref().map_or(Storage::F32, |b| b.storage);
+        Variant::new(&compiler::ATTENTION)
+            .with("HEAD", self.extents.head)
+            .with("Q", self.storage.name())
+            .with("B", bias.name())
+    }
+
+    /// The kernels' `Shape`; `gradients` are the elements between tokens of the operands' gradients.
+    fn shape(&self, gradients: [usize; 3]) -> Fields {
+        let x = self.extents;
+        Fields::new()
+            .u32s(&[x.heads, x.queries, x.keys, self.groups, x.batch])
+            .f32(self.op.scale)
+            .u64s(&self.rows)
+            .u64(x.width() as u64)
+            .u64s(&gradients)
+    }
+
+    fn mask(&self) -> Fields {
+        self.op.dropout.map_or_else(|| Fields::new().u32s(&[0, 0]).f32(1.0), mask)
+    }
+
+    fn bias(&self) -> u64 {
+        self.bias.as_ref().map_or(0, |b| b.address)
+    }
+
+    /// Bytes of shared memory: tiles of one head's tokens, squares of scores, numbers per row.
+    fn shared(&self, tiles: usize, squares: usize, numbers: usize) -> usize {
+        let pitch = 16 * self.extents.head.div_ceil(16) + 1;
+        4 * (tiles * TILE * pitch + squares * TILE * (TILE + 1) + numbers * TILE)
+    }
+}
+
+pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
+    let job = Job::new(op, 0, e)?;
+    let x = job.extents;
+    let [out, lse, weights] = [0, 1, 2].map(|i| e.outputs[i].clone());
+    if x.score_rows() == 0 {
+        return Ok(());
+    }
+    // The weights need the row sums, and whoever wants only those still runs the kernel that computes them.
+    let lse = if lse.wanted() || !weights.wanted() { lse.address } else { e.scratch(4 * x.score_rows()) };
+    let result = if out.wanted() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
+    let variant = job.variant().with("O", out.storage.name());
+    let [q, k, v] = job.operands;
+    let arguments = Arguments::new()
+        .pointers(&[q, k, v, job.bias(), job.seed, result, lse])
+        .fields(job.shape([0; 3]))
+        .fields(job.mask());
+    let grid = [x.tiles(x.queries), 1, 1];
+    e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
+    if weights.wanted() {
+        let arguments = Arguments::new().pointers(&[q, k, job.bias(), lse, weights.address]).fields(job.shape([0; 3]));
+        e.kernel(variant, "attention_weights", [x.score_rows(), 1, 1], THREADS, 0, arguments);
+    }
+    Ok(())
+}
+
+/// From `dy`, the result, its log-sum-exp and the attention's own inputs to the gradients of operands and bias.
+pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
+    let job = Job::new(op, 3, e)?;
+    let x = job.extents;
+    if x.score_rows() == 0 {
+        return Ok(());
+    }
+    let (dy, out, lse) = (e.inputs[0].clone(), e.inputs[1].clone(), e.inputs[2].address);
+    let width = x.width();
+    let (gradients, rows) = if op.packed {
+        let d = &e.outputs[0];
+        let part = |part: usize| if d.wanted() { d.address + (part * width * d.storage.bytes()) as u64 } else { 0 };
+        ([0, 1, 2].map(|i| (part(i), d.storage)), [3 * width; 3])
+    } else {
+        ([0, 1, 2].map(|i| (e.outputs[i].address, e.outputs[i].storage)), [width; 3])
+    };
+    let delta = e.scratch(4 * x.score_rows());
+    let variant = job.variant().with("DY", dy.storage.name()).with("O", out.storage.name());
+    let arguments =
+        Arguments::new().pointers(&[out.address, dy.address, delta]).fields(job.shape(rows)).u64(x.score_rows());
+    let grid = [x.score_rows().div_ceil(THREADS / 32), 1, 1];
+    e.kernel(variant.clone(), "attention_delta", grid, THREADS, 0, arguments);
+
+    let [q, k, v] = job.operands;
+    let common = Arguments::new().pointers(&[q, k, v, job.bias(), job.seed, dy.address, lse, delta]);
+    let [(dq, dq_storage), (dk, dk_storage), (dv, dv_storage)] = gradients;
+    // Key and value gradients come from one launch where they are stored alike, else from two.
+    let launches = if dk_storage == dv_storage {
+        vec![(dk, dv, dk_storage)]
+    } else {
+        vec![(dk, 0, dk_storage), (0, dv, dv_storage)]
+    };
+    for (dk, dv, storage) in launches.into_iter().filter(|(dk, dv, _)| dk | dv != 0) {
+        let arguments = common.clone().pointers(&[dk, dv]).fields(job.shape(rows)).fields(job.mask());
+        let variant = variant.clone().with("DX", storage.name());
+        let grid = [x.tiles(x.keys), 1, 1];
+        e.kernel(variant, "attention_grad_keys", grid, THREADS, job.shared(4, 2, 0), arguments);
+    }
+    if dq != 0 {
+        let arguments = common.clone().pointer(dq).fields(job.shape(rows)).fields(job.mask());
+        let variant = variant.clone().with("DX", dq_storage.name());
+        let grid = [x.tiles(x.queries), 1, 1];
+        e.kernel(variant, "attention_grad_queries", grid, THREADS, job.shared(4, 1, 0), arguments);
+    }
+    if let Some(dbias) = e.outputs.get(op.operands()).filter(|d| d.wanted()).cloned() {
+        let count = dbias.shape.elements();
+        let arguments = common.pointer(dbias.address).fields(job.shape(rows)).fields(job.mask()).u64(count);
+        e.spread(variant.with("DX", dbias.storage.name()), "attention_grad_bias", count, 1, arguments);
+    }
+    Ok(())
+}

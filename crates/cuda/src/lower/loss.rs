@@ -1,0 +1,31 @@
+//! Losses.
+
+use super::Emitter;
+use crate::compiler::{self, Variant};
+use crate::fields::Arguments;
+
+/// Threads of a block, as the kernels have it.
+const THREADS: usize = 128;
+
+pub(super) fn cross_entropy(e: &mut Emitter) {
+    let [logits, targets] = [e.inputs[0].address, e.inputs[1].address];
+    let (rows, classes) = (e.inputs[0].shape[0], e.inputs[0].shape[1]);
+    let loss = e.outputs[0].address;
+    let losses = e.scratch(8 * rows);
+    let variant = Variant::new(&compiler::LOSS);
+    let arguments = Arguments::new().pointers(&[logits, targets, losses]).u32(classes);
+    e.kernel(variant.clone(), "cross_entropy_rows", [rows, 1, 1], THREADS, 0, arguments);
+    let arguments = Arguments::new().pointer(losses).pointer(loss).u32(rows);
+    e.kernel(variant, "cross_entropy_mean", [1, 1, 1], THREADS, 0, arguments);
+}
+
+pub(super) fn cross_entropy_grad(e: &mut Emitter) {
+    let dx = &e.outputs[0];
+    let (rows, classes) = (dx.shape[0], dx.shape[1]);
+    let variant = Variant::new(&compiler::LOSS).with("Y", dx.storage.name());
+    let arguments = Arguments::new()
+        .pointers(&[e.inputs[0].address, e.inputs[1].address, e.inputs[2].address, dx.address])
+        .u32(rows)
+        .u32(classes);
+    e.kernel(variant, "cross_entropy_grad", [rows, 1, 1], THREADS, 0, arguments);
+}

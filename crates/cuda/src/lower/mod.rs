@@ -1,0 +1,236 @@
+//! From operations to requests: what each operation asks of the GPU, with every shape worked out.
+//!
+//! Lowering is a pure function of operation, shapes, storage types and addresses. It is done twice: once with made-up
+//! addresses, to learn how much scratch memory a node wants, and once with the real ones.
+
+mod arithmetic;
+mod attention;
+mod conv;
+mod gather;
+mod loss;
+mod matrix;
+mod movement;
+mod norm;
+mod optimise;
+mod patchify;
+mod reduce;
+mod rows;
+
+use vit_graph::Shape;
+use vit_graph::ops::{AdamW, Op};
+
+use crate::Precision;
+use crate::compiler::{self, Variant};
+use crate::fields::Arguments;
+use crate::launch::{Kernel, Request};
+use crate::memory::ALIGNMENT;
+use crate::storage::Storage;
+
+/// A value as a kernel sees it.
+#[derive(Debug, Clone)]
+pub(crate) struct Operand {
+    /// Where it lies; 0 for an output that nobody wants, or a value that only its copy is left of.
+    pub address: u64,
+    /// How it is stored there.
+    pub storage: Storage,
+    /// Where its copy in bf16 lies; 0 where there is none.
+    pub copy: u64,
+    pub shape: Shape,
+}
+
+impl Operand {
+    /// Whether anybody wants this output.
+    pub fn wanted(&self) -> bool {
+        self.address != 0
+    }
+}
+
+/// Collects what a node asks for.
+pub(crate) struct Emitter {
+    pub inputs: Vec<Operand>,
+    pub outputs: Vec<Operand>,
+    pub precision: Precision,
+    /// The GPU's multiprocessors, which decide how some sums are divided.
+    pub multiprocessors: usize,
+    pub requests: Vec<Request>,
+    scratch: Region,
+    /// Scratch memory of the node's products, which run one after another.
+    workspace: Option<u64>,
+    tables: Region,
+    /// What the tables hold, to be there before the first run.
+    pub contents: Vec<(u64, Vec<u8>)>,
+}
+
+/// Memory that is handed out piece by piece.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Region {
+    pub base: u64,
+    pub used: usize,
+}
+
+impl Region {
+    pub fn at(base: u64) -> Self {
+        Region { base, used: 0 }
+    }
+
+    fn take(&mut self, bytes: usize) -> u64 {
+        let address = self.base + self.used as u64;
+        self.used += bytes.next_multiple_of(ALIGNMENT);
+        address
+    }
+}
+
+/// How many elements one thread of an element-wise kernel has.
+const PACK: usize = 8;
+
+/// Threads of an element-wise kernel's block.
+const THREADS: usize = 256;
+
+impl Emitter {
+    pub fn new(
+        inputs: Vec<Operand>,
+        outputs: Vec<Operand>,
+        precision: Precision,
+        multiprocessors: usize,
+        [scratch, tables]: [u64; 2],
+    ) -> Self {
+        Emitter {
+            inputs,
+            outputs,
+            precision,
+            multiprocessors,
+            requests: Vec::new(),
+            scratch: Region::at(scratch),
+            workspace: None,
+            tables: Region::at(tables),
+            contents: Vec::new(),
+        }
+    }
+
+    /// Bytes of scratch memory taken.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch.used
+    }
+
+    /// Bytes of tables made.
+    pub fn table_bytes(&self) -> usize {
+        self.tables.used
+    }
+
+    /// Memory that is the node's own while it runs.
+    fn scratch(&mut self, bytes: usize) -> u64 {
+        self.scratch.take(bytes)
+    }
+
+    /// Memory that holds these bytes in every run.
+    fn table(&mut self, content: Vec<u8>) -> u64 {
+        let address = self.tables.take(content.len());
+        self.contents.push((address, content));
+        address
+    }
+
+    fn kernel(
+        &mut self,
+        variant: Variant,
+        name: &'static str,
+        grid: [usize; 3],
+        threads: usize,
+        shared: usize,
+        arguments: Arguments,
+    ) {
+        self.requests.push(Request::Kernel(Kernel { variant, name, grid, threads, shared, arguments }));
+    }
+
+    /// A kernel whose threads have `each` of `count` elements.
+    fn spread(&mut self, variant: Variant, name: &'static str, count: usize, each: usize, arguments: Arguments) {
+        if count > 0 {
+            self.kernel(variant, name, [count.div_ceil(each * THREADS), 1, 1], THREADS, 0, arguments);
+        }
+    }
+
+    /// The address of an input in a storage type, converted into scratch memory if need be.
+    fn form(&mut self, input: usize, storage: Storage) -> u64 {
+        let operand = self.inputs[input].clone();
+        if operand.storage == storage && operand.address != 0 {
+            return operand.address;
+        }
+        if storage == Storage::Bf16 && operand.copy != 0 {
+            return operand.copy;
+        }
+        let count = operand.shape.elements();
+        let to = self.scratch(count * storage.bytes());
+        self.convert(operand.address, operand.storage, to, storage, count);
+        to
+    }
+
+    fn convert(&mut self, from: u64, stored: Storage, to: u64, storage: Storage, count: usize) {
+        let variant = Variant::new(&compiler::ARITHMETIC).with("A", stored.name()).with("Y", storage.name());
+        let arguments = Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count);
+        self.spread(variant, "scale", count, PACK, arguments);
+    }
+}
+
+/// Extents go to kernels in 32 bits.
+fn fits(extents: &[usize]) -> Result<(), String> {
+    match extents.iter().find(|&&extent| extent > u32::MAX as usize / 2) {
+        Some(extent) => Err(format!("an extent of {extent} is too large for this device")),
+        None => Ok(()),
+    }
+}
+
+/// Asks for everything that one operation needs.
+pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
+    for operand in e.inputs.iter().chain(&e.outputs) {
+        fits(&operand.shape)?;
+    }
+    match op {
+        Op::Linear(op) if op.int8 => return Err("eight bits are only for the CPU; use --precision bf16 here".into()),
+        Op::Linear(op) => matrix::linear(op, e),
+        Op::MatMul(op) => matrix::matmul(op, e),
+        Op::Conv2d(op) => conv::forward(op, e),
+        Op::Conv2dGradInput(op) => conv::grad_input(op, e),
+        Op::Conv2dGradWeight(op) => conv::grad_weight(op, e),
+        Op::Patchify(op) => patchify::patchify(op, e),
+        Op::Unpatchify(op) => patchify::unpatchify(op, e),
+        Op::Attention(op) => attention::forward(op, e)?,
+        Op::AttentionGrad(op) => attention::backward(&op.0, e)?,
+        Op::LayerNorm(op) => norm::forward(op, None, e),
+        Op::AddLayerNorm(op) => norm::forward(&op.0, Some(1), e),
+        Op::LayerNormGrad(_) => norm::backward(e),
+        Op::Softmax(_) => rows::softmax(e),
+        Op::SoftmaxGrad(_) => rows::softmax_grad(e),
+        Op::Activation(op) => rows::activation(*op, e),
+        Op::ActivationGrad(op) => rows::activation_grad(op.0, e),
+        Op::Binary(op) => arithmetic::binary(*op, e)?,
+        Op::Scale(op) => arithmetic::scale(op.0, e),
+        Op::Dropout(op) => rows::dropout(*op, e),
+        Op::Permute(op) => movement::permute(op, e)?,
+        Op::Slice(op) => movement::slice(op, e)?,
+        Op::Pad(op) => movement::pad(op, e)?,
+        Op::Concat(op) => movement::concat(op, e)?,
+        Op::Broadcast(op) => movement::broadcast(op, e)?,
+        Op::Reduce(op) => reduce::reduce(op, e)?,
+        Op::Gather(_) => gather::gather(e),
+        Op::GatherGrad(_) => gather::gather_grad(e),
+        Op::CrossEntropy(_) => loss::cross_entropy(e),
+        Op::CrossEntropyGrad(_) => loss::cross_entropy_grad(e),
+        Op::GlobalNorm(_) => optimise::global_norm(e),
+        Op::AdamW(op) => optimise::adamw(&[*op], e),
+        #[allow(unreachable_patterns, reason = "operations may be added to the graph before they are here")]
+        other => {
+            use vit_graph::ops::Operation;
+            return Err(format!("{} is not available on this device", other.name()));
+        }
+    }
+    Ok(())
+}
+
+/// The updates of several parameters in one launch; inputs and outputs stand one after another.
+pub(crate) fn adamw_group(ops: &[AdamW], e: &mut Emitter) {
+    optimise::adamw(ops, e);
+}
+
+/// A layer norm's gradient and the sum that follows it: the other term is the last input, the sum the first output.
+pub(crate) fn norm_grad_and_sum(e: &mut Emitter) {
+    norm::backward(e);
+}

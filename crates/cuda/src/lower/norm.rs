@@ -1,0 +1,78 @@
+//! Layer norms.
+
+use vit_graph::ops::LayerNorm;
+
+use super::Emitter;
+use crate::compiler::{self, Variant};
+use crate::fields::Arguments;
+
+/// How many threads share a row: a warp up to 1024 elements, a block for more.
+fn lanes(dim: usize) -> usize {
+    dim.div_ceil(32).next_power_of_two().clamp(32, 1024)
+}
+
+/// Rows of a block, as the kernel has it.
+fn rows_per_block(lanes: usize) -> usize {
+    if lanes == 32 { 8 } else { 1 }
+}
+
+/// The norm of the first input, or of its sum with another.
+pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, e: &mut Emitter) {
+    let (x, y) = (&e.inputs[0], &e.outputs[0]);
+    let (rows, dim) = (y.shape.rows(), y.shape.last());
+    let (lanes, parameters) = (lanes(dim), 1 + addend.map_or(0, |_| 1));
+    let [gamma, beta] = [e.inputs[parameters].address, e.inputs[parameters + 1].address];
+    let mut variant = Variant::new(&compiler::NORM)
+        .with("DIM", dim)
+        .with("LANES", lanes)
+        .with("X", x.storage.name())
+        .with("Y", y.storage.name());
+    let (mut second, mut sum) = (0, 0);
+    if let Some(addend) = addend {
+        variant = variant.with("Z", e.inputs[addend].storage.name()).with("S", e.outputs[3].storage.name());
+        (second, sum) = (e.inputs[addend].address, e.outputs[3].address);
+    }
+    // The result itself may be what nobody wants; the kernel writes it all the same.
+    let result = if y.wanted() { y.address } else { 0 };
+    let (x, storage) = (x.address, y.storage);
+    let [mean, rstd] = [e.outputs[1].address, e.outputs[2].address];
+    let result = if result != 0 { result } else { e.scratch(rows * dim * storage.bytes()) };
+    let arguments = Arguments::new()
+        .pointers(&[x, second, gamma, beta])
+        .f32(op.epsilon)
+        .u32(rows)
+        .pointers(&[result, mean, rstd, sum]);
+    if rows > 0 {
+        let per_block = rows_per_block(lanes);
+        e.kernel(variant, "layer_norm", [rows.div_ceil(per_block), 1, 1], per_block * lanes, 0, arguments);
+    }
+}
+
+/// From `dy, x, gamma, mean, rstd`, and perhaps a term that is added to `dx`, to `dx, dgamma, dbeta`.
+pub(super) fn backward(e: &mut Emitter) {
+    let (dy, x, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
+    let (rows, dim) = (x.shape.rows(), x.shape.last());
+    let lanes = lanes(dim);
+    let per_block = rows_per_block(lanes);
+    let residual = e.inputs.get(5).map_or((0, dx.storage), |r| (r.address, r.storage));
+    let variant = Variant::new(&compiler::NORM)
+        .with("DIM", dim)
+        .with("LANES", lanes)
+        .with("DY", dy.storage.name())
+        .with("X", x.storage.name())
+        .with("R", residual.1.name())
+        .with("DX", dx.storage.name());
+    let [gamma, mean, rstd] = [2, 3, 4].map(|i| e.inputs[i].address);
+    let [dx, dgamma, dbeta] = [0, 1, 2].map(|i| e.outputs[i].address);
+    let (dy, x) = (dy.address, x.address);
+    // As many blocks as run at once: each adds up its own share of the parameters' gradients.
+    let blocks = rows.div_ceil(per_block).clamp(1, 2 * e.multiprocessors);
+    let partials = if dgamma | dbeta != 0 { e.scratch(blocks * 2 * dim * 4) } else { 0 };
+    let arguments =
+        Arguments::new().pointers(&[dy, x, gamma, mean, rstd, residual.0]).u32(rows).pointer(dx).pointer(partials);
+    e.kernel(variant.clone(), "layer_norm_grad", [blocks, 1, 1], per_block * lanes, 0, arguments);
+    if partials != 0 {
+        let arguments = Arguments::new().pointer(partials).u32(blocks).pointers(&[dgamma, dbeta]);
+        e.kernel(variant, "layer_norm_grad_parameters", [(2 * dim).div_ceil(32), 1, 1], 256, 0, arguments);
+    }
+}

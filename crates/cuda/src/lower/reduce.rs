@@ -1,0 +1,105 @@
+//! Sums and means over axes.
+
+use vit_graph::ops::{Reduce, Reduction};
+
+use super::movement::{MAX_AXES, collapse};
+use super::{Emitter, Operand, THREADS};
+use crate::compiler::{self, Variant};
+use crate::fields::{Arguments, Fields};
+use crate::launch::Request;
+use crate::storage::Storage;
+
+/// The most blocks along a grid's last axis.
+const MOST_OUTER: usize = 65535;
+
+/// Rows of results per block where a warp has one.
+const WARPS: usize = THREADS / 32;
+
+pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
+    let (x, y) = (e.inputs[0].clone(), e.outputs[0].clone());
+    let count = op.count(&x.shape);
+    let results = y.shape.elements();
+    let factor = match op.reduction {
+        Reduction::Sum => 1.0,
+        Reduction::Mean => 1.0 / count as f32,
+    };
+    if results == 0 {
+        return Ok(());
+    }
+    if count == 0 {
+        e.requests.push(Request::Clear { to: y.address, bytes: results * y.storage.bytes() });
+        return Ok(());
+    }
+    // An axis that is summed has the stride 0 in the result: axes are joined only with their like.
+    let kept = op.kept(&x.shape);
+    let to = kept.broadcast_strides(&x.shape);
+    let (extents, [from, to]) = collapse(&x.shape, [x.shape.strides(), to])?;
+    let summed: Vec<bool> = to.iter().map(|&stride| stride == 0).collect();
+    match summed.iter().position(|&s| s) {
+        Some(axis)
+            if summed.iter().filter(|s| **s).count() == 1
+                && extents[..axis].iter().product::<usize>() <= MOST_OUTER =>
+        {
+            let outer: usize = extents[..axis].iter().product();
+            let inner: usize = extents[axis + 1..].iter().product();
+            if inner == 1 {
+                sum_rows(e, &x, &y, outer, count, factor);
+            } else {
+                sum_columns(e, &x, &y, [outer, count, inner], factor);
+            }
+        }
+        // Only axes of one entry are summed.
+        None => sum_rows(e, &x, &y, results, 1, factor),
+        _ => {
+            let part = |wanted: bool, list: &[usize]| {
+                let mut part: Vec<usize> =
+                    list.iter().zip(&summed).filter(|(_, s)| **s == wanted).map(|(n, _)| *n).collect();
+                part.resize(MAX_AXES, 0);
+                part
+            };
+            let axes = summed.iter().filter(|s| **s).count();
+            let walk = Fields::new()
+                .u32(summed.len() - axes)
+                .u32(axes)
+                .u32s(&part(false, &extents))
+                .u32s(&part(true, &extents))
+                .u64s(&part(false, &from))
+                .u64s(&part(true, &from));
+            let arguments =
+                Arguments::new().pointer(x.address).pointer(y.address).fields(walk).u64(results).u64(count).f32(factor);
+            e.kernel(variant(&x, y.storage), "sum_strided", [results.div_ceil(WARPS), 1, 1], THREADS, 0, arguments);
+        }
+    }
+    Ok(())
+}
+
+fn variant(x: &Operand, y: Storage) -> Variant {
+    Variant::new(&compiler::REDUCE).with("X", x.storage.name()).with("Y", y.name())
+}
+
+fn sum_rows(e: &mut Emitter, x: &Operand, y: &Operand, rows: usize, count: usize, factor: f32) {
+    let arguments = Arguments::new().pointer(x.address).pointer(y.address).u64(rows).u64(count).f32(factor);
+    e.kernel(variant(x, y.storage), "sum_rows", [rows.div_ceil(WARPS), 1, 1], THREADS, 0, arguments);
+}
+
+/// Sums of columns, in two stages where one would leave most of the GPU idle.
+fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, [outer, count, inner]: [usize; 3], factor: f32) {
+    let blocks = inner.div_ceil(32) * outer;
+    let wanted = (8 * e.multiprocessors).div_ceil(blocks);
+    let rows_per_split = count.div_ceil(wanted).max(64);
+    let splits = count.div_ceil(rows_per_split);
+    let launch = |e: &mut Emitter, variant, from, to, grid: [usize; 3], count, inner, rows, factor| {
+        let arguments = Arguments::new().pointer(from).pointer(to).u32(count).u64(inner).u32(rows).f32(factor);
+        e.kernel(variant, "sum_columns", grid, THREADS, 0, arguments);
+    };
+    let grid = [inner.div_ceil(32), splits, outer];
+    if splits == 1 {
+        launch(e, variant(x, y.storage), x.address, y.address, grid, count, inner, count, factor);
+        return;
+    }
+    let partials = e.scratch(4 * splits * outer * inner);
+    launch(e, variant(x, Storage::F32), x.address, partials, grid, count, inner, rows_per_split, 1.0);
+    let second = Variant::new(&compiler::REDUCE).with("X", "float").with("Y", y.storage.name());
+    let grid = [(outer * inner).div_ceil(32), 1, 1];
+    launch(e, second, partials, y.address, grid, splits, outer * inner, splits, factor);
+}

@@ -1,0 +1,88 @@
+//! Softmax, activations and dropout.
+
+use vit_graph::ops::{Activation, Dropout, Granularity};
+
+use super::{Emitter, PACK};
+use crate::compiler::{self, Variant};
+use crate::fields::{Arguments, Fields};
+
+/// The kernels' number for an activation.
+pub(super) fn kind(activation: Option<Activation>) -> usize {
+    match activation {
+        None => 0,
+        Some(Activation::Gelu) => 1,
+        Some(Activation::GeluTanh) => 2,
+        Some(Activation::Relu) => 3,
+        Some(Activation::Silu) => 4,
+        Some(Activation::Tanh) => 5,
+        Some(Activation::Sigmoid) => 6,
+    }
+}
+
+pub(super) fn activation(op: Activation, e: &mut Emitter) {
+    let (x, y) = (&e.inputs[0], &e.outputs[0]);
+    let count = y.shape.elements();
+    let variant = Variant::new(&compiler::ACTIVATION)
+        .with("KIND", kind(Some(op)))
+        .with("X", x.storage.name())
+        .with("Y", y.storage.name());
+    let arguments = Arguments::new().pointer(x.address).pointer(y.address).u64(count);
+    e.spread(variant, "activation", count, PACK, arguments);
+}
+
+pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
+    let (x, dy, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
+    let count = dx.shape.elements();
+    let variant = Variant::new(&compiler::ACTIVATION)
+        .with("KIND", kind(Some(op)))
+        .with("X", x.storage.name())
+        .with("DY", dy.storage.name())
+        .with("Y", dx.storage.name());
+    let arguments = Arguments::new().pointers(&[x.address, dy.address, dx.address]).u64(count);
+    e.spread(variant, "activation_grad", count, PACK, arguments);
+}
+
+/// Threads of a row's block.
+const ROW_THREADS: usize = 128;
+
+pub(super) fn softmax(e: &mut Emitter) {
+    let (x, y) = (&e.inputs[0], &e.outputs[0]);
+    let (rows, columns) = (y.shape.rows(), y.shape.last());
+    let variant = Variant::new(&compiler::SOFTMAX).with("X", x.storage.name()).with("Y", y.storage.name());
+    let arguments = Arguments::new().pointer(x.address).pointer(y.address).u32(columns);
+    if rows * columns > 0 {
+        e.kernel(variant, "softmax", [rows, 1, 1], ROW_THREADS, 0, arguments);
+    }
+}
+
+pub(super) fn softmax_grad(e: &mut Emitter) {
+    let (y, dy, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
+    let (rows, columns) = (dx.shape.rows(), dx.shape.last());
+    let variant = Variant::new(&compiler::SOFTMAX)
+        .with("X", y.storage.name())
+        .with("DY", dy.storage.name())
+        .with("Y", dx.storage.name());
+    let arguments = Arguments::new().pointers(&[y.address, dy.address, dx.address]).u32(columns);
+    if rows * columns > 0 {
+        e.kernel(variant, "softmax_grad", [rows, 1, 1], ROW_THREADS, 0, arguments);
+    }
+}
+
+/// The mask of a dropout: a random word is kept if it is at least `rate · 2^32`.
+pub(super) fn mask(op: Dropout) -> Fields {
+    let keep_from = (f64::from(op.rate) * 4294967296.0).ceil() as usize;
+    Fields::new().u32(op.stream as usize).u32(keep_from).f32(1.0 / (1.0 - op.rate))
+}
+
+pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
+    let (x, seed, y) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
+    let count = y.shape.elements();
+    let ty = vit_graph::Type::f32(x.shape.clone());
+    let covers = op.elements_per_decision(&ty).max(1);
+    let variant = Variant::new(&compiler::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
+    let arguments = Arguments::new().pointers(&[x.address, seed.address, y.address]).fields(mask(op));
+    match op.granularity {
+        Granularity::Element => e.spread(variant, "dropout_elements", count, 4, arguments.u64(count)),
+        Granularity::Sample => e.spread(variant, "dropout_samples", count, 1, arguments.u64(covers).u64(count)),
+    }
+}

@@ -1,0 +1,297 @@
+//! A graph made ready for the GPU before any memory is there: what is stored how and where, what runs with what, and how
+//! much memory it all takes.
+
+use std::collections::{HashMap, HashSet};
+
+use vit_graph::device::{Memory, StepInfo};
+use vit_graph::memory::{MemoryPlan, Needs, storage};
+use vit_graph::ops::{Op, Operation};
+use vit_graph::{Graph, GraphError, NodeId, Type, Value};
+
+use crate::Precision;
+use crate::driver::error;
+use crate::fusion::{Group, Groups};
+use crate::lower::{self, Emitter, Operand};
+use crate::memory::ALIGNMENT;
+use crate::storage::{Storage, Storages};
+
+/// What a GPU is to the lowering of a graph.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Profile {
+    pub precision: Precision,
+    pub multiprocessors: usize,
+}
+
+/// An address that nothing lies at, for learning what a node asks for.
+const NOWHERE: u64 = 1 << 40;
+
+/// Where memory of each kind starts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bases {
+    pub arena: u64,
+    pub stored: u64,
+}
+
+/// The forms in which a value outside the arena is kept, as offsets.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Forms {
+    pub f32: Option<usize>,
+    pub bf16: Option<usize>,
+}
+
+/// A graph with its memory planned.
+pub(crate) struct Prepared {
+    pub graph: Graph,
+    pub profile: Profile,
+    pub storages: Storages,
+    pub groups: Groups,
+    /// Which nodes are computed once.
+    pub constant: Vec<bool>,
+    /// Which nodes have something to compute.
+    computes: Vec<bool>,
+    /// How often each value is used.
+    uses: Vec<Vec<usize>>,
+    /// New values that are written over the parameters that they update.
+    pub in_place: HashMap<Value, Value>,
+    /// Parameters, constants, and what follows from them alone.
+    pub stored: HashMap<Value, Forms>,
+    /// Where each node's tables lie among what is stored.
+    tables: HashMap<NodeId, usize>,
+    pub plan: MemoryPlan,
+    pub stored_bytes: usize,
+    /// The most scratch memory that a node wants that is computed once.
+    pub constant_scratch: usize,
+}
+
+impl Prepared {
+    pub fn new(graph: Graph, profile: Profile) -> Result<Self, GraphError> {
+        let uses = graph.uses();
+        let computes: Vec<bool> = (graph.nodes().iter().enumerate())
+            .map(|(id, node)| {
+                let source = matches!(node.op, Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_));
+                !source && uses[id].iter().any(|&n| n > 0)
+            })
+            .collect();
+        let constant = constant_nodes(&graph);
+        let storages = Storages::new(&graph, profile.precision, &constant);
+        let in_place = in_place_updates(&graph);
+        let runs: Vec<bool> = computes.iter().zip(&constant).map(|(c, k)| *c && !k).collect();
+        let groups = Groups::new(&graph, &runs, &in_place);
+        let mut prepared = Prepared {
+            plan: MemoryPlan::new(&Graph::new(), |_| 0, |_| false),
+            graph,
+            profile,
+            storages,
+            groups,
+            constant,
+            computes,
+            uses,
+            in_place,
+            stored: HashMap::new(),
+            tables: HashMap::new(),
+            stored_bytes: 0,
+            constant_scratch: 0,
+        };
+        prepared.place_stored();
+        let mut scratch = HashMap::new();
+        for id in 0..prepared.graph.nodes().len() {
+            let Some(emitter) = prepared.emit(id, None)? else { continue };
+            if emitter.table_bytes() > 0 {
+                prepared.tables.insert(id, prepared.stored_bytes);
+                prepared.stored_bytes += emitter.table_bytes();
+            }
+            if prepared.constant[id] {
+                prepared.constant_scratch = prepared.constant_scratch.max(emitter.scratch_bytes());
+            } else {
+                scratch.insert(id, emitter.scratch_bytes());
+            }
+        }
+        let p = &prepared;
+        let needs = Needs {
+            bytes: &|value| {
+                let elements = p.graph.shape(value).elements();
+                (elements * p.storages.of(&p.graph, value).bytes()).next_multiple_of(ALIGNMENT)
+            },
+            workspace: &|node| scratch.get(&node).copied().unwrap_or(0),
+            outside: &|v| p.constant[v.node] || p.in_place.contains_key(&v) || p.groups.unwritten.contains(&v),
+            runs_with: &|node| p.groups.runs_with(node),
+        };
+        prepared.plan = MemoryPlan::with_needs(&prepared.graph, needs);
+        Ok(prepared)
+    }
+
+    /// What the executable will hold.
+    pub fn memory(&self) -> Memory {
+        Memory { stored_bytes: self.stored_bytes, arena_bytes: self.plan.arena_bytes }
+    }
+
+    /// Whether a value is kept outside the arena.
+    fn is_stored(&self, root: Value) -> bool {
+        self.constant[root.node] || matches!(self.graph.node(root.node).op, Op::Parameter(_))
+    }
+
+    /// Gives every stored value a place in the forms that somebody reads.
+    fn place_stored(&mut self) {
+        let graph = &self.graph;
+        let mut wanted: HashSet<(Value, Storage)> = HashSet::new();
+        for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| self.computes[*id]) {
+            for (i, &input) in node.inputs.iter().enumerate() {
+                wanted.insert((storage(graph, input), self.storages.read_as(graph, id, i)));
+            }
+            // What is computed once is computed in f32 first.
+            if self.constant[id] {
+                wanted.extend((0..node.outputs.len()).map(|output| (Value { node: id, output }, Storage::F32)));
+                wanted.extend(node.inputs.iter().map(|&input| (storage(graph, input), Storage::F32)));
+            }
+        }
+        let updates = graph.updates().iter().flat_map(|(parameter, new)| [*parameter, *new]);
+        wanted
+            .extend(graph.outputs().iter().map(|(_, v)| *v).chain(updates).map(|v| (storage(graph, v), Storage::F32)));
+        for (id, node) in graph.nodes().iter().enumerate() {
+            for (output, ty) in node.outputs.iter().enumerate() {
+                let value = Value { node: id, output };
+                if !self.is_stored(value) || matches!(node.op, Op::Reshape(_)) {
+                    continue;
+                }
+                let mut forms = Forms::default();
+                for (form, place) in [(Storage::F32, &mut forms.f32), (Storage::Bf16, &mut forms.bf16)] {
+                    if wanted.contains(&(value, form)) {
+                        *place = Some(self.stored_bytes);
+                        let bytes = ty.shape.elements() * form.bytes();
+                        self.stored_bytes += bytes.next_multiple_of(ALIGNMENT);
+                    }
+                }
+                self.stored.insert(value, forms);
+            }
+        }
+    }
+
+    /// A value as kernels see it; without bases, at made-up addresses.
+    pub fn operand(&self, value: Value, bases: Option<&Bases>) -> Operand {
+        let root = storage(&self.graph, value);
+        let target = self.in_place.get(&root).copied().unwrap_or(root);
+        let (address, copy) = match (self.stored.get(&target), bases) {
+            (Some(forms), bases) => {
+                let base = bases.map_or(NOWHERE, |bases| bases.stored);
+                let at = |offset: Option<usize>| offset.map_or(0, |offset| base + offset as u64);
+                (at(forms.f32), at(forms.bf16))
+            }
+            (None, Some(bases)) => {
+                let block = self.plan.block(&self.graph, root);
+                (block.map_or(0, |block| bases.arena + block.offset as u64), 0)
+            }
+            (None, None) => {
+                let input = matches!(self.graph.node(root.node).op, Op::Input(_));
+                let used = input || self.uses[root.node][root.output] > 0;
+                (if used && !self.groups.unwritten.contains(&root) { NOWHERE } else { 0 }, 0)
+            }
+        };
+        Operand { address, copy, storage: self.storages.of(&self.graph, value), shape: self.graph.shape(value).clone() }
+    }
+
+    /// What a node asks for, or the group that runs where it stands; `None` where there is nothing to do.
+    pub fn emit(&self, id: NodeId, bases: Option<(&Bases, u64)>) -> Result<Option<Emitter>, GraphError> {
+        if !self.computes[id] || self.groups.runs_with(id) != id {
+            return Ok(None);
+        }
+        let node = self.graph.node(id);
+        let outputs_of =
+            |id: NodeId| (0..self.graph.node(id).outputs.len()).map(move |output| Value { node: id, output });
+        let (inputs, outputs): (Vec<Value>, Vec<Value>) = match self.groups.at.get(&id) {
+            None => (node.inputs.clone(), outputs_of(id).collect()),
+            Some(Group::Updates(nodes)) => (
+                nodes.iter().flat_map(|&n| self.graph.node(n).inputs.clone()).collect(),
+                nodes.iter().flat_map(|&n| outputs_of(n)).collect(),
+            ),
+            Some(Group::NormGradAndSum { norm, sum, other }) => {
+                let inputs = self.graph.node(*norm).inputs.iter().copied().chain([*other]).collect();
+                let [_, dgamma, dbeta] = [0, 1, 2].map(|output| Value { node: *norm, output });
+                (inputs, vec![Value { node: *sum, output: 0 }, dgamma, dbeta])
+            }
+        };
+        let operands = |values: &[Value]| {
+            values.iter().map(|&v| self.operand(v, bases.map(|(bases, _)| bases))).collect::<Vec<_>>()
+        };
+        let table = self.tables.get(&id).copied().unwrap_or(0) as u64;
+        let regions = bases.map_or([NOWHERE; 2], |(bases, scratch)| [scratch, bases.stored + table]);
+        let Profile { precision, multiprocessors } = self.profile;
+        let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), precision, multiprocessors, regions);
+        match self.groups.at.get(&id) {
+            None => lower::node(&node.op, &mut emitter)
+                .map_err(|reason| error(format!("{} in {}: {reason}", node.op.name(), node.scope)))?,
+            Some(Group::Updates(nodes)) => {
+                let ops: Vec<_> = nodes
+                    .iter()
+                    .filter_map(|&n| if let Op::AdamW(op) = &self.graph.node(n).op { Some(*op) } else { None })
+                    .collect();
+                lower::adamw_group(&ops, &mut emitter);
+            }
+            Some(Group::NormGradAndSum { .. }) => lower::norm_grad_and_sum(&mut emitter),
+        }
+        Ok(Some(emitter))
+    }
+
+    /// What a node does, for people who look for what takes time.
+    pub fn info(&self, id: NodeId, emitter: &Emitter) -> StepInfo {
+        let node = self.graph.node(id);
+        let inputs: Vec<Type> = node.inputs.iter().map(|&v| self.graph.ty(v).clone()).collect();
+        let mut op = node.op.name().to_string();
+        if let Op::Linear(linear) = &node.op {
+            op.extend(linear.activation.map(|a| format!("+{}", a.name())));
+            op.extend(linear.scale.then_some("+scale"));
+            op.extend(linear.residual.then_some("+residual"));
+        }
+        let mut shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
+        match self.groups.at.get(&id) {
+            Some(Group::Updates(nodes)) => shapes = vec![format!("{} parameters", nodes.len())],
+            Some(Group::NormGradAndSum { .. }) => op = "layer_norm_grad+add".into(),
+            None => {}
+        }
+        let bytes = |operand: &Operand| (operand.shape.elements() * operand.storage.bytes()) as u64;
+        StepInfo {
+            op,
+            shapes: shapes.join(" "),
+            scope: node.scope.clone(),
+            flops: node.op.flops(&inputs, &node.outputs),
+            bytes: emitter.inputs.iter().chain(emitter.outputs.iter().filter(|o| o.wanted())).map(bytes).sum(),
+        }
+    }
+}
+
+/// Which nodes depend on constants and on parameters that runs do not change, and so are computed once.
+fn constant_nodes(graph: &Graph) -> Vec<bool> {
+    let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
+    let mut constant = vec![false; graph.nodes().len()];
+    for (id, node) in graph.nodes().iter().enumerate() {
+        constant[id] = match node.op {
+            Op::Input(_) => false,
+            Op::Constant(_) => true,
+            Op::Parameter(_) => !updated.contains(&id),
+            _ => !node.inputs.is_empty() && node.inputs.iter().all(|v| constant[v.node]),
+        };
+    }
+    constant
+}
+
+/// New values that take their parameter's place in memory: written by an update that reads the old one element by
+/// element, after everyone else who reads it.
+fn in_place_updates(graph: &Graph) -> HashMap<Value, Value> {
+    let mut last_reader: HashMap<Value, NodeId> = HashMap::new();
+    for (id, node) in graph.nodes().iter().enumerate() {
+        node.inputs.iter().for_each(|&input| {
+            last_reader.insert(storage(graph, input), id);
+        });
+    }
+    let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();
+    let in_place = |(parameter, new): &(Value, Value)| {
+        let pairs: &[(usize, usize)] = match graph.node(new.node).op {
+            Op::AdamW(_) => &[(0, 0), (2, 1), (3, 2)],
+            _ => &[],
+        };
+        let inputs = &graph.node(new.node).inputs;
+        pairs.iter().any(|&(input, output)| output == new.output && inputs[input] == *parameter)
+            && last_reader.get(parameter) == Some(&new.node)
+            && !outputs.contains(parameter)
+    };
+    graph.updates().iter().filter(|update| in_place(update)).map(|&(parameter, new)| (new, parameter)).collect()
+}

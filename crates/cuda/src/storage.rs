@@ -1,0 +1,134 @@
+//! In how many bits each value is stored.
+//!
+//! One rule: with [`Precision::Bf16`], a value that a kernel computes in a run is stored as bf16 unless somebody needs
+//! more: it is an output or an update of the graph, a statistic, or read by an operation that wants f32 (losses,
+//! optimisers, the norms of gradients, the weights of norms). Inputs, parameters and constants are f32; those that
+//! matrix products read have a copy in bf16 beside them, which the optimiser writes along with the parameter. Everything
+//! is computed in f32 whatever it is stored in, and sums of matrix products are f32.
+
+use std::collections::HashSet;
+
+use vit_graph::memory::storage;
+use vit_graph::ops::Op;
+use vit_graph::{DType, Graph, NodeId, Value};
+
+use crate::Precision;
+
+/// How one element is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Storage {
+    /// 32 bits, float or integer.
+    F32,
+    /// The upper half of an f32.
+    Bf16,
+}
+
+impl Storage {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Storage::F32 => 4,
+            Storage::Bf16 => 2,
+        }
+    }
+
+    /// Its name in kernels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Storage::F32 => "float",
+            Storage::Bf16 => "bf16",
+        }
+    }
+}
+
+/// The storage of every value of a graph.
+pub(crate) struct Storages {
+    values: Vec<Vec<Storage>>,
+    precision: Precision,
+}
+
+impl Storages {
+    /// Applies the rule; `constant` says which nodes are computed once, when compiling.
+    pub fn new(graph: &Graph, precision: Precision, constant: &[bool]) -> Self {
+        let mut values: Vec<Vec<Storage>> = graph.nodes().iter().map(|n| vec![Storage::F32; n.outputs.len()]).collect();
+        if precision == Precision::Bf16 {
+            let exact = read_exactly(graph);
+            for (id, node) in graph.nodes().iter().enumerate() {
+                let source = matches!(node.op, Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_));
+                for (output, ty) in node.outputs.iter().enumerate() {
+                    let free = !source && !constant[id] && ty.dtype != DType::I32 && !is_statistic(&node.op, output);
+                    if free && !exact.contains(&Value { node: id, output }) {
+                        values[id][output] = Storage::Bf16;
+                    }
+                }
+            }
+        }
+        Storages { values, precision }
+    }
+
+    /// How a value is stored; a reshape is stored as what it reshapes.
+    pub fn of(&self, graph: &Graph, value: Value) -> Storage {
+        let root = storage(graph, value);
+        self.values[root.node][root.output]
+    }
+
+    /// What the operands of matrix products are stored in.
+    pub fn operand(&self) -> Storage {
+        if self.precision == Precision::Bf16 { Storage::Bf16 } else { Storage::F32 }
+    }
+
+    /// In which form a node reads an input.
+    pub fn read_as(&self, graph: &Graph, node: NodeId, input: usize) -> Storage {
+        let stored = self.of(graph, graph.node(node).inputs[input]);
+        let result = || self.of(graph, Value { node, output: 0 });
+        match &graph.node(node).op {
+            Op::MatMul(_) | Op::Conv2dGradInput(_) | Op::Conv2dGradWeight(_) => self.operand(),
+            Op::Linear(_) | Op::Conv2d(_) if input < 2 => self.operand(),
+            // Bias and residual are added by the product, in its result's type; a layer scale comes after it.
+            Op::Linear(op) => match op.optional_inputs() {
+                [_, scale, _] if scale == Some(input) => stored,
+                [_, _, residual] if residual == Some(input) && (op.activation.is_some() || op.scale) => stored,
+                _ => result(),
+            },
+            Op::Conv2d(_) => result(),
+            _ => stored,
+        }
+    }
+}
+
+/// Values that somebody reads in f32.
+fn read_exactly(graph: &Graph) -> HashSet<Value> {
+    let named = graph.outputs().iter().map(|(_, v)| *v).chain(graph.updates().iter().map(|(_, v)| *v));
+    let mut exact: HashSet<Value> = named.map(|v| storage(graph, v)).collect();
+    for node in graph.nodes() {
+        for (i, &input) in node.inputs.iter().enumerate() {
+            if wants_f32(&node.op, i) {
+                exact.insert(storage(graph, input));
+            }
+        }
+    }
+    exact
+}
+
+fn wants_f32(op: &Op, input: usize) -> bool {
+    match op {
+        Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::GlobalNorm(_) | Op::AdamW(_) => true,
+        Op::LayerNorm(_) => input > 0,
+        Op::AddLayerNorm(_) => input > 1,
+        Op::LayerNormGrad(_) => input > 1,
+        Op::AttentionGrad(_) => input == 2,
+        Op::Linear(op) => op.optional_inputs()[1] == Some(input),
+        _ => false,
+    }
+}
+
+/// Outputs that are no activations: row statistics, losses, norms.
+fn is_statistic(op: &Op, output: usize) -> bool {
+    match op {
+        Op::LayerNorm(_) | Op::AddLayerNorm(_) => output == 1 || output == 2,
+        Op::LayerNormGrad(_) => output > 0,
+        Op::Attention(_) => output > 0,
+        Op::CrossEntropy(_) | Op::GlobalNorm(_) | Op::AdamW(_) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,158 @@
+//! The fastest algorithm for every matrix product: timed once, remembered for the process and on disk.
+
+use std::collections::BTreeMap;
+
+use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algorithm;
+use cudarc::driver::sys::{self as cu, CUstream};
+use vit_graph::GraphError;
+
+use crate::cache;
+use crate::driver::{Gpu, check};
+use crate::gemm::{Gemm, Product};
+use crate::info::DeviceInfo;
+
+/// How many algorithms are timed.
+const CANDIDATES: usize = 8;
+
+/// Timed runs of each, after one that is not; the fastest counts.
+const RUNS: usize = 5;
+
+/// Products with fewer operations take cuBLASLt's first suggestion: they last no longer than a launch.
+const WORTH_TIMING: f64 = 1e8;
+
+/// What was found so far, by product.
+pub(crate) struct Choices {
+    file: String,
+    known: BTreeMap<String, Algorithm>,
+}
+
+impl Choices {
+    /// What an earlier run on the same GPU with the same libraries has found.
+    pub fn remembered(info: &DeviceInfo) -> Self {
+        let versions = format!("{} {} {}", info.name, info.driver, info.cublas);
+        let file = format!("products-{}.txt", cache::fingerprint(&[versions.as_bytes()]));
+        let text = cache::read(&file).and_then(|content| String::from_utf8(content).ok()).unwrap_or_default();
+        Choices { file, known: text.lines().filter_map(parse).collect() }
+    }
+
+    fn remember(&mut self, key: String, algorithm: Algorithm) {
+        self.known.insert(key, algorithm);
+        let lines = self.known.iter().map(|(key, algorithm)| {
+            let words: Vec<String> = algorithm.data.iter().map(|word| format!("{word:x}")).collect();
+            format!("{key}={}\n", words.join(","))
+        });
+        cache::write(&self.file, lines.collect::<String>().as_bytes());
+    }
+}
+
+/// `key=word,word,…`.
+fn parse(line: &str) -> Option<(String, Algorithm)> {
+    let (key, words) = line.rsplit_once('=')?;
+    let words: Option<Vec<u64>> = words.split(',').map(|word| u64::from_str_radix(word, 16).ok()).collect();
+    Some((key.to_string(), Algorithm { data: words?.try_into().ok()? }))
+}
+
+/// Gives a product its algorithm; `None` where cuBLASLt has none for it.
+pub(crate) fn choose(
+    gpu: &Gpu,
+    stream: CUstream,
+    product: &Product,
+    mut gemm: Gemm,
+) -> Result<Option<Gemm>, GraphError> {
+    let key = product.key();
+    let mut choices = gpu.choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(algorithm) = choices.known.get(&key).filter(|a| gemm.accepts(gpu, a)) {
+        gemm.algorithm = *algorithm;
+        return Ok(Some(gemm));
+    }
+    let operations = 2.0 * product.m as f64 * product.n as f64 * product.k as f64 * product.batch as f64;
+    let candidates = gemm.candidates(gpu, if operations < WORTH_TIMING { 1 } else { CANDIDATES })?;
+    let mut best: Option<(f32, Algorithm)> = None;
+    for candidate in &candidates {
+        gemm.algorithm = *candidate;
+        let time = if candidates.len() == 1 { 0.0 } else { time(gpu, stream, &gemm)? };
+        if best.is_none_or(|(fastest, _)| time < fastest) {
+            best = Some((time, *candidate));
+        }
+    }
+    let Some((_, algorithm)) = best else { return Ok(None) };
+    if candidates.len() > 1 {
+        choices.remember(key, algorithm);
+    }
+    gemm.algorithm = algorithm;
+    Ok(Some(gemm))
+}
+
+/// Milliseconds of the fastest of a few runs; an algorithm that does not run is infinitely slow.
+fn time(gpu: &Gpu, stream: CUstream, gemm: &Gemm) -> Result<f32, GraphError> {
+    let (start, end) = (Event::new()?, Event::new()?);
+    let mut fastest = f32::INFINITY;
+    for run in 0..=RUNS {
+        start.record(stream)?;
+        if gemm.enqueue(gpu, stream).is_err() {
+            return Ok(f32::INFINITY);
+        }
+        end.record(stream)?;
+        end.wait()?;
+        if run > 0 {
+            fastest = fastest.min(end.milliseconds_since(&start)?);
+        }
+    }
+    Ok(fastest)
+}
+
+/// A point in a stream, whose time can be read.
+pub(crate) struct Event(cu::CUevent);
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// A new event in the current context.
+    pub fn new() -> Result<Self, GraphError> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live variable.
+        check(unsafe { cu::cuEventCreate(&mut event, 0) }, "creating an event")?;
+        Ok(Event(event))
+    }
+
+    pub fn record(&self, stream: CUstream) -> Result<(), GraphError> {
+        // SAFETY: both are live.
+        check(unsafe { cu::cuEventRecord(self.0, stream) }, "recording an event")
+    }
+
+    /// Waits until the stream has come past the point recorded last.
+    pub fn wait(&self) -> Result<(), GraphError> {
+        // SAFETY: the event is live.
+        check(unsafe { cu::cuEventSynchronize(self.0) }, "running")
+    }
+
+    pub fn milliseconds_since(&self, start: &Event) -> Result<f32, GraphError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both are live, the pointer is to a live number.
+        check(unsafe { cu::cuEventElapsedTime_v2(&mut milliseconds, start.0, self.0) }, "reading the time")?;
+        Ok(milliseconds)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: the event was created and is not used any more.
+        unsafe { cu::cuEventDestroy_v2(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_read_as_they_were_written() {
+        let (key, algorithm) = parse("Bf16 a=b=1,2,3,4,5,6,7,ff").unwrap();
+        assert_eq!(key, "Bf16 a=b");
+        assert_eq!(algorithm.data, [1, 2, 3, 4, 5, 6, 7, 255]);
+        for wrong in ["", "key", "key=1,2", "key=1,2,3,4,5,6,7,x"] {
+            assert!(parse(wrong).is_none(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The device test-suite on a GPU: every operation, forward and backward, on random shapes, against the reference
+//! interpreter; and the same bits twice. Where there is no GPU, the tests say why they were left out.
+
+use std::collections::BTreeMap;
+
+use vit_cuda::{Cuda, Precision};
+use vit_graph::conformance::{Case, cases, check};
+use vit_graph::device::{Device, Elements};
+use vit_graph::{DType, GraphError};
+
+/// f32 against f64 over sums of up to a few hundred terms, relative to the largest value.
+const TOLERANCE: f64 = 3e-6;
+
+/// Values are rounded to 8 bits of mantissa between operations.
+const BF16_TOLERANCE: f64 = 2e-2;
+
+fn gpu(precision: Precision) -> Option<Cuda> {
+    Cuda::new(0, precision).map_err(|reason| eprintln!("skipped: {reason}")).ok()
+}
+
+/// Whether a case is not for GPUs.
+fn is_for_the_cpu(error: &GraphError) -> bool {
+    error.to_string().contains("eight bits are only for the CPU")
+}
+
+fn compare(precision: Precision, tolerance: f64) {
+    let Some(device) = gpu(precision) else { return };
+    for seed in 100..112 {
+        for case in cases(seed).unwrap() {
+            let differences = match check(&device, &case) {
+                Err(error) if is_for_the_cpu(&error) => continue,
+                other => other.unwrap_or_else(|error| panic!("seed {seed}, {}: {error}", case.name)),
+            };
+            for (output, difference) in differences {
+                assert!(difference <= tolerance, "seed {seed}, {}: {output} differs by {difference:e}", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_operation_agrees_with_the_reference() {
+    compare(Precision::F32, TOLERANCE);
+}
+
+#[test]
+fn every_operation_agrees_with_the_reference_as_far_as_bf16_can() {
+    compare(Precision::Bf16, BF16_TOLERANCE);
+}
+
+/// All outputs of a case after several runs: launched one by one, then captured.
+fn bits(device: &Cuda, case: &Case, runs: usize) -> Result<Vec<Vec<u32>>, GraphError> {
+    let mut values: BTreeMap<String, Vec<f32>> =
+        case.names.iter().filter_map(|n| Some((n.clone(), case.bindings.get(n)?.to_f32()))).collect();
+    let mut executable = device.compile(&case.graph, &mut values)?;
+    for (_, input) in case.graph.inputs() {
+        let data = case.bindings.get(&input.name).unwrap();
+        match input.ty.dtype {
+            DType::I32 => {
+                let words: Vec<i32> = data.data().iter().map(|&w| w as i32).collect();
+                executable.write(&input.name, Elements::I32(&words))?;
+            }
+            _ => executable.write(&input.name, Elements::F32(&data.to_f32()))?,
+        }
+    }
+    for _ in 0..runs {
+        executable.run()?;
+    }
+    let read = case.graph.outputs().iter().map(|(name, value)| {
+        let mut found = vec![0.0; case.graph.shape(*value).elements()];
+        executable.read(name, &mut found)?;
+        Ok(found.iter().map(|v| v.to_bits()).collect())
+    });
+    read.collect()
+}
+
+#[test]
+fn the_same_bits_come_out_every_time() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let Some(device) = gpu(precision) else { return };
+        for case in cases(7).unwrap() {
+            match (bits(&device, &case, 1), bits(&device, &case, 4)) {
+                (Err(error), _) if is_for_the_cpu(&error) => {}
+                (first, second) => assert!(first.unwrap() == second.unwrap(), "{precision}, {}", case.name),
+            }
+        }
+    }
+}
+
+#[test]
+fn missing_and_wrong_values_are_named() {
+    let Some(device) = gpu(Precision::F32) else { return };
+    let x = vit_graph::Tensor::input("x", DType::F32, [2, 3]);
+    let weight = x.parameter("weight", [4, 3], vit_graph::Init::Zeros);
+    x.linear(&weight, None).output("y");
+    let graph = x.finish().unwrap();
+    let error = device.compile(&graph, &mut BTreeMap::<String, Vec<f32>>::new()).err().unwrap();
+    assert_eq!(error.to_string(), "cuda: no weights for the parameter `weight` [4, 3]");
+    let mut values = BTreeMap::from([("weight".to_string(), vec![0.0f32; 12])]);
+    let mut executable = device.compile(&graph, &mut values).unwrap();
+    let wrong = executable.write("picture", Elements::F32(&[])).unwrap_err().to_string();
+    assert_eq!(wrong, "the graph has no input named `picture`; it has: x");
+}

@@ -1,0 +1,11 @@
+//! Every kernel file compiles for the oldest and the newest architecture that is looked after, wherever NVRTC is there.
+
+#[test]
+fn every_kernel_compiles() {
+    for architecture in ["80", "90", "90a"] {
+        match vit_cuda::compile_every_kernel(architecture) {
+            Ok(failures) => assert!(failures.is_empty(), "sm_{architecture}: {}", failures.join("\n")),
+            Err(reason) => eprintln!("skipped: {reason}"),
+        }
+    }
+}

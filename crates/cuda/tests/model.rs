@@ -1,0 +1,94 @@
+//! A whole model on a GPU beside the CPU: the same losses, gradients' norms and parameters step after step, and the same
+//! logits.
+
+use vit_cpu::Cpu;
+use vit_cuda::{Cuda, Precision};
+use vit_graph::device::{Device, Elements, Executable, Initial};
+use vit_graph::{Graph, Init};
+use vit_models::{Architecture, Mode, variant};
+use vit_train::{Optimiser, TrainingStep};
+
+fn architecture() -> Architecture {
+    let mut architecture = variant("vit_tiny_patch16_224").unwrap().architecture;
+    architecture.set_image_size([48, 32]);
+    architecture.set_classes(13);
+    architecture
+}
+
+fn executable(device: &dyn Device, graph: &Graph) -> Box<dyn Executable> {
+    let mut executable = device.compile(graph, &mut Initial { seed: 1 }).unwrap();
+    for (_, input) in graph.inputs() {
+        let count = input.ty.shape.elements();
+        match input.name.as_str() {
+            "seed" => executable.write("seed", Elements::I32(&[1, 2, 3, 0])).unwrap(),
+            "rate" => executable.write("rate", Elements::F32(&[1e-3])).unwrap(),
+            "targets" => {
+                let one_hot: Vec<f32> = (0..count).map(|i| f32::from(u8::from(i % 13 == i / 13 * 5 % 13))).collect();
+                executable.write("targets", Elements::F32(&one_hot)).unwrap();
+            }
+            name => {
+                let mut noise = vec![1.0; count];
+                Init::Normal { std: 1.0 }.fill(0, name, &mut noise);
+                executable.write(name, Elements::F32(&noise)).unwrap();
+            }
+        }
+    }
+    executable
+}
+
+fn number(executable: &dyn Executable, name: &str) -> f64 {
+    let mut number = [0.0];
+    executable.read(name, &mut number).unwrap();
+    number[0].into()
+}
+
+fn close(precision: Precision, what: &str, expected: f64, found: f64, tolerance: f64) {
+    let difference = (expected - found).abs() / (1.0 + expected.abs());
+    assert!(difference <= tolerance, "{precision}, {what}: {expected} on the CPU, {found} on the GPU");
+}
+
+#[test]
+fn training_on_the_gpu_follows_the_cpu() {
+    for (precision, tolerance) in [(Precision::F32, 2e-5), (Precision::Bf16, 3e-2)] {
+        let device = match Cuda::new(0, precision) {
+            Ok(device) => device,
+            Err(reason) => return eprintln!("skipped: {reason}"),
+        };
+        let graph = TrainingStep::new(&architecture(), 2, &Optimiser::default()).unwrap().graph;
+        let (mut cpu, mut gpu) = (executable(&Cpu::new(Some(1)), &graph), executable(&device, &graph));
+        for step in 1..=4 {
+            for executable in [&mut cpu, &mut gpu] {
+                executable.write("step", Elements::F32(&[step as f32])).unwrap();
+                executable.run().unwrap();
+            }
+            for what in ["loss", "grad_norm"] {
+                let (expected, found) = (number(cpu.as_ref(), what), number(gpu.as_ref(), what));
+                close(precision, &format!("{what} of step {step}"), expected, found, tolerance);
+            }
+        }
+        let held = device.plan(&graph).unwrap();
+        assert_eq!(gpu.memory_bytes(), held.stored_bytes + held.arena_bytes);
+    }
+}
+
+#[test]
+fn logits_on_the_gpu_are_the_cpus() {
+    for (precision, tolerance) in [(Precision::F32, 2e-6), (Precision::Bf16, 2e-2)] {
+        let device = match Cuda::new(0, precision) {
+            Ok(device) => device,
+            Err(reason) => return eprintln!("skipped: {reason}"),
+        };
+        let graph = architecture().build(3, Mode::Inference).unwrap();
+        let (mut cpu, mut gpu) = (executable(&Cpu::new(Some(1)), &graph), executable(&device, &graph));
+        let (mut expected, mut found) = (vec![0.0; 39], vec![0.0; 39]);
+        cpu.run().unwrap();
+        cpu.read("logits", &mut expected).unwrap();
+        for run in 0..3 {
+            gpu.run().unwrap();
+            gpu.read("logits", &mut found).unwrap();
+            for (e, f) in expected.iter().zip(&found) {
+                close(precision, &format!("logits of run {run}"), (*e).into(), (*f).into(), tolerance);
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Shapes that the device test-suite has no room for: rows that a whole block shares, several tiles of tokens, sums in
+//! two stages, tensors of more than one chunk.
+
+use vit_cuda::{Cuda, Precision};
+use vit_graph::autodiff::gradients;
+use vit_graph::conformance::{Case, check};
+use vit_graph::ops::{Attention, Constant, Conv2d, Dropout, GlobalNorm, Granularity};
+use vit_graph::reference::{Array, Bindings};
+use vit_graph::{DType, Init, Shape, Tensor, Value};
+
+/// Hands out inputs with random values.
+struct Maker {
+    seed: Tensor,
+    bindings: Bindings,
+    given: Vec<(String, Value)>,
+}
+
+impl Maker {
+    fn float(&mut self, shape: impl Into<Shape>) -> Tensor {
+        let (shape, name) = (shape.into(), format!("p{}", self.given.len()));
+        let mut numbers = vec![0.0; shape.elements()];
+        Init::Normal { std: 1.0 }.fill(5, &name, &mut numbers);
+        let array = Array::new(shape.clone(), numbers.into_iter().map(f64::from).collect());
+        self.bindings = std::mem::take(&mut self.bindings).with(&name, array);
+        let tensor = self.seed.another_input(&name, DType::F32, shape);
+        self.given.extend(tensor.value().map(|value| (name, value)));
+        // Inputs are f32 whatever the precision; what is computed from them need not be.
+        tensor.scale(0.5)
+    }
+}
+
+/// A case with the gradients of everything given.
+fn case(name: &str, build: impl FnOnce(&mut Maker) -> Tensor) -> Case {
+    let seed = Tensor::input("seed", DType::I32, [4]);
+    let words = Array::new(Shape::from([4]), vec![11.0, -7.0, 3.0, 0.0]);
+    let mut maker = Maker { seed: seed.clone(), bindings: Bindings::new().with("seed", words), given: Vec::new() };
+    let y = build(&mut maker);
+    y.output("y");
+    let shape = y.shape();
+    let mut weights = vec![0.0; shape.elements()];
+    Init::Normal { std: 1.0 / (shape.elements() as f32).sqrt() }.fill(6, "weights", &mut weights);
+    let axes: Vec<usize> = (0..shape.len()).collect();
+    (&y * &y.constant(Constant::f32(shape, weights))).sum(axes).output("loss");
+    let mut graph = seed.finish().unwrap();
+    let loss = graph.output("loss").unwrap();
+    let wrt: Vec<Value> = maker.given.iter().map(|(_, value)| *value).collect();
+    let found = gradients(&mut graph, loss, &wrt).unwrap();
+    for ((name, _), gradient) in maker.given.iter().zip(found) {
+        graph.set_output(&format!("grad.{name}"), gradient).unwrap();
+    }
+    let names = maker.given.into_iter().map(|(name, _)| name).collect();
+    Case { name: name.into(), graph, bindings: maker.bindings, names }
+}
+
+fn attention(heads: usize, head: usize, tokens: usize, bias: bool, dropout: bool) -> Case {
+    case(&format!("attention {heads}x{head} over {tokens}"), |m| {
+        let dropout =
+            dropout.then(|| Dropout { rate: 0.2, stream: m.seed.random_stream(), granularity: Granularity::Element });
+        let op = Attention { heads, scale: 1.0 / (head as f32).sqrt(), packed: true, bias, dropout };
+        let qkv = m.float([2, tokens, 3 * heads * head]);
+        let mut others = Vec::new();
+        others.extend(bias.then(|| m.float([2, heads, tokens, tokens])));
+        others.extend(dropout.map(|_| m.seed.clone()));
+        qkv.attention(op, &others.iter().collect::<Vec<_>>())[0].clone()
+    })
+}
+
+fn all() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dim in [192, 768, 1280, 1664, 4100] {
+        all.push(case(&format!("layer_norm of {dim}"), |m| {
+            let (x, gamma, beta) = (m.float([11, dim]), m.float([dim]), m.float([dim]));
+            x.layer_norm(&gamma, &beta, 1e-6)
+        }));
+        // The gradient of the residual sum goes with that of the norm.
+        all.push(case(&format!("residual and layer_norm of {dim}"), |m| {
+            let (x, gamma, beta) = (m.float([11, dim]), m.float([dim]), m.float([dim]));
+            let h = x.scale(0.5);
+            h.layer_norm(&gamma, &beta, 1e-6) + h
+        }));
+    }
+    all.push(attention(2, 64, 101, false, false));
+    all.push(attention(1, 128, 70, true, true));
+    all.push(attention(2, 80, 65, true, false));
+    for axes in [vec![0], vec![1], vec![2], vec![0, 2], vec![0, 1]] {
+        all.push(case(&format!("sum over {axes:?}"), |m| m.float([3, 700, 9]).sum(axes.clone()).scale(0.05)));
+    }
+    all.push(case("norm of several chunks", |m| {
+        let (x, y) = (m.float([3, 9001]), m.float([17]));
+        // A norm has no gradient; it is read as it is.
+        let norm = x.apply(GlobalNorm, &[&y]);
+        norm.output("norm");
+        x.scale(2.0)
+    }));
+    all.push(case("convolution", |m| {
+        let conv = Conv2d { stride: [2, 2], padding: [[3, 3], [3, 3]], dilation: [1, 1], groups: 1, bias: true };
+        let (x, w, b) = (m.float([2, 30, 30, 3]), m.float([20, 3, 7, 7]), m.float([20]));
+        // Of the size of one, so that the loss, a sum of all, is no larger than its error.
+        x.conv2d(conv, &w, Some(&b)).scale(0.3)
+    }));
+    all.push(case("gelu after a linear layer", |m| {
+        let (x, w, b) = (m.float([40, 72]), m.float([136, 72]), m.float([136]));
+        x.linear(&w, Some(&b)).gelu()
+    }));
+    all
+}
+
+#[test]
+fn larger_shapes_agree_with_the_reference() {
+    // Longer sums than in the suite: up to a thousand terms.
+    for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 2e-2)] {
+        let device = match Cuda::new(0, precision) {
+            Ok(device) => device,
+            Err(reason) => return eprintln!("skipped: {reason}"),
+        };
+        for case in all() {
+            for (output, difference) in check(&device, &case).unwrap() {
+                assert!(difference <= tolerance, "{precision}, {}: {output} differs by {difference:e}", case.name);
+            }
+        }
+    }
+}
