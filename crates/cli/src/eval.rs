@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use vit::DeviceChoice;
+use vit::{DeviceChoice, Precision, Processor};
 use vit::data::Samples;
 use vit::data::dataset::{ReadOptions, Split, open_split};
 use vit::models::Changes;
@@ -51,9 +51,12 @@ pub struct Arguments {
     /// Pictures that are run at once
     #[arg(long, value_name = "N", help_heading = "How to run", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
-    /// Where to run: auto or cpu
+    /// Where to run: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", help_heading = "How to run")]
     device: DeviceChoice,
+    /// How precisely: f32; tf32 or bf16 on a GPU
+    #[arg(long, default_value = "f32", help_heading = "How to run")]
+    precision: Precision,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
@@ -83,7 +86,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let part = data.split.map_or("all samples".to_string(), |split| format!("the {split} split"));
     terminal::note(format_args!("{}: {}, {part}, {} samples", arguments.data.display(), data.format, samples.len()));
 
-    let device = vit::device(arguments.device, arguments.threads.map(|n| n as usize))?;
+    let processor =
+        Processor::open(arguments.device, arguments.precision, arguments.threads.map(|n| n as usize))?;
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
     let options = EvaluationOptions {
         batch: arguments.batch as usize,
@@ -97,7 +101,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         true
     };
     let outcome =
-        evaluate(device.as_ref(), &checkpoint.config, &mut checkpoint.weights, samples.as_ref(), &options, watch)?;
+        evaluate(processor.device(), &checkpoint.config, &mut checkpoint.weights, samples.as_ref(), &options, watch)?;
     bar.finish_and_clear();
     let Some(outcome) = outcome else { bail!("the evaluation was stopped") };
     for (name, reason) in &outcome.unreadable {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use vit::DeviceChoice;
+use vit::{DeviceChoice, Precision, Processor};
 use vit::train::{
     Clock, Existing, Finished, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Snapshot, TrainerOptions, estimate,
     train,
@@ -109,6 +109,9 @@ struct Common {
     /// Only say what would happen: data, weights, memory, time
     #[arg(long)]
     dry_run: bool,
+    /// How precisely: f32, tf32 or bf16 [default: bf16 on a GPU, f32 on the CPU]
+    #[arg(long, help_heading = "How to run")]
+    precision: Option<Precision>,
     #[command(flatten)]
     machine: Machine,
 }
@@ -116,12 +119,12 @@ struct Common {
 /// Where and how a run is carried out; nothing here changes its result on the same kind of device.
 #[derive(Args)]
 pub struct Machine {
-    /// Where to run: auto or cpu
+    /// Where to run: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", help_heading = "How to run")]
-    pub device: DeviceChoice,
+    device: DeviceChoice,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub threads: Option<u32>,
+    threads: Option<u32>,
     /// Memory for decoded pictures, in megabytes
     #[arg(long, value_name = "MB", help_heading = "How to run", default_value_t = 2048)]
     cache: u64,
@@ -131,9 +134,23 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn threads(&self) -> usize {
+    fn threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         self.threads.map_or_else(cores, |n| n as usize)
+    }
+
+    /// Opens the processor and says how precisely it computes: as asked, else bf16 on a GPU and f32 on the CPU.
+    fn open(&self, asked: Option<Precision>) -> Result<(Processor, Precision), vit::Error> {
+        let open = |precision| {
+            let processor = Processor::open(self.device, precision, self.threads.map(|n| n as usize))?;
+            Ok((processor, precision))
+        };
+        match (asked, self.device) {
+            (Some(precision), _) => open(precision),
+            (None, DeviceChoice::Cpu) => open(Precision::F32),
+            (None, DeviceChoice::Cuda(_)) => open(Precision::Bf16),
+            (None, DeviceChoice::Auto) => open(Precision::Bf16).or_else(|_| open(Precision::F32)),
+        }
     }
 
     fn options(&self) -> TrainerOptions {
@@ -208,6 +225,7 @@ impl Common {
             validation_fraction: self.validation_fraction,
             fraction: self.fraction,
             skip_non_finite: self.skip_non_finite,
+            precision: String::new(),
         };
         let mut setup = {
             let _busy = terminal::busy(format!("opening {}", self.data.display()));
@@ -217,13 +235,14 @@ impl Common {
             setup.settings.model = setup.config.name.clone().unwrap_or_default();
         }
         describe(&setup)?;
-        let device = vit::device(self.machine.device, self.machine.threads.map(|n| n as usize))?;
+        let (processor, precision) = self.machine.open(self.precision)?;
+        setup.settings.precision = precision.to_string();
         if self.dry_run {
-            let estimate = estimate(device.as_ref(), &mut setup, &self.machine.options())?;
+            let estimate = estimate(processor.device(), &mut setup, &self.machine.options())?;
             terminal::note(format_args!(
-                "memory: {} on {}; {} steps of {} pictures per epoch, {} steps in all",
+                "memory: {} on {} in {precision}; {} steps of {} pictures per epoch, {} steps in all",
                 bytes(estimate.memory_bytes as u64),
-                device.name(),
+                processor.description(),
                 estimate.steps_per_epoch,
                 setup.recipe.batch,
                 estimate.steps
@@ -242,7 +261,7 @@ impl Common {
         };
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
         let run = RunFolder::create(&out, &setup.to_toml(), existing)?;
-        carry_out(device.as_ref(), &mut setup, &run, None, &self.machine)
+        carry_out(&processor, &mut setup, &run, None, &self.machine)
     }
 }
 
@@ -296,22 +315,24 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
     let snapshot = opened.snapshot;
     let mut setup = Setup::resume(settings, recipe, snapshot.config.clone())?;
     terminal::note(format_args!("{}: going on after step {}", run.path().display(), snapshot.position.step));
-    let device = vit::device(machine.device, machine.threads.map(|n| n as usize))?;
-    carry_out(device.as_ref(), &mut setup, &run, Some(snapshot), &machine)
+    let precision: Precision = setup.settings.precision.parse().map_err(anyhow::Error::msg)?;
+    let (processor, _) = machine.open(Some(precision))?;
+    carry_out(&processor, &mut setup, &run, Some(snapshot), &machine)
 }
 
 fn carry_out(
-    device: &dyn vit::graph::device::Device,
+    processor: &Processor,
     setup: &mut Setup,
     run: &RunFolder,
     from: Option<Snapshot>,
     machine: &Machine,
 ) -> anyhow::Result<Outcome> {
+    terminal::note(format_args!("training on {} in {}", processor.description(), setup.settings.precision));
     let command = format!("vit resume {}", quoted(run.path()));
     run.write_command(&command)?;
     let stop = interruptible()?;
     let mut view = View::new(std::io::stderr().is_terminal());
-    let finished = train(device, setup, run, from, &machine.options(), &mut view, &stop);
+    let finished = train(processor.device(), setup, run, from, &machine.options(), &mut view, &stop);
     view.close();
     let Finished { complete, position, waiting, seconds } = finished?;
     if !complete {

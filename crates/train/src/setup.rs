@@ -31,6 +31,8 @@ pub struct RunSettings {
     pub fraction: f64,
     /// Go on past steps whose loss is not finite.
     pub skip_non_finite: bool,
+    /// How precisely the device computes, as `--precision` names it.
+    pub precision: String,
 }
 
 /// Where a model's first weights come from.

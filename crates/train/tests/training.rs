@@ -59,6 +59,7 @@ fn settings(data: &Path) -> RunSettings {
         validation_fraction: 0.2,
         fraction: 1.0,
         skip_non_finite: false,
+        precision: "f32".into(),
     }
 }
 
