@@ -168,8 +168,9 @@ pub struct AverageSettings {
 }
 
 /// The named recipes and their files.
-const NAMED: [(&str, &str); 8] = [
+const NAMED: [(&str, &str); 9] = [
     ("small", include_str!("../recipes/small.toml")),
+    ("strong", include_str!("../recipes/strong.toml")),
     ("finetune", include_str!("../recipes/finetune.toml")),
     ("vit-pretrain", include_str!("../recipes/vit-pretrain.toml")),
     ("vit-pretrain-21k", include_str!("../recipes/vit-pretrain-21k.toml")),

@@ -117,7 +117,7 @@ fn mistakes_are_explained() {
         assert!(what.contains(part) && !what.contains('\n'), "{setting}: {what}");
     }
     assert_eq!(recipe, before, "a refused setting changes nothing");
-    assert!(error(Recipe::named("diet")).starts_with("there is no recipe named `diet`; there are small, finetune,"));
+    assert!(error(Recipe::named("diet")).starts_with("there is no recipe named `diet`; there are small, strong,"));
     assert_eq!(
         error(Recipe::parse("batch = 8\n[data]\nflipp = 1")),
         "recipes have no key `data.flipp`; did you mean `data.flip`?"

@@ -24,10 +24,12 @@ const fn size(paper: &'static str, timm: &'static str, dim: usize, depth: usize,
 }
 
 /// Table 1 of the paper, and of "How to train your ViT" and "Scaling Vision Transformers".
-/// The two smallest are this project's own, for small pictures and training on a CPU.
-pub const PAPER_SIZES: [Size; 10] = [
+/// The three smallest are for small pictures: two of this project's own, which train on a CPU, and the one of "Escaping
+/// the Big Data Paradigm with Compact Transformers".
+pub const PAPER_SIZES: [Size; 11] = [
     size("P", "pico", 64, 6, 2, 128),
     size("N", "nano", 96, 6, 3, 192),
+    size("Lite", "lite", 256, 7, 4, 512),
     size("Ti", "tiny", 192, 12, 3, 768),
     size("S", "small", 384, 12, 6, 1536),
     size("M", "medium", 512, 12, 8, 2048),
