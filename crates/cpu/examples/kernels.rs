@@ -89,6 +89,7 @@ fn product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Acti
             alpha: 1.0,
             accumulate: false,
             epilogue: Epilogue { bias: Some(bias.get()), activation, ..Epilogue::default() },
+            slope: None,
         };
         gemm(pool, isa, product, workspace.get_mut());
     });

@@ -162,7 +162,15 @@ pub fn forward(pool: &Pool, isa: Isa, attention: Attention<'_>, workspace: &mut 
                 let (packed_k, packed_v) = packed.split_at_mut(plan.keys);
                 isa.dispatch(PackKeys { view: attention.k, b, h, keys, head_dim, dst: packed_k.as_mut_ptr() });
                 if !packed_v.is_empty() {
-                    isa.dispatch(PackValues { view: attention.v, b, h, keys, head_dim, dst: packed_v.as_mut_ptr() });
+                    isa.dispatch(PackValues {
+                        view: attention.v,
+                        b,
+                        h,
+                        first: 0,
+                        keys,
+                        head_dim,
+                        dst: packed_v.as_mut_ptr(),
+                    });
                 }
             }
             isa.dispatch(Rows {
@@ -239,6 +247,7 @@ impl Kernel for Rows<'_> {
                 k: head_dim,
                 a: self.q.at(b, query, h),
                 lda: self.q.row_stride,
+                transposed: false,
                 b: self.packed,
                 ldb: 0,
                 out: scores.as_mut_ptr(),
@@ -284,6 +293,7 @@ impl Kernel for Rows<'_> {
                 k: keys,
                 a: scores.as_ptr(),
                 lda: stride,
+                transposed: false,
                 b: values,
                 ldb,
                 out: self.out.at(b, query, h),

@@ -92,7 +92,9 @@ pub(crate) fn lower(
     Ok(match op {
         Op::Linear(op) if op.int8 => matrix::linear_int8(processor, op, inputs, fixed[1])?,
         Op::Linear(op) => matrix::linear(processor, op, inputs, fixed[1]),
+        Op::LinearSlope(op) => matrix::linear_slope(processor, op, inputs, fixed[1]),
         Op::MatMul(op) => matrix::matmul(processor, op, inputs),
+        Op::MatMulTimes(op) => matrix::matmul(processor, &op.0, inputs),
         Op::Conv2d(op) => conv::forward(processor, op, inputs, outputs),
         Op::Conv2dGradInput(op) => conv::grad_input(processor, op, inputs),
         Op::Conv2dGradWeight(op) => conv::grad_weight(processor, op, inputs),
@@ -101,7 +103,7 @@ pub(crate) fn lower(
         Op::Attention(op) => attention::forward(processor, op, inputs),
         Op::AttentionGrad(op) => attention::backward(processor, op, inputs),
         Op::LayerNorm(op) => rows::layer_norm(op, &inputs[0]),
-        Op::LayerNormGrad(_) => rows::layer_norm_grad(&inputs[1]),
+        Op::LayerNormGrad(_) | Op::LayerNormGradAdd(_) => rows::layer_norm_grad(&inputs[1]),
         Op::AddLayerNorm(op) => rows::add_layer_norm(op, &inputs[0]),
         Op::Softmax(_) => rows::softmax(&inputs[0]),
         Op::SoftmaxGrad(_) => rows::softmax_grad(&inputs[0]),

@@ -26,11 +26,11 @@ pub use attention::{Attention, AttentionGrad};
 pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 pub use dropout::{Dropout, Granularity};
 pub use gather::{Gather, GatherGrad};
-pub use linear::Linear;
+pub use linear::{Linear, LinearSlope};
 pub use loss::{CrossEntropy, CrossEntropyGrad};
-pub use matmul::MatMul;
+pub use matmul::{MatMul, MatMulTimes};
 pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
-pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad};
+pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad, LayerNormGradAdd};
 pub use optimise::{AdamW, CLIP_EPSILON, GlobalNorm};
 pub use patchify::{Layout, Patchify, Unpatchify};
 pub use reduce::{Reduce, Reduction};
@@ -120,7 +120,9 @@ operations!(
     Parameter,
     Constant,
     Linear,
+    LinearSlope,
     MatMul,
+    MatMulTimes,
     Conv2d,
     Conv2dGradInput,
     Conv2dGradWeight,
@@ -130,6 +132,7 @@ operations!(
     AttentionGrad,
     LayerNorm,
     LayerNormGrad,
+    LayerNormGradAdd,
     AddLayerNorm,
     Activation,
     ActivationGrad,

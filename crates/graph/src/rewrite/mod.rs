@@ -1,16 +1,20 @@
 //! Rewrites: small named functions from a graph to a graph that computes the same.
 
 mod add_norm;
+mod add_norm_grad;
 mod dead_code;
 mod int8;
 mod linear;
 mod patchify;
+mod slope;
 
 pub use add_norm::fuse_add_norm;
+pub use add_norm_grad::fuse_norm_grad_add;
 pub use dead_code::dead_code;
 pub use int8::int8;
 pub use linear::fuse_linear;
 pub use patchify::patchify;
+pub use slope::keep_slope;
 
 use crate::{Graph, GraphError, Node, NodeId, Value};
 
