@@ -1,7 +1,7 @@
 //! The backward pass: the weights are computed again from the saved logarithms, tile by tile, never stored.
 
-use super::forward::{row_add, row_mul};
-use super::tile::{Finish, PackKeys, PackValues, Product};
+use super::forward::{prefetch_row, row_add, row_mul};
+use super::tile::{AHEAD, Finish, PackKeys, PackValues, Product};
 use super::{AttentionShape, Dropout, Output, ScoreTile, View, ViewMut, check_bias};
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
@@ -262,6 +262,7 @@ impl Kernel for Head<'_> {
                         row_scale(s, w, keys, self.scale);
                         row_add(s, w, bias[row * keys..][..keys].as_ptr(), keys);
                     }
+                    prefetch_row(s, self.out.at(b, row + AHEAD, h), head_dim);
                     let out = self.out.at(b, row, h);
                     let delta = row_dot(s, self.dout.at(b, row, h), out, head_dim);
                     if let Some(dropout) = self.dropout {

@@ -1,6 +1,6 @@
 //! The forward pass: scores of a tile of queries, softmax, weighted sum of the values.
 
-use super::tile::{Finish, PackKeys, PackValues, Product};
+use super::tile::{Finish, LINE, PackKeys, PackValues, Product};
 use super::{AttentionShape, Dropout, Output, View, ViewMut, check_bias};
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
@@ -241,6 +241,9 @@ impl Kernel for Rows<'_> {
         while done < self.count {
             let rows = self.plan.rows.min(self.count - done);
             let query = self.first + done;
+            for r in rows..2 * rows {
+                prefetch_row(s, self.q.at(b, query + r, h), head_dim);
+            }
             s.vectorize(Product {
                 rows,
                 columns: keys,
@@ -302,6 +305,16 @@ impl Kernel for Rows<'_> {
             });
             done += rows;
         }
+    }
+}
+
+/// Asks for a row of `n` numbers, which need not be valid.
+#[inline(always)]
+pub(super) fn prefetch_row<S: Simd>(s: S, x: *const f32, n: usize) {
+    let mut i = 0;
+    while i < n {
+        s.prefetch(x.wrapping_add(i));
+        i += LINE;
     }
 }
 

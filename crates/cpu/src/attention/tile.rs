@@ -3,12 +3,12 @@
 //! the processor busy. The terms of an element are added in one fixed order, whichever tile it falls into.
 
 use super::View;
-use crate::simd::{Kernel, Simd, TRANSPOSE};
+use crate::simd::{Kernel, MAX_TILE_ROWS, Simd, TRANSPOSE};
 
 /// Rows to ask for ahead of time: short rows far apart, such as those of a head, are not a stream to the processor.
-const AHEAD: usize = 16;
+pub(super) const AHEAD: usize = 16;
 /// Numbers in a cache line.
-const LINE: usize = 16;
+pub(super) const LINE: usize = 16;
 
 /// The panels of `vectors` vectors: where each starts and how wide it is, in vectors.
 struct Panels {
@@ -182,6 +182,7 @@ impl Kernel for Product {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let mut later = Later { lines: [self.out; LATER], count: 1 };
         for (start, vectors) in Panels::of::<S>(self.columns) {
             let column = start * S::LANES;
             let mut row = 0;
@@ -189,9 +190,11 @@ impl Kernel for Product {
                 let rows = S::HEAD_TILE_ROWS.min(self.rows - row);
                 if let Finish::Scale(_) | Finish::Times { .. } = self.finish {
                     // The result, which may be far away, has the time of the tile to arrive.
+                    later.count = 0;
                     for r in row..row + rows {
                         for j in 0..vectors {
-                            s.prefetch(self.out.wrapping_add(r * self.ldo + column + j * S::LANES));
+                            later.lines[later.count] = self.out.wrapping_add(r * self.ldo + column + j * S::LANES);
+                            later.count += 1;
                         }
                     }
                 }
@@ -216,14 +219,14 @@ impl Kernel for Product {
                     ($($rows:literal),*) => {
                         match (rows, vectors, self.transposed) {
                             $(
-                                ($rows, 1, false) => s.vectorize(Tile::<$rows, 1, false>(args, column == 0)),
-                                ($rows, 2, false) => s.vectorize(Tile::<$rows, 2, false>(args, column == 0)),
-                                ($rows, 3, false) => s.vectorize(Tile::<$rows, 3, false>(args, column == 0)),
-                                ($rows, 4, false) => s.vectorize(Tile::<$rows, 4, false>(args, column == 0)),
-                                ($rows, 1, true) => s.vectorize(Tile::<$rows, 1, true>(args, column == 0)),
-                                ($rows, 2, true) => s.vectorize(Tile::<$rows, 2, true>(args, column == 0)),
-                                ($rows, 3, true) => s.vectorize(Tile::<$rows, 3, true>(args, column == 0)),
-                                ($rows, 4, true) => s.vectorize(Tile::<$rows, 4, true>(args, column == 0)),
+                                ($rows, 1, false) => s.vectorize(Tile::<$rows, 1, false>(args, column == 0, &later)),
+                                ($rows, 2, false) => s.vectorize(Tile::<$rows, 2, false>(args, column == 0, &later)),
+                                ($rows, 3, false) => s.vectorize(Tile::<$rows, 3, false>(args, column == 0, &later)),
+                                ($rows, 4, false) => s.vectorize(Tile::<$rows, 4, false>(args, column == 0, &later)),
+                                ($rows, 1, true) => s.vectorize(Tile::<$rows, 1, true>(args, column == 0, &later)),
+                                ($rows, 2, true) => s.vectorize(Tile::<$rows, 2, true>(args, column == 0, &later)),
+                                ($rows, 3, true) => s.vectorize(Tile::<$rows, 3, true>(args, column == 0, &later)),
+                                ($rows, 4, true) => s.vectorize(Tile::<$rows, 4, true>(args, column == 0, &later)),
                             )*
                             _ => unreachable!("no tile of {rows} rows and {vectors} vectors"),
                         }
@@ -236,10 +239,19 @@ impl Kernel for Product {
     }
 }
 
-/// One register tile, and whether it is the first of its rows.
-struct Tile<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(Product, bool);
+/// The most vectors of a tile.
+const LATER: usize = MAX_TILE_ROWS * 4;
 
-impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for Tile<ROWS, VECTORS, TRANSPOSED> {
+/// Places, at least one, that are wanted when a tile is done, to be asked for one by one.
+struct Later {
+    lines: [*mut f32; LATER],
+    count: usize,
+}
+
+/// One register tile, and whether it is the first of its rows.
+struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(Product, bool, &'a Later);
+
+impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for Tile<'_, ROWS, VECTORS, TRANSPOSED> {
     type Output = ();
 
     #[inline(always)]
@@ -249,11 +261,13 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
         if ROWS > S::HEAD_TILE_ROWS || VECTORS > S::HEAD_TILE_VECTORS {
             unreachable!("tile larger than the registers");
         }
-        let Tile(Product { columns, k, a, lda, mut b, ldb, out, ldo, finish, .. }, first) = self;
+        let Tile(Product { columns, k, a, lda, mut b, ldb, out, ldo, finish, .. }, first, later) = self;
+        let (lines, last) = (later.lines.as_ptr(), later.count - 1);
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
         let mut row = [a; ROWS];
         let mut across = a;
-        // SAFETY: whoever made the product vouches for ROWS x k of A, k full rows of the panel, and the output.
+        // SAFETY: whoever made the product vouches for ROWS x k of A, k full rows of the panel, and the output; `last`
+        // is the place of a line.
         unsafe {
             if !TRANSPOSED {
                 for (r, p) in row.iter_mut().enumerate() {
@@ -265,6 +279,7 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
                 for (j, v) in vectors.iter_mut().enumerate() {
                     *v = s.load(b.add(j * S::LANES));
                 }
+                s.prefetch(*lines.add(i.min(last)));
                 for r in 0..ROWS {
                     let x = if TRANSPOSED { s.splat(*across.add(r)) } else { s.splat(*row[r].add(i)) };
                     for j in 0..VECTORS {
