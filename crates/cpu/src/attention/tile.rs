@@ -182,22 +182,18 @@ impl Kernel for Product {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut later = Later { lines: [self.out; LATER], count: 1 };
+        let mut later = Later { distances: [0; LATER], last: 0 };
         for (start, vectors) in Panels::of::<S>(self.columns) {
             let column = start * S::LANES;
+            if let Finish::Scale(_) | Finish::Times { .. } = self.finish {
+                later.last = S::HEAD_TILE_ROWS * vectors - 1;
+                for (i, distance) in later.distances[..=later.last].iter_mut().enumerate() {
+                    *distance = i / vectors * self.ldo + i % vectors * S::LANES;
+                }
+            }
             let mut row = 0;
             while row < self.rows {
                 let rows = S::HEAD_TILE_ROWS.min(self.rows - row);
-                if let Finish::Scale(_) | Finish::Times { .. } = self.finish {
-                    // The result, which may be far away, has the time of the tile to arrive.
-                    later.count = 0;
-                    for r in row..row + rows {
-                        for j in 0..vectors {
-                            later.lines[later.count] = self.out.wrapping_add(r * self.ldo + column + j * S::LANES);
-                            later.count += 1;
-                        }
-                    }
-                }
                 // SAFETY: the promise of whoever made this covers the tile.
                 let args = unsafe {
                     Product {
@@ -242,10 +238,10 @@ impl Kernel for Product {
 /// The most vectors of a tile.
 const LATER: usize = MAX_TILE_ROWS * 4;
 
-/// Places, at least one, that are wanted when a tile is done, to be asked for one by one.
+/// Distances in a tile of the result, which may be far away: asked for one by one, it has the time of the tile to arrive.
 struct Later {
-    lines: [*mut f32; LATER],
-    count: usize,
+    distances: [usize; LATER],
+    last: usize,
 }
 
 /// One register tile, and whether it is the first of its rows.
@@ -262,7 +258,7 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
             unreachable!("tile larger than the registers");
         }
         let Tile(Product { columns, k, a, lda, mut b, ldb, out, ldo, finish, .. }, first, later) = self;
-        let (lines, last) = (later.lines.as_ptr(), later.count - 1);
+        let (distances, last) = (later.distances.as_ptr(), later.last);
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
         let mut row = [a; ROWS];
         let mut across = a;
@@ -279,7 +275,7 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
                 for (j, v) in vectors.iter_mut().enumerate() {
                     *v = s.load(b.add(j * S::LANES));
                 }
-                s.prefetch(*lines.add(i.min(last)));
+                s.prefetch(out.wrapping_add(*distances.add(i.min(last))));
                 for r in 0..ROWS {
                     let x = if TRANSPOSED { s.splat(*across.add(r)) } else { s.splat(*row[r].add(i)) };
                     for j in 0..VECTORS {

@@ -4,7 +4,7 @@
 
 use super::matmul::{ALIGN, aligned};
 use super::pack::copy_panel;
-use super::tile::{Finish, LINE, Later, TileArgs, TileBuffer, TileRow, tile};
+use super::tile::{Finish, LINE, Lines, TileArgs, TileBuffer, TileRow, tile};
 use super::{ALayout, Epilogue};
 use crate::activation::Activation;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
@@ -69,7 +69,7 @@ impl Kernel for Block<'_> {
         let copy =
             self.a_layout == ALayout::Transposed && scattered && self.n > 2 * width && self.scratch.len() >= room;
         let scratch = std::mem::take(&mut self.scratch);
-        let mut later = Later::new();
+        let mut lines = Lines::new();
         let plain_b = self.ldb > 0;
         assert!(!plain_b || scratch.len() >= room, "a plain B takes scratch");
         let (panel, scratch) =
@@ -104,6 +104,7 @@ impl Kernel for Block<'_> {
                 let columns = width.min(self.n - column);
                 let vectors = columns.div_ceil(S::LANES);
                 let direct = simple && columns % S::LANES == 0;
+                lines.set(S::TILE_ROWS, columns, self.ldc);
                 bias_panel.0.fill(0.0);
                 if let (Some(bias), 0) = (bias, start) {
                     bias_panel.0[..columns].copy_from_slice(&bias[column..][..columns]);
@@ -126,25 +127,22 @@ impl Kernel for Block<'_> {
                         let b = if plain_b { panel } else { self.b.add(column * self.k + start * width) };
                         // A tile takes long enough for what comes after it to arrive from wherever it is: its part of
                         // C, the next rows of A, and over the first tiles of a panel the panel after it.
-                        later.clear();
-                        later.add(c, self.ldc, rows, columns);
                         let part = |(x, ld): (&[f32], usize)| (x.as_ptr().wrapping_add(row * ld + column), ld);
                         let nothing = (std::ptr::null(), 0);
                         let (times, plus) = (times.map_or(nothing, part), plus.map_or(nothing, part));
-                        for (x, ld) in [times, plus] {
-                            if !x.is_null() {
-                                later.add(x, ld, rows, columns);
-                            }
-                        }
                         let slope = if finished && !self.slope.is_null() {
-                            let slope = self.slope.add(row * self.ldc + column);
-                            later.add(slope, self.ldc, rows, columns);
-                            slope
+                            self.slope.add(row * self.ldc + column)
                         } else {
                             std::ptr::null_mut()
                         };
+                        let mut later = [c.cast_const(); 2];
+                        for (x, ld) in [times, plus, (slope.cast_const(), self.ldc)] {
+                            if ld == self.ldc && !x.is_null() {
+                                later[1] = x;
+                            }
+                        }
                         if column == 0 && self.a_layout == ALayout::RowMajor {
-                            later.add(a.wrapping_add(S::TILE_ROWS * lda), lda, rows, 4 * LINE);
+                            prefetch(s, a.wrapping_add(S::TILE_ROWS * lda), lda, rows, 4 * LINE);
                         }
                         let tiles = row / S::TILE_ROWS;
                         let soon = match tiles * LINE < width {
@@ -170,7 +168,8 @@ impl Kernel for Block<'_> {
                                 false => nothing,
                             },
                             soon,
-                            later: &later,
+                            later,
+                            lines: &lines,
                         };
                         tile(s, rows, vectors, self.a_layout, args);
                         if !direct {
@@ -195,6 +194,18 @@ impl Kernel for Block<'_> {
             if last {
                 break;
             }
+        }
+    }
+}
+
+/// Asks for the lines of a few short rows.
+#[inline(always)]
+fn prefetch<S: Simd>(s: S, start: *const f32, ld: usize, rows: usize, columns: usize) {
+    for row in 0..rows {
+        let mut column = 0;
+        while column < columns {
+            s.prefetch(start.wrapping_add(row * ld + column));
+            column += LINE;
         }
     }
 }

@@ -14,42 +14,32 @@ pub(super) const LINE: usize = 16;
 #[repr(C, align(64))]
 pub(super) struct TileBuffer(pub [f32; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]);
 
-/// The most lines that a tile asks for: those of four results, and four of each row.
-const LATER: usize = MAX_TILE_ROWS * (4 * MAX_TILE_VECTORS + 4);
-
 /// A row of a tile.
 #[repr(C, align(64))]
 pub(super) struct TileRow(pub [f32; MAX_TILE_VECTORS * MAX_LANES]);
 
-/// Cache lines that are wanted when a tile is done. Asked for one by one while it is computed, they come without holding
-/// up the operands, which all at once they would.
-pub(super) struct Later {
-    lines: [*const f32; LATER],
-    count: usize,
+/// The cache lines of a tile of C, as distances from its first. Asked for one by one while a tile is computed, they come
+/// without holding up the operands, which all at once they would.
+pub(super) struct Lines {
+    distances: [usize; MAX_TILE_ROWS * MAX_TILE_VECTORS],
+    last: usize,
 }
 
-impl Later {
+impl Lines {
     #[inline(always)]
-    pub fn new() -> Later {
-        Later { lines: [std::ptr::null(); LATER], count: 0 }
+    pub fn new() -> Lines {
+        Lines { distances: [0; MAX_TILE_ROWS * MAX_TILE_VECTORS], last: 0 }
     }
 
+    /// Those of a few short rows that are `ld` apart.
     #[inline(always)]
-    pub fn clear(&mut self) {
-        self.count = 0;
-    }
-
-    /// Adds the lines of a few short rows, which need not be valid.
-    #[inline(always)]
-    pub fn add(&mut self, start: *const f32, ld: usize, rows: usize, columns: usize) {
-        for row in 0..rows {
-            let mut column = 0;
-            while column < columns && self.count < LATER {
-                self.lines[self.count] = start.wrapping_add(row * ld + column);
-                self.count += 1;
-                column += LINE;
-            }
+    pub fn set(&mut self, rows: usize, columns: usize, ld: usize) {
+        let each = columns.div_ceil(LINE).min(MAX_TILE_VECTORS);
+        let count = rows.min(MAX_TILE_ROWS) * each;
+        for (i, distance) in self.distances[..count].iter_mut().enumerate() {
+            *distance = i / each * ld + i % each * LINE;
         }
+        self.last = count.saturating_sub(1);
     }
 }
 
@@ -71,7 +61,9 @@ pub(super) struct TileArgs<'a> {
     pub plus: (*const f32, usize),
     /// Memory that is wanted soon, one cache line for each of the k steps, and how far apart; it need not be valid.
     pub soon: (*const f32, usize),
-    pub later: &'a Later,
+    /// Memory that is wanted when the tile is done, laid out as C: the tile of C, and one more or the same again.
+    pub later: [*const f32; 2],
+    pub lines: &'a Lines,
 }
 
 struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(TileArgs<'a>);
@@ -86,9 +78,21 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
         if ROWS > S::TILE_ROWS || VECTORS > S::TILE_VECTORS {
             unreachable!("tile larger than the registers");
         }
-        let TileArgs { k, a, lda, mut b, start, out, out_stride, times, plus, soon: (mut soon, soon_step), later } =
-            self.0;
-        let (lines, last) = (later.lines.as_ptr(), later.count.saturating_sub(1));
+        let TileArgs {
+            k,
+            a,
+            lda,
+            mut b,
+            start,
+            out,
+            out_stride,
+            times,
+            plus,
+            soon: (mut soon, soon_step),
+            later,
+            lines,
+        } = self.0;
+        let (distances, last) = (lines.distances.as_ptr(), lines.last);
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
         let mut row = [a; ROWS];
         let mut column = a;
@@ -113,7 +117,9 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
                 }
                 s.prefetch(soon);
                 soon = soon.wrapping_add(soon_step);
-                s.prefetch(*lines.add(i.min(last)));
+                let distance = *distances.add(i.min(last));
+                s.prefetch(later[0].wrapping_add(distance));
+                s.prefetch(later[1].wrapping_add(distance));
                 for r in 0..ROWS {
                     let x = if TRANSPOSED { s.splat(*column.add(r)) } else { s.splat(*row[r].add(i)) };
                     for j in 0..VECTORS {
@@ -215,6 +221,27 @@ impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
         let Finish { tile, rows, columns, c, ldc, alpha, add, epilogue, slope } = self.finish;
         let width = S::TILE_VECTORS * S::LANES;
         let Epilogue { bias, scale, factor, residual, .. } = epilogue.unwrap_or_default();
+        let others = bias.is_some() || scale.is_some() || factor.is_some() || residual.is_some();
+        if alpha == 1.0 && !add && !others && columns % S::LANES == 0 {
+            // The usual case, without questions on the way.
+            for row in 0..rows {
+                for column in (0..columns).step_by(S::LANES) {
+                    let at = row * ldc + column;
+                    // SAFETY: whoever made this vouches for `columns` of the tile, C and the slope.
+                    unsafe {
+                        let x = s.load(tile.add(row * width + column));
+                        if SLOPE {
+                            let (value, its_slope) = self.f.value_and_slope(s, x);
+                            s.store(c.add(at), value);
+                            s.store(slope.add(at), its_slope);
+                        } else {
+                            s.store(c.add(at), self.f.value(s, x));
+                        }
+                    }
+                }
+            }
+            return;
+        }
         let mut column = 0;
         while column < columns {
             let n = columns - column;
