@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use vit::{DeviceChoice, Precision, Processor};
 use vit::data::Samples;
 use vit::data::dataset::{ReadOptions, Split, open_split};
 use vit::models::Changes;
 use vit::train::{EvaluationOptions, Loss, Measured, evaluate, evaluation_json, write_evaluation};
+use vit::{DeviceChoice, Precision, Processor};
 
 use crate::pictures::{parse_size, report_failures};
 use crate::table::{Align, Table};
@@ -86,8 +86,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let part = data.split.map_or("all samples".to_string(), |split| format!("the {split} split"));
     terminal::note(format_args!("{}: {}, {part}, {} samples", arguments.data.display(), data.format, samples.len()));
 
-    let processor =
-        Processor::open(arguments.device, arguments.precision, arguments.threads.map(|n| n as usize))?;
+    let processor = Processor::open(arguments.device, arguments.precision, arguments.threads.map(|n| n as usize))?;
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
     let options = EvaluationOptions {
         batch: arguments.batch as usize,

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use vit::{DeviceChoice, Precision, Processor};
 use vit::train::{
     Clock, Existing, Finished, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Snapshot, TrainerOptions, estimate,
     train,
 };
+use vit::{DeviceChoice, Precision, Processor};
 
 use crate::pictures::parse_size;
 use crate::table::bytes;

@@ -1,12 +1,18 @@
 //! Measures the kernels on this machine: the peak of fused multiply-adds, then matrix products and attention of
 //! ViT-B/16 and ViT-Ti/16 as shares of it. Times are the best of several runs, since other processes disturb.
-//! Arguments choose instruction sets by name; `int8` leaves only the linear layers on bytes.
+//! Arguments choose instruction sets by name; `int8` leaves only the linear layers on bytes, `train` only what a
+//! backward pass consists of.
 
 use std::time::Instant;
 
 use vit_cpu::activation::Activation;
-use vit_cpu::attention::{Attention, AttentionShape, View, ViewMut, forward, forward_workspace};
-use vit_cpu::gemm::{ALayout, BLayout, Epilogue, Gemm, gemm, gemm_workspace, pack_b, packed_len};
+use vit_cpu::attention::{
+    Attention, AttentionGrad, AttentionShape, GradOutputs, View, ViewMut, backward, backward_workspace, forward,
+    forward_workspace,
+};
+use vit_cpu::gemm::{
+    ALayout, BLayout, Epilogue, Gemm, Matmul, gemm, gemm_workspace, matmul, matmul_workspace, pack_b, packed_len,
+};
 use vit_cpu::int8::{self, Gemm8};
 use vit_cpu::isa::Isa;
 use vit_cpu::pool::Pool;
@@ -89,6 +95,7 @@ fn product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Acti
             alpha: 1.0,
             accumulate: false,
             epilogue: Epilogue { bias: Some(bias.get()), activation, ..Epilogue::default() },
+            slope: None,
         };
         gemm(pool, isa, product, workspace.get_mut());
     });
@@ -176,14 +183,96 @@ fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize) -> f64 {
     4.0 * (batch * heads * rows * rows * head_dim) as f64 / time / 1e9
 }
 
+/// One of the two products of a linear layer's gradient: of the weights with a transposed A, else of the input.
+fn gradient(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, a_layout: ALayout) -> f64 {
+    let a = Aligned::new(m * k);
+    let b = Aligned::new(k * n);
+    let mut c = Aligned::new(m * n);
+    let mut workspace = Aligned::new(matmul_workspace(isa, pool.threads(), 1, m, n, k));
+    let time = best(|| {
+        let product = Matmul {
+            batch: 1,
+            m,
+            n,
+            k,
+            a: a.get(),
+            lda: if a_layout == ALayout::RowMajor { k } else { m },
+            a_layout,
+            a_batch_stride: 0,
+            b: b.get(),
+            ldb: n,
+            b_layout: BLayout::RowsAreK,
+            b_batch_stride: 0,
+            c: c.get_mut(),
+            ldc: n,
+            c_batch_stride: 0,
+            alpha: 1.0,
+            accumulate: false,
+            epilogue: Epilogue::default(),
+            slope: None,
+        };
+        matmul(pool, isa, product, workspace.get_mut());
+    });
+    2.0 * (m * n * k) as f64 / time / 1e9
+}
+
+fn attention_gradient(pool: &Pool, isa: Isa, batch: usize, heads: usize) -> f64 {
+    let (rows, head_dim) = (197, 64);
+    let shape = AttentionShape { batch, heads, queries: rows, keys: rows, head_dim };
+    let length = batch * rows * heads * head_dim;
+    let (qkv, out, dout) = (Aligned::new(3 * length), Aligned::new(length), Aligned::new(length));
+    let lse = vec![6.0; batch * heads * rows];
+    let mut dqkv = Aligned::new(3 * length);
+    let mut workspace = Aligned::new(backward_workspace(pool.threads(), &shape));
+    let time = best(|| {
+        let [q, k, v] = View::packed_qkv(qkv.get(), rows, heads, head_dim);
+        let grad = AttentionGrad {
+            shape,
+            scale: 0.125,
+            q,
+            k,
+            v,
+            out: View::dense(out.get(), rows, heads, head_dim),
+            dout: View::dense(dout.get(), rows, heads, head_dim),
+            lse: &lse,
+            bias: None,
+            dropout: None,
+            outputs: GradOutputs::Packed(dqkv.get_mut()),
+            dbias: None,
+        };
+        backward(pool, isa, grad, workspace.get_mut());
+    });
+    10.0 * (batch * heads * rows * rows * head_dim) as f64 / time / 1e9
+}
+
+/// What the backward pass of a block consists of.
+fn training(pool: &Pool, isa: Isa, print: impl Fn(&str, f64)) {
+    for (model, width, batch) in [("B/16", 768, 1), ("Ti/16", 192, 1), ("Ti/16", 192, 16)] {
+        let rows = 197 * batch;
+        let name = |what: &str| format!("{model} batch {batch} {what}");
+        for (layer, n, k, activation) in layers(width) {
+            if activation == Activation::None {
+                let of = |what: &str| name(&format!("{layer} {what}"));
+                print(&of("of weights"), gradient(pool, isa, n, k, rows, ALayout::Transposed));
+                print(&of("of input"), gradient(pool, isa, rows, k, n, ALayout::RowMajor));
+            }
+        }
+        print(&name("attention"), attention(pool, isa, batch, width / 64));
+        print(&name("attention gradient"), attention_gradient(pool, isa, batch, width / 64));
+    }
+}
+
 fn main() {
     let wanted: Vec<Isa> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
-    let only_int8 = std::env::args().any(|a| a == "int8");
+    let asked = |what: &str| std::env::args().any(|a| a == what);
+    let (only_int8, only_training) = (asked("int8"), asked("train"));
     let isas = if wanted.is_empty() { Isa::available() } else { wanted };
     for isa in isas {
         for threads in [1, 2] {
             let pool = Pool::new(threads);
-            quantised(&pool, isa);
+            if !only_training {
+                quantised(&pool, isa);
+            }
             if only_int8 {
                 continue;
             }
@@ -192,6 +281,10 @@ fn main() {
             let print = |name: &str, rate: f64| {
                 println!("{name:<34} {rate:8.1} GFLOP/s {:5.1}%", 100.0 * rate / peak);
             };
+            training(&pool, isa, print);
+            if only_training {
+                continue;
+            }
             for (model, width) in [("B/16", 768), ("Ti/16", 192)] {
                 for batch in [1, 8] {
                     let m = 197 * batch;

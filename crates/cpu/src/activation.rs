@@ -3,7 +3,7 @@
 
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::simd::math::{clamp, exp, gelu, gelu_slope, sigmoid, sigmoid_pair, tanh};
+use crate::simd::math::{clamp, exp, gelu, gelu_and_slope, sigmoid, sigmoid_pair, tanh};
 use crate::simd::{Kernel, Simd};
 
 /// An activation function.
@@ -30,6 +30,10 @@ pub enum Activation {
 pub(crate) trait Function: Copy {
     fn value<S: Simd>(self, s: S, x: S::V) -> S::V;
     fn slope<S: Simd>(self, s: S, x: S::V) -> S::V;
+    #[inline(always)]
+    fn value_and_slope<S: Simd>(self, s: S, x: S::V) -> (S::V, S::V) {
+        (self.value(s, x), self.slope(s, x))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -102,7 +106,11 @@ impl Function for GeluErf {
     }
     #[inline(always)]
     fn slope<S: Simd>(self, s: S, x: S::V) -> S::V {
-        gelu_slope(s, x)
+        gelu_and_slope(s, x).1
+    }
+    #[inline(always)]
+    fn value_and_slope<S: Simd>(self, s: S, x: S::V) -> (S::V, S::V) {
+        gelu_and_slope(s, x)
     }
 }
 

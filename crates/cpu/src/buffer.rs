@@ -1,18 +1,66 @@
-//! Memory for f32 elements that starts on a cache line.
+//! Memory for f32 elements that starts on a cache line; much of it comes in huge pages where the system has them, since
+//! kernels that step from row to row otherwise spend time on finding pages.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+/// A cache line.
+const LINE: usize = 64;
+/// A huge page of common processors.
+#[cfg(target_os = "linux")]
+const HUGE_PAGE: usize = 2 << 20;
 
 /// A fixed number of elements, zero at first, aligned to 64 bytes.
 pub(crate) struct Buffer {
-    lines: Box<[Line]>,
+    start: NonNull<f32>,
     len: usize,
+    memory: Memory,
 }
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
+/// What a buffer gives back in the end.
+enum Memory {
+    Allocated(Layout),
+    #[cfg(target_os = "linux")]
+    Mapped {
+        start: *mut libc::c_void,
+        bytes: usize,
+    },
+}
+
+// SAFETY: a buffer owns its memory and hands it out only as its own borrows allow.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
 
 impl Buffer {
     pub fn new(len: usize) -> Self {
-        Buffer { lines: vec![Line([0.0; 16]); len.div_ceil(16)].into_boxed_slice(), len }
+        #[cfg(target_os = "linux")]
+        if 4 * len >= HUGE_PAGE
+            && let Some(buffer) = Buffer::mapped(len)
+        {
+            return buffer;
+        }
+        let bytes = (4 * len).next_multiple_of(LINE).max(LINE);
+        let layout = Layout::from_size_align(bytes, LINE).expect("a buffer fits in the address space");
+        // SAFETY: the layout has a size; zero bytes are f32 zeros.
+        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }.cast()) else { handle_alloc_error(layout) };
+        Buffer { start, len, memory: Memory::Allocated(layout) }
+    }
+
+    /// Memory from the system, which gives zeros, asked to be in huge pages. What is not touched takes none.
+    #[cfg(target_os = "linux")]
+    fn mapped(len: usize) -> Option<Self> {
+        let bytes = (4 * len).checked_add(HUGE_PAGE)?;
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping touches nothing that exists.
+        let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+        if memory == libc::MAP_FAILED {
+            return None;
+        }
+        let start = memory.wrapping_byte_add(memory.align_offset(HUGE_PAGE));
+        // SAFETY: the range is inside the mapping. A system that refuses leaves it as it is, which is good enough.
+        unsafe { libc::madvise(start, 4 * len, libc::MADV_HUGEPAGE) };
+        Some(Buffer { start: NonNull::new(start.cast())?, len, memory: Memory::Mapped { start: memory, bytes } })
     }
 
     pub fn from(elements: &[f32]) -> Self {
@@ -22,16 +70,30 @@ impl Buffer {
     }
 
     pub fn as_slice(&self) -> &[f32] {
-        // SAFETY: `lines` holds at least `len` f32, one after another, and `Line` has no padding.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+        // SAFETY: the memory holds `len` f32, all of them set.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         // SAFETY: as above, and the borrow is unique.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
     pub fn bytes(&self) -> usize {
-        self.lines.len() * 64
+        (4 * self.len).next_multiple_of(LINE)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        match self.memory {
+            // SAFETY: it was allocated with this layout.
+            Memory::Allocated(layout) => unsafe { dealloc(self.start.as_ptr().cast(), layout) },
+            #[cfg(target_os = "linux")]
+            // SAFETY: this is the mapping that was made.
+            Memory::Mapped { start, bytes } => unsafe {
+                libc::munmap(start, bytes);
+            },
+        }
     }
 }

@@ -249,7 +249,8 @@ pub fn layer_norm_grad_workspace(rows: usize, dim: usize) -> usize {
     chunks(rows).0 * 2 * dim
 }
 
-/// The gradient of [`layer_norm`]: `dx`, and the sums over rows `dgamma` and `dbeta` where they are wanted.
+/// The gradient of [`layer_norm`]: `dx`, to which `residual` is added, and the sums over rows `dgamma` and `dbeta` where
+/// they are wanted.
 ///
 /// # Panics
 /// If a length does not fit the shape.
@@ -262,6 +263,7 @@ pub fn layer_norm_grad(
     gamma: Option<&[f32]>,
     mean: &[f32],
     rstd: &[f32],
+    residual: Option<&[f32]>,
     rows: usize,
     dim: usize,
     dx: &mut [f32],
@@ -273,6 +275,9 @@ pub fn layer_norm_grad(
     check("dy", dy.len(), total);
     check("x", x.len(), total);
     check("dx", dx.len(), total);
+    if let Some(residual) = residual {
+        check("residual", residual.len(), total);
+    }
     check("mean", mean.len(), rows);
     check("rstd", rstd.len(), rows);
     if let Some(gamma) = gamma {
@@ -302,6 +307,7 @@ pub fn layer_norm_grad(
                     gamma,
                     mean: &mean[first..][..rows],
                     rstd: &rstd[first..][..rows],
+                    residual: residual.map(|residual| &residual[start..][..len]),
                     dim,
                     dx: dx.slice(start, len),
                     partial: partial.slice(task * 2 * dim, 2 * dim),
@@ -328,6 +334,7 @@ struct Backward<'a> {
     gamma: Option<&'a [f32]>,
     mean: &'a [f32],
     rstd: &'a [f32],
+    residual: Option<&'a [f32]>,
     dim: usize,
     dx: &'a mut [f32],
     partial: &'a mut [f32],
@@ -347,6 +354,7 @@ impl Kernel for Backward<'_> {
             let dy = self.dy[row * dim..][..dim].as_ptr();
             let x = self.x[row * dim..][..dim].as_ptr();
             let dx = self.dx[row * dim..][..dim].as_mut_ptr();
+            let residual = self.residual.map(|residual| residual[row * dim..][..dim].as_ptr());
             let mean = s.splat(self.mean[row]);
             let rstd = s.splat(self.rstd[row]);
             let mut sum = s.splat(0.0);
@@ -386,8 +394,11 @@ impl Kernel for Backward<'_> {
                         Some(gamma) => s.mul(dy, s.load_up_to(gamma.as_ptr().add(i), n)),
                         None => dy,
                     };
-                    let v = s.neg_mul_add(normal, product, s.sub(g, sum));
-                    s.store_up_to(dx.add(i), s.mul(v, rstd), n);
+                    let mut v = s.mul(s.neg_mul_add(normal, product, s.sub(g, sum)), rstd);
+                    if let Some(residual) = residual {
+                        v = s.add(v, s.load_up_to(residual.add(i), n));
+                    }
+                    s.store_up_to(dx.add(i), v, n);
                 }
                 i += S::LANES;
             }

@@ -1,4 +1,6 @@
-//! A fork-join pool: the caller and the workers take numbered tasks from a shared counter until none is left.
+//! A fork-join pool: the caller and the workers each have a share of the numbered tasks, and help the others when it is
+//! done. Shares are runs of neighbouring tasks, so that call after call a thread finds the same rows in its own caches,
+//! which on many machines are far from those of the other cores.
 //! A call allocates nothing, and never waits for a worker that is still asleep. The order of the tasks is not fixed, so
 //! a task must write only what no other task of the same call touches.
 
@@ -32,9 +34,13 @@ struct Job {
     tasks: usize,
 }
 
+/// How many tasks of a thread's share have been taken, on a cache line of its own.
+#[repr(align(128))]
+struct Taken(AtomicUsize);
+
 struct Shared {
     state: AtomicU64,
-    next: AtomicUsize,
+    taken: Box<[Taken]>,
     asleep: AtomicUsize,
     stop: AtomicBool,
     job: UnsafeCell<Option<Job>>,
@@ -62,9 +68,10 @@ pub struct Pool {
 impl Pool {
     /// A pool that runs on `threads` threads, the caller's included. Zero counts as one.
     pub fn new(threads: usize) -> Pool {
+        let threads = threads.clamp(1, INSIDE as usize);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
-            next: AtomicUsize::new(0),
+            taken: (0..threads).map(|_| Taken(AtomicUsize::new(0))).collect(),
             asleep: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             job: UnsafeCell::new(None),
@@ -74,7 +81,7 @@ impl Pool {
             panic: Mutex::new(None),
         });
         let (ready, started) = std::sync::mpsc::channel();
-        let workers: Vec<JoinHandle<()>> = (1..threads.clamp(1, INSIDE as usize))
+        let workers: Vec<JoinHandle<()>> = (1..threads)
             .map_while(|index| {
                 let (shared, ready) = (Arc::clone(&shared), ready.clone());
                 let worker = move || {
@@ -143,7 +150,7 @@ impl Pool {
         unsafe {
             *shared.job.get() = Some(Job { task: task_ptr, tasks });
         }
-        shared.next.store(0, Ordering::Relaxed);
+        shared.taken.iter().for_each(|taken| taken.0.store(0, Ordering::Relaxed));
         let call = (shared.state.load(Ordering::Relaxed) & !(CALL - 1)).wrapping_add(CALL);
         shared.state.store(call | OPEN, Ordering::SeqCst);
         if shared.asleep.load(Ordering::SeqCst) > 0 {
@@ -196,21 +203,28 @@ impl Shared {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes tasks until none is left. A panic ends the call for everyone and is kept for the caller.
+    /// Takes tasks until none is left, first those of the thread's own share. A panic ends the call for everyone and is
+    /// kept for the caller.
     fn take_tasks(&self, task: Task<'_>, tasks: usize, worker: usize) {
+        let shares = self.taken.len();
         IN_TASK.set(true);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let i = self.next.fetch_add(1, Ordering::Relaxed);
-                if i >= tasks {
-                    break;
+            for share in (worker..shares).chain(0..worker) {
+                let (start, end) = (share * tasks / shares, (share + 1) * tasks / shares);
+                let taken = &self.taken[share].0;
+                // Looking first spares the others a line that they would have to fetch back.
+                while taken.load(Ordering::Relaxed) < end - start {
+                    let i = start + taken.fetch_add(1, Ordering::Relaxed);
+                    if i >= end {
+                        break;
+                    }
+                    task(i, worker);
                 }
-                task(i, worker);
             }
         }));
         IN_TASK.set(false);
         if let Err(payload) = result {
-            self.next.store(tasks, Ordering::Relaxed);
+            self.taken.iter().for_each(|taken| taken.0.store(tasks, Ordering::Relaxed));
             let mut panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
             panic.get_or_insert(payload);
         }

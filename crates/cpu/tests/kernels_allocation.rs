@@ -55,7 +55,7 @@ fn running_allocates_nothing() {
     let room = [
         matmul_workspace(isa, 2, 1, total, 3 * width, width),
         forward_workspace(isa, 2, &shape),
-        backward_workspace(isa, 2, &shape),
+        backward_workspace(2, &shape),
         layer_norm_grad_workspace(total, width),
     ];
     let mut workspace = vec![0.0; room.into_iter().max().unwrap_or_default()];
@@ -82,6 +82,7 @@ fn running_allocates_nothing() {
             alpha: 1.0,
             accumulate: false,
             epilogue: Epilogue { activation: Activation::GeluErf, ..Epilogue::default() },
+            slope: None,
         };
         matmul(&pool, isa, product, &mut workspace);
         let [q, k, v] = View::packed_qkv(&qkv, rows, heads, head_dim);
@@ -114,7 +115,7 @@ fn running_allocates_nothing() {
         };
         backward(&pool, isa, grad, &mut workspace);
         let (dg, db) = (Some(&mut dgamma[..]), Some(&mut dbeta[..]));
-        layer_norm_grad(&pool, isa, &out, &x, None, &mean, &rstd, total, width, &mut dx, dg, db, &mut workspace);
+        layer_norm_grad(&pool, isa, &out, &x, None, &mean, &rstd, None, total, width, &mut dx, dg, db, &mut workspace);
         unary(&pool, isa, Activation::Silu, &dx, &mut out);
     };
     // The first round may set up locks and the features of the machine.

@@ -177,7 +177,7 @@ impl Case {
             let mut dv = vec![f32::NAN; self.k.len()];
             let mut dbias = vec![f32::NAN; e.dbias.len()];
             let groups = bias.map_or(1, |b| b.1);
-            let mut workspace = vec![f32::NAN; backward_workspace(isa, pool.threads(), &self.shape)];
+            let mut workspace = vec![f32::NAN; backward_workspace(pool.threads(), &self.shape)];
             for want_dbias in [false, true] {
                 let attention = AttentionGrad {
                     shape: self.shape,
@@ -284,7 +284,7 @@ fn a_packed_buffer_gives_what_separate_ones_give() {
         };
         forward(pool, isa, attention, &mut workspace);
         let mut dqkv = vec![f32::NAN; qkv.len()];
-        let mut workspace = vec![f32::NAN; backward_workspace(isa, pool.threads(), &shape)];
+        let mut workspace = vec![f32::NAN; backward_workspace(pool.threads(), &shape)];
         let grad = AttentionGrad {
             shape,
             scale: case.scale,

@@ -40,7 +40,14 @@ struct Case {
     bias: bool,
     activation: Activation,
     scale: bool,
+    factor: bool,
     residual: bool,
+    slope: bool,
+}
+
+/// The slope of an activation, from differences.
+fn slope(kind: Activation, x: f64) -> f64 {
+    (activate(kind, x + 1e-5) - activate(kind, x - 1e-5)) / 2e-5
 }
 
 const ACTIVATIONS: [Activation; 7] = [
@@ -52,6 +59,16 @@ const ACTIVATIONS: [Activation; 7] = [
     Activation::Tanh,
     Activation::Sigmoid,
 ];
+
+/// What rounding may do to a sum of `k` terms: partial sums grow as sqrt(k), and so do the roundings that add up.
+fn rounding(k: usize) -> f64 {
+    1e-6 + 1e-6 * (k as f64).sqrt() + 5e-8 * k as f64
+}
+
+/// The largest factor, at least 1.
+fn largest(factors: &[f32]) -> f32 {
+    factors.iter().fold(1f32, |a, x| a.max(x.abs()))
+}
 
 fn check(case: &Case, random: &mut Random) {
     let &Case { m, n, k, .. } = case;
@@ -72,8 +89,10 @@ fn check(case: &Case, random: &mut Random) {
     }
     let bias = random.numbers(n);
     let scale = random.numbers(n);
+    let factor = random.numbers(m * ldr);
     let residual = random.numbers(m * ldr);
     let mut want = vec![0.0; m * ldc];
+    let mut slopes = vec![f64::from(GAP); if case.slope { m * ldc } else { 0 }];
     for i in 0..m {
         for j in 0..ldc {
             want[i * ldc + j] = f64::from(c[i * ldc + j]);
@@ -99,9 +118,15 @@ fn check(case: &Case, random: &mut Random) {
             if case.bias {
                 sum += f64::from(bias[j]);
             }
+            if case.slope {
+                slopes[i * ldc + j] = slope(case.activation, sum);
+            }
             sum = activate(case.activation, sum);
             if case.scale {
                 sum *= f64::from(scale[j]);
+            }
+            if case.factor {
+                sum *= f64::from(factor[i * ldr + j]);
             }
             if case.residual {
                 sum += f64::from(residual[i * ldr + j]);
@@ -109,20 +134,20 @@ fn check(case: &Case, random: &mut Random) {
             want[i * ldc + j] = sum;
         }
     }
+    want.extend(slopes);
     let epilogue = Epilogue {
         bias: case.bias.then_some(&bias[..]),
         activation: case.activation,
         scale: case.scale.then_some(&scale[..]),
+        factor: case.factor.then_some((&factor[..], ldr)),
         residual: case.residual.then_some((&residual[..], ldr)),
     };
     let what = format!(
         "{m}x{n}x{k} {:?} {:?} {:?} alpha {} accumulate {}",
         case.a_layout, case.b_layout, case.activation, case.alpha, case.accumulate
     );
-    // Partial sums grow as sqrt(k), and so do the roundings of them that add up.
-    let largest_scale = scale.iter().fold(1f32, |a, x| a.max(x.abs()));
-    let factor = f64::from(case.alpha.abs().max(1.0) * largest_scale);
-    let tolerance = (1e-6 + 1e-6 * (k as f64).sqrt() + 5e-8 * k as f64) * factor;
+    let grown = case.alpha.abs().max(1.0) * largest(&scale) * if case.factor { largest(&factor) } else { 1.0 };
+    let tolerance = rounding(k) * f64::from(grown);
     let compute = |pool: &Pool, isa: Isa| {
         let mut packed = vec![f32::NAN; packed_len(isa, k, n)];
         pack_b(isa, &b, case.b_layout, ldb, k, n, &mut packed);
@@ -130,6 +155,7 @@ fn check(case: &Case, random: &mut Random) {
         pack_b_parallel(pool, isa, &b, case.b_layout, ldb, k, n, &mut parallel);
         assert_eq!(packed, parallel, "{what}");
         let mut out = c.clone();
+        let mut slope = vec![GAP; if case.slope { m * ldc } else { 0 }];
         let mut workspace = vec![f32::NAN; gemm_workspace(isa, pool.threads(), m, n, k)];
         let product = Gemm {
             m,
@@ -144,8 +170,10 @@ fn check(case: &Case, random: &mut Random) {
             alpha: case.alpha,
             accumulate: case.accumulate,
             epilogue,
+            slope: case.slope.then_some(&mut slope[..]),
         };
         gemm(pool, isa, product, &mut workspace);
+        out.extend(slope);
         out
     };
     on_all(compute, |isa, got| {
@@ -166,7 +194,9 @@ fn plain(m: usize, n: usize, k: usize) -> Case {
         bias: false,
         activation: Activation::None,
         scale: false,
+        factor: false,
         residual: false,
+        slope: false,
     }
 }
 
@@ -198,7 +228,9 @@ fn random_shapes_layouts_and_epilogues_are_right() {
             bias: random.coin(),
             activation: random.pick(&ACTIVATIONS),
             scale: random.coin(),
+            factor: random.coin(),
             residual: random.coin(),
+            slope: random.coin(),
         };
         check(&case, &mut random);
     }
@@ -209,6 +241,8 @@ fn sums_longer_than_a_cache_block_are_right() {
     let mut random = Random(3);
     for (m, n, k) in [(5, 50, 1037), (197, 40, 520), (13, 17, 3072), (1, 1000, 768)] {
         let case = Case { bias: true, activation: Activation::GeluErf, residual: true, scale: true, ..plain(m, n, k) };
+        check(&case, &mut random);
+        let case = Case { bias: true, activation: Activation::GeluErf, slope: true, factor: true, ..plain(m, n, k) };
         check(&case, &mut random);
         let case = Case {
             a_layout: ALayout::Transposed,
@@ -254,6 +288,7 @@ fn a_row_does_not_depend_on_the_rows_around_it() {
             alpha: 1.0,
             accumulate: false,
             epilogue: Epilogue::default(),
+            slope: None,
         };
         gemm(pool, isa, one, &mut workspace);
         c
@@ -295,6 +330,7 @@ fn nan_reaches_exactly_its_row() {
                 alpha: 1.0,
                 accumulate: false,
                 epilogue: Epilogue { activation, ..Epilogue::default() },
+                slope: None,
             };
             gemm(&pool, isa, one, &mut workspace);
             for (i, x) in c.iter().enumerate() {
@@ -308,7 +344,11 @@ fn nan_reaches_exactly_its_row() {
 fn batches_of_plain_matrices_are_right() {
     let mut random = Random(6);
     for round in 0..40 {
-        let (batch, m, n, k) = (random.size(1, 9), random.size(1, 40), random.size(1, 60), random.size(1, 50));
+        let (batch, m, n, mut k) = (random.size(1, 9), random.size(1, 40), random.size(1, 130), random.size(1, 50));
+        // Sometimes more terms than are summed at once.
+        if round % 8 == 0 {
+            k += 1600;
+        }
         let a_layout = random.pick(&[ALayout::RowMajor, ALayout::Transposed]);
         let b_layout = random.pick(&[BLayout::RowsAreN, BLayout::RowsAreK]);
         let lda = if a_layout == ALayout::RowMajor { k } else { m };
@@ -317,6 +357,7 @@ fn batches_of_plain_matrices_are_right() {
         let a = random.numbers(batch * m * k);
         let b = random.numbers(if shared_b { 1 } else { batch } * n * k);
         let b_batch_stride = if shared_b { 0 } else { n * k };
+        let factor = random.numbers(batch * m * n);
         let residual = random.numbers(batch * m * n);
         let bias = random.numbers(n);
         let mut want = vec![0.0; batch * m * n];
@@ -336,12 +377,14 @@ fn batches_of_plain_matrices_are_right() {
                         sum += f64::from(x) * f64::from(y);
                     }
                     let i = s * m * n + i * n + j;
-                    want[i] = sum + f64::from(residual[i]);
+                    want[i] = sum * f64::from(factor[i]) + f64::from(residual[i]);
                 }
             }
         }
         let compute = |pool: &Pool, isa: Isa| {
             let mut c = vec![GAP; batch * m * n];
+            // Of no activation: ones.
+            let mut slope = vec![GAP; batch * m * n];
             let threads = pool.threads();
             let mut workspace = vec![f32::NAN; matmul_workspace(isa, threads, batch, m, n, k)];
             let products = Matmul {
@@ -362,14 +405,22 @@ fn batches_of_plain_matrices_are_right() {
                 c_batch_stride: m * n,
                 alpha: 1.0,
                 accumulate: false,
-                epilogue: Epilogue { bias: Some(&bias), residual: Some((&residual, n)), ..Epilogue::default() },
+                epilogue: Epilogue {
+                    bias: Some(&bias),
+                    factor: Some((&factor, n)),
+                    residual: Some((&residual, n)),
+                    ..Epilogue::default()
+                },
+                slope: (round % 2 == 1).then_some(&mut slope[..]),
             };
             matmul(pool, isa, products, &mut workspace);
+            let expected = if round % 2 == 1 { 1.0 } else { GAP };
+            assert!(slope.iter().all(|&slope| slope == expected), "{isa} {batch} of {m}x{n}x{k}");
             c
         };
         on_all(compute, |isa, got| {
             let what = format!("{isa} {batch} of {m}x{n}x{k} {a_layout:?} {b_layout:?}");
-            close(&what, got, &want, 1.5e-6 * (k as f64).sqrt() + 1e-6);
+            close(&what, got, &want, rounding(k) * f64::from(largest(&factor)));
         });
     }
 }
@@ -394,6 +445,7 @@ fn a_short_result_is_refused() {
         alpha: 1.0,
         accumulate: false,
         epilogue: Epilogue::default(),
+        slope: None,
     };
     gemm(&pool, isa, one, &mut workspace);
 }

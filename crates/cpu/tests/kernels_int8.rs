@@ -116,6 +116,7 @@ fn check_with(case: &Case, a: &[f32], w: &[f32], random: &mut Random) {
         bias: case.bias.then_some(&bias[..]),
         activation,
         scale: case.scale.then_some(&scale[..]),
+        factor: None,
         residual: case.residual.then_some((&residual[..], ldr)),
     };
     let what = format!("{m}x{n}x{k} {activation:?}");

@@ -99,7 +99,8 @@ fn the_gradient_of_layer_norm_is_right() {
         let x = random.numbers(rows * dim);
         let dy = random.numbers(rows * dim);
         let weights = random.numbers(dim);
-        for gamma in [None, Some(&weights[..])] {
+        let stream = random.numbers(rows * dim);
+        for (gamma, residual) in [(None, None), (Some(&weights[..]), Some(&stream[..])), (Some(&weights[..]), None)] {
             let (mut mean, mut rstd) = (vec![], vec![]);
             let (mut dx, mut dgamma, mut dbeta) = (vec![], vec![0.0; dim], vec![0.0; dim]);
             for (row, dy) in wide(&x).chunks(dim).zip(wide(&dy).chunks(dim)) {
@@ -112,7 +113,8 @@ fn the_gradient_of_layer_norm_is_right() {
                 let sum = g.iter().sum::<f64>() / dim as f64;
                 let product = g.iter().zip(&normal).map(|(a, b)| a * b).sum::<f64>() / dim as f64;
                 for i in 0..dim {
-                    dx.push(r * (g[i] - sum - normal[i] * product));
+                    let residual = residual.map_or(0.0, |x| f64::from(x[dx.len()]));
+                    dx.push(r * (g[i] - sum - normal[i] * product) + residual);
                     dgamma[i] += dy[i] * normal[i];
                     dbeta[i] += dy[i];
                 }
@@ -122,7 +124,22 @@ fn the_gradient_of_layer_norm_is_right() {
                 let (mut dgamma, mut dbeta) = (vec![f32::NAN; dim], vec![f32::NAN; dim]);
                 let mut workspace = vec![f32::NAN; layer_norm_grad_workspace(rows, dim)];
                 let (dg, db) = (Some(&mut dgamma[..]), Some(&mut dbeta[..]));
-                layer_norm_grad(pool, isa, &dy, &x, gamma, &mean, &rstd, rows, dim, &mut dx, dg, db, &mut workspace);
+                layer_norm_grad(
+                    pool,
+                    isa,
+                    &dy,
+                    &x,
+                    gamma,
+                    &mean,
+                    &rstd,
+                    residual,
+                    rows,
+                    dim,
+                    &mut dx,
+                    dg,
+                    db,
+                    &mut workspace,
+                );
                 [dx, dgamma, dbeta].concat()
             };
             let want = [&dx[..], &dgamma, &dbeta].concat();

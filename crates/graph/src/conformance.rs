@@ -178,6 +178,24 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             Forward(vec![m.float([rows, k]).apply(op, &others.iter().collect::<Vec<_>>())])
         })?);
     }
+    for activation in ACTIVATIONS {
+        let bias = dice.flip();
+        all.push(case("linear with slope", dice, |m| {
+            let (rows, k, n) = (m.dice.extent(), m.dice.wide(), m.dice.wide());
+            let mut others = vec![m.float([n, k])];
+            others.extend(bias.then(|| m.float([n])));
+            let op = LinearSlope { bias, activation };
+            Forward(m.float([rows, k]).apply_outputs(op, &others.iter().collect::<Vec<_>>(), 2))
+        })?);
+        // Devices may keep the slope of the activation, and multiply by it where its gradient is computed.
+        all.push(case("perceptron", dice, |m| {
+            let (b, rows, k, n) = (m.dice.extent(), m.dice.extent(), m.dice.wide(), m.dice.wide());
+            let (x, up, down) = (m.float([b, rows, k]), m.float([n, k]), m.float([k, n]));
+            let bias = bias.then(|| m.float([n]));
+            let h = x.linear(&up, bias.as_ref()).activation(activation);
+            Differentiable(vec![if m.dice.flip() { h.linear(&down, None) } else { h.scale(1.5) }])
+        })?);
+    }
     for activation in [None, Some(Activation::Gelu)] {
         let (bias, residual) = (dice.flip(), dice.flip());
         all.push(case("linear in eight bits", dice, |m| {
@@ -199,7 +217,10 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             let shape = |s: [usize; 2]| if batched { vec![b, s[0], s[1]] } else { s.to_vec() };
             let x = m.float(shape(matrix(transpose_a, i, k)));
             let y = m.float(shape(matrix(transpose_b, k, j)));
-            Differentiable(vec![x.apply(MatMul { transpose_a, transpose_b }, &[&y])])
+            let product = MatMul { transpose_a, transpose_b };
+            let factor = m.float(shape([i, j]));
+            let times = x.apply(MatMulTimes(product), &[&y, &factor]);
+            FirstDifferentiable(vec![x.apply(product, &[&y]), times])
         })?);
     }
     for groups in [1, 1, 2, 3] {
@@ -372,6 +393,19 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             let x = m.float(shape);
             let positive = &(&x * &x) + &x.constant(Constant::filled(Shape::default(), 0.5));
             Differentiable([-0.5, 0.5, -1.0, 1.7].map(|p| positive.power(p)).to_vec())
+        })?);
+        all.push(case("layer_norm_grad_add", dice, |m| {
+            let (rows, dim) = (m.dice.extent(), *m.dice.pick(&[2, 3, 16, 17, 48, 65]));
+            let (dy, x, residual) = (m.float([rows, dim]), m.float([rows, dim]), m.float([rows, dim]));
+            let (gamma, mean, rstd) = (m.float([dim]), m.float([rows]), m.float([rows]));
+            let others = [&x, &gamma, &mean, &rstd, &residual];
+            let wanted = *m.dice.pick(&[1, 3]);
+            Forward(dy.apply_outputs(LayerNormGradAdd, &others, wanted))
+        })?);
+        all.push(case("residual branch", dice, |m| {
+            let (rows, dim) = (m.dice.extent(), *m.dice.pick(&[2, 3, 16, 17, 48, 65]));
+            let (x, gamma, beta) = (m.float([rows, dim]), m.float([dim]), m.float([dim]));
+            Differentiable(vec![&x + &x.layer_norm(&gamma, &beta, 1e-3)])
         })?);
         all.push(case("softmax", dice, |m| {
             let shape = [m.dice.extent(), m.dice.wide()];

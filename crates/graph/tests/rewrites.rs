@@ -1,9 +1,10 @@
 //! Rewrites change how a graph is computed, never what.
 
 use proptest::prelude::*;
-use vit_graph::ops::{Conv2d, Op, Operation};
+use vit_graph::autodiff::gradients;
+use vit_graph::ops::{Conv2d, Op, Operation, Reduce};
 use vit_graph::reference::{self, Array, Bindings};
-use vit_graph::{DType, Graph, Init, Tensor, conformance, rewrite};
+use vit_graph::{DType, Graph, Init, Tensor, Value, conformance, rewrite};
 
 fn count(graph: &Graph, name: &str) -> usize {
     graph.nodes().iter().filter(|n| n.op.name() == name).count()
@@ -121,6 +122,41 @@ fn an_activation_that_is_also_an_output_is_not_swallowed() {
     assert_eq!(count(&fused, "gelu"), 1);
 }
 
+/// The block with the gradients of its parameters.
+fn block_with_gradients() -> Graph {
+    let mut graph = block();
+    let y = graph.output("y").unwrap();
+    let loss = graph.value(Reduce::sum([0, 1, 2]), &[y]).unwrap();
+    let (names, wrt): (Vec<String>, Vec<Value>) =
+        graph.parameters().map(|(node, p)| (p.name.clone(), Value { node, output: 0 })).unzip();
+    let found = gradients(&mut graph, loss, &wrt).unwrap();
+    for (name, gradient) in names.iter().zip(found) {
+        graph.set_output(&format!("grad.{name}"), gradient).unwrap();
+    }
+    rewrite::dead_code(&graph).unwrap()
+}
+
+#[test]
+fn the_slope_of_an_activation_is_kept_for_its_gradient() {
+    let graph = block_with_gradients();
+    let kept = rewrite::keep_slope(&graph).unwrap();
+    let counts = ["gelu", "activation_grad", "linear_slope", "matmul_times"].map(|name| count(&kept, name));
+    assert_eq!(counts, [0, 0, 1, 1]);
+    let values = bindings(&graph);
+    assert_eq!(reference::run(&graph, &values).unwrap(), reference::run(&kept, &values).unwrap());
+}
+
+#[test]
+fn gradients_of_norms_take_in_the_residual_stream() {
+    let graph = block_with_gradients();
+    let fused = rewrite::fuse_norm_grad_add(&graph).unwrap();
+    // The gradient of the first norm's input is nobody's.
+    let counts = ["layer_norm_grad", "layer_norm_grad_add"].map(|name| count(&fused, name));
+    assert_eq!(counts, [1, 1]);
+    let values = bindings(&graph);
+    assert_eq!(reference::run(&graph, &values).unwrap(), reference::run(&fused, &values).unwrap());
+}
+
 #[test]
 fn every_rewrite_keeps_the_meaning_of_every_conformance_case() {
     for seed in 20..23 {
@@ -131,6 +167,8 @@ fn every_rewrite_keeps_the_meaning_of_every_conformance_case() {
                 rewrite::fuse_linear,
                 rewrite::fuse_add_norm,
                 rewrite::fuse_conv,
+                rewrite::fuse_norm_grad_add,
+                rewrite::keep_slope,
                 rewrite::dead_code,
             ] {
                 let found = reference::run(&pass(&case.graph).unwrap(), &case.bindings).unwrap();

@@ -97,8 +97,7 @@ impl TrainingStep {
         // Each loss is a mean over its micro-batch; with their shares they add up to the mean over the batch.
         let mut statistics = Statistics::default();
         let mut run = |graph: &mut Graph, part: usize| {
-            let (loss, logits) =
-                inputs.forward(graph, &forward, &options.objective, (part, parts), &mut statistics)?;
+            let (loss, logits) = inputs.forward(graph, &forward, &options.objective, (part, parts), &mut statistics)?;
             let share = Scale(1.0 / parts as f32);
             Ok::<_, GraphError>((if parts == 1 { loss } else { graph.value(share, &[loss])? }, logits))
         };

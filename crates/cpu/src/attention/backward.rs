@@ -1,13 +1,14 @@
 //! The backward pass: the weights are computed again from the saved logarithms, tile by tile, never stored.
 
-use super::forward::{row_add, row_mul};
-use super::{AttentionShape, Dropout, Output, ScoreTile, View, ViewMut, check_bias, packed_room};
-use crate::gemm::{ALIGN, ALayout, BLayout, Block, Epilogue, PackPanels, aligned, check_workspace, packed_len};
+use super::forward::{prefetch_row, row_add, row_mul};
+use super::tile::{AHEAD, Finish, PackKeys, PackValues, Product};
+use super::{AttentionShape, Dropout, Output, ScoreTile, View, ViewMut, check_bias};
+use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
 use crate::simd::math::exp2;
-use crate::simd::{Kernel, Simd};
-use crate::softmax::row_dot;
+use crate::simd::{Kernel, MAX_LANES, Simd};
+use crate::softmax::{row_dot, row_scale};
 
 /// The gradient of an [`super::Attention`] with the same shape, scale, inputs, bias and dropout.
 #[derive(Debug)]
@@ -56,18 +57,35 @@ pub enum GradOutputs<'a> {
 }
 
 /// How many numbers of workspace [`backward`] needs.
-pub fn backward_workspace(isa: Isa, threads: usize, shape: &AttentionShape) -> usize {
-    threads * worker_room(isa, shape)
+pub fn backward_workspace(threads: usize, shape: &AttentionShape) -> usize {
+    threads * worker_room(shape)
 }
 
-fn worker_room(isa: Isa, shape: &AttentionShape) -> usize {
-    let AttentionShape { keys, head_dim, .. } = *shape;
+fn worker_room(shape: &AttentionShape) -> usize {
     let tile = ScoreTile::new(shape);
-    2 * packed_room(isa, head_dim, keys)
-        + packed_room(isa, keys, head_dim)
-        + 2 * packed_room(isa, tile.rows, head_dim)
-        + 2 * (tile.len() + ALIGN)
-        + tile.stride
+    let rooms = Rooms::new(shape);
+    2 * rooms.across + rooms.down + 2 * rooms.tile_down + 2 * tile.len() + tile.stride + ALIGN
+}
+
+/// Lengths of what is packed, all multiples of a cache line.
+struct Rooms {
+    /// Keys or values, a column each.
+    across: usize,
+    /// Keys, a row each.
+    down: usize,
+    /// The queries of a tile or what belongs to them, a row each.
+    tile_down: usize,
+}
+
+impl Rooms {
+    fn new(shape: &AttentionShape) -> Rooms {
+        let width = shape.head_dim.next_multiple_of(MAX_LANES);
+        Rooms {
+            across: shape.keys.next_multiple_of(MAX_LANES) * shape.head_dim,
+            down: shape.keys * width,
+            tile_down: ScoreTile::new(shape).rows * width,
+        }
+    }
 }
 
 /// Computes the gradients on the threads of the pool.
@@ -95,7 +113,7 @@ pub fn backward(pool: &Pool, isa: Isa, grad: AttentionGrad<'_>, workspace: &mut 
         }
         GradOutputs::Packed(data) => packed_outputs(data, &shape),
     };
-    let room = worker_room(isa, &shape);
+    let room = worker_room(&shape);
     check_workspace("attention gradient", workspace.len(), room * pool.threads());
     if batch * heads * queries == 0 || head_dim == 0 {
         return;
@@ -123,7 +141,6 @@ pub fn backward(pool: &Pool, isa: Isa, grad: AttentionGrad<'_>, workspace: &mut 
         }
         for b in (group..batch).step_by(groups) {
             isa.dispatch(Head {
-                isa,
                 shape,
                 tile: ScoreTile::new(&shape),
                 scale: grad.scale,
@@ -168,7 +185,6 @@ fn packed_outputs(data: &mut [f32], shape: &AttentionShape) -> [Output; 3] {
 
 /// One head of one sample; the views have been checked, and the outputs of this head belong to this task.
 struct Head<'a> {
-    isa: Isa,
     shape: AttentionShape,
     tile: ScoreTile,
     scale: f32,
@@ -196,58 +212,44 @@ impl Kernel for Head<'_> {
     fn run<S: Simd>(mut self, s: S) {
         let AttentionShape { heads, queries, keys, head_dim, .. } = self.shape;
         let (b, h, stride) = (self.b, self.h, self.tile.stride);
-        let isa = self.isa;
-        let (keys_across, rest) = aligned(self.workspace, packed_len(isa, head_dim, keys));
-        let (values_across, rest) = aligned(rest, packed_len(isa, head_dim, keys));
-        let (keys_down, rest) = aligned(rest, packed_len(isa, keys, head_dim));
-        let tile_len = packed_len(isa, self.tile.rows, head_dim);
-        let (queries_down, rest) = aligned(rest, tile_len);
-        let (douts_down, rest) = aligned(rest, tile_len);
-        let (weights, rest) = aligned(rest, self.tile.len());
-        let (dscores, rest) = aligned(rest, self.tile.len());
+        let rooms = Rooms::new(&self.shape);
+        let (keys_across, rest) = aligned(self.workspace, rooms.across);
+        let (values_across, rest) = rest.split_at_mut(rooms.across);
+        let (keys_down, rest) = rest.split_at_mut(rooms.down);
+        let (queries_down, rest) = rest.split_at_mut(rooms.tile_down);
+        let (douts_down, rest) = rest.split_at_mut(rooms.tile_down);
+        let (weights, rest) = rest.split_at_mut(self.tile.len());
+        let (dscores, rest) = rest.split_at_mut(self.tile.len());
         let factors = &mut rest[..stride];
-        for (view, layout, dst) in [
-            (self.k, BLayout::RowsAreN, &mut *keys_across),
-            (self.v, BLayout::RowsAreN, &mut *values_across),
-            (self.k, BLayout::RowsAreK, &mut *keys_down),
-        ] {
-            let (k, n) = match layout {
-                BLayout::RowsAreN => (head_dim, keys),
-                BLayout::RowsAreK => (keys, head_dim),
-            };
-            s.vectorize(PackPanels { src: view.at(b, 0, h), layout, ld: view.row_stride, k, n, dst: dst.as_mut_ptr() });
+        for (view, dst) in [(self.k, &mut *keys_across), (self.v, &mut *values_across)] {
+            s.vectorize(PackKeys { view, b, h, keys, head_dim, dst: dst.as_mut_ptr() });
         }
+        s.vectorize(PackValues { view: self.k, b, h, first: 0, keys, head_dim, dst: keys_down.as_mut_ptr() });
 
+        // Without a bias the scale is left to the exponential.
+        let exp_scale = if self.bias.is_some() { 1.0 } else { self.scale };
         let mut query = 0;
         while query < queries {
             let rows = self.tile.rows.min(queries - query);
             for (view, dst) in [(self.q, &mut *queries_down), (self.dout, &mut *douts_down)] {
-                s.vectorize(PackPanels {
-                    src: view.at(b, query, h),
-                    layout: BLayout::RowsAreK,
-                    ld: view.row_stride,
-                    k: rows,
-                    n: head_dim,
-                    dst: dst.as_mut_ptr(),
-                });
+                let dst = dst.as_mut_ptr();
+                s.vectorize(PackValues { view, b, h, first: query, keys: rows, head_dim, dst });
             }
-            for (view, packed, alpha, c) in
-                [(self.q, &*keys_across, self.scale, &mut *weights), (self.dout, &*values_across, 1.0, &mut *dscores)]
+            for (view, packed, c) in
+                [(self.q, &*keys_across, &mut *weights), (self.dout, &*values_across, &mut *dscores)]
             {
-                s.vectorize(Block {
-                    m: rows,
-                    n: keys,
+                s.vectorize(Product {
+                    rows,
+                    columns: keys,
                     k: head_dim,
                     a: view.at(b, query, h),
                     lda: view.row_stride,
-                    a_layout: ALayout::RowMajor,
+                    transposed: false,
                     b: packed.as_ptr(),
-                    c: c.as_mut_ptr(),
-                    ldc: stride,
-                    alpha,
-                    accumulate: false,
-                    epilogue: Epilogue::default(),
-                    scratch: &mut [],
+                    ldb: 0,
+                    out: c.as_mut_ptr(),
+                    ldo: stride,
+                    finish: Finish::Plain,
                 });
             }
             for r in 0..rows {
@@ -257,8 +259,10 @@ impl Kernel for Head<'_> {
                 // SAFETY: rows of scores, bias and factors have `keys` numbers, rows of the views `head_dim`.
                 unsafe {
                     if let Some(bias) = self.bias {
+                        row_scale(s, w, keys, self.scale);
                         row_add(s, w, bias[row * keys..][..keys].as_ptr(), keys);
                     }
+                    prefetch_row(s, self.out.at(b, row + AHEAD, h), head_dim);
                     let out = self.out.at(b, row, h);
                     let delta = row_dot(s, self.dout.at(b, row, h), out, head_dim);
                     if let Some(dropout) = self.dropout {
@@ -266,7 +270,7 @@ impl Kernel for Head<'_> {
                         (dropout.factors)(index as u64, &mut factors[..keys]);
                         row_mul(s, ds, factors.as_ptr(), keys);
                     }
-                    row_softmax_grad(s, w, ds, keys, self.lse[row], delta);
+                    row_softmax_grad(s, w, ds, keys, exp_scale, self.lse[row], delta);
                     if self.dropout.is_some() {
                         row_mul(s, w, factors.as_ptr(), keys);
                     }
@@ -275,38 +279,34 @@ impl Kernel for Head<'_> {
                     }
                 }
             }
-            s.vectorize(Block {
-                m: rows,
-                n: head_dim,
+            s.vectorize(Product {
+                rows,
+                columns: head_dim,
                 k: keys,
                 a: dscores.as_ptr(),
                 lda: stride,
-                a_layout: ALayout::RowMajor,
+                transposed: false,
                 b: keys_down.as_ptr(),
-                c: self.dq.at(b, query, h),
-                ldc: self.dq.row_stride,
-                alpha: self.scale,
-                accumulate: false,
-                epilogue: Epilogue::default(),
-                scratch: &mut [],
+                ldb: 0,
+                out: self.dq.at(b, query, h),
+                ldo: self.dq.row_stride,
+                finish: Finish::Times { factor: self.scale, add: false },
             });
-            for (a, packed, alpha, output) in
+            for (a, packed, factor, output) in
                 [(&*dscores, &*queries_down, self.scale, self.dk), (&*weights, &*douts_down, 1.0, self.dv)]
             {
-                s.vectorize(Block {
-                    m: keys,
-                    n: head_dim,
+                s.vectorize(Product {
+                    rows: keys,
+                    columns: head_dim,
                     k: rows,
                     a: a.as_ptr(),
                     lda: stride,
-                    a_layout: ALayout::Transposed,
+                    transposed: true,
                     b: packed.as_ptr(),
-                    c: output.at(b, 0, h),
-                    ldc: output.row_stride,
-                    alpha,
-                    accumulate: query > 0,
-                    epilogue: Epilogue::default(),
-                    scratch: &mut [],
+                    ldb: 0,
+                    out: output.at(b, 0, h),
+                    ldo: output.row_stride,
+                    finish: Finish::Times { factor, add: query > 0 },
                 });
             }
             query += rows;
@@ -314,19 +314,20 @@ impl Kernel for Head<'_> {
     }
 }
 
-/// Turns scores into weights, and the gradient of the weights into that of the scores.
+/// Turns scores, yet to be scaled, into weights, and the gradient of the weights into that of the scores.
 ///
 /// # Safety
 /// `n` numbers at `w` and `ds` must be readable and writable.
 #[inline(always)]
-unsafe fn row_softmax_grad<S: Simd>(s: S, w: *mut f32, ds: *mut f32, n: usize, lse: f32, delta: f32) {
-    let (lse, delta) = (s.splat(lse), s.splat(delta));
+unsafe fn row_softmax_grad<S: Simd>(s: S, w: *mut f32, ds: *mut f32, n: usize, scale: f32, lse: f32, delta: f32) {
+    let lse = s.splat(-lse * std::f32::consts::LOG2_E);
+    let scale = s.splat(scale * std::f32::consts::LOG2_E);
+    let delta = s.splat(delta);
     let mut i = 0;
     while i < n {
         // SAFETY: reads and writes stay below n.
         unsafe {
-            let log = s.sub(s.load_up_to(w.add(i), n - i), lse);
-            let p = exp2(s, s.mul(log, s.splat(std::f32::consts::LOG2_E)));
+            let p = exp2(s, s.mul_add(s.load_up_to(w.add(i), n - i), scale, lse));
             let d = s.mul(p, s.sub(s.load_up_to(ds.add(i), n - i), delta));
             s.store_up_to(w.add(i), p, n - i);
             s.store_up_to(ds.add(i), d, n - i);

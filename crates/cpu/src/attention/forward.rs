@@ -1,6 +1,6 @@
 //! The forward pass: scores of a tile of queries, softmax, weighted sum of the values.
 
-use super::tile::{Finish, PackKeys, PackValues, Product};
+use super::tile::{Finish, LINE, PackKeys, PackValues, Product};
 use super::{AttentionShape, Dropout, Output, View, ViewMut, check_bias};
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
@@ -162,7 +162,15 @@ pub fn forward(pool: &Pool, isa: Isa, attention: Attention<'_>, workspace: &mut 
                 let (packed_k, packed_v) = packed.split_at_mut(plan.keys);
                 isa.dispatch(PackKeys { view: attention.k, b, h, keys, head_dim, dst: packed_k.as_mut_ptr() });
                 if !packed_v.is_empty() {
-                    isa.dispatch(PackValues { view: attention.v, b, h, keys, head_dim, dst: packed_v.as_mut_ptr() });
+                    isa.dispatch(PackValues {
+                        view: attention.v,
+                        b,
+                        h,
+                        first: 0,
+                        keys,
+                        head_dim,
+                        dst: packed_v.as_mut_ptr(),
+                    });
                 }
             }
             isa.dispatch(Rows {
@@ -233,12 +241,16 @@ impl Kernel for Rows<'_> {
         while done < self.count {
             let rows = self.plan.rows.min(self.count - done);
             let query = self.first + done;
+            for r in rows..2 * rows {
+                prefetch_row(s, self.q.at(b, query + r, h), head_dim);
+            }
             s.vectorize(Product {
                 rows,
                 columns: keys,
                 k: head_dim,
                 a: self.q.at(b, query, h),
                 lda: self.q.row_stride,
+                transposed: false,
                 b: self.packed,
                 ldb: 0,
                 out: scores.as_mut_ptr(),
@@ -284,6 +296,7 @@ impl Kernel for Rows<'_> {
                 k: keys,
                 a: scores.as_ptr(),
                 lda: stride,
+                transposed: false,
                 b: values,
                 ldb,
                 out: self.out.at(b, query, h),
@@ -292,6 +305,16 @@ impl Kernel for Rows<'_> {
             });
             done += rows;
         }
+    }
+}
+
+/// Asks for a row of `n` numbers, which need not be valid.
+#[inline(always)]
+pub(super) fn prefetch_row<S: Simd>(s: S, x: *const f32, n: usize) {
+    let mut i = 0;
+    while i < n {
+        s.prefetch(x.wrapping_add(i));
+        i += LINE;
     }
 }
 

@@ -6,9 +6,6 @@ mod backward;
 mod forward;
 mod tile;
 
-use crate::gemm::{ALIGN, packed_len};
-use crate::isa::Isa;
-
 pub use backward::{AttentionGrad, GradOutputs, backward, backward_workspace};
 pub use forward::{Attention, forward, forward_workspace};
 
@@ -165,8 +162,6 @@ fn check_bias(name: &str, len: usize, groups: usize, shape: &AttentionShape) {
 
 /// The most scores of a tile: they share the second-level cache with keys and values.
 const TILE: usize = 48 * 1024;
-/// The most queries of a tile.
-const TILE_QUERIES: usize = 72;
 
 /// The scores of a tile of queries: how many rows, and how far apart.
 #[derive(Clone, Copy)]
@@ -180,7 +175,7 @@ impl ScoreTile {
     fn new(shape: &AttentionShape) -> ScoreTile {
         // One vector more than needed keeps rows from falling onto the same sets of the cache.
         let stride = shape.keys.next_multiple_of(16) + 16;
-        let most = (TILE / stride).clamp(8, TILE_QUERIES);
+        let most = (TILE / stride).max(8);
         let tiles = shape.queries.div_ceil(most).max(1);
         let rows = shape.queries.div_ceil(tiles).next_multiple_of(8);
         ScoreTile { rows, stride }
@@ -189,9 +184,4 @@ impl ScoreTile {
     fn len(self) -> usize {
         self.rows * self.stride
     }
-}
-
-/// A packed matrix in the workspace, with room to align it.
-fn packed_room(isa: Isa, k: usize, n: usize) -> usize {
-    packed_len(isa, k, n) + ALIGN
 }

@@ -1,14 +1,14 @@
-//! The two products of the forward pass on one thread: scores of a few queries, and the weighted sum of the values.
+//! The products of attention on one thread: scores of a few queries, weighted sums of values, and those of the gradient.
 //! Keys and values are packed in panels of whole vectors, all about equally wide, so that no tile is too narrow to keep
 //! the processor busy. The terms of an element are added in one fixed order, whichever tile it falls into.
 
 use super::View;
-use crate::simd::{Kernel, Simd, TRANSPOSE};
+use crate::simd::{Kernel, MAX_TILE_ROWS, Simd, TRANSPOSE};
 
 /// Rows to ask for ahead of time: short rows far apart, such as those of a head, are not a stream to the processor.
-const AHEAD: usize = 16;
+pub(super) const AHEAD: usize = 16;
 /// Numbers in a cache line.
-const LINE: usize = 16;
+pub(super) const LINE: usize = 16;
 
 /// The panels of `vectors` vectors: where each starts and how wide it is, in vectors.
 struct Panels {
@@ -104,13 +104,15 @@ impl Kernel for PackKeys<'_> {
     }
 }
 
-/// Packs the values of a head as `[panel][key][column of the panel]`, padded with zeros.
+/// Packs the values of a head, or other rows, as `[panel][key][column of the panel]`, padded with zeros.
 ///
 /// Making one is a promise as for [`PackKeys`].
 pub(super) struct PackValues<'a> {
     pub view: View<'a>,
     pub b: usize,
     pub h: usize,
+    /// The first of the rows.
+    pub first: usize,
     pub keys: usize,
     pub head_dim: usize,
     pub dst: *mut f32,
@@ -122,13 +124,13 @@ impl Kernel for PackValues<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let ld = self.view.row_stride;
-        let src = self.view.at(self.b, 0, self.h);
+        let src = self.view.at(self.b, self.first, self.h);
         for (start, vectors) in Panels::of::<S>(self.head_dim) {
-            let first = start * S::LANES;
-            let panel = self.dst.wrapping_add(first * self.keys);
+            let left = start * S::LANES;
+            let panel = self.dst.wrapping_add(left * self.keys);
             for key in 0..self.keys {
                 for j in 0..vectors {
-                    let column = first + j * S::LANES;
+                    let column = left + j * S::LANES;
                     s.prefetch(src.wrapping_add((key + AHEAD) * ld + column));
                     // SAFETY: reads are of rows below `keys` and columns below `head_dim`, writes inside the panel.
                     unsafe {
@@ -152,6 +154,8 @@ pub(super) struct Product {
     pub k: usize,
     pub a: *const f32,
     pub lda: usize,
+    /// Whether A lies as `[k, rows]`.
+    pub transposed: bool,
     pub b: *const f32,
     /// Distance of the rows of B if it is read where it lies, which takes rows of whole vectors; 0 if it is packed.
     pub ldb: usize,
@@ -167,6 +171,10 @@ pub(super) enum Finish {
     Largest(*mut f32),
     /// Each row is multiplied by a factor.
     Scale(*const f32),
+    /// They are written in whole vectors.
+    Plain,
+    /// They are multiplied by a factor, and added to what is there.
+    Times { factor: f32, add: bool },
 }
 
 impl Kernel for Product {
@@ -174,43 +182,47 @@ impl Kernel for Product {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let mut later = Later { distances: [0; LATER], last: 0 };
         for (start, vectors) in Panels::of::<S>(self.columns) {
             let column = start * S::LANES;
+            if let Finish::Scale(_) | Finish::Times { .. } = self.finish {
+                later.last = S::HEAD_TILE_ROWS * vectors - 1;
+                for (i, distance) in later.distances[..=later.last].iter_mut().enumerate() {
+                    *distance = i / vectors * self.ldo + i % vectors * S::LANES;
+                }
+            }
             let mut row = 0;
             while row < self.rows {
                 let rows = S::HEAD_TILE_ROWS.min(self.rows - row);
-                if let Finish::Scale(_) = self.finish {
-                    // The result, which may be far away, has the time of the tile to arrive.
-                    for r in row..row + rows {
-                        for j in 0..vectors {
-                            s.prefetch(self.out.wrapping_add(r * self.ldo + column + j * S::LANES));
-                        }
-                    }
-                }
                 // SAFETY: the promise of whoever made this covers the tile.
                 let args = unsafe {
                     Product {
                         rows,
                         columns: self.columns - column,
-                        a: self.a.add(row * self.lda),
+                        a: self.a.add(if self.transposed { row } else { row * self.lda }),
                         b: self.b.add(if self.ldb == 0 { column * self.k } else { column }),
                         ldb: if self.ldb == 0 { vectors * S::LANES } else { self.ldb },
                         out: self.out.add(row * self.ldo + column),
                         finish: match self.finish {
                             Finish::Largest(p) => Finish::Largest(p.add(row * S::LANES)),
                             Finish::Scale(p) => Finish::Scale(p.add(row)),
+                            other => other,
                         },
                         ..self
                     }
                 };
                 macro_rules! shapes {
                     ($($rows:literal),*) => {
-                        match (rows, vectors) {
+                        match (rows, vectors, self.transposed) {
                             $(
-                                ($rows, 1) => s.vectorize(Tile::<$rows, 1>(args, column == 0)),
-                                ($rows, 2) => s.vectorize(Tile::<$rows, 2>(args, column == 0)),
-                                ($rows, 3) => s.vectorize(Tile::<$rows, 3>(args, column == 0)),
-                                ($rows, 4) => s.vectorize(Tile::<$rows, 4>(args, column == 0)),
+                                ($rows, 1, false) => s.vectorize(Tile::<$rows, 1, false>(args, column == 0, &later)),
+                                ($rows, 2, false) => s.vectorize(Tile::<$rows, 2, false>(args, column == 0, &later)),
+                                ($rows, 3, false) => s.vectorize(Tile::<$rows, 3, false>(args, column == 0, &later)),
+                                ($rows, 4, false) => s.vectorize(Tile::<$rows, 4, false>(args, column == 0, &later)),
+                                ($rows, 1, true) => s.vectorize(Tile::<$rows, 1, true>(args, column == 0, &later)),
+                                ($rows, 2, true) => s.vectorize(Tile::<$rows, 2, true>(args, column == 0, &later)),
+                                ($rows, 3, true) => s.vectorize(Tile::<$rows, 3, true>(args, column == 0, &later)),
+                                ($rows, 4, true) => s.vectorize(Tile::<$rows, 4, true>(args, column == 0, &later)),
                             )*
                             _ => unreachable!("no tile of {rows} rows and {vectors} vectors"),
                         }
@@ -223,10 +235,19 @@ impl Kernel for Product {
     }
 }
 
-/// One register tile, and whether it is the first of its rows.
-struct Tile<const ROWS: usize, const VECTORS: usize>(Product, bool);
+/// The most vectors of a tile.
+const LATER: usize = MAX_TILE_ROWS * 4;
 
-impl<const ROWS: usize, const VECTORS: usize> Kernel for Tile<ROWS, VECTORS> {
+/// Distances in a tile of the result, which may be far away: asked for one by one, it has the time of the tile to arrive.
+struct Later {
+    distances: [usize; LATER],
+    last: usize,
+}
+
+/// One register tile, and whether it is the first of its rows.
+struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(Product, bool, &'a Later);
+
+impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for Tile<'_, ROWS, VECTORS, TRANSPOSED> {
     type Output = ();
 
     #[inline(always)]
@@ -236,26 +257,35 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for Tile<ROWS, VECTORS> {
         if ROWS > S::HEAD_TILE_ROWS || VECTORS > S::HEAD_TILE_VECTORS {
             unreachable!("tile larger than the registers");
         }
-        let Tile(Product { columns, k, a, lda, mut b, ldb, out, ldo, finish, .. }, first) = self;
+        let Tile(Product { columns, k, a, lda, mut b, ldb, out, ldo, finish, .. }, first, later) = self;
+        let (distances, last) = (later.distances.as_ptr(), later.last);
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
         let mut row = [a; ROWS];
-        // SAFETY: whoever made the product vouches for ROWS x k of A, k full rows of the panel, and the output.
+        let mut across = a;
+        // SAFETY: whoever made the product vouches for ROWS x k of A, k full rows of the panel, and the output; `last`
+        // is the place of a line.
         unsafe {
-            for (r, p) in row.iter_mut().enumerate() {
-                *p = a.add(r * lda);
+            if !TRANSPOSED {
+                for (r, p) in row.iter_mut().enumerate() {
+                    *p = a.add(r * lda);
+                }
             }
             for i in 0..k {
                 let mut vectors = [s.splat(0.0); VECTORS];
                 for (j, v) in vectors.iter_mut().enumerate() {
                     *v = s.load(b.add(j * S::LANES));
                 }
+                s.prefetch(out.wrapping_add(*distances.add(i.min(last))));
                 for r in 0..ROWS {
-                    let x = s.splat(*row[r].add(i));
+                    let x = if TRANSPOSED { s.splat(*across.add(r)) } else { s.splat(*row[r].add(i)) };
                     for j in 0..VECTORS {
                         sums[r][j] = s.mul_add(x, vectors[j], sums[r][j]);
                     }
                 }
                 b = b.wrapping_add(ldb);
+                if TRANSPOSED {
+                    across = across.wrapping_add(lda);
+                }
             }
             match finish {
                 Finish::Largest(largest) => {
@@ -267,6 +297,27 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for Tile<ROWS, VECTORS> {
                             s.store(out.add(r * ldo + j * S::LANES), sums[r][j]);
                         }
                         s.store(kept, most);
+                    }
+                }
+                Finish::Plain => {
+                    for r in 0..ROWS {
+                        for j in 0..VECTORS {
+                            s.store(out.add(r * ldo + j * S::LANES), sums[r][j]);
+                        }
+                    }
+                }
+                Finish::Times { factor, add } => {
+                    let factor = s.splat(factor);
+                    for r in 0..ROWS {
+                        for j in 0..VECTORS {
+                            let n = columns - j * S::LANES;
+                            let out = out.add(r * ldo + j * S::LANES);
+                            let mut v = s.mul(sums[r][j], factor);
+                            if add {
+                                v = s.add(v, s.load_up_to(out, n));
+                            }
+                            s.store_up_to(out, v, n);
+                        }
                     }
                 }
                 Finish::Scale(factors) => {

@@ -1,9 +1,12 @@
 //! One block of C on one thread: the loops that bring A and B through the caches to the register tile.
-//! B comes packed; A is read where it lies, except that a transposed one is copied if the caller gives room for it.
+//! B comes packed, or is packed panel by panel on the way; A is read where it lies, except that a transposed one is
+//! copied if the caller gives room for it.
 
 use super::matmul::{ALIGN, aligned};
-use super::tile::{Finish, LINE, TileArgs, TileBuffer, tile};
+use super::pack::copy_panel;
+use super::tile::{Finish, LINE, Lines, TileArgs, TileBuffer, TileRow, tile};
 use super::{ALayout, Epilogue};
+use crate::activation::Activation;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
 /// The most terms that are summed in registers before they go to C.
@@ -17,12 +20,18 @@ fn terms(k: usize) -> usize {
 
 /// How many numbers of scratch a block of at most `rows` rows wants.
 pub(crate) fn block_scratch(rows: usize, k: usize) -> usize {
-    (rows + MAX_TILE_ROWS) * terms(k) + MAX_LANES + ALIGN
+    panel_room(k) + (rows + MAX_TILE_ROWS) * terms(k) + MAX_LANES + ALIGN
+}
+
+/// Room for a part of a panel.
+fn panel_room(k: usize) -> usize {
+    terms(k) * MAX_TILE_VECTORS * MAX_LANES + ALIGN
 }
 
 /// The product of some rows of A with some panels of B.
 ///
-/// Making one is a promise: `m` x `k` of A, the panels of B and `m` x `n` of C are valid, and nobody else uses that C.
+/// Making one is a promise: `m` x `k` of A, the panels of B and `m` x `n` of C and of the slope, if there is one, are
+/// valid, and nobody else uses these two.
 pub(crate) struct Block<'a> {
     pub m: usize,
     pub n: usize,
@@ -30,13 +39,17 @@ pub(crate) struct Block<'a> {
     pub a: *const f32,
     pub lda: usize,
     pub a_layout: ALayout,
-    /// Packed panels, the first of them that of column 0.
+    /// Packed panels, the first of them that of column 0, or `[k, n]` as it is.
     pub b: *const f32,
+    /// 0 if B is packed, else the distance of its rows; there must be scratch then.
+    pub ldb: usize,
     pub c: *mut f32,
     pub ldc: usize,
     pub alpha: f32,
     pub accumulate: bool,
     pub epilogue: Epilogue<'a>,
+    /// Takes the slope of the activation, laid out as C; null if nobody wants it.
+    pub slope: *mut f32,
     /// Empty, or as long as [`block_scratch`] says.
     pub scratch: &'a mut [f32],
 }
@@ -56,14 +69,32 @@ impl Kernel for Block<'_> {
         let copy =
             self.a_layout == ALayout::Transposed && scattered && self.n > 2 * width && self.scratch.len() >= room;
         let scratch = std::mem::take(&mut self.scratch);
-        let copied = if copy { aligned(scratch, room - ALIGN).0 } else { &mut [] };
+        let mut lines = Lines::new();
+        let plain_b = self.ldb > 0;
+        assert!(!plain_b || scratch.len() >= room, "a plain B takes scratch");
+        let (panel, scratch) =
+            if scratch.len() >= room { scratch.split_at_mut(panel_room(self.k)) } else { scratch.split_at_mut(0) };
+        let panel =
+            if plain_b { aligned(panel, panel_room(self.k) - ALIGN).0.as_mut_ptr() } else { std::ptr::null_mut() };
+        let copied = if copy { aligned(scratch, room - panel_room(self.k) - ALIGN).0 } else { &mut [] };
+        // Where nothing else comes before it, the bias is what the sums start with.
+        let bias = if self.alpha == 1.0 && !self.accumulate { self.epilogue.bias.take() } else { None };
+        let mut bias_panel = TileRow([0.0; MAX_TILE_VECTORS * MAX_LANES]);
         let mut start = 0;
         loop {
             let k = step.min(self.k - start);
             let last = start + k == self.k;
             let add = self.accumulate || start > 0;
-            let epilogue = if last && !self.epilogue.is_empty() { Some(self.epilogue) } else { None };
-            let plain = !add && epilogue.is_none() && self.alpha == 1.0;
+            let finished = last && !(self.epilogue.is_empty() && self.slope.is_null());
+            let epilogue = if finished { Some(self.epilogue) } else { None };
+            let Epilogue { factor: times, residual: plus, .. } = epilogue.unwrap_or_default();
+            let slow =
+                epilogue.is_some_and(|e| e.bias.is_some() || e.activation != Activation::None || e.scale.is_some());
+            // Whether the tile can go straight to C.
+            let simple = self.alpha == 1.0
+                && !slow
+                && !(finished && !self.slope.is_null())
+                && !(add && (times.is_some() || plus.is_some()));
             if copy {
                 // SAFETY: the rows are those of A, and `copied` has room for them.
                 unsafe { copy_transposed(s, self.a.add(start * self.lda), self.lda, self.m, k, copied) };
@@ -72,7 +103,16 @@ impl Kernel for Block<'_> {
             while column < self.n {
                 let columns = width.min(self.n - column);
                 let vectors = columns.div_ceil(S::LANES);
-                let direct = plain && columns % S::LANES == 0;
+                let direct = simple && columns % S::LANES == 0;
+                lines.set(S::TILE_ROWS, columns, self.ldc);
+                bias_panel.0.fill(0.0);
+                if let (Some(bias), 0) = (bias, start) {
+                    bias_panel.0[..columns].copy_from_slice(&bias[column..][..columns]);
+                }
+                if plain_b {
+                    // SAFETY: these are rows of B, and the panel has room for them.
+                    unsafe { copy_panel(s, self.b.add(start * self.ldb + column), self.ldb, k, columns, panel) };
+                }
                 let mut row = 0;
                 while row < self.m {
                     let rows = S::TILE_ROWS.min(self.m - row);
@@ -84,26 +124,52 @@ impl Kernel for Block<'_> {
                             ALayout::Transposed => (self.a.add(start * self.lda + row), self.lda),
                         };
                         let c = self.c.add(row * self.ldc + column);
-                        let b = self.b.add(column * self.k + start * width);
+                        let b = if plain_b { panel } else { self.b.add(column * self.k + start * width) };
                         // A tile takes long enough for what comes after it to arrive from wherever it is: its part of
                         // C, the next rows of A, and over the first tiles of a panel the panel after it.
-                        prefetch(s, c, self.ldc, rows, vectors * S::LANES);
-                        if let Some((residual, ld)) = epilogue.and_then(|e| e.residual) {
-                            prefetch(s, residual.as_ptr().wrapping_add(row * ld + column), ld, rows, columns);
+                        let part = |(x, ld): (&[f32], usize)| (x.as_ptr().wrapping_add(row * ld + column), ld);
+                        let nothing = (std::ptr::null(), 0);
+                        let (times, plus) = (times.map_or(nothing, part), plus.map_or(nothing, part));
+                        let slope = if finished && !self.slope.is_null() {
+                            self.slope.add(row * self.ldc + column)
+                        } else {
+                            std::ptr::null_mut()
+                        };
+                        let mut later = [c.cast_const(); 2];
+                        for (x, ld) in [times, plus, (slope.cast_const(), self.ldc)] {
+                            if ld == self.ldc && !x.is_null() {
+                                later[1] = x;
+                            }
                         }
                         if column == 0 && self.a_layout == ALayout::RowMajor {
                             prefetch(s, a.wrapping_add(S::TILE_ROWS * lda), lda, rows, 4 * LINE);
                         }
-                        let fetched = row / S::TILE_ROWS * k * LINE;
-                        let soon = if fetched < k * width { b.wrapping_add(self.k * width + fetched) } else { b };
+                        let tiles = row / S::TILE_ROWS;
+                        let soon = match tiles * LINE < width {
+                            false => (b, 0),
+                            true if plain_b => {
+                                let next = start * self.ldb + column + width + tiles * LINE;
+                                (self.b.wrapping_add(next), self.ldb)
+                            }
+                            true => (b.wrapping_add(self.k * width + tiles * k * LINE), LINE),
+                        };
                         let args = TileArgs {
                             k,
                             a,
                             lda,
                             b,
+                            start: bias_panel.0.as_ptr(),
                             out: if direct { c } else { buffer.0.as_mut_ptr() },
                             out_stride: if direct { self.ldc } else { width },
+                            times: if direct { times } else { nothing },
+                            plus: match direct {
+                                true if add => (c.cast_const(), self.ldc),
+                                true => plus,
+                                false => nothing,
+                            },
                             soon,
+                            later,
+                            lines: &lines,
                         };
                         tile(s, rows, vectors, self.a_layout, args);
                         if !direct {
@@ -116,6 +182,7 @@ impl Kernel for Block<'_> {
                                 alpha: self.alpha,
                                 add,
                                 epilogue: epilogue.map(|e| e.part(row, column)),
+                                slope,
                             });
                         }
                     }

@@ -2,11 +2,12 @@
 //! The two products of a linear layer's gradient are of this kind, and the batched products of models.
 
 use super::{
-    ALayout, BLayout, Block, Epilogue, Gemm, PackPanels, check_a, check_matrix, check_workspace, gemm, gemm_workspace,
-    pack_b_parallel, packed_len,
+    ALayout, BLayout, Block, Epilogue, Gemm, PackPanels, block_scratch, blocks, check_a, check_matrix, check_workspace,
+    gemm_workspace, pack_b_parallel, packed_len,
 };
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
+use crate::simd::MAX_TILE_ROWS;
 
 /// `batch` products `C = epilogue(A B)` of matrices that are not packed.
 #[derive(Debug)]
@@ -45,16 +46,24 @@ pub struct Matmul<'a> {
     pub alpha: f32,
     /// Whether the old C is added to `alpha A B` before the epilogue.
     pub accumulate: bool,
-    /// What happens on the way to C, the same for each product; a residual lies as C does, with `c_batch_stride`.
+    /// What happens on the way to C, the same for each product; factors and a residual lie as C does, with
+    /// `c_batch_stride`.
     pub epilogue: Epilogue<'a>,
+    /// Takes the slope of the epilogue's activation where C takes its value, laid out as C.
+    pub slope: Option<&'a mut [f32]>,
 }
 
 /// How many numbers of workspace [`matmul`] needs.
 pub fn matmul_workspace(isa: Isa, threads: usize, batch: usize, m: usize, n: usize, k: usize) -> usize {
     let packed = packed_len(isa, k, n) + ALIGN;
-    let one_at_a_time = packed + gemm_workspace(isa, threads, m, n, k);
+    let undivided = if m <= WHOLE_ROWS { threads * block_scratch(m + MAX_TILE_ROWS, k) } else { 0 };
+    let one_at_a_time = packed + gemm_workspace(isa, threads, m, n, k).max(undivided);
     if batch >= 2 { one_at_a_time.max(threads * packed) } else { one_at_a_time }
 }
+
+/// The most rows of C for which a plain B is packed where it is used: all of them use it at once, and what is packed stays
+/// in the second-level cache.
+const WHOLE_ROWS: usize = 192;
 
 /// Room to move a packed matrix to the start of a cache line.
 pub(crate) const ALIGN: usize = 16;
@@ -93,12 +102,19 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
         "C: matrices of {m} x {n} overlap when {} apart",
         mm.c_batch_stride
     );
-    if let Some((residual, ld)) = mm.epilogue.residual {
-        check_matrix("residual", rest("residual", residual.len(), mm.c_batch_stride), m, n, ld);
+    for (name, matrix) in [("factor", mm.epilogue.factor), ("residual", mm.epilogue.residual)] {
+        if let Some((x, ld)) = matrix {
+            check_matrix(name, rest(name, x.len(), mm.c_batch_stride), m, n, ld);
+        }
+    }
+    if let Some(slope) = &mm.slope {
+        check_matrix("slope", rest("slope", slope.len(), mm.c_batch_stride), m, n, mm.ldc);
     }
     mm.epilogue.check(m, n);
 
+    let mut slope = mm.slope;
     let epilogue = |i: usize| Epilogue {
+        factor: mm.epilogue.factor.map(|(x, ld)| (&x[i * mm.c_batch_stride..], ld)),
         residual: mm.epilogue.residual.map(|(x, ld)| (&x[i * mm.c_batch_stride..], ld)),
         ..mm.epilogue
     };
@@ -106,9 +122,12 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
     // Few large products are shared out one after the other, many small ones each to a thread.
     if batch < 2 * pool.threads() {
         for i in 0..batch {
-            let (b, workspace) = aligned(workspace, packed);
             let src = &mm.b[i * mm.b_batch_stride..];
-            pack_b_parallel(pool, isa, src, mm.b_layout, mm.ldb, k, n, b);
+            let plain = mm.b_layout == BLayout::RowsAreK && m <= WHOLE_ROWS && k > 0;
+            let (packed_b, workspace) = aligned(workspace, packed);
+            if !plain {
+                pack_b_parallel(pool, isa, src, mm.b_layout, mm.ldb, k, n, packed_b);
+            }
             let one = Gemm {
                 m,
                 n,
@@ -116,20 +135,22 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
                 a: &mm.a[i * mm.a_batch_stride..],
                 lda: mm.lda,
                 a_layout: mm.a_layout,
-                b,
+                b: if plain { src } else { packed_b },
                 c: &mut mm.c[i * mm.c_batch_stride..],
                 ldc: mm.ldc,
                 alpha: mm.alpha,
                 accumulate: mm.accumulate,
                 epilogue: epilogue(i),
+                slope: slope.as_deref_mut().map(|slope| &mut slope[i * mm.c_batch_stride..]),
             };
-            gemm(pool, isa, one, workspace);
+            blocks(pool, isa, one, if plain { mm.ldb } else { 0 }, workspace);
         }
         return;
     }
     let each = packed + ALIGN;
     let workspaces = Parts::new(workspace);
     let c = Parts::new(mm.c);
+    let slope = slope.map(Parts::new);
     pool.run_with_worker(batch, &|i, worker| {
         // SAFETY: the checks above cover every product; the C of different products do not overlap, and a worker
         // index is used by one thread at a time.
@@ -151,11 +172,13 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
                 lda: mm.lda,
                 a_layout: mm.a_layout,
                 b: b.as_ptr(),
+                ldb: 0,
                 c: c.at(i * mm.c_batch_stride),
                 ldc: mm.ldc,
                 alpha: mm.alpha,
                 accumulate: mm.accumulate,
                 epilogue: epilogue(i),
+                slope: slope.as_ref().map_or(std::ptr::null_mut(), |p| p.at(i * mm.c_batch_stride)),
                 scratch: &mut [],
             });
         }

@@ -27,7 +27,7 @@ pub enum ALayout {
     Transposed,
 }
 
-/// What happens to `A B` on its way to C: `residual + scale * activation(A B + bias)`.
+/// What happens to `A B` on its way to C: `residual + factor * scale * activation(A B + bias)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Epilogue<'a> {
     /// Added to each column.
@@ -36,6 +36,8 @@ pub struct Epilogue<'a> {
     pub activation: Activation,
     /// Multiplies each column after the activation.
     pub scale: Option<&'a [f32]>,
+    /// Multiplies each element: `[m, n]` with rows this far apart. It must not be C itself.
+    pub factor: Option<(&'a [f32], usize)>,
     /// Added last: `[m, n]` with rows this far apart. It must not be C itself.
     pub residual: Option<(&'a [f32], usize)>,
 }
@@ -47,12 +49,17 @@ impl<'a> Epilogue<'a> {
             bias: self.bias.map(|x| &x[column..]),
             activation: self.activation,
             scale: self.scale.map(|x| &x[column..]),
+            factor: self.factor.map(|(x, ld)| (&x[row * ld + column..], ld)),
             residual: self.residual.map(|(x, ld)| (&x[row * ld + column..], ld)),
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.bias.is_none() && self.activation == Activation::None && self.scale.is_none() && self.residual.is_none()
+        self.bias.is_none()
+            && self.activation == Activation::None
+            && self.scale.is_none()
+            && self.factor.is_none()
+            && self.residual.is_none()
     }
 
     pub(crate) fn check(&self, m: usize, n: usize) {
@@ -62,8 +69,10 @@ impl<'a> Epilogue<'a> {
         if let Some(scale) = self.scale {
             assert!(scale.len() >= n, "scale of {} for {n} columns", scale.len());
         }
-        if let Some((residual, ld)) = self.residual {
-            check_matrix("residual", residual.len(), m, n, ld);
+        for (name, matrix) in [("factor", self.factor), ("residual", self.residual)] {
+            if let Some((x, ld)) = matrix {
+                check_matrix(name, x.len(), m, n, ld);
+            }
         }
     }
 }
@@ -95,13 +104,13 @@ pub struct Gemm<'a> {
     pub accumulate: bool,
     /// What happens on the way to C.
     pub epilogue: Epilogue<'a>,
+    /// Takes the slope of the epilogue's activation where C takes its value, laid out as C.
+    pub slope: Option<&'a mut [f32]>,
 }
 
 /// How many numbers of workspace [`gemm`] needs.
 pub fn gemm_workspace(isa: Isa, threads: usize, m: usize, n: usize, k: usize) -> usize {
-    let (tile_rows, tile_columns) = isa.dispatch(TileShape);
-    let grid = Grid::new(m, n, k, threads, tile_rows, tile_columns);
-    threads * block_scratch(grid.rows, k)
+    threads * block_scratch(Grid::new(isa, threads, m, n, false).rows.longest(), k)
 }
 
 /// Computes the product on the threads of the pool.
@@ -109,29 +118,34 @@ pub fn gemm_workspace(isa: Isa, threads: usize, m: usize, n: usize, k: usize) ->
 /// # Panics
 /// If a slice is too short for the shape, or B is packed for another instruction set's length.
 pub fn gemm(pool: &Pool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) {
+    assert_eq!(gemm.b.len(), packed_len(isa, gemm.k, gemm.n), "packed B for k={} n={}", gemm.k, gemm.n);
+    blocks(pool, isa, gemm, 0, workspace);
+}
+
+/// The product in blocks. `ldb` is 0 for a packed B, else the distance of the rows of a plain one, `[k, n]`.
+fn blocks(pool: &Pool, isa: Isa, gemm: Gemm<'_>, ldb: usize, workspace: &mut [f32]) {
     let Gemm { m, n, k, .. } = gemm;
+    let grid = Grid::new(isa, pool.threads(), m, n, ldb > 0);
     check_a(gemm.a.len(), m, k, gemm.lda, gemm.a_layout);
-    assert_eq!(gemm.b.len(), packed_len(isa, k, n), "packed B for k={k} n={n}");
     check_matrix("C", gemm.c.len(), m, n, gemm.ldc);
     gemm.epilogue.check(m, n);
-    let needed = gemm_workspace(isa, pool.threads(), m, n, k);
-    check_workspace("gemm", workspace.len(), needed);
+    if let Some(slope) = &gemm.slope {
+        check_matrix("slope", slope.len(), m, n, gemm.ldc);
+    }
+    let scratch = block_scratch(grid.rows.longest(), k);
+    check_workspace("gemm", workspace.len(), pool.threads() * scratch);
     if m == 0 || n == 0 {
         return;
     }
 
-    let (tile_rows, tile_columns) = isa.dispatch(TileShape);
-    let grid = Grid::new(m, n, k, pool.threads(), tile_rows, tile_columns);
-    let scratch = block_scratch(grid.rows, k);
+    let Grid { rows, columns } = grid;
     let scratches = Parts::new(workspace);
     let c = Parts::new(gemm.c);
-    let row_blocks = m.div_ceil(grid.rows);
-    let column_blocks = n.div_ceil(grid.columns);
-    // Row blocks are the outer loop, so that threads work on the same rows of A at the same time.
-    pool.run_with_worker(row_blocks * column_blocks, &|task, worker| {
-        let row = task / column_blocks * grid.rows;
-        let column = task % column_blocks * grid.columns;
-        let rows = grid.rows.min(m - row);
+    let slope = gemm.slope.map(Parts::new);
+    // Column blocks are the inner loop, so that a thread has rows of its own, in A as in C.
+    pool.run_with_worker(rows.parts * columns.parts, &|task, worker| {
+        let (row, rows) = rows.part(task / columns.parts);
+        let (column, columns) = columns.part(task % columns.parts);
         let a_start = match gemm.a_layout {
             ALayout::RowMajor => row * gemm.lda,
             ALayout::Transposed => row,
@@ -141,17 +155,19 @@ pub fn gemm(pool: &Pool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) {
         unsafe {
             isa.dispatch(Block {
                 m: rows,
-                n: grid.columns.min(n - column),
+                n: columns,
                 k,
                 a: gemm.a.as_ptr().add(a_start),
                 lda: gemm.lda,
                 a_layout: gemm.a_layout,
-                b: gemm.b.as_ptr().add(column * k),
+                b: gemm.b.as_ptr().add(if ldb == 0 { column * k } else { column }),
+                ldb,
                 c: c.at(row * gemm.ldc + column),
                 ldc: gemm.ldc,
                 alpha: gemm.alpha,
                 accumulate: gemm.accumulate,
                 epilogue: gemm.epilogue.part(row, column),
+                slope: slope.as_ref().map_or(std::ptr::null_mut(), |p| p.at(row * gemm.ldc + column)),
                 scratch: scratches.slice(worker * scratch, scratch),
             });
         }
@@ -160,8 +176,8 @@ pub fn gemm(pool: &Pool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) {
 
 /// The blocks of C that are tasks.
 struct Grid {
-    rows: usize,
-    columns: usize,
+    rows: Division,
+    columns: Division,
 }
 
 /// Rows of A that a block keeps in the second-level cache.
@@ -170,15 +186,39 @@ const BLOCK_ROWS: usize = 96;
 const TASKS_PER_THREAD: usize = 6;
 
 impl Grid {
-    fn new(m: usize, n: usize, _k: usize, threads: usize, tile_rows: usize, tile_columns: usize) -> Grid {
-        let even =
-            |total: usize, blocks: usize, unit: usize| total.div_ceil(blocks.max(1)).next_multiple_of(unit).max(unit);
-        let row_blocks = m.div_ceil(BLOCK_ROWS);
-        let rows = even(m, row_blocks, tile_rows);
-        let panels = n.div_ceil(tile_columns);
+    /// `whole` leaves the rows undivided.
+    fn new(isa: Isa, threads: usize, m: usize, n: usize, whole: bool) -> Grid {
+        let (tile_rows, tile_columns) = isa.dispatch(TileShape);
+        let few = if whole { 1 } else { m.div_ceil(BLOCK_ROWS).max(1) };
+        // Threads that have rows of their own have equally many.
+        let row_blocks = if few > threads { few.next_multiple_of(threads) } else { few };
         let wanted = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
-        let column_blocks = wanted.div_ceil(row_blocks.max(1)).clamp(1, panels.max(1));
-        Grid { rows, columns: even(n, column_blocks, tile_columns) }
+        let column_blocks = wanted.div_ceil(row_blocks);
+        Grid { rows: Division::new(m, tile_rows, row_blocks), columns: Division::new(n, tile_columns, column_blocks) }
+    }
+}
+
+/// A length in about equal parts, each but the last a multiple of a unit.
+struct Division {
+    length: usize,
+    unit: usize,
+    parts: usize,
+}
+
+impl Division {
+    fn new(length: usize, unit: usize, parts: usize) -> Division {
+        Division { length, unit, parts: parts.clamp(1, length.div_ceil(unit).max(1)) }
+    }
+
+    /// Where a part starts, and its length.
+    fn part(&self, i: usize) -> (usize, usize) {
+        let units = self.length.div_ceil(self.unit);
+        let bound = |i: usize| (i * units / self.parts * self.unit).min(self.length);
+        (bound(i), bound(i + 1) - bound(i))
+    }
+
+    fn longest(&self) -> usize {
+        self.length.div_ceil(self.unit).div_ceil(self.parts) * self.unit
     }
 }
 

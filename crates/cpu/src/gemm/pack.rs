@@ -122,7 +122,7 @@ const AHEAD: usize = 16;
 /// # Safety
 /// As for [`PackPanels`].
 #[inline(always)]
-unsafe fn copy_panel<S: Simd>(s: S, src: *const f32, ld: usize, k: usize, columns: usize, dst: *mut f32) {
+pub(super) unsafe fn copy_panel<S: Simd>(s: S, src: *const f32, ld: usize, k: usize, columns: usize, dst: *mut f32) {
     let width = S::TILE_VECTORS * S::LANES;
     for i in 0..k {
         for j in 0..S::TILE_VECTORS {

@@ -5,6 +5,8 @@ use super::{ALayout, Epilogue};
 use crate::activation::{Function, with_function};
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
+/// Rows of a transposed A to ask for ahead of time: far apart, they are not a stream to the processor.
+const AHEAD: usize = 12;
 /// Numbers in a cache line.
 pub(super) const LINE: usize = 16;
 
@@ -12,23 +14,61 @@ pub(super) const LINE: usize = 16;
 #[repr(C, align(64))]
 pub(super) struct TileBuffer(pub [f32; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]);
 
+/// A row of a tile.
+#[repr(C, align(64))]
+pub(super) struct TileRow(pub [f32; MAX_TILE_VECTORS * MAX_LANES]);
+
+/// The cache lines of a tile of C, as distances from its first. Asked for one by one while a tile is computed, they come
+/// without holding up the operands, which all at once they would.
+pub(super) struct Lines {
+    distances: [usize; MAX_TILE_ROWS * MAX_TILE_VECTORS],
+    last: usize,
+}
+
+impl Lines {
+    #[inline(always)]
+    pub fn new() -> Lines {
+        Lines { distances: [0; MAX_TILE_ROWS * MAX_TILE_VECTORS], last: 0 }
+    }
+
+    /// Those of a few short rows that are `ld` apart.
+    #[inline(always)]
+    pub fn set(&mut self, rows: usize, columns: usize, ld: usize) {
+        let each = columns.div_ceil(LINE).min(MAX_TILE_VECTORS);
+        let count = rows.min(MAX_TILE_ROWS) * each;
+        for (i, distance) in self.distances[..count].iter_mut().enumerate() {
+            *distance = i / each * ld + i % each * LINE;
+        }
+        self.last = count.saturating_sub(1);
+    }
+}
+
 /// Operands of a tile.
 #[derive(Clone, Copy)]
-pub(super) struct TileArgs {
+pub(super) struct TileArgs<'a> {
     pub k: usize,
     pub a: *const f32,
     pub lda: usize,
     /// One packed panel.
     pub b: *const f32,
+    /// What the sums of every row start with: as many vectors as the tile has.
+    pub start: *const f32,
     pub out: *mut f32,
     pub out_stride: usize,
-    /// Memory that is wanted soon, one cache line for each of the k steps; it need not be valid.
-    pub soon: *const f32,
+    /// What the sums are multiplied by and then added to on their way out, and the distance of the rows of each; null if
+    /// nothing.
+    pub times: (*const f32, usize),
+    pub plus: (*const f32, usize),
+    /// Memory that is wanted soon, one cache line for each of the k steps, and how far apart; it need not be valid.
+    pub soon: (*const f32, usize),
+    /// Memory that is wanted when the tile is done, laid out as C: the tile of C, and one more or the same again.
+    pub later: [*const f32; 2],
+    pub lines: &'a Lines,
 }
 
-struct Tile<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(TileArgs);
+struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(TileArgs<'a>);
 
-impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for Tile<ROWS, VECTORS, TRANSPOSED> {
+impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for Tile<'_, ROWS, VECTORS, TRANSPOSED> {
     type Output = ();
 
     #[inline(always)]
@@ -38,13 +78,33 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
         if ROWS > S::TILE_ROWS || VECTORS > S::TILE_VECTORS {
             unreachable!("tile larger than the registers");
         }
-        let TileArgs { k, a, lda, mut b, out, out_stride, mut soon } = self.0;
+        let TileArgs {
+            k,
+            a,
+            lda,
+            mut b,
+            start,
+            out,
+            out_stride,
+            times,
+            plus,
+            soon: (mut soon, soon_step),
+            later,
+            lines,
+        } = self.0;
+        let (distances, last) = (lines.distances.as_ptr(), lines.last);
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
         let mut row = [a; ROWS];
         let mut column = a;
         // SAFETY: whoever made the arguments vouches for ROWS x k of A, k full rows of the panel, and ROWS x VECTORS
-        // vectors of output.
+        // vectors of output and what goes into it; `last` is the place of a line.
         unsafe {
+            for j in 0..VECTORS {
+                let v = s.load(start.add(j * S::LANES));
+                for r in 0..ROWS {
+                    sums[r][j] = v;
+                }
+            }
             if !TRANSPOSED {
                 for (r, p) in row.iter_mut().enumerate() {
                     *p = a.add(r * lda);
@@ -56,7 +116,10 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
                     *v = s.load(b.add(j * S::LANES));
                 }
                 s.prefetch(soon);
-                soon = soon.wrapping_add(LINE);
+                soon = soon.wrapping_add(soon_step);
+                let distance = *distances.add(i.min(last));
+                s.prefetch(later[0].wrapping_add(distance));
+                s.prefetch(later[1].wrapping_add(distance));
                 for r in 0..ROWS {
                     let x = if TRANSPOSED { s.splat(*column.add(r)) } else { s.splat(*row[r].add(i)) };
                     for j in 0..VECTORS {
@@ -65,7 +128,22 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
                 }
                 b = b.add(S::TILE_VECTORS * S::LANES);
                 if TRANSPOSED {
+                    s.prefetch(column.wrapping_add(AHEAD * lda));
                     column = column.wrapping_add(lda);
+                }
+            }
+            if !times.0.is_null() {
+                for r in 0..ROWS {
+                    for j in 0..VECTORS {
+                        sums[r][j] = s.mul(sums[r][j], s.load(times.0.add(r * times.1 + j * S::LANES)));
+                    }
+                }
+            }
+            if !plus.0.is_null() {
+                for r in 0..ROWS {
+                    for j in 0..VECTORS {
+                        sums[r][j] = s.add(sums[r][j], s.load(plus.0.add(r * plus.1 + j * S::LANES)));
+                    }
                 }
             }
             for r in 0..ROWS {
@@ -82,7 +160,7 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
 /// # Safety
 /// The operands must be readable and the output writable to that extent.
 #[inline(always)]
-pub(super) unsafe fn tile<S: Simd>(s: S, rows: usize, vectors: usize, layout: ALayout, args: TileArgs) {
+pub(super) unsafe fn tile<S: Simd>(s: S, rows: usize, vectors: usize, layout: ALayout, args: TileArgs<'_>) {
     macro_rules! shapes {
         ($($rows:literal),*) => {
             match (rows, vectors, layout) {
@@ -112,6 +190,8 @@ pub(super) struct Finish<'a> {
     /// Whether C holds the sum so far.
     pub add: bool,
     pub epilogue: Option<Epilogue<'a>>,
+    /// Takes the slope of the activation, laid out as C, unless it is null.
+    pub slope: *mut f32,
 }
 
 impl Kernel for Finish<'_> {
@@ -120,44 +200,81 @@ impl Kernel for Finish<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let activation = self.epilogue.map(|e| e.activation).unwrap_or_default();
-        with_function!(activation, f => s.vectorize(FinishWith { finish: self, f }));
+        if self.slope.is_null() {
+            with_function!(activation, f => s.vectorize(FinishWith::<_, false> { finish: self, f }));
+        } else {
+            with_function!(activation, f => s.vectorize(FinishWith::<_, true> { finish: self, f }));
+        }
     }
 }
 
-struct FinishWith<'a, F> {
+struct FinishWith<'a, F, const SLOPE: bool> {
     finish: Finish<'a>,
     f: F,
 }
 
-impl<F: Function> Kernel for FinishWith<'_, F> {
+impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Finish { tile, rows, columns, c, ldc, alpha, add, epilogue } = self.finish;
+        let Finish { tile, rows, columns, c, ldc, alpha, add, epilogue, slope } = self.finish;
         let width = S::TILE_VECTORS * S::LANES;
-        let alpha = s.splat(alpha);
-        let Epilogue { bias, scale, residual, .. } = epilogue.unwrap_or_default();
+        let Epilogue { bias, scale, factor, residual, .. } = epilogue.unwrap_or_default();
+        let others = bias.is_some() || scale.is_some() || factor.is_some() || residual.is_some();
+        if alpha == 1.0 && !add && !others && columns % S::LANES == 0 {
+            // The usual case, without questions on the way.
+            for row in 0..rows {
+                for column in (0..columns).step_by(S::LANES) {
+                    let at = row * ldc + column;
+                    // SAFETY: whoever made this vouches for `columns` of the tile, C and the slope.
+                    unsafe {
+                        let x = s.load(tile.add(row * width + column));
+                        if SLOPE {
+                            let (value, its_slope) = self.f.value_and_slope(s, x);
+                            s.store(c.add(at), value);
+                            s.store(slope.add(at), its_slope);
+                        } else {
+                            s.store(c.add(at), self.f.value(s, x));
+                        }
+                    }
+                }
+            }
+            return;
+        }
         let mut column = 0;
         while column < columns {
             let n = columns - column;
-            // SAFETY: whoever made this vouches for `columns` of the tile, C, bias, scale and residual.
+            // SAFETY: whoever made this vouches for `columns` of the tile, C, and what the epilogue has.
             unsafe {
                 let bias = match bias {
                     Some(bias) => s.load_up_to(bias.as_ptr().add(column), n),
                     None => s.splat(0.0),
                 };
-                let scale = match scale {
-                    Some(scale) => s.load_up_to(scale.as_ptr().add(column), n),
-                    None => s.splat(1.0),
-                };
                 for row in 0..rows {
-                    let c = c.add(row * ldc + column);
-                    let mut x = s.mul(s.load(tile.add(row * width + column)), alpha);
+                    let at = row * ldc + column;
+                    let c = c.add(at);
+                    let mut x = s.load(tile.add(row * width + column));
+                    if alpha != 1.0 {
+                        x = s.mul(x, s.splat(alpha));
+                    }
                     if add {
                         x = s.add(x, s.load_up_to(c, n));
                     }
-                    x = s.mul(self.f.value(s, s.add(x, bias)), scale);
+                    x = s.add(x, bias);
+                    if SLOPE {
+                        let (value, its_slope) = self.f.value_and_slope(s, x);
+                        s.store_up_to(slope.add(at), its_slope, n);
+                        x = value;
+                    } else {
+                        x = self.f.value(s, x);
+                    }
+                    if let Some(scale) = scale {
+                        x = s.mul(x, s.load_up_to(scale.as_ptr().add(column), n));
+                    }
+                    if let Some((factor, ld)) = factor {
+                        x = s.mul(x, s.load_up_to(factor.as_ptr().add(row * ld + column), n));
+                    }
                     if let Some((residual, ld)) = residual {
                         x = s.add(x, s.load_up_to(residual.as_ptr().add(row * ld + column), n));
                     }

@@ -86,6 +86,7 @@ pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut
     let quantised: &mut [u8] = bytemuck::cast_slice_mut(quantised);
     quantise_rows(pool, path, &gemm, stride, quantised, row_scales, row_offsets);
 
+    assert!(gemm.epilogue.factor.is_none(), "products on bytes have no factors");
     let (scales, sums, weights) = pack::sections(shape, n, gemm.b_packed);
     let grid = Grid::new(m, n, stride, pool.threads(), shape);
     let c = Parts::new(gemm.c);

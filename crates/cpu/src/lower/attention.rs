@@ -51,7 +51,7 @@ pub(super) fn forward(processor: &Processor, op: &Attention, inputs: &[Type]) ->
 pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type]) -> Lowered {
     let (op, shape) = (op.0, shape_of(&op.0, &inputs[3..]));
     let groups = if op.bias { inputs[3 + op.operands()].shape[0] } else { 1 };
-    let workspace = attention::backward_workspace(processor.isa, processor.pool.threads(), &shape);
+    let workspace = attention::backward_workspace(processor.pool.threads(), &shape);
     // The kernel writes all gradients of query, key and value; one that nobody wants goes into the workspace.
     let sizes: [usize; 3] = if op.packed { [0; 3] } else { [0, 1, 2].map(|i| inputs[3 + i].shape.elements()) };
     Lowered::new(move |p, inputs, outputs, workspace| {

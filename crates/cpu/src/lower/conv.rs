@@ -185,6 +185,7 @@ fn product<'a>(
         alpha: 1.0,
         accumulate: false,
         epilogue: Epilogue::default(),
+        slope: None,
     }
 }
 

@@ -1,15 +1,21 @@
 //! Linear layers and matrix products.
 
 use vit_graph::Type;
-use vit_graph::ops::{Linear, MatMul};
+use vit_graph::ops::{Linear, LinearSlope, MatMul};
 
-use super::{Lowered, PackedForm, Packing, activation};
+use super::{Lowered, PackedForm, Packing, activation, wanted};
 use crate::activation::Activation;
 use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Epilogue, Gemm, Matmul};
 use crate::int8::{self, Gemm8};
 
-/// A linear layer; a weight that never changes is packed beforehand.
+/// A linear layer and, where somebody wants it, the slope of its activation.
+pub(super) fn linear_slope(processor: &Processor, op: &LinearSlope, inputs: &[Type], packed: bool) -> Lowered {
+    let linear = Linear { bias: op.bias, activation: Some(op.activation), ..Linear::default() };
+    self::linear(processor, &linear, inputs, packed)
+}
+
+/// A linear layer; a weight that never changes is packed beforehand. A second output takes the activation's slope.
 pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed: bool) -> Lowered {
     let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
     let [bias, scale, residual] = op.optional_inputs();
@@ -25,12 +31,15 @@ pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed
             bias: bias.map(|i| inputs[i]),
             activation,
             scale: scale.map(|i| inputs[i]),
+            factor: None,
             residual: residual.map(|i| (inputs[i], n)),
         };
-        let (a, b, c) = (inputs[0], inputs[1], &mut *outputs[0]);
+        let (result, more) = outputs.split_at_mut(1);
+        let slope = more.first_mut().and_then(|slope| wanted(slope));
+        let (a, b, c) = (inputs[0], inputs[1], &mut *result[0]);
         let (lda, a_layout, ldc, alpha, accumulate) = (k, ALayout::RowMajor, n, 1.0, false);
         if packed {
-            let product = Gemm { m, n, k, a, lda, a_layout, b, c, ldc, alpha, accumulate, epilogue };
+            let product = Gemm { m, n, k, a, lda, a_layout, b, c, ldc, alpha, accumulate, epilogue, slope };
             gemm::gemm(&p.pool, p.isa, product, workspace);
         } else {
             let product = Matmul {
@@ -52,6 +61,7 @@ pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed
                 alpha,
                 accumulate,
                 epilogue,
+                slope,
             };
             gemm::matmul(&p.pool, p.isa, product, workspace);
         }
@@ -76,6 +86,7 @@ pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], f
             bias: bias.map(|i| inputs[i]),
             activation,
             scale: scale.map(|i| inputs[i]),
+            factor: None,
             residual: residual.map(|i| (inputs[i], n)),
         };
         let (packed, workspace) = workspace.split_at_mut(packed_len);
@@ -91,7 +102,7 @@ pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], f
     Ok(lowered)
 }
 
-/// A batched product of two values that both change.
+/// A batched product of two values that both change, its elements multiplied by those of a third if there is one.
 pub(super) fn matmul(processor: &Processor, op: &MatMul, inputs: &[Type]) -> Lowered {
     let [batch, m, n, k] = op.extents(&inputs[0].shape, &inputs[1].shape);
     let workspace = gemm::matmul_workspace(processor.isa, processor.pool.threads(), batch, m, n, k);
@@ -116,7 +127,8 @@ pub(super) fn matmul(processor: &Processor, op: &MatMul, inputs: &[Type]) -> Low
             c_batch_stride: m * n,
             alpha: 1.0,
             accumulate: false,
-            epilogue: Epilogue::default(),
+            epilogue: Epilogue { factor: inputs.get(2).map(|&factor| (factor, n)), ..Epilogue::default() },
+            slope: None,
         };
         gemm::matmul(&p.pool, p.isa, product, workspace);
     })

@@ -96,7 +96,9 @@ pub(crate) fn lower(
     Ok(match op {
         Op::Linear(op) if op.int8 => matrix::linear_int8(processor, op, inputs, fixed[1])?,
         Op::Linear(op) => matrix::linear(processor, op, inputs, fixed[1]),
+        Op::LinearSlope(op) => matrix::linear_slope(processor, op, inputs, fixed[1]),
         Op::MatMul(op) => matrix::matmul(processor, op, inputs),
+        Op::MatMulTimes(op) => matrix::matmul(processor, &op.0, inputs),
         Op::Conv2d(op) => conv::forward(processor, op, inputs, outputs),
         Op::FusedConv2d(op) => fused_conv::forward(processor, op, inputs, &outputs[0], fixed[1]),
         Op::Conv2dGradInput(op) => conv::grad_input(processor, op, inputs),
@@ -110,7 +112,7 @@ pub(crate) fn lower(
         Op::Attention(op) => attention::forward(processor, op, inputs),
         Op::AttentionGrad(op) => attention::backward(processor, op, inputs),
         Op::LayerNorm(op) => rows::layer_norm(op, &inputs[0]),
-        Op::LayerNormGrad(_) => rows::layer_norm_grad(&inputs[1]),
+        Op::LayerNormGrad(_) | Op::LayerNormGradAdd(_) => rows::layer_norm_grad(&inputs[1]),
         Op::AddLayerNorm(op) => rows::add_layer_norm(op, &inputs[0]),
         Op::GroupNorm(op) => channel_norm::group_norm(op, &inputs[0]),
         Op::GroupNormGrad(op) => channel_norm::group_norm_grad(op.groups, &inputs[1]),

@@ -28,15 +28,19 @@ pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
     .with_workspace(spare)
 }
 
+/// With the residual stream's part, if there is a sixth input.
 pub(super) fn layer_norm_grad(x: &Type) -> Lowered {
     let (rows, dim, spare) = (x.shape.rows(), x.shape.last(), x.shape.elements());
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [dx, dgamma, dbeta] = outputs else { unreachable!("the gradient of a norm has three outputs") };
         let (spare, workspace) = workspace.split_at_mut(spare);
         let (dy, x, gamma, mean, rstd) = (inputs[0], inputs[1], Some(inputs[2]), inputs[3], inputs[4]);
+        let residual = inputs.get(5).copied();
         let dx = wanted(dx).unwrap_or(spare);
         let (dgamma, dbeta) = (wanted(dgamma), wanted(dbeta));
-        norm::layer_norm_grad(&p.pool, p.isa, dy, x, gamma, mean, rstd, rows, dim, dx, dgamma, dbeta, workspace);
+        norm::layer_norm_grad(
+            &p.pool, p.isa, dy, x, gamma, mean, rstd, residual, rows, dim, dx, dgamma, dbeta, workspace,
+        );
     })
     .with_workspace(spare + norm::layer_norm_grad_workspace(rows, dim))
 }

@@ -123,6 +123,46 @@ impl Operation for Linear {
     }
 }
 
+/// A linear layer with its activation, and the slope of the activation, which the backward pass wants.
+///
+/// Inputs: `x [.., k]`, `weight [n, k]`, and `bias [n]` where present. Outputs: `activation(x Wᵀ + bias)` and
+/// `activation'(x Wᵀ + bias)`. Made by [`crate::rewrite::keep_slope`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinearSlope {
+    /// Whether there is a bias input.
+    pub bias: bool,
+    /// What is applied to the sum.
+    pub activation: Activation,
+}
+
+impl LinearSlope {
+    fn linear(&self) -> Linear {
+        Linear { bias: self.bias, ..Linear::default() }
+    }
+}
+
+impl Operation for LinearSlope {
+    fn name(&self) -> &'static str {
+        "linear_slope"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let outputs = self.linear().infer(inputs)?;
+        Ok([outputs.clone(), outputs].concat())
+    }
+
+    fn flops(&self, inputs: &[Type], outputs: &[Type]) -> u64 {
+        self.linear().flops(inputs, outputs)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let sums = &self.linear().evaluate(inputs, outputs)[0];
+        let map =
+            |f: fn(Activation, f64) -> f64| Array::from_fn(&outputs[0].shape, |i| f(self.activation, sums.data()[i]));
+        vec![map(Activation::apply), map(Activation::derivative)]
+    }
+}
+
 /// The rows of both operands in eight bits.
 struct EightBits {
     rows: Vec<QuantisedRow>,

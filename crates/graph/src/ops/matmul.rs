@@ -1,6 +1,6 @@
 //! Batched matrix products.
 
-use super::{Operation, arity};
+use super::{Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Type};
@@ -88,5 +88,33 @@ impl Operation for MatMul {
             sum
         };
         vec![Array::from_fn(&outputs[0].shape, value)]
+    }
+}
+
+/// A product whose elements are multiplied by those of a third operand of its shape: the gradient of an activation whose
+/// slope was kept. Made by [`crate::rewrite::keep_slope`].
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct MatMulTimes(pub MatMul);
+
+impl Operation for MatMulTimes {
+    fn name(&self) -> &'static str {
+        "matmul_times"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 3)?;
+        let outputs = self.0.infer(&inputs[..2])?;
+        expect_shape("the factor", &inputs[2], &outputs[0].shape)?;
+        Ok(outputs)
+    }
+
+    fn flops(&self, inputs: &[Type], outputs: &[Type]) -> u64 {
+        self.0.flops(inputs, outputs)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let product = &self.0.evaluate(inputs, outputs)[0];
+        let factor = inputs[2].data();
+        vec![Array::from_fn(&outputs[0].shape, |i| product.data()[i] * factor[i])]
     }
 }

@@ -34,11 +34,11 @@ pub use dropout::{Dropout, Granularity};
 pub use fused_conv::{FusedConv2d, ResidualAt};
 pub use gather::{Gather, GatherGrad};
 pub use group_norm::{GroupNorm, GroupNormGrad};
-pub use linear::Linear;
+pub use linear::{Linear, LinearSlope};
 pub use loss::{CrossEntropy, CrossEntropyGrad, OneHotMax, SigmoidCrossEntropy};
-pub use matmul::MatMul;
+pub use matmul::{MatMul, MatMulTimes};
 pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
-pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad};
+pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad, LayerNormGradAdd};
 pub use optimise::{Adam, CLIP_EPSILON, GlobalNorm, MovingAverage, Sgd};
 pub use patchify::{Layout, Patchify, Unpatchify};
 pub use pool::{Pool2d, Pool2dGrad, Pooling};
@@ -130,7 +130,9 @@ operations!(
     Parameter,
     Constant,
     Linear,
+    LinearSlope,
     MatMul,
+    MatMulTimes,
     Conv2d,
     FusedConv2d,
     Conv2dGradInput,
@@ -145,6 +147,7 @@ operations!(
     AttentionGrad,
     LayerNorm,
     LayerNormGrad,
+    LayerNormGradAdd,
     AddLayerNorm,
     GroupNorm,
     GroupNormGrad,

@@ -141,3 +141,28 @@ impl Operation for AddLayerNorm {
         results
     }
 }
+
+/// The gradient of [`LayerNorm`] with what the residual stream adds to it, in one pass over memory.
+///
+/// Inputs: those of [`LayerNormGrad`], then `residual` like `dx`. Outputs: `dx + residual, dgamma, dbeta`. Made by
+/// [`crate::rewrite::fuse_norm_grad_add`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerNormGradAdd;
+
+impl Operation for LayerNormGradAdd {
+    fn name(&self) -> &'static str {
+        "layer_norm_grad_add"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 6)?;
+        expect_shape("the residual", &inputs[5], &inputs[1].shape)?;
+        LayerNormGrad.infer(&inputs[..5])
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let mut results = LayerNormGrad.evaluate(inputs, outputs);
+        results[0].data_mut().iter_mut().zip(inputs[5].data()).for_each(|(dx, residual)| *dx += residual);
+        results
+    }
+}

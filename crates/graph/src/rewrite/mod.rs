@@ -1,20 +1,24 @@
 //! Rewrites: small named functions from a graph to a graph that computes the same.
 
 mod add_norm;
+mod add_norm_grad;
 mod conv;
 mod dead_code;
 mod fold;
 mod int8;
 mod linear;
 mod patchify;
+mod slope;
 
 pub use add_norm::fuse_add_norm;
+pub use add_norm_grad::fuse_norm_grad_add;
 pub use conv::fuse_conv;
 pub use dead_code::dead_code;
 pub use fold::fold_norm;
 pub use int8::int8;
 pub use linear::fuse_linear;
 pub use patchify::patchify;
+pub use slope::keep_slope;
 
 use crate::{Graph, GraphError, Node, NodeId, Value};
 

@@ -1,0 +1,47 @@
+//! Where a residual branch begins, the gradient of its norm meets that of the stream: one pass instead of two.
+
+use super::Copy;
+use crate::ops::{Binary, LayerNormGradAdd, Op};
+use crate::{Graph, GraphError, NodeId, Value};
+
+/// Fuses the gradient of a layer norm with the sum of two values of one shape that takes its first output, if nobody
+/// needs the other outputs before.
+pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
+    let nodes = graph.nodes();
+    let uses = graph.uses();
+    let mut first_user = vec![nodes.len(); nodes.len()];
+    for (id, node) in nodes.iter().enumerate() {
+        node.inputs.iter().for_each(|v| first_user[v.node] = first_user[v.node].min(id));
+    }
+    // The norm's gradient that a sum takes in, and what else it adds.
+    let taken = |id: NodeId| {
+        let Op::Binary(Binary::Add) = nodes[id].op else { return None };
+        let [x, y] = [nodes[id].inputs[0], nodes[id].inputs[1]];
+        let suits = |v: Value| {
+            let grad = matches!(nodes[v.node].op, Op::LayerNormGrad(_)) && v.output == 0;
+            grad && uses[v.node][0] == 1 && first_user[v.node] == id
+        };
+        let found = if suits(x) { (x.node, y) } else { suits(y).then_some((y.node, x))? };
+        (graph.shape(x) == graph.shape(y)).then_some(found)
+    };
+    let mut inside = vec![false; nodes.len()];
+    (0..nodes.len()).filter_map(taken).for_each(|(grad, _)| inside[grad] = true);
+    let mut copy = Copy::of(graph);
+    for id in 0..nodes.len() {
+        if inside[id] {
+            continue;
+        }
+        let Some((grad, residual)) = taken(id) else {
+            copy.keep(id)?;
+            continue;
+        };
+        let mut inputs = copy.inputs(&nodes[grad]);
+        inputs.push(copy.moved(residual));
+        let node = copy.new.add_in_scope(&nodes[grad].scope, LayerNormGradAdd.into(), &inputs)?;
+        copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
+        for output in [1, 2] {
+            copy.place(Value { node: grad, output }, Value { node, output });
+        }
+    }
+    copy.finish()
+}
