@@ -71,6 +71,32 @@ impl Architecture {
         each!(self, model => model.classes = classes);
     }
 
+    /// Changes stochastic depth: the rate of the last block, to which earlier ones grow. LeNet has no blocks to leave out.
+    pub fn set_drop_path(&mut self, rate: f32) {
+        match self {
+            Architecture::Vit(model) => model.drop_path = rate,
+            Architecture::ResNet(model) => model.drop_path = rate,
+            Architecture::ResNetV2(model) => model.drop_path = rate,
+            Architecture::EfficientNet(model) => model.drop_path = rate,
+            Architecture::Swin(model) => model.drop_path = rate,
+            Architecture::CoAtNet(model) => model.drop_path = rate,
+            Architecture::LeNet(_) => {}
+        }
+    }
+
+    /// Changes dropout: in a Vision Transformer that of the paper, in the others the one before the head. LeNet has none.
+    pub fn set_dropout(&mut self, rate: f32) {
+        match self {
+            Architecture::Vit(model) => model.dropout = rate,
+            Architecture::ResNet(model) => model.dropout = rate,
+            Architecture::ResNetV2(model) => model.dropout = rate,
+            Architecture::EfficientNet(model) => model.dropout = rate,
+            Architecture::Swin(model) => model.dropout = rate,
+            Architecture::CoAtNet(model) => model.dropout = rate,
+            Architecture::LeNet(_) => {}
+        }
+    }
+
     /// The layers that give the logits, by name.
     pub fn heads(&self) -> &'static [&'static str] {
         match self {

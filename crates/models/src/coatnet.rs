@@ -12,6 +12,9 @@ use vit_graph::{Graph, GraphError, Tensor};
 use crate::layers::{Building, Conv, Mode, Norm, Padding, channels_last, drop_path_rate, head, linear};
 use blocks::Place;
 
+/// The most pixels that attend to one another.
+const LARGEST_MAP: usize = 1 << 13;
+
 /// What a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockKind {
@@ -299,6 +302,15 @@ impl CoAtNet {
         }
         if t.head_dim == 0 {
             return Some("heads have no width".into());
+        }
+        for (stage, kinds) in self.stages.iter().enumerate().filter(|(_, s)| s.contains(&BlockKind::Transformer)) {
+            let [rows, columns] = self.grid(stage);
+            if rows * columns > LARGEST_MAP {
+                return Some(format!(
+                    "attention over {rows}x{columns} pixels in {} blocks takes too much memory",
+                    kinds.len()
+                ));
+            }
         }
         let [height, width] = self.image_size;
         let [rows, columns] = self.grid(self.stages.len() - 1);

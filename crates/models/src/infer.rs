@@ -97,7 +97,7 @@ fn backbone(weights: &Weights, scheme: Scheme) -> Option<ResNetV2> {
     let stem = shape("stem.conv.weight").or_else(|| shape("conv.weight"))?;
     let &[stem_width, channels, _, _] = stem else { return None };
     let block = |stage: usize, block: usize| shape(&format!("stages.{stage}.blocks.{block}.conv3.weight"));
-    let stages = (0..).take_while(|&stage| block(stage, 0).is_some());
+    let stages = (0..8).take_while(|&stage| block(stage, 0).is_some());
     let (mut depths, mut widths) = (Vec::new(), Vec::new());
     for stage in stages {
         depths.push((0..).take_while(|&b| block(stage, b).is_some()).count());

@@ -78,5 +78,5 @@ pub fn head(features: &Tensor, classes: usize, name: &str) {
 /// Width rounded to a multiple of 8, never more than a tenth below what it was (MobileNet's rule).
 pub fn round_width(width: f64) -> usize {
     let rounded = (((width + 4.0) as usize) / 8 * 8).max(8);
-    if (rounded as f64) < 0.9 * width { rounded + 8 } else { rounded }
+    if (rounded as f64) < 0.9 * width { rounded.saturating_add(8) } else { rounded }
 }

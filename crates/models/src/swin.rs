@@ -15,6 +15,9 @@ use crate::layers::{
 /// What separates windows that only meet because the image was moved: e⁻¹⁰⁰ is nothing, as in the original code.
 const APART: f32 = -100.0;
 
+/// The most biases that one block may have, of windows and pairs in them.
+const LARGEST_BIAS: usize = 1 << 27;
+
 /// One Swin Transformer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Swin {
@@ -142,6 +145,12 @@ impl Swin {
         let ([rows, columns], [ih, iw], [ph, pw]) = (self.grid(), self.image_size, self.patch_size);
         if rows >> (stages - 1) == 0 || columns >> (stages - 1) == 0 || ih.max(iw) > 1 << 16 {
             return Some(format!("an image of {ih}x{iw} pixels has too few patches of {ph}x{pw} for {stages} stages"));
+        }
+        for stage in 0..stages {
+            let area: usize = self.window(stage).size.iter().product();
+            if area.saturating_mul(rows * columns) > LARGEST_BIAS {
+                return Some(format!("windows of {area} patches in an image of {rows}x{columns} take too much memory"));
+            }
         }
         (ih % ph != 0 || iw % pw != 0)
             .then(|| format!("an image of {ih}x{iw} pixels cannot be cut into patches of {ph}x{pw}"))

@@ -2,6 +2,7 @@
 //! timm.create_model(name, num_classes=1000).parameters())`, and the evaluation transform in its default configuration.
 
 use vit_graph::cost::Cost;
+use vit_graph::ops::Operation;
 use vit_models::{Architecture, Config, Mode, Preprocessing, config, variant, variants};
 
 const HALF: [f32; 2] = [0.5, 0.5];
@@ -207,6 +208,22 @@ fn every_variant_can_be_trained() {
 }
 
 #[test]
+fn regularisation_is_random_only_while_training() {
+    for name in ["resnet18", "resnetv2_50x1_bit", "efficientnet_b0", "swin_tiny_patch4_window7_224", "coatnet_0_224"] {
+        let mut architecture = variant(name).unwrap().architecture;
+        architecture.set_image_size([64, 64]);
+        architecture.set_drop_path(0.1);
+        architecture.set_dropout(0.2);
+        let count = |mode, op: &str| {
+            let graph = architecture.build(2, mode).unwrap();
+            graph.nodes().iter().filter(|n| n.op.name() == op).count()
+        };
+        assert!(count(Mode::Training, "drop_path") > 4 && count(Mode::Training, "dropout") == 1, "{name}");
+        assert_eq!(count(Mode::Inference, "drop_path") + count(Mode::Inference, "dropout"), 0, "{name}");
+    }
+}
+
+#[test]
 fn sizes_that_do_not_fit_are_refused() {
     for (name, size) in [("swin_tiny_patch4_window7_224", [30, 32]), ("coatnet_0_224", [2, 2])] {
         let mut architecture = variant(name).unwrap().architecture;
@@ -219,4 +236,53 @@ fn sizes_that_do_not_fit_are_refused() {
         architecture.set_image_size(size);
         architecture.build(1, Mode::Inference).unwrap();
     }
+}
+
+#[test]
+fn configurations_out_of_bounds_are_refused_and_take_no_memory() {
+    let refused = |class: &str, args: serde_json::Value| {
+        let parsed =
+            config::parse(&serde_json::json!({ "class": class, "args": args, "input_shape": [1, 3, 64, 64] }), None);
+        let built = parsed.and_then(|c| c.architecture.build(1, Mode::Inference).map_err(|e| e.to_string()));
+        assert!(built.is_err(), "{class}: {args}");
+    };
+    let huge = u64::MAX;
+    for args in [
+        serde_json::json!({ "layers": [1, huge] }),
+        serde_json::json!({ "layers": [1], "channels": [huge], "width_factor": 64 }),
+        serde_json::json!({ "stem_chs": 0 }),
+        serde_json::json!({ "norm_layer": { "GroupNormAct": { "num_groups": 0 } } }),
+        serde_json::json!({ "norm_layer": "EvoNorm2dS0" }),
+    ] {
+        refused("timm.models.resnetv2.ResNetV2", args);
+    }
+    for args in [
+        serde_json::json!({ "depths": [] }),
+        serde_json::json!({ "embed_dim": [] }),
+        serde_json::json!({ "window_size": 1024, "img_size": 65536 }),
+        serde_json::json!({ "window_size": [1, 2, 3], "depths": [1, 1] }),
+        serde_json::json!({ "num_heads": [0, 0, 0, 0] }),
+    ] {
+        refused("timm.models.swin_transformer.SwinTransformer", args);
+    }
+    for args in [
+        serde_json::json!({ "arch_def": [["ir_r18446744073709551615_k3_s1_e1_c8", "ir_r18446744073709551615_k3_s1_e1_c8"]] }),
+        serde_json::json!({ "arch_def": [["ir_r1_k3_s3_e1_c8"]] }),
+        serde_json::json!({ "arch_def": [] }),
+        serde_json::json!({ "arch_def": [["ir_r1_k3_s1_e1_c8"]], "channel_multiplier": 1e300 }),
+    ] {
+        refused("timm.models.efficientnet.EfficientNet", args);
+    }
+    for args in [
+        serde_json::json!({ "img_size": 65536 }),
+        serde_json::json!({ "cfg": { "depths": [huge] } }),
+        serde_json::json!({ "cfg": { "block_type": ["M", "C", "T", "T"] } }),
+        serde_json::json!({ "cfg": { "transformer_cfg": { "dim_head": 0 } } }),
+        serde_json::json!({ "cfg": { "transformer_cfg": { "dim_head": 7 } } }),
+    ] {
+        refused("timm.models.maxxvit.MaxxVit", args);
+    }
+    refused("timm.models.resnet.ResNet", serde_json::json!({ "layers": [1, 1], "output_stride": 7 }));
+    refused("torchvision.models.resnet.ResNet", serde_json::json!({ "block": "Bottleneck", "layers": [] }));
+    refused("lenet5", serde_json::json!({ "pool": "median" }));
 }

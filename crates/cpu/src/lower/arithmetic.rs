@@ -70,6 +70,14 @@ fn combine(
                         let (x, y) = (&inputs[0][a_at..][..row], &inputs[1][b_at..][..row]);
                         out.iter_mut().zip(x.iter().zip(y)).for_each(|(out, (x, y))| *out = f(*x, *y));
                     }
+                    (1, 0) => {
+                        let (x, y) = (&inputs[0][a_at..][..row], inputs[1][b_at]);
+                        out.iter_mut().zip(x).for_each(|(out, x)| *out = f(*x, y));
+                    }
+                    (0, 1) => {
+                        let (x, y) = (inputs[0][a_at], &inputs[1][b_at..][..row]);
+                        out.iter_mut().zip(y).for_each(|(out, y)| *out = f(x, *y));
+                    }
                     (a_step, b_step) => {
                         for (j, out) in out.iter_mut().enumerate() {
                             *out = f(inputs[0][a_at + j * a_step], inputs[1][b_at + j * b_step]);

@@ -101,6 +101,9 @@ fn block(definition: &str, scaling: Scaling) -> Result<(Block, usize), String> {
     if repeats == 0 || block.kernel == 0 || block.stride == 0 || block.width == 0 {
         return Err(wrong("it needs repeats (r), kernel (k), stride (s) and channels (c)"));
     }
+    if repeats > 1 << 10 {
+        return Err(wrong("more than 1024 repeats are too many"));
+    }
     if let Kind::Separable { .. } | Kind::Plain = kind {
         block.expansion = 1.0;
     }

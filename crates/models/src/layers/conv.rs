@@ -49,18 +49,17 @@ pub enum Standardise {
 
 impl Standardise {
     fn apply(self, weight: &Tensor) -> Tensor {
-        let shape = weight.shape();
-        let column: Shape =
-            std::iter::once(weight.extent(0)).chain(shape.iter().skip(1).map(|_| 1)).collect::<Vec<_>>().into();
-        let axes: Vec<usize> = (1..shape.len()).collect();
-        let centred = weight - &weight.mean(axes.clone()).reshape(column.clone());
-        let variance = (&centred * &centred).mean(axes).reshape(column);
+        // Filters as rows: what each of them is divided by stands beside it.
+        let (shape, filters) = (weight.shape(), weight.extent(0));
+        let rows = weight.reshape([filters, shape.elements() / filters.max(1)]);
+        let centred = &rows - &rows.mean([1]).reshape([filters, 1]);
+        let variance = (&centred * &centred).mean([1]).reshape([filters, 1]);
         let number = |n: f32| weight.constant(Constant::filled(Shape::default(), n));
         let factor = match self {
             Standardise::Variance(epsilon) => (variance + number(epsilon)).power(-0.5),
             Standardise::Deviation(epsilon) => (variance.power(0.5) + number(epsilon)).power(-1.0),
         };
-        centred * factor
+        (centred * factor).reshape(shape)
     }
 }
 

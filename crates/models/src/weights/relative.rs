@@ -33,7 +33,7 @@ pub fn resample_table(table: &[f32], heads: usize, old: [usize; 2], new: [usize;
 pub fn resample_by_head(table: &Tensor, old: [usize; 2], new: [usize; 2]) -> Result<Tensor, WeightsError> {
     let heads = table.shape.first().copied().unwrap_or(0);
     let mut data = Vec::new();
-    for head in table.data.chunks(table.data.len() / heads.max(1)) {
+    for head in table.data.chunks((table.data.len() / heads.max(1)).max(1)) {
         data.extend(resample_table(head, 1, old, new)?);
     }
     Tensor::new(vec![heads, 2 * new[0] - 1, 2 * new[1] - 1], data)
