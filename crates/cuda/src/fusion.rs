@@ -5,8 +5,10 @@
 use std::collections::{HashMap, HashSet};
 
 use vit_graph::memory::storage;
-use vit_graph::ops::{AdamW, Binary, Op};
+use vit_graph::ops::{Binary, Op};
 use vit_graph::{Graph, NodeId, Value};
+
+use crate::lower::alike;
 
 /// Several nodes as one.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,35 +52,42 @@ impl Groups {
         self.at.insert(last, group);
     }
 
-    /// Runs of updates with nothing that computes between them, all in place: whoever reads the old values stands before.
+    /// Updates in place, of which nobody reads the new values before the last of them: whoever reads the old values
+    /// stands before. Moving averages of what they give follow them, as a group of their own.
     fn find_updates(&mut self, graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) {
-        let mut open: Vec<NodeId> = Vec::new();
+        let (mut open, mut averages): (Vec<NodeId>, Vec<NodeId>) = (Vec::new(), Vec::new());
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
-            let Op::AdamW(op) = &node.op else {
-                self.close(&mut open);
-                continue;
-            };
-            let writes_in_place = (0..3).all(|output| in_place.contains_key(&Value { node: id, output }));
+            let average = matches!(node.op, Op::MovingAverage(_));
+            let update = average || matches!(node.op, Op::Adam(_) | Op::Sgd(_));
+            let joins = update && (0..node.outputs.len()).all(|output| in_place.contains_key(&Value { node: id, output }));
+            let reads = |of: &[NodeId]| node.inputs.iter().any(|v| of.contains(&storage(graph, *v).node));
             let agrees = open.last().is_none_or(|&other| {
-                let Op::AdamW(first) = &graph.node(other).op else { return false };
-                AdamW { weight_decay: first.weight_decay, ..*op } == *first
-                    && node.inputs[4..] == graph.node(other).inputs[4..]
+                let other = graph.node(other);
+                let numbers = node.inputs.len().saturating_sub(2);
+                alike(&node.op, &other.op) && node.inputs[numbers..] == other.inputs[numbers..]
             });
-            if !writes_in_place || !agrees {
-                self.close(&mut open);
+            let waits = if average && joins { reads(&averages) } else { reads(&open) || reads(&averages) };
+            if waits || (joins && !average && !agrees) {
+                self.close(&mut open, &mut averages);
             }
-            if writes_in_place {
-                open.push(id);
+            match (joins, average) {
+                (true, true) => averages.push(id),
+                (true, false) => open.push(id),
+                (false, _) => {}
             }
         }
-        self.close(&mut open);
+        self.close(&mut open, &mut averages);
     }
 
-    fn close(&mut self, open: &mut Vec<NodeId>) {
-        if open.len() > 1 {
-            self.add(open, Group::Updates(open.clone()));
+    /// Ends both groups. Updates after the last average make a group of their own: averages run after what they read.
+    fn close(&mut self, open: &mut Vec<NodeId>, averages: &mut Vec<NodeId>) {
+        let last = averages.last().copied().unwrap_or(0);
+        let (before, after): (Vec<NodeId>, Vec<NodeId>) = open.drain(..).partition(|&id| id < last);
+        for group in [before, after, std::mem::take(averages)] {
+            if group.len() > 1 {
+                self.add(&group, Group::Updates(group.clone()));
+            }
         }
-        open.clear();
     }
 
     fn find_norm_grads(&mut self, graph: &Graph, runs: &[bool]) {

@@ -220,11 +220,8 @@ impl Prepared {
             None => lower::node(&node.op, &mut emitter)
                 .map_err(|reason| error(format!("{} in {}: {reason}", node.op.name(), node.scope)))?,
             Some(Group::Updates(nodes)) => {
-                let ops: Vec<_> = nodes
-                    .iter()
-                    .filter_map(|&n| if let Op::AdamW(op) = &self.graph.node(n).op { Some(*op) } else { None })
-                    .collect();
-                lower::adamw_group(&ops, &mut emitter);
+                let ops: Vec<&Op> = nodes.iter().map(|&n| &self.graph.node(n).op).collect();
+                lower::updates(&ops, &mut emitter);
             }
             Some(Group::NormGradAndSum { .. }) => lower::norm_grad_and_sum(&mut emitter),
         }
@@ -285,7 +282,11 @@ fn in_place_updates(graph: &Graph) -> HashMap<Value, Value> {
     let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();
     let in_place = |(parameter, new): &(Value, Value)| {
         let pairs: &[(usize, usize)] = match graph.node(new.node).op {
-            Op::AdamW(_) => &[(0, 0), (2, 1), (3, 2)],
+            Op::Adam(_) => &[(0, 0), (2, 1), (3, 2)],
+            Op::Sgd(_) => &[(0, 0), (2, 1)],
+            Op::MovingAverage(_) => &[(0, 0)],
+            // Running statistics, which no product reads: they have no copy in bf16 to be kept up with.
+            Op::BatchNorm(_) => &[(3, 3), (4, 4)],
             _ => &[],
         };
         let inputs = &graph.node(new.node).inputs;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use vit_cuda::{Cuda, Precision};
 use vit_graph::autodiff::gradients;
 use vit_graph::device::{Device, Elements};
-use vit_graph::ops::{AdamW, CrossEntropy, GlobalNorm, Input, Parameter};
+use vit_graph::ops::{Adam, CrossEntropy, GlobalNorm, Input, Parameter};
 use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{DType, Graph, Init, Shape, Tensor, Type, Value};
 
@@ -40,11 +40,19 @@ fn training_step() -> Graph {
     for ((value, parameter), gradient) in parameters.iter().zip(found) {
         let mut moment = |which: &str| {
             let name = format!("{}.{which}", parameter.name);
-            graph.value(Parameter { name, shape: parameter.shape.clone(), init: Init::Zeros }, &[]).unwrap()
+            graph.value(Parameter::new(name, parameter.shape.clone(), Init::Zeros), &[]).unwrap()
         };
         let (mean, variance) = (moment("mean"), moment("variance"));
         let weight_decay = if parameter.shape.len() > 1 { 0.1 } else { 0.0 };
-        let op = AdamW { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay, clip: Some(1.0) };
+        let op = Adam {
+            beta1: 0.9,
+            beta2: 0.99,
+            epsilon: 1e-8,
+            weight_decay,
+            decoupled: true,
+            trust_ratio: false,
+            clip: Some(1.0),
+        };
         let node = graph.add(op, &[*value, gradient, mean, variance, rate, step, norm]).unwrap();
         for (output, target) in [*value, mean, variance].into_iter().enumerate() {
             graph.update(target, Value { node, output }).unwrap();

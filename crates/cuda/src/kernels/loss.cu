@@ -1,4 +1,7 @@
-// Cross-entropy with soft targets and its gradient. Sums are in f64: rows are few.
+// Cross-entropy with soft targets and its gradient, that of independent classes, and the largest of a row. Sums are in f64: rows are few.
+#ifndef X
+#define X float
+#endif
 #ifndef Y
 #define Y float
 #endif
@@ -46,4 +49,39 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const double p = exp((double)logits[start + i] - lse);
         dx[start + i] = from_float<Y>((float)(factor * (p * mass - (double)targets[start + i])));
     }
+}
+
+// The loss of every row where each class stands for itself: ln(1 + exp(x)) - t x, so that no exponential overflows.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sigmoid_cross_entropy_rows(const float* logits, const float* targets, double* losses, u32 classes) {
+    const u64 start = (u64)blockIdx.x * classes;
+    double loss = 0.0;
+    for (u32 i = threadIdx.x; i < classes; i += THREADS) {
+        const double x = (double)logits[start + i];
+        loss += fmax(x, 0.0) - (double)targets[start + i] * x + log1p(exp(-fabs(x)));
+    }
+    loss = block_sum<THREADS>(loss);
+    if (threadIdx.x == 0) losses[blockIdx.x] = loss;
+}
+
+// One where a row has its largest element, the first of several. A warp has a row.
+extern "C" __global__ void __launch_bounds__(THREADS) one_hot_max(const X* x, Y* y, u64 rows, u32 columns) {
+    const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= rows) return;
+    x += row * columns, y += row * columns;
+    const u32 lane = threadIdx.x % 32;
+    // Beyond the row a lane repeats the first element, which changes nothing.
+    u32 best = lane < columns ? lane : 0;
+    float largest = to_float(x[best]);
+    for (u32 i = lane + 32; i < columns; i += 32) {
+        const float v = to_float(x[i]);
+        if (v > largest) largest = v, best = i;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const float v = __shfl_xor_sync(0xffffffffu, largest, step);
+        const u32 at = __shfl_xor_sync(0xffffffffu, best, step);
+        if (v > largest || (v == largest && at < best)) largest = v, best = at;
+    }
+    for (u32 i = lane; i < columns; i += 32) y[i] = from_float<Y>(i == best ? 1.0f : 0.0f);
 }

@@ -1,4 +1,4 @@
-// The optimiser's update of all parameters in one launch, and the norm of all gradients in two.
+// The optimiser's update of all parameters in one launch, moving averages likewise, and the norm of all gradients in two.
 //
 // Tensors are cut into chunks of CHUNK elements; a table says which chunk belongs to which tensor, so that one grid
 // covers tensors of any size.
@@ -46,67 +46,182 @@ extern "C" __global__ void __launch_bounds__(THREADS) root_of_sum(const float* p
 
 // One parameter: what is read, and where the new values go, which may be the same place or, for one that nobody wants,
 // nowhere. `copy` is the parameter in bf16, for the next run's matrix products.
-struct Parameter {
+// One tensor: an optimiser's parameter, gradient and state, or a moving average with its value as the gradient and its
+// decay as the rate. A place that nobody wants is null.
+struct Row {
     const float *parameter, *gradient, *mean, *variance;
     float *new_parameter, *new_mean, *new_variance;
     bf16* copy;
+    const float* rate;
     u64 count;
-    float weight_decay;
-    u32 unused;
+    // Decay that is added to the gradient, and decay that is added to the update.
+    float coupled, decoupled;
+    u32 trust_ratio;
+    // The first block that works on it.
+    u32 first_block;
 };
+
+__device__ __forceinline__ bool is_finite(float v) { return fabsf(v) < INFINITY; }
+
+// What gradients are scaled by; a negative number where the norm is not finite, and so nothing is to change.
+__device__ __forceinline__ float clip_factor(u32 clips, float clip, float clip_epsilon, float norm) {
+    if (!is_finite(norm)) return -1.0f;
+    return clips ? fminf(clip / (norm + clip_epsilon), 1.0f) : 1.0f;
+}
+
+// Writes four neighbours, or the last few, wherever they are wanted.
+template <int N> __device__ __forceinline__ void put(float* to, u64 i, const float (&v)[N]) {
+    if (to) store<N>(to + i, v);
+}
 
 struct Adam {
     float beta1, beta2, epsilon, clip, clip_epsilon;
     u32 clips;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    adamw(const Parameter* parameters, const Chunk* chunks, const float* rate, const float* step, const float* norm,
-          const Adam adam) {
-    const Chunk chunk = chunks[blockIdx.x];
-    const Parameter p = parameters[chunk.tensor];
-    __shared__ float numbers[4];
-    if (threadIdx.x == 0) {
-        const double correct1 = 1.0 - pow((double)adam.beta1, (double)*step);
-        const double correct2 = 1.0 - pow((double)adam.beta2, (double)*step);
-        numbers[0] = (float)((double)*rate / correct1);
-        numbers[1] = (float)(1.0 / sqrt(correct2));
-        numbers[2] = (float)(1.0 - (double)*rate * (double)p.weight_decay);
-        numbers[3] = adam.clips ? fminf(adam.clip / (*norm + adam.clip_epsilon), 1.0f) : 1.0f;
-    }
-    __syncthreads();
-    const float step_size = numbers[0], root = numbers[1], keep = numbers[2], factor = numbers[3];
-    const u64 begin = (u64)chunk.number * CHUNK;
-    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
-    for (u64 i = begin + 4 * threadIdx.x; i < end; i += 4 * THREADS) {
-        if (i + 4 <= end) {
-            float w[4], g[4], m[4], v[4];
-            load<4>(p.parameter + i, w);
-            load<4>(p.gradient + i, g);
-            load<4>(p.mean + i, m);
-            load<4>(p.variance + i, v);
+struct Step {
+    float rate, scale, root, factor;
+};
+
+__device__ __forceinline__ Step adam_step(const Row& p, const Adam& adam, const float* step, const float* norm) {
+    const double correct1 = 1.0 - pow((double)adam.beta1, (double)*step);
+    const double correct2 = 1.0 - pow((double)adam.beta2, (double)*step);
+    Step s;
+    s.rate = *p.rate;
+    s.scale = (float)(1.0 / correct1);
+    s.root = (float)(1.0 / sqrt(correct2));
+    s.factor = clip_factor(adam.clips, adam.clip, adam.clip_epsilon, *norm);
+    return s;
+}
+
+__device__ __forceinline__ float direction(const Row& p, const Adam& adam, const Step& s, float w, float m, float v) {
+    return s.scale * m / (sqrtf(v) * s.root + adam.epsilon) + p.decoupled * w;
+}
+
+// N elements of Adam from i on; with a trust ratio only the moments, and the squares of parameter and update.
+template <int N>
+__device__ __forceinline__ void adam_elements(const Row& p, const Adam& adam, const Step& s, u64 i, float (&squares)[2]) {
+    float w[N], g[N], m[N], v[N];
+    load<N>(p.parameter + i, w);
+    load<N>(p.gradient + i, g);
+    load<N>(p.mean + i, m);
+    load<N>(p.variance + i, v);
+    if (s.factor >= 0.0f) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float d = factor * g[j];
-                m[j] = adam.beta1 * m[j] + (1.0f - adam.beta1) * d;
-                v[j] = adam.beta2 * v[j] + (1.0f - adam.beta2) * d * d;
-                w[j] = keep * w[j] - step_size * m[j] / (sqrtf(v[j]) * root + adam.epsilon);
-            }
-            if (p.new_parameter) store<4>(p.new_parameter + i, w);
-            if (p.new_mean) store<4>(p.new_mean + i, m);
-            if (p.new_variance) store<4>(p.new_variance + i, v);
-            if (p.copy) store<4>(p.copy + i, w);
-        } else {
-            for (u64 j = i; j < end; j++) {
-                const float d = factor * p.gradient[j];
-                const float m = adam.beta1 * p.mean[j] + (1.0f - adam.beta1) * d;
-                const float v = adam.beta2 * p.variance[j] + (1.0f - adam.beta2) * d * d;
-                const float w = keep * p.parameter[j] - step_size * m / (sqrtf(v) * root + adam.epsilon);
-                if (p.new_parameter) p.new_parameter[j] = w;
-                if (p.new_mean) p.new_mean[j] = m;
-                if (p.new_variance) p.new_variance[j] = v;
-                if (p.copy) p.copy[j] = from_float<bf16>(w);
+        for (int j = 0; j < N; j++) {
+            const float d = s.factor * g[j] + p.coupled * w[j];
+            m[j] = adam.beta1 * m[j] + (1.0f - adam.beta1) * d;
+            v[j] = adam.beta2 * v[j] + (1.0f - adam.beta2) * d * d;
+            const float u = direction(p, adam, s, w[j], m[j], v[j]);
+            if (p.trust_ratio) {
+                squares[0] += w[j] * w[j];
+                squares[1] += u * u;
+            } else {
+                w[j] -= s.rate * u;
             }
         }
+    }
+    put<N>(p.new_mean, i, m);
+    put<N>(p.new_variance, i, v);
+    if (p.trust_ratio) return;
+    put<N>(p.new_parameter, i, w);
+    if (p.copy) store<N>(p.copy + i, w);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    adam(const Row* rows, const Chunk* chunks, const float* step, const float* norm, float* partials, const Adam adam) {
+    const Chunk chunk = chunks[blockIdx.x];
+    const Row p = rows[chunk.tensor];
+    __shared__ Step shared;
+    if (threadIdx.x == 0) shared = adam_step(p, adam, step, norm);
+    __syncthreads();
+    const Step s = shared;
+    const u64 begin = (u64)chunk.number * CHUNK;
+    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    float squares[2] = {0.0f, 0.0f};
+    for (u64 i = begin + 4 * threadIdx.x; i < end; i += 4 * THREADS) {
+        if (i + 4 <= end) {
+            adam_elements<4>(p, adam, s, i, squares);
+        } else {
+            for (u64 j = i; j < end; j++) adam_elements<1>(p, adam, s, j, squares);
+        }
+    }
+    if (!p.trust_ratio) return;
+    squares[0] = block_sum<THREADS>(squares[0]);
+    squares[1] = block_sum<THREADS>(squares[1]);
+    if (threadIdx.x == 0) partials[2 * blockIdx.x] = squares[0], partials[2 * blockIdx.x + 1] = squares[1];
+}
+
+// After all moments are there: the step of the parameters that have a trust ratio. Every block adds up the squares of its
+// tensor for itself, in the same order as all others.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    adam_with_trust(const Row* rows, const Chunk* chunks, const float* step, const float* norm, const float* partials,
+                    const Adam adam) {
+    const Chunk chunk = chunks[blockIdx.x];
+    const Row p = rows[chunk.tensor];
+    const u32 blocks = (u32)((p.count + CHUNK - 1) / CHUNK);
+    double squares[2] = {0.0, 0.0};
+    for (u32 i = threadIdx.x; i < blocks; i += THREADS) {
+        squares[0] += (double)partials[2 * (p.first_block + i)];
+        squares[1] += (double)partials[2 * (p.first_block + i) + 1];
+    }
+    squares[0] = block_sum<THREADS>(squares[0]);
+    squares[1] = block_sum<THREADS>(squares[1]);
+    __shared__ Step shared;
+    if (threadIdx.x == 0) {
+        shared = adam_step(p, adam, step, norm);
+        if (squares[0] > 0.0 && squares[1] > 0.0) shared.rate *= (float)(sqrt(squares[0]) / sqrt(squares[1]));
+    }
+    __syncthreads();
+    const Step s = shared;
+    const u64 begin = (u64)chunk.number * CHUNK;
+    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
+        float w = p.parameter[i];
+        if (s.factor >= 0.0f) w -= s.rate * direction(p, adam, s, w, p.new_mean[i], p.new_variance[i]);
+        if (p.new_parameter) p.new_parameter[i] = w;
+        if (p.copy) p.copy[i] = from_float<bf16>(w);
+    }
+}
+
+struct Sgd {
+    float momentum, dampening, clip, clip_epsilon;
+    u32 nesterov, clips;
+};
+
+// The buffer is the mean.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sgd(const Row* rows, const Chunk* chunks, const float* step, const float* norm, const Sgd sgd) {
+    const Chunk chunk = chunks[blockIdx.x];
+    const Row p = rows[chunk.tensor];
+    const float factor = clip_factor(sgd.clips, sgd.clip, sgd.clip_epsilon, *norm), rate = *p.rate;
+    const bool first = *step <= 1.0f || sgd.momentum == 0.0f;
+    const float keep = first ? 0.0f : sgd.momentum, add = first ? 1.0f : 1.0f - sgd.dampening;
+    const float of_buffer = sgd.nesterov ? sgd.momentum : 1.0f, of_gradient = sgd.nesterov ? 1.0f : 0.0f;
+    const u64 begin = (u64)chunk.number * CHUNK;
+    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
+        float w = p.parameter[i], buffer = p.mean[i];
+        if (factor >= 0.0f) {
+            const float g = factor * p.gradient[i] + p.coupled * w;
+            buffer = keep * buffer + add * g;
+            w -= rate * (of_buffer * buffer + of_gradient * g);
+        }
+        if (p.new_parameter) p.new_parameter[i] = w;
+        if (p.new_mean) p.new_mean[i] = buffer;
+        if (p.copy) p.copy[i] = from_float<bf16>(w);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) moving_average(const Row* rows, const Chunk* chunks) {
+    const Chunk chunk = chunks[blockIdx.x];
+    const Row p = rows[chunk.tensor];
+    const float decay = *p.rate;
+    const u64 begin = (u64)chunk.number * CHUNK;
+    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
+        const float average = decay * p.parameter[i] + (1.0f - decay) * p.gradient[i];
+        if (p.new_parameter) p.new_parameter[i] = average;
+        if (p.copy) p.copy[i] = from_float<bf16>(average);
     }
 }

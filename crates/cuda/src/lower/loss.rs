@@ -8,13 +8,32 @@ use crate::fields::Arguments;
 const THREADS: usize = 128;
 
 pub(super) fn cross_entropy(e: &mut Emitter) {
+    mean_of_rows("cross_entropy_rows", e);
+}
+
+pub(super) fn sigmoid_cross_entropy(e: &mut Emitter) {
+    mean_of_rows("sigmoid_cross_entropy_rows", e);
+}
+
+pub(super) fn one_hot_max(e: &mut Emitter) {
+    let (x, y) = (&e.inputs[0], &e.outputs[0]);
+    let (rows, columns) = (y.shape.rows(), y.shape.last());
+    let variant = Variant::new(&compiler::LOSS).with("X", x.storage.name()).with("Y", y.storage.name());
+    let arguments = Arguments::new().pointer(x.address).pointer(y.address).u64(rows).u32(columns);
+    if rows * columns > 0 {
+        e.kernel(variant, "one_hot_max", [rows.div_ceil(THREADS / 32), 1, 1], THREADS, 0, arguments);
+    }
+}
+
+/// The mean over the batch of what a kernel finds for every row.
+fn mean_of_rows(kernel: &'static str, e: &mut Emitter) {
     let [logits, targets] = [e.inputs[0].address, e.inputs[1].address];
     let (rows, classes) = (e.inputs[0].shape[0], e.inputs[0].shape[1]);
     let loss = e.outputs[0].address;
     let losses = e.scratch(8 * rows);
     let variant = Variant::new(&compiler::LOSS);
     let arguments = Arguments::new().pointers(&[logits, targets, losses]).u32(classes);
-    e.kernel(variant.clone(), "cross_entropy_rows", [rows, 1, 1], THREADS, 0, arguments);
+    e.kernel(variant.clone(), kernel, [rows, 1, 1], THREADS, 0, arguments);
     let arguments = Arguments::new().pointer(losses).pointer(loss).u32(rows);
     e.kernel(variant, "cross_entropy_mean", [1, 1, 1], THREADS, 0, arguments);
 }

@@ -17,7 +17,7 @@ mod reduce;
 mod rows;
 
 use vit_graph::Shape;
-use vit_graph::ops::{AdamW, Op};
+use vit_graph::ops::Op;
 
 use crate::Precision;
 use crate::compiler::{self, Variant};
@@ -215,7 +215,9 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
         Op::CrossEntropy(_) => loss::cross_entropy(e),
         Op::CrossEntropyGrad(_) => loss::cross_entropy_grad(e),
         Op::GlobalNorm(_) => optimise::global_norm(e),
-        Op::AdamW(op) => optimise::adamw(&[*op], e),
+        Op::SigmoidCrossEntropy(_) => loss::sigmoid_cross_entropy(e),
+        Op::OneHotMax(_) => loss::one_hot_max(e),
+        Op::Adam(_) | Op::Sgd(_) | Op::MovingAverage(_) => optimise::updates(&[op], e),
         #[allow(unreachable_patterns, reason = "operations may be added to the graph before they are here")]
         other => {
             use vit_graph::ops::Operation;
@@ -225,9 +227,11 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
     Ok(())
 }
 
-/// The updates of several parameters in one launch; inputs and outputs stand one after another.
-pub(crate) fn adamw_group(ops: &[AdamW], e: &mut Emitter) {
-    optimise::adamw(ops, e);
+pub(crate) use optimise::alike;
+
+/// The updates of several parameters, all of a kind; inputs and outputs stand one after another.
+pub(crate) fn updates(ops: &[&Op], e: &mut Emitter) {
+    optimise::updates(ops, e);
 }
 
 /// A layer norm's gradient and the sum that follows it: the other term is the last input, the sum the first output.
