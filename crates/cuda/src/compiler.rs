@@ -31,6 +31,25 @@ macro_rules! sources {
     };
 }
 
+/// Kernels of several files that stand one after another.
+macro_rules! hopper {
+    ($constant:ident $name:literal $($file:literal)*) => {
+        pub(crate) static $constant: Source = Source {
+            name: $name,
+            text: concat!(
+                include_str!("kernels/hopper/instructions.cu"),
+                include_str!("kernels/hopper/tiles.cu"),
+                $(include_str!(concat!("kernels/hopper/", $file, ".cu")),)*
+            ),
+        };
+    };
+}
+
+hopper!(HOPPER_FORWARD "hopper_forward" "forward");
+hopper!(HOPPER_BACKWARD "hopper_backward" "steps_keys" "steps_queries" "backward");
+hopper!(HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "steps_queries" "backward_queries");
+hopper!(HOPPER_BACKWARD_KEYS "hopper_backward_keys" "steps_keys" "backward_keys");
+
 sources!(
     ACTIVATION "activation",
     ARITHMETIC "arithmetic",
@@ -104,6 +123,11 @@ impl Target {
         // Hopper's own instructions are only in the architecture-specific target.
         let architecture = if own == 90 && nearest == 90 { "90a".to_string() } else { nearest.to_string() };
         Target { architecture, ptx: nearest != own, versions: format!("{rtc_major}.{rtc_minor} {driver}") }
+    }
+
+    /// Whether kernels may use the instructions that only Hopper has: wgmma, TMA, setmaxnreg.
+    pub fn is_hopper(&self) -> bool {
+        self.architecture == "90a"
     }
 }
 
@@ -204,7 +228,8 @@ fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, St
 }
 
 /// Compiles every kernel file for an architecture such as `80` or `90a`, once with every storage type f32 and once with
-/// bf16, without a GPU; gives what failed.
+/// bf16, without a GPU; gives what failed. Hopper's attention kernels are compiled for `90a` alone: no other architecture
+/// has their instructions.
 pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
     Needed::Nvrtc.find()?;
     let target = Target { architecture: architecture.into(), ptx: false, versions: String::new() };
@@ -227,6 +252,9 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         };
         variants
             .extend(more.iter().flat_map(|(name, values)| values.iter().map(|v| Variant::new(source).with(name, v))));
+    }
+    if target.is_hopper() {
+        variants.extend(crate::lower::hopper_variants());
     }
     let compiled = variants.iter().map(|v| compile(v.source, &v.options(&target), false));
     Ok(compiled.filter_map(Result::err).collect())

@@ -76,7 +76,11 @@ impl Cuda {
     }
 
     fn prepare(&self, graph: &Graph) -> Result<Prepared, GraphError> {
-        let profile = Profile { precision: self.precision, multiprocessors: self.gpu.info.multiprocessors };
+        let profile = Profile {
+            precision: self.precision,
+            multiprocessors: self.gpu.info.multiprocessors,
+            hopper: self.gpu.target.is_hopper(),
+        };
         Prepared::new(rewritten(graph)?, profile)
     }
 }

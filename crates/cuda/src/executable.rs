@@ -256,6 +256,7 @@ fn conversion(from: u64, to: u64, count: usize) -> Request {
         grid: [count.div_ceil(8 * 256).max(1), 1, 1],
         threads: 256,
         shared: 0,
+        maps: Vec::new(),
         arguments: Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count),
     })
 }
@@ -313,6 +314,7 @@ fn fill_with_noise(gpu: &Gpu, stream: cu::CUstream, buffer: &DeviceBuffer) -> Re
         grid: [count.div_ceil(256), 1, 1],
         threads: 256,
         shared: 0,
+        maps: Vec::new(),
         arguments: Arguments::new().pointer(buffer.address).u64(count),
     };
     kernel.resolve(gpu)?.enqueue(gpu, stream)

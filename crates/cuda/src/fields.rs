@@ -93,6 +93,18 @@ impl Arguments {
         self.push(&fields.finish())
     }
 
+    /// With structs of 128 bytes before these.
+    pub fn after(self, structs: &[[u64; 16]]) -> Self {
+        let first = structs.iter().fold(Arguments::new(), |arguments, words| {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            arguments.push(&bytes)
+        });
+        let (mut words, mut starts) = (first.words, first.starts);
+        starts.extend(self.starts.iter().map(|start| start + words.len()));
+        words.extend(self.words);
+        Arguments { words, starts }
+    }
+
     /// Where each argument lies, as the driver wants to know it. Valid while `self` is neither moved nor dropped.
     pub fn addresses(&self) -> Vec<*mut std::ffi::c_void> {
         self.starts.iter().map(|&start| std::ptr::from_ref(&self.words[start]).cast_mut().cast()).collect()

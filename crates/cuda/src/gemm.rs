@@ -112,6 +112,7 @@ impl Product {
             grid: [self.n.div_ceil(32), self.m.div_ceil(32), self.batch],
             threads: 256,
             shared: 0,
+            maps: Vec::new(),
             arguments: Arguments::new()
                 .pointers(&[self.a.address, self.b.address, c.address, self.bias.unwrap_or(0), self.d.address])
                 .fields(place(&self.a))

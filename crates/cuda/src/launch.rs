@@ -8,6 +8,7 @@ use crate::compiler::Variant;
 use crate::driver::{Function, Gpu, check};
 use crate::fields::Arguments;
 use crate::gemm::{Gemm, Product};
+use crate::tensor_map::TensorMap;
 
 /// One thing for the GPU to do.
 pub(crate) enum Request {
@@ -33,6 +34,8 @@ pub(crate) struct Kernel {
     pub threads: usize,
     /// Bytes of dynamic shared memory.
     pub shared: usize,
+    /// Tensor maps, which are the first arguments.
+    pub maps: Vec<TensorMap>,
     pub arguments: Arguments,
 }
 
@@ -57,12 +60,13 @@ impl Kernel {
             let result = unsafe { cu::cuFuncSetAttribute(function.0, attribute, self.shared as i32) };
             check(result, &format!("giving {} bytes of shared memory to {}", self.shared, self.name))?;
         }
+        let maps = self.maps.iter().map(TensorMap::encode).collect::<Result<Vec<_>, _>>()?;
         Ok(Launch::Kernel {
             function,
             grid: self.grid.map(|extent| extent as u32),
             threads: self.threads as u32,
             shared: self.shared as u32,
-            arguments: self.arguments,
+            arguments: self.arguments.after(&maps),
         })
     }
 }

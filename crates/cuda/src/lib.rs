@@ -28,6 +28,7 @@ mod lower;
 mod memory;
 mod prepare;
 mod storage;
+mod tensor_map;
 mod tuning;
 
 pub use compiler::compile_every_kernel;

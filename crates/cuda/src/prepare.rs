@@ -11,6 +11,7 @@ use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 use crate::Precision;
 use crate::driver::error;
 use crate::fusion::{Group, Groups};
+use crate::launch::Request;
 use crate::lower::{self, Emitter, Operand};
 use crate::memory::ALIGNMENT;
 use crate::storage::{Storage, Storages};
@@ -20,6 +21,8 @@ use crate::storage::{Storage, Storages};
 pub(crate) struct Profile {
     pub precision: Precision,
     pub multiprocessors: usize,
+    /// Whether kernels for Hopper alone can run.
+    pub hopper: bool,
 }
 
 /// An address that nothing lies at, for learning what a node asks for.
@@ -214,8 +217,7 @@ impl Prepared {
         };
         let table = self.tables.get(&id).copied().unwrap_or(0) as u64;
         let regions = bases.map_or([NOWHERE; 2], |(bases, scratch)| [scratch, bases.stored + table]);
-        let Profile { precision, multiprocessors } = self.profile;
-        let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), precision, multiprocessors, regions);
+        let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), self.profile, regions);
         match self.groups.at.get(&id) {
             None => lower::node(&node.op, &mut emitter)
                 .map_err(|reason| error(format!("{} in {}: {reason}", node.op.name(), node.scope)))?,
@@ -238,6 +240,9 @@ impl Prepared {
             op.extend(linear.scale.then_some("+scale"));
             op.extend(linear.residual.then_some("+residual"));
         }
+        // Kernels with tensor maps are those for Hopper's tensor cores.
+        let on_tensor_cores = |request: &Request| matches!(request, Request::Kernel(kernel) if !kernel.maps.is_empty());
+        op.extend(emitter.requests.iter().any(on_tensor_cores).then_some("+wgmma"));
         let mut shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
         match self.groups.at.get(&id) {
             Some(Group::Updates(nodes)) => shapes = vec![format!("{} parameters", nodes.len())],

@@ -1,10 +1,16 @@
 //! Attention: which parts of which inputs are query, key and value, and which kernel computes with them.
 //!
 //! [`forward`] and [`backward`] are where kernels are chosen: a [`Job`] knows storage type, head size, lengths and options,
-//! which is all that a choice can depend on.
+//! which is all that a choice can depend on. Without bias and dropout, attention in bf16 on Hopper is [`hopper`]'s; the
+//! rest is for the kernels of `attention.cu`, which run everywhere.
+
+mod hopper;
+mod plan;
 
 use vit_graph::Type;
 use vit_graph::ops::Attention;
+
+pub(crate) use hopper::hopper_variants;
 
 use super::rows::mask;
 use super::{Emitter, Operand};
@@ -32,7 +38,7 @@ struct Job {
     seed: u64,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Extents {
     batch: usize,
     heads: usize,
@@ -125,12 +131,16 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let result = if out.wanted() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
     let variant = job.variant().with("O", out.storage.name());
     let [q, k, v] = job.operands;
-    let arguments = Arguments::new()
-        .pointers(&[q, k, v, job.bias(), job.seed, result, lse])
-        .fields(job.shape([0; 3]))
-        .fields(job.mask());
-    let grid = [x.tiles(x.queries), 1, 1];
-    e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
+    if hopper::takes(&job, e) && out.storage == Storage::Bf16 {
+        hopper::forward(&job, result, lse, e);
+    } else {
+        let arguments = Arguments::new()
+            .pointers(&[q, k, v, job.bias(), job.seed, result, lse])
+            .fields(job.shape([0; 3]))
+            .fields(job.mask());
+        let grid = [x.tiles(x.queries), 1, 1];
+        e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
+    }
     if weights.wanted() {
         let arguments = Arguments::new().pointers(&[q, k, job.bias(), lse, weights.address]).fields(job.shape([0; 3]));
         e.kernel(variant, "attention_weights", [x.score_rows(), 1, 1], THREADS, 0, arguments);
@@ -154,6 +164,14 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     } else {
         ([0, 1, 2].map(|i| (e.outputs[i].address, e.outputs[i].storage)), [width; 3])
     };
+    let all_bf16 =
+        [dy.storage, out.storage].iter().chain(gradients.iter().map(|(_, s)| s)).all(|&s| s == Storage::Bf16);
+    if hopper::takes(&job, e) && all_bf16 && gradients.iter().all(|&(address, _)| address != 0) {
+        let results = gradients.map(|(address, _)| address);
+        let gradient = hopper::Gradient { out: out.address, dy: dy.address, lse, results, row: rows[0] };
+        hopper::backward(&job, &gradient, e);
+        return Ok(());
+    }
     let delta = e.scratch(4 * x.score_rows());
     let variant = job.variant().with("DY", dy.storage.name()).with("O", out.storage.name());
     let arguments =

@@ -16,6 +16,7 @@ mod patchify;
 mod reduce;
 mod rows;
 
+pub(crate) use attention::hopper_variants;
 use vit_graph::Shape;
 use vit_graph::ops::Op;
 
@@ -24,6 +25,7 @@ use crate::compiler::{self, Variant};
 use crate::fields::Arguments;
 use crate::launch::{Kernel, Request};
 use crate::memory::ALIGNMENT;
+use crate::prepare::Profile;
 use crate::storage::Storage;
 
 /// A value as a kernel sees it.
@@ -52,6 +54,8 @@ pub(crate) struct Emitter {
     pub precision: Precision,
     /// The GPU's multiprocessors, which decide how some sums are divided.
     pub multiprocessors: usize,
+    /// Whether kernels for Hopper alone can run.
+    pub hopper: bool,
     pub requests: Vec<Request>,
     scratch: Region,
     /// Scratch memory of the node's products, which run one after another.
@@ -90,8 +94,7 @@ impl Emitter {
     pub fn new(
         inputs: Vec<Operand>,
         outputs: Vec<Operand>,
-        precision: Precision,
-        multiprocessors: usize,
+        Profile { precision, multiprocessors, hopper }: Profile,
         [scratch, tables]: [u64; 2],
     ) -> Self {
         Emitter {
@@ -99,6 +102,7 @@ impl Emitter {
             outputs,
             precision,
             multiprocessors,
+            hopper,
             requests: Vec::new(),
             scratch: Region::at(scratch),
             workspace: None,
@@ -138,7 +142,15 @@ impl Emitter {
         shared: usize,
         arguments: Arguments,
     ) {
-        self.requests.push(Request::Kernel(Kernel { variant, name, grid, threads, shared, arguments }));
+        self.requests.push(Request::Kernel(Kernel {
+            variant,
+            name,
+            grid,
+            threads,
+            shared,
+            maps: Vec::new(),
+            arguments,
+        }));
     }
 
     /// A kernel whose threads have `each` of `count` elements.

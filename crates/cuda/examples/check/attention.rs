@@ -1,0 +1,119 @@
+//! Attention in bf16 in the shapes of real models, against the reference: all three ways to compute its gradient, heads
+//! that are padded, rows that pass through shared memory more often than there are slots.
+
+use vit_cuda::Cuda;
+use vit_graph::autodiff::gradients;
+use vit_graph::conformance::Case;
+use vit_graph::ops::Attention;
+use vit_graph::reference::{self, Array, Bindings};
+use vit_graph::{DType, GraphError, Init, Shape, Tensor, Value};
+
+use crate::{bits, compiled};
+
+/// Of the largest value expected.
+const TOLERANCE: f64 = 1e-2;
+
+/// Samples, heads, tokens, head size. The longest come last: they were the hardest to get right.
+const SHAPES: [(usize, usize, usize, usize); 13] = [
+    (3, 12, 197, 64),
+    (12, 12, 197, 64),
+    (70, 3, 65, 32),
+    (70, 3, 65, 64),
+    (40, 12, 50, 64),
+    (2, 2, 5, 24),
+    (3, 2, 1, 8),
+    (1, 12, 197, 64),
+    (2, 3, 577, 64),
+    (2, 4, 257, 80),
+    (1, 2, 1025, 64),
+    (1, 2, 197, 128),
+    (1, 2, 1025, 128),
+];
+
+/// How many outputs of how many shapes are wrong, or computed by kernels other than Hopper's on Hopper.
+pub fn check(device: &Cuda) -> Result<usize, GraphError> {
+    let (mut failures, mut worst) = (0, (0.0f64, String::new()));
+    for (batch, heads, tokens, head) in SHAPES {
+        for packed in [true, false] {
+            let case = case(batch, heads, tokens, head, packed)?;
+            println!("  {}", case.name);
+            let expected = reference::run(&case.graph, &case.bindings)?;
+            let (first, second) = (bits(device, &case, 1)?, bits(device, &case, 4)?);
+            if first != second {
+                failures += 1;
+                println!("  WRONG {}: not the same bits twice", case.name);
+            }
+            if device.info().compute_capability.0 == 9 && !on_tensor_cores(device, &case)? {
+                failures += 1;
+                println!("  WRONG {}: not computed on tensor cores", case.name);
+            }
+            // The loss is a sum of terms of both signs, which has no scale to compare with.
+            for ((name, _), found) in case.graph.outputs().iter().zip(&first).filter(|((name, _), _)| name != "loss") {
+                let difference = difference(expected[name].data(), found);
+                let text = format!("{}: {name} differs by {difference:.1e}", case.name);
+                if difference.is_nan() || difference > TOLERANCE {
+                    failures += 1;
+                    println!("  WRONG {text}");
+                } else if difference > worst.0 {
+                    worst = (difference, text);
+                }
+            }
+        }
+    }
+    println!("attention in bf16: {failures} wrong; worst that passed: {}", worst.1);
+    Ok(failures)
+}
+
+/// The largest difference relative to the largest value; gradients that are zero but for rounding (those of the queries
+/// of a single key) count in full.
+fn difference(expected: &[f64], found: &[u32]) -> f64 {
+    let largest = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+    let differences = expected.iter().zip(found).map(|(e, f)| (e - f64::from(f32::from_bits(*f))).abs());
+    // `max` would lose a NaN.
+    let worst = differences.fold(0.0f64, |m, d| if d.is_nan() || d > m { d } else { m });
+    if largest > 1e-9 { worst / largest } else { worst }
+}
+
+fn on_tensor_cores(device: &Cuda, case: &Case) -> Result<bool, GraphError> {
+    let steps = compiled(device, case)?.steps();
+    let mut attention = steps.iter().filter(|step| step.op.starts_with("attention")).peekable();
+    Ok(attention.peek().is_some() && attention.all(|step| step.op.ends_with("+wgmma")))
+}
+
+/// An input with random values that bf16 holds exactly, and a value computed from it, which is stored as bf16.
+fn input(seed: &Tensor, name: &str, shape: impl Into<Shape>, bindings: &mut Bindings) -> (Tensor, Tensor) {
+    let shape = shape.into();
+    let mut numbers = vec![0.0; shape.elements()];
+    Init::Normal { std: 2.0 }.fill(9, name, &mut numbers);
+    let rounded = numbers.iter().map(|v| f64::from(f32::from_bits(v.to_bits() & 0xffff_0000))).collect();
+    *bindings = std::mem::take(bindings).with(name, Array::new(shape.clone(), rounded));
+    let tensor = seed.another_input(name, DType::F32, shape);
+    let half = tensor.scale(0.5);
+    (tensor, half)
+}
+
+/// One attention and the gradients of its operands.
+fn case(batch: usize, heads: usize, tokens: usize, head: usize, packed: bool) -> Result<Case, GraphError> {
+    let seed = Tensor::input("seed", DType::I32, [4]);
+    let mut bindings = Bindings::new().with("seed", Array::new(Shape::from([4]), vec![1.0; 4]));
+    let width = heads * head;
+    let op = Attention { heads, scale: 1.0 / (head as f32).sqrt(), packed, bias: false, dropout: None };
+    let parts: &[&str] = if packed { &["qkv"] } else { &["q", "k", "v"] };
+    let operands: Vec<(Tensor, Tensor)> = (parts.iter())
+        .map(|name| input(&seed, name, [batch, tokens, if packed { 3 * width } else { width }], &mut bindings))
+        .collect();
+    let others: Vec<&Tensor> = operands[1..].iter().map(|(_, half)| half).collect();
+    let y = operands[0].1.attention(op, &others)[0].scale(0.5);
+    y.output("y");
+    let (_, dy) = input(&seed, "dy", [batch, tokens, width], &mut bindings);
+    (&y * &dy).sum(vec![0, 1, 2]).output("loss");
+    let given: Vec<Value> = operands.iter().filter_map(|(tensor, _)| tensor.value()).collect();
+    let mut graph = seed.finish()?;
+    let loss = graph.output("loss").unwrap_or(given[0]);
+    for (name, gradient) in parts.iter().zip(gradients(&mut graph, loss, &given)?) {
+        graph.set_output(&format!("grad.{name}"), gradient)?;
+    }
+    let name = format!("b{batch} h{heads} n{tokens} d{head} {}", if packed { "packed" } else { "separate" });
+    let names = parts.iter().map(|name| name.to_string()).chain(["dy".to_string()]).collect();
+    Ok(Case { name, graph, bindings, names })
+}

@@ -1,0 +1,68 @@
+// A unit is TILES tiles of queries of one head; the keys pass by. Also writes delta = rowsum(dout * out).
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    attention_backward_q(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                         const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,
+                         const u16 *out, const u16 *dout, const float *lse, float *delta_out, u16 *dq,
+                         i64 q_stride, int batch, int heads, int queries, int keys, float scale) {
+    const Shared shared(4 * TILES, 1);
+    const Ring ring = shared.ring;
+    const int row_groups = ceil_div(ceil_div(queries, 64), TILES), blocks = SINGLE ? 1 : ceil_div(keys, ROWS);
+    const int units = batch * heads * row_groups;
+    using Places = Operands<2>; // Q and dout, then K and V of every block
+
+    if (threadIdx.x >= CONSUMERS) {
+        give_registers();
+        if (threadIdx.x == CONSUMERS) {
+            u32 turn = 0;
+            for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn++) {
+                const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
+                const int row = unit % row_groups * TILES * 64;
+                ring.load(Places::own(turn, 0), &q_map, sample, head, row);
+                ring.load(Places::own(turn, 1), &dout_map, sample, head, row);
+                for (int block = 0; block < blocks; block++) {
+                    ring.load(Places::passing(turn, blocks, block, 0), &k_map, sample, head, block * ROWS);
+                    ring.load(Places::passing(turn, blocks, block, 1), &v_map, sample, head, block * ROWS);
+                }
+            }
+        }
+    } else {
+        take_registers();
+        const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
+            const int turn = item / TILES, tile = item % TILES, unit = blockIdx.x + turn * gridDim.x;
+            if (unit >= units) break;
+            const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
+            const int row0 = (unit % row_groups * TILES + tile) * 64 + warp * 16;
+            const bool active = row0 < queries;
+            const Place q = Places::own(turn, 0), d = Places::own(turn, 1);
+
+            float sums[D / 2], lse2[2] = {0.0f, 0.0f}, delta[2] = {0.0f, 0.0f};
+            if (active) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int row = row0 + lane / 4 + 8 * half;
+                    const bool real = row < queries;
+                    const i64 at = ((i64)(sample * queries + (real ? row : 0)) * heads + head) * HEAD_DIM;
+                    delta[half] = row_dot(out + at, dout + at);
+                    if (real) lse2[half] = lse[(i64)pair * queries + row] * LOG2E;
+                    if (real && lane % 4 == 0) delta_out[(i64)pair * queries + row] = delta[half];
+                }
+            }
+            ring.wait(q), ring.wait(d);
+            for (int block = 0; block < blocks; block++) {
+                const Place k = Places::passing(turn, blocks, block, 0), v = Places::passing(turn, blocks, block, 1);
+                ring.wait(k), ring.wait(v);
+                slot_queries(sums, ring.address(q) + tile * 64 * PITCH, ring.address(d) + tile * 64 * PITCH,
+                             ring.address(k), ring.address(v), lse2, delta, scale * LOG2E, active, block == 0,
+                             keys - block * ROWS);
+                wgmma_wait<0>();
+                settle<D / 2>(sums);
+                ring.release(k), ring.release(v);
+            }
+            ring.release(q), ring.release(d);
+            if (active)
+                store_rows(sums, dq + (i64)sample * queries * q_stride + head * HEAD_DIM, q_stride, row0, queries, scale,
+                           scale);
+        }
+    }
+}

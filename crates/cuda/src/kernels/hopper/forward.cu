@@ -1,0 +1,113 @@
+// A unit is TILES tiles of queries of one head; the keys pass by.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                      const __grid_constant__ TensorMap v_map, u16 *out, float *lse, int batch, int heads,
+                      int queries, int keys, float scale) {
+    const Shared shared(4 * TILES, 1);
+    const Ring ring = shared.ring;
+    const int row_groups = ceil_div(ceil_div(queries, 64), TILES), blocks = SINGLE ? 1 : ceil_div(keys, ROWS);
+    const int units = batch * heads * row_groups;
+    using Places = Operands<1>; // Q, then K and V of every block
+
+    if (threadIdx.x >= CONSUMERS) {
+        give_registers();
+        if (threadIdx.x == CONSUMERS) {
+            u32 turn = 0;
+            for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn++) {
+                const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
+                ring.load(Places::own(turn, 0), &q_map, sample, head, unit % row_groups * TILES * 64);
+                for (int block = 0; block < blocks; block++) {
+                    ring.load(Places::passing(turn, blocks, block, 0), &k_map, sample, head, block * ROWS);
+                    ring.load(Places::passing(turn, blocks, block, 1), &v_map, sample, head, block * ROWS);
+                }
+            }
+        }
+    } else {
+        take_registers();
+        const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        const float factor = scale * LOG2E;
+
+        for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
+            const int turn = item / TILES, tile = item % TILES, unit = blockIdx.x + turn * gridDim.x;
+            if (unit >= units) break;
+            const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
+            const int row0 = (unit % row_groups * TILES + tile) * 64 + warp * 16; // of this warp
+            const bool active = row0 < queries;
+            const Place q = Places::own(turn, 0);
+            ring.wait(q);
+
+            float sums[D / 2], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+            for (int block = 0; block < blocks; block++) {
+                const Place k = Places::passing(turn, blocks, block, 0), v = Places::passing(turn, blocks, block, 1);
+                float s[ROWS / 2];
+                ring.wait(k);
+                wgmma_fence();
+                multiply_rows<ROWS>(s, ring.address(q) + tile * 64 * PITCH, ring.address(k));
+                wgmma_commit();
+                wgmma_wait<0>();
+                settle<ROWS / 2>(s);
+                ring.release(k);
+                if (block == blocks - 1) ring.release(q);
+
+                u32 p[ROWS / 4];
+                float shrink[2];
+                const int left = keys - block * ROWS;
+#pragma unroll
+                for (int i = 0; i < ROWS / 2; i++) {
+                    const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                    if (!SINGLE || i >= ROWS / 2 - 8)
+                        if (column >= left) s[i] = -INFINITY;
+                }
+                float shift[2];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float best = s[2 * half];
+#pragma unroll
+                    for (int i = 0; i < ROWS / 8; i++)
+                        best = fmaxf(best, fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
+                    best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
+                    best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
+                    best = fmaxf(best, top[half]);
+                    shift[half] = -best * factor;
+                    shrink[half] = exp2_fast(top[half] * factor + shift[half]);
+                    top[half] = best;
+                }
+                float part[2] = {0.0f, 0.0f};
+#pragma unroll
+                for (int i = 0; i < ROWS / 2; i += 2) {
+                    const int half = i % 4 / 2;
+                    float a = exp2_if(s[i] * factor + shift[half], active);
+                    float b = exp2_if(s[i + 1] * factor + shift[half], active);
+                    part[half] += a + b;
+                    // Words of an A operand run: row, row + 8, then the same for the next eight columns.
+                    p[i / 2] = pack_bf16(a, b);
+                }
+                total[0] = total[0] * shrink[0] + part[0];
+                total[1] = total[1] * shrink[1] + part[1];
+                if (block > 0) {
+#pragma unroll
+                    for (int i = 0; i < D / 2; i++) sums[i] *= shrink[i % 4 / 2];
+                }
+                ring.wait(v);
+                wgmma_fence();
+                accumulate<ROWS>(sums, p, ring.address(v), block == 0);
+                wgmma_commit();
+                wgmma_wait<0>();
+                settle<D / 2>(sums);
+                ring.release(v);
+            }
+
+            if (active) {
+                total[0] = sum_of_four(total[0]), total[1] = sum_of_four(total[1]);
+                const i64 width = (i64)heads * HEAD_DIM;
+                store_rows(sums, out + sample * queries * width + head * HEAD_DIM, width, row0, queries, 1.0f / total[0],
+                           1.0f / total[1]);
+                if (lse && lane % 4 < 2) {
+                    const int half = lane % 4, row = row0 + lane / 4 + 8 * half;
+                    const float value = half ? top[1] * factor + log2_fast(total[1]) : top[0] * factor + log2_fast(total[0]);
+                    if (row < queries) lse[(i64)pair * queries + row] = value * LN2;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+// One block of N queries for a tile that owns keys: with the scores transposed, weights and their gradients are
+// already A operands, dV += P^T dO and dK += dS^T Q. The last two products are left running.
+template <int N>
+static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_tile, u32 v_tile, u32 q_rows, u32 dout_rows,
+                                                 const float *lse2, const float *delta, float factor, bool active,
+                                                 bool first) {
+    const int lane = threadIdx.x % 32;
+    float s[N / 2], dp[N / 2];
+    wgmma_fence();
+    multiply_rows<N>(s, k_tile, q_rows);
+    wgmma_commit();
+    multiply_rows<N>(dp, v_tile, dout_rows);
+    wgmma_commit();
+    wgmma_wait<1>();
+    settle<N / 2>(s);
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 4) {
+        const int column = i * 2 + lane % 4 * 2;
+        const float2 row_lse = *(const float2 *)(lse2 + column);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float score = s[i + j] * factor;
+            s[i + j] = exp2_if(score - (j % 2 ? row_lse.y : row_lse.x), active);
+        }
+    }
+    wgmma_wait<0>();
+    settle<N / 2>(dp);
+    if (!first) settle<D / 2>(dk), settle<D / 2>(dv);
+    u32 p[N / 4], ds[N / 4];
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 4) {
+        const int column = i * 2 + lane % 4 * 2;
+        const float2 row_delta = *(const float2 *)(delta + column);
+        float weight[4], grad[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            weight[j] = s[i + j];
+            float dweight = dp[i + j];
+            grad[j] = s[i + j] * (dweight - (j % 2 ? row_delta.y : row_delta.x));
+        }
+        p[i / 2] = pack_bf16(weight[0], weight[1]), p[i / 2 + 1] = pack_bf16(weight[2], weight[3]);
+        ds[i / 2] = pack_bf16(grad[0], grad[1]), ds[i / 2 + 1] = pack_bf16(grad[2], grad[3]);
+    }
+    wgmma_fence();
+    accumulate<N>(dv, p, dout_rows, first);
+    accumulate<N>(dk, ds, q_rows, first);
+    wgmma_commit();
+}
+
+// All queries of one slot for a tile that owns keys.
+static __device__ __forceinline__ void slot_keys(float *dk, float *dv, u32 k_tile, u32 v_tile, u32 q, u32 dout,
+                                                 const float *stats, float factor, bool active, bool first) {
+    constexpr int FULL = ROWS / STEP_Q, REST = ROWS % STEP_Q;
+#pragma unroll
+    for (int step = 0; step < FULL; step++)
+        step_keys<STEP_Q>(dk, dv, k_tile, v_tile, q + step * STEP_Q * PITCH, dout + step * STEP_Q * PITCH, stats + step * STEP_Q,
+                        stats + ROWS + step * STEP_Q, factor, active, first && step == 0);
+    if constexpr (REST > 0)
+        step_keys<REST>(dk, dv, k_tile, v_tile, q + FULL * STEP_Q * PITCH, dout + FULL * STEP_Q * PITCH,
+                        stats + FULL * STEP_Q, stats + ROWS + FULL * STEP_Q, factor, active, first && FULL == 0);
+}

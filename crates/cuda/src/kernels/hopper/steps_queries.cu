@@ -1,0 +1,55 @@
+// One block of N keys for a tile that owns queries: dQ += dS K, left running. `left` keys are real.
+template <int N>
+static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k_rows, u32 v_rows,
+                                                    const float *lse2, const float *delta, float factor, bool active,
+                                                    bool first, bool masked, int left) {
+    const int lane = threadIdx.x % 32;
+    float s[N / 2], dp[N / 2];
+    wgmma_fence();
+    multiply_rows<N>(s, q_tile, k_rows);
+    wgmma_commit();
+    multiply_rows<N>(dp, dout_tile, v_rows);
+    wgmma_commit();
+    wgmma_wait<1>();
+    settle<N / 2>(s);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int column = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i % 4 / 2;
+        float score = s[i] * factor;
+        if (masked && (!SINGLE || i >= N / 2 - 8))
+            if (column >= left) score = -INFINITY;
+        s[i] = exp2_if(score - lse2[half], active);
+    }
+    wgmma_wait<0>();
+    settle<N / 2>(dp);
+    if (!first) settle<D / 2>(dq);
+    u32 ds[N / 4];
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 2) {
+        const int half = i % 4 / 2;
+        float grad[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float dweight = dp[i + j];
+            grad[j] = s[i + j] * (dweight - delta[half]);
+        }
+        ds[i / 2] = pack_bf16(grad[0], grad[1]);
+    }
+    wgmma_fence();
+    accumulate<N>(dq, ds, k_rows, first);
+    wgmma_commit();
+}
+
+// All keys of one slot for a tile that owns queries.
+static __device__ __forceinline__ void slot_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k, u32 v,
+                                                    const float *lse2, const float *delta, float factor, bool active,
+                                                    bool first, int left) {
+    constexpr int FULL = ROWS / STEP_K, REST = ROWS % STEP_K;
+#pragma unroll
+    for (int step = 0; step < FULL; step++)
+        step_queries<STEP_K>(dq, q_tile, dout_tile, k + step * STEP_K * PITCH, v + step * STEP_K * PITCH, lse2, delta, factor,
+                           active, first && step == 0, !SINGLE || (step == FULL - 1 && REST == 0), left - step * STEP_K);
+    if constexpr (REST > 0)
+        step_queries<REST>(dq, q_tile, dout_tile, k + FULL * STEP_K * PITCH, v + FULL * STEP_K * PITCH, lse2, delta, factor,
+                           active, first && FULL == 0, true, left - FULL * STEP_K);
+}

@@ -1,0 +1,136 @@
+//! Attention in bf16 by Hopper's tensor cores.
+
+use super::plan::{LARGEST_SLOT, Plan, Which};
+use super::{Emitter, Extents, Job, LARGEST_HEAD};
+use crate::compiler::Variant;
+use crate::fields::Arguments;
+use crate::launch::{Kernel, Request};
+use crate::storage::Storage;
+use crate::tensor_map::TensorMap;
+
+/// What the gradient reads and writes besides the operands.
+pub(super) struct Gradient {
+    pub out: u64,
+    pub dy: u64,
+    pub lse: u64,
+    /// The gradients of query, key and value, and the elements between their tokens.
+    pub results: [u64; 3],
+    pub row: usize,
+}
+
+/// Whether the kernels can do this: bf16 operands in rows of whole 16 bytes, neither bias nor dropout. Those and f32 are
+/// for the kernels that run on every GPU.
+pub(super) fn takes(job: &Job, e: &Emitter) -> bool {
+    let x = &job.extents;
+    e.hopper
+        && job.storage == Storage::Bf16
+        && job.bias.is_none()
+        && job.op.dropout.is_none()
+        // The largest score is looked for before it is scaled.
+        && job.op.scale > 0.0
+        && x.head.is_multiple_of(8)
+        && x.head <= LARGEST_HEAD
+        && x.keys > 0
+}
+
+impl Job {
+    /// The tensor maps of query, key and value.
+    fn maps(&self, rows: usize) -> Vec<TensorMap> {
+        let tokens = [self.extents.queries, self.extents.keys, self.extents.keys];
+        let map = |i: usize| self.map(self.operands[i], tokens[i], self.rows[i], rows);
+        vec![map(0), map(1), map(2)]
+    }
+
+    fn map(&self, address: u64, tokens: usize, row: usize, rows: usize) -> TensorMap {
+        let Extents { batch, heads, head, .. } = self.extents;
+        TensorMap { address, batch, tokens, heads, head, row, rows }
+    }
+
+    fn sizes(&self, arguments: Arguments) -> Arguments {
+        let x = &self.extents;
+        arguments.u32(x.batch).u32(x.heads).u32(x.queries).u32(x.keys).f32(self.op.scale)
+    }
+}
+
+fn push(e: &mut Emitter, which: Which, plan: &Plan, maps: Vec<TensorMap>, arguments: Arguments) {
+    e.requests.push(Request::Kernel(Kernel {
+        variant: plan.variant(),
+        name: which.name(),
+        grid: [plan.grid, 1, 1],
+        threads: plan.threads(),
+        shared: plan.shared(),
+        maps,
+        arguments,
+    }));
+}
+
+/// The result, and the rows' log-sum-exp unless its address is 0.
+pub(super) fn forward(job: &Job, out: u64, lse: u64, e: &mut Emitter) {
+    let plan = Plan::new(Which::Forward, &job.extents, e.multiprocessors);
+    let arguments = job.sizes(Arguments::new().pointers(&[out, lse]));
+    push(e, Which::Forward, &plan, job.maps(plan.rows), arguments);
+}
+
+/// The gradients of query, key and value.
+pub(super) fn backward(job: &Job, g: &Gradient, e: &mut Emitter) {
+    let x = &job.extents;
+    let [dq, dk, dv] = g.results;
+    let with_dy = |rows: usize| {
+        let mut maps = job.maps(rows);
+        maps.push(job.map(g.dy, x.queries, x.width(), rows));
+        maps
+    };
+    if whole_heads(x, e.multiprocessors) {
+        let plan = Plan::new(Which::Backward, x, e.multiprocessors);
+        let arguments = Arguments::new()
+            .pointers(&[g.out, g.dy, g.lse, dq, dk, dv])
+            .u64(g.row)
+            .u64(g.row)
+            .u32(x.batch)
+            .u32(x.heads)
+            .u32(x.queries)
+            .f32(job.op.scale);
+        return push(e, Which::Backward, &plan, with_dy(plan.rows), arguments);
+    }
+    let delta = e.scratch(4 * x.score_rows());
+    let plan = Plan::new(Which::BackwardQueries, x, e.multiprocessors);
+    let arguments = job.sizes(Arguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.row));
+    push(e, Which::BackwardQueries, &plan, with_dy(plan.rows), arguments);
+    let plan = Plan::new(Which::BackwardKeys, x, e.multiprocessors);
+    let arguments = job.sizes(Arguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.row));
+    push(e, Which::BackwardKeys, &plan, with_dy(plan.rows), arguments);
+}
+
+/// Whether one kernel that takes whole heads is faster than two that divide them: it reads everything once, but needs a
+/// head for every multiprocessor. For small heads the two were faster when measured.
+fn whole_heads(x: &Extents, multiprocessors: usize) -> bool {
+    x.queries == x.keys && x.keys <= LARGEST_SLOT && (33..=64).contains(&x.head) && x.batch * x.heads >= multiprocessors
+}
+
+/// What is compiled for shapes of every kind, to see that it can be.
+pub(crate) fn hopper_variants() -> Vec<Variant> {
+    let shapes = [
+        (256, 197, 197, 64),
+        (1, 197, 197, 64),
+        (70, 65, 65, 32),
+        (40, 50, 50, 64),
+        (2, 577, 577, 64),
+        (2, 5, 5, 24),
+        (1, 1, 1, 8),
+        (64, 257, 257, 80),
+        (64, 197, 197, 96),
+        (2, 1025, 1025, 128),
+        (40, 300, 40, 48),
+    ];
+    let mut variants = Vec::new();
+    for (batch, queries, keys, head) in shapes {
+        let x = Extents { batch, heads: 12, queries, keys, head };
+        variants.extend(
+            [Which::Forward, Which::BackwardQueries, Which::BackwardKeys].map(|w| Plan::new(w, &x, 132).variant()),
+        );
+        if whole_heads(&x, 132) {
+            variants.push(Plan::new(Which::Backward, &x, 132).variant());
+        }
+    }
+    variants
+}

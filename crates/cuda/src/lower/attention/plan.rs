@@ -1,0 +1,267 @@
+//! How a shape of attention becomes the macros, the grid and the shared memory of a kernel for Hopper: the macros are
+//! described in `kernels/hopper/tiles.cu`.
+
+use super::Extents;
+use crate::compiler::{self, Source, Variant};
+use crate::tensor_map::box_columns;
+
+/// Bytes of shared memory that one block may have, and that a multiprocessor has for all its blocks; each block takes
+/// 1024 more than it asks for.
+const SHARED_OF_BLOCK: usize = 232_448;
+const SHARED_OF_MULTIPROCESSOR: usize = 233_472;
+
+/// The most tokens of a slot: the most for which all scores of a tile fit the registers.
+pub(super) const LARGEST_SLOT: usize = 208;
+
+/// Tokens of a tile: the rows of one wgmma.
+const TILE: usize = 64;
+
+/// The kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    Forward,
+    /// The whole gradient, a head at a time.
+    Backward,
+    /// The gradient of the queries for any length.
+    BackwardQueries,
+    /// The gradients of keys and values for any length.
+    BackwardKeys,
+}
+
+impl Which {
+    pub fn source(self) -> &'static Source {
+        match self {
+            Which::Forward => &compiler::HOPPER_FORWARD,
+            Which::Backward => &compiler::HOPPER_BACKWARD,
+            Which::BackwardQueries => &compiler::HOPPER_BACKWARD_QUERIES,
+            Which::BackwardKeys => &compiler::HOPPER_BACKWARD_KEYS,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Which::Forward => "attention_forward",
+            Which::Backward => "attention_backward",
+            Which::BackwardQueries => "attention_backward_q",
+            Which::BackwardKeys => "attention_backward_kv",
+        }
+    }
+
+    /// Registers of a computing and of the feeding warpgroup. Where the latter also fetches the rows' statistics, it
+    /// needs more.
+    fn registers(self, warpgroups: usize, blocks_per_sm: usize) -> [usize; 2] {
+        let statistics = matches!(self, Which::Backward | Which::BackwardKeys);
+        match (warpgroups, blocks_per_sm, statistics) {
+            (1, ..) => [0, 0],
+            (_, 2, _) => [104, 24],
+            (2, _, true) => [224, 56],
+            (2, _, false) => [240, 24],
+            (_, _, true) => [152, 56],
+            (_, _, false) => [160, 32],
+        }
+    }
+}
+
+/// How one kernel is compiled and launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
+    which: Which,
+    head: usize,
+    /// Tokens of a slot.
+    pub rows: usize,
+    tiles: usize,
+    warpgroups: usize,
+    slots: usize,
+    step_q: usize,
+    step_k: usize,
+    blocks_per_sm: usize,
+    registers: [usize; 2],
+    single: bool,
+    pub grid: usize,
+}
+
+impl Plan {
+    pub fn new(which: Which, x: &Extents, multiprocessors: usize) -> Plan {
+        let padded = x.head.next_multiple_of(16);
+        let (own, other) = if which == Which::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) };
+        let widest = if which == Which::Forward { 128 } else { 96 };
+        let cap = if padded <= widest { LARGEST_SLOT } else { 128 };
+        let streamed = other > cap;
+        // A streamed forward keeps its sums besides a whole slot of scores.
+        let wide = padded > 64 || (which == Which::Forward && streamed);
+        let (rows, mut tiles, mut warpgroups, single) = slots_of(own, other, cap, if wide { 2 } else { 3 });
+        if which == Which::BackwardKeys {
+            // The statistics of the queries have two stages.
+            warpgroups = warpgroups.min(2 * tiles);
+        }
+        let few = x.batch * x.heads * own.div_ceil(TILE * tiles) * 2 < multiprocessors;
+        if few && which != Which::Backward && rows >= TILE {
+            (tiles, warpgroups) = (1, 1);
+        }
+        let mut blocks_per_sm = 1;
+        // Short rows leave registers and shared memory for two blocks, which hide each other's latency.
+        if which == Which::Forward && single && rows <= 80 && padded <= 64 && !few && warpgroups > 1 {
+            (warpgroups, blocks_per_sm) = (2, 2);
+        }
+        let units = match which {
+            Which::Backward => x.batch * x.heads,
+            _ => x.batch * x.heads * own.div_ceil(TILE).div_ceil(tiles),
+        };
+        let mut plan = Plan {
+            which,
+            head: x.head,
+            rows,
+            tiles,
+            warpgroups,
+            slots: 0,
+            step_q: if padded <= 64 && warpgroups < 3 {
+                64
+            } else if padded <= 32 {
+                48
+            } else {
+                32
+            },
+            step_k: if streamed && warpgroups == 3 { 48 } else { 64 },
+            blocks_per_sm,
+            registers: which.registers(warpgroups, blocks_per_sm),
+            single,
+            grid: units.min(multiprocessors * blocks_per_sm),
+        };
+        plan.slots = ((plan.shared_limit() - plan.shared()) / (plan.slot_bytes() + 16)).min(16);
+        plan
+    }
+
+    fn shared_limit(&self) -> usize {
+        match self.blocks_per_sm {
+            1 => SHARED_OF_BLOCK,
+            several => SHARED_OF_MULTIPROCESSOR / several - 1024,
+        }
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.rows * self.head.next_multiple_of(16) * 2
+    }
+
+    /// Bytes of shared memory: the slots from a multiple of 1024, what the last tile reads past its slot, two stages of
+    /// two statistics per row, the barriers.
+    pub fn shared(&self) -> usize {
+        let past = (self.tiles * TILE).saturating_sub(self.rows) * box_columns(self.head) * 2;
+        1024 + self.slots * self.slot_bytes() + past + 16 * self.rows + 16 * self.slots + 64
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> usize {
+        (self.warpgroups + 1) * 128
+    }
+
+    pub fn variant(&self) -> Variant {
+        let [consumer, producer] = self.registers;
+        Variant::new(self.which.source())
+            .with("HEAD_DIM", self.head)
+            .with("ROWS", self.rows)
+            .with("TILES", self.tiles)
+            .with("WARPGROUPS", self.warpgroups)
+            .with("SLOTS", self.slots)
+            .with("STEP_Q", self.step_q)
+            .with("STEP_K", self.step_k)
+            .with("BLOCKS_PER_SM", self.blocks_per_sm)
+            .with("CONSUMER_REGS", consumer)
+            .with("PRODUCER_REGS", producer)
+            .with("SINGLE", u8::from(self.single))
+    }
+}
+
+/// Tokens of a slot, tiles of a unit, warpgroups, and whether `other` tokens are one slot: for tiles of `own` tokens that
+/// meet `other`, at most `cap` at a time.
+fn slots_of(own: usize, other: usize, cap: usize, warpgroups: usize) -> (usize, usize, usize, bool) {
+    if other <= cap {
+        let rows = other.next_multiple_of(16);
+        if own <= rows {
+            return (rows, own.div_ceil(TILE), warpgroups, true);
+        }
+        if rows >= TILE {
+            return (rows, rows / TILE, warpgroups, true);
+        }
+    }
+    let least = if other > TILE { cap.min(128) } else { TILE };
+    let rows = other.div_ceil(other.div_ceil(cap)).next_multiple_of(16).max(least);
+    let tiles = warpgroups.min(rows / TILE);
+    (rows, tiles, tiles, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernels rely on.
+    fn check(which: Which, x: &Extents, multiprocessors: usize) {
+        let p = Plan::new(which, x, multiprocessors);
+        let text = format!("{p:?} for {x:?}");
+        assert!(
+            p.rows.is_multiple_of(16) && p.rows <= LARGEST_SLOT && p.tiles >= 1 && p.tiles * 64 < p.rows + 64,
+            "{text}"
+        );
+        assert!(p.shared() <= p.shared_limit() && p.shared() <= 227 << 10, "{text}");
+        assert!((p.shared() + 1024) * p.blocks_per_sm <= SHARED_OF_MULTIPROCESSOR, "{text}");
+        assert!(p.grid >= 1 && p.grid <= multiprocessors * p.blocks_per_sm, "{text}");
+
+        // A block starts with equal shares of the registers, in steps of 8, and only moves them around.
+        let share = (65536 / (p.threads() * p.blocks_per_sm) / 8 * 8).min(255);
+        let [consumer, producer] = p.registers;
+        assert!(p.warpgroups * consumer + producer <= share * (p.warpgroups + 1), "{text}");
+        assert!(
+            consumer.is_multiple_of(8) && producer.is_multiple_of(8) && (consumer == 0) == (producer == 0),
+            "{text}"
+        );
+
+        let (own, other) = if which == Which::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) };
+        let kept = if which == Which::Forward { 1 } else { 2 };
+        if p.single {
+            let uses = if which == Which::Forward { 3 } else { 4 };
+            assert!(other <= p.rows && p.rows < other + 16, "{text}");
+            assert!(p.slots >= uses, "{text}");
+            // A warpgroup that skips units must not run more than one round ahead of what it has seen loaded.
+            let items = if which == Which::Backward { 2 * p.tiles } else { p.tiles };
+            assert!(p.warpgroups <= items || p.slots >= p.warpgroups.div_ceil(items) * uses, "{text}");
+        } else {
+            assert!(which != Which::Backward && p.warpgroups == p.tiles && p.slots >= kept + 2, "{text}");
+        }
+        match which {
+            Which::Backward => assert!(p.single && own <= p.tiles * 64, "{text}"),
+            Which::BackwardKeys => assert!(p.warpgroups <= 2 * p.tiles, "{text}"),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_length_has_a_plan() {
+        let heads: Vec<usize> = (8..=128).step_by(8).collect();
+        for tokens in 1..=4096 {
+            for &head in &heads {
+                for batch in [1, 256] {
+                    let x = Extents { batch, heads: 3, queries: tokens, keys: tokens, head };
+                    for which in [Which::Forward, Which::BackwardQueries, Which::BackwardKeys] {
+                        check(which, &x, 132);
+                    }
+                    if tokens <= LARGEST_SLOT && head <= 64 {
+                        check(Which::Backward, &x, 132);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn queries_and_keys_may_differ_in_number() {
+        for queries in (1..=640).step_by(7) {
+            for keys in (1..=640).step_by(5) {
+                for head in [8, 24, 64, 80, 96, 128] {
+                    let x = Extents { batch: 40, heads: 4, queries, keys, head };
+                    for which in [Which::Forward, Which::BackwardQueries, Which::BackwardKeys] {
+                        check(which, &x, 132);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Tensor maps: how Hopper's copy engine finds boxes of rows of one head in bf16 queries, keys, values and gradients.
+
+use cudarc::driver::sys as cu;
+use vit_graph::GraphError;
+
+use crate::driver::check;
+
+/// Values `[batch, tokens, heads, head]` in bf16, of which a box has some columns of `rows` tokens of one head.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TensorMap {
+    pub address: u64,
+    pub batch: usize,
+    pub tokens: usize,
+    pub heads: usize,
+    pub head: usize,
+    /// Elements from one token to the next.
+    pub row: usize,
+    /// Tokens of a box.
+    pub rows: usize,
+}
+
+/// The columns of a box for heads of this size: the most that one swizzle pattern spans and that divide the head, padded
+/// to a multiple of 16.
+pub(crate) fn box_columns(head: usize) -> usize {
+    match head.next_multiple_of(16) {
+        padded if padded % 64 == 0 => 64,
+        padded if padded % 32 == 0 => 32,
+        _ => 16,
+    }
+}
+
+impl TensorMap {
+    /// The words that a kernel takes; only the real address will do.
+    pub fn encode(&self) -> Result<[u64; 16], GraphError> {
+        use cu::CUtensorMapSwizzle_enum as Swizzle;
+        let columns = box_columns(self.head);
+        let swizzle = match columns {
+            64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+        };
+        let extents = [self.head, self.heads, self.tokens, self.batch].map(|extent| extent as u64);
+        let strides = [self.head, self.row, self.tokens * self.row].map(|elements| 2 * elements as u64);
+        let boxes = [columns as u32, 1, self.rows as u32, 1];
+        let mut map = cu::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: all pointers are to live arrays of four (three strides) numbers, the map is aligned as its type asks
+        // for, and the address is only written down.
+        let result = unsafe {
+            cu::cuTensorMapEncodeTiled(
+                &mut map,
+                cu::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                4,
+                self.address as *mut std::ffi::c_void,
+                extents.as_ptr(),
+                strides.as_ptr(),
+                boxes.as_ptr(),
+                [1u32; 4].as_ptr(),
+                cu::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                cu::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                cu::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        check(result, "describing an attention operand to the copy engine")?;
+        Ok(map.opaque)
+    }
+}
