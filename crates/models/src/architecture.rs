@@ -108,25 +108,13 @@ impl Architecture {
         }
     }
 
-    /// Changes how much is dropped while training: after linear layers, of attention weights, and of whole residual
-    /// branches in the last block; as far as the architecture has such a place.
-    pub fn set_dropout(&mut self, dropout: f32, attention_dropout: f32, drop_path: f32) {
-        let place = match self {
-            Architecture::Vit(vit) => {
-                vit.attention_dropout = attention_dropout;
-                (&mut vit.dropout, &mut vit.drop_path)
-            }
-            Architecture::Swin(swin) => {
-                swin.attention_dropout = attention_dropout;
-                (&mut swin.dropout, &mut swin.drop_path)
-            }
-            Architecture::CoAtNet(net) => (&mut net.dropout, &mut net.drop_path),
-            Architecture::EfficientNet(net) => (&mut net.dropout, &mut net.drop_path),
-            Architecture::ResNet(net) => (&mut net.dropout, &mut net.drop_path),
-            Architecture::ResNetV2(net) => (&mut net.dropout, &mut net.drop_path),
-            Architecture::LeNet(_) => return,
-        };
-        (*place.0, *place.1) = (dropout, drop_path);
+    /// Changes dropout of attention weights, where there are any.
+    pub fn set_attention_dropout(&mut self, rate: f32) {
+        match self {
+            Architecture::Vit(model) => model.attention_dropout = rate,
+            Architecture::Swin(model) => model.attention_dropout = rate,
+            _ => {}
+        }
     }
 
     /// Whether a parameter belongs to a layer that gives the logits.

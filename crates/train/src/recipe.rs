@@ -254,6 +254,8 @@ impl Recipe {
     /// Gives a model the dropout and stochastic depth of this recipe.
     pub fn apply_to(&self, architecture: &mut Architecture) {
         let ModelSettings { drop_path, dropout, attention_dropout, .. } = self.model;
-        architecture.set_dropout(dropout as f32, attention_dropout as f32, drop_path as f32);
+        architecture.set_dropout(dropout as f32);
+        architecture.set_attention_dropout(attention_dropout as f32);
+        architecture.set_drop_path(drop_path as f32);
     }
 }
