@@ -53,7 +53,7 @@ fn run(model: &str, batch: usize) -> Result<usize, Box<dyn std::error::Error>> {
     failures += determinism(&Cuda::new(0, Precision::Bf16)?)?;
     failures += attention::check(&Cuda::new(0, Precision::Bf16)?)?;
     let architecture = variant(model).ok_or("there is no such model")?.architecture;
-    let step = TrainingStep::new(&architecture, batch, &Optimiser::default())?;
+    let step = TrainingStep::new(&architecture, batch, Optimiser::default())?;
     let weights = weights(&step.graph);
     for precision in [Precision::F32, Precision::Tf32, Precision::Bf16] {
         println!("\n{model}, batch {batch}, {precision}");

@@ -99,7 +99,7 @@ pub(super) fn replay(
         for (name, found, usual) in [
             ("images", images, MIXED),
             ("targets", targets, MIXED),
-            ("logits", replay.read("logits")?, usual_tolerance("logits")),
+            ("logits", replay.read("logits")?, usual_tolerance("logits", options.precision)),
             ("loss", replay.read("loss")?, LOSS),
         ] {
             let name = format!("{kind}_{name}");
