@@ -5,7 +5,6 @@ use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 use super::{Emitter, THREADS};
 use crate::compiler::{self, Variant};
 use crate::fields::{Arguments, Fields};
-use crate::storage::Storage;
 
 /// The most splits of a sum over results.
 const MOST_SPLITS: usize = 1024;
@@ -25,16 +24,10 @@ fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> Fields {
         .u32s(&op.dilation)
 }
 
-/// An input in whatever form it is kept in.
-fn kept(input: usize, e: &Emitter) -> (u64, Storage) {
-    let operand = &e.inputs[input];
-    if operand.address != 0 { (operand.address, operand.storage) } else { (operand.copy, Storage::Bf16) }
-}
-
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let (y, operand) = (e.outputs[0].clone(), e.operand_storage());
     let fields = shape(op, &e.inputs[0].shape, &e.inputs[1].shape, &y.shape);
-    let (x, weight) = (kept(0, e), e.form(1, operand));
+    let (x, weight) = (e.kept(0), e.form(1, operand));
     let bias = if op.bias { e.form(2, y.storage) } else { 0 };
     let variant =
         Variant::new(&compiler::DEPTHWISE).with("X", x.1.name()).with("W", operand.name()).with("Y", y.storage.name());
@@ -46,7 +39,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
 pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let (dx, operand) = (e.outputs[0].clone(), e.operand_storage());
     let fields = shape(&op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
-    let (dy, weight) = (kept(0, e), e.form(1, operand));
+    let (dy, weight) = (e.kept(0), e.form(1, operand));
     let variant = Variant::new(&compiler::DEPTHWISE)
         .with("DY", dy.1.name())
         .with("W", operand.name())
@@ -60,7 +53,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let dw = e.outputs[0].clone();
     let (y, weight) = (e.inputs[0].shape.clone(), &op.weight);
     let fields = shape(&op.conv, &e.inputs[1].shape, weight, &y);
-    let (dy, x) = (kept(0, e), kept(1, e));
+    let (dy, x) = (e.kept(0), e.kept(1));
     let (channels, taps, places) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
     let blocks = channels.div_ceil(32) * taps;
     let wanted = (8 * e.multiprocessors).div_ceil(blocks.max(1)).clamp(1, MOST_SPLITS);

@@ -167,6 +167,12 @@ impl Emitter {
         to
     }
 
+    /// An input in whatever form it is kept in.
+    fn kept(&self, input: usize) -> (u64, Storage) {
+        let operand = &self.inputs[input];
+        if operand.address != 0 { (operand.address, operand.storage) } else { (operand.copy, Storage::Bf16) }
+    }
+
     fn convert(&mut self, from: u64, stored: Storage, to: u64, storage: Storage, count: usize) {
         let variant = Variant::new(&compiler::ARITHMETIC).with("A", stored.name()).with("Y", storage.name());
         let arguments = Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count);
