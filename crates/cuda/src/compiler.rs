@@ -54,7 +54,9 @@ sources!(
     ACTIVATION "activation",
     ARITHMETIC "arithmetic",
     ATTENTION "attention",
+    CHANNEL_NORM "channel_norm",
     CONV "conv",
+    DEPTHWISE "depthwise",
     DROPOUT "dropout",
     GATHER "gather",
     GEMM "gemm",
@@ -63,8 +65,10 @@ sources!(
     NORM "norm",
     OPTIMISE "optimise",
     PATCHIFY "patchify",
+    POOL "pool",
     REDUCE "reduce",
     SOFTMAX "softmax",
+    WINDOWS "windows",
 );
 
 /// A file with values for its macros: storage types, extents that are worth knowing when compiling.
@@ -246,6 +250,9 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         let more: &[(&'static str, &[usize])] = match source.name {
             "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[64, 1024])],
             "attention" => &[("HEAD", &[1, 20, 128])],
+            "channel_norm" => &[("BATCH", &[0])],
+            "pool" => &[("MAX", &[0])],
+            "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
             "arithmetic" | "movement" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],

@@ -59,7 +59,8 @@ impl Groups {
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
             let average = matches!(node.op, Op::MovingAverage(_));
             let update = average || matches!(node.op, Op::Adam(_) | Op::Sgd(_));
-            let joins = update && (0..node.outputs.len()).all(|output| in_place.contains_key(&Value { node: id, output }));
+            let joins =
+                update && (0..node.outputs.len()).all(|output| in_place.contains_key(&Value { node: id, output }));
             let reads = |of: &[NodeId]| node.inputs.iter().any(|v| of.contains(&storage(graph, *v).node));
             let agrees = open.last().is_none_or(|&other| {
                 let other = graph.node(other);

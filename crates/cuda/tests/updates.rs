@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use vit_cuda::{Cuda, Precision};
 use vit_graph::autodiff::gradients;
 use vit_graph::device::{Device, Elements};
-use vit_graph::ops::{Adam, CrossEntropy, GlobalNorm, Input, Parameter};
+use vit_graph::ops::{Adam, CrossEntropy, GlobalNorm, Input, MovingAverage, Op, Parameter, Scale, Sgd};
 use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{DType, Graph, Init, Shape, Tensor, Type, Value};
 
-/// Two linear layers around a norm with a residual, and one step of AdamW for everything.
-fn training_step() -> Graph {
+/// Two linear layers around a norm with a residual, one step of an optimiser for everything, and moving averages.
+fn training_step(optimiser: fn(f32) -> Op) -> Graph {
     let x = Tensor::input("x", DType::F32, [6, 8]);
     let parameter = |name: &str, shape: &[usize]| x.parameter(name, shape, Init::Zeros);
     let (w1, b1) = (parameter("w1", &[8, 8]), parameter("b1", &[8]));
@@ -28,7 +28,7 @@ fn training_step() -> Graph {
         graph.value(Input { name: name.into(), ty: Type::new(DType::F32, shape) }, &[]).unwrap()
     };
     let targets = input("targets", Shape::from([6, 5]));
-    let (rate, step) = (input("rate", Shape::default()), input("step", Shape::default()));
+    let [rate, step, decay] = ["rate", "step", "decay"].map(|name| input(name, Shape::default()));
     let loss = graph.value(CrossEntropy, &[logits, targets]).unwrap();
     graph.set_output("loss", loss).unwrap();
     let parameters: Vec<(Value, Parameter)> =
@@ -37,36 +37,55 @@ fn training_step() -> Graph {
     let found = gradients(&mut graph, loss, &wrt).unwrap();
     let norm = graph.value(GlobalNorm, &found).unwrap();
     graph.set_output("norm", norm).unwrap();
-    for ((value, parameter), gradient) in parameters.iter().zip(found) {
-        let mut moment = |which: &str| {
-            let name = format!("{}.{which}", parameter.name);
+    for (i, ((value, parameter), gradient)) in parameters.iter().zip(found).enumerate() {
+        let state = |graph: &mut Graph, which: usize| {
+            let name = format!("{}.state{which}", parameter.name);
             graph.value(Parameter::new(name, parameter.shape.clone(), Init::Zeros), &[]).unwrap()
         };
-        let (mean, variance) = (moment("mean"), moment("variance"));
-        let weight_decay = if parameter.shape.len() > 1 { 0.1 } else { 0.0 };
-        let op = Adam {
-            beta1: 0.9,
-            beta2: 0.99,
-            epsilon: 1e-8,
-            weight_decay,
-            decoupled: true,
-            trust_ratio: false,
-            clip: Some(1.0),
-        };
-        let node = graph.add(op, &[*value, gradient, mean, variance, rate, step, norm]).unwrap();
-        for (output, target) in [*value, mean, variance].into_iter().enumerate() {
+        let op = optimiser(if parameter.shape.len() > 1 { 0.1 } else { 0.0 });
+        let count = if matches!(op, Op::Adam(_)) { 2 } else { 1 };
+        let remembered: Vec<Value> = (0..count).map(|which| state(&mut graph, which)).collect();
+        // Layers learn at rates of their own.
+        let own_rate = graph.value(Scale(1.0 / (1.0 + i as f32)), &[rate]).unwrap();
+        let mut inputs = vec![*value, gradient];
+        inputs.extend(&remembered);
+        inputs.extend([own_rate, step, norm]);
+        let node = graph.add(op, &inputs).unwrap();
+        for (output, target) in [*value].into_iter().chain(remembered).enumerate() {
             graph.update(target, Value { node, output }).unwrap();
+        }
+        // The last parameters have no average: their updates stand after all averages.
+        if i < 5 {
+            let average = state(&mut graph, 9);
+            let new = graph.value(MovingAverage, &[average, Value { node, output: 0 }, decay]).unwrap();
+            graph.update(average, new).unwrap();
         }
     }
     graph
 }
 
-fn steps(precision: Precision, tolerance: f64) {
+fn adam(weight_decay: f32, decoupled: bool, trust_ratio: bool) -> Op {
+    let clip = Some(1.0);
+    Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay, decoupled, trust_ratio, clip }.into()
+}
+
+/// AdamW, Adam, LAMB, and SGD with and without Nesterov's momentum.
+fn optimisers() -> [fn(f32) -> Op; 5] {
+    [
+        |decay| adam(decay, true, false),
+        |decay| adam(decay, false, false),
+        |decay| adam(decay, true, decay > 0.0),
+        |weight_decay| Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay, clip: Some(1.0) }.into(),
+        |weight_decay| Sgd { momentum: 0.8, dampening: 0.1, nesterov: false, weight_decay, clip: None }.into(),
+    ]
+}
+
+fn steps(precision: Precision, optimiser: fn(f32) -> Op, tolerance: f64) {
     let device = match Cuda::new(0, precision) {
         Ok(device) => device,
         Err(reason) => return eprintln!("skipped: {reason}"),
     };
-    let graph = training_step();
+    let graph = training_step(optimiser);
     let numbers = |name: &str, count: usize| -> Vec<f32> {
         let mut data = vec![0.0; count];
         if !name.contains('.') {
@@ -79,7 +98,7 @@ fn steps(precision: Precision, tolerance: f64) {
     let inputs = |step: usize| {
         let targets: Vec<f32> = (0..30).map(|i| if i % 5 == (i / 5) % 5 { 1.0 } else { 0.0 }).collect();
         let x = numbers(&format!("x{step}"), 48);
-        [("x", x), ("targets", targets), ("rate", vec![0.02]), ("step", vec![step as f32])]
+        [("x", x), ("targets", targets), ("rate", vec![0.02]), ("step", vec![step as f32]), ("decay", vec![0.9])]
     };
     let mut executable = device.compile(&graph, &mut values).unwrap();
     for step in 1..=5 {
@@ -120,10 +139,37 @@ fn steps(precision: Precision, tolerance: f64) {
 
 #[test]
 fn training_steps_agree_with_the_reference() {
-    steps(Precision::F32, 2e-5);
+    optimisers().into_iter().for_each(|optimiser| steps(Precision::F32, optimiser, 2e-5));
 }
 
 #[test]
 fn training_steps_in_bf16_stay_near_the_reference() {
-    steps(Precision::Bf16, 5e-2);
+    optimisers().into_iter().for_each(|optimiser| steps(Precision::Bf16, optimiser, 5e-2));
+}
+
+/// A step whose gradients are not numbers leaves everything as it was.
+#[test]
+fn a_step_that_went_wrong_changes_nothing() {
+    for optimiser in optimisers() {
+        let device = match Cuda::new(0, Precision::F32) {
+            Ok(device) => device,
+            Err(reason) => return eprintln!("skipped: {reason}"),
+        };
+        let graph = training_step(optimiser);
+        let mut values: BTreeMap<String, Vec<f32>> =
+            graph.parameters().map(|(_, p)| (p.name.clone(), vec![0.25; p.shape.elements()])).collect();
+        let mut executable = device.compile(&graph, &mut values.clone()).unwrap();
+        for (name, data) in [("x", vec![f32::NAN; 48]), ("targets", vec![0.2; 30]), ("rate", vec![0.1])] {
+            executable.write(name, Elements::F32(&data)).unwrap();
+        }
+        executable.write("step", Elements::F32(&[1.0])).unwrap();
+        executable.write("decay", Elements::F32(&[0.5])).unwrap();
+        executable.run().unwrap();
+        values.retain(|name, _| !name.ends_with("state9"));
+        for (name, expected) in values {
+            let mut found = vec![0.0; expected.len()];
+            executable.read_parameter(&name, &mut found).unwrap();
+            assert_eq!(found, expected, "{name}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-// Sums, differences and products with broadcasting, scaling, and conversion between storage types.
+// Sums, differences and products with broadcasting, scaling, powers, and conversion between storage types.
 //
 // OP: 0 add, 1 sub, 2 mul. A, B, Y: storage types. INDEX: a type that can count the elements.
 #ifndef OP
@@ -94,6 +94,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale(const A* a, Y* y, fl
     } else {
         for (u64 i = first; i < count; i++) y[i] = from_float<Y>(factor * to_float(a[i]));
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) power(const A* a, Y* y, float exponent, u64 count) {
+    const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (i < count) y[i] = from_float<Y>(powf(to_float(a[i]), exponent));
 }
 
 // Numbers around 1 of either sign in both storage types, to time kernels with: zeros would run faster than real data.

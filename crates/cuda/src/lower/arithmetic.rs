@@ -1,4 +1,4 @@
-//! Sums, differences and products with broadcasting.
+//! Sums, differences and products with broadcasting; powers.
 
 use vit_graph::ops::Binary;
 
@@ -13,6 +13,14 @@ pub(super) fn scale(factor: f32, e: &mut Emitter) {
     let variant = Variant::new(&compiler::ARITHMETIC).with("A", x.storage.name()).with("Y", y.storage.name());
     let arguments = Arguments::new().pointer(x.address).pointer(y.address).f32(factor).u64(count);
     e.spread(variant, "scale", count, PACK, arguments);
+}
+
+pub(super) fn power(exponent: f32, e: &mut Emitter) {
+    let (x, y) = (&e.inputs[0], &e.outputs[0]);
+    let count = y.shape.elements();
+    let variant = Variant::new(&compiler::ARITHMETIC).with("A", x.storage.name()).with("Y", y.storage.name());
+    let arguments = Arguments::new().pointer(x.address).pointer(y.address).f32(exponent).u64(count);
+    e.spread(variant, "power", count, 1, arguments);
 }
 
 pub(super) fn binary(op: Binary, e: &mut Emitter) -> Result<(), String> {

@@ -78,16 +78,16 @@ impl Plan {
 
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let plan = Plan::new(*op, &e.inputs[0].shape, &e.inputs[1].shape, &e.outputs[0].shape);
-    let (operand, x, y) = (e.operand_storage(), e.inputs[0].clone(), e.outputs[0].clone());
+    let (operand, (x, stored), y) = (e.operand_storage(), e.kept(0), e.outputs[0].clone());
     let weight = e.form(1, operand);
     let bias = op.bias.then(|| e.form(2, y.storage));
     let images = plan.images(operand.bytes());
     let rows = e.scratch(images * plan.rows() * plan.row() * operand.bytes());
     let (per_group, row) = (plan.filters_per_group(), plan.row());
     for (start, count, group) in plan.parts(images) {
-        let variant = Variant::new(&compiler::CONV).with("X", x.storage.name()).with("Y", operand.name());
+        let variant = Variant::new(&compiler::CONV).with("X", stored.name()).with("Y", operand.name());
         let elements = count * plan.rows() * row;
-        let from = x.address + (start * plan.image_len() * x.storage.bytes()) as u64;
+        let from = x + (start * plan.image_len() * stored.bytes()) as u64;
         let arguments = Arguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
         e.spread(variant, "image_to_rows", elements, 1, arguments);
         let filters = weight + (group * per_group * row * operand.bytes()) as u64;
@@ -130,7 +130,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
 
 pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let plan = Plan::new(op.conv, &e.inputs[1].shape, &op.weight, &e.inputs[0].shape);
-    let (operand, x, dw) = (e.operand_storage(), e.inputs[1].clone(), e.outputs[0].clone());
+    let (operand, (x, stored), dw) = (e.operand_storage(), e.kept(1), e.outputs[0].clone());
     let dy = e.form(0, operand);
     let images = plan.images(operand.bytes());
     let rows = e.scratch(images * plan.rows() * plan.row() * operand.bytes());
@@ -139,9 +139,9 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
         e.requests.push(Request::Clear { to: dw.address, bytes: dw.shape.elements() * dw.storage.bytes() });
     }
     for (start, count, group) in plan.parts(images) {
-        let variant = Variant::new(&compiler::CONV).with("X", x.storage.name()).with("Y", operand.name());
+        let variant = Variant::new(&compiler::CONV).with("X", stored.name()).with("Y", operand.name());
         let elements = count * plan.rows() * row;
-        let from = x.address + (start * plan.image_len() * x.storage.bytes()) as u64;
+        let from = x + (start * plan.image_len() * stored.bytes()) as u64;
         let arguments = Arguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
         e.spread(variant, "image_to_rows", elements, 1, arguments);
         let first = start * plan.rows() * plan.filters + group * per_group;

@@ -5,7 +5,9 @@
 
 mod arithmetic;
 mod attention;
+mod channel_norm;
 mod conv;
+mod depthwise;
 mod gather;
 mod loss;
 mod matrix;
@@ -13,8 +15,10 @@ mod movement;
 mod norm;
 mod optimise;
 mod patchify;
+mod pool;
 mod reduce;
 mod rows;
+mod windows;
 
 pub(crate) use attention::hopper_variants;
 use vit_graph::Shape;
@@ -175,6 +179,12 @@ impl Emitter {
         to
     }
 
+    /// An input in whatever form it is kept in.
+    fn kept(&self, input: usize) -> (u64, Storage) {
+        let operand = &self.inputs[input];
+        if operand.address != 0 { (operand.address, operand.storage) } else { (operand.copy, Storage::Bf16) }
+    }
+
     fn convert(&mut self, from: u64, stored: Storage, to: u64, storage: Storage, count: usize) {
         let variant = Variant::new(&compiler::ARITHMETIC).with("A", stored.name()).with("Y", storage.name());
         let arguments = Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count);
@@ -199,9 +209,22 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
         Op::Linear(op) if op.int8 => return Err("eight bits are only for the CPU; use --precision bf16 here".into()),
         Op::Linear(op) => matrix::linear(op, e),
         Op::MatMul(op) => matrix::matmul(op, e),
+        Op::Conv2d(op) if depthwise::is_depthwise(op, &e.inputs[1].shape) => depthwise::forward(op, e),
+        Op::Conv2dGradInput(op) if depthwise::is_depthwise(&op.conv, &e.inputs[1].shape) => {
+            depthwise::grad_input(op, e);
+        }
+        Op::Conv2dGradWeight(op) if depthwise::is_depthwise(&op.conv, &op.weight) => depthwise::grad_weight(op, e),
         Op::Conv2d(op) => conv::forward(op, e),
         Op::Conv2dGradInput(op) => conv::grad_input(op, e),
         Op::Conv2dGradWeight(op) => conv::grad_weight(op, e),
+        Op::Pool2d(op) => pool::forward(op, e),
+        Op::Pool2dGrad(op) => pool::backward(&op.0, e),
+        Op::Windows(op) => windows::cut(op, e),
+        Op::Unwindows(op) => windows::join(op, e),
+        Op::BatchNorm(op) => channel_norm::batch(op, e),
+        Op::BatchNormGrad(_) => channel_norm::backward(None, e),
+        Op::GroupNorm(op) => channel_norm::group(op, e),
+        Op::GroupNormGrad(op) => channel_norm::backward(Some(op.groups), e),
         Op::Patchify(op) => patchify::patchify(op, e),
         Op::Unpatchify(op) => patchify::unpatchify(op, e),
         Op::Attention(op) => attention::forward(op, e)?,
@@ -214,6 +237,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
         Op::Activation(op) => rows::activation(*op, e),
         Op::ActivationGrad(op) => rows::activation_grad(op.0, e),
         Op::Binary(op) => arithmetic::binary(*op, e)?,
+        Op::Power(op) => arithmetic::power(op.0, e),
         Op::Scale(op) => arithmetic::scale(op.0, e),
         Op::Dropout(op) => rows::dropout(*op, e),
         Op::Permute(op) => movement::permute(op, e)?,

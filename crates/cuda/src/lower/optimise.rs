@@ -63,11 +63,7 @@ impl Row {
 }
 
 /// The rows of several updates, one after another in the node's inputs and outputs, as `row` reads them.
-fn rows(
-    e: &mut Emitter,
-    count: usize,
-    row: impl Fn(usize, &[Operand], &[Operand]) -> Row,
-) -> (Vec<Row>, usize) {
+fn rows(e: &mut Emitter, count: usize, row: impl Fn(usize, &[Operand], &[Operand]) -> Row) -> (Vec<Row>, usize) {
     let arity = [e.inputs.len() / count, e.outputs.len() / count];
     let parts = e.inputs.chunks(arity[0]).zip(e.outputs.chunks(arity[1])).enumerate();
     let rows: Vec<Row> = parts.map(|(i, (inputs, outputs))| row(i, inputs, outputs)).collect();
@@ -94,11 +90,13 @@ fn tables(e: &mut Emitter, rows: &[Row]) -> [u64; 2] {
 pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
     match ops.first() {
         Some(Op::Adam(_)) => {
-            let ops: Vec<Adam> = ops.iter().filter_map(|op| if let Op::Adam(op) = op { Some(*op) } else { None }).collect();
+            let ops: Vec<Adam> =
+                ops.iter().filter_map(|op| if let Op::Adam(op) = op { Some(*op) } else { None }).collect();
             adam(&ops, e);
         }
         Some(Op::Sgd(_)) => {
-            let ops: Vec<Sgd> = ops.iter().filter_map(|op| if let Op::Sgd(op) = op { Some(*op) } else { None }).collect();
+            let ops: Vec<Sgd> =
+                ops.iter().filter_map(|op| if let Op::Sgd(op) = op { Some(*op) } else { None }).collect();
             sgd(&ops, e);
         }
         _ => moving_average(ops.len(), e),
@@ -175,7 +173,8 @@ fn sgd(ops: &[Sgd], e: &mut Emitter) {
         .f32(CLIP_EPSILON)
         .u32(usize::from(first.nesterov))
         .u32(usize::from(first.clip.is_some()));
-    let arguments = Arguments::new().pointers(&[table, chunks, e.inputs[4].address, e.inputs[5].address]).fields(numbers);
+    let arguments =
+        Arguments::new().pointers(&[table, chunks, e.inputs[4].address, e.inputs[5].address]).fields(numbers);
     if blocks > 0 {
         e.kernel(Variant::new(&compiler::OPTIMISE), "sgd", [blocks, 1, 1], 256, 0, arguments);
     }

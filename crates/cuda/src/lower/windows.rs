@@ -1,0 +1,32 @@
+//! Windows of an image.
+
+use vit_graph::ops::{Unwindows, Windows};
+
+use super::Emitter;
+use crate::compiler::{self, Variant};
+use crate::fields::{Arguments, Fields};
+
+pub(super) fn cut(op: &Windows, e: &mut Emitter) {
+    let image = e.inputs[0].shape.to_vec();
+    move_pixels("windows", op, &image, e);
+}
+
+pub(super) fn join(op: &Unwindows, e: &mut Emitter) {
+    move_pixels("unwindows", &op.windows, &op.image, e);
+}
+
+fn move_pixels(kernel: &'static str, op: &Windows, image: &[usize], e: &mut Emitter) {
+    let (x, y) = (&e.inputs[0], &e.outputs[0]);
+    let (height, width, channels) = (image[1], image[2], image[3]);
+    let vec = [8, 4, 2].into_iter().find(|&v| channels.is_multiple_of(v)).unwrap_or(1);
+    let packs = y.shape.elements() / vec;
+    let fields = Fields::new()
+        .u32s(&[height, width, channels / vec])
+        .u32s(&op.grid(image))
+        .u32s(&op.size)
+        .u32s(&[op.shift[0] % height.max(1), op.shift[1] % width.max(1)]);
+    let variant =
+        Variant::new(&compiler::WINDOWS).with("VEC", vec).with("X", x.storage.name()).with("Y", y.storage.name());
+    let arguments = Arguments::new().pointers(&[x.address, y.address]).fields(fields).u64(packs);
+    e.spread(variant, kernel, packs, 1, arguments);
+}
