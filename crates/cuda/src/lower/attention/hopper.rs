@@ -134,3 +134,31 @@ pub(crate) fn hopper_variants() -> Vec<Variant> {
     }
     variants
 }
+
+#[cfg(test)]
+mod tests {
+    use vit_models::variant;
+    use vit_train::{Optimiser, TrainingStep};
+
+    use crate::Precision;
+    use crate::prepare::{Prepared, Profile};
+
+    /// The attentions of a training step, and how many of them and of their gradients are computed by tensor cores.
+    fn attentions(precision: Precision, hopper: bool) -> (usize, usize) {
+        let architecture = variant("vit_tiny_patch16_224").unwrap().architecture;
+        let step = TrainingStep::new(&architecture, 2, &Optimiser::default()).unwrap();
+        let prepared = Prepared::new(step.graph, Profile { precision, multiprocessors: 132, hopper }).unwrap();
+        let operations: Vec<String> = (0..prepared.graph.nodes().len())
+            .filter_map(|id| prepared.emit(id, None).unwrap().map(|emitter| prepared.info(id, &emitter).op))
+            .filter(|op| op.starts_with("attention"))
+            .collect();
+        (operations.len(), operations.iter().filter(|op| op.ends_with("+wgmma")).count())
+    }
+
+    #[test]
+    fn training_in_bf16_on_hopper_uses_tensor_cores() {
+        assert_eq!(attentions(Precision::Bf16, true), (24, 24));
+        assert_eq!(attentions(Precision::Bf16, false), (24, 0));
+        assert_eq!(attentions(Precision::F32, true), (24, 0));
+    }
+}

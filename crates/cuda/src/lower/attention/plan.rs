@@ -47,6 +47,16 @@ impl Which {
         }
     }
 
+    /// Slots that a unit fills where it meets one slot of rows.
+    fn uses(self) -> usize {
+        if self == Which::Forward { 3 } else { 4 }
+    }
+
+    /// What the warpgroups share out of a unit of so many tiles.
+    fn items(self, tiles: usize) -> usize {
+        if self == Which::Backward { 2 * tiles } else { tiles }
+    }
+
     /// Registers of a computing and of the feeding warpgroup. Where the latter also fetches the rows' statistics, it
     /// needs more.
     fn registers(self, warpgroups: usize, blocks_per_sm: usize) -> [usize; 2] {
@@ -114,20 +124,25 @@ impl Plan {
             tiles,
             warpgroups,
             slots: 0,
-            step_q: if padded <= 64 && warpgroups < 3 {
-                64
-            } else if padded <= 32 {
-                48
-            } else {
-                32
-            },
-            step_k: if streamed && warpgroups == 3 { 48 } else { 64 },
+            step_q: 0,
+            step_k: 0,
             blocks_per_sm,
-            registers: which.registers(warpgroups, blocks_per_sm),
+            registers: [0; 2],
             single,
             grid: units.min(multiprocessors * blocks_per_sm),
         };
         plan.slots = ((plan.shared_limit() - plan.shared()) / (plan.slot_bytes() + 16)).min(16);
+        if single {
+            // A warpgroup that skips units must not run more than one round of the slots ahead of what it has seen loaded.
+            plan.warpgroups = warpgroups.min(which.items(tiles) * (plan.slots / which.uses()));
+        }
+        plan.registers = which.registers(plan.warpgroups, blocks_per_sm);
+        plan.step_q = match padded {
+            ..=64 if plan.warpgroups < 3 => 64,
+            ..=32 => 48,
+            _ => 32,
+        };
+        plan.step_k = if streamed && plan.warpgroups == 3 { 48 } else { 64 };
         plan
     }
 
@@ -217,11 +232,9 @@ mod tests {
         let (own, other) = if which == Which::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) };
         let kept = if which == Which::Forward { 1 } else { 2 };
         if p.single {
-            let uses = if which == Which::Forward { 3 } else { 4 };
+            let (uses, items) = (which.uses(), which.items(p.tiles));
             assert!(other <= p.rows && p.rows < other + 16, "{text}");
             assert!(p.slots >= uses, "{text}");
-            // A warpgroup that skips units must not run more than one round ahead of what it has seen loaded.
-            let items = if which == Which::Backward { 2 * p.tiles } else { p.tiles };
             assert!(p.warpgroups <= items || p.slots >= p.warpgroups.div_ceil(items) * uses, "{text}");
         } else {
             assert!(which != Which::Backward && p.warpgroups == p.tiles && p.slots >= kept + 2, "{text}");
