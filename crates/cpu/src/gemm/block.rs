@@ -68,15 +68,14 @@ impl Kernel for Block<'_> {
         let scattered = S::LANES < MAX_LANES || self.lda.is_multiple_of(1024);
         let copy =
             self.a_layout == ALayout::Transposed && scattered && self.n > 2 * width && self.scratch.len() >= room;
-        let scratch = std::mem::take(&mut self.scratch);
-        let mut lines = Lines::new();
         let plain_b = self.ldb > 0;
-        assert!(!plain_b || scratch.len() >= room, "a plain B takes scratch");
-        let (panel, scratch) =
-            if scratch.len() >= room { scratch.split_at_mut(panel_room(self.k)) } else { scratch.split_at_mut(0) };
-        let panel =
-            if plain_b { aligned(panel, panel_room(self.k) - ALIGN).0.as_mut_ptr() } else { std::ptr::null_mut() };
+        assert!(!plain_b || self.scratch.len() >= room, "a plain B takes scratch");
+        let scratch = std::mem::take(&mut self.scratch);
+        let (panel, scratch) = scratch.split_at_mut(if plain_b { panel_room(self.k) } else { 0 });
+        let panel = if plain_b { aligned(panel, panel_room(self.k) - ALIGN).0 } else { panel };
+        let panel = panel.as_mut_ptr();
         let copied = if copy { aligned(scratch, room - panel_room(self.k) - ALIGN).0 } else { &mut [] };
+        let mut lines = Lines::new();
         // Where nothing else comes before it, the bias is what the sums start with.
         let bias = if self.alpha == 1.0 && !self.accumulate { self.epilogue.bias.take() } else { None };
         let mut bias_panel = TileRow([0.0; MAX_TILE_VECTORS * MAX_LANES]);
@@ -85,16 +84,14 @@ impl Kernel for Block<'_> {
             let k = step.min(self.k - start);
             let last = start + k == self.k;
             let add = self.accumulate || start > 0;
-            let finished = last && !(self.epilogue.is_empty() && self.slope.is_null());
-            let epilogue = if finished { Some(self.epilogue) } else { None };
+            let slope = if last { self.slope } else { std::ptr::null_mut() };
+            let epilogue = if last { Some(self.epilogue) } else { None };
             let Epilogue { factor: times, residual: plus, .. } = epilogue.unwrap_or_default();
             let slow =
                 epilogue.is_some_and(|e| e.bias.is_some() || e.activation != Activation::None || e.scale.is_some());
             // Whether the tile can go straight to C.
-            let simple = self.alpha == 1.0
-                && !slow
-                && !(finished && !self.slope.is_null())
-                && !(add && (times.is_some() || plus.is_some()));
+            let twice = add && (times.is_some() || plus.is_some());
+            let simple = self.alpha == 1.0 && slope.is_null() && !slow && !twice;
             if copy {
                 // SAFETY: the rows are those of A, and `copied` has room for them.
                 unsafe { copy_transposed(s, self.a.add(start * self.lda), self.lda, self.m, k, copied) };
@@ -130,11 +127,7 @@ impl Kernel for Block<'_> {
                         let part = |(x, ld): (&[f32], usize)| (x.as_ptr().wrapping_add(row * ld + column), ld);
                         let nothing = (std::ptr::null(), 0);
                         let (times, plus) = (times.map_or(nothing, part), plus.map_or(nothing, part));
-                        let slope = if finished && !self.slope.is_null() {
-                            self.slope.add(row * self.ldc + column)
-                        } else {
-                            std::ptr::null_mut()
-                        };
+                        let slope = if slope.is_null() { slope } else { slope.add(row * self.ldc + column) };
                         let mut later = [c.cast_const(); 2];
                         for (x, ld) in [times, plus, (slope.cast_const(), self.ldc)] {
                             if ld == self.ldc && !x.is_null() {

@@ -54,14 +54,6 @@ impl<'a> Epilogue<'a> {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.bias.is_none()
-            && self.activation == Activation::None
-            && self.scale.is_none()
-            && self.factor.is_none()
-            && self.residual.is_none()
-    }
-
     pub(crate) fn check(&self, m: usize, n: usize) {
         if let Some(bias) = self.bias {
             assert!(bias.len() >= n, "bias of {} for {n} columns", bias.len());

@@ -27,10 +27,7 @@ pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     let mut inside = vec![false; nodes.len()];
     (0..nodes.len()).filter_map(taken).for_each(|(grad, _)| inside[grad] = true);
     let mut copy = Copy::of(graph);
-    for id in 0..nodes.len() {
-        if inside[id] {
-            continue;
-        }
+    for id in (0..nodes.len()).filter(|&id| !inside[id]) {
         let Some((grad, residual)) = taken(id) else {
             copy.keep(id)?;
             continue;
