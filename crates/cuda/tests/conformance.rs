@@ -21,7 +21,7 @@ fn gpu(precision: Precision) -> Option<Cuda> {
 
 /// Whether a case is not for GPUs.
 fn is_for_the_cpu(error: &GraphError) -> bool {
-    error.to_string().contains("eight bits are only for the CPU")
+    error.to_string().contains("only for the CPU")
 }
 
 /// Whether a gradient of the case jumps: rounding moves numbers across the corner of a relu or from one maximum to

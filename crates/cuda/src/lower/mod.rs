@@ -257,7 +257,8 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
         #[allow(unreachable_patterns, reason = "operations may be added to the graph before they are here")]
         other => {
             use vit_graph::ops::Operation;
-            return Err(format!("{} is not available on this device", other.name()));
+            // What is left are fusions that the CPU's own rewrites make.
+            return Err(format!("{} is only for the CPU", other.name()));
         }
     }
     Ok(())

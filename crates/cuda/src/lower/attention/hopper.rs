@@ -146,7 +146,7 @@ mod tests {
     /// The attentions of a training step, and how many of them and of their gradients are computed by tensor cores.
     fn attentions(precision: Precision, hopper: bool) -> (usize, usize) {
         let architecture = variant("vit_tiny_patch16_224").unwrap().architecture;
-        let step = TrainingStep::new(&architecture, 2, &Optimiser::default()).unwrap();
+        let step = TrainingStep::new(&architecture, 2, Optimiser::default()).unwrap();
         let prepared = Prepared::new(step.graph, Profile { precision, multiprocessors: 132, hopper }).unwrap();
         let operations: Vec<String> = (0..prepared.graph.nodes().len())
             .filter_map(|id| prepared.emit(id, None).unwrap().map(|emitter| prepared.info(id, &emitter).op))
