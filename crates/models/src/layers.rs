@@ -11,8 +11,10 @@ pub use relative::{TABLE, log_offsets, relative_bias, relative_index};
 use vit_graph::ops::Activation;
 use vit_graph::{Init, Tensor};
 
-/// How weight matrices start: as in timm and in the JAX code's token embeddings.
-const MATRIX: Init = Init::TruncatedNormal { std: 0.02 };
+/// Glorot and Bengio's uniform start, as in the paper's code: narrow models start with larger weights than wide ones.
+pub fn glorot(inputs: usize, outputs: usize) -> Init {
+    Init::Uniform { bound: (6.0 / (inputs + outputs).max(1) as f32).sqrt() }
+}
 
 /// Whether a graph is built to be trained: only then is there anything random in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +26,7 @@ pub enum Mode {
 
 /// `x Wᵀ + b`.
 pub fn linear(x: &Tensor, features: usize, bias: bool, name: &str) -> Tensor {
-    linear_from(x, features, bias, MATRIX, name)
+    linear_from(x, features, bias, glorot(x.shape().last(), features), name)
 }
 
 /// A linear layer whose weight starts in a given way.

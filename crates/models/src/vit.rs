@@ -12,7 +12,7 @@ pub use variants::{PAPER_SIZES, Size, variant, variants};
 use vit_graph::ops::{Activation, Attention, Conv2d, Dropout, Granularity};
 use vit_graph::{DType, Graph, GraphError, Init, Tensor};
 
-use crate::layers::{Building, Mode, channels_last, layer_norm, layer_scale, linear, linear_from, mlp};
+use crate::layers::{Building, Mode, channels_last, glorot, layer_norm, layer_scale, linear, linear_from, mlp};
 use crate::resnetv2::ResNetV2;
 
 /// How the tokens become one vector.
@@ -202,7 +202,9 @@ impl Encoder<'_> {
         let [ph, pw] = vit.patch_size;
         let map = self.feature_map(image);
         let _scope = image.scope("patch_embed.proj");
-        let weight = image.parameter("weight", [vit.dim, map.extent(3), ph, pw], Init::TruncatedNormal { std: 0.02 });
+        let inputs = map.extent(3) * ph * pw;
+        let init = Init::TruncatedNormal { std: (inputs.max(1) as f32).powf(-0.5) };
+        let weight = image.parameter("weight", [vit.dim, map.extent(3), ph, pw], init);
         // CLIP's patches have no bias: the norm that follows would be the only one to see it.
         let bias = (!vit.pre_norm).then(|| image.parameter("bias", [vit.dim], Init::Zeros));
         let grid = map.conv2d(Conv2d::patches([ph, pw], true), &weight, bias.as_ref());
@@ -251,7 +253,8 @@ impl Encoder<'_> {
         let (vit, [batch, tokens]) = (self.vit, [x.extent(0), x.extent(1)]);
         let _scope = x.scope(name);
         let head_dim = vit.dim / vit.heads;
-        let qkv = linear(x, 3 * vit.dim, vit.qkv_bias, "qkv");
+        // Three matrices in one, each started by itself.
+        let qkv = linear_from(x, 3 * vit.dim, vit.qkv_bias, glorot(vit.dim, vit.dim), "qkv");
         let bias = positions::relative_bias(vit, x);
         let (dropout, seed) = self.attention_dropout(x);
         let op = Attention {
