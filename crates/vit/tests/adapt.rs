@@ -111,7 +111,7 @@ fn other_channels_adapt_the_filters() {
 
 #[test]
 fn all_changes_at_once_are_one_line_each() {
-    let changes = Changes { image_size: Some([40, 48]), classes: Some(3), channels: Some(4) };
+    let changes = Changes { image_size: Some([40, 48]), classes: Some(3), channels: Some(4), new_head: false };
     let checkpoint = changed("timm_vit", changes);
     assert_eq!(
         checkpoint.report,
