@@ -16,7 +16,7 @@ use crate::pictures::{parse_size, report_failures};
 use crate::table::{Align, Table};
 use crate::{Outcome, checkpoints, terminal};
 
-/// Measure a model on a data set: accuracy, classes, confusion, calibration
+/// Measure a model on a data set, and see where it is wrong
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
