@@ -18,7 +18,7 @@ use vit_graph::device::Device;
 use crate::error::TrainError;
 use crate::evaluate::{Measured, evaluate};
 use crate::plots;
-use crate::run_folder::{MetricsLog, Row, RunFolder};
+use crate::run_folder::{MetricsLog, Row, RunFolder, columns};
 use crate::saving::{Best, Position, Snapshot};
 use crate::setup::Setup;
 use crate::{Pace, Progress};
@@ -225,15 +225,15 @@ fn measurements(row: Row, measured: &Measured) -> Row {
     match measured {
         Measured::Single(evaluation) => {
             let m = evaluation.measures();
-            row.with("val/loss", m.loss)
-                .with("val/top1", m.top1)
-                .with("val/top5", m.top5)
+            row.with(columns::VAL_LOSS, m.loss)
+                .with(columns::VAL_TOP1, m.top1)
+                .with(columns::VAL_TOP5, m.top5)
                 .with("val/macro_f1", m.macro_f1)
                 .with("val/ece", m.ece)
         }
         Measured::Multi(evaluation) => {
             let m = evaluation.measures();
-            row.with("val/loss", m.loss).with("val/map", m.mean_average_precision).with("val/micro_f1", m.micro_f1)
+            row.with(columns::VAL_LOSS, m.loss).with("val/map", m.mean_average_precision).with("val/micro_f1", m.micro_f1)
         }
     }
 }
@@ -283,12 +283,12 @@ impl Interval {
 
     fn row(&self, session: &Session, progress: &Progress) -> Row {
         let epoch = progress.step as f64 / session.steps_per_epoch as f64;
-        let mut row = Row::new(progress.step).epoch(epoch).with("train/lr", progress.rate);
+        let mut row = Row::new(progress.step).epoch(epoch).with(columns::RATE, progress.rate);
         if self.steps > 0 {
             let mean = |sum: f64| sum / f64::from(self.steps);
-            row = row.with("train/loss", mean(self.loss)).with("train/grad_norm", mean(self.grad_norm));
+            row = row.with(columns::TRAIN_LOSS, mean(self.loss)).with("train/grad_norm", mean(self.grad_norm));
         }
-        row.with("train/images_per_s", progress.images_per_second.unwrap_or(0.0))
+        row.with(columns::IMAGES_PER_SECOND, progress.images_per_second.unwrap_or(0.0))
             .with("train/waiting", progress.waiting)
     }
 }

@@ -1,0 +1,98 @@
+"""PyTorch's compiler on the work of `bench/gpu`: a plain ViT in bf16 autocast with fused AdamW, medians of 30 by events.
+
+Arguments are jobs such as train:B:256 or infer:L:256; prints one line each.
+"""
+import sys
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+torch.set_float32_matmul_precision("high")
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d))
+
+
+class Block(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
+        self.attention = Attention(dim, heads)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class ViT(nn.Module):
+    def __init__(self, dim, depth, heads):
+        super().__init__()
+        self.patches = nn.Conv2d(3, dim, 16, 16)
+        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.positions = nn.Parameter(torch.randn(1, 197, dim) * 0.02)
+        self.blocks = nn.Sequential(*[Block(dim, heads) for _ in range(depth)])
+        self.norm, self.head = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, 1000)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+SIZES = {"Ti": (192, 12, 3), "B": (768, 12, 12), "L": (1024, 24, 16)}
+
+
+def median(step, runs=30, warm=5):
+    for _ in range(warm):
+        step()
+    times = []
+    for _ in range(runs):
+        start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        start.record()
+        step()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[runs // 2]
+
+
+for job in sys.argv[1:]:
+    kind, size, batch = job.split(":")
+    began = time.time()
+    torch._dynamo.reset()
+    net = ViT(*SIZES[size]).cuda()
+    images = torch.randn(int(batch), 3, 224, 224, device="cuda")
+    if kind == "train":
+        labels = torch.randint(0, 1000, (int(batch),), device="cuda")
+        optimiser = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.05, fused=True)
+        compiled = torch.compile(net)
+
+        def step():
+            optimiser.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = F.cross_entropy(compiled(images), labels)
+            loss.backward()
+            optimiser.step()
+
+    else:
+        net.eval()
+        compiled = torch.compile(net, mode="max-autotune" if batch == "1" else None)
+
+        def step():
+            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+                compiled(images)
+
+    torch.cuda.reset_peak_memory_stats()
+    time_ms, memory = median(step), torch.cuda.max_memory_allocated() / 2**30
+    print(f"torch.compile {job}: {time_ms:.3f} ms, {memory:.2f} GiB ({time.time() - began:.0f} s)", flush=True)
