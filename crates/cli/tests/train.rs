@@ -14,23 +14,23 @@ fn pictures(folder: &Path, classes: &[(&str, u8)], each: u32) {
         std::fs::create_dir_all(folder.join(class)).unwrap();
         for number in 0..each {
             let pixels = (0..144u32).flat_map(|i| [*shade, (i * 7 + number * 13) as u8, shade.wrapping_mul(3)]);
-            let mut file = b"P6 12 12 255\n".to_vec();
-            file.extend(pixels);
-            write_bmp(&folder.join(class).join(format!("{number}.bmp")), &file[13..]);
+            let pixels: Vec<u8> = pixels.collect();
+            write_bmp(&folder.join(class).join(format!("{number}.bmp")), 12, &pixels);
         }
     }
 }
 
-/// The plainest picture format: rows from the bottom up, blue first.
-fn write_bmp(path: &Path, rgb: &[u8]) {
-    let (side, row) = (12usize, 36usize);
+/// The plainest picture format: rows from the bottom up, blue first, padded to four bytes.
+fn write_bmp(path: &Path, side: usize, rgb: &[u8]) {
+    let row = (3 * side).next_multiple_of(4);
     let mut file = b"BM".to_vec();
     let size = 54 + (row * side) as u32;
     for word in [size, 0, 54, 40, side as u32, side as u32, 1 | 24 << 16, 0, (row * side) as u32, 2835, 2835, 0, 0] {
         file.extend(word.to_le_bytes());
     }
-    for line in rgb.chunks(row).rev() {
+    for line in rgb.chunks(3 * side).rev() {
         line.chunks(3).for_each(|p| file.extend([p[2], p[1], p[0]]));
+        file.resize(file.len() + row - 3 * side, 0);
     }
     std::fs::write(path, file).unwrap();
 }
@@ -64,6 +64,7 @@ fn a_folder_with_everything_wrong_trains_and_says_what_it_skipped() {
     std::fs::create_dir(data.join("empty one")).unwrap();
     std::fs::write(data.join("日本/broken.jpg"), b"\xff\xd8\xff\xe0 this is not a picture").unwrap();
     std::fs::copy(picture("formats/jpeg_cmyk.jpg"), data.join("日本/inks.jpg")).unwrap();
+    write_bmp(&data.join("Äpfel und Birnen/one pixel.bmp"), 1, &[9, 99, 199]);
     std::fs::write(data.join("Äpfel und Birnen/notes.txt"), "not a picture").unwrap();
     let out = folder.path().join("run one");
     let mut arguments: Vec<std::ffi::OsString> = vec!["train".into(), "--data".into(), data.clone().into()];

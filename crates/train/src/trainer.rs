@@ -233,7 +233,9 @@ fn measurements(row: Row, measured: &Measured) -> Row {
         }
         Measured::Multi(evaluation) => {
             let m = evaluation.measures();
-            row.with(columns::VAL_LOSS, m.loss).with("val/map", m.mean_average_precision).with("val/micro_f1", m.micro_f1)
+            row.with(columns::VAL_LOSS, m.loss)
+                .with("val/map", m.mean_average_precision)
+                .with("val/micro_f1", m.micro_f1)
         }
     }
 }
