@@ -67,7 +67,8 @@ impl Fitting {
                     }
                 },
                 None if head && self.leniency.new_head => {
-                    self.note_head(name, &[], &shape);
+                    let before: Vec<usize> = Some(from.classes()).filter(|&n| n > 0).into_iter().collect();
+                    self.note_head(name, &before, &shape);
                     None
                 }
                 None => {
