@@ -1,6 +1,7 @@
 //! The named Vision Transformers: the paper's sizes at their patch sizes, and the models that followed.
 
 use super::{FinalNorm, Pooling, PositionsOn, Vit};
+use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
 use crate::resnetv2::ResNetV2;
 use crate::variant::Variant;
@@ -100,7 +101,7 @@ pub fn variants() -> Vec<Variant> {
 }
 
 /// The variant of a name: published ones first, then any patch and image size in timm's or the paper's form
-/// (`vit_base_patch4_32`, `B/4@32`).
+/// (`vit_base_patch4_32`, `B/4@32`; `vit_base_patch4_gap_32` for the mean of the patches instead of a class token).
 pub fn variant(name: &str) -> Option<Variant> {
     let known = variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
     known.or_else(|| from_timm_form(name)).or_else(|| from_paper_form(name))
@@ -108,8 +109,17 @@ pub fn variant(name: &str) -> Option<Variant> {
 
 fn from_timm_form(name: &str) -> Option<Variant> {
     let (size, rest) = name.strip_prefix("vit_")?.split_once("_patch")?;
-    let (patch, image) = rest.split_once('_')?;
-    Some(plain(by_timm(size)?, positive(patch)?, positive(image)?))
+    let (patch, rest) = rest.split_once('_')?;
+    let image = rest.strip_prefix("gap_");
+    let variant = plain(by_timm(size)?, positive(patch)?, positive(image.unwrap_or(rest))?);
+    Some(if image.is_some() { pooled(variant, name) } else { variant })
+}
+
+/// Without a class token: the head reads the mean of the patches.
+fn pooled(variant: Variant, name: &str) -> Variant {
+    let Architecture::Vit(vit) = variant.architecture else { return variant };
+    let vit = Vit { class_token: false, pooling: Pooling::Mean, ..vit };
+    Variant { name: name.into(), paper_name: None, architecture: vit.into(), ..variant }
 }
 
 fn from_paper_form(name: &str) -> Option<Variant> {
@@ -133,7 +143,8 @@ fn plain(size: &Size, patch: usize, image: usize) -> Variant {
         architecture: size.vit(patch, image).into(),
         preprocessing: Preprocessing {
             image_size: [image, image],
-            crop_pct: if image > 224 { 1.0 } else { 0.9 },
+            // Published weights were evaluated on the middle of pictures larger than 224; small ones have no margin.
+            crop_pct: if image == 224 { 0.9 } else { 1.0 },
             ..Preprocessing::inception()
         },
     }
