@@ -5,12 +5,13 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use vit::graph::GraphError;
-use vit::models::{Changes, Checkpoint, ModelError, OpenOptions, variant};
+use vit::models::{Changes, Checkpoint, ModelError, OpenOptions, builtin, variant};
 
 use crate::terminal;
 
 /// What a model may be, for messages.
-const FORMS: &str = "a checkpoint folder or a weights file (.safetensors, .npz, .pt, .pth, .bin)";
+const FORMS: &str = "a checkpoint folder, a weights file (.safetensors, .npz, .pt, .pth, .bin), or \
+                     cifar10 for the built-in model";
 
 /// Opens a checkpoint folder or a weights file.
 pub fn open(path: &Path, allow_unmatched: bool) -> anyhow::Result<Checkpoint> {
@@ -49,7 +50,7 @@ pub fn folder_of_config(path: &Path) -> Cow<'_, Path> {
 
 /// Explains a model that is not there, or a name where a path is needed.
 pub fn exists(path: &Path) -> anyhow::Result<()> {
-    if path.exists() {
+    if path.exists() || builtin::is_meant(path) {
         return Ok(());
     }
     let name = path.to_string_lossy();

@@ -15,9 +15,9 @@ use crate::terminal::{self, Meaning, describe, printable, styled};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit classify --model examples/cifar10 examples/pictures
-  vit classify -m examples/cifar10 'examples/*/*.jpg' --top 1 --format csv
-  find examples -name '*.jpg' | vit classify -m examples/cifar10 - --json
+  vit classify examples/pictures
+  vit classify 'examples/*/*.jpg' --top 1 --format csv
+  find examples -name '*.jpg' | vit classify - --json
 
 A picture that cannot be read is reported and the others go on; the exit status
 is then 1.")]

@@ -20,7 +20,7 @@ use crate::{Outcome, checkpoints, terminal};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit eval examples/cifar10 --data cifar10.tar.zst
+  vit eval cifar10 --data cifar10.tar.zst
   vit eval runs/photos-1/checkpoints/best --data photos --out report
   vit eval vit_base --data imagenet --split val --json
 

@@ -29,7 +29,7 @@ use clap::{Parser, Subcommand};
 Examples:
   vit models base
   vit info vit_base_patch16_224
-  vit classify --model examples/cifar10 examples/pictures
+  vit classify examples/pictures
 
 Every command has examples in its help: `vit classify --help`.
 The exit status is 0 if all went well, 1 if something failed, 2 if the command

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use vit::data::{self, DecodeOptions, Preprocess, find_images_each};
-use vit::models::{Changes, Checkpoint};
+use vit::models::{Changes, Checkpoint, builtin};
 use vit::{DeviceChoice, ModelOptions, Precision};
 
 use crate::{checkpoints, terminal};
@@ -22,8 +22,9 @@ pub struct PictureArguments {
     /// one picture, or a list of paths, from standard input
     #[arg(required = true, value_name = "PICTURES")]
     pictures: Vec<OsString>,
-    /// The model: a checkpoint folder or a weights file
-    #[arg(long, short, env = "VIT_MODEL", hide_env_values = true, value_name = "PATH")]
+    /// The model: a checkpoint folder or a weights file; the built-in one knows
+    /// CIFAR-10's classes
+    #[arg(long, short, env = "VIT_MODEL", hide_env_values = true, value_name = "PATH", default_value = builtin::NAME)]
     pub model: PathBuf,
     /// Pictures that are run at once, at most [default: 8]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=4096))]

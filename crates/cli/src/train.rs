@@ -45,7 +45,7 @@ pub struct Arguments {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit finetune examples/cifar10 --data photos
+  vit finetune cifar10 --data photos
   vit finetune vit_base --data flowers --image-size 384
   vit finetune vit_base --data flowers --freeze backbone
 

@@ -15,6 +15,7 @@
 //! ```
 
 mod average;
+mod colours;
 mod error;
 mod evaluate;
 mod evaluation_report;

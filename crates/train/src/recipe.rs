@@ -62,11 +62,22 @@ pub enum Crop {
     Centre,
 }
 
+/// What colours are normalised by, in a model that starts from scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Normalise {
+    /// The mean and the deviation of the training pictures.
+    Pictures,
+    /// What the model's published weights were trained with.
+    Model,
+}
+
 /// How pictures and labels are varied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct DataSettings {
+    pub normalise: Normalise,
     pub crop: Crop,
     pub crop_scale: [f64; 2],
     pub crop_ratio: [f64; 2],

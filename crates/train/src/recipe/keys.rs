@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::{NAMED, Recipe, Span, Teaching};
 
 /// Every key with its meaning, in the order in which they are printed.
-const KEYS: [(&str, &str); 49] = [
+const KEYS: [(&str, &str); 50] = [
     ("base", "the recipe that keys left out come from"),
     ("about", "what it is for"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -20,6 +20,7 @@ const KEYS: [(&str, &str); 49] = [
     ("model.dropout", "dropout after positions and linear layers"),
     ("model.attention_dropout", "dropout of attention weights"),
     ("model.freeze", "parameters that stay as they are, e.g. [\"backbone\"] or [\"blocks.*\", \"!*.norm1.*\"]"),
+    ("data.normalise", "colours from scratch by the mean and deviation of the pictures, or as the model has it"),
     ("data.crop", "random-resized, padded or centre"),
     ("data.crop_scale", "random-resized: smallest and largest part of the picture's area"),
     ("data.crop_ratio", "random-resized: smallest and largest width / height"),
