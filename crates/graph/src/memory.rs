@@ -45,6 +45,19 @@ impl MemoryPlan {
     /// Inputs keep their memory for good, so that a run can be repeated; outputs keep it from their node on.
     /// Parameters and constants live outside the arena. A reshape shares its input's memory.
     pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize, outside: impl Fn(Value) -> bool) -> MemoryPlan {
+        Self::with_places(graph, workspace, outside, usize::MAX)
+    }
+
+    /// As [`MemoryPlan::new`], but what takes `large` bytes or more shares memory only with what is equally long.
+    ///
+    /// Where cores have caches of their own and each works on its part of every value, a part then stays with its core:
+    /// writing over what another core wrote last means fetching it from there. It takes somewhat more memory.
+    pub fn with_places(
+        graph: &Graph,
+        workspace: impl Fn(NodeId) -> usize,
+        outside: impl Fn(Value) -> bool,
+        large: usize,
+    ) -> MemoryPlan {
         let nodes = graph.nodes();
         let uses = graph.uses();
         let end = nodes.len();
@@ -84,11 +97,12 @@ impl MemoryPlan {
                 });
             }
         }
-        Self::place(graph, requests)
+        Self::place(graph, requests, large)
     }
 
-    /// Largest first, each at the lowest offset where nothing alive at the same time lies.
-    fn place(graph: &Graph, mut requests: Vec<Request>) -> MemoryPlan {
+    /// Largest first, each at the lowest offset where nothing alive at the same time lies; for a large one only places
+    /// of its own length count, or a new one at the end.
+    fn place(graph: &Graph, mut requests: Vec<Request>, large: usize) -> MemoryPlan {
         requests.sort_by_key(|r| (std::cmp::Reverse(r.bytes), r.first));
         let mut plan = MemoryPlan {
             values: graph.nodes().iter().map(|n| vec![None; n.outputs.len()]).collect(),
@@ -104,13 +118,20 @@ impl MemoryPlan {
                 .map(|(_, _, block)| *block)
                 .collect();
             neighbours.sort_by_key(|b| b.offset);
-            let mut offset = 0;
-            for block in neighbours {
-                if offset + bytes <= block.offset {
-                    break;
+            let offset = if bytes >= large {
+                let places = placed.iter().map(|(_, _, block)| *block).filter(|block| block.bytes == bytes);
+                let free = places.filter(|place| !neighbours.contains(place)).map(|place| place.offset).min();
+                free.unwrap_or(plan.arena_bytes)
+            } else {
+                let mut offset = 0;
+                for block in neighbours {
+                    if offset + bytes <= block.offset {
+                        break;
+                    }
+                    offset = offset.max(block.offset + block.bytes);
                 }
-                offset = offset.max(block.offset + block.bytes);
-            }
+                offset
+            };
             placed.push((request.first, request.last, Block { offset, bytes }));
             plan.arena_bytes = plan.arena_bytes.max(offset + bytes);
             let block = Some(Block { offset, bytes: request.bytes });
