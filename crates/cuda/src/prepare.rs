@@ -118,6 +118,7 @@ impl Prepared {
             workspace: &|node| scratch.get(&node).copied().unwrap_or(0),
             outside: &|v| p.constant[v.node] || p.in_place.contains_key(&v) || p.groups.unwritten.contains(&v),
             runs_with: &|node| p.groups.runs_with(node),
+            large: usize::MAX,
         };
         prepared.plan = MemoryPlan::with_needs(&prepared.graph, needs);
         Ok(prepared)

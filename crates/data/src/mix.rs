@@ -18,13 +18,15 @@ pub struct Mix {
     pub probability: f64,
     /// Probability of CutMix where both are on.
     pub switch: f64,
+    /// The step from which on nothing is mixed any more.
+    pub until: u64,
     /// Label smoothing: the share of a target that is spread over all classes.
     pub smoothing: f64,
 }
 
 impl Default for Mix {
     fn default() -> Self {
-        Self { mixup: 0.0, cutmix: 0.0, probability: 1.0, switch: 0.5, smoothing: 0.0 }
+        Self { mixup: 0.0, cutmix: 0.0, probability: 1.0, switch: 0.5, until: u64::MAX, smoothing: 0.0 }
     }
 }
 
@@ -80,7 +82,7 @@ impl Mix {
     /// What happens to the batch of a step, whose pictures are `height` x `width`.
     pub fn choose(&self, seed: u64, step: u64, height: usize, width: usize) -> Mixing {
         let mut random = SampleRandom::for_batch(seed, step);
-        if (self.mixup <= 0.0 && self.cutmix <= 0.0) || !random.chance(self.probability) {
+        if step >= self.until || (self.mixup <= 0.0 && self.cutmix <= 0.0) || !random.chance(self.probability) {
             return Mixing::None;
         }
         let is_cutmix = self.cutmix > 0.0 && (self.mixup <= 0.0 || random.chance(self.switch));

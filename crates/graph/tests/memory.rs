@@ -51,8 +51,10 @@ fn assert_sound(graph: &Graph, plan: &MemoryPlan) {
 fn values_alive_at_once_never_overlap() {
     for seed in 40..44 {
         for case in conformance::cases(seed).unwrap() {
-            let plan = MemoryPlan::new(&case.graph, |node| node * 100 % 700, |_| false);
-            assert_sound(&case.graph, &plan);
+            for large in [0, 256, usize::MAX] {
+                let plan = MemoryPlan::with_places(&case.graph, |node| node * 100 % 700, |_| false, large);
+                assert_sound(&case.graph, &plan);
+            }
         }
     }
 }
@@ -81,4 +83,20 @@ fn outputs_that_nobody_reads_get_no_memory() {
     let node = y.value().unwrap().node;
     assert!(plan.block(&graph, Value { node, output: 0 }).is_some());
     assert!(plan.block(&graph, Value { node, output: 1 }).is_none());
+}
+
+#[test]
+fn large_values_share_memory_only_with_their_like() {
+    let x = Tensor::input("x", DType::F32, [64]);
+    let long = Tensor::concat(&[&x.tanh(), &x.gelu()], 0).tanh();
+    long.slice(0, 0, 64).gelu().tanh().output("y");
+    let graph = x.finish().unwrap();
+    let plan = MemoryPlan::with_places(&graph, |_| 0, |_| false, 256);
+    let blocks = lifetimes(&graph, &plan);
+    for (_, _, a) in &blocks {
+        for (_, _, b) in blocks.iter().filter(|(_, _, b)| b.bytes != a.bytes) {
+            assert!(a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset, "{a:?} and {b:?}");
+        }
+    }
+    assert!(plan.arena_bytes > MemoryPlan::new(&graph, |_| 0, |_| false).arena_bytes);
 }

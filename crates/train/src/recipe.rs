@@ -91,6 +91,7 @@ pub struct DataSettings {
     pub cutmix: f64,
     pub mix_probability: f64,
     pub mix_switch: f64,
+    pub mix_until: Span,
     pub label_smoothing: f64,
     pub repeated: usize,
 }

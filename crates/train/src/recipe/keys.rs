@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::{NAMED, Recipe, Span, Teaching};
 
 /// Every key with its meaning, in the order in which they are printed.
-const KEYS: [(&str, &str); 50] = [
+const KEYS: [(&str, &str); 51] = [
     ("base", "the recipe that keys left out come from"),
     ("about", "what it is for"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -34,6 +34,7 @@ const KEYS: [(&str, &str); 50] = [
     ("data.cutmix", "cutmix's alpha; 0: none"),
     ("data.mix_probability", "probability of mixing a batch at all"),
     ("data.mix_switch", "probability of cutmix where both are on"),
+    ("data.mix_until", "when mixing ends: \"290 epochs\", \"90%\""),
     ("data.label_smoothing", "how much of each label is spread over all classes"),
     ("data.repeated", "how often each picture appears in a batch, varied anew"),
     ("objective.loss", "softmax, or sigmoid for several labels per picture"),
