@@ -257,7 +257,6 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
             "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[64, 1024])],
             "attention" => &[("HEAD", &[1, 20, 128])],
             "channel_norm" => &[("BATCH", &[0])],
-            "patchify" => &[("PATCH_WIDTH", &[4])],
             "pool" => &[("MAX", &[0])],
             "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],

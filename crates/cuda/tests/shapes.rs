@@ -68,6 +68,16 @@ fn attention(heads: usize, head: usize, tokens: usize, groups: usize, dropout: b
     })
 }
 
+/// Attention of a few queries to more keys.
+fn cross_attention(queries: usize, keys: usize) -> Case {
+    case(&format!("attention of {queries} to {keys}"), |m| {
+        let op = Attention { heads: 2, scale: 0.2, packed: false, bias: true, dropout: None };
+        let (q, k, v) = (m.float([4, queries, 64]), m.float([4, keys, 64]), m.float([4, keys, 64]));
+        let bias = m.float([2, 2, queries, keys]);
+        q.attention(op, &[&k, &v, &bias])[0].scale(2.0)
+    })
+}
+
 fn all() -> Vec<Case> {
     let mut all = Vec::new();
     for dim in [192, 768, 1280, 1664, 4100] {
@@ -91,6 +101,8 @@ fn all() -> Vec<Case> {
     all.push(attention(2, 32, 196, 1, false));
     all.push(attention(1, 40, 144, 2, false));
     all.push(attention(1, 32, 257, 1, false));
+    all.push(cross_attention(7, 50));
+    all.push(cross_attention(70, 20));
     for axes in [vec![0], vec![1], vec![2], vec![0, 2], vec![0, 1]] {
         all.push(case(&format!("sum over {axes:?}"), |m| m.float([3, 700, 9]).sum(axes.clone()).scale(0.05)));
     }

@@ -6,16 +6,7 @@
 #define Y float
 #endif
 
-// For rows of patches.
-#ifndef PATCH_HEIGHT
-#define PATCH_HEIGHT 16
-#endif
-#ifndef PATCH_WIDTH
-#define PATCH_WIDTH 16
-#endif
-
 #define THREADS 256
-#define BATCH 4
 
 struct Cut {
     u32 height, width, channels;
@@ -40,39 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) patchify(const X* image, Y
     patches[i] = from_float<Y>(to_float(image[from]));
 }
 
-// The same for an image with one channel after another. A block has one row of patches: it reads along the rows of the image,
-// where PATCH_WIDTH pixels of a patch are neighbours too, and writes what is one run of patches.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    patchify_rows(const X* __restrict__ image, Y* __restrict__ patches, const Cut cut) {
-    DYNAMIC_SHARED(Y, run);
-    const u32 packs = cut.columns * PATCH_WIDTH / 4, count = cut.channels * PATCH_HEIGHT * packs;
-    const X* from =
-        image + blockIdx.x / cut.rows * cut.image_stride + (u64)(blockIdx.x % cut.rows * PATCH_HEIGHT) * cut.y_stride;
-    // Several loads are under way before the first is needed.
-    for (u32 first = threadIdx.x; first < count; first += BATCH * THREADS) {
-        float v[BATCH][4];
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            const u32 i = first + b * THREADS, line = i / packs;
-            if (i < count)
-                load<4>(from + line / PATCH_HEIGHT * cut.channel_stride + line % PATCH_HEIGHT * cut.y_stride + i % packs * 4,
-                        v[b]);
-        }
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            const u32 i = first + b * THREADS, line = i / packs, x = i % packs * 4;
-            // `line` counts rows of all channels, which is how a patch has them.
-            if (i < count)
-                store<4>(run + (x / PATCH_WIDTH * cut.channels * PATCH_HEIGHT + line) * PATCH_WIDTH + x % PATCH_WIDTH, v[b]);
-        }
-    }
-    __syncthreads();
-    const u32 bytes = 4 * count * sizeof(Y);
-    uint4* to = (uint4*)(patches + (u64)blockIdx.x * 4 * count);
-    for (u32 i = threadIdx.x; i < bytes / 16; i += THREADS) to[i] = ((const uint4*)run)[i];
-}
-
-// `channels_first` says how an element's number is taken apart: channels last or channels first.
+// `order` says how an element's number is taken apart: channels last or channels first.
 extern "C" __global__ void __launch_bounds__(THREADS)
     unpatchify(const X* patches, Y* image, const Cut cut, u32 channels_first, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;

@@ -226,8 +226,22 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     }
     if let Some(dbias) = dbias {
         let count = dbias.shape.elements();
-        let arguments = common.pointer(dbias.address).fields(job.shape(rows)).fields(job.mask()).u64(count);
-        e.spread(variant.with("DX", dbias.storage.name()), "attention_grad_bias", count, 1, arguments);
+        // Where elements are few, several blocks share the samples of each.
+        let (blocks, samples) = (count.div_ceil(THREADS), x.batch / job.groups);
+        let share = samples.div_ceil((16 * e.multiprocessors).div_ceil(blocks)).max(1);
+        let shares = samples.div_ceil(share);
+        let partial = e.scratch(4 * shares * count);
+        let arguments = common.pointer(partial).fields(job.shape(rows)).fields(job.mask()).u32(share).u64(count);
+        e.kernel(variant, "attention_grad_bias", [blocks, shares, 1], THREADS, 0, arguments);
+        add_shares(partial, shares, &dbias, e);
     }
     Ok(())
+}
+
+/// Adds up what blocks have found of a bias's gradient, each from its share of the samples.
+fn add_shares(partial: u64, shares: usize, dbias: &Operand, e: &mut Emitter) {
+    let count = dbias.shape.elements();
+    let variant = Variant::new(&compiler::BIAS_GRADIENT).with("DX", dbias.storage.name());
+    let arguments = Arguments::new().pointers(&[partial, dbias.address]).u32(shares).u64(count);
+    e.kernel(variant, "bias_gradient", [count.div_ceil(32), 1, 1], THREADS, 0, arguments);
 }

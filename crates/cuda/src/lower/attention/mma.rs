@@ -1,7 +1,7 @@
 //! Attention in bf16 with bias and dropout by the tensor cores of every GPU since Ampere: for windows and small images, whose
 //! tokens are few. What a block does is described in `kernels/mma/tiles.cu`.
 
-use super::{Emitter, Extents, Gradient, Job, LARGEST_HEAD};
+use super::{Emitter, Extents, Gradient, Job, LARGEST_HEAD, add_shares};
 use crate::compiler::{self, Source, Variant};
 use crate::fields::{Arguments, Fields};
 use crate::storage::Storage;
@@ -14,7 +14,7 @@ const MOST_TOKENS: usize = 256;
 const SHARED_OF_HOPPER: usize = 232_448;
 const SHARED: usize = 101_376;
 
-/// The most rows of a tile, and the elements of a row that a lane of a warp has.
+/// The most rows of a tile.
 const TILE: usize = 64;
 
 /// The kernels.
@@ -109,6 +109,20 @@ impl Kind {
         stages + sums + self.bias.map_or(0, |storage| storage.bytes() * scores)
     }
 
+    /// Registers of a thread, about: the scores of its rows, their gradients, and its rows of the results.
+    fn registers(&self, which: Which) -> usize {
+        let n = rows(self.tokens(which).1, 8);
+        let head = self.head.next_multiple_of(16);
+        let several = 40 * usize::from(tiles(self.tokens(which).1) > 1);
+        let most = match which {
+            Which::Forward => 20 + n / 2 + head / 2 + several,
+            Which::Backward => 20 + 3 * n / 2 + head,
+            Which::BackwardQueries => 24 + n + 7 * head / 4,
+            Which::BackwardKeys => 24 + n + 5 * head / 2,
+        };
+        most.next_multiple_of(8).min(255)
+    }
+
     fn threads(&self, which: Which) -> usize {
         let (own, passing) = self.tokens(which);
         2 * if which == Which::Backward { rows(own, 16).max(rows(passing, 16)) } else { rows(own, 16) }
@@ -148,17 +162,21 @@ struct Division {
     shares: usize,
 }
 
-/// As many blocks as can run at once, where there are samples for them: then each reads its bias once and goes through as
-/// many samples as the others.
+/// What a block does before its first sample and after its last, in samples.
+const SETUP: usize = 1;
+
+/// The division that is done first, if blocks run in waves of as many as fit onto the GPU at once.
 fn divide(kind: &Kind, which: Which, x: &Extents, groups: usize, multiprocessors: usize) -> Division {
-    // Registers allow for 12 warps.
-    let by_registers = 384 / kind.threads(which);
+    let by_registers = 65536 / (kind.registers(which) * kind.threads(which));
     let by_memory = (SHARED_OF_HOPPER + 1024) / (kind.shared(which) + 1024);
     let at_once = multiprocessors * by_registers.min(by_memory).max(1);
-    let (own, _) = kind.tokens(which);
-    let (samples, others) = (x.batch / groups, x.heads * groups * tiles(own));
-    let share = samples.div_ceil((at_once / others).clamp(1, samples));
-    Division { share, shares: samples.div_ceil(share) }
+    let (samples, others) = (x.batch / groups, x.heads * groups * tiles(kind.tokens(which).0));
+    let most = samples.min((4 * at_once).div_ceil(others));
+    let divisions = (1..=most).map(|shares| samples.div_ceil(shares)).map(|share| {
+        let shares = samples.div_ceil(share);
+        ((others * shares).div_ceil(at_once) * (share + SETUP), Division { share, shares })
+    });
+    divisions.min_by_key(|(time, _)| *time).map_or(Division { share: samples, shares: 1 }, |(_, division)| division)
 }
 
 fn push(job: &Job, kind: &Kind, which: Which, row: usize, operands: Arguments, e: &mut Emitter) {
@@ -200,16 +218,15 @@ pub(super) fn backward(job: &Job, g: &Gradient, e: &mut Emitter) {
         push(job, &kind, Which::BackwardKeys, g.row, common.pointers(&[g.dy, g.lse, delta, dk, dv]), e);
     }
     if let Some(bias) = &g.bias {
-        let variant = Variant::new(&compiler::BIAS_GRADIENT).with("DX", bias.storage.name());
-        let arguments = Arguments::new().pointers(&[partial, bias.address]).u32(shares).u64(count);
-        e.kernel(variant, "bias_gradient", [count.div_ceil(32), 1, 1], 256, 0, arguments);
+        add_shares(partial, shares, bias, e);
     }
 }
 
 /// What is compiled for shapes of every kind, to see that it can be.
 pub(crate) fn mma_variants() -> Vec<Variant> {
     let mut variants = Vec::new();
-    for (queries, keys, head) in [(49, 49, 32), (64, 64, 64), (196, 196, 32), (144, 144, 128), (7, 50, 24), (1, 256, 8)] {
+    for (queries, keys, head) in [(49, 49, 32), (64, 64, 64), (196, 196, 32), (144, 144, 128), (7, 50, 24), (1, 256, 8)]
+    {
         for bias in [None, Some(Storage::F32), Some(Storage::Bf16)] {
             for bias_gradient in [false, bias.is_some()] {
                 let kind = Kind { queries, keys, head, bias, bias_gradient, dropout: queries < 10 };
@@ -218,4 +235,55 @@ pub(crate) fn mma_variants() -> Vec<Variant> {
         }
     }
     variants
+}
+
+#[cfg(test)]
+mod tests {
+    use vit_models::variant;
+    use vit_train::{Optimiser, TrainingStep};
+
+    use super::*;
+    use crate::Precision;
+    use crate::prepare::{Prepared, Profile};
+
+    #[test]
+    fn windows_are_attended_to_by_tensor_cores() {
+        for model in ["swin_tiny_patch4_window7_224", "coatnet_0_rw_224"] {
+            let architecture = variant(model).unwrap().architecture;
+            let step = TrainingStep::new(&architecture, 2, Optimiser::default()).unwrap();
+            let profile = Profile { precision: Precision::Bf16, multiprocessors: 132, hopper: true };
+            let prepared = Prepared::new(step.graph, profile).unwrap();
+            let operations: Vec<String> = (0..prepared.graph.nodes().len())
+                .filter_map(|id| prepared.emit(id, None).unwrap().map(|emitter| prepared.info(id, &emitter).op))
+                .filter(|op| op.starts_with("attention"))
+                .collect();
+            assert!(!operations.is_empty() && operations.iter().all(|op| op.ends_with("+mma")), "{operations:?}");
+        }
+    }
+
+    #[test]
+    fn every_length_fits_into_the_shared_memory_of_hopper() {
+        for tokens in 1..=MOST_TOKENS {
+            for head in [8, 24, 32, 64] {
+                let bias = Some(Storage::F32);
+                let kind = Kind { queries: tokens, keys: tokens, head, bias, bias_gradient: true, dropout: false };
+                for &which in kind.backward().iter().chain(&[Which::Forward]) {
+                    assert!(kind.shared(which) <= SHARED_OF_HOPPER, "{which:?} of {kind:?}: {}", kind.shared(which));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_sample_belongs_to_one_share() {
+        let kind = Kind { queries: 49, keys: 49, head: 32, bias: None, bias_gradient: false, dropout: false };
+        for (batch, groups) in [(8192, 64), (8192, 1), (1, 1), (64, 64), (384, 3), (7, 1)] {
+            for which in [Which::Forward, Which::Backward] {
+                let x = Extents { batch, heads: 3, queries: 49, keys: 49, head: 32 };
+                let Division { share, shares } = divide(&kind, which, &x, groups, 132);
+                let samples = batch / groups;
+                assert!(share * shares >= samples && share * (shares - 1) < samples, "{batch} in {groups}: {share}");
+            }
+        }
+    }
 }
