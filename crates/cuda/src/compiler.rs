@@ -32,28 +32,34 @@ macro_rules! sources {
 }
 
 /// Kernels of several files that stand one after another.
-macro_rules! hopper {
-    ($constant:ident $name:literal $($file:literal)*) => {
+macro_rules! family {
+    ($folder:literal $constant:ident $name:literal $($file:literal)*) => {
         pub(crate) static $constant: Source = Source {
             name: $name,
             text: concat!(
-                include_str!("kernels/hopper/instructions.cu"),
-                include_str!("kernels/hopper/tiles.cu"),
-                $(include_str!(concat!("kernels/hopper/", $file, ".cu")),)*
+                include_str!(concat!("kernels/", $folder, "/instructions.cu")),
+                include_str!(concat!("kernels/", $folder, "/tiles.cu")),
+                $(include_str!(concat!("kernels/", $folder, "/", $file, ".cu")),)*
             ),
         };
     };
 }
 
-hopper!(HOPPER_FORWARD "hopper_forward" "forward");
-hopper!(HOPPER_BACKWARD "hopper_backward" "steps_keys" "steps_queries" "backward");
-hopper!(HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "steps_queries" "backward_queries");
-hopper!(HOPPER_BACKWARD_KEYS "hopper_backward_keys" "steps_keys" "backward_keys");
+family!("hopper" HOPPER_FORWARD "hopper_forward" "forward");
+family!("hopper" HOPPER_BACKWARD "hopper_backward" "steps_keys" "steps_queries" "backward");
+family!("hopper" HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "steps_queries" "backward_queries");
+family!("hopper" HOPPER_BACKWARD_KEYS "hopper_backward_keys" "steps_keys" "backward_keys");
+
+family!("mma" MMA_FORWARD "mma_forward" "bias" "forward");
+family!("mma" MMA_BACKWARD "mma_backward" "bias" "backward");
+family!("mma" MMA_BACKWARD_QUERIES "mma_backward_queries" "bias" "backward_queries");
+family!("mma" MMA_BACKWARD_KEYS "mma_backward_keys" "bias" "backward_keys");
 
 sources!(
     ACTIVATION "activation",
     ARITHMETIC "arithmetic",
     ATTENTION "attention",
+    BIAS_GRADIENT "bias_gradient",
     CHANNEL_NORM "channel_norm",
     CONV "conv",
     DEPTHWISE "depthwise",
@@ -260,6 +266,7 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         variants
             .extend(more.iter().flat_map(|(name, values)| values.iter().map(|v| Variant::new(source).with(name, v))));
     }
+    variants.extend(crate::lower::mma_variants());
     if target.is_hopper() {
         variants.extend(crate::lower::hopper_variants());
     }

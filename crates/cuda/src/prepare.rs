@@ -242,8 +242,12 @@ impl Prepared {
             op.extend(linear.residual.then_some("+residual"));
         }
         // Kernels with tensor maps are those for Hopper's tensor cores.
-        let on_tensor_cores = |request: &Request| matches!(request, Request::Kernel(kernel) if !kernel.maps.is_empty());
-        op.extend(emitter.requests.iter().any(on_tensor_cores).then_some("+wgmma"));
+        let tensor_cores = |request: &Request| match request {
+            Request::Kernel(kernel) if !kernel.maps.is_empty() => Some("+wgmma"),
+            Request::Kernel(kernel) if kernel.variant.source.name.starts_with("mma_") => Some("+mma"),
+            _ => None,
+        };
+        op.extend(emitter.requests.iter().find_map(tensor_cores));
         let mut shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
         match self.groups.at.get(&id) {
             Some(Group::Updates(nodes)) => shapes = vec![format!("{} parameters", nodes.len())],

@@ -481,6 +481,21 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
         let logits = m.float(shape).scale(9.0);
         FirstDifferentiable(vec![logits.apply(SigmoidCrossEntropy, &[&targets]), targets])
     })?);
+    // As windows have it: a bias for each group of samples, and lengths that fill no tile.
+    for groups in [1, 3] {
+        all.push(case("attention in windows", dice, |m| {
+            let (heads, head_dim) = (*m.dice.pick(&[1, 2]), *m.dice.pick(&[24, 32, 64]));
+            let (tokens, each) = (*m.dice.pick(&[9, 49, 49, 64, 65]), *m.dice.pick(&[1, 2, 3]));
+            let op =
+                Attention { heads, scale: 1.0 / (head_dim as f32).sqrt(), packed: true, bias: true, dropout: None };
+            // Inputs and outputs are f32 everywhere; what lies between them may be stored in fewer bits.
+            let qkv = m.float([groups * each, tokens, 3 * heads * head_dim]).scale(0.5);
+            let bias = m.float([groups, heads, tokens, tokens]);
+            let bias = if m.dice.flip() { bias.scale(0.5) } else { bias };
+            let [out, _] = qkv.attention(op, &[&bias]);
+            Differentiable(vec![out.scale(2.0)])
+        })?);
+    }
     Ok(all)
 }
 

@@ -20,7 +20,7 @@ mod reduce;
 mod rows;
 mod windows;
 
-pub(crate) use attention::hopper_variants;
+pub(crate) use attention::{hopper_variants, mma_variants};
 use vit_graph::Shape;
 use vit_graph::ops::Op;
 
