@@ -22,7 +22,7 @@ pub struct PictureArguments {
     /// one picture, or a list of paths, from standard input
     #[arg(required = true, value_name = "PICTURES")]
     pictures: Vec<OsString>,
-    /// The model: a checkpoint folder or a weights file
+    /// The model: a checkpoint folder, a weights file, or a run's folder
     #[arg(long, short, env = "VIT_MODEL", hide_env_values = true, value_name = "PATH")]
     pub model: PathBuf,
     /// Pictures that are run at once, at most [default: 8]
