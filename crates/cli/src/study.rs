@@ -14,7 +14,7 @@ use crate::train::{Machine, interruptible, read_recipe};
 use crate::training_view::View;
 use crate::{Outcome, terminal};
 
-/// Compare models on more and more data: train each, one table, one plot
+/// Compare models on more and more data: a table and a plot
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -9,7 +9,7 @@ use crate::terminal;
 /// Watches a run.
 pub struct View {
     live: Option<Live>,
-    /// Whether there is a line for every interval where nothing can move.
+    /// Whether there is a line for every measurement, and for every interval where nothing can move.
     lines: bool,
 }
 
@@ -26,7 +26,7 @@ impl View {
         View { live: terminal.then(Live::new), lines: true }
     }
 
-    /// For one of many runs: no lines but those of measurements.
+    /// For one of many runs, whose results are said by someone else: no lines but what went wrong.
     pub fn brief(terminal: bool) -> View {
         View { lines: false, ..View::new(terminal) }
     }
@@ -115,7 +115,9 @@ impl Observer for View {
             }
         };
         let best = if best { "  (best)" } else { "" };
-        self.say(&format!("step {step}: validation {figures}{best}"));
+        if self.lines {
+            self.say(&format!("step {step}: validation {figures}{best}"));
+        }
         for (name, reason) in outcome.unreadable.iter().take(3) {
             self.say(&format!("{name}: {reason}"));
         }

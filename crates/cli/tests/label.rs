@@ -51,7 +51,8 @@ fn a_student_learns_a_teachers_labels_under_noise() {
         assert_eq!(lines.iter().any(|l| l.contains('{') && l.contains("\"a\"")), soft, "{text}");
 
         let out = at(&format!("student-{file}"));
-        let mut train = arguments!["train", "--data", at(file), "--out", &out, "--model", "resnet18_cifar"].to_vec();
+        let mut train =
+            arguments!["train", "--data", at(file), "--out", &out, "--model", "vit_pico_patch4_32"].to_vec();
         train.extend(["--recipe".into(), "noisy-student".into()]);
         for setting in ["batch=10", "length=6 steps", "evaluate_every=6 steps", "schedule.warmup=0 steps"] {
             train.extend(["--set".into(), setting.into()]);

@@ -97,7 +97,7 @@ fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
         }
         if killed.join("checkpoints").is_dir() && killed.join("checkpoints").read_dir().unwrap().next().is_some() {
             arguments = arguments!["resume", &killed, "--save-every", "0"].to_vec();
-        } else {
+        } else if !arguments.contains(&"--overwrite".into()) {
             arguments.push("--overwrite".into());
         }
     }

@@ -1,7 +1,7 @@
 //! How good models are for how much data: one line per model over a logarithmic axis of pictures, as in the paper's
 //! figures 3 and 4.
 
-use super::axis::{Axis, figure, labels, ticks_around};
+use super::axis::{Axis, labels, ticks_around};
 use super::palette::{BLUE, Colour, FRAME, GREEN, GRID, MUTED, ORANGE, PURPLE, RED, WHITE};
 use super::scene::{Anchor, Area, Scene, Text};
 
@@ -70,7 +70,7 @@ pub fn scaling(title: &str, what: &str, lines: &[ScalingLine]) -> Scene {
             scene.dot(*place, 4.0, colour);
         }
         if let (Some([_, height]), Some([_, value])) = (places.last(), points.last()) {
-            ends.push((*height, *height, format!("{name}  {}%", figure(*value)), index));
+            ends.push((*height, *height, format!("{name}  {value:.1}%"), index));
         }
     }
     name_lines(&mut scene, plot, ends);

@@ -42,7 +42,9 @@ pub(super) fn apply(args: &Arguments, mut net: ResNet) -> Result<ResNet, String>
         "deep" => Stem::Deep { width },
         "deep_tiered" => Stem::Tiered { width },
         other => {
-            return Err(format!("timm's option `stem_type` should be deep, deep_tiered, small or empty, not `{other}`"));
+            return Err(format!(
+                "timm's option `stem_type` should be deep, deep_tiered, small or empty, not `{other}`"
+            ));
         }
     };
     net.activation = args.activation("act_layer")?.unwrap_or(net.activation);
