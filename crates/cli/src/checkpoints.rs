@@ -13,9 +13,11 @@ use crate::terminal;
 const FORMS: &str = "a checkpoint folder, a weights file (.safetensors, .npz, .pt, .pth, .bin), or \
                      cifar10 for the built-in model";
 
-/// Opens a checkpoint folder or a weights file.
+/// Opens a checkpoint folder, a weights file, or the best model of a run's folder.
 pub fn open(path: &Path, allow_unmatched: bool) -> anyhow::Result<Checkpoint> {
     exists(path)?;
+    let best = path.join("checkpoints").join("best");
+    let path = if best.is_dir() { &best } else { path };
     let _busy = terminal::busy(format!("reading {}", path.display()));
     let options = OpenOptions { weights: None, allow_unmatched };
     Checkpoint::open(&folder_of_config(path), options).map_err(|error| match error {

@@ -117,12 +117,12 @@ fn print(out: &mut impl Write, format: Format, file: &str, top: &[Prediction]) -
 }
 
 /// The shortest decimal that means this f32: 0.2 and not 0.20000000298023224.
-fn shortest(value: f32) -> f64 {
+pub fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 /// A CSV field.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into() }
 }
 

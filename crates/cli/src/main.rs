@@ -8,9 +8,11 @@ mod devices;
 mod embed;
 mod eval;
 mod info;
+mod label;
 mod models;
 mod pictures;
 mod recipes;
+mod study;
 mod table;
 mod terminal;
 mod train;
@@ -50,6 +52,8 @@ enum Command {
     Finetune(train::FinetuneArguments),
     Resume(train::ResumeArguments),
     Recipes(recipes::Arguments),
+    Study(study::Arguments),
+    Label(label::Arguments),
     Eval(eval::Arguments),
     Verify(verify::Arguments),
     Bench(bench::Arguments),
@@ -76,6 +80,8 @@ fn main() -> ExitCode {
         Command::Finetune(arguments) => train::finetune(arguments),
         Command::Resume(arguments) => train::resume(arguments),
         Command::Recipes(arguments) => recipes::run(arguments),
+        Command::Study(arguments) => study::run(arguments),
+        Command::Label(arguments) => label::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),

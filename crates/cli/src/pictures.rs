@@ -22,8 +22,8 @@ pub struct PictureArguments {
     /// one picture, or a list of paths, from standard input
     #[arg(required = true, value_name = "PICTURES")]
     pictures: Vec<OsString>,
-    /// The model: a checkpoint folder or a weights file; the built-in one knows
-    /// CIFAR-10's classes
+    /// The model: a checkpoint folder, a weights file, or a run's folder; the
+    /// built-in one knows CIFAR-10's classes
     #[arg(long, short, env = "VIT_MODEL", hide_env_values = true, value_name = "PATH", default_value = builtin::NAME)]
     pub model: PathBuf,
     /// Pictures that are run at once, at most [default: 8]

@@ -8,7 +8,7 @@ use std::path::Path;
 use support::{model, picture, vit};
 
 /// The commands whose examples take no time.
-const QUICK: [&str; 6] = ["models", "info", "classify", "embed", "convert", "verify"];
+const QUICK: [&str; 7] = ["models", "info", "classify", "embed", "label", "convert", "verify"];
 
 /// All commands that the help lists.
 fn commands() -> Vec<String> {
@@ -64,7 +64,9 @@ fn the_examples_in_the_help_work() {
             shell.args(["-c", example]).env("PATH", &path).env_remove("VIT_MODEL").current_dir(folder.path());
             let run = support::finished(shell.output().unwrap());
             assert_eq!(run.code, 0, "{example}: {}", run.err);
-            assert!(!run.out.is_empty() || folder.path().join("vectors.npy").exists(), "{example}");
+            let written =
+                ["vectors.npy", "labels.csv", "labels.jsonl"].iter().any(|name| folder.path().join(name).exists());
+            assert!(!run.out.is_empty() || written, "{example}");
         }
     }
 }

@@ -180,7 +180,7 @@ pub struct AverageSettings {
 }
 
 /// The named recipes and their files.
-const NAMED: [(&str, &str); 9] = [
+const NAMED: [(&str, &str); 11] = [
     ("small", include_str!("../recipes/small.toml")),
     ("strong", include_str!("../recipes/strong.toml")),
     ("finetune", include_str!("../recipes/finetune.toml")),
@@ -190,6 +190,8 @@ const NAMED: [(&str, &str); 9] = [
     ("vit-finetune", include_str!("../recipes/vit-finetune.toml")),
     ("deit", include_str!("../recipes/deit.toml")),
     ("augreg", include_str!("../recipes/augreg.toml")),
+    ("noisy-student", include_str!("../recipes/noisy-student.toml")),
+    ("study", include_str!("../recipes/study.toml")),
 ];
 
 impl Recipe {

@@ -13,7 +13,7 @@ use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions as CheckpointOpt
 use crate::colours;
 use crate::error::TrainError;
 use crate::objective::Loss;
-use crate::recipe::{Normalise, Recipe};
+use crate::recipe::{Normalise, Recipe, Teaching};
 
 /// What a run depends on besides its recipe: the `[run]` section of its `config.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -170,6 +170,12 @@ impl Setup {
             recipe.objective.loss = Loss::Sigmoid;
             report.push("objective.loss: sigmoid, since pictures have several labels".into());
         }
+        if recipe.objective.distillation == Teaching::None && !recipe.objective.teacher.is_empty() {
+            return Err(TrainError::Unsuitable(format!(
+                "objective.teacher is {}, but objective.distillation is none; set it to hard or soft",
+                recipe.objective.teacher
+            )));
+        }
         if train.classes().len() < 2 && recipe.objective.loss == Loss::Softmax {
             return Err(TrainError::Unsuitable(format!(
                 "{}: there is only one class, {:?}; a classifier needs at least two",
@@ -216,13 +222,18 @@ fn open_data(settings: &RunSettings, seed: u64, classes: Option<&[String]>) -> R
     Ok(dataset::open(&settings.data, &options)?)
 }
 
-fn named(name: &str) -> Result<Config, TrainError> {
-    let Some(variant) = vit_models::variant(name) else {
-        return Err(TrainError::Unsuitable(format!(
+/// A model by name, or what to do about a name that is none.
+pub(crate) fn named_variant(name: &str) -> Result<Variant, TrainError> {
+    vit_models::variant(name).ok_or_else(|| {
+        TrainError::Unsuitable(format!(
             "there is no model named `{name}`; `vit models` lists them, and the forms N/4@32 and \
              vit_nano_patch4_32 give any patch and image size"
-        )));
-    };
+        ))
+    })
+}
+
+fn named(name: &str) -> Result<Config, TrainError> {
+    let variant = named_variant(name)?;
     let Variant { name, architecture, mut preprocessing, .. } = variant;
     preprocessing.image_size = architecture.image_size();
     Ok(Config { name: Some(name), architecture, preprocessing, labels: vec![] })

@@ -139,7 +139,9 @@ impl Recipe {
             Some(_) => return Err(RecipeError::Value { key: "base".into(), what: "should be a recipe's name".into() }),
             None => Recipe::named(NAMED[0].0)?,
         };
-        base.overlaid(given)
+        let recipe = base.overlaid(given)?;
+        recipe.check()?;
+        Ok(recipe)
     }
 
     /// Reads the text of a named recipe, which leaves nothing out.
@@ -149,6 +151,21 @@ impl Recipe {
 
     /// Changes one setting: `schedule.rate=1e-3`.
     pub fn set(&mut self, setting: &str) -> Result<(), RecipeError> {
+        self.set_all([setting])
+    }
+
+    /// Changes several settings, which need to go together only when all of them are changed.
+    pub fn set_all<'a>(&mut self, settings: impl IntoIterator<Item = &'a str>) -> Result<(), RecipeError> {
+        let mut changed = self.clone();
+        for setting in settings {
+            changed = changed.with(setting)?;
+        }
+        changed.check()?;
+        *self = changed;
+        Ok(())
+    }
+
+    fn with(&self, setting: &str) -> Result<Recipe, RecipeError> {
         let (key, text) = setting.split_once('=').ok_or_else(|| RecipeError::Setting(setting.into()))?;
         let (key, text) = (key.trim(), text.trim());
         let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok().and_then(|mut t| t.remove("value"));
@@ -158,8 +175,7 @@ impl Recipe {
         let given = path.fold(Table::from_iter([(leaf, value)]), |inner, section| {
             Table::from_iter([(section.to_string(), Value::Table(inner))])
         });
-        *self = self.overlaid(given)?;
-        Ok(())
+        self.overlaid(given)
     }
 
     fn overlaid(&self, given: Table) -> Result<Recipe, RecipeError> {
@@ -178,9 +194,7 @@ impl Recipe {
             }
             table = changed;
         }
-        let recipe = Recipe::deserialize(table).map_err(|e| whole(&e.message()))?;
-        recipe.check()?;
-        Ok(recipe)
+        Recipe::deserialize(table).map_err(|e| whole(&e.message()))
     }
 
     /// Refuses values that no training can have.
