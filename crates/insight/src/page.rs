@@ -55,7 +55,7 @@ impl<W: Write> Page<W> {
              <label>Order <select id=\"order\"><option value=\"given\">as given</option>\
              <option value=\"unsure\">least sure first</option><option value=\"sure\">surest first</option></select></label>\n\
              <label>Map <input type=\"range\" id=\"strength\" max=\"100\" value=\"100\"></label>\n\
-             <label>Size <input type=\"range\" id=\"size\" min=\"96\" max=\"480\" value=\"200\"></label>\n\
+             <label>Size <input type=\"range\" id=\"size\" min=\"96\" max=\"480\" value=\"170\"></label>\n\
              <label><input type=\"checkbox\" id=\"beside\" checked> Beside the picture</label>\n\
              <output id=\"count\"></output>\n</form>\n\
              <p class=\"scale\">least <span style=\"background:{scale}\"></span> most, each map by itself</p>\n\

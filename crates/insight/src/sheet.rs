@@ -15,7 +15,7 @@ const HEADER: f32 = 72.0;
 const CAPTION: f32 = 30.0;
 /// Room for the bar beside a map and its numbers.
 const BAR: f32 = 62.0;
-const MOST_ACROSS: usize = 4;
+const MOST_ACROSS: usize = 5;
 
 /// A drawing of a picture and the maps over it, each with what it is about in two parts: a name and a figure.
 pub fn explanation_sheet(
