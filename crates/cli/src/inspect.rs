@@ -41,6 +41,9 @@ pub struct Arguments {
     how: RunArguments,
 }
 
+/// Pictures that figures show.
+const EXAMPLES: usize = 3;
+
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let Arguments { model, how, out, .. } = &arguments;
     let sources = sources(&arguments.data)?;
@@ -59,28 +62,37 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         let seen = preprocess.crop(&image)?;
         Ok((preprocess.apply(&image)?, seen))
     };
-    let mut failed = 0;
+    // Three examples, spread over the pictures: neighbours are often alike.
+    let example = |index: usize| index.is_multiple_of(sources.len().div_ceil(EXAMPLES).max(1));
+    let (mut failed, mut seen) = (0, 0);
     if !sources.is_empty() {
         how.for_each_batch_of(&sources, prepare, options.batch, |group, progress| {
             let mut ready = Vec::new();
             for (source, prepared) in group {
+                seen += 1;
                 match prepared {
-                    Ok((input, seen)) => ready.push((source.name(), label(source, &config.labels), input, seen)),
+                    Ok(picture) => ready.push((source, example(seen - 1), picture)),
                     Err(error) => {
                         failed += 1;
                         progress.suspend(|| terminal::error(describe(&error)));
                     }
                 }
             }
-            let samples: Vec<Sample> =
-                ready.iter().map(|(name, label, input, seen)| Sample { name, seen, input, label: *label }).collect();
+            let names: Vec<String> = ready.iter().map(|(source, ..)| source.name()).collect();
+            let mut samples = Vec::new();
+            for ((source, shown, (input, seen)), name) in ready.iter().zip(&names) {
+                samples.push(Sample { name, seen, input, shown: *shown, label: label(source, &config.labels) });
+            }
             if samples.is_empty() { Ok(()) } else { Ok(inspector.add(&samples)?) }
         })?;
         anyhow::ensure!(failed < sources.len(), "no picture could be read, so nothing was written");
     }
-    let _busy = terminal::busy("drawing");
-    let inspection = inspector.finish()?;
-    let files = inspection.figures.iter().map(|figure| figure.write(out)).collect::<Result<Vec<_>, _>>()?;
+    let (inspection, files) = {
+        let _busy = terminal::busy("drawing");
+        let inspection = inspector.finish()?;
+        let files = inspection.figures.iter().map(|figure| figure.write(out)).collect::<Result<Vec<_>, _>>()?;
+        (inspection, files)
+    };
     let name = model.file_name().map_or_else(|| model.display().to_string(), |n| n.to_string_lossy().into_owned());
     let pictures = match sources.len() - failed {
         0 => "from its weights alone".to_string(),
@@ -91,7 +103,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         report(&format!("What {name} learned"), &format!("Inspected {pictures}"), &card(config)?, &inspection, &files);
     let path = out.join("index.html");
     fs::write(&path, page).with_context(|| path.display().to_string())?;
-    drop(_busy);
     inspection.missing.iter().for_each(terminal::note);
     terminal::note(path.display());
     Ok(report_failures(failed, sources.len()))

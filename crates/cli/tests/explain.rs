@@ -215,7 +215,8 @@ fn a_thousand_pictures_fit_on_one_page() {
     let source = fs::read(example("pictures/dog.jpg")).unwrap();
     (0..1000).for_each(|i| fs::write(pictures.join(format!("{i:04}.jpg")), &source).unwrap());
     let out = folder.path().join("maps");
-    vit(arguments!["explain", "-m", example("cifar10"), &pictures, "-o", &out, "--top", "2", "--batch", "64"]).code(0);
+    vit(arguments!["explain", "-m", example("cifar10"), &pictures, "-o", &out, "--method", "rollout", "--batch", "64"])
+        .code(0);
     let page = out.join("index.html");
     let bytes = fs::metadata(&page).unwrap().len();
     assert!(bytes < 25_000_000, "{bytes} bytes");

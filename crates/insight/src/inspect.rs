@@ -42,6 +42,8 @@ pub struct Sample<'a> {
     pub seen: &'a Image,
     /// The model's input.
     pub input: &'a [f32],
+    /// Whether figures should show it as an example; three of all are enough.
+    pub shown: bool,
     /// Its class, where that is known.
     pub label: Option<usize>,
 }

@@ -16,7 +16,7 @@ const GALLERY: &str = include_str!("page/gallery.css");
 const SCRIPT: &str = include_str!("page/gallery.js");
 
 /// The longer side of a picture on the page.
-const THUMBNAIL: usize = 320;
+const THUMBNAIL: usize = 256;
 
 /// A picture on its way onto the page.
 #[derive(Debug, Clone)]

@@ -196,7 +196,7 @@ fn every_model_can_be_inspected_with_and_without_pictures() {
         for pictures in [0, inputs.len()] {
             let mut inspector = Inspector::new(&checkpoint.config, &checkpoint.weights, device.as_ref(), 2).unwrap();
             for group in inputs[..pictures].chunks(2) {
-                let sample = |input| Sample { name: "a.jpg", seen: &seen, input, label: Some(1) };
+                let sample = |input| Sample { name: "a.jpg", seen: &seen, input, shown: true, label: Some(1) };
                 inspector.add(&group.iter().map(|input| sample(input.as_slice())).collect::<Vec<_>>()).unwrap();
             }
             let inspection = inspector.finish().unwrap_or_else(|e| panic!("{case}: {e}"));

@@ -11,8 +11,6 @@ use super::figure::{Figure, Numbers};
 use crate::layers::Layer;
 use crate::{InsightError, Map};
 
-/// Pictures that are shown.
-const EXAMPLES: usize = 3;
 /// Layers that are shown; of more, evenly chosen ones.
 const COLUMNS: usize = 12;
 const TILE: f32 = 84.0;
@@ -44,10 +42,13 @@ impl Places {
         let map = layer.received(architecture, &mean_of_heads(weights, layer))?;
         self.sums[index].iter_mut().zip(map.values()).for_each(|(sum, &v)| *sum += f64::from(v));
         self.on_patches[index] += map.values().iter().map(|&v| f64::from(v)).sum::<f64>();
-        if self.examples.len() < EXAMPLES && index == 0 {
+        if !sample.shown {
+            return Ok(());
+        }
+        if index == 0 {
             self.examples.push((sample.seen.clone(), Vec::new()));
         }
-        // Pictures come batch by batch and layer by layer: the example whose turn it is has `index` maps so far.
+        // Pictures come batch by batch, layer by layer: the example whose turn it is has `index` maps so far.
         if let Some((_, maps)) = self.examples.iter_mut().find(|(_, maps)| maps.len() == index) {
             maps.push(map);
         }

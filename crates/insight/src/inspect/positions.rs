@@ -85,7 +85,8 @@ fn draw(similarity: &[f32], [rows, columns]: [usize; 2]) -> Scene {
         height: down as f32 * (tile[1] + gap) - gap,
     };
     let width = (area.right() + 90.0).max(420.0);
-    let mut scene = Scene::new(width, area.bottom() + 62.0);
+    let bar = Area { x: area.right() + 24.0, y: area.y, width: 12.0, height: area.height.clamp(80.0, 240.0) };
+    let mut scene = Scene::new(width, (area.bottom() + 62.0).max(bar.bottom() + 16.0));
     scene.text(Text::new("Cosine similarity of position embeddings", [24.0, 28.0], 16.0).bold());
     if step > 1 {
         let note = format!("every {step}th position in each direction");
@@ -127,8 +128,10 @@ fn draw(similarity: &[f32], [rows, columns]: [usize; 2]) -> Scene {
     let under = [area.x + area.width / 2.0, area.bottom() + 38.0];
     scene.text(Text::new("column of the patch", under, 12.5).bold().anchor(Anchor::Middle));
     let beside = [32.0, area.y + area.height / 2.0];
-    scene.text(Text::new("row of the patch", beside, 12.5).bold().anchor(Anchor::Middle).turned());
-    let bar = Area { x: area.right() + 24.0, y: area.y, width: 12.0, height: area.height.clamp(80.0, 240.0) };
+    let rows = Text::new("row of the patch", beside, 12.5).bold().anchor(Anchor::Middle).turned();
+    if rows.width() < area.height {
+        scene.text(rows);
+    }
     scene.colour_bar(bar, ColourMap::Sea, [-1.0, 1.0]);
     scene
 }

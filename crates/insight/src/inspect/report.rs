@@ -40,13 +40,19 @@ pub fn report(
     )
 }
 
+/// Text whose names between backticks are set as code.
+fn with_code(text: &str) -> String {
+    let parts = text.split('`').enumerate();
+    parts.map(|(i, part)| if i % 2 == 1 { format!("<code>{}</code>", escape(part)) } else { escape(part) }).collect()
+}
+
 fn section(figure: &Figure, files: &[String]) -> String {
     let links: Vec<String> = files.iter().map(|file| format!("<a href=\"{0}\">{0}</a>", escape(file))).collect();
     format!(
         "<section id=\"{}\">\n<h2>{}</h2>\n<p>{}</p>\n<div class=\"drawing\">{}</div>\n<p class=\"files\">{}</p>\n</section>\n",
         figure.name,
         escape(&figure.title),
-        escape(&figure.text),
+        with_code(&figure.text),
         figure.scene.svg(),
         links.join(" ")
     )
