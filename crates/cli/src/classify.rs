@@ -61,7 +61,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     }
     let (preprocess, batch) = (model.preprocess().clone(), model.batch());
     let mut failed = 0;
-    pictures.for_each_batch(&sources, &preprocess, batch, |group, progress| {
+    pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
         let mut ready = Vec::new();
         let outcomes: Vec<_> = group.into_iter().map(|(source, p)| (source, p.map(|p| ready.push(p)))).collect();
         let mut results = if ready.is_empty() { Vec::new() } else { model.classify_prepared(&ready)? }.into_iter();

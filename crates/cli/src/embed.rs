@@ -58,7 +58,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     report_changes(&pictures.model, embed.model().report());
     let (preprocess, batch) = (embed.model().preprocess().clone(), embed.model().batch());
     let (mut files, mut values, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-    pictures.for_each_batch(&sources, &preprocess, batch, |group, progress| {
+    pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
         let mut ready = Vec::new();
         for (source, prepared) in group {
             match prepared {

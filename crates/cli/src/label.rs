@@ -22,8 +22,8 @@ use crate::{Outcome, classify};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit label --model examples/cifar10 examples/pictures --out labels.csv
-  vit label -m examples/cifar10 examples/pictures --soft --out labels.jsonl
+  vit label examples/pictures --out labels.csv
+  vit label examples/pictures --soft --out labels.jsonl
 
 Noisy Student: a teacher's labels and the true ones together, a larger student,
 and noise; then the student is the teacher.
@@ -84,7 +84,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 
     let (preprocess, batch) = (model.preprocess().clone(), model.batch());
     let (mut labels, mut values, mut paths, mut failed) = (Vec::new(), Vec::new(), Vec::new(), 0);
-    pictures.for_each_batch(&sources, &preprocess, batch, |group, progress| {
+    pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
         let (mut ready, mut found) = (Vec::new(), Vec::new());
         for (source, prepared) in group {
             match (prepared, source) {

@@ -7,9 +7,12 @@ mod convert;
 mod devices;
 mod embed;
 mod eval;
+mod explain;
 mod info;
+mod inspect;
 mod label;
 mod models;
+mod patches;
 mod pictures;
 mod recipes;
 mod study;
@@ -47,6 +50,9 @@ enum Command {
     Info(info::Arguments),
     Classify(classify::Arguments),
     Embed(embed::Arguments),
+    Explain(explain::Arguments),
+    Inspect(inspect::Arguments),
+    Patches(patches::Arguments),
     Convert(convert::Arguments),
     Train(train::Arguments),
     Finetune(train::FinetuneArguments),
@@ -75,6 +81,9 @@ fn main() -> ExitCode {
         Command::Info(arguments) => info::run(arguments),
         Command::Classify(arguments) => classify::run(arguments),
         Command::Embed(arguments) => embed::run(arguments),
+        Command::Explain(arguments) => explain::run(arguments),
+        Command::Inspect(arguments) => inspect::run(arguments),
+        Command::Patches(arguments) => patches::run(arguments),
         Command::Convert(arguments) => convert::run(arguments),
         Command::Train(arguments) => train::run(arguments),
         Command::Finetune(arguments) => train::finetune(arguments),

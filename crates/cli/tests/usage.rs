@@ -8,7 +8,8 @@ use std::path::Path;
 use support::{model, picture, vit};
 
 /// The commands whose examples take no time.
-const QUICK: [&str; 7] = ["models", "info", "classify", "embed", "label", "convert", "verify"];
+const QUICK: [&str; 10] =
+    ["models", "info", "classify", "embed", "label", "explain", "inspect", "patches", "convert", "verify"];
 
 /// All commands that the help lists.
 fn commands() -> Vec<String> {
@@ -97,6 +98,11 @@ fn wrong_use_is_2_and_names_the_option() {
         (&["embed", "-m", model, picture], "--out"),
         (&["embed", "-m", model, picture, "--out", "x.txt"], ".npy, .safetensors, .parquet"),
         (&["embed", "-m", model, picture, "--out", "x.npy", "--pool", "max"], "features, class, mean or patches"),
+        (&["explain", "-m", model, picture], "--out"),
+        (&["explain", "-m", model, picture, "-o", "x", "--method", "magic"], "rollout, gradient, gradcam or attention"),
+        (&["explain", "-m", model, picture, "-o", "x", "--top", "0"], "--top"),
+        (&["inspect", model], "--out"),
+        (&["patches", "-m", model, picture, "--out", "x.bmp"], ".png or .svg"),
         (&["convert", model], "FOLDER"),
         (&["convert", model, "x", "--layout", "keras"], "hugging-face"),
         (&["verify", model, "--tolerance", "-1"], "--tolerance"),

@@ -496,6 +496,19 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             Differentiable(vec![out.scale(2.0)])
         })?);
     }
+    // What an operation says besides its result can be asked for alone.
+    all.push(case("attention, its weights alone", dice, |m| {
+        let (heads, tokens) = (*m.dice.pick(&[1, 3]), *m.dice.pick(&[1, 5, 37]));
+        let op = Attention { heads, scale: 0.5, packed: true, bias: false, dropout: None };
+        let [_, weights] = m.float([2, tokens, 3 * heads * 8]).attention(op, &[]);
+        Forward(vec![weights])
+    })?);
+    all.push(case("layer_norm, its statistics alone", dice, |m| {
+        let (rows, dim) = (m.dice.extent(), *m.dice.pick(&[2, 16, 65]));
+        let (x, gamma, beta) = (m.float([rows, dim]), m.float([dim]), m.float([dim]));
+        let mut outputs = x.apply_outputs(LayerNorm { epsilon: 1e-3 }, &[&gamma, &beta], 3);
+        Forward(outputs.split_off(1))
+    })?);
     Ok(all)
 }
 

@@ -115,7 +115,8 @@ impl MemoryPlan {
             let input = matches!(node.op, Op::Input(_));
             for output in 0..node.outputs.len() {
                 let value = Value { node: id, output };
-                if (uses[id][output] == 0 && !input) || (needs.outside)(value) {
+                let written = output == 0 && writes_result(&node.op) && uses[id].iter().any(|&n| n > 0);
+                if (uses[id][output] == 0 && !input && !written) || (needs.outside)(value) {
                     continue;
                 }
                 let runs = (needs.runs_with)(id).max(id);
@@ -169,7 +170,7 @@ impl MemoryPlan {
         plan
     }
 
-    /// Where a value lies; `None` for parameters, constants, and outputs that nobody uses.
+    /// Where a value lies; `None` for parameters, constants, and outputs that nobody uses and no kernel must write.
     pub fn block(&self, graph: &Graph, value: Value) -> Option<Block> {
         let root = storage(graph, value);
         self.values[root.node][root.output]
@@ -179,6 +180,12 @@ impl MemoryPlan {
     pub fn workspace(&self, node: NodeId) -> Option<Block> {
         self.workspaces[node]
     }
+}
+
+/// Whether an operation writes its result even where nobody reads more than what it says besides: statistics of a norm,
+/// attention weights.
+fn writes_result(op: &Op) -> bool {
+    matches!(op, Op::Attention(_) | Op::LayerNorm(_) | Op::AddLayerNorm(_) | Op::GroupNorm(_) | Op::BatchNorm(_))
 }
 
 /// The value whose memory this one shares: itself, or what it is a reshape of.

@@ -1,7 +1,7 @@
 //! The memory plan never lets two values that are needed at the same time overlap, and it does reuse memory.
 
 use vit_graph::memory::{ALIGNMENT, Block, MemoryPlan, storage};
-use vit_graph::ops::Op;
+use vit_graph::ops::{Attention, Op};
 use vit_graph::{DType, Graph, Init, Tensor, Value, conformance};
 
 /// All blocks with the nodes during which they must keep their contents.
@@ -99,4 +99,16 @@ fn large_values_share_memory_only_with_their_like() {
         }
     }
     assert!(plan.arena_bytes > MemoryPlan::new(&graph, |_| 0, |_| false).arena_bytes);
+}
+
+#[test]
+fn a_result_that_nobody_reads_has_a_place_while_its_kernel_runs() {
+    let x = Tensor::input("x", DType::F32, [2, 5, 12]);
+    let op = Attention { heads: 2, scale: 0.5, packed: true, bias: false, dropout: None };
+    let [result, weights] = x.attention(op, &[]);
+    weights.output("weights");
+    let graph = x.finish().unwrap();
+    let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
+    assert_sound(&graph, &plan);
+    assert!(plan.block(&graph, result.value().unwrap()).is_some());
 }

@@ -1,9 +1,9 @@
 //! How good models are for how much data: one line per model over a logarithmic axis of pictures, as in the paper's
 //! figures 3 and 4.
 
-use super::axis::{Axis, labels, ticks_around};
-use super::palette::{BLUE, Colour, FRAME, GREEN, GRID, MUTED, ORANGE, PURPLE, RED, WHITE};
-use super::scene::{Anchor, Area, Scene, Text};
+use vit_plot::axis::{Axis, labels, ticks_around};
+use vit_plot::palette::{BLUE, Colour, FRAME, GREEN, GRID, MUTED, ORANGE, PURPLE, RED, WHITE};
+use vit_plot::{Anchor, Area, Scene, Text};
 
 const WIDTH: f32 = 1000.0;
 const HEIGHT: f32 = 560.0;

@@ -2,20 +2,22 @@
 
 use vit_data::Image;
 
-use super::font::{self, CAP_HEIGHT, Weight};
-use super::palette::{Colour, INK};
+use crate::font::{self, CAP_HEIGHT, Weight};
+use crate::palette::{Colour, FRAME, INK, MUTED};
+use crate::{ColourMap, axis};
 
 /// A drawing that can be written as SVG or PNG.
 #[derive(Debug, Clone)]
 pub struct Scene {
-    pub(super) width: f32,
-    pub(super) height: f32,
-    pub(super) shapes: Vec<Shape>,
+    pub(crate) width: f32,
+    pub(crate) height: f32,
+    pub(crate) shapes: Vec<Shape>,
 }
 
 /// A rectangle: left, top, width, height.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Area {
+#[allow(missing_docs)]
+pub struct Area {
     pub x: f32,
     pub y: f32,
     pub width: f32,
@@ -23,17 +25,19 @@ pub(super) struct Area {
 }
 
 impl Area {
-    pub(super) fn right(self) -> f32 {
+    /// The right edge.
+    pub fn right(self) -> f32 {
         self.x + self.width
     }
 
-    pub(super) fn bottom(self) -> f32 {
+    /// The bottom edge.
+    pub fn bottom(self) -> f32 {
         self.y + self.height
     }
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Shape {
+pub(crate) enum Shape {
     Rectangle { area: Area, fill: Colour },
     Line { points: Vec<[f32; 2]>, width: f32, colour: Colour, dashed: bool },
     Dot { centre: [f32; 2], radius: f32, fill: Colour },
@@ -43,7 +47,8 @@ pub(super) enum Shape {
 
 /// Which point of a text is the given one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Anchor {
+#[allow(missing_docs)]
+pub enum Anchor {
     Left,
     Middle,
     Right,
@@ -51,7 +56,8 @@ pub(super) enum Anchor {
 
 /// A line of text whose capitals are centred on `at` across the line. `turned` text runs upwards.
 #[derive(Debug, Clone)]
-pub(super) struct Text {
+#[allow(missing_docs)]
+pub struct Text {
     pub text: String,
     pub at: [f32; 2],
     pub size: f32,
@@ -62,29 +68,34 @@ pub(super) struct Text {
 }
 
 impl Text {
-    pub(super) fn new(text: impl Into<String>, at: [f32; 2], size: f32) -> Self {
+    /// Dark, regular, from this point to the right.
+    pub fn new(text: impl Into<String>, at: [f32; 2], size: f32) -> Self {
         let (weight, anchor) = (Weight::Regular, Anchor::Left);
         Self { text: text.into(), at, size, colour: INK, weight, anchor, turned: false }
     }
 
-    pub(super) fn colour(self, colour: Colour) -> Self {
+    /// In another colour.
+    pub fn colour(self, colour: Colour) -> Self {
         Self { colour, ..self }
     }
 
-    pub(super) fn anchor(self, anchor: Anchor) -> Self {
+    /// Placed by another point.
+    pub fn anchor(self, anchor: Anchor) -> Self {
         Self { anchor, ..self }
     }
 
-    pub(super) fn bold(self) -> Self {
+    /// In heavier letters.
+    pub fn bold(self) -> Self {
         Self { weight: Weight::SemiBold, ..self }
     }
 
-    pub(super) fn turned(self) -> Self {
+    /// Running upwards.
+    pub fn turned(self) -> Self {
         Self { turned: true, ..self }
     }
 
     /// Shortened with an ellipsis so that it is at most so wide.
-    pub(super) fn within(mut self, width: f32) -> Self {
+    pub fn within(mut self, width: f32) -> Self {
         if self.width() > width {
             let mut letters: Vec<char> = self.text.chars().collect();
             while self.width() > width && letters.pop().is_some() {
@@ -94,12 +105,13 @@ impl Text {
         self
     }
 
-    pub(super) fn width(&self) -> f32 {
+    /// How wide it is.
+    pub fn width(&self) -> f32 {
         self.size * font::width(&self.text, self.weight)
     }
 
     /// Where the line begins, along its direction, and the distance of the base line from `at`.
-    pub(super) fn offset(&self) -> (f32, f32) {
+    pub(crate) fn offset(&self) -> (f32, f32) {
         let along = match self.anchor {
             Anchor::Left => 0.0,
             Anchor::Middle => -self.width() / 2.0,
@@ -110,7 +122,8 @@ impl Text {
 }
 
 impl Scene {
-    pub(super) fn new(width: f32, height: f32) -> Self {
+    /// An empty drawing.
+    pub fn new(width: f32, height: f32) -> Self {
         Self { width, height, shapes: Vec::new() }
     }
 
@@ -119,42 +132,72 @@ impl Scene {
         (self.width, self.height)
     }
 
-    pub(super) fn rectangle(&mut self, area: Area, fill: Colour) {
+    /// A filled rectangle.
+    pub fn rectangle(&mut self, area: Area, fill: Colour) {
         self.shapes.push(Shape::Rectangle { area, fill });
     }
 
-    pub(super) fn line(&mut self, points: Vec<[f32; 2]>, width: f32, colour: Colour) {
+    /// A line through points.
+    pub fn line(&mut self, points: Vec<[f32; 2]>, width: f32, colour: Colour) {
         self.shapes.push(Shape::Line { points, width, colour, dashed: false });
     }
 
-    pub(super) fn dashes(&mut self, points: Vec<[f32; 2]>, width: f32, colour: Colour) {
+    /// A dashed line through points.
+    pub fn dashes(&mut self, points: Vec<[f32; 2]>, width: f32, colour: Colour) {
         self.shapes.push(Shape::Line { points, width, colour, dashed: true });
     }
 
-    pub(super) fn dot(&mut self, centre: [f32; 2], radius: f32, fill: Colour) {
+    /// A filled circle.
+    pub fn dot(&mut self, centre: [f32; 2], radius: f32, fill: Colour) {
         self.shapes.push(Shape::Dot { centre, radius, fill });
     }
 
-    pub(super) fn text(&mut self, text: Text) {
+    /// A line of text.
+    pub fn text(&mut self, text: Text) {
         self.shapes.push(Shape::Text(text));
     }
 
-    pub(super) fn picture(&mut self, area: Area, image: Image) {
+    /// A picture, stretched to an area: smoothly where it shrinks, to hard squares where it grows.
+    pub fn picture(&mut self, area: Area, image: Image) {
         self.shapes.push(Shape::Picture { area, image });
     }
 
     /// A frame of lines inside an area.
-    pub(super) fn frame(&mut self, area: Area, colour: Colour) {
+    pub fn frame(&mut self, area: Area, colour: Colour) {
         let (left, top, right, bottom) = (area.x + 0.5, area.y + 0.5, area.right() - 0.5, area.bottom() - 0.5);
         self.line(vec![[left, top], [right, top], [right, bottom], [left, bottom], [left, top]], 1.0, colour);
     }
+
+    /// An upright bar that explains a colour scale, with numbers at its right from `low` to `high`.
+    pub fn colour_bar(&mut self, bar: Area, map: ColourMap, [low, high]: [f64; 2]) {
+        let rows = bar.height.round().max(2.0) as usize;
+        let colours = (0..rows).flat_map(|row| {
+            let Colour(r, g, b) = map.at(1.0 - row as f32 / (rows - 1) as f32);
+            [r, g, b]
+        });
+        if let Ok(image) = Image::from_rgb(1, rows, colours.collect()) {
+            self.picture(bar, image);
+        }
+        self.frame(bar, FRAME);
+        let count = ((bar.height / 40.0) as usize).clamp(1, 5);
+        let ticks = axis::ticks(low, high, count);
+        let place = axis::Axis { from: low, to: high, pixels: [bar.bottom(), bar.y] };
+        for (tick, label) in ticks.iter().zip(axis::labels(&ticks)) {
+            let y = place.place(*tick);
+            self.line(vec![[bar.right(), y], [bar.right() + 4.0, y]], 1.0, FRAME);
+            self.text(Text::new(label, [bar.right() + 8.0, y], 11.0).colour(MUTED));
+        }
+    }
 }
 
-#[cfg(test)]
+/// What tests ask of drawings.
 impl Scene {
-    /// Panics if a text leaves the picture or touches another one: the two things that make a plot unreadable.
+    /// Checks that no text leaves the picture or touches another one: the two things that make a plot unreadable.
+    ///
+    /// # Panics
+    /// If one does.
     #[track_caller]
-    pub(super) fn assert_readable(&self) {
+    pub fn assert_readable(&self) {
         let boxes: Vec<(Area, &str)> = self
             .shapes
             .iter()
@@ -185,7 +228,8 @@ impl Scene {
         }
     }
 
-    pub(super) fn texts(&self) -> Vec<&str> {
+    /// All texts, in the order they were drawn.
+    pub fn texts(&self) -> Vec<&str> {
         let texts = self.shapes.iter().filter_map(|shape| match shape {
             Shape::Text(text) => Some(text.text.as_str()),
             _ => None,

@@ -2,7 +2,8 @@
 
 /// A range of values on a line of pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Axis {
+#[allow(missing_docs)]
+pub struct Axis {
     pub from: f64,
     pub to: f64,
     pub pixels: [f32; 2],
@@ -10,19 +11,19 @@ pub(super) struct Axis {
 
 impl Axis {
     /// The pixel of a value.
-    pub(super) fn place(&self, value: f64) -> f32 {
+    pub fn place(&self, value: f64) -> f32 {
         let share = (value - self.from) / (self.to - self.from);
         self.pixels[0] + share as f32 * (self.pixels[1] - self.pixels[0])
     }
 }
 
 /// Round numbers (1, 2, 2.5 or 5 times a power of ten apart) inside a range, about `count` of them.
-pub(super) fn ticks(from: f64, to: f64, count: usize) -> Vec<f64> {
+pub fn ticks(from: f64, to: f64, count: usize) -> Vec<f64> {
     multiples(from, to, step(from, to, count))
 }
 
 /// Round numbers around a range: the first is not above it, the last not below, so that grid lines frame the values.
-pub(super) fn ticks_around(from: f64, to: f64, count: usize) -> Vec<f64> {
+pub fn ticks_around(from: f64, to: f64, count: usize) -> Vec<f64> {
     let (from, to) = if to - from > 1e-9 * (from.abs() + to.abs()) {
         (from, to)
     } else {
@@ -49,7 +50,7 @@ fn step(from: f64, to: f64, count: usize) -> f64 {
 }
 
 /// Labels for ticks, all with the same number of decimals: `0.25`, `4e-5`, `20k`.
-pub(super) fn labels(ticks: &[f64]) -> Vec<String> {
+pub fn labels(ticks: &[f64]) -> Vec<String> {
     let largest = ticks.iter().fold(0.0f64, |largest, tick| largest.max(tick.abs()));
     let (unit, ending) = match largest {
         largest if largest >= 1e7 => (1e6, "M"),
@@ -85,7 +86,7 @@ fn scientific(value: f64) -> String {
 }
 
 /// A single value as a person wants to read it: three or four digits that count.
-pub(super) fn figure(value: f64) -> String {
+pub fn figure(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         size if size >= 1e4 => labels(&[(value / 100.0).round() * 100.0])[0].clone(),

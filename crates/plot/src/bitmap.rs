@@ -5,9 +5,9 @@ use tiny_skia::{
 };
 use vit_data::{Filter, Image, resize};
 
-use super::font::{self, Pen};
-use super::palette::Colour;
-use super::scene::{Area, Scene, Shape, Text};
+use crate::font::{self, Pen};
+use crate::palette::Colour;
+use crate::scene::{Area, Scene, Shape, Text};
 
 /// Why a drawing could not become a PNG.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +23,9 @@ pub enum PlotError {
     /// The encoder refused.
     #[error("the picture could not be encoded: {0}")]
     Encode(#[from] png::EncodingError),
+    /// The JPEG encoder refused.
+    #[error("the picture could not be encoded: {0}")]
+    Jpeg(#[from] jpeg_encoder::EncodingError),
 }
 
 /// The largest side of a picture: 16384 squared is a gigabyte.
@@ -41,18 +44,23 @@ impl Scene {
             draw(&mut pixels, shape, scale, transform);
         }
         let rgb: Vec<u8> = pixels.data().chunks_exact(4).flat_map(|pixel| &pixel[..3]).copied().collect();
-        Ok(encode(pixels.width(), pixels.height(), &rgb)?)
+        encode(pixels.width(), pixels.height(), png::ColorType::Rgb, &rgb)
     }
 }
 
-/// A PNG file of RGB rows.
-pub(super) fn encode(width: u32, height: u32, rgb: &[u8]) -> Result<Vec<u8>, png::EncodingError> {
+/// A picture as a PNG file.
+pub fn png(image: &Image) -> Result<Vec<u8>, PlotError> {
+    encode(image.width() as u32, image.height() as u32, png::ColorType::Rgb, image.pixels())
+}
+
+/// A PNG file of rows of pixels.
+pub(crate) fn encode(width: u32, height: u32, colours: png::ColorType, rows: &[u8]) -> Result<Vec<u8>, PlotError> {
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, width, height);
-    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_color(colours);
     encoder.set_depth(png::BitDepth::Eight);
     let mut writer = encoder.write_header()?;
-    writer.write_image_data(rgb)?;
+    writer.write_image_data(rows)?;
     writer.finish()?;
     Ok(file)
 }

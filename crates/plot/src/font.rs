@@ -4,13 +4,14 @@ use ttf_parser::{Face, GlyphId, OutlineBuilder};
 
 /// Thickness of letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Weight {
+#[allow(missing_docs)]
+pub enum Weight {
     Regular,
     SemiBold,
 }
 
 /// Cap height of the font, as a share of its size.
-pub(super) const CAP_HEIGHT: f32 = 0.727;
+pub(crate) const CAP_HEIGHT: f32 = 0.727;
 
 const REGULAR: &[u8] = include_bytes!("fonts/Inter-Regular.otf");
 const SEMI_BOLD: &[u8] = include_bytes!("fonts/Inter-SemiBold.otf");
@@ -29,7 +30,7 @@ fn glyph(face: &Face, letter: char) -> GlyphId {
 }
 
 /// The width of a text of size 1.
-pub(super) fn width(text: &str, weight: Weight) -> f32 {
+pub(crate) fn width(text: &str, weight: Weight) -> f32 {
     let Some(face) = face(weight) else { return 0.0 };
     let units: u32 =
         text.chars().map(|letter| u32::from(face.glyph_hor_advance(glyph(&face, letter)).unwrap_or(0))).sum();
@@ -37,7 +38,7 @@ pub(super) fn width(text: &str, weight: Weight) -> f32 {
 }
 
 /// Calls `outline` for every glyph of a text with its place on the line, both in units of size 1, y upwards.
-pub(super) fn outline(text: &str, weight: Weight, out: &mut impl Pen) {
+pub(crate) fn outline(text: &str, weight: Weight, out: &mut impl Pen) {
     let Some(face) = face(weight) else { return };
     let scale = 1.0 / f32::from(face.units_per_em());
     let mut x = 0.0;
@@ -49,7 +50,7 @@ pub(super) fn outline(text: &str, weight: Weight, out: &mut impl Pen) {
 }
 
 /// What draws the outlines of a text.
-pub(super) trait Pen {
+pub(crate) trait Pen {
     fn move_to(&mut self, point: [f32; 2]);
     fn line_to(&mut self, point: [f32; 2]);
     fn curve_to(&mut self, control: [[f32; 2]; 2], point: [f32; 2]);

@@ -2,12 +2,11 @@
 
 use std::fmt::Write;
 
-use vit_data::Image;
-
-use super::bitmap::encode;
-use super::font::Weight;
-use super::palette::Colour;
-use super::scene::{Anchor, Scene, Shape, Text};
+use crate::bitmap::png;
+use crate::embed::data_uri;
+use crate::font::Weight;
+use crate::palette::Colour;
+use crate::scene::{Anchor, Scene, Shape, Text};
 
 impl Scene {
     /// The drawing as an SVG file.
@@ -61,8 +60,9 @@ fn element(shape: &Shape) -> String {
             let (x, y, width, height) = (Short(area.x), Short(area.y), Short(area.width), Short(area.height));
             format!(
                 "<image x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" preserveAspectRatio=\"none\" \
-                 style=\"image-rendering:pixelated\" href=\"data:image/png;base64,{}\"/>",
-                picture(image)
+                 style=\"image-rendering:pixelated\" href=\"{}\"/>",
+                // One that cannot be encoded is left out rather than the whole drawing.
+                data_uri("image/png", &png(image).unwrap_or_default())
             )
         }
     }
@@ -92,8 +92,8 @@ fn hex(colour: Colour) -> String {
     format!("#{:02x}{:02x}{:02x}", colour.0, colour.1, colour.2)
 }
 
-/// Text as XML holds it; control characters, which XML cannot hold at all, become the sign for unknown letters.
-fn escape(text: &str) -> String {
+/// Text as XML and HTML hold it; control characters, which XML cannot hold at all, become the sign for unknown letters.
+pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
@@ -103,22 +103,6 @@ fn escape(text: &str) -> String {
             '"' => out.push_str("&quot;"),
             letter if letter.is_control() || matches!(letter, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
             letter => out.push(letter),
-        }
-    }
-    out
-}
-
-/// A picture as PNG in base 64; an empty one if it cannot be encoded.
-fn picture(image: &Image) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let png = encode(image.width() as u32, image.height() as u32, image.pixels()).unwrap_or_default();
-    let mut out = String::with_capacity(png.len().div_ceil(3) * 4);
-    for three in png.chunks(3) {
-        let bytes = [three[0], three.get(1).copied().unwrap_or(0), three.get(2).copied().unwrap_or(0)];
-        let bits = u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]);
-        for digit in 0..4 {
-            let value = bits >> (18 - 6 * digit) & 63;
-            out.push(if digit <= three.len() { char::from(DIGITS[value as usize]) } else { '=' });
         }
     }
     out
@@ -142,14 +126,5 @@ mod tests {
         let mut scene = Scene::new(100.0, 20.0);
         scene.text(Text::new("a<b> & \"c\"\u{7}", [0.0, 10.0], 10.0));
         assert!(scene.svg().contains(">a&lt;b&gt; &amp; &quot;c&quot;\u{fffd}</text>"));
-    }
-
-    #[test]
-    fn pictures_are_base_64() {
-        let image = Image::from_rgb(1, 1, vec![1, 2, 3]).unwrap();
-        let text = picture(&image);
-        assert!(text.starts_with("iVBORw0KGgo") && text.len().is_multiple_of(4));
-        // The last bytes of every PNG are its end chunk, at one of three places within a group of three bytes.
-        assert!(["AAElFTkSuQmCC", "SUVORK5CYII=", "JRU5ErkJggg=="].iter().any(|end| text.ends_with(end)), "{text}");
     }
 }
