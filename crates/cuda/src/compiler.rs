@@ -21,10 +21,16 @@ pub(crate) struct Source {
 /// What every file starts with.
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
+/// Files of kernels, some of which start with another.
 macro_rules! sources {
-    ($($constant:ident $name:literal),* $(,)?) => {
-        $(pub(crate) static $constant: Source =
-            Source { name: $name, text: include_str!(concat!("kernels/", $name, ".cu")) };)*
+    ($($constant:ident $name:literal $(after $first:literal)?),* $(,)?) => {
+        $(pub(crate) static $constant: Source = Source {
+            name: $name,
+            text: concat!(
+                $(include_str!(concat!("kernels/", $first, ".cu")),)?
+                include_str!(concat!("kernels/", $name, ".cu")),
+            ),
+        };)*
 
         /// All files.
         static SOURCES: &[&Source] = &[$(&$constant),*];
@@ -51,7 +57,7 @@ hopper!(HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "steps_queries" "backw
 hopper!(HOPPER_BACKWARD_KEYS "hopper_backward_keys" "steps_keys" "backward_keys");
 
 sources!(
-    ACTIVATION "activation",
+    ACTIVATION "activation" after "functions",
     ARITHMETIC "arithmetic",
     ATTENTION "attention",
     CHANNEL_NORM "channel_norm",
@@ -248,13 +254,13 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         variants.push(Variant::new(source));
         variants.push(types.iter().fold(Variant::new(source), |v, name| v.with(name, "bf16")));
         let more: &[(&'static str, &[usize])] = match source.name {
-            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[64, 1024])],
+            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1])],
             "attention" => &[("HEAD", &[1, 20, 128])],
             "channel_norm" => &[("BATCH", &[0])],
             "pool" => &[("MAX", &[0])],
             "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
-            "arithmetic" | "movement" => &[("VEC", &[1, 2, 4, 8])],
+            "arithmetic" | "movement" | "patchify" | "reduce" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],
         };
         variants

@@ -21,17 +21,34 @@ use crate::tuning::Event;
 
 /// One node, or a group of nodes.
 struct Step {
+    node: NodeId,
     info: StepInfo,
     launches: Vec<Launch>,
 }
 
-/// An input: its place on the GPU and in the host's buffer, and when the last copy between them is done.
+/// An input: its place on the GPU and in the host's buffer.
 struct Input {
     ty: Type,
     address: u64,
     staged_at: usize,
+    /// Where it may be written again; `None` for what is copied between runs.
+    free: Option<Free>,
+    /// When the last copy from the host's buffer is done.
     copied: Event,
+    /// Whether the next run must wait for that copy.
+    pending: bool,
 }
+
+/// Until when a run reads an input: the next one is copied while the run goes on.
+struct Free {
+    /// The last step that reads it; the number of steps where what follows them does.
+    after: usize,
+    /// When the last run had come past that step.
+    reached: Event,
+}
+
+/// Smaller inputs are copied between runs: it takes less time than waiting for another stream.
+const WORTH_OVERLAPPING: usize = 1 << 20;
 
 /// How far an executable has come.
 enum State {
@@ -53,8 +70,18 @@ impl Drop for CapturedGraph {
     }
 }
 
-/// The order in which an executable's work is done.
+/// An order in which work is done.
 struct Stream(cu::CUstream);
+
+impl Stream {
+    fn new() -> Result<Self, GraphError> {
+        let mut stream = std::ptr::null_mut();
+        let flag = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current, the pointer is to a live variable.
+        check(unsafe { cu::cuStreamCreate(&mut stream, flag) }, "creating a stream")?;
+        Ok(Stream(stream))
+    }
+}
 
 impl Drop for Stream {
     fn drop(&mut self) {
@@ -77,6 +104,8 @@ pub(crate) struct CudaExecutable {
     arena: DeviceBuffer,
     stored: DeviceBuffer,
     stream: Stream,
+    /// Where inputs are copied, while an earlier run is under way.
+    copies: Stream,
     gpu: Arc<Gpu>,
 }
 
@@ -90,10 +119,7 @@ impl CudaExecutable {
         let stored = DeviceBuffer::new(&gpu, p.stored_bytes, "weights")?;
         let arena = DeviceBuffer::new(&gpu, p.plan.arena_bytes, "activations")?;
         let bases = Bases { arena: arena.address, stored: stored.address };
-        let mut stream = Stream(std::ptr::null_mut());
-        let flag = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is current, the pointer is to a live variable.
-        check(unsafe { cu::cuStreamCreate(&mut stream.0, flag) }, "creating a stream")?;
+        let (stream, copies) = (Stream::new()?, Stream::new()?);
         store_sources(&gpu, p, bases.stored, parameters)?;
 
         // Everything that the graph asks for, so that all kernels can be compiled at once.
@@ -114,11 +140,11 @@ impl CudaExecutable {
                 once.extend(emitter.requests);
                 once.extend(copies_of_results(p, id, bases.stored));
             } else {
-                every_time.push((info, emitter.requests));
+                every_time.push((id, info, emitter.requests));
             }
         }
         let updates = updates(p, &bases);
-        let kernels = every_time.iter().flat_map(|(_, requests)| requests).chain(&once).chain(&updates);
+        let kernels = every_time.iter().flat_map(|(_, _, requests)| requests).chain(&once).chain(&updates);
         let variants: Vec<Variant> = kernels
             .filter_map(
                 |request| if let Request::Kernel(kernel) = request { Some(kernel.variant.clone()) } else { None },
@@ -135,8 +161,8 @@ impl CudaExecutable {
             launch.enqueue(&gpu, stream.0)?;
         }
         let mut steps = Vec::with_capacity(every_time.len());
-        for (info, requests) in every_time {
-            steps.push(Step { info, launches: resolve(requests)? });
+        for (node, info, requests) in every_time {
+            steps.push(Step { node, info, launches: resolve(requests)? });
         }
         let updates = resolve(updates)?;
         if arena.bytes > 0 {
@@ -144,7 +170,7 @@ impl CudaExecutable {
         }
         wait(&gpu, stream.0)?;
 
-        let (inputs, staged) = inputs(p, &bases)?;
+        let (inputs, staged) = inputs(p, &bases, &steps)?;
         let named = |value: Value| (p.graph.ty(value).clone(), p.operand(value, Some(&bases)).address);
         let outputs = p.graph.outputs().iter().map(|(name, value)| (name.clone(), named(*value))).collect();
         let parameters = (p.graph.parameters())
@@ -153,15 +179,44 @@ impl CudaExecutable {
             .collect();
         let staging = PinnedBuffer::new(&gpu, staged)?;
         let state = State::Fresh;
-        Ok(CudaExecutable { state, steps, updates, inputs, outputs, parameters, staging, arena, stored, stream, gpu })
+        Ok(CudaExecutable {
+            state,
+            steps,
+            updates,
+            inputs,
+            outputs,
+            parameters,
+            staging,
+            arena,
+            stored,
+            stream,
+            copies,
+            gpu,
+        })
     }
 
-    fn launches(&self) -> impl Iterator<Item = &Launch> {
-        self.steps.iter().flat_map(|step| &step.launches).chain(&self.updates)
+    /// Puts one step into the stream, or what follows the last one, and marks the inputs that nobody reads after it.
+    fn enqueue(&self, step: usize, capturing: bool) -> Result<(), GraphError> {
+        let launches = self.steps.get(step).map_or(&self.updates, |step| &step.launches);
+        launches.iter().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))?;
+        let free = self.inputs.values().filter_map(|input| input.free.as_ref()).filter(|free| free.after == step);
+        for Free { reached, .. } in free {
+            if capturing { reached.record_in_graph(self.stream.0)? } else { reached.record(self.stream.0)? }
+        }
+        Ok(())
     }
 
-    fn enqueue_all(&self) -> Result<(), GraphError> {
-        self.launches().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))
+    fn enqueue_all(&self, capturing: bool) -> Result<(), GraphError> {
+        (0..=self.steps.len()).try_for_each(|step| self.enqueue(step, capturing))
+    }
+
+    /// Lets what follows in the stream wait for inputs that are still being copied.
+    fn await_inputs(&mut self) -> Result<(), GraphError> {
+        for input in self.inputs.values_mut().filter(|input| input.pending) {
+            input.copied.hold(self.stream.0)?;
+            input.pending = false;
+        }
+        Ok(())
     }
 
     /// Records the whole run as a graph.
@@ -169,7 +224,7 @@ impl CudaExecutable {
         let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
         check(unsafe { cu::cuStreamBeginCapture_v2(self.stream.0, mode) }, "capturing")?;
-        let enqueued = self.enqueue_all();
+        let enqueued = self.enqueue_all(true);
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
         // The capture must end whatever happened in it.
         // SAFETY: the stream is live, the pointers are to live variables.
@@ -289,18 +344,40 @@ fn updates(p: &Prepared, bases: &Bases) -> Vec<Request> {
 }
 
 /// The graph's inputs, and the bytes that they take in the host's buffer.
-fn inputs(p: &Prepared, bases: &Bases) -> Result<(HashMap<String, Input>, usize), GraphError> {
+fn inputs(p: &Prepared, bases: &Bases, steps: &[Step]) -> Result<(HashMap<String, Input>, usize), GraphError> {
     let (mut inputs, mut staged) = (HashMap::new(), 0);
+    let last_reads = last_reads(p, steps);
     for (node, input) in p.graph.inputs() {
         let value = Value { node, output: 0 };
         debug_assert_eq!(storage(&p.graph, value), value);
         let address = p.operand(value, Some(bases)).address;
         let ty = input.ty.clone();
         let bytes = ty.bytes();
-        inputs.insert(input.name.clone(), Input { ty, address, staged_at: staged, copied: Event::new()? });
+        let after = last_reads.get(&node).copied().filter(|_| bytes >= WORTH_OVERLAPPING);
+        let free = after.map(|after| Ok::<_, GraphError>(Free { after, reached: Event::new()? })).transpose()?;
+        let place = Input { ty, address, staged_at: staged, free, copied: Event::new()?, pending: false };
+        inputs.insert(input.name.clone(), place);
         staged += bytes.next_multiple_of(ALIGNMENT);
     }
     Ok((inputs, staged))
+}
+
+/// The last step that reads each input. One that leaves the graph, or becomes a parameter, is read until the end.
+fn last_reads(p: &Prepared, steps: &[Step]) -> HashMap<NodeId, usize> {
+    let position: HashMap<NodeId, usize> = steps.iter().enumerate().map(|(i, step)| (step.node, i)).collect();
+    let mut last: HashMap<NodeId, usize> = HashMap::new();
+    let mut read = |value: Value, step: usize| {
+        let at = last.entry(storage(&p.graph, value).node).or_default();
+        *at = step.max(*at);
+    };
+    for (id, node) in p.graph.nodes().iter().enumerate() {
+        if let Some(&step) = position.get(&p.groups.runs_with(id)) {
+            node.inputs.iter().for_each(|&value| read(value, step));
+        }
+    }
+    let leaving = p.graph.outputs().iter().map(|(_, v)| *v).chain(p.graph.updates().iter().map(|(_, v)| *v));
+    leaving.for_each(|value| read(value, steps.len()));
+    last
 }
 
 fn fill_with_noise(gpu: &Gpu, stream: cu::CUstream, buffer: &DeviceBuffer) -> Result<(), GraphError> {
@@ -323,13 +400,14 @@ fn fill_with_noise(gpu: &Gpu, stream: cu::CUstream, buffer: &DeviceBuffer) -> Re
 impl Drop for CudaExecutable {
     fn drop(&mut self) {
         // Memory must not go while a kernel or a copy still uses it; there is nobody left to tell of an error.
+        wait(&self.gpu, self.copies.0).ok();
         wait(&self.gpu, self.stream.0).ok();
     }
 }
 
 impl Executable for CudaExecutable {
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError> {
-        let Some(place) = self.inputs.get(input) else {
+        let Some(place) = self.inputs.get_mut(input) else {
             return Err(unknown("input", input, self.inputs.keys()));
         };
         elements.check(input, &place.ty)?;
@@ -344,18 +422,28 @@ impl Executable for CudaExecutable {
         // The copy before this one may still be reading the buffer.
         place.copied.wait()?;
         let from = self.staging.write(place.staged_at, bytes);
+        let stream = match &place.free {
+            Some(free) => {
+                // The run before may still be reading the input.
+                free.reached.hold(self.copies.0)?;
+                place.pending = true;
+                self.copies.0
+            }
+            None => self.stream.0,
+        };
         // SAFETY: the buffer outlives the copy (`drop` waits), nobody writes to it before the copy is done (the event
         // above), and the input's block has the length of its type.
-        let result = unsafe { cu::cuMemcpyHtoDAsync_v2(place.address, from, bytes.len(), self.stream.0) };
+        let result = unsafe { cu::cuMemcpyHtoDAsync_v2(place.address, from, bytes.len(), stream) };
         check(result, "copying an input")?;
-        place.copied.record(self.stream.0)
+        place.copied.record(stream)
     }
 
     fn run(&mut self) -> Result<(), GraphError> {
         self.gpu.enter()?;
+        self.await_inputs()?;
         match &self.state {
             State::Fresh => {
-                self.enqueue_all()?;
+                self.enqueue_all(false)?;
                 self.state = State::Warm;
                 return Ok(());
             }
@@ -370,6 +458,7 @@ impl Executable for CudaExecutable {
     }
 
     fn wait(&mut self) -> Result<(), GraphError> {
+        wait(&self.gpu, self.copies.0)?;
         wait(&self.gpu, self.stream.0)
     }
 
@@ -379,15 +468,16 @@ impl Executable for CudaExecutable {
 
     fn run_timed(&mut self, seconds: &mut [f64]) -> Result<(), GraphError> {
         self.gpu.enter()?;
+        self.await_inputs()?;
         let mut points = vec![Event::new()?];
         points[0].record(self.stream.0)?;
-        for step in &self.steps {
-            step.launches.iter().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))?;
+        for step in 0..self.steps.len() {
+            self.enqueue(step, false)?;
             let point = Event::new()?;
             point.record(self.stream.0)?;
             points.push(point);
         }
-        self.updates.iter().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))?;
+        self.enqueue(self.steps.len(), false)?;
         wait(&self.gpu, self.stream.0)?;
         for (seconds, pair) in seconds.iter_mut().zip(points.windows(2)) {
             *seconds = f64::from(pair[1].milliseconds_since(&pair[0])?) / 1e3;

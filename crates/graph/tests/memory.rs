@@ -1,6 +1,6 @@
 //! The memory plan never lets two values that are needed at the same time overlap, and it does reuse memory.
 
-use vit_graph::memory::{ALIGNMENT, Block, MemoryPlan, storage};
+use vit_graph::memory::{ALIGNMENT, Block, MemoryPlan, Needs, storage};
 use vit_graph::ops::Op;
 use vit_graph::{DType, Graph, Init, Tensor, Value, conformance};
 
@@ -81,4 +81,28 @@ fn outputs_that_nobody_reads_get_no_memory() {
     let node = y.value().unwrap().node;
     assert!(plan.block(&graph, Value { node, output: 0 }).is_some());
     assert!(plan.block(&graph, Value { node, output: 1 }).is_none());
+}
+
+#[test]
+fn what_runs_with_an_earlier_node_has_its_memory_from_then_on() {
+    let x = Tensor::input("x", DType::F32, [64, 64]);
+    let first = x.gelu();
+    let second = first.gelu();
+    let sums = first.sum([0]);
+    (&second.sum([0]) + &sums).output("y");
+    let [first, second, sums] = [&first, &second, &sums].map(|tensor| tensor.value().unwrap());
+    let graph = x.finish().unwrap();
+    let plan = MemoryPlan::with_needs(
+        &graph,
+        Needs {
+            bytes: &|value| graph.ty(value).bytes(),
+            workspace: &|_| 0,
+            outside: &|_| false,
+            runs_with: &|node| if node == sums.node { first.node } else { node },
+        },
+    );
+    let [first, second, sums] = [first, second, sums].map(|value| plan.block(&graph, value).unwrap());
+    for other in [first, second] {
+        assert!(sums.offset >= other.offset + other.bytes || other.offset >= sums.offset + sums.bytes);
+    }
 }
