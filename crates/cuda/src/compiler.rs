@@ -21,16 +21,10 @@ pub(crate) struct Source {
 /// What every file starts with.
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
-/// Files of kernels, some of which start with another.
 macro_rules! sources {
-    ($($constant:ident $name:literal $(after $first:literal)?),* $(,)?) => {
-        $(pub(crate) static $constant: Source = Source {
-            name: $name,
-            text: concat!(
-                $(include_str!(concat!("kernels/", $first, ".cu")),)?
-                include_str!(concat!("kernels/", $name, ".cu")),
-            ),
-        };)*
+    ($($constant:ident $name:literal),* $(,)?) => {
+        $(pub(crate) static $constant: Source =
+            Source { name: $name, text: include_str!(concat!("kernels/", $name, ".cu")) };)*
 
         /// All files.
         static SOURCES: &[&Source] = &[$(&$constant),*];
@@ -57,7 +51,7 @@ hopper!(HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "steps_queries" "backw
 hopper!(HOPPER_BACKWARD_KEYS "hopper_backward_keys" "steps_keys" "backward_keys");
 
 sources!(
-    ACTIVATION "activation" after "functions",
+    ACTIVATION "activation",
     ARITHMETIC "arithmetic",
     ATTENTION "attention",
     CHANNEL_NORM "channel_norm",

@@ -1,7 +1,8 @@
 //! A graph on the GPU: all memory in two buffers, every node a list of launches with fixed addresses, all of them
-//! captured as one CUDA graph.
+//! captured as one CUDA graph, or as a few where large inputs are copied while a run goes on.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use cudarc::driver::sys as cu;
@@ -56,8 +57,14 @@ enum State {
     Fresh,
     /// Everything has run once; the next run is captured.
     Warm,
-    /// One graph holds the whole run.
-    Captured(CapturedGraph),
+    /// Graphs hold the whole run.
+    Captured(Vec<Segment>),
+}
+
+/// A stretch of a run, up to a step after which an input may be written again or to the end.
+struct Segment {
+    graph: CapturedGraph,
+    last: usize,
 }
 
 /// A graph that is on the GPU, ready to be started.
@@ -195,19 +202,16 @@ impl CudaExecutable {
         })
     }
 
-    /// Puts one step into the stream, or what follows the last one, and marks the inputs that nobody reads after it.
-    fn enqueue(&self, step: usize, capturing: bool) -> Result<(), GraphError> {
+    /// Puts one step into the stream, or what follows the last one.
+    fn enqueue(&self, step: usize) -> Result<(), GraphError> {
         let launches = self.steps.get(step).map_or(&self.updates, |step| &step.launches);
-        launches.iter().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))?;
-        let free = self.inputs.values().filter_map(|input| input.free.as_ref()).filter(|free| free.after == step);
-        for Free { reached, .. } in free {
-            if capturing { reached.record_in_graph(self.stream.0)? } else { reached.record(self.stream.0)? }
-        }
-        Ok(())
+        launches.iter().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))
     }
 
-    fn enqueue_all(&self, capturing: bool) -> Result<(), GraphError> {
-        (0..=self.steps.len()).try_for_each(|step| self.enqueue(step, capturing))
+    /// Marks the inputs that nobody reads after a step.
+    fn mark(&self, step: usize) -> Result<(), GraphError> {
+        let free = self.inputs.values().filter_map(|input| input.free.as_ref());
+        free.filter(|free| free.after == step).try_for_each(|free| free.reached.record(self.stream.0))
     }
 
     /// Lets what follows in the stream wait for inputs that are still being copied.
@@ -219,12 +223,26 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Records the whole run as a graph.
-    fn capture(&self) -> Result<CapturedGraph, GraphError> {
+    /// Records the whole run, in as many graphs as have marks between them.
+    fn capture(&self) -> Result<Vec<Segment>, GraphError> {
+        let mut ends: Vec<usize> = self.inputs.values().filter_map(|input| Some(input.free.as_ref()?.after)).collect();
+        ends.push(self.steps.len());
+        ends.sort_unstable();
+        ends.dedup();
+        let mut first = 0;
+        let mut segments = Vec::with_capacity(ends.len());
+        for last in ends {
+            segments.push(Segment { graph: self.capture_steps(first..=last)?, last });
+            first = last + 1;
+        }
+        Ok(segments)
+    }
+
+    fn capture_steps(&self, mut steps: RangeInclusive<usize>) -> Result<CapturedGraph, GraphError> {
         let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
         check(unsafe { cu::cuStreamBeginCapture_v2(self.stream.0, mode) }, "capturing")?;
-        let enqueued = self.enqueue_all(true);
+        let enqueued = steps.try_for_each(|step| self.enqueue(step));
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
         // The capture must end whatever happened in it.
         // SAFETY: the stream is live, the pointers are to live variables.
@@ -443,16 +461,22 @@ impl Executable for CudaExecutable {
         self.await_inputs()?;
         match &self.state {
             State::Fresh => {
-                self.enqueue_all(false)?;
+                for step in 0..=self.steps.len() {
+                    self.enqueue(step)?;
+                    self.mark(step)?;
+                }
                 self.state = State::Warm;
                 return Ok(());
             }
             State::Warm => self.state = State::Captured(self.capture()?),
             State::Captured(_) => {}
         }
-        if let State::Captured(graph) = &self.state {
-            // SAFETY: the graph and the stream are live.
-            check(unsafe { cu::cuGraphLaunch(graph.0, self.stream.0) }, "starting a run")?;
+        if let State::Captured(segments) = &self.state {
+            for segment in segments {
+                // SAFETY: the graph and the stream are live.
+                check(unsafe { cu::cuGraphLaunch(segment.graph.0, self.stream.0) }, "starting a run")?;
+                self.mark(segment.last)?;
+            }
         }
         Ok(())
     }
@@ -472,12 +496,14 @@ impl Executable for CudaExecutable {
         let mut points = vec![Event::new()?];
         points[0].record(self.stream.0)?;
         for step in 0..self.steps.len() {
-            self.enqueue(step, false)?;
+            self.enqueue(step)?;
+            self.mark(step)?;
             let point = Event::new()?;
             point.record(self.stream.0)?;
             points.push(point);
         }
-        self.enqueue(self.steps.len(), false)?;
+        self.enqueue(self.steps.len())?;
+        self.mark(self.steps.len())?;
         wait(&self.gpu, self.stream.0)?;
         for (seconds, pair) in seconds.iter_mut().zip(points.windows(2)) {
             *seconds = f64::from(pair[1].milliseconds_since(&pair[0])?) / 1e3;

@@ -121,13 +121,6 @@ impl Event {
         check(unsafe { cu::cuEventRecord(self.0, stream) }, "recording an event")
     }
 
-    /// Records it in a graph that is being captured: every run of the graph does.
-    pub fn record_in_graph(&self, stream: CUstream) -> Result<(), GraphError> {
-        let flag = cu::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
-        // SAFETY: both are live.
-        check(unsafe { cu::cuEventRecordWithFlags(self.0, stream, flag) }, "recording an event")
-    }
-
     /// Lets what follows in another stream wait for the point recorded last.
     pub fn hold(&self, stream: CUstream) -> Result<(), GraphError> {
         // SAFETY: both are live.

@@ -90,9 +90,10 @@ pub(super) struct Splits {
 }
 
 impl Splits {
-    /// For blocks of `columns` out of `all` columns: one split would leave most of the GPU idle.
+    /// For blocks of `columns` out of `all` columns: one split would leave most of the GPU idle, and a few blocks more than
+    /// have room at once would run alone in the end.
     pub fn new(e: &Emitter, rows: usize, all: usize, columns: usize) -> Self {
-        let wanted = (8 * e.multiprocessors).div_ceil(all.div_ceil(columns).max(1));
+        let wanted = (8 * e.multiprocessors / all.div_ceil(columns).max(1)).max(1);
         let of_each = rows.div_ceil(wanted).max(64);
         Splits { count: rows.div_ceil(of_each), rows: of_each }
     }
