@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use cudarc::driver::sys as cu;
 use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
-use vit_graph::memory::storage;
 use vit_graph::ops::{Data, Op};
 use vit_graph::{GraphError, NodeId, Type, Value};
 
@@ -15,41 +14,17 @@ use crate::compiler;
 use crate::compiler::Variant;
 use crate::driver::{Gpu, check, error};
 use crate::fields::Arguments;
+use crate::inputs::{Input, inputs};
 use crate::launch::{Kernel, Launch, Request};
-use crate::memory::{ALIGNMENT, DeviceBuffer, PinnedBuffer, download, upload};
+use crate::memory::{DeviceBuffer, PinnedBuffer, download, upload};
 use crate::prepare::{Bases, Prepared};
 use crate::tuning::Event;
 
 /// One node, or a group of nodes.
 struct Step {
-    node: NodeId,
     info: StepInfo,
     launches: Vec<Launch>,
 }
-
-/// An input: its place on the GPU and in the host's buffer.
-struct Input {
-    ty: Type,
-    address: u64,
-    staged_at: usize,
-    /// Where it may be written again; `None` for what is copied between runs.
-    free: Option<Free>,
-    /// When the last copy from the host's buffer is done.
-    copied: Event,
-    /// Whether the next run must wait for that copy.
-    pending: bool,
-}
-
-/// Until when a run reads an input: the next one is copied while the run goes on.
-struct Free {
-    /// The last step that reads it; the number of steps where what follows them does.
-    after: usize,
-    /// When the last run had come past that step.
-    reached: Event,
-}
-
-/// Smaller inputs are copied between runs: it takes less time than waiting for another stream.
-const WORTH_OVERLAPPING: usize = 1 << 20;
 
 /// How far an executable has come.
 enum State {
@@ -167,9 +142,10 @@ impl CudaExecutable {
         for launch in resolve(once)? {
             launch.enqueue(&gpu, stream.0)?;
         }
+        let order: Vec<NodeId> = every_time.iter().map(|(node, ..)| *node).collect();
         let mut steps = Vec::with_capacity(every_time.len());
-        for (node, info, requests) in every_time {
-            steps.push(Step { node, info, launches: resolve(requests)? });
+        for (_, info, requests) in every_time {
+            steps.push(Step { info, launches: resolve(requests)? });
         }
         let updates = resolve(updates)?;
         if arena.bytes > 0 {
@@ -177,7 +153,7 @@ impl CudaExecutable {
         }
         wait(&gpu, stream.0)?;
 
-        let (inputs, staged) = inputs(p, &bases, &steps)?;
+        let (inputs, staged) = inputs(p, &bases, &order)?;
         let named = |value: Value| (p.graph.ty(value).clone(), p.operand(value, Some(&bases)).address);
         let outputs = p.graph.outputs().iter().map(|(name, value)| (name.clone(), named(*value))).collect();
         let parameters = (p.graph.parameters())
@@ -359,43 +335,6 @@ fn updates(p: &Prepared, bases: &Bases) -> Vec<Request> {
         }
     }
     requests
-}
-
-/// The graph's inputs, and the bytes that they take in the host's buffer.
-fn inputs(p: &Prepared, bases: &Bases, steps: &[Step]) -> Result<(HashMap<String, Input>, usize), GraphError> {
-    let (mut inputs, mut staged) = (HashMap::new(), 0);
-    let last_reads = last_reads(p, steps);
-    for (node, input) in p.graph.inputs() {
-        let value = Value { node, output: 0 };
-        debug_assert_eq!(storage(&p.graph, value), value);
-        let address = p.operand(value, Some(bases)).address;
-        let ty = input.ty.clone();
-        let bytes = ty.bytes();
-        let after = last_reads.get(&node).copied().filter(|_| bytes >= WORTH_OVERLAPPING);
-        let free = after.map(|after| Ok::<_, GraphError>(Free { after, reached: Event::new()? })).transpose()?;
-        let place = Input { ty, address, staged_at: staged, free, copied: Event::new()?, pending: false };
-        inputs.insert(input.name.clone(), place);
-        staged += bytes.next_multiple_of(ALIGNMENT);
-    }
-    Ok((inputs, staged))
-}
-
-/// The last step that reads each input. One that leaves the graph, or becomes a parameter, is read until the end.
-fn last_reads(p: &Prepared, steps: &[Step]) -> HashMap<NodeId, usize> {
-    let position: HashMap<NodeId, usize> = steps.iter().enumerate().map(|(i, step)| (step.node, i)).collect();
-    let mut last: HashMap<NodeId, usize> = HashMap::new();
-    let mut read = |value: Value, step: usize| {
-        let at = last.entry(storage(&p.graph, value).node).or_default();
-        *at = step.max(*at);
-    };
-    for (id, node) in p.graph.nodes().iter().enumerate() {
-        if let Some(&step) = position.get(&p.groups.runs_with(id)) {
-            node.inputs.iter().for_each(|&value| read(value, step));
-        }
-    }
-    let leaving = p.graph.outputs().iter().map(|(_, v)| *v).chain(p.graph.updates().iter().map(|(_, v)| *v));
-    leaving.for_each(|value| read(value, steps.len()));
-    last
 }
 
 fn fill_with_noise(gpu: &Gpu, stream: cu::CUstream, buffer: &DeviceBuffer) -> Result<(), GraphError> {
