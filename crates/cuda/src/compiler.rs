@@ -254,13 +254,13 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         variants.push(Variant::new(source));
         variants.push(types.iter().fold(Variant::new(source), |v, name| v.with(name, "bf16")));
         let more: &[(&'static str, &[usize])] = match source.name {
-            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[64, 1024])],
+            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1])],
             "attention" => &[("HEAD", &[1, 20, 128])],
             "channel_norm" => &[("BATCH", &[0])],
             "pool" => &[("MAX", &[0])],
             "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
-            "arithmetic" | "movement" => &[("VEC", &[1, 2, 4, 8])],
+            "arithmetic" | "movement" | "patchify" | "reduce" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],
         };
         variants

@@ -22,6 +22,7 @@ mod fields;
 mod fusion;
 mod gemm;
 mod info;
+mod inputs;
 mod launch;
 mod libraries;
 mod lower;

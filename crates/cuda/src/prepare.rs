@@ -207,10 +207,15 @@ impl Prepared {
                 nodes.iter().flat_map(|&n| self.graph.node(n).inputs.clone()).collect(),
                 nodes.iter().flat_map(|&n| outputs_of(n)).collect(),
             ),
-            Some(Group::NormGradAndSum { norm, sum, other }) => {
-                let inputs = self.graph.node(*norm).inputs.iter().copied().chain([*other]).collect();
-                let [_, dgamma, dbeta] = [0, 1, 2].map(|output| Value { node: *norm, output });
-                (inputs, vec![Value { node: *sum, output: 0 }, dgamma, dbeta])
+            Some(Group::NormGrad(group)) => {
+                let norm = group.norm;
+                let inputs = self.graph.node(norm).inputs.iter().copied().chain(group.residual.map(|(_, other)| other));
+                let [dgamma, dbeta] = [1, 2].map(|output| Value { node: norm, output });
+                let sums = group.sums.map(|node| Value { node, output: 0 });
+                (inputs.collect(), [group.result(), dgamma, dbeta].into_iter().chain(sums).collect())
+            }
+            Some(Group::ActivationGrad { grad, sums, .. }) => {
+                (node.inputs.clone(), [*grad, *sums].map(|node| Value { node, output: 0 }).to_vec())
             }
         };
         let operands = |values: &[Value]| {
@@ -226,7 +231,10 @@ impl Prepared {
                 let ops: Vec<&Op> = nodes.iter().map(|&n| &self.graph.node(n).op).collect();
                 lower::updates(&ops, &mut emitter);
             }
-            Some(Group::NormGradAndSum { .. }) => lower::norm_grad_and_sum(&mut emitter),
+            Some(Group::NormGrad(_)) => lower::norm_grad_and_sums(&mut emitter),
+            Some(Group::ActivationGrad { activation, .. }) => {
+                lower::activation_grad_and_sums(*activation, &mut emitter);
+            }
         }
         Ok(Some(emitter))
     }
@@ -251,7 +259,12 @@ impl Prepared {
         let mut shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
         match self.groups.at.get(&id) {
             Some(Group::Updates(nodes)) => shapes = vec![format!("{} parameters", nodes.len())],
-            Some(Group::NormGradAndSum { .. }) => op = "layer_norm_grad+add".into(),
+            Some(Group::NormGrad(group)) => {
+                op = "layer_norm_grad".into();
+                op.extend(group.residual.map(|_| "+add"));
+                op.extend(group.sums.map(|_| "+sums"));
+            }
+            Some(Group::ActivationGrad { .. }) => op.push_str("+sums"),
             None => {}
         }
         let bytes = |operand: &Operand| (operand.shape.elements() * operand.storage.bytes()) as u64;

@@ -92,6 +92,25 @@ fn all() -> Vec<Case> {
             h.layer_norm(&gamma, &beta, 1e-6) + h
         }));
     }
+    // What comes out of a norm's gradient is added up for the bias before it, alone and with a residual gradient.
+    for (rows, dim) in [(19, 96), (700, 192), (150, 768), (33, 1664)] {
+        for residual in [false, true] {
+            all.push(case(&format!("bias before layer_norm of {dim}, residual: {residual}"), |m| {
+                let (x, w, b) = (m.float([rows, 8]), m.float([dim, 8]), m.float([dim]));
+                let (gamma, beta) = (m.float([dim]), m.float([dim]));
+                let h = x.linear(&w, Some(&b));
+                let normed = h.layer_norm(&gamma, &beta, 1e-6);
+                if residual { normed + h } else { normed }
+            }));
+        }
+    }
+    for (rows, columns) in [(700, 72), (130, 9), (1500, 8)] {
+        all.push(case(&format!("bias before gelu, {rows} rows of {columns}"), |m| {
+            let (x, w, b) = (m.float([rows, 16]), m.float([columns, 16]), m.float([columns]));
+            // Of the size of one in sums over many rows.
+            x.linear(&w, Some(&b)).gelu().scale(0.1)
+        }));
+    }
     all.push(attention(2, 64, 101, 0, false));
     all.push(attention(1, 128, 70, 2, true));
     all.push(attention(2, 80, 65, 2, false));

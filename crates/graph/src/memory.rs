@@ -46,7 +46,8 @@ pub struct Needs<'a> {
     pub workspace: &'a dyn Fn(NodeId) -> usize,
     /// Values that are kept elsewhere, or never written.
     pub outside: &'a dyn Fn(Value) -> bool,
-    /// The node with which a node runs: itself, or a later one that it was fused into and that reads its inputs then.
+    /// The node with which a node runs: itself, or another that it was fused into, which reads its inputs and writes its
+    /// outputs then.
     pub runs_with: &'a dyn Fn(NodeId) -> NodeId,
     /// From how many bytes on a value shares memory only with what is equally long.
     pub large: usize,
@@ -119,8 +120,8 @@ impl MemoryPlan {
                 if (uses[id][output] == 0 && !input && !written) || (needs.outside)(value) {
                     continue;
                 }
-                let runs = (needs.runs_with)(id).max(id);
-                let (first, last) = if input { (0, end) } else { (id, last[id][output].max(runs)) };
+                let runs = (needs.runs_with)(id);
+                let (first, last) = if input { (0, end) } else { (id.min(runs), last[id][output].max(runs)) };
                 requests.push(Request { bytes: (needs.bytes)(value), first, last, owner: Owner::Value(value) });
             }
         }

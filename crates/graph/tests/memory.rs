@@ -1,6 +1,6 @@
 //! The memory plan never lets two values that are needed at the same time overlap, and it does reuse memory.
 
-use vit_graph::memory::{ALIGNMENT, Block, MemoryPlan, storage};
+use vit_graph::memory::{ALIGNMENT, Block, MemoryPlan, Needs, storage};
 use vit_graph::ops::{Attention, Op};
 use vit_graph::{DType, Graph, Init, Tensor, Value, conformance};
 
@@ -111,4 +111,29 @@ fn a_result_that_nobody_reads_has_a_place_while_its_kernel_runs() {
     let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
     assert_sound(&graph, &plan);
     assert!(plan.block(&graph, result.value().unwrap()).is_some());
+}
+
+#[test]
+fn what_runs_with_an_earlier_node_has_its_memory_from_then_on() {
+    let x = Tensor::input("x", DType::F32, [64, 64]);
+    let first = x.gelu();
+    let second = first.gelu();
+    let sums = first.sum([0]);
+    (&second.sum([0]) + &sums).output("y");
+    let [first, second, sums] = [&first, &second, &sums].map(|tensor| tensor.value().unwrap());
+    let graph = x.finish().unwrap();
+    let plan = MemoryPlan::with_needs(
+        &graph,
+        Needs {
+            bytes: &|value| graph.ty(value).bytes(),
+            workspace: &|_| 0,
+            outside: &|_| false,
+            runs_with: &|node| if node == sums.node { first.node } else { node },
+            large: usize::MAX,
+        },
+    );
+    let [first, second, sums] = [first, second, sums].map(|value| plan.block(&graph, value).unwrap());
+    for other in [first, second] {
+        assert!(sums.offset >= other.offset + other.bytes || other.offset >= sums.offset + sums.bytes);
+    }
 }

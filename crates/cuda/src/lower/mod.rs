@@ -22,7 +22,7 @@ mod windows;
 
 pub(crate) use attention::{hopper_variants, mma_variants};
 use vit_graph::Shape;
-use vit_graph::ops::Op;
+use vit_graph::ops::{Activation, Op};
 
 use crate::Precision;
 use crate::compiler::{self, Variant};
@@ -265,13 +265,20 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
 }
 
 pub(crate) use optimise::alike;
+pub(crate) use rows::takes_sums;
 
 /// The updates of several parameters, all of a kind; inputs and outputs stand one after another.
 pub(crate) fn updates(ops: &[&Op], e: &mut Emitter) {
     optimise::updates(ops, e);
 }
 
-/// A layer norm's gradient and the sum that follows it: the other term is the last input, the sum the first output.
-pub(crate) fn norm_grad_and_sum(e: &mut Emitter) {
+/// A layer norm's gradient and what runs with it. A sixth input is added to `dx`; a fourth output takes the sums of that
+/// over all rows.
+pub(crate) fn norm_grad_and_sums(e: &mut Emitter) {
     norm::backward(e);
+}
+
+/// An activation's gradient and its sums over all rows.
+pub(crate) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
+    rows::activation_grad_and_sums(op, e);
 }
