@@ -18,6 +18,13 @@ pub(crate) struct Source {
     text: &'static str,
 }
 
+impl Source {
+    /// Whether its kernels are for Hopper's tensor cores.
+    pub fn is_hopper(&self) -> bool {
+        self.name.starts_with("hopper")
+    }
+}
+
 /// What every file starts with.
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
@@ -38,17 +45,18 @@ macro_rules! hopper {
             name: $name,
             text: concat!(
                 include_str!("kernels/hopper/instructions.cu"),
-                include_str!("kernels/hopper/tiles.cu"),
                 $(include_str!(concat!("kernels/hopper/", $file, ".cu")),)*
             ),
         };
     };
 }
 
-hopper!(HOPPER_FORWARD "hopper_forward" "forward");
-hopper!(HOPPER_BACKWARD "hopper_backward" "steps_keys" "steps_queries" "backward");
-hopper!(HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "steps_queries" "backward_queries");
-hopper!(HOPPER_BACKWARD_KEYS "hopper_backward_keys" "steps_keys" "backward_keys");
+hopper!(HOPPER_FORWARD "hopper_forward" "tiles" "forward");
+hopper!(HOPPER_BACKWARD "hopper_backward" "tiles" "steps_keys" "steps_queries" "backward");
+hopper!(HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "tiles" "steps_queries" "backward_queries");
+hopper!(HOPPER_BACKWARD_KEYS "hopper_backward_keys" "tiles" "steps_keys" "backward_keys");
+hopper!(HOPPER_CONVOLVE "hopper_convolve" "gather" "convolve");
+hopper!(HOPPER_CORRELATE "hopper_correlate" "gather" "correlate");
 
 sources!(
     ACTIVATION "activation",
@@ -56,6 +64,7 @@ sources!(
     ATTENTION "attention",
     CHANNEL_NORM "channel_norm",
     CONV "conv",
+    CONV_LAYOUT "conv_layout",
     DEPTHWISE "depthwise",
     DROPOUT "dropout",
     GATHER "gather",
@@ -232,8 +241,8 @@ fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, St
 }
 
 /// Compiles every kernel file for an architecture such as `80` or `90a`, once with every storage type f32 and once with
-/// bf16, without a GPU; gives what failed. Hopper's attention kernels are compiled for `90a` alone: no other architecture
-/// has their instructions.
+/// bf16, without a GPU; gives what failed. Hopper's kernels are compiled for `90a` alone: no other architecture has their
+/// instructions.
 pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
     Needed::Nvrtc.find()?;
     let target = Target { architecture: architecture.into(), ptx: false, versions: String::new() };
@@ -254,6 +263,7 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
             "pool" => &[("MAX", &[0])],
             "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
+            "conv_layout" => &[("VEC", &[4])],
             "arithmetic" | "movement" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],
         };
@@ -262,6 +272,7 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
     }
     if target.is_hopper() {
         variants.extend(crate::lower::hopper_variants());
+        variants.extend(crate::lower::convolution_variants());
     }
     let compiled = variants.iter().map(|v| compile(v.source, &v.options(&target), false));
     Ok(compiled.filter_map(Result::err).collect())

@@ -240,8 +240,7 @@ impl Prepared {
             op.extend(linear.scale.then_some("+scale"));
             op.extend(linear.residual.then_some("+residual"));
         }
-        // Kernels with tensor maps are those for Hopper's tensor cores.
-        let on_tensor_cores = |request: &Request| matches!(request, Request::Kernel(kernel) if !kernel.maps.is_empty());
+        let on_tensor_cores = |request: &Request| matches!(request, Request::Kernel(k) if k.variant.source.is_hopper());
         op.extend(emitter.requests.iter().any(on_tensor_cores).then_some("+wgmma"));
         let mut shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
         match self.groups.at.get(&id) {

@@ -21,6 +21,7 @@ mod rows;
 mod windows;
 
 pub(crate) use attention::hopper_variants;
+pub(crate) use conv::convolution_variants;
 use vit_graph::Shape;
 use vit_graph::ops::Op;
 

@@ -80,7 +80,8 @@ template <int COUNT> static __device__ __forceinline__ void settle(float *sums) 
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// m64nNk16: `ss` takes A and B from shared memory, both with rows along k; `rs` takes A from registers and B with rows along n, as a [k][n] tile is stored.
+// m64nNk16: `ss` takes A and B from shared memory, both with rows along k; `tt` takes both with rows along m and n, as
+// [k][m] and [k][n] tiles are stored; `rs` takes A from registers and B with rows along n.
 template <int N> struct Wgmma;
 #define WGMMA(N, LIST, SUMS, I0, I1, I2, I3, I4, I5)                                                                     \
     template <> struct Wgmma<N> {                                                                                      \
@@ -90,6 +91,12 @@ template <int N> struct Wgmma;
                          ", p, 1, 1, 0, 0;\n}"                                                                         \
                          : SUMS(d)                                                                                     \
                          : "l"(a), "l"(b), "r"(add));                                                                  \
+        }                                                                                                              \
+        static __device__ __forceinline__ void tt(float *d, u64 a, u64 b) {                                            \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" LIST "}, %" #I0 ", %" #I1          \
+                         ", 1, 1, 1, 1, 1;"                                                                            \
+                         : SUMS(d)                                                                                     \
+                         : "l"(a), "l"(b));                                                                            \
         }                                                                                                              \
         static __device__ __forceinline__ void rs(float *d, const u32 *a, u64 b, int add) {                            \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                              \
