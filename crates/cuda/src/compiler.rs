@@ -259,8 +259,8 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         let more: &[(&'static str, &[usize])] = match source.name {
             "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[64, 1024])],
             "attention" => &[("HEAD", &[1, 20, 128])],
-            "channel_norm" => &[("BATCH", &[0])],
-            "pool" => &[("MAX", &[0])],
+            "channel_norm" => &[("BATCH", &[0]), ("RELU", &[1, 2]), ("VEC", &[8]), ("LANES", &[8, 16])],
+            "pool" => &[("MAX", &[0]), ("VEC", &[8])],
             "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
             "conv_layout" => &[("VEC", &[4])],

@@ -10,7 +10,7 @@ use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
 use crate::Precision;
 use crate::driver::error;
-use crate::fusion::{Group, Groups};
+use crate::fusion::{Gate, Group, Groups};
 use crate::launch::Request;
 use crate::lower::{self, Emitter, Operand};
 use crate::memory::ALIGNMENT;
@@ -211,6 +211,24 @@ impl Prepared {
                 let [_, dgamma, dbeta] = [0, 1, 2].map(|output| Value { node: *norm, output });
                 (inputs, vec![Value { node: *sum, output: 0 }, dgamma, dbeta])
             }
+            Some(Group::NormAndRelu { norm, relu, residual }) => {
+                let inputs = self.graph.node(*norm).inputs.iter().copied().chain(*residual).collect();
+                (inputs, outputs_of(*relu).chain(outputs_of(*norm).skip(1)).collect())
+            }
+            Some(Group::ReluGradAndNormGrad { relu, norm, gate }) => {
+                let mut inputs = self.graph.node(*norm).inputs.clone();
+                match gate {
+                    Gate::Norm { beta } => {
+                        inputs[0] = self.graph.node(*relu).inputs[1];
+                        inputs.push(*beta);
+                    }
+                    Gate::Result { result, gradients } => {
+                        inputs[0] = gradients[0];
+                        inputs.extend([*result].into_iter().chain(gradients.get(1).copied()));
+                    }
+                }
+                (inputs, outputs_of(*norm).chain(outputs_of(*relu)).collect())
+            }
         };
         let operands = |values: &[Value]| {
             values.iter().map(|&v| self.operand(v, bases.map(|(bases, _)| bases))).collect::<Vec<_>>()
@@ -226,6 +244,15 @@ impl Prepared {
                 lower::updates(&ops, &mut emitter);
             }
             Some(Group::NormGradAndSum { .. }) => lower::norm_grad_and_sum(&mut emitter),
+            Some(Group::NormAndRelu { norm, .. }) => {
+                if let Op::BatchNorm(op) = &self.graph.node(*norm).op {
+                    lower::batch_norm_and_relu(op, &mut emitter);
+                }
+            }
+            Some(Group::ReluGradAndNormGrad { gate, .. }) => match gate {
+                Gate::Norm { .. } => lower::batch_norm_grad_of_relu(&mut emitter),
+                Gate::Result { .. } => lower::batch_norm_grad_of_sum(&mut emitter),
+            },
         }
         Ok(Some(emitter))
     }
@@ -246,6 +273,10 @@ impl Prepared {
         match self.groups.at.get(&id) {
             Some(Group::Updates(nodes)) => shapes = vec![format!("{} parameters", nodes.len())],
             Some(Group::NormGradAndSum { .. }) => op = "layer_norm_grad+add".into(),
+            Some(Group::NormAndRelu { residual, .. }) => {
+                op = if residual.is_some() { "batch_norm+add+relu" } else { "batch_norm+relu" }.into();
+            }
+            Some(Group::ReluGradAndNormGrad { .. }) => op = "relu_grad+batch_norm_grad".into(),
             None => {}
         }
         let bytes = |operand: &Operand| (operand.shape.elements() * operand.storage.bytes()) as u64;

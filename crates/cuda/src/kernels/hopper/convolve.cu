@@ -142,8 +142,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float sums[BLOCK_N / 2];
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; i++) sums[i] = 0.0f;
+    settle<BLOCK_N / 2>(sums);
     const u32 warpgroup = threadIdx.x / 128;
     u32 current = 0, later = AHEAD;
+#pragma unroll 1
     for (u32 step = 0; step < steps; step++) {
         copies_wait<AHEAD - 1>();
         show_to_tensor_cores();

@@ -15,7 +15,6 @@ constexpr int TILE_BYTES = 64 * ROW_BYTES;
 constexpr int TILES_M = BLOCK_M / 64, TILES_N = BLOCK_N / 64;
 constexpr int STAGE_BYTES = (TILES_M + TILES_N) * TILE_BYTES;
 constexpr int AHEAD = STAGES - 2;
-constexpr int PART_N = BLOCK_N < 128 ? BLOCK_N : 128;
 
 // partials[part][filters][columns]; a block takes `steps` times 64 places. Blocks go through the columns first.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -70,8 +69,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float sums[BLOCK_N / 2];
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; i++) sums[i] = 0.0f;
+    settle<BLOCK_N / 2>(sums);
     const u32 warpgroup = threadIdx.x / 128;
     u32 current = 0, later = AHEAD;
+#pragma unroll 1
     for (u32 step = 0; step < steps; step++) {
         copies_wait<AHEAD - 1>();
         show_to_tensor_cores();
@@ -82,11 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < (BLOCK_M == 64 ? 32 : 64); k += 16) {
-            const u64 left = tile(a + k * ROW_BYTES, TILE_BYTES);
-            Wgmma<PART_N>::tt(sums, left, tile(b + k * ROW_BYTES, TILE_BYTES));
-            if constexpr (BLOCK_N > PART_N)
-                Wgmma<BLOCK_N - PART_N>::tt(sums + PART_N / 2, left,
-                                            tile(b + PART_N / 64 * TILE_BYTES + k * ROW_BYTES, TILE_BYTES));
+            Wgmma<BLOCK_N>::tt(sums, tile(a + k * ROW_BYTES, TILE_BYTES), tile(b + k * ROW_BYTES, TILE_BYTES));
         }
         wgmma_commit();
         if (step + AHEAD < steps) fetch(stages + later * STAGE_BYTES);
