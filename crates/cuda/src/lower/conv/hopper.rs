@@ -16,9 +16,8 @@ const ROW_BYTES: usize = 2 * STEP;
 /// Room for the first stage to begin at a multiple of what the tensor cores ask for.
 const ALIGNING: usize = 1024;
 
-/// Blocks that share a multiprocessor, each with two warpgroups.
-const BLOCKS_PER_SM: usize = 2;
-const WARPGROUPS: usize = 2;
+/// Threads of a warpgroup.
+const WARPGROUP: usize = 128;
 
 /// Threads of the kernels that bring operands into order.
 const THREADS: usize = 256;
@@ -193,18 +192,65 @@ fn ordered(filters: u64, order: &Order, reach: &Reach, e: &mut Emitter) -> u64 {
     rows
 }
 
-/// A block of places and filters, and the stages of shared memory that it takes turns with.
-pub(super) fn convolve_variant(filters: usize, whole_steps: bool, y: Storage) -> (Variant, usize, usize, usize) {
-    let (block_n, stages) = if filters <= 64 { (64, 4) } else { (128, 3) };
-    let block_m = 64 * WARPGROUPS;
-    let variant = Variant::new(&compiler::HOPPER_CONVOLVE)
-        .with("WARPGROUPS", WARPGROUPS)
-        .with("BLOCK_N", block_n)
-        .with("STAGES", stages)
-        .with("BLOCKS_PER_SM", BLOCKS_PER_SM)
-        .with("WHOLE_STEPS", usize::from(whole_steps))
-        .with("Y", y.name());
-    (variant, block_m, block_n, stages * (block_m + block_n) * ROW_BYTES + ALIGNING)
+/// The block of a product, and the stages of shared memory that it takes turns with. Chosen by measuring on an H200.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Block {
+    /// Rows of the left and of the right operand.
+    m: usize,
+    n: usize,
+    stages: usize,
+    /// Blocks that share a multiprocessor.
+    shared_by: usize,
+}
+
+impl Block {
+    /// For a product of places and filters. Of two heights the one is taken that leaves fewer multiprocessors idle in
+    /// the last round.
+    fn of_places(places: usize, filters: usize, multiprocessors: usize) -> Self {
+        if filters <= 64 {
+            return Block { m: 128, n: 64, stages: 4, shared_by: 2 };
+        }
+        let time = |m: usize| (places.div_ceil(m) * filters.div_ceil(128)).div_ceil(multiprocessors) * m;
+        let m = if time(192) < time(256) { 192 } else { 256 };
+        Block { m, n: 128, stages: 4, shared_by: 1 }
+    }
+
+    /// For the gradient of filters. Narrow blocks fetch more for what they compute.
+    fn of_filters(filters: usize, columns: usize) -> Self {
+        let narrow = 5 * columns.next_multiple_of(128) < 4 * columns.next_multiple_of(192);
+        match (filters <= 64, narrow) {
+            (true, true) => Block { m: 64, n: 128, stages: 4, shared_by: 2 },
+            (true, false) => Block { m: 64, n: 192, stages: 3, shared_by: 2 },
+            (false, true) => Block { m: 128, n: 128, stages: 3, shared_by: 2 },
+            (false, false) => Block { m: 128, n: 192, stages: 5, shared_by: 1 },
+        }
+    }
+
+    fn shared(&self) -> usize {
+        self.stages * (self.m + self.n) * ROW_BYTES + ALIGNING
+    }
+
+    fn warpgroups(&self) -> usize {
+        self.m / 64
+    }
+
+    fn convolve(&self, whole_steps: bool, y: Storage) -> Variant {
+        Variant::new(&compiler::HOPPER_CONVOLVE)
+            .with("WARPGROUPS", self.warpgroups())
+            .with("BLOCK_N", self.n)
+            .with("STAGES", self.stages)
+            .with("BLOCKS_PER_SM", self.shared_by)
+            .with("WHOLE_STEPS", usize::from(whole_steps))
+            .with("Y", y.name())
+    }
+
+    fn correlate(&self) -> Variant {
+        Variant::new(&compiler::HOPPER_CORRELATE)
+            .with("BLOCK_M", self.m)
+            .with("BLOCK_N", self.n)
+            .with("STAGES", self.stages)
+            .with("BLOCKS_PER_SM", self.shared_by)
+    }
 }
 
 /// Asks for the product itself.
@@ -216,15 +262,16 @@ fn convolve(
     reach: &Reach,
     count: usize,
 ) {
-    let (variant, block_m, block_n, shared) = convolve_variant(count, reach.whole_steps(), stored);
+    let block = Block::of_places(places.count(), count, e.multiprocessors);
+    let variant = block.convolve(reach.whole_steps(), stored);
     let arguments = Arguments::new()
         .pointers(&[x, filters, bias, y])
         .fields(places.fields())
         .fields(reach.fields())
         .u32(count)
         .u32(reach.steps());
-    let blocks = places.count().div_ceil(block_m) * count.div_ceil(block_n);
-    e.kernel(variant, "convolve", [blocks, 1, 1], 128 * WARPGROUPS, shared, arguments);
+    let blocks = places.count().div_ceil(block.m) * count.div_ceil(block.n);
+    e.kernel(variant, "convolve", [blocks, 1, 1], WARPGROUP * block.warpgroups(), block.shared(), arguments);
 }
 
 /// The places of a convolution's results.
@@ -293,34 +340,18 @@ pub(super) fn grad_input(plan: &Plan, e: &mut Emitter) {
     }
 }
 
-/// A block of filters and columns for the gradient of filters.
-pub(super) fn correlate_variant(filters: usize, columns: usize) -> (Variant, usize, usize, usize) {
-    let (block_m, block_n) = match filters <= 64 {
-        true if columns.next_multiple_of(192) <= columns.next_multiple_of(128) => (64, 192),
-        true => (64, 128),
-        false => (128, 128),
-    };
-    let stages = if block_m + block_n < 256 { 4 } else { 3 };
-    let variant = Variant::new(&compiler::HOPPER_CORRELATE)
-        .with("BLOCK_M", block_m)
-        .with("BLOCK_N", block_n)
-        .with("STAGES", stages)
-        .with("BLOCKS_PER_SM", BLOCKS_PER_SM);
-    (variant, block_m, block_n, stages * (block_m + block_n) * ROW_BYTES + ALIGNING)
-}
-
 pub(super) fn grad_weight(plan: &Plan, e: &mut Emitter) {
     let (dw, dy) = (e.outputs[0].clone(), e.form(0, Storage::Bf16));
     let view = view(plan, 1, e);
     let (places, columns) = (results(plan), view.reach.columns());
-    let (variant, block_m, block_n, shared) = correlate_variant(plan.filters, columns);
-    let tiles = plan.filters.div_ceil(block_m) * columns.div_ceil(block_n);
+    let block = Block::of_filters(plan.filters, columns);
+    let tiles = plan.filters.div_ceil(block.m) * columns.div_ceil(block.n);
     let part_bytes = 4 * plan.filters * columns;
     let steps = places.count().div_ceil(STEP);
-    let each = steps_of_a_part(steps, tiles, BLOCKS_PER_SM * e.multiprocessors, part_bytes);
+    let each = steps_of_a_part(steps, tiles, block.shared_by * e.multiprocessors, part_bytes);
     let blocks = steps.div_ceil(each);
     // With 64 filters every block writes two parts.
-    let parts = blocks * 128 / block_m;
+    let parts = blocks * 128 / block.m;
     let partials = e.scratch(parts * part_bytes);
     let arguments = Arguments::new()
         .pointers(&[dy, view.address, partials])
@@ -329,7 +360,7 @@ pub(super) fn grad_weight(plan: &Plan, e: &mut Emitter) {
         .u32(plan.filters)
         .u32(columns)
         .u32(each);
-    e.kernel(variant, "correlate", [tiles, blocks, 1], 128 * WARPGROUPS, shared, arguments);
+    e.kernel(block.correlate(), "correlate", [tiles, blocks, 1], 2 * WARPGROUP, block.shared(), arguments);
     let variant = Variant::new(&compiler::CONV_LAYOUT).with("Y", dw.storage.name());
     let arguments = [parts, plan.filters, columns, plan.image[2], plan.kernel[0], plan.kernel[1]]
         .iter()
@@ -355,14 +386,12 @@ fn steps_of_a_part(steps: usize, tiles: usize, slots: usize, part_bytes: usize) 
 
 /// What is compiled to see that it can be.
 pub(crate) fn convolution_variants() -> Vec<Variant> {
-    let mut variants = Vec::new();
-    for filters in [64, 128] {
-        for whole_steps in [false, true] {
-            variants.extend([Storage::F32, Storage::Bf16].map(|y| convolve_variant(filters, whole_steps, y).0));
-        }
-        variants.extend([128, 576].map(|columns| correlate_variant(filters, columns).0));
-    }
-    variants
+    let blocks = [(1000, 64), (50176, 256), (12544, 512)].map(|(m, n)| Block::of_places(m, n, 132));
+    let convolve = blocks.iter().flat_map(|block| {
+        [false, true].into_iter().flat_map(|whole| [Storage::F32, Storage::Bf16].map(|y| block.convolve(whole, y)))
+    });
+    let correlate = [(64, 224), (64, 576), (128, 256), (128, 1152)].map(|(m, n)| Block::of_filters(m, n).correlate());
+    convolve.chain(correlate).collect()
 }
 
 #[cfg(test)]
@@ -382,14 +411,26 @@ mod tests {
 
     #[test]
     fn parts_of_a_sum_keep_all_multiprocessors_busy() {
-        // Filters' gradients of ResNet-50 at a batch of 256: tiles, steps, filters · columns.
-        for (tiles, steps, size) in
-            [(3, 12544, 64 * 576), (9, 3136, 128 * 1152), (36, 784, 256 * 2304), (144, 196, 512 * 4608)]
-        {
-            let each = steps_of_a_part(steps, tiles, 264, 4 * size);
+        // Filters' gradients of ResNet-50 at a batch of 256: filters, columns, steps.
+        for (filters, columns, steps) in [(64, 576, 12544), (128, 1152, 3136), (256, 2304, 784), (512, 4608, 196)] {
+            let block = Block::of_filters(filters, columns);
+            let (tiles, slots) = (filters.div_ceil(block.m) * columns.div_ceil(block.n), 132 * block.shared_by);
+            let each = steps_of_a_part(steps, tiles, slots, 4 * filters * columns);
             let blocks = tiles * steps.div_ceil(each);
-            let busy = blocks as f64 / (blocks.div_ceil(264) * 264) as f64;
-            assert!(busy > 0.85, "{tiles} tiles of {steps} steps, {each} each: {busy}");
+            let busy = blocks as f64 / (blocks.div_ceil(slots) * slots) as f64;
+            assert!(busy > 0.85, "{filters} by {columns} in {steps} steps, {each} each: {busy}");
+        }
+    }
+
+    #[test]
+    fn blocks_fit_into_a_multiprocessor() {
+        let of_places = [64, 128].map(|filters| Block::of_places(1 << 20, filters, 132));
+        let lower = Block::of_places(12544, 512, 132);
+        assert_eq!(lower.m, 192);
+        let of_filters = [(64, 128), (64, 192), (128, 128), (128, 192)].map(|(m, n)| Block::of_filters(m, n));
+        for block in of_places.into_iter().chain([lower]).chain(of_filters) {
+            // What a multiprocessor of Hopper has, less what it keeps for itself.
+            assert!(block.shared_by * (block.shared() + 1024) <= 228 << 10, "{block:?}");
         }
     }
 }
