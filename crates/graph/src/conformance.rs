@@ -401,12 +401,12 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
                 let op = BatchNorm { epsilon: 1e-3, momentum: 0.1 };
                 x.apply_outputs(op, &[&gamma, &beta, &running[0], &running[1]], 5)[0].clone()
             };
-            let x = m.float([b, h, channels]);
-            let first = normed(m, &x).activation(Activation::Relu);
-            // The shortcut with a norm of its own, then one without, whose gradient is a sum.
-            let second = (normed(m, &first.scale(0.5)) + normed(m, &x)).activation(Activation::Relu);
-            let third = (&second + &normed(m, &second.scale(2.0))).activation(Activation::Relu);
-            Differentiable(vec![third])
+            let [x, y, z] = [0; 3].map(|_| m.float([b, h, channels]));
+            let alone = normed(m, &x).activation(Activation::Relu);
+            let two = (normed(m, &y) + normed(m, &x)).activation(Activation::Relu);
+            let sum = (&z + &normed(m, &y)).activation(Activation::Relu);
+            // Read twice: its gradient is a sum.
+            Differentiable(vec![alone, two, sum.scale(0.5), sum])
         })?);
         all.push(case("windows", dice, |m| {
             let (b, c) = (*m.dice.pick(&[1, 2]), m.dice.extent());

@@ -396,7 +396,38 @@ pub(crate) fn convolution_variants() -> Vec<Variant> {
 
 #[cfg(test)]
 mod tests {
+    use vit_models::variant;
+    use vit_train::{Optimiser, TrainingStep};
+
     use super::*;
+    use crate::Precision;
+    use crate::prepare::{Prepared, Profile};
+
+    /// The operations of a training step.
+    fn operations(model: &str, precision: Precision) -> Vec<String> {
+        let architecture = variant(model).unwrap().architecture;
+        let step = TrainingStep::new(&architecture, 2, Optimiser::default()).unwrap();
+        let graph = crate::device::rewritten(&step.graph).unwrap();
+        let prepared = Prepared::new(graph, Profile { precision, multiprocessors: 132, hopper: true }).unwrap();
+        (0..prepared.graph.nodes().len())
+            .filter_map(|id| prepared.emit(id, None).unwrap().map(|emitter| prepared.info(id, &emitter).op))
+            .collect()
+    }
+
+    #[test]
+    fn a_resnet_is_trained_by_tensor_cores_and_joined_norms() {
+        let all = operations("resnet50", Precision::Bf16);
+        let count = |wanted: &[&str]| all.iter().filter(|op| wanted.contains(&op.as_str())).count();
+        // 16 of 3x3, three that halve the resolution, and the first, whose image has no gradient.
+        assert_eq!(count(&["conv2d+wgmma", "conv2d_grad_weight+wgmma", "conv2d_grad_input+wgmma"]), 20 + 20 + 19);
+        assert_eq!(count(&["conv2d", "conv2d_grad_weight", "conv2d_grad_input"]), 0);
+        // Four shortcuts have a norm without a relu.
+        assert_eq!([count(&["batch_norm+relu"]), count(&["batch_norm+add+relu"]), count(&["batch_norm"])], [33, 16, 4]);
+        assert_eq!(count(&["relu", "activation_grad"]), 0);
+        assert_eq!([count(&["relu_grad+batch_norm_grad"]), count(&["batch_norm_grad"])], [49, 4]);
+        let plain = operations("resnet50", Precision::F32);
+        assert!(!plain.iter().any(|op| op.ends_with("+wgmma")));
+    }
 
     #[test]
     fn divisions_by_factors_are_exact() {
