@@ -264,6 +264,7 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
             "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
             "conv_layout" => &[("VEC", &[4])],
+            "depthwise" => &[("VEC", &[8]), ("KERNEL_WIDTH", &[1, 5, 31])],
             "arithmetic" | "movement" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],
         };

@@ -157,8 +157,8 @@ impl Groups {
             group.sort_unstable();
             // What the norm gives besides is written where the relu stands, so nobody may read it before.
             let own = |id: NodeId| group.contains(&id);
-            let read_before = (norm + 1..relu)
-                .any(|id| !own(id) && nodes[id].inputs.iter().any(|v| storage(graph, *v).node == norm));
+            let read_before =
+                (norm + 1..relu).any(|id| !own(id) && nodes[id].inputs.iter().any(|v| storage(graph, *v).node == norm));
             if read_before || residual.is_some_and(|v| storage(graph, v).node == norm) {
                 continue;
             }

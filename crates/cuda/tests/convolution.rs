@@ -67,18 +67,10 @@ fn case(s: &Shapes, rounded: bool) -> Case {
     };
     let channels = s.image[3];
     let row = (channels * s.kernel[0] * s.kernel[1]) as f32;
-    let (x, w) = (
-        float(s.image.into(), 1.0),
-        float([s.filters, channels, s.kernel[0], s.kernel[1]].into(), 1.0 / row.sqrt()),
-    );
+    let (x, w) =
+        (float(s.image.into(), 1.0), float([s.filters, channels, s.kernel[0], s.kernel[1]].into(), 1.0 / row.sqrt()));
     let bias = s.bias.then(|| float([s.filters].into(), 1.0));
-    let conv = Conv2d {
-        stride: [s.stride; 2],
-        padding: s.padding,
-        dilation: [s.dilation; 2],
-        groups: 1,
-        bias: s.bias,
-    };
+    let conv = Conv2d { stride: [s.stride; 2], padding: s.padding, dilation: [s.dilation; 2], groups: 1, bias: s.bias };
     let y = x.conv2d(conv, &w, bias.as_ref());
     let y = if rounded { y.scale(0.5) } else { y };
     y.output("y");

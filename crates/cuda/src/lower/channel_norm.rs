@@ -166,7 +166,11 @@ enum Gate {
     Relu(u64),
     /// A relu of the result and something else: what came out of it, a second gradient to add to the first, and where
     /// the gradient before the relu goes.
-    Sum { result: Operand, more: Option<Operand>, passed: Operand },
+    Sum {
+        result: Operand,
+        more: Option<Operand>,
+        passed: Operand,
+    },
 }
 
 /// From `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`; groups for a group norm's.

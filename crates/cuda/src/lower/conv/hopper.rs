@@ -155,10 +155,9 @@ fn view(plan: &Plan, input: usize, e: &mut Emitter) -> View {
     let pixels = plan.batch * new_height * new_width;
     let address = e.scratch(2 * pixels * padded);
     let (from, stored) = e.kept(input);
-    let border = Fields::new().u32s(&[height, width, channels, new_height, new_width]).u32s(&[
-        plan.conv.padding[0][0],
-        plan.conv.padding[1][0],
-    ]);
+    let border = Fields::new()
+        .u32s(&[height, width, channels, new_height, new_width])
+        .u32s(&[plan.conv.padding[0][0], plan.conv.padding[1][0]]);
     let variant = Variant::new(&compiler::CONV_LAYOUT).with("X", stored.name()).with("VEC", padded);
     let arguments = Arguments::new().pointers(&[from, address]).fields(border).u64(pixels);
     e.spread(variant, "border_image", pixels, 1, arguments);
@@ -435,7 +434,7 @@ mod tests {
             let [by, factor, shift] = divisor(by).map(|n| n as u64);
             for n in (0..2000).chain((1 << 31) - 2000..1 << 31).chain((1..40).flat_map(|k| [k * by - 1, k * by])) {
                 let n = n & ((1 << 31) - 1);
-                assert_eq!(((factor * n >> 32) + n) >> shift, n / by, "{n} / {by}");
+                assert_eq!((((factor * n) >> 32) + n) >> shift, n / by, "{n} / {by}");
             }
         }
     }
