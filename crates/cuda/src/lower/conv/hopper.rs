@@ -3,6 +3,8 @@
 //! Filters are brought into the order in which pixels are met. An image of few channels gets a border and channels of
 //! zeros, and then a row of a filter meets one run of numbers, as if it were one pixel of many channels.
 
+use vit_graph::ops::Conv2d;
+
 use super::Plan;
 use crate::compiler::{self, Variant};
 use crate::fields::{Arguments, Fields};
@@ -27,10 +29,14 @@ const MOST_PART_BYTES: usize = 256 << 20;
 
 /// Whether the kernels can do this convolution and its filters' gradient.
 pub(super) fn takes(plan: &Plan, e: &Emitter) -> bool {
-    let [height, width, channels] = plan.image;
-    let result = plan.rows() * plan.filters;
-    // A bordered image has at most eight channels and is hardly larger than the image.
-    let largest = (plan.batch * result).max(plan.batch * (height + 64) * (width + 64) * channels.max(8));
+    let (channels, result) = (plan.image[2], plan.rows() * plan.filters);
+    // An image with its border is no larger than what the filters reach.
+    let reached = |axis: usize| {
+        let Conv2d { stride, dilation, .. } = plan.conv;
+        plan.output[axis] * stride[axis] + (plan.kernel[axis] + 1) * dilation[axis]
+    };
+    let image = if channels.is_multiple_of(8) { plan.image_len() } else { 8 * reached(0) * reached(1) };
+    let largest = plan.batch * result.max(image);
     e.hopper
         && e.operand_storage() == Storage::Bf16
         && plan.conv.groups == 1
