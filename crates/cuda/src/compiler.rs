@@ -18,6 +18,13 @@ pub(crate) struct Source {
     text: &'static str,
 }
 
+impl Source {
+    /// Whether its kernels are for Hopper's tensor cores.
+    pub fn is_hopper(&self) -> bool {
+        self.name.starts_with("hopper")
+    }
+}
+
 /// What every file starts with.
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
@@ -38,22 +45,23 @@ macro_rules! family {
             name: $name,
             text: concat!(
                 include_str!(concat!("kernels/", $folder, "/instructions.cu")),
-                include_str!(concat!("kernels/", $folder, "/tiles.cu")),
                 $(include_str!(concat!("kernels/", $folder, "/", $file, ".cu")),)*
             ),
         };
     };
 }
 
-family!("hopper" HOPPER_FORWARD "hopper_forward" "forward");
-family!("hopper" HOPPER_BACKWARD "hopper_backward" "steps_keys" "steps_queries" "backward");
-family!("hopper" HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "steps_queries" "backward_queries");
-family!("hopper" HOPPER_BACKWARD_KEYS "hopper_backward_keys" "steps_keys" "backward_keys");
+family!("hopper" HOPPER_FORWARD "hopper_forward" "tiles" "forward");
+family!("hopper" HOPPER_BACKWARD "hopper_backward" "tiles" "steps_keys" "steps_queries" "backward");
+family!("hopper" HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "tiles" "steps_queries" "backward_queries");
+family!("hopper" HOPPER_BACKWARD_KEYS "hopper_backward_keys" "tiles" "steps_keys" "backward_keys");
+family!("hopper" HOPPER_CONVOLVE "hopper_convolve" "gather" "convolve");
+family!("hopper" HOPPER_CORRELATE "hopper_correlate" "gather" "correlate");
 
-family!("mma" MMA_FORWARD "mma_forward" "bias" "forward");
-family!("mma" MMA_BACKWARD "mma_backward" "bias" "backward");
-family!("mma" MMA_BACKWARD_QUERIES "mma_backward_queries" "bias" "backward_queries");
-family!("mma" MMA_BACKWARD_KEYS "mma_backward_keys" "bias" "backward_keys");
+family!("mma" MMA_FORWARD "mma_forward" "tiles" "bias" "forward");
+family!("mma" MMA_BACKWARD "mma_backward" "tiles" "bias" "backward");
+family!("mma" MMA_BACKWARD_QUERIES "mma_backward_queries" "tiles" "bias" "backward_queries");
+family!("mma" MMA_BACKWARD_KEYS "mma_backward_keys" "tiles" "bias" "backward_keys");
 
 sources!(
     ACTIVATION "activation",
@@ -62,6 +70,7 @@ sources!(
     BIAS_GRADIENT "bias_gradient",
     CHANNEL_NORM "channel_norm",
     CONV "conv",
+    CONV_LAYOUT "conv_layout",
     DEPTHWISE "depthwise",
     DROPOUT "dropout",
     GATHER "gather",
@@ -238,8 +247,8 @@ fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, St
 }
 
 /// Compiles every kernel file for an architecture such as `80` or `90a`, once with every storage type f32 and once with
-/// bf16, without a GPU; gives what failed. Hopper's attention kernels are compiled for `90a` alone: no other architecture
-/// has their instructions.
+/// bf16, without a GPU; gives what failed. Hopper's kernels are compiled for `90a` alone: no other architecture has their
+/// instructions.
 pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
     Needed::Nvrtc.find()?;
     let target = Target { architecture: architecture.into(), ptx: false, versions: String::new() };
@@ -256,10 +265,12 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         let more: &[(&'static str, &[usize])] = match source.name {
             "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1])],
             "attention" => &[("HEAD", &[1, 20, 128])],
-            "channel_norm" => &[("BATCH", &[0])],
-            "pool" => &[("MAX", &[0])],
+            "channel_norm" => &[("BATCH", &[0]), ("RELU", &[1, 2]), ("VEC", &[8]), ("LANES", &[8, 16])],
+            "pool" => &[("MAX", &[0]), ("VEC", &[8])],
             "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
+            "conv_layout" => &[("VEC", &[4])],
+            "depthwise" => &[("VEC", &[8]), ("KERNEL_WIDTH", &[1, 5, 31])],
             "arithmetic" | "movement" | "patchify" | "reduce" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],
         };
@@ -269,6 +280,7 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
     variants.extend(crate::lower::mma_variants());
     if target.is_hopper() {
         variants.extend(crate::lower::hopper_variants());
+        variants.extend(crate::lower::convolution_variants());
     }
     let compiled = variants.iter().map(|v| compile(v.source, &v.options(&target), false));
     Ok(compiled.filter_map(Result::err).collect())

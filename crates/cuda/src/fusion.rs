@@ -1,12 +1,13 @@
-//! Nodes that run together: the optimiser's updates of all parameters, a norm's gradient with the sum that follows it,
-//! and gradients with their sums over all rows, which are those of a bias.
+//! Nodes that run together: the optimiser's updates of all parameters, a layer norm's gradient with the sum that follows
+//! it, a batch norm with the relu that its result goes through and their gradients, and gradients with their sums over all
+//! rows, which are those of a bias.
 //!
 //! The memory plan is told where each node runs, so that inputs live until then and outputs from then on.
 
 use std::collections::{HashMap, HashSet};
 
 use vit_graph::memory::storage;
-use vit_graph::ops::{Activation, Binary, Op, Reduce};
+use vit_graph::ops::{Activation, ActivationGrad, Binary, Op, Reduce};
 use vit_graph::{Graph, NodeId, Value};
 
 use crate::lower::{alike, takes_sums};
@@ -20,6 +21,10 @@ pub(crate) enum Group {
     NormGrad(NormGrad),
     /// The gradient of an activation, and its sums over all rows.
     ActivationGrad { activation: Activation, grad: NodeId, sums: NodeId },
+    /// A batch norm and the relu of its result, or of its sum with another value.
+    NormAndRelu { norm: NodeId, relu: NodeId, residual: Option<Value> },
+    /// The gradients of both.
+    ReluGradAndNormGrad { relu: NodeId, norm: NodeId, gate: Gate },
 }
 
 /// What runs with a layer norm's gradient.
@@ -37,6 +42,15 @@ impl NormGrad {
     pub fn result(&self) -> Value {
         Value { node: self.residual.map_or(self.norm, |(sum, _)| sum), output: 0 }
     }
+}
+
+/// Where the slope of a relu is known from in its gradient.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Gate {
+    /// It followed the norm whose gradient this is: from the norm's input, with the `beta` that the norm had.
+    Norm { beta: Value },
+    /// From its result; the gradient of that is a sum of these.
+    Result { result: Value, gradients: Vec<Value> },
 }
 
 /// All groups of a graph.
@@ -57,6 +71,8 @@ impl Groups {
         groups.find_updates(graph, runs, in_place);
         let sums = column_sums(graph, runs);
         groups.find_norm_grads(graph, runs, &sums);
+        groups.find_relus(graph, runs);
+        groups.find_relu_grads(graph, runs);
         groups.find_activation_grads(graph, runs, &sums);
         groups
     }
@@ -149,10 +165,90 @@ impl Groups {
         for (grad, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::ActivationGrad(op) = node.op else { continue };
             let Some(&sums) = sums.get(&Value { node: grad, output: 0 }) else { continue };
-            if takes_sums(graph.shape(Value { node: grad, output: 0 }).last()) {
+            let grouped = self.at.contains_key(&grad) || self.elsewhere.contains_key(&grad);
+            if !grouped && takes_sums(graph.shape(Value { node: grad, output: 0 }).last()) {
                 self.elsewhere.insert(sums, grad);
                 self.at.insert(grad, Group::ActivationGrad { activation: op.0, grad, sums });
             }
+        }
+    }
+
+    /// Batch norms whose result goes to a relu alone, by itself or in a sum.
+    fn find_relus(&mut self, graph: &Graph, runs: &[bool]) {
+        let (nodes, uses) = (graph.nodes(), graph.uses());
+        let only_use = |v: Value| uses[v.node][v.output] == 1 && runs[v.node];
+        let is_norm = |v: Value| matches!(nodes[v.node].op, Op::BatchNorm(_)) && v.output == 0 && only_use(v);
+        for (relu, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
+            let Op::Activation(Activation::Relu) = node.op else { continue };
+            let before = node.inputs[0];
+            let mut group = Vec::new();
+            let (norm, residual) = match &nodes[before.node].op {
+                _ if is_norm(before) => (before.node, None),
+                Op::Binary(Binary::Add) if only_use(before) => {
+                    let terms = &nodes[before.node].inputs;
+                    let Some(side) = terms.iter().position(|&v| is_norm(v)) else { continue };
+                    if graph.shape(terms[0]) != graph.shape(terms[1]) {
+                        continue;
+                    }
+                    group.push(before.node);
+                    (terms[side].node, Some(terms[1 - side]))
+                }
+                _ => continue,
+            };
+            group.extend([norm, relu]);
+            group.sort_unstable();
+            // What the norm gives besides is written where the relu stands, so nobody may read it before.
+            let own = |id: NodeId| group.contains(&id);
+            let read_before =
+                (norm + 1..relu).any(|id| !own(id) && nodes[id].inputs.iter().any(|v| storage(graph, *v).node == norm));
+            if read_before || residual.is_some_and(|v| storage(graph, v).node == norm) {
+                continue;
+            }
+            self.unwritten.extend([Value { node: norm, output: 0 }]);
+            self.unwritten.extend(residual.map(|_| before));
+            self.add(&group, Group::NormAndRelu { norm, relu, residual });
+        }
+    }
+
+    /// Gradients of relus that the gradient of a batch norm is the first to read.
+    fn find_relu_grads(&mut self, graph: &Graph, runs: &[bool]) {
+        let (nodes, uses) = (graph.nodes(), graph.uses());
+        for (relu, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
+            let Op::ActivationGrad(ActivationGrad(Activation::Relu)) = node.op else { continue };
+            let passed = Value { node: relu, output: 0 };
+            let reads = |id: NodeId| nodes[id].inputs.iter().any(|v| storage(graph, *v) == passed);
+            let Some(norm) = (relu + 1..nodes.len()).find(|&id| reads(id)) else { continue };
+            let inputs = &nodes[norm].inputs;
+            if !matches!(nodes[norm].op, Op::BatchNormGrad(_)) || inputs[0] != passed || !runs[norm] {
+                continue;
+            }
+            let (result, gradient) = (node.inputs[0], node.inputs[1]);
+            // The norm of which this is the gradient gave its mean.
+            let of = Value { node: inputs[3].node, output: 0 };
+            let follows_norm = matches!(nodes[of.node].op, Op::BatchNorm(_))
+                && matches!(nodes[result.node].op, Op::Activation(Activation::Relu))
+                && nodes[result.node].inputs[0] == of;
+            if follows_norm && uses[relu][0] == 1 {
+                self.unwritten.insert(passed);
+                let gate = Gate::Norm { beta: nodes[of.node].inputs[2] };
+                self.add(&[relu, norm], Group::ReluGradAndNormGrad { relu, norm, gate });
+                continue;
+            }
+            let terms = &nodes[gradient.node].inputs;
+            let is_sum = matches!(nodes[gradient.node].op, Op::Binary(Binary::Add))
+                && uses[gradient.node][0] == 1
+                && runs[gradient.node]
+                && !self.at.contains_key(&gradient.node)
+                && graph.shape(terms[0]) == graph.shape(terms[1]);
+            let mut group = vec![relu, norm];
+            let mut gradients = vec![gradient];
+            if is_sum {
+                self.unwritten.insert(gradient);
+                group.insert(0, gradient.node);
+                gradients = terms.clone();
+            }
+            let gate = Gate::Result { result, gradients };
+            self.add(&group, Group::ReluGradAndNormGrad { relu, norm, gate });
         }
     }
 }

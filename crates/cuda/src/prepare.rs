@@ -10,7 +10,7 @@ use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
 use crate::Precision;
 use crate::driver::error;
-use crate::fusion::{Group, Groups};
+use crate::fusion::{Gate, Group, Groups};
 use crate::launch::Request;
 use crate::lower::{self, Emitter, Operand};
 use crate::memory::ALIGNMENT;
@@ -217,6 +217,24 @@ impl Prepared {
             Some(Group::ActivationGrad { grad, sums, .. }) => {
                 (node.inputs.clone(), [*grad, *sums].map(|node| Value { node, output: 0 }).to_vec())
             }
+            Some(Group::NormAndRelu { norm, relu, residual }) => {
+                let inputs = self.graph.node(*norm).inputs.iter().copied().chain(*residual).collect();
+                (inputs, outputs_of(*relu).chain(outputs_of(*norm).skip(1)).collect())
+            }
+            Some(Group::ReluGradAndNormGrad { relu, norm, gate }) => {
+                let mut inputs = self.graph.node(*norm).inputs.clone();
+                match gate {
+                    Gate::Norm { beta } => {
+                        inputs[0] = self.graph.node(*relu).inputs[1];
+                        inputs.push(*beta);
+                    }
+                    Gate::Result { result, gradients } => {
+                        inputs[0] = gradients[0];
+                        inputs.extend([*result].into_iter().chain(gradients.get(1).copied()));
+                    }
+                }
+                (inputs, outputs_of(*norm).chain(outputs_of(*relu)).collect())
+            }
         };
         let operands = |values: &[Value]| {
             values.iter().map(|&v| self.operand(v, bases.map(|(bases, _)| bases))).collect::<Vec<_>>()
@@ -235,6 +253,15 @@ impl Prepared {
             Some(Group::ActivationGrad { activation, .. }) => {
                 lower::activation_grad_and_sums(*activation, &mut emitter);
             }
+            Some(Group::NormAndRelu { norm, .. }) => {
+                if let Op::BatchNorm(op) = &self.graph.node(*norm).op {
+                    lower::batch_norm_and_relu(op, &mut emitter);
+                }
+            }
+            Some(Group::ReluGradAndNormGrad { gate, .. }) => match gate {
+                Gate::Norm { .. } => lower::batch_norm_grad_of_relu(&mut emitter),
+                Gate::Result { .. } => lower::batch_norm_grad_of_sum(&mut emitter),
+            },
         }
         Ok(Some(emitter))
     }
@@ -249,9 +276,8 @@ impl Prepared {
             op.extend(linear.scale.then_some("+scale"));
             op.extend(linear.residual.then_some("+residual"));
         }
-        // Kernels with tensor maps are those for Hopper's tensor cores.
         let tensor_cores = |request: &Request| match request {
-            Request::Kernel(kernel) if !kernel.maps.is_empty() => Some("+wgmma"),
+            Request::Kernel(kernel) if kernel.variant.source.is_hopper() => Some("+wgmma"),
             Request::Kernel(kernel) if kernel.variant.source.name.starts_with("mma_") => Some("+mma"),
             _ => None,
         };
@@ -265,6 +291,10 @@ impl Prepared {
                 op.extend(group.sums.map(|_| "+sums"));
             }
             Some(Group::ActivationGrad { .. }) => op.push_str("+sums"),
+            Some(Group::NormAndRelu { residual, .. }) => {
+                op = if residual.is_some() { "batch_norm+add+relu" } else { "batch_norm+relu" }.into();
+            }
+            Some(Group::ReluGradAndNormGrad { .. }) => op = "relu_grad+batch_norm_grad".into(),
             None => {}
         }
         let bytes = |operand: &Operand| (operand.shape.elements() * operand.storage.bytes()) as u64;

@@ -242,6 +242,21 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             Differentiable(vec![x.conv2d(conv, &w, bias.as_ref())])
         })?);
     }
+    // Channels in whole vectors, for which devices have kernels of their own.
+    for kernel in [[1, 1], [3, 3], [2, 5]] {
+        all.push(case("conv2d of many channels", dice, |m| {
+            let d = &mut m.dice;
+            let stride = *d.pick(&[1, 2, 3]);
+            let padding = kernel.map(|k| [*d.pick(&[0, k / 2]), k / 2]);
+            let conv = Conv2d { stride: [stride; 2], padding, dilation: [1; 2], groups: 1, bias: d.flip() };
+            let (channels, filters) = (*d.pick(&[8, 16, 64, 72]), *d.pick(&[8, 24, 72]));
+            let shape = [*d.pick(&[1, 2]), *d.pick(&[4, 7]), *d.pick(&[5, 8, 9]), channels];
+            let x = m.float(shape);
+            let w = m.float([filters, channels, kernel[0], kernel[1]]);
+            let bias = conv.bias.then(|| m.float([filters]));
+            Differentiable(vec![x.conv2d(conv, &w, bias.as_ref())])
+        })?);
+    }
     for (order, activation) in
         [(0, Activation::Relu), (1, Activation::Relu), (2, Activation::Silu), (3, Activation::Gelu)]
     {
@@ -376,6 +391,22 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             // The running statistics leave a model as updates, and a device may be asked for one of them alone.
             let all = x.apply_outputs(op, &[&gamma, &beta, &running[0], &running[1]], 5);
             FirstDifferentiable(vec![all[0].clone(), all[3].clone(), all[4].clone()])
+        })?);
+        // Devices may join a batch norm with the relu after it and the sum between them, and their gradients.
+        all.push(case("batch_norm and relu", dice, |m| {
+            let (b, h, channels) = (*m.dice.pick(&[3, 8, 33]), m.dice.extent(), m.dice.wide());
+            let normed = |m: &mut Maker, x: &Tensor| {
+                let (gamma, beta) = (m.float([channels]), m.float([channels]));
+                let running = [m.weights_like(&gamma), m.weights_like(&gamma)];
+                let op = BatchNorm { epsilon: 1e-3, momentum: 0.1 };
+                x.apply_outputs(op, &[&gamma, &beta, &running[0], &running[1]], 5)[0].clone()
+            };
+            let [x, y, z] = [0; 3].map(|_| m.float([b, h, channels]));
+            let alone = normed(m, &x).activation(Activation::Relu);
+            let two = (normed(m, &y) + normed(m, &x)).activation(Activation::Relu);
+            let sum = (&z + &normed(m, &y)).activation(Activation::Relu);
+            // Read twice: its gradient is a sum.
+            Differentiable(vec![alone, two, sum.scale(0.5), sum])
         })?);
         all.push(case("windows", dice, |m| {
             let (b, c) = (*m.dice.pick(&[1, 2]), m.dice.extent());

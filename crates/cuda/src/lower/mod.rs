@@ -21,6 +21,7 @@ mod rows;
 mod windows;
 
 pub(crate) use attention::{hopper_variants, mma_variants};
+pub(crate) use conv::convolution_variants;
 use vit_graph::Shape;
 use vit_graph::ops::{Activation, Op};
 
@@ -281,4 +282,21 @@ pub(crate) fn norm_grad_and_sums(e: &mut Emitter) {
 /// An activation's gradient and its sums over all rows.
 pub(crate) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
     rows::activation_grad_and_sums(op, e);
+}
+
+/// A batch norm and the relu of its result, which takes its place among the outputs; a sixth input is added before the
+/// relu.
+pub(crate) fn batch_norm_and_relu(op: &vit_graph::ops::BatchNorm, e: &mut Emitter) {
+    channel_norm::batch_and_relu(op, e);
+}
+
+/// The gradient of a relu and of the batch norm before it, whose `beta` is the sixth input.
+pub(crate) fn batch_norm_grad_of_relu(e: &mut Emitter) {
+    channel_norm::backward_of_relu(e);
+}
+
+/// The gradient of a relu and of a batch norm whose result was part of the sum before it. The relu's result is the sixth
+/// input, a second gradient of it the seventh; the relu's gradient is the fourth output.
+pub(crate) fn batch_norm_grad_of_sum(e: &mut Emitter) {
+    channel_norm::backward_of_sum(e);
 }
