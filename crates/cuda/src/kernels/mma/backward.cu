@@ -3,11 +3,9 @@
 constexpr int OWN = own_rows(QUERIES);
 constexpr int N = passing_rows(KEYS), ROWS = round_up(N, 16);
 constexpr int THREADS = (OWN > ROWS ? OWN : ROWS) * 2;
-// Queries, their gradients and keys have two stages; values, which are done with first, have one.
-constexpr int STAGE = (2 * OWN + ROWS) * PITCH;
-// Bytes from one query's weights to the next's, an odd number of 16. Where that leaves no room for ROWS keys, those that are
-// not there are read from what lies behind, and nobody keeps what follows from them.
-constexpr int SQUARE_PITCH = (N + (N % 16 == 0 ? 8 : 0)) * 2, SQUARE = OWN * SQUARE_PITCH;
+constexpr int STAGE = 2 * (OWN + ROWS) * PITCH;
+// Bytes from one query's weights to the next's.
+constexpr int SQUARE_PITCH = ROWS * 2 + 16, SQUARE = OWN * SQUARE_PITCH;
 
 // Columns key0 … key0 + 15 of a square as left-hand operands, one for every 16 queries.
 static __device__ __forceinline__ void left_columns(u32 (&a)[OWN / 16][4], const Byte* square, int key0) {
@@ -19,18 +17,18 @@ static __device__ __forceinline__ void left_columns(u32 (&a)[OWN / 16][4], const
 
 static __device__ __forceinline__ void keep(const u32 (&a)[ROWS / 16][4], Byte* square) {
 #pragma unroll
-    for (int n = 0; n < N / 8; n++)
+    for (int n = 0; n < ROWS / 8; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
             *(u32*)(square + row_of(2 * half) * SQUARE_PITCH + column_of(n, 0) * 2) = a[n / 2][n % 2 * 2 + half];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     attention_backward(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
                        const ELEMENT* dy, const float* lse, ELEMENT* dq, ELEMENT* dk, ELEMENT* dv, float* dbias,
                        const Shape s, const Mask mask) {
     DYNAMIC_SHARED(Byte, memory);
-    Byte *stage_v = memory + 2 * STAGE, *weights = stage_v + ROWS * PITCH, *dscores = weights + SQUARE;
+    Byte *weights = memory + 2 * STAGE, *dscores = weights + SQUARE;
     const Own<B, THREADS> own_bias = {(B*)(dscores + SQUARE)};
     const Walk walk(s, 1);
     const int warp_row = threadIdx.x / 32 * 16;
@@ -45,15 +43,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         fetch<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + column, s.q_row, 0, QUERIES);
         fetch<OWN, THREADS>(stage + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, 0, QUERIES);
         fetch<ROWS, THREADS>(stage + 2 * OWN * PITCH, k + sample * KEYS * s.k_row + column, s.k_row, 0, KEYS);
+        fetch<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, 0, KEYS);
 #pragma unroll
         for (int half = 0; half < 2; half++)
             if (row_of(2 * half) < QUERIES)
                 next_lse[half] = lse[(sample * s.heads + walk.head) * QUERIES + row_of(2 * half)];
     };
-    auto bring_values = [&](u32 item) {
-        fetch<ROWS, THREADS>(stage_v, v + walk.sample(s, item) * KEYS * s.v_row + walk.head * HEAD, s.v_row, 0, KEYS);
-    };
-    if (walk.count > 0) bring(0), bring_values(0);
+    if (walk.count > 0) bring(0);
     if (BIAS) read_bias<N, 1, THREADS, false>(own_bias, bias, s, walk, 0);
     float bias_sums[N / 8][4];
     if (DBIAS) clear(bias_sums);
@@ -66,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const u64 sample = walk.sample(s, item), first_row = (sample * s.heads + walk.head) * QUERIES;
         const u32 column = walk.head * HEAD;
         const Byte *stage_q = memory + item % 2 * STAGE, *stage_dy = stage_q + OWN * PITCH;
-        const Byte* stage_k = stage_dy + OWN * PITCH;
+        const Byte *stage_k = stage_dy + OWN * PITCH, *stage_v = stage_k + ROWS * PITCH;
         if (has_queries) {
             u32 a[D / 16][4];
             float w[N / 8][4], d[N / 8][4], dot[2] = {0.0f, 0.0f};
@@ -109,7 +105,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             store_rows(sums, dq + sample * QUERIES * s.dq_row + column, s.dq_row, 0, QUERIES, s.scale, s.scale);
         }
         __syncthreads();
-        if (item + 1 < walk.count) bring_values(item + 1);
         if (has_keys) {
             u32 a[OWN / 16][4];
             float sums[D / 8][4];

@@ -3,16 +3,14 @@
 constexpr int OWN = own_rows(KEYS), OWN_TILES = tiles_of(KEYS);
 constexpr int N = passing_rows(QUERIES), ROWS = round_up(N, 16), TILES = tiles_of(QUERIES);
 constexpr int THREADS = OWN * 2;
-constexpr int OWN_STAGES = own_stages(TILES), OWN_STAGE = 2 * OWN * PITCH;
-constexpr int STATISTICS = 2 * ROWS * PITCH, STAGE = STATISTICS + 2 * ROWS * 4;
+constexpr int STATISTICS = 2 * (OWN + ROWS) * PITCH, STAGE = STATISTICS + 2 * ROWS * 4;
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     attention_backward_keys(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
                             const ELEMENT* dy, const float* lse, const float* delta, ELEMENT* dk, ELEMENT* dv,
                             const Shape s, const Mask mask) {
     DYNAMIC_SHARED(Byte, memory);
-    Byte* stages = memory + OWN_STAGES * OWN_STAGE;
-    const Own<B, THREADS> own_bias = {(B*)(stages + 2 * STAGE)};
+    const Own<B, THREADS> own_bias = {(B*)(memory + 2 * STAGE)};
     const Walk walk(s, OWN_TILES);
     const int begin = walk.tile * OWN, warp_row = threadIdx.x / 32 * 16;
     const float factor = s.scale * LOG2E;
@@ -21,13 +19,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     auto bring = [&](u32 item) {
         const u64 sample = walk.sample(s, item / TILES), first_row = (sample * s.heads + walk.head) * QUERIES;
         const int tile = item % TILES, first = tile * N, end = first + N < QUERIES ? first + N : QUERIES;
-        Byte *own = memory + item / TILES % OWN_STAGES * OWN_STAGE, *stage = stages + item % 2 * STAGE;
+        Byte* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
-            fetch<OWN, THREADS>(own, k + sample * KEYS * s.k_row + column, s.k_row, begin, KEYS);
-            fetch<OWN, THREADS>(own + OWN * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, begin, KEYS);
+            fetch<OWN, THREADS>(stage, k + sample * KEYS * s.k_row + column, s.k_row, begin, KEYS);
+            fetch<OWN, THREADS>(stage + OWN * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, begin, KEYS);
         }
-        fetch<ROWS, THREADS>(stage, q + sample * QUERIES * s.q_row + column, s.q_row, first, end);
-        fetch<ROWS, THREADS>(stage + ROWS * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, first, end);
+        fetch<ROWS, THREADS>(stage + 2 * OWN * PITCH, q + sample * QUERIES * s.q_row + column, s.q_row, first, end);
+        fetch<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, first,
+                             end);
         float* numbers = (float*)(stage + STATISTICS);
         for (int i = threadIdx.x; i < 2 * ROWS; i += THREADS) {
             const bool wanted = first + i % ROWS < end;
@@ -47,12 +46,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (item + 1 < items) bring(item + 1);
         const u64 sample = walk.sample(s, item / TILES), first_row = (sample * s.heads + walk.head) * QUERIES;
         const int tile = item % TILES;
-        const Byte *stage_q = stages + item % 2 * STAGE, *stage_dy = stage_q + ROWS * PITCH;
-        const float *row_lse = (const float*)(stage_q + STATISTICS), *row_delta = row_lse + ROWS;
+        const Byte *stage = memory + item % 2 * STAGE, *stage_q = stage + 2 * OWN * PITCH, *stage_dy = stage_q + ROWS * PITCH;
+        const float *row_lse = (const float*)(stage + STATISTICS), *row_delta = row_lse + ROWS;
         if (tile == 0) {
-            const Byte* own = memory + item / TILES % OWN_STAGES * OWN_STAGE;
-            left_rows(a_k, own, warp_row);
-            left_rows(a_v, own + OWN * PITCH, warp_row);
+            left_rows(a_k, stage, warp_row);
+            left_rows(a_v, stage + OWN * PITCH, warp_row);
             clear(sums_k);
             clear(sums_v);
         }
@@ -67,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float pair[2] = {0.0f, 0.0f};
-                if (BIAS && tile * N + n * 8 < QUERIES) own_bias.get((tile * N / 8 + n) * 2 + half, pair);
+                if (BIAS) own_bias.get((tile * N / 8 + n) * 2 + half, pair);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const int e = 2 * half + i, query = tile * N + column_of(n, i);

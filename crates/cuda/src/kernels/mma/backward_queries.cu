@@ -3,7 +3,7 @@
 constexpr int OWN = own_rows(QUERIES), OWN_TILES = tiles_of(QUERIES);
 constexpr int N = passing_rows(KEYS), ROWS = round_up(N, 16), TILES = tiles_of(KEYS);
 constexpr int THREADS = OWN * 2;
-constexpr int OWN_STAGES = own_stages(TILES), OWN_STAGE = 2 * OWN * PITCH, STAGE = 2 * ROWS * PITCH;
+constexpr int STAGE = 2 * (OWN + ROWS) * PITCH;
 
 // A lane's share of the dot product of two rows.
 static __device__ __forceinline__ float row_dot(const ELEMENT* a, const ELEMENT* b) {
@@ -19,14 +19,13 @@ static __device__ __forceinline__ float row_dot(const ELEMENT* a, const ELEMENT*
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     attention_backward_queries(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
                                const ELEMENT* out, const ELEMENT* dy, const float* lse, float* delta, ELEMENT* dq,
                                float* dbias, const Shape s, const Mask mask) {
     DYNAMIC_SHARED(Byte, memory);
-    Byte* stages = memory + OWN_STAGES * OWN_STAGE;
-    const Own<float, THREADS> bias_sums = {(float*)(stages + 2 * STAGE)};
-    const Own<B, THREADS> own_bias = {(B*)(bias_sums.memory + (DBIAS ? round_up(KEYS, 8) * OWN : 0))};
+    const Own<float, THREADS> bias_sums = {(float*)(memory + 2 * STAGE)};
+    const Own<B, THREADS> own_bias = {(B*)(bias_sums.memory + (DBIAS ? TILES * N * OWN : 0))};
     const Walk walk(s, OWN_TILES);
     const int begin = walk.tile * OWN, warp_row = threadIdx.x / 32 * 16;
     const float factor = s.scale * LOG2E;
@@ -35,20 +34,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     auto bring = [&](u32 item) {
         const u64 sample = walk.sample(s, item / TILES);
         const int tile = item % TILES, first = tile * N, end = first + N < KEYS ? first + N : KEYS;
-        Byte *own = memory + item / TILES % OWN_STAGES * OWN_STAGE, *stage = stages + item % 2 * STAGE;
+        Byte* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
-            fetch<OWN, THREADS>(own, q + sample * QUERIES * s.q_row + column, s.q_row, begin, QUERIES);
-            fetch<OWN, THREADS>(own + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, begin, QUERIES);
+            fetch<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + column, s.q_row, begin, QUERIES);
+            fetch<OWN, THREADS>(stage + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, begin, QUERIES);
         }
-        fetch<ROWS, THREADS>(stage, k + sample * KEYS * s.k_row + column, s.k_row, first, end);
-        fetch<ROWS, THREADS>(stage + ROWS * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, first, end);
+        fetch<ROWS, THREADS>(stage + 2 * OWN * PITCH, k + sample * KEYS * s.k_row + column, s.k_row, first, end);
+        fetch<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, first, end);
     };
     const u32 items = walk.count * TILES;
     if (items > 0) bring(0);
     if (BIAS) read_bias<N, TILES, THREADS, false>(own_bias, bias, s, walk, begin);
     if (DBIAS) {
         const float zeros[2] = {0.0f, 0.0f};
-        for (int pair = 0; pair < round_up(KEYS, 8) / 4; pair++) bias_sums.set(pair, zeros);
+        for (int pair = 0; pair < TILES * N / 4; pair++) bias_sums.set(pair, zeros);
     }
 
     u32 a_q[D / 16][4], a_dy[D / 16][4];
@@ -59,11 +58,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (item + 1 < items) bring(item + 1);
         const u64 sample = walk.sample(s, item / TILES), first_row = (sample * s.heads + walk.head) * QUERIES;
         const int tile = item % TILES;
-        const Byte *stage_k = stages + item % 2 * STAGE, *stage_v = stage_k + ROWS * PITCH;
+        const Byte *stage = memory + item % 2 * STAGE, *stage_k = stage + 2 * OWN * PITCH, *stage_v = stage_k + ROWS * PITCH;
         if (tile == 0) {
-            const Byte* own = memory + item / TILES % OWN_STAGES * OWN_STAGE;
-            left_rows(a_q, own, warp_row);
-            left_rows(a_dy, own + OWN * PITCH, warp_row);
+            left_rows(a_q, stage, warp_row);
+            left_rows(a_dy, stage + OWN * PITCH, warp_row);
             clear(sums);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -82,9 +80,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int at = (tile * N / 8 + n) * 2 + half;
-                const bool there = tile * N + n * 8 < KEYS;
                 float pair[2] = {0.0f, 0.0f};
-                if (BIAS && there) own_bias.get(at, pair);
+                if (BIAS) own_bias.get(at, pair);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const int e = 2 * half + i, key = tile * N + column_of(n, i);
@@ -93,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     if (DROPOUT) d[n][e] *= kept(mask, seed, first_row, begin + row_of(e), key);
                     d[n][e] = weight * (d[n][e] - dot[half]);
                 }
-                if (DBIAS && there) {
+                if (DBIAS) {
                     bias_sums.get(at, pair);
                     pair[0] += d[n][2 * half], pair[1] += d[n][2 * half + 1];
                     bias_sums.set(at, pair);
@@ -112,7 +109,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int n = 0; n < N / 8; n++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    if (tile * N + n * 8 >= KEYS) continue;
                     float pair[2];
                     bias_sums.get((tile * N / 8 + n) * 2 + half, pair);
 #pragma unroll

@@ -11,7 +11,6 @@ static __device__ __forceinline__ void read_bias(const Own<B, THREADS>& own, con
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                if (tile * N + n * 8 >= (TRANSPOSED ? QUERIES : KEYS)) continue;
                 float pair[2];
 #pragma unroll
                 for (int i = 0; i < 2; i++) {

@@ -2,14 +2,13 @@
 constexpr int OWN = own_rows(QUERIES), OWN_TILES = tiles_of(QUERIES);
 constexpr int N = passing_rows(KEYS), ROWS = round_up(N, 16), TILES = tiles_of(KEYS);
 constexpr int THREADS = OWN * 2;
-constexpr int OWN_STAGES = own_stages(TILES), OWN_STAGE = OWN * PITCH, STAGE = 2 * ROWS * PITCH;
+constexpr int STAGE = (OWN + 2 * ROWS) * PITCH;
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     attention_forward(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed, ELEMENT* out,
                       float* lse, const Shape s, const Mask mask) {
     DYNAMIC_SHARED(Byte, memory);
-    Byte* stages = memory + OWN_STAGES * OWN_STAGE;
-    const Own<B, THREADS> own_bias = {(B*)(stages + 2 * STAGE)};
+    const Own<B, THREADS> own_bias = {(B*)(memory + 2 * STAGE)};
     const Walk walk(s, OWN_TILES);
     const int begin = walk.tile * OWN, warp_row = threadIdx.x / 32 * 16;
     const float factor = s.scale * LOG2E;
@@ -17,11 +16,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     auto bring = [&](u32 item) {
         const u64 sample = walk.sample(s, item / TILES);
         const int tile = item % TILES, first = tile * N, end = first + N < KEYS ? first + N : KEYS;
-        Byte *own = memory + item / TILES % OWN_STAGES * OWN_STAGE, *stage = stages + item % 2 * STAGE;
+        Byte* stage = memory + item % 2 * STAGE;
         if (tile == 0)
-            fetch<OWN, THREADS>(own, q + sample * QUERIES * s.q_row + walk.head * HEAD, s.q_row, begin, QUERIES);
-        fetch<ROWS, THREADS>(stage, k + sample * KEYS * s.k_row + walk.head * HEAD, s.k_row, first, end);
-        fetch<ROWS, THREADS>(stage + ROWS * PITCH, v + sample * KEYS * s.v_row + walk.head * HEAD, s.v_row, first, end);
+            fetch<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + walk.head * HEAD, s.q_row, begin, QUERIES);
+        fetch<ROWS, THREADS>(stage + OWN * PITCH, k + sample * KEYS * s.k_row + walk.head * HEAD, s.k_row, first, end);
+        fetch<ROWS, THREADS>(stage + (OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + walk.head * HEAD, s.v_row,
+                             first, end);
     };
     const u32 items = walk.count * TILES;
     if (items > 0) bring(0);
@@ -35,21 +35,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (item + 1 < items) bring(item + 1);
         const u64 sample = walk.sample(s, item / TILES), first_row = (sample * s.heads + walk.head) * QUERIES;
         const int tile = item % TILES;
-        const Byte* stage = stages + item % 2 * STAGE;
+        const Byte* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
-            left_rows(a, memory + item / TILES % OWN_STAGES * OWN_STAGE, warp_row);
+            left_rows(a, stage, warp_row);
             clear(sums);
             top[0] = top[1] = -INFINITY, total[0] = total[1] = 0.0f;
         }
         float w[N / 8][4];
-        multiply_rows<N>(w, a, stage);
+        multiply_rows<N>(w, a, stage + OWN * PITCH);
         float best[2] = {top[0], top[1]};
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float pair[2] = {0.0f, 0.0f};
-                if (BIAS && tile * N + n * 8 < KEYS) own_bias.get((tile * N / 8 + n) * 2 + half, pair);
+                if (BIAS) own_bias.get((tile * N / 8 + n) * 2 + half, pair);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     float& x = w[n][2 * half + i];
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             }
         u32 p[ROWS / 16][4];
         left_sums<N>(p, w);
-        accumulate<ROWS / 16>(sums, p, stage + ROWS * PITCH);
+        accumulate<ROWS / 16>(sums, p, stage + (OWN + ROWS) * PITCH);
 
         if (tile == TILES - 1) {
             total[0] = sum_of_four(total[0]), total[1] = sum_of_four(total[1]);

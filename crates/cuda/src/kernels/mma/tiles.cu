@@ -12,7 +12,6 @@
 //   B              storage of the bias
 //   BIAS, DROPOUT  whether there is one
 //   DBIAS          whether the gradient of the bias is wanted
-//   BLOCKS         blocks that are to share a multiprocessor
 #ifndef HEAD
 #define HEAD 32
 #endif
@@ -34,18 +33,12 @@
 #ifndef DBIAS
 #define DBIAS BIAS
 #endif
-#ifndef BLOCKS
-#define BLOCKS 1
-#endif
 
 constexpr __device__ int round_up(int n, int to) { return (n + to - 1) / to * to; }
 constexpr __device__ int tiles_of(int tokens) { return (tokens + 63) / 64; }
 // Tokens of a tile of which warps have rows, and of one that passes by.
 constexpr __device__ int own_rows(int tokens) { return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 16); }
 constexpr __device__ int passing_rows(int tokens) { return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 8); }
-
-// What is read once per sample is read ahead only if it is not in use then.
-constexpr __device__ int own_stages(int passing_tiles) { return passing_tiles > 1 ? 1 : 2; }
 
 constexpr int D = round_up(HEAD, 16);
 // Bytes from one row to the next in shared memory: an odd number of 16, so that eight rows meet all banks.

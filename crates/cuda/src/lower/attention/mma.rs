@@ -76,7 +76,6 @@ impl Kind {
             .with("BIAS", u8::from(self.bias.is_some()))
             .with("DBIAS", u8::from(self.bias_gradient))
             .with("DROPOUT", u8::from(self.dropout))
-            .with("BLOCKS", self.blocks(which))
     }
 
     /// The tokens that a block has of its own, and those that pass by.
@@ -97,22 +96,17 @@ impl Kind {
     fn shared(&self, which: Which) -> usize {
         let pitch = self.head.next_multiple_of(16) * 2 + 16;
         let (own, passing) = self.tokens(which);
-        let (own_rows, passing_rows) = (rows(own, 16), rows(passing, 8).next_multiple_of(16));
-        let own_stages = if tiles(passing) > 1 { 1 } else { 2 };
-        let scores = passing.next_multiple_of(8) * self.threads(which) / 2;
-        let passes = 4 * passing_rows * pitch;
+        let (own_rows, n) = (rows(own, 16), rows(passing, 8));
+        let passing_rows = n.next_multiple_of(16);
+        let scores = (own_rows * n).max(if which == Which::Backward { passing_rows * n } else { 0 }) * tiles(passing);
         let stages = match which {
-            Which::Forward => own_stages * own_rows * pitch + passes,
-            Which::Backward => {
-                let columns = if passing_rows == rows(passing, 8) { passing_rows + 8 } else { passing_rows - 8 };
-                4 * own_rows * pitch + 3 * passing_rows * pitch + 4 * own_rows * columns
-            }
-            Which::BackwardQueries => 2 * own_stages * own_rows * pitch + passes,
-            Which::BackwardKeys => 2 * own_stages * own_rows * pitch + passes + 16 * passing_rows,
+            Which::Forward => 2 * (own_rows + 2 * passing_rows) * pitch,
+            Which::Backward => 4 * (own_rows + passing_rows) * pitch + 2 * own_rows * (2 * passing_rows + 16),
+            Which::BackwardQueries => 4 * (own_rows + passing_rows) * pitch,
+            Which::BackwardKeys => 4 * (own_rows + passing_rows) * pitch + 16 * passing_rows,
         };
         let sums = if which == Which::BackwardQueries && self.bias_gradient { 4 * scores } else { 0 };
-        // Without biases there is room for a read past the squares.
-        stages + sums + self.bias.map_or(16, |storage| storage.bytes() * scores)
+        stages + sums + self.bias.map_or(0, |storage| storage.bytes() * scores)
     }
 
     /// Registers of a thread, about: the scores of its rows, their gradients, and its rows of the results.
@@ -122,18 +116,11 @@ impl Kind {
         let several = 40 * usize::from(tiles(self.tokens(which).1) > 1);
         let most = match which {
             Which::Forward => 20 + n / 2 + head / 2 + several,
-            Which::Backward => 12 + 3 * n / 2 + head,
+            Which::Backward => 20 + 3 * n / 2 + head,
             Which::BackwardQueries => 24 + n + 7 * head / 4,
             Which::BackwardKeys => 24 + n + 5 * head / 2,
         };
         most.next_multiple_of(8).min(255)
-    }
-
-    /// Blocks that share a multiprocessor.
-    fn blocks(&self, which: Which) -> usize {
-        let by_registers = 65536 / (self.registers(which) * self.threads(which));
-        let by_memory = (SHARED_OF_HOPPER + 1024) / (self.shared(which) + 1024);
-        by_registers.min(by_memory).clamp(1, 16)
     }
 
     fn threads(&self, which: Which) -> usize {
@@ -180,7 +167,9 @@ const SETUP: usize = 1;
 
 /// The division that is done first, if blocks run in waves of as many as fit onto the GPU at once.
 fn divide(kind: &Kind, which: Which, x: &Extents, groups: usize, multiprocessors: usize) -> Division {
-    let at_once = multiprocessors * kind.blocks(which);
+    let by_registers = 65536 / (kind.registers(which) * kind.threads(which));
+    let by_memory = (SHARED_OF_HOPPER + 1024) / (kind.shared(which) + 1024);
+    let at_once = multiprocessors * by_registers.min(by_memory).max(1);
     let (samples, others) = (x.batch / groups, x.heads * groups * tiles(kind.tokens(which).0));
     let most = samples.min((4 * at_once).div_ceil(others));
     let divisions = (1..=most).map(|shares| samples.div_ceil(shares)).map(|share| {
