@@ -87,16 +87,16 @@ impl<W: Write> Page<W> {
             words += &format!(" {}", label.to_lowercase());
         }
         let ([width, height], name, words) = (entry.size, escape(name), escape(&words));
-        let write = write!(
+        let written = writeln!(
             self.out,
             "<figure data-words=\"{words}\" data-sure=\"{sure}\" style=\"--shape:{width}/{height};--picture:url({picture})\">\
              <div class=\"pair\"><div class=\"picture\" role=\"img\" aria-label=\"{name}\"></div>\
              <div class=\"picture map\">{layers}</div></div>\
-             <figcaption title=\"{name}\">{name}</figcaption><div class=\"tabs\">{tabs}</div></figure>\n",
+             <figcaption title=\"{name}\">{name}</figcaption><div class=\"tabs\">{tabs}</div></figure>",
             sure = sureness.unwrap_or(0.0),
             picture = data_uri("image/jpeg", &entry.jpeg),
         );
-        Ok(write.map_err(InsightError::of("the page".as_ref()))?)
+        written.map_err(InsightError::of("the page".as_ref()))
     }
 
     /// Ends the page.

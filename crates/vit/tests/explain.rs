@@ -30,7 +30,7 @@ fn explain(
 }
 
 fn refused(checkpoint: &Checkpoint, method: Method, inputs: &[Vec<f32>]) -> String {
-    explain(checkpoint, Some(method), inputs).err().expect("it should be refused").to_string()
+    explain(checkpoint, Some(method), inputs).expect_err("it should be refused").to_string()
 }
 
 const ATTENTION: Method = Method::Attention { layer: None, head: None };
@@ -221,4 +221,42 @@ fn every_model_can_be_inspected_with_and_without_pictures() {
             );
         }
     }
+}
+
+#[test]
+fn what_nobody_asks_for_costs_nothing() {
+    use vit::graph::memory::MemoryPlan;
+    use vit::graph::rewrite::dead_code;
+    let architecture = open("timm_vit").config.architecture;
+    let planned = |asked: Option<&str>| {
+        let mut graph = architecture.build(1, vit::models::Mode::Inference).unwrap();
+        asked.iter().for_each(|tap| graph.request(tap).unwrap());
+        graph.retain_outputs(|name| name == "logits" || Some(name) == asked);
+        let graph = dead_code(&graph).unwrap();
+        let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
+        let written = graph.taps().iter().filter(|(name, _)| name.ends_with(".weights"));
+        let written = written.filter(|(_, value)| plan.block(&graph, **value).is_some()).count();
+        (graph.nodes().len(), written)
+    };
+    let (nodes, written) = planned(None);
+    assert_eq!(written, 0, "attention weights are not even written");
+    assert_eq!(planned(Some("blocks.1.attn.weights")), (nodes, 1));
+    assert_eq!(planned(Some("blocks.1.attn")), (nodes, 0));
+}
+
+#[test]
+fn the_last_attention_can_be_asked_for_alone() {
+    let checkpoint = open("timm_vit");
+    let inputs = inputs("timm_vit", &checkpoint);
+    let options = ModelOptions { batch: inputs.len(), ..ModelOptions::default() }.tap("blocks.2.attn.weights");
+    let device = vit::device(options.device, Some(1)).unwrap();
+    let mut model = vit::Model::new(checkpoint.clone(), device.as_ref(), &options).unwrap();
+    model.run_prepared(&inputs).unwrap();
+    let found = model.output("blocks.2.attn.weights", inputs.len()).unwrap();
+    let difference = support::difference(&found, &recorded("timm_vit").tensors["attention_2"].data);
+    assert!(difference < 1e-5, "{difference}");
+
+    let unknown = ModelOptions::default().tap("blocks.9.attn");
+    let error = vit::Model::new(checkpoint, device.as_ref(), &unknown).err().unwrap().to_string();
+    assert!(error.contains("no output `blocks.9.attn`") && error.contains("blocks.2.attn.weights"), "{error}");
 }
