@@ -179,7 +179,7 @@ impl Scene {
             self.picture(bar, image);
         }
         self.frame(bar, FRAME);
-        let count = ((bar.height / 40.0) as usize).clamp(1, 5);
+        let count = ((bar.height / 40.0) as usize).clamp(3, 6);
         let ticks = axis::ticks(low, high, count);
         let place = axis::Axis { from: low, to: high, pixels: [bar.bottom(), bar.y] };
         for (tick, label) in ticks.iter().zip(axis::labels(&ticks)) {
