@@ -224,17 +224,20 @@ pub(super) fn backward(job: &Job, g: &Gradient, e: &mut Emitter) {
 
 /// What is compiled for shapes of every kind, to see that it can be.
 pub(crate) fn mma_variants() -> Vec<Variant> {
-    let mut variants = Vec::new();
-    for (queries, keys, head) in [(49, 49, 32), (64, 64, 64), (196, 196, 32), (144, 144, 128), (7, 50, 24), (1, 256, 8)]
-    {
-        for bias in [None, Some(Storage::F32), Some(Storage::Bf16)] {
-            for bias_gradient in [false, bias.is_some()] {
-                let kind = Kind { queries, keys, head, bias, bias_gradient, dropout: queries < 10 };
-                variants.extend(kind.backward().iter().chain(&[Which::Forward]).map(|&which| kind.variant(which)));
-            }
-        }
-    }
-    variants
+    let (f32, bf16) = (Some(Storage::F32), Some(Storage::Bf16));
+    let kinds = [
+        (49, 49, 32, bf16, true, false),
+        (64, 64, 64, f32, true, true),
+        (196, 196, 32, bf16, true, false),
+        (144, 144, 128, f32, false, false),
+        (7, 50, 24, None, false, true),
+        (1, 256, 8, f32, true, true),
+    ];
+    let variants = kinds.into_iter().flat_map(|(queries, keys, head, bias, bias_gradient, dropout)| {
+        let kind = Kind { queries, keys, head, bias, bias_gradient, dropout };
+        kind.backward().iter().chain(&[Which::Forward]).map(move |&which| kind.variant(which)).collect::<Vec<_>>()
+    });
+    variants.collect()
 }
 
 #[cfg(test)]
