@@ -50,4 +50,4 @@ pub use saving::{Best, Opened, Position, SaveError, Slot, Snapshot};
 pub use schedule::{Decay, Schedule};
 pub use setup::{FirstWeights, ModelChoice, RunSettings, Setup};
 pub use step::{Start, StepError, StepOptions, TrainingStep};
-pub use trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train};
+pub use trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train, training_step};

@@ -64,7 +64,7 @@ fn settings(data: &Path) -> RunSettings {
 }
 
 fn options(threads: usize) -> TrainerOptions {
-    TrainerOptions { threads, cache_bytes: 1 << 20, save_every: Duration::from_secs(3600) }
+    TrainerOptions { threads, cache_bytes: 1 << 20, save_every: Duration::from_secs(3600), recompute: false }
 }
 
 /// Sets the flag after some steps, as Ctrl-C would.

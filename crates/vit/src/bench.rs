@@ -40,6 +40,8 @@ pub struct BenchOptions {
     pub precision: Precision,
     /// How long to measure.
     pub time: Duration,
+    /// In training, compute activations again in the backward pass instead of keeping them.
+    pub recompute: bool,
 }
 
 impl BenchOptions {

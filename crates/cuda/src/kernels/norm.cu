@@ -53,10 +53,10 @@ __device__ __forceinline__ float2 row_sums(float a, float b) {
     return total;
 }
 
-// `addend`, `sum`, `mean` and `rstd` may be missing.
+// `addend`, `sum`, `mean`, `rstd` and `factor`, which multiplies what is written to `y`, may be missing.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const X* x, const Z* addend, const float* gamma, const float* beta, float epsilon, u32 rows, Y* y,
-               float* mean, float* rstd, S* sum) {
+               float* mean, float* rstd, S* sum, const float* factor) {
     const u32 row = blockIdx.x * ROWS + threadIdx.x / LANES;
     if (row >= rows) return;
     const u64 start = (u64)row * DIM;
@@ -88,12 +88,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     const float inverse = 1.0f / sqrtf(row_sums(squares, 0.0f).x / (float)DIM + epsilon);
+    const float multiplier = factor ? *factor : 1.0f;
     EACH_CHUNK(chunk, column) {
         float g[VEC], b[VEC];
         load<VEC>(gamma + column, g);
         load<VEC>(beta + column, b);
 #pragma unroll
-        for (int i = 0; i < VEC; i++) v[chunk][i] = (v[chunk][i] - centre) * inverse * g[i] + b[i];
+        for (int i = 0; i < VEC; i++) v[chunk][i] = ((v[chunk][i] - centre) * inverse * g[i] + b[i]) * multiplier;
         store<VEC>(y + start + column, v[chunk]);
     }
     if (threadIdx.x % LANES == 0) {

@@ -8,6 +8,7 @@ mod fold;
 mod int8;
 mod linear;
 mod patchify;
+mod recompute;
 mod slope;
 
 pub use add_norm::fuse_add_norm;
@@ -18,6 +19,7 @@ pub use fold::fold_norm;
 pub use int8::int8;
 pub use linear::fuse_linear;
 pub use patchify::patchify;
+pub use recompute::recompute;
 pub use slope::keep_slope;
 
 use crate::{Graph, GraphError, Node, NodeId, Value};
