@@ -11,8 +11,8 @@ use clap::Args;
 use vit::graph::GraphError;
 use vit::graph::device::Memory;
 use vit::train::{
-    Clock, Existing, Finished, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Snapshot, TrainError, TrainerOptions,
-    estimate, train, training_step,
+    Clock, Existing, Finished, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Snapshot, TrainError,
+    TrainerOptions, estimate, train, training_step,
 };
 use vit::{DeviceChoice, Precision, Processor, plan_without_gpu};
 

@@ -153,7 +153,12 @@ impl EightBits {
             match &bound.linear {
                 None => {
                     let arguments = Arguments::new().pointers(&[gamma, beta, scratch]).u32(columns);
-                    requests.push(kernel(Variant::new(&compiler::EIGHT), "norm_bounds", count.div_ceil(256), arguments));
+                    requests.push(kernel(
+                        Variant::new(&compiler::EIGHT),
+                        "norm_bounds",
+                        count.div_ceil(256),
+                        arguments,
+                    ));
                 }
                 Some(rows) => {
                     let weight = operand(rows.weight);
@@ -161,7 +166,8 @@ impl EightBits {
                         0 => (b.copy, Storage::Bf16),
                         address => (address, b.storage),
                     });
-                    let first = |start: u64, bytes: usize| if start == 0 { 0 } else { start + (rows.first * bytes) as u64 };
+                    let first =
+                        |start: u64, bytes: usize| if start == 0 { 0 } else { start + (rows.first * bytes) as u64 };
                     let arguments = Arguments::new()
                         .pointers(&[first(weight.eight, columns), weight.factors, gamma, beta])
                         .pointers(&[first(bias.0, bias.1.bytes()), scratch])

@@ -65,7 +65,9 @@ pub(crate) fn of_cublas(status: Status, doing: &str) -> GraphError {
         Status::CUBLAS_STATUS_EXECUTION_FAILED | Status::CUBLAS_STATUS_INTERNAL_ERROR => {
             lost(doing, &format!("cuBLASLt says {status:?}"))
         }
-        Status::CUBLAS_STATUS_ALLOC_FAILED => error(format!("cuBLASLt ran out of memory while {doing}; take a smaller batch")),
+        Status::CUBLAS_STATUS_ALLOC_FAILED => {
+            error(format!("cuBLASLt ran out of memory while {doing}; take a smaller batch"))
+        }
         _ => error(format!("cuBLASLt failed while {doing} ({status:?})")),
     }
 }
@@ -115,7 +117,10 @@ mod tests {
             CUresult::CUDA_ERROR_UNKNOWN,
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
         ] {
-            assert!(is_lost(result) && text(result).contains("the GPU was lost while running: it says so"), "{result:?}");
+            assert!(
+                is_lost(result) && text(result).contains("the GPU was lost while running: it says so"),
+                "{result:?}"
+            );
         }
         assert_eq!(text(CUresult::CUDA_ERROR_INVALID_VALUE), "cuda: running failed: it says so");
         assert!(text(CUresult::CUDA_ERROR_OUT_OF_MEMORY).contains("smaller batch"));

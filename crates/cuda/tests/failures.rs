@@ -132,5 +132,9 @@ fn kernels_that_do_not_compile_are_an_error_with_a_way_out() {
 #[test]
 fn a_gpu_that_is_lost_in_mid_run_is_an_error_every_time() {
     // The first run is launched kernel by kernel, so the third launch of the graph is the fourth run.
-    expect("lost:3", &ALL, &["run 4: cuda: the GPU was lost while", "error number 700", "again: cuda: the GPU was lost"]);
+    expect(
+        "lost:3",
+        &ALL,
+        &["run 4: cuda: the GPU was lost while", "error number 700", "again: cuda: the GPU was lost"],
+    );
 }

@@ -137,9 +137,9 @@ impl Processor {
                 Ok(cuda) => Ok(Processor::Cuda(cuda)),
                 Err(reason) => Err(Error::Unsuitable(format!("cuda:{ordinal} cannot be used: {reason}"))),
             },
-            (DeviceChoice::Cuda(_), None) => {
-                Err(Error::Unsuitable(format!("{precision} is only for the CPU; use f32, tf32, bf16, f16 or fp8 on a GPU")))
-            }
+            (DeviceChoice::Cuda(_), None) => Err(Error::Unsuitable(format!(
+                "{precision} is only for the CPU; use f32, tf32, bf16, f16 or fp8 on a GPU"
+            ))),
         }
     }
 

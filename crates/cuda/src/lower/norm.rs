@@ -38,11 +38,13 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, e: &mut Emitter) {
     let (x, storage, factors) = (x.address, y.storage, y.factors);
     let [mean, rstd] = [e.outputs[1].address, e.outputs[2].address];
     let result = if result != 0 { result } else { e.scratch(rows * dim * storage.bytes()) };
-    let arguments = Arguments::new()
-        .pointers(&[x, second, gamma, beta])
-        .f32(op.epsilon)
-        .u32(rows)
-        .pointers(&[result, mean, rstd, sum, if storage == Storage::E4m3 { factors } else { 0 }]);
+    let arguments = Arguments::new().pointers(&[x, second, gamma, beta]).f32(op.epsilon).u32(rows).pointers(&[
+        result,
+        mean,
+        rstd,
+        sum,
+        if storage == Storage::E4m3 { factors } else { 0 },
+    ]);
     if rows > 0 {
         let per_block = rows_per_block(lanes);
         e.kernel(variant, "layer_norm", [rows.div_ceil(per_block), 1, 1], per_block * lanes, 0, arguments);

@@ -22,7 +22,8 @@ fn product(cuda: &Cuda, time: Duration) -> Result<f64, Error> {
     let side = if cuda.precision() == Precision::F32 { 4096 } else { 8192 };
     let x = Tensor::input("x", DType::F32, [side, side]);
     let weight = x.parameter("weight", [side, side], Init::Normal { std: 1.0 });
-    let [gamma, beta] = [("gamma", 1.0), ("beta", 0.0)].map(|(name, start)| x.parameter(name, [side], Init::Constant(start)));
+    let [gamma, beta] =
+        [("gamma", 1.0), ("beta", 0.0)].map(|(name, start)| x.parameter(name, [side], Init::Constant(start)));
     // Several products in a row: the first also converts the input, the others show what the units can do. The norms keep
     // numbers in a range, which eight bits need.
     let layer = |x: &Tensor| x.layer_norm(&gamma, &beta, 1e-6).linear(&weight, None);
