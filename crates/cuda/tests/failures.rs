@@ -61,7 +61,9 @@ fn fake() -> PathBuf {
 
 /// What the child says with the stand-in failing like this and these libraries in place.
 fn says(failure: &str, libraries: &[&str]) -> String {
-    let folder = std::env::temp_dir().join(format!("vit-failures-{}-{failure}", std::process::id()));
+    // A colon would end the folder in the list of folders.
+    let name = format!("vit-failures-{}-{}", std::process::id(), failure.replace(':', "-"));
+    let folder = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&folder).unwrap();
     for name in libraries {
         std::fs::copy(fake(), folder.join(name)).unwrap();
