@@ -14,9 +14,9 @@ fn model(name: &str, size: usize) -> Architecture {
     architecture
 }
 
-/// Three steps: what they report, every parameter afterwards, and the arena's size.
+/// Three steps: what they report, every parameter afterwards, and the size of a larger batch's arena.
 fn train(architecture: &Architecture, options: StepOptions) -> (Vec<u32>, Vec<Vec<u32>>, usize) {
-    let step = TrainingStep::new(architecture, 4, options).unwrap();
+    let step = TrainingStep::new(architecture, 4, options.clone()).unwrap();
     let device = Cpu::new(Some(1));
     let mut executable = device.compile(&step.graph, &mut Start(&step.state)).unwrap();
     for (_, input) in step.graph.inputs() {
@@ -47,7 +47,9 @@ fn train(architecture: &Architecture, options: StepOptions) -> (Vec<u32>, Vec<Ve
         executable.read_parameter(name, &mut data).unwrap();
         data.iter().map(|v| v.to_bits()).collect()
     });
-    (reported, parameters.collect(), device.plan(&step.graph).unwrap().arena_bytes)
+    // Of a small batch the gradients take most of the memory.
+    let large = TrainingStep::new(architecture, 64, options).unwrap().graph;
+    (reported, parameters.collect(), device.plan(&large).unwrap().arena_bytes)
 }
 
 /// Weights as they start, and zeros for what the optimiser remembers.
