@@ -276,6 +276,8 @@ impl Gemm {
             attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, 1i8)?;
         }
         let c = p.c.unwrap_or(p.d);
+        // Where nothing is added, `c` is the result itself; stored otherwise than the result it must not be there at all.
+        let at_c = if p.c.is_none() && p.beside() != p.result { 0 } else { c.address };
         let (operand, beside, result) = (data_type(p.operand), data_type(p.beside()), data_type(p.result));
         // Rows and columns as they lie in memory, column by column.
         let stored =
@@ -289,7 +291,7 @@ impl Gemm {
         Ok(Some(Gemm {
             description,
             layouts,
-            addresses: [p.b.address, p.a.address, c.address, p.d.address],
+            addresses: [p.b.address, p.a.address, at_c, p.d.address],
             beta: if p.c.is_some() { 1.0 } else { 0.0 },
             workspace: p.workspace,
             algorithm: lt::cublasLtMatmulAlgo_t { data: [0; 8] },

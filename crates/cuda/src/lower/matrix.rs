@@ -80,7 +80,15 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     }
     if op.activation.is_none() && scale.is_none() {
         whole.c = residual.map(|i| Matrix::dense(e.form(i, whole.beside()), n));
-        e.multiply(whole);
+        if operand == Storage::E4m3 && residual.is_some() && m * n > 0 {
+            let before = e.requests.len();
+            e.multiply(product);
+            tail(op, &y, &y, e);
+            let parts = e.requests.split_off(before);
+            e.requests.push(Request::Fused(whole, parts));
+        } else {
+            e.multiply(whole);
+        }
         return;
     }
     // The activation by a kernel of its own, which reads what the product wrote.
