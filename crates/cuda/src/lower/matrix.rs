@@ -10,6 +10,9 @@ use crate::gemm::{Factors, Matrix, Product, WORKSPACE};
 use crate::launch::Request;
 use crate::storage::Storage;
 
+/// Smaller results stay in the GPU's cache between two kernels.
+const WORTH_FUSING: usize = 1 << 18;
+
 impl Emitter {
     /// What the operands of products are stored in.
     pub(super) fn operand_storage(&self) -> Storage {
@@ -101,14 +104,15 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     let before = e.requests.len();
     e.multiply(product);
     tail(op, &between, &y, e);
-    // cuBLASLt's form of GELU differs from the exact one by about as much as bf16 rounds; f16 rounds less, and
-    // training takes the derivative of the exact one.
+    // cuBLASLt's form of GELU differs from the exact one by about as much as bf16 rounds; f16 rounds less, and training
+    // takes the derivative of the exact one.
     let gelu = match op.activation {
         Some(Activation::Gelu) => e.operand_storage() == Storage::Bf16,
         Some(Activation::GeluTanh) => true,
         _ => false,
     };
-    if gelu && !e.training && m * n > 0 && scale.is_none() && residual.is_none() && y.storage != Storage::F32 {
+    let large = m * n >= WORTH_FUSING;
+    if gelu && !e.training && large && scale.is_none() && residual.is_none() && y.storage != Storage::F32 {
         let parts = e.requests.split_off(before);
         whole.gelu = true;
         e.requests.push(Request::Fused(whole, parts));
