@@ -1,6 +1,6 @@
-"""PyTorch's compiler on the work of `bench/gpu`: a plain ViT in bf16 autocast with fused AdamW, medians of 30 by events.
+"""PyTorch's compiler on the work of `bench/gpu`: a plain ViT, or a model of torchvision, in bf16 autocast with fused AdamW, medians of 30 by events.
 
-Arguments are jobs such as train:B:256 or infer:L:256; prints one line each.
+Arguments are jobs such as train:B:256, infer:L:256 or train:resnet50:256; prints one line each.
 """
 import sys
 import time
@@ -53,6 +53,15 @@ class ViT(nn.Module):
 SIZES = {"Ti": (192, 12, 3), "B": (768, 12, 12), "L": (1024, 24, 16)}
 
 
+def network(size):
+    """A ViT by size, or one of torchvision's models by name, channels last as it likes convolutions best."""
+    if size in SIZES:
+        return ViT(*SIZES[size]).cuda()
+    import torchvision
+
+    return torchvision.models.get_model(size).cuda().to(memory_format=torch.channels_last)
+
+
 def median(step, runs=30, warm=5):
     for _ in range(warm):
         step()
@@ -71,8 +80,10 @@ for job in sys.argv[1:]:
     kind, size, batch = job.split(":")
     began = time.time()
     torch._dynamo.reset()
-    net = ViT(*SIZES[size]).cuda()
+    net = network(size)
     images = torch.randn(int(batch), 3, 224, 224, device="cuda")
+    if size not in SIZES:
+        images = images.contiguous(memory_format=torch.channels_last)
     if kind == "train":
         labels = torch.randint(0, 1000, (int(batch),), device="cuda")
         optimiser = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.05, fused=True)

@@ -5,16 +5,19 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use vit::graph::GraphError;
-use vit::models::{Changes, Checkpoint, ModelError, OpenOptions, variant};
+use vit::models::{Changes, Checkpoint, ModelError, OpenOptions, builtin, variant};
 
 use crate::terminal;
 
 /// What a model may be, for messages.
-const FORMS: &str = "a checkpoint folder or a weights file (.safetensors, .npz, .pt, .pth, .bin)";
+const FORMS: &str = "a checkpoint folder, a weights file (.safetensors, .npz, .pt, .pth, .bin), or \
+                     cifar10 for the built-in model";
 
-/// Opens a checkpoint folder or a weights file.
+/// Opens a checkpoint folder, a weights file, or the best model of a run's folder.
 pub fn open(path: &Path, allow_unmatched: bool) -> anyhow::Result<Checkpoint> {
     exists(path)?;
+    let best = path.join("checkpoints").join("best");
+    let path = if best.is_dir() { &best } else { path };
     let _busy = terminal::busy(format!("reading {}", path.display()));
     let options = OpenOptions { weights: None, allow_unmatched };
     Checkpoint::open(&folder_of_config(path), options).map_err(|error| match error {
@@ -49,7 +52,7 @@ pub fn folder_of_config(path: &Path) -> Cow<'_, Path> {
 
 /// Explains a model that is not there, or a name where a path is needed.
 pub fn exists(path: &Path) -> anyhow::Result<()> {
-    if path.exists() {
+    if path.exists() || builtin::is_meant(path) {
         return Ok(());
     }
     let name = path.to_string_lossy();

@@ -15,9 +15,9 @@ use crate::terminal::{self, Meaning, describe, printable, styled};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit classify --model examples/cifar10 examples/pictures
-  vit classify -m examples/cifar10 'examples/*/*.jpg' --top 1 --format csv
-  find examples -name '*.jpg' | vit classify -m examples/cifar10 - --json
+  vit classify examples/pictures
+  vit classify 'examples/*/*.jpg' --top 1 --format csv
+  find examples -name '*.jpg' | vit classify - --json
 
 A picture that cannot be read is reported and the others go on; the exit status
 is then 1.")]
@@ -61,7 +61,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     }
     let (preprocess, batch) = (model.preprocess().clone(), model.batch());
     let mut failed = 0;
-    pictures.for_each_batch(&sources, &preprocess, batch, |group, progress| {
+    pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
         let mut ready = Vec::new();
         let outcomes: Vec<_> = group.into_iter().map(|(source, p)| (source, p.map(|p| ready.push(p)))).collect();
         let mut results = if ready.is_empty() { Vec::new() } else { model.classify_prepared(&ready)? }.into_iter();
@@ -117,12 +117,12 @@ fn print(out: &mut impl Write, format: Format, file: &str, top: &[Prediction]) -
 }
 
 /// The shortest decimal that means this f32: 0.2 and not 0.20000000298023224.
-fn shortest(value: f32) -> f64 {
+pub fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 /// A CSV field.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into() }
 }
 

@@ -19,8 +19,8 @@ use crate::terminal;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit convert examples/cifar10 cifar10_hf --layout hugging-face
-  vit convert examples/cifar10 cifar10_64 --image-size 64 --dtype f16
+  vit convert cifar10 cifar10_hf --layout hugging-face
+  vit convert cifar10 cifar10_64 --image-size 64 --dtype f16
   vit convert ViT-B_16.npz vit_base
 
 Reads safetensors, PyTorch's .pt, .pth and .bin (tensors only, nothing is

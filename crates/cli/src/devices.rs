@@ -14,7 +14,7 @@ use crate::table::{Align, Table, bytes};
 #[command(after_help = "\
 Examples:
   vit devices
-  vit classify --device cuda:1 --precision bf16 --model examples/cifar10 cat.jpg")]
+  vit classify --device cuda:1 --precision bf16 cat.jpg")]
 pub struct Arguments {
     /// Print one JSON object
     #[arg(long)]

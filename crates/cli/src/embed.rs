@@ -19,9 +19,9 @@ use crate::terminal::{self, describe};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit embed -m examples/cifar10 examples/pictures --out vectors.npy
-  vit embed -m examples/cifar10 examples/pictures --normalise -o v.parquet
-  vit embed -m examples/cifar10 examples/pictures --pool mean -o v.safetensors
+  vit embed examples/pictures --out vectors.npy
+  vit embed examples/pictures --normalise -o v.parquet
+  vit embed examples/pictures --pool mean -o v.safetensors
 
 Beside vectors.npy, vectors.files.txt names the picture of each row; the other
 formats hold the names. A picture that cannot be read is reported and has no
@@ -58,7 +58,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     report_changes(&pictures.model, embed.model().report());
     let (preprocess, batch) = (embed.model().preprocess().clone(), embed.model().batch());
     let (mut files, mut values, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-    pictures.for_each_batch(&sources, &preprocess, batch, |group, progress| {
+    pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
         let mut ready = Vec::new();
         for (source, prepared) in group {
             match prepared {

@@ -20,7 +20,7 @@ use crate::{Outcome, checkpoints, terminal};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit eval examples/cifar10 --data cifar10.tar.zst
+  vit eval cifar10 --data cifar10.tar.zst
   vit eval runs/photos-1/checkpoints/best --data photos --out report
   vit eval vit_base --data imagenet --split val --json
 
@@ -63,12 +63,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    // A run's folder stands for its best model.
-    let best = arguments.model.join("checkpoints").join("best");
-    let model = if best.is_dir() { best } else { arguments.model.clone() };
-    let mut checkpoint = checkpoints::open(&model, false)?;
+    let mut checkpoint = checkpoints::open(&arguments.model, false)?;
     checkpoints::change(&mut checkpoint, Changes { image_size: arguments.image_size, ..Changes::default() })?;
-    checkpoints::report_changes(&model, &checkpoint.report);
+    checkpoints::report_changes(&arguments.model, &checkpoint.report);
     let split = match &arguments.split {
         Some(name) => {
             Some(Split::from_name(name).ok_or_else(|| anyhow!("--split {name}: should be train, val or test"))?)

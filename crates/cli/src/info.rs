@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use clap::Args;
 use serde_json::json;
 use vit::graph::cost::Cost;
-use vit::models::{Config, Mode, read_config, suggestions, variant};
+use vit::models::{Config, Mode, builtin, read_config, suggestions, variant};
 use vit::{DeviceChoice, device};
 
 use crate::Outcome;
@@ -21,7 +21,7 @@ use crate::table::{Align, Table, bytes, short, thousands};
 Examples:
   vit info vit_base_patch16_224
   vit info B/16 --batch 8 --layers
-  vit info examples/cifar10 --json")]
+  vit info cifar10 --json")]
 pub struct Arguments {
     /// A name (`vit models` lists them), a checkpoint folder or a weights file
     #[arg(value_name = "NAME|PATH")]
@@ -127,7 +127,7 @@ fn classes(config: &Config) -> String {
 /// A checkpoint's configuration if there is such a path, else the variant of that name.
 fn find(model: &str) -> anyhow::Result<Config> {
     let path = folder_of_config(Path::new(model));
-    if path.exists() {
+    if path.exists() || builtin::is_meant(&path) {
         // A folder's own description is enough; only without one are the weights needed.
         let described = if path.is_dir() { read_config(&path)? } else { None };
         return described.map_or_else(|| Ok(checkpoints::open(&path, false)?.config), Ok);

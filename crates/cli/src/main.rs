@@ -7,10 +7,15 @@ mod convert;
 mod devices;
 mod embed;
 mod eval;
+mod explain;
 mod info;
+mod inspect;
+mod label;
 mod models;
+mod patches;
 mod pictures;
 mod recipes;
+mod study;
 mod table;
 mod terminal;
 mod train;
@@ -29,7 +34,7 @@ use clap::{Parser, Subcommand};
 Examples:
   vit models base
   vit info vit_base_patch16_224
-  vit classify --model examples/cifar10 examples/pictures
+  vit classify examples/pictures
 
 Every command has examples in its help: `vit classify --help`.
 The exit status is 0 if all went well, 1 if something failed, 2 if the command
@@ -45,11 +50,16 @@ enum Command {
     Info(info::Arguments),
     Classify(classify::Arguments),
     Embed(embed::Arguments),
+    Explain(explain::Arguments),
+    Inspect(inspect::Arguments),
+    Patches(patches::Arguments),
     Convert(convert::Arguments),
     Train(train::Arguments),
     Finetune(train::FinetuneArguments),
     Resume(train::ResumeArguments),
     Recipes(recipes::Arguments),
+    Study(study::Arguments),
+    Label(label::Arguments),
     Eval(eval::Arguments),
     Verify(verify::Arguments),
     Bench(bench::Arguments),
@@ -71,11 +81,16 @@ fn main() -> ExitCode {
         Command::Info(arguments) => info::run(arguments),
         Command::Classify(arguments) => classify::run(arguments),
         Command::Embed(arguments) => embed::run(arguments),
+        Command::Explain(arguments) => explain::run(arguments),
+        Command::Inspect(arguments) => inspect::run(arguments),
+        Command::Patches(arguments) => patches::run(arguments),
         Command::Convert(arguments) => convert::run(arguments),
         Command::Train(arguments) => train::run(arguments),
         Command::Finetune(arguments) => train::finetune(arguments),
         Command::Resume(arguments) => train::resume(arguments),
         Command::Recipes(arguments) => recipes::run(arguments),
+        Command::Study(arguments) => study::run(arguments),
+        Command::Label(arguments) => label::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),

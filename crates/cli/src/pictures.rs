@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{IsTerminal, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
-use vit::data::{self, DecodeOptions, Preprocess, find_images_each};
-use vit::models::{Changes, Checkpoint};
+use vit::data::{self, DecodeOptions, Image, Preprocess, find_images_each};
+use vit::models::{Changes, Checkpoint, builtin};
 use vit::{DeviceChoice, ModelOptions, Precision};
 
 use crate::{checkpoints, terminal};
@@ -22,9 +22,17 @@ pub struct PictureArguments {
     /// one picture, or a list of paths, from standard input
     #[arg(required = true, value_name = "PICTURES")]
     pictures: Vec<OsString>,
-    /// The model: a checkpoint folder or a weights file
-    #[arg(long, short, env = "VIT_MODEL", hide_env_values = true, value_name = "PATH")]
+    /// The model: a checkpoint folder, a weights file, or a run's folder; the
+    /// built-in one knows CIFAR-10's classes
+    #[arg(long, short, env = "VIT_MODEL", hide_env_values = true, value_name = "PATH", default_value = builtin::NAME)]
     pub model: PathBuf,
+    #[command(flatten)]
+    pub how: RunArguments,
+}
+
+/// The arguments of every command that runs a model on pictures.
+#[derive(Args)]
+pub struct RunArguments {
     /// Pictures that are run at once, at most [default: 8]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: Option<u32>,
@@ -68,39 +76,61 @@ impl Source {
             Source::Missing(name, _) => name.to_string_lossy().into_owned(),
         }
     }
-}
 
-/// A prepared picture, or why there is none.
-type Prepared = anyhow::Result<Vec<f32>>;
+    fn decode(&self, options: &DecodeOptions) -> anyhow::Result<Image> {
+        match self {
+            Source::File(path) => Ok(data::open(path, options)?),
+            Source::StandardInput(bytes) => data::decode(bytes, options).context("standard input"),
+            Source::Missing(_, error) => Err(anyhow!("{error}")),
+        }
+    }
+}
 
 impl PictureArguments {
     /// All pictures that the arguments mean. What cannot be found is among them, to be reported like a damaged file.
     pub fn sources(&self) -> anyhow::Result<Vec<Source>> {
-        let mut sources = Vec::new();
-        let mut named: Vec<OsString> = Vec::new();
-        let mut read = false;
-        for argument in &self.pictures {
-            if argument != "-" {
-                named.push(argument.clone());
-            } else if !std::mem::replace(&mut read, true) {
-                match standard_input()? {
-                    StandardInput::Picture(bytes) => sources.push(Source::StandardInput(bytes)),
-                    StandardInput::Paths(paths) => named.extend(paths),
-                }
-            }
-        }
-        for argument in find_images_each(&named, true) {
-            sources.push(match argument {
-                Ok(path) => Source::File(path),
-                Err(error) => Source::Missing(error.place().into(), error.to_string()),
-            });
-        }
-        Ok(sources)
+        sources(&self.pictures)
     }
 
     /// The model's weights, changed as the arguments say.
     pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
-        let mut checkpoint = checkpoints::open(&self.model, self.allow_unmatched)?;
+        self.how.checkpoint(&self.model)
+    }
+
+    /// Options for a model that will see this many pictures.
+    pub fn options(&self, pictures: usize) -> ModelOptions {
+        self.how.options(pictures)
+    }
+}
+
+/// All pictures that some arguments mean. What cannot be found is among them, to be reported like a damaged file.
+pub fn sources(pictures: &[OsString]) -> anyhow::Result<Vec<Source>> {
+    let mut sources = Vec::new();
+    let mut named: Vec<OsString> = Vec::new();
+    let mut read = false;
+    for argument in pictures {
+        if argument != "-" {
+            named.push(argument.clone());
+        } else if !std::mem::replace(&mut read, true) {
+            match standard_input()? {
+                StandardInput::Picture(bytes) => sources.push(Source::StandardInput(bytes)),
+                StandardInput::Paths(paths) => named.extend(paths),
+            }
+        }
+    }
+    for argument in find_images_each(&named, true) {
+        sources.push(match argument {
+            Ok(path) => Source::File(path),
+            Err(error) => Source::Missing(error.place().into(), error.to_string()),
+        });
+    }
+    Ok(sources)
+}
+
+impl RunArguments {
+    /// A model's weights, changed as the arguments say.
+    pub fn checkpoint(&self, model: &Path) -> anyhow::Result<Checkpoint> {
+        let mut checkpoint = checkpoints::open(model, self.allow_unmatched)?;
         checkpoints::change(&mut checkpoint, Changes { image_size: self.image_size, ..Changes::default() })?;
         Ok(checkpoint)
     }
@@ -118,6 +148,11 @@ impl PictureArguments {
         }
     }
 
+    /// Decodes one picture.
+    pub fn decode(&self, source: &Source) -> anyhow::Result<Image> {
+        source.decode(&self.decode_options())
+    }
+
     fn decode_options(&self) -> DecodeOptions {
         let usual = DecodeOptions::default();
         DecodeOptions {
@@ -126,28 +161,39 @@ impl PictureArguments {
         }
     }
 
-    /// Prepares pictures on all cores and hands them over in order, `batch` at a time. At most a few batches wait.
-    /// What `each` prints, it prints while the bar is suspended.
+    /// Prepares pictures for a model on all cores and hands them over in order, `batch` at a time.
     pub fn for_each_batch(
         &self,
         sources: &[Source],
         preprocess: &Preprocess,
         batch: usize,
-        mut each: impl FnMut(Vec<(&Source, Prepared)>, &ProgressBar) -> anyhow::Result<()>,
+        each: impl FnMut(Vec<(&Source, anyhow::Result<Vec<f32>>)>, &ProgressBar) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let options = &self.decode_options();
+        self.for_each_batch_of(sources, |image| Ok(preprocess.apply(&image)?), batch, each)
+    }
+
+    /// Decodes pictures and makes something of them on all cores, and hands that over in order, `batch` at a time. At most
+    /// a few batches wait. What `each` prints, it prints while the bar is suspended.
+    pub fn for_each_batch_of<T: Send>(
+        &self,
+        sources: &[Source],
+        prepare: impl Fn(Image) -> anyhow::Result<T> + Sync,
+        batch: usize,
+        mut each: impl FnMut(Vec<(&Source, anyhow::Result<T>)>, &ProgressBar) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let (options, prepare) = (&self.decode_options(), &prepare);
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = self.threads.map_or_else(cores, |n| n as usize).min(sources.len());
         let progress = progress(sources.len());
         progress.tick();
         std::thread::scope(|scope| {
             // One channel per thread keeps the order without sorting: picture i comes from thread i mod n.
-            let channels: Vec<mpsc::Receiver<Prepared>> = (0..threads)
+            let channels: Vec<mpsc::Receiver<anyhow::Result<T>>> = (0..threads)
                 .map(|thread| {
                     let (sender, receiver) = mpsc::sync_channel(2 * batch.div_ceil(threads));
                     scope.spawn(move || {
                         for source in sources.iter().skip(thread).step_by(threads) {
-                            if sender.send(prepare(source, preprocess, options)).is_err() {
+                            if sender.send(source.decode(options).and_then(prepare)).is_err() {
                                 return; // Whoever receives has stopped with an error.
                             }
                         }
@@ -218,15 +264,6 @@ pub fn parse_size(text: &str) -> Result<[usize; 2], String> {
         (Some(height), Some(width)) => Ok([height, width]),
         _ => Err("should be a number of pixels like 384, or HEIGHTxWIDTH like 224x320".into()),
     }
-}
-
-fn prepare(source: &Source, preprocess: &Preprocess, options: &DecodeOptions) -> Prepared {
-    let image = match source {
-        Source::File(path) => data::open(path, options)?,
-        Source::StandardInput(bytes) => data::decode(bytes, options).context("standard input")?,
-        Source::Missing(_, error) => return Err(anyhow!("{error}")),
-    };
-    Ok(preprocess.apply(&image)?)
 }
 
 /// A bar on standard error, if that is a terminal and there is enough to wait for.

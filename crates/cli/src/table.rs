@@ -13,13 +13,14 @@ pub enum Align {
 
 /// A table with a heading.
 pub struct Table {
-    columns: Vec<(&'static str, Align)>,
+    columns: Vec<(String, Align)>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub fn new(columns: &[(&'static str, Align)]) -> Self {
-        Table { columns: columns.to_vec(), rows: Vec::new() }
+    pub fn new<T: ToString>(columns: &[(T, Align)]) -> Self {
+        let columns = columns.iter().map(|(name, align)| (name.to_string(), *align)).collect();
+        Table { columns, rows: Vec::new() }
     }
 
     pub fn row(&mut self, cells: Vec<String>) {
@@ -40,7 +41,7 @@ impl Table {
             });
             padded.collect::<Vec<_>>().join("  ").trim_end().to_string()
         };
-        let heading: Vec<String> = self.columns.iter().map(|(name, _)| (*name).to_string()).collect();
+        let heading: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
         writeln!(out, "{}", styled(&line(&heading), Meaning::Heading))?;
         for (i, row) in self.rows.iter().enumerate() {
             let text = line(row);

@@ -11,7 +11,7 @@ use clap::Args;
 use vit::graph::GraphError;
 use vit::graph::device::Memory;
 use vit::train::{
-    Clock, Existing, Finished, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Snapshot, TrainError,
+    Clock, Existing, Finished, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Snapshot, Teaching, TrainError,
     TrainerOptions, estimate, train, training_step,
 };
 use vit::{DeviceChoice, Precision, Processor, plan_without_gpu};
@@ -28,6 +28,8 @@ Examples:
   vit train --data photos
   vit train --data cifar10.tar.zst --out runs/cifar10
   vit train --data photos --model Ti/16 --recipe deit --set batch=64
+  vit train --data photos --model deit_tiny_distilled_patch16_224 \\
+            --recipe deit --teacher runs/resnet
   vit train --data photos --dry-run
 
 --data takes a folder with a folder of pictures for each class (and, if there
@@ -47,7 +49,7 @@ pub struct Arguments {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit finetune examples/cifar10 --data photos
+  vit finetune cifar10 --data photos
   vit finetune vit_base --data flowers --image-size 384
   vit finetune vit_base --data flowers --freeze backbone
 
@@ -96,6 +98,10 @@ struct Common {
     /// Height and width of the model's input: N, or HEIGHTxWIDTH
     #[arg(long, value_name = "SIZE", help_heading = "How to train", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
+    /// A checkpoint or run to learn from, too; hard distillation unless the recipe
+    /// says soft
+    #[arg(long, value_name = "PATH", help_heading = "How to train")]
+    teacher: Option<PathBuf>,
     /// How long to train, in epochs; short for --set length=
     #[arg(long, value_name = "N", help_heading = "How to train")]
     epochs: Option<f64>,
@@ -146,7 +152,7 @@ impl Machine {
     }
 
     /// Opens the processor and says how precisely it computes: as asked, else bf16 on a GPU and f32 on the CPU.
-    fn open(&self, asked: Option<Precision>) -> Result<(Processor, Precision), vit::Error> {
+    pub fn open(&self, asked: Option<Precision>) -> Result<(Processor, Precision), vit::Error> {
         let open = |precision| {
             let processor = Processor::open(self.device, precision, self.threads.map(|n| n as usize))?;
             Ok((processor, precision))
@@ -159,7 +165,7 @@ impl Machine {
         }
     }
 
-    fn options(&self) -> TrainerOptions {
+    pub fn options(&self) -> TrainerOptions {
         TrainerOptions {
             threads: self.threads(),
             cache_bytes: self.cache << 20,
@@ -202,24 +208,33 @@ fn frozen(what: &str) -> anyhow::Result<String> {
     Ok(format!("model.freeze={patterns:?}"))
 }
 
+/// A recipe by its name or from a file.
+pub fn read_recipe(name: &str) -> anyhow::Result<Recipe> {
+    if !name.ends_with(".toml") && !name.contains(std::path::MAIN_SEPARATOR) {
+        return Ok(Recipe::named(name)?);
+    }
+    let text = std::fs::read_to_string(name).with_context(|| name.to_string())?;
+    Recipe::parse(&text).with_context(|| name.to_string())
+}
+
 impl Common {
     /// The recipe with everything that the options change about it.
     fn recipe(&self, usual: &str, more: &[String]) -> anyhow::Result<Recipe> {
-        let name = self.recipe.as_deref().unwrap_or(usual);
-        let mut recipe = if name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR) {
-            let text = std::fs::read_to_string(name).with_context(|| name.to_string())?;
-            Recipe::parse(&text).with_context(|| name.to_string())?
-        } else {
-            Recipe::named(name)?
-        };
+        let mut recipe = read_recipe(self.recipe.as_deref().unwrap_or(usual))?;
         let short = [
             self.epochs.map(|n| format!("length={n} epochs")),
             self.batch.map(|n| format!("batch={n}")),
             self.seed.map(|n| format!("seed={n}")),
         ];
-        for setting in more.iter().cloned().chain(short.into_iter().flatten()).chain(self.settings.iter().cloned()) {
-            recipe.set(&setting)?;
+        if let Some(teacher) = &self.teacher {
+            // A run may be resumed from another folder.
+            recipe.objective.teacher = std::path::absolute(teacher)?.display().to_string();
+            if recipe.objective.distillation == Teaching::None {
+                recipe.objective.distillation = Teaching::Hard;
+            }
         }
+        let all = more.iter().chain(short.iter().flatten()).chain(&self.settings);
+        recipe.set_all(all.map(String::as_str))?;
         Ok(recipe)
     }
 
@@ -242,9 +257,7 @@ impl Common {
             setup.settings.model = setup.config.name.clone().unwrap_or_default();
         }
         describe(&setup)?;
-        if let Some(precision @ (Precision::F16 | Precision::Fp8 | Precision::Int8)) = self.precision {
-            bail!("--precision {precision} is for inference; train in f32, tf32 or bf16");
-        }
+        ensure_trains(self.precision)?;
         let opened = self.machine.open(self.precision);
         if self.dry_run {
             return self.only_say(&mut setup, opened);
@@ -304,6 +317,14 @@ impl Common {
         ));
         Ok(Outcome::Fine)
     }
+}
+
+/// Refuses what is for inference alone.
+pub fn ensure_trains(precision: Option<Precision>) -> anyhow::Result<()> {
+    if let Some(precision @ (Precision::F16 | Precision::Fp8 | Precision::Int8)) = precision {
+        bail!("--precision {precision} is for inference; train in f32, tf32 or bf16");
+    }
+    Ok(())
 }
 
 /// The first of `runs/NAME-1`, `runs/NAME-2` … that is not there yet.
@@ -410,7 +431,7 @@ fn quoted(path: &Path) -> String {
 }
 
 /// A flag that Ctrl-C sets; a second Ctrl-C ends the process at once.
-fn interruptible() -> anyhow::Result<Arc<AtomicBool>> {
+pub fn interruptible() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     ctrlc::set_handler(move || {

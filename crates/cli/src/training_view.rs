@@ -9,6 +9,8 @@ use crate::terminal;
 /// Watches a run.
 pub struct View {
     live: Option<Live>,
+    /// Whether there is a line for every measurement, and for every interval where nothing can move.
+    lines: bool,
 }
 
 struct Live {
@@ -21,7 +23,12 @@ struct Live {
 
 impl View {
     pub fn new(terminal: bool) -> View {
-        View { live: terminal.then(Live::new) }
+        View { live: terminal.then(Live::new), lines: true }
+    }
+
+    /// For one of many runs, whose results are said by someone else: no lines but what went wrong.
+    pub fn brief(terminal: bool) -> View {
+        View { lines: false, ..View::new(terminal) }
     }
 
     /// Removes what moves.
@@ -82,7 +89,7 @@ impl Observer for View {
     }
 
     fn logged(&mut self, progress: &Progress) {
-        if self.live.is_none() {
+        if self.live.is_none() && self.lines {
             terminal::note(progress);
         }
     }
@@ -108,7 +115,9 @@ impl Observer for View {
             }
         };
         let best = if best { "  (best)" } else { "" };
-        self.say(&format!("step {step}: validation {figures}{best}"));
+        if self.lines {
+            self.say(&format!("step {step}: validation {figures}{best}"));
+        }
         for (name, reason) in outcome.unreadable.iter().take(3) {
             self.say(&format!("{name}: {reason}"));
         }

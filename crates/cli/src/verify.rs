@@ -17,7 +17,7 @@ use crate::terminal::{self, Meaning, styled};
 #[derive(Args)]
 #[command(after_help = "\
 Example:
-  vit verify examples/cifar10
+  vit verify crates/models/builtin/cifar10
 
 The folder holds the weights, config.json (timm's, Hugging Face's, or the
 `class` and `args` of a constructor) and io.safetensors: `input` [batch,

@@ -6,34 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use support::{command, picture, vit};
-
-/// Writes `each` pictures of 12 x 12 pixels for every class.
-fn pictures(folder: &Path, classes: &[(&str, u8)], each: u32) {
-    for (class, shade) in classes {
-        std::fs::create_dir_all(folder.join(class)).unwrap();
-        for number in 0..each {
-            let pixels = (0..144u32).flat_map(|i| [*shade, (i * 7 + number * 13) as u8, shade.wrapping_mul(3)]);
-            let pixels: Vec<u8> = pixels.collect();
-            write_bmp(&folder.join(class).join(format!("{number}.bmp")), 12, &pixels);
-        }
-    }
-}
-
-/// The plainest picture format: rows from the bottom up, blue first, padded to four bytes.
-fn write_bmp(path: &Path, side: usize, rgb: &[u8]) {
-    let row = (3 * side).next_multiple_of(4);
-    let mut file = b"BM".to_vec();
-    let size = 54 + (row * side) as u32;
-    for word in [size, 0, 54, 40, side as u32, side as u32, 1 | 24 << 16, 0, (row * side) as u32, 2835, 2835, 0, 0] {
-        file.extend(word.to_le_bytes());
-    }
-    for line in rgb.chunks(3 * side).rev() {
-        line.chunks(3).for_each(|p| file.extend([p[2], p[1], p[0]]));
-        file.resize(file.len() + row - 3 * side, 0);
-    }
-    std::fs::write(path, file).unwrap();
-}
+use support::{command, picture, pictures, vit, write_bmp};
 
 fn weights(run: &Path) -> (Vec<u8>, Vec<u8>) {
     let last = run.join("checkpoints/last");
@@ -124,7 +97,7 @@ fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
         }
         if killed.join("checkpoints").is_dir() && killed.join("checkpoints").read_dir().unwrap().next().is_some() {
             arguments = arguments!["resume", &killed, "--save-every", "0"].to_vec();
-        } else {
+        } else if !arguments.contains(&"--overwrite".into()) {
             arguments.push("--overwrite".into());
         }
     }

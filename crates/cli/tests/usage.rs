@@ -8,7 +8,8 @@ use std::path::Path;
 use support::{model, picture, vit};
 
 /// The commands whose examples take no time.
-const QUICK: [&str; 6] = ["models", "info", "classify", "embed", "convert", "verify"];
+const QUICK: [&str; 10] =
+    ["models", "info", "classify", "embed", "label", "explain", "inspect", "patches", "convert", "verify"];
 
 /// All commands that the help lists.
 fn commands() -> Vec<String> {
@@ -45,7 +46,7 @@ fn examples(help: &str) -> Vec<&str> {
 fn the_examples_in_the_help_work() {
     // As in a clone of the repository, but what is written does not stay.
     let folder = tempfile::tempdir().unwrap();
-    for name in ["examples/cifar10", "examples/pictures"] {
+    for name in ["crates/models/builtin/cifar10", "examples/pictures"] {
         let to = folder.path().join(name);
         fs::create_dir_all(&to).unwrap();
         for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)).unwrap() {
@@ -64,7 +65,9 @@ fn the_examples_in_the_help_work() {
             shell.args(["-c", example]).env("PATH", &path).env_remove("VIT_MODEL").current_dir(folder.path());
             let run = support::finished(shell.output().unwrap());
             assert_eq!(run.code, 0, "{example}: {}", run.err);
-            assert!(!run.out.is_empty() || folder.path().join("vectors.npy").exists(), "{example}");
+            let written =
+                ["vectors.npy", "labels.csv", "labels.jsonl"].iter().any(|name| folder.path().join(name).exists());
+            assert!(!run.out.is_empty() || written, "{example}");
         }
     }
 }
@@ -95,6 +98,11 @@ fn wrong_use_is_2_and_names_the_option() {
         (&["embed", "-m", model, picture], "--out"),
         (&["embed", "-m", model, picture, "--out", "x.txt"], ".npy, .safetensors, .parquet"),
         (&["embed", "-m", model, picture, "--out", "x.npy", "--pool", "max"], "features, class, mean or patches"),
+        (&["explain", "-m", model, picture], "--out"),
+        (&["explain", "-m", model, picture, "-o", "x", "--method", "magic"], "rollout, gradient, gradcam or attention"),
+        (&["explain", "-m", model, picture, "-o", "x", "--top", "0"], "--top"),
+        (&["inspect", model], "--out"),
+        (&["patches", "-m", model, picture, "--out", "x.bmp"], ".png or .svg"),
         (&["convert", model], "FOLDER"),
         (&["convert", model, "x", "--layout", "keras"], "hugging-face"),
         (&["verify", model, "--tolerance", "-1"], "--tolerance"),

@@ -15,6 +15,9 @@ use crate::isa::Isa;
 use crate::lower::{Kernel, Lowered, Packing, lower};
 
 const DEVICE: &str = "cpu";
+/// From how many bytes on a value keeps to places of its own length, so that its parts stay with their cores, if that
+/// takes no more than a tenth more memory.
+const LARGE: usize = 1 << 20;
 
 /// One kernel and where its operands lie. The addresses stay valid for the life of the executable, because the arena
 /// and the stored values never move.
@@ -76,7 +79,10 @@ impl Prepared {
         let constant = constant_nodes(&graph);
         let in_place = in_place_updates(&graph, &lowered);
         let workspace = |id: NodeId| lowered[id].as_ref().filter(|_| !constant[id]).map_or(0, |l| 4 * l.workspace);
-        let plan = MemoryPlan::new(&graph, workspace, |v| constant[v.node] || in_place.contains_key(&v));
+        let outside = |v: Value| constant[v.node] || in_place.contains_key(&v);
+        let tight = MemoryPlan::new(&graph, workspace, outside);
+        let apart = MemoryPlan::with_places(&graph, workspace, outside, LARGE);
+        let plan = if apart.arena_bytes <= tight.arena_bytes / 10 * 11 { apart } else { tight };
         Ok(Prepared { graph, lowered, constant, plan })
     }
 

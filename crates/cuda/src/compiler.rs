@@ -18,6 +18,13 @@ pub(crate) struct Source {
     text: &'static str,
 }
 
+impl Source {
+    /// Whether its kernels are for Hopper's tensor cores.
+    pub fn is_hopper(&self) -> bool {
+        self.name.starts_with("hopper")
+    }
+}
+
 /// What every file starts with.
 const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
@@ -32,30 +39,38 @@ macro_rules! sources {
 }
 
 /// Kernels of several files that stand one after another.
-macro_rules! hopper {
-    ($constant:ident $name:literal $($file:literal)*) => {
+macro_rules! family {
+    ($folder:literal $constant:ident $name:literal $($file:literal)*) => {
         pub(crate) static $constant: Source = Source {
             name: $name,
             text: concat!(
-                include_str!("kernels/hopper/instructions.cu"),
-                include_str!("kernels/hopper/tiles.cu"),
-                $(include_str!(concat!("kernels/hopper/", $file, ".cu")),)*
+                include_str!(concat!("kernels/", $folder, "/instructions.cu")),
+                $(include_str!(concat!("kernels/", $folder, "/", $file, ".cu")),)*
             ),
         };
     };
 }
 
-hopper!(HOPPER_FORWARD "hopper_forward" "forward");
-hopper!(HOPPER_BACKWARD "hopper_backward" "steps_keys" "steps_queries" "backward");
-hopper!(HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "steps_queries" "backward_queries");
-hopper!(HOPPER_BACKWARD_KEYS "hopper_backward_keys" "steps_keys" "backward_keys");
+family!("hopper" HOPPER_FORWARD "hopper_forward" "tiles" "forward");
+family!("hopper" HOPPER_BACKWARD "hopper_backward" "tiles" "steps_keys" "steps_queries" "backward");
+family!("hopper" HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "tiles" "steps_queries" "backward_queries");
+family!("hopper" HOPPER_BACKWARD_KEYS "hopper_backward_keys" "tiles" "steps_keys" "backward_keys");
+family!("hopper" HOPPER_CONVOLVE "hopper_convolve" "gather" "convolve");
+family!("hopper" HOPPER_CORRELATE "hopper_correlate" "gather" "correlate");
+
+family!("mma" MMA_FORWARD "mma_forward" "tiles" "bias" "forward");
+family!("mma" MMA_BACKWARD "mma_backward" "tiles" "bias" "backward");
+family!("mma" MMA_BACKWARD_QUERIES "mma_backward_queries" "tiles" "bias" "backward_queries");
+family!("mma" MMA_BACKWARD_KEYS "mma_backward_keys" "tiles" "bias" "backward_keys");
 
 sources!(
     ACTIVATION "activation",
     ARITHMETIC "arithmetic",
     ATTENTION "attention",
+    BIAS_GRADIENT "bias_gradient",
     CHANNEL_NORM "channel_norm",
     CONV "conv",
+    CONV_LAYOUT "conv_layout",
     DEPTHWISE "depthwise",
     DROPOUT "dropout",
     EIGHT "eight",
@@ -233,8 +248,8 @@ fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, St
 }
 
 /// Compiles every kernel file for an architecture such as `80` or `90a`, with every storage type f32, bf16 and f16, and
-/// with e4m3 where that is used, without a GPU; gives what failed. Hopper's attention kernels are compiled for `90a` alone: no other architecture
-/// has their instructions.
+/// with e4m3 where that is used, without a GPU; gives what failed. Hopper's kernels are compiled for `90a` alone: no other
+/// architecture has their instructions.
 pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
     Needed::Nvrtc.find()?;
     let target = Target { architecture: architecture.into(), ptx: false, versions: String::new() };
@@ -258,20 +273,24 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         };
         variants.push(eight.iter().fold(Variant::new(source), |v, (name, value)| v.with(name, value)));
         let more: &[(&'static str, &[usize])] = match source.name {
-            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[64, 1024])],
+            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1])],
             "attention" => &[("HEAD", &[1, 20, 128])],
-            "channel_norm" => &[("BATCH", &[0])],
-            "pool" => &[("MAX", &[0])],
+            "channel_norm" => &[("BATCH", &[0]), ("RELU", &[1, 2]), ("VEC", &[8]), ("LANES", &[8, 16])],
+            "pool" => &[("MAX", &[0]), ("VEC", &[8])],
             "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
-            "arithmetic" | "movement" => &[("VEC", &[1, 2, 4, 8])],
+            "conv_layout" => &[("VEC", &[4])],
+            "depthwise" => &[("VEC", &[8]), ("KERNEL_WIDTH", &[1, 5, 31])],
+            "arithmetic" | "movement" | "patchify" | "reduce" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],
         };
         variants
             .extend(more.iter().flat_map(|(name, values)| values.iter().map(|v| Variant::new(source).with(name, v))));
     }
+    variants.extend(crate::lower::mma_variants());
     if target.is_hopper() {
         variants.extend(crate::lower::hopper_variants());
+        variants.extend(crate::lower::convolution_variants());
     }
     let compiled = variants.iter().map(|v| compile(v.source, &v.options(&target), false));
     Ok(compiled.filter_map(Result::err).collect())

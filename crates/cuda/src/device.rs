@@ -139,8 +139,9 @@ impl Device for Cuda {
 }
 
 /// The rewrites that pay on a GPU.
-fn rewritten(graph: &Graph) -> Result<Graph, GraphError> {
+pub(crate) fn rewritten(graph: &Graph) -> Result<Graph, GraphError> {
     let graph = rewrite::dead_code(graph)?;
+    let graph = rewrite::relu_by_result(&graph)?;
     let graph = rewrite::patchify(&graph)?;
     let graph = rewrite::fuse_linear(&graph)?;
     let graph = rewrite::fuse_add_norm(&graph)?;

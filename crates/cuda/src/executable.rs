@@ -1,13 +1,13 @@
 //! A graph on the GPU: all memory in two buffers, every node a list of launches with fixed addresses, all of them
-//! captured as one CUDA graph.
+//! captured as one CUDA graph, or as a few where large inputs are copied while a run goes on.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use cudarc::driver::sys as cu;
 use half::{bf16, f16};
 use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
-use vit_graph::memory::storage;
 use vit_graph::ops::{Data, Op};
 use vit_graph::{GraphError, NodeId, Type, Value};
 
@@ -17,8 +17,9 @@ use crate::driver::{Gpu, check, error};
 use crate::eight;
 use crate::failure;
 use crate::fields::Arguments;
+use crate::inputs::{Input, inputs};
 use crate::launch::{Kernel, Launch, Request};
-use crate::memory::{ALIGNMENT, DeviceBuffer, PinnedBuffer, download, upload};
+use crate::memory::{DeviceBuffer, PinnedBuffer, download, upload};
 use crate::prepare::{Bases, Prepared};
 use crate::storage::Storage;
 use crate::tuning::Event;
@@ -29,22 +30,20 @@ struct Step {
     launches: Vec<Launch>,
 }
 
-/// An input: its place on the GPU and in the host's buffer, and when the last copy between them is done.
-struct Input {
-    ty: Type,
-    address: u64,
-    staged_at: usize,
-    copied: Event,
-}
-
 /// How far an executable has come.
 enum State {
     /// Nothing has run: the first run launches every kernel by itself, so that the libraries load what they need.
     Fresh,
     /// Everything has run once; the next run is captured.
     Warm,
-    /// One graph holds the whole run.
-    Captured(CapturedGraph),
+    /// Graphs hold the whole run.
+    Captured(Vec<Segment>),
+}
+
+/// A stretch of a run, up to a step after which an input may be written again or to the end.
+struct Segment {
+    graph: CapturedGraph,
+    last: usize,
 }
 
 /// A graph that is on the GPU, ready to be started.
@@ -57,8 +56,18 @@ impl Drop for CapturedGraph {
     }
 }
 
-/// The order in which an executable's work is done.
+/// An order in which work is done.
 struct Stream(cu::CUstream);
+
+impl Stream {
+    fn new() -> Result<Self, GraphError> {
+        let mut stream = std::ptr::null_mut();
+        let flag = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current, the pointer is to a live variable.
+        check(unsafe { cu::cuStreamCreate(&mut stream, flag) }, "creating a stream")?;
+        Ok(Stream(stream))
+    }
+}
 
 impl Drop for Stream {
     fn drop(&mut self) {
@@ -81,6 +90,8 @@ pub(crate) struct CudaExecutable {
     arena: DeviceBuffer,
     stored: DeviceBuffer,
     stream: Stream,
+    /// Where inputs are copied, while an earlier run is under way.
+    copies: Stream,
     gpu: Arc<Gpu>,
 }
 
@@ -98,10 +109,7 @@ impl CudaExecutable {
         let stored = DeviceBuffer::new(&gpu, p.stored_bytes, "weights")?;
         let arena = DeviceBuffer::new(&gpu, p.plan.arena_bytes, "activations")?;
         let bases = Bases { arena: arena.address, stored: stored.address };
-        let mut stream = Stream(std::ptr::null_mut());
-        let flag = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is current, the pointer is to a live variable.
-        check(unsafe { cu::cuStreamCreate(&mut stream.0, flag) }, "creating a stream")?;
+        let (stream, copies) = (Stream::new()?, Stream::new()?);
         store_sources(&gpu, p, bases.stored, parameters)?;
 
         // Everything that the graph asks for, so that all kernels can be compiled at once.
@@ -122,14 +130,13 @@ impl CudaExecutable {
                 once.extend(emitter.requests);
                 once.extend(copies_of_results(p, id, bases.stored));
             } else {
-                every_time.push((info, emitter.requests));
+                every_time.push((id, info, emitter.requests));
             }
         }
         once.extend(p.factor_requests(&bases, spare.address));
         let updates = updates(p, &bases);
-        let kernels = every_time.iter().flat_map(|(_, requests)| requests).chain(&once).chain(&updates);
-        let mut variants: Vec<Variant> = Vec::new();
-        kernels.for_each(|request| variants.extend(request.variants()));
+        let kernels = every_time.iter().flat_map(|(_, _, requests)| requests).chain(&once).chain(&updates);
+        let variants: Vec<Variant> = kernels.flat_map(Request::variants).collect();
         gpu.load(&variants)?;
 
         let resolve = |requests: Vec<Request>| resolved(requests, &gpu, stream.0);
@@ -138,8 +145,9 @@ impl CudaExecutable {
         for launch in resolve(once)? {
             launch.enqueue(&gpu, stream.0)?;
         }
+        let order: Vec<NodeId> = every_time.iter().map(|(node, ..)| *node).collect();
         let mut steps = Vec::with_capacity(every_time.len());
-        for (info, requests) in every_time {
+        for (_, info, requests) in every_time {
             steps.push(Step { info, launches: resolve(requests)? });
         }
         let updates = resolve(updates)?;
@@ -148,7 +156,7 @@ impl CudaExecutable {
         }
         wait(&gpu, stream.0)?;
 
-        let (inputs, staged) = inputs(p, &bases)?;
+        let (inputs, staged) = inputs(p, &bases, &order)?;
         let named = |value: Value| (p.graph.ty(value).clone(), p.operand(value, Some(&bases)).address);
         let outputs = p.graph.outputs().iter().map(|(name, value)| (name.clone(), named(*value))).collect();
         let parameters = (p.graph.parameters())
@@ -157,23 +165,63 @@ impl CudaExecutable {
             .collect();
         let staging = PinnedBuffer::new(&gpu, staged)?;
         let state = State::Fresh;
-        Ok(CudaExecutable { state, steps, updates, inputs, outputs, parameters, staging, arena, stored, stream, gpu })
+        Ok(CudaExecutable {
+            state,
+            steps,
+            updates,
+            inputs,
+            outputs,
+            parameters,
+            staging,
+            arena,
+            stored,
+            stream,
+            copies,
+            gpu,
+        })
     }
 
-    fn launches(&self) -> impl Iterator<Item = &Launch> {
-        self.steps.iter().flat_map(|step| &step.launches).chain(&self.updates)
+    /// Puts one step into the stream, or what follows the last one.
+    fn enqueue(&self, step: usize) -> Result<(), GraphError> {
+        let launches = self.steps.get(step).map_or(&self.updates, |step| &step.launches);
+        launches.iter().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))
     }
 
-    fn enqueue_all(&self) -> Result<(), GraphError> {
-        self.launches().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))
+    /// Marks the inputs that nobody reads after a step.
+    fn mark(&self, step: usize) -> Result<(), GraphError> {
+        let free = self.inputs.values().filter_map(|input| input.free.as_ref());
+        free.filter(|free| free.after == step).try_for_each(|free| free.reached.record(self.stream.0))
     }
 
-    /// Records the whole run as a graph.
-    fn capture(&self) -> Result<CapturedGraph, GraphError> {
+    /// Lets what follows in the stream wait for inputs that are still being copied.
+    fn await_inputs(&mut self) -> Result<(), GraphError> {
+        for input in self.inputs.values_mut().filter(|input| input.pending) {
+            input.copied.hold(self.stream.0)?;
+            input.pending = false;
+        }
+        Ok(())
+    }
+
+    /// Records the whole run, in as many graphs as have marks between them.
+    fn capture(&self) -> Result<Vec<Segment>, GraphError> {
+        let mut ends: Vec<usize> = self.inputs.values().filter_map(|input| Some(input.free.as_ref()?.after)).collect();
+        ends.push(self.steps.len());
+        ends.sort_unstable();
+        ends.dedup();
+        let mut first = 0;
+        let mut segments = Vec::with_capacity(ends.len());
+        for last in ends {
+            segments.push(Segment { graph: self.capture_steps(first..=last)?, last });
+            first = last + 1;
+        }
+        Ok(segments)
+    }
+
+    fn capture_steps(&self, mut steps: RangeInclusive<usize>) -> Result<CapturedGraph, GraphError> {
         let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
         check(unsafe { cu::cuStreamBeginCapture_v2(self.stream.0, mode) }, "capturing")?;
-        let enqueued = self.enqueue_all();
+        let enqueued = steps.try_for_each(|step| self.enqueue(step));
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
         // The capture must end whatever happened in it.
         // SAFETY: the stream is live, the pointers are to live variables.
@@ -302,21 +350,6 @@ fn updates(p: &Prepared, bases: &Bases) -> Vec<Request> {
     requests
 }
 
-/// The graph's inputs, and the bytes that they take in the host's buffer.
-fn inputs(p: &Prepared, bases: &Bases) -> Result<(HashMap<String, Input>, usize), GraphError> {
-    let (mut inputs, mut staged) = (HashMap::new(), 0);
-    for (node, input) in p.graph.inputs() {
-        let value = Value { node, output: 0 };
-        debug_assert_eq!(storage(&p.graph, value), value);
-        let address = p.operand(value, Some(bases)).address;
-        let ty = input.ty.clone();
-        let bytes = ty.bytes();
-        inputs.insert(input.name.clone(), Input { ty, address, staged_at: staged, copied: Event::new()? });
-        staged += bytes.next_multiple_of(ALIGNMENT);
-    }
-    Ok((inputs, staged))
-}
-
 fn fill_with_noise(gpu: &Gpu, stream: cu::CUstream, buffer: &DeviceBuffer) -> Result<(), GraphError> {
     let count = buffer.bytes / 16;
     if count == 0 {
@@ -337,13 +370,14 @@ fn fill_with_noise(gpu: &Gpu, stream: cu::CUstream, buffer: &DeviceBuffer) -> Re
 impl Drop for CudaExecutable {
     fn drop(&mut self) {
         // Memory must not go while a kernel or a copy still uses it; there is nobody left to tell of an error.
+        wait(&self.gpu, self.copies.0).ok();
         wait(&self.gpu, self.stream.0).ok();
     }
 }
 
 impl Executable for CudaExecutable {
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError> {
-        let Some(place) = self.inputs.get(input) else {
+        let Some(place) = self.inputs.get_mut(input) else {
             return Err(unknown("input", input, self.inputs.keys()));
         };
         elements.check(input, &place.ty)?;
@@ -358,32 +392,49 @@ impl Executable for CudaExecutable {
         // The copy before this one may still be reading the buffer.
         place.copied.wait()?;
         let from = self.staging.write(place.staged_at, bytes);
+        let stream = match &place.free {
+            Some(free) => {
+                // The run before may still be reading the input.
+                free.reached.hold(self.copies.0)?;
+                place.pending = true;
+                self.copies.0
+            }
+            None => self.stream.0,
+        };
         // SAFETY: the buffer outlives the copy (`drop` waits), nobody writes to it before the copy is done (the event
         // above), and the input's block has the length of its type.
-        let result = unsafe { cu::cuMemcpyHtoDAsync_v2(place.address, from, bytes.len(), self.stream.0) };
+        let result = unsafe { cu::cuMemcpyHtoDAsync_v2(place.address, from, bytes.len(), stream) };
         check(result, "copying an input")?;
-        place.copied.record(self.stream.0)
+        place.copied.record(stream)
     }
 
     fn run(&mut self) -> Result<(), GraphError> {
         self.gpu.enter()?;
+        self.await_inputs()?;
         match &self.state {
             State::Fresh => {
-                self.enqueue_all()?;
+                for step in 0..=self.steps.len() {
+                    self.enqueue(step)?;
+                    self.mark(step)?;
+                }
                 self.state = State::Warm;
                 return Ok(());
             }
             State::Warm => self.state = State::Captured(self.capture()?),
             State::Captured(_) => {}
         }
-        if let State::Captured(graph) = &self.state {
-            // SAFETY: the graph and the stream are live.
-            check(unsafe { cu::cuGraphLaunch(graph.0, self.stream.0) }, "starting a run")?;
+        if let State::Captured(segments) = &self.state {
+            for segment in segments {
+                // SAFETY: the graph and the stream are live.
+                check(unsafe { cu::cuGraphLaunch(segment.graph.0, self.stream.0) }, "starting a run")?;
+                self.mark(segment.last)?;
+            }
         }
         Ok(())
     }
 
     fn wait(&mut self) -> Result<(), GraphError> {
+        wait(&self.gpu, self.copies.0)?;
         wait(&self.gpu, self.stream.0)
     }
 
@@ -393,15 +444,18 @@ impl Executable for CudaExecutable {
 
     fn run_timed(&mut self, seconds: &mut [f64]) -> Result<(), GraphError> {
         self.gpu.enter()?;
+        self.await_inputs()?;
         let mut points = vec![Event::new()?];
         points[0].record(self.stream.0)?;
-        for step in &self.steps {
-            step.launches.iter().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))?;
+        for step in 0..self.steps.len() {
+            self.enqueue(step)?;
+            self.mark(step)?;
             let point = Event::new()?;
             point.record(self.stream.0)?;
             points.push(point);
         }
-        self.updates.iter().try_for_each(|launch| launch.enqueue(&self.gpu, self.stream.0))?;
+        self.enqueue(self.steps.len())?;
+        self.mark(self.steps.len())?;
         wait(&self.gpu, self.stream.0)?;
         for (seconds, pair) in seconds.iter_mut().zip(points.windows(2)) {
             *seconds = f64::from(pair[1].milliseconds_since(&pair[0])?) / 1e3;

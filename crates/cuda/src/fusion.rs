@@ -1,22 +1,56 @@
-//! Nodes that run together: the optimiser's updates of all parameters, a norm's gradient with the sum that follows it.
+//! Nodes that run together: the optimiser's updates of all parameters, a layer norm's gradient with the sum that follows
+//! it, a batch norm with the relu that its result goes through and their gradients, and gradients with their sums over all
+//! rows, which are those of a bias.
 //!
-//! A group runs where its last node stands, so the memory plan is told that the inputs of the others live until then.
+//! The memory plan is told where each node runs, so that inputs live until then and outputs from then on.
 
 use std::collections::{HashMap, HashSet};
 
 use vit_graph::memory::storage;
-use vit_graph::ops::{Binary, Op};
+use vit_graph::ops::{Activation, ActivationGrad, Binary, Op, Reduce};
 use vit_graph::{Graph, NodeId, Value};
 
-use crate::lower::alike;
+use crate::lower::{alike, takes_sums};
 
 /// Several nodes as one.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Group {
     /// Updates of several parameters with the same numbers.
     Updates(Vec<NodeId>),
-    /// The gradient of a layer norm, and the sum of its `dx` with another gradient.
-    NormGradAndSum { norm: NodeId, sum: NodeId, other: Value },
+    /// The gradient of a layer norm.
+    NormGrad(NormGrad),
+    /// The gradient of an activation, and its sums over all rows.
+    ActivationGrad { activation: Activation, grad: NodeId, sums: NodeId },
+    /// A batch norm and the relu of its result, or of its sum with another value.
+    NormAndRelu { norm: NodeId, relu: NodeId, residual: Option<Value> },
+    /// The gradients of both.
+    ReluGradAndNormGrad { relu: NodeId, norm: NodeId, gate: Gate },
+}
+
+/// What runs with a layer norm's gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct NormGrad {
+    pub norm: NodeId,
+    /// The sum of its `dx` with another gradient.
+    pub residual: Option<(NodeId, Value)>,
+    /// The sums of that, or of `dx`, over all rows.
+    pub sums: Option<NodeId>,
+}
+
+impl NormGrad {
+    /// What takes the place of `dx`.
+    pub fn result(&self) -> Value {
+        Value { node: self.residual.map_or(self.norm, |(sum, _)| sum), output: 0 }
+    }
+}
+
+/// Where the slope of a relu is known from in its gradient.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Gate {
+    /// It followed the norm whose gradient this is: from the norm's input, with the `beta` that the norm had.
+    Norm { beta: Value },
+    /// From its result; the gradient of that is a sum of these.
+    Result { result: Value, gradients: Vec<Value> },
 }
 
 /// All groups of a graph.
@@ -24,8 +58,8 @@ pub(crate) enum Group {
 pub(crate) struct Groups {
     /// By the node where a group runs.
     pub at: HashMap<NodeId, Group>,
-    /// For nodes that run with a later one: which.
-    later: HashMap<NodeId, NodeId>,
+    /// For nodes that run with another one: which.
+    elsewhere: HashMap<NodeId, NodeId>,
     /// Values that are never written, because only the group itself would read them.
     pub unwritten: HashSet<Value>,
 }
@@ -35,19 +69,23 @@ impl Groups {
     pub fn new(graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) -> Self {
         let mut groups = Groups::default();
         groups.find_updates(graph, runs, in_place);
-        groups.find_norm_grads(graph, runs);
+        let sums = column_sums(graph, runs);
+        groups.find_norm_grads(graph, runs, &sums);
+        groups.find_relus(graph, runs);
+        groups.find_relu_grads(graph, runs);
+        groups.find_activation_grads(graph, runs, &sums);
         groups
     }
 
     /// Where a node runs.
     pub fn runs_with(&self, node: NodeId) -> NodeId {
-        self.later.get(&node).copied().unwrap_or(node)
+        self.elsewhere.get(&node).copied().unwrap_or(node)
     }
 
     fn add(&mut self, nodes: &[NodeId], group: Group) {
         let Some((&last, others)) = nodes.split_last() else { return };
         others.iter().for_each(|&node| {
-            self.later.insert(node, last);
+            self.elsewhere.insert(node, last);
         });
         self.at.insert(last, group);
     }
@@ -91,18 +129,17 @@ impl Groups {
         }
     }
 
-    fn find_norm_grads(&mut self, graph: &Graph, runs: &[bool]) {
+    fn find_norm_grads(&mut self, graph: &Graph, runs: &[bool], sums: &HashMap<Value, NodeId>) {
         let uses = graph.uses();
         let nodes = graph.nodes();
+        let mut found: HashMap<NodeId, NormGrad> = (nodes.iter().enumerate())
+            .filter(|(id, node)| runs[*id] && matches!(node.op, Op::LayerNormGrad(_)))
+            .map(|(norm, _)| (norm, NormGrad { norm, residual: None, sums: None }))
+            .collect();
         for (sum, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::Binary(Binary::Add) = node.op else { continue };
-            let found = node.inputs.iter().position(|v| {
-                matches!(nodes[v.node].op, Op::LayerNormGrad(_))
-                    && v.output == 0
-                    && uses[v.node][0] == 1
-                    && runs[v.node]
-            });
-            let Some(side) = found else { continue };
+            let suits = |v: &Value| found.contains_key(&v.node) && v.output == 0 && uses[v.node][0] == 1;
+            let Some(side) = node.inputs.iter().position(suits) else { continue };
             let (dx, other) = (node.inputs[side], node.inputs[1 - side]);
             let norm = dx.node;
             // What the norm gives besides `dx` is written where the sum stands, so nobody may read it before.
@@ -110,8 +147,122 @@ impl Groups {
                 nodes[norm + 1..sum].iter().any(|n| n.inputs.iter().any(|v| storage(graph, *v).node == norm));
             if graph.shape(dx) == graph.shape(other) && storage(graph, other).node != norm && !read_before {
                 self.unwritten.insert(dx);
-                self.add(&[norm, sum], Group::NormGradAndSum { norm, sum, other });
+                found.insert(norm, NormGrad { norm, residual: Some((sum, other)), sums: None });
+            }
+        }
+        for mut group in found.into_values() {
+            let result = group.result();
+            group.sums = sums.get(&result).copied();
+            if result.node != group.norm || group.sums.is_some() {
+                let others = [Some(group.norm).filter(|&norm| norm != result.node), group.sums];
+                self.elsewhere.extend(others.into_iter().flatten().map(|node| (node, result.node)));
+                self.at.insert(result.node, Group::NormGrad(group));
             }
         }
     }
+
+    fn find_activation_grads(&mut self, graph: &Graph, runs: &[bool], sums: &HashMap<Value, NodeId>) {
+        for (grad, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
+            let Op::ActivationGrad(op) = node.op else { continue };
+            let Some(&sums) = sums.get(&Value { node: grad, output: 0 }) else { continue };
+            let grouped = self.at.contains_key(&grad) || self.elsewhere.contains_key(&grad);
+            if !grouped && takes_sums(graph.shape(Value { node: grad, output: 0 }).last()) {
+                self.elsewhere.insert(sums, grad);
+                self.at.insert(grad, Group::ActivationGrad { activation: op.0, grad, sums });
+            }
+        }
+    }
+
+    /// Batch norms whose result goes to a relu alone, by itself or in a sum.
+    fn find_relus(&mut self, graph: &Graph, runs: &[bool]) {
+        let (nodes, uses) = (graph.nodes(), graph.uses());
+        let only_use = |v: Value| uses[v.node][v.output] == 1 && runs[v.node];
+        let is_norm = |v: Value| matches!(nodes[v.node].op, Op::BatchNorm(_)) && v.output == 0 && only_use(v);
+        for (relu, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
+            let Op::Activation(Activation::Relu) = node.op else { continue };
+            let before = node.inputs[0];
+            let mut group = Vec::new();
+            let (norm, residual) = match &nodes[before.node].op {
+                _ if is_norm(before) => (before.node, None),
+                Op::Binary(Binary::Add) if only_use(before) => {
+                    let terms = &nodes[before.node].inputs;
+                    let Some(side) = terms.iter().position(|&v| is_norm(v)) else { continue };
+                    if graph.shape(terms[0]) != graph.shape(terms[1]) {
+                        continue;
+                    }
+                    group.push(before.node);
+                    (terms[side].node, Some(terms[1 - side]))
+                }
+                _ => continue,
+            };
+            group.extend([norm, relu]);
+            group.sort_unstable();
+            // What the norm gives besides is written where the relu stands, so nobody may read it before.
+            let own = |id: NodeId| group.contains(&id);
+            let read_before =
+                (norm + 1..relu).any(|id| !own(id) && nodes[id].inputs.iter().any(|v| storage(graph, *v).node == norm));
+            if read_before || residual.is_some_and(|v| storage(graph, v).node == norm) {
+                continue;
+            }
+            self.unwritten.extend([Value { node: norm, output: 0 }]);
+            self.unwritten.extend(residual.map(|_| before));
+            self.add(&group, Group::NormAndRelu { norm, relu, residual });
+        }
+    }
+
+    /// Gradients of relus that the gradient of a batch norm is the first to read.
+    fn find_relu_grads(&mut self, graph: &Graph, runs: &[bool]) {
+        let (nodes, uses) = (graph.nodes(), graph.uses());
+        for (relu, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
+            let Op::ActivationGrad(ActivationGrad(Activation::Relu)) = node.op else { continue };
+            let passed = Value { node: relu, output: 0 };
+            let reads = |id: NodeId| nodes[id].inputs.iter().any(|v| storage(graph, *v) == passed);
+            let Some(norm) = (relu + 1..nodes.len()).find(|&id| reads(id)) else { continue };
+            let inputs = &nodes[norm].inputs;
+            if !matches!(nodes[norm].op, Op::BatchNormGrad(_)) || inputs[0] != passed || !runs[norm] {
+                continue;
+            }
+            let (result, gradient) = (node.inputs[0], node.inputs[1]);
+            // The norm of which this is the gradient gave its mean.
+            let of = Value { node: inputs[3].node, output: 0 };
+            let follows_norm = matches!(nodes[of.node].op, Op::BatchNorm(_))
+                && matches!(nodes[result.node].op, Op::Activation(Activation::Relu))
+                && nodes[result.node].inputs[0] == of;
+            if follows_norm && uses[relu][0] == 1 {
+                self.unwritten.insert(passed);
+                let gate = Gate::Norm { beta: nodes[of.node].inputs[2] };
+                self.add(&[relu, norm], Group::ReluGradAndNormGrad { relu, norm, gate });
+                continue;
+            }
+            let terms = &nodes[gradient.node].inputs;
+            let is_sum = matches!(nodes[gradient.node].op, Op::Binary(Binary::Add))
+                && uses[gradient.node][0] == 1
+                && runs[gradient.node]
+                && !self.at.contains_key(&gradient.node)
+                && graph.shape(terms[0]) == graph.shape(terms[1]);
+            let mut group = vec![relu, norm];
+            let mut gradients = vec![gradient];
+            if is_sum {
+                self.unwritten.insert(gradient);
+                group.insert(0, gradient.node);
+                gradients = terms.clone();
+            }
+            let gate = Gate::Result { result, gradients };
+            self.add(&group, Group::ReluGradAndNormGrad { relu, norm, gate });
+        }
+    }
+}
+
+/// The nodes that add up a value over all axes but the last, by that value.
+fn column_sums(graph: &Graph, runs: &[bool]) -> HashMap<Value, NodeId> {
+    let mut found = HashMap::new();
+    for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
+        let Op::Reduce(reduce) = &node.op else { continue };
+        let value = storage(graph, node.inputs[0]);
+        let (rows, shape) = (graph.shape(node.inputs[0]), graph.shape(value));
+        if *reduce == Reduce::sum([0]) && rows.len() == 2 && !shape.is_empty() && shape.last() == rows[1] {
+            found.entry(value).or_insert(id);
+        }
+    }
+    found
 }

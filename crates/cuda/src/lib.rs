@@ -24,6 +24,7 @@ mod fields;
 mod fusion;
 mod gemm;
 mod info;
+mod inputs;
 mod launch;
 mod libraries;
 mod lower;

@@ -11,7 +11,7 @@ use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 use crate::Precision;
 use crate::driver::error;
 use crate::failure::Training;
-use crate::fusion::{Group, Groups};
+use crate::fusion::{Gate, Group, Groups};
 use crate::launch::Request;
 use crate::lower::{self, Emitter, Operand};
 use crate::memory::ALIGNMENT;
@@ -125,6 +125,7 @@ impl Prepared {
             workspace: &|node| scratch.get(&node).copied().unwrap_or(0),
             outside: &|v| p.constant[v.node] || p.in_place.contains_key(&v) || p.groups.unwritten.contains(&v),
             runs_with: &|node| p.groups.runs_with(node),
+            large: usize::MAX,
         };
         prepared.plan = MemoryPlan::with_needs(&prepared.graph, needs);
         Ok(prepared)
@@ -235,10 +236,33 @@ impl Prepared {
                 nodes.iter().flat_map(|&n| self.graph.node(n).inputs.clone()).collect(),
                 nodes.iter().flat_map(|&n| outputs_of(n)).collect(),
             ),
-            Some(Group::NormGradAndSum { norm, sum, other }) => {
-                let inputs = self.graph.node(*norm).inputs.iter().copied().chain([*other]).collect();
-                let [_, dgamma, dbeta] = [0, 1, 2].map(|output| Value { node: *norm, output });
-                (inputs, vec![Value { node: *sum, output: 0 }, dgamma, dbeta])
+            Some(Group::NormGrad(group)) => {
+                let norm = group.norm;
+                let inputs = self.graph.node(norm).inputs.iter().copied().chain(group.residual.map(|(_, other)| other));
+                let [dgamma, dbeta] = [1, 2].map(|output| Value { node: norm, output });
+                let sums = group.sums.map(|node| Value { node, output: 0 });
+                (inputs.collect(), [group.result(), dgamma, dbeta].into_iter().chain(sums).collect())
+            }
+            Some(Group::ActivationGrad { grad, sums, .. }) => {
+                (node.inputs.clone(), [*grad, *sums].map(|node| Value { node, output: 0 }).to_vec())
+            }
+            Some(Group::NormAndRelu { norm, relu, residual }) => {
+                let inputs = self.graph.node(*norm).inputs.iter().copied().chain(*residual).collect();
+                (inputs, outputs_of(*relu).chain(outputs_of(*norm).skip(1)).collect())
+            }
+            Some(Group::ReluGradAndNormGrad { relu, norm, gate }) => {
+                let mut inputs = self.graph.node(*norm).inputs.clone();
+                match gate {
+                    Gate::Norm { beta } => {
+                        inputs[0] = self.graph.node(*relu).inputs[1];
+                        inputs.push(*beta);
+                    }
+                    Gate::Result { result, gradients } => {
+                        inputs[0] = gradients[0];
+                        inputs.extend([*result].into_iter().chain(gradients.get(1).copied()));
+                    }
+                }
+                (inputs, outputs_of(*norm).chain(outputs_of(*relu)).collect())
             }
         };
         let operands = |values: &[Value]| {
@@ -255,7 +279,19 @@ impl Prepared {
                 let ops: Vec<&Op> = nodes.iter().map(|&n| &self.graph.node(n).op).collect();
                 lower::updates(&ops, &mut emitter);
             }
-            Some(Group::NormGradAndSum { .. }) => lower::norm_grad_and_sum(&mut emitter),
+            Some(Group::NormGrad(_)) => lower::norm_grad_and_sums(&mut emitter),
+            Some(Group::ActivationGrad { activation, .. }) => {
+                lower::activation_grad_and_sums(*activation, &mut emitter);
+            }
+            Some(Group::NormAndRelu { norm, .. }) => {
+                if let Op::BatchNorm(op) = &self.graph.node(*norm).op {
+                    lower::batch_norm_and_relu(op, &mut emitter);
+                }
+            }
+            Some(Group::ReluGradAndNormGrad { gate, .. }) => match gate {
+                Gate::Norm { .. } => lower::batch_norm_grad_of_relu(&mut emitter),
+                Gate::Result { .. } => lower::batch_norm_grad_of_sum(&mut emitter),
+            },
         }
         Ok(Some(emitter))
     }
@@ -277,13 +313,25 @@ impl Prepared {
             op.extend(linear.residual.then_some("+residual"));
             op.extend(self.storages.eight.linears.contains(&id).then_some(" in eight bits"));
         }
-        // Kernels with tensor maps are those for Hopper's tensor cores.
-        let on_tensor_cores = |request: &Request| matches!(request, Request::Kernel(kernel) if !kernel.maps.is_empty());
-        op.extend(emitter.requests.iter().any(on_tensor_cores).then_some("+wgmma"));
+        let tensor_cores = |request: &Request| match request {
+            Request::Kernel(kernel) if kernel.variant.source.is_hopper() => Some("+wgmma"),
+            Request::Kernel(kernel) if kernel.variant.source.name.starts_with("mma_") => Some("+mma"),
+            _ => None,
+        };
+        op.extend(emitter.requests.iter().find_map(tensor_cores));
         let mut shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
         match self.groups.at.get(&id) {
             Some(Group::Updates(nodes)) => shapes = vec![format!("{} parameters", nodes.len())],
-            Some(Group::NormGradAndSum { .. }) => op = "layer_norm_grad+add".into(),
+            Some(Group::NormGrad(group)) => {
+                op = "layer_norm_grad".into();
+                op.extend(group.residual.map(|_| "+add"));
+                op.extend(group.sums.map(|_| "+sums"));
+            }
+            Some(Group::ActivationGrad { .. }) => op.push_str("+sums"),
+            Some(Group::NormAndRelu { residual, .. }) => {
+                op = if residual.is_some() { "batch_norm+add+relu" } else { "batch_norm+relu" }.into();
+            }
+            Some(Group::ReluGradAndNormGrad { .. }) => op = "relu_grad+batch_norm_grad".into(),
             None => {}
         }
         let bytes = |operand: &Operand| (operand.shape.elements() * operand.storage.bytes()) as u64;

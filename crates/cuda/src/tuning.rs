@@ -124,6 +124,12 @@ impl Event {
         check(unsafe { cu::cuEventRecord(self.0, stream) }, "recording an event")
     }
 
+    /// Lets what follows in another stream wait for the point recorded last.
+    pub fn hold(&self, stream: CUstream) -> Result<(), GraphError> {
+        // SAFETY: both are live.
+        check(unsafe { cu::cuStreamWaitEvent(stream, self.0, 0) }, "waiting for an event")
+    }
+
     /// Waits until the stream has come past the point recorded last.
     pub fn wait(&self) -> Result<(), GraphError> {
         // SAFETY: the event is live.

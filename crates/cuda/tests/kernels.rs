@@ -1,5 +1,5 @@
 //! Every kernel file compiles for the oldest and the newest architecture that is looked after, wherever NVRTC is there.
-//! Attention for Hopper's tensor cores is compiled for 90a alone, the only architecture with their instructions.
+//! What is for Hopper's tensor cores is compiled for 90a alone, the only architecture with their instructions.
 
 #[test]
 fn every_kernel_compiles() {

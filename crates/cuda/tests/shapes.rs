@@ -52,16 +52,29 @@ fn case(name: &str, build: impl FnOnce(&mut Maker) -> Tensor) -> Case {
     Case { name: name.into(), graph, bindings: maker.bindings, names }
 }
 
-fn attention(heads: usize, head: usize, tokens: usize, bias: bool, dropout: bool) -> Case {
-    case(&format!("attention {heads}x{head} over {tokens}"), |m| {
+/// Attention of `groups` groups of samples, which have a bias each, if there is one.
+fn attention(heads: usize, head: usize, tokens: usize, groups: usize, dropout: bool) -> Case {
+    case(&format!("attention {heads}x{head} over {tokens} with {groups} biases"), |m| {
+        let bias = groups > 0;
         let dropout =
             dropout.then(|| Dropout { rate: 0.2, stream: m.seed.random_stream(), granularity: Granularity::Element });
         let op = Attention { heads, scale: 1.0 / (head as f32).sqrt(), packed: true, bias, dropout };
-        let qkv = m.float([2, tokens, 3 * heads * head]);
+        let qkv = m.float([2 * groups.max(1), tokens, 3 * heads * head]);
         let mut others = Vec::new();
-        others.extend(bias.then(|| m.float([2, heads, tokens, tokens])));
+        others.extend(bias.then(|| m.float([groups, heads, tokens, tokens])));
         others.extend(dropout.map(|_| m.seed.clone()));
-        qkv.attention(op, &others.iter().collect::<Vec<_>>())[0].clone()
+        // Results are f32; what they are computed from need not be.
+        qkv.attention(op, &others.iter().collect::<Vec<_>>())[0].scale(2.0)
+    })
+}
+
+/// Attention of a few queries to more keys.
+fn cross_attention(queries: usize, keys: usize) -> Case {
+    case(&format!("attention of {queries} to {keys}"), |m| {
+        let op = Attention { heads: 2, scale: 0.2, packed: false, bias: true, dropout: None };
+        let (q, k, v) = (m.float([4, queries, 64]), m.float([4, keys, 64]), m.float([4, keys, 64]));
+        let bias = m.float([2, 2, queries, keys]);
+        q.attention(op, &[&k, &v, &bias])[0].scale(2.0)
     })
 }
 
@@ -79,9 +92,36 @@ fn all() -> Vec<Case> {
             h.layer_norm(&gamma, &beta, 1e-6) + h
         }));
     }
-    all.push(attention(2, 64, 101, false, false));
-    all.push(attention(1, 128, 70, true, true));
-    all.push(attention(2, 80, 65, true, false));
+    // What comes out of a norm's gradient is added up for the bias before it, alone and with a residual gradient.
+    for (rows, dim) in [(19, 96), (700, 192), (150, 768), (33, 1664)] {
+        for residual in [false, true] {
+            all.push(case(&format!("bias before layer_norm of {dim}, residual: {residual}"), |m| {
+                let (x, w, b) = (m.float([rows, 8]), m.float([dim, 8]), m.float([dim]));
+                let (gamma, beta) = (m.float([dim]), m.float([dim]));
+                let h = x.linear(&w, Some(&b));
+                let normed = h.layer_norm(&gamma, &beta, 1e-6);
+                if residual { normed + h } else { normed }
+            }));
+        }
+    }
+    for (rows, columns) in [(700, 72), (130, 9), (1500, 8)] {
+        all.push(case(&format!("bias before gelu, {rows} rows of {columns}"), |m| {
+            let (x, w, b) = (m.float([rows, 16]), m.float([columns, 16]), m.float([columns]));
+            // Of the size of one in sums over many rows.
+            x.linear(&w, Some(&b)).gelu().scale(0.1)
+        }));
+    }
+    all.push(attention(2, 64, 101, 0, false));
+    all.push(attention(1, 128, 70, 2, true));
+    all.push(attention(2, 80, 65, 2, false));
+    all.push(attention(3, 32, 49, 4, false));
+    all.push(attention(2, 32, 49, 1, true));
+    all.push(attention(1, 64, 64, 1, false));
+    all.push(attention(2, 32, 196, 1, false));
+    all.push(attention(1, 40, 144, 2, false));
+    all.push(attention(1, 32, 257, 1, false));
+    all.push(cross_attention(7, 50));
+    all.push(cross_attention(70, 20));
     for axes in [vec![0], vec![1], vec![2], vec![0, 2], vec![0, 1]] {
         all.push(case(&format!("sum over {axes:?}"), |m| m.float([3, 700, 9]).sum(axes.clone()).scale(0.05)));
     }

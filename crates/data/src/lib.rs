@@ -33,7 +33,7 @@ pub use files::{FilesError, find_images, find_images_each};
 pub use image::{Image, ShapeError};
 pub use loader::{Batch, LastBatch, Loader, LoaderError, LoaderSettings, Position};
 pub use mix::{Mix, Mixing};
-pub use preprocess::{CropMode, Preprocess, PreprocessError};
+pub use preprocess::{CropMode, Preprocess, PreprocessError, Region};
 pub use resize::{Filter, ResizeError, UnknownFilter, resize, resize_box};
 pub use samples::Samples;
 pub use transform::{Augmentation, Crop, TrainTransform, TransformError};

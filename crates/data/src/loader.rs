@@ -103,6 +103,21 @@ impl LoaderSettings {
         let last = LastBatch::Padded;
         Ok(Self { shuffle: false, last, epochs: Some(1), ..Self::training(transform, batch, 0) })
     }
+
+    /// How many batches an epoch of this many samples has.
+    pub fn batches_per_epoch(&self, samples: usize) -> u64 {
+        self.plan(samples).batches()
+    }
+
+    fn plan(&self, samples: usize) -> Plan {
+        Plan {
+            samples,
+            batch: self.batch,
+            repeated: self.transform.augmentation().repeated,
+            last: self.last,
+            shuffle_seed: self.shuffle.then_some(self.seed),
+        }
+    }
 }
 
 /// Why there is no batch.
@@ -381,13 +396,7 @@ fn check(samples: &dyn Samples, settings: &LoaderSettings) -> Result<Plan, Loade
             return Err(wrong(format!("label {label}"), format!("there are only {classes} classes")));
         }
     }
-    let plan = Plan {
-        samples: samples.len(),
-        batch: settings.batch,
-        repeated: settings.transform.augmentation().repeated,
-        last: settings.last,
-        shuffle_seed: settings.shuffle.then_some(settings.seed),
-    };
+    let plan = settings.plan(samples.len());
     if plan.batches() == 0 {
         return Err(LoaderError::NoBatch { samples: samples.len(), batch: settings.batch });
     }

@@ -18,13 +18,15 @@ pub struct Mix {
     pub probability: f64,
     /// Probability of CutMix where both are on.
     pub switch: f64,
+    /// The step from which on nothing is mixed any more.
+    pub until: u64,
     /// Label smoothing: the share of a target that is spread over all classes.
     pub smoothing: f64,
 }
 
 impl Default for Mix {
     fn default() -> Self {
-        Self { mixup: 0.0, cutmix: 0.0, probability: 1.0, switch: 0.5, smoothing: 0.0 }
+        Self { mixup: 0.0, cutmix: 0.0, probability: 1.0, switch: 0.5, until: u64::MAX, smoothing: 0.0 }
     }
 }
 
@@ -80,7 +82,7 @@ impl Mix {
     /// What happens to the batch of a step, whose pictures are `height` x `width`.
     pub fn choose(&self, seed: u64, step: u64, height: usize, width: usize) -> Mixing {
         let mut random = SampleRandom::for_batch(seed, step);
-        if (self.mixup <= 0.0 && self.cutmix <= 0.0) || !random.chance(self.probability) {
+        if step >= self.until || (self.mixup <= 0.0 && self.cutmix <= 0.0) || !random.chance(self.probability) {
             return Mixing::None;
         }
         let is_cutmix = self.cutmix > 0.0 && (self.mixup <= 0.0 || random.chance(self.switch));
@@ -163,28 +165,64 @@ fn middle(images: &mut [f32], count: usize) -> Option<&mut [f32]> {
     (count % 2 == 1).then(|| &mut images[count / 2 * length..][..length])
 }
 
+/// What a sample is: wholly of each of its classes, or of several in part.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// The classes.
+    pub classes: &'a [u32],
+    /// Their shares, which add up to 1.
+    pub shares: Option<&'a [f32]>,
+}
+
+impl<'a> From<&'a [u32]> for Target<'a> {
+    fn from(classes: &'a [u32]) -> Self {
+        Target { classes, shares: None }
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u32; N]> for Target<'a> {
+    fn from(classes: &'a [u32; N]) -> Self {
+        Target::from(&classes[..])
+    }
+}
+
+impl Target<'_> {
+    /// Adds this sample's part of a row of targets.
+    fn add(self, row: &mut [f32], weight: f32) {
+        for (place, class) in self.classes.iter().enumerate() {
+            row[*class as usize] += weight * self.shares.map_or(1.0, |shares| shares[place]);
+        }
+    }
+}
+
 /// Writes the targets of a batch, a row of `classes` for each of its samples, whose labels `labels` gives by their
 /// place in the batch. A class of a sample has `1 - smoothing + smoothing / classes`, every other `smoothing / classes`,
-/// and a row is `lambda` of the sample's own and the rest of its partner's.
-pub fn write_targets<'a>(
+/// and a row is `lambda` of the sample's own and the rest of its partner's. A class that a sample belongs to in part has
+/// that part of `1 - smoothing`.
+pub fn write_targets<'a, T: Into<Target<'a>>>(
     targets: &mut [f32],
     classes: usize,
-    labels: impl Fn(usize) -> &'a [u32],
+    labels: impl Fn(usize) -> T,
     smoothing: f64,
     lambda: f64,
 ) {
     let off = smoothing / classes as f64;
-    let [off, on] = [off, 1.0 - smoothing + off].map(|value| value as f32);
+    let [off, on, whole] = [off, 1.0 - smoothing + off, 1.0 - smoothing].map(|value| value as f32);
     let (own, other) = (lambda as f32, (1.0 - lambda) as f32);
     let count = targets.len() / classes.max(1);
     for (place, row) in targets.chunks_exact_mut(classes.max(1)).enumerate() {
-        let mine = labels(place);
+        let (mine, partner): (Target, Target) = (labels(place).into(), labels(count - 1 - place).into());
         row.fill(off * own + off * other);
-        for label in mine {
+        if mine.shares.is_some() || partner.shares.is_some() {
+            mine.add(row, whole * own);
+            partner.add(row, whole * other);
+            continue;
+        }
+        for label in mine.classes {
             row[*label as usize] = on * own + off * other;
         }
-        for label in labels(count - 1 - place) {
-            let is_mine = mine.contains(label);
+        for label in partner.classes {
+            let is_mine = mine.classes.contains(label);
             row[*label as usize] = if is_mine { on * own + on * other } else { off * own + on * other };
         }
     }

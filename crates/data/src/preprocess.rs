@@ -99,6 +99,16 @@ pub enum PreprocessError {
     },
 }
 
+/// A rectangle in a picture: left, top, width and height, in pixels with fractions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct Region {
+    pub x: f64,
+    pub y: f64,
+    pub width: f64,
+    pub height: f64,
+}
+
 /// The longest side of a model's input; only there to turn nonsense into an error.
 const MAX_SIDE: usize = 1 << 15;
 
@@ -229,6 +239,21 @@ impl Preprocess {
             canvas[at..at + part.width() * 3].copy_from_slice(part.row(y));
         }
         Ok(Image::from_parts(width, height, canvas))
+    }
+
+    /// The part of a picture of this size that becomes the model's input, in the picture's own pixels. It leaves the
+    /// picture where the input has a border.
+    pub fn region(&self, width: usize, height: usize) -> Result<Region, PreprocessError> {
+        self.validate()?;
+        let (new_width, new_height) = self.resized(width.max(1), height.max(1));
+        let side = |length: usize, resized: usize, target: usize| {
+            let Placement { kept, margin } = Placement::new(resized, target);
+            let scale = length as f64 / resized as f64;
+            ((kept.start as f64 - margin as f64) * scale, target as f64 * scale)
+        };
+        let (x, across) = side(width, new_width, self.image_size[1]);
+        let (y, down) = side(height, new_height, self.image_size[0]);
+        Ok(Region { x, y, width: across, height: down })
     }
 
     /// Width and height of the picture after resizing and before cropping.

@@ -20,6 +20,12 @@ pub trait Samples: Send + Sync {
     /// The classes of a sample: one for plain classification, any number for multi-label data.
     fn labels(&self, index: usize) -> &[u32];
 
+    /// How a sample belongs to several classes in part, where someone was not sure: classes and shares that add up to 1.
+    /// [`labels`](Self::labels) is then the likeliest.
+    fn shares(&self, _index: usize) -> Option<(&[u32], &[f32])> {
+        None
+    }
+
     /// The name by which a person finds a sample again: its path, or its archive and its place in there.
     fn name(&self, index: usize) -> String;
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::path::Path;
 use vit_data::augment::Region;
-use vit_data::mix::{cutmix, mixup, write_targets};
+use vit_data::mix::{Target, cutmix, mixup, write_targets};
 use vit_data::{Mix, Mixing};
 
 fn assert_close(found: &[f32], expected: &[f32], what: &str) {
@@ -72,6 +72,21 @@ fn any_number_of_labels_makes_a_target() {
     assert_eq!(targets, [0.0, 0.0, 0.0, 0.25, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.75]);
     write_targets(&mut targets, 4, |place| labels[place], 0.4, 1.0);
     assert_eq!(targets[4..8], [0.1, 0.7, 0.1, 0.7]);
+}
+
+#[test]
+fn shares_of_classes_make_a_target() {
+    let shares = Target { classes: &[2, 0], shares: Some(&[0.75, 0.25]) };
+    let of = |place: usize| if place == 0 { shares } else { Target::from(&[1]) };
+    let mut targets = [f32::NAN; 8];
+    write_targets(&mut targets, 4, of, 0.0, 1.0);
+    assert_eq!(targets, [0.25, 0.0, 0.75, 0.0, 0.0, 1.0, 0.0, 0.0]);
+    // Mixed half and half with its partner, then with a tenth spread over four classes.
+    write_targets(&mut targets, 4, of, 0.0, 0.5);
+    assert_eq!(targets, [0.125, 0.5, 0.375, 0.0, 0.125, 0.5, 0.375, 0.0]);
+    write_targets(&mut targets, 4, of, 0.1, 1.0);
+    let expected = [0.25, 0.025, 0.7, 0.025, 0.025, 0.925, 0.025, 0.025];
+    assert!(targets.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{targets:?}");
 }
 
 #[test]

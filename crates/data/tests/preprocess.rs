@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use vit_data::{DecodeOptions, Image, Preprocess, PreprocessError, open};
+use vit_data::{CropMode, DecodeOptions, Image, Preprocess, PreprocessError, Region, open};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
@@ -171,4 +171,53 @@ fn impossible_settings_are_errors() {
     assert!(matches!(fails(&|p| p.std[1] = 0.0), E::Normalisation { channel: 1, .. }));
     let short = Preprocess::default().apply_into(&image, &mut [0.0; 5]);
     assert_eq!(short, Err(E::OutputLength { expected: 3 * 224 * 224, found: 5 }));
+}
+
+/// A picture that is black but for one square, and where that square is in the model's input.
+fn square_in_input(preprocess: &Preprocess, (width, height): (usize, usize), at: (usize, usize)) -> (f64, f64) {
+    const SIDE: usize = 24;
+    let mut pixels = vec![0; width * height * 3];
+    for y in at.1..at.1 + SIDE {
+        pixels[(y * width + at.0) * 3..(y * width + at.0 + SIDE) * 3].fill(255);
+    }
+    let input = preprocess.crop(&Image::from_rgb(width, height, pixels).unwrap()).unwrap();
+    let (mut sum, mut x, mut y) = (0.0, 0.0, 0.0);
+    for (index, pixel) in input.pixels().chunks_exact(3).enumerate() {
+        let weight = f64::from(pixel[0]);
+        sum += weight;
+        x += weight * ((index % input.width()) as f64 + 0.5);
+        y += weight * ((index / input.width()) as f64 + 0.5);
+    }
+    (x / sum, y / sum)
+}
+
+#[test]
+fn the_region_is_where_the_input_was_taken_from() {
+    for crop_mode in CropMode::ALL {
+        for (size, image_size) in [((640, 480), [224, 224]), ((300, 700), [224, 224]), ((500, 375), [160, 288])] {
+            let preprocess = Preprocess {
+                image_size,
+                crop_pct: 0.9,
+                crop_mode,
+                mean: vec![0.0; 3],
+                std: vec![1.0; 3],
+                ..Preprocess::default()
+            };
+            let Region { x, y, width, height } = preprocess.region(size.0, size.1).unwrap();
+            for at in [(size.0 / 2 - 30, size.1 / 2 + 10), (size.0 / 2 + 25, size.1 / 2 - 40)] {
+                let (in_x, in_y) = square_in_input(&preprocess, size, at);
+                let (back_x, back_y) =
+                    (x + in_x * width / image_size[1] as f64, y + in_y * height / image_size[0] as f64);
+                let (at_x, at_y) = (at.0 as f64 + 12.0, at.1 as f64 + 12.0);
+                assert!(
+                    (back_x - at_x).abs() < 0.25 && (back_y - at_y).abs() < 0.25,
+                    "{crop_mode} {size:?} to {image_size:?}: {at_x}, {at_y} came back as {back_x}, {back_y}"
+                );
+            }
+        }
+    }
+    let whole = Preprocess { crop_pct: 1.0, ..Preprocess::default() };
+    assert_eq!(whole.region(32, 32).unwrap(), Region { x: 0.0, y: 0.0, width: 32.0, height: 32.0 });
+    let border = Preprocess { crop_mode: CropMode::Border, ..whole };
+    assert_eq!(border.region(224, 112).unwrap(), Region { x: 0.0, y: -56.0, width: 224.0, height: 224.0 });
 }

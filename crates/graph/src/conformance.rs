@@ -242,6 +242,21 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             Differentiable(vec![x.conv2d(conv, &w, bias.as_ref())])
         })?);
     }
+    // Channels in whole vectors, for which devices have kernels of their own.
+    for kernel in [[1, 1], [3, 3], [2, 5]] {
+        all.push(case("conv2d of many channels", dice, |m| {
+            let d = &mut m.dice;
+            let stride = *d.pick(&[1, 2, 3]);
+            let padding = kernel.map(|k| [*d.pick(&[0, k / 2]), k / 2]);
+            let conv = Conv2d { stride: [stride; 2], padding, dilation: [1; 2], groups: 1, bias: d.flip() };
+            let (channels, filters) = (*d.pick(&[8, 16, 64, 72]), *d.pick(&[8, 24, 72]));
+            let shape = [*d.pick(&[1, 2]), *d.pick(&[4, 7]), *d.pick(&[5, 8, 9]), channels];
+            let x = m.float(shape);
+            let w = m.float([filters, channels, kernel[0], kernel[1]]);
+            let bias = conv.bias.then(|| m.float([filters]));
+            Differentiable(vec![x.conv2d(conv, &w, bias.as_ref())])
+        })?);
+    }
     for (order, activation) in
         [(0, Activation::Relu), (1, Activation::Relu), (2, Activation::Silu), (3, Activation::Gelu)]
     {
@@ -377,6 +392,22 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             let all = x.apply_outputs(op, &[&gamma, &beta, &running[0], &running[1]], 5);
             FirstDifferentiable(vec![all[0].clone(), all[3].clone(), all[4].clone()])
         })?);
+        // Devices may join a batch norm with the relu after it and the sum between them, and their gradients.
+        all.push(case("batch_norm and relu", dice, |m| {
+            let (b, h, channels) = (*m.dice.pick(&[3, 8, 33]), m.dice.extent(), m.dice.wide());
+            let normed = |m: &mut Maker, x: &Tensor| {
+                let (gamma, beta) = (m.float([channels]), m.float([channels]));
+                let running = [m.weights_like(&gamma), m.weights_like(&gamma)];
+                let op = BatchNorm { epsilon: 1e-3, momentum: 0.1 };
+                x.apply_outputs(op, &[&gamma, &beta, &running[0], &running[1]], 5)[0].clone()
+            };
+            let [x, y, z] = [0; 3].map(|_| m.float([b, h, channels]));
+            let alone = normed(m, &x).activation(Activation::Relu);
+            let two = (normed(m, &y) + normed(m, &x)).activation(Activation::Relu);
+            let sum = (&z + &normed(m, &y)).activation(Activation::Relu);
+            // Read twice: its gradient is a sum.
+            Differentiable(vec![alone, two, sum.scale(0.5), sum])
+        })?);
         all.push(case("windows", dice, |m| {
             let (b, c) = (*m.dice.pick(&[1, 2]), m.dice.extent());
             let size = [*m.dice.pick(&[1, 2, 3]), *m.dice.pick(&[2, 4])];
@@ -480,6 +511,34 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
         // Wide enough to reach the flat ends of the sigmoid.
         let logits = m.float(shape).scale(9.0);
         FirstDifferentiable(vec![logits.apply(SigmoidCrossEntropy, &[&targets]), targets])
+    })?);
+    // As windows have it: a bias for each group of samples, and lengths that fill no tile.
+    for groups in [1, 3] {
+        all.push(case("attention in windows", dice, |m| {
+            let (heads, head_dim) = (*m.dice.pick(&[1, 2]), *m.dice.pick(&[24, 32, 64]));
+            let (tokens, each) = (*m.dice.pick(&[9, 49, 49, 64, 65]), *m.dice.pick(&[1, 2, 3]));
+            let op =
+                Attention { heads, scale: 1.0 / (head_dim as f32).sqrt(), packed: true, bias: true, dropout: None };
+            // Inputs and outputs are f32 everywhere; what lies between them may be stored in fewer bits.
+            let qkv = m.float([groups * each, tokens, 3 * heads * head_dim]).scale(0.5);
+            let bias = m.float([groups, heads, tokens, tokens]);
+            let bias = if m.dice.flip() { bias.scale(0.5) } else { bias };
+            let [out, _] = qkv.attention(op, &[&bias]);
+            Differentiable(vec![out.scale(2.0)])
+        })?);
+    }
+    // What an operation says besides its result can be asked for alone.
+    all.push(case("attention, its weights alone", dice, |m| {
+        let (heads, tokens) = (*m.dice.pick(&[1, 3]), *m.dice.pick(&[1, 5, 37]));
+        let op = Attention { heads, scale: 0.5, packed: true, bias: false, dropout: None };
+        let [_, weights] = m.float([2, tokens, 3 * heads * 8]).attention(op, &[]);
+        Forward(vec![weights])
+    })?);
+    all.push(case("layer_norm, its statistics alone", dice, |m| {
+        let (rows, dim) = (m.dice.extent(), *m.dice.pick(&[2, 16, 65]));
+        let (x, gamma, beta) = (m.float([rows, dim]), m.float([dim]), m.float([dim]));
+        let mut outputs = x.apply_outputs(LayerNorm { epsilon: 1e-3 }, &[&gamma, &beta], 3);
+        Forward(outputs.split_off(1))
     })?);
     Ok(all)
 }

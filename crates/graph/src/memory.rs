@@ -46,8 +46,11 @@ pub struct Needs<'a> {
     pub workspace: &'a dyn Fn(NodeId) -> usize,
     /// Values that are kept elsewhere, or never written.
     pub outside: &'a dyn Fn(Value) -> bool,
-    /// The node with which a node runs: itself, or a later one that it was fused into and that reads its inputs then.
+    /// The node with which a node runs: itself, or another that it was fused into, which reads its inputs and writes its
+    /// outputs then.
     pub runs_with: &'a dyn Fn(NodeId) -> NodeId,
+    /// From how many bytes on a value shares memory only with what is equally long.
+    pub large: usize,
 }
 
 impl MemoryPlan {
@@ -57,6 +60,19 @@ impl MemoryPlan {
     /// Inputs keep their memory for good, so that a run can be repeated; outputs keep it from their node on.
     /// Parameters and constants live outside the arena. A reshape shares its input's memory.
     pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize, outside: impl Fn(Value) -> bool) -> MemoryPlan {
+        Self::with_places(graph, workspace, outside, usize::MAX)
+    }
+
+    /// As [`MemoryPlan::new`], but what takes `large` bytes or more shares memory only with what is equally long.
+    ///
+    /// Where cores have caches of their own and each works on its part of every value, a part then stays with its core:
+    /// writing over what another core wrote last means fetching it from there. It takes somewhat more memory.
+    pub fn with_places(
+        graph: &Graph,
+        workspace: impl Fn(NodeId) -> usize,
+        outside: impl Fn(Value) -> bool,
+        large: usize,
+    ) -> MemoryPlan {
         MemoryPlan::with_needs(
             graph,
             Needs {
@@ -64,6 +80,7 @@ impl MemoryPlan {
                 workspace: &workspace,
                 outside: &outside,
                 runs_with: &|node| node,
+                large,
             },
         )
     }
@@ -99,19 +116,21 @@ impl MemoryPlan {
             let input = matches!(node.op, Op::Input(_));
             for output in 0..node.outputs.len() {
                 let value = Value { node: id, output };
-                if (uses[id][output] == 0 && !input) || (needs.outside)(value) {
+                let written = output == 0 && writes_result(&node.op) && uses[id].iter().any(|&n| n > 0);
+                if (uses[id][output] == 0 && !input && !written) || (needs.outside)(value) {
                     continue;
                 }
-                let runs = (needs.runs_with)(id).max(id);
-                let (first, last) = if input { (0, end) } else { (id, last[id][output].max(runs)) };
+                let runs = (needs.runs_with)(id);
+                let (first, last) = if input { (0, end) } else { (id.min(runs), last[id][output].max(runs)) };
                 requests.push(Request { bytes: (needs.bytes)(value), first, last, owner: Owner::Value(value) });
             }
         }
-        Self::place(graph, requests)
+        Self::place(graph, requests, needs.large)
     }
 
-    /// Largest first, each at the lowest offset where nothing alive at the same time lies.
-    fn place(graph: &Graph, mut requests: Vec<Request>) -> MemoryPlan {
+    /// Largest first, each at the lowest offset where nothing alive at the same time lies; for a large one only places
+    /// of its own length count, or a new one at the end.
+    fn place(graph: &Graph, mut requests: Vec<Request>, large: usize) -> MemoryPlan {
         requests.sort_by_key(|r| (std::cmp::Reverse(r.bytes), r.first));
         let mut plan = MemoryPlan {
             values: graph.nodes().iter().map(|n| vec![None; n.outputs.len()]).collect(),
@@ -127,13 +146,20 @@ impl MemoryPlan {
                 .map(|(_, _, block)| *block)
                 .collect();
             neighbours.sort_by_key(|b| b.offset);
-            let mut offset = 0;
-            for block in neighbours {
-                if offset + bytes <= block.offset {
-                    break;
+            let offset = if bytes >= large {
+                let places = placed.iter().map(|(_, _, block)| *block).filter(|block| block.bytes == bytes);
+                let free = places.filter(|place| !neighbours.contains(place)).map(|place| place.offset).min();
+                free.unwrap_or(plan.arena_bytes)
+            } else {
+                let mut offset = 0;
+                for block in neighbours {
+                    if offset + bytes <= block.offset {
+                        break;
+                    }
+                    offset = offset.max(block.offset + block.bytes);
                 }
-                offset = offset.max(block.offset + block.bytes);
-            }
+                offset
+            };
             placed.push((request.first, request.last, Block { offset, bytes }));
             plan.arena_bytes = plan.arena_bytes.max(offset + bytes);
             let block = Some(Block { offset, bytes: request.bytes });
@@ -145,7 +171,7 @@ impl MemoryPlan {
         plan
     }
 
-    /// Where a value lies; `None` for parameters, constants, and outputs that nobody uses.
+    /// Where a value lies; `None` for parameters, constants, and outputs that nobody uses and no kernel must write.
     pub fn block(&self, graph: &Graph, value: Value) -> Option<Block> {
         let root = storage(graph, value);
         self.values[root.node][root.output]
@@ -155,6 +181,12 @@ impl MemoryPlan {
     pub fn workspace(&self, node: NodeId) -> Option<Block> {
         self.workspaces[node]
     }
+}
+
+/// Whether an operation writes its result even where nobody reads more than what it says besides: statistics of a norm,
+/// attention weights.
+fn writes_result(op: &Op) -> bool {
+    matches!(op, Op::Attention(_) | Op::LayerNorm(_) | Op::AddLayerNorm(_) | Op::GroupNorm(_) | Op::BatchNorm(_))
 }
 
 /// The value whose memory this one shares: itself, or what it is a reshape of.

@@ -1,7 +1,7 @@
 //! The memory plan never lets two values that are needed at the same time overlap, and it does reuse memory.
 
-use vit_graph::memory::{ALIGNMENT, Block, MemoryPlan, storage};
-use vit_graph::ops::Op;
+use vit_graph::memory::{ALIGNMENT, Block, MemoryPlan, Needs, storage};
+use vit_graph::ops::{Attention, Op};
 use vit_graph::{DType, Graph, Init, Tensor, Value, conformance};
 
 /// All blocks with the nodes during which they must keep their contents.
@@ -51,8 +51,10 @@ fn assert_sound(graph: &Graph, plan: &MemoryPlan) {
 fn values_alive_at_once_never_overlap() {
     for seed in 40..44 {
         for case in conformance::cases(seed).unwrap() {
-            let plan = MemoryPlan::new(&case.graph, |node| node * 100 % 700, |_| false);
-            assert_sound(&case.graph, &plan);
+            for large in [0, 256, usize::MAX] {
+                let plan = MemoryPlan::with_places(&case.graph, |node| node * 100 % 700, |_| false, large);
+                assert_sound(&case.graph, &plan);
+            }
         }
     }
 }
@@ -81,4 +83,57 @@ fn outputs_that_nobody_reads_get_no_memory() {
     let node = y.value().unwrap().node;
     assert!(plan.block(&graph, Value { node, output: 0 }).is_some());
     assert!(plan.block(&graph, Value { node, output: 1 }).is_none());
+}
+
+#[test]
+fn large_values_share_memory_only_with_their_like() {
+    let x = Tensor::input("x", DType::F32, [64]);
+    let long = Tensor::concat(&[&x.tanh(), &x.gelu()], 0).tanh();
+    long.slice(0, 0, 64).gelu().tanh().output("y");
+    let graph = x.finish().unwrap();
+    let plan = MemoryPlan::with_places(&graph, |_| 0, |_| false, 256);
+    let blocks = lifetimes(&graph, &plan);
+    for (_, _, a) in &blocks {
+        for (_, _, b) in blocks.iter().filter(|(_, _, b)| b.bytes != a.bytes) {
+            assert!(a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset, "{a:?} and {b:?}");
+        }
+    }
+    assert!(plan.arena_bytes > MemoryPlan::new(&graph, |_| 0, |_| false).arena_bytes);
+}
+
+#[test]
+fn a_result_that_nobody_reads_has_a_place_while_its_kernel_runs() {
+    let x = Tensor::input("x", DType::F32, [2, 5, 12]);
+    let op = Attention { heads: 2, scale: 0.5, packed: true, bias: false, dropout: None };
+    let [result, weights] = x.attention(op, &[]);
+    weights.output("weights");
+    let graph = x.finish().unwrap();
+    let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
+    assert_sound(&graph, &plan);
+    assert!(plan.block(&graph, result.value().unwrap()).is_some());
+}
+
+#[test]
+fn what_runs_with_an_earlier_node_has_its_memory_from_then_on() {
+    let x = Tensor::input("x", DType::F32, [64, 64]);
+    let first = x.gelu();
+    let second = first.gelu();
+    let sums = first.sum([0]);
+    (&second.sum([0]) + &sums).output("y");
+    let [first, second, sums] = [&first, &second, &sums].map(|tensor| tensor.value().unwrap());
+    let graph = x.finish().unwrap();
+    let plan = MemoryPlan::with_needs(
+        &graph,
+        Needs {
+            bytes: &|value| graph.ty(value).bytes(),
+            workspace: &|_| 0,
+            outside: &|_| false,
+            runs_with: &|node| if node == sums.node { first.node } else { node },
+            large: usize::MAX,
+        },
+    );
+    let [first, second, sums] = [first, second, sums].map(|value| plan.block(&graph, value).unwrap());
+    for other in [first, second] {
+        assert!(sums.offset >= other.offset + other.bytes || other.offset >= sums.offset + sums.bytes);
+    }
 }

@@ -1,24 +1,6 @@
 //! The attention weights of one layer for one picture.
 
-use thiserror::Error;
-
-/// Why something could not be measured.
-#[derive(Debug, Error, Clone, PartialEq)]
-pub enum InsightError {
-    /// Numbers that do not have the shape claimed.
-    #[error("{what}: {found} values, where {expected} are needed")]
-    Length {
-        /// What they should be.
-        what: &'static str,
-        /// How many there are.
-        found: usize,
-        /// How many there should be.
-        expected: usize,
-    },
-    /// Something that cannot be measured.
-    #[error("{0}")]
-    Unsuitable(String),
-}
+use crate::InsightError;
 
 /// How much every token looks at every other, in every head of one layer: rows are queries and add up to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]

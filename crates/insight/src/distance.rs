@@ -3,7 +3,7 @@
 
 use crate::{Attention, InsightError};
 
-/// The mean distance between a patch and the patches it attends to, weighted by attention, for every head.
+/// The mean distance, in units of which a patch has `patch` in height and width, between a patch and the patches it attends to, weighted by attention, for every head.
 ///
 /// The first `prefix` tokens (class, distillation, registers) have no place in the picture and are left out; the weights
 /// on patches are scaled to a sum of 1 for each query, so that what goes to those tokens does not shorten distances.
@@ -11,7 +11,7 @@ pub fn attention_distance(
     attention: Attention,
     prefix: usize,
     grid: [usize; 2],
-    patch: [usize; 2],
+    patch: [f64; 2],
 ) -> Result<Vec<f32>, InsightError> {
     let (tokens, patches) = (attention.tokens(), grid[0] * grid[1]);
     if prefix + patches != tokens || patches == 0 {
@@ -20,11 +20,12 @@ pub fn attention_distance(
             grid[0], grid[1]
         )));
     }
-    let place =
-        |patch_index: usize| [(patch_index / grid[1] * patch[0]) as f64, (patch_index % grid[1] * patch[1]) as f64];
+    // Distances by rows and columns apart: every pair of patches has one of a few.
+    let table: Vec<f64> =
+        (0..patches).map(|at| ((at / grid[1]) as f64 * patch[0]).hypot((at % grid[1]) as f64 * patch[1])).collect();
     let between = |a: usize, b: usize| {
-        let ([ay, ax], [by, bx]) = (place(a), place(b));
-        (ay - by).hypot(ax - bx)
+        let (rows, columns) = ((a / grid[1]).abs_diff(b / grid[1]), (a % grid[1]).abs_diff(b % grid[1]));
+        table[rows * grid[1] + columns]
     };
     let head = |head: usize| {
         let weights = attention.head(head);

@@ -1,5 +1,5 @@
 //! What a Vision Transformer attends to and what it learned: the measurements behind the paper's figures, on arrays
-//! that any graph gives when its intermediates are asked for.
+//! that any graph gives when its intermediates are asked for, and the figures and pages that show them.
 //!
 //! ```
 //! use vit_insight::{Attention, rollout};
@@ -13,11 +13,28 @@
 mod attention;
 mod components;
 mod distance;
+mod error;
+mod explain;
+mod inspect;
+mod layers;
+mod map;
+mod page;
+mod patches;
 mod rollout;
+mod runner;
+mod sheet;
 mod similarity;
 
-pub use attention::{Attention, InsightError};
+pub use attention::Attention;
 pub use components::{Components, principal_components};
 pub use distance::attention_distance;
-pub use rollout::rollout;
+pub use error::InsightError;
+pub use explain::{ExplainOptions, Explainer, Explanation, Method, Subject};
+pub use inspect::{Figure, Inspection, Inspector, Numbers, Sample, card, report};
+pub use layers::{Layer, Tokens, attention_layers, covered};
+pub use map::Map;
+pub use page::{Page, PageEntry};
+pub use patches::patches;
+pub use rollout::{relevance_of, rollout, rollout_of};
+pub use sheet::{explanation_sheet, side_by_side};
 pub use similarity::cosine_similarity;

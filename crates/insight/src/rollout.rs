@@ -23,6 +23,35 @@ pub fn rollout(layers: &[Attention]) -> Result<Vec<f32>, InsightError> {
     Ok(flow.into_iter().map(|v| v as f32).collect())
 }
 
+/// What a mixture of output tokens takes from every input token: `start` times the rollout, without computing all of it.
+/// Layers are `[tokens, tokens]`, heads already averaged, the first layer first.
+pub fn rollout_of(start: &[f32], layers: &[&[f32]]) -> Result<Vec<f32>, InsightError> {
+    carried(start, layers, |row, attended| row.iter_mut().zip(attended).for_each(|(r, a)| *r = (*r + a) / 2.0))
+}
+
+/// The class-specific kin of rollout (Chefer et al., 2021): layers hold the positive part of attention times gradient,
+/// heads averaged, and what they carry is added to what the residual connection does.
+pub fn relevance_of(start: &[f32], layers: &[&[f32]]) -> Result<Vec<f32>, InsightError> {
+    carried(start, layers, |row, attended| row.iter_mut().zip(attended).for_each(|(r, a)| *r += a))
+}
+
+/// A row vector that goes from the last layer to the first; `join` adds what a layer's attention brings.
+fn carried(start: &[f32], layers: &[&[f32]], join: impl Fn(&mut [f64], Vec<f64>)) -> Result<Vec<f32>, InsightError> {
+    let tokens = start.len();
+    let mut row: Vec<f64> = start.iter().map(|&v| f64::from(v)).collect();
+    for layer in layers.iter().rev() {
+        if layer.len() != tokens * tokens {
+            return Err(InsightError::Length { what: "a layer", found: layer.len(), expected: tokens * tokens });
+        }
+        let mut attended = vec![0.0; tokens];
+        for (&share, weights) in row.iter().zip(layer.chunks(tokens)) {
+            attended.iter_mut().zip(weights).for_each(|(a, &w)| *a += share * f64::from(w));
+        }
+        join(&mut row, attended);
+    }
+    Ok(row.into_iter().map(|v| v as f32).collect())
+}
+
 fn identity(tokens: usize) -> Vec<f64> {
     (0..tokens * tokens).map(|i| if i / tokens == i % tokens { 1.0 } else { 0.0 }).collect()
 }

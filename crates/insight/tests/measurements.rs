@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use vit_insight::{Attention, attention_distance, cosine_similarity, principal_components, rollout};
+use vit_insight::{Attention, attention_distance, cosine_similarity, principal_components, rollout, rollout_of};
 
 type Arrays = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
@@ -46,8 +46,18 @@ fn measurements_equal_numpy() {
             let layers = layers(&arrays, depth, picture);
             let flow = rollout(&layers).unwrap();
             assert_close(&format!("{case} rollout"), &flow, &flows[picture * each..(picture + 1) * each], 1e-6);
+            let means: Vec<Vec<f32>> =
+                layers.iter().map(|layer| layer.mean().into_iter().map(|v| v as f32).collect()).collect();
+            let means: Vec<&[f32]> = means.iter().map(Vec::as_slice).collect();
+            let tokens = layers[0].tokens();
+            for token in 0..tokens {
+                let mut start = vec![0.0; tokens];
+                start[token] = 1.0;
+                let row = &flows[picture * each + token * tokens..][..tokens];
+                assert_close(&format!("{case} rollout of {token}"), &rollout_of(&start, &means).unwrap(), row, 1e-5);
+            }
             for (depth, layer) in layers.iter().enumerate() {
-                let found = attention_distance(*layer, prefix, [4, 4], [8, 8]).unwrap();
+                let found = attention_distance(*layer, prefix, [4, 4], [8.0, 8.0]).unwrap();
                 let expected = &distances[(depth * pictures + picture) * heads..][..heads];
                 assert_close(&format!("{case} distance"), &found, expected, 1e-5);
             }
@@ -67,7 +77,7 @@ fn what_does_not_fit_is_refused() {
     let weights = vec![0.2; 2 * 5 * 5];
     let layer = Attention::new(2, 5, &weights).unwrap();
     assert!(Attention::new(2, 4, &weights).is_err());
-    assert!(attention_distance(layer, 1, [2, 3], [8, 8]).is_err());
+    assert!(attention_distance(layer, 1, [2, 3], [8.0, 8.0]).is_err());
     let smaller = vec![0.25; 16];
     assert!(rollout(&[layer, Attention::new(1, 4, &smaller).unwrap()]).is_err());
     assert!(rollout(&[]).is_err());

@@ -126,9 +126,9 @@ impl Architecture {
     /// The filters that see the colours, by name.
     pub fn first_filters(&self) -> String {
         let stem = |net: &ResNetV2| match (net.depths.is_empty(), net.stem) {
-            (true, resnetv2::Stem::Plain) => "conv",
+            (true, resnetv2::Stem::Plain | resnetv2::Stem::Small) => "conv",
             (true, _) => "conv1",
-            (false, resnetv2::Stem::Plain) => "stem.conv",
+            (false, resnetv2::Stem::Plain | resnetv2::Stem::Small) => "stem.conv",
             (false, _) => "stem.conv1",
         };
         let layer = match self {
@@ -136,7 +136,7 @@ impl Architecture {
                 Some(backbone) => format!("patch_embed.backbone.{}", stem(backbone)),
                 None => "patch_embed.proj".into(),
             },
-            Architecture::ResNet(net) if net.stem != Stem::Plain => "conv1.0".into(),
+            Architecture::ResNet(ResNet { stem: Stem::Deep { .. } | Stem::Tiered { .. }, .. }) => "conv1.0".into(),
             Architecture::ResNet(_) | Architecture::LeNet(_) => "conv1".into(),
             Architecture::ResNetV2(net) => stem(net).into(),
             Architecture::EfficientNet(_) => "conv_stem".into(),
@@ -152,6 +152,11 @@ impl Architecture {
             Architecture::Vit(vit) => Some(vit.prefix_tokens()),
             _ => None,
         }
+    }
+
+    /// Whether a part of the model is there to follow a teacher (DeiT's distillation head).
+    pub fn follows_teacher(&self) -> bool {
+        matches!(self, Architecture::Vit(vit) if vit.distillation_head)
     }
 
     /// Whether there is a class token.

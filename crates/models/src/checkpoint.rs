@@ -8,6 +8,7 @@ use serde_json::Value;
 use vit_graph::device::Parameters;
 use vit_graph::ops::Parameter;
 
+use crate::builtin;
 use crate::config::{self, Config};
 use crate::error::ModelError;
 use crate::fit::{Leniency, fit};
@@ -77,8 +78,11 @@ pub struct OpenOptions<'a> {
 
 impl Checkpoint {
     /// Opens a folder or a weights file. A `config.json` beside the weights says what they are; without one it is read
-    /// off the weights.
+    /// off the weights. Where there is neither of the name, [`builtin::NAME`] means the model that comes along.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Checkpoint, ModelError> {
+        if builtin::is_meant(path) {
+            return builtin::open();
+        }
         let metadata = fs::metadata(path).map_err(|error| ModelError::Io { path: path.into(), error })?;
         let folder = if metadata.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let source = match options.weights {

@@ -7,7 +7,7 @@ use crate::architecture::Architecture;
 use crate::config::{Config, google_stages};
 use crate::layers::Mode;
 use crate::preprocessing::Preprocessing;
-use crate::resnetv2::ResNetV2;
+use crate::resnetv2::{ResNetV2, Stem};
 use crate::variant::{Variant, variants};
 use crate::vit::{FinalNorm, PAPER_SIZES, Pooling, Positions, PositionsOn, Vit};
 use crate::weights::{Scheme, Weights};
@@ -85,8 +85,8 @@ fn place_positions(vit: &mut Vit, pos_embed: Option<&[usize]>) {
         }
     };
     if let Some(side) = side {
-        // Every stage of convolutions after the first halves what the stem has quartered.
-        let coarser = vit.backbone.as_ref().map_or(1, |b| 4 << b.depths.len().saturating_sub(1));
+        // Every stage of convolutions after the first halves what the stem has quartered or left as it was.
+        let coarser = vit.backbone.as_ref().map_or(1, |b| b.stem_stride() << b.depths.len().saturating_sub(1));
         vit.image_size = [side * vit.patch_size[0] * coarser, side * vit.patch_size[1] * coarser];
     }
 }
@@ -95,7 +95,7 @@ fn place_positions(vit: &mut Vit, pos_embed: Option<&[usize]>) {
 fn backbone(weights: &Weights, scheme: Scheme) -> Option<ResNetV2> {
     let shape = |name: &str| weights.tensors.get(&format!("patch_embed.backbone.{name}")).map(|t| t.shape.as_slice());
     let stem = shape("stem.conv.weight").or_else(|| shape("conv.weight"))?;
-    let &[stem_width, channels, _, _] = stem else { return None };
+    let &[stem_width, channels, kernel, _] = stem else { return None };
     let block = |stage: usize, block: usize| shape(&format!("stages.{stage}.blocks.{block}.conv3.weight"));
     let stages = (0..8).take_while(|&stage| block(stage, 0).is_some());
     let (mut depths, mut widths) = (Vec::new(), Vec::new());
@@ -105,7 +105,8 @@ fn backbone(weights: &Weights, scheme: Scheme) -> Option<ResNetV2> {
     }
     let google = google_stages(&[], stem_width);
     let base = if scheme == Scheme::Jax { google } else { ResNetV2::before_tokens(&[]) };
-    Some(ResNetV2 { channels, depths, widths, stem_width, ..base })
+    let stem = if kernel == 3 { Stem::Small } else { base.stem };
+    Some(ResNetV2 { channels, depths, widths, stem_width, stem, ..base })
 }
 
 /// The variant with these parameters, but for its classes and channels. Where two that compute differently have the same

@@ -68,6 +68,18 @@ fn dense(x: &Tensor, features: usize, name: &str) -> Tensor {
     linear_from(x, features, true, Init::Uniform { bound }, name)
 }
 
+/// The variant of a name; with `_cifar` behind it, the form for coloured pictures of 32 pixels.
+pub fn variant(name: &str) -> Option<Variant> {
+    let find = |name: &str| variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
+    find(name).or_else(|| {
+        let mut variant = find(name.strip_suffix("_cifar")?)?;
+        variant.preprocessing = Preprocessing::cifar();
+        variant.architecture.set_image_size(variant.preprocessing.image_size);
+        variant.architecture.set_channels(3);
+        Some(Variant { name: name.into(), paper_name: None, ..variant })
+    })
+}
+
 /// LeNet-5 with both choices.
 pub fn variants() -> Vec<Variant> {
     let preprocessing = Preprocessing {

@@ -10,6 +10,7 @@
 //! ```
 
 mod architecture;
+pub mod builtin;
 mod checkpoint;
 pub mod coatnet;
 pub mod config;

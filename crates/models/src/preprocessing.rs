@@ -34,4 +34,15 @@ impl Preprocessing {
     pub fn imagenet() -> Self {
         Preprocessing { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225], ..Self::inception() }
     }
+
+    /// Whole pictures of 32 pixels, colours by CIFAR-10's mean and deviation.
+    pub fn cifar() -> Self {
+        Preprocessing {
+            image_size: [32, 32],
+            crop_pct: 1.0,
+            mean: vec![0.4914, 0.4822, 0.4465],
+            std: vec![0.247, 0.2435, 0.2616],
+            ..Self::inception()
+        }
+    }
 }

@@ -4,7 +4,7 @@
 
 mod variants;
 
-pub use variants::variants;
+pub use variants::{variant, variants};
 
 use vit_graph::ops::Activation;
 use vit_graph::{Graph, GraphError, Tensor};
@@ -33,8 +33,10 @@ impl Block {
 /// What comes before the first stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stem {
-    /// 64 filters of 7x7.
+    /// 64 filters of 7x7 at every other pixel, then pooling.
     Plain,
+    /// 64 filters of 3x3 at every pixel and no pooling: for pictures of 32 pixels, as everyone trains them on CIFAR.
+    Small,
     /// Three layers of 3x3 filters, `width`, `width` and twice as many.
     Deep {
         /// Filters of the first two layers.
@@ -165,7 +167,8 @@ impl Layers<'_> {
             return;
         }
         let mut x = self.stem(image);
-        let (mut stride_so_far, mut dilation, mut previous, mut index) = (4, 1, 1, 0);
+        let stem_stride = if net.stem == Stem::Small { 1 } else { 4 };
+        let (mut stride_so_far, mut dilation, mut previous, mut index) = (stem_stride, 1, 1, 0);
         let blocks: usize = net.depths.iter().sum();
         for (stage, (&depth, &width)) in net.depths.iter().zip(&net.widths).enumerate() {
             let mut stride = if stage == 0 { 1 } else { 2 };
@@ -201,12 +204,13 @@ impl Layers<'_> {
         };
         let x = match self.net.stem {
             Stem::Plain => strided(64, 7).apply(&x, "conv1"),
+            Stem::Small => Conv::new(64, 3).apply(&x, "conv1"),
             Stem::Deep { width } => deep(width, width),
             Stem::Tiered { width } => deep(3 * (width / 4), width),
         };
         let x = self.norm_act(&x, "bn1");
         x.tap("stem");
-        max_pool(&x, 3, 2, [[1; 2]; 2], false)
+        if self.net.stem == Stem::Small { x } else { max_pool(&x, 3, 2, [[1; 2]; 2], false) }
     }
 
     fn norm(&self, x: &Tensor, name: &str) -> Tensor {

@@ -16,8 +16,10 @@ use crate::layers::{
 /// The first convolutions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stem {
-    /// One of 7x7.
+    /// One of 7x7, then pooling.
     Plain,
+    /// One of 3x3 at every pixel and no pooling: for pictures of 32 pixels.
+    Small,
     /// Three of 3x3, half the width in the first two.
     Deep,
     /// The same with three eighths in the first.
@@ -172,10 +174,13 @@ impl ResNetV2 {
     /// Rows and columns of the last stage's result for an image of this size.
     pub fn feature_grid(&self, image_size: [usize; 2]) -> [usize; 2] {
         image_size.map(|extent| {
-            let stem = self.padding.results(extent, if self.stem == Stem::Plain { 7 } else { 3 }, 2);
-            let pooling = if self.stem_pooling == StemPooling::Same { Padding::Same } else { Padding::Symmetric };
-            let mut extent = pooling.results(stem, 3, 2);
-            let mut stride = 4;
+            let mut extent = extent;
+            if self.stem != Stem::Small {
+                let stem = self.padding.results(extent, if self.stem == Stem::Plain { 7 } else { 3 }, 2);
+                let pooling = if self.stem_pooling == StemPooling::Same { Padding::Same } else { Padding::Symmetric };
+                extent = pooling.results(stem, 3, 2);
+            }
+            let mut stride = self.stem_stride();
             for _ in 1..self.depths.len() {
                 if stride < self.output_stride {
                     extent = self.padding.results(extent, 3, 2);
@@ -184,6 +189,11 @@ impl ResNetV2 {
             }
             extent
         })
+    }
+
+    /// How much coarser the stem's result is than the image.
+    pub fn stem_stride(&self) -> usize {
+        if self.stem == Stem::Small { 1 } else { 4 }
     }
 
     /// The width of the last stage.
@@ -218,7 +228,7 @@ impl Layers<'_> {
         let net = self.net;
         // A stem alone is no part of anything, and has no name of its own.
         let mut x = self.stem(image, if net.depths.is_empty() { "" } else { "stem" });
-        let (mut stride_so_far, mut dilation, mut index) = (4, 1, 0);
+        let (mut stride_so_far, mut dilation, mut index) = (net.stem_stride(), 1, 0);
         let blocks: usize = net.depths.iter().sum();
         for (stage, (&depth, &width)) in net.depths.iter().zip(&net.widths).enumerate() {
             let mut stride = if stage == 0 { 1 } else { 2 };
@@ -261,8 +271,10 @@ impl Layers<'_> {
         let _scope = image.scope(name);
         let strided = |filters, kernel| Conv { stride: 2, ..self.plain(filters, kernel) };
         let x = match net.stem {
-            Stem::Plain => {
-                let x = strided(net.stem_width, 7).apply(image, "conv");
+            Stem::Plain | Stem::Small => {
+                let small = net.stem == Stem::Small;
+                let conv = if small { self.plain(net.stem_width, 3) } else { strided(net.stem_width, 7) };
+                let x = conv.apply(image, "conv");
                 if net.block == Block::PostActivation { self.norm_act(&x, "norm") } else { x }
             }
             Stem::Deep | Stem::Tiered => {
@@ -276,6 +288,7 @@ impl Layers<'_> {
         };
         x.tap("");
         match net.stem_pooling {
+            _ if net.stem == Stem::Small => x,
             StemPooling::Symmetric => max_pool(&x, 3, 2, [[1; 2]; 2], false),
             StemPooling::Zeros => max_pool(&x, 3, 2, [[1; 2]; 2], true),
             StemPooling::Same => max_pool(&x, 3, 2, Padding::Same.around(&x, 3, 2, 1), false),

@@ -38,7 +38,8 @@ pub fn variant(name: &str) -> Option<Variant> {
     let name = name.rsplit_once("timm/").map_or(name, |(_, name)| name);
     let find = |name: &str| {
         let published = || variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
-        vit::variant(name).or_else(published)
+        let form = || vit::variant(name).or_else(|| resnet::variant(name)).or_else(|| lenet::variant(name));
+        published().or_else(form)
     };
     find(name).or_else(|| find(name.split('.').next()?))
 }
@@ -84,6 +85,8 @@ mod tests {
         assert_eq!(variant("H/14").unwrap().name, "vit_huge_patch14_224");
         assert_eq!(variant("Ti/4@32").unwrap().name, "vit_tiny_patch4_32");
         assert!(variant("vit_base_patch0_224").is_none());
+        // The stem of a "D" form is not the one that small pictures replace.
+        assert!(variant("resnet18_cifar").is_some() && variant("resnet18d_cifar").is_none());
         assert_eq!(suggestions("vit_bse_patch16_224")[0], "vit_base_patch16_224");
     }
 }

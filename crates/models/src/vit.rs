@@ -6,7 +6,7 @@
 mod positions;
 mod variants;
 
-pub use positions::{Positions, PositionsOn};
+pub use positions::{Positions, PositionsOn, sin_cos};
 pub use variants::{PAPER_SIZES, Size, variant, variants};
 
 use vit_graph::ops::{Activation, Attention, Conv2d, Dropout, Granularity};

@@ -286,3 +286,49 @@ fn configurations_out_of_bounds_are_refused_and_take_no_memory() {
     refused("torchvision.models.resnet.ResNet", serde_json::json!({ "block": "Bottleneck", "layers": [] }));
     refused("lenet5", serde_json::json!({ "pool": "median" }));
 }
+
+/// Forms for pictures of 32 pixels, which nobody publishes weights for, with 10 classes. ResNet-18's count is that of the
+/// CIFAR ResNet everyone trains (github.com/kuangliu/pytorch-cifar); LeNet's by hand: 6·75+6, 16·150+16, 120·576+120,
+/// 84·120+84, 10·84+10; DeiT's is the ViT's of its size with one token, one position and one head more.
+#[test]
+fn forms_for_small_pictures() {
+    let small = |name: &str| {
+        let mut variant = variant(name).unwrap_or_else(|| panic!("{name}"));
+        assert_eq!((variant.architecture.image_size(), variant.architecture.channels()), ([32, 32], 3), "{name}");
+        assert_eq!((variant.preprocessing.image_size, variant.preprocessing.crop_pct), ([32, 32], 1.0), "{name}");
+        variant.architecture.set_classes(10);
+        variant
+    };
+    let parameters = |name: &str| Cost::of(&small(name).architecture.build(1, Mode::Inference).unwrap()).parameters();
+    assert_eq!(parameters("resnet18_cifar"), 11_173_962);
+    assert_eq!(parameters("lenet5_relu_cifar"), 83_126);
+    let vit = parameters("vit_lite_patch4_32");
+    assert_eq!(parameters("deit_lite_patch4_32"), vit);
+    assert_eq!(parameters("deit_lite_distilled_patch4_32"), vit + 256 + 256 + 2570);
+    // The patch filters become 1x1 ones on 1024 channels, and the stages come before them.
+    let stages = ["vit_lite_r20_s4_32", "vit_tiny_r20_s4_32"].map(|name| {
+        let dim = if name.contains("lite") { 256 } else { 192 };
+        let plain = parameters(&name.replace("_r20_s4_", "_patch4_"));
+        parameters(name) - (plain - 48 * dim) - 1024 * dim
+    });
+    assert_eq!(stages[0], stages[1]);
+
+    for name in ["resnet50_cifar", "lenet5_cifar", "vit_lite_r20_s4_32", "deit_lite_distilled_patch4_32"] {
+        let found = small(name);
+        let layer = found.architecture.first_filters();
+        let graph = found.architecture.build(2, Mode::Training).unwrap();
+        assert!(graph.parameters().any(|(_, p)| p.name == layer), "{name}: {layer}");
+        for name in [Some(found.name.clone()), None] {
+            let labels = (0..10).map(|i| format!("c{i}")).collect();
+            let (architecture, preprocessing) = (found.architecture.clone(), found.preprocessing.clone());
+            let written = Config { name, architecture, preprocessing, labels };
+            let read = config::parse(&config::timm_config(&written), None).unwrap();
+            assert_eq!(read.architecture, written.architecture, "{}", found.name);
+            assert_eq!(read.preprocessing, written.preprocessing, "{}", found.name);
+        }
+    }
+    assert_eq!(variant("R20+Lite/4@32").unwrap().name, "vit_lite_r20_s4_32");
+    // Tokens of four pixels each, as the ViT has them.
+    let Architecture::Vit(hybrid) = small("vit_lite_r20_s4_32").architecture else { panic!() };
+    assert_eq!(hybrid.grid(), [8, 8]);
+}

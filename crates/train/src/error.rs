@@ -38,6 +38,14 @@ pub enum TrainError {
     /// A recipe and a data set, or a model and a data set, that do not go together.
     #[error("{0}")]
     Unsuitable(String),
+    /// A teacher that cannot teach this student.
+    #[error("the teacher {}: {what}", path.display())]
+    Teacher {
+        /// Its checkpoint.
+        path: PathBuf,
+        /// What stands in the way.
+        what: String,
+    },
     /// A configuration that cannot be read.
     #[error("{}: {what}", path.display())]
     Config {

@@ -15,6 +15,7 @@
 //! ```
 
 mod average;
+mod colours;
 mod error;
 mod evaluate;
 mod evaluation_report;
@@ -26,12 +27,14 @@ mod optimiser;
 pub mod plots;
 mod preprocess;
 mod progress;
+mod pseudo_labels;
 mod recipe;
 mod run_folder;
 mod saving;
 mod schedule;
 mod setup;
 mod step;
+mod study;
 mod teacher;
 mod trainer;
 
@@ -44,10 +47,12 @@ pub use groups::{DecayOn, Freeze, layers, rate_factors};
 pub use objective::{Distillation, Loss, Objective};
 pub use optimiser::{Method, Optimiser};
 pub use progress::{Clock, Pace, Progress};
+pub use pseudo_labels::{PseudoLabel, PseudoLabelChoice};
 pub use recipe::*;
 pub use run_folder::{Existing, MetricsLog, Row, RunError, RunFolder, columns};
 pub use saving::{Best, Opened, Position, SaveError, Slot, Snapshot};
 pub use schedule::{Decay, Schedule};
 pub use setup::{FirstWeights, ModelChoice, RunSettings, Setup};
 pub use step::{Start, StepError, StepOptions, TrainingStep};
+pub use study::{BegunRun, Study, StudyPlan, StudyResult, StudyRun, StudyTable};
 pub use trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train, training_step};

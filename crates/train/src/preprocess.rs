@@ -26,23 +26,30 @@ pub(crate) fn preprocess(p: &Preprocessing) -> Result<Preprocess, TrainError> {
 }
 
 /// How a run's pictures become batches.
-pub(crate) fn loader_settings(recipe: &Recipe, p: &Preprocessing) -> Result<LoaderSettings, TrainError> {
+pub(crate) fn loader_settings(
+    recipe: &Recipe,
+    p: &Preprocessing,
+    samples: usize,
+) -> Result<LoaderSettings, TrainError> {
     let unsuitable = |error: TransformError| TrainError::Unsuitable(format!("[data] of the recipe: {error}"));
     let transform = TrainTransform::new(&preprocess(p)?, &augmentation(&recipe.data)).map_err(unsuitable)?;
     let data = &recipe.data;
+    let plain = LoaderSettings::training(transform, recipe.batch, recipe.seed);
+    let per_epoch = plain.batches_per_epoch(samples);
     Ok(LoaderSettings {
         mix: Mix {
             mixup: data.mixup,
             cutmix: data.cutmix,
             probability: data.mix_probability,
             switch: data.mix_switch,
+            until: data.mix_until.steps(per_epoch, recipe.steps(per_epoch)),
             smoothing: data.label_smoothing,
         },
         labels: match recipe.objective.loss {
             Loss::Softmax => Labels::Single,
             Loss::Sigmoid => Labels::Multiple,
         },
-        ..LoaderSettings::training(transform, recipe.batch, recipe.seed)
+        ..plain
     })
 }
 

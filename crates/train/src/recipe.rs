@@ -62,11 +62,22 @@ pub enum Crop {
     Centre,
 }
 
+/// What colours are normalised by, in a model that starts from scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Normalise {
+    /// The mean and the deviation of the training pictures.
+    Pictures,
+    /// What the model's published weights were trained with.
+    Model,
+}
+
 /// How pictures and labels are varied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct DataSettings {
+    pub normalise: Normalise,
     pub crop: Crop,
     pub crop_scale: [f64; 2],
     pub crop_ratio: [f64; 2],
@@ -80,6 +91,7 @@ pub struct DataSettings {
     pub cutmix: f64,
     pub mix_probability: f64,
     pub mix_switch: f64,
+    pub mix_until: Span,
     pub label_smoothing: f64,
     pub repeated: usize,
 }
@@ -168,7 +180,7 @@ pub struct AverageSettings {
 }
 
 /// The named recipes and their files.
-const NAMED: [(&str, &str); 9] = [
+const NAMED: [(&str, &str); 11] = [
     ("small", include_str!("../recipes/small.toml")),
     ("strong", include_str!("../recipes/strong.toml")),
     ("finetune", include_str!("../recipes/finetune.toml")),
@@ -178,6 +190,8 @@ const NAMED: [(&str, &str); 9] = [
     ("vit-finetune", include_str!("../recipes/vit-finetune.toml")),
     ("deit", include_str!("../recipes/deit.toml")),
     ("augreg", include_str!("../recipes/augreg.toml")),
+    ("noisy-student", include_str!("../recipes/noisy-student.toml")),
+    ("study", include_str!("../recipes/study.toml")),
 ];
 
 impl Recipe {

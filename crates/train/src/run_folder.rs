@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 pub use error::RunError;
 pub use log::MetricsLog;
-use replace::replace;
+pub(crate) use replace::replace;
 pub use row::{Row, columns};
 
 use crate::saving::Slot;

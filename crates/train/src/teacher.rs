@@ -1,6 +1,6 @@
 //! A frozen teacher: a checkpoint that answers for every batch, so that a student can follow it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::rewrite::dead_code;
@@ -21,28 +21,41 @@ pub(crate) struct Teacher {
 }
 
 impl Teacher {
-    /// Opens a checkpoint as the teacher of a student, for batches of this size.
+    /// Opens a checkpoint as the teacher of a student, for batches of this size. A run's folder stands for its best
+    /// model.
     pub fn open(path: &Path, student: &Config, batch: usize, device: &dyn Device) -> Result<Teacher, TrainError> {
-        let mut checkpoint = Checkpoint::open(path, OpenOptions::default())?;
-        let size = student.architecture.image_size();
-        checkpoint.change(Changes { image_size: Some(size), ..Changes::default() })?;
-        let Checkpoint { config, mut weights, .. } = checkpoint;
-        let classes = student.architecture.classes();
-        if config.architecture.classes() != classes || (!config.labels.is_empty() && config.labels != student.labels) {
-            return Err(TrainError::Unsuitable(format!(
-                "{}: the teacher knows {} classes, and they are not the {classes} of the data set in the same order",
-                path.display(),
-                config.architecture.classes()
+        let unfit = |what: String| TrainError::Teacher { path: path.into(), what };
+        let mut checkpoint =
+            Checkpoint::open(&model_of(path), OpenOptions::default()).map_err(|e| unfit(e.to_string()))?;
+        let (classes, channels) = (student.architecture.classes(), student.architecture.channels());
+        let found = &checkpoint.config;
+        if found.architecture.classes() != classes {
+            let known = found.architecture.classes();
+            return Err(unfit(format!("it knows {known} classes, and the data set has {classes}")));
+        }
+        if !found.labels.is_empty() && found.labels != student.labels {
+            let different = found.labels.iter().zip(&student.labels).position(|(own, given)| own != given).unwrap_or(0);
+            return Err(unfit(format!(
+                "its classes are not those of the data set in the same order: class {different} is {:?} there and {:?} here",
+                found.labels[different], student.labels[different]
             )));
         }
+        if found.architecture.channels() != channels {
+            let own = found.architecture.channels();
+            return Err(unfit(format!("it sees {own} colour channels, and the student {channels}")));
+        }
+        let size = student.architecture.image_size();
+        let resized = Changes { image_size: Some(size), ..Changes::default() };
+        checkpoint.change(resized).map_err(|e| unfit(format!("it cannot see the student's pictures: {e}")))?;
+        let Checkpoint { config, mut weights, .. } = checkpoint;
         let mut graph = config.architecture.build(batch, Mode::Inference)?;
         graph.retain_outputs(|name| name == "logits");
         let executable = device.compile(&dead_code(&graph)?, &mut weights)?;
         let (own, given) = (&config.preprocessing, &student.preprocessing);
-        let channels = own.mean.iter().zip(&own.std).zip(given.mean.iter().zip(&given.std));
-        let colours = channels.map(|((mean, std), (m, s))| (s / std, (m - mean) / std)).collect();
+        let colours = own.mean.iter().zip(&own.std).zip(given.mean.iter().zip(&given.std));
+        let colours: Vec<(f32, f32)> = colours.map(|((mean, std), (m, s))| (s / std, (m - mean) / std)).collect();
         let plane = size[0] * size[1];
-        let images = vec![0.0; batch * config.architecture.channels() * plane];
+        let images = vec![0.0; batch * channels * plane];
         Ok(Teacher { executable, colours, images, plane, logits: vec![0.0; batch * classes] })
     }
 
@@ -55,5 +68,87 @@ impl Teacher {
         self.executable.write("image", Elements::F32(&self.images))?;
         self.executable.run()?;
         Ok(self.executable.read("logits", &mut self.logits)?)
+    }
+}
+
+/// The checkpoint that a path means.
+fn model_of(path: &Path) -> PathBuf {
+    let best = path.join("checkpoints").join("best");
+    if best.is_dir() { best } else { path.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use vit_cpu::Cpu;
+    use vit_graph::Init;
+    use vit_models::weights::safetensors::Dtype;
+    use vit_models::weights::{Tensor, Weights};
+    use vit_models::{Layout, Preprocessing, variant};
+
+    use super::*;
+
+    /// A checkpoint of a small ResNet whose every number is random, running statistics too.
+    fn resnet() -> Checkpoint {
+        let mut config = config("resnet18_cifar");
+        let vit_models::Architecture::ResNet(net) = &mut config.architecture else { unreachable!() };
+        (net.depths, net.widths) = (vec![1, 1], vec![8, 16]);
+        let mut weights = Weights::default();
+        for (_, p) in config.architecture.build(1, Mode::Inference).unwrap().parameters() {
+            let mut data = vec![0.0; p.shape.elements()];
+            Init::Normal { std: 0.3 }.fill(7, &p.name, &mut data);
+            if p.name.ends_with("running_var") {
+                data.iter_mut().for_each(|v| *v = 0.5 + v.abs());
+            }
+            weights.insert(&p.name, Tensor { shape: p.shape.to_vec(), data }).unwrap();
+        }
+        let scheme = vit_models::weights::Scheme::Timm;
+        Checkpoint { config, weights, scheme, source: PathBuf::new(), report: vec![] }
+    }
+
+    fn config(name: &str) -> Config {
+        let variant = variant(name).unwrap();
+        let labels = vec!["a".to_string(), "b".to_string()];
+        let mut config =
+            Config { name: None, architecture: variant.architecture, preprocessing: variant.preprocessing, labels };
+        config.architecture.set_classes(2);
+        config
+    }
+
+    #[test]
+    fn a_teacher_answers_as_in_evaluation_and_in_its_own_colours() {
+        let device = Cpu::new(Some(1));
+        let checkpoint = resnet();
+        let folder = tempfile::tempdir().unwrap();
+        checkpoint.save(folder.path(), Layout::Timm, Dtype::F32).unwrap();
+        let student = config("deit_pico_distilled_patch8_32");
+        assert_ne!(student.preprocessing.mean, checkpoint.config.preprocessing.mean);
+
+        // The same two pictures, of values from 0 to 1, in the colours of both.
+        let plain: Vec<f32> = (0..2 * 3 * 1024).map(|i| ((i * 37) % 256) as f32 / 255.0).collect();
+        let coloured = |p: &Preprocessing| -> Vec<f32> {
+            let channel = |i: usize| i / 1024 % 3;
+            plain.iter().enumerate().map(|(i, v)| (v - p.mean[channel(i)]) / p.std[channel(i)]).collect()
+        };
+        let mut teacher = Teacher::open(folder.path(), &student, 2, &device).unwrap();
+        teacher.answer(&coloured(&student.preprocessing)).unwrap();
+
+        let mut graph = checkpoint.config.architecture.build(2, Mode::Inference).unwrap();
+        graph.retain_outputs(|name| name == "logits");
+        let mut weights = checkpoint.weights.clone();
+        let mut alone = device.compile(&dead_code(&graph).unwrap(), &mut weights).unwrap();
+        alone.write("image", Elements::F32(&coloured(&checkpoint.config.preprocessing))).unwrap();
+        alone.run().unwrap();
+        let mut expected = vec![0.0; 4];
+        alone.read("logits", &mut expected).unwrap();
+        let largest = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        for (found, expected) in teacher.logits.iter().zip(&expected) {
+            assert!((found - expected).abs() <= 1e-5 * largest, "{:?} and {expected:?}", teacher.logits);
+        }
+        // Nothing that it sees changes it: no batch's statistics are kept.
+        let first = teacher.logits.clone();
+        teacher.answer(&vec![3.0; 2 * 3 * 1024]).unwrap();
+        assert_ne!(teacher.logits, first);
+        teacher.answer(&coloured(&student.preprocessing)).unwrap();
+        assert_eq!(teacher.logits, first);
     }
 }

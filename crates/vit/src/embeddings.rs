@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use parquet::data_type::{ByteArray, ByteArrayType, FloatType};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
-use vit_models::weights::safetensors;
+use vit_models::weights::{npy, safetensors};
 
 use crate::Error;
 
@@ -30,7 +29,7 @@ pub fn write(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> 
     let whole: Vec<usize> = std::iter::once(files.len()).chain(shape.iter().copied()).collect();
     match path.extension().and_then(|e| e.to_str()) {
         Some("npy") => {
-            replace(path, |aside| write_npy(aside, &whole, values)).map_err(|e| failed(e.to_string()))?;
+            replace(path, |aside| npy::write(aside, &whole, values)).map_err(|e| failed(e.to_string()))?;
             let names = path.with_extension("files.txt");
             write_names(&names, files).map_err(|e| Error::Unsuitable(format!("{}: {e}", names.display())))
         }
@@ -64,23 +63,6 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> std
 fn write_names(path: &Path, files: &[String]) -> std::io::Result<()> {
     let lines: String = files.iter().map(|f| f.replace('\r', "\\r").replace('\n', "\\n") + "\n").collect();
     std::fs::write(path, lines)
-}
-
-fn write_npy(path: &Path, shape: &[usize], values: &[f32]) -> std::io::Result<()> {
-    let extents: String = shape.iter().map(|n| format!("{n}, ")).collect();
-    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", extents.trim_end());
-    // Ten bytes stand before the header; the data start at a multiple of 64, after a line's end.
-    let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
-    header.push_str(&" ".repeat(padding));
-    header.push('\n');
-    let mut out = BufWriter::new(File::create(path)?);
-    out.write_all(b"\x93NUMPY\x01\x00")?;
-    out.write_all(&(header.len() as u16).to_le_bytes())?;
-    out.write_all(header.as_bytes())?;
-    for value in values {
-        out.write_all(&value.to_le_bytes())?;
-    }
-    out.flush()
 }
 
 /// Two columns: `file`, and `embedding` as a list of floats.

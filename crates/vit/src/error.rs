@@ -15,6 +15,9 @@ pub enum Error {
     /// A training step.
     #[error(transparent)]
     Step(#[from] vit_train::StepError),
+    /// A look inside.
+    #[error(transparent)]
+    Insight(#[from] vit_insight::InsightError),
     /// A picture.
     #[error(transparent)]
     Image(#[from] vit_data::ImageError),

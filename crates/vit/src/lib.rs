@@ -11,8 +11,23 @@
 //! # Ok::<(), vit::Error>(())
 //! ```
 //!
+//! Every named intermediate can be asked for; what nobody asks for costs nothing:
+//!
+//! ```
+//! use vit::{Image, Model, ModelOptions};
+//!
+//! let options = ModelOptions::default().tap("blocks.5.attn").tap("blocks.5.attn.weights");
+//! let mut model = Model::open_with("cifar10", &options)?;
+//! model.run(&Image::open("../../examples/pictures/dog.jpg")?)?;
+//! // One picture, 65 tokens of width 192; three heads, each token's attention to every other.
+//! assert_eq!(model.output("blocks.5.attn", 1)?.len(), 65 * 192);
+//! assert_eq!(model.output("blocks.5.attn.weights", 1)?.len(), 3 * 65 * 65);
+//! # Ok::<(), vit::Error>(())
+//! ```
+//!
 //! The parts are crates of their own: `vit-graph` (the engine), `vit-cpu` and `vit-cuda` (the devices), `vit-models`
-//! (architectures and weights), `vit-data` (pictures), `vit-train` (training).
+//! (architectures and weights), `vit-data` (pictures), `vit-train` (training), `vit-insight` (what a model looks at and
+//! what it learned), `vit-plot` (drawings).
 
 pub mod bench;
 mod convert;
@@ -20,6 +35,7 @@ mod device;
 mod embed;
 pub mod embeddings;
 mod error;
+mod explain;
 mod model;
 mod picture;
 mod verify;
@@ -28,12 +44,15 @@ pub use convert::{Conversion, convert};
 pub use device::{DeviceChoice, Precision, Processor, device, device_for, plan_without_gpu};
 pub use embed::{Embed, Pool};
 pub use error::Error;
-pub use model::{Model, ModelOptions, Prediction};
+pub use explain::Explain;
+pub use model::{Model, ModelOptions, Prediction, preprocess};
 pub use picture::Image;
 pub use verify::{Comparison, Verification, VerifyOptions, verify};
 
 pub use vit_cuda as cuda;
 pub use vit_data as data;
 pub use vit_graph as graph;
+pub use vit_insight as insight;
 pub use vit_models as models;
+pub use vit_plot as plot;
 pub use vit_train as train;

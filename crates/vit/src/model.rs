@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use vit_data::{CropMode, Filter, Preprocess};
+use vit_graph::Graph;
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::rewrite::dead_code;
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
@@ -26,6 +27,14 @@ pub struct ModelOptions {
     pub precision: Precision,
     /// Start anew what the weights lack, and drop what they have too much.
     pub allow_unmatched: bool,
+}
+
+impl ModelOptions {
+    /// Asks for one more output or named intermediate, such as `blocks.5.attn` or `blocks.5.attn.weights`.
+    pub fn tap(mut self, name: &str) -> Self {
+        self.outputs.push(name.into());
+        self
+    }
 }
 
 /// One class and how sure the model is of it.
@@ -81,7 +90,7 @@ impl Model {
                     "this model has no classification head; `vit embed` gives its features".into(),
                 ));
             }
-            let value = graph.output(&name)?;
+            let value = graph.output(&name).map_err(|_| unknown_output(&graph, &name))?;
             outputs.push((name, graph.shape(value).to_vec()));
         }
         graph.retain_outputs(|name| outputs.iter().any(|(n, _)| n == name));
@@ -139,6 +148,12 @@ impl Model {
         let logits = self.output("logits", images.len())?;
         let classes = logits.len() / images.len().max(1);
         Ok(logits.chunks(classes.max(1)).map(|row| self.predictions(row)).collect())
+    }
+
+    /// Runs the model on one picture; [`Model::output`] then gives what was asked for.
+    pub fn run(&mut self, image: &Image) -> Result<(), Error> {
+        let prepared = self.preprocess.apply(&image.0)?;
+        self.run_prepared(&[prepared])
     }
 
     /// Runs the model on preprocessed pictures, `[channels, height, width]` each, at most a batch.
@@ -200,8 +215,19 @@ impl Model {
     }
 }
 
+/// Says what could have been asked for.
+fn unknown_output(graph: &Graph, name: &str) -> Error {
+    let outputs: Vec<&str> = graph.outputs().iter().map(|(n, _)| n.as_str()).collect();
+    let taps: Vec<&str> = graph.taps().keys().map(String::as_str).filter(|n| !outputs.contains(n)).collect();
+    Error::Unsuitable(format!(
+        "the model has no output `{name}`; it has {}, and on the way there {}",
+        outputs.join(", "),
+        taps.join(", ")
+    ))
+}
+
 /// The transform that a model's preprocessing describes.
-fn preprocess(p: &Preprocessing) -> Result<Preprocess, Error> {
+pub fn preprocess(p: &Preprocessing) -> Result<Preprocess, Error> {
     let unknown = |what: String| Error::Unsuitable(format!("the model's preprocessing: {what}"));
     let interpolation = p.interpolation.parse::<Filter>().map_err(|e| unknown(e.to_string()))?;
     let crop_mode = p.crop_mode.parse::<CropMode>().map_err(|e| unknown(e.to_string()))?;

@@ -1,5 +1,5 @@
-//! Models of the family in training mode: logits, loss, every gradient and every running statistic after one pass are
-//! those that timm and PyTorch give.
+//! Models of the family in training mode: logits, loss, every gradient and every running statistic after one pass, and
+//! after a batch in two parts, are those that timm and PyTorch give.
 
 mod support;
 
@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 
 use support::{open, recorded};
 use vit::graph::autodiff::gradients;
-use vit::graph::device::{Device, Elements};
-use vit::graph::ops::{CrossEntropy, Input};
-use vit::graph::{DType, Type, Value};
+use vit::graph::device::{Device, Elements, Executable};
+use vit::graph::ops::{CrossEntropy, Input, Parameter};
+use vit::graph::{DType, Graph, Type, Value};
+use vit::models::weights::{Weights, safetensors};
 use vit::models::{Checkpoint, Mode};
+use vit::train::{Method, Optimiser, Start, StepOptions, TrainingStep};
 use vit_cpu::Cpu;
 
 /// One pass of a checkpoint over recorded images: outputs `logits`, `loss` and `grad.NAME`, and what it updates.
@@ -38,29 +40,43 @@ fn pass(checkpoint: &Checkpoint, images: &[f32], labels: &[f32]) -> BTreeMap<Str
     executable.write("image", Elements::F32(images)).unwrap();
     executable.write("targets", Elements::F32(&one_hot)).unwrap();
     executable.run().unwrap();
-    let mut all = BTreeMap::new();
-    for (name, value) in graph.outputs() {
+    let mut all = outputs(&graph, executable.as_ref());
+    all.extend(statistics(&graph, executable.as_ref()));
+    all
+}
+
+fn outputs(graph: &Graph, executable: &dyn Executable) -> BTreeMap<String, Vec<f32>> {
+    let read = |(name, value): &(String, Value)| {
         let mut values = vec![0.0; graph.shape(*value).elements()];
         executable.read(name, &mut values).unwrap();
-        all.insert(name.clone(), values);
-    }
-    for (_, parameter) in graph.parameters().filter(|(_, p)| !p.trainable) {
+        (name.clone(), values)
+    };
+    graph.outputs().iter().map(read).collect()
+}
+
+/// Running statistics as they are after a run, under `after.NAME`.
+fn statistics(graph: &Graph, executable: &dyn Executable) -> BTreeMap<String, Vec<f32>> {
+    let read = |parameter: &Parameter| {
         let mut values = vec![0.0; parameter.shape.elements()];
         executable.read_parameter(&parameter.name, &mut values).unwrap();
-        all.insert(format!("after.{}", parameter.name), values);
-    }
-    all
+        (format!("after.{}", parameter.name), values)
+    };
+    let is_statistic = |name: &str| name.ends_with("running_mean") || name.ends_with("running_var");
+    graph.parameters().filter(|(_, p)| is_statistic(&p.name)).map(|(_, p)| read(p)).collect()
 }
 
 /// Compares everything that was recorded, relative to each array's size.
 fn agrees(case: &str) {
     let mut io = recorded(case);
     let (images, labels) = (io.tensors.remove("images").unwrap(), io.tensors.remove("labels").unwrap());
-    let found = pass(&open(case), &images.data, &labels.data);
-    let mut expected: Vec<&String> = io.tensors.keys().collect();
+    compare(case, &io, &pass(&open(case), &images.data, &labels.data));
+}
+
+fn compare(case: &str, recorded: &Weights, found: &BTreeMap<String, Vec<f32>>) {
+    let mut expected: Vec<&String> = recorded.tensors.keys().collect();
     expected.sort();
     assert_eq!(expected, found.keys().collect::<Vec<_>>(), "{case}");
-    for (name, expected) in &io.tensors {
+    for (name, expected) in &recorded.tensors {
         let largest = expected.data.iter().fold(0f32, |m, v| m.max(v.abs()));
         let difference = support::difference(&expected.data, &found[name]);
         assert!(difference <= 2e-5 * (0.1 + largest), "{case}: {name} differs by {difference:e} of {largest:e}");
@@ -70,6 +86,40 @@ fn agrees(case: &str) {
 #[test]
 fn resnet() {
     agrees("train_resnet");
+}
+
+/// One training step on a batch that is split in two: what PyTorch gives for two halves one after another, each loss
+/// divided by two, with one `zero_grad` before. Gradients add up; a batch norm normalises each half by itself, and its
+/// running statistics follow the first half and then the second.
+#[test]
+fn batch_norm_under_gradient_accumulation() {
+    let (checkpoint, io) = (open("train_resnet"), recorded("train_resnet"));
+    let (images, labels) = (&io.tensors["images"].data, &io.tensors["labels"].data);
+    let (batch, classes) = (labels.len(), checkpoint.config.architecture.classes());
+    let method = Method::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
+    let optimiser = Optimiser { method, weight_decay: 0.0, clip: None, ..Optimiser::default() };
+    let options = StepOptions { optimiser, accumulate: 2, ..StepOptions::default() };
+    let mut step = TrainingStep::new(&checkpoint.config.architecture, batch, options).unwrap();
+    step.graph.retain_outputs(|name| name == "logits" || name == "loss");
+    for (name, gradient) in step.gradients.clone() {
+        step.graph.set_output(&format!("grad.{name}"), gradient).unwrap();
+    }
+    let mut weights = checkpoint.weights.clone();
+    let mut start = Start { model: &mut weights, state: &step.state };
+    let mut executable = Cpu::new(Some(2)).compile(&step.graph, &mut start).unwrap();
+    let mut one_hot = vec![0.0; batch * classes];
+    labels.iter().enumerate().for_each(|(i, &label)| one_hot[i * classes + label as usize] = 1.0);
+    for (name, values) in [("image", images), ("targets", &one_hot), ("rate", &vec![0.1]), ("step", &vec![1.0])] {
+        executable.write(name, Elements::F32(values)).unwrap();
+    }
+    executable.run().unwrap();
+    let mut found = outputs(&step.graph, executable.as_ref());
+    found.extend(statistics(&step.graph, executable.as_ref()));
+    let expected = safetensors::read(&support::fixture("train_resnet").join("accumulated.safetensors")).unwrap();
+    compare("train_resnet in two parts", &expected, &found);
+    // The halves' statistics are not the whole's: a batch norm is what micro-batches do change.
+    let (name, whole) = ("after.bn1.running_mean", &io.tensors["after.bn1.running_mean"].data);
+    assert!(support::difference(&found[name], whole) > 1e-4, "{name}");
 }
 
 #[test]

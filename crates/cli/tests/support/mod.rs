@@ -91,6 +91,33 @@ fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
+/// Writes `each` pictures of 12 x 12 pixels for every class.
+pub fn pictures(folder: &Path, classes: &[(&str, u8)], each: u32) {
+    for (class, shade) in classes {
+        std::fs::create_dir_all(folder.join(class)).unwrap();
+        for number in 0..each {
+            let pixels = (0..144u32).flat_map(|i| [*shade, (i * 7 + number * 13) as u8, shade.wrapping_mul(3)]);
+            let pixels: Vec<u8> = pixels.collect();
+            write_bmp(&folder.join(class).join(format!("{number}.bmp")), 12, &pixels);
+        }
+    }
+}
+
+/// The plainest picture format: rows from the bottom up, blue first, padded to four bytes.
+pub fn write_bmp(path: &Path, side: usize, rgb: &[u8]) {
+    let row = (3 * side).next_multiple_of(4);
+    let mut file = b"BM".to_vec();
+    let size = 54 + (row * side) as u32;
+    for word in [size, 0, 54, 40, side as u32, side as u32, 1 | 24 << 16, 0, (row * side) as u32, 2835, 2835, 0, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    for line in rgb.chunks(3 * side).rev() {
+        line.chunks(3).for_each(|p| file.extend([p[2], p[1], p[0]]));
+        file.resize(file.len() + row - 3 * side, 0);
+    }
+    std::fs::write(path, file).unwrap();
+}
+
 /// Arguments of different kinds in one list.
 #[macro_export]
 macro_rules! arguments {

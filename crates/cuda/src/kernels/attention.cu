@@ -325,10 +325,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The gradient of the bias: one thread per element goes through the samples of its group in order.
+// The gradient of the bias: one thread per element goes through a share of the samples of its group in order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_grad_bias(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, const DY* dy,
-                        const float* lse, const float* delta, DX* dbias, const Shape s, const Mask mask, u64 count) {
+                        const float* lse, const float* delta, float* dbias, const Shape s, const Mask mask, u32 share,
+                        u64 count) {
     const u64 element = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (element >= count) return;
     const u32 j = (u32)(element % s.keys), i = (u32)(element / s.keys % s.queries);
@@ -336,8 +337,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     at.tile = 0;
     at.head = (u32)(element / s.keys / s.queries % s.heads);
     const u32 group = (u32)(element / s.keys / s.queries / s.heads);
+    const u32 samples = s.batch / s.groups, first = blockIdx.y * share;
+    const u32 end = first + share < samples ? first + share : samples;
     float sum = 0.0f;
-    for (at.sample = group; at.sample < s.batch; at.sample += s.groups) {
+    for (u32 sample = first; sample < end; sample++) {
+        at.sample = sample * s.groups + group;
         at.row = ((u64)at.sample * s.heads + at.head) * s.queries;
         const u64 query = (u64)at.sample * s.queries + i, key = (u64)at.sample * s.keys + j;
         const u32 column = at.head * HEAD;
@@ -348,5 +352,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         sum += pair(s, at, bias, seed, mask, i, j, product, dweight, lse[at.row + i], delta[at.row + i]).dscore;
     }
-    dbias[element] = from_float<DX>(sum);
+    dbias[blockIdx.y * count + element] = sum;
 }

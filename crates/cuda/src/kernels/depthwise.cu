@@ -1,5 +1,14 @@
 // Convolution where every channel has one filter of its own, and its gradients: too little work per channel for a matrix
-// product, so every result is computed directly.
+// product, so every result is computed directly. Threads have VEC neighbouring channels and ACROSS neighbouring results,
+// for which they read a tap once; taps are in the order row, column, channel, in f32.
+//
+// KERNEL_WIDTH: columns of a filter, where its gradient is computed.
+#ifndef VEC
+#define VEC 1
+#endif
+#ifndef KERNEL_WIDTH
+#define KERNEL_WIDTH 3
+#endif
 #ifndef X
 #define X float
 #endif
@@ -14,6 +23,10 @@
 #endif
 
 #define THREADS 256
+#define ACROSS 4
+// Threads side by side where sums over places are computed, and places at a time.
+#define LANES 8
+#define ROWS (THREADS / LANES)
 
 struct Shape {
     u32 height, width, channels;
@@ -25,85 +38,139 @@ struct Shape {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    depthwise(const X* x, const W* weight, const Y* bias, Y* y, const Shape s, u64 count) {
+    order_taps(const W* filters, float* taps, u32 channels, u32 count) {
+    const u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= channels * count) return;
+    taps[i] = to_float(filters[i % channels * count + i / channels]);
+}
+
+// A thread's channels and the first of its places in an image of height by width.
+struct Place {
+    u32 channel, y, x;
+    u64 image;
+    __device__ __forceinline__ Place(u64 i, u32 channels, u32 height, u32 width) {
+        const u32 packs = channels / VEC, runs = (width + ACROSS - 1) / ACROSS;
+        channel = (u32)(i % packs) * VEC;
+        u64 place = i / packs;
+        x = (u32)(place % runs) * ACROSS;
+        place /= runs;
+        y = (u32)(place % height);
+        image = place / height;
+    }
+};
+
+__device__ __forceinline__ void accumulate(float (&sum)[VEC], const float (&a)[VEC], const float (&b)[VEC]) {
+#pragma unroll
+    for (int c = 0; c < VEC; c++) sum[c] += a[c] * b[c];
+}
+
+// `count` runs of results.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    depthwise(const X* x, const float* taps, const Y* bias, Y* y, const Shape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const u32 c = (u32)(i % s.channels);
-    u64 place = i / s.channels;
-    const u32 ox = (u32)(place % s.out_width);
-    place /= s.out_width;
-    const u32 oy = (u32)(place % s.out_height);
-    const u64 n = place / s.out_height;
-    const W* filter = weight + (u64)c * s.kernel_height * s.kernel_width;
-    float sum = bias ? to_float(bias[c]) : 0.0f;
+    const Place at(i, s.channels, s.out_height, s.out_width);
+    float sum[ACROSS][VEC] = {};
+    if (bias) {
+#pragma unroll
+        for (int a = 0; a < ACROSS; a++) load<VEC>(bias + at.channel, sum[a]);
+    }
     for (u32 ky = 0; ky < s.kernel_height; ky++) {
         // Before the image, the unsigned difference is larger than any extent.
-        const u32 iy = oy * s.stride_y + ky * s.dilation_y - s.pad_y;
+        const u32 iy = at.y * s.stride_y + ky * s.dilation_y - s.pad_y;
         if (iy >= s.height) continue;
+        const X* row = x + (at.image * s.height + iy) * s.width * s.channels + at.channel;
         for (u32 kx = 0; kx < s.kernel_width; kx++) {
-            const u32 ix = ox * s.stride_x + kx * s.dilation_x - s.pad_x;
-            if (ix >= s.width) continue;
-            sum += to_float(x[((n * s.height + iy) * s.width + ix) * s.channels + c]) *
-                   to_float(filter[ky * s.kernel_width + kx]);
+            float tap[VEC];
+            load<VEC>(taps + (ky * s.kernel_width + kx) * s.channels + at.channel, tap);
+#pragma unroll
+            for (int a = 0; a < ACROSS; a++) {
+                const u32 ix = (at.x + a) * s.stride_x + kx * s.dilation_x - s.pad_x;
+                if (ix >= s.width) continue;
+                float v[VEC];
+                load<VEC>(row + (u64)ix * s.channels, v);
+                accumulate(sum[a], v, tap);
+            }
         }
     }
-    y[i] = from_float<Y>(sum);
+    Y* to = y + ((at.image * s.out_height + at.y) * s.out_width + at.x) * s.channels + at.channel;
+#pragma unroll
+    for (int a = 0; a < ACROSS; a++)
+        if (at.x + a < s.out_width) store<VEC>(to + (u64)a * s.channels, sum[a]);
 }
 
-// Every pixel collects its own from all results that it was part of, in a fixed order.
+// Every pixel collects its own from all results that it was part of, in a fixed order. `count` runs of pixels.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    depthwise_grad_input(const DY* dy, const W* weight, Y* dx, const Shape s, u64 count) {
+    depthwise_grad_input(const DY* dy, const float* taps, Y* dx, const Shape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const u32 c = (u32)(i % s.channels);
-    u64 place = i / s.channels;
-    const u32 x = (u32)(place % s.width);
-    place /= s.width;
-    const u32 y = (u32)(place % s.height);
-    const u64 n = place / s.height;
-    const W* filter = weight + (u64)c * s.kernel_height * s.kernel_width;
-    float sum = 0.0f;
+    const Place at(i, s.channels, s.height, s.width);
+    float sum[ACROSS][VEC] = {};
     for (u32 ky = 0; ky < s.kernel_height; ky++) {
-        const u32 reach_y = y + s.pad_y - ky * s.dilation_y;
-        if (y + s.pad_y < ky * s.dilation_y || reach_y % s.stride_y || reach_y / s.stride_y >= s.out_height) continue;
+        const u32 reach_y = at.y + s.pad_y - ky * s.dilation_y;
+        if (at.y + s.pad_y < ky * s.dilation_y || reach_y % s.stride_y || reach_y / s.stride_y >= s.out_height) continue;
+        const DY* row = dy + (at.image * s.out_height + reach_y / s.stride_y) * s.out_width * s.channels + at.channel;
         for (u32 kx = 0; kx < s.kernel_width; kx++) {
-            const u32 reach_x = x + s.pad_x - kx * s.dilation_x;
-            if (x + s.pad_x < kx * s.dilation_x || reach_x % s.stride_x || reach_x / s.stride_x >= s.out_width)
-                continue;
-            const u64 at = (n * s.out_height + reach_y / s.stride_y) * s.out_width + reach_x / s.stride_x;
-            sum += to_float(dy[at * s.channels + c]) * to_float(filter[ky * s.kernel_width + kx]);
+            float tap[VEC];
+            load<VEC>(taps + (ky * s.kernel_width + kx) * s.channels + at.channel, tap);
+#pragma unroll
+            for (int a = 0; a < ACROSS; a++) {
+                const u32 px = at.x + a + s.pad_x, reach_x = px - kx * s.dilation_x;
+                if (px < kx * s.dilation_x || reach_x % s.stride_x || reach_x / s.stride_x >= s.out_width) continue;
+                float d[VEC];
+                load<VEC>(row + (u64)(reach_x / s.stride_x) * s.channels, d);
+                accumulate(sum[a], d, tap);
+            }
         }
     }
-    dx[i] = from_float<Y>(sum);
+    Y* to = dx + ((at.image * s.height + at.y) * s.width + at.x) * s.channels + at.channel;
+#pragma unroll
+    for (int a = 0; a < ACROSS; a++)
+        if (at.x + a < s.width) store<VEC>(to + (u64)a * s.channels, sum[a]);
 }
 
-// For every split of the results, filter tap (y) and channel: the sum of dy · x. A block has 32 channels and 8 groups of
-// results; a second kernel adds up the splits.
+// For every split of the results, filter row (y) and channel: the sums of dy · x for all columns of the filter. A second
+// kernel adds up the splits.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    depthwise_grad_weight(const DY* dy, const X* x, float* partials, const Shape s, u64 places, u32 per_split) {
-    __shared__ float shared[8][33];
-    const u32 lane = threadIdx.x % 32, group = threadIdx.x / 32;
-    const u32 c = blockIdx.x * 32 + lane, tap = blockIdx.y;
-    const u32 ky = tap / s.kernel_width, kx = tap % s.kernel_width;
-    const u64 begin = (u64)blockIdx.z * per_split;
-    const u64 end = begin + per_split < places ? begin + per_split : places;
-    float sum = 0.0f;
-    if (c < s.channels) {
-        for (u64 place = begin + group; place < end; place += 8) {
-            const u32 ox = (u32)(place % s.out_width), oy = (u32)(place / s.out_width % s.out_height);
-            const u64 n = place / s.out_width / s.out_height;
+    depthwise_grad_weight(const DY* dy, const X* x, float* partials, const Shape s, u32 places, u32 per_split) {
+    __shared__ float shared[ROWS][LANES * VEC + 1];
+    const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, ky = blockIdx.y;
+    const u32 channel = (blockIdx.x * LANES + lane) * VEC;
+    const u32 begin = blockIdx.z * per_split, end = begin + per_split < places ? begin + per_split : places;
+    float sum[KERNEL_WIDTH][VEC] = {};
+    if (channel < s.channels) {
+        for (u32 place = begin + group; place < end; place += ROWS) {
+            const u32 rows = place / s.out_width, ox = place - rows * s.out_width;
+            const u32 n = rows / s.out_height, oy = rows - n * s.out_height;
             const u32 iy = oy * s.stride_y + ky * s.dilation_y - s.pad_y;
-            const u32 ix = ox * s.stride_x + kx * s.dilation_x - s.pad_x;
-            if (iy >= s.height || ix >= s.width) continue;
-            sum += to_float(dy[place * s.channels + c]) *
-                   to_float(x[((n * s.height + iy) * s.width + ix) * s.channels + c]);
+            if (iy >= s.height) continue;
+            float d[VEC];
+            load<VEC>(dy + (u64)place * s.channels + channel, d);
+            const X* row = x + ((u64)n * s.height + iy) * s.width * s.channels + channel;
+#pragma unroll
+            for (u32 kx = 0; kx < KERNEL_WIDTH; kx++) {
+                const u32 ix = ox * s.stride_x + kx * s.dilation_x - s.pad_x;
+                if (ix >= s.width) continue;
+                float v[VEC];
+                load<VEC>(row + (u64)ix * s.channels, v);
+                accumulate(sum[kx], d, v);
+            }
         }
     }
-    shared[group][lane] = sum;
-    __syncthreads();
-    if (group != 0 || c >= s.channels) return;
-    for (int other = 1; other < 8; other++) sum += shared[other][lane];
-    partials[((u64)blockIdx.z * gridDim.y + tap) * s.channels + c] = sum;
+#pragma unroll
+    for (u32 kx = 0; kx < KERNEL_WIDTH; kx++) {
+#pragma unroll
+        for (u32 c = 0; c < VEC; c++) shared[group][lane * VEC + c] = sum[kx][c];
+        __syncthreads();
+        const u32 own = blockIdx.x * LANES * VEC + threadIdx.x;
+        if (threadIdx.x < LANES * VEC && own < s.channels) {
+            float total = 0.0f;
+            for (u32 other = 0; other < ROWS; other++) total += shared[other][threadIdx.x];
+            const u64 tap = ((u64)blockIdx.z * s.kernel_height + ky) * KERNEL_WIDTH + kx;
+            partials[tap * s.channels + own] = total;
+        }
+        __syncthreads();
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -112,6 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (i >= taps * channels) return;
     const u32 c = i % channels, tap = i / channels;
     float sum = 0.0f;
+#pragma unroll 8
     for (u32 split = 0; split < splits; split++) sum += partials[(u64)split * taps * channels + i];
     dw[(u64)c * taps + tap] = from_float<Y>(sum);
 }

@@ -1,7 +1,8 @@
 // Layer norm forward and backward, alone or with the residual sum before it and the residual gradient after it.
 //
-// DIM: elements of a row, kept in registers by LANES threads (32, or a whole block for long rows). X, Z, Y, S, DY, R, DX:
-// storage types. Sums go through shuffles and then warp by warp, in an order that only the shape decides.
+// DIM: elements of a row, kept in registers by LANES threads: 8, 16 or 32, so that a warp has several short rows, or a
+// whole block for long ones. X, Z, Y, S, DY, R, DX, DB: storage types. SUMS: 1 where the sums of dx over all rows are wanted.
+// Sums go through shuffles and then warp by warp, in an order that only the shape decides.
 #ifndef DIM
 #define DIM 768
 #endif
@@ -30,10 +31,20 @@
 #define DX float
 #endif
 
-#define ROWS (LANES == 32 ? 8 : 1)
+#ifndef DB
+#define DB float
+#endif
+#ifndef SUMS
+#define SUMS 0
+#endif
+
+// Rows of a block that are worked on at once.
+#define ROWS (LANES <= 32 ? 128 / LANES : 1)
 #define THREADS (ROWS * LANES)
 #define VEC (DIM % 8 == 0 ? 8 : DIM % 4 == 0 ? 4 : DIM % 2 == 0 ? 2 : 1)
 #define CHUNKS ((DIM / VEC + LANES - 1) / LANES)
+// Gradients of gamma and beta, and the sums of dx.
+#define PARTS (2 + SUMS)
 
 // Calls BODY(chunk, column) for every pack of VEC columns of this thread.
 #define EACH_CHUNK(chunk, column)                                                                                      \
@@ -42,9 +53,13 @@
 
 // Two sums over a row at once.
 __device__ __forceinline__ float2 row_sums(float a, float b) {
-    a = warp_sum(a), b = warp_sum(b);
-    if (LANES == 32) return make_float2(a, b);
-    __shared__ float2 partial[LANES / 32];
+#pragma unroll
+    for (int step = LANES < 32 ? LANES / 2 : 16; step > 0; step /= 2) {
+        a += __shfl_xor_sync(0xffffffffu, a, step);
+        b += __shfl_xor_sync(0xffffffffu, b, step);
+    }
+    if (LANES <= 32) return make_float2(a, b);
+    __shared__ float2 partial[LANES <= 32 ? 1 : LANES / 32];
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = make_float2(a, b);
     __syncthreads();
     float2 total = partial[0];
@@ -53,74 +68,98 @@ __device__ __forceinline__ float2 row_sums(float a, float b) {
     return total;
 }
 
-// `addend`, `sum`, `mean`, `rstd` and `factor`, which multiplies what is written to `y`, may be missing.
+// Every block has ROWS * turns rows. `addend`, `sum`, `mean`, `rstd` and `factor`, which multiplies what is written to `y`,
+// may be missing.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    layer_norm(const X* x, const Z* addend, const float* gamma, const float* beta, float epsilon, u32 rows, Y* y,
-               float* mean, float* rstd, S* sum, const float* factor) {
-    const u32 row = blockIdx.x * ROWS + threadIdx.x / LANES;
-    if (row >= rows) return;
-    const u64 start = (u64)row * DIM;
-    float v[CHUNKS][VEC];
-    float total = 0.0f;
+    layer_norm(const X* __restrict__ x, const Z* __restrict__ addend, const float* __restrict__ gamma,
+               const float* __restrict__ beta, float epsilon, u32 rows, u32 turns, Y* __restrict__ y,
+               float* __restrict__ mean, float* __restrict__ rstd, S* __restrict__ sum,
+               const float* __restrict__ factor) {
+    const float multiplier = factor ? *factor : 1.0f;
+    float g[CHUNKS][VEC], b[CHUNKS][VEC];
     EACH_CHUNK(chunk, column) {
-        load<VEC>(x + start + column, v[chunk]);
+        load<VEC>(gamma + column, g[chunk]);
+        load<VEC>(beta + column, b[chunk]);
+    }
+    const u32 first = blockIdx.x * ROWS * turns;
+    for (u32 turn = 0; turn < turns; turn++) {
+        // All rows of a warp go through the shuffles; those past the end do the last one over and write nothing.
+        if (first + turn * ROWS >= rows) return;
+        const u32 own = first + turn * ROWS + threadIdx.x / LANES;
+        const bool live = own < rows;
+        const u32 row = live ? own : rows - 1;
+        const u64 start = (u64)row * DIM;
+        float v[CHUNKS][VEC];
+        float total = 0.0f;
+        EACH_CHUNK(chunk, column) load<VEC>(x + start + column, v[chunk]);
         if (addend) {
-            float z[VEC];
-            load<VEC>(addend + start + column, z);
+            EACH_CHUNK(chunk, column) {
+                float z[VEC];
+                load<VEC>(addend + start + column, z);
+#pragma unroll
+                for (int i = 0; i < VEC; i++) {
+                    v[chunk][i] += z[i];
+                    // The norm sees what the gradient will see.
+                    if (sum) v[chunk][i] = rounded<S>(v[chunk][i]);
+                }
+                if (sum && live) store<VEC>(sum + start + column, v[chunk]);
+            }
+        }
+        EACH_CHUNK(chunk, column) {
+#pragma unroll
+            for (int i = 0; i < VEC; i++) total += v[chunk][i];
+        }
+        const float centre = row_sums(total, 0.0f).x / (float)DIM;
+        float squares = 0.0f;
+        EACH_CHUNK(chunk, column) {
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
-                v[chunk][i] += z[i];
-                // The norm sees what the gradient will see.
-                if (sum) v[chunk][i] = rounded<S>(v[chunk][i]);
+                const float d = v[chunk][i] - centre;
+                squares += d * d;
             }
-            if (sum) store<VEC>(sum + start + column, v[chunk]);
         }
+        const float inverse = 1.0f / sqrtf(row_sums(squares, 0.0f).x / (float)DIM + epsilon);
+        if (!live) continue;
+        EACH_CHUNK(chunk, column) {
 #pragma unroll
-        for (int i = 0; i < VEC; i++) total += v[chunk][i];
-    }
-    const float centre = row_sums(total, 0.0f).x / (float)DIM;
-    float squares = 0.0f;
-    EACH_CHUNK(chunk, column) {
-#pragma unroll
-        for (int i = 0; i < VEC; i++) {
-            const float d = v[chunk][i] - centre;
-            squares += d * d;
+            for (int i = 0; i < VEC; i++)
+                v[chunk][i] = ((v[chunk][i] - centre) * inverse * g[chunk][i] + b[chunk][i]) * multiplier;
+            store<VEC>(y + start + column, v[chunk]);
         }
-    }
-    const float inverse = 1.0f / sqrtf(row_sums(squares, 0.0f).x / (float)DIM + epsilon);
-    const float multiplier = factor ? *factor : 1.0f;
-    EACH_CHUNK(chunk, column) {
-        float g[VEC], b[VEC];
-        load<VEC>(gamma + column, g);
-        load<VEC>(beta + column, b);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[chunk][i] = ((v[chunk][i] - centre) * inverse * g[i] + b[i]) * multiplier;
-        store<VEC>(y + start + column, v[chunk]);
-    }
-    if (threadIdx.x % LANES == 0) {
-        if (mean) mean[row] = centre;
-        if (rstd) rstd[row] = inverse;
+        if (threadIdx.x % LANES == 0) {
+            if (mean) mean[row] = centre;
+            if (rstd) rstd[row] = inverse;
+        }
     }
 }
 
-// dx, plus `residual` where there is one, and this block's share of dgamma and dbeta: `partials [blocks, 2, DIM]`.
+// dx, plus `residual` where there is one, and this block's share of dgamma, dbeta and, where they are wanted, of the sums
+// of dx: `partials [blocks, PARTS, DIM]`.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    layer_norm_grad(const DY* dy, const X* x, const float* gamma, const float* mean, const float* rstd,
-                    const R* residual, u32 rows, DX* dx, float* partials) {
-    float dgamma[CHUNKS][VEC], dbeta[CHUNKS][VEC];
+    layer_norm_grad(const DY* __restrict__ dy, const X* __restrict__ x, const float* __restrict__ gamma,
+                    const float* __restrict__ mean, const float* __restrict__ rstd, const R* __restrict__ residual,
+                    u32 rows, DX* __restrict__ dx, float* __restrict__ partials) {
+    float parts[PARTS][CHUNKS][VEC];
 #pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; chunk++)
+    for (int part = 0; part < PARTS; part++)
 #pragma unroll
-        for (int i = 0; i < VEC; i++) dgamma[chunk][i] = dbeta[chunk][i] = 0.0f;
+        for (int chunk = 0; chunk < CHUNKS; chunk++)
+#pragma unroll
+            for (int i = 0; i < VEC; i++) parts[part][chunk][i] = 0.0f;
 
-    for (u32 row = blockIdx.x * ROWS + threadIdx.x / LANES; row < rows; row += gridDim.x * ROWS) {
+    // All rows of a warp go through the shuffles; those past the end count for nothing.
+    for (u32 first = blockIdx.x * ROWS; first < rows; first += gridDim.x * ROWS) {
+        const u32 own = first + threadIdx.x / LANES;
+        const bool live = own < rows;
+        const u32 row = live ? own : rows - 1;
         const u64 start = (u64)row * DIM;
-        const float centre = mean[row], inverse = rstd[row];
-        float normed[CHUNKS][VEC], d[CHUNKS][VEC];
+        const float centre = mean[row], inverse = live ? rstd[row] : 0.0f;
+        float normed[CHUNKS][VEC], d[CHUNKS][VEC], out[CHUNKS][VEC];
         float sum = 0.0f, dot = 0.0f;
         EACH_CHUNK(chunk, column) {
             load<VEC>(x + start + column, normed[chunk]);
             load<VEC>(dy + start + column, d[chunk]);
+            if (residual) load<VEC>(residual + start + column, out[chunk]);
         }
         EACH_CHUNK(chunk, column) {
             float g[VEC];
@@ -128,70 +167,80 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
                 normed[chunk][i] = (normed[chunk][i] - centre) * inverse;
-                dgamma[chunk][i] += d[chunk][i] * normed[chunk][i];
-                dbeta[chunk][i] += d[chunk][i];
-                d[chunk][i] *= g[i];
+                const float own_dy = live ? d[chunk][i] : 0.0f;
+                parts[0][chunk][i] += own_dy * normed[chunk][i];
+                parts[1][chunk][i] += own_dy;
+                d[chunk][i] = own_dy * g[i];
                 sum += d[chunk][i];
                 dot += d[chunk][i] * normed[chunk][i];
             }
         }
         const float2 sums = row_sums(sum, dot);
-        if (dx) {
+        const float mean_sum = sums.x / (float)DIM, mean_dot = sums.y / (float)DIM;
+        if (dx && live) {
             EACH_CHUNK(chunk, column) {
-                float out[VEC];
-                if (residual) load<VEC>(residual + start + column, out);
+                float result[VEC];
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {
-                    const float v = inverse * (d[chunk][i] - (sums.x + normed[chunk][i] * sums.y) / (float)DIM);
-                    out[i] = residual ? out[i] + v : v;
+                    const float v = inverse * (d[chunk][i] - mean_sum - normed[chunk][i] * mean_dot);
+                    result[i] = residual ? out[chunk][i] + v : v;
+                    if (SUMS) parts[PARTS - 1][chunk][i] += result[i];
                 }
-                store<VEC>(dx + start + column, out);
+                store<VEC>(dx + start + column, result);
             }
         }
     }
     if (!partials) return;
-    float* own = partials + (u64)blockIdx.x * 2 * DIM;
+    float* own = partials + (u64)blockIdx.x * PARTS * DIM;
     if (ROWS == 1) {
-        EACH_CHUNK(chunk, column) {
-            store<VEC>(own + column, dgamma[chunk]);
-            store<VEC>(own + DIM + column, dbeta[chunk]);
-        }
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+            EACH_CHUNK(chunk, column) store<VEC>(own + part * DIM + column, parts[part][chunk]);
         return;
     }
-    // Warp after warp adds its share.
-    __shared__ float shared[ROWS == 1 ? 1 : 2 * DIM];
-    for (int warp = 0; warp < ROWS; warp++) {
-        if (threadIdx.x / LANES == warp) {
-            EACH_CHUNK(chunk, column) {
+    // The rows of a warp first, then warp after warp.
 #pragma unroll
-                for (int i = 0; i < VEC; i++) {
-                    const float g = dgamma[chunk][i], b = dbeta[chunk][i];
-                    shared[column + i] = warp == 0 ? g : shared[column + i] + g;
-                    shared[DIM + column + i] = warp == 0 ? b : shared[DIM + column + i] + b;
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++)
+#pragma unroll
+            for (int i = 0; i < VEC; i++)
+#pragma unroll
+                for (int step = LANES; step < 32; step *= 2)
+                    parts[part][chunk][i] += __shfl_xor_sync(0xffffffffu, parts[part][chunk][i], step);
+    __shared__ float shared[ROWS == 1 ? 1 : PARTS * DIM];
+    for (int warp = 0; warp < THREADS / 32; warp++) {
+        if (threadIdx.x / 32 == warp && threadIdx.x % 32 < LANES) {
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                EACH_CHUNK(chunk, column) {
+#pragma unroll
+                    for (int i = 0; i < VEC; i++) {
+                        float& place = shared[part * DIM + column + i];
+                        place = warp == 0 ? parts[part][chunk][i] : place + parts[part][chunk][i];
+                    }
                 }
-            }
         }
         __syncthreads();
     }
-    for (int i = threadIdx.x; i < 2 * DIM; i += THREADS) own[i] = shared[i];
+    for (int i = threadIdx.x; i < PARTS * DIM; i += THREADS) own[i] = shared[i];
 }
 
-// Adds up the blocks' shares: 32 columns by 8 groups of blocks per thread block. Either result may be missing.
+// Adds up the blocks' shares: 8 columns by 32 groups of blocks per thread block. Any result may be missing.
 extern "C" __global__ void __launch_bounds__(256)
-    layer_norm_grad_parameters(const float* partials, u32 blocks, float* dgamma, float* dbeta) {
-    __shared__ float shared[8][33];
-    const u32 lane = threadIdx.x % 32, group = threadIdx.x / 32;
-    const u32 column = blockIdx.x * 32 + lane;
-    float sum = 0.0f;
-    if (column < 2 * DIM)
-        for (u32 block = group; block < blocks; block += 8) sum += partials[(u64)block * 2 * DIM + column];
-    shared[group][lane] = sum;
-    __syncthreads();
-    if (group != 0 || column >= 2 * DIM) return;
-    for (int other = 1; other < 8; other++) sum += shared[other][lane];
-    if (column < DIM) {
-        if (dgamma) dgamma[column] = sum;
-    } else {
-        if (dbeta) dbeta[column - DIM] = sum;
+    layer_norm_grad_parameters(const float* __restrict__ partials, u32 blocks, float* __restrict__ dgamma,
+                               float* __restrict__ dbeta, DB* __restrict__ sums) {
+    const u32 column = blockIdx.x * 8 + threadIdx.x % 8;
+    float sum[1] = {0.0f};
+    if (column < PARTS * DIM)
+        for (u32 block = threadIdx.x / 8; block < blocks; block += 32)
+            sum[0] += partials[(u64)block * PARTS * DIM + column];
+    const float total = column_sum<256, 8, 1>(sum);
+    if (threadIdx.x >= 8 || column >= PARTS * DIM) return;
+    if (column >= 2 * DIM) {
+        if (sums) sums[column - 2 * DIM] = from_float<DB>(total);
+        return;
     }
+    float* to = column < DIM ? dgamma : dbeta;
+    if (to) to[column % DIM] = total;
 }

@@ -6,6 +6,13 @@
 #define Y float
 #endif
 
+#ifndef VEC
+#define VEC 1
+#endif
+#ifndef INDEX
+#define INDEX u64
+#endif
+
 #define THREADS 256
 
 struct Cut {
@@ -16,19 +23,28 @@ struct Cut {
     u64 image_stride, y_stride, x_stride, channel_stride;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) patchify(const X* image, Y* patches, const Cut cut, u64 count) {
-    const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= count) return;
-    const u32 patch_len = cut.channels * cut.patch_height * cut.patch_width;
-    const u32 within = (u32)(i % patch_len);
-    const u64 patch = i / patch_len;
-    const u32 kx = within % cut.patch_width, ky = within / cut.patch_width % cut.patch_height;
-    const u32 channel = within / (cut.patch_width * cut.patch_height);
-    const u32 px = (u32)(patch % cut.columns), py = (u32)(patch / cut.columns % cut.rows);
-    const u64 n = patch / cut.columns / cut.rows;
+// Every thread has VEC neighbours of a patch's row, which are neighbours in the image too.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    patchify(const X* __restrict__ image, Y* __restrict__ patches, const Cut cut, u64 packs) {
+    const u64 pack = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (pack >= packs) return;
+    INDEX rest = (INDEX)pack;
+    const u32 width = cut.patch_width / VEC;
+    const u32 kx = (u32)(rest % width) * VEC;
+    rest /= width;
+    const u32 ky = (u32)(rest % cut.patch_height);
+    rest /= cut.patch_height;
+    const u32 channel = (u32)(rest % cut.channels);
+    rest /= cut.channels;
+    const u32 px = (u32)(rest % cut.columns);
+    rest /= cut.columns;
+    const u32 py = (u32)(rest % cut.rows);
+    const u64 n = rest / cut.rows;
     const u64 from = n * cut.image_stride + (u64)(py * cut.patch_height + ky) * cut.y_stride +
                      (u64)(px * cut.patch_width + kx) * cut.x_stride + channel * cut.channel_stride;
-    patches[i] = from_float<Y>(to_float(image[from]));
+    float v[VEC];
+    load<VEC>(image + from, v);
+    store<VEC>(patches + pack * VEC, v);
 }
 
 // `order` says how an element's number is taken apart: channels last or channels first.

@@ -113,6 +113,27 @@ template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float v) {
 // What is left of a number that is stored as T and read again.
 template <class T> __device__ __forceinline__ float rounded(float v) { return to_float(from_float<T>(v)); }
 
+// e^x and 1 / x by one instruction, with an error of a few units in the last place of an f32.
+__device__ __forceinline__ float exp_rough(float x) {
+#ifdef __CUDACC__
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.4426950408889634f));
+    return r;
+#else
+    return expf(x);
+#endif
+}
+
+__device__ __forceinline__ float reciprocal_rough(float x) {
+#ifdef __CUDACC__
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return 1.0f / x;
+#endif
+}
+
 // N neighbours at once; N is 1, 2, 4 or 8, and the address is a multiple of N elements.
 template <int N> __device__ __forceinline__ void load(const float* from, float (&v)[N]) {
     if (N == 1) {
@@ -263,6 +284,22 @@ template <int THREADS> __device__ __forceinline__ float block_max(float v) {
     for (int warp = 1; warp < THREADS / 32; warp++) largest = fmaxf(largest, partial[warp]);
     __syncthreads();
     return largest;
+}
+
+// Adds up columns over a block, each thread of which has N columns, BESIDE of them beside one another: the sum of column
+// threadIdx.x, for the first BESIDE * N threads. Every thread must call it, once per kernel.
+template <int BLOCK, int BESIDE, int N> __device__ __forceinline__ float column_sum(const float (&v)[N]) {
+    __shared__ float shared[BLOCK][N + 1];
+#pragma unroll
+    for (int i = 0; i < N; i++) shared[threadIdx.x][i] = v[i];
+    __syncthreads();
+    float total = 0.0f;
+    if (threadIdx.x < BESIDE * N) {
+#pragma unroll 8
+        for (int group = 0; group < BLOCK / BESIDE; group++)
+            total += shared[group * BESIDE + threadIdx.x / N][threadIdx.x % N];
+    }
+    return total;
 }
 
 // Philox 4x32-10: four random words for one counter and key, as the graph crate defines them.

@@ -6,27 +6,47 @@
 #define Y float
 #endif
 
-#define THREADS 256
+#ifndef VEC
+#define VEC 1
+#endif
 
-// x [outer, count, inner] to y [splits, outer, inner]: every split adds up its share of `count`. A block has 32 columns
-// and 8 groups of rows.
+#define THREADS 256
+#define LANES (VEC == 1 ? 32 : VEC == 2 ? 16 : 8)
+#define COLUMNS (LANES * VEC)
+#define GROUPS (THREADS / LANES)
+#define AT_ONCE 4
+
+// x [outer, count, inner] to y [splits, outer, inner]: every split adds up its share of `count`. A block has COLUMNS
+// columns, VEC to a thread, and GROUPS groups of rows; VEC divides `inner`.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sum_columns(const X* x, Y* y, u32 count, u64 inner, u32 rows_per_split, float factor) {
-    __shared__ float shared[8][33];
-    const u32 lane = threadIdx.x % 32, group = threadIdx.x / 32;
-    const u64 column = (u64)blockIdx.x * 32 + lane;
+    sum_columns(const X* __restrict__ x, Y* __restrict__ y, u32 count, u64 inner, u32 rows_per_split, float factor) {
+    const u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x % LANES * VEC;
     const u32 begin = blockIdx.y * rows_per_split;
     const u32 end = begin + rows_per_split < count ? begin + rows_per_split : count;
-    float sum = 0.0f;
+    float sums[VEC] = {};
     if (column < inner) {
         const X* from = x + (u64)blockIdx.z * count * inner + column;
-        for (u32 row = begin + group; row < end; row += 8) sum += to_float(from[row * inner]);
+        for (u32 row = begin + threadIdx.x / LANES; row < end; row += AT_ONCE * GROUPS) {
+            float v[AT_ONCE][VEC];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                if (row + j * GROUPS < end) {
+                    load<VEC>(from + (row + j * GROUPS) * inner, v[j]);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < VEC; i++) v[j][i] = 0.0f;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+#pragma unroll
+                for (int i = 0; i < VEC; i++) sums[i] += v[j][i];
+        }
     }
-    shared[group][lane] = sum;
-    __syncthreads();
-    if (group != 0 || column >= inner) return;
-    for (int other = 1; other < 8; other++) sum += shared[other][lane];
-    y[((u64)blockIdx.y * gridDim.z + blockIdx.z) * inner + column] = from_float<Y>(factor * sum);
+    const float total = column_sum<THREADS, LANES, VEC>(sums);
+    const u64 own = (u64)blockIdx.x * COLUMNS + threadIdx.x;
+    if (threadIdx.x < COLUMNS && own < inner)
+        y[((u64)blockIdx.y * gridDim.z + blockIdx.z) * inner + own] = from_float<Y>(factor * total);
 }
 
 // x [rows, count] to y [rows]: one warp per row.

@@ -1,7 +1,10 @@
 // Cutting a channels-last image into windows that attention stays in, and putting it together again. A thread has VEC
-// channels of one place.
+// channels of one place. INDEX counts the packs.
 #ifndef VEC
 #define VEC 1
+#endif
+#ifndef INDEX
+#define INDEX u64
 #endif
 #ifndef X
 #define X float
@@ -22,10 +25,10 @@ struct Cut {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) windows(const X* image, Y* tokens, const Cut s, u64 count) {
-    const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
+    const INDEX i = (INDEX)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     const u32 c = (u32)(i % s.packs);
-    u64 rest = i / s.packs;
+    INDEX rest = i / s.packs;
     const u32 x = (u32)(rest % s.window_width);
     rest /= s.window_width;
     const u32 y = (u32)(rest % s.window_height);
@@ -42,14 +45,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) windows(const X* image, Y*
 #pragma unroll
         for (int j = 0; j < VEC; j++) v[j] = 0.0f;
     }
-    store<VEC>(tokens + i * VEC, v);
+    store<VEC>(tokens + (u64)i * VEC, v);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) unwindows(const X* tokens, Y* image, const Cut s, u64 count) {
-    const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
+    const INDEX i = (INDEX)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     const u32 c = (u32)(i % s.packs);
-    u64 rest = i / s.packs;
+    INDEX rest = i / s.packs;
     const u32 at_x = ((u32)(rest % s.width) + s.width - s.shift_x) % s.width;
     rest /= s.width;
     const u32 at_y = ((u32)(rest % s.height) + s.height - s.shift_y) % s.height;
@@ -58,5 +61,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) unwindows(const X* tokens,
     const u64 place = (window * s.window_height + at_y % s.window_height) * s.window_width + at_x % s.window_width;
     float v[VEC];
     load<VEC>(tokens + (place * s.packs + c) * VEC, v);
-    store<VEC>(image + i * VEC, v);
+    store<VEC>(image + (u64)i * VEC, v);
 }

@@ -1,16 +1,19 @@
 //! Attention: which parts of which inputs are query, key and value, and which kernel computes with them.
 //!
 //! [`forward`] and [`backward`] are where kernels are chosen: a [`Job`] knows storage type, head size, lengths and options,
-//! which is all that a choice can depend on. Without bias and dropout, attention in bf16 on Hopper is [`hopper`]'s; the
-//! rest is for the kernels of `attention.cu`, which run everywhere.
+//! which is all that a choice can depend on. Attention in 16 bits on Hopper without bias and dropout is [`hopper`]'s; other
+//! attention in bf16 over a few hundred tokens is [`mma`]'s; the rest is for the kernels of `attention.cu`, which do
+//! everything.
 
 mod hopper;
+mod mma;
 mod plan;
 
 use vit_graph::Type;
 use vit_graph::ops::Attention;
 
 pub(crate) use hopper::hopper_variants;
+pub(crate) use mma::mma_variants;
 
 use super::rows::mask;
 use super::{Emitter, Operand};
@@ -60,6 +63,17 @@ impl Extents {
     fn score_rows(&self) -> usize {
         self.batch * self.heads * self.queries
     }
+}
+
+/// What a gradient by tensor cores reads and writes besides the operands.
+struct Gradient {
+    out: u64,
+    dy: u64,
+    lse: u64,
+    /// The gradients of query, key and value, and the elements between their tokens.
+    results: [u64; 3],
+    row: usize,
+    bias: Option<Operand>,
 }
 
 impl Job {
@@ -138,13 +152,17 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     } else {
         let count = out.shape.elements();
         let to = if stored == out.storage { result } else { e.scratch(count * stored.bytes()) };
-        let arguments = Arguments::new()
-            .pointers(&[q, k, v, job.bias(), job.seed, to, lse])
-            .fields(job.shape([0; 3]))
-            .fields(job.mask());
-        let grid = [x.tiles(x.queries), 1, 1];
-        e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
-        if to != result {
+        if mma::takes(&job, e) && stored == Storage::Bf16 {
+            mma::forward(&job, to, lse, e);
+        } else {
+            let arguments = Arguments::new()
+                .pointers(&[q, k, v, job.bias(), job.seed, to, lse])
+                .fields(job.shape([0; 3]))
+                .fields(job.mask());
+            let grid = [x.tiles(x.queries), 1, 1];
+            e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
+        }
+        if stored != out.storage {
             e.quantise((to, stored), result, out.factors, count);
         }
     }
@@ -171,13 +189,21 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     } else {
         ([0, 1, 2].map(|i| (e.outputs[i].address, e.outputs[i].storage)), [width; 3])
     };
+    let dbias = e.outputs.get(op.operands()).filter(|d| d.wanted()).cloned();
     let all_bf16 =
         [dy.storage, out.storage].iter().chain(gradients.iter().map(|(_, s)| s)).all(|&s| s == Storage::Bf16);
-    if hopper::takes(&job, e) && all_bf16 && gradients.iter().all(|&(address, _)| address != 0) {
+    if all_bf16 && gradients.iter().all(|&(address, _)| address != 0) {
         let results = gradients.map(|(address, _)| address);
-        let gradient = hopper::Gradient { out: out.address, dy: dy.address, lse, results, row: rows[0] };
-        hopper::backward(&job, &gradient, e);
-        return Ok(());
+        let bias = dbias.clone();
+        let gradient = Gradient { out: out.address, dy: dy.address, lse, results, row: rows[0], bias };
+        if hopper::takes(&job, e) {
+            hopper::backward(&job, &gradient, e);
+            return Ok(());
+        }
+        if mma::takes(&job, e) {
+            mma::backward(&job, &gradient, e);
+            return Ok(());
+        }
     }
     let delta = e.scratch(4 * x.score_rows());
     let variant = job.variant().with("DY", dy.storage.name()).with("O", out.storage.name());
@@ -207,10 +233,24 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
         let grid = [x.tiles(x.queries), 1, 1];
         e.kernel(variant, "attention_grad_queries", grid, THREADS, job.shared(4, 1, 0), arguments);
     }
-    if let Some(dbias) = e.outputs.get(op.operands()).filter(|d| d.wanted()).cloned() {
+    if let Some(dbias) = dbias {
         let count = dbias.shape.elements();
-        let arguments = common.pointer(dbias.address).fields(job.shape(rows)).fields(job.mask()).u64(count);
-        e.spread(variant.with("DX", dbias.storage.name()), "attention_grad_bias", count, 1, arguments);
+        // Where elements are few, several blocks share the samples of each.
+        let (blocks, samples) = (count.div_ceil(THREADS), x.batch / job.groups);
+        let share = samples.div_ceil((16 * e.multiprocessors).div_ceil(blocks)).max(1);
+        let shares = samples.div_ceil(share);
+        let partial = e.scratch(4 * shares * count);
+        let arguments = common.pointer(partial).fields(job.shape(rows)).fields(job.mask()).u32(share).u64(count);
+        e.kernel(variant, "attention_grad_bias", [blocks, shares, 1], THREADS, 0, arguments);
+        add_shares(partial, shares, &dbias, e);
     }
     Ok(())
+}
+
+/// Adds up what blocks have found of a bias's gradient, each from its share of the samples.
+fn add_shares(partial: u64, shares: usize, dbias: &Operand, e: &mut Emitter) {
+    let count = dbias.shape.elements();
+    let variant = Variant::new(&compiler::BIAS_GRADIENT).with("DX", dbias.storage.name());
+    let arguments = Arguments::new().pointers(&[partial, dbias.address]).u32(shares).u64(count);
+    e.kernel(variant, "bias_gradient", [count.div_ceil(32), 1, 1], THREADS, 0, arguments);
 }

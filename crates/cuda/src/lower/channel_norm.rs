@@ -1,8 +1,8 @@
-//! Batch and group norms of channels-last images.
+//! Batch and group norms of channels-last images; a batch norm with the relu after it and the sum before that.
 
 use vit_graph::ops::{BatchNorm, GroupNorm};
 
-use super::{Emitter, THREADS};
+use super::{Emitter, Operand, THREADS};
 use crate::compiler::{self, Variant};
 use crate::fields::{Arguments, Fields};
 
@@ -40,6 +40,33 @@ impl Cut {
     fn size(&self) -> usize {
         if self.batch { self.rows } else { self.pixels * self.channels / self.groups }
     }
+
+    /// Neighbouring channels of a thread.
+    fn pack(&self) -> usize {
+        if self.channels.is_multiple_of(8) { 8 } else { 1 }
+    }
+
+    /// Threads side by side.
+    fn lanes(&self) -> usize {
+        (self.channels / self.pack()).next_power_of_two().clamp(8, 32)
+    }
+
+    /// Blocks side by side.
+    fn blocks(&self) -> usize {
+        self.channels.div_ceil(self.pack() * self.lanes())
+    }
+
+    /// The rows of a block, of which there are `wanted` or fewer, and the number of blocks.
+    fn split(&self, wanted: usize) -> (usize, usize) {
+        split(self.rows, wanted.div_ceil(self.blocks()), 8 * THREADS / self.lanes())
+    }
+
+    fn variant(&self) -> Variant {
+        Variant::new(&compiler::CHANNEL_NORM)
+            .with("BATCH", usize::from(self.batch))
+            .with("VEC", self.pack())
+            .with("LANES", self.lanes())
+    }
 }
 
 /// `count` things in parts of at least `least`, so that `wanted` parts or fewer come out.
@@ -48,18 +75,14 @@ fn split(count: usize, wanted: usize, least: usize) -> (usize, usize) {
     (each, count.div_ceil(each).max(1))
 }
 
-/// Two sums for every channel: of x and x², or of dy and dy · normed. Gives the partial sums and their splits.
-fn channel_sums(e: &mut Emitter, variant: &Variant, cut: Cut, pointers: [u64; 4]) -> (u64, usize) {
-    let blocks = cut.channels.div_ceil(32);
-    let (each, splits) = split(cut.rows, (8 * e.multiprocessors).div_ceil(blocks), 64);
-    let partials = e.scratch(16 * splits * cut.channels);
-    let arguments = Arguments::new().pointers(&pointers).pointer(partials).fields(cut.fields()).u32(each);
-    e.kernel(variant.clone(), "channel_sums", [blocks, splits, 1], THREADS, 0, arguments);
-    (partials, splits)
-}
+/// Blocks of a kernel that has nothing to add up.
+const MANY: usize = 1 << 15;
+
+/// Partial sums and their splits.
+type Partials = (u64, usize);
 
 /// Two sums for every group: of x and x², or of dy · gamma and dy · gamma · normed.
-fn group_sums(e: &mut Emitter, variant: &Variant, cut: Cut, pointers: [u64; 5]) -> (u64, usize) {
+fn group_sums(e: &mut Emitter, variant: &Variant, cut: Cut, pointers: [u64; 5]) -> Partials {
     let (each, splits) = split(cut.size(), (8 * e.multiprocessors).div_ceil(cut.statistics()), 2048);
     let partials = e.scratch(16 * splits * cut.statistics());
     let arguments = Arguments::new().pointers(&pointers).pointer(partials).fields(cut.fields()).u32(each);
@@ -67,17 +90,34 @@ fn group_sums(e: &mut Emitter, variant: &Variant, cut: Cut, pointers: [u64; 5]) 
     (partials, splits)
 }
 
+/// What a batch norm's result goes through: a relu, after the sum with another value.
+#[derive(Default)]
+struct Tail {
+    relu: bool,
+    residual: Option<Operand>,
+}
+
 pub(super) fn batch(op: &BatchNorm, e: &mut Emitter) {
+    batch_with(op, Tail::default(), e);
+}
+
+/// A batch norm and the relu of its result, which is the first output; with a sixth input, of its sum with that.
+pub(super) fn batch_and_relu(op: &BatchNorm, e: &mut Emitter) {
+    let residual = e.inputs.get(5).cloned();
+    batch_with(op, Tail { relu: true, residual }, e);
+}
+
+fn batch_with(op: &BatchNorm, tail: Tail, e: &mut Emitter) {
     let places = [e.inputs[3].address, e.inputs[4].address, e.outputs[3].address, e.outputs[4].address];
     let running = places.iter().fold(Fields::new(), |fields, &place| fields.u64(place)).f32(op.momentum);
-    forward(None, op.epsilon, running, e);
+    forward(None, op.epsilon, running, tail, e);
 }
 
 pub(super) fn group(op: &GroupNorm, e: &mut Emitter) {
-    forward(Some(op.groups), op.epsilon, Fields::new().u64s(&[0; 4]).f32(0.0), e);
+    forward(Some(op.groups), op.epsilon, Fields::new().u64s(&[0; 4]).f32(0.0), Tail::default(), e);
 }
 
-fn forward(groups: Option<usize>, epsilon: f32, running: Fields, e: &mut Emitter) {
+fn forward(groups: Option<usize>, epsilon: f32, running: Fields, tail: Tail, e: &mut Emitter) {
     let (x, y) = (e.inputs[0].clone(), e.outputs[0].clone());
     let cut = Cut::new(&x.shape, groups);
     if x.shape.elements() == 0 {
@@ -85,12 +125,13 @@ fn forward(groups: Option<usize>, epsilon: f32, running: Fields, e: &mut Emitter
     }
     let [gamma, beta] = [e.inputs[1].address, e.inputs[2].address];
     let [mean, rstd] = [1, 2].map(|i| wanted_or_scratch(i, e));
-    let variant = Variant::new(&compiler::CHANNEL_NORM)
-        .with("BATCH", usize::from(cut.batch))
-        .with("X", x.storage.name())
-        .with("Y", y.storage.name());
+    let variant = cut.variant().with("X", x.storage.name());
     let (partials, splits) = if cut.batch {
-        channel_sums(e, &variant, cut, [x.address, 0, 0, 0])
+        let (each, splits) = cut.split(3 * e.multiprocessors);
+        let partials = e.scratch(16 * splits * cut.channels);
+        let arguments = Arguments::new().pointers(&[x.address, partials]).fields(cut.fields()).u32(each);
+        e.kernel(variant.clone(), "channel_moments", [cut.blocks(), splits, 1], THREADS, 0, arguments);
+        (partials, splits)
     } else {
         group_sums(e, &variant, cut, [x.address, 0, 0, 0, 0])
     };
@@ -100,19 +141,58 @@ fn forward(groups: Option<usize>, epsilon: f32, running: Fields, e: &mut Emitter
         .u32(cut.statistics())
         .u64(cut.size())
         .f32(epsilon)
-        .pointers(&[mean, rstd])
+        .pointers(&[x.address, mean, rstd])
         .fields(running);
-    e.spread(variant.clone(), "moments", cut.statistics(), 1, arguments);
+    e.kernel(variant.clone(), "moments", [cut.statistics().div_ceil(8), 1, 1], THREADS, 0, arguments);
     if y.wanted() {
-        let arguments =
-            Arguments::new().pointers(&[x.address, gamma, beta, mean, rstd, y.address]).fields(cut.fields());
-        e.spread(variant, "normalise", y.shape.elements(), 1, arguments);
+        let residual = tail.residual.as_ref();
+        let variant = variant
+            .with("Y", y.storage.name())
+            .with("R", residual.map_or(x.storage, |r| r.storage).name())
+            .with("RELU", usize::from(tail.relu));
+        let (each, splits) = cut.split(MANY);
+        let arguments = Arguments::new()
+            .pointers(&[x.address, gamma, beta, mean, rstd, residual.map_or(0, |r| r.address), y.address])
+            .fields(cut.fields())
+            .u32(each);
+        e.kernel(variant, "normalise", [cut.blocks(), splits, 1], THREADS, 0, arguments);
     }
+}
+
+/// What the gradient of a norm's result went back through on its way.
+enum Gate {
+    Nothing,
+    /// A relu of the result itself, which had this `beta`.
+    Relu(u64),
+    /// A relu of the result and something else: what came out of it, a second gradient to add to the first, and where
+    /// the gradient before the relu goes.
+    Sum {
+        result: Operand,
+        more: Option<Operand>,
+        passed: Operand,
+    },
 }
 
 /// From `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`; groups for a group norm's.
 pub(super) fn backward(groups: Option<usize>, e: &mut Emitter) {
-    let (dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
+    backward_with(groups, Gate::Nothing, e);
+}
+
+/// The gradient of a batch norm whose result went through a relu; `beta` is the sixth input.
+pub(super) fn backward_of_relu(e: &mut Emitter) {
+    let beta = e.inputs[5].address;
+    backward_with(None, Gate::Relu(beta), e);
+}
+
+/// The gradient of a batch norm whose result went through a relu together with something else. The relu's result is the
+/// sixth input, a gradient to be added to `dy` the seventh if there is one; the relu's gradient is the fourth output.
+pub(super) fn backward_of_sum(e: &mut Emitter) {
+    let (result, more, passed) = (e.inputs[5].clone(), e.inputs.get(6).cloned(), e.outputs[3].clone());
+    backward_with(None, Gate::Sum { result, more, passed }, e);
+}
+
+fn backward_with(groups: Option<usize>, gate: Gate, e: &mut Emitter) {
+    let (mut dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
     let cut = Cut::new(&x.shape, groups);
     let [gamma, mean, rstd] = [2, 3, 4].map(|i| e.inputs[i].address);
     let [dgamma, dbeta] = [1, 2].map(|i| wanted_or_scratch(i, e));
@@ -122,34 +202,58 @@ pub(super) fn backward(groups: Option<usize>, e: &mut Emitter) {
         }
         return;
     }
-    let variant = Variant::new(&compiler::CHANNEL_NORM)
-        .with("BATCH", usize::from(cut.batch))
-        .with("X", x.storage.name())
-        .with("DY", dy.storage.name())
-        .with("Y", dx.storage.name());
-    let whole = |e: &mut Emitter, (partials, splits): (u64, usize), count: usize, first: u64, second: u64| {
+    let variant = cut.variant().with("X", x.storage.name());
+    let whole = |e: &mut Emitter, (partials, splits): Partials, count: usize, first: u64, second: u64| {
         let arguments = Arguments::new().pointer(partials).u32(splits).u32(count).pointers(&[first, second]);
-        e.spread(variant.clone(), "whole_sums", count, 1, arguments);
+        e.kernel(variant.clone(), "whole_sums", [count.div_ceil(8), 1, 1], THREADS, 0, arguments);
     };
-    let sums = channel_sums(e, &variant, cut, [x.address, dy.address, mean, rstd]);
-    whole(e, sums, cut.channels, dbeta, dgamma);
+    let mut sums = variant.clone().with("DY", dy.storage.name());
+    let (mut gates, mut beta, mut relu) = ([0; 3], 0, 0);
+    match &gate {
+        Gate::Nothing => {}
+        Gate::Relu(of) => (beta, relu) = (*of, 1),
+        Gate::Sum { result, more, passed } => {
+            relu = 2;
+            gates = [result.address, more.as_ref().map_or(0, |m| m.address), passed.address];
+            sums = sums
+                .with("R", result.storage.name())
+                .with("MORE", more.as_ref().map_or(dy.storage, |m| m.storage).name())
+                .with("Y", passed.storage.name());
+        }
+    }
+    let (each, splits) = cut.split(2 * e.multiprocessors);
+    let partials = e.scratch(16 * splits * cut.channels);
+    let arguments = Arguments::new()
+        .pointers(&[x.address, dy.address, gamma, beta, mean, rstd, partials])
+        .fields(cut.fields())
+        .u32(each)
+        .fields(gates.iter().fold(Fields::new(), |fields, &address| fields.u64(address)));
+    e.kernel(sums.with("RELU", relu), "channel_dots", [cut.blocks(), splits, 1], THREADS, 0, arguments);
+    whole(e, (partials, splits), cut.channels, dbeta, dgamma);
     if !dx.wanted() {
         return;
+    }
+    if let Gate::Sum { passed, .. } = gate {
+        (dy, relu) = (passed, 0);
     }
     let (sum, dot) = if cut.batch {
         (dbeta, dgamma)
     } else {
         let [sum, dot] = [e.scratch(4 * cut.statistics()), e.scratch(4 * cut.statistics())];
+        let variant = variant.clone().with("DY", dy.storage.name());
         let sums = group_sums(e, &variant, cut, [x.address, dy.address, gamma, mean, rstd]);
         whole(e, sums, cut.statistics(), sum, dot);
         (sum, dot)
     };
+    let (each, splits) = cut.split(MANY);
     let arguments = Arguments::new()
-        .pointers(&[x.address, dy.address, gamma, mean, rstd, sum, dot])
+        .pointers(&[x.address, dy.address, gamma, beta, mean, rstd, sum, dot])
         .f32(1.0 / cut.size() as f32)
         .pointer(dx.address)
-        .fields(cut.fields());
-    e.spread(variant, "normalise_grad", dx.shape.elements(), 1, arguments);
+        .fields(cut.fields())
+        .u32(each);
+    let variant = variant.clone().with("DY", dy.storage.name()).with("Y", dx.storage.name()).with("RELU", relu);
+    e.kernel(variant, "normalise_grad", [cut.blocks(), splits, 1], THREADS, 0, arguments);
 }
 
 /// Where an f32 output goes that other kernels of the node read.

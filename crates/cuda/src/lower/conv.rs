@@ -1,6 +1,9 @@
-//! Convolution and its gradients: image patches laid out as rows, then one matrix product per group over as many images
-//! as fit into the scratch memory.
+//! Convolution and its gradients. In bf16 on Hopper they are [`hopper`]'s; the rest is done everywhere: image patches
+//! laid out as rows, then one matrix product per group over as many images as fit into the scratch memory.
 
+mod hopper;
+
+pub(crate) use hopper::convolution_variants;
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 
 use super::Emitter;
@@ -78,6 +81,9 @@ impl Plan {
 
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let plan = Plan::new(*op, &e.inputs[0].shape, &e.inputs[1].shape, &e.outputs[0].shape);
+    if hopper::takes(&plan, e) {
+        return hopper::forward(&plan, e);
+    }
     let (operand, (x, stored), y) = (e.operand_storage(), e.kept(0), e.outputs[0].clone());
     let weight = e.form(1, operand);
     let bias = op.bias.then(|| e.form(2, y.storage));
@@ -105,6 +111,9 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
 
 pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let plan = Plan::new(op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
+    if hopper::takes_grad_input(&plan, e) {
+        return hopper::grad_input(&plan, e);
+    }
     let (operand, dx) = (e.operand_storage(), e.outputs[0].clone());
     let (dy, weight) = (e.form(0, operand), e.form(1, operand));
     let images = plan.images(operand.bytes());
@@ -130,6 +139,9 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
 
 pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let plan = Plan::new(op.conv, &e.inputs[1].shape, &op.weight, &e.inputs[0].shape);
+    if hopper::takes(&plan, e) {
+        return hopper::grad_weight(&plan, e);
+    }
     let (operand, (x, stored), dw) = (e.operand_storage(), e.kept(1), e.outputs[0].clone());
     let dy = e.form(0, operand);
     let images = plan.images(operand.bytes());

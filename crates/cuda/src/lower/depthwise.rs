@@ -2,12 +2,20 @@
 
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 
-use super::{Emitter, THREADS};
+use super::{Emitter, PACK, THREADS};
 use crate::compiler::{self, Variant};
 use crate::fields::{Arguments, Fields};
 
+/// Neighbouring results of a thread, and threads side by side where sums over places are computed, as the kernels have
+/// them.
+const ACROSS: usize = 4;
+const LANES: usize = 8;
+
 /// The most splits of a sum over results.
-const MOST_SPLITS: usize = 1024;
+const MOST_SPLITS: usize = 256;
+
+/// The widest filter for which a thread keeps the sums of eight channels in registers.
+const WIDEST: usize = 7;
 
 /// Whether a convolution with this weight is one.
 pub(super) fn is_depthwise(op: &Conv2d, weight: &[usize]) -> bool {
@@ -24,28 +32,51 @@ fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> Fields {
         .u32s(&op.dilation)
 }
 
+/// Neighbouring channels of a thread.
+fn pack(channels: usize) -> usize {
+    if channels.is_multiple_of(PACK) { PACK } else { 1 }
+}
+
+/// Threads for results of this shape.
+fn runs(shape: &[usize]) -> usize {
+    shape[0] * shape[1] * shape[2].div_ceil(ACROSS) * (shape[3] / pack(shape[3]))
+}
+
+/// The filters' taps in the order in which the kernels read them, in scratch memory.
+fn ordered_taps(e: &mut Emitter) -> u64 {
+    let ((from, stored), weight) = (e.kept(1), e.inputs[1].shape.clone());
+    let (channels, count) = (weight[0], weight[2] * weight[3]);
+    let taps = e.scratch(4 * channels * count);
+    let variant = Variant::new(&compiler::DEPTHWISE).with("W", stored.name());
+    let arguments = Arguments::new().pointers(&[from, taps]).u32(channels).u32(count);
+    e.spread(variant, "order_taps", channels * count, 1, arguments);
+    taps
+}
+
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
-    let (y, operand) = (e.outputs[0].clone(), e.operand_storage());
+    let y = e.outputs[0].clone();
     let fields = shape(op, &e.inputs[0].shape, &e.inputs[1].shape, &y.shape);
-    let (x, weight) = (e.kept(0), e.form(1, operand));
+    let (x, taps) = (e.kept(0), ordered_taps(e));
     let bias = if op.bias { e.form(2, y.storage) } else { 0 };
-    let variant =
-        Variant::new(&compiler::DEPTHWISE).with("X", x.1.name()).with("W", operand.name()).with("Y", y.storage.name());
-    let count = y.shape.elements();
-    let arguments = Arguments::new().pointers(&[x.0, weight, bias, y.address]).fields(fields).u64(count);
+    let variant = Variant::new(&compiler::DEPTHWISE)
+        .with("VEC", pack(y.shape[3]))
+        .with("X", x.1.name())
+        .with("Y", y.storage.name());
+    let count = runs(&y.shape);
+    let arguments = Arguments::new().pointers(&[x.0, taps, bias, y.address]).fields(fields).u64(count);
     e.spread(variant, "depthwise", count, 1, arguments);
 }
 
 pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
-    let (dx, operand) = (e.outputs[0].clone(), e.operand_storage());
+    let dx = e.outputs[0].clone();
     let fields = shape(&op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
-    let (dy, weight) = (e.kept(0), e.form(1, operand));
+    let (dy, taps) = (e.kept(0), ordered_taps(e));
     let variant = Variant::new(&compiler::DEPTHWISE)
+        .with("VEC", pack(dx.shape[3]))
         .with("DY", dy.1.name())
-        .with("W", operand.name())
         .with("Y", dx.storage.name());
-    let count = dx.shape.elements();
-    let arguments = Arguments::new().pointers(&[dy.0, weight, dx.address]).fields(fields).u64(count);
+    let count = runs(&dx.shape);
+    let arguments = Arguments::new().pointers(&[dy.0, taps, dx.address]).fields(fields).u64(count);
     e.spread(variant, "depthwise_grad_input", count, 1, arguments);
 }
 
@@ -55,18 +86,22 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let fields = shape(&op.conv, &e.inputs[1].shape, weight, &y);
     let (dy, x) = (e.kept(0), e.kept(1));
     let (channels, taps, places) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
-    let blocks = channels.div_ceil(32) * taps;
-    let wanted = (8 * e.multiprocessors).div_ceil(blocks.max(1)).clamp(1, MOST_SPLITS);
-    let per_split = places.div_ceil(wanted).max(64);
+    let pack = if weight[3] <= WIDEST { pack(channels) } else { 1 };
+    let across = channels.div_ceil(LANES * pack);
+    let wanted = (8 * e.multiprocessors).div_ceil((across * weight[2]).max(1)).clamp(1, MOST_SPLITS);
+    let per_split = places.div_ceil(wanted).max(8 * THREADS / LANES);
     let splits = places.div_ceil(per_split);
     let partials = e.scratch(4 * splits * taps * channels);
-    let variant =
-        Variant::new(&compiler::DEPTHWISE).with("DY", dy.1.name()).with("X", x.1.name()).with("Y", dw.storage.name());
     if splits > 0 {
-        let arguments = Arguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u64(places).u32(per_split);
-        let grid = [channels.div_ceil(32), taps, splits];
-        e.kernel(variant.clone(), "depthwise_grad_weight", grid, THREADS, 0, arguments);
+        let variant = Variant::new(&compiler::DEPTHWISE)
+            .with("DY", dy.1.name())
+            .with("X", x.1.name())
+            .with("VEC", pack)
+            .with("KERNEL_WIDTH", weight[3]);
+        let arguments = Arguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u32(places).u32(per_split);
+        e.kernel(variant, "depthwise_grad_weight", [across, weight[2], splits], THREADS, 0, arguments);
     }
+    let variant = Variant::new(&compiler::DEPTHWISE).with("Y", dw.storage.name());
     let arguments = Arguments::new().pointers(&[partials, dw.address]).u32(splits).u32(taps).u32(channels);
     e.spread(variant, "depthwise_weight", taps * channels, 1, arguments);
 }

@@ -20,9 +20,10 @@ mod reduce;
 mod rows;
 mod windows;
 
-pub(crate) use attention::hopper_variants;
+pub(crate) use attention::{hopper_variants, mma_variants};
+pub(crate) use conv::convolution_variants;
 use vit_graph::Shape;
-use vit_graph::ops::Op;
+use vit_graph::ops::{Activation, Op};
 
 use crate::Precision;
 use crate::compiler::{self, Variant};
@@ -288,13 +289,37 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
 }
 
 pub(crate) use optimise::alike;
+pub(crate) use rows::takes_sums;
 
 /// The updates of several parameters, all of a kind; inputs and outputs stand one after another.
 pub(crate) fn updates(ops: &[&Op], e: &mut Emitter) {
     optimise::updates(ops, e);
 }
 
-/// A layer norm's gradient and the sum that follows it: the other term is the last input, the sum the first output.
-pub(crate) fn norm_grad_and_sum(e: &mut Emitter) {
+/// A layer norm's gradient and what runs with it. A sixth input is added to `dx`; a fourth output takes the sums of that
+/// over all rows.
+pub(crate) fn norm_grad_and_sums(e: &mut Emitter) {
     norm::backward(e);
+}
+
+/// An activation's gradient and its sums over all rows.
+pub(crate) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
+    rows::activation_grad_and_sums(op, e);
+}
+
+/// A batch norm and the relu of its result, which takes its place among the outputs; a sixth input is added before the
+/// relu.
+pub(crate) fn batch_norm_and_relu(op: &vit_graph::ops::BatchNorm, e: &mut Emitter) {
+    channel_norm::batch_and_relu(op, e);
+}
+
+/// The gradient of a relu and of the batch norm before it, whose `beta` is the sixth input.
+pub(crate) fn batch_norm_grad_of_relu(e: &mut Emitter) {
+    channel_norm::backward_of_relu(e);
+}
+
+/// The gradient of a relu and of a batch norm whose result was part of the sum before it. The relu's result is the sixth
+/// input, a second gradient of it the seventh; the relu's gradient is the fourth output.
+pub(crate) fn batch_norm_grad_of_sum(e: &mut Emitter) {
+    channel_norm::backward_of_sum(e);
 }

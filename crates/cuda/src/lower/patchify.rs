@@ -4,6 +4,7 @@ use vit_graph::Shape;
 use vit_graph::ops::{Layout, Patchify, Unpatchify};
 
 use super::Emitter;
+use super::movement::index_type;
 use crate::compiler::{self, Variant};
 use crate::fields::{Arguments, Fields};
 
@@ -17,12 +18,25 @@ fn cut(op: &Patchify, image: &Shape) -> Fields {
     Fields::new().u32s(&[height, width, channels, op.patch[0], op.patch[1], rows, columns]).u64s(&strides)
 }
 
+/// Elements that are neighbours in the image and in a patch, and start at a multiple of their number in both.
+fn pack(op: &Patchify, image: &Shape) -> usize {
+    let [_, _, width, _] = op.extents(image);
+    let fits = |n: &usize| width.is_multiple_of(*n) && op.patch[1].is_multiple_of(*n);
+    let first = op.layout == Layout::ChannelsFirst;
+    [8, 4, 2].into_iter().find(|n| first && fits(n)).unwrap_or(1)
+}
+
 pub(super) fn patchify(op: &Patchify, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
-    let count = y.shape.elements();
-    let variant = Variant::new(&compiler::PATCHIFY).with("X", x.storage.name()).with("Y", y.storage.name());
-    let arguments = Arguments::new().pointer(x.address).pointer(y.address).fields(cut(op, &x.shape)).u64(count);
-    e.spread(variant, "patchify", count, 1, arguments);
+    let vec = pack(op, &x.shape);
+    let packs = y.shape.elements() / vec;
+    let variant = Variant::new(&compiler::PATCHIFY)
+        .with("X", x.storage.name())
+        .with("Y", y.storage.name())
+        .with("VEC", vec)
+        .with("INDEX", index_type(packs));
+    let arguments = Arguments::new().pointer(x.address).pointer(y.address).fields(cut(op, &x.shape)).u64(packs);
+    e.spread(variant, "patchify", packs, 1, arguments);
 }
 
 pub(super) fn unpatchify(op: &Unpatchify, e: &mut Emitter) {

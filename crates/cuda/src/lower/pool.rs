@@ -2,7 +2,7 @@
 
 use vit_graph::ops::{Pool2d, Pooling};
 
-use super::Emitter;
+use super::{Emitter, PACK};
 use crate::compiler::{self, Variant};
 use crate::fields::{Arguments, Fields};
 
@@ -14,25 +14,41 @@ fn shape(op: &Pool2d, x: &[usize], y: &[usize]) -> Fields {
     ])
 }
 
-fn variant(op: &Pool2d) -> Variant {
-    Variant::new(&compiler::POOL).with("MAX", usize::from(op.pooling == Pooling::Max))
+fn variant(op: &Pool2d, pack: usize) -> Variant {
+    Variant::new(&compiler::POOL).with("MAX", usize::from(op.pooling == Pooling::Max)).with("VEC", pack)
+}
+
+/// Neighbouring channels of a thread.
+fn pack(channels: usize) -> usize {
+    if channels.is_multiple_of(PACK) { PACK } else { 1 }
 }
 
 pub(super) fn forward(op: &Pool2d, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
-    let count = y.shape.elements();
-    let variant = variant(op).with("X", x.storage.name()).with("Y", y.storage.name());
+    let pack = pack(x.shape.last());
+    let count = y.shape.elements() / pack;
+    let variant = variant(op, pack).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = Arguments::new().pointers(&[x.address, y.address]).fields(shape(op, &x.shape, &y.shape)).u64(count);
     e.spread(variant, "pool", count, 1, arguments);
 }
 
 pub(super) fn backward(op: &Pool2d, e: &mut Emitter) {
-    let (dy, x, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
-    let count = dx.shape.elements();
-    let variant = variant(op).with("DY", dy.storage.name()).with("X", x.storage.name()).with("Y", dx.storage.name());
-    let arguments = Arguments::new()
-        .pointers(&[dy.address, x.address, dx.address])
-        .fields(shape(op, &x.shape, &dy.shape))
-        .u64(count);
+    let (dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
+    let pack = pack(x.shape.last());
+    let shape = shape(op, &x.shape, &dy.shape);
+    // All ones stand for no tap.
+    let small = op.kernel[0] * op.kernel[1] < usize::from(u8::MAX);
+    let (tap, bytes) = if small { ("u8", 1) } else { ("u32", 4) };
+    let variant = variant(op, pack).with("TAP", tap);
+    let mut taps = 0;
+    if op.pooling == Pooling::Max {
+        taps = e.scratch(bytes * dy.shape.elements());
+        let count = dy.shape.elements() / pack;
+        let arguments = Arguments::new().pointers(&[x.address, taps]).fields(shape.clone()).u64(count);
+        e.spread(variant.clone().with("X", x.storage.name()), "choose", count, 1, arguments);
+    }
+    let count = dx.shape.elements() / pack;
+    let variant = variant.with("DY", dy.storage.name()).with("Y", dx.storage.name());
+    let arguments = Arguments::new().pointers(&[dy.address, taps, dx.address]).fields(shape).u64(count);
     e.spread(variant, "pool_grad", count, 1, arguments);
 }

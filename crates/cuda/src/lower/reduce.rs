@@ -82,24 +82,62 @@ fn sum_rows(e: &mut Emitter, x: &Operand, y: &Operand, rows: usize, count: usize
     e.kernel(variant(x, y.storage), "sum_rows", [rows.div_ceil(WARPS), 1, 1], THREADS, 0, arguments);
 }
 
+/// How the rows of a matrix are divided among blocks that each add up some of its columns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Splits {
+    pub count: usize,
+    pub rows: usize,
+}
+
+impl Splits {
+    /// For blocks of `columns` out of `all` columns: one split would leave most of the GPU idle, and a few blocks more than
+    /// have room at once would run alone in the end.
+    pub fn new(e: &Emitter, rows: usize, all: usize, columns: usize) -> Self {
+        let wanted = (8 * e.multiprocessors / all.div_ceil(columns).max(1)).max(1);
+        let of_each = rows.div_ceil(wanted).max(64);
+        Splits { count: rows.div_ceil(of_each), rows: of_each }
+    }
+}
+
 /// Sums of columns, in two stages where one would leave most of the GPU idle.
-fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, [outer, count, inner]: [usize; 3], factor: f32) {
-    let blocks = inner.div_ceil(32) * outer;
-    let wanted = (8 * e.multiprocessors).div_ceil(blocks);
-    let rows_per_split = count.div_ceil(wanted).max(64);
-    let splits = count.div_ceil(rows_per_split);
-    let launch = |e: &mut Emitter, variant, from, to, grid: [usize; 3], count, inner, rows, factor| {
-        let arguments = Arguments::new().pointer(from).pointer(to).u32(count).u64(inner).u32(rows).f32(factor);
-        e.kernel(variant, "sum_columns", grid, THREADS, 0, arguments);
-    };
-    let grid = [inner.div_ceil(32), splits, outer];
-    if splits == 1 {
-        launch(e, variant(x, y.storage), x.address, y.address, grid, count, inner, count, factor);
+fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], factor: f32) {
+    let [outer, count, inner] = extents;
+    let splits = Splits::new(e, count, outer * inner, columns_of_a_block(inner));
+    if splits.count == 1 {
+        columns(e, variant(x, y.storage), [x.address, y.address], extents, splits, factor);
         return;
     }
-    let partials = e.scratch(4 * splits * outer * inner);
-    launch(e, variant(x, Storage::F32), x.address, partials, grid, count, inner, rows_per_split, 1.0);
-    let second = Variant::new(&compiler::REDUCE).with("X", "float").with("Y", y.storage.name());
-    let grid = [(outer * inner).div_ceil(32), 1, 1];
-    launch(e, second, partials, y.address, grid, splits, outer * inner, splits, factor);
+    let partials = e.scratch(4 * splits.count * outer * inner);
+    columns(e, variant(x, Storage::F32), [x.address, partials], extents, splits, 1.0);
+    sum_splits(e, partials, y, splits.count, factor);
+}
+
+/// Adds up what the splits of a first stage left, one row of results for each.
+pub(super) fn sum_splits(e: &mut Emitter, partials: u64, y: &Operand, count: usize, factor: f32) {
+    let variant = Variant::new(&compiler::REDUCE).with("X", "float").with("Y", y.storage.name());
+    let extents = [1, count, y.shape.elements()];
+    columns(e, variant, [partials, y.address], extents, Splits { count: 1, rows: count }, factor);
+}
+
+fn columns(
+    e: &mut Emitter,
+    variant: Variant,
+    [from, to]: [u64; 2],
+    [outer, count, inner]: [usize; 3],
+    splits: Splits,
+    factor: f32,
+) {
+    let grid = [inner.div_ceil(columns_of_a_block(inner)), splits.count, outer];
+    let arguments = Arguments::new().pointer(from).pointer(to).u32(count).u64(inner).u32(splits.rows).f32(factor);
+    e.kernel(variant.with("VEC", pack(inner)), "sum_columns", grid, THREADS, 0, arguments);
+}
+
+/// The columns of a thread.
+fn pack(inner: usize) -> usize {
+    [8, 4, 2].into_iter().find(|vec| inner.is_multiple_of(*vec)).unwrap_or(1)
+}
+
+/// The columns of a block, as the kernel has it.
+fn columns_of_a_block(inner: usize) -> usize {
+    pack(inner) * (32 / pack(inner)).max(8)
 }

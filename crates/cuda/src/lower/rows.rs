@@ -2,7 +2,8 @@
 
 use vit_graph::ops::{Activation, Dropout, Granularity};
 
-use super::{Emitter, PACK};
+use super::reduce::{self, Splits};
+use super::{Emitter, PACK, THREADS};
 use crate::compiler::{self, Variant};
 use crate::fields::{Arguments, Fields};
 
@@ -27,7 +28,7 @@ pub(super) fn activation(op: Activation, e: &mut Emitter) {
         .with("X", x.storage.name())
         .with("Y", y.storage.name());
     let arguments = Arguments::new().pointer(x.address).pointer(y.address).u64(count);
-    e.spread(variant, "activation", count, PACK, arguments);
+    e.spread(variant, "activation", count, 2 * PACK, arguments);
 }
 
 pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
@@ -40,6 +41,37 @@ pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
         .with("Y", dx.storage.name());
     let arguments = Arguments::new().pointers(&[x.address, dy.address, dx.address]).u64(count);
     e.spread(variant, "activation_grad", count, PACK, arguments);
+}
+
+/// The columns of a block that adds them up, and of one of its threads, as the kernel has it.
+const COLUMNS: usize = 64;
+
+/// Whether an activation's gradient over rows of this length can be added up on the way.
+pub(crate) fn takes_sums(columns: usize) -> bool {
+    columns > 0 && columns.is_multiple_of(PACK)
+}
+
+/// The gradient of an activation and its sums over all rows, which are the gradient of a bias.
+pub(super) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
+    let (x, dy, dx, sums) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone(), e.outputs[1].clone());
+    let columns = sums.shape.elements();
+    let rows = dx.shape.elements() / columns;
+    let splits = Splits::new(e, rows, columns, COLUMNS);
+    let variant = Variant::new(&compiler::ACTIVATION)
+        .with("KIND", kind(Some(op)))
+        .with("X", x.storage.name())
+        .with("DY", dy.storage.name())
+        .with("Y", dx.storage.name());
+    let partials = e.scratch(4 * splits.count * columns);
+    let arguments = Arguments::new()
+        .pointers(&[x.address, dy.address, dx.address])
+        .u32(rows)
+        .u32(columns)
+        .u32(splits.rows)
+        .pointer(partials);
+    let grid = [columns.div_ceil(COLUMNS), splits.count, 1];
+    e.kernel(variant, "activation_grad_sums", grid, THREADS, 0, arguments);
+    reduce::sum_splits(e, partials, &sums, splits.count, 1.0);
 }
 
 /// Threads of a row's block.

@@ -25,8 +25,13 @@ fn move_pixels(kernel: &'static str, op: &Windows, image: &[usize], e: &mut Emit
         .u32s(&op.grid(image))
         .u32s(&op.size)
         .u32s(&[op.shift[0] % height.max(1), op.shift[1] % width.max(1)]);
-    let variant =
-        Variant::new(&compiler::WINDOWS).with("VEC", vec).with("X", x.storage.name()).with("Y", y.storage.name());
+    // Divisions in 64 bits would take longer than the memory does.
+    let index = if packs < 1 << 31 { "u32" } else { "u64" };
+    let variant = Variant::new(&compiler::WINDOWS)
+        .with("VEC", vec)
+        .with("INDEX", index)
+        .with("X", x.storage.name())
+        .with("Y", y.storage.name());
     let arguments = Arguments::new().pointers(&[x.address, y.address]).fields(fields).u64(packs);
     e.spread(variant, kernel, packs, 1, arguments);
 }

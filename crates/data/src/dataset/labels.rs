@@ -1,11 +1,12 @@
-//! Labels as people write them in manifests, JSON and text files: `cat`, `3`, `cat|dog`, `["cat", "dog"]`.
+//! Labels as people write them in manifests, JSON and text files: `cat`, `3`, `cat|dog`, `["cat", "dog"]`; and as a model
+//! that is not sure writes them: `{"cat": 0.7, "dog": 0.3}`.
 
 use super::listing::{Listing, Place};
 use super::split::Split;
 use serde_json::Value;
 
 /// What is written about one sample.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Labels {
     /// Nothing, or -1, which Hugging Face writes where labels are secret.
     None,
@@ -13,12 +14,14 @@ pub(super) enum Labels {
     One(String),
     /// A list, even if it has only one entry or none: a sign of multi-label data.
     Many(Vec<String>),
+    /// Classes and their shares, which add up to 1, the largest first.
+    Shares(Vec<(String, f32)>),
 }
 
 impl Labels {
     pub(super) fn of_text(text: &str) -> Self {
         let text = text.trim();
-        let list = text.starts_with('[').then(|| serde_json::from_str(text).ok()).flatten();
+        let list = text.starts_with(['[', '{']).then(|| serde_json::from_str(text).ok()).flatten();
         match list {
             Some(list) => Labels::of_json(&list).unwrap_or_else(|| Labels::One(text.to_owned())),
             None if text.is_empty() || text == "-1" => Labels::None,
@@ -46,9 +49,23 @@ impl Labels {
                 };
                 Some(Labels::Many(items.iter().map(one).collect::<Option<_>>()?))
             }
-            Value::Bool(_) | Value::Object(_) => None,
+            Value::Object(shares) => {
+                let shares = shares.iter().map(|(class, share)| Some((class.trim().to_owned(), share.as_f64()?)));
+                whole(shares.collect::<Option<_>>()?).map(Labels::Shares)
+            }
+            Value::Bool(_) => None,
         }
     }
+}
+
+/// Shares as parts of one, the largest first; nothing where they are no shares of anything.
+fn whole(mut shares: Vec<(String, f64)>) -> Option<Vec<(String, f32)>> {
+    let total: f64 = shares.iter().map(|(_, share)| share).sum();
+    if shares.iter().any(|(_, share)| *share < 0.0) || !(total > 0.0 && total.is_finite()) {
+        return None;
+    }
+    shares.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    Some(shares.into_iter().map(|(class, share)| (class, (share / total) as f32)).collect())
 }
 
 fn integer(value: &Value) -> Option<i64> {
@@ -74,6 +91,7 @@ pub(super) fn add(listing: &mut Listing, rows: Vec<Row>) {
             }),
             Labels::None => listing.push(place, split, [] as [&str; 0]),
             Labels::One(label) => listing.push(place, split, [label]),
+            Labels::Shares(shares) => listing.push_shares(place, split, &shares),
             Labels::Many(mut labels) => {
                 labels.sort_unstable();
                 labels.dedup();

@@ -54,6 +54,14 @@ impl Pictures {
         }
     }
 
+    /// The file that a sample is, where it is one of its own.
+    pub(super) fn file(&self, index: usize) -> Option<PathBuf> {
+        match &self.places[index] {
+            Place::File(path) => Some(self.root.join(path)),
+            Place::Range { .. } => None,
+        }
+    }
+
     pub(super) fn image(&self, index: usize, options: &DecodeOptions) -> Result<Image, ImageError> {
         let named = |source| ImageError::File { path: self.name(index).into(), source: Box::new(source) };
         match &self.places[index] {
@@ -106,6 +114,8 @@ pub(super) struct Listing {
     /// Numbers of texts, all samples one after the other; `label_ends` says where each ends.
     pub(super) labels: Vec<u32>,
     pub(super) label_ends: Vec<usize>,
+    /// How much of its sample each label is; empty as long as all are the whole of it.
+    pub(super) shares: Vec<f32>,
     /// The distinct texts of labels, by number.
     pub(super) texts: Vec<String>,
     numbers: HashMap<String, u32>,
@@ -128,6 +138,7 @@ impl Listing {
             splits: Vec::new(),
             labels: Vec::new(),
             label_ends: Vec::new(),
+            shares: Vec::new(),
             texts: Vec::new(),
             numbers: HashMap::new(),
             label_text,
@@ -155,18 +166,38 @@ impl Listing {
         labels: impl IntoIterator<Item = T>,
     ) {
         for label in labels {
-            let label = label.as_ref();
-            let number = match self.numbers.get(label) {
-                Some(number) => *number,
-                None => {
-                    let number = self.texts.len() as u32;
-                    self.texts.push(label.to_owned());
-                    self.numbers.insert(label.to_owned(), number);
-                    number
-                }
-            };
+            let number = self.number(label.as_ref());
             self.labels.push(number);
         }
+        if !self.shares.is_empty() {
+            self.shares.resize(self.labels.len(), 1.0);
+        }
+        self.end(place, split);
+    }
+
+    /// A sample that belongs to several classes in part, the one that it belongs to most first.
+    pub(super) fn push_shares(&mut self, place: Place, split: Option<Split>, shares: &[(String, f32)]) {
+        self.shares.resize(self.labels.len(), 1.0);
+        for (label, share) in shares {
+            let number = self.number(label);
+            self.labels.push(number);
+            self.shares.push(*share);
+        }
+        self.end(place, split);
+    }
+
+    /// The number of a label's text.
+    fn number(&mut self, label: &str) -> u32 {
+        if let Some(number) = self.numbers.get(label) {
+            return *number;
+        }
+        let number = self.texts.len() as u32;
+        self.texts.push(label.to_owned());
+        self.numbers.insert(label.to_owned(), number);
+        number
+    }
+
+    fn end(&mut self, place: Place, split: Option<Split>) {
         self.label_ends.push(self.labels.len());
         self.pictures.places.push(place);
         self.splits.push(split);

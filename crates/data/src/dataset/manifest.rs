@@ -170,7 +170,10 @@ impl Table<'_> {
             let labels = match field(&object, &LABEL) {
                 None => Labels::None,
                 Some(value) => Labels::of_json(value).ok_or_else(|| {
-                    self.damaged(line, format!("{value} is no label; give a text, a number or a list"))
+                    self.damaged(
+                        line,
+                        format!("{value} is no label; give a text, a number, a list, or classes with their shares"),
+                    )
                 })?,
             };
             rows.push(self.row(line, path, labels, field(&object, &SPLIT).and_then(Value::as_str))?);

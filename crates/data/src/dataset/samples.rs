@@ -5,6 +5,8 @@ use crate::decode::{DecodeOptions, ImageError};
 use crate::image::Image;
 use crate::samples::Samples;
 use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Labelled pictures of an opened data set, in natural order of their names or in the order of their files.
@@ -20,6 +22,8 @@ struct Whole {
     /// Indices of classes, all samples one after the other, and where each sample's begin; the last entry is the end.
     labels: Vec<u32>,
     starts: Vec<usize>,
+    /// How much of its sample each label is, where some are not all of it.
+    shares: Vec<f32>,
     multi_label: bool,
     decode: DecodeOptions,
 }
@@ -31,6 +35,7 @@ impl Dataset {
         let whole = Whole {
             pictures: listing.pictures,
             labels: listing.labels,
+            shares: listing.shares,
             starts: std::iter::once(0).chain(listing.label_ends).collect(),
             multi_label: listing.multi_label,
             decode: decode.clone(),
@@ -46,6 +51,17 @@ impl Dataset {
     /// Whether samples may have any number of labels.
     pub fn is_multi_label(&self) -> bool {
         self.whole.multi_label
+    }
+
+    /// The file of a sample that is one of its own, and not a part of an archive.
+    pub fn file(&self, index: usize) -> Option<PathBuf> {
+        self.whole.pictures.file(self.chosen[index] as usize)
+    }
+
+    /// Where the labels of a sample are among all.
+    fn range(&self, index: usize) -> Range<usize> {
+        let sample = self.chosen[index] as usize;
+        self.whole.starts[sample]..self.whole.starts[sample + 1]
     }
 
     /// How many samples there are of each class. One with several labels counts for each.
@@ -70,8 +86,14 @@ impl Samples for Dataset {
     }
 
     fn labels(&self, index: usize) -> &[u32] {
-        let sample = self.chosen[index] as usize;
-        &self.whole.labels[self.whole.starts[sample]..self.whole.starts[sample + 1]]
+        let all = &self.whole.labels[self.range(index)];
+        let likeliest = !self.whole.multi_label && !self.whole.shares.is_empty();
+        if likeliest { &all[..all.len().min(1)] } else { all }
+    }
+
+    fn shares(&self, index: usize) -> Option<(&[u32], &[f32])> {
+        let range = self.range(index);
+        (!self.whole.shares.is_empty()).then(|| (&self.whole.labels[range.clone()], &self.whole.shares[range]))
     }
 
     fn name(&self, index: usize) -> String {

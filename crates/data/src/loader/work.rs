@@ -8,7 +8,7 @@ use super::unreadable::{Known, Unreadable, examples};
 use super::{Buffers, LoaderError, LoaderSettings, Pool, Position, lock};
 use crate::augment::SampleRandom;
 use crate::decode::ImageError;
-use crate::mix::{Mixing, write_targets};
+use crate::mix::{Mixing, Target, write_targets};
 use crate::samples::Samples;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -340,8 +340,11 @@ impl Shared {
         let images = &mut images[..batch.count * preprocess.output_len()];
         mixing.mix(images, batch.count, height, width);
         let (targets, padding) = targets.split_at_mut(batch.count * classes);
-        let labels = |place: usize| self.samples.labels(samples[place]);
-        write_targets(targets, classes, labels, self.settings.mix.smoothing, mixing.lambda());
+        let target = |place: usize| match self.samples.shares(samples[place]) {
+            Some((classes, shares)) => Target { classes, shares: Some(shares) },
+            None => Target::from(self.samples.labels(samples[place])),
+        };
+        write_targets(targets, classes, target, self.settings.mix.smoothing, mixing.lambda());
         padding.fill(0.0);
         // Tasks end in any order.
         replaced.sort_unstable();

@@ -40,6 +40,34 @@ fn the_same_table_in_every_dress() {
 }
 
 #[test]
+fn shares_of_classes_in_lines_and_in_a_table() {
+    let folder = folder();
+    let tables = [
+        (
+            "lines.jsonl",
+            "{\"path\": \"c.png\", \"label\": {\"dog\": 0.6, \"cat\": 1.8, \"ant\": 0}}\n\
+             {\"path\": \"images/ü.png\", \"label\": \"dog\"}\n",
+        ),
+        ("table.csv", "path,label\nc.png,\"{\"\"cat\"\": 3, \"\"dog\"\": 1, \"\"ant\"\": 0}\"\nimages/ü.png,dog\n"),
+    ];
+    for (name, text) in tables {
+        let samples = all(&folder, name, text).unwrap();
+        assert_eq!(samples.classes(), ["ant", "cat", "dog"], "{name}");
+        assert!(!samples.is_multi_label());
+        assert_eq!((samples.labels(0), samples.labels(1)), (&[1][..], &[2][..]), "{name}");
+        assert_eq!(samples.shares(0), Some((&[1, 2, 0][..], &[0.75, 0.25, 0.0][..])), "{name}");
+        assert_eq!(samples.shares(1), Some((&[2][..], &[1.0][..])), "{name}");
+        assert_eq!(samples.class_counts(), [0, 1, 1]);
+        assert_eq!(samples.file(0), Some(folder.path().join("c.png")));
+    }
+    for wrong in ["{\"cat\": -1, \"dog\": 3}", "{\"cat\": 0}", "{\"cat\": \"much\"}", "{}"] {
+        let line = format!("{{\"path\": \"c.png\", \"label\": {wrong}}}\n");
+        let error = all(&folder, "wrong.jsonl", &line).unwrap_err().to_string();
+        assert!(error.contains("line 1") && error.contains("is no label"), "{error}");
+    }
+}
+
+#[test]
 fn numbers_are_indices_and_get_names_from_a_list() {
     let folder = folder();
     let text = "path,label\nimages/a b.png,2\nc.png,0\n";

@@ -9,6 +9,7 @@ mod int8;
 mod linear;
 mod patchify;
 mod recompute;
+mod relu;
 mod slope;
 
 pub use add_norm::fuse_add_norm;
@@ -20,6 +21,7 @@ pub use int8::int8;
 pub use linear::fuse_linear;
 pub use patchify::patchify;
 pub use recompute::recompute;
+pub use relu::relu_by_result;
 pub use slope::keep_slope;
 
 use crate::{Graph, GraphError, Node, NodeId, Value};

@@ -17,7 +17,7 @@ use crate::layers::Norm;
 use crate::preprocessing::Preprocessing;
 use crate::resnet::ResNet;
 use crate::swin::Swin;
-use crate::variant::{suggestions, variant};
+use crate::variant::{suggestions, variant, variants};
 use crate::vit::Vit;
 
 /// The hub's form.
@@ -240,8 +240,14 @@ pub fn timm_config(config: &Config) -> Value {
 /// What timm will do otherwise than this model when it opens [`timm_config`], one line each.
 pub fn timm_differences(config: &Config) -> Vec<String> {
     let mut lines = Vec::new();
-    if name(config).is_none() {
-        lines.push("timm has no name for this model; config.json says its class and arguments instead".to_string());
+    match name(config) {
+        None => {
+            lines.push("timm has no name for this model; config.json says its class and arguments instead".to_string())
+        }
+        Some(name) if variants().iter().all(|v| v.name != name) => {
+            lines.push(format!("timm does not know a model named `{name}`"));
+        }
+        Some(_) => {}
     }
     if let Architecture::Vit(vit) = &config.architecture {
         let extra = vision_transformer::extra(vit, "");

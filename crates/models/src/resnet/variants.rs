@@ -1,6 +1,7 @@
 //! The named ResNets: the paper's depths, their "D" forms, and the grouped and the wide ones.
 
 use super::{Block, ResNet, Stem};
+use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
 use crate::variant::Variant;
 
@@ -41,10 +42,24 @@ pub fn variants() -> Vec<Variant> {
         entry("wide_resnet50_2", None, grouped(1, 128, bottleneck(&[3, 4, 6, 3])), 224, 0.875, "bicubic"),
         entry("wide_resnet101_2", None, grouped(1, 128, bottleneck(&[3, 4, 23, 3])), 224, 0.875, "bilinear"),
     ];
-    all.into_iter().map(variant).collect()
+    all.into_iter().map(published).collect()
 }
 
-fn variant(entry: Entry) -> Variant {
+/// The variant of a name; with `_cifar` behind it, the form for small pictures.
+pub fn variant(name: &str) -> Option<Variant> {
+    let find = |name: &str| variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
+    find(name).or_else(|| find(name.strip_suffix("_cifar")?).and_then(|v| small(v, name)))
+}
+
+/// A first layer that leaves pictures of 32 pixels their size; what it replaces must be the plain one.
+fn small(variant: Variant, name: &str) -> Option<Variant> {
+    let Architecture::ResNet(net @ ResNet { stem: Stem::Plain, .. }) = variant.architecture else { return None };
+    let preprocessing = Preprocessing::cifar();
+    let net = ResNet { stem: Stem::Small, image_size: preprocessing.image_size, ..net };
+    Some(Variant { name: name.into(), paper_name: None, architecture: net.into(), preprocessing, ..variant })
+}
+
+fn published(entry: Entry) -> Variant {
     let image_size = [entry.image; 2];
     Variant {
         name: entry.name.into(),

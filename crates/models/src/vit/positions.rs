@@ -66,7 +66,7 @@ fn on_patches(tokens: &Tensor, embedding: &Tensor) -> Tensor {
 
 /// The table of big_vision: for each position sines and cosines of its column, then of its row, at a quarter of the
 /// width each, with frequencies from 1 down to 1/10000.
-fn sin_cos([rows, columns]: [usize; 2], dim: usize) -> Vec<f32> {
+pub fn sin_cos([rows, columns]: [usize; 2], dim: usize) -> Vec<f32> {
     let quarter = dim / 4;
     let mut table = Vec::with_capacity(rows * columns * dim);
     for position in 0..rows * columns {

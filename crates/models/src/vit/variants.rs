@@ -1,8 +1,9 @@
 //! The named Vision Transformers: the paper's sizes at their patch sizes, and the models that followed.
 
 use super::{FinalNorm, Pooling, PositionsOn, Vit};
+use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
-use crate::resnetv2::ResNetV2;
+use crate::resnetv2::{ResNetV2, Stem, StemPooling};
 use crate::variant::Variant;
 
 /// Widths and depths that belong to a name.
@@ -100,16 +101,56 @@ pub fn variants() -> Vec<Variant> {
 }
 
 /// The variant of a name: published ones first, then any patch and image size in timm's or the paper's form
-/// (`vit_base_patch4_32`, `B/4@32`).
+/// (`vit_base_patch4_32`, `B/4@32`; `vit_base_patch4_gap_32` for the mean of the patches instead of a class token), of
+/// DeiT (`deit_tiny_distilled_patch4_32`), or of a hybrid for small pictures (`vit_tiny_r20_s4_32`, `R20+Ti/4@32`).
 pub fn variant(name: &str) -> Option<Variant> {
     let known = variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
-    known.or_else(|| from_timm_form(name)).or_else(|| from_paper_form(name))
+    let forms = [from_timm_form, from_deit_form, from_hybrid_form, from_paper_form];
+    known.or_else(|| forms.iter().find_map(|form| form(name)))
 }
 
 fn from_timm_form(name: &str) -> Option<Variant> {
     let (size, rest) = name.strip_prefix("vit_")?.split_once("_patch")?;
+    let (patch, rest) = rest.split_once('_')?;
+    let image = rest.strip_prefix("gap_");
+    let variant = plain(by_timm(size)?, positive(patch)?, positive(image.unwrap_or(rest))?);
+    Some(if image.is_some() { pooled(variant, name) } else { variant })
+}
+
+fn from_deit_form(name: &str) -> Option<Variant> {
+    let (size, rest) = name.strip_prefix("deit_")?.split_once("_patch")?;
     let (patch, image) = rest.split_once('_')?;
-    Some(plain(by_timm(size)?, positive(patch)?, positive(image)?))
+    let (size, distilled) = size.strip_suffix("_distilled").map_or((size, false), |size| (size, true));
+    let (size, patch, image) = (by_timm(size)?, positive(patch)?, positive(image)?);
+    let vit = Vit { distillation_token: distilled, distillation_head: distilled, ..size.vit(patch, image) };
+    Some(imagenet(name, "DeiT", vit, if image == 224 { 0.9 } else { 1.0 }))
+}
+
+/// A small BiT before the encoder: no pixel is lost before its first stage, and three stages of two blocks make tokens of
+/// four by four pixels.
+fn from_hybrid_form(name: &str) -> Option<Variant> {
+    let timm = || {
+        let (size, image) = name.strip_prefix("vit_")?.split_once("_r20_s4_")?;
+        Some((by_timm(size)?, image))
+    };
+    let paper = || {
+        let (size, image) = name.strip_prefix("R20+")?.split_once("/4@")?;
+        Some((PAPER_SIZES.iter().find(|s| s.paper == size)?, image))
+    };
+    let (size, image) = timm().or_else(paper)?;
+    let image = positive(image)?;
+    let stages = ResNetV2::before_tokens(&[2, 2, 2]);
+    let stages = ResNetV2 { stem: Stem::Small, stem_pooling: StemPooling::Symmetric, ..stages };
+    let vit = Vit { backbone: Some(Box::new(stages)), ..size.vit(1, image) };
+    let variant = inception(&format!("vit_{}_r20_s4_{image}", size.timm), "Hybrid ViT", vit, 1.0);
+    Some(Variant { paper_name: Some(format!("R20+{}/4@{image}", size.paper)), ..variant })
+}
+
+/// Without a class token: the head reads the mean of the patches.
+fn pooled(variant: Variant, name: &str) -> Variant {
+    let Architecture::Vit(vit) = variant.architecture else { return variant };
+    let vit = Vit { class_token: false, pooling: Pooling::Mean, ..vit };
+    Variant { name: name.into(), paper_name: None, architecture: vit.into(), ..variant }
 }
 
 fn from_paper_form(name: &str) -> Option<Variant> {
@@ -133,7 +174,8 @@ fn plain(size: &Size, patch: usize, image: usize) -> Variant {
         architecture: size.vit(patch, image).into(),
         preprocessing: Preprocessing {
             image_size: [image, image],
-            crop_pct: if image > 224 { 1.0 } else { 0.9 },
+            // Published weights were evaluated on the middle of pictures larger than 224; small ones have no margin.
+            crop_pct: if image == 224 { 0.9 } else { 1.0 },
             ..Preprocessing::inception()
         },
     }

@@ -2,10 +2,10 @@
 
 use vit_data::Image;
 
-use super::axis::ticks;
-use super::palette::{Colour, FRAME, INK, MUTED, WHITE};
-use super::scene::{Anchor, Area, Scene, Text};
 use crate::metrics::Confusion;
+use vit_plot::axis::ticks;
+use vit_plot::palette::{Colour, FRAME, INK, MUTED, WHITE};
+use vit_plot::{Anchor, Area, Scene, Text};
 
 /// Up to here every class has a cell of its own with its name beside it.
 const NAMED: usize = 30;

@@ -2,8 +2,8 @@
 
 use vit_data::Image;
 
-use super::palette::{GREEN, INK, MUTED, PAPER, RED};
-use super::scene::{Anchor, Area, Scene, Text};
+use vit_plot::palette::{GREEN, INK, MUTED, PAPER, RED};
+use vit_plot::{Anchor, Area, Scene, Text};
 
 const THUMBNAIL: f32 = 168.0;
 const GAP: f32 = 20.0;
@@ -62,12 +62,7 @@ fn fitted(image: &Image, x: f32, y: f32) -> Area {
 
 /// A copy that is large enough for any screen: a sheet does not hold on to photographs of many megabytes.
 fn thumbnail(image: &Image) -> Image {
-    let scale = 3.0 * THUMBNAIL / image.width().max(image.height()) as f32;
-    if scale >= 1.0 {
-        return image.clone();
-    }
-    let side = |length: usize| ((length as f32 * scale).round() as usize).max(1);
-    vit_data::resize(image, side(image.width()), side(image.height()), vit_data::Filter::Lanczos)
+    vit_plot::embed::shrunk(image, 3 * THUMBNAIL as usize).unwrap_or_else(|| image.clone())
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Training curves: loss, accuracy, learning rate and speed, each in a panel of its own, as far as they were logged.
 
-use super::axis::{Axis, figure, labels, ticks, ticks_around};
-use super::palette::{BLUE, Colour, FRAME, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, WHITE};
-use super::scene::{Anchor, Area, Scene, Text};
 use crate::run_folder::{Row, columns};
+use vit_plot::axis::{Axis, figure, labels, ticks, ticks_around};
+use vit_plot::palette::{BLUE, Colour, FRAME, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, WHITE};
+use vit_plot::{Anchor, Area, Scene, Text};
 
 const WIDTH: f32 = 1000.0;
 const HEADER: f32 = 52.0;

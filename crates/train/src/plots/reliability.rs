@@ -1,9 +1,9 @@
 //! The reliability diagram: accuracy of the predictions of each confidence, and how many there are.
 
-use super::axis::{Axis, figure};
-use super::palette::{BLUE, FRAME, GRID, INK, MUTED, ORANGE, WHITE};
-use super::scene::{Anchor, Area, Scene, Text};
 use crate::metrics::Calibration;
+use vit_plot::axis::{Axis, figure};
+use vit_plot::palette::{BLUE, FRAME, GRID, INK, MUTED, ORANGE, WHITE};
+use vit_plot::{Anchor, Area, Scene, Text};
 
 const WIDTH: f32 = 620.0;
 

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::{NAMED, Recipe, Span, Teaching};
 
 /// Every key with its meaning, in the order in which they are printed.
-const KEYS: [(&str, &str); 49] = [
+const KEYS: [(&str, &str); 51] = [
     ("base", "the recipe that keys left out come from"),
     ("about", "what it is for"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -20,6 +20,7 @@ const KEYS: [(&str, &str); 49] = [
     ("model.dropout", "dropout after positions and linear layers"),
     ("model.attention_dropout", "dropout of attention weights"),
     ("model.freeze", "parameters that stay as they are, e.g. [\"backbone\"] or [\"blocks.*\", \"!*.norm1.*\"]"),
+    ("data.normalise", "colours from scratch by the mean and deviation of the pictures, or as the model has it"),
     ("data.crop", "random-resized, padded or centre"),
     ("data.crop_scale", "random-resized: smallest and largest part of the picture's area"),
     ("data.crop_ratio", "random-resized: smallest and largest width / height"),
@@ -33,6 +34,7 @@ const KEYS: [(&str, &str); 49] = [
     ("data.cutmix", "cutmix's alpha; 0: none"),
     ("data.mix_probability", "probability of mixing a batch at all"),
     ("data.mix_switch", "probability of cutmix where both are on"),
+    ("data.mix_until", "when mixing ends: \"290 epochs\", \"90%\""),
     ("data.label_smoothing", "how much of each label is spread over all classes"),
     ("data.repeated", "how often each picture appears in a batch, varied anew"),
     ("objective.loss", "softmax, or sigmoid for several labels per picture"),
@@ -137,7 +139,9 @@ impl Recipe {
             Some(_) => return Err(RecipeError::Value { key: "base".into(), what: "should be a recipe's name".into() }),
             None => Recipe::named(NAMED[0].0)?,
         };
-        base.overlaid(given)
+        let recipe = base.overlaid(given)?;
+        recipe.check()?;
+        Ok(recipe)
     }
 
     /// Reads the text of a named recipe, which leaves nothing out.
@@ -147,6 +151,21 @@ impl Recipe {
 
     /// Changes one setting: `schedule.rate=1e-3`.
     pub fn set(&mut self, setting: &str) -> Result<(), RecipeError> {
+        self.set_all([setting])
+    }
+
+    /// Changes several settings, which need to go together only when all of them are changed.
+    pub fn set_all<'a>(&mut self, settings: impl IntoIterator<Item = &'a str>) -> Result<(), RecipeError> {
+        let mut changed = self.clone();
+        for setting in settings {
+            changed = changed.with(setting)?;
+        }
+        changed.check()?;
+        *self = changed;
+        Ok(())
+    }
+
+    fn with(&self, setting: &str) -> Result<Recipe, RecipeError> {
         let (key, text) = setting.split_once('=').ok_or_else(|| RecipeError::Setting(setting.into()))?;
         let (key, text) = (key.trim(), text.trim());
         let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok().and_then(|mut t| t.remove("value"));
@@ -156,8 +175,7 @@ impl Recipe {
         let given = path.fold(Table::from_iter([(leaf, value)]), |inner, section| {
             Table::from_iter([(section.to_string(), Value::Table(inner))])
         });
-        *self = self.overlaid(given)?;
-        Ok(())
+        self.overlaid(given)
     }
 
     fn overlaid(&self, given: Table) -> Result<Recipe, RecipeError> {
@@ -176,9 +194,7 @@ impl Recipe {
             }
             table = changed;
         }
-        let recipe = Recipe::deserialize(table).map_err(|e| whole(&e.message()))?;
-        recipe.check()?;
-        Ok(recipe)
+        Recipe::deserialize(table).map_err(|e| whole(&e.message()))
     }
 
     /// Refuses values that no training can have.

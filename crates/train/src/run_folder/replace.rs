@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::saving::sync_folder;
 
-pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     name.push(".part");

@@ -104,13 +104,13 @@ impl Session {
             "" => None,
             path => Some(Teacher::open(Path::new(path), &setup.config, recipe.batch, device)?),
         };
+        let samples: Arc<dyn vit_data::Samples> = setup.train.clone();
         let settings = LoaderSettings {
             threads: options.threads,
             cache_bytes: options.cache_bytes,
-            ..loader_settings(recipe, &setup.config.preprocessing)?
+            ..loader_settings(recipe, &setup.config.preprocessing, samples.len())?
         };
         let start = loader::Position { epoch: position.epoch, batch: position.batch };
-        let samples: Arc<dyn vit_data::Samples> = setup.train.clone();
         let loader = Loader::new(samples, settings, start)?;
         let steps_per_epoch = loader.batches_per_epoch();
         let has_seed = graph.graph.inputs().any(|(_, input)| input.name == "seed");

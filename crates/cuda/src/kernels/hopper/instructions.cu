@@ -87,7 +87,8 @@ template <int COUNT> static __device__ __forceinline__ void settle(float *sums) 
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// m64nNk16: `ss` takes A and B from shared memory, both with rows along k; `rs` takes A from registers and B with rows along n, as a [k][n] tile is stored.
+// m64nNk16: `ss` takes A and B from shared memory, both with rows along k; `tt` takes both with rows along m and n, as
+// [k][m] and [k][n] tiles are stored; `rs` takes A from registers and B with rows along n.
 template <int N> struct Wgmma;
 #define WGMMA(N, LIST, SUMS, I0, I1, I2, I3, I4, I5)                                                                     \
     template <> struct Wgmma<N> {                                                                                      \
@@ -97,6 +98,12 @@ template <int N> struct Wgmma;
                          ", p, 1, 1, 0, 0;\n}"                                                                         \
                          : SUMS(d)                                                                                     \
                          : "l"(a), "l"(b), "r"(add));                                                                  \
+        }                                                                                                              \
+        static __device__ __forceinline__ void tt(float *d, u64 a, u64 b) {                                            \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" LIST "}, %" #I0 ", %" #I1          \
+                         ", 1, 1, 1, 1, 1;"                                                                            \
+                         : SUMS(d)                                                                                     \
+                         : "l"(a), "l"(b));                                                                            \
         }                                                                                                              \
         static __device__ __forceinline__ void rs(float *d, const u32 *a, u64 b, int add) {                            \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                              \
@@ -114,6 +121,10 @@ template <int N> struct Wgmma;
 #define LIST5 LIST4 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define LIST6 LIST5 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define LIST7 LIST6 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define LIST8 LIST7 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define LIST9 LIST8 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define LIST10 LIST9 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define LIST11 LIST10 ",%88,%89,%90,%91,%92,%93,%94,%95"
 #define SUMS0(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define SUMS1(d) SUMS0(d), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),                 \
     "+f"(d[14]), "+f"(d[15])
@@ -129,6 +140,14 @@ template <int N> struct Wgmma;
     "+f"(d[54]), "+f"(d[55])
 #define SUMS7(d) SUMS6(d), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]),               \
     "+f"(d[62]), "+f"(d[63])
+#define SUMS8(d) SUMS7(d), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]),                            \
+    "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
+#define SUMS9(d) SUMS8(d), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),                            \
+    "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
+#define SUMS10(d) SUMS9(d), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]),                           \
+    "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+#define SUMS11(d) SUMS10(d), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]),                          \
+    "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
 WGMMA(16, LIST0, SUMS0, 8, 9, 10, 11, 12, 13);
 WGMMA(32, LIST1, SUMS1, 16, 17, 18, 19, 20, 21);
 WGMMA(48, LIST2, SUMS2, 24, 25, 26, 27, 28, 29);
@@ -137,6 +156,7 @@ WGMMA(80, LIST4, SUMS4, 40, 41, 42, 43, 44, 45);
 WGMMA(96, LIST5, SUMS5, 48, 49, 50, 51, 52, 53);
 WGMMA(112, LIST6, SUMS6, 56, 57, 58, 59, 60, 61);
 WGMMA(128, LIST7, SUMS7, 64, 65, 66, 67, 68, 69);
+WGMMA(192, LIST11, SUMS11, 96, 97, 98, 99, 100, 101);
 
 #if CONSUMER_REGS
 static __device__ __forceinline__ void take_registers() {

@@ -1,22 +1,12 @@
-//! Attention in bf16 by Hopper's tensor cores.
+//! Attention in 16 bits by Hopper's tensor cores.
 
 use super::plan::{LARGEST_SLOT, Plan, Which};
-use super::{Emitter, Extents, Job, LARGEST_HEAD, Operand};
+use super::{Emitter, Extents, Gradient, Job, LARGEST_HEAD, Operand};
 use crate::compiler::Variant;
 use crate::fields::Arguments;
 use crate::launch::{Kernel, Request};
 use crate::storage::Storage;
 use crate::tensor_map::TensorMap;
-
-/// What the gradient reads and writes besides the operands.
-pub(super) struct Gradient {
-    pub out: u64,
-    pub dy: u64,
-    pub lse: u64,
-    /// The gradients of query, key and value, and the elements between their tokens.
-    pub results: [u64; 3],
-    pub row: usize,
-}
 
 /// Whether the kernels can do this: operands of 16 bits in rows of whole 16 bytes, neither bias nor dropout. Those and f32 are
 /// for the kernels that run on every GPU.

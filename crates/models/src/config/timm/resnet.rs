@@ -30,15 +30,22 @@ pub(super) fn apply(args: &Arguments, mut net: ResNet) -> Result<ResNet, String>
     let width = args.count("stem_width")?;
     let old = match net.stem {
         Stem::Plain => None,
+        Stem::Small => Some(("small", 64)),
         Stem::Deep { width } => Some(("deep", width)),
         Stem::Tiered { width } => Some(("deep_tiered", width)),
     };
     let width = width.or(old.map(|(_, width)| width)).unwrap_or(64);
     net.stem = match args.text("stem_type")?.or(old.map(|(kind, _)| kind)).unwrap_or_default() {
         "" => Stem::Plain,
+        // Not timm's: it has no stem for small pictures.
+        "small" => Stem::Small,
         "deep" => Stem::Deep { width },
         "deep_tiered" => Stem::Tiered { width },
-        other => return Err(format!("timm's option `stem_type` should be deep, deep_tiered or empty, not `{other}`")),
+        other => {
+            return Err(format!(
+                "timm's option `stem_type` should be deep, deep_tiered, small or empty, not `{other}`"
+            ));
+        }
     };
     net.activation = args.activation("act_layer")?.unwrap_or(net.activation);
     net.norm = norm(args, "norm_layer", net.norm)?;
@@ -68,6 +75,7 @@ pub(in crate::config) fn block(class: &str) -> Result<Block, String> {
 pub(super) fn arguments(net: &ResNet) -> Map<String, Value> {
     let (kind, width) = match net.stem {
         Stem::Plain => ("", 64),
+        Stem::Small => ("small", 64),
         Stem::Deep { width } => ("deep", width),
         Stem::Tiered { width } => ("deep_tiered", width),
     };

@@ -75,6 +75,8 @@ fn stem(kind: &str) -> Result<(Stem, StemPooling), String> {
     };
     match kind {
         "" | "fixed" | "same" => Ok((Stem::Plain, pooling)),
+        // Not timm's: it has no stem for small pictures.
+        "small" => Ok((Stem::Small, pooling)),
         "deep" | "deep_fixed" | "deep_same" => Ok((Stem::Deep, pooling)),
         "tiered" => Ok((Stem::Tiered, pooling)),
         other => Err(format!("timm's option `stem_type` is not known here: `{other}`")),
@@ -91,6 +93,7 @@ pub(super) fn arguments(net: &ResNetV2) -> Map<String, Value> {
         (Stem::Deep, StemPooling::Zeros) => "deep_fixed",
         (Stem::Deep, StemPooling::Same) => "deep_same",
         (Stem::Tiered, _) => "tiered",
+        (Stem::Small, _) => "small",
     };
     let class = match (net.standardise, net.padding) {
         (None, _) => "create_conv2d",

@@ -1,0 +1,337 @@
+//! `vit explain`: where a model looks.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use vit::Explain;
+use vit::data::{Image, Region};
+use vit::insight::{
+    ExplainOptions, Explanation, Map, Method, Page, PageEntry, Subject, explanation_sheet, side_by_side,
+};
+use vit::models::weights::npy;
+use vit::plot;
+
+use crate::Outcome;
+use crate::checkpoints::report_changes;
+use crate::pictures::{PictureArguments, Source, report_failures};
+use crate::terminal::{self, describe};
+
+/// Show what a model looks at in pictures
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  vit explain examples/pictures/dog.jpg --out dog
+  vit explain examples/pictures --out maps
+  vit explain examples/pictures --layer 3 --head 1 -o head
+
+One picture becomes NAME.png (the picture, its maps, their scales),
+NAME.overlay.png (side by side at its own resolution), NAME.npy (the raw maps,
+[maps, rows, columns]) and NAME.json (what they are about and which part of the
+picture they cover). Several become one page, index.html, which needs no
+network, with maps.npy and maps.json.")]
+pub struct Arguments {
+    #[command(flatten)]
+    pictures: PictureArguments,
+    /// The folder to write into; it is made if it is not there
+    #[arg(long, short, value_name = "FOLDER")]
+    out: PathBuf,
+    /// rollout, gradient (rollout for a class), gradcam or attention (one layer)
+    /// [default: rollout and gradient; gradcam for models of other kinds]
+    #[arg(long, verbatim_doc_comment)]
+    method: Option<Method>,
+    /// The layer whose attention to show, from 0 [default: the last]
+    #[arg(long, value_name = "N")]
+    layer: Option<usize>,
+    /// The head whose attention to show, from 0 [default: the mean of all]
+    #[arg(long, value_name = "N")]
+    head: Option<usize>,
+    /// How many of the likeliest classes get a map of their own
+    #[arg(long, short = 'k', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    top: u16,
+    /// png (files for each picture) or html (one page) [default: png for one
+    /// picture, html for several]
+    #[arg(long, value_enum, hide_possible_values = true)]
+    format: Option<Format>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Format {
+    Png,
+    Html,
+}
+
+/// A picture ready for the model and for the page or the sheet.
+struct Ready {
+    input: Vec<f32>,
+    region: Region,
+    shown: Shown,
+}
+
+enum Shown {
+    Whole(Image),
+    Small(PageEntry),
+}
+
+pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    let Arguments { pictures, out, .. } = &arguments;
+    let method = arguments.method()?;
+    let sources = pictures.sources()?;
+    let usual = if sources.len() == 1 { Format::Png } else { Format::Html };
+    let format = arguments.format.unwrap_or(usual);
+    let options = ExplainOptions { method, top: arguments.top.into(), ..ExplainOptions::default() };
+    let mut model = Explain::new(pictures.checkpoint()?, &options, &pictures.options(sources.len()))?;
+    report_changes(&pictures.model, model.report());
+    fs::create_dir_all(out).with_context(|| format!("{}: cannot be made; choose another --out", out.display()))?;
+
+    let preprocess = model.preprocess().clone();
+    let prepare = |image: Image| {
+        let region = preprocess.region(image.width(), image.height())?;
+        let input = preprocess.apply(&image)?;
+        let shown = match format {
+            Format::Png => Shown::Whole(image),
+            Format::Html => Shown::Small(PageEntry::new(&image, region)?),
+        };
+        Ok(Ready { input, region, shown })
+    };
+    let subtitle = subtitle(&pictures.model, &model, method);
+    let mut writer = match format {
+        Format::Png => Writer::Files(Names::default()),
+        Format::Html => Writer::Page(Box::new(PageFiles::start(out, sources.len(), &subtitle, &model.maps())?)),
+    };
+    let mut failed = 0;
+    pictures.how.for_each_batch_of(&sources, prepare, model.batch(), |group, progress| {
+        let (mut ready, mut names) = (Vec::new(), Vec::new());
+        for (source, prepared) in group {
+            match prepared {
+                Ok(picture) => {
+                    names.push(source);
+                    ready.push(picture);
+                }
+                Err(error) => {
+                    failed += 1;
+                    progress.suspend(|| terminal::error(describe(&error)));
+                }
+            }
+        }
+        let inputs: Vec<&[f32]> = ready.iter().map(|picture| picture.input.as_slice()).collect();
+        let found = if inputs.is_empty() { Vec::new() } else { model.explain_prepared(&inputs)? };
+        for ((source, picture), explanation) in names.iter().zip(&ready).zip(&found) {
+            let captions = captions(&model, explanation);
+            writer.add(out, &subtitle, source, picture, explanation, &captions)?;
+        }
+        Ok(())
+    })?;
+    anyhow::ensure!(failed < sources.len(), "no picture could be read, so nothing was written");
+    let written = writer.finish(out)?;
+    terminal::note(format_args!("{}", written.display()));
+    Ok(report_failures(failed, sources.len()))
+}
+
+impl Arguments {
+    /// The method with its layer and head; these two alone mean attention.
+    fn method(&self) -> anyhow::Result<Option<Method>> {
+        let Arguments { layer, head, .. } = *self;
+        match self.method {
+            None | Some(Method::Attention { .. }) if layer.is_some() || head.is_some() => {
+                Ok(Some(Method::Attention { layer, head }))
+            }
+            method => {
+                anyhow::ensure!(layer.is_none() && head.is_none(), "--layer and --head belong to --method attention");
+                Ok(method)
+            }
+        }
+    }
+}
+
+/// What stands under the title: the model and how the maps were made.
+fn subtitle(path: &Path, model: &Explain, method: Option<Method>) -> String {
+    let name = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
+    let architecture = model.config().name.clone().map_or(String::new(), |name| format!(" ({name})"));
+    let how = match method {
+        None => "",
+        Some(Method::Rollout) => ", attention rollout",
+        Some(Method::Gradient) => ", attention rollout by a class's gradients",
+        Some(Method::GradCam) => ", Grad-CAM",
+        Some(Method::Attention { .. }) => ", attention",
+    };
+    format!("{name}{architecture}{how}")
+}
+
+/// A name and a figure for every map.
+fn captions(model: &Explain, explanation: &Explanation) -> Vec<(String, String)> {
+    let probabilities = explanation.probabilities();
+    let caption = |(subject, _): &(Subject, Map)| match subject {
+        Subject::Class(class) => {
+            (model.label(*class), format!("{:.1} %", 100.0 * probabilities.get(*class).unwrap_or(&0.0)))
+        }
+        other => (other.to_string(), String::new()),
+    };
+    explanation.maps.iter().map(caption).collect()
+}
+
+/// Names for files that are not taken yet.
+#[derive(Default)]
+struct Names(BTreeSet<String>);
+
+impl Names {
+    fn for_source(&mut self, source: &Source) -> String {
+        let name = source.name();
+        let stem =
+            Path::new(&name).file_stem().map_or_else(|| "picture".into(), |stem| stem.to_string_lossy().into_owned());
+        let stem = if stem == "-" { "picture".to_string() } else { stem };
+        let mut free = stem.clone();
+        for number in 2.. {
+            if self.0.insert(free.to_lowercase()) {
+                break;
+            }
+            free = format!("{stem}-{number}");
+        }
+        free
+    }
+}
+
+enum Writer {
+    Files(Names),
+    Page(Box<PageFiles>),
+}
+
+impl Writer {
+    fn add(
+        &mut self,
+        out: &Path,
+        subtitle: &str,
+        source: &Source,
+        picture: &Ready,
+        explanation: &Explanation,
+        captions: &[(String, String)],
+    ) -> anyhow::Result<()> {
+        match (self, &picture.shown) {
+            (Writer::Files(names), Shown::Whole(image)) => {
+                let stem = names.for_source(source);
+                write_files(out, &stem, subtitle, source, (image, picture.region), explanation, captions)
+            }
+            (Writer::Page(page), Shown::Small(entry)) => page.add(source, entry, picture.region, explanation, captions),
+            _ => unreachable!("pictures are prepared for the format"),
+        }
+    }
+
+    /// Ends what was begun; gives what a person should open.
+    fn finish(self, out: &Path) -> anyhow::Result<PathBuf> {
+        match self {
+            Writer::Files(names) if names.0.len() > 1 => Ok(out.to_path_buf()),
+            Writer::Files(names) => Ok(out.join(names.0.first().map_or(String::new(), |name| format!("{name}.png")))),
+            Writer::Page(page) => page.finish(out),
+        }
+    }
+}
+
+fn write_files(
+    out: &Path,
+    stem: &str,
+    subtitle: &str,
+    source: &Source,
+    (image, region): (&Image, Region),
+    explanation: &Explanation,
+    captions: &[(String, String)],
+) -> anyhow::Result<()> {
+    let write = |ending: &str, bytes: &[u8]| {
+        let path = out.join(format!("{stem}{ending}"));
+        fs::write(&path, bytes).with_context(|| path.display().to_string())
+    };
+    let maps: Vec<&Map> = explanation.maps.iter().map(|(_, map)| map).collect();
+    let named: Vec<(String, String, &Map)> =
+        captions.iter().zip(&maps).map(|((name, figure), map)| (name.clone(), figure.clone(), *map)).collect();
+    let title = Path::new(&source.name()).file_name().map_or(source.name(), |n| n.to_string_lossy().into_owned());
+    write(".png", &explanation_sheet(&title, subtitle, image, region, &named).png(2.0)?)?;
+    if let Some(first) = maps.first() {
+        write(".overlay.png", &plot::png(&side_by_side(image, region, first))?)?;
+        let [rows, columns] = first.grid();
+        let values: Vec<f32> = maps.iter().flat_map(|map| map.values()).copied().collect();
+        let path = out.join(format!("{stem}.npy"));
+        npy::write(&path, &[maps.len(), rows, columns], &values).with_context(|| path.display().to_string())?;
+    }
+    let about = about(source, region, explanation, captions);
+    write(".json", format!("{about:#}\n").as_bytes())
+}
+
+/// What the maps of a picture are about.
+fn about(source: &Source, region: Region, explanation: &Explanation, captions: &[(String, String)]) -> Value {
+    let probabilities = explanation.probabilities();
+    let map = |((subject, map), (name, _)): (&(Subject, Map), &(String, String))| {
+        let part = map.part(region);
+        let mut about = json!({ "about": name, "picture_part": [part.x, part.y, part.width, part.height] });
+        if let Subject::Class(class) = subject {
+            about["class"] = json!(class);
+            about["probability"] = json!(probabilities.get(*class));
+        }
+        about
+    };
+    json!({ "file": source.name(), "maps": explanation.maps.iter().zip(captions).map(map).collect::<Vec<_>>() })
+}
+
+/// The page and what lies beside it. Files are complete before they take their names.
+struct PageFiles {
+    page: Page<BufWriter<File>>,
+    maps: Vec<f32>,
+    about: Vec<Value>,
+    shape: Option<[usize; 3]>,
+}
+
+impl PageFiles {
+    fn start(out: &Path, pictures: usize, subtitle: &str, maps: &[String]) -> anyhow::Result<Self> {
+        let path = out.join("index.html.partial");
+        let file = File::create(&path).with_context(|| format!("{}; choose another --out", path.display()))?;
+        let title =
+            format!("What the model looks at in {pictures} {}", if pictures == 1 { "picture" } else { "pictures" });
+        Ok(PageFiles {
+            page: Page::start(BufWriter::new(file), &title, subtitle, maps)?,
+            maps: Vec::new(),
+            about: Vec::new(),
+            shape: None,
+        })
+    }
+
+    fn add(
+        &mut self,
+        source: &Source,
+        entry: &PageEntry,
+        region: Region,
+        explanation: &Explanation,
+        captions: &[(String, String)],
+    ) -> anyhow::Result<()> {
+        let label = |(name, figure): &(String, String)| {
+            if figure.is_empty() { name.clone() } else { format!("{name} {figure}") }
+        };
+        let maps: Vec<(String, &Map)> =
+            captions.iter().map(label).zip(explanation.maps.iter().map(|(_, map)| map)).collect();
+        let sureness = explanation.probabilities().into_iter().reduce(f32::max);
+        self.page.add(&source.name(), entry, sureness, &maps)?;
+        if let Some((_, first)) = explanation.maps.first() {
+            let [rows, columns] = first.grid();
+            self.shape = Some([explanation.maps.len(), rows, columns]);
+        }
+        self.maps.extend(explanation.maps.iter().flat_map(|(_, map)| map.values()));
+        self.about.push(about(source, region, explanation, captions));
+        Ok(())
+    }
+
+    fn finish(self, out: &Path) -> anyhow::Result<PathBuf> {
+        self.page.finish().context("index.html")?;
+        let [maps, rows, columns] = self.shape.unwrap_or([0; 3]);
+        let path = out.join("maps.npy");
+        npy::write(&path, &[self.about.len(), maps, rows, columns], &self.maps)
+            .with_context(|| path.display().to_string())?;
+        let path = out.join("maps.json");
+        let mut file = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
+        writeln!(file, "{:#}", Value::Array(self.about))?;
+        file.flush()?;
+        let page = out.join("index.html");
+        fs::rename(out.join("index.html.partial"), &page).with_context(|| page.display().to_string())?;
+        Ok(page)
+    }
+}

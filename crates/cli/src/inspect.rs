@@ -1,0 +1,116 @@
+//! `vit inspect`: what a model learned.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use vit::data::Image;
+use vit::insight::{Inspector, Sample, card, report};
+use vit::{device_for, preprocess};
+
+use crate::Outcome;
+use crate::checkpoints::report_changes;
+use crate::pictures::{RunArguments, Source, report_failures, sources};
+use crate::terminal::{self, describe};
+
+/// Draw what a model learned: filters, positions, attention
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  vit inspect cifar10 --out inspected
+  vit inspect cifar10 --data examples/pictures --out inspected
+
+index.html shows everything and needs no network. Beside it every figure lies as
+PNG and SVG with its numbers (CSV, JSON, NumPy): first filters, similarity of
+positions, attention distance, attention by layer, effective receptive field,
+class token against mean pooling. Pictures in a folder named like a class of the
+model count as pictures of that class.")]
+pub struct Arguments {
+    /// The model: a checkpoint folder or a weights file
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Pictures, folders of pictures, or patterns, to see how the model attends
+    #[arg(long, num_args = 1.., value_name = "PICTURES")]
+    data: Vec<OsString>,
+    /// The folder to write into; it is made if it is not there
+    #[arg(long, short, value_name = "FOLDER")]
+    out: PathBuf,
+    #[command(flatten)]
+    how: RunArguments,
+}
+
+/// Pictures that figures show.
+const EXAMPLES: usize = 3;
+
+pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    let Arguments { model, how, out, .. } = &arguments;
+    let sources = sources(&arguments.data)?;
+    let checkpoint = how.checkpoint(model)?;
+    report_changes(model, &checkpoint.report);
+    fs::create_dir_all(out).with_context(|| format!("{}: cannot be made; choose another --out", out.display()))?;
+    let options = how.options(sources.len().max(1));
+    let device = device_for(options.device, options.precision, options.threads)?;
+    let config = &checkpoint.config;
+    let preprocess = preprocess(&config.preprocessing)?;
+    let mut inspector = {
+        let _busy = terminal::busy("preparing the model");
+        Inspector::new(config, &checkpoint.weights, device.as_ref(), options.batch)?
+    };
+    let prepare = |image: Image| {
+        let seen = preprocess.crop(&image)?;
+        Ok((preprocess.apply(&image)?, seen))
+    };
+    // Three examples, spread over the pictures: neighbours are often alike.
+    let example = |index: usize| index.is_multiple_of(sources.len().div_ceil(EXAMPLES).max(1));
+    let (mut failed, mut seen) = (0, 0);
+    if !sources.is_empty() {
+        how.for_each_batch_of(&sources, prepare, options.batch, |group, progress| {
+            let mut ready = Vec::new();
+            for (source, prepared) in group {
+                seen += 1;
+                match prepared {
+                    Ok(picture) => ready.push((source, example(seen - 1), picture)),
+                    Err(error) => {
+                        failed += 1;
+                        progress.suspend(|| terminal::error(describe(&error)));
+                    }
+                }
+            }
+            let names: Vec<String> = ready.iter().map(|(source, ..)| source.name()).collect();
+            let mut samples = Vec::new();
+            for ((source, shown, (input, seen)), name) in ready.iter().zip(&names) {
+                samples.push(Sample { name, seen, input, shown: *shown, label: label(source, &config.labels) });
+            }
+            if samples.is_empty() { Ok(()) } else { Ok(inspector.add(&samples)?) }
+        })?;
+        anyhow::ensure!(failed < sources.len(), "no picture could be read, so nothing was written");
+    }
+    let (inspection, files) = {
+        let _busy = terminal::busy("drawing");
+        let inspection = inspector.finish()?;
+        let files = inspection.figures.iter().map(|figure| figure.write(out)).collect::<Result<Vec<_>, _>>()?;
+        (inspection, files)
+    };
+    let name = model.file_name().map_or_else(|| model.display().to_string(), |n| n.to_string_lossy().into_owned());
+    let pictures = match sources.len() - failed {
+        0 => "from its weights alone".to_string(),
+        1 => "with 1 picture".to_string(),
+        count => format!("with {count} pictures"),
+    };
+    let page =
+        report(&format!("What {name} learned"), &format!("Inspected {pictures}"), &card(config)?, &inspection, &files);
+    let path = out.join("index.html");
+    fs::write(&path, page).with_context(|| path.display().to_string())?;
+    inspection.missing.iter().for_each(terminal::note);
+    terminal::note(path.display());
+    Ok(report_failures(failed, sources.len()))
+}
+
+/// The class of a picture whose folder has the name of a class.
+fn label(source: &Source, labels: &[String]) -> Option<usize> {
+    let name = source.name();
+    let folder = Path::new(&name).parent()?.file_name()?.to_string_lossy().into_owned();
+    labels.iter().position(|label| *label == folder)
+}

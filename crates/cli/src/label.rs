@@ -1,0 +1,243 @@
+//! `vit label`: a model says what is in pictures without labels, and another can learn from it.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use vit::data::Samples;
+use vit::data::dataset::{self, Dataset, OpenOptions};
+use vit::train::{PseudoLabel, PseudoLabelChoice};
+use vit::{Model, Prediction, device_for};
+
+use crate::checkpoints::report_changes;
+use crate::pictures::{PictureArguments, Source, report_failures};
+use crate::terminal::{self, describe};
+use crate::{Outcome, classify};
+
+/// Label pictures with a model, for another to learn from
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  vit label examples/pictures --out labels.csv
+  vit label examples/pictures --soft --out labels.jsonl
+
+Noisy Student: a teacher's labels and the true ones together, a larger student,
+and noise; then the student is the teacher.
+
+  vit train --data photos --model efficientnet_b0 --out runs/teacher
+  vit label more_photos -m runs/teacher --with photos --soft --out all.jsonl
+  vit train --data all.jsonl --model efficientnet_b1 --recipe noisy-student
+
+The file is a manifest that `vit train` and `vit eval` take as --data.")]
+pub struct Arguments {
+    #[command(flatten)]
+    pictures: PictureArguments,
+    /// The file to write: .csv or .jsonl
+    #[arg(long, short, value_name = "FILE")]
+    out: PathBuf,
+    /// Leave out pictures that the model is less sure of
+    #[arg(long, value_name = "P", default_value_t = 0.3, value_parser = probability)]
+    min_confidence: f32,
+    /// As many pictures of each class: the surest; where there are fewer, they are
+    /// repeated
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    per_class: Option<u32>,
+    /// Write the probabilities of all classes instead of the likeliest class
+    #[arg(long)]
+    soft: bool,
+    /// A labelled data set to write down with them: its training pictures beside the
+    /// new ones, its others for validation and testing
+    #[arg(long, value_name = "DATA")]
+    with: Option<PathBuf>,
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|p| (0.0..=1.0).contains(p)).ok_or_else(|| "should be from 0 to 1".into())
+}
+
+/// Below this, a class is no part of a soft label.
+const LEAST_SHARE: f32 = 1e-4;
+
+/// A line of the manifest.
+struct Line {
+    path: PathBuf,
+    label: Value,
+    /// How sure the model is; nothing where people labelled the picture.
+    confidence: Option<f32>,
+    split: Option<&'static str>,
+}
+
+pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    let format = Format::of(&arguments.out)?;
+    let pictures = &arguments.pictures;
+    let sources = pictures.sources()?;
+    let options = pictures.options(sources.len());
+    let checkpoint = pictures.checkpoint()?;
+    let device = device_for(options.device, options.precision, options.threads)?;
+    let mut model = Model::new(checkpoint, device.as_ref(), &options)?;
+    report_changes(&pictures.model, model.report());
+    let names = class_names(&model.config().labels, model.config().architecture.classes());
+
+    let (preprocess, batch) = (model.preprocess().clone(), model.batch());
+    let (mut labels, mut values, mut paths, mut failed) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
+        let (mut ready, mut found) = (Vec::new(), Vec::new());
+        for (source, prepared) in group {
+            match (prepared, source) {
+                (Ok(prepared), Source::File(path)) => {
+                    ready.push(prepared);
+                    found.push(path.clone());
+                }
+                (Ok(_), _) => bail!("only pictures that are files can be listed in {}", arguments.out.display()),
+                (Err(error), _) => {
+                    failed += 1;
+                    progress.suspend(|| terminal::error(describe(&error)));
+                }
+            }
+        }
+        let answers = if ready.is_empty() { Vec::new() } else { model.classify_prepared(&ready)? };
+        for (path, answer) in found.into_iter().zip(answers) {
+            let Some(top) = answer.first() else { continue };
+            labels.push(PseudoLabel { picture: paths.len(), class: top.class, confidence: top.probability });
+            values.push(if arguments.soft { soft(&answer, &names) } else { json!(names[top.class]) });
+            paths.push(path);
+        }
+        Ok(())
+    })?;
+    let per_class = arguments.per_class.map(|count| count as usize);
+    let choice = PseudoLabelChoice { min_confidence: arguments.min_confidence, per_class };
+    let chosen = choice.of(&labels);
+    let different: BTreeSet<usize> = chosen.iter().copied().collect();
+    terminal::note(format_args!(
+        "{} of {} pictures are labelled with a confidence of at least {}{}",
+        different.len(),
+        labels.len(),
+        arguments.min_confidence,
+        per_class.map_or(String::new(), |count| format!(" and among the {count} surest of their class")),
+    ));
+    ensure!(!chosen.is_empty(), "no picture is left; a lower --min-confidence keeps more");
+    let split = arguments.with.as_ref().map(|_| "train");
+    let line = |place: usize| Line {
+        path: paths[place].clone(),
+        label: values[place].clone(),
+        confidence: Some(labels[place].confidence),
+        split,
+    };
+    let mut lines: Vec<Line> = chosen.into_iter().map(line).collect();
+    if let Some(with) = &arguments.with {
+        lines.extend(labelled(with, &names)?);
+    }
+    format.write(&arguments.out, &lines).with_context(|| arguments.out.display().to_string())?;
+    terminal::note(format_args!("{}: {} lines", arguments.out.display(), lines.len()));
+    Ok(report_failures(failed, sources.len()))
+}
+
+/// The classes by name where that says which is meant, else by number.
+fn class_names(labels: &[String], classes: usize) -> Vec<String> {
+    let distinct: BTreeSet<&String> = labels.iter().collect();
+    let named = labels.len() == classes && distinct.len() == classes;
+    if named { labels.to_vec() } else { (0..classes).map(|class| class.to_string()).collect() }
+}
+
+/// The classes and how likely they are.
+fn soft(answer: &[Prediction], names: &[String]) -> Value {
+    let shares = answer.iter().filter(|p| p.probability >= LEAST_SHARE);
+    let rounded = |p: f32| (f64::from(p) * 1e5).round() / 1e5;
+    Value::Object(shares.map(|p| (names[p.class].clone(), json!(rounded(p.probability)))).collect::<Map<_, _>>())
+}
+
+/// All pictures of a data set that people labelled. What it has no validation split for is carved off here, so that no
+/// model's label is ever measured against.
+fn labelled(path: &Path, names: &[String]) -> anyhow::Result<Vec<Line>> {
+    let splits = dataset::open(path, &OpenOptions { classes: Some(names.to_vec()), ..OpenOptions::default() })?;
+    terminal::note(format_args!("{}: {}", path.display(), splits.report));
+    ensure!(!splits.train.is_multi_label(), "{}: pictures have several labels each", path.display());
+    let test = splits.test.filter(|test| splits.validation.as_ref().is_none_or(|v| v.name(0) != test.name(0)));
+    let parts = [(Some(splits.train), "train"), (splits.validation, "validation"), (test, "test")];
+    let mut lines = Vec::new();
+    for (part, split) in parts {
+        let Some(part) = part else { continue };
+        for index in 0..part.len() {
+            lines.push(Line {
+                path: file(&part, index)?,
+                label: json!(label(&part, index)),
+                confidence: None,
+                split: Some(split),
+            });
+        }
+    }
+    Ok(lines)
+}
+
+fn file(part: &Dataset, index: usize) -> anyhow::Result<PathBuf> {
+    part.file(index).with_context(|| {
+        format!("{}: a manifest lists files, and this picture is inside of one; unpack the data set", part.name(index))
+    })
+}
+
+fn label(part: &Dataset, index: usize) -> &str {
+    part.labels(index).first().and_then(|label| part.classes().get(*label as usize)).map_or("", String::as_str)
+}
+
+#[derive(Clone, Copy)]
+enum Format {
+    Csv,
+    Jsonl,
+}
+
+impl Format {
+    fn of(path: &Path) -> anyhow::Result<Format> {
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("csv") => Ok(Format::Csv),
+            Some("jsonl") => Ok(Format::Jsonl),
+            _ => bail!("--out {}: should end in .csv or .jsonl", path.display()),
+        }
+    }
+
+    /// Beside first, so that nobody reads half of it.
+    fn write(self, path: &Path, lines: &[Line]) -> anyhow::Result<()> {
+        let folder = std::path::absolute(path)?.parent().unwrap_or(Path::new("")).to_path_buf();
+        let beside = path.with_extension("partial");
+        let mut out = BufWriter::new(File::create(&beside)?);
+        if let Format::Csv = self {
+            writeln!(out, "path,label,confidence,split")?;
+        }
+        for line in lines {
+            let path = relative(&line.path, &folder)?;
+            let split = line.split.unwrap_or_default();
+            match self {
+                Format::Csv => {
+                    let label = match &line.label {
+                        Value::String(name) => name.clone(),
+                        shares => shares.to_string(),
+                    };
+                    let confidence = line.confidence.map_or(String::new(), |c| c.to_string());
+                    writeln!(out, "{},{},{confidence},{split}", classify::quoted(&path), classify::quoted(&label))?;
+                }
+                Format::Jsonl => {
+                    let mut object = json!({ "path": path, "label": line.label });
+                    if let Some(confidence) = line.confidence {
+                        object["confidence"] = json!(classify::shortest(confidence));
+                    }
+                    if !split.is_empty() {
+                        object["split"] = json!(split);
+                    }
+                    writeln!(out, "{object}")?;
+                }
+            }
+        }
+        out.into_inner().map_err(|error| error.into_error())?.sync_all()?;
+        Ok(std::fs::rename(&beside, path)?)
+    }
+}
+
+/// A picture's path as the manifest's reader understands it: from the manifest's folder on, or from the root.
+fn relative(picture: &Path, folder: &Path) -> anyhow::Result<String> {
+    let picture = std::path::absolute(picture)?;
+    let path = picture.strip_prefix(folder).unwrap_or(&picture);
+    path.to_str().map(str::to_string).with_context(|| format!("{}: the path is not text", picture.display()))
+}

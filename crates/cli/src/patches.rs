@@ -1,0 +1,58 @@
+//! `vit patches`: what a model sees of a picture.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
+use vit::insight::patches;
+use vit::preprocess;
+
+use crate::Outcome;
+use crate::checkpoints::report_changes;
+use crate::pictures::PictureArguments;
+use crate::terminal;
+
+/// Show a picture cut into the patches that a model sees
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  vit patches examples/pictures/dog.jpg --out patches.png
+  vit patches examples/pictures/dog.jpg --out patches.svg
+
+On the left the picture with the part that the model sees, on the right the
+model's input, cut into its N = HW/P^2 patches, numbered as the model counts
+them. Models without patches have the cells of their last feature map.")]
+pub struct Arguments {
+    #[command(flatten)]
+    pictures: PictureArguments,
+    /// The file to write: .png or .svg
+    #[arg(long, short, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(with_known_ending))]
+    out: PathBuf,
+}
+
+fn with_known_ending(path: PathBuf) -> Result<PathBuf, String> {
+    let known = path.extension().is_some_and(|e| e == "png" || e == "svg");
+    if known { Ok(path) } else { Err("the ending should be .png or .svg".into()) }
+}
+
+pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    let Arguments { pictures, out } = &arguments;
+    let sources = pictures.sources()?;
+    let [source] = sources.as_slice() else {
+        anyhow::bail!("{} pictures were given; `vit patches` draws one at a time", sources.len());
+    };
+    let checkpoint = pictures.checkpoint()?;
+    report_changes(&pictures.model, &checkpoint.report);
+    let preprocess = preprocess(&checkpoint.config.preprocessing)?;
+    let image = pictures.how.decode(source)?;
+    let name = source.name();
+    let title = std::path::Path::new(&name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
+    let scene = patches(&title, &image, &checkpoint.config.architecture, &preprocess)?;
+    let content =
+        if out.extension().is_some_and(|e| e == "svg") { scene.svg().into_bytes() } else { scene.png(2.0)? };
+    fs::write(out, content).with_context(|| out.display().to_string())?;
+    terminal::note(out.display());
+    Ok(Outcome::Fine)
+}

@@ -1,0 +1,111 @@
+// The gradient of a convolution's filters: for every filter, tap and channel, the sum over all places of dy · x. The
+// places are divided among blocks; each writes its sums down, and they are added up in order by another kernel.
+//
+// A block of two warpgroups has BLOCK_M filters and BLOCK_N columns, which are channels of taps. With 128 filters each
+// warpgroup has 64 of them; with 64 both have all, and each takes half of the places, as a part of its own.
+//
+// Macros:
+//   BLOCK_M         64 or 128
+//   BLOCK_N         a multiple of 64, at most 192
+//   STAGES          at least 3
+//   BLOCKS_PER_SM   blocks meant to share a multiprocessor
+
+constexpr int THREADS = 256;
+constexpr int TILE_BYTES = 64 * ROW_BYTES;
+constexpr int TILES_M = BLOCK_M / 64, TILES_N = BLOCK_N / 64;
+constexpr int STAGE_BYTES = (TILES_M + TILES_N) * TILE_BYTES;
+constexpr int AHEAD = STAGES - 2;
+
+// partials[part][filters][columns]; a block takes `steps` times 64 places. Blocks go through the columns first.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    correlate(const bf16 *dy, const bf16 *x, float *partials, const Places places, const Reach reach, u32 filter_count,
+              u32 columns, u32 steps) {
+    DYNAMIC_SHARED(unsigned char, memory);
+    const u32 stages = (shared_address(memory) + 1023) / 1024 * 1024;
+    const u32 blocks_n = (columns + BLOCK_N - 1) / BLOCK_N;
+    const u32 first_filter = blockIdx.x / blocks_n * BLOCK_M, first_column = blockIdx.x % blocks_n * BLOCK_N;
+    const u32 row = threadIdx.x / 8, chunk = threadIdx.x % 8;
+    const u32 swizzled = row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+    u32 next_place = blockIdx.y * steps * 64 + row;
+
+    // Where this thread's columns lie, seen from a place's first tap.
+    int shift_y[TILES_N], shift_x[TILES_N], shift[TILES_N];
+#pragma unroll
+    for (int n = 0; n < TILES_N; n++) {
+        const u32 column = first_column + n * 64 + chunk * 8, tap = column / reach.channels;
+        const u32 tap_y = tap / reach.taps_x, tap_x = tap - tap_y * reach.taps_x;
+        shift_y[n] = column < columns ? (int)tap_y * reach.tap_y : -0x40000000;
+        shift_x[n] = (int)tap_x * reach.tap_x;
+        shift[n] = (int)tap_y * reach.tap_y * (int)reach.row + shift_x[n] * (int)reach.column +
+                   (int)(column - tap * reach.channels);
+    }
+    const u32 filter = first_filter + chunk * 8;
+
+    auto fetch = [&](u32 stage) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 to = stage + swizzled + i * 32 * ROW_BYTES, index = next_place + i * 32;
+            const bool inside = index < places.count;
+#pragma unroll
+            for (int m = 0; m < TILES_M; m++) {
+                const bool real = inside && filter + m * 64 < filter_count;
+                copy_once(to + m * TILE_BYTES, dy + (real ? (u64)index * filter_count + filter + m * 64 : 0), real);
+            }
+            const Start start = start_of(index, places, reach);
+#pragma unroll
+            for (int n = 0; n < TILES_N; n++) {
+                const bool real =
+                    (u32)(start.y + shift_y[n]) < reach.height && (u32)(start.x + shift_x[n]) < reach.width;
+                copy_cached(to + (TILES_M + n) * TILE_BYTES, x + (real ? start.offset + shift[n] : 0), real);
+            }
+        }
+        next_place += 64;
+    };
+
+    for (u32 step = 0; step < AHEAD; step++) {
+        if (step < steps) fetch(stages + step * STAGE_BYTES);
+        copies_commit();
+    }
+    float sums[BLOCK_N / 2];
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; i++) sums[i] = 0.0f;
+    settle<BLOCK_N / 2>(sums);
+    const u32 warpgroup = threadIdx.x / 128;
+    u32 current = 0, later = AHEAD;
+#pragma unroll 1
+    for (u32 step = 0; step < steps; step++) {
+        copies_wait<AHEAD - 1>();
+        show_to_tensor_cores();
+        __syncthreads();
+        const u32 first = BLOCK_M == 64 ? warpgroup * 32 * ROW_BYTES : 0;
+        const u32 a = stages + current * STAGE_BYTES + first + (BLOCK_M == 64 ? 0 : warpgroup * TILE_BYTES);
+        const u32 b = stages + current * STAGE_BYTES + first + TILES_M * TILE_BYTES;
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < (BLOCK_M == 64 ? 32 : 64); k += 16) {
+            Wgmma<BLOCK_N>::tt(sums, tile(a + k * ROW_BYTES, TILE_BYTES), tile(b + k * ROW_BYTES, TILE_BYTES));
+        }
+        wgmma_commit();
+        if (step + AHEAD < steps) fetch(stages + later * STAGE_BYTES);
+        copies_commit();
+        wgmma_wait<1>();
+        current = current + 1 == STAGES ? 0 : current + 1;
+        later = later + 1 == STAGES ? 0 : later + 1;
+    }
+    wgmma_wait<0>();
+    settle<BLOCK_N / 2>(sums);
+    const u32 part = BLOCK_M == 64 ? blockIdx.y * 2 + warpgroup : blockIdx.y;
+    const u32 warp = threadIdx.x / 32 - (BLOCK_M == 64 ? warpgroup * 4 : 0);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 own = first_filter + warp * 16 + threadIdx.x % 32 / 4 + 8 * half;
+        if (own >= filter_count) continue;
+        float *to = partials + ((u64)part * filter_count + own) * columns;
+#pragma unroll
+        for (int j = 0; j < BLOCK_N / 8; j++) {
+            const u32 column = first_column + j * 8 + threadIdx.x % 4 * 2;
+            const float v[2] = {sums[j * 4 + 2 * half], sums[j * 4 + 2 * half + 1]};
+            if (column < columns) store<2>(to + column, v);
+        }
+    }
+}

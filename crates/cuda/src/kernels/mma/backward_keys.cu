@@ -1,0 +1,91 @@
+// The gradients of keys and values for more than one tile of tokens: a block's own tokens are keys; queries and the gradients
+// of their results pass by, with their log-sum-exp and `delta`. Scores are computed transposed, as these products want them.
+constexpr int OWN = own_rows(KEYS), OWN_TILES = tiles_of(KEYS);
+constexpr int N = passing_rows(QUERIES), ROWS = round_up(N, 16), TILES = tiles_of(QUERIES);
+constexpr int THREADS = OWN * 2;
+constexpr int STATISTICS = 2 * (OWN + ROWS) * PITCH, STAGE = STATISTICS + 2 * ROWS * 4;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_backward_keys(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
+                            const ELEMENT* dy, const float* lse, const float* delta, ELEMENT* dk, ELEMENT* dv,
+                            const Shape s, const Mask mask) {
+    DYNAMIC_SHARED(Byte, memory);
+    const Own<B, THREADS> own_bias = {(B*)(memory + 2 * STAGE)};
+    const Walk walk(s, OWN_TILES);
+    const int begin = walk.tile * OWN, warp_row = threadIdx.x / 32 * 16;
+    const float factor = s.scale * LOG2E;
+    const u32 column = walk.head * HEAD;
+
+    auto bring = [&](u32 item) {
+        const u64 sample = walk.sample(s, item / TILES), first_row = (sample * s.heads + walk.head) * QUERIES;
+        const int tile = item % TILES, first = tile * N, end = first + N < QUERIES ? first + N : QUERIES;
+        Byte* stage = memory + item % 2 * STAGE;
+        if (tile == 0) {
+            fetch<OWN, THREADS>(stage, k + sample * KEYS * s.k_row + column, s.k_row, begin, KEYS);
+            fetch<OWN, THREADS>(stage + OWN * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, begin, KEYS);
+        }
+        fetch<ROWS, THREADS>(stage + 2 * OWN * PITCH, q + sample * QUERIES * s.q_row + column, s.q_row, first, end);
+        fetch<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, first,
+                             end);
+        float* numbers = (float*)(stage + STATISTICS);
+        for (int i = threadIdx.x; i < 2 * ROWS; i += THREADS) {
+            const bool wanted = first + i % ROWS < end;
+            const float* from = i < ROWS ? lse : delta;
+            copy_4(numbers + i, wanted ? from + first_row + first + i % ROWS : from, wanted);
+        }
+    };
+    const u32 items = walk.count * TILES;
+    if (items > 0) bring(0);
+    if (BIAS) read_bias<N, TILES, THREADS, true>(own_bias, bias, s, walk, begin);
+
+    u32 a_k[D / 16][4], a_v[D / 16][4];
+    float sums_k[D / 8][4], sums_v[D / 8][4];
+    for (u32 item = 0; item < items; item++) {
+        copies_done();
+        __syncthreads();
+        if (item + 1 < items) bring(item + 1);
+        const u64 sample = walk.sample(s, item / TILES), first_row = (sample * s.heads + walk.head) * QUERIES;
+        const int tile = item % TILES;
+        const Byte *stage = memory + item % 2 * STAGE, *stage_q = stage + 2 * OWN * PITCH, *stage_dy = stage_q + ROWS * PITCH;
+        const float *row_lse = (const float*)(stage + STATISTICS), *row_delta = row_lse + ROWS;
+        if (tile == 0) {
+            left_rows(a_k, stage, warp_row);
+            left_rows(a_v, stage + OWN * PITCH, warp_row);
+            clear(sums_k);
+            clear(sums_v);
+        }
+        float w[N / 8][4], d[N / 8][4];
+        multiply_rows<N>(w, a_k, stage_q);
+        multiply_rows<N>(d, a_v, stage_dy);
+#pragma unroll
+        for (int n = 0; n < N / 8; n++) {
+            float columns_lse[2], columns_delta[2];
+            load<2>(row_lse + column_of(n, 0), columns_lse);
+            load<2>(row_delta + column_of(n, 0), columns_delta);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float pair[2] = {0.0f, 0.0f};
+                if (BIAS) own_bias.get((tile * N / 8 + n) * 2 + half, pair);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int e = 2 * half + i, query = tile * N + column_of(n, i);
+                    float weight = exp2_fast(w[n][e] * factor + (pair[i] - columns_lse[i]) * LOG2E);
+                    // A query that is not there: its rows are zeros, but its weight could be anything.
+                    if (query >= QUERIES || begin + row_of(e) >= KEYS) weight = 0.0f;
+                    const float factor = DROPOUT ? kept(mask, seed, first_row, query, begin + row_of(e)) : 1.0f;
+                    w[n][e] = weight * factor;
+                    d[n][e] = weight * (d[n][e] * factor - columns_delta[i]);
+                }
+            }
+        }
+        u32 p[ROWS / 16][4];
+        left_sums<N>(p, w);
+        accumulate<ROWS / 16>(sums_v, p, stage_dy);
+        left_sums<N>(p, d);
+        accumulate<ROWS / 16>(sums_k, p, stage_q);
+        if (tile == TILES - 1) {
+            store_rows(sums_v, dv + sample * KEYS * s.dv_row + column, s.dv_row, begin, KEYS, 1.0f, 1.0f);
+            store_rows(sums_k, dk + sample * KEYS * s.dk_row + column, s.dk_row, begin, KEYS, s.scale, s.scale);
+        }
+    }
+}

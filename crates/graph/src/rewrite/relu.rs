@@ -1,0 +1,31 @@
+//! A relu's slope is known from its result, so what went into it need not be kept for the backward pass.
+
+use std::collections::HashMap;
+
+use super::Copy;
+use crate::ops::{Activation, ActivationGrad, Op};
+use crate::{Graph, GraphError, Value};
+
+/// Lets the gradient of every relu read the relu's result in place of its input.
+pub fn relu_by_result(graph: &Graph) -> Result<Graph, GraphError> {
+    let mut results: HashMap<Value, Value> = HashMap::new();
+    let mut copy = Copy::of(graph);
+    for (id, node) in graph.nodes().iter().enumerate() {
+        let result = match node.op {
+            Op::ActivationGrad(ActivationGrad(Activation::Relu)) => results.get(&node.inputs[0]).copied(),
+            _ => None,
+        };
+        match result {
+            Some(result) => {
+                let inputs = [copy.moved(result), copy.moved(node.inputs[1])];
+                let node = copy.new.add_in_scope(&node.scope, node.op.clone(), &inputs)?;
+                copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
+            }
+            None => copy.keep(id)?,
+        }
+        if let Op::Activation(Activation::Relu) = node.op {
+            results.entry(node.inputs[0]).or_insert(Value { node: id, output: 0 });
+        }
+    }
+    copy.finish()
+}

@@ -1,0 +1,321 @@
+//! The graphs behind explanations: a model's own graph with a few more outputs, and its gradients for chosen classes.
+
+use vit_graph::ops::{Activation, Attention, Binary, Input, MatMul, Op, Permute, Reduce, Reshape, Slice};
+use vit_graph::{Graph, GraphError, Type, Value, autodiff};
+use vit_models::vit::{Pooling, Vit};
+use vit_models::{Architecture, Mode};
+
+use super::{Method, flows_of, patches, read_flows};
+use crate::layers::{Layer, attention_layers, covered};
+use crate::runner::Runner;
+use crate::{InsightError, Map, relevance_of};
+
+/// The input that says which class of each picture is meant.
+pub(super) const CLASS: &str = "class";
+/// The output that holds a single layer's attention.
+pub(super) const ONE: &str = "attention";
+const POOL: &str = "flow.pool";
+const POOL_WEIGHTS: &str = "attn_pool.weights";
+const FEATURES: &str = "evidence.features";
+const SLOPES: &str = "evidence.slopes";
+
+/// The output that holds what flows through a layer.
+pub(super) fn flow(layer: usize) -> String {
+    format!("flow.{layer}")
+}
+
+/// Which tokens the answer is made of.
+pub(super) enum Start {
+    /// The same mixture for every picture.
+    Fixed(Vec<f32>),
+    /// What attention pooling takes, read from an output; this many tokens stand before the patches.
+    Pooled { prefix: usize },
+}
+
+impl Start {
+    fn of(vit: &Vit) -> Start {
+        let [rows, columns] = vit.grid();
+        let (prefix, patches) = (vit.prefix_tokens(), rows * columns);
+        let mut start = vec![0.0; prefix + patches];
+        match vit.pooling {
+            Pooling::Map => return Start::Pooled { prefix },
+            Pooling::Token if vit.distillation_head => start[..2].fill(0.5),
+            Pooling::Token => start[0] = 1.0,
+            Pooling::Mean => start[prefix..].fill(1.0 / patches as f32),
+        }
+        Start::Fixed(start)
+    }
+
+    /// The mixture for every picture of the batch.
+    pub fn read(&self, runner: &Runner, architecture: &Architecture) -> Result<Vec<Vec<f32>>, InsightError> {
+        match self {
+            Start::Fixed(start) => Ok(vec![start.clone(); runner.batch()]),
+            Start::Pooled { prefix } => {
+                let [rows, columns] = match architecture {
+                    Architecture::Vit(vit) => vit.grid(),
+                    _ => [0, 0],
+                };
+                let pooled = runner.read(POOL)?;
+                let whole = |part: &[f32]| [vec![0.0; *prefix], part.to_vec()].concat();
+                Ok(pooled.chunks((rows * columns).max(1)).map(whole).collect())
+            }
+        }
+    }
+}
+
+/// The Vision Transformer that rollout needs.
+fn tokens_throughout<'a>(
+    architecture: &'a Architecture,
+    layers: &[Layer],
+    method: &str,
+) -> Result<&'a Vit, InsightError> {
+    match architecture {
+        Architecture::Vit(vit) if !layers.is_empty() => Ok(vit),
+        _ if layers.is_empty() => Err(InsightError::Unsuitable(format!(
+            "--method {method} needs attention, and this model has none; use --method gradcam, which works with every model"
+        ))),
+        _ => Err(InsightError::Unsuitable(format!(
+            "--method {method} needs layers that all attend over the same tokens, and this model changes them from stage \
+             to stage; use --method gradcam, or --method attention for a single layer"
+        ))),
+    }
+}
+
+/// Asks for every layer's attention, heads averaged.
+pub(super) fn rollout(graph: &mut Graph, architecture: &Architecture, layers: &[Layer]) -> Result<Start, InsightError> {
+    let vit = tokens_throughout(architecture, layers, "rollout")?;
+    for (index, layer) in layers.iter().enumerate() {
+        let mean = graph.value(Reduce::mean([1]), &[layer.weights])?;
+        graph.set_output(&flow(index), mean)?;
+    }
+    if let Some(&weights) = graph.taps().get(POOL_WEIGHTS) {
+        let mean = graph.value(Reduce::mean([1]), &[weights])?;
+        graph.set_output(POOL, mean)?;
+    }
+    Ok(Start::of(vit))
+}
+
+/// Asks for one layer's attention: the mean of its heads, or one of them.
+pub(super) fn one_layer(graph: &mut Graph, layer: &Layer, head: Option<usize>) -> Result<(), InsightError> {
+    let part = match head {
+        Some(start) => graph.value(Slice { axis: 1, start, length: 1 }, &[layer.weights])?,
+        None => layer.weights,
+    };
+    let mean = graph.value(Reduce::mean([1]), &[part])?;
+    Ok(graph.set_output(ONE, mean)?)
+}
+
+/// What the outputs of a class's graph are.
+pub(super) enum Evidence {
+    /// Attention times gradient of so many layers.
+    Attention(usize, Start),
+    /// A feature map `[batch, rows, columns, channels]`, or tokens `[batch, prefix + patches, channels]`, and its gradient.
+    Features { grid: [usize; 2], prefix: usize },
+}
+
+/// The model's graph with the gradients of chosen classes' logits.
+pub(super) fn by_class(
+    architecture: &Architecture,
+    batch: usize,
+    method: Method,
+) -> Result<(Graph, Evidence), InsightError> {
+    let mut graph = architecture.build(batch, Mode::Inference)?;
+    let Ok(logits) = graph.output("logits") else {
+        return Err(InsightError::Unsuitable(
+            "this model has no classification head, so there is no class to explain; use --method rollout or attention, \
+             or train a head with `vit finetune`"
+                .into(),
+        ));
+    };
+    // The logits stay an output: devices take it that the result of a norm is used if its statistics are.
+    graph.retain_outputs(|name| name == "logits");
+    let ty = Type::f32(graph.shape(logits).clone());
+    let chosen = graph.value(Input { name: CLASS.into(), ty }, &[])?;
+    let product = graph.value(Binary::Mul, &[logits, chosen])?;
+    let score = graph.value(Reduce::sum([0, 1]), &[product])?;
+    let evidence = match method {
+        Method::Gradient => attention_evidence(&mut graph, architecture, score)?,
+        _ => feature_evidence(&mut graph, architecture, score)?,
+    };
+    Ok((graph, evidence))
+}
+
+fn attention_evidence(graph: &mut Graph, architecture: &Architecture, score: Value) -> Result<Evidence, InsightError> {
+    let layers = attention_layers(architecture, graph);
+    let vit = tokens_throughout(architecture, &layers, "gradient")?;
+    let mut weights: Vec<(String, Value)> =
+        layers.iter().enumerate().map(|(index, layer)| (flow(index), layer.weights)).collect();
+    weights.extend(graph.taps().get(POOL_WEIGHTS).map(|&value| (POOL.to_string(), value)));
+    let results: Vec<Value> = weights.iter().map(|(_, w)| Value { node: w.node, output: 0 }).collect();
+    let slopes = autodiff::gradients(graph, score, &results)?;
+    for ((name, weights), slope) in weights.into_iter().zip(slopes) {
+        let by_weight = weight_gradient(graph, weights, slope)?;
+        let product = graph.value(Binary::Mul, &[weights, by_weight])?;
+        let positive = graph.value(Activation::Relu, &[product])?;
+        let mean = graph.value(Reduce::mean([1]), &[positive])?;
+        graph.set_output(&name, mean)?;
+    }
+    Ok(Evidence::Attention(layers.len(), Start::of(vit)))
+}
+
+/// The gradient with respect to attention weights `[b, h, n, m]`, from that of the attention's result: the result is
+/// weights times values, so it is `dy Vᵀ` in every head. Attention itself never writes it down.
+fn weight_gradient(graph: &mut Graph, weights: Value, dy: Value) -> Result<Value, GraphError> {
+    let node = graph.node(weights.node).clone();
+    let Op::Attention(Attention { heads, packed, .. }) = node.op else {
+        return Err(GraphError::Gradient {
+            op: "attention",
+            scope: node.scope,
+            reason: "these are no attention weights".into(),
+        });
+    };
+    let width = graph.shape(dy)[2];
+    let values = match packed {
+        true => graph.value(Slice { axis: 2, start: 2 * width, length: width }, &[node.inputs[0]])?,
+        false => node.inputs[2],
+    };
+    let mut by_head = |x: Value| {
+        let [batch, tokens] = [graph.shape(x)[0], graph.shape(x)[1]];
+        let split = graph.value(Reshape([batch, tokens, heads, width / heads].into()), &[x])?;
+        graph.value(Permute(vec![0, 2, 1, 3]), &[split])
+    };
+    let (dy, values) = (by_head(dy)?, by_head(values)?);
+    graph.value(MatMul { transpose_a: false, transpose_b: true }, &[dy, values])
+}
+
+fn feature_evidence(graph: &mut Graph, architecture: &Architecture, score: Value) -> Result<Evidence, InsightError> {
+    let (tap, prefix) = match architecture {
+        // After the last block the head sees one token only; before it, the patches still count.
+        Architecture::Vit(vit) => match vit.depth.checked_sub(2) {
+            Some(block) => (format!("blocks.{block}"), vit.prefix_tokens()),
+            None => ("patch_embed".to_string(), 0),
+        },
+        _ => ("feature_map".to_string(), 0),
+    };
+    graph.request(&tap)?;
+    let features = graph.output(&tap)?;
+    graph.retain_outputs(|name| name == "logits");
+    let slopes = autodiff::gradients(graph, score, &[features])?[0];
+    graph.set_output(FEATURES, features)?;
+    graph.set_output(SLOPES, slopes)?;
+    let grid = match architecture {
+        Architecture::Vit(vit) => vit.grid(),
+        _ => [graph.shape(features)[1], graph.shape(features)[2]],
+    };
+    Ok(Evidence::Features { grid, prefix })
+}
+
+impl Evidence {
+    /// The maps of the first `count` pictures of the last run.
+    pub fn maps(&self, runner: &Runner, architecture: &Architecture, count: usize) -> Result<Vec<Map>, InsightError> {
+        match self {
+            Evidence::Attention(layers, start) => {
+                let flows = read_flows(runner, *layers)?;
+                let start = start.read(runner, architecture)?;
+                let map = |i: usize| {
+                    let row = relevance_of(&start[i], &flows_of(&flows, runner.batch(), i))?;
+                    patches(architecture, row)
+                };
+                (0..count).map(map).collect()
+            }
+            Evidence::Features { grid, prefix } => {
+                let (features, slopes) = (runner.read(FEATURES)?, runner.read(SLOPES)?);
+                let channels = runner.shape(FEATURES).map_or(1, |shape| shape.last());
+                let each = (features.len() / runner.batch()).max(1);
+                let pictures = features.chunks(each).zip(slopes.chunks(each)).take(count);
+                pictures
+                    .map(|(features, slopes)| {
+                        let skip = prefix * channels;
+                        let values = grad_cam(&features[skip..], &slopes[skip..], channels);
+                        Map::new(*grid, values, architecture.image_size(), covered(architecture, *grid))
+                    })
+                    .collect()
+            }
+        }
+    }
+}
+
+/// The positive part of the channels' sum, each weighted by the mean of its gradient.
+fn grad_cam(features: &[f32], slopes: &[f32], channels: usize) -> Vec<f32> {
+    let places = (slopes.len() / channels).max(1) as f64;
+    let mut weights = vec![0.0f64; channels];
+    for row in slopes.chunks(channels) {
+        weights.iter_mut().zip(row).for_each(|(w, &s)| *w += f64::from(s) / places);
+    }
+    let value = |row: &[f32]| row.iter().zip(&weights).map(|(&f, w)| f64::from(f) * w).sum::<f64>().max(0.0) as f32;
+    features.chunks(channels).map(value).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vit_graph::ops::{Scale, Softmax};
+    use vit_graph::reference::{self, Array, Bindings};
+    use vit_graph::{DType, Shape, Tensor};
+    use vit_models::variants;
+
+    const HEADS: usize = 2;
+    const SHAPE: [usize; 3] = [2, 5, 8];
+
+    /// Attention, and the same from parts in which the weights are a value of their own.
+    fn fused_and_explicit(packed: bool) -> (Tensor, Tensor, Tensor) {
+        let [batch, tokens, width] = SHAPE;
+        let head = width / HEADS;
+        let qkv = Tensor::input("qkv", DType::F32, [batch, tokens, 3 * width]);
+        let part = |i: usize| qkv.slice(2, i * width, width);
+        let scale = 1.0 / (head as f32).sqrt();
+        let op = Attention { heads: HEADS, scale, packed, bias: false, dropout: None };
+        let [y, _] = match packed {
+            true => qkv.attention(op, &[]),
+            false => part(0).attention(op, &[&part(1), &part(2)]),
+        };
+        let by_head = |x: Tensor| x.reshape([batch, tokens, HEADS, head]).permute([0, 2, 1, 3]);
+        let [q, k, v] = [0, 1, 2].map(|i| by_head(part(i)));
+        let transposed = MatMul { transpose_a: false, transpose_b: true };
+        let weights = q.apply(transposed, &[&k]).apply(Scale(scale), &[]).apply(Softmax, &[]);
+        let explicit = weights.matmul(&v).permute([0, 2, 1, 3]).reshape(SHAPE);
+        (y, explicit, weights)
+    }
+
+    #[test]
+    fn the_gradient_of_attention_weights_is_that_of_attention_from_parts() {
+        for packed in [true, false] {
+            let (fused, explicit, weights) = fused_and_explicit(packed);
+            let mix = fused.another_input("mix", DType::F32, SHAPE);
+            let loss = |y: &Tensor| (&(y * y) * &mix).sum([0, 1, 2]);
+            let (one, other) = (loss(&fused).value().unwrap(), loss(&explicit).value().unwrap());
+            let mut graph = fused.finish().unwrap();
+            let result = fused.value().unwrap();
+            let slope = autodiff::gradients(&mut graph, one, &[result]).unwrap()[0];
+            let found = weight_gradient(&mut graph, Value { node: result.node, output: 2 }, slope).unwrap();
+            let expected = autodiff::gradients(&mut graph, other, &[weights.value().unwrap()]).unwrap()[0];
+            graph.set_output("found", found).unwrap();
+            graph.set_output("expected", expected).unwrap();
+            let numbers = |shape: &Shape, step: f64| Array::from_fn(shape, |i| (i as f64 * step).sin());
+            let values = Bindings::new()
+                .with("qkv", numbers(&Shape::from([2, 5, 24]), 0.7))
+                .with("mix", numbers(&Shape::from(SHAPE), 1.3));
+            let outputs = reference::run(&graph, &values).unwrap();
+            for (found, expected) in outputs["found"].data().iter().zip(outputs["expected"].data()) {
+                assert!((found - expected).abs() < 1e-12, "{found}, from parts {expected}");
+            }
+            assert!(outputs["expected"].data().iter().any(|v| v.abs() > 0.1));
+        }
+    }
+
+    #[test]
+    fn every_named_model_has_a_graph_for_its_explanation() {
+        for variant in variants() {
+            let (name, mut architecture) = (variant.name, variant.architecture);
+            if architecture.classes() == 0 {
+                architecture.set_classes(7);
+            }
+            let is_vit = matches!(architecture, Architecture::Vit(_));
+            by_class(&architecture, 1, Method::GradCam).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!(by_class(&architecture, 1, Method::Gradient).is_ok(), is_vit, "{name}");
+            let mut graph = architecture.build(1, Mode::Inference).unwrap();
+            let layers = attention_layers(&architecture, &graph);
+            assert_eq!(rollout(&mut graph, &architecture, &layers).is_ok(), is_vit, "{name}");
+        }
+    }
+}

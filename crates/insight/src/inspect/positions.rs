@@ -1,0 +1,153 @@
+//! Cosine similarity of every position embedding with every other, as a grid of grids: the paper's Figure 7, centre.
+
+use vit_data::Image;
+use vit_models::Architecture;
+use vit_models::vit::{Positions, PositionsOn, Vit, sin_cos};
+use vit_models::weights::Weights;
+use vit_plot::palette::{Colour, MUTED};
+use vit_plot::{Anchor, Area, ColourMap, Scene, Text};
+
+use super::figure::{Figure, Numbers};
+use crate::{InsightError, cosine_similarity};
+
+/// Grids along each side; of more positions every second, third, … is shown.
+const MOST: usize = 16;
+const SIDE: f32 = 620.0;
+
+pub(super) fn figure(architecture: &Architecture, weights: &Weights) -> Result<Figure, InsightError> {
+    let vit = match architecture {
+        Architecture::Vit(vit) => vit,
+        Architecture::Swin(_) | Architecture::CoAtNet(_) => {
+            return Err(InsightError::Unsuitable(
+                "Similarity of positions: this model has no position embeddings, only relative positions.".into(),
+            ));
+        }
+        _ => {
+            return Err(InsightError::Unsuitable(
+                "Similarity of positions: a convolutional network knows places without embeddings.".into(),
+            ));
+        }
+    };
+    let embeddings = embeddings(vit, weights)?;
+    let similarity = cosine_similarity(&embeddings, vit.dim)?;
+    let grid = vit.grid();
+    Ok(Figure {
+        name: "positions",
+        title: "How similar positions are".into(),
+        text: "Each small square stands where its patch is, and shows the cosine similarity of that patch's position \
+               embedding with all others. Learned embeddings of a well-trained model know the plane although nobody told \
+               them: near patches are alike, and so are patches of one row or one column."
+            .into(),
+        scene: draw(&similarity, grid),
+        numbers: vec![Numbers::Npy(vec![grid[0] * grid[1]; 2], similarity)],
+    })
+}
+
+/// One vector per patch.
+fn embeddings(vit: &Vit, weights: &Weights) -> Result<Vec<f32>, InsightError> {
+    let [rows, columns] = vit.grid();
+    let get = |name: &str, elements: usize| match weights.tensors.get(name) {
+        Some(tensor) if tensor.data.len() == elements => Ok(&tensor.data),
+        _ => Err(InsightError::Unsuitable(format!("Similarity of positions: the weights have no fitting `{name}`."))),
+    };
+    match vit.positions {
+        Positions::Learned => {
+            let prefix = if vit.positions_on == PositionsOn::AllTokens { vit.prefix_tokens() } else { 0 };
+            Ok(get("pos_embed", (prefix + rows * columns) * vit.dim)?[prefix * vit.dim..].to_vec())
+        }
+        Positions::Learned2d => {
+            let half = vit.dim / 2;
+            let (row, column) = (get("pos_embed_row", rows * half)?, get("pos_embed_column", columns * half)?);
+            let one =
+                |at: usize| [&row[at / columns * half..][..half], &column[at % columns * half..][..half]].concat();
+            Ok((0..rows * columns).flat_map(one).collect())
+        }
+        Positions::SinCos => Ok(sin_cos(vit.grid(), vit.dim)),
+        Positions::None => Err(InsightError::Unsuitable(
+            "Similarity of positions: this model has no position embeddings; it sees a bag of patches.".into(),
+        )),
+        Positions::Relative => Err(InsightError::Unsuitable(
+            "Similarity of positions: this model has no position embeddings, only relative positions.".into(),
+        )),
+    }
+}
+
+fn draw(similarity: &[f32], [rows, columns]: [usize; 2]) -> Scene {
+    let step = rows.max(columns).div_ceil(MOST);
+    let (down, across) = (rows.div_ceil(step), columns.div_ceil(step));
+    // Whole pixels for every cell, so that all cells are alike.
+    let cell = (SIDE / (down.max(across) * rows.max(columns)) as f32).floor().max(1.0);
+    let (gap, tile) = (4.0, [cell * columns as f32, cell * rows as f32]);
+    let area = Area {
+        x: 76.0,
+        y: 76.0,
+        width: across as f32 * (tile[0] + gap) - gap,
+        height: down as f32 * (tile[1] + gap) - gap,
+    };
+    let width = (area.right() + 90.0).max(420.0);
+    let bar = Area { x: area.right() + 24.0, y: area.y, width: 12.0, height: area.height.clamp(80.0, 240.0) };
+    let mut scene = Scene::new(width, (area.bottom() + 62.0).max(bar.bottom() + 16.0));
+    scene.text(Text::new("Cosine similarity of position embeddings", [24.0, 28.0], 16.0).bold());
+    if step > 1 {
+        let note = format!("every {step}th position in each direction");
+        scene.text(Text::new(note, [24.0, 50.0], 12.0).colour(MUTED));
+    }
+    let patches = rows * columns;
+    for y in 0..down {
+        for x in 0..across {
+            let of = y * step * columns + x * step;
+            let colours = similarity[of * patches..][..patches].iter().flat_map(|&value| {
+                let Colour(r, g, b) = ColourMap::Sea.at((value + 1.0) / 2.0);
+                [r, g, b]
+            });
+            let place = Area {
+                x: area.x + x as f32 * (tile[0] + gap),
+                y: area.y + y as f32 * (tile[1] + gap),
+                width: tile[0],
+                height: tile[1],
+            };
+            if let Ok(image) = Image::from_rgb(columns, rows, colours.collect()) {
+                scene.picture(place, image);
+            }
+        }
+    }
+    for (index, label_every) in [(0, down.div_ceil(8)), (1, across.div_ceil(8))] {
+        let count = if index == 0 { down } else { across };
+        for at in (0..count).step_by(label_every.max(1)) {
+            let text = (at * step).to_string();
+            let middle = at as f32 * (tile[1 - index] + gap) + tile[1 - index] / 2.0;
+            if index == 0 {
+                let place = [area.x - 8.0, area.y + middle];
+                scene.text(Text::new(text, place, 11.0).colour(MUTED).anchor(Anchor::Right));
+            } else {
+                let place = [area.x + middle, area.bottom() + 14.0];
+                scene.text(Text::new(text, place, 11.0).colour(MUTED).anchor(Anchor::Middle));
+            }
+        }
+    }
+    let under = [area.x + area.width / 2.0, area.bottom() + 38.0];
+    scene.text(Text::new("column of the patch", under, 12.5).bold().anchor(Anchor::Middle));
+    let beside = [32.0, area.y + area.height / 2.0];
+    let rows = Text::new("row of the patch", beside, 12.5).bold().anchor(Anchor::Middle).turned();
+    if rows.width() < area.height {
+        scene.text(rows);
+    }
+    scene.colour_bar(bar, ColourMap::Sea, [-1.0, 1.0]);
+    scene
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_of_all_sizes_are_readable() {
+        for grid in [[1, 1], [2, 5], [7, 7], [14, 14], [24, 24], [3, 40]] {
+            let patches: usize = grid.iter().product();
+            let similarity: Vec<f32> = (0..patches * patches).map(|i| (i as f32 * 0.1).sin()).collect();
+            let scene = draw(&similarity, grid);
+            scene.assert_readable();
+            assert!(scene.png(1.0).is_ok());
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! A map: how much each place of a picture matters, as a grid of numbers over the model's input.
+
+use vit_data::{Image, Region};
+use vit_plot::ColourMap;
+use vit_plot::palette::Colour;
+
+use crate::InsightError;
+
+/// How opaque the colours of a map are where it is smallest and where it is largest: dark where there is little, so that
+/// the rest stands out, and never so strong that the picture is lost.
+const OPACITY: [f32; 2] = [0.5, 0.62];
+
+/// A grid of numbers over the input of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Map {
+    rows: usize,
+    columns: usize,
+    values: Vec<f32>,
+    input: [usize; 2],
+    covers: [usize; 2],
+}
+
+impl Map {
+    /// `rows x columns` numbers over an `input` of height and width, whose upper left part `covers` they stand for: all of
+    /// it, unless a border is too narrow for a patch.
+    pub fn new(grid: [usize; 2], values: Vec<f32>, input: [usize; 2], covers: [usize; 2]) -> Result<Map, InsightError> {
+        let expected = grid[0].saturating_mul(grid[1]);
+        if expected != values.len() || expected == 0 {
+            return Err(InsightError::Length { what: "a map", found: values.len(), expected });
+        }
+        Ok(Map { rows: grid[0], columns: grid[1], values, input, covers })
+    }
+
+    /// Rows and columns.
+    pub fn grid(&self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
+
+    /// The numbers, row by row.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// The smallest and the largest number.
+    pub fn range(&self) -> [f32; 2] {
+        let fold = |f: fn(f32, f32) -> f32, start| self.values.iter().copied().fold(start, f);
+        [fold(f32::min, f32::INFINITY), fold(f32::max, f32::NEG_INFINITY)]
+    }
+
+    /// The smallest and the largest number in units of their mean, which an even map would have everywhere. `None` for a
+    /// map of zeros.
+    pub fn range_by_mean(&self) -> Option<[f64; 2]> {
+        let mean = self.values.iter().map(|&v| f64::from(v)).sum::<f64>() / self.values.len() as f64;
+        (mean > 0.0).then(|| self.range().map(|v| f64::from(v) / mean))
+    }
+
+    /// The number at a place of the input, in pixels, from the four cells around it.
+    fn sample(&self, y: f32, x: f32) -> f32 {
+        let along = |at: f32, cells: usize, covered: usize| {
+            let place = (at * cells as f32 / covered.max(1) as f32 - 0.5).clamp(0.0, (cells - 1) as f32);
+            let before = (place as usize).min(cells.saturating_sub(2));
+            (before, (before + 1).min(cells - 1), place - before as f32)
+        };
+        let (top, bottom, down) = along(y, self.rows, self.covers[0]);
+        let (left, right, across) = along(x, self.columns, self.covers[1]);
+        let row = |row: usize| {
+            let [l, r] = [left, right].map(|column| self.values[row * self.columns + column]);
+            l + (r - l) * across
+        };
+        row(top) + (row(bottom) - row(top)) * down
+    }
+
+    /// From the smallest number to the largest: 0 to 1.
+    fn share(&self, value: f32) -> f32 {
+        let [low, high] = self.range();
+        if high > low { (value - low) / (high - low) } else { 0.0 }
+    }
+
+    /// The map over a picture, whose part `region` was the model's input. What the model did not see is grey.
+    pub fn over(&self, picture: &Image, region: Region) -> Image {
+        let [low, high] = self.range();
+        let spread = if high > low { high - low } else { f32::INFINITY };
+        let scale = [self.input[0] as f64 / region.height, self.input[1] as f64 / region.width];
+        let place = |at: usize, start: f64, scale: f64| ((at as f64 + 0.5 - start) * scale) as f32;
+        let seen = |at: f32, covered: usize| (0.0..=covered as f32).contains(&at);
+        let mut shown = picture.clone();
+        for (y, row) in shown.pixels_mut().chunks_exact_mut(3 * picture.width()).enumerate() {
+            let in_y = place(y, region.y, scale[0]);
+            for (x, pixel) in row.chunks_exact_mut(3).enumerate() {
+                let in_x = place(x, region.x, scale[1]);
+                if seen(in_y, self.covers[0]) && seen(in_x, self.covers[1]) {
+                    blend(pixel, (self.sample(in_y, in_x) - low) / spread);
+                } else {
+                    unseen(pixel);
+                }
+            }
+        }
+        shown
+    }
+
+    /// A small transparent picture of the map, one pixel per cell, to be laid over the covered part of the input: rows of
+    /// red, green, blue, opacity.
+    pub fn cells(&self) -> Vec<u8> {
+        let cell = |&value: &f32| {
+            let share = self.share(value);
+            let Colour(red, green, blue) = ColourMap::Heat.at(share);
+            [red, green, blue, (255.0 * opacity(share)).round() as u8]
+        };
+        self.values.iter().flat_map(cell).collect()
+    }
+
+    /// The part of a picture that the map stands for, if `region` of it was the model's input.
+    pub fn part(&self, region: Region) -> Region {
+        let share = |axis: usize| self.covers[axis] as f64 / self.input[axis].max(1) as f64;
+        Region { width: region.width * share(1), height: region.height * share(0), ..region }
+    }
+}
+
+fn opacity(share: f32) -> f32 {
+    OPACITY[0] + (OPACITY[1] - OPACITY[0]) * share
+}
+
+fn blend(pixel: &mut [u8], share: f32) {
+    let (Colour(red, green, blue), opacity) = (ColourMap::Heat.at(share), opacity(share));
+    for (channel, colour) in pixel.iter_mut().zip([red, green, blue]) {
+        *channel = (f32::from(*channel) * (1.0 - opacity) + f32::from(colour) * opacity).round() as u8;
+    }
+}
+
+fn unseen(pixel: &mut [u8]) {
+    let grey = pixel.iter().map(|&c| u16::from(c)).sum::<u16>() / 3;
+    pixel.fill((grey / 2 + 56) as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_lie_where_their_patches_are() {
+        // One bright cell in a grid of 2 x 4 over an input of 8 x 16, which is the middle of a wider picture.
+        let mut values = vec![0.0; 8];
+        values[6] = 1.0;
+        let map = Map::new([2, 4], values, [8, 16], [8, 16]).unwrap();
+        let picture = Image::from_rgb(64, 24, vec![128; 64 * 24 * 3]).unwrap();
+        let region = Region { x: 8.0, y: 0.0, width: 48.0, height: 24.0 };
+        let shown = map.over(&picture, region);
+        let brightness = |x: usize, y: usize| shown.row(y)[3 * x..3 * x + 3].iter().map(|&c| u32::from(c)).sum::<u32>();
+        // The cell's centre: row 1.5 of 2, column 2.5 of 4.
+        let brightest = (0..24).flat_map(|y| (8..56).map(move |x| (x, y))).max_by_key(|&(x, y)| brightness(x, y));
+        let (x, y) = brightest.unwrap();
+        assert!((37..=38).contains(&x) && y >= 17, "{x}, {y}");
+        assert!(brightness(12, 4) < brightness(x, y));
+        assert_eq!(shown.row(3)[..3], [120; 3], "outside of the input the picture is grey");
+        assert_eq!(shown.row(3)[3 * 60..3 * 61], [120; 3]);
+    }
+
+    #[test]
+    fn even_maps_and_maps_of_one_cell_can_be_shown() {
+        let picture = Image::from_rgb(3, 2, vec![90; 18]).unwrap();
+        let region = Region { x: 0.0, y: 0.0, width: 3.0, height: 2.0 };
+        for (grid, value) in [([1, 1], 0.0), ([1, 1], 3.0), ([2, 2], 0.25)] {
+            let map = Map::new(grid, vec![value; grid[0] * grid[1]], [2, 3], [2, 3]).unwrap();
+            let shown = map.over(&picture, region);
+            assert!(shown.pixels().chunks(3).all(|p| p == &shown.pixels()[..3]));
+            assert_eq!(map.range_by_mean(), (value > 0.0).then_some([1.0, 1.0]));
+        }
+        assert!(Map::new([2, 2], vec![0.0; 3], [2, 2], [2, 2]).is_err());
+    }
+}

@@ -1,0 +1,158 @@
+//! Many pictures and their maps on one HTML page that needs nothing but itself. Each picture is there once, as a small
+//! JPEG; a map is a few hundred bytes, one pixel per cell, which the browser lays over it. Entries that are not on the
+//! screen cost nothing, so a thousand of them stay quick.
+
+use std::io::{self, Write};
+
+use vit_data::{Image, Region};
+use vit_plot::embed::{data_uri, thumbnail, transparent_png};
+use vit_plot::palette::Colour;
+use vit_plot::{ColourMap, escape};
+
+use crate::{InsightError, Map};
+
+const STYLE: &str = include_str!("page/style.css");
+const GALLERY: &str = include_str!("page/gallery.css");
+const SCRIPT: &str = include_str!("page/gallery.js");
+
+/// The longer side of a picture on the page.
+const THUMBNAIL: usize = 256;
+
+/// A picture on its way onto the page.
+#[derive(Debug, Clone)]
+pub struct PageEntry {
+    jpeg: Vec<u8>,
+    size: [usize; 2],
+    region: Region,
+}
+
+impl PageEntry {
+    /// Shrinks a picture, whose part `region` is the model's input.
+    pub fn new(picture: &Image, region: Region) -> Result<PageEntry, InsightError> {
+        let size = [picture.width(), picture.height()];
+        Ok(PageEntry { jpeg: thumbnail(picture, THUMBNAIL)?, size, region })
+    }
+}
+
+/// A page in the making.
+pub struct Page<W: Write> {
+    out: W,
+}
+
+impl<W: Write> Page<W> {
+    /// Begins a page. `maps` says in a few words what the first, second, … map of every picture is.
+    pub fn start(mut out: W, title: &str, subtitle: &str, maps: &[String]) -> io::Result<Page<W>> {
+        let options: String =
+            maps.iter().enumerate().map(|(i, map)| format!("<option value=\"{i}\">{}</option>", escape(map))).collect();
+        write!(
+            out,
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
+             <style>\n{STYLE}{GALLERY}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>\n<p>{subtitle}</p>\n\
+             <form>\n<label>Find <input type=\"search\" id=\"find\" placeholder=\"name or class\"></label>\n\
+             <label>Show <select id=\"which\">{options}</select></label>\n\
+             <label>Order <select id=\"order\"><option value=\"given\">as given</option>\
+             <option value=\"unsure\">least sure first</option><option value=\"sure\">surest first</option></select></label>\n\
+             <label>Map <input type=\"range\" id=\"strength\" max=\"100\" value=\"100\"></label>\n\
+             <label>Size <input type=\"range\" id=\"size\" min=\"96\" max=\"480\" value=\"170\"></label>\n\
+             <label><input type=\"checkbox\" id=\"beside\" checked> Beside the picture</label>\n\
+             <output id=\"count\"></output>\n</form>\n\
+             <p class=\"scale\">least <span style=\"background:{scale}\"></span> most, each map by itself</p>\n\
+             </header>\n<main>\n",
+            title = escape(title),
+            subtitle = escape(subtitle),
+            scale = gradient(ColourMap::Heat),
+        )?;
+        Ok(Page { out })
+    }
+
+    /// Adds a picture with its maps, each with its name, and how sure the model is of it.
+    pub fn add(
+        &mut self,
+        name: &str,
+        entry: &PageEntry,
+        sureness: Option<f32>,
+        maps: &[(String, &Map)],
+    ) -> Result<(), InsightError> {
+        let (mut layers, mut tabs, mut words) = (String::new(), String::new(), name.to_lowercase());
+        for (index, (label, map)) in maps.iter().enumerate() {
+            let [rows, columns] = map.grid();
+            let png = transparent_png(columns, rows, &map.cells())?;
+            let place = percentages(map.part(entry.region), entry.size);
+            let hidden = if index > 0 { " hidden" } else { "" };
+            let (pressed, text) = (index == 0, escape(label));
+            layers += &format!("<img alt=\"\" style=\"{place}\" src=\"{}\"{hidden}>", data_uri("image/png", &png));
+            tabs += &format!("<button type=\"button\" aria-pressed=\"{pressed}\">{text}</button>");
+            words += &format!(" {}", label.to_lowercase());
+        }
+        let ([width, height], name, words) = (entry.size, escape(name), escape(&words));
+        let written = writeln!(
+            self.out,
+            "<figure data-words=\"{words}\" data-sure=\"{sure}\" style=\"--shape:{width}/{height};--picture:url({picture})\">\
+             <div class=\"pair\"><div class=\"picture\" role=\"img\" aria-label=\"{name}\"></div>\
+             <div class=\"picture map\">{layers}</div></div>\
+             <figcaption title=\"{name}\">{name}</figcaption><div class=\"tabs\">{tabs}</div></figure>",
+            sure = sureness.unwrap_or(0.0),
+            picture = data_uri("image/jpeg", &entry.jpeg),
+        );
+        written.map_err(InsightError::of("the page".as_ref()))
+    }
+
+    /// Ends the page.
+    pub fn finish(mut self) -> io::Result<W> {
+        write!(self.out, "</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n")?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+}
+
+/// A part of a picture of this size in percent, for a style attribute.
+fn percentages(part: Region, [width, height]: [usize; 2]) -> String {
+    let percent = |value: f64, whole: usize| (1000.0 * 100.0 * value / whole as f64).round() / 1000.0;
+    format!(
+        "left:{}%;top:{}%;width:{}%;height:{}%",
+        percent(part.x, width),
+        percent(part.y, height),
+        percent(part.width, width),
+        percent(part.height, height)
+    )
+}
+
+/// A colour scale from left to right, for a style attribute.
+pub(crate) fn gradient(map: ColourMap) -> String {
+    let stops: Vec<String> = (0..=12)
+        .map(|i| {
+            let Colour(r, g, b) = map.at(i as f32 / 12.0);
+            format!("#{r:02x}{g:02x}{b:02x}")
+        })
+        .collect();
+    format!("linear-gradient(to right,{})", stops.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(name: &str) -> String {
+        let picture = Image::from_rgb(400, 200, vec![90; 400 * 200 * 3]).unwrap();
+        let region = Region { x: 100.0, y: 0.0, width: 200.0, height: 200.0 };
+        let map = Map::new([2, 2], vec![0.0, 1.0, 2.0, 3.0], [32, 32], [32, 32]).unwrap();
+        let mut page = Page::start(Vec::new(), "a <b> & c", "model", &["rollout".into(), "class".into()]).unwrap();
+        let entry = PageEntry::new(&picture, region).unwrap();
+        let maps = [("rollout".to_string(), &map), ("cat \"<x>\"".to_string(), &map)];
+        page.add(name, &entry, Some(0.5), &maps).unwrap();
+        String::from_utf8(page.finish().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_page_needs_no_network_and_names_cannot_break_it() {
+        let page = page("\"><script>alert(1)</script>.jpg");
+        assert!(!page.contains("http:") && !page.contains("https:") && !page.contains("//cdn"));
+        assert!(!page.contains("<script>alert") && !page.contains("<x>") && !page.contains("a <b>"));
+        assert_eq!(page.matches("<script").count(), 1);
+        assert_eq!(page.matches("data:image/jpeg").count(), 1, "a picture is there once");
+        assert_eq!(page.matches("data:image/png").count(), 2);
+        assert!(page.contains("left:25%;top:0%;width:50%;height:100%"), "the map lies on what the model saw");
+    }
+}

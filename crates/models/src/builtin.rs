@@ -1,0 +1,47 @@
+//! The model that comes along inside the program, so that there is something to look at pictures with straight away: a
+//! small Vision Transformer for CIFAR-10's ten classes.
+
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::Checkpoint;
+use crate::config;
+use crate::error::ModelError;
+use crate::fit::{Leniency, fit};
+use crate::weights::{names, safetensors};
+
+/// What it is called wherever a checkpoint can be named.
+pub const NAME: &str = "cifar10";
+
+const CONFIG: &str = include_str!("../builtin/cifar10/config.json");
+const WEIGHTS: &[u8] = include_bytes!("../builtin/cifar10/model.safetensors");
+
+/// Whether a path means the built-in model: it has its name, and nothing lies there.
+pub fn is_meant(path: &Path) -> bool {
+    path.as_os_str() == NAME && !path.exists()
+}
+
+/// The built-in model.
+pub fn open() -> Result<Checkpoint, ModelError> {
+    let source = PathBuf::from(NAME);
+    let wrong = |what: String| ModelError::Config { path: source.clone(), what };
+    let json = serde_json::from_str(CONFIG).map_err(|error| wrong(error.to_string()))?;
+    let config = config::parse(&json, None).map_err(wrong)?;
+    let (weights, scheme) = names::canonical(safetensors::from_bytes(WEIGHTS)?)?;
+    let leniency = Leniency { new_head: false, unmatched: false };
+    let (weights, report) = fit(weights, scheme, &config.architecture, &config.architecture, leniency)?;
+    Ok(Checkpoint { config, weights, scheme, source, report })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::OpenOptions;
+
+    #[test]
+    fn the_builtin_model_opens_by_its_name() {
+        let checkpoint = Checkpoint::open(Path::new(NAME), OpenOptions::default()).unwrap();
+        assert_eq!(checkpoint.config.labels.len(), 10);
+        assert_eq!(checkpoint.config.architecture.classes(), 10);
+        assert!(WEIGHTS.len() <= 8_000_000, "{} bytes", WEIGHTS.len());
+    }
+}

@@ -1,0 +1,31 @@
+//! Writes one array as NumPy saves it. Reading is the npz reader's job.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+/// Writes an f32 array of this shape, row-major.
+pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> std::io::Result<()> {
+    let mut out = BufWriter::new(File::create(path)?);
+    start(&mut out, shape)?;
+    append(&mut out, values)?;
+    out.flush()
+}
+
+/// Writes the header of an f32 array of this shape; its elements follow through [`append`].
+pub fn start(out: &mut impl Write, shape: &[usize]) -> std::io::Result<()> {
+    let extents: String = shape.iter().map(|n| format!("{n}, ")).collect();
+    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", extents.trim_end());
+    // Ten bytes stand before the header; the data start at a multiple of 64, after a line's end.
+    let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
+    header.push_str(&" ".repeat(padding));
+    header.push('\n');
+    out.write_all(b"\x93NUMPY\x01\x00")?;
+    out.write_all(&(header.len() as u16).to_le_bytes())?;
+    out.write_all(header.as_bytes())
+}
+
+/// Writes more elements, in order.
+pub fn append(out: &mut impl Write, values: &[f32]) -> std::io::Result<()> {
+    values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
+}

@@ -1,0 +1,70 @@
+//! Pictures inside HTML pages and SVG files: small, and as text.
+
+use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
+use vit_data::{Filter, Image, resize};
+
+use crate::PlotError;
+use crate::bitmap::encode;
+
+/// A file as a `data:` address.
+pub fn data_uri(kind: &str, bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = format!("data:{kind};base64,");
+    out.reserve(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let padded = [three[0], three.get(1).copied().unwrap_or(0), three.get(2).copied().unwrap_or(0)];
+        let bits = u32::from_be_bytes([0, padded[0], padded[1], padded[2]]);
+        for digit in 0..4 {
+            let value = bits >> (18 - 6 * digit) & 63;
+            out.push(if digit <= three.len() { char::from(DIGITS[value as usize]) } else { '=' });
+        }
+    }
+    out
+}
+
+/// A picture that is at most `longest` pixels on its longer side, as JPEG.
+pub fn thumbnail(image: &Image, longest: usize) -> Result<Vec<u8>, PlotError> {
+    let shrunk = shrunk(image, longest);
+    let image = shrunk.as_ref().unwrap_or(image);
+    let mut file = Vec::new();
+    let mut encoder = Encoder::new(&mut file, 80);
+    encoder.set_sampling_factor(SamplingFactor::F_2_2);
+    encoder.encode(image.pixels(), image.width() as u16, image.height() as u16, ColorType::Rgb)?;
+    Ok(file)
+}
+
+/// The picture with its longer side as given, if it is longer.
+pub fn shrunk(image: &Image, longest: usize) -> Option<Image> {
+    let scale = longest as f64 / image.width().max(image.height()) as f64;
+    let side = |length: usize| ((length as f64 * scale).round() as usize).max(1);
+    (scale < 1.0).then(|| resize(image, side(image.width()), side(image.height()), Filter::Lanczos))
+}
+
+/// Pixels of red, green, blue and opacity as a PNG file.
+pub fn transparent_png(width: usize, height: usize, rgba: &[u8]) -> Result<Vec<u8>, PlotError> {
+    encode(width as u32, height as u32, png::ColorType::Rgba, rgba)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_base_64() {
+        for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")] {
+            assert_eq!(data_uri("text/plain", bytes.as_bytes()), format!("data:text/plain;base64,{text}"));
+        }
+    }
+
+    #[test]
+    fn thumbnails_keep_their_shape_and_colours() {
+        let photo = Image::from_rgb(900, 30, [200, 90, 40].repeat(900 * 30)).unwrap();
+        let file = thumbnail(&photo, 300).unwrap();
+        let read = vit_data::decode(&file, &vit_data::DecodeOptions::default()).unwrap();
+        assert_eq!((read.width(), read.height()), (300, 10));
+        let near = |(found, expected): (&u8, u8)| found.abs_diff(expected) < 6;
+        assert!(read.pixels()[..3].iter().zip([200, 90, 40]).all(near), "{:?}", &read.pixels()[..3]);
+        let line = Image::from_rgb(1, 5000, vec![7; 15000]).unwrap();
+        assert!(thumbnail(&line, 100).is_ok());
+    }
+}

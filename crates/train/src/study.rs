@@ -1,0 +1,342 @@
+//! A study: several models, each trained on several shares of a data set with one budget, and the table and the plot of
+//! what came of it. Every run is an ordinary run folder; a study that was interrupted goes on with the run it was in, and
+//! more models and shares can be added to one that is done.
+//!
+//! ```text
+//! STUDY/study.toml                the settings that all runs share
+//! STUDY/runs/MODEL-SHARE/         a run, and its result.json once it is done
+//! STUDY/results.csv, results.md   one row per run; one row per model
+//! STUDY/results.svg, results.png  accuracy against pictures
+//! ```
+
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use vit_graph::cost::Cost;
+use vit_models::{Mode, Variant};
+
+use crate::error::TrainError;
+use crate::recipe::{Recipe, Span, Teaching};
+use crate::run_folder::{Existing, RunError, RunFolder, columns, replace};
+use crate::saving::Snapshot;
+use crate::setup::{ModelChoice, RunSettings, Setup, named_variant};
+use crate::trainer::Finished;
+pub use report::StudyTable;
+
+const SETTINGS: &str = "study.toml";
+const RUNS: &str = "runs";
+const RESULT: &str = "result.json";
+
+/// What a study compares, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StudyPlan {
+    /// The models, by name.
+    pub models: Vec<String>,
+    /// The shares of the training pictures, each above 0 and at most 1.
+    pub fractions: Vec<f64>,
+    /// The model of the study that those with a distillation head follow; the largest one that is not made of tokens,
+    /// if not given.
+    pub teacher: Option<String>,
+    /// What every run depends on; model and share are the study's business.
+    pub settings: RunSettings,
+    /// How every run trains.
+    pub recipe: Recipe,
+    /// Settings of single models, on top of that: model and `KEY=VALUE`.
+    pub own: Vec<(String, String)>,
+}
+
+/// One run of a study.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StudyRun {
+    /// The model's name.
+    pub model: String,
+    /// The group that the model belongs to.
+    pub family: String,
+    /// Its share of the training pictures.
+    pub fraction: f64,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its recipe.
+    pub recipe: Recipe,
+    /// The model that it follows.
+    pub teacher: Option<String>,
+}
+
+/// What came of one run: `result.json` of its folder.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StudyResult {
+    /// The model's name.
+    pub model: String,
+    /// The group that the model belongs to.
+    pub family: String,
+    /// The model that it followed.
+    pub teacher: Option<String>,
+    /// Its parameters.
+    pub parameters: u64,
+    /// Its share of the training pictures.
+    pub fraction: f64,
+    /// So many pictures.
+    pub pictures: usize,
+    /// Steps taken.
+    pub steps: u64,
+    /// Pictures seen, each as often as it was seen.
+    pub seen: u64,
+    /// Seconds of training and measuring, all sessions together.
+    pub seconds: f64,
+    /// What it is judged by: `val/top1`, or `val/map` where pictures have several labels.
+    pub metric: String,
+    /// That measurement after the last step.
+    pub score: f64,
+    /// The loss then.
+    pub loss: f64,
+}
+
+impl StudyResult {
+    /// What people call the measurement that it is judged by.
+    pub fn measure(&self) -> &str {
+        match self.metric.as_str() {
+            "val/top1" => "top-1",
+            "val/map" => "mAP",
+            other => other,
+        }
+    }
+}
+
+/// A run on its way.
+pub struct BegunRun {
+    /// The run before its first step, or where it was interrupted.
+    pub setup: Setup,
+    /// Its folder, locked.
+    pub folder: RunFolder,
+    /// Where it was interrupted.
+    pub from: Option<Snapshot>,
+}
+
+/// A study in its folder.
+pub struct Study {
+    path: PathBuf,
+    title: String,
+    settings: RunSettings,
+    runs: Vec<StudyRun>,
+}
+
+impl Study {
+    /// Begins a study in a folder, or goes on with the one that is there.
+    pub fn open(path: &Path, plan: StudyPlan) -> Result<Study, TrainError> {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        let runs = plan.runs(&path)?;
+        let file = |path: &Path| {
+            let path = path.to_path_buf();
+            move |error: std::io::Error| TrainError::Config { path, what: error.to_string() }
+        };
+        fs::create_dir_all(path.join(RUNS)).map_err(file(&path))?;
+        let (settings, text) = (path.join(SETTINGS), plan.to_toml());
+        match fs::read_to_string(&settings) {
+            Ok(before) if before != text => {
+                let (was, is) = first_difference(&before, &text);
+                let what = format!(
+                    "this study was begun with other settings (`{was}`, now `{is}`), so its runs cannot be compared \
+                     with new ones; choose another folder"
+                );
+                return Err(TrainError::Config { path: settings, what });
+            }
+            Ok(_) => {}
+            Err(_) => replace(&settings, text.as_bytes()).map_err(file(&settings))?,
+        }
+        let data = plan.settings.data.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let title = format!("{data}: {} of {} pictures for every model", plan.recipe.length, plan.recipe.batch);
+        Ok(Study { path, title, settings: plan.settings, runs })
+    }
+
+    /// Its runs, in the order in which they are to be carried out: teachers come before their students.
+    pub fn runs(&self) -> &[StudyRun] {
+        &self.runs
+    }
+
+    /// The result of a run that is done.
+    pub fn result(&self, run: &StudyRun) -> Result<Option<StudyResult>, TrainError> {
+        let path = run.folder.join(RESULT);
+        let Ok(text) = fs::read_to_string(&path) else { return Ok(None) };
+        let unreadable = |e: serde_json::Error| TrainError::Config { path: path.clone(), what: e.to_string() };
+        serde_json::from_str(&text).map(Some).map_err(unreadable)
+    }
+
+    /// Begins a run, or goes on with it where it was interrupted.
+    pub fn begin(&self, run: &StudyRun) -> Result<BegunRun, TrainError> {
+        let there = match RunFolder::resume(&run.folder) {
+            Ok(folder) => Some(folder).filter(|folder| !folder.last().is_empty()),
+            Err(RunError::NotARun { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(folder) = there {
+            let (settings, recipe) = Setup::parse_toml(&folder.config()?, &run.folder.join("config.toml"))?;
+            let snapshot = folder.last().open()?.snapshot;
+            let setup = Setup::resume(settings, recipe, snapshot.config.clone())?;
+            return Ok(BegunRun { setup, folder, from: Some(snapshot) });
+        }
+        let settings = RunSettings { model: run.model.clone(), fraction: run.fraction, ..self.settings.clone() };
+        let setup = Setup::new(ModelChoice::Named(&run.model), None, settings, run.recipe.clone())?;
+        if setup.validation.is_none() {
+            return Err(TrainError::Unsuitable("a study needs pictures to measure on; give a validation set".into()));
+        }
+        let folder = RunFolder::create(&run.folder, &setup.to_toml(), Existing::Replace)?;
+        Ok(BegunRun { setup, folder, from: None })
+    }
+
+    /// Keeps the result of a run that came to its end.
+    pub fn finish(&self, run: &StudyRun, begun: &BegunRun, finished: &Finished) -> Result<StudyResult, TrainError> {
+        let position = &finished.position;
+        let path = run.folder.join(RESULT);
+        let metric = position.best.as_ref().map_or(columns::VAL_TOP1, |best| &best.metric);
+        let rows = begun.folder.rows()?;
+        let last = rows.iter().rev().find(|row| row.step == position.step && row.get(metric).is_some());
+        let Some(last) = last else {
+            return Err(TrainError::Config { path, what: "the run was not measured after its last step".into() });
+        };
+        let graph = begun.setup.config.architecture.build(1, Mode::Inference)?;
+        let result = StudyResult {
+            model: run.model.clone(),
+            family: run.family.clone(),
+            teacher: run.teacher.clone(),
+            parameters: Cost::of(&graph).parameters(),
+            fraction: run.fraction,
+            pictures: begun.setup.data_report.samples.train,
+            steps: position.step,
+            seen: position.images,
+            seconds: position.seconds,
+            metric: metric.into(),
+            score: last.get(metric).unwrap_or(f64::NAN),
+            loss: last.get(columns::VAL_LOSS).unwrap_or(f64::NAN),
+        };
+        let text = serde_json::to_string_pretty(&result).unwrap_or_default();
+        let failed = |error: std::io::Error| TrainError::Config { path: path.clone(), what: error.to_string() };
+        replace(&path, format!("{text}\n").as_bytes()).map_err(failed)?;
+        Ok(result)
+    }
+
+    /// Every result so far, in the order of the runs.
+    pub fn results(&self) -> Result<Vec<StudyResult>, TrainError> {
+        let results = self.runs.iter().map(|run| self.result(run));
+        results.filter_map(Result::transpose).collect()
+    }
+
+    /// Writes tables and plot of every result so far; gives the files' names and the table for people.
+    pub fn report(&self) -> Result<([&'static str; 4], StudyTable), TrainError> {
+        report::write(&self.path, &self.title, &self.results()?)
+    }
+}
+
+impl StudyPlan {
+    /// The settings that runs must share to be comparable.
+    fn to_toml(&self) -> String {
+        let settings = RunSettings { model: String::new(), fraction: 1.0, ..self.settings.clone() };
+        let own = self.own.iter().map(|(model, setting)| toml::Value::String(format!("{model}:{setting}")));
+        let mut study = toml::Table::new();
+        study.insert("teacher".into(), self.teacher.clone().unwrap_or_default().into());
+        study.insert("own".into(), toml::Value::Array(own.collect()));
+        let [settings, study] = [toml::to_string(&settings), toml::to_string(&study)].map(Result::unwrap_or_default);
+        format!("{}\n[run]\n{settings}\n[study]\n{study}", self.recipe.to_toml())
+    }
+
+    /// All runs, smaller shares first, teachers before students.
+    fn runs(&self, path: &Path) -> Result<Vec<StudyRun>, TrainError> {
+        let wrong = |what: String| Err(TrainError::Unsuitable(what));
+        if !matches!(self.recipe.length, Span::Steps(_)) {
+            return wrong(format!(
+                "length is {}, and that is more steps for more pictures; a study gives every run the same budget, \
+                 so say it in steps: length=4000 steps",
+                self.recipe.length
+            ));
+        }
+        if let Some(fraction) = self.fractions.iter().find(|f| !(**f > 0.0 && **f <= 1.0)) {
+            return wrong(format!("a share of {fraction} pictures; shares are above 0 and at most 1"));
+        }
+        let mut variants: Vec<Variant> = Vec::new();
+        for name in &self.models {
+            let variant = named_variant(name)?;
+            if variants.iter().any(|v| v.name == variant.name) {
+                return wrong(format!("the model {} is in the study twice", variant.name));
+            }
+            variants.push(variant);
+        }
+        if let Some((model, _)) = self.own.iter().find(|(model, _)| self.models.iter().all(|name| name != model)) {
+            return wrong(format!("there is a setting for {model}, which is not in the study"));
+        }
+        let teacher = self.teacher(&variants)?;
+        let mut fractions = self.fractions.clone();
+        fractions.sort_by(f64::total_cmp);
+        fractions.dedup();
+        // Stable: otherwise in the order in which they were named.
+        let mut order: Vec<usize> = (0..variants.len()).collect();
+        order.sort_by_key(|&index| variants[index].architecture.follows_teacher());
+        let mut runs = Vec::new();
+        for fraction in fractions {
+            for &index in &order {
+                let (variant, given) = (&variants[index], &self.models[index]);
+                let folder = |model: &str| path.join(RUNS).join(format!("{model}-{fraction}"));
+                let followed = teacher.filter(|_| variant.architecture.follows_teacher()).map(|t| t.name.clone());
+                let mut recipe = self.recipe.clone();
+                if let Some(teacher) = &followed {
+                    recipe.objective.teacher = folder(teacher).display().to_string();
+                    recipe.objective.distillation = Teaching::Hard;
+                }
+                let own = self.own.iter().filter(|(model, _)| model == given).map(|(_, setting)| setting.as_str());
+                recipe.set_all(own)?;
+                runs.push(StudyRun {
+                    model: variant.name.clone(),
+                    family: variant.family.into(),
+                    fraction,
+                    folder: folder(&variant.name),
+                    recipe,
+                    teacher: followed,
+                });
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Whom the models with a distillation head follow, where there are any.
+    fn teacher<'a>(&self, variants: &'a [Variant]) -> Result<Option<&'a Variant>, TrainError> {
+        let Some(student) = variants.iter().find(|v| v.architecture.follows_teacher()) else { return Ok(None) };
+        let able = || variants.iter().filter(|v| !v.architecture.follows_teacher());
+        if let Some(name) = &self.teacher {
+            let wanted = named_variant(name)?.name;
+            let found = able().find(|v| v.name == wanted);
+            return found.map(Some).ok_or_else(|| {
+                TrainError::Unsuitable(format!(
+                    "the teacher {wanted} must be one of the study's models, and no student"
+                ))
+            });
+        }
+        let mut largest: Option<(u64, &Variant)> = None;
+        for variant in able().filter(|v| v.architecture.prefix_tokens().is_none()) {
+            let parameters = Cost::of(&variant.architecture.build(1, Mode::Inference)?).parameters();
+            if largest.is_none_or(|(most, _)| parameters > most) {
+                largest = Some((parameters, variant));
+            }
+        }
+        largest.map(|(_, variant)| Some(variant)).ok_or_else(|| {
+            TrainError::Unsuitable(format!(
+                "{} follows a teacher, and there is no convolutional model in the study; add one, such as resnet18_cifar",
+                student.name
+            ))
+        })
+    }
+}
+
+/// The first line that differs between two texts, in both.
+fn first_difference<'a>(before: &'a str, now: &'a str) -> (&'a str, &'a str) {
+    let plain = |line: &'a str| line.split(" # ").next().unwrap_or_default().trim();
+    let (mut a, mut b) = (before.lines(), now.lines());
+    loop {
+        match (a.next(), b.next()) {
+            (None, None) => return ("", ""),
+            (was, is) if was == is => {}
+            (was, is) => return (plain(was.unwrap_or_default()), plain(is.unwrap_or_default())),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! DeiT end to end: a convolutional teacher, trained here, and a student that follows it.
+
+mod support;
+
+use support::{Scene, assert_same, recipe};
+use vit_train::TrainError;
+
+const TEACHER: &str = "lenet5_relu_cifar";
+const STUDENT: &str = "deit_pico_distilled_patch8_32";
+
+/// A scene with a teacher that knows its pictures.
+fn taught() -> (Scene, String) {
+    let scene = Scene::new();
+    let settings = ["batch=12", "length=30 steps", "evaluate_every=30 steps", "schedule.rate=2e-2"];
+    assert!(scene.begin_with(TEACHER, "teacher", recipe(&settings), 2, u64::MAX).unwrap().complete);
+    assert!(scene.last("teacher").position.best.unwrap().value > 0.9, "colours are easy");
+    let teacher = format!("objective.teacher={}", scene.folder.path().join("teacher").display());
+    (scene, teacher)
+}
+
+fn student<'a>(teacher: &'a str, more: &[&'a str]) -> vit_train::Recipe {
+    let mut recipe = recipe(&["batch=12", "length=30 steps", "evaluate_every=30 steps", "schedule.rate=2e-2"]);
+    recipe.set_all([teacher].into_iter().chain(more.iter().copied())).unwrap();
+    recipe
+}
+
+#[test]
+fn a_student_learns_from_its_teacher_alone() {
+    let (scene, teacher) = taught();
+    // The whole of the loss is the teacher: labels are never looked at.
+    for more in [
+        ["objective.distillation=hard", "objective.alpha=1", "objective.temperature=1"],
+        // DeiT's divergence is a mean over classes too: three times smaller here, so the rate need not change.
+        ["objective.distillation=soft", "objective.alpha=1", "objective.temperature=3"],
+    ] {
+        let name = more[0].rsplit('=').next().unwrap();
+        assert!(scene.begin_with(STUDENT, name, student(&teacher, &more), 2, u64::MAX).unwrap().complete);
+        let snapshot = scene.last(name);
+        let head = &snapshot.weights.tensors["head_dist.weight"].data;
+        assert!(head.iter().any(|v| *v != 0.0), "{name}: the distillation head has not moved");
+        let score = snapshot.position.best.unwrap().value;
+        // Only one of the two heads that answer has learned anything, and it is right.
+        assert!(score > 0.9, "{name}: {score}");
+        let untaught = &snapshot.weights.tensors["head.weight"].data;
+        assert!(untaught.iter().all(|v| *v == 0.0), "{name}: labels were learned");
+    }
+}
+
+#[test]
+fn a_distilled_run_interrupted_anywhere_ends_with_the_same_bits() {
+    let (scene, teacher) = taught();
+    let more = [
+        "objective.distillation=hard",
+        "length=7 steps",
+        "accumulate=2",
+        "data.mixup=0.8",
+        "model.drop_path=0.2",
+        "average.decay=0.9",
+        "evaluate_every=3 steps",
+    ];
+    scene.begin_with(STUDENT, "whole", student(&teacher, &more), 2, u64::MAX).unwrap();
+    let whole = scene.last("whole");
+    assert_eq!(whole.position.step, 7);
+    for stop in [1, 3, 5] {
+        let name = format!("stopped-{stop}");
+        assert!(!scene.begin_with(STUDENT, &name, student(&teacher, &more), 2, stop).unwrap().complete);
+        assert!(scene.resume(&name, 1, u64::MAX).unwrap().complete);
+        assert_same(&name, &whole, &scene.last(&name));
+    }
+}
+
+#[test]
+fn a_teacher_that_does_not_fit_is_explained() {
+    let (scene, teacher) = taught();
+    let hard = "objective.distillation=hard";
+    let refused = |teacher: &str, more: &[&str]| -> String {
+        let mut recipe = student(teacher, &[]);
+        recipe.set_all(more.iter().copied()).unwrap();
+        scene.begin_with(STUDENT, &format!("refused-{}", more.len()), recipe, 1, 1).unwrap_err().to_string()
+    };
+    let missing = refused("objective.teacher=no/such/model", &[hard]);
+    assert!(missing.starts_with("the teacher no/such/model: "), "{missing}");
+    let unused = refused(&teacher, &[]);
+    assert!(unused.contains("objective.distillation is none"), "{unused}");
+
+    // Another data set: other classes, then fewer.
+    let other = scene.folder.path().join("other");
+    support::pictures(&other, 12);
+    std::fs::rename(other.join("blue"), other.join("cyan")).unwrap();
+    let try_on = |data: &std::path::Path| {
+        let scene = Scene { folder: tempfile::tempdir().unwrap(), data: data.to_path_buf() };
+        scene.begin_with(STUDENT, "refused", student(&teacher, &[hard]), 1, 1).unwrap_err()
+    };
+    let renamed = try_on(&other);
+    assert!(matches!(renamed, TrainError::Teacher { .. }));
+    assert!(renamed.to_string().contains("class 1 is \"blue\" there and \"cyan\" here"), "{renamed}");
+    std::fs::remove_dir_all(other.join("cyan")).unwrap();
+    let fewer = try_on(&other).to_string();
+    assert!(fewer.contains("it knows 3 classes, and the data set has 2"), "{fewer}");
+
+    // A teacher of handwritten digits sees no colours.
+    let grey = recipe(&["batch=12", "length=1 steps"]);
+    scene.begin_with("lenet5_relu", "grey", grey, 1, u64::MAX).unwrap();
+    let grey = format!("objective.teacher={}", scene.folder.path().join("grey").display());
+    let error = scene.begin_with(STUDENT, "colours", student(&grey, &[hard]), 1, 1).unwrap_err().to_string();
+    assert!(error.contains("it sees 1 colour channels, and the student 3"), "{error}");
+}
