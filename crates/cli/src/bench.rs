@@ -29,7 +29,13 @@ enum What {
     /// Time the forward pass
     Infer(ModelArguments),
     /// Time a training step: forward, backward, AdamW
-    Train(ModelArguments),
+    Train {
+        #[command(flatten)]
+        model: ModelArguments,
+        /// Compute activations again in the backward pass instead of keeping them
+        #[arg(long)]
+        recompute: bool,
+    },
     /// Time every operation of a model
     Ops {
         #[command(flatten)]
@@ -75,7 +81,8 @@ struct ModelArguments {
     /// CPU instructions: avx512, avx2, neon or portable [default: the best]
     #[arg(long)]
     isa: Option<Isa>,
-    /// How precisely: f32; tf32 or bf16 on GPUs; int8 on CPUs, forward only
+    /// How precisely: f32; tf32 or bf16 on GPUs; forward only: f16 or fp8 on
+    /// GPUs, int8 on CPUs
     #[arg(long, default_value = "f32")]
     precision: Precision,
     /// Seconds to measure
@@ -97,6 +104,7 @@ impl ModelArguments {
             isa: self.isa,
             precision: self.precision,
             time: seconds(self.seconds),
+            recompute: false,
         }
     }
 }
@@ -108,7 +116,9 @@ fn seconds(seconds: f64) -> Duration {
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     match arguments.what {
         What::Infer(model) => whole(&model, bench::infer(&model.options())?),
-        What::Train(model) => whole(&model, bench::train(&model.options())?),
+        What::Train { model, recompute } => {
+            whole(&model, bench::train(&BenchOptions { recompute, ..model.options() })?)
+        }
         What::Ops { model, train } => operations(&model, train),
         What::Data { pictures, image_size, seconds: time, json } => {
             let files = find_images(&pictures, true)?;

@@ -54,7 +54,7 @@ pub struct Arguments {
     /// Where to run: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", help_heading = "How to run")]
     device: DeviceChoice,
-    /// How precisely: f32; tf32 or bf16 on a GPU
+    /// How precisely: f32; tf32, bf16, f16 or fp8 on a GPU
     #[arg(long, default_value = "f32", help_heading = "How to run")]
     precision: Precision,
     /// CPU threads [default: all cores]

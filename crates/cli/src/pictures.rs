@@ -48,7 +48,8 @@ pub struct RunArguments {
     /// Where to run: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", help_heading = "How to run")]
     device: DeviceChoice,
-    /// How precisely: f32; tf32 or bf16, faster on GPUs; int8, faster on CPUs
+    /// How precisely: f32; tf32, bf16, f16 or fp8, faster on GPUs; int8, faster on
+    /// CPUs
     #[arg(long, default_value = "f32", help_heading = "How to run")]
     precision: Precision,
     /// CPU threads [default: all cores]

@@ -10,7 +10,7 @@ use vit::Precision;
 use vit::train::{BegunRun, Clock, RunSettings, Study, StudyPlan, StudyResult, StudyRun, StudyTable, train};
 
 use crate::table::{Align, Table};
-use crate::train::{Machine, interruptible, read_recipe};
+use crate::train::{Machine, ensure_trains, interruptible, read_recipe};
 use crate::training_view::View;
 use crate::{Outcome, terminal};
 
@@ -83,6 +83,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let mut recipe = read_recipe(&arguments.recipe)?;
     recipe.set_all(all.into_iter().map(String::as_str))?;
     let own = own.into_iter().filter_map(|setting| for_one_model(setting));
+    ensure_trains(arguments.precision)?;
     let (processor, precision) = arguments.machine.open(arguments.precision)?;
     let plan = StudyPlan {
         models: arguments.models,

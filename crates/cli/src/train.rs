@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use vit::graph::GraphError;
+use vit::graph::device::Memory;
 use vit::train::{
-    Clock, Existing, Finished, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Snapshot, Teaching, TrainerOptions,
-    estimate, train,
+    Clock, Existing, Finished, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Snapshot, Teaching, TrainError,
+    TrainerOptions, estimate, train, training_step,
 };
-use vit::{DeviceChoice, Precision, Processor};
+use vit::{DeviceChoice, Precision, Processor, plan_without_gpu};
 
 use crate::pictures::parse_size;
-use crate::table::bytes;
+use crate::table::{bytes, thousands};
 use crate::training_view::View;
 use crate::{Outcome, checkpoints, terminal};
 
@@ -137,6 +139,10 @@ pub struct Machine {
     /// The longest time between two saves, in minutes
     #[arg(long, value_name = "MINUTES", help_heading = "How to run", default_value_t = 5.0)]
     save_every: f64,
+    /// Compute activations again in the backward pass instead of keeping them:
+    /// much less memory, about a third more time, the same result
+    #[arg(long, help_heading = "How to run")]
+    recompute: bool,
 }
 
 impl Machine {
@@ -164,6 +170,7 @@ impl Machine {
             threads: self.threads(),
             cache_bytes: self.cache << 20,
             save_every: Duration::try_from_secs_f64(60.0 * self.save_every).unwrap_or(Duration::MAX),
+            recompute: self.recompute,
         }
     }
 }
@@ -250,26 +257,13 @@ impl Common {
             setup.settings.model = setup.config.name.clone().unwrap_or_default();
         }
         describe(&setup)?;
-        let (processor, precision) = self.machine.open(self.precision)?;
-        setup.settings.precision = precision.to_string();
+        ensure_trains(self.precision)?;
+        let opened = self.machine.open(self.precision);
         if self.dry_run {
-            let estimate = estimate(processor.device(), &mut setup, &self.machine.options())?;
-            terminal::note(format_args!(
-                "memory: {} on {} in {precision}; {} steps of {} pictures per epoch, {} steps in all",
-                bytes(estimate.memory_bytes as u64),
-                processor.description(),
-                estimate.steps_per_epoch,
-                setup.recipe.batch,
-                estimate.steps
-            ));
-            terminal::note(format_args!(
-                "time: {:.0} ms a step, {} an epoch, {} in all, evaluation not counted",
-                1e3 * estimate.step.as_secs_f64(),
-                Clock(estimate.step.mul_f64(estimate.steps_per_epoch as f64)),
-                Clock(estimate.step.mul_f64(estimate.steps as f64)),
-            ));
-            return Ok(Outcome::Fine);
+            return self.only_say(&mut setup, opened);
         }
+        let (processor, precision) = opened?;
+        setup.settings.precision = precision.to_string();
         let out = match &self.out {
             Some(out) => out.clone(),
             None => free_folder(&self.data),
@@ -278,6 +272,59 @@ impl Common {
         let run = RunFolder::create(&out, &setup.to_toml(), existing)?;
         carry_out(&processor, &mut setup, &run, None, &self.machine)
     }
+
+    /// What a run would take. Memory is known from the plan, also where there is no GPU; time is measured.
+    fn only_say(
+        &self,
+        setup: &mut Setup,
+        opened: Result<(Processor, Precision), vit::Error>,
+    ) -> anyhow::Result<Outcome> {
+        let options = self.machine.options();
+        let graph = training_step(setup, &options)?.graph;
+        let say = |memory: Memory, place: &str, precision: Precision| {
+            terminal::note(format_args!(
+                "memory: {} on {place} in {precision}: {} for weights and optimiser, an arena of {} bytes for the rest",
+                bytes((memory.stored_bytes + memory.arena_bytes) as u64),
+                bytes(memory.stored_bytes as u64),
+                thousands(memory.arena_bytes as u64),
+            ));
+        };
+        let (processor, precision) = match opened {
+            Ok(opened) => opened,
+            Err(reason) => {
+                let precision = self.precision.unwrap_or(Precision::Bf16);
+                let memory = match self.machine.device {
+                    DeviceChoice::Cuda(_) => plan_without_gpu(&graph, precision)?,
+                    _ => None,
+                };
+                let Some(memory) = memory else { return Err(reason.into()) };
+                say(memory, "an H100 or H200", precision);
+                terminal::note(format_args!("time: not measured, because {reason}"));
+                return Ok(Outcome::Fine);
+            }
+        };
+        say(processor.device().plan(&graph)?, &processor.description(), precision);
+        let estimate = estimate(processor.device(), setup, &options)?;
+        terminal::note(format_args!(
+            "{} steps of {} pictures per epoch, {} steps in all",
+            estimate.steps_per_epoch, setup.recipe.batch, estimate.steps
+        ));
+        terminal::note(format_args!(
+            "time: {:.0} ms a step, {} an epoch, {} in all, evaluation not counted",
+            1e3 * estimate.step.as_secs_f64(),
+            Clock(estimate.step.mul_f64(estimate.steps_per_epoch as f64)),
+            Clock(estimate.step.mul_f64(estimate.steps as f64)),
+        ));
+        Ok(Outcome::Fine)
+    }
+}
+
+/// Refuses what is for inference alone.
+pub fn ensure_trains(precision: Option<Precision>) -> anyhow::Result<()> {
+    if let Some(precision @ (Precision::F16 | Precision::Fp8 | Precision::Int8)) = precision {
+        bail!("--precision {precision} is for inference; train in f32, tf32 or bf16");
+    }
+    Ok(())
 }
 
 /// The first of `runs/NAME-1`, `runs/NAME-2` … that is not there yet.
@@ -343,13 +390,19 @@ fn carry_out(
     machine: &Machine,
 ) -> anyhow::Result<Outcome> {
     terminal::note(format_args!("training on {} in {}", processor.description(), setup.settings.precision));
-    let command = format!("vit resume {}", quoted(run.path()));
+    let command = format!("vit resume {}{}", quoted(run.path()), if machine.recompute { " --recompute" } else { "" });
     run.write_command(&command)?;
     let stop = interruptible()?;
     let mut view = View::new(std::io::stderr().is_terminal());
     let finished = train(processor.device(), setup, run, from, &machine.options(), &mut view, &stop);
     view.close();
-    let Finished { complete, position, waiting, seconds } = finished?;
+    let Finished { complete, position, waiting, seconds } = match finished {
+        // The device failed, not the run: it can go on where the device works again.
+        Err(error @ TrainError::Graph(GraphError::Device { .. })) if !run.last().is_empty() => {
+            bail!("{error}. The run is kept: `{command}` goes on from its last checkpoint");
+        }
+        finished => finished?,
+    };
     if !complete {
         terminal::note(format_args!("stopped and saved after step {}; `{command}` goes on", position.step));
         return Ok(Outcome::Fine);

@@ -39,7 +39,7 @@ pub struct Arguments {
     /// Where to run: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// How precisely: f32, tf32, bf16 or int8
+    /// How precisely: f32, tf32, bf16, f16, fp8 or int8
     #[arg(long, default_value = "f32")]
     precision: Precision,
     /// CPU threads [default: all cores]

@@ -73,6 +73,7 @@ sources!(
     CONV_LAYOUT "conv_layout",
     DEPTHWISE "depthwise",
     DROPOUT "dropout",
+    EIGHT "eight",
     GATHER "gather",
     GEMM "gemm",
     LOSS "loss",
@@ -246,9 +247,9 @@ fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, St
     }
 }
 
-/// Compiles every kernel file for an architecture such as `80` or `90a`, once with every storage type f32 and once with
-/// bf16, without a GPU; gives what failed. Hopper's kernels are compiled for `90a` alone: no other architecture has their
-/// instructions.
+/// Compiles every kernel file for an architecture such as `80` or `90a`, with every storage type f32, bf16 and f16, and
+/// with e4m3 where that is used, without a GPU; gives what failed. Hopper's kernels are compiled for `90a` alone: no other
+/// architecture has their instructions.
 pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
     Needed::Nvrtc.find()?;
     let target = Target { architecture: architecture.into(), ptx: false, versions: String::new() };
@@ -261,7 +262,16 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
             .filter(|name| name.chars().all(|c| c.is_ascii_uppercase()))
             .collect();
         variants.push(Variant::new(source));
-        variants.push(types.iter().fold(Variant::new(source), |v, name| v.with(name, "bf16")));
+        for short in ["bf16", "f16"] {
+            variants.push(types.iter().fold(Variant::new(source), |v, name| v.with(name, short)));
+        }
+        let eight: &[(&'static str, &str)] = match source.name {
+            "norm" => &[("X", "bf16"), ("Y", "e4m3")],
+            "activation" => &[("X", "bf16"), ("Y", "e4m3"), ("KIND", "2")],
+            "gemm" => &[("X", "e4m3"), ("Y", "e4m3"), ("B", "bf16")],
+            _ => &[],
+        };
+        variants.push(eight.iter().fold(Variant::new(source), |v, (name, value)| v.with(name, value)));
         let more: &[(&'static str, &[usize])] = match source.name {
             "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1])],
             "attention" => &[("HEAD", &[1, 20, 128])],

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use vit_graph::device::{Device, Executable, Memory, Parameters};
 use vit_graph::{Graph, GraphError, rewrite};
 
-use crate::driver::{Gpu, NAME};
+use crate::driver::{Gpu, NAME, error};
 use crate::executable::CudaExecutable;
 use crate::info::DeviceInfo;
 use crate::libraries::Unavailable;
 use crate::prepare::{Prepared, Profile};
+use crate::storage::Storage;
 
-/// How precisely a GPU computes. Parameters, norms, softmax, losses and optimisers are f32 in all three.
+/// How precisely a GPU computes. Parameters, norms, softmax, losses and optimisers are f32 in all of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Precision {
     /// True 32-bit floating point.
@@ -23,6 +24,27 @@ pub enum Precision {
     Tf32,
     /// Mixed precision: values between operations and operands of products have 8 bits of mantissa, sums are f32.
     Bf16,
+    /// The same with 10 bits of mantissa and a smaller range; for inference.
+    F16,
+    /// Linear layers between the first and the last multiply numbers of eight bits, 3 of them mantissa; the rest is as in
+    /// [`Precision::Bf16`]. For inference.
+    Fp8,
+}
+
+impl Precision {
+    /// How values between operations are stored, where not in 32 bits.
+    pub(crate) fn short(self) -> Option<Storage> {
+        match self {
+            Precision::F32 | Precision::Tf32 => None,
+            Precision::Bf16 | Precision::Fp8 => Some(Storage::Bf16),
+            Precision::F16 => Some(Storage::F16),
+        }
+    }
+
+    /// Whether training steps can be computed in it.
+    pub fn trains(self) -> bool {
+        !matches!(self, Precision::F16 | Precision::Fp8)
+    }
 }
 
 impl fmt::Display for Precision {
@@ -31,6 +53,8 @@ impl fmt::Display for Precision {
             Precision::F32 => "f32",
             Precision::Tf32 => "tf32",
             Precision::Bf16 => "bf16",
+            Precision::F16 => "f16",
+            Precision::Fp8 => "fp8",
         })
     }
 }
@@ -42,7 +66,9 @@ impl FromStr for Precision {
             "f32" => Ok(Precision::F32),
             "tf32" => Ok(Precision::Tf32),
             "bf16" => Ok(Precision::Bf16),
-            other => Err(format!("`{other}` is not a precision of a GPU; use f32, tf32 or bf16")),
+            "f16" => Ok(Precision::F16),
+            "fp8" => Ok(Precision::Fp8),
+            other => Err(format!("`{other}` is not a precision of a GPU; use f32, tf32, bf16, f16 or fp8")),
         }
     }
 }
@@ -57,7 +83,12 @@ pub struct Cuda {
 impl Cuda {
     /// Opens GPU number `ordinal`.
     pub fn new(ordinal: usize, precision: Precision) -> Result<Self, Unavailable> {
-        Ok(Cuda { gpu: Gpu::open(ordinal)?, precision })
+        let gpu = Gpu::open(ordinal)?;
+        let (major, minor) = gpu.info.compute_capability;
+        if precision == Precision::Fp8 && (major, minor) < (8, 9) {
+            return Err(Unavailable::NoEightBits { name: gpu.info.name.clone(), found: format!("{major}.{minor}") });
+        }
+        Ok(Cuda { gpu, precision })
     }
 
     /// What the GPU is.
@@ -76,6 +107,9 @@ impl Cuda {
     }
 
     fn prepare(&self, graph: &Graph) -> Result<Prepared, GraphError> {
+        if !graph.updates().is_empty() && !self.precision.trains() {
+            return Err(error(format!("{} is for inference; train in bf16, tf32 or f32", self.precision)));
+        }
         let profile = Profile {
             precision: self.precision,
             multiprocessors: self.gpu.info.multiprocessors,
@@ -83,6 +117,11 @@ impl Cuda {
         };
         Prepared::new(rewritten(graph)?, profile)
     }
+}
+
+/// What running a graph would take on an H100 or H200, known without one.
+pub fn plan_without_gpu(graph: &Graph, precision: Precision) -> Result<Memory, GraphError> {
+    Ok(Prepared::new(rewritten(graph)?, Profile { precision, multiprocessors: 132, hopper: true })?.memory())
 }
 
 impl Device for Cuda {

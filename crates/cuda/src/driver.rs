@@ -9,6 +9,7 @@ use cudarc::driver::sys::{self as cu, CUresult};
 use vit_graph::GraphError;
 
 use crate::compiler::{self, Variant};
+use crate::failure;
 use crate::info::{self, DeviceInfo};
 use crate::libraries::Unavailable;
 use crate::tuning::Choices;
@@ -35,24 +36,11 @@ pub(crate) fn message(result: CUresult) -> String {
     format!("{} ({})", text(cu::cuGetErrorString), text(cu::cuGetErrorName))
 }
 
-/// Turns a result into an error that says what was being done.
+/// Turns a result into an error that says what was being done and what to do.
 pub(crate) fn check(result: CUresult, doing: &str) -> Result<(), GraphError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
-        // After these the driver refuses everything that follows in this process.
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-        | CUresult::CUDA_ERROR_LAUNCH_FAILED
-        | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-        | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-        | CUresult::CUDA_ERROR_ASSERT
-        | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
-        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-        | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
-        | CUresult::CUDA_ERROR_UNKNOWN => {
-            Err(error(format!("the GPU stopped while {doing}: {}; the program must be started anew", message(result))))
-        }
-        other => Err(error(format!("{doing} failed: {}", message(other)))),
+        other => Err(failure::of_driver(other, doing, &message(other))),
     }
 }
 
@@ -140,7 +128,9 @@ impl Gpu {
             }
         }
         for (variant, image) in missing.iter().zip(compiler::compile_all(&missing, &self.target)) {
-            let image = image.map_err(error)?;
+            let image = image.map_err(|reason| {
+                error(format!("{reason}; use --device cpu, and please report this with what `vit devices` prints"))
+            })?;
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is a complete cubin, or PTX that ends with a zero.
             let result = unsafe { cu::cuModuleLoadData(&mut module, image.as_ptr().cast()) };

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use cudarc::driver::sys as cu;
+use half::{bf16, f16};
 use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
 use vit_graph::ops::{Data, Op};
 use vit_graph::{GraphError, NodeId, Type, Value};
@@ -13,11 +14,14 @@ use vit_graph::{GraphError, NodeId, Type, Value};
 use crate::compiler;
 use crate::compiler::Variant;
 use crate::driver::{Gpu, check, error};
+use crate::eight;
+use crate::failure;
 use crate::fields::Arguments;
 use crate::inputs::{Input, inputs};
 use crate::launch::{Kernel, Launch, Request};
 use crate::memory::{DeviceBuffer, PinnedBuffer, download, upload};
 use crate::prepare::{Bases, Prepared};
+use crate::storage::Storage;
 use crate::tuning::Event;
 
 /// One node, or a group of nodes.
@@ -77,7 +81,7 @@ pub(crate) struct CudaExecutable {
     // Dropped in this order, after waiting for the stream.
     state: State,
     steps: Vec<Step>,
-    /// After all steps: new values of parameters that no kernel wrote in place, and copies of them in bf16.
+    /// After all steps: new values of parameters that no kernel wrote in place, and copies of them in 16 bits.
     updates: Vec<Launch>,
     inputs: HashMap<String, Input>,
     outputs: HashMap<String, (Type, u64)>,
@@ -98,6 +102,10 @@ impl CudaExecutable {
     pub fn new(gpu: Arc<Gpu>, prepared: Prepared, parameters: &mut dyn Parameters) -> Result<Self, GraphError> {
         let p = &prepared;
         gpu.enter()?;
+        let there = gpu.memory()?;
+        if p.stored_bytes + p.plan.arena_bytes + p.constant_scratch > there.0 {
+            return Err(failure::too_large(p.memory(), there, p.training()));
+        }
         let stored = DeviceBuffer::new(&gpu, p.stored_bytes, "weights")?;
         let arena = DeviceBuffer::new(&gpu, p.plan.arena_bytes, "activations")?;
         let bases = Bases { arena: arena.address, stored: stored.address };
@@ -125,18 +133,13 @@ impl CudaExecutable {
                 every_time.push((id, info, emitter.requests));
             }
         }
+        once.extend(p.factor_requests(&bases, spare.address));
         let updates = updates(p, &bases);
         let kernels = every_time.iter().flat_map(|(_, _, requests)| requests).chain(&once).chain(&updates);
-        let variants: Vec<Variant> = kernels
-            .filter_map(
-                |request| if let Request::Kernel(kernel) = request { Some(kernel.variant.clone()) } else { None },
-            )
-            .collect();
+        let variants: Vec<Variant> = kernels.flat_map(Request::variants).collect();
         gpu.load(&variants)?;
 
-        let resolve = |requests: Vec<Request>| -> Result<Vec<Launch>, GraphError> {
-            requests.into_iter().map(|request| resolved(request, &gpu, stream.0)).collect()
-        };
+        let resolve = |requests: Vec<Request>| resolved(requests, &gpu, stream.0);
         // Algorithms are timed on numbers that look like a run's.
         fill_with_noise(&gpu, stream.0, &arena)?;
         for launch in resolve(once)? {
@@ -241,27 +244,45 @@ fn wait(gpu: &Gpu, stream: cu::CUstream) -> Result<(), GraphError> {
     check(unsafe { cu::cuStreamSynchronize(stream) }, "running")
 }
 
-fn resolved(request: Request, gpu: &Gpu, stream: cu::CUstream) -> Result<Launch, GraphError> {
-    match request {
-        Request::Kernel(kernel) => kernel.resolve(gpu),
-        Request::Product(product) => product.resolve(gpu, stream),
-        Request::Clear { to, bytes } => Ok(Launch::Clear { to, bytes }),
-        Request::Copy { to, from, bytes } => Ok(Launch::Copy { to, from, bytes }),
+fn resolved(requests: Vec<Request>, gpu: &Gpu, stream: cu::CUstream) -> Result<Vec<Launch>, GraphError> {
+    let mut launches = Vec::with_capacity(requests.len());
+    for request in requests {
+        match request {
+            Request::Kernel(kernel) => launches.push(kernel.resolve(gpu)?),
+            Request::Product(product) => launches.push(product.resolve(gpu, stream)?),
+            Request::Fused(product, parts) => match product.algorithm(gpu, stream)? {
+                Some(gemm) => launches.push(Launch::Gemm(gemm)),
+                None => launches.extend(resolved(parts, gpu, stream)?),
+            },
+            Request::Clear { to, bytes } => launches.push(Launch::Clear { to, bytes }),
+            Request::Copy { to, from, bytes } => launches.push(Launch::Copy { to, from, bytes }),
+        }
     }
+    Ok(launches)
 }
 
 /// Brings parameters and constants onto the GPU, in the forms that somebody reads.
 fn store_sources(gpu: &Gpu, p: &Prepared, base: u64, parameters: &mut dyn Parameters) -> Result<(), GraphError> {
     for (id, node) in p.graph.nodes().iter().enumerate() {
-        let Some(forms) = p.stored.get(&Value { node: id, output: 0 }).copied() else { continue };
+        let value = Value { node: id, output: 0 };
+        let Some(forms) = p.stored.get(&value).copied() else { continue };
         let count = node.outputs[0].shape.elements();
         let store = |bytes: &[u8], floats: Option<&[f32]>| {
             if let Some(offset) = forms.f32 {
                 upload(gpu, base + offset as u64, bytes)?;
             }
-            if let (Some(offset), Some(floats)) = (forms.bf16, floats) {
-                let halves: Vec<u16> = floats.iter().map(|&v| to_bf16(v)).collect();
+            if let (Some(offset), Some(floats)) = (forms.short, floats) {
+                let halves: Vec<u16> = match p.profile.precision.short() {
+                    Some(Storage::F16) => floats.iter().map(|&v| f16::from_f32(v).to_bits()).collect(),
+                    _ => floats.iter().map(|&v| bf16::from_f32(v).to_bits()).collect(),
+                };
                 upload(gpu, base + offset as u64, bytemuck::cast_slice(&halves))?;
+            }
+            if let (Some(offset), Some(floats)) = (forms.e4m3, floats) {
+                let (bytes, factor) = eight::quantised(floats);
+                upload(gpu, base + offset as u64, &bytes)?;
+                let factors = p.factors.get(&value).map(|&at| base + at as u64);
+                factors.map_or(Ok(()), |at| upload(gpu, at, bytemuck::cast_slice(&[factor, 1.0 / factor])))?;
             }
             Ok::<(), GraphError>(())
         };
@@ -288,19 +309,10 @@ fn store_sources(gpu: &Gpu, p: &Prepared, base: u64, parameters: &mut dyn Parame
     Ok(())
 }
 
-/// Rounds to the nearest bf16, ties to even.
-fn to_bf16(value: f32) -> u16 {
-    let bits = value.to_bits();
-    if value.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
-}
-
-/// A conversion of a value's f32 form to its bf16 form.
-fn conversion(from: u64, to: u64, count: usize) -> Request {
+/// A conversion of a value's f32 form to another.
+fn conversion(from: u64, to: u64, storage: Storage, count: usize) -> Request {
     Request::Kernel(Kernel {
-        variant: Variant::new(&compiler::ARITHMETIC).with("A", "float").with("Y", "bf16"),
+        variant: Variant::new(&compiler::ARITHMETIC).with("A", "float").with("Y", storage.name()),
         name: "scale",
         grid: [count.div_ceil(8 * 256).max(1), 1, 1],
         threads: 256,
@@ -310,13 +322,14 @@ fn conversion(from: u64, to: u64, count: usize) -> Request {
     })
 }
 
-/// The bf16 forms of what a node computes once.
+/// The forms in 16 bits of what a node computes once.
 fn copies_of_results(p: &Prepared, node: NodeId, base: u64) -> Vec<Request> {
     let outputs = p.graph.node(node).outputs.iter().enumerate();
     outputs
         .filter_map(|(output, ty)| {
             let forms = p.stored.get(&Value { node, output })?;
-            Some(conversion(base + forms.f32? as u64, base + forms.bf16? as u64, ty.shape.elements()))
+            let short = p.profile.precision.short()?;
+            Some(conversion(base + forms.f32? as u64, base + forms.short? as u64, short, ty.shape.elements()))
         })
         .collect()
 }
@@ -330,7 +343,7 @@ fn updates(p: &Prepared, bases: &Bases) -> Vec<Request> {
         if to.address != from.address && count > 0 {
             requests.push(Request::Copy { to: to.address, from: from.address, bytes: 4 * count });
             if to.copy != 0 {
-                requests.push(conversion(from.address, to.copy, count));
+                requests.push(conversion(from.address, to.copy, p.storages.operand(), count));
             }
         }
     }
@@ -483,20 +496,4 @@ fn unknown<'a>(kind: &'static str, name: &str, known: impl Iterator<Item = &'a S
     let mut known: Vec<&str> = known.map(String::as_str).collect();
     known.sort_unstable();
     GraphError::UnknownName { kind, name: name.into(), known: known.join(", ") }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::to_bf16;
-
-    #[test]
-    fn bf16_is_rounded_to_the_nearest_even() {
-        assert_eq!(to_bf16(1.0), 0x3f80);
-        assert_eq!(to_bf16(f32::from_bits(0x3f80_8000)), 0x3f80);
-        assert_eq!(to_bf16(f32::from_bits(0x3f81_8000)), 0x3f82);
-        assert_eq!(to_bf16(f32::from_bits(0x3f80_8001)), 0x3f81);
-        assert_eq!(to_bf16(f32::MAX), 0x7f80);
-        assert!(f32::from_bits(u32::from(to_bf16(f32::NAN)) << 16).is_nan());
-        assert_eq!(to_bf16(-0.0), 0x8000);
-    }
 }

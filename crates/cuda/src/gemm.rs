@@ -10,7 +10,8 @@ use vit_graph::GraphError;
 
 use crate::Precision;
 use crate::compiler::{self, Variant};
-use crate::driver::{Gpu, error};
+use crate::driver::Gpu;
+use crate::failure;
 use crate::fields::{Arguments, Fields};
 use crate::launch::{Kernel, Launch};
 use crate::storage::Storage;
@@ -38,6 +39,15 @@ impl Matrix {
     }
 }
 
+/// Where the factors of eight-bit matrices lie: those that bring operands back, and the one on the result; 0 where there is
+/// none.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Factors {
+    pub a: u64,
+    pub b: u64,
+    pub d: u64,
+}
+
 /// `d = op(a) · op(b) + bias + c`, over a batch.
 #[derive(Debug, Clone)]
 pub(crate) struct Product {
@@ -47,14 +57,17 @@ pub(crate) struct Product {
     pub k: usize,
     pub a: Matrix,
     pub b: Matrix,
-    /// Added to every row; stored as the result.
+    pub factors: Factors,
+    /// Whether GELU follows the bias, in the form with tanh, which is all that cuBLASLt has.
+    pub gelu: bool,
+    /// Added to every row; stored as [`Product::beside`] says.
     pub bias: Option<u64>,
-    /// Added to the result; stored as it, and possibly in its place.
+    /// Added to the result; stored as [`Product::beside`] says, and possibly in its place.
     pub c: Option<Matrix>,
     pub d: Matrix,
     /// What `a` and `b` are stored as.
     pub operand: Storage,
-    /// What `c` and `d` are stored as.
+    /// What `d` is stored as.
     pub result: Storage,
     pub precision: Precision,
     /// [`WORKSPACE`] bytes.
@@ -62,6 +75,11 @@ pub(crate) struct Product {
 }
 
 impl Product {
+    /// What bias and `c` are stored as: what the result is, or bf16 for one of eight bits.
+    pub fn beside(&self) -> Storage {
+        if self.result == Storage::E4m3 { Storage::Bf16 } else { self.result }
+    }
+
     /// What tells this product's best algorithm from another's.
     pub fn key(&self) -> String {
         let matrix = |m: &Matrix| format!("{}{}/{}", if m.transposed { "t" } else { "n" }, m.row, m.batch);
@@ -78,7 +96,12 @@ impl Product {
             matrix(&self.a),
             matrix(&self.b),
             matrix(&self.d),
-            if self.bias.is_some() { "bias" } else { "-" },
+            match (self.bias, self.gelu) {
+                (None, false) => "-",
+                (None, true) => "gelu",
+                (Some(_), false) => "bias",
+                (Some(_), true) => "bias+gelu",
+            },
             self.alignment(),
         )
     }
@@ -91,13 +114,18 @@ impl Product {
 
     /// Chooses an algorithm, or the plain kernel where cuBLASLt has none.
     pub fn resolve(self, gpu: &Gpu, stream: CUstream) -> Result<Launch, GraphError> {
-        if self.k > 0
-            && let Some(gemm) = Gemm::new(&self)?
-            && let Some(gemm) = tuning::choose(gpu, stream, &self, gemm)?
-        {
-            return Ok(Launch::Gemm(gemm));
+        match self.algorithm(gpu, stream)? {
+            Some(gemm) => Ok(Launch::Gemm(gemm)),
+            None => self.plain().resolve(gpu),
         }
-        self.plain().resolve(gpu)
+    }
+
+    /// The product by cuBLASLt's fastest algorithm, if it has any.
+    pub fn algorithm(&self, gpu: &Gpu, stream: CUstream) -> Result<Option<Gemm>, GraphError> {
+        match Gemm::new(self)? {
+            Some(gemm) if self.k > 0 => tuning::choose(gpu, stream, self, gemm),
+            _ => Ok(None),
+        }
     }
 
     fn plain(&self) -> Kernel {
@@ -107,7 +135,10 @@ impl Product {
         };
         let c = self.c.unwrap_or(Matrix::dense(0, 0));
         Kernel {
-            variant: Variant::new(&compiler::GEMM).with("X", self.operand.name()).with("Y", self.result.name()),
+            variant: Variant::new(&compiler::GEMM)
+                .with("X", self.operand.name())
+                .with("Y", self.result.name())
+                .with("B", self.beside().name()),
             name: "product",
             grid: [self.n.div_ceil(32), self.m.div_ceil(32), self.batch],
             threads: 256,
@@ -115,6 +146,7 @@ impl Product {
             maps: Vec::new(),
             arguments: Arguments::new()
                 .pointers(&[self.a.address, self.b.address, c.address, self.bias.unwrap_or(0), self.d.address])
+                .fields(Fields::new().u64(self.factors.a).u64(self.factors.b).u64(self.factors.d))
                 .fields(place(&self.a))
                 .fields(place(&self.b))
                 .fields(place(&c))
@@ -176,7 +208,7 @@ unsafe impl Send for Gemm {}
 fn succeeded(status: Status, what: &str) -> Result<(), GraphError> {
     match status {
         Status::CUBLAS_STATUS_SUCCESS => Ok(()),
-        other => Err(error(format!("cuBLASLt could not {what} ({other:?})"))),
+        other => Err(failure::of_cublas(other, what)),
     }
 }
 
@@ -184,6 +216,8 @@ fn data_type(storage: Storage) -> cudaDataType {
     match storage {
         Storage::F32 => cudaDataType::CUDA_R_32F,
         Storage::Bf16 => cudaDataType::CUDA_R_16BF,
+        Storage::F16 => cudaDataType::CUDA_R_16F,
+        Storage::E4m3 => cudaDataType::CUDA_R_8F_E4M3,
     }
 }
 
@@ -193,7 +227,7 @@ macro_rules! attribute {
         let value = $value;
         // SAFETY: the target was created, and cuBLASLt copies the value, whose size is given, before it returns.
         let status = unsafe { $set($target, $attribute, (&raw const value).cast(), size_of_val(&value)) };
-        succeeded(status, "take an attribute")
+        succeeded(status, "taking an attribute")
     }};
 }
 
@@ -211,31 +245,53 @@ impl Gemm {
         let mut description = Description(std::ptr::null_mut());
         // SAFETY: the pointer is to a live variable.
         let status = unsafe { lt::cublasLtMatmulDescCreate(&mut description.0, compute, cudaDataType::CUDA_R_32F) };
-        succeeded(status, "describe a product")?;
+        succeeded(status, "describing a product")?;
         let set = lt::cublasLtMatmulDescSetAttribute;
         // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
         attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(p.b.transposed))?;
         attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(p.a.transposed))?;
+        let epilogue = match (p.bias, p.gelu) {
+            (None, false) => Epilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            (None, true) => Epilogue::CUBLASLT_EPILOGUE_GELU,
+            (Some(_), false) => Epilogue::CUBLASLT_EPILOGUE_BIAS,
+            (Some(_), true) => Epilogue::CUBLASLT_EPILOGUE_GELU_BIAS,
+        };
+        attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
         if let Some(bias) = p.bias {
-            let epilogue = Epilogue::CUBLASLT_EPILOGUE_BIAS as u32;
-            attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
             attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+            let stored = data_type(p.beside()) as u32;
+            attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, stored)?;
+        }
+        for (attribute, address) in [
+            (DescAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.factors.b),
+            (DescAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.factors.a),
+            (DescAttribute::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, p.factors.d),
+        ] {
+            if address != 0 {
+                attribute!(set, description.0, attribute, address)?;
+            }
+        }
+        if p.operand == Storage::E4m3 {
+            // Sums keep fewer bits than f32 has, and many more than the operands.
+            attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, 1i8)?;
         }
         let c = p.c.unwrap_or(p.d);
-        let (operand, result) = (data_type(p.operand), data_type(p.result));
+        // Where nothing is added, `c` is the result itself; stored otherwise than the result it must not be there at all.
+        let at_c = if p.c.is_none() && p.beside() != p.result { 0 } else { c.address };
+        let (operand, beside, result) = (data_type(p.operand), data_type(p.beside()), data_type(p.result));
         // Rows and columns as they lie in memory, column by column.
         let stored =
             |m: &Matrix, rows: usize, columns: usize| if m.transposed { (rows, columns) } else { (columns, rows) };
         let layouts = [
             layout(operand, stored(&p.b, p.k, p.n), &p.b, p.batch)?,
             layout(operand, stored(&p.a, p.m, p.k), &p.a, p.batch)?,
-            layout(result, (p.n, p.m), &c, p.batch)?,
+            layout(beside, (p.n, p.m), &c, p.batch)?,
             layout(result, (p.n, p.m), &p.d, p.batch)?,
         ];
         Ok(Some(Gemm {
             description,
             layouts,
-            addresses: [p.b.address, p.a.address, c.address, p.d.address],
+            addresses: [p.b.address, p.a.address, at_c, p.d.address],
             beta: if p.c.is_some() { 1.0 } else { 0.0 },
             workspace: p.workspace,
             algorithm: lt::cublasLtMatmulAlgo_t { data: [0; 8] },
@@ -247,7 +303,7 @@ impl Gemm {
     pub fn candidates(&self, gpu: &Gpu, most: usize) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, GraphError> {
         let mut preference = Preference(std::ptr::null_mut());
         // SAFETY: the pointer is to a live variable.
-        succeeded(unsafe { lt::cublasLtMatmulPreferenceCreate(&mut preference.0) }, "prepare a search")?;
+        succeeded(unsafe { lt::cublasLtMatmulPreferenceCreate(&mut preference.0) }, "preparing a search")?;
         let set = lt::cublasLtMatmulPreferenceSetAttribute;
         attribute!(set, preference.0, PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
         for alignment in [
@@ -285,7 +341,7 @@ impl Gemm {
         if matches!(status, Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_INVALID_VALUE) {
             return Ok(Vec::new());
         }
-        succeeded(status, "find an algorithm")?;
+        succeeded(status, "looking for an algorithm")?;
         results.truncate(found.max(0) as usize);
         Ok(results.iter().filter(|r| r.state == Status::CUBLAS_STATUS_SUCCESS).map(|r| r.algo).collect())
     }
@@ -333,7 +389,7 @@ impl Gemm {
                 stream.cast(),
             )
         };
-        succeeded(status, "run a product")
+        succeeded(status, "running a product")
     }
 }
 
@@ -348,7 +404,7 @@ fn layout(
     let status = unsafe {
         lt::cublasLtMatrixLayoutCreate(&mut layout.0, data, rows as u64, columns as u64, matrix.row.max(1) as i64)
     };
-    succeeded(status, "describe a matrix")?;
+    succeeded(status, "describing a matrix")?;
     if batch > 1 {
         let set = lt::cublasLtMatrixLayoutSetAttribute;
         attribute!(set, layout.0, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batch as i32)?;

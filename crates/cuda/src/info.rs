@@ -12,6 +12,9 @@ use crate::libraries::{Needed, Unavailable};
 /// The oldest driver that has all functions that are called: CUDA 12.8.
 const OLDEST_DRIVER: i32 = 12080;
 
+/// The oldest CUDA toolkit whose libraries have them.
+const OLDEST_TOOLKIT: usize = 12;
+
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
@@ -59,6 +62,8 @@ pub(crate) fn count() -> Result<usize, Unavailable> {
     let start = |result: cu::CUresult| match result {
         cu::CUresult::CUDA_SUCCESS => Ok(()),
         cu::CUresult::CUDA_ERROR_NO_DEVICE => Err(Unavailable::NoGpu { wanted: 0, found: 0 }),
+        // The library was updated and the kernel's part of the driver was not, or the other way round.
+        cu::CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => Err(Unavailable::DriverMismatch),
         other => Err(Unavailable::Driver(message(other))),
     };
     let (mut version, mut count) = (0, 0);
@@ -76,6 +81,17 @@ pub(crate) fn count() -> Result<usize, Unavailable> {
     }
     Needed::Nvrtc.find()?;
     Needed::CublasLt.find()?;
+    let (mut nvrtc, mut minor) = (0, 0);
+    // SAFETY: both libraries are there, and the pointers are to live numbers.
+    let cublas = unsafe {
+        nvrtc::sys::nvrtcVersion(&mut nvrtc, &mut minor);
+        cublaslt::sys::cublasLtGetVersion() / 10000
+    };
+    for (name, found) in [("NVRTC", nvrtc.max(0) as usize), ("cuBLASLt", cublas)] {
+        if found < OLDEST_TOOLKIT {
+            return Err(Unavailable::OldLibrary { name, found, needed: OLDEST_TOOLKIT });
+        }
+    }
     Ok(count as usize)
 }
 

@@ -14,6 +14,8 @@ use crate::tensor_map::TensorMap;
 pub(crate) enum Request {
     Kernel(Kernel),
     Product(Product),
+    /// A product with everything that follows it in its epilogue, or these where cuBLASLt cannot do that.
+    Fused(Product, Vec<Request>),
     /// Sets bytes to zero.
     Clear {
         to: u64,
@@ -24,6 +26,17 @@ pub(crate) enum Request {
         from: u64,
         bytes: usize,
     },
+}
+
+impl Request {
+    /// The kernels to compile for it.
+    pub fn variants(&self) -> Vec<Variant> {
+        match self {
+            Request::Kernel(kernel) => vec![kernel.variant.clone()],
+            Request::Fused(_, parts) => parts.iter().flat_map(Request::variants).collect(),
+            Request::Product(_) | Request::Clear { .. } | Request::Copy { .. } => Vec::new(),
+        }
+    }
 }
 
 /// A kernel with its grid and arguments.

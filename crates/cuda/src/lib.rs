@@ -17,7 +17,9 @@ mod cache;
 mod compiler;
 mod device;
 mod driver;
+mod eight;
 mod executable;
+mod failure;
 mod fields;
 mod fusion;
 mod gemm;
@@ -33,6 +35,6 @@ mod tensor_map;
 mod tuning;
 
 pub use compiler::compile_every_kernel;
-pub use device::{Cuda, Precision};
+pub use device::{Cuda, Precision, plan_without_gpu};
 pub use info::{DeviceInfo, devices};
 pub use libraries::Unavailable;

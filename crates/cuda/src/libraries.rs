@@ -12,11 +12,14 @@ use libloading::Library;
 #[non_exhaustive]
 pub enum Unavailable {
     /// There is no driver.
-    #[error("there is no NVIDIA driver on this machine")]
+    #[error("there is no NVIDIA driver on this machine; install one for CUDA 12.8 or newer")]
     NoDriver,
     /// The driver does not work.
     #[error("the NVIDIA driver does not start: {0}")]
     Driver(String),
+    /// The driver was updated while it ran.
+    #[error("the parts of the NVIDIA driver have different versions, as after an update; restart the machine")]
+    DriverMismatch,
     /// The driver is too old.
     #[error("the NVIDIA driver is made for CUDA {found}; update it to one for CUDA {needed} or newer")]
     OldDriver {
@@ -41,9 +44,27 @@ pub enum Unavailable {
         /// Its compute capability.
         found: String,
     },
+    /// The GPU has no eight-bit floating point.
+    #[error("{name} has compute capability {found}, and fp8 needs 8.9 (Ada) or newer; use bf16 or f16")]
+    NoEightBits {
+        /// The GPU's name.
+        name: String,
+        /// Its compute capability.
+        found: String,
+    },
     /// A library of the CUDA toolkit is missing.
     #[error("the library {0} of the CUDA toolkit was not found; install it or add its folder to LD_LIBRARY_PATH")]
     NoLibrary(&'static str),
+    /// A library of the CUDA toolkit is too old.
+    #[error("the library {name} is of CUDA {found}; version {needed} or newer is needed")]
+    OldLibrary {
+        /// The library's name.
+        name: &'static str,
+        /// The version that was found.
+        found: usize,
+        /// The oldest that works.
+        needed: usize,
+    },
 }
 
 /// A library that this crate calls.

@@ -29,7 +29,7 @@ impl DeviceBuffer {
                     let free = gpu.memory().map_or(0, |(free, _)| free);
                     return Err(error(format!(
                         "{:.2} GB of GPU memory are needed for {what} and {:.2} GB are free; take a smaller batch or \
-                         close other programs on the GPU",
+                         close other programs that use the GPU",
                         bytes as f64 / 1e9,
                         free as f64 / 1e9
                     )));

@@ -10,6 +10,7 @@ use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
 use crate::Precision;
 use crate::driver::error;
+use crate::failure::Training;
 use crate::fusion::{Gate, Group, Groups};
 use crate::launch::Request;
 use crate::lower::{self, Emitter, Operand};
@@ -39,7 +40,9 @@ pub(crate) struct Bases {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Forms {
     pub f32: Option<usize>,
-    pub bf16: Option<usize>,
+    /// In 16 bits.
+    pub short: Option<usize>,
+    pub e4m3: Option<usize>,
 }
 
 /// A graph with its memory planned.
@@ -58,6 +61,8 @@ pub(crate) struct Prepared {
     pub in_place: HashMap<Value, Value>,
     /// Parameters, constants, and what follows from them alone.
     pub stored: HashMap<Value, Forms>,
+    /// Where the factors of eight-bit values lie among what is stored: the factor, and its inverse.
+    pub factors: HashMap<Value, usize>,
     /// Where each node's tables lie among what is stored.
     tables: HashMap<NodeId, usize>,
     pub plan: MemoryPlan,
@@ -91,11 +96,13 @@ impl Prepared {
             uses,
             in_place,
             stored: HashMap::new(),
+            factors: HashMap::new(),
             tables: HashMap::new(),
             stored_bytes: 0,
             constant_scratch: 0,
         };
         prepared.place_stored();
+        prepared.constant_scratch = prepared.storages.eight.scratch_bytes(&prepared.graph);
         let mut scratch = HashMap::new();
         for id in 0..prepared.graph.nodes().len() {
             let Some(emitter) = prepared.emit(id, None)? else { continue };
@@ -129,6 +136,12 @@ impl Prepared {
         Memory { stored_bytes: self.stored_bytes, arena_bytes: self.plan.arena_bytes }
     }
 
+    /// What is to be said of a training step that does not fit.
+    pub fn training(&self) -> Option<Training> {
+        let recomputes = self.graph.nodes().iter().any(|node| node.scope.starts_with("backward.again"));
+        (!self.graph.updates().is_empty()).then_some(Training { recomputes })
+    }
+
     /// Whether a value is kept outside the arena.
     fn is_stored(&self, root: Value) -> bool {
         self.constant[root.node] || matches!(self.graph.node(root.node).op, Op::Parameter(_))
@@ -158,7 +171,13 @@ impl Prepared {
                     continue;
                 }
                 let mut forms = Forms::default();
-                for (form, place) in [(Storage::F32, &mut forms.f32), (Storage::Bf16, &mut forms.bf16)] {
+                let places = [
+                    (Some(Storage::F32), &mut forms.f32),
+                    (self.profile.precision.short(), &mut forms.short),
+                    (Some(Storage::E4m3), &mut forms.e4m3),
+                ];
+                for (form, place) in places {
+                    let Some(form) = form else { continue };
                     if wanted.contains(&(value, form)) {
                         *place = Some(self.stored_bytes);
                         let bytes = ty.shape.elements() * form.bytes();
@@ -168,29 +187,39 @@ impl Prepared {
                 self.stored.insert(value, forms);
             }
         }
+        let eight = &self.storages.eight;
+        for &value in eight.bounds.keys().chain(&eight.weights) {
+            self.factors.insert(value, self.stored_bytes);
+            self.stored_bytes += ALIGNMENT;
+        }
     }
 
     /// A value as kernels see it; without bases, at made-up addresses.
     pub fn operand(&self, value: Value, bases: Option<&Bases>) -> Operand {
         let root = storage(&self.graph, value);
         let target = self.in_place.get(&root).copied().unwrap_or(root);
-        let (address, copy) = match (self.stored.get(&target), bases) {
-            (Some(forms), bases) => {
-                let base = bases.map_or(NOWHERE, |bases| bases.stored);
-                let at = |offset: Option<usize>| offset.map_or(0, |offset| base + offset as u64);
-                (at(forms.f32), at(forms.bf16))
-            }
+        let base = bases.map_or(NOWHERE, |bases| bases.stored);
+        let at = |offset: Option<usize>| offset.map_or(0, |offset| base + offset as u64);
+        let (address, copy, eight) = match (self.stored.get(&target), bases) {
+            (Some(forms), _) => (at(forms.f32), at(forms.short), at(forms.e4m3)),
             (None, Some(bases)) => {
                 let block = self.plan.block(&self.graph, root);
-                (block.map_or(0, |block| bases.arena + block.offset as u64), 0)
+                (block.map_or(0, |block| bases.arena + block.offset as u64), 0, 0)
             }
             (None, None) => {
                 let input = matches!(self.graph.node(root.node).op, Op::Input(_));
                 let used = input || self.uses[root.node][root.output] > 0;
-                (if used && !self.groups.unwritten.contains(&root) { NOWHERE } else { 0 }, 0)
+                (if used && !self.groups.unwritten.contains(&root) { NOWHERE } else { 0 }, 0, 0)
             }
         };
-        Operand { address, copy, storage: self.storages.of(&self.graph, value), shape: self.graph.shape(value).clone() }
+        Operand {
+            address,
+            copy,
+            eight,
+            factors: at(self.factors.get(&target).copied()),
+            storage: self.storages.of(&self.graph, value),
+            shape: self.graph.shape(value).clone(),
+        }
     }
 
     /// What a node asks for, or the group that runs where it stands; `None` where there is nothing to do.
@@ -242,6 +271,7 @@ impl Prepared {
         let table = self.tables.get(&id).copied().unwrap_or(0) as u64;
         let regions = bases.map_or([NOWHERE; 2], |(bases, scratch)| [scratch, bases.stored + table]);
         let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), self.profile, regions);
+        emitter.training = !self.graph.updates().is_empty();
         match self.groups.at.get(&id) {
             None => lower::node(&node.op, &mut emitter)
                 .map_err(|reason| error(format!("{} in {}: {reason}", node.op.name(), node.scope)))?,
@@ -266,6 +296,12 @@ impl Prepared {
         Ok(Some(emitter))
     }
 
+    /// What works out the factors of eight-bit activations, once all constants are there.
+    pub fn factor_requests(&self, bases: &Bases, scratch: u64) -> Vec<Request> {
+        let addresses = self.factors.iter().map(|(value, &at)| (*value, bases.stored + at as u64)).collect();
+        self.storages.eight.requests(&self.graph, |v| self.operand(v, Some(bases)), &addresses, scratch)
+    }
+
     /// What a node does, for people who look for what takes time.
     pub fn info(&self, id: NodeId, emitter: &Emitter) -> StepInfo {
         let node = self.graph.node(id);
@@ -275,6 +311,7 @@ impl Prepared {
             op.extend(linear.activation.map(|a| format!("+{}", a.name())));
             op.extend(linear.scale.then_some("+scale"));
             op.extend(linear.residual.then_some("+residual"));
+            op.extend(self.storages.eight.linears.contains(&id).then_some(" in eight bits"));
         }
         let tensor_cores = |request: &Request| match request {
             Request::Kernel(kernel) if kernel.variant.source.is_hopper() => Some("+wgmma"),

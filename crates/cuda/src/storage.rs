@@ -1,10 +1,11 @@
 //! In how many bits each value is stored.
 //!
-//! One rule: with [`Precision::Bf16`], a value that a kernel computes in a run is stored as bf16 unless somebody needs
+//! One rule: in a precision with 16 bits, a value that a kernel computes in a run is stored in those unless somebody needs
 //! more: it is an output or an update of the graph, a statistic, or read by an operation that wants f32 (losses,
 //! optimisers, the norms of gradients, the weights of norms). Inputs, parameters and constants are f32; those that
-//! matrix products read have a copy in bf16 beside them, which the optimiser writes along with the parameter. Everything
-//! is computed in f32 whatever it is stored in, and sums of matrix products are f32.
+//! matrix products read have a copy in 16 bits beside them, which the optimiser writes along with the parameter. Everything
+//! is computed in f32 whatever it is stored in, and sums of matrix products are f32. With [`Precision::Fp8`], what only
+//! eight-bit linear layers read is stored in eight bits ([`EightBits`]).
 
 use std::collections::HashSet;
 
@@ -13,6 +14,7 @@ use vit_graph::ops::Op;
 use vit_graph::{DType, Graph, NodeId, Value};
 
 use crate::Precision;
+use crate::eight::EightBits;
 
 /// How one element is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,6 +23,10 @@ pub(crate) enum Storage {
     F32,
     /// The upper half of an f32.
     Bf16,
+    /// Half precision.
+    F16,
+    /// Eight bits, three of them mantissa, with a factor for the whole value.
+    E4m3,
 }
 
 impl Storage {
@@ -28,7 +34,8 @@ impl Storage {
     pub fn bytes(self) -> usize {
         match self {
             Storage::F32 => 4,
-            Storage::Bf16 => 2,
+            Storage::Bf16 | Storage::F16 => 2,
+            Storage::E4m3 => 1,
         }
     }
 
@@ -37,6 +44,8 @@ impl Storage {
         match self {
             Storage::F32 => "float",
             Storage::Bf16 => "bf16",
+            Storage::F16 => "f16",
+            Storage::E4m3 => "e4m3",
         }
     }
 }
@@ -44,6 +53,8 @@ impl Storage {
 /// The storage of every value of a graph.
 pub(crate) struct Storages {
     values: Vec<Vec<Storage>>,
+    /// What of it has eight bits.
+    pub eight: EightBits,
     precision: Precision,
 }
 
@@ -51,19 +62,24 @@ impl Storages {
     /// Applies the rule; `constant` says which nodes are computed once, when compiling.
     pub fn new(graph: &Graph, precision: Precision, constant: &[bool]) -> Self {
         let mut values: Vec<Vec<Storage>> = graph.nodes().iter().map(|n| vec![Storage::F32; n.outputs.len()]).collect();
-        if precision == Precision::Bf16 {
+        let mut eight = EightBits::default();
+        if let Some(short) = precision.short() {
             let exact = read_exactly(graph);
             for (id, node) in graph.nodes().iter().enumerate() {
                 let source = matches!(node.op, Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_));
                 for (output, ty) in node.outputs.iter().enumerate() {
                     let free = !source && !constant[id] && ty.dtype != DType::I32 && !is_statistic(&node.op, output);
                     if free && !exact.contains(&Value { node: id, output }) {
-                        values[id][output] = Storage::Bf16;
+                        values[id][output] = short;
                     }
                 }
             }
         }
-        Storages { values, precision }
+        if precision == Precision::Fp8 {
+            eight = EightBits::new(graph, constant);
+            eight.stored.iter().for_each(|v| values[v.node][v.output] = Storage::E4m3);
+        }
+        Storages { values, eight, precision }
     }
 
     /// How a value is stored; a reshape is stored as what it reshapes.
@@ -74,15 +90,19 @@ impl Storages {
 
     /// What the operands of matrix products are stored in.
     pub fn operand(&self) -> Storage {
-        if self.precision == Precision::Bf16 { Storage::Bf16 } else { Storage::F32 }
+        self.precision.short().unwrap_or(Storage::F32)
     }
 
     /// In which form a node reads an input.
     pub fn read_as(&self, graph: &Graph, node: NodeId, input: usize) -> Storage {
         let stored = self.of(graph, graph.node(node).inputs[input]);
-        let result = || self.of(graph, Value { node, output: 0 });
+        let result = || match self.of(graph, Value { node, output: 0 }) {
+            Storage::E4m3 => self.operand(),
+            other => other,
+        };
         match &graph.node(node).op {
             Op::MatMul(_) | Op::Conv2dGradInput(_) | Op::Conv2dGradWeight(_) => self.operand(),
+            Op::Linear(_) if input < 2 && self.eight.linears.contains(&node) => Storage::E4m3,
             Op::Linear(_) | Op::Conv2d(_) if input < 2 => self.operand(),
             // Bias and residual are added by the product, in its result's type; a layer scale comes after it.
             Op::Linear(op) => match op.optional_inputs() {

@@ -10,6 +10,7 @@ use crate::cache;
 use crate::driver::{Gpu, check};
 use crate::gemm::{Gemm, Product};
 use crate::info::DeviceInfo;
+use crate::storage::Storage;
 
 /// How many algorithms are timed.
 const CANDIDATES: usize = 8;
@@ -67,11 +68,13 @@ pub(crate) fn choose(
     }
     let operations = 2.0 * product.m as f64 * product.n as f64 * product.k as f64 * product.batch as f64;
     let candidates = gemm.candidates(gpu, if operations < WORTH_TIMING { 1 } else { CANDIDATES })?;
+    // cuBLASLt suggests algorithms for eight bits and for GELU that it then refuses to run.
+    let certain = product.operand != Storage::E4m3 && !product.gelu;
     let mut best: Option<(f32, Algorithm)> = None;
     for candidate in &candidates {
         gemm.algorithm = *candidate;
-        let time = if candidates.len() == 1 { 0.0 } else { time(gpu, stream, &gemm)? };
-        if best.is_none_or(|(fastest, _)| time < fastest) {
+        let time = if candidates.len() == 1 && certain { 0.0 } else { time(gpu, stream, &gemm)? };
+        if time.is_finite() && best.is_none_or(|(fastest, _)| time < fastest) {
             best = Some((time, *candidate));
         }
     }

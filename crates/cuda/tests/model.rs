@@ -6,7 +6,7 @@ use vit_cuda::{Cuda, Precision};
 use vit_graph::device::{Device, Elements, Executable, Initial};
 use vit_graph::{Graph, Init};
 use vit_models::{Architecture, Mode, variant};
-use vit_train::{Optimiser, TrainingStep};
+use vit_train::{Optimiser, StepOptions, TrainingStep};
 
 fn architecture() -> Architecture {
     let mut architecture = variant("vit_tiny_patch16_224").unwrap().architecture;
@@ -72,8 +72,38 @@ fn training_on_the_gpu_follows_the_cpu() {
 }
 
 #[test]
+fn recomputing_takes_less_memory_and_changes_no_bit() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let device = match Cuda::new(0, precision) {
+            Ok(device) => device,
+            Err(reason) => return eprintln!("skipped: {reason}"),
+        };
+        let mut found = Vec::new();
+        for recompute in [false, true] {
+            let options = StepOptions { recompute, ..StepOptions::default() };
+            let graph = TrainingStep::new(&architecture(), 4, options.clone()).unwrap().graph;
+            let mut gpu = executable(&device, &graph);
+            let numbers: Vec<f64> = (1..=4)
+                .flat_map(|step| {
+                    gpu.write("step", Elements::F32(&[step as f32])).unwrap();
+                    gpu.run().unwrap();
+                    ["loss", "grad_norm"].map(|name| number(gpu.as_ref(), name))
+                })
+                .collect();
+            // Of a small batch the gradients take most of the memory.
+            let large = TrainingStep::new(&architecture(), 64, options).unwrap().graph;
+            found.push((numbers, device.plan(&large).unwrap().arena_bytes));
+        }
+        assert_eq!(found[0].0, found[1].0, "{precision}");
+        assert!(found[1].1 < found[0].1, "{precision}: {} of {} bytes", found[1].1, found[0].1);
+    }
+}
+
+#[test]
 fn logits_on_the_gpu_are_the_cpus() {
-    for (precision, tolerance) in [(Precision::F32, 2e-6), (Precision::Bf16, 2e-2)] {
+    for (precision, tolerance) in
+        [(Precision::F32, 2e-6), (Precision::Bf16, 2e-2), (Precision::F16, 3e-3), (Precision::Fp8, 1e-1)]
+    {
         let device = match Cuda::new(0, precision) {
             Ok(device) => device,
             Err(reason) => return eprintln!("skipped: {reason}"),

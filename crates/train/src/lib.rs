@@ -55,4 +55,4 @@ pub use schedule::{Decay, Schedule};
 pub use setup::{FirstWeights, ModelChoice, RunSettings, Setup};
 pub use step::{Start, StepError, StepOptions, TrainingStep};
 pub use study::{BegunRun, Study, StudyPlan, StudyResult, StudyRun, StudyTable};
-pub use trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train};
+pub use trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train, training_step};

@@ -235,6 +235,7 @@ impl Recipe {
             accumulate: self.accumulate,
             average: self.average().is_some(),
             freeze: self.model.freeze.clone(),
+            recompute: false,
         }
     }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use vit_graph::autodiff::{add_gradients, gradients};
 use vit_graph::device::Parameters;
 use vit_graph::ops::{Binary, Concat, GlobalNorm, Input, Op, Parameter, Scale, Slice};
-use vit_graph::rewrite::{dead_code, patchify};
+use vit_graph::rewrite::{dead_code, patchify, recompute};
 use vit_graph::{Graph, GraphError, Inlined, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
@@ -26,6 +26,9 @@ pub struct StepOptions {
     pub average: bool,
     /// Parameters that stay as they are.
     pub freeze: Freeze,
+    /// Compute activations of the model's blocks again in the backward pass instead of keeping them: less memory, more
+    /// arithmetic, the same result.
+    pub recompute: bool,
 }
 
 impl From<Optimiser> for StepOptions {
@@ -123,7 +126,25 @@ impl TrainingStep {
         let numbers = Numbers { rate: inputs.rate, step: inputs.step, norm, average_decay: inputs.average_decay };
         let state = options.optimiser.build(&mut graph, &trained, &found, &names, &numbers)?;
         let gradients = trained.into_iter().map(|(_, p)| p.name).zip(found).collect();
-        Ok(TrainingStep { graph, gradients, state })
+        let step = TrainingStep { graph, gradients, state };
+        if options.recompute { Ok(step.recomputing()?) } else { Ok(step) }
+    }
+}
+
+impl TrainingStep {
+    /// The same step with less in memory.
+    fn recomputing(mut self) -> Result<Self, GraphError> {
+        // Gradients keep their names through the rewrite as outputs.
+        let output = |name: &str| format!("gradient of {name}");
+        for (name, value) in &self.gradients {
+            self.graph.set_output(&output(name), *value)?;
+        }
+        let mut graph = recompute(&self.graph)?;
+        for (name, value) in &mut self.gradients {
+            *value = graph.output(&output(name))?;
+        }
+        graph.retain_outputs(|name| !name.starts_with(&output("")));
+        Ok(TrainingStep { graph, ..self })
     }
 }
 

@@ -21,6 +21,7 @@ use crate::plots;
 use crate::run_folder::{MetricsLog, Row, RunFolder, columns};
 use crate::saving::{Best, Position, Snapshot};
 use crate::setup::Setup;
+use crate::step::{StepError, StepOptions, TrainingStep};
 use crate::{Pace, Progress};
 use session::Session;
 
@@ -33,6 +34,8 @@ pub struct TrainerOptions {
     pub cache_bytes: u64,
     /// The longest time between two saves.
     pub save_every: Duration,
+    /// Compute activations again in the backward pass instead of keeping them.
+    pub recompute: bool,
 }
 
 /// How a run ended.
@@ -139,11 +142,15 @@ fn is_due(step: u64, every: u64, steps: u64) -> bool {
     step.is_multiple_of(every) || step == steps
 }
 
+/// A run's step, from whose graph a device tells what it needs.
+pub fn training_step(setup: &Setup, options: &TrainerOptions) -> Result<TrainingStep, StepError> {
+    let how = StepOptions { recompute: options.recompute, ..setup.recipe.step_options() };
+    TrainingStep::new(&setup.config.architecture, setup.recipe.batch, how)
+}
+
 /// What a run would take.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Estimate {
-    /// Bytes on the device.
-    pub memory_bytes: usize,
     /// The time of one step.
     pub step: Duration,
     /// Steps in an epoch.
@@ -163,7 +170,6 @@ pub fn estimate(device: &dyn Device, setup: &mut Setup, options: &TrainerOptions
     }
     times.sort();
     Ok(Estimate {
-        memory_bytes: session.memory_bytes() as usize,
         step: times.get(times.len() / 2).copied().unwrap_or_default(),
         steps_per_epoch: session.steps_per_epoch,
         steps: session.steps,

@@ -20,6 +20,7 @@ pub use vit_cpu::Isa;
 use vit_models::{Architecture, ModelError, read_config, suggestions, variant};
 
 use crate::{DeviceChoice, Error, Precision, Processor};
+use peak::Peak;
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -40,6 +41,8 @@ pub struct BenchOptions {
     pub precision: Precision,
     /// How long to measure.
     pub time: Duration,
+    /// In training, compute activations again in the backward pass instead of keeping them.
+    pub recompute: bool,
 }
 
 impl BenchOptions {
@@ -87,14 +90,15 @@ fn repeat(
     while warm.elapsed() < time / 8 {
         run()?;
     }
-    let before = peak::flops(processor, PEAK_TIME)?;
+    let mut peak = Peak::new(processor)?;
+    let before = peak.flops(PEAK_TIME)?;
     let start = Instant::now();
     while start.elapsed() < time || seconds.len() < 5 {
         let begin = Instant::now();
         run()?;
         seconds.push(begin.elapsed().as_secs_f64());
     }
-    Ok((seconds, before.max(peak::flops(processor, PEAK_TIME)?)))
+    Ok((seconds, before.max(peak.flops(PEAK_TIME)?)))
 }
 
 /// The value below which a share of the others lie.

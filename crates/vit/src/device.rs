@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vit_cpu::Cpu;
 use vit_cuda::Cuda;
-use vit_graph::device::Device;
+use vit_graph::device::{Device, Memory};
 use vit_graph::{Graph, rewrite};
 
 use crate::Error;
@@ -47,6 +47,10 @@ pub enum Precision {
     Tf32,
     /// On GPUs: mixed precision, 8 bits of mantissa where it costs little.
     Bf16,
+    /// On GPUs, for inference: half precision, 10 bits of mantissa where it costs little.
+    F16,
+    /// On GPUs, for inference: linear layers multiply numbers of eight bits, 3 of them mantissa, the rest is as in bf16.
+    Fp8,
     /// On CPUs: linear layers in eight bits, the rest in 32; faster, a little less exact.
     Int8,
 }
@@ -57,6 +61,8 @@ impl fmt::Display for Precision {
             Precision::F32 => "f32",
             Precision::Tf32 => "tf32",
             Precision::Bf16 => "bf16",
+            Precision::F16 => "f16",
+            Precision::Fp8 => "fp8",
             Precision::Int8 => "int8",
         })
     }
@@ -69,8 +75,10 @@ impl FromStr for Precision {
             "f32" => Ok(Precision::F32),
             "tf32" => Ok(Precision::Tf32),
             "bf16" => Ok(Precision::Bf16),
+            "f16" => Ok(Precision::F16),
+            "fp8" => Ok(Precision::Fp8),
             "int8" => Ok(Precision::Int8),
-            other => Err(format!("`{other}` is not a precision; use f32, tf32, bf16 or int8")),
+            other => Err(format!("`{other}` is not a precision; use f32, tf32, bf16, f16, fp8 or int8")),
         }
     }
 }
@@ -79,9 +87,9 @@ impl Precision {
     /// The graph in this precision.
     pub fn apply(self, graph: Graph) -> Result<Graph, Error> {
         match self {
-            Precision::F32 | Precision::Tf32 | Precision::Bf16 => Ok(graph),
             // A convolution that is a matrix product must have become one for the first layer to be recognised.
             Precision::Int8 => Ok(rewrite::int8(&rewrite::patchify(&graph)?)?),
+            _ => Ok(graph),
         }
     }
 
@@ -91,6 +99,8 @@ impl Precision {
             Precision::F32 => Some(vit_cuda::Precision::F32),
             Precision::Tf32 => Some(vit_cuda::Precision::Tf32),
             Precision::Bf16 => Some(vit_cuda::Precision::Bf16),
+            Precision::F16 => Some(vit_cuda::Precision::F16),
+            Precision::Fp8 => Some(vit_cuda::Precision::Fp8),
             Precision::Int8 => None,
         }
     }
@@ -127,9 +137,9 @@ impl Processor {
                 Ok(cuda) => Ok(Processor::Cuda(cuda)),
                 Err(reason) => Err(Error::Unsuitable(format!("cuda:{ordinal} cannot be used: {reason}"))),
             },
-            (DeviceChoice::Cuda(_), None) => {
-                Err(Error::Unsuitable(format!("{precision} is only for the CPU; use f32, tf32 or bf16 on a GPU")))
-            }
+            (DeviceChoice::Cuda(_), None) => Err(Error::Unsuitable(format!(
+                "{precision} is only for the CPU; use f32, tf32, bf16, f16 or fp8 on a GPU"
+            ))),
         }
     }
 
@@ -148,6 +158,12 @@ impl Processor {
             Processor::Cuda(cuda) => format!("cuda:{} ({})", cuda.info().ordinal, cuda.info().name),
         }
     }
+}
+
+/// What running a graph would take on an H100 or H200, known on any machine; `None` for a precision that GPUs lack.
+pub fn plan_without_gpu(graph: &Graph, precision: Precision) -> Result<Option<Memory>, Error> {
+    let Some(precision) = precision.on_gpu() else { return Ok(None) };
+    Ok(Some(vit_cuda::plan_without_gpu(graph, precision)?))
 }
 
 /// Opens a device that computes in this precision; `threads` limits the CPU's.
@@ -189,7 +205,7 @@ mod tests {
         );
         assert_eq!(
             refused(DeviceChoice::Cuda(0), Precision::Int8),
-            "int8 is only for the CPU; use f32, tf32 or bf16 on a GPU"
+            "int8 is only for the CPU; use f32, tf32, bf16, f16 or fp8 on a GPU"
         );
     }
 }

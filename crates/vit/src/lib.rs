@@ -41,7 +41,7 @@ mod picture;
 mod verify;
 
 pub use convert::{Conversion, convert};
-pub use device::{DeviceChoice, Precision, Processor, device, device_for};
+pub use device::{DeviceChoice, Precision, Processor, device, device_for, plan_without_gpu};
 pub use embed::{Embed, Pool};
 pub use error::Error;
 pub use explain::Explain;

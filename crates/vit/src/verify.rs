@@ -79,7 +79,9 @@ fn usual_tolerance(name: &str, precision: Precision) -> f64 {
     match precision {
         Precision::F32 => exact,
         Precision::Tf32 => 500.0 * exact,
+        Precision::F16 => 1000.0 * exact,
         Precision::Bf16 | Precision::Int8 => 4000.0 * exact,
+        Precision::Fp8 => 20000.0 * exact,
     }
 }
 

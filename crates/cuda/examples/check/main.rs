@@ -4,6 +4,7 @@
 //! `check [MODEL [BATCH]]`; the exit status is 1 if anything was wrong.
 
 mod attention;
+mod inference;
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::ExitCode;
@@ -13,8 +14,8 @@ use vit_cuda::{Cuda, Precision};
 use vit_graph::conformance::{Case, cases, check};
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::{DType, Graph, GraphError, Init};
-use vit_models::variant;
-use vit_train::{Optimiser, TrainingStep};
+use vit_models::{Architecture, variant};
+use vit_train::{Optimiser, StepOptions, TrainingStep};
 
 const SEEDS: std::ops::Range<u32> = 100..112;
 
@@ -59,6 +60,8 @@ fn run(model: &str, batch: usize) -> Result<usize, Box<dyn std::error::Error>> {
         println!("\n{model}, batch {batch}, {precision}");
         failures += training(&Cuda::new(0, precision)?, &step.graph, weights.clone())?;
     }
+    failures += recomputing(&Cuda::new(0, Precision::Bf16)?, &architecture, batch, weights)?;
+    failures += inference::check(&architecture)?;
     Ok(failures)
 }
 
@@ -178,6 +181,28 @@ fn training(device: &Cuda, graph: &Graph, mut weights: Weights) -> Result<usize,
     println!("step {:.3} ms", 1e3 * median);
     operations(executable.as_mut(), 10)?;
     Ok(failures)
+}
+
+/// A step that computes activations again takes less memory and gives the same losses, to the last bit.
+fn recomputing(
+    device: &Cuda,
+    architecture: &Architecture,
+    batch: usize,
+    mut weights: Weights,
+) -> Result<usize, Box<dyn std::error::Error>> {
+    let mut found = Vec::new();
+    for recompute in [false, true] {
+        let step = TrainingStep::new(architecture, batch, StepOptions { recompute, ..StepOptions::default() })?;
+        let memory = device.plan(&step.graph)?;
+        let (_, losses) = losses(device, &step.graph, &mut weights)?;
+        println!("recompute {recompute}: arena of {:.2} GB, losses {losses:?}", memory.arena_bytes as f64 / 1e9);
+        found.push((memory.arena_bytes, losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>()));
+    }
+    let wrong = found[0].1 != found[1].1 || found[1].0 >= found[0].0;
+    if wrong {
+        println!("  WRONG recomputing changes losses or takes no less memory");
+    }
+    Ok(usize::from(wrong))
 }
 
 type Weights = BTreeMap<String, Vec<f32>>;

@@ -96,6 +96,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
+// The same times a factor that belongs to the whole result.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    activation_scaled(const X* x, Y* y, const float* factor, u64 count) {
+    const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
+    const float multiplier = *factor;
+    if (first + VEC <= count) {
+        float v[VEC];
+        load<VEC>(x + first, v);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) v[i] = activate<Y>(v[i]) * multiplier;
+        store<VEC>(y + first, v);
+    } else {
+        for (u64 i = first; i < count; i++) y[i] = from_float<Y>(activate<Y>(to_float(x[i])) * multiplier);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) activation_grad(const X* x, const DY* dy, Y* dx, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
     if (first + VEC <= count) {

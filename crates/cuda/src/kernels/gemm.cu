@@ -5,6 +5,10 @@
 #ifndef Y
 #define Y float
 #endif
+// What bias and `c` are stored in.
+#ifndef B
+#define B Y
+#endif
 
 #define TILE 32
 #define THREADS 256
@@ -14,9 +18,14 @@ struct Matrix {
     u64 rows, columns, batch;
 };
 
+// What eight-bit operands and results are multiplied with; each may be missing.
+struct Factors {
+    const float *a, *b, *d;
+};
+
 // d = a · b + bias + c; bias and c may be missing. One batch entry per z.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    product(const X* a, const X* b, const Y* c, const Y* bias, Y* d, const Matrix at_a, const Matrix at_b,
+    product(const X* a, const X* b, const B* c, const B* bias, Y* d, const Factors factors, const Matrix at_a, const Matrix at_b,
             const Matrix at_c, const Matrix at_d, u32 m, u32 n, u32 k) {
     __shared__ float tile_a[TILE][TILE + 1], tile_b[TILE][TILE + 1];
     a += blockIdx.z * at_a.batch, b += blockIdx.z * at_b.batch, d += blockIdx.z * at_d.batch;
@@ -39,14 +48,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (u32 i = 0; i < 4; i++) sum[i] += tile_a[ty + 8 * i][p] * tile_b[p][tx];
         __syncthreads();
     }
+    const float before = (factors.a ? *factors.a : 1.0f) * (factors.b ? *factors.b : 1.0f);
+    const float after = factors.d ? *factors.d : 1.0f;
     const u32 column = column0 + tx;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         const u32 row = row0 + ty + 8 * i;
         if (row >= m || column >= n) continue;
-        float v = sum[i];
+        float v = sum[i] * before;
         if (bias) v += to_float(bias[column]);
         if (c) v += to_float(c[row * at_c.rows + column * at_c.columns]);
-        d[row * at_d.rows + column * at_d.columns] = from_float<Y>(v);
+        d[row * at_d.rows + column * at_d.columns] = from_float<Y>(v * after);
     }
 }

@@ -68,11 +68,14 @@ __device__ __forceinline__ float2 row_sums(float a, float b) {
     return total;
 }
 
-// Every block has ROWS * turns rows. `addend`, `sum`, `mean` and `rstd` may be missing.
+// Every block has ROWS * turns rows. `addend`, `sum`, `mean`, `rstd` and `factor`, which multiplies what is written to `y`,
+// may be missing.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const X* __restrict__ x, const Z* __restrict__ addend, const float* __restrict__ gamma,
                const float* __restrict__ beta, float epsilon, u32 rows, u32 turns, Y* __restrict__ y,
-               float* __restrict__ mean, float* __restrict__ rstd, S* __restrict__ sum) {
+               float* __restrict__ mean, float* __restrict__ rstd, S* __restrict__ sum,
+               const float* __restrict__ factor) {
+    const float multiplier = factor ? *factor : 1.0f;
     float g[CHUNKS][VEC], b[CHUNKS][VEC];
     EACH_CHUNK(chunk, column) {
         load<VEC>(gamma + column, g[chunk]);
@@ -119,7 +122,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (!live) continue;
         EACH_CHUNK(chunk, column) {
 #pragma unroll
-            for (int i = 0; i < VEC; i++) v[chunk][i] = (v[chunk][i] - centre) * inverse * g[chunk][i] + b[chunk][i];
+            for (int i = 0; i < VEC; i++)
+                v[chunk][i] = ((v[chunk][i] - centre) * inverse * g[chunk][i] + b[chunk][i]) * multiplier;
             store<VEC>(y + start + column, v[chunk]);
         }
         if (threadIdx.x % LANES == 0) {

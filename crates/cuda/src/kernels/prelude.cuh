@@ -1,7 +1,7 @@
 // What every kernel file starts with: storage types, vector loads, reductions in a fixed order, Philox.
 //
-// Values are stored as `float` or `bf16` and computed with in f32. Which type an operand has is a macro that the file is
-// compiled with, so that one kernel text serves every combination.
+// Values are stored as `float`, `bf16`, `f16` or `e4m3` and computed with in f32. Which type an operand has is a macro that
+// the file is compiled with, so that one kernel text serves every combination.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -17,8 +17,34 @@ struct bf16 {
     unsigned short bits;
 };
 
+// Half precision: 5 bits of exponent, 10 of mantissa.
+struct f16 {
+    unsigned short bits;
+};
+
+// Eight bits: 4 of exponent, 3 of mantissa, no infinities; 448 is the largest. What is stored is the number times a factor
+// that belongs to the whole tensor.
+struct e4m3 {
+    unsigned char bits;
+};
+
 __device__ __forceinline__ float to_float(float v) { return v; }
 __device__ __forceinline__ float to_float(bf16 v) { return __uint_as_float((u32)v.bits << 16); }
+__device__ __forceinline__ float to_float(f16 v) {
+#ifdef __CUDACC__
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(v.bits));
+    return result;
+#else
+    return emulated_from_f16(v.bits);
+#endif
+}
+__device__ __forceinline__ float to_float(e4m3 v) {
+    const u32 magnitude = v.bits & 0x7fu;
+    // The exponent's offset is 7 here and 127 there.
+    const float size = magnitude == 0x7fu ? INFINITY - INFINITY : __uint_as_float(magnitude << 20) * 0x1p120f;
+    return v.bits & 0x80u ? -size : size;
+}
 
 // Rounds two floats to the nearest bf16, ties to even; the first lies in the lower half.
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
@@ -31,11 +57,56 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
 #endif
 }
 
+__device__ __forceinline__ u32 pack_f16(float low, float high) {
+#ifdef __CUDACC__
+    u32 packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+#else
+    return (u32)emulated_f16(low) | (u32)emulated_f16(high) << 16;
+#endif
+}
+
+// The nearest e4m3, ties to even; beyond the largest it is the largest.
+__device__ __forceinline__ u32 e4m3_bits(float v) {
+    const u32 bits = __float_as_uint(v), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return sign | 0x7fu;
+    if (magnitude >= 0x43e00000u) return sign | 0x7eu; // 448
+    // Below 2^-6 steps are 2^-9: as the last bit of a number that large.
+    if (magnitude < 0x3c800000u) return sign | (__float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000u);
+    return sign | (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23)) >> 20;
+}
+
+__device__ __forceinline__ u32 pack_e4m3(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    unsigned short packed;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+    return packed;
+#else
+    return e4m3_bits(low) | e4m3_bits(high) << 8;
+#endif
+}
+
+// Two numbers of a type with 16 bits; the first lies in the lower half.
+template <class T> __device__ __forceinline__ u32 pack_pair(float low, float high);
+template <> __device__ __forceinline__ u32 pack_pair<bf16>(float low, float high) { return pack_bf16(low, high); }
+template <> __device__ __forceinline__ u32 pack_pair<f16>(float low, float high) { return pack_f16(low, high); }
+
 template <class T> __device__ __forceinline__ T from_float(float v);
 template <> __device__ __forceinline__ float from_float<float>(float v) { return v; }
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float v) {
     bf16 result;
     result.bits = (unsigned short)pack_bf16(v, 0.0f);
+    return result;
+}
+template <> __device__ __forceinline__ f16 from_float<f16>(float v) {
+    f16 result;
+    result.bits = (unsigned short)pack_f16(v, 0.0f);
+    return result;
+}
+template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float v) {
+    e4m3 result;
+    result.bits = (unsigned char)pack_e4m3(v, 0.0f);
     return result;
 }
 
@@ -122,6 +193,58 @@ template <int N> __device__ __forceinline__ void store(bf16* to, const float (&v
     } else {
         *(uint4*)to = make_uint4(pack_bf16(v[0], v[1 % N]), pack_bf16(v[2 % N], v[3 % N]),
                                  pack_bf16(v[4 % N], v[5 % N]), pack_bf16(v[6 % N], v[7 % N]));
+    }
+}
+
+__device__ __forceinline__ void unpack_f16(u32 pair, float& low, float& high) {
+    f16 half;
+    half.bits = (unsigned short)pair, low = to_float(half);
+    half.bits = (unsigned short)(pair >> 16), high = to_float(half);
+}
+
+template <int N> __device__ __forceinline__ void load(const f16* from, float (&v)[N]) {
+    if (N == 1) {
+        v[0] = to_float(*from);
+    } else if (N == 2) {
+        unpack_f16(*(const u32*)from, v[0], v[N - 1]);
+    } else if (N == 4) {
+        const uint2 pairs = *(const uint2*)from;
+        unpack_f16(pairs.x, v[0], v[1 % N]), unpack_f16(pairs.y, v[2 % N], v[3 % N]);
+    } else {
+        const uint4 pairs = *(const uint4*)from;
+        unpack_f16(pairs.x, v[0], v[1 % N]), unpack_f16(pairs.y, v[2 % N], v[3 % N]);
+        unpack_f16(pairs.z, v[4 % N], v[5 % N]), unpack_f16(pairs.w, v[6 % N], v[7 % N]);
+    }
+}
+
+template <int N> __device__ __forceinline__ void store(f16* to, const float (&v)[N]) {
+    if (N == 1) {
+        *to = from_float<f16>(v[0]);
+    } else if (N == 2) {
+        *(u32*)to = pack_f16(v[0], v[N - 1]);
+    } else if (N == 4) {
+        *(uint2*)to = make_uint2(pack_f16(v[0], v[1 % N]), pack_f16(v[2 % N], v[3 % N]));
+    } else {
+        *(uint4*)to = make_uint4(pack_f16(v[0], v[1 % N]), pack_f16(v[2 % N], v[3 % N]),
+                                 pack_f16(v[4 % N], v[5 % N]), pack_f16(v[6 % N], v[7 % N]));
+    }
+}
+
+template <int N> __device__ __forceinline__ void load(const e4m3* from, float (&v)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = to_float(from[i]);
+}
+
+template <int N> __device__ __forceinline__ void store(e4m3* to, const float (&v)[N]) {
+    if (N == 1) {
+        *to = from_float<e4m3>(v[0]);
+    } else if (N == 2) {
+        *(unsigned short*)to = (unsigned short)pack_e4m3(v[0], v[N - 1]);
+    } else if (N == 4) {
+        *(u32*)to = pack_e4m3(v[0], v[1 % N]) | pack_e4m3(v[2 % N], v[3 % N]) << 16;
+    } else {
+        *(uint2*)to = make_uint2(pack_e4m3(v[0], v[1 % N]) | pack_e4m3(v[2 % N], v[3 % N]) << 16,
+                                 pack_e4m3(v[4 % N], v[5 % N]) | pack_e4m3(v[6 % N], v[7 % N]) << 16);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Attention: which parts of which inputs are query, key and value, and which kernel computes with them.
 //!
 //! [`forward`] and [`backward`] are where kernels are chosen: a [`Job`] knows storage type, head size, lengths and options,
-//! which is all that a choice can depend on. Attention in bf16 on Hopper without bias and dropout is [`hopper`]'s; other
+//! which is all that a choice can depend on. Attention in 16 bits on Hopper without bias and dropout is [`hopper`]'s; other
 //! attention in bf16 over a few hundred tokens is [`mma`]'s; the rest is for the kernels of `attention.cu`, which do
 //! everything.
 
@@ -143,19 +143,28 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     // The weights need the row sums, and whoever wants only those still runs the kernel that computes them.
     let lse = if lse.wanted() || !weights.wanted() { lse.address } else { e.scratch(4 * x.score_rows()) };
     let result = if out.wanted() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
-    let variant = job.variant().with("O", out.storage.name());
+    // What is wanted in eight bits is quantised afterwards, except on Hopper.
+    let stored = if out.storage == Storage::E4m3 { job.storage } else { out.storage };
+    let variant = job.variant().with("O", stored.name());
     let [q, k, v] = job.operands;
-    if hopper::takes(&job, e) && out.storage == Storage::Bf16 {
-        hopper::forward(&job, result, lse, e);
-    } else if mma::takes(&job, e) && out.storage == Storage::Bf16 {
-        mma::forward(&job, result, lse, e);
+    if hopper::takes(&job, e) && (out.storage == job.storage || out.storage == Storage::E4m3) {
+        hopper::forward(&job, result, &out, lse, e);
     } else {
-        let arguments = Arguments::new()
-            .pointers(&[q, k, v, job.bias(), job.seed, result, lse])
-            .fields(job.shape([0; 3]))
-            .fields(job.mask());
-        let grid = [x.tiles(x.queries), 1, 1];
-        e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
+        let count = out.shape.elements();
+        let to = if stored == out.storage { result } else { e.scratch(count * stored.bytes()) };
+        if mma::takes(&job, e) && stored == Storage::Bf16 {
+            mma::forward(&job, to, lse, e);
+        } else {
+            let arguments = Arguments::new()
+                .pointers(&[q, k, v, job.bias(), job.seed, to, lse])
+                .fields(job.shape([0; 3]))
+                .fields(job.mask());
+            let grid = [x.tiles(x.queries), 1, 1];
+            e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
+        }
+        if stored != out.storage {
+            e.quantise((to, stored), result, out.factors, count);
+        }
     }
     if weights.wanted() {
         let arguments = Arguments::new().pointers(&[q, k, job.bias(), lse, weights.address]).fields(job.shape([0; 3]));

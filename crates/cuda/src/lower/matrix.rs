@@ -1,20 +1,22 @@
 //! Linear layers and matrix products.
 
-use vit_graph::ops::{Linear, MatMul};
+use vit_graph::ops::{Activation, Linear, MatMul};
 
 use super::rows::kind;
-use super::{Emitter, PACK};
-use crate::Precision;
+use super::{Emitter, Operand, PACK};
 use crate::compiler::{self, Variant};
 use crate::fields::Arguments;
-use crate::gemm::{Matrix, Product, WORKSPACE};
+use crate::gemm::{Factors, Matrix, Product, WORKSPACE};
 use crate::launch::Request;
 use crate::storage::Storage;
+
+/// Smaller results stay in the GPU's cache between two kernels.
+const WORTH_FUSING: usize = 1 << 18;
 
 impl Emitter {
     /// What the operands of products are stored in.
     pub(super) fn operand_storage(&self) -> Storage {
-        if self.precision == Precision::Bf16 { Storage::Bf16 } else { Storage::F32 }
+        self.precision.short().unwrap_or(Storage::F32)
     }
 
     /// Asks for `d = op(a) · op(b)`, with operands stored as [`Emitter::operand_storage`] says; [`Request::Product`]
@@ -38,6 +40,8 @@ impl Emitter {
             k,
             a,
             b,
+            factors: Factors::default(),
+            gelu: false,
             bias: None,
             c: None,
             d: d.0,
@@ -59,25 +63,76 @@ impl Emitter {
 pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     let (m, n, k) = (e.inputs[0].shape.rows(), e.inputs[1].shape[0], e.inputs[1].shape[1]);
     let [bias, scale, residual] = op.optional_inputs();
-    let (y, storage) = (e.outputs[0].address, e.outputs[0].storage);
-    let operand = e.operand_storage();
-    let x = Matrix::dense(e.form(0, operand), k);
-    let weight = Matrix { transposed: true, ..Matrix::dense(e.form(1, operand), k) };
-    let mut product = e.product([1, m, n, k], x, weight, (Matrix::dense(y, n), storage));
-    product.bias = bias.map(|i| e.form(i, storage));
+    let y = e.outputs[0].clone();
+    let mut factors = Factors::default();
+    let (x, weight, operand) = if e.inputs[0].factors != 0 && e.inputs[1].eight != 0 {
+        // The inverse follows the factor.
+        (factors.a, factors.b) = (e.inputs[0].factors + 4, e.inputs[1].factors + 4);
+        (e.eight_bits(0), e.inputs[1].eight, Storage::E4m3)
+    } else {
+        let operand = e.operand_storage();
+        (e.form(0, operand), e.form(1, operand), operand)
+    };
+    let weight = Matrix { transposed: true, ..Matrix::dense(weight, k) };
+    let mut product = e.product([1, m, n, k], Matrix::dense(x, k), weight, (Matrix::dense(y.address, n), y.storage));
+    (product.operand, product.factors) = (operand, factors);
+    product.bias = bias.map(|i| e.form(i, product.beside()));
+    let mut whole = product.clone();
+    if y.storage == Storage::E4m3 {
+        whole.factors.d = y.factors;
+    }
     if op.activation.is_none() && scale.is_none() {
-        product.c = residual.map(|i| Matrix::dense(e.form(i, storage), n));
-        e.multiply(product);
+        whole.c = residual.map(|i| Matrix::dense(e.form(i, whole.beside()), n));
+        if operand == Storage::E4m3 && residual.is_some() && m * n > 0 {
+            let before = e.requests.len();
+            e.multiply(product);
+            tail(op, &y, &y, e);
+            let parts = e.requests.split_off(before);
+            e.requests.push(Request::Fused(whole, parts));
+        } else {
+            e.multiply(whole);
+        }
         return;
     }
+    // The activation by a kernel of its own, which reads what the product wrote.
+    let mut between = y.clone();
+    if y.storage == Storage::E4m3 {
+        between.storage = product.beside();
+        between.address = e.scratch(m * n * between.storage.bytes());
+        (product.d.address, product.result) = (between.address, between.storage);
+    }
+    let before = e.requests.len();
     e.multiply(product);
+    tail(op, &between, &y, e);
+    // cuBLASLt's form of GELU differs from the exact one by about as much as bf16 rounds; f16 rounds less, and training
+    // takes the derivative of the exact one.
+    let gelu = match op.activation {
+        Some(Activation::Gelu) => e.operand_storage() == Storage::Bf16,
+        Some(Activation::GeluTanh) => true,
+        _ => false,
+    };
+    let large = m * n >= WORTH_FUSING;
+    if gelu && !e.training && large && scale.is_none() && residual.is_none() && y.storage != Storage::F32 {
+        let parts = e.requests.split_off(before);
+        whole.gelu = true;
+        e.requests.push(Request::Fused(whole, parts));
+    }
+}
+
+/// What follows a linear layer's product that cuBLASLt did not do: from `x`, with which `y` may share its memory.
+fn tail(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
+    let [_, scale, residual] = op.optional_inputs();
+    let (count, n) = (y.shape.elements(), y.shape.last());
+    let variant = Variant::new(&compiler::ACTIVATION).with("KIND", kind(op.activation)).with("Y", y.storage.name());
+    if y.storage == Storage::E4m3 {
+        let arguments = Arguments::new().pointers(&[x.address, y.address, y.factors]).u64(count);
+        e.spread(variant.with("X", x.storage.name()), "activation_scaled", count, PACK, arguments);
+        return;
+    }
     let (scale, residual) = (scale.map_or(0, |i| e.inputs[i].address), residual.map(|i| e.inputs[i].clone()));
-    let variant = Variant::new(&compiler::ACTIVATION)
-        .with("KIND", kind(op.activation))
-        .with("Y", storage.name())
-        .with("R", residual.as_ref().map_or(storage, |r| r.storage).name());
-    let arguments = Arguments::new().pointers(&[y, scale, residual.map_or(0, |r| r.address)]).u32(n).u64(m * n);
-    e.spread(variant, "linear_tail", m * n, PACK, arguments);
+    let variant = variant.with("R", residual.as_ref().map_or(y.storage, |r| r.storage).name());
+    let arguments = Arguments::new().pointers(&[y.address, scale, residual.map_or(0, |r| r.address)]);
+    e.spread(variant, "linear_tail", count, PACK, arguments.u32(n).u64(count));
 }
 
 pub(super) fn matmul(op: &MatMul, e: &mut Emitter) {

@@ -40,8 +40,12 @@ pub(crate) struct Operand {
     pub address: u64,
     /// How it is stored there.
     pub storage: Storage,
-    /// Where its copy in bf16 lies; 0 where there is none.
+    /// Where its copy in 16 bits lies; 0 where there is none.
     pub copy: u64,
+    /// Where its copy in eight bits lies; 0 where there is none.
+    pub eight: u64,
+    /// Where the factor of its eight-bit form lies, and the factor's inverse; 0 where it has none.
+    pub factors: u64,
     pub shape: Shape,
 }
 
@@ -61,6 +65,8 @@ pub(crate) struct Emitter {
     pub multiprocessors: usize,
     /// Whether kernels for Hopper alone can run.
     pub hopper: bool,
+    /// Whether the node is part of a training step.
+    pub training: bool,
     pub requests: Vec<Request>,
     scratch: Region,
     /// Scratch memory of the node's products, which run one after another.
@@ -108,6 +114,7 @@ impl Emitter {
             precision,
             multiprocessors,
             hopper,
+            training: false,
             requests: Vec::new(),
             scratch: Region::at(scratch),
             workspace: None,
@@ -171,7 +178,7 @@ impl Emitter {
         if operand.storage == storage && operand.address != 0 {
             return operand.address;
         }
-        if storage == Storage::Bf16 && operand.copy != 0 {
+        if storage == self.operand_storage() && operand.copy != 0 {
             return operand.copy;
         }
         let count = operand.shape.elements();
@@ -183,13 +190,29 @@ impl Emitter {
     /// An input in whatever form it is kept in.
     fn kept(&self, input: usize) -> (u64, Storage) {
         let operand = &self.inputs[input];
-        if operand.address != 0 { (operand.address, operand.storage) } else { (operand.copy, Storage::Bf16) }
+        if operand.address != 0 { (operand.address, operand.storage) } else { (operand.copy, self.operand_storage()) }
     }
 
     fn convert(&mut self, from: u64, stored: Storage, to: u64, storage: Storage, count: usize) {
         let variant = Variant::new(&compiler::ARITHMETIC).with("A", stored.name()).with("Y", storage.name());
         let arguments = Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count);
         self.spread(variant, "scale", count, PACK, arguments);
+    }
+
+    /// The address of an input in eight bits, quantised into scratch memory if need be.
+    fn eight_bits(&mut self, input: usize) -> u64 {
+        let x = self.inputs[input].clone();
+        if x.storage == Storage::E4m3 {
+            return x.address;
+        }
+        let to = self.scratch(x.shape.elements());
+        self.quantise((x.address, x.storage), to, x.factors, x.shape.elements());
+        to
+    }
+
+    fn quantise(&mut self, (from, stored): (u64, Storage), to: u64, factors: u64, count: usize) {
+        let variant = Variant::new(&compiler::EIGHT).with("X", stored.name());
+        self.spread(variant, "quantise", count, PACK, Arguments::new().pointers(&[from, to, factors]).u64(count));
     }
 }
 
@@ -207,7 +230,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
         fits(&operand.shape)?;
     }
     match op {
-        Op::Linear(op) if op.int8 => return Err("eight bits are only for the CPU; use --precision bf16 here".into()),
+        Op::Linear(op) if op.int8 => return Err("int8 is only for the CPU; use --precision fp8 here".into()),
         Op::Linear(op) => matrix::linear(op, e),
         Op::MatMul(op) => matrix::matmul(op, e),
         Op::Conv2d(op) if depthwise::is_depthwise(op, &e.inputs[1].shape) => depthwise::forward(op, e),

@@ -41,9 +41,10 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, e: &mut Emitter) {
     }
     // The result itself may be what nobody wants; the kernel writes it all the same.
     let result = if y.wanted() { y.address } else { 0 };
-    let (x, storage) = (x.address, y.storage);
+    let (x, storage, factors) = (x.address, y.storage, y.factors);
     let [mean, rstd] = [e.outputs[1].address, e.outputs[2].address];
     let result = if result != 0 { result } else { e.scratch(rows * dim * storage.bytes()) };
+    let factor = if storage == Storage::E4m3 { factors } else { 0 };
     let per_block = rows_per_block(lanes);
     // A short input is spread over all multiprocessors first.
     let turns = rows.div_ceil(per_block * 8 * e.multiprocessors).clamp(1, TURNS);
@@ -52,7 +53,7 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, e: &mut Emitter) {
         .f32(op.epsilon)
         .u32(rows)
         .u32(turns)
-        .pointers(&[result, mean, rstd, sum]);
+        .pointers(&[result, mean, rstd, sum, factor]);
     if rows > 0 {
         e.kernel(variant, "layer_norm", [rows.div_ceil(per_block * turns), 1, 1], per_block * lanes, 0, arguments);
     }

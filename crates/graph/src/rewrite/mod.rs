@@ -8,6 +8,7 @@ mod fold;
 mod int8;
 mod linear;
 mod patchify;
+mod recompute;
 mod relu;
 mod slope;
 
@@ -19,6 +20,7 @@ pub use fold::fold_norm;
 pub use int8::int8;
 pub use linear::fuse_linear;
 pub use patchify::patchify;
+pub use recompute::recompute;
 pub use relu::relu_by_result;
 pub use slope::keep_slope;
 

@@ -13,7 +13,7 @@ use vit_graph::ops::Parameter;
 use vit_graph::random::Seed;
 use vit_models::weights::{Tensor, Weights};
 
-use super::TrainerOptions;
+use super::{TrainerOptions, training_step};
 use crate::average::Average;
 use crate::error::TrainError;
 use crate::evaluate::EvaluationOptions;
@@ -74,7 +74,7 @@ impl Session {
         options: &TrainerOptions,
     ) -> Result<Session, TrainError> {
         let recipe = &setup.recipe;
-        let graph = TrainingStep::new(&setup.config.architecture, recipe.batch, recipe.step_options())?;
+        let graph = training_step(setup, options)?;
         let mut position = Position { seed: recipe.seed, ..Position::default() };
         let mut state = Weights::default();
         let mut first = std::mem::replace(&mut setup.weights, FirstWeights::Random);

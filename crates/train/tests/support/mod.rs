@@ -50,7 +50,7 @@ pub fn settings(data: &Path) -> RunSettings {
 }
 
 pub fn options(threads: usize) -> TrainerOptions {
-    TrainerOptions { threads, cache_bytes: 1 << 20, save_every: Duration::from_secs(3600) }
+    TrainerOptions { threads, cache_bytes: 1 << 20, save_every: Duration::from_secs(3600), recompute: false }
 }
 
 /// Sets the flag after some steps, as Ctrl-C would.

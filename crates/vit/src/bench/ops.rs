@@ -6,8 +6,9 @@ use std::time::Instant;
 use vit_graph::device::Initial;
 use vit_train::{Optimiser, TrainingStep};
 
+use super::peak::Peak;
 use super::steps::{fill_inputs, inference_graph};
-use super::{BenchOptions, PEAK_TIME, peak, quantile};
+use super::{BenchOptions, PEAK_TIME, quantile};
 use crate::Error;
 
 /// One operation at one shape.
@@ -49,7 +50,7 @@ pub fn ops(options: &BenchOptions, training: bool) -> Result<Vec<OpMeasurement>,
         executable.run_timed(&mut seconds)?;
         all.iter_mut().zip(&seconds).for_each(|(all, &s)| all.push(s));
     }
-    let peak = peak::flops(&processor, PEAK_TIME)?;
+    let peak = Peak::new(&processor)?.flops(PEAK_TIME)?;
     let medians: Vec<f64> = all.iter().map(|runs| quantile(runs, 0.5)).collect();
     let total: f64 = medians.iter().sum();
     let mut groups: HashMap<(String, String), (usize, f64, u64, u64)> = HashMap::new();

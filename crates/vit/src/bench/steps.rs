@@ -5,7 +5,7 @@ use vit_graph::device::{Elements, Executable, Initial};
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, Init};
 use vit_models::Mode;
-use vit_train::{Optimiser, TrainingStep};
+use vit_train::{StepOptions, TrainingStep};
 
 use super::{BenchOptions, peak_memory, quantile, repeat};
 use crate::{Error, Processor};
@@ -49,7 +49,8 @@ pub fn train(options: &BenchOptions) -> Result<Measurement, Error> {
     if architecture.classes() == 0 {
         architecture.set_classes(1000);
     }
-    let step = TrainingStep::new(&architecture, options.batch, Optimiser::default())?;
+    let how = StepOptions { recompute: options.recompute, ..StepOptions::default() };
+    let step = TrainingStep::new(&architecture, options.batch, how)?;
     measure(options, &step.graph)
 }
 

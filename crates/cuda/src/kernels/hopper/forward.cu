@@ -1,8 +1,12 @@
-// A unit is TILES tiles of queries of one head; the keys pass by.
+// A unit is TILES tiles of queries of one head; the keys pass by. What is written is multiplied with `out_factor` where
+// there is one.
+#ifndef OUT
+#define OUT ELEMENT
+#endif
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
-                      const __grid_constant__ TensorMap v_map, u16 *out, float *lse, int batch, int heads,
-                      int queries, int keys, float scale) {
+                      const __grid_constant__ TensorMap v_map, OUT *out, float *lse, const float *out_factor,
+                      int batch, int heads, int queries, int keys, float scale) {
     const Shared shared(4 * TILES, 1);
     const Ring ring = shared.ring;
     const int row_groups = ceil_div(ceil_div(queries, 64), TILES), blocks = SINGLE ? 1 : ceil_div(keys, ROWS);
@@ -80,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     float b = exp2_if(s[i + 1] * factor + shift[half], active);
                     part[half] += a + b;
                     // Words of an A operand run: row, row + 8, then the same for the next eight columns.
-                    p[i / 2] = pack_bf16(a, b);
+                    p[i / 2] = pack_pair<ELEMENT>(a, b);
                 }
                 total[0] = total[0] * shrink[0] + part[0];
                 total[1] = total[1] * shrink[1] + part[1];
@@ -100,8 +104,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             if (active) {
                 total[0] = sum_of_four(total[0]), total[1] = sum_of_four(total[1]);
                 const i64 width = (i64)heads * HEAD_DIM;
-                store_rows(sums, out + sample * queries * width + head * HEAD_DIM, width, row0, queries, 1.0f / total[0],
-                           1.0f / total[1]);
+                const float numerator = out_factor ? *out_factor : 1.0f;
+                store_rows(sums, out + sample * queries * width + head * HEAD_DIM, width, row0, queries,
+                           numerator / total[0], numerator / total[1]);
                 if (lse && lane % 4 < 2) {
                     const int half = lane % 4, row = row0 + lane / 4 + 8 * half;
                     const float value = half ? top[1] * factor + log2_fast(total[1]) : top[0] * factor + log2_fast(total[0]);

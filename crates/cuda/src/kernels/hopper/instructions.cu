@@ -7,6 +7,13 @@ struct __align__(64) TensorMap {
     u64 words[16];
 };
 
+// What operands are stored in: bf16 or f16.
+#ifndef ELEMENT
+#define ELEMENT bf16
+#endif
+#define QUOTED(x) #x
+#define TEXT(x) QUOTED(x)
+
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
@@ -87,7 +94,7 @@ template <int N> struct Wgmma;
     template <> struct Wgmma<N> {                                                                                      \
         static __device__ __forceinline__ void ss(float *d, u64 a, u64 b, int add) {                                   \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I2 ", 0;\n"                                              \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" LIST "}, %" #I0 ", %" #I1          \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TEXT(ELEMENT) "." TEXT(ELEMENT) " {" LIST "}, %" #I0 ", %" #I1          \
                          ", p, 1, 1, 0, 0;\n}"                                                                         \
                          : SUMS(d)                                                                                     \
                          : "l"(a), "l"(b), "r"(add));                                                                  \
@@ -100,7 +107,7 @@ template <int N> struct Wgmma;
         }                                                                                                              \
         static __device__ __forceinline__ void rs(float *d, const u32 *a, u64 b, int add) {                            \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                              \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" LIST "}, {%" #I0 ",%" #I1 ",%" #I2 \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TEXT(ELEMENT) "." TEXT(ELEMENT) " {" LIST "}, {%" #I0 ",%" #I1 ",%" #I2 \
                          ",%" #I3 "}, %" #I4 ", p, 1, 1, 1;\n}"                                                          \
                          : SUMS(d)                                                                                     \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                              \

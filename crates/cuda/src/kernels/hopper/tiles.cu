@@ -1,4 +1,4 @@
-// Attention in bf16 on Hopper: softmax(scale * Q K^T) V and its gradient, with wgmma and TMA. No scores reach device memory,
+// Attention in 16 bits on Hopper: softmax(scale * Q K^T) V and its gradient, with wgmma and TMA. No scores reach device memory,
 // sums are f32, and nothing is added atomically: two runs give the same bits.
 //
 // A block is persistent: it takes units blockIdx.x, blockIdx.x + gridDim.x, ... One thread feeds SLOTS slots of shared
@@ -15,6 +15,7 @@
 //   STEP_Q, STEP_K inner blocks of queries for dK and dV, of keys for dQ: they bound the registers
 //   BLOCKS_PER_SM  blocks meant to share a multiprocessor
 //   CONSUMER_REGS, PRODUCER_REGS   registers of the computing warpgroups and of the feeding one; 0: as compiled
+//   ELEMENT, OUT   storage types of the operands and of the forward result
 //   SINGLE         1 where a unit meets one slot of rows, of which all but the last 15 are surely real; else 0
 
 constexpr int D = (HEAD_DIM + 15) / 16 * 16;
@@ -128,9 +129,10 @@ struct Shared {
     }
 };
 
-// Writes factor[half] * sums as bf16 to rows row0 + lane/4 + 8 half of `to`, 16 bytes at a time: the four lanes that
-// share a row exchange their pairs so that each holds eight neighbouring columns.
-static __device__ __forceinline__ void store_rows(const float *sums, u16 *to, i64 stride, int row0, int rows,
+// Writes factor[half] * sums to rows row0 + lane/4 + 8 half of `to`, as ELEMENT or, where T is that, as e4m3; eight columns at
+// a time: the four lanes that share a row exchange their pairs so that each holds eight neighbours.
+template <class T>
+static __device__ __forceinline__ void store_rows(const float *sums, T *to, i64 stride, int row0, int rows,
                                                   float factor0, float factor1) {
     const int t = threadIdx.x % 4;
 #pragma unroll
@@ -143,7 +145,8 @@ static __device__ __forceinline__ void store_rows(const float *sums, u16 *to, i6
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int at = (first + i) * 4 + 2 * half;
-                w[i] = first + i < D / 8 ? pack_bf16(sums[at] * factor, sums[at + 1] * factor) : 0;
+                const float a = first + i < D / 8 ? sums[at] * factor : 0.0f, b = first + i < D / 8 ? sums[at + 1] * factor : 0.0f;
+                w[i] = sizeof(T) == 1 ? pack_e4m3(a, b) : pack_pair<ELEMENT>(a, b);
             }
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
@@ -157,8 +160,11 @@ static __device__ __forceinline__ void store_rows(const float *sums, u16 *to, i6
                 if (t & 2) w[i] = got;
                 else w[i + 2] = got;
             }
-            if (row < rows && (first + t) * 8 < HEAD_DIM)
-                *(uint4 *)(to + row * stride + (first + t) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+            if (row < rows && (first + t) * 8 < HEAD_DIM) {
+                T *at = to + row * stride + (first + t) * 8;
+                if (sizeof(T) == 1) *(uint2 *)at = make_uint2(w[0] | w[1] << 16, w[2] | w[3] << 16);
+                else *(uint4 *)at = make_uint4(w[0], w[1], w[2], w[3]);
+            }
         }
     }
 }

@@ -1,19 +1,19 @@
-//! Attention in bf16 by Hopper's tensor cores.
+//! Attention in 16 bits by Hopper's tensor cores.
 
 use super::plan::{LARGEST_SLOT, Plan, Which};
-use super::{Emitter, Extents, Gradient, Job, LARGEST_HEAD};
+use super::{Emitter, Extents, Gradient, Job, LARGEST_HEAD, Operand};
 use crate::compiler::Variant;
 use crate::fields::Arguments;
 use crate::launch::{Kernel, Request};
 use crate::storage::Storage;
 use crate::tensor_map::TensorMap;
 
-/// Whether the kernels can do this: bf16 operands in rows of whole 16 bytes, neither bias nor dropout. Those and f32 are
+/// Whether the kernels can do this: operands of 16 bits in rows of whole 16 bytes, neither bias nor dropout. Those and f32 are
 /// for the kernels that run on every GPU.
 pub(super) fn takes(job: &Job, e: &Emitter) -> bool {
     let x = &job.extents;
     e.hopper
-        && job.storage == Storage::Bf16
+        && matches!(job.storage, Storage::Bf16 | Storage::F16)
         && job.bias.is_none()
         && job.op.dropout.is_none()
         // The largest score is looked for before it is scaled.
@@ -43,8 +43,19 @@ impl Job {
 }
 
 fn push(e: &mut Emitter, which: Which, plan: &Plan, maps: Vec<TensorMap>, arguments: Arguments) {
+    push_variant(e, which, plan, plan.variant(), maps, arguments);
+}
+
+fn push_variant(
+    e: &mut Emitter,
+    which: Which,
+    plan: &Plan,
+    variant: Variant,
+    maps: Vec<TensorMap>,
+    arguments: Arguments,
+) {
     e.requests.push(Request::Kernel(Kernel {
-        variant: plan.variant(),
+        variant,
         name: which.name(),
         grid: [plan.grid, 1, 1],
         threads: plan.threads(),
@@ -54,11 +65,13 @@ fn push(e: &mut Emitter, which: Which, plan: &Plan, maps: Vec<TensorMap>, argume
     }));
 }
 
-/// The result, and the rows' log-sum-exp unless its address is 0.
-pub(super) fn forward(job: &Job, out: u64, lse: u64, e: &mut Emitter) {
+/// The result at `address`, stored as `out` says, and the rows' log-sum-exp unless its address is 0.
+pub(super) fn forward(job: &Job, address: u64, out: &Operand, lse: u64, e: &mut Emitter) {
     let plan = Plan::new(Which::Forward, &job.extents, e.multiprocessors);
-    let arguments = job.sizes(Arguments::new().pointers(&[out, lse]));
-    push(e, Which::Forward, &plan, job.maps(plan.rows), arguments);
+    let factor = if out.storage == Storage::E4m3 { out.factors } else { 0 };
+    let arguments = job.sizes(Arguments::new().pointers(&[address, lse, factor]));
+    let variant = plan.variant().with("ELEMENT", job.storage.name()).with("OUT", out.storage.name());
+    push_variant(e, Which::Forward, &plan, variant, job.maps(plan.rows), arguments);
 }
 
 /// The gradients of query, key and value.
@@ -122,6 +135,10 @@ pub(crate) fn hopper_variants() -> Vec<Variant> {
             variants.push(Plan::new(Which::Backward, &x, 132).variant());
         }
     }
+    let x = Extents { batch: 256, heads: 12, queries: 197, keys: 197, head: 64 };
+    let forward = || Plan::new(Which::Forward, &x, 132).variant();
+    variants.push(forward().with("ELEMENT", "f16").with("OUT", "f16"));
+    variants.push(forward().with("ELEMENT", "bf16").with("OUT", "e4m3"));
     variants
 }
 

@@ -242,11 +242,12 @@ pub(crate) fn mma_variants() -> Vec<Variant> {
 
 #[cfg(test)]
 mod tests {
-    use vit_models::variant;
+    use vit_models::{Mode, variant};
     use vit_train::{Optimiser, TrainingStep};
 
     use super::*;
     use crate::Precision;
+    use crate::launch::Request;
     use crate::prepare::{Prepared, Profile};
 
     #[test]
@@ -262,6 +263,28 @@ mod tests {
                 .collect();
             assert!(!operations.is_empty() && operations.iter().all(|op| op.ends_with("+mma")), "{operations:?}");
         }
+    }
+
+    #[test]
+    fn results_in_eight_bits_are_quantised_afterwards() {
+        let mut graph = variant("vit_tiny_patch16_224").unwrap().architecture.build(2, Mode::Inference).unwrap();
+        graph.retain_outputs(|name| name == "logits");
+        let graph = crate::device::rewritten(&graph).unwrap();
+        let kernels = |precision: Precision, source: &Source| {
+            let profile = Profile { precision, multiprocessors: 132, hopper: false };
+            let prepared = Prepared::new(graph.clone(), profile).unwrap();
+            let emitters = (0..prepared.graph.nodes().len()).filter_map(|id| prepared.emit(id, None).unwrap());
+            let found =
+                |request: &Request| matches!(request, Request::Kernel(k) if k.variant.source.name == source.name);
+            emitters
+                .filter(|e| e.requests.iter().any(|r| matches!(r, Request::Kernel(k) if k.name == "attention_forward")))
+                .filter(|e| e.requests.iter().any(found))
+                .count()
+        };
+        let [mma, eight] = [&compiler::MMA_FORWARD, &compiler::EIGHT];
+        assert_eq!((kernels(Precision::Fp8, mma), kernels(Precision::Fp8, eight)), (12, 12));
+        assert_eq!((kernels(Precision::Bf16, mma), kernels(Precision::Bf16, eight)), (12, 0));
+        assert_eq!((kernels(Precision::F16, mma), kernels(Precision::F16, &compiler::ATTENTION)), (0, 12));
     }
 
     #[test]

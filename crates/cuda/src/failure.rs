@@ -1,0 +1,143 @@
+//! What the driver's and cuBLASLt's results mean, and what to do about them, as sentences.
+
+use cudarc::cublaslt::sys::cublasStatus_t as Status;
+use cudarc::driver::sys::CUresult;
+use vit_graph::GraphError;
+use vit_graph::device::Memory;
+
+use crate::driver::error;
+
+/// The error of a call that failed while doing something; `said` is the driver's own text.
+pub(crate) fn of_driver(result: CUresult, doing: &str, said: &str) -> GraphError {
+    if is_lost(result) {
+        return lost(doing, said);
+    }
+    match result {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => error(format!(
+            "the GPU ran out of memory while {doing}; take a smaller batch or close other programs that use the GPU"
+        )),
+        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
+        | CUresult::CUDA_ERROR_INVALID_PTX
+        | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+        | CUresult::CUDA_ERROR_INVALID_IMAGE => error(format!(
+            "{doing} failed: {said}; the driver is older than the CUDA toolkit that compiles kernels: update the driver"
+        )),
+        _ => error(format!("{doing} failed: {said}")),
+    }
+}
+
+/// Whether the driver refuses everything that follows in this process.
+pub(crate) fn is_lost(result: CUresult) -> bool {
+    matches!(
+        result,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUresult::CUDA_ERROR_DEINITIALIZED
+            | CUresult::CUDA_ERROR_SYSTEM_NOT_READY
+            | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+            | CUresult::CUDA_ERROR_MPS_RPC_FAILURE
+            | CUresult::CUDA_ERROR_UNKNOWN
+    )
+}
+
+fn lost(doing: &str, said: &str) -> GraphError {
+    error(format!(
+        "the GPU was lost while {doing}: {said}; start the program again, and if it happens again look at `nvidia-smi` \
+         and the system's log"
+    ))
+}
+
+/// The error of a call of cuBLASLt.
+pub(crate) fn of_cublas(status: Status, doing: &str) -> GraphError {
+    match status {
+        // It tells no more of a GPU that stopped before.
+        Status::CUBLAS_STATUS_EXECUTION_FAILED | Status::CUBLAS_STATUS_INTERNAL_ERROR => {
+            lost(doing, &format!("cuBLASLt says {status:?}"))
+        }
+        Status::CUBLAS_STATUS_ALLOC_FAILED => {
+            error(format!("cuBLASLt ran out of memory while {doing}; take a smaller batch"))
+        }
+        _ => error(format!("cuBLASLt failed while {doing} ({status:?})")),
+    }
+}
+
+/// More memory than there is: how much, for what, and how to need less.
+pub(crate) fn too_large(wanted: Memory, (free, total): (usize, usize), training: Option<Training>) -> GraphError {
+    let gb = |bytes: usize| bytes as f64 / 1e9;
+    let (what, stored, ways) = match training {
+        None => ("this model", "weights", "take a smaller --batch"),
+        Some(Training { recomputes: false }) => (
+            "a training step",
+            "weights and optimiser",
+            "take a smaller --batch, split it with --set accumulate=2, or add --recompute",
+        ),
+        Some(Training { recomputes: true }) => {
+            ("a training step", "weights and optimiser", "take a smaller --batch or split it with --set accumulate=2")
+        }
+    };
+    error(format!(
+        "{what} needs {:.2} GB of GPU memory ({:.2} for {stored}, {:.2} for activations), and {:.2} of {:.2} GB are free; \
+         {ways}, or close other programs that use the GPU",
+        gb(wanted.stored_bytes + wanted.arena_bytes),
+        gb(wanted.stored_bytes),
+        gb(wanted.arena_bytes),
+        gb(free),
+        gb(total)
+    ))
+}
+
+/// What is known of a training step that does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Training {
+    /// Whether it computes activations again already.
+    pub recomputes: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_gpu_is_told_from_a_call_that_failed() {
+        let text = |result| of_driver(result, "running", "it says so").to_string();
+        for result in [
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            CUresult::CUDA_ERROR_UNKNOWN,
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+        ] {
+            assert!(
+                is_lost(result) && text(result).contains("the GPU was lost while running: it says so"),
+                "{result:?}"
+            );
+        }
+        assert_eq!(text(CUresult::CUDA_ERROR_INVALID_VALUE), "cuda: running failed: it says so");
+        assert!(text(CUresult::CUDA_ERROR_OUT_OF_MEMORY).contains("smaller batch"));
+        assert!(text(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION).contains("update the driver"));
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_counted() {
+        let wanted = Memory { stored_bytes: 1_500_000_000, arena_bytes: 59_730_000_000 };
+        let there = (44_100_000_000, 80_000_000_000);
+        assert_eq!(
+            too_large(wanted, there, Some(Training { recomputes: false })).to_string(),
+            "cuda: a training step needs 61.23 GB of GPU memory (1.50 for weights and optimiser, 59.73 for activations), \
+             and 44.10 of 80.00 GB are free; take a smaller --batch, split it with --set accumulate=2, or add \
+             --recompute, or close other programs that use the GPU"
+        );
+        assert!(!too_large(wanted, there, Some(Training { recomputes: true })).to_string().contains("--recompute"));
+        assert!(too_large(wanted, there, None).to_string().contains("1.50 for weights, 59.73"));
+    }
+}
