@@ -31,7 +31,7 @@ fn one_picture_becomes_files_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new/folder");
     let dog = example("pictures/dog.jpg");
-    let run = vit(arguments!["explain", "-m", example("cifar10"), &dog, "--out", &out]).code(0);
+    let run = vit(arguments!["explain", "-m", "cifar10", &dog, "--out", &out]).code(0);
     assert!(run.err.contains("dog.png") && run.out.is_empty(), "{}", run.err);
     let (original, both) = (read(&dog), read(&out.join("dog.overlay.png")));
     assert_eq!(both.height(), original.height(), "overlays have the picture's own resolution");
@@ -51,7 +51,7 @@ fn methods_layers_and_heads_can_be_chosen() {
     let folder = tempfile::tempdir().unwrap();
     let dog = example("pictures/dog.jpg");
     let explain = |more: &[&str]| {
-        let arguments = arguments!["explain", "-m", example("cifar10"), &dog, "-o", folder.path()];
+        let arguments = arguments!["explain", "-m", "cifar10", &dog, "-o", folder.path()];
         vit(arguments.into_iter().chain(more.iter().map(Into::into)))
     };
     for (more, maps) in [
@@ -98,9 +98,7 @@ fn models_of_other_kinds_are_explained_too_and_say_what_they_lack() {
 fn a_folder_becomes_a_page_and_bad_pictures_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
-    let run =
-        vit(arguments!["explain", "-m", example("cifar10"), example("pictures"), hostile("notes.jpg"), "-o", out])
-            .code(1);
+    let run = vit(arguments!["explain", "-m", "cifar10", example("pictures"), hostile("notes.jpg"), "-o", out]).code(1);
     assert!(run.err.contains("notes.jpg") && run.err.contains("1 of 5 pictures could not be read"), "{}", run.err);
     let page = fs::read_to_string(out.join("index.html")).unwrap();
     assert_eq!(page.matches("<figure").count(), 4);
@@ -109,8 +107,7 @@ fn a_folder_becomes_a_page_and_bad_pictures_are_reported() {
     let left: Vec<_> = fs::read_dir(out).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left.len(), 3, "{left:?}");
 
-    let nothing =
-        vit(arguments!["explain", "-m", example("cifar10"), hostile("notes.jpg"), "-o", out.join("x")]).code(1);
+    let nothing = vit(arguments!["explain", "-m", "cifar10", hostile("notes.jpg"), "-o", out.join("x")]).code(1);
     assert!(nothing.err.contains("no picture could be read"), "{}", nothing.err);
 }
 
@@ -118,7 +115,7 @@ fn a_folder_becomes_a_page_and_bad_pictures_are_reported() {
 fn an_inspection_leaves_figures_numbers_and_a_report() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
-    vit(arguments!["inspect", example("cifar10"), "--data", example("pictures"), "--out", out]).code(0);
+    vit(arguments!["inspect", "cifar10", "--data", example("pictures"), "--out", out]).code(0);
     for name in ["filters", "positions", "attention_distance", "attention_by_layer", "receptive_field", "pooling"] {
         assert!(read(&out.join(format!("{name}.png"))).width() > 400, "{name}");
         assert!(out.join(format!("{name}.svg")).exists(), "{name}");
@@ -193,8 +190,8 @@ fn browsers_show_pages_without_a_network_in_light_and_dark() {
     let Some(browser) = browser() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (maps, inspected) = (folder.path().join("maps"), folder.path().join("inspected"));
-    vit(arguments!["explain", "-m", example("cifar10"), example("pictures"), "-o", &maps]).code(0);
-    vit(arguments!["inspect", example("cifar10"), "--data", example("pictures"), "-o", &inspected]).code(0);
+    vit(arguments!["explain", "-m", "cifar10", example("pictures"), "-o", &maps]).code(0);
+    vit(arguments!["inspect", "cifar10", "--data", example("pictures"), "-o", &inspected]).code(0);
     for page in [maps.join("index.html"), inspected.join("index.html")] {
         let [light, dark] = [false, true].map(|dark| screenshot(browser, &page, dark));
         assert_eq!(light.row(850)[..3], [255; 3], "{}", page.display());
@@ -215,8 +212,7 @@ fn a_thousand_pictures_fit_on_one_page() {
     let source = fs::read(example("pictures/dog.jpg")).unwrap();
     (0..1000).for_each(|i| fs::write(pictures.join(format!("{i:04}.jpg")), &source).unwrap());
     let out = folder.path().join("maps");
-    vit(arguments!["explain", "-m", example("cifar10"), &pictures, "-o", &out, "--method", "rollout", "--batch", "64"])
-        .code(0);
+    vit(arguments!["explain", "-m", "cifar10", &pictures, "-o", &out, "--method", "rollout", "--batch", "64"]).code(0);
     let page = out.join("index.html");
     let bytes = fs::metadata(&page).unwrap().len();
     assert!(bytes < 25_000_000, "{bytes} bytes");

@@ -42,7 +42,7 @@ fn the_trained_example_says_the_same_in_eight_bits() {
     let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let open = |precision| {
         let options = ModelOptions { precision, ..ModelOptions::default() };
-        Model::open_with(root.join("cifar10"), &options).unwrap()
+        Model::open_with("cifar10", &options).unwrap()
     };
     let (mut exact, mut rough) = (open(Precision::F32), open(Precision::Int8));
     for name in ["bird", "car", "dog", "ship"] {
