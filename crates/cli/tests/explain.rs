@@ -65,7 +65,7 @@ fn methods_layers_and_heads_can_be_chosen() {
         assert_eq!(npy(&folder.path().join("dog.npy")).1, maps * 64, "{more:?}");
     }
     assert!(explain(&["--layer", "70"]).code(1).err.contains("there is no layer 70; there are 0 (blocks.0.attn)"));
-    assert!(explain(&["--head", "3"]).code(1).err.contains("there are 0 to 2"));
+    assert!(explain(&["--head", "4"]).code(1).err.contains("there are 0 to 3"));
     assert!(explain(&["--method", "rollout", "--head", "1"]).code(1).err.contains("--method attention"));
     assert!(explain(&["--method", "magic"]).code(2).err.contains("rollout, gradient, gradcam or attention"));
     assert!(explain(&["--precision", "int8"]).code(1).err.contains("int8"));
@@ -116,16 +116,21 @@ fn an_inspection_leaves_figures_numbers_and_a_report() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
     vit(arguments!["inspect", "cifar10", "--data", example("pictures"), "--out", out]).code(0);
-    for name in ["filters", "positions", "attention_distance", "attention_by_layer", "receptive_field", "pooling"] {
+    for name in ["filters", "positions", "attention_distance", "attention_by_layer", "receptive_field"] {
         assert!(read(&out.join(format!("{name}.png"))).width() > 400, "{name}");
         assert!(out.join(format!("{name}.svg")).exists(), "{name}");
     }
     assert_eq!(npy(&out.join("filters.npy")).0, "28, 3, 4, 4,");
     assert_eq!(npy(&out.join("positions.npy")).0, "64, 64,");
     let distances = fs::read_to_string(out.join("attention_distance.csv")).unwrap();
-    assert_eq!(distances.lines().count(), 1 + 7 * 3);
+    assert_eq!(distances.lines().count(), 1 + 7 * 4);
     let page = fs::read_to_string(out.join("index.html")).unwrap();
-    assert!(page.contains("vit_tiny") && page.contains("attention_distance.csv"));
+    assert!(page.contains("vit_lite") && page.contains("attention_distance.csv"));
+
+    // With a class token there is something to compare it with.
+    let token = out.join("token");
+    vit(arguments!["inspect", model("timm_vit"), "--data", example("pictures"), "-o", &token]).code(0);
+    assert!(read(&token.join("pooling.png")).width() > 400);
 
     let bare = vit(arguments!["inspect", model("tv_resnet_basic"), "-o", out.join("cnn")]).code(0);
     assert!(bare.err.contains("this model has no attention"), "{}", bare.err);

@@ -86,7 +86,6 @@ fn wrong_use_is_2_and_names_the_option() {
     let (model, picture) = (model.to_str().unwrap(), picture.to_str().unwrap());
     let cases: &[(&[&str], &str)] = &[
         (&["clasify"], "classify"),
-        (&["classify", picture], "--model"),
         (&["classify", "-m", model], "PICTURES"),
         (&["classify", "-m", model, picture, "--top", "0"], "--top"),
         (&["classify", "-m", model, picture, "--format", "xml"], "jsonl"),
