@@ -19,7 +19,7 @@ use crate::terminal;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit convert ViT-B_16.npz vit_hf --layout hugging-face
+  vit convert cifar10 cifar10_f32 --dtype f32
   vit convert cifar10 cifar10_64 --image-size 64 --dtype f16
   vit convert ViT-B_16.npz vit_base
 
