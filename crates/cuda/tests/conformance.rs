@@ -15,8 +15,9 @@ const TOLERANCE: f64 = 3e-6;
 /// Values are rounded to 8 bits of mantissa between operations.
 const BF16_TOLERANCE: f64 = 2e-2;
 
-/// Values are rounded to 11 bits of mantissa between operations; small gradients, near the end of the range, to fewer.
-const F16_TOLERANCE: f64 = 1e-2;
+/// Values are rounded to 11 bits of mantissa between operations; small gradients, near the end of the range, to fewer: a
+/// quarter of what bf16 may, not an eighth.
+const F16_TOLERANCE: f64 = 5e-3;
 
 fn gpu(precision: Precision) -> Option<Cuda> {
     Cuda::new(0, precision).map_err(|reason| eprintln!("skipped: {reason}")).ok()

@@ -56,7 +56,9 @@ fn step(executable: &mut dyn Executable) -> Result<(), vit_graph::GraphError> {
 /// The stand-in, which Cargo builds with the examples.
 fn fake() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
-    tests.ancestors().nth(2).unwrap().join("examples/libfake_cuda.so")
+    let library = tests.ancestors().nth(2).unwrap().join("examples/libfake_cuda.so");
+    assert!(library.exists(), "build the stand-in first: cargo build -p vit-cuda --example fake_cuda");
+    library
 }
 
 /// What the child says with the stand-in failing like this and these libraries in place.

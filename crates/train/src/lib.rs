@@ -46,6 +46,7 @@ pub use finite::{NonFinite, first_non_finite};
 pub use groups::{DecayOn, Freeze, layers, rate_factors};
 pub use objective::{Distillation, Loss, Objective};
 pub use optimiser::{Method, Optimiser};
+pub use preprocess::preprocess;
 pub use progress::{Clock, Pace, Progress};
 pub use pseudo_labels::{PseudoLabel, PseudoLabelChoice};
 pub use recipe::*;

@@ -10,8 +10,8 @@ use crate::error::TrainError;
 use crate::objective::Loss;
 use crate::recipe::{Crop, DataSettings, Recipe};
 
-/// The transform for evaluation.
-pub(crate) fn preprocess(p: &Preprocessing) -> Result<Preprocess, TrainError> {
+/// The transform for evaluation that a model's preprocessing describes.
+pub fn preprocess(p: &Preprocessing) -> Result<Preprocess, TrainError> {
     let unknown = |what: String| TrainError::Preprocessing(what);
     let preprocess = Preprocess {
         image_size: p.image_size,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use vit_data::{CropMode, Filter, Preprocess};
+use vit_data::Preprocess;
 use vit_graph::Graph;
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::rewrite::dead_code;
@@ -228,17 +228,5 @@ fn unknown_output(graph: &Graph, name: &str) -> Error {
 
 /// The transform that a model's preprocessing describes.
 pub fn preprocess(p: &Preprocessing) -> Result<Preprocess, Error> {
-    let unknown = |what: String| Error::Unsuitable(format!("the model's preprocessing: {what}"));
-    let interpolation = p.interpolation.parse::<Filter>().map_err(|e| unknown(e.to_string()))?;
-    let crop_mode = p.crop_mode.parse::<CropMode>().map_err(|e| unknown(e.to_string()))?;
-    let preprocess = Preprocess {
-        image_size: p.image_size,
-        crop_pct: p.crop_pct,
-        crop_mode,
-        interpolation,
-        mean: p.mean.clone(),
-        std: p.std.clone(),
-    };
-    preprocess.validate()?;
-    Ok(preprocess)
+    vit_train::preprocess(p).map_err(|error| Error::Unsuitable(error.to_string()))
 }
