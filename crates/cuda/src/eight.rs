@@ -21,6 +21,9 @@ use crate::launch::{Kernel, Request};
 use crate::lower::Operand;
 use crate::storage::Storage;
 
+/// How far from a factor its inverse lies: cuBLASLt takes factors at multiples of 16 bytes only.
+pub(crate) const INVERSE: u64 = 16;
+
 /// Extents of eight-bit operands are multiples of this.
 const STEP: usize = 16;
 

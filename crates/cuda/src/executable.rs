@@ -282,7 +282,10 @@ fn store_sources(gpu: &Gpu, p: &Prepared, base: u64, parameters: &mut dyn Parame
                 let (bytes, factor) = eight::quantised(floats);
                 upload(gpu, base + offset as u64, &bytes)?;
                 let factors = p.factors.get(&value).map(|&at| base + at as u64);
-                factors.map_or(Ok(()), |at| upload(gpu, at, bytemuck::cast_slice(&[factor, 1.0 / factor])))?;
+                if let Some(at) = factors {
+                    upload(gpu, at, bytemuck::bytes_of(&factor))?;
+                    upload(gpu, at + eight::INVERSE, bytemuck::bytes_of(&(1.0 / factor)))?;
+                }
             }
             Ok::<(), GraphError>(())
         };

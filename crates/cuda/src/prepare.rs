@@ -61,7 +61,7 @@ pub(crate) struct Prepared {
     pub in_place: HashMap<Value, Value>,
     /// Parameters, constants, and what follows from them alone.
     pub stored: HashMap<Value, Forms>,
-    /// Where the factors of eight-bit values lie among what is stored: the factor, and its inverse.
+    /// Where the factors of eight-bit values lie among what is stored: the factor, and at [`crate::eight::INVERSE`] its inverse.
     pub factors: HashMap<Value, usize>,
     /// Where each node's tables lie among what is stored.
     tables: HashMap<NodeId, usize>,

@@ -3,6 +3,7 @@
 //! [`Vit::build`] follows the paper's figure from left to right: patches, tokens and positions, encoder blocks, head.
 //! Parameters have timm's names.
 
+mod mimetic;
 mod positions;
 mod variants;
 

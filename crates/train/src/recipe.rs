@@ -44,10 +44,21 @@ pub struct Recipe {
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct ModelSettings {
+    pub start: Start,
     pub drop_path: f64,
     pub dropout: f64,
     pub attention_dropout: f64,
     pub freeze: Freeze,
+}
+
+/// How a Vision Transformer's attention and positions start from scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Start {
+    /// At random, as the paper's code does.
+    Random,
+    /// As they look in trained models.
+    Mimetic,
 }
 
 /// How a picture becomes the model's input while training.

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use vit_data::Samples;
 use vit_data::dataset::{self, Dataset, OpenOptions, Report, Splits, Validation};
 use vit_models::weights::Weights;
-use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions as CheckpointOptions, Variant};
+use vit_models::{Architecture, Changes, Checkpoint, Config, Mode, OpenOptions as CheckpointOptions, Variant};
 
 use crate::colours;
 use crate::error::TrainError;
 use crate::objective::Loss;
-use crate::recipe::{Normalise, Recipe, Teaching};
+use crate::recipe::{Normalise, Recipe, Start, Teaching};
 
 /// What a run depends on besides its recipe: the `[run]` section of its `config.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -64,6 +64,14 @@ pub struct Setup {
     pub report: Vec<String>,
 }
 
+/// The first weights of a model from scratch.
+fn first_weights(architecture: &Architecture, recipe: &Recipe) -> Result<FirstWeights, TrainError> {
+    match (architecture, recipe.model.start) {
+        (Architecture::Vit(vit), Start::Mimetic) => Ok(FirstWeights::Given(vit.mimetic(recipe.seed)?)),
+        _ => Ok(FirstWeights::Random),
+    }
+}
+
 /// The model that a run trains.
 pub enum ModelChoice<'a> {
     /// One that suits the pictures.
@@ -107,7 +115,8 @@ impl Setup {
                     report.extend(colours::normalise_by(splits.train.as_ref(), &mut config));
                 }
                 config.architecture.set_classes(splits.train.classes().len());
-                Self::finish(settings, recipe, config, FirstWeights::Random, splits, report)
+                let weights = first_weights(&config.architecture, &recipe)?;
+                Self::finish(settings, recipe, config, weights, splits, report)
             }
         }
     }

@@ -15,6 +15,8 @@
 #define THREADS 256
 #define VEC 8
 #define LARGEST 448.0f
+// Where a factor's inverse lies: factors are read at multiples of 16 bytes only.
+#define INVERSE 4
 
 // The bound of each element of a norm.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -29,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   float* bounds, u32 rows, u32 columns) {
     const u32 row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
-    const float inverse = factors[1];
+    const float inverse = factors[INVERSE];
     float squares = 0.0f, centre = 0.0f;
     for (u32 i = lane; i < columns; i += 32) {
         const float w = to_float(weight[(u64)row * columns + i]) * inverse, scaled = w * gamma[i];
@@ -56,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_factor(const float*
     const float exact = fminf(fmaxf(LARGEST / largest, 0x1p-100f), 0x1p100f);
     const float factor = __uint_as_float(__float_as_uint(exact) & 0x7f800000u);
     factors[0] = wrong ? INFINITY - INFINITY : factor;
-    factors[1] = wrong ? INFINITY - INFINITY : 1.0f / factor;
+    factors[INVERSE] = wrong ? INFINITY - INFINITY : 1.0f / factor;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) quantise(const X* x, e4m3* y, const float* factors, u64 count) {

@@ -5,6 +5,7 @@ use vit_graph::ops::{Activation, Linear, MatMul};
 use super::rows::kind;
 use super::{Emitter, Operand, PACK};
 use crate::compiler::{self, Variant};
+use crate::eight::INVERSE;
 use crate::fields::Arguments;
 use crate::gemm::{Factors, Matrix, Product, WORKSPACE};
 use crate::launch::Request;
@@ -67,7 +68,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     let mut factors = Factors::default();
     let (x, weight, operand) = if e.inputs[0].factors != 0 && e.inputs[1].eight != 0 {
         // The inverse follows the factor.
-        (factors.a, factors.b) = (e.inputs[0].factors + 4, e.inputs[1].factors + 4);
+        (factors.a, factors.b) = (e.inputs[0].factors + INVERSE, e.inputs[1].factors + INVERSE);
         (e.eight_bits(0), e.inputs[1].eight, Storage::E4m3)
     } else {
         let operand = e.operand_storage();
