@@ -67,6 +67,9 @@ pub struct Arguments {
     format: Option<Format>,
 }
 
+/// The page's name until it is complete.
+const PARTIAL: &str = "index.html.partial";
+
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
     Png,
@@ -137,7 +140,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         }
         Ok(())
     })?;
-    anyhow::ensure!(failed < sources.len(), "no picture could be read, so nothing was written");
+    if failed == sources.len() {
+        writer.discard(out);
+        anyhow::bail!("no picture could be read, so nothing was written");
+    }
     let written = writer.finish(out)?;
     terminal::note(format_args!("{}", written.display()));
     Ok(report_failures(failed, sources.len()))
@@ -231,6 +237,14 @@ impl Writer {
         }
     }
 
+    /// Leaves no trace of what was begun.
+    fn discard(self, out: &Path) {
+        if let Writer::Page(page) = self {
+            drop(page);
+            let _ = fs::remove_file(out.join(PARTIAL));
+        }
+    }
+
     /// Ends what was begun; gives what a person should open.
     fn finish(self, out: &Path) -> anyhow::Result<PathBuf> {
         match self {
@@ -295,7 +309,7 @@ struct PageFiles {
 
 impl PageFiles {
     fn start(out: &Path, pictures: usize, subtitle: &str, maps: &[String]) -> anyhow::Result<Self> {
-        let path = out.join("index.html.partial");
+        let path = out.join(PARTIAL);
         let file = File::create(&path).with_context(|| format!("{}; choose another --out", path.display()))?;
         let title =
             format!("What the model looks at in {pictures} {}", if pictures == 1 { "picture" } else { "pictures" });
@@ -342,7 +356,7 @@ impl PageFiles {
         writeln!(file, "{:#}", Value::Array(self.about))?;
         file.flush()?;
         let page = out.join("index.html");
-        fs::rename(out.join("index.html.partial"), &page).with_context(|| page.display().to_string())?;
+        fs::rename(out.join(PARTIAL), &page).with_context(|| page.display().to_string())?;
         Ok(page)
     }
 }

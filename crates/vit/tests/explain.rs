@@ -155,13 +155,14 @@ fn class_maps_without_a_class_token_start_from_what_each_token_adds() {
         let found = model.explain_prepared(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
         for (explanation, expected) in found.iter().zip(maps.data.chunks(classes * places)) {
             assert_eq!(explanation.maps.len(), classes);
-            for (class, ((subject, map), expected)) in explanation.maps.iter().zip(expected.chunks(places)).enumerate() {
+            for (class, ((subject, map), expected)) in explanation.maps.iter().zip(expected.chunks(places)).enumerate()
+            {
                 assert_eq!(*subject, Subject::Class(class));
                 let difference = support::difference(map.values(), expected);
                 assert!(difference < 1e-6, "{case}, class {class}: {difference}");
             }
             let ranges: Vec<_> = explanation.maps.iter().filter_map(|(_, map)| map.range_by_mean()).collect();
-            assert!(ranges.iter().any(|[low, high]| *low < 0.2 && *high > 2.0), "{case}: nearly even, {ranges:?}");
+            assert!(ranges.iter().any(|[low, high]| *low < 0.2 && *high > 1.4), "{case}: nearly even, {ranges:?}");
         }
     }
 }
@@ -294,12 +295,14 @@ fn what_nobody_asks_for_costs_nothing() {
         let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
         let written = graph.taps().iter().filter(|(name, _)| name.ends_with(".weights"));
         let written = written.filter(|(_, value)| plan.block(&graph, **value).is_some()).count();
-        (graph.nodes().len(), written)
+        (graph.nodes().len(), written, plan.arena_bytes)
     };
-    let (nodes, written) = planned(None);
+    let (nodes, written, bytes) = planned(None);
     assert_eq!(written, 0, "attention weights are not even written");
-    assert_eq!(planned(Some("blocks.1.attn.weights")), (nodes, 1));
-    assert_eq!(planned(Some("blocks.1.attn")), (nodes, 0));
+    let (same, one, more) = planned(Some("blocks.1.attn.weights"));
+    assert_eq!((same, one), (nodes, 1), "the same operations, and one of them writes its weights too");
+    assert!(more > bytes, "{more} bytes with weights, {bytes} without");
+    assert_eq!(planned(Some("blocks.1.attn")).0, nodes);
 }
 
 #[test]

@@ -94,15 +94,9 @@ mod tests {
 
     #[test]
     fn classes_have_names_beginnings_and_numbers() {
-        for (asked, class) in [
-            ("tench", 0),
-            ("Tinca Tinca", 0),
-            ("tench, tinca tinca", 0),
-            ("TAB", 2),
-            ("tiger", 3),
-            ("4", 4),
-            ("7", 5),
-        ] {
+        for (asked, class) in
+            [("tench", 0), ("Tinca Tinca", 0), ("tench, tinca tinca", 0), ("TAB", 2), ("tiger", 3), ("4", 4), ("7", 5)]
+        {
             assert_eq!(one(asked), Ok(class), "{asked}");
         }
         let asked = ["tiger", "0", "tench"].map(String::from);
