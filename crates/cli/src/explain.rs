@@ -1,5 +1,7 @@
 //! `vit explain`: where a model looks.
 
+mod classes;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -13,6 +15,7 @@ use vit::data::{Image, Region};
 use vit::insight::{
     ExplainOptions, Explanation, Map, Method, Page, PageEntry, Subject, explanation_sheet, side_by_side,
 };
+use vit::models::Config;
 use vit::models::weights::npy;
 use vit::plot;
 
@@ -27,6 +30,7 @@ use crate::terminal::{self, describe};
 Examples:
   vit explain examples/pictures/dog.jpg --out dog
   vit explain examples/pictures --out maps
+  vit explain examples/pictures/dog.jpg --class cat --class dog -o pets
   vit explain examples/pictures --layer 3 --head 1 -o head
 
 One picture becomes NAME.png (the picture, its maps, their scales),
@@ -53,11 +57,18 @@ pub struct Arguments {
     /// How many of the likeliest classes get a map of their own
     #[arg(long, short = 'k', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     top: u16,
+    /// A class that gets a map instead of the likeliest: its name, the beginning of
+    /// it, or its number; may be repeated
+    #[arg(long = "class", value_name = "NAME", conflicts_with = "top")]
+    classes: Vec<String>,
     /// png (files for each picture) or html (one page) [default: png for one
     /// picture, html for several]
     #[arg(long, value_enum, hide_possible_values = true)]
     format: Option<Format>,
 }
+
+/// The page's name until it is complete.
+const PARTIAL: &str = "index.html.partial";
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
@@ -83,8 +94,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let sources = pictures.sources()?;
     let usual = if sources.len() == 1 { Format::Png } else { Format::Html };
     let format = arguments.format.unwrap_or(usual);
-    let options = ExplainOptions { method, top: arguments.top.into(), ..ExplainOptions::default() };
-    let mut model = Explain::new(pictures.checkpoint()?, &options, &pictures.options(sources.len()))?;
+    let checkpoint = pictures.checkpoint()?;
+    let Config { labels, architecture, .. } = &checkpoint.config;
+    let classes = classes::find_all(&arguments.classes, labels, architecture.classes())?;
+    let options = ExplainOptions { method, top: arguments.top.into(), classes, ..ExplainOptions::default() };
+    let mut model = Explain::new(checkpoint, &options, &pictures.options(sources.len()))?;
     report_changes(&pictures.model, model.report());
     fs::create_dir_all(out).with_context(|| format!("{}: cannot be made; choose another --out", out.display()))?;
 
@@ -126,7 +140,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         }
         Ok(())
     })?;
-    anyhow::ensure!(failed < sources.len(), "no picture could be read, so nothing was written");
+    if failed == sources.len() {
+        writer.discard(out);
+        anyhow::bail!("no picture could be read, so nothing was written");
+    }
     let written = writer.finish(out)?;
     terminal::note(format_args!("{}", written.display()));
     Ok(report_failures(failed, sources.len()))
@@ -220,6 +237,14 @@ impl Writer {
         }
     }
 
+    /// Leaves no trace of what was begun.
+    fn discard(self, out: &Path) {
+        if let Writer::Page(page) = self {
+            drop(page);
+            let _ = fs::remove_file(out.join(PARTIAL));
+        }
+    }
+
     /// Ends what was begun; gives what a person should open.
     fn finish(self, out: &Path) -> anyhow::Result<PathBuf> {
         match self {
@@ -284,7 +309,7 @@ struct PageFiles {
 
 impl PageFiles {
     fn start(out: &Path, pictures: usize, subtitle: &str, maps: &[String]) -> anyhow::Result<Self> {
-        let path = out.join("index.html.partial");
+        let path = out.join(PARTIAL);
         let file = File::create(&path).with_context(|| format!("{}; choose another --out", path.display()))?;
         let title =
             format!("What the model looks at in {pictures} {}", if pictures == 1 { "picture" } else { "pictures" });
@@ -331,7 +356,7 @@ impl PageFiles {
         writeln!(file, "{:#}", Value::Array(self.about))?;
         file.flush()?;
         let page = out.join("index.html");
-        fs::rename(out.join("index.html.partial"), &page).with_context(|| page.display().to_string())?;
+        fs::rename(out.join(PARTIAL), &page).with_context(|| page.display().to_string())?;
         Ok(page)
     }
 }

@@ -103,7 +103,8 @@ fn main() -> ExitCode {
         Err(error) if broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // Errors of files name them; what comes from the system alone was meant for standard output.
-            let error = if error.is::<std::io::Error>() { error.context("standard output") } else { error };
+            let alone = error.chain().len() == 1 && error.is::<std::io::Error>();
+            let error = if alone { error.context("standard output") } else { error };
             terminal::error(terminal::describe(&error));
             ExitCode::from(1)
         }

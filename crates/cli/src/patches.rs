@@ -27,7 +27,7 @@ them. Models without patches have the cells of their last feature map.")]
 pub struct Arguments {
     #[command(flatten)]
     pictures: PictureArguments,
-    /// The file to write: .png or .svg
+    /// The file to write: .png or .svg; its folder is made if it is not there
     #[arg(long, short, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(with_known_ending))]
     out: PathBuf,
 }
@@ -52,6 +52,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let scene = patches(&title, &image, &checkpoint.config.architecture, &preprocess)?;
     let content =
         if out.extension().is_some_and(|e| e == "svg") { scene.svg().into_bytes() } else { scene.png(2.0)? };
+    if let Some(folder) = out.parent() {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("{}: cannot be made; choose another --out", folder.display()))?;
+    }
     fs::write(out, content).with_context(|| out.display().to_string())?;
     terminal::note(out.display());
     Ok(Outcome::Fine)

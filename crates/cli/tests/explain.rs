@@ -107,8 +107,51 @@ fn a_folder_becomes_a_page_and_bad_pictures_are_reported() {
     let left: Vec<_> = fs::read_dir(out).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left.len(), 3, "{left:?}");
 
-    let nothing = vit(arguments!["explain", "-m", "cifar10", hostile("notes.jpg"), "-o", out.join("x")]).code(1);
-    assert!(nothing.err.contains("no picture could be read"), "{}", nothing.err);
+    let nowhere = out.join("x");
+    for bad in [vec![hostile("notes.jpg")], vec![hostile("notes.jpg"); 2]] {
+        let nothing =
+            vit(arguments!["explain", "-o", &nowhere].into_iter().chain(bad.into_iter().map(Into::into))).code(1);
+        assert!(nothing.err.contains("no picture could be read"), "{}", nothing.err);
+        assert_eq!(fs::read_dir(&nowhere).unwrap().count(), 0, "nothing was written");
+    }
+}
+
+#[test]
+fn chosen_classes_get_maps() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, dog) = (folder.path(), example("pictures/dog.jpg"));
+    vit(arguments!["explain", &dog, "-o", out, "--class", "tru", "--class", "Dog", "--class", "3"]).code(0);
+    let about: serde_json::Value = serde_json::from_slice(&fs::read(out.join("dog.json")).unwrap()).unwrap();
+    let names: Vec<&str> = about["maps"].as_array().unwrap().iter().map(|map| map["about"].as_str().unwrap()).collect();
+    assert_eq!(names, ["attention rollout", "truck", "dog", "cat"]);
+    vit(arguments!["explain", example("pictures"), "-o", out, "--class", "cat"]).code(0);
+    assert!(fs::read_to_string(out.join("index.html")).unwrap().contains("<option value=\"1\">cat</option>"));
+
+    let wrong = |more: &[&str]| {
+        vit(arguments!["explain", &dog, "-o", out].into_iter().chain(more.iter().map(Into::into))).code(1).err
+    };
+    let error = wrong(&["--class", "automobil3"]);
+    assert!(error.contains("no such class") && error.contains("automobile (1)"), "{error}");
+    assert!(wrong(&["--class", "d"]).contains("2 classes have such a name: deer (4), dog (5)"));
+    assert!(wrong(&["--class", "10"]).contains("there are classes 0 to 9"));
+    assert!(wrong(&["--class", "dog", "--method", "rollout"]).contains("--method gradient or gradcam"));
+}
+
+#[test]
+fn places_that_cannot_be_written_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a file");
+    fs::write(&file, "text").unwrap();
+    let inside = file.join("x.png");
+    let dog = example("pictures/dog.jpg");
+    for arguments in [
+        arguments!["explain", &dog, "-o", &file].to_vec(),
+        arguments!["inspect", "cifar10", "-o", &file].to_vec(),
+        arguments!["patches", &dog, "-o", &inside].to_vec(),
+    ] {
+        let error = vit(arguments).code(1).err;
+        assert!(error.starts_with(&format!("error: {}: cannot be made", file.display())), "{error}");
+    }
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub enum ImageError {
     },
     /// More pixels than allowed.
     #[error(
-        "{format} of {width} x {height} pixels, over the limit of {max_pixels} pixels; make it smaller or raise max_pixels"
+        "{format} of {width} x {height} pixels, over the limit of {max_pixels} pixels; make it smaller or allow more (`--max-pixels`)"
     )]
     TooLarge {
         /// Its format.

@@ -1,6 +1,7 @@
 //! What in a picture a model looks at, and what speaks for a class: maps by attention rollout, by gradient-weighted
 //! attention, by Grad-CAM (Selvaraju et al., 2017), or of a single layer's attention.
 
+mod contributions;
 mod graphs;
 
 use std::fmt;
@@ -20,7 +21,8 @@ use graphs::{Evidence, Start};
 pub enum Method {
     /// Attention rollout: what the answer can have seen, whatever the class.
     Rollout,
-    /// Attention rollout weighted by a class's gradients (Chefer et al., 2021).
+    /// Attention rollout weighted by a class's gradients (Chefer et al., 2021). Where the mean of the patches answers, it
+    /// starts from what each of them adds to the class's logit.
     Gradient,
     /// The last feature map weighted by a class's gradients.
     GradCam,
@@ -52,10 +54,28 @@ pub struct ExplainOptions {
     /// How; `None` for what suits the model: rollout and gradient where all layers attend over the same tokens, Grad-CAM
     /// elsewhere.
     pub method: Option<Method>,
-    /// How many classes get a map of their own; 0 means 1.
+    /// How many of the likeliest classes get a map of their own; 0 means 1.
     pub top: usize,
+    /// Classes that get a map instead of the likeliest; empty for those.
+    pub classes: Vec<usize>,
     /// Pictures that are run at once; 0 means 1.
     pub batch: usize,
+}
+
+impl ExplainOptions {
+    /// Classes are asked for only where they are there and some method shows them.
+    fn check_classes(&self, classes: usize, methods: &[Method]) -> Result<(), InsightError> {
+        if self.classes.is_empty() {
+            return Ok(());
+        }
+        let reason = match self.classes.iter().find(|&&class| class >= classes) {
+            _ if classes == 0 => "this model has no classification head, so it has no classes".to_string(),
+            Some(class) => format!("there is no class {class}; there are 0 to {}", classes - 1),
+            None if methods.iter().any(|method| matches!(method, Method::Gradient | Method::GradCam)) => return Ok(()),
+            None => "maps of chosen classes are made by --method gradient or gradcam".to_string(),
+        };
+        Err(InsightError::Unsuitable(reason))
+    }
 }
 
 /// What a map is about.
@@ -85,7 +105,7 @@ impl fmt::Display for Subject {
 pub struct Explanation {
     /// Every class's logit; empty where there is no head.
     pub logits: Vec<f32>,
-    /// The maps: what is not about a class first, then the likeliest classes.
+    /// The maps: what is not about a class first, then the likeliest classes, or those asked for.
     pub maps: Vec<(Subject, Map)>,
 }
 
@@ -102,6 +122,7 @@ impl Explanation {
 pub struct Explainer {
     architecture: Architecture,
     top: usize,
+    classes: Vec<usize>,
     forward: Runner,
     attention: Option<Layers>,
     by_class: Option<(Runner, Evidence)>,
@@ -134,6 +155,7 @@ impl Explainer {
             None if is_vit && !layers.is_empty() => vec![Method::Rollout, Method::Gradient],
             None => vec![Method::GradCam],
         };
+        options.check_classes(classes, &methods)?;
         let (mut attention, mut by_class) = (None, None);
         let mut forward = plain;
         forward.retain_outputs(|name| name == "logits");
@@ -155,7 +177,8 @@ impl Explainer {
             }
         }
         let forward = Runner::new(&forward, weights, device)?;
-        Ok(Explainer { architecture: architecture.clone(), top: options.top.max(1), forward, attention, by_class })
+        let (architecture, chosen) = (architecture.clone(), options.classes.clone());
+        Ok(Explainer { architecture, top: options.top.max(1), classes: chosen, forward, attention, by_class })
     }
 
     /// How many pictures are run at once.
@@ -163,16 +186,25 @@ impl Explainer {
         self.forward.batch()
     }
 
-    /// What the first, second, … map of every explanation is, in a few words.
-    pub fn maps(&self) -> Vec<String> {
+    /// What the first, second, … map of every explanation is, in a few words, given the classes' names.
+    pub fn maps(&self, name: impl Fn(usize) -> String) -> Vec<String> {
         let attention = match &self.attention {
             None => None,
             Some(Layers::All(..)) => Some(Subject::Answer.to_string()),
             Some(Layers::One(layer, head)) => Some(Subject::Layer(layer.name.clone(), *head).to_string()),
         };
-        let classes = if self.by_class.is_some() { self.top.min(self.architecture.classes()) } else { 0 };
-        let class = |rank: usize| if rank == 1 { "likeliest class".to_string() } else { format!("class {rank}") };
-        attention.into_iter().chain((1..=classes).map(class)).collect()
+        let rank = |rank: usize| match rank {
+            1 => "likeliest class".to_string(),
+            2 => "second class".to_string(),
+            3 => "third class".to_string(),
+            _ => format!("{rank}th class"),
+        };
+        let classes: Vec<String> = match self.by_class {
+            None => Vec::new(),
+            Some(_) if self.classes.is_empty() => (1..=self.top.min(self.architecture.classes())).map(rank).collect(),
+            Some(_) => self.classes.iter().map(|&class| name(class)).collect(),
+        };
+        attention.into_iter().chain(classes).collect()
     }
 
     /// Explains prepared pictures, `[channels, height, width]` each, at most a batch.
@@ -220,8 +252,12 @@ impl Explainer {
     fn add_classes(&mut self, images: &[&[f32]], found: &mut [Explanation]) -> Result<(), InsightError> {
         let Some((runner, evidence)) = &mut self.by_class else { return Ok(()) };
         let classes = self.architecture.classes();
+        let chosen = |logits: &[f32]| match self.classes.is_empty() {
+            true => likeliest(logits, self.top),
+            false => self.classes.clone(),
+        };
         let pairs: Vec<(usize, usize)> = (found.iter().enumerate())
-            .flat_map(|(i, e)| likeliest(&e.logits, self.top).into_iter().map(move |class| (i, class)))
+            .flat_map(|(i, e)| chosen(&e.logits).into_iter().map(move |class| (i, class)))
             .collect();
         for pairs in pairs.chunks(runner.batch()) {
             let mut one_hot = vec![0.0; runner.batch() * classes];

@@ -54,22 +54,6 @@ impl Map {
         (mean > 0.0).then(|| self.range().map(|v| f64::from(v) / mean))
     }
 
-    /// The number at a place of the input, in pixels, from the four cells around it.
-    fn sample(&self, y: f32, x: f32) -> f32 {
-        let along = |at: f32, cells: usize, covered: usize| {
-            let place = (at * cells as f32 / covered.max(1) as f32 - 0.5).clamp(0.0, (cells - 1) as f32);
-            let before = (place as usize).min(cells.saturating_sub(2));
-            (before, (before + 1).min(cells - 1), place - before as f32)
-        };
-        let (top, bottom, down) = along(y, self.rows, self.covers[0]);
-        let (left, right, across) = along(x, self.columns, self.covers[1]);
-        let row = |row: usize| {
-            let [l, r] = [left, right].map(|column| self.values[row * self.columns + column]);
-            l + (r - l) * across
-        };
-        row(top) + (row(bottom) - row(top)) * down
-    }
-
     /// From the smallest number to the largest: 0 to 1.
     fn share(&self, value: f32) -> f32 {
         let [low, high] = self.range();
@@ -80,18 +64,21 @@ impl Map {
     pub fn over(&self, picture: &Image, region: Region) -> Image {
         let [low, high] = self.range();
         let spread = if high > low { high - low } else { f32::INFINITY };
-        let scale = [self.input[0] as f64 / region.height, self.input[1] as f64 / region.width];
-        let place = |at: usize, start: f64, scale: f64| ((at as f64 + 0.5 - start) * scale) as f32;
-        let seen = |at: f32, covered: usize| (0.0..=covered as f32).contains(&at);
+        let lines = places(picture.height(), [region.y, region.height], self.input[0], self.covers[0], self.rows);
+        let columns = places(picture.width(), [region.x, region.width], self.input[1], self.covers[1], self.columns);
         let mut shown = picture.clone();
-        for (y, row) in shown.pixels_mut().chunks_exact_mut(3 * picture.width()).enumerate() {
-            let in_y = place(y, region.y, scale[0]);
-            for (x, pixel) in row.chunks_exact_mut(3).enumerate() {
-                let in_x = place(x, region.x, scale[1]);
-                if seen(in_y, self.covers[0]) && seen(in_x, self.covers[1]) {
-                    blend(pixel, (self.sample(in_y, in_x) - low) / spread);
-                } else {
-                    unseen(pixel);
+        for (row, line) in shown.pixels_mut().chunks_exact_mut(3 * picture.width()).zip(&lines) {
+            let cells = line.as_ref().map(|line| {
+                let [above, below] = line.cells.map(|row| &self.values[row * self.columns..][..self.columns]);
+                above.iter().zip(below).map(|(a, b)| a + (b - a) * line.way).collect::<Vec<f32>>()
+            });
+            for (pixel, column) in row.chunks_exact_mut(3).zip(&columns) {
+                match (&cells, column) {
+                    (Some(cells), Some(column)) => {
+                        let [left, right] = column.cells.map(|column| cells[column]);
+                        blend(pixel, (left + (right - left) * column.way - low) / spread);
+                    }
+                    _ => unseen(pixel),
                 }
             }
         }
@@ -114,6 +101,27 @@ impl Map {
         let share = |axis: usize| self.covers[axis] as f64 / self.input[axis].max(1) as f64;
         Region { width: region.width * share(1), height: region.height * share(0), ..region }
     }
+}
+
+/// A pixel between the centres of two cells, and how far it is from the first to the second.
+struct Between {
+    cells: [usize; 2],
+    way: f32,
+}
+
+/// Where each pixel of a picture's side is among cells, if `part` (its start and length) became an input of this length
+/// and the cells cover the beginning of that.
+fn places(pixels: usize, part: [f64; 2], input: usize, covers: usize, cells: usize) -> Vec<Option<Between>> {
+    let place = |pixel: usize| {
+        let at = ((pixel as f64 + 0.5 - part[0]) * input as f64 / part[1]) as f32;
+        let inside = (0.0..=covers as f32).contains(&at);
+        inside.then(|| {
+            let place = (at * cells as f32 / covers.max(1) as f32 - 0.5).clamp(0.0, (cells - 1) as f32);
+            let before = (place as usize).min(cells.saturating_sub(2));
+            Between { cells: [before, (before + 1).min(cells - 1)], way: place - before as f32 }
+        })
+    };
+    (0..pixels).map(place).collect()
 }
 
 fn opacity(share: f32) -> f32 {

@@ -53,7 +53,8 @@ pub fn explanation_sheet(
         let bar = Area { x: area.right() + 8.0, width: 9.0, ..area };
         match map.range_by_mean() {
             Some([low, high]) if high > low => scale(&mut scene, bar, [low, high]),
-            _ => scene.text(Text::new("even", [bar.x, bar.y + 8.0], 11.0).colour(MUTED)),
+            Some(_) => scene.text(Text::new("even", [bar.x, bar.y + 8.0], 11.0).colour(MUTED)),
+            None => scene.text(Text::new("nothing", [bar.x, bar.y + 8.0], 11.0).colour(MUTED)),
         }
     }
     scene

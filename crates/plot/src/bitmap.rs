@@ -48,15 +48,26 @@ impl Scene {
     }
 }
 
-/// A picture as a PNG file.
+/// A picture as a PNG file, quickly: photos may have many millions of pixels.
 pub fn png(image: &Image) -> Result<Vec<u8>, PlotError> {
-    encode(image.width() as u32, image.height() as u32, png::ColorType::Rgb, image.pixels())
+    let size = [image.width() as u32, image.height() as u32];
+    compressed(size, png::ColorType::Rgb, image.pixels(), png::Compression::Fast)
 }
 
 /// A PNG file of rows of pixels.
 pub(crate) fn encode(width: u32, height: u32, colours: png::ColorType, rows: &[u8]) -> Result<Vec<u8>, PlotError> {
+    compressed([width, height], colours, rows, png::Compression::Balanced)
+}
+
+fn compressed(
+    [width, height]: [u32; 2],
+    colours: png::ColorType,
+    rows: &[u8],
+    compression: png::Compression,
+) -> Result<Vec<u8>, PlotError> {
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, width, height);
+    encoder.set_compression(compression);
     encoder.set_color(colours);
     encoder.set_depth(png::BitDepth::Eight);
     let mut writer = encoder.write_header()?;

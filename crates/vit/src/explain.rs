@@ -65,7 +65,7 @@ impl Explain {
 
     /// What the first, second, … map of every explanation is, in a few words.
     pub fn maps(&self) -> Vec<String> {
-        self.explainer.maps()
+        self.explainer.maps(|class| self.label(class))
     }
 
     /// The name of a class, or its number where names are not known.

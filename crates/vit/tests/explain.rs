@@ -5,6 +5,7 @@ mod support;
 
 use support::{CASES, FAMILY, open, recorded};
 use vit::insight::{Attention, ExplainOptions, Explanation, Inspector, Method, Sample, Subject, report, rollout};
+use vit::models::weights::safetensors;
 use vit::models::{Architecture, Changes, Checkpoint};
 use vit::{Explain, ModelOptions, Precision};
 
@@ -140,6 +141,64 @@ fn grad_cam_of_pooled_features_is_the_heads_own_map() {
 }
 
 #[test]
+fn class_maps_without_a_class_token_start_from_what_each_token_adds() {
+    // Recorded: JAX in f64, attention written out; what the last tokens add to a logit was checked to sum up to it.
+    for case in ["timm_vit_gap", "timm_vit_gap_notoken"] {
+        let checkpoint = open(case);
+        let inputs = inputs(case, &checkpoint);
+        let recorded = safetensors::read(&support::fixture(case).join("class_maps.safetensors")).unwrap();
+        let maps = &recorded.tensors["maps"];
+        let [pictures, classes, places] = maps.shape[..] else { panic!("{:?}", maps.shape) };
+        let options = ExplainOptions { classes: (0..classes).collect(), ..options(Some(Method::Gradient)) };
+        let model = ModelOptions { batch: pictures, threads: Some(1), ..ModelOptions::default() };
+        let mut model = Explain::new(checkpoint, &options, &model).unwrap();
+        let found = model.explain_prepared(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+        for (explanation, expected) in found.iter().zip(maps.data.chunks(classes * places)) {
+            assert_eq!(explanation.maps.len(), classes);
+            for (class, ((subject, map), expected)) in explanation.maps.iter().zip(expected.chunks(places)).enumerate()
+            {
+                assert_eq!(*subject, Subject::Class(class));
+                let difference = support::difference(map.values(), expected);
+                assert!(difference < 1e-6, "{case}, class {class}: {difference}");
+            }
+            let ranges: Vec<_> = explanation.maps.iter().filter_map(|(_, map)| map.range_by_mean()).collect();
+            assert!(ranges.iter().any(|[low, high]| *low < 0.2 && *high > 1.4), "{case}: nearly even, {ranges:?}");
+        }
+    }
+}
+
+#[test]
+fn chosen_classes_get_maps_in_the_order_given() {
+    for case in ["timm_vit", "timm_vit_map", "timm_swin"] {
+        let checkpoint = open(case);
+        let inputs = inputs(case, &checkpoint);
+        let explain = |classes: &[usize], method| {
+            let options = ExplainOptions { classes: classes.to_vec(), ..options(method) };
+            let mut model = Explain::new(checkpoint.clone(), &options, &ModelOptions::default())?;
+            let found = model.explain_prepared(&[&inputs[0]])?.remove(0);
+            Ok::<_, vit::Error>((model.maps(), found))
+        };
+        let count = checkpoint.config.architecture.classes();
+        let (_, all) = explain(&(0..count).collect::<Vec<_>>(), None).unwrap();
+        let (names, two) = explain(&[5, 2], None).unwrap();
+        assert_eq!(names[names.len() - 2..], ["class 5", "class 2"], "{case}");
+        let own = |found: &Explanation, class| {
+            found.maps.iter().find(|(s, _)| *s == Subject::Class(class)).unwrap().1.clone()
+        };
+        let classes: Vec<&Subject> = two.maps.iter().map(|(subject, _)| subject).collect();
+        assert_eq!(classes[classes.len() - 2..], [&Subject::Class(5), &Subject::Class(2)], "{case}");
+        for class in [5, 2] {
+            let difference = support::difference(own(&all, class).values(), own(&two, class).values());
+            assert!(difference < 1e-5, "{case}: {difference}");
+        }
+        let error = explain(&[count], None).err().unwrap().to_string();
+        assert_eq!(error, format!("there is no class {count}; there are 0 to {}", count - 1));
+        let error = explain(&[1], Some(ATTENTION)).err().unwrap().to_string();
+        assert!(error.contains("--method gradient or gradcam"), "{error}");
+    }
+}
+
+#[test]
 fn a_classs_map_is_about_that_class() {
     let checkpoint = open("timm_vit");
     let inputs = inputs("timm_vit", &checkpoint);
@@ -236,12 +295,14 @@ fn what_nobody_asks_for_costs_nothing() {
         let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
         let written = graph.taps().iter().filter(|(name, _)| name.ends_with(".weights"));
         let written = written.filter(|(_, value)| plan.block(&graph, **value).is_some()).count();
-        (graph.nodes().len(), written)
+        (graph.nodes().len(), written, plan.arena_bytes)
     };
-    let (nodes, written) = planned(None);
+    let (nodes, written, bytes) = planned(None);
     assert_eq!(written, 0, "attention weights are not even written");
-    assert_eq!(planned(Some("blocks.1.attn.weights")), (nodes, 1));
-    assert_eq!(planned(Some("blocks.1.attn")), (nodes, 0));
+    let (same, one, more) = planned(Some("blocks.1.attn.weights"));
+    assert_eq!((same, one), (nodes, 1), "the same operations, and one of them writes its weights too");
+    assert!(more > bytes, "{more} bytes with weights, {bytes} without");
+    assert_eq!(planned(Some("blocks.1.attn")).0, nodes);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use vit_graph::{Graph, GraphError, Type, Value, autodiff};
 use vit_models::vit::{Pooling, Vit};
 use vit_models::{Architecture, Mode};
 
+use super::contributions::{self, Last};
 use super::{Method, flows_of, patches, read_flows};
 use crate::layers::{Layer, attention_layers, covered};
 use crate::runner::Runner;
@@ -30,6 +31,8 @@ pub(super) enum Start {
     Fixed(Vec<f32>),
     /// What attention pooling takes, read from an output; this many tokens stand before the patches.
     Pooled { prefix: usize },
+    /// What each last token adds to a class's logit; this many tokens stand before the patches.
+    Contributed { prefix: usize },
 }
 
 impl Start {
@@ -50,6 +53,7 @@ impl Start {
     pub fn read(&self, runner: &Runner, architecture: &Architecture) -> Result<Vec<Vec<f32>>, InsightError> {
         match self {
             Start::Fixed(start) => Ok(vec![start.clone(); runner.batch()]),
+            Start::Contributed { prefix } => contributions::read(runner, *prefix),
             Start::Pooled { prefix } => {
                 let [rows, columns] = match architecture {
                     Architecture::Vit(vit) => vit.grid(),
@@ -127,6 +131,10 @@ pub(super) fn by_class(
                 .into(),
         ));
     };
+    let last = match (architecture, method) {
+        (Architecture::Vit(vit), Method::Gradient) => Last::find(&graph, vit)?,
+        _ => None,
+    };
     // The logits stay an output: devices take it that the result of a norm is used if its statistics are.
     graph.retain_outputs(|name| name == "logits");
     let ty = Type::f32(graph.shape(logits).clone());
@@ -134,20 +142,33 @@ pub(super) fn by_class(
     let product = graph.value(Binary::Mul, &[logits, chosen])?;
     let score = graph.value(Reduce::sum([0, 1]), &[product])?;
     let evidence = match method {
-        Method::Gradient => attention_evidence(&mut graph, architecture, score)?,
+        Method::Gradient => attention_evidence(&mut graph, architecture, score, last)?,
         _ => feature_evidence(&mut graph, architecture, score)?,
     };
     Ok((graph, evidence))
 }
 
-fn attention_evidence(graph: &mut Graph, architecture: &Architecture, score: Value) -> Result<Evidence, InsightError> {
+fn attention_evidence(
+    graph: &mut Graph,
+    architecture: &Architecture,
+    score: Value,
+    last: Option<Last>,
+) -> Result<Evidence, InsightError> {
     let layers = attention_layers(architecture, graph);
     let vit = tokens_throughout(architecture, &layers, "gradient")?;
     let mut weights: Vec<(String, Value)> =
         layers.iter().enumerate().map(|(index, layer)| (flow(index), layer.weights)).collect();
     weights.extend(graph.taps().get(POOL_WEIGHTS).map(|&value| (POOL.to_string(), value)));
-    let results: Vec<Value> = weights.iter().map(|(_, w)| Value { node: w.node, output: 0 }).collect();
-    let slopes = autodiff::gradients(graph, score, &results)?;
+    let mut results: Vec<Value> = weights.iter().map(|(_, w)| Value { node: w.node, output: 0 }).collect();
+    results.extend(last.as_ref().map(Last::value));
+    let mut slopes = autodiff::gradients(graph, score, &results)?;
+    let start = match last {
+        Some(last) => {
+            last.request(graph, slopes.split_off(weights.len())[0])?;
+            Start::Contributed { prefix: vit.prefix_tokens() }
+        }
+        None => Start::of(vit),
+    };
     for ((name, weights), slope) in weights.into_iter().zip(slopes) {
         let by_weight = weight_gradient(graph, weights, slope)?;
         let product = graph.value(Binary::Mul, &[weights, by_weight])?;
@@ -155,7 +176,7 @@ fn attention_evidence(graph: &mut Graph, architecture: &Architecture, score: Val
         let mean = graph.value(Reduce::mean([1]), &[positive])?;
         graph.set_output(&name, mean)?;
     }
-    Ok(Evidence::Attention(layers.len(), Start::of(vit)))
+    Ok(Evidence::Attention(layers.len(), start))
 }
 
 /// The gradient with respect to attention weights `[b, h, n, m]`, from that of the attention's result: the result is
@@ -185,8 +206,8 @@ fn weight_gradient(graph: &mut Graph, weights: Value, dy: Value) -> Result<Value
 
 fn feature_evidence(graph: &mut Graph, architecture: &Architecture, score: Value) -> Result<Evidence, InsightError> {
     let (tap, prefix) = match architecture {
-        // After the last block the head sees one token only; before it, the patches still count.
-        Architecture::Vit(vit) => match vit.depth.checked_sub(2) {
+        // Where the head sees one token only, the patches count no more after the last block, but before it.
+        Architecture::Vit(vit) => match vit.depth.checked_sub(if vit.pooling == Pooling::Token { 2 } else { 1 }) {
             Some(block) => (format!("blocks.{block}"), vit.prefix_tokens()),
             None => ("patch_embed".to_string(), 0),
         },
