@@ -103,6 +103,7 @@ unsafe impl Simd for Avx512 {
         neg_mul_add(a, b, c) = _mm512_fnmadd_ps(a, b, c);
         min(a, b) = _mm512_min_ps(a, b);
         max(a, b) = _mm512_max_ps(a, b);
+        sqrt(a) = _mm512_sqrt_ps(a);
         abs(a) = _mm512_abs_ps(a);
         round(a) = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
         scale_by_power(a, n) = _mm512_scalef_ps(a, n);

@@ -90,6 +90,7 @@ pub(crate) unsafe trait Simd: Copy {
     /// The larger; NaN where `b` is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     fn abs(self, a: Self::V) -> Self::V;
+    fn sqrt(self, a: Self::V) -> Self::V;
     /// To the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
     /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included.
