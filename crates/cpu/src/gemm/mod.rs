@@ -167,9 +167,9 @@ fn blocks(pool: &Pool, isa: Isa, gemm: Gemm<'_>, ldb: usize, workspace: &mut [f3
 }
 
 /// The blocks of C that are tasks.
-struct Grid {
-    rows: Division,
-    columns: Division,
+pub(crate) struct Grid {
+    pub rows: Division,
+    pub columns: Division,
 }
 
 /// Rows of A that a block keeps in the second-level cache.
@@ -181,7 +181,12 @@ impl Grid {
     /// `whole` leaves the rows undivided.
     fn new(isa: Isa, threads: usize, m: usize, n: usize, whole: bool) -> Grid {
         let (tile_rows, tile_columns) = isa.dispatch(TileShape);
-        let few = if whole { 1 } else { m.div_ceil(BLOCK_ROWS).max(1) };
+        Grid::of(threads, [m, n], [tile_rows, tile_columns], if whole { m } else { BLOCK_ROWS })
+    }
+
+    /// Blocks of at most about `most` rows of a result of this size, in tiles of this one.
+    pub fn of(threads: usize, [m, n]: [usize; 2], [tile_rows, tile_columns]: [usize; 2], most: usize) -> Grid {
+        let few = m.div_ceil(most.max(1)).max(1);
         // Threads that have rows of their own have equally many.
         let shares = if few >= threads { threads } else { 1 };
         let row_blocks = few.next_multiple_of(shares);
@@ -196,10 +201,10 @@ impl Grid {
 
 /// A length in shares that differ by one at most, each in about equal parts that are multiples of a unit but for the
 /// last.
-struct Division {
+pub(crate) struct Division {
     length: usize,
     unit: usize,
-    parts: usize,
+    pub parts: usize,
     shares: usize,
 }
 
@@ -214,7 +219,7 @@ impl Division {
     }
 
     /// Where a part starts, and its length.
-    fn part(&self, i: usize) -> (usize, usize) {
+    pub fn part(&self, i: usize) -> (usize, usize) {
         let each = self.parts / self.shares;
         let share = |i: usize| i * self.length / self.shares;
         let (start, end) = (share(i / each), share(i / each + 1));

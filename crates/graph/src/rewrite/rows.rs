@@ -60,7 +60,8 @@ impl<'a> Rows<'a> {
     fn of(graph: &'a Graph) -> Self {
         let nodes = graph.nodes();
         let users = only_users(graph);
-        let all: Vec<Range<usize>> = (0..nodes.len()).map(|id| 0..tokens(graph, Value { node: id, output: 0 })).collect();
+        let all: Vec<Range<usize>> =
+            (0..nodes.len()).map(|id| 0..tokens(graph, Value { node: id, output: 0 })).collect();
         let mut rows = Rows { graph, computed: all.clone(), split: vec![false; nodes.len()] };
         let mut read: Vec<Option<Range<usize>>> = vec![None; nodes.len()];
         let reads = |read: &mut Vec<Option<Range<usize>>>, value: Value, range: Range<usize>| {
