@@ -98,7 +98,7 @@ def data():
 
 
 def main():
-    parts = sys.argv[1:] or ["infer", "int8", "train", "data"]
+    parts = sys.argv[1:] or ["infer", "int8", "train", "conv", "data"]
     versions = [f"{p} {importlib.metadata.version(p)}" for p in ["torch", "timm", "onnxruntime", "openvino", "pillow", "torchvision"]]
     print(f"{platform.machine()}, {', '.join(versions)}")
     works = [("B/16", 1), ("B/16", 8), ("Ti/16", 1), ("Ti/16", 8)]
@@ -108,6 +108,9 @@ def main():
         models("int8", ["ONNX Runtime int8"], works, precision="int8")
     if "train" in parts:
         models("train", ["PyTorch step"], [("Ti/16", 16), ("B/16", 4)])
+    if "conv" in parts:
+        names = ["resnet50", "efficientnet_b0", "swin_tiny_patch4_window7_224"]
+        models("conv", ["PyTorch eager"], [(name, batch) for name in names for batch in (1, 8)])
     if "data" in parts:
         data()
 

@@ -19,7 +19,7 @@ def torch_model(training=False):
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = timm.create_model(NAMES[model_name], pretrained=False)
+    model = timm.create_model(NAMES.get(model_name, model_name), pretrained=False)
     return model.train() if training else model.eval()
 
 

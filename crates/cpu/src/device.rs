@@ -69,7 +69,7 @@ impl Device for Cpu {
 fn prepare(graph: &Graph) -> Result<Graph, GraphError> {
     // Residuals go into the matrix products first: there they cost nothing, while a sum fused with a norm still
     // passes over memory once.
-    let graph = rewrite::dead_code(graph)?;
+    let graph = rewrite::needed_rows(graph)?;
     let graph = rewrite::fold_norm(&graph)?;
     let graph = rewrite::fuse_conv(&graph)?;
     let graph = rewrite::patchify(&graph)?;

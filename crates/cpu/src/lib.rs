@@ -19,6 +19,7 @@
 //! ```
 
 pub mod activation;
+mod adam;
 pub mod attention;
 mod buffer;
 mod channel_norm;

@@ -99,7 +99,24 @@ pub(crate) unsafe fn row_max<S: Simd>(s: S, x: *const f32, n: usize) -> f32 {
 /// # Safety
 /// `n` numbers at `x` must be readable and at `out` writable; they may be the same.
 #[inline(always)]
-pub(crate) unsafe fn row_exp<S: Simd>(s: S, x: *const f32, n: usize, shift: f32, scale: f32, out: *mut f32) -> f32 {
+unsafe fn row_exp<S: Simd>(s: S, x: *const f32, n: usize, shift: f32, scale: f32, out: *mut f32) -> f32 {
+    // SAFETY: the caller vouches for the rows.
+    s.sum(unsafe { row_exp_lanes(s, x, n, shift, scale, out) })
+}
+
+/// [`row_exp`] with the sum still in parts, one in each lane.
+///
+/// # Safety
+/// As for [`row_exp`].
+#[inline(always)]
+pub(crate) unsafe fn row_exp_lanes<S: Simd>(
+    s: S,
+    x: *const f32,
+    n: usize,
+    shift: f32,
+    scale: f32,
+    out: *mut f32,
+) -> S::V {
     let shift = s.splat(shift);
     let scale = s.splat(scale * std::f32::consts::LOG2_E);
     let mut sum = [s.splat(0.0); 2];
@@ -123,7 +140,7 @@ pub(crate) unsafe fn row_exp<S: Simd>(s: S, x: *const f32, n: usize, shift: f32,
             i += S::LANES;
         }
     }
-    s.sum(s.add(sum[0], sum[1]))
+    s.add(sum[0], sum[1])
 }
 
 /// Multiplies a row in place.

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use vit_graph::autodiff::gradients;
-use vit_graph::ops::{Conv2d, Op, Operation, Reduce};
+use vit_graph::ops::{Attention, Conv2d, Granularity, Op, Operation, Reduce};
 use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{DType, Graph, Init, Tensor, Value, conformance, rewrite};
 
@@ -71,7 +71,11 @@ fn block() -> Graph {
 }
 
 fn bindings(graph: &Graph) -> Bindings {
-    let mut bindings = Bindings::new().with("x", ramp(&[2, 3, 8], 0.0));
+    bindings_of(graph, [2, 3, 8])
+}
+
+fn bindings_of(graph: &Graph, shape: [usize; 3]) -> Bindings {
+    let mut bindings = Bindings::new().with("x", ramp(&shape, 0.0));
     for (i, (_, p)) in graph.parameters().enumerate() {
         bindings = bindings.with(&p.name, ramp(&p.shape, i as f64 + 1.0));
     }
@@ -169,6 +173,7 @@ fn every_rewrite_keeps_the_meaning_of_every_conformance_case() {
                 rewrite::fuse_conv,
                 rewrite::fuse_norm_grad_add,
                 rewrite::keep_slope,
+                rewrite::needed_rows,
                 rewrite::dead_code,
             ] {
                 let found = reference::run(&pass(&case.graph).unwrap(), &case.bindings).unwrap();
@@ -234,4 +239,72 @@ fn dead_code_goes_but_inputs_stay() {
     let graph = rewrite::dead_code(&x.finish().unwrap()).unwrap();
     assert_eq!(graph.nodes().len(), 3);
     assert!(graph.nodes().iter().all(|n| matches!(n.op, Op::Input(_)) || n.op.name() == "tanh"));
+}
+
+/// Two transformer blocks with attention, of which the last is read at one token, or at two.
+fn sequence(packed: bool, read: &[usize], drop_path: bool) -> Graph {
+    let x = Tensor::input("x", DType::F32, [2, 5, 8]);
+    let seed = drop_path.then(|| x.another_input("seed", DType::I32, [4]));
+    let p = |name: String, shape: &[usize]| x.parameter(&name, shape, Init::Zeros);
+    let mut y = x.clone();
+    for block in 0..2 {
+        let p = |name: &str, shape: &[usize]| p(format!("{block}.{name}"), shape);
+        let norm = |t: &Tensor, name: &str| t.layer_norm(&p(&format!("{name}.w"), &[8]), &p(name, &[8]), 1e-6);
+        let h = norm(&y, "norm1");
+        let op = Attention { heads: 2, scale: 0.5, packed, bias: false, dropout: None };
+        let qkv = h.linear(&p("qkv", &[24, 8]), Some(&p("qkv.bias", &[24])));
+        let part = |i: usize| qkv.slice(2, 8 * i, 8);
+        let [attended, weights] =
+            if packed { qkv.attention(op, &[]) } else { part(0).attention(op, &[&part(1), &part(2)]) };
+        weights.tap(&format!("{block}.weights"));
+        let mut branch = attended.linear(&p("proj", &[8, 8]), None) * p("scale", &[8]);
+        if let Some(seed) = &seed {
+            branch = branch.dropout(0.5, Granularity::Sample, seed);
+        }
+        y = y + branch;
+        let h = norm(&y, "norm2").linear(&p("fc1", &[16, 8]), Some(&p("fc1.bias", &[16]))).gelu();
+        y = &y + &h.linear(&p("fc2", &[8, 16]), None);
+        y.tap(&format!("{block}"));
+    }
+    for &token in read {
+        y.slice(1, token, 1).reshape([2, 8]).output(&format!("token {token}"));
+    }
+    x.finish().unwrap()
+}
+
+#[test]
+fn of_the_last_block_only_the_tokens_that_are_read_are_computed() {
+    for (packed, read, drop_path, tokens) in
+        [(true, &[0][..], false, 1), (false, &[0], false, 1), (true, &[3, 2], true, 2), (true, &[0, 3], false, 5)]
+    {
+        let graph = sequence(packed, read, drop_path);
+        let narrow = rewrite::needed_rows(&graph).unwrap();
+        let mut values = bindings_of(&graph, [2, 5, 8]);
+        if drop_path {
+            values = values.with("seed", Array::from_fn(&[4].into(), |i| i as f64));
+        }
+        assert_eq!(reference::run(&graph, &values).unwrap(), reference::run(&narrow, &values).unwrap());
+        let extents = |name: &str| {
+            let nodes = narrow.nodes().iter().filter(|n| n.op.name() == name);
+            nodes.map(|n| n.outputs[0].shape[1]).collect::<Vec<_>>()
+        };
+        assert_eq!((extents("attention"), extents("gelu")), (vec![5, tokens], vec![5, tokens]));
+        // Names that still say what they said.
+        let taps: Vec<&str> = narrow.taps().keys().map(String::as_str).collect();
+        let all = ["0", "0.weights", "1", "1.weights"];
+        assert_eq!(taps, all[..if tokens < 5 { 2 } else { 4 }]);
+    }
+}
+
+#[test]
+fn tokens_that_somebody_asks_for_are_all_computed() {
+    for tap in ["1", "1.weights"] {
+        let mut graph = sequence(true, &[0], false);
+        graph.request(tap).unwrap();
+        let narrow = rewrite::needed_rows(&graph).unwrap();
+        let attention = narrow.nodes().iter().filter(|n| n.op.name() == "attention");
+        assert_eq!(attention.map(|n| n.outputs[0].shape[1]).collect::<Vec<_>>(), [5, 5]);
+        let values = bindings_of(&graph, [2, 5, 8]);
+        assert_eq!(reference::run(&graph, &values).unwrap(), reference::run(&narrow, &values).unwrap());
+    }
 }

@@ -247,6 +247,7 @@ impl Recipe {
             average: self.average().is_some(),
             freeze: self.model.freeze.clone(),
             recompute: false,
+            needed_rows: false,
         }
     }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use vit_graph::autodiff::{add_gradients, gradients};
 use vit_graph::device::Parameters;
 use vit_graph::ops::{Binary, Concat, GlobalNorm, Input, Op, Parameter, Scale, Slice};
-use vit_graph::rewrite::{dead_code, patchify, recompute};
+use vit_graph::rewrite::{dead_code, needed_rows, patchify, recompute};
 use vit_graph::{Graph, GraphError, Inlined, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
@@ -29,6 +29,9 @@ pub struct StepOptions {
     /// Compute activations of the model's blocks again in the backward pass instead of keeping them: less memory, more
     /// arithmetic, the same result.
     pub recompute: bool,
+    /// Leave out of the model what no logit depends on: in the last block of a Vision Transformer, all tokens but that
+    /// which the head reads. The same result but for rounding; it pays on a CPU.
+    pub needed_rows: bool,
 }
 
 impl From<Optimiser> for StepOptions {
@@ -82,7 +85,7 @@ impl TrainingStep {
         if !batch.is_multiple_of(parts) {
             return Err(StepError::Uneven { batch, parts });
         }
-        let forward = forward(architecture, batch / parts)?;
+        let forward = forward(architecture, batch / parts, options.needed_rows)?;
         let mut graph = Graph::new();
         let inputs = Inputs::add(&mut graph, &forward, &options, batch)?;
         let parameters: Vec<(Value, Parameter)> = forward
@@ -149,11 +152,12 @@ impl TrainingStep {
 }
 
 /// The model's forward pass on a micro-batch.
-fn forward(architecture: &Architecture, batch: usize) -> Result<Graph, GraphError> {
+fn forward(architecture: &Architecture, batch: usize, only_needed: bool) -> Result<Graph, GraphError> {
     let mut graph = architecture.build(batch, Mode::Training)?;
     graph.retain_outputs(|name| name.starts_with("logits"));
     // Before differentiating, so that the gradients are products of matrices too.
-    dead_code(&patchify(&graph)?)
+    let graph = dead_code(&patchify(&graph)?)?;
+    if only_needed { needed_rows(&graph) } else { Ok(graph) }
 }
 
 /// The inputs of a step.

@@ -190,6 +190,31 @@ fn a_frozen_backbone_gets_no_backward_pass() {
 }
 
 #[test]
+fn a_step_without_what_no_logit_depends_on_is_the_same_step() {
+    let drop_path = Vit { drop_path: 0.3, ..model() };
+    let two_tokens = Vit { distillation_head: true, distillation_token: true, ..model() };
+    for model in [model(), drop_path, two_tokens].map(Architecture::from) {
+        let mut whole = Run::new(&model, &StepOptions::default());
+        let mut needed = Run::new(&model, &StepOptions { needed_rows: true, ..StepOptions::default() });
+        let flops = |run: &Run| run.executable.steps().iter().map(|s| s.flops).sum::<u64>();
+        assert!(flops(&needed) < flops(&whole) / 10 * 9, "{} of {}", flops(&needed), flops(&whole));
+        whole.run(1);
+        needed.run(1);
+        // The sums of the forward pass are the same sums.
+        for name in ["loss", "logits"] {
+            assert_eq!(whole.read(name), needed.read(name), "{name}");
+        }
+        for (name, _) in whole.step.gradients.clone() {
+            let name = format!("grad.{name}");
+            let expected = whole.read(&name);
+            let scale = expected.iter().fold(1e-2f32, |m, v| m.max(v.abs()));
+            let difference = largest_difference(&expected, &needed.read(&name));
+            assert!(difference <= 2e-6 * scale, "{name}: {difference} of {scale}");
+        }
+    }
+}
+
+#[test]
 fn averages_follow_the_weights() {
     let model = Architecture::from(model());
     let mut run = Run::new(&model, &StepOptions { average: true, ..StepOptions::default() });

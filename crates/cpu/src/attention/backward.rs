@@ -224,17 +224,24 @@ impl Kernel for Head<'_> {
         for (view, dst) in [(self.k, &mut *keys_across), (self.v, &mut *values_across)] {
             s.vectorize(PackKeys { view, b, h, keys, head_dim, dst: dst.as_mut_ptr() });
         }
-        s.vectorize(PackValues { view: self.k, b, h, first: 0, keys, head_dim, dst: keys_down.as_mut_ptr() });
+        // Rows of whole vectors are read where they lie, unless they are so far apart that they compete for the same
+        // places in the cache.
+        let rows_of = |view: View<'_>, first: usize, count: usize, dst: &mut [f32]| {
+            if head_dim % MAX_LANES == 0 && !view.row_stride.is_multiple_of(1024) {
+                return (view.at(b, first, h), view.row_stride);
+            }
+            s.vectorize(PackValues { view, b, h, first, keys: count, head_dim, dst: dst.as_mut_ptr() });
+            (dst.as_ptr(), 0)
+        };
+        let keys_down = rows_of(self.k, 0, keys, keys_down);
 
         // Without a bias the scale is left to the exponential.
         let exp_scale = if self.bias.is_some() { 1.0 } else { self.scale };
         let mut query = 0;
         while query < queries {
             let rows = self.tile.rows.min(queries - query);
-            for (view, dst) in [(self.q, &mut *queries_down), (self.dout, &mut *douts_down)] {
-                let dst = dst.as_mut_ptr();
-                s.vectorize(PackValues { view, b, h, first: query, keys: rows, head_dim, dst });
-            }
+            let queries_down = rows_of(self.q, query, rows, queries_down);
+            let douts_down = rows_of(self.dout, query, rows, douts_down);
             for (view, packed, c) in
                 [(self.q, &*keys_across, &mut *weights), (self.dout, &*values_across, &mut *dscores)]
             {
@@ -286,14 +293,14 @@ impl Kernel for Head<'_> {
                 a: dscores.as_ptr(),
                 lda: stride,
                 transposed: false,
-                b: keys_down.as_ptr(),
-                ldb: 0,
+                b: keys_down.0,
+                ldb: keys_down.1,
                 out: self.dq.at(b, query, h),
                 ldo: self.dq.row_stride,
                 finish: Finish::Times { factor: self.scale, add: false },
             });
-            for (a, packed, factor, output) in
-                [(&*dscores, &*queries_down, self.scale, self.dk), (&*weights, &*douts_down, 1.0, self.dv)]
+            for (a, (right, ldb), factor, output) in
+                [(&*dscores, queries_down, self.scale, self.dk), (&*weights, douts_down, 1.0, self.dv)]
             {
                 s.vectorize(Product {
                     rows: keys,
@@ -302,8 +309,8 @@ impl Kernel for Head<'_> {
                     a: a.as_ptr(),
                     lda: stride,
                     transposed: true,
-                    b: packed.as_ptr(),
-                    ldb: 0,
+                    b: right,
+                    ldb,
                     out: output.at(b, 0, h),
                     ldo: output.row_stride,
                     finish: Finish::Times { factor, add: query > 0 },

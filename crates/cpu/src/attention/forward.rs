@@ -6,7 +6,7 @@ use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
 use crate::simd::{Kernel, MAX_LANES, Simd};
-use crate::softmax::{row_exp, row_max, row_scale};
+use crate::softmax::{row_exp_lanes, row_max, row_scale};
 
 /// `out = dropout(softmax(scale * q kᵀ + bias)) v`, head by head.
 #[derive(Debug)]
@@ -257,26 +257,41 @@ impl Kernel for Rows<'_> {
                 ldo: stride,
                 finish: Finish::Largest(largest.as_mut_ptr()),
             });
+            // What is slow to come, the largest of a row and its sum, is computed for all rows at once: one need not
+            // wait for the other.
+            let (tops, lanes) = (&mut *inverse, &mut *largest);
             for r in 0..rows {
-                let row = &mut scores[r * stride..][..keys];
-                let p = row.as_mut_ptr();
+                let p = scores[r * stride..][..keys].as_mut_ptr();
                 // SAFETY: all rows have `keys` numbers, and there is a vector of the largest of each.
-                let (largest, sum) = unsafe {
-                    let largest = if early {
+                tops[r] = unsafe {
+                    if early {
                         row_scale(s, p, keys, self.scale);
                         if let Some(bias) = self.bias {
                             row_add(s, p, bias[(query + r) * keys..][..keys].as_ptr(), keys);
                         }
                         row_max(s, p, keys)
                     } else {
-                        s.largest(s.load(largest[r * S::LANES..][..S::LANES].as_ptr()))
-                    };
-                    (largest, row_exp(s, p, keys, largest, exp_scale, p))
+                        s.largest(s.load(lanes[r * S::LANES..][..S::LANES].as_ptr()))
+                    }
                 };
-                inverse[r] = 1.0 / sum;
-                if let Some(lse) = &mut self.lse {
-                    lse[done + r] = largest * exp_scale + sum.ln();
+            }
+            for r in 0..rows {
+                let p = scores[r * stride..][..keys].as_mut_ptr();
+                // SAFETY: as above.
+                unsafe {
+                    let sums = row_exp_lanes(s, p, keys, tops[r], exp_scale, p);
+                    s.store(lanes[r * S::LANES..][..S::LANES].as_mut_ptr(), sums);
                 }
+            }
+            for r in 0..rows {
+                let row = &mut scores[r * stride..][..keys];
+                let p = row.as_mut_ptr();
+                // SAFETY: there is a vector of sums of each row.
+                let sum = s.sum(unsafe { s.load(lanes[r * S::LANES..][..S::LANES].as_ptr()) });
+                if let Some(lse) = &mut self.lse {
+                    lse[done + r] = inverse[r] * exp_scale + sum.ln();
+                }
+                inverse[r] = 1.0 / sum;
                 if let Some(weights) = &mut self.weights {
                     let weights = &mut weights[(done + r) * keys..][..keys];
                     weights.copy_from_slice(row);

@@ -167,9 +167,9 @@ fn blocks(pool: &Pool, isa: Isa, gemm: Gemm<'_>, ldb: usize, workspace: &mut [f3
 }
 
 /// The blocks of C that are tasks.
-struct Grid {
-    rows: Division,
-    columns: Division,
+pub(crate) struct Grid {
+    pub rows: Division,
+    pub columns: Division,
 }
 
 /// Rows of A that a block keeps in the second-level cache.
@@ -181,36 +181,56 @@ impl Grid {
     /// `whole` leaves the rows undivided.
     fn new(isa: Isa, threads: usize, m: usize, n: usize, whole: bool) -> Grid {
         let (tile_rows, tile_columns) = isa.dispatch(TileShape);
-        let few = if whole { 1 } else { m.div_ceil(BLOCK_ROWS).max(1) };
+        Grid::of(threads, [m, n], [tile_rows, tile_columns], if whole { m } else { BLOCK_ROWS })
+    }
+
+    /// Blocks of at most about `most` rows of a result of this size, in tiles of this one.
+    pub fn of(threads: usize, [m, n]: [usize; 2], [tile_rows, tile_columns]: [usize; 2], most: usize) -> Grid {
+        let few = m.div_ceil(most.max(1)).max(1);
         // Threads that have rows of their own have equally many.
-        let row_blocks = if few > threads { few.next_multiple_of(threads) } else { few };
+        let shares = if few >= threads { threads } else { 1 };
+        let row_blocks = few.next_multiple_of(shares);
         let wanted = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
         let column_blocks = wanted.div_ceil(row_blocks);
-        Grid { rows: Division::new(m, tile_rows, row_blocks), columns: Division::new(n, tile_columns, column_blocks) }
+        Grid {
+            rows: Division::new(m, tile_rows, row_blocks, shares),
+            columns: Division::new(n, tile_columns, column_blocks, 1),
+        }
     }
 }
 
-/// A length in about equal parts, each but the last a multiple of a unit.
-struct Division {
+/// A length in shares that differ by one at most, each in about equal parts that are multiples of a unit but for the
+/// last.
+pub(crate) struct Division {
     length: usize,
     unit: usize,
-    parts: usize,
+    pub parts: usize,
+    shares: usize,
 }
 
 impl Division {
-    fn new(length: usize, unit: usize, parts: usize) -> Division {
-        Division { length, unit, parts: parts.clamp(1, length.div_ceil(unit).max(1)) }
+    /// `parts` is a multiple of `shares`.
+    fn new(length: usize, unit: usize, parts: usize, shares: usize) -> Division {
+        let most = (length / shares).div_ceil(unit);
+        if most == 0 {
+            return Division { length, unit, parts: 1, shares: 1 };
+        }
+        Division { length, unit, parts: (parts / shares).clamp(1, most) * shares, shares }
     }
 
     /// Where a part starts, and its length.
-    fn part(&self, i: usize) -> (usize, usize) {
-        let units = self.length.div_ceil(self.unit);
-        let bound = |i: usize| (i * units / self.parts * self.unit).min(self.length);
-        (bound(i), bound(i + 1) - bound(i))
+    pub fn part(&self, i: usize) -> (usize, usize) {
+        let each = self.parts / self.shares;
+        let share = |i: usize| i * self.length / self.shares;
+        let (start, end) = (share(i / each), share(i / each + 1));
+        let units = (end - start).div_ceil(self.unit);
+        let bound = |i: usize| (start + i * units / each * self.unit).min(end);
+        (bound(i % each), bound(i % each + 1) - bound(i % each))
     }
 
     fn longest(&self) -> usize {
-        self.length.div_ceil(self.unit).div_ceil(self.parts) * self.unit
+        let units = self.length.div_ceil(self.shares).div_ceil(self.unit);
+        units.div_ceil(self.parts / self.shares) * self.unit
     }
 }
 

@@ -15,7 +15,7 @@ mod quantise;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::gemm::{ALIGN, Epilogue, aligned, check_matrix, check_workspace};
+use crate::gemm::{ALIGN, Epilogue, Grid, aligned, check_matrix, check_workspace};
 use crate::pool::{Parts, Pool};
 
 use block::Block;
@@ -88,18 +88,17 @@ pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut
 
     assert!(gemm.epilogue.factor.is_none(), "products on bytes have no factors");
     let (scales, sums, weights) = pack::sections(shape, n, gemm.b_packed);
-    let grid = Grid::new(m, n, stride, pool.threads(), shape);
+    let most = (BLOCK_BYTES / stride).clamp(shape.rows, BLOCK_ROWS);
+    let Grid { rows, columns } = Grid::of(pool.threads(), [m, n], [shape.rows, shape.columns], most);
     let c = Parts::new(gemm.c);
-    let row_blocks = m.div_ceil(grid.rows);
-    let column_blocks = n.div_ceil(grid.columns);
     let groups = k.div_ceil(shape.group);
-    pool.run(row_blocks * column_blocks, &|task| {
-        let row = task / column_blocks * grid.rows;
-        let column = task % column_blocks * grid.columns;
+    pool.run(rows.parts * columns.parts, &|task| {
+        let (row, rows) = rows.part(task / columns.parts);
+        let (column, columns) = columns.part(task % columns.parts);
         // The checks above cover every block, and blocks of C do not overlap.
         path.dispatch(Block {
-            m: grid.rows.min(m - row),
-            n: grid.columns.min(n - column),
+            m: rows,
+            n: columns,
             groups,
             a: quantised[row * stride..].as_ptr(),
             stride,
@@ -148,27 +147,7 @@ fn quantise_rows(
     });
 }
 
-/// The blocks of C that are tasks.
-struct Grid {
-    rows: usize,
-    columns: usize,
-}
-
 /// Rows of A in a block, if they are short.
 const BLOCK_ROWS: usize = 96;
 /// Bytes of A that a block keeps in the second-level cache.
 const BLOCK_BYTES: usize = 384 * 1024;
-/// Tasks per thread that even out what other processes take away.
-const TASKS_PER_THREAD: usize = 6;
-
-impl Grid {
-    fn new(m: usize, n: usize, stride: usize, threads: usize, shape: Shape) -> Grid {
-        let even =
-            |total: usize, blocks: usize, unit: usize| total.div_ceil(blocks.max(1)).next_multiple_of(unit).max(unit);
-        let most = (BLOCK_BYTES / stride).clamp(shape.rows, BLOCK_ROWS);
-        let row_blocks = m.div_ceil(most);
-        let wanted = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
-        let column_blocks = wanted.div_ceil(row_blocks.max(1)).clamp(1, n.div_ceil(shape.columns).max(1));
-        Grid { rows: even(m, row_blocks, shape.rows), columns: even(n, column_blocks, shape.columns) }
-    }
-}

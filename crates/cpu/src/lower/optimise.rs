@@ -4,6 +4,7 @@ use vit_graph::Type;
 use vit_graph::ops::{Adam, CLIP_EPSILON, Sgd};
 
 use super::{Lowered, TASK};
+use crate::adam::{AdamNumbers, AdamStep};
 
 /// Partial sums of one task, so that the compiler can use vectors and rounding errors stay small.
 const LANES: usize = 16;
@@ -65,10 +66,19 @@ pub(super) fn adam(op: &Adam, parameter: &Type) -> Lowered {
             parameter.iter_mut().zip(gradient).zip(mean.iter_mut().zip(variance))
         };
         if !op.trust_ratio {
+            let numbers = AdamNumbers {
+                beta1: op.beta1,
+                beta2: op.beta2,
+                epsilon: op.epsilon,
+                rate,
+                factor,
+                corrections: [scale, root],
+                decays: [coupled, decoupled],
+            };
             p.pool.run(tasks, &|task| {
-                for ((parameter, gradient), (mean, variance)) in own(task) {
-                    *parameter -= rate * moments(*parameter, *gradient, mean, variance);
-                }
+                let gradient = &gradient[task * TASK..elements.min((task + 1) * TASK)];
+                let [parameter, mean, variance] = shared.chunk(task * TASK, gradient.len());
+                p.isa.dispatch(AdamStep { numbers, parameter, gradient, mean, variance });
             });
             return;
         }

@@ -42,6 +42,7 @@ unsafe impl Simd for Avx512 {
     const LANES: usize = 16;
     const TILE_ROWS: usize = 8;
     const TILE_VECTORS: usize = 3;
+    const LOOKUP: bool = true;
     const HEAD_TILE_ROWS: usize = 6;
     const HEAD_TILE_VECTORS: usize = 4;
 
@@ -98,9 +99,11 @@ unsafe impl Simd for Avx512 {
         mul(a, b) = _mm512_mul_ps(a, b);
         div(a, b) = _mm512_div_ps(a, b);
         mul_add(a, b, c) = _mm512_fmadd_ps(a, b, c);
+        mul_sub(a, b, c) = _mm512_fmsub_ps(a, b, c);
         neg_mul_add(a, b, c) = _mm512_fnmadd_ps(a, b, c);
         min(a, b) = _mm512_min_ps(a, b);
         max(a, b) = _mm512_max_ps(a, b);
+        sqrt(a) = _mm512_sqrt_ps(a);
         abs(a) = _mm512_abs_ps(a);
         round(a) = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
         scale_by_power(a, n) = _mm512_scalef_ps(a, n);
@@ -116,6 +119,12 @@ unsafe impl Simd for Avx512 {
     fn select(self, mask: __mmask16, a: __m512, b: __m512) -> __m512 {
         // SAFETY: `self` proves that the instructions are available.
         unsafe { _mm512_mask_blend_ps(mask, b, a) }
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[f32; 16], index: __m512) -> __m512 {
+        // SAFETY: `self` proves that the instructions are available; the table fills a vector.
+        unsafe { _mm512_permutexvar_ps(_mm512_castps_si512(index), _mm512_loadu_ps(table.as_ptr())) }
     }
 
     #[inline(always)]

@@ -2,6 +2,7 @@
 //! Accurate to about one unit in the last place; NaN in gives NaN out.
 
 use super::Simd;
+use super::gelu_tables::{END, PIECES, SLOPE, TAIL, Table};
 
 /// `c[0] * x^(n-1) + ... + c[n-1]`.
 #[inline(always)]
@@ -65,24 +66,59 @@ pub(crate) fn normal_tail<S: Simd>(s: S, t: S::V) -> S::V {
     exp2(s, log)
 }
 
+/// Where a number falls among the pieces of the tables: its piece in the lowest bits, and the distance from its middle.
+#[inline(always)]
+fn piece<S: Simd>(s: S, t: S::V) -> (S::V, S::V) {
+    // Added to this, a small number is rounded to an integer, which the lowest bits then hold.
+    let shift = s.splat(12_582_912.0);
+    let index = s.mul_add(t, s.splat(PIECES), shift);
+    let distance = s.mul_sub(t, s.splat(PIECES), s.sub(index, shift));
+    (index, distance)
+}
+
+#[inline(always)]
+fn by_table<S: Simd>(s: S, (index, distance): (S::V, S::V), table: &'static Table) -> S::V {
+    let mut y = s.lookup(&table[0], index);
+    for coefficients in &table[1..] {
+        y = s.mul_add(y, distance, s.lookup(coefficients, index));
+    }
+    y
+}
+
 /// GELU, `x (1 + erf(x / sqrt 2)) / 2`: what the tail takes away from the positive part.
 #[inline(always)]
 pub(crate) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
+    let positive = s.max(s.splat(0.0), x);
+    if S::LOOKUP {
+        let t = s.min(s.splat(END), s.abs(x));
+        return s.neg_mul_add(t, by_table(s, piece(s, t), &TAIL), positive);
+    }
     let t = s.min(s.splat(16.0), s.abs(x));
-    s.neg_mul_add(t, normal_tail(s, t), s.max(s.splat(0.0), x))
+    s.neg_mul_add(t, normal_tail(s, t), positive)
 }
 
 /// GELU and its slope, the distribution function plus x times the density.
-///
-/// The tail that GELU needs gives the density too: their ratio is smooth. What is fitted is one minus t times that
-/// ratio, to 1.1e-8 in what the slope makes of it: the slope is the tail times it for a negative x, one minus that for
-/// a positive one.
 #[inline(always)]
 pub(crate) fn gelu_and_slope<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
-    let t = s.min(s.splat(16.0), s.abs(x));
-    let tail = normal_tail(s, t);
-    let value = s.neg_mul_add(t, tail, s.max(s.splat(0.0), x));
-    let ratio = polynomial(
+    let positive = s.max(s.splat(0.0), x);
+    let (value, below) = if S::LOOKUP {
+        let t = s.min(s.splat(END), s.abs(x));
+        let piece = piece(s, t);
+        (s.neg_mul_add(t, by_table(s, piece, &TAIL), positive), by_table(s, piece, &SLOPE))
+    } else {
+        let t = s.min(s.splat(16.0), s.abs(x));
+        let tail = normal_tail(s, t);
+        (s.neg_mul_add(t, tail, positive), s.mul(tail, slope_over_tail(s, t)))
+    };
+    // The slopes at x and -x add up to 1.
+    (value, s.select(s.lt(x, s.splat(0.0)), below, s.sub(s.splat(1.0), below)))
+}
+
+/// The slope of GELU at -t as a multiple of the tail: the density is the tail times something smooth. What is fitted is
+/// one minus t times that, to 1.1e-8 in what the slope makes of it.
+#[inline(always)]
+fn slope_over_tail<S: Simd>(s: S, t: S::V) -> S::V {
+    polynomial(
         s,
         t,
         [
@@ -97,10 +133,7 @@ pub(crate) fn gelu_and_slope<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
             -7.978_857e-1,
             1.0,
         ],
-    );
-    let below = s.mul(tail, ratio);
-    let above = s.neg_mul_add(tail, ratio, s.splat(1.0));
-    (value, s.select(s.lt(x, s.splat(0.0)), below, above))
+    )
 }
 
 /// x within plus or minus `limit`; slopes are constant long before, and this keeps infinity times 0 out of them.

@@ -6,6 +6,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod gelu_tables;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -43,6 +44,8 @@ pub(crate) unsafe trait Simd: Copy {
     const TILE_ROWS: usize;
     /// Vectors in a row of the register tile. Tile, two operands and a row of B fit in the registers.
     const TILE_VECTORS: usize;
+    /// Whether [`Simd::lookup`] is one instruction.
+    const LOOKUP: bool = false;
     /// Rows of attention's register tile: with as many registers as the other, it takes a head of 64 numbers at once.
     const HEAD_TILE_ROWS: usize = Self::TILE_ROWS;
     /// Vectors in a row of attention's register tile, at most 4.
@@ -75,6 +78,11 @@ pub(crate) unsafe trait Simd: Copy {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `a * b - c`.
+    #[inline(always)]
+    fn mul_sub(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        self.mul_add(a, b, self.sub(self.splat(0.0), c))
+    }
     /// `c - a * b`.
     fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The smaller; NaN where `b` is NaN.
@@ -82,6 +90,7 @@ pub(crate) unsafe trait Simd: Copy {
     /// The larger; NaN where `b` is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     fn abs(self, a: Self::V) -> Self::V;
+    fn sqrt(self, a: Self::V) -> Self::V;
     /// To the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
     /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included.
@@ -90,6 +99,11 @@ pub(crate) unsafe trait Simd: Copy {
     fn lt(self, a: Self::V, b: Self::V) -> Self::M;
     /// `a` where the mask is set, `b` elsewhere.
     fn select(self, mask: Self::M, a: Self::V, b: Self::V) -> Self::V;
+    /// For each lane the entry of the table that the lowest four bits of `index` say; only where `LOOKUP` is set.
+    #[inline(always)]
+    fn lookup(self, _table: &[f32; 16], _index: Self::V) -> Self::V {
+        unreachable!("there is no such instruction")
+    }
     /// The sum of the lanes, in a fixed order.
     fn sum(self, a: Self::V) -> f32;
     /// The largest lane.

@@ -97,6 +97,7 @@ unsafe impl Simd for Portable {
         neg_mul_add(a, b, c) = c - a * b;
         min(a, b) = if a < b { a } else { b };
         max(a, b) = if a > b { a } else { b };
+        sqrt(a) = a.sqrt();
         abs(a) = a.abs();
         // Adding and taking away 1.5 * 2^23 rounds to the nearest integer; the library call is far slower.
         round(a) = if a.abs() < 4_194_304.0 { (a + 12_582_912.0) - 12_582_912.0 } else { a };

@@ -10,6 +10,7 @@ mod linear;
 mod patchify;
 mod recompute;
 mod relu;
+mod rows;
 mod slope;
 
 pub use add_norm::fuse_add_norm;
@@ -22,6 +23,7 @@ pub use linear::fuse_linear;
 pub use patchify::patchify;
 pub use recompute::recompute;
 pub use relu::relu_by_result;
+pub use rows::needed_rows;
 pub use slope::keep_slope;
 
 use crate::{Graph, GraphError, Node, NodeId, Value};

@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use vit_graph::device::Initial;
-use vit_train::{Optimiser, TrainingStep};
 
 use super::peak::Peak;
-use super::steps::{fill_inputs, inference_graph};
+use super::steps::{fill_inputs, inference_graph, training_graph};
 use super::{BenchOptions, PEAK_TIME, quantile};
 use crate::Error;
 
@@ -34,11 +33,7 @@ pub struct OpMeasurement {
 
 /// Times every operation of the forward pass, or of a training step; the slowest first.
 pub fn ops(options: &BenchOptions, training: bool) -> Result<Vec<OpMeasurement>, Error> {
-    let graph = if training {
-        TrainingStep::new(&options.architecture()?, options.batch, Optimiser::default())?.graph
-    } else {
-        inference_graph(options)?
-    };
+    let graph = if training { training_graph(options, &options.architecture()?)? } else { inference_graph(options)? };
     let processor = options.processor()?;
     let mut executable = processor.device().compile(&graph, &mut Initial { seed: 0 })?;
     fill_inputs(&graph, executable.as_mut())?;

@@ -1,10 +1,9 @@
 //! Whole passes: inference, and training steps.
 
-use vit_graph::cost::Cost;
 use vit_graph::device::{Elements, Executable, Initial};
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, Init};
-use vit_models::Mode;
+use vit_models::{Architecture, Mode};
 use vit_train::{StepOptions, TrainingStep};
 
 use super::{BenchOptions, peak_memory, quantile, repeat};
@@ -49,9 +48,13 @@ pub fn train(options: &BenchOptions) -> Result<Measurement, Error> {
     if architecture.classes() == 0 {
         architecture.set_classes(1000);
     }
-    let how = StepOptions { recompute: options.recompute, ..StepOptions::default() };
-    let step = TrainingStep::new(&architecture, options.batch, how)?;
-    measure(options, &step.graph)
+    measure(options, &training_graph(options, &architecture)?)
+}
+
+pub(super) fn training_graph(options: &BenchOptions, architecture: &Architecture) -> Result<Graph, Error> {
+    let needed_rows = matches!(options.processor()?, Processor::Cpu(_));
+    let how = StepOptions { recompute: options.recompute, needed_rows, ..StepOptions::default() };
+    Ok(TrainingStep::new(architecture, options.batch, how)?.graph)
 }
 
 pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
@@ -71,7 +74,9 @@ fn measure(options: &BenchOptions, graph: &Graph) -> Result<Measurement, Error> 
         Ok(executable.wait()?)
     })?;
     let median = quantile(&seconds, 0.5);
-    let gflops = Cost::of(graph).flops() as f64 / median / 1e9;
+    // What is computed, which may be less than what the model says.
+    let flops: u64 = executable.steps().iter().map(|step| step.flops).sum();
+    let gflops = flops as f64 / median / 1e9;
     Ok(Measurement {
         device: processor.description(),
         threads: if let Processor::Cpu(cpu) = &processor { Some(cpu.threads()) } else { None },

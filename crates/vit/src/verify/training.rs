@@ -194,11 +194,12 @@ impl Replay {
         step: &StepOptions,
         options: &VerifyOptions,
     ) -> Result<Self, Error> {
-        let mut step = TrainingStep::new(&checkpoint.config.architecture, batch, step.clone())?;
+        let device = device(options.device, options.threads)?;
+        let how = StepOptions { needed_rows: device.name() == "cpu", ..step.clone() };
+        let mut step = TrainingStep::new(&checkpoint.config.architecture, batch, how)?;
         for (name, gradient) in &step.gradients {
             step.graph.set_output(&format!("grad.{name}"), *gradient)?;
         }
-        let device = device(options.device, options.threads)?;
         let mut start = Start { model: &mut checkpoint.weights, state: &step.state };
         let executable = device.compile(&step.graph, &mut start)?;
         Ok(Replay { step, executable })

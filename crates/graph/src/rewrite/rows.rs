@@ -1,0 +1,201 @@
+//! Rows that nobody reads are not computed. Where the head reads one token of a sequence, the last block needs the keys
+//! and values of all tokens, but queries, their attention and everything after it of that token only.
+
+use std::ops::Range;
+
+use super::{Copy, dead_code, only_users};
+use crate::ops::{Attention, Granularity, Linear, Op, Slice};
+use crate::{Graph, GraphError, Node, NodeId, Value};
+
+/// The axis of tokens in `[batch, tokens, width]`.
+const TOKENS: usize = 1;
+
+/// Computes of each sequence only the tokens that somebody reads, where they are no more than half of it. To be applied
+/// before differentiating: a gradient reads what it is the gradient of.
+pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
+    let graph = &dead_code(graph)?;
+    let rows = Rows::of(graph);
+    let mut copy = Copy::of(graph);
+    for (id, node) in graph.nodes().iter().enumerate() {
+        match &node.op {
+            _ if rows.split[id] => {}
+            Op::Attention(attention) if rows.narrow(id) => {
+                let value = narrow_attention(&mut copy, &rows, id, attention)?;
+                copy.place(Value { node: id, output: 0 }, value);
+            }
+            Op::Slice(slice) if rows.cut(node.inputs[0], slice) => {
+                let value = rows.take(&mut copy, node.inputs[0], slice.start..slice.start + slice.length)?;
+                copy.place(Value { node: id, output: 0 }, value);
+            }
+            op if rows.narrow(id) => {
+                let follow = row_inputs(graph, node).unwrap_or_default();
+                let mut inputs = Vec::new();
+                for (&input, follows) in node.inputs.iter().zip(follow) {
+                    let range = rows.computed[id].clone();
+                    inputs.push(if follows { rows.take(&mut copy, input, range)? } else { copy.moved(input) });
+                }
+                let node = copy.new.add_in_scope(&node.scope, op.clone(), &inputs)?;
+                copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
+            }
+            _ => copy.keep(id)?,
+        }
+    }
+    // What is left of a tapped value is no longer what its name says.
+    for id in (0..graph.nodes().len()).filter(|&id| rows.narrow(id)) {
+        copy.moved[id].fill(None);
+    }
+    copy.finish()
+}
+
+/// Which tokens of the first output of every node are computed.
+struct Rows<'a> {
+    graph: &'a Graph,
+    computed: Vec<Range<usize>>,
+    /// Linear layers that give query, key and value to one narrow attention, which gets three of them instead.
+    split: Vec<bool>,
+}
+
+impl<'a> Rows<'a> {
+    /// From the last node to the first: what a node computes is what its users read.
+    fn of(graph: &'a Graph) -> Self {
+        let nodes = graph.nodes();
+        let users = only_users(graph);
+        let all: Vec<Range<usize>> =
+            (0..nodes.len()).map(|id| 0..tokens(graph, Value { node: id, output: 0 })).collect();
+        let mut rows = Rows { graph, computed: all.clone(), split: vec![false; nodes.len()] };
+        let mut read: Vec<Option<Range<usize>>> = vec![None; nodes.len()];
+        let reads = |read: &mut Vec<Option<Range<usize>>>, value: Value, range: Range<usize>| {
+            let range = if value.output == 0 { range } else { all[value.node].clone() };
+            let slot = &mut read[value.node];
+            *slot = Some(slot.take().map_or(range.clone(), |r| r.start.min(range.start)..r.end.max(range.end)));
+        };
+        for value in graph.outputs().iter().map(|(_, v)| v).chain(graph.updates().iter().map(|(_, v)| v)) {
+            reads(&mut read, *value, all[value.node].clone());
+        }
+        for (id, node) in nodes.iter().enumerate().rev() {
+            let follow = row_inputs(graph, node);
+            if let (Some(range), Some(_)) = (&read[id], &follow)
+                && 2 * range.len() <= all[id].len()
+            {
+                rows.computed[id] = range.clone();
+            }
+            let narrow = rows.narrow(id);
+            if let (true, Op::Attention(Attention { packed: true, .. })) = (narrow, &node.op) {
+                let producer = node.inputs[0].node;
+                let plain = |l: Linear| l == Linear { bias: l.bias, int8: l.int8, ..Linear::default() };
+                let single = users[producer] == Some(id);
+                rows.split[producer] = single && matches!(nodes[producer].op, Op::Linear(l) if plain(l));
+            }
+            for (i, &input) in node.inputs.iter().enumerate() {
+                let range = match &node.op {
+                    Op::Slice(slice) if rows.is_tokens(input, slice) => slice.start..slice.start + slice.length,
+                    _ if narrow && follow.as_ref().is_some_and(|f| f[i]) => rows.computed[id].clone(),
+                    _ => all[input.node].clone(),
+                };
+                reads(&mut read, input, range);
+            }
+        }
+        rows
+    }
+
+    /// Whether a node computes less than its output had.
+    fn narrow(&self, id: NodeId) -> bool {
+        self.computed[id].len() < tokens(self.graph, Value { node: id, output: 0 })
+    }
+
+    fn is_tokens(&self, input: Value, slice: &Slice) -> bool {
+        slice.axis == TOKENS && self.graph.shape(input).len() == 3
+    }
+
+    /// Whether a slice takes tokens of a value of which not all are computed.
+    fn cut(&self, input: Value, slice: &Slice) -> bool {
+        self.is_tokens(input, slice) && input.output == 0 && self.narrow(input.node)
+    }
+
+    /// These tokens of an old value, in the new graph.
+    fn take(&self, copy: &mut Copy, value: Value, range: Range<usize>) -> Result<Value, GraphError> {
+        let (have, moved) = (&self.computed[value.node], copy.moved(value));
+        if *have == range {
+            return Ok(moved);
+        }
+        let slice = Slice { axis: TOKENS, start: range.start - have.start, length: range.len() };
+        let scope = &self.graph.node(value.node).scope;
+        Ok(Value { node: copy.new.add_in_scope(scope, slice.into(), &[moved])?, output: 0 })
+    }
+}
+
+/// The number of tokens; values of another rank count as one.
+fn tokens(graph: &Graph, value: Value) -> usize {
+    let shape = graph.shape(value);
+    if shape.len() == 3 { shape[TOKENS] } else { 1 }
+}
+
+/// For an operation that computes every token by itself: which inputs it reads token by token, the others as a whole.
+fn row_inputs(graph: &Graph, node: &Node) -> Option<Vec<bool>> {
+    if node.outputs[0].shape.len() != 3 {
+        return None;
+    }
+    let first = || (0..node.inputs.len()).map(|i| i == 0).collect();
+    match &node.op {
+        Op::LayerNorm(_) | Op::Activation(_) | Op::Scale(_) => Some(first()),
+        Op::Dropout(dropout) if dropout.granularity == Granularity::Sample => Some(first()),
+        Op::Linear(linear) => {
+            let residual = linear.optional_inputs()[2];
+            Some((0..node.inputs.len()).map(|i| i == 0 || Some(i) == residual).collect())
+        }
+        Op::Binary(_) => {
+            let all = node.outputs[0].shape[TOKENS];
+            let follows = |&input: &Value| {
+                let shape = graph.shape(input);
+                match shape.len() {
+                    3 if shape[TOKENS] == all => Some(true),
+                    3 if shape[TOKENS] == 1 => Some(false),
+                    0 | 1 => Some(false),
+                    _ => None,
+                }
+            };
+            node.inputs.iter().map(follows).collect()
+        }
+        // A packed input is read as a whole, for the keys and values in it.
+        Op::Attention(a) if !a.bias && a.dropout.is_none() => {
+            Some((0..node.inputs.len()).map(|i| i == 0 && !a.packed).collect())
+        }
+        _ => None,
+    }
+}
+
+/// Attention of some queries to all keys.
+fn narrow_attention(copy: &mut Copy, rows: &Rows, id: NodeId, attention: &Attention) -> Result<Value, GraphError> {
+    let (graph, range) = (rows.graph, rows.computed[id].clone());
+    let node = graph.node(id);
+    let operands = if attention.packed {
+        let producer = graph.node(node.inputs[0].node);
+        let width = graph.shape(node.inputs[0])[2] / 3;
+        let mut parts = Vec::new();
+        for part in 0..3 {
+            let add = |copy: &mut Copy, op: Op, inputs: &[Value], scope: &str| {
+                copy.new.add_in_scope(scope, op, inputs).map(|node| Value { node, output: 0 })
+            };
+            let third = |axis: usize| Slice { axis, start: part * width, length: width }.into();
+            parts.push(if rows.split[node.inputs[0].node] {
+                let x = producer.inputs[0];
+                let wanted = if part == 0 { range.clone() } else { rows.computed[x.node].clone() };
+                let mut inputs = vec![rows.take(copy, x, wanted)?];
+                for &parameter in &producer.inputs[1..] {
+                    let moved = copy.moved(parameter);
+                    inputs.push(add(copy, third(0), &[moved], &producer.scope)?);
+                }
+                add(copy, producer.op.clone(), &inputs, &producer.scope)?
+            } else {
+                let wanted = if part == 0 { range.clone() } else { rows.computed[node.inputs[0].node].clone() };
+                let qkv = rows.take(copy, node.inputs[0], wanted)?;
+                add(copy, third(2), &[qkv], &node.scope)?
+            });
+        }
+        parts
+    } else {
+        vec![rows.take(copy, node.inputs[0], range)?, copy.moved(node.inputs[1]), copy.moved(node.inputs[2])]
+    };
+    let op = Attention { packed: false, ..*attention };
+    Ok(Value { node: copy.new.add_in_scope(&node.scope, op.into(), &operands)?, output: 0 })
+}
