@@ -72,9 +72,10 @@ impl Slot {
         &self.path
     }
 
-    /// Whether anything was ever saved here.
+    /// Whether nothing was ever saved here. The half of a first checkpoint, which a process left that was killed while it
+    /// wrote, is nothing.
     pub fn is_empty(&self) -> bool {
-        self.candidates().iter().all(|folder| !folder.exists())
+        !self.path.exists() && !self.previous().exists() && Manifest::verify(&self.partial()).is_err()
     }
 
     /// Writes a checkpoint. On an error, the one before it is as it was and the half-written one is removed. At most

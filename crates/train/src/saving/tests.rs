@@ -309,6 +309,19 @@ fn with_every_checkpoint_damaged_the_error_says_what_is_wrong_with_each() {
 }
 
 #[test]
+fn half_of_a_first_checkpoint_is_nothing_and_a_whole_one_is_something() {
+    let folder = tempfile::tempdir().unwrap();
+    let slot = Slot::new(folder.path().join("last"));
+    slot.save(&snapshot(1)).unwrap();
+    // As it is between the last byte and the renaming, and before that.
+    fs::rename(slot.path(), folder.path().join("last.partial")).unwrap();
+    assert!(!slot.is_empty());
+    assert_eq!(slot.open().unwrap().snapshot.position.step, 1);
+    fs::remove_file(folder.path().join("last.partial/manifest.json")).unwrap();
+    assert!(slot.is_empty());
+}
+
+#[test]
 fn a_position_that_json_cannot_hold_is_refused_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let slot = Slot::new(folder.path().join("last"));
