@@ -68,7 +68,7 @@ pub(crate) fn choose(
     }
     let operations = 2.0 * product.m as f64 * product.n as f64 * product.k as f64 * product.batch as f64;
     let candidates = gemm.candidates(gpu, if operations < WORTH_TIMING { 1 } else { CANDIDATES })?;
-    // cuBLASLt suggests algorithms for eight bits and for GELU that it then refuses to run.
+    // For eight bits and for GELU cuBLASLt suggests algorithms without looking at addresses, and may refuse to run them.
     let certain = product.operand != Storage::E4m3 && !product.gelu;
     let mut best: Option<(f32, Algorithm)> = None;
     for candidate in &candidates {

@@ -7,10 +7,10 @@ mod dead_code;
 mod fold;
 mod int8;
 mod linear;
+mod needed_rows;
 mod patchify;
 mod recompute;
 mod relu;
-mod rows;
 mod slope;
 
 pub use add_norm::fuse_add_norm;
@@ -20,10 +20,10 @@ pub use dead_code::dead_code;
 pub use fold::fold_norm;
 pub use int8::int8;
 pub use linear::fuse_linear;
+pub use needed_rows::needed_rows;
 pub use patchify::patchify;
 pub use recompute::recompute;
 pub use relu::relu_by_result;
-pub use rows::needed_rows;
 pub use slope::keep_slope;
 
 use crate::{Graph, GraphError, Node, NodeId, Value};
