@@ -273,13 +273,14 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         };
         variants.push(eight.iter().fold(Variant::new(source), |v, (name, value)| v.with(name, value)));
         let more: &[(&'static str, &[usize])] = match source.name {
-            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1])],
+            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1]), ("DROP", &[1])],
             "attention" => &[("HEAD", &[1, 20, 128])],
             "channel_norm" => &[("BATCH", &[0]), ("RELU", &[1, 2]), ("VEC", &[8]), ("LANES", &[8, 16])],
             "pool" => &[("MAX", &[0]), ("VEC", &[8])],
             "windows" => &[("VEC", &[2, 4, 8])],
             "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
             "conv_layout" => &[("VEC", &[4])],
+            "dropout" => &[("VEC", &[8])],
             "depthwise" => &[("VEC", &[8]), ("KERNEL_WIDTH", &[1, 5, 31])],
             "arithmetic" | "movement" | "patchify" | "reduce" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],

@@ -1,14 +1,14 @@
 //! Nodes that run together: the optimiser's updates of all parameters, a layer norm's gradient with the sum that follows
-//! it, a batch norm with the relu that its result goes through and their gradients, and gradients with their sums over all
-//! rows, which are those of a bias.
+//! it, stochastic depth with the norm behind it and with the gradient before it, a batch norm with the relu that its result
+//! goes through and their gradients, and gradients with their sums over all rows, which are those of a bias.
 //!
 //! The memory plan is told where each node runs, so that inputs live until then and outputs from then on.
 
 use std::collections::{HashMap, HashSet};
 
 use vit_graph::memory::storage;
-use vit_graph::ops::{Activation, ActivationGrad, Binary, Op, Reduce};
-use vit_graph::{Graph, NodeId, Value};
+use vit_graph::ops::{Activation, ActivationGrad, Binary, Dropout, Granularity, Op, Reduce};
+use vit_graph::{Graph, Node, NodeId, Value};
 
 use crate::lower::{alike, takes_sums};
 
@@ -17,6 +17,8 @@ use crate::lower::{alike, takes_sums};
 pub(crate) enum Group {
     /// Updates of several parameters with the same numbers.
     Updates(Vec<NodeId>),
+    /// The norm of a sum that stochastic depth leaves a term out of.
+    DroppedAddNorm(DroppedAddNorm),
     /// The gradient of a layer norm.
     NormGrad(NormGrad),
     /// The gradient of an activation, and its sums over all rows.
@@ -27,13 +29,24 @@ pub(crate) enum Group {
     ReluGradAndNormGrad { relu: NodeId, norm: NodeId, gate: Gate },
 }
 
+/// A branch that stochastic depth drops samples of, its sum with another value, and the norm of that.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct DroppedAddNorm {
+    pub norm: NodeId,
+    pub drop: NodeId,
+    /// What the branch is added to.
+    pub other: Value,
+}
+
 /// What runs with a layer norm's gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct NormGrad {
     pub norm: NodeId,
     /// The sum of its `dx` with another gradient.
     pub residual: Option<(NodeId, Value)>,
-    /// The sums of that, or of `dx`, over all rows.
+    /// What stochastic depth leaves of that, or of `dx`, for the branch before.
+    pub drop: Option<NodeId>,
+    /// The sums of the last of these over all rows.
     pub sums: Option<NodeId>,
 }
 
@@ -70,6 +83,7 @@ impl Groups {
         let mut groups = Groups::default();
         groups.find_updates(graph, runs, in_place);
         let sums = column_sums(graph, runs);
+        groups.find_dropped_sums(graph, runs);
         groups.find_norm_grads(graph, runs, &sums);
         groups.find_relus(graph, runs);
         groups.find_relu_grads(graph, runs);
@@ -129,12 +143,25 @@ impl Groups {
         }
     }
 
+    fn find_dropped_sums(&mut self, graph: &Graph, runs: &[bool]) {
+        let (nodes, uses) = (graph.nodes(), graph.uses());
+        for (norm, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
+            let Op::AddLayerNorm(_) = node.op else { continue };
+            let suits = |v: &Value| drops_samples(&nodes[v.node].op).is_some() && uses[v.node][0] == 1;
+            let Some(side) = node.inputs[..2].iter().position(suits) else { continue };
+            let (dropped, other) = (node.inputs[side], node.inputs[1 - side]);
+            self.unwritten.insert(dropped);
+            let group = DroppedAddNorm { norm, drop: dropped.node, other };
+            self.add(&[dropped.node, norm], Group::DroppedAddNorm(group));
+        }
+    }
+
     fn find_norm_grads(&mut self, graph: &Graph, runs: &[bool], sums: &HashMap<Value, NodeId>) {
         let uses = graph.uses();
         let nodes = graph.nodes();
         let mut found: HashMap<NodeId, NormGrad> = (nodes.iter().enumerate())
             .filter(|(id, node)| runs[*id] && matches!(node.op, Op::LayerNormGrad(_)))
-            .map(|(norm, _)| (norm, NormGrad { norm, residual: None, sums: None }))
+            .map(|(norm, _)| (norm, NormGrad { norm, residual: None, drop: None, sums: None }))
             .collect();
         for (sum, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::Binary(Binary::Add) = node.op else { continue };
@@ -147,14 +174,21 @@ impl Groups {
                 nodes[norm + 1..sum].iter().any(|n| n.inputs.iter().any(|v| storage(graph, *v).node == norm));
             if graph.shape(dx) == graph.shape(other) && storage(graph, other).node != norm && !read_before {
                 self.unwritten.insert(dx);
-                found.insert(norm, NormGrad { norm, residual: Some((sum, other)), sums: None });
+                found.insert(norm, NormGrad { norm, residual: Some((sum, other)), drop: None, sums: None });
             }
         }
         for mut group in found.into_values() {
             let result = group.result();
             group.sums = sums.get(&result).copied();
-            if result.node != group.norm || group.sums.is_some() {
-                let others = [Some(group.norm).filter(|&norm| norm != result.node), group.sums];
+            let drops = |(id, node): &(NodeId, &Node)| {
+                runs[*id] && drops_samples(&node.op).is_some() && node.inputs[0] == result
+            };
+            if group.sums.is_none() {
+                group.drop = nodes.iter().enumerate().find(drops).map(|(id, _)| id);
+                group.sums = group.drop.and_then(|node| sums.get(&Value { node, output: 0 }).copied());
+            }
+            if result.node != group.norm || group.drop.is_some() || group.sums.is_some() {
+                let others = [Some(group.norm).filter(|&norm| norm != result.node), group.drop, group.sums];
                 self.elsewhere.extend(others.into_iter().flatten().map(|node| (node, result.node)));
                 self.at.insert(result.node, Group::NormGrad(group));
             }
@@ -253,6 +287,14 @@ impl Groups {
     }
 }
 
+/// Stochastic depth.
+pub(crate) fn drops_samples(op: &Op) -> Option<Dropout> {
+    match op {
+        Op::Dropout(op) if op.granularity == Granularity::Sample => Some(*op),
+        _ => None,
+    }
+}
+
 /// The nodes that add up a value over all axes but the last, by that value.
 fn column_sums(graph: &Graph, runs: &[bool]) -> HashMap<Value, NodeId> {
     let mut found = HashMap::new();
@@ -265,4 +307,34 @@ fn column_sums(graph: &Graph, runs: &[bool]) -> HashMap<Value, NodeId> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use vit_train::{StepOptions, TrainingStep};
+
+    use crate::Precision;
+    use crate::device::rewritten;
+    use crate::prepare::{Prepared, Profile};
+
+    /// What a training step launches, by name.
+    fn steps(drop_path: f32) -> Vec<String> {
+        let mut architecture = vit_models::variant("vit_tiny_patch16_224").unwrap().architecture;
+        architecture.set_drop_path(drop_path);
+        let graph = TrainingStep::new(&architecture, 2, StepOptions::default()).unwrap().graph;
+        let profile = Profile { precision: Precision::Bf16, multiprocessors: 132, hopper: true };
+        let prepared = Prepared::new(rewritten(&graph).unwrap(), profile).unwrap();
+        let emitted = |id| Some((id, prepared.emit(id, None).unwrap()?));
+        let all = (0..prepared.graph.nodes().len()).filter_map(emitted);
+        all.flat_map(|(id, e)| vec![prepared.info(id, &e).op; e.requests.len()]).collect()
+    }
+
+    #[test]
+    fn stochastic_depth_takes_no_launch_of_its_own() {
+        let (with, without) = (steps(0.1), steps(0.0));
+        assert_eq!(with.len(), without.len(), "{with:?}");
+        // The first of twelve blocks drops nothing; the branches of the others do, forward and backward.
+        assert_eq!(with.iter().filter(|op| *op == "drop_path+add_layer_norm").count(), 22);
+        assert_eq!(with.iter().filter(|op| op.contains("grad") && op.contains("+drop_path+sums")).count(), 2 * 22);
+    }
 }

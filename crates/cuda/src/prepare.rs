@@ -11,9 +11,9 @@ use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 use crate::Precision;
 use crate::driver::error;
 use crate::failure::Training;
-use crate::fusion::{Gate, Group, Groups};
+use crate::fusion::{Gate, Group, Groups, drops_samples};
 use crate::launch::Request;
-use crate::lower::{self, Emitter, Operand};
+use crate::lower::{self, Emitter, NormGradAlong, Operand};
 use crate::memory::ALIGNMENT;
 use crate::storage::{Storage, Storages};
 
@@ -238,10 +238,17 @@ impl Prepared {
             ),
             Some(Group::NormGrad(group)) => {
                 let norm = group.norm;
-                let inputs = self.graph.node(norm).inputs.iter().copied().chain(group.residual.map(|(_, other)| other));
+                let residual = group.residual.map(|(_, other)| other);
+                let seed = group.drop.map(|drop| self.graph.node(drop).inputs[1]);
+                let inputs = self.graph.node(norm).inputs.iter().copied().chain(residual).chain(seed);
                 let [dgamma, dbeta] = [1, 2].map(|output| Value { node: norm, output });
-                let sums = group.sums.map(|node| Value { node, output: 0 });
-                (inputs.collect(), [group.result(), dgamma, dbeta].into_iter().chain(sums).collect())
+                let more = [group.drop, group.sums].into_iter().flatten().map(|node| Value { node, output: 0 });
+                (inputs.collect(), [group.result(), dgamma, dbeta].into_iter().chain(more).collect())
+            }
+            Some(Group::DroppedAddNorm(group)) => {
+                let drop = &self.graph.node(group.drop).inputs;
+                let inputs = [&[group.other, drop[0]], &node.inputs[2..], &[drop[1]]].concat();
+                (inputs, outputs_of(id).collect())
             }
             Some(Group::ActivationGrad { grad, sums, .. }) => {
                 (node.inputs.clone(), [*grad, *sums].map(|node| Value { node, output: 0 }).to_vec())
@@ -279,7 +286,17 @@ impl Prepared {
                 let ops: Vec<&Op> = nodes.iter().map(|&n| &self.graph.node(n).op).collect();
                 lower::updates(&ops, &mut emitter);
             }
-            Some(Group::NormGrad(_)) => lower::norm_grad_and_sums(&mut emitter),
+            Some(Group::NormGrad(group)) => {
+                let drop = group.drop.and_then(|drop| drops_samples(&self.graph.node(drop).op));
+                let along = NormGradAlong { residual: group.residual.is_some(), drop, sums: group.sums.is_some() };
+                lower::norm_grad(along, &mut emitter);
+            }
+            Some(Group::DroppedAddNorm(group)) => {
+                let drop = drops_samples(&self.graph.node(group.drop).op);
+                if let (Op::AddLayerNorm(op), Some(drop)) = (&node.op, drop) {
+                    lower::dropped_add_norm(&op.0, drop, &mut emitter);
+                }
+            }
             Some(Group::ActivationGrad { activation, .. }) => {
                 lower::activation_grad_and_sums(*activation, &mut emitter);
             }
@@ -325,8 +342,10 @@ impl Prepared {
             Some(Group::NormGrad(group)) => {
                 op = "layer_norm_grad".into();
                 op.extend(group.residual.map(|_| "+add"));
+                op.extend(group.drop.map(|_| "+drop_path"));
                 op.extend(group.sums.map(|_| "+sums"));
             }
+            Some(Group::DroppedAddNorm(_)) => op = "drop_path+add_layer_norm".into(),
             Some(Group::ActivationGrad { .. }) => op.push_str("+sums"),
             Some(Group::NormAndRelu { residual, .. }) => {
                 op = if residual.is_some() { "batch_norm+add+relu" } else { "batch_norm+relu" }.into();

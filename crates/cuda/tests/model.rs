@@ -54,7 +54,9 @@ fn training_on_the_gpu_follows_the_cpu() {
             Ok(device) => device,
             Err(reason) => return eprintln!("skipped: {reason}"),
         };
-        let graph = TrainingStep::new(&architecture(), 2, Optimiser::default()).unwrap().graph;
+        let mut architecture = architecture();
+        architecture.set_drop_path(0.3);
+        let graph = TrainingStep::new(&architecture, 2, Optimiser::default()).unwrap().graph;
         let (mut cpu, mut gpu) = (executable(&Cpu::new(Some(1)), &graph), executable(&device, &graph));
         for step in 1..=4 {
             for executable in [&mut cpu, &mut gpu] {

@@ -6,6 +6,10 @@
 #define Y float
 #endif
 
+#ifndef VEC
+#define VEC 1
+#endif
+
 #define THREADS 256
 
 // Every thread has the four elements of one block of random words.
@@ -32,9 +36,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One decision for `covers` neighbouring elements.
+// One decision for `covers` neighbouring packs of VEC elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dropout_samples(const X* x, const u32* seed, Y* y, const Mask mask, u64 covers, u64 count) {
-    const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
-    if (i < count) y[i] = from_float<Y>(mask_factor(mask, seed, i / covers) * to_float(x[i]));
+    dropout_samples(const X* x, const u32* seed, Y* y, const Mask mask, u64 covers, u64 packs) {
+    const u64 pack = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (pack >= packs) return;
+    const float factor = mask_factor(mask, seed, pack / covers);
+    float v[VEC];
+    load<VEC>(x + VEC * pack, v);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) v[i] *= factor;
+    store<VEC>(y + VEC * pack, v);
 }

@@ -1,7 +1,9 @@
-// Layer norm forward and backward, alone or with the residual sum before it and the residual gradient after it.
+// Layer norm forward and backward, alone or with the residual sum before it and the residual gradient after it, where
+// stochastic depth may drop a branch.
 //
 // DIM: elements of a row, kept in registers by LANES threads: 8, 16 or 32, so that a warp has several short rows, or a
-// whole block for long ones. X, Z, Y, S, DY, R, DX, DB: storage types. SUMS: 1 where the sums of dx over all rows are wanted.
+// whole block for long ones. X, Z, Y, S, DY, R, DX, DD, DB: storage types. SUMS: 1 where sums over all rows are wanted, of dx or
+// of what is left of it. DROP: 1 where samples are dropped.
 // Sums go through shuffles and then warp by warp, in an order that only the shape decides.
 #ifndef DIM
 #define DIM 768
@@ -31,8 +33,14 @@
 #define DX float
 #endif
 
+#ifndef DD
+#define DD float
+#endif
 #ifndef DB
 #define DB float
+#endif
+#ifndef DROP
+#define DROP 0
 #endif
 #ifndef SUMS
 #define SUMS 0
@@ -68,13 +76,24 @@ __device__ __forceinline__ float2 row_sums(float a, float b) {
     return total;
 }
 
-// Every block has ROWS * turns rows. `addend`, `sum`, `mean`, `rstd` and `factor`, which multiplies what is written to `y`,
-// may be missing.
+// What samples are dropped by; `rows` of them are neighbours and share a decision.
+struct Depth {
+    Mask mask;
+    u32 rows;
+    const u32* seed;
+};
+
+__device__ __forceinline__ float kept(const Depth& depth, u32 row) {
+    return DROP ? mask_factor(depth.mask, depth.seed, row / depth.rows) : 1.0f;
+}
+
+// Every block has ROWS * turns rows. `addend`, of which samples may be dropped, `sum`, `mean`, `rstd` and `factor`, which
+// multiplies what is written to `y`, may be missing.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const X* __restrict__ x, const Z* __restrict__ addend, const float* __restrict__ gamma,
                const float* __restrict__ beta, float epsilon, u32 rows, u32 turns, Y* __restrict__ y,
                float* __restrict__ mean, float* __restrict__ rstd, S* __restrict__ sum,
-               const float* __restrict__ factor) {
+               const float* __restrict__ factor, const Depth depth) {
     const float multiplier = factor ? *factor : 1.0f;
     float g[CHUNKS][VEC], b[CHUNKS][VEC];
     EACH_CHUNK(chunk, column) {
@@ -93,12 +112,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float total = 0.0f;
         EACH_CHUNK(chunk, column) load<VEC>(x + start + column, v[chunk]);
         if (addend) {
+            const float share = kept(depth, row);
             EACH_CHUNK(chunk, column) {
                 float z[VEC];
                 load<VEC>(addend + start + column, z);
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {
-                    v[chunk][i] += z[i];
+                    v[chunk][i] += share * z[i];
                     // The norm sees what the gradient will see.
                     if (sum) v[chunk][i] = rounded<S>(v[chunk][i]);
                 }
@@ -134,11 +154,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // dx, plus `residual` where there is one, and this block's share of dgamma, dbeta and, where they are wanted, of the sums
-// of dx: `partials [blocks, PARTS, DIM]`.
+// of dx: `partials [blocks, PARTS, DIM]`. With DROP also what is left of dx in a branch, whose sums these are then.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_grad(const DY* __restrict__ dy, const X* __restrict__ x, const float* __restrict__ gamma,
                     const float* __restrict__ mean, const float* __restrict__ rstd, const R* __restrict__ residual,
-                    u32 rows, DX* __restrict__ dx, float* __restrict__ partials) {
+                    u32 rows, DX* __restrict__ dx, float* __restrict__ partials, DD* __restrict__ dropped,
+                    const Depth depth) {
     float parts[PARTS][CHUNKS][VEC];
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
@@ -178,15 +199,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const float2 sums = row_sums(sum, dot);
         const float mean_sum = sums.x / (float)DIM, mean_dot = sums.y / (float)DIM;
         if (dx && live) {
+            const float share = kept(depth, row);
             EACH_CHUNK(chunk, column) {
                 float result[VEC];
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {
                     const float v = inverse * (d[chunk][i] - mean_sum - normed[chunk][i] * mean_dot);
                     result[i] = residual ? out[chunk][i] + v : v;
-                    if (SUMS) parts[PARTS - 1][chunk][i] += result[i];
+                    if (SUMS) parts[PARTS - 1][chunk][i] += share * result[i];
                 }
                 store<VEC>(dx + start + column, result);
+                if (DROP) {
+#pragma unroll
+                    for (int i = 0; i < VEC; i++) result[i] *= share;
+                    store<VEC>(dropped + start + column, result);
+                }
             }
         }
     }

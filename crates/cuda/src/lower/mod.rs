@@ -23,7 +23,7 @@ mod windows;
 pub(crate) use attention::{hopper_variants, mma_variants};
 pub(crate) use conv::convolution_variants;
 use vit_graph::Shape;
-use vit_graph::ops::{Activation, Op};
+use vit_graph::ops::{Activation, Dropout, LayerNorm, Op};
 
 use crate::Precision;
 use crate::compiler::{self, Variant};
@@ -253,9 +253,9 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
         Op::Unpatchify(op) => patchify::unpatchify(op, e),
         Op::Attention(op) => attention::forward(op, e)?,
         Op::AttentionGrad(op) => attention::backward(&op.0, e)?,
-        Op::LayerNorm(op) => norm::forward(op, None, e),
-        Op::AddLayerNorm(op) => norm::forward(&op.0, Some(1), e),
-        Op::LayerNormGrad(_) => norm::backward(e),
+        Op::LayerNorm(op) => norm::forward(op, None, None, e),
+        Op::AddLayerNorm(op) => norm::forward(&op.0, Some(1), None, e),
+        Op::LayerNormGrad(_) => norm::backward(norm::Along::default(), e),
         Op::Softmax(_) => rows::softmax(e),
         Op::SoftmaxGrad(_) => rows::softmax_grad(e),
         Op::Activation(op) => rows::activation(*op, e),
@@ -288,6 +288,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
     Ok(())
 }
 
+pub(crate) use norm::Along as NormGradAlong;
 pub(crate) use optimise::alike;
 pub(crate) use rows::takes_sums;
 
@@ -296,10 +297,14 @@ pub(crate) fn updates(ops: &[&Op], e: &mut Emitter) {
     optimise::updates(ops, e);
 }
 
-/// A layer norm's gradient and what runs with it. A sixth input is added to `dx`; a fourth output takes the sums of that
-/// over all rows.
-pub(crate) fn norm_grad_and_sums(e: &mut Emitter) {
-    norm::backward(e);
+/// The norm of a sum whose second term loses samples; the seed is the last input.
+pub(crate) fn dropped_add_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
+    norm::forward(op, Some(1), Some(drop), e);
+}
+
+/// A layer norm's gradient and what runs with it: inputs and outputs of that follow its own.
+pub(crate) fn norm_grad(along: NormGradAlong, e: &mut Emitter) {
+    norm::backward(along, e);
 }
 
 /// An activation's gradient and its sums over all rows.

@@ -1,10 +1,11 @@
 //! Layer norms.
 
-use vit_graph::ops::LayerNorm;
+use vit_graph::Shape;
+use vit_graph::ops::{Dropout, LayerNorm};
 
-use super::Emitter;
+use super::{Emitter, rows};
 use crate::compiler::{self, Variant};
-use crate::fields::Arguments;
+use crate::fields::{Arguments, Fields};
 use crate::storage::Storage;
 
 /// How many threads share a row: part of a warp for short rows, a warp up to 1024 elements, a block for more.
@@ -23,8 +24,19 @@ const TURNS: usize = 8;
 /// Blocks of the backward pass for each multiprocessor. Two or three have room at once, so that all end together.
 const BLOCKS: usize = 6;
 
-/// The norm of the first input, or of its sum with another.
-pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, e: &mut Emitter) {
+/// What a kernel needs to know of stochastic depth, with the seed at an address; rows of `shape` that belong to one sample
+/// share a decision.
+fn depth(drop: Option<(Dropout, u64)>, shape: &Shape) -> Fields {
+    let rows = shape.rows() / shape.first().copied().unwrap_or(1).max(1);
+    match drop {
+        Some((op, seed)) => rows::mask(op).u32(rows.max(1)).u64(seed),
+        None => Fields::new().u32s(&[0, 0]).f32(1.0).u32(1).u64(0),
+    }
+}
+
+/// The norm of the first input, or of its sum with another, of which samples may be dropped: the seed is the last input
+/// then.
+pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropout>, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (rows, dim) = (y.shape.rows(), y.shape.last());
     let (lanes, parameters) = (lanes(dim), 1 + addend.map_or(0, |_| 1));
@@ -33,7 +45,9 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, e: &mut Emitter) {
         .with("DIM", dim)
         .with("LANES", lanes)
         .with("X", x.storage.name())
-        .with("Y", y.storage.name());
+        .with("Y", y.storage.name())
+        .with("DROP", usize::from(drop.is_some()));
+    let depth = depth(drop.zip(e.inputs.last().map(|seed| seed.address)), &y.shape);
     let (mut second, mut sum) = (0, 0);
     if let Some(addend) = addend {
         variant = variant.with("Z", e.inputs[addend].storage.name()).with("S", e.outputs[3].storage.name());
@@ -53,21 +67,36 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, e: &mut Emitter) {
         .f32(op.epsilon)
         .u32(rows)
         .u32(turns)
-        .pointers(&[result, mean, rstd, sum, factor]);
+        .pointers(&[result, mean, rstd, sum, factor])
+        .fields(depth);
     if rows > 0 {
         e.kernel(variant, "layer_norm", [rows.div_ceil(per_block * turns), 1, 1], per_block * lanes, 0, arguments);
     }
 }
 
-/// From `dy, x, gamma, mean, rstd`, and perhaps a term that is added to `dx`, to `dx, dgamma, dbeta`, and perhaps to the
-/// sums of `dx` over all rows.
-pub(super) fn backward(e: &mut Emitter) {
+/// What runs with the gradient of a norm.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Along {
+    /// A term that is added to `dx`.
+    pub residual: bool,
+    /// The gradient of stochastic depth, which takes `dx`.
+    pub drop: Option<Dropout>,
+    /// The sums of that, or of `dx`, over all rows.
+    pub sums: bool,
+}
+
+/// From `dy, x, gamma, mean, rstd`, and perhaps a term that is added to `dx` and the seed of what drops samples, to
+/// `dx, dgamma, dbeta`, and perhaps to what is left of `dx` and to sums over all rows.
+pub(super) fn backward(along: Along, e: &mut Emitter) {
     let (dy, x, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, dim) = (x.shape.rows(), x.shape.last());
     let lanes = lanes(dim);
     let per_block = rows_per_block(lanes);
-    let residual = e.inputs.get(5).map_or((0, dx.storage), |r| (r.address, r.storage));
-    let parts = e.outputs.len() - 1;
+    let residual = if along.residual { (e.inputs[5].address, e.inputs[5].storage) } else { (0, dx.storage) };
+    let seed = along.drop.zip(e.inputs.last().map(|seed| seed.address));
+    let dropped = along.drop.map_or((0, dx.storage), |_| (e.outputs[3].address, e.outputs[3].storage));
+    let sums = e.outputs.last().filter(|_| along.sums).map_or((0, Storage::F32), |s| (s.address, s.storage));
+    let parts = 2 + usize::from(along.sums);
     let variant = Variant::new(&compiler::NORM)
         .with("DIM", dim)
         .with("LANES", lanes)
@@ -75,17 +104,23 @@ pub(super) fn backward(e: &mut Emitter) {
         .with("X", x.storage.name())
         .with("R", residual.1.name())
         .with("DX", dx.storage.name())
-        .with("SUMS", parts - 2)
-        .with("DB", e.outputs.get(3).map_or(Storage::F32, |sums| sums.storage).name());
+        .with("DROP", usize::from(along.drop.is_some()))
+        .with("DD", dropped.1.name())
+        .with("SUMS", usize::from(along.sums))
+        .with("DB", sums.1.name());
+    let depth = depth(seed, &x.shape);
     let [gamma, mean, rstd] = [2, 3, 4].map(|i| e.inputs[i].address);
     let [dx, dgamma, dbeta] = [0, 1, 2].map(|i| e.outputs[i].address);
-    let sums = e.outputs.get(3).map_or(0, |sums| sums.address);
+    let sums = sums.0;
     let (dy, x) = (dy.address, x.address);
     // Few blocks with many rows: each adds up its own share of the parameters' gradients.
     let blocks = rows.div_ceil(per_block).clamp(1, BLOCKS * e.multiprocessors);
     let partials = if dgamma | dbeta | sums != 0 { e.scratch(blocks * parts * dim * 4) } else { 0 };
-    let arguments =
-        Arguments::new().pointers(&[dy, x, gamma, mean, rstd, residual.0]).u32(rows).pointer(dx).pointer(partials);
+    let arguments = Arguments::new()
+        .pointers(&[dy, x, gamma, mean, rstd, residual.0])
+        .u32(rows)
+        .pointers(&[dx, partials, dropped.0])
+        .fields(depth);
     e.kernel(variant.clone(), "layer_norm_grad", [blocks, 1, 1], per_block * lanes, 0, arguments);
     if partials != 0 {
         let arguments = Arguments::new().pointer(partials).u32(blocks).pointers(&[dgamma, dbeta, sums]);

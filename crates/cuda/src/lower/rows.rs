@@ -115,6 +115,10 @@ pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
     let arguments = Arguments::new().pointers(&[x.address, seed.address, y.address]).fields(mask(op));
     match op.granularity {
         Granularity::Element => e.spread(variant, "dropout_elements", count, 4, arguments.u64(count)),
-        Granularity::Sample => e.spread(variant, "dropout_samples", count, 1, arguments.u64(covers).u64(count)),
+        Granularity::Sample => {
+            let vec = if covers.is_multiple_of(PACK) { PACK } else { 1 };
+            let arguments = arguments.u64(covers / vec).u64(count / vec);
+            e.spread(variant.with("VEC", vec), "dropout_samples", count / vec, 1, arguments);
+        }
     }
 }
