@@ -1,6 +1,6 @@
 //! A graph made ready for the CPU: every node a kernel with its operands' addresses, all memory in one arena.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -60,6 +60,8 @@ pub(crate) struct CpuExecutable {
     parameters: HashMap<String, (Type, *const [f32])>,
     /// New values of parameters that no kernel writes in place: copied when all kernels have run.
     updates: Vec<(*const [f32], *mut [f32])>,
+    /// Numbers that were asked for and not taken yet.
+    answers: VecDeque<f32>,
 }
 
 // SAFETY: the raw pointers point into buffers that this value owns.
@@ -195,7 +197,8 @@ impl CpuExecutable {
             .map(|(name, value)| (name, read(value)))
             .collect();
         let stored = builder.stored.into_values().chain(builder.packed.into_values()).chain(spares).collect();
-        Ok(CpuExecutable { processor, steps, arena, stored, inputs, outputs, parameters, updates })
+        let answers = VecDeque::new();
+        Ok(CpuExecutable { processor, steps, arena, stored, inputs, outputs, parameters, updates, answers })
     }
 }
 
@@ -455,6 +458,25 @@ impl Executable for CpuExecutable {
 
     fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError> {
         copy_named(&self.outputs, "output", output, into)
+    }
+
+    fn ask(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
+        for output in outputs {
+            let mut number = [0.0];
+            self.read(output, &mut number)?;
+            self.answers.push_back(number[0]);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+        if self.answers.len() < into.len() {
+            let reason = format!("nobody asked for {} numbers", into.len());
+            return Err(GraphError::Device { device: "cpu", reason });
+        }
+        let count = into.len();
+        into.iter_mut().zip(self.answers.drain(..count)).for_each(|(to, number)| *to = number);
+        Ok(())
     }
 
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError> {

@@ -11,6 +11,7 @@ use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
 use vit_graph::ops::{Data, Op};
 use vit_graph::{GraphError, NodeId, Type, Value};
 
+use crate::answers::Answers;
 use crate::compiler;
 use crate::compiler::Variant;
 use crate::driver::{Gpu, check, error};
@@ -87,6 +88,7 @@ pub(crate) struct CudaExecutable {
     outputs: HashMap<String, (Type, u64)>,
     parameters: HashMap<String, (Type, u64)>,
     staging: PinnedBuffer,
+    answers: Answers,
     arena: DeviceBuffer,
     stored: DeviceBuffer,
     stream: Stream,
@@ -164,6 +166,7 @@ impl CudaExecutable {
             .filter(|(_, (_, address))| *address != 0)
             .collect();
         let staging = PinnedBuffer::new(&gpu, staged)?;
+        let answers = Answers::new(&gpu, p.graph.outputs().len())?;
         let state = State::Fresh;
         Ok(CudaExecutable {
             state,
@@ -173,6 +176,7 @@ impl CudaExecutable {
             outputs,
             parameters,
             staging,
+            answers,
             arena,
             stored,
             stream,
@@ -468,6 +472,28 @@ impl Executable for CudaExecutable {
 
     fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError> {
         self.copy_named(&self.outputs, "output", output, into)
+    }
+
+    fn runs_by_itself(&self) -> bool {
+        true
+    }
+
+    fn ask(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
+        self.gpu.enter()?;
+        let address = |name: &&str| {
+            let Some((ty, address)) = self.outputs.get(*name) else {
+                return Err(unknown("output", name, self.outputs.keys()));
+            };
+            Elements::F32(&[0.0]).check(name, ty)?;
+            Ok(*address)
+        };
+        let addresses = outputs.iter().map(address).collect::<Result<Vec<u64>, GraphError>>()?;
+        self.answers.ask(&addresses, self.stream.0)
+    }
+
+    fn answer(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+        self.gpu.enter()?;
+        self.answers.take(into)
     }
 
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError> {

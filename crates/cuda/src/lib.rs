@@ -13,6 +13,7 @@
 //! }
 //! ```
 
+mod answers;
 mod cache;
 mod compiler;
 mod device;

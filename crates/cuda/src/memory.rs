@@ -50,7 +50,7 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Host memory that stays where it is, so that the GPU can copy from it on its own.
+/// Host memory that stays where it is, so that the GPU can copy from it and to it on its own.
 pub(crate) struct PinnedBuffer {
     gpu: Arc<Gpu>,
     start: *mut u8,
@@ -62,7 +62,7 @@ impl PinnedBuffer {
         gpu.enter()?;
         let mut start = std::ptr::null_mut();
         // SAFETY: the context is current, the pointer is to a live variable.
-        check(unsafe { cu::cuMemHostAlloc(&mut start, bytes.max(1), 0) }, "allocating host memory for inputs")?;
+        check(unsafe { cu::cuMemHostAlloc(&mut start, bytes.max(1), 0) }, "allocating host memory")?;
         Ok(PinnedBuffer { gpu: gpu.clone(), start: start.cast(), bytes })
     }
 
@@ -75,6 +75,13 @@ impl PinnedBuffer {
             std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
             to.cast_const().cast()
         }
+    }
+
+    /// The place of a number.
+    pub fn number(&self, index: usize) -> *mut f32 {
+        assert!(4 * (index + 1) <= self.bytes, "a number stays inside its buffer");
+        // SAFETY: the place is inside the buffer, which is aligned for any number.
+        unsafe { self.start.cast::<f32>().add(index) }
     }
 }
 

@@ -74,6 +74,43 @@ fn training_on_the_gpu_follows_the_cpu() {
 }
 
 #[test]
+fn numbers_arrive_while_the_next_run_goes_on() {
+    let device = match Cuda::new(0, Precision::F32) {
+        Ok(device) => device,
+        Err(reason) => return eprintln!("skipped: {reason}"),
+    };
+    let graph = TrainingStep::new(&architecture(), 2, Optimiser::default()).unwrap().graph;
+    let [mut one_by_one, mut ahead] = [(); 2].map(|()| executable(&device, &graph));
+    let (names, mut expected) = (["loss", "grad_norm"], Vec::new());
+    for step in 1..=5 {
+        one_by_one.write("step", Elements::F32(&[step as f32])).unwrap();
+        one_by_one.run().unwrap();
+        expected.push(names.map(|name| number(one_by_one.as_ref(), name)));
+    }
+    assert!(expected.windows(2).all(|pair| pair[0] != pair[1]), "steps differ: {expected:?}");
+    let mut found = Vec::new();
+    let mut answer = |ahead: &mut dyn Executable| {
+        let mut numbers = [0.0; 2];
+        ahead.answer(&mut numbers).unwrap();
+        found.push(numbers.map(f64::from));
+    };
+    for step in 1..=5 {
+        ahead.write("step", Elements::F32(&[step as f32])).unwrap();
+        ahead.run().unwrap();
+        ahead.ask(&names).unwrap();
+        if step > 1 {
+            answer(ahead.as_mut());
+        }
+    }
+    answer(ahead.as_mut());
+    assert_eq!(found, expected);
+    assert!(ahead.answer(&mut [0.0; 2]).is_err());
+    assert!(ahead.ask(&["logits"]).is_err());
+    (0..2).for_each(|_| ahead.ask(&names).unwrap());
+    assert!(ahead.ask(&names).is_err());
+}
+
+#[test]
 fn recomputing_takes_less_memory_and_changes_no_bit() {
     for precision in [Precision::F32, Precision::Bf16] {
         let device = match Cuda::new(0, precision) {

@@ -88,11 +88,14 @@ pub fn train(
         complete = measure(device, setup, run, &mut session, options, &mut log, observer, stop)?;
     }
     while complete && session.position.step < steps {
-        if stop.load(Ordering::Relaxed) {
+        let stopping = stop.load(Ordering::Relaxed);
+        if stopping && !session.is_ahead() {
             complete = false;
             break;
         }
-        let losses = session.step()?;
+        let due = is_due(session.position.step + 1, evaluate_every, steps);
+        let saving = due || saved.elapsed() >= options.save_every;
+        let losses = session.step(!saving && !stopping)?;
         let step = session.position.step;
         if !(losses.loss.is_finite() && losses.grad_norm.is_finite()) {
             let what = if losses.loss.is_finite() { "gradient" } else { "loss" };
@@ -102,7 +105,6 @@ pub fn train(
             observer.note(&format!("step {step}: the {what} is not finite; the step changed nothing"));
         }
         interval.add(&losses);
-        let due = is_due(step, evaluate_every, steps);
         let progress = interval.progress(&session, &mut pace, began.elapsed());
         observer.step(&progress);
         if step.is_multiple_of(log_every) || due {
@@ -120,7 +122,7 @@ pub fn train(
             let unreadable = session.unreadable();
             run.write_data_report(&data_report(setup, &unreadable), &data_json(setup, &unreadable))?;
         }
-        if due || saved.elapsed() >= options.save_every {
+        if saving {
             log.sync()?;
             run.last().save(&session.snapshot(setup)?)?;
             saved = Instant::now();
@@ -165,7 +167,7 @@ pub fn estimate(device: &dyn Device, setup: &mut Setup, options: &TrainerOptions
     let mut times = Vec::new();
     for _ in 0..session.steps.min(5) {
         let began = Instant::now();
-        session.step()?;
+        session.step(false)?;
         times.push(began.elapsed());
     }
     times.sort();

@@ -46,6 +46,28 @@ fn a_run_interrupted_anywhere_ends_with_the_same_bits() {
 }
 
 #[test]
+fn steps_that_are_started_early_end_with_the_same_bits() {
+    let mut scene = Scene::new();
+    scene.begin("whole", recipe(&STATEFUL), 2, u64::MAX).unwrap();
+    let whole = scene.last("whole");
+    scene.ahead = true;
+    assert!(scene.begin("ahead", recipe(&STATEFUL), 2, u64::MAX).unwrap().complete);
+    assert_same("ahead", &whole, &scene.last("ahead"));
+    let rows = |name: &str| RunFolder::open(scene.folder.path().join(name)).unwrap().rows().unwrap();
+    let losses = |name: &str| rows(name).iter().map(|row| (row.step, row.get("train/loss"))).collect::<Vec<_>>();
+    assert_eq!(losses("whole"), losses("ahead"));
+    for stop in [1, 3, 4, 5, 8] {
+        let name = format!("ahead-{stop}");
+        assert!(!scene.begin(&name, recipe(&STATEFUL), 2, stop).unwrap().complete);
+        // The step that was under way is counted, unless the one before was measured.
+        let under_way = u64::from(stop % 4 != 0);
+        assert_eq!(scene.last(&name).position.step, stop + under_way);
+        assert!(scene.resume(&name, 2, u64::MAX).unwrap().complete);
+        assert_same(&name, &whole, &scene.last(&name));
+    }
+}
+
+#[test]
 fn threads_change_nothing() {
     let scene = Scene::new();
     for threads in [1, 2, 3] {
@@ -74,13 +96,17 @@ fn a_run_folder_describes_the_run() {
 
 #[test]
 fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_weights() {
-    let scene = Scene::new();
+    let mut scene = Scene::new();
     let wild = ["batch=8", "length=9 steps", "schedule.rate=1e30", "schedule.warmup=0 steps", "optimiser.clip=0"];
-    let error = scene.begin("wild", recipe(&wild), 2, u64::MAX).unwrap_err();
-    let TrainError::NonFinite { step, place, .. } = &error else { panic!("{error}") };
-    assert!(*step > 1 && place.as_ref().is_some_and(|p| p.contains("not finite")), "{error}");
-    let kept = scene.last("wild");
-    assert!(kept.weights.tensors.values().all(|t| t.data.iter().all(|v| v.is_finite())));
+    for ahead in [false, true] {
+        scene.ahead = ahead;
+        let name = format!("wild {ahead}");
+        let error = scene.begin(&name, recipe(&wild), 2, u64::MAX).unwrap_err();
+        let TrainError::NonFinite { step, place, .. } = &error else { panic!("{error}") };
+        assert!(*step > 1 && place.as_ref().is_some_and(|p| p.contains("not finite")), "{error}");
+        let kept = scene.last(&name);
+        assert!(kept.weights.tensors.values().all(|t| t.data.iter().all(|v| v.is_finite())));
+    }
 }
 
 #[test]

@@ -120,6 +120,7 @@ functions! {
     cuMemFreeHost(address: u64) { give_back(address); alive() };
     cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) copy(to, from, bytes);
     cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) copy(to, from, bytes);
+    cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, _stream: Pointer) copy(to, from, bytes);
     cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, _stream: Pointer) copy(to, from, bytes);
     cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, _stream: Pointer) copy(to, from, bytes);
     cuMemsetD8Async(_to: u64, _value: u8, _bytes: usize, _stream: Pointer) alive();

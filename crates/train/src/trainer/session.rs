@@ -2,7 +2,7 @@
 //! can be written down after any of them.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,8 +39,10 @@ pub(super) struct Session {
     graph: TrainingStep,
     executable: Box<dyn Executable>,
     loader: Loader,
-    /// The batch of the last step.
-    last: Option<Batch>,
+    /// The batch of the last step that is done, and those of steps that were started since.
+    batches: VecDeque<Batch>,
+    /// Steps that were started: one more than are done while one is under way.
+    started: u64,
     /// The batch of the coming step, already on its way to the device.
     next: Option<Batch>,
     teacher: Option<Teacher>,
@@ -121,7 +123,8 @@ impl Session {
             has_seed,
             batch: recipe.batch,
             waiting: Duration::ZERO,
-            last: None,
+            batches: VecDeque::new(),
+            started: position.step,
             next: None,
             graph,
             executable,
@@ -160,12 +163,12 @@ impl Session {
         Ok(())
     }
 
-    /// One step: runs on the batch that is there, and meanwhile fetches the next.
-    pub fn step(&mut self) -> Result<Losses, TrainError> {
+    /// Starts the next step on the batch that is there, and meanwhile fetches another.
+    fn start(&mut self) -> Result<(), TrainError> {
         if self.next.is_none() {
             self.load()?;
         }
-        let step = self.position.step + 1;
+        let step = self.started + 1;
         let inputs = self.inputs(step);
         self.executable.write("rate", Elements::F32(&[inputs.rate]))?;
         self.executable.write("step", Elements::F32(&[inputs.step]))?;
@@ -176,21 +179,40 @@ impl Session {
             self.executable.write("average_decay", Elements::F32(&[inputs.average_decay]))?;
         }
         self.executable.run()?;
+        self.executable.ask(&["loss", "grad_norm"])?;
+        self.started = step;
+        self.batches.extend(self.next.take());
+        if step < self.steps {
+            self.load()?;
+        }
+        Ok(())
+    }
+
+    /// Whether a step is under way that is not counted yet.
+    pub fn is_ahead(&self) -> bool {
+        self.started > self.position.step
+    }
+
+    /// Takes one step. With `go_on`, a device that works by itself has the next one to do before this one's losses are
+    /// looked at; without, nothing is under way afterwards.
+    pub fn step(&mut self, go_on: bool) -> Result<Losses, TrainError> {
+        if !self.is_ahead() {
+            self.start()?;
+        }
+        let step = self.position.step + 1;
+        if go_on && self.executable.runs_by_itself() && step < self.steps {
+            self.start()?;
+        }
+        let mut numbers = [0.0; 2];
+        self.executable.answer(&mut numbers)?;
         self.position.step = step;
         self.position.epoch = step / self.steps_per_epoch;
         self.position.batch = step % self.steps_per_epoch;
         self.position.images += self.batch as u64;
-        self.last = self.next.take();
-        if step < self.steps {
-            self.load()?;
-        }
+        let under_way = (self.started - step) as usize;
+        self.batches.drain(..self.batches.len() - 1 - under_way);
         self.waiting = self.loader.waited();
-        let number = |name: &str| -> Result<f64, TrainError> {
-            let mut number = [0.0];
-            self.executable.read(name, &mut number)?;
-            Ok(f64::from(number[0]))
-        };
-        Ok(Losses { loss: number("loss")?, grad_norm: number("grad_norm")? })
+        Ok(Losses { loss: f64::from(numbers[0]), grad_norm: f64::from(numbers[1]) })
     }
 
     /// Whether the model was measured after the last step.
@@ -269,7 +291,7 @@ impl Session {
     }
 
     fn find_non_finite(&self, device: &dyn Device, setup: &Setup) -> Result<Option<String>, TrainError> {
-        let Some(batch) = &self.last else { return Ok(None) };
+        let Some(batch) = self.batches.front() else { return Ok(None) };
         let Snapshot { weights, optimiser, .. } = self.snapshot(setup)?;
         let mut parameters: BTreeMap<String, Vec<f32>> =
             weights.tensors.into_iter().chain(optimiser.tensors).map(|(name, tensor)| (name, tensor.data)).collect();

@@ -2,12 +2,15 @@
 
 #![allow(dead_code)]
 
+mod ahead;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
 use vit_cpu::Cpu;
+use vit_graph::device::Device;
 use vit_models::weights::Weights;
 use vit_train::{
     Existing, Finished, ModelChoice, Observer, Progress, Recipe, RunFolder, RunSettings, Setup, Snapshot, TrainError,
@@ -70,6 +73,8 @@ impl Observer for StopAfter<'_> {
 pub struct Scene {
     pub folder: TempDir,
     pub data: PathBuf,
+    /// Whether steps may be started before the losses of those before them are known.
+    pub ahead: bool,
 }
 
 impl Scene {
@@ -77,7 +82,12 @@ impl Scene {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("pictures");
         pictures(&data, 12);
-        Scene { folder, data }
+        Scene { folder, data, ahead: false }
+    }
+
+    fn device(&self, threads: usize) -> Box<dyn Device> {
+        let cpu = Cpu::new(Some(threads));
+        if self.ahead { Box::new(ahead::Ahead(cpu)) } else { Box::new(cpu) }
     }
 
     /// Begins a run and stops it after some steps.
@@ -99,7 +109,7 @@ impl Scene {
         let run = RunFolder::create(self.folder.path().join(name), &setup.to_toml(), Existing::Refuse)?;
         let stop = AtomicBool::new(false);
         let mut observer = StopAfter { steps: stop_after, stop: &stop };
-        train(&Cpu::new(Some(threads)), &mut setup, &run, None, &options(threads), &mut observer, &stop)
+        train(self.device(threads).as_ref(), &mut setup, &run, None, &options(threads), &mut observer, &stop)
     }
 
     /// Goes on with a run and stops it after some steps in all.
@@ -110,7 +120,7 @@ impl Scene {
         let mut setup = Setup::resume(settings, recipe, snapshot.config.clone())?;
         let stop = AtomicBool::new(false);
         let mut observer = StopAfter { steps: stop_after, stop: &stop };
-        train(&Cpu::new(Some(threads)), &mut setup, &run, Some(snapshot), &options(threads), &mut observer, &stop)
+        train(self.device(threads).as_ref(), &mut setup, &run, Some(snapshot), &options(threads), &mut observer, &stop)
     }
 
     pub fn last(&self, name: &str) -> Snapshot {

@@ -1,0 +1,67 @@
+//! Single numbers on their way from the GPU: copied when a run is done, while the next one begins.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use cudarc::driver::sys as cu;
+use vit_graph::GraphError;
+
+use crate::driver::{Gpu, check, error};
+use crate::memory::PinnedBuffer;
+use crate::tuning::Event;
+
+/// Questions that may wait at a time: that of the run that is done and that of the run under way.
+const QUESTIONS: usize = 2;
+
+/// Where numbers arrive on the host.
+pub(crate) struct Answers {
+    buffer: PinnedBuffer,
+    /// The most numbers of one question.
+    numbers: usize,
+    /// When each place was last filled.
+    there: Vec<Event>,
+    /// The next place to be filled.
+    next: usize,
+    /// Places that are being filled, each with how many numbers it gets.
+    waiting: VecDeque<(usize, usize)>,
+}
+
+impl Answers {
+    /// Room for questions of at most so many numbers.
+    pub fn new(gpu: &Arc<Gpu>, numbers: usize) -> Result<Self, GraphError> {
+        let buffer = PinnedBuffer::new(gpu, 4 * QUESTIONS * numbers)?;
+        let there = (0..QUESTIONS).map(|_| Event::new()).collect::<Result<_, GraphError>>()?;
+        Ok(Answers { buffer, numbers, there, next: 0, waiting: VecDeque::with_capacity(QUESTIONS) })
+    }
+
+    /// Copies the numbers at these addresses, once the stream has come here.
+    pub fn ask(&mut self, addresses: &[u64], stream: cu::CUstream) -> Result<(), GraphError> {
+        if self.waiting.len() == QUESTIONS || addresses.len() > self.numbers {
+            return Err(error("the answers to earlier questions have to be taken first"));
+        }
+        let place = self.next;
+        for (i, &from) in addresses.iter().enumerate() {
+            let to = self.buffer.number(place * self.numbers + i);
+            // SAFETY: the number's place is inside the buffer, which outlives the copy (its owner waits for the stream
+            // before it goes), and nobody reads or fills it again before the event below.
+            check(unsafe { cu::cuMemcpyDtoHAsync_v2(to.cast(), from, 4, stream) }, "copying a number from the GPU")?;
+        }
+        self.there[place].record(stream)?;
+        self.next = (place + 1) % QUESTIONS;
+        self.waiting.push_back((place, addresses.len()));
+        Ok(())
+    }
+
+    /// The answer to the oldest question.
+    pub fn take(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+        let Some((place, count)) = self.waiting.pop_front().filter(|(_, count)| *count == into.len()) else {
+            return Err(error(format!("nobody asked for {} numbers", into.len())));
+        };
+        self.there[place].wait()?;
+        for (i, number) in into.iter_mut().enumerate().take(count) {
+            // SAFETY: the copy to this place is done: the event was recorded behind it.
+            *number = unsafe { *self.buffer.number(place * self.numbers + i) };
+        }
+        Ok(())
+    }
+}
