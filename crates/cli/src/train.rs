@@ -280,7 +280,7 @@ impl Common {
         opened: Result<(Processor, Precision), vit::Error>,
     ) -> anyhow::Result<Outcome> {
         let options = self.machine.options();
-        let graph = training_step(setup, &options, matches!(opened, Ok((Processor::Cpu(_), _))))?.graph;
+        let graph = training_step(setup, &options)?.graph;
         let say = |memory: Memory, place: &str, precision: Precision| {
             terminal::note(format_args!(
                 "memory: {} on {place} in {precision}: {} for weights and optimiser, an arena of {} bytes for the rest",

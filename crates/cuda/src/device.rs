@@ -140,7 +140,7 @@ impl Device for Cuda {
 
 /// The rewrites that pay on a GPU.
 pub(crate) fn rewritten(graph: &Graph) -> Result<Graph, GraphError> {
-    let graph = rewrite::dead_code(graph)?;
+    let graph = rewrite::needed_rows(graph)?;
     let graph = rewrite::relu_by_result(&graph)?;
     let graph = rewrite::patchify(&graph)?;
     let graph = rewrite::fuse_linear(&graph)?;

@@ -247,7 +247,6 @@ impl Recipe {
             average: self.average().is_some(),
             freeze: self.model.freeze.clone(),
             recompute: false,
-            needed_rows: false,
         }
     }
 

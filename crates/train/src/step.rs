@@ -29,9 +29,6 @@ pub struct StepOptions {
     /// Compute activations of the model's blocks again in the backward pass instead of keeping them: less memory, more
     /// arithmetic, the same result.
     pub recompute: bool,
-    /// Leave out of the model what no logit depends on: in the last block of a Vision Transformer, all tokens but that
-    /// which the head reads. The same result but for rounding; it pays on a CPU.
-    pub needed_rows: bool,
 }
 
 impl From<Optimiser> for StepOptions {
@@ -85,7 +82,7 @@ impl TrainingStep {
         if !batch.is_multiple_of(parts) {
             return Err(StepError::Uneven { batch, parts });
         }
-        let forward = forward(architecture, batch / parts, options.needed_rows)?;
+        let forward = forward(architecture, batch / parts)?;
         let mut graph = Graph::new();
         let inputs = Inputs::add(&mut graph, &forward, &options, batch)?;
         let parameters: Vec<(Value, Parameter)> = forward
@@ -151,13 +148,13 @@ impl TrainingStep {
     }
 }
 
-/// The model's forward pass on a micro-batch.
-fn forward(architecture: &Architecture, batch: usize, only_needed: bool) -> Result<Graph, GraphError> {
+/// The model's forward pass on a micro-batch, without what no logit depends on: in the last block of a Vision Transformer,
+/// all tokens but that which the head reads.
+fn forward(architecture: &Architecture, batch: usize) -> Result<Graph, GraphError> {
     let mut graph = architecture.build(batch, Mode::Training)?;
     graph.retain_outputs(|name| name.starts_with("logits"));
-    // Before differentiating, so that the gradients are products of matrices too.
-    let graph = dead_code(&patchify(&graph)?)?;
-    if only_needed { needed_rows(&graph) } else { Ok(graph) }
+    // Before differentiating, so that the gradients are products of matrices too, and of no more rows.
+    needed_rows(&patchify(&dead_code(&graph)?)?)
 }
 
 /// The inputs of a step.

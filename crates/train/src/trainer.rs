@@ -144,9 +144,9 @@ fn is_due(step: u64, every: u64, steps: u64) -> bool {
     step.is_multiple_of(every) || step == steps
 }
 
-/// A run's step in the form that suits the CPU or another device, from whose graph the device tells what it needs.
-pub fn training_step(setup: &Setup, options: &TrainerOptions, on_cpu: bool) -> Result<TrainingStep, StepError> {
-    let how = StepOptions { recompute: options.recompute, needed_rows: on_cpu, ..setup.recipe.step_options() };
+/// A run's step, from whose graph a device tells what it needs.
+pub fn training_step(setup: &Setup, options: &TrainerOptions) -> Result<TrainingStep, StepError> {
+    let how = StepOptions { recompute: options.recompute, ..setup.recipe.step_options() };
     TrainingStep::new(&setup.config.architecture, setup.recipe.batch, how)
 }
 

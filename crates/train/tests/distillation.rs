@@ -88,7 +88,7 @@ fn a_teacher_that_does_not_fit_is_explained() {
     support::pictures(&other, 12);
     std::fs::rename(other.join("blue"), other.join("cyan")).unwrap();
     let try_on = |data: &std::path::Path| {
-        let scene = Scene { folder: tempfile::tempdir().unwrap(), data: data.to_path_buf() };
+        let scene = Scene { folder: tempfile::tempdir().unwrap(), data: data.to_path_buf(), ahead: false };
         scene.begin_with(STUDENT, "refused", student(&teacher, &[hard]), 1, 1).unwrap_err()
     };
     let renamed = try_on(&other);

@@ -76,7 +76,7 @@ impl Session {
         options: &TrainerOptions,
     ) -> Result<Session, TrainError> {
         let recipe = &setup.recipe;
-        let graph = training_step(setup, options, device.name() == "cpu")?;
+        let graph = training_step(setup, options)?;
         let mut position = Position { seed: recipe.seed, ..Position::default() };
         let mut state = Weights::default();
         let mut first = std::mem::replace(&mut setup.weights, FirstWeights::Random);

@@ -52,8 +52,7 @@ pub fn train(options: &BenchOptions) -> Result<Measurement, Error> {
 }
 
 pub(super) fn training_graph(options: &BenchOptions, architecture: &Architecture) -> Result<Graph, Error> {
-    let needed_rows = matches!(options.processor()?, Processor::Cpu(_));
-    let how = StepOptions { recompute: options.recompute, needed_rows, ..StepOptions::default() };
+    let how = StepOptions { recompute: options.recompute, ..StepOptions::default() };
     Ok(TrainingStep::new(architecture, options.batch, how)?.graph)
 }
 

@@ -195,8 +195,7 @@ impl Replay {
         options: &VerifyOptions,
     ) -> Result<Self, Error> {
         let device = device(options.device, options.threads)?;
-        let how = StepOptions { needed_rows: device.name() == "cpu", ..step.clone() };
-        let mut step = TrainingStep::new(&checkpoint.config.architecture, batch, how)?;
+        let mut step = TrainingStep::new(&checkpoint.config.architecture, batch, step.clone())?;
         for (name, gradient) in &step.gradients {
             step.graph.set_output(&format!("grad.{name}"), *gradient)?;
         }
