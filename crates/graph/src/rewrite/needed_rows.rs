@@ -24,7 +24,7 @@ pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
                 copy.place(Value { node: id, output: 0 }, value);
             }
             Op::Slice(slice) if rows.cut(node.inputs[0], slice) => {
-                let value = rows.take(&mut copy, node.inputs[0], slice.start..slice.start + slice.length)?;
+                let value = rows.take(&mut copy, node.inputs[0], slice.start..slice.start + slice.length, node)?;
                 copy.place(Value { node: id, output: 0 }, value);
             }
             op if rows.narrow(id) => {
@@ -32,7 +32,7 @@ pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
                 let mut inputs = Vec::new();
                 for (&input, follows) in node.inputs.iter().zip(follow) {
                     let range = rows.computed[id].clone();
-                    inputs.push(if follows { rows.take(&mut copy, input, range)? } else { copy.moved(input) });
+                    inputs.push(if follows { rows.take(&mut copy, input, range, node)? } else { copy.moved(input) });
                 }
                 let node = copy.new.add_in_scope(&node.scope, op.clone(), &inputs)?;
                 copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
@@ -112,15 +112,14 @@ impl<'a> Rows<'a> {
         self.is_tokens(input, slice) && input.output == 0 && self.narrow(input.node)
     }
 
-    /// These tokens of an old value, in the new graph.
-    fn take(&self, copy: &mut Copy, value: Value, range: Range<usize>) -> Result<Value, GraphError> {
+    /// These tokens of an old value, in the new graph, as part of the `user` that wants them.
+    fn take(&self, copy: &mut Copy, value: Value, range: Range<usize>, user: &Node) -> Result<Value, GraphError> {
         let (have, moved) = (&self.computed[value.node], copy.moved(value));
         if *have == range {
             return Ok(moved);
         }
         let slice = Slice { axis: TOKENS, start: range.start - have.start, length: range.len() };
-        let scope = &self.graph.node(value.node).scope;
-        Ok(Value { node: copy.new.add_in_scope(scope, slice.into(), &[moved])?, output: 0 })
+        Ok(Value { node: copy.new.add_in_scope(&user.scope, slice.into(), &[moved])?, output: 0 })
     }
 }
 
@@ -180,7 +179,7 @@ fn narrow_attention(copy: &mut Copy, rows: &Rows, id: NodeId, attention: &Attent
             parts.push(if rows.split[node.inputs[0].node] {
                 let x = producer.inputs[0];
                 let wanted = if part == 0 { range.clone() } else { rows.computed[x.node].clone() };
-                let mut inputs = vec![rows.take(copy, x, wanted)?];
+                let mut inputs = vec![rows.take(copy, x, wanted, producer)?];
                 for &parameter in &producer.inputs[1..] {
                     let moved = copy.moved(parameter);
                     inputs.push(add(copy, third(0), &[moved], &producer.scope)?);
@@ -188,13 +187,13 @@ fn narrow_attention(copy: &mut Copy, rows: &Rows, id: NodeId, attention: &Attent
                 add(copy, producer.op.clone(), &inputs, &producer.scope)?
             } else {
                 let wanted = if part == 0 { range.clone() } else { rows.computed[node.inputs[0].node].clone() };
-                let qkv = rows.take(copy, node.inputs[0], wanted)?;
+                let qkv = rows.take(copy, node.inputs[0], wanted, node)?;
                 add(copy, third(2), &[qkv], &node.scope)?
             });
         }
         parts
     } else {
-        vec![rows.take(copy, node.inputs[0], range)?, copy.moved(node.inputs[1]), copy.moved(node.inputs[2])]
+        vec![rows.take(copy, node.inputs[0], range, node)?, copy.moved(node.inputs[1]), copy.moved(node.inputs[2])]
     };
     let op = Attention { packed: false, ..*attention };
     Ok(Value { node: copy.new.add_in_scope(&node.scope, op.into(), &operands)?, output: 0 })
