@@ -94,6 +94,9 @@ fn measure(options: &BenchOptions, graph: &Graph) -> Result<Measurement, Error> 
     })
 }
 
+/// Random numbers that are drawn for an input; more are the same ones again, since drawing takes longer than a run.
+const ENOUGH: usize = (1 << 22) - 1;
+
 /// Noise for pictures, and numbers that keep a training step finite.
 pub(super) fn fill_inputs(graph: &Graph, executable: &mut dyn Executable) -> Result<(), Error> {
     for (_, input) in graph.inputs() {
@@ -108,8 +111,9 @@ pub(super) fn fill_inputs(graph: &Graph, executable: &mut dyn Executable) -> Res
                 executable.write("targets", Elements::F32(&one_hot))?;
             }
             name => {
-                let mut noise = vec![0.0; count];
+                let mut noise = vec![0.0; count.min(ENOUGH)];
                 Init::Normal { std: 1.0 }.fill(0, name, &mut noise);
+                let noise: Vec<f32> = noise.into_iter().cycle().take(count).collect();
                 executable.write(name, Elements::F32(&noise))?;
             }
         }
