@@ -9,6 +9,8 @@ use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 const AHEAD: usize = 12;
 /// Numbers in a cache line.
 pub(super) const LINE: usize = 16;
+/// Lines of a row of A to ask for ahead of time: the processor then sees the stream.
+const FIRST_LINES: usize = 4;
 
 /// Where a tile goes when it cannot go to C directly.
 #[repr(C, align(64))]
@@ -43,12 +45,18 @@ impl Lines {
     }
 }
 
-/// Operands of a tile.
+/// Operands of one tile or several, one below the other.
 #[derive(Clone, Copy)]
 pub(super) struct TileArgs<'a> {
+    /// How many tiles. All that follows is of the first of them; C and what is laid out as C go on row by row.
+    pub tiles: usize,
     pub k: usize,
     pub a: *const f32,
     pub lda: usize,
+    /// From the part of A of one tile to that of the next.
+    pub a_step: usize,
+    /// Whether the rows of A of the next tile are not in the cache yet.
+    pub fetch_a: bool,
     /// One packed panel.
     pub b: *const f32,
     /// What the sums of every row start with: as many vectors as the tile has.
@@ -59,11 +67,103 @@ pub(super) struct TileArgs<'a> {
     /// nothing.
     pub times: (*const f32, usize),
     pub plus: (*const f32, usize),
-    /// Memory that is wanted soon, one cache line for each of the k steps, and how far apart; it need not be valid.
-    pub soon: (*const f32, usize),
+    pub soon: Soon,
     /// Memory that is wanted when the tile is done, laid out as C: the tile of C, and one more or the same again.
     pub later: [*const f32; 2],
+    pub later_stride: usize,
     pub lines: &'a Lines,
+}
+
+/// Memory that is wanted soon, one cache line for each of the k steps of the first tiles; it need not be valid.
+#[derive(Clone, Copy)]
+pub(super) struct Soon {
+    pub start: *const f32,
+    /// From line to line.
+    pub step: usize,
+    /// From the first line of a tile to that of the next.
+    pub tile_step: usize,
+    /// How many tiles take part.
+    pub tiles: usize,
+}
+
+/// Where a tile is in its operands.
+pub(super) struct Walk<'a> {
+    a: *const f32,
+    lda: usize,
+    b: *const f32,
+    soon: *const f32,
+    soon_step: usize,
+    later: [*const f32; 2],
+    lines: &'a Lines,
+    /// Terms so far.
+    terms: usize,
+}
+
+impl<'a> Walk<'a> {
+    /// The start of a tile, which also asks for the rows of A after it.
+    #[inline(always)]
+    pub fn new<S: Simd>(s: S, args: &TileArgs<'a>, tile: usize, rows: usize) -> Walk<'a> {
+        let a = args.a.wrapping_add(tile * args.a_step);
+        if args.fetch_a {
+            for row in 0..rows {
+                for line in 0..FIRST_LINES {
+                    s.prefetch(a.wrapping_add(args.a_step + row * args.lda + line * LINE));
+                }
+            }
+        }
+        let more = tile < args.soon.tiles;
+        Walk {
+            a,
+            lda: args.lda,
+            b: args.b,
+            soon: if more { args.soon.start.wrapping_add(tile * args.soon.tile_step) } else { args.b },
+            soon_step: if more { args.soon.step } else { 0 },
+            later: args.later.map(|p| p.wrapping_add(tile * rows * args.later_stride)),
+            lines: args.lines,
+            terms: 0,
+        }
+    }
+
+    /// Adds some terms to all sums.
+    ///
+    /// # Safety
+    /// ROWS x `terms` of A and as many full rows of the panel must be readable.
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
+    pub unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(
+        &mut self,
+        s: S,
+        terms: usize,
+        sums: &mut [[S::V; VECTORS]; ROWS],
+    ) {
+        let (distances, last) = (self.lines.distances.as_ptr(), self.lines.last);
+        // SAFETY: the caller vouches for the operands; `last` is the place of a line.
+        unsafe {
+            for _ in 0..terms {
+                let mut vectors = [s.splat(0.0); VECTORS];
+                for (j, v) in vectors.iter_mut().enumerate() {
+                    *v = s.load(self.b.add(j * S::LANES));
+                }
+                s.prefetch(self.soon);
+                self.soon = self.soon.wrapping_add(self.soon_step);
+                let distance = *distances.add(self.terms.min(last));
+                s.prefetch(self.later[0].wrapping_add(distance));
+                s.prefetch(self.later[1].wrapping_add(distance));
+                for r in 0..ROWS {
+                    let x = s.splat(*self.a.add(if TRANSPOSED { r } else { r * self.lda }));
+                    for j in 0..VECTORS {
+                        sums[r][j] = s.mul_add(x, vectors[j], sums[r][j]);
+                    }
+                }
+                self.b = self.b.add(S::TILE_VECTORS * S::LANES);
+                if TRANSPOSED {
+                    s.prefetch(self.a.wrapping_add(AHEAD * self.lda));
+                }
+                self.a = self.a.wrapping_add(if TRANSPOSED { self.lda } else { 1 });
+                self.terms += 1;
+            }
+        }
+    }
 }
 
 struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(TileArgs<'a>);
@@ -78,84 +178,59 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
         if ROWS > S::TILE_ROWS || VECTORS > S::TILE_VECTORS {
             unreachable!("tile larger than the registers");
         }
-        let TileArgs {
-            k,
-            a,
-            lda,
-            mut b,
-            start,
-            out,
-            out_stride,
-            times,
-            plus,
-            soon: (mut soon, soon_step),
-            later,
-            lines,
-        } = self.0;
-        let (distances, last) = (lines.distances.as_ptr(), lines.last);
-        let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
-        let mut row = [a; ROWS];
-        let mut column = a;
-        // SAFETY: whoever made the arguments vouches for ROWS x k of A, k full rows of the panel, and ROWS x VECTORS
-        // vectors of output and what goes into it; `last` is the place of a line.
-        unsafe {
-            for j in 0..VECTORS {
-                let v = s.load(start.add(j * S::LANES));
-                for r in 0..ROWS {
-                    sums[r][j] = v;
-                }
-            }
-            if !TRANSPOSED {
-                for (r, p) in row.iter_mut().enumerate() {
-                    *p = a.add(r * lda);
-                }
-            }
-            for i in 0..k {
-                let mut vectors = [s.splat(0.0); VECTORS];
-                for (j, v) in vectors.iter_mut().enumerate() {
-                    *v = s.load(b.add(j * S::LANES));
-                }
-                s.prefetch(soon);
-                soon = soon.wrapping_add(soon_step);
-                let distance = *distances.add(i.min(last));
-                s.prefetch(later[0].wrapping_add(distance));
-                s.prefetch(later[1].wrapping_add(distance));
-                for r in 0..ROWS {
-                    let x = if TRANSPOSED { s.splat(*column.add(r)) } else { s.splat(*row[r].add(i)) };
-                    for j in 0..VECTORS {
-                        sums[r][j] = s.mul_add(x, vectors[j], sums[r][j]);
+        let args = self.0;
+        let TileArgs { k, start, mut out, out_stride, mut times, mut plus, .. } = args;
+        for tile in 0..args.tiles {
+            // SAFETY: whoever made the arguments vouches for ROWS x k of A, k full rows of the panel, and ROWS x VECTORS
+            // vectors of output and what goes into it.
+            unsafe {
+                let mut sums = starts::<S, ROWS, VECTORS>(s, start);
+                Walk::new(s, &args, tile, ROWS).add::<S, ROWS, VECTORS, TRANSPOSED>(s, k, &mut sums);
+                if !times.0.is_null() {
+                    for r in 0..ROWS {
+                        for j in 0..VECTORS {
+                            sums[r][j] = s.mul(sums[r][j], s.load(times.0.add(r * times.1 + j * S::LANES)));
+                        }
                     }
                 }
-                b = b.add(S::TILE_VECTORS * S::LANES);
-                if TRANSPOSED {
-                    s.prefetch(column.wrapping_add(AHEAD * lda));
-                    column = column.wrapping_add(lda);
+                if !plus.0.is_null() {
+                    for r in 0..ROWS {
+                        for j in 0..VECTORS {
+                            sums[r][j] = s.add(sums[r][j], s.load(plus.0.add(r * plus.1 + j * S::LANES)));
+                        }
+                    }
                 }
-            }
-            if !times.0.is_null() {
                 for r in 0..ROWS {
                     for j in 0..VECTORS {
-                        sums[r][j] = s.mul(sums[r][j], s.load(times.0.add(r * times.1 + j * S::LANES)));
+                        s.store(out.add(r * out_stride + j * S::LANES), sums[r][j]);
                     }
                 }
             }
-            if !plus.0.is_null() {
-                for r in 0..ROWS {
-                    for j in 0..VECTORS {
-                        sums[r][j] = s.add(sums[r][j], s.load(plus.0.add(r * plus.1 + j * S::LANES)));
-                    }
-                }
-            }
-            for r in 0..ROWS {
-                for j in 0..VECTORS {
-                    s.store(out.add(r * out_stride + j * S::LANES), sums[r][j]);
-                }
-            }
+            out = out.wrapping_add(ROWS * out_stride);
+            times.0 = if times.0.is_null() { times.0 } else { times.0.wrapping_add(ROWS * times.1) };
+            plus.0 = if plus.0.is_null() { plus.0 } else { plus.0.wrapping_add(ROWS * plus.1) };
         }
     }
 }
 
-/// Computes `rows` x `vectors` vectors of `A B` into `args.out`.
+/// The same start for each row of a tile.
+///
+/// # Safety
+/// `VECTORS` vectors must be readable.
+#[inline(always)]
+pub(super) unsafe fn starts<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    start: *const f32,
+) -> [[S::V; VECTORS]; ROWS] {
+    let mut row = [s.splat(0.0); VECTORS];
+    for (j, v) in row.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for it.
+        *v = unsafe { s.load(start.add(j * S::LANES)) };
+    }
+    [row; ROWS]
+}
+
+/// Computes `rows` x `vectors` vectors of `A B` into `args.out`, or several tiles of that size.
 ///
 /// # Safety
 /// The operands must be readable and the output writable to that extent.

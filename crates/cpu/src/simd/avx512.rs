@@ -99,7 +99,6 @@ unsafe impl Simd for Avx512 {
         mul(a, b) = _mm512_mul_ps(a, b);
         div(a, b) = _mm512_div_ps(a, b);
         mul_add(a, b, c) = _mm512_fmadd_ps(a, b, c);
-        mul_sub(a, b, c) = _mm512_fmsub_ps(a, b, c);
         neg_mul_add(a, b, c) = _mm512_fnmadd_ps(a, b, c);
         min(a, b) = _mm512_min_ps(a, b);
         max(a, b) = _mm512_max_ps(a, b);

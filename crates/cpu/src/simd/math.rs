@@ -2,7 +2,7 @@
 //! Accurate to about one unit in the last place; NaN in gives NaN out.
 
 use super::Simd;
-use super::gelu_tables::{END, PIECES, SLOPE, TAIL, Table};
+use super::gelu_tables::{END, HALVES, LOST, SLOPE, Table};
 
 /// `c[0] * x^(n-1) + ... + c[n-1]`.
 #[inline(always)]
@@ -69,11 +69,9 @@ pub(crate) fn normal_tail<S: Simd>(s: S, t: S::V) -> S::V {
 /// Where a number falls among the pieces of the tables: its piece in the lowest bits, and the distance from its middle.
 #[inline(always)]
 fn piece<S: Simd>(s: S, t: S::V) -> (S::V, S::V) {
-    // Added to this, a small number is rounded to an integer, which the lowest bits then hold.
-    let shift = s.splat(12_582_912.0);
-    let index = s.mul_add(t, s.splat(PIECES), shift);
-    let distance = s.mul_sub(t, s.splat(PIECES), s.sub(index, shift));
-    (index, distance)
+    let halves = s.splat(HALVES);
+    let index = s.add(t, halves);
+    (index, s.sub(t, s.sub(index, halves)))
 }
 
 #[inline(always)]
@@ -91,7 +89,7 @@ pub(crate) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
     let positive = s.max(s.splat(0.0), x);
     if S::LOOKUP {
         let t = s.min(s.splat(END), s.abs(x));
-        return s.neg_mul_add(t, by_table(s, piece(s, t), &TAIL), positive);
+        return s.sub(positive, by_table(s, piece(s, t), &LOST));
     }
     let t = s.min(s.splat(16.0), s.abs(x));
     s.neg_mul_add(t, normal_tail(s, t), positive)
@@ -104,7 +102,7 @@ pub(crate) fn gelu_and_slope<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     let (value, below) = if S::LOOKUP {
         let t = s.min(s.splat(END), s.abs(x));
         let piece = piece(s, t);
-        (s.neg_mul_add(t, by_table(s, piece, &TAIL), positive), by_table(s, piece, &SLOPE))
+        (s.sub(positive, by_table(s, piece, &LOST)), by_table(s, piece, &SLOPE))
     } else {
         let t = s.min(s.splat(16.0), s.abs(x));
         let tail = normal_tail(s, t);

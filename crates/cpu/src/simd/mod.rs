@@ -78,11 +78,6 @@ pub(crate) unsafe trait Simd: Copy {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// `a * b - c`.
-    #[inline(always)]
-    fn mul_sub(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        self.mul_add(a, b, self.sub(self.splat(0.0), c))
-    }
     /// `c - a * b`.
     fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The smaller; NaN where `b` is NaN.
