@@ -38,8 +38,11 @@ impl Lines {
     pub fn set(&mut self, rows: usize, columns: usize, ld: usize) {
         let each = columns.div_ceil(LINE).min(MAX_TILE_VECTORS);
         let count = rows.min(MAX_TILE_ROWS) * each;
-        for (i, distance) in self.distances[..count].iter_mut().enumerate() {
-            *distance = i / each * ld + i % each * LINE;
+        let mut places = self.distances[..count].iter_mut();
+        for row in 0..rows {
+            for (line, place) in places.by_ref().take(each).enumerate() {
+                *place = row * ld + line * LINE;
+            }
         }
         self.last = count.saturating_sub(1);
     }
