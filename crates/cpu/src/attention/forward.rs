@@ -53,7 +53,8 @@ struct Plan {
     rows: usize,
     /// Distance of the rows of scores.
     stride: usize,
-    /// Queries of a task: a tile where there are too few heads for the threads, else a head.
+    /// Queries of a task: two tiles, one of which overlaps the other, where there are too few heads for the threads, else
+    /// a head.
     task: usize,
     /// Lengths of what is packed of a head.
     keys: usize,
@@ -73,7 +74,7 @@ impl Plan {
         Plan {
             rows,
             stride,
-            task: if whole { queries.max(1) } else { rows },
+            task: if whole { queries.max(1) } else { 2 * rows },
             keys: stride * head_dim,
             // Rows of whole vectors are read where they lie.
             values: if head_dim % MAX_LANES == 0 { 0 } else { keys * head_dim.next_multiple_of(MAX_LANES) },

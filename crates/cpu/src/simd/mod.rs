@@ -88,7 +88,8 @@ pub(crate) unsafe trait Simd: Copy {
     fn sqrt(self, a: Self::V) -> Self::V;
     /// To the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
-    /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included.
+    /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included; where `LOOKUP` is set, `n` may also be a
+    /// fraction, which counts as the integer below.
     fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
     /// `a < b`, false where either is NaN.
     fn lt(self, a: Self::V, b: Self::V) -> Self::M;
