@@ -199,7 +199,7 @@ impl Kernel for Product {
                 let place = Place { row, column: start * S::LANES, later: &later };
                 // SAFETY: whoever made the product vouches for the exponentials.
                 let more = unsafe { self.meanwhile.as_ref() }.is_some_and(|e| e.rows > 0);
-                if more && rows == S::HEAD_TILE_ROWS && !self.transposed {
+                if S::OVERLAP && more && rows == S::HEAD_TILE_ROWS && !self.transposed {
                     overlapped(s, vectors, &self, place);
                     row += rows;
                     continue;
@@ -292,7 +292,7 @@ fn overlapped<S: Simd>(s: S, vectors: usize, product: &Product, place: Place<'_>
             }
         };
     }
-    shapes!(6 x 1, 6 x 2, 6 x 3, 6 x 4, 8 x 1, 8 x 2, 8 x 3, 4 x 1, 4 x 2);
+    shapes!(6 x 1, 6 x 2, 6 x 3, 6 x 4);
 }
 
 /// Terms for each vector of exponentials, at least: as long as these take, the processor has the units to spare.
@@ -306,7 +306,7 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for Overlapped<'_, ROWS, VE
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // Known at compile time, as above.
-        if ROWS != S::HEAD_TILE_ROWS || VECTORS > S::HEAD_TILE_VECTORS {
+        if !S::OVERLAP || ROWS != S::HEAD_TILE_ROWS || VECTORS > S::HEAD_TILE_VECTORS {
             unreachable!("not the tile of this instruction set");
         }
         let Overlapped(product, place) = self;
@@ -372,25 +372,36 @@ impl<'a> Walk<'a> {
         sums: &mut [[S::V; VECTORS]; ROWS],
     ) {
         let (distances, last) = (self.later.distances.as_ptr(), self.later.last);
+        let Walk { a: mut across, lda, mut b, ldb, out, .. } = *self;
+        let mut row = [across; ROWS];
+        if !TRANSPOSED {
+            for (r, p) in row.iter_mut().enumerate() {
+                *p = p.wrapping_add(r * lda);
+            }
+        }
         // SAFETY: the caller vouches for the operands; `last` is the place of a line.
         unsafe {
-            for _ in 0..terms {
+            for i in 0..terms {
                 let mut vectors = [s.splat(0.0); VECTORS];
                 for (j, v) in vectors.iter_mut().enumerate() {
-                    *v = s.load(self.b.add(j * S::LANES));
+                    *v = s.load(b.add(j * S::LANES));
                 }
-                s.prefetch(self.out.wrapping_add(*distances.add(self.terms.min(last))));
+                s.prefetch(out.wrapping_add(*distances.add((self.terms + i).min(last))));
                 for r in 0..ROWS {
-                    let x = s.splat(*self.a.add(if TRANSPOSED { r } else { r * self.lda }));
+                    let x = if TRANSPOSED { s.splat(*across.add(r)) } else { s.splat(*row[r].add(i)) };
                     for j in 0..VECTORS {
                         sums[r][j] = s.mul_add(x, vectors[j], sums[r][j]);
                     }
                 }
-                self.b = self.b.wrapping_add(self.ldb);
-                self.a = self.a.wrapping_add(if TRANSPOSED { self.lda } else { 1 });
-                self.terms += 1;
+                b = b.wrapping_add(ldb);
+                if TRANSPOSED {
+                    across = across.wrapping_add(lda);
+                }
             }
         }
+        self.a = if TRANSPOSED { across } else { across.wrapping_add(terms) };
+        self.b = b;
+        self.terms += terms;
     }
 }
 

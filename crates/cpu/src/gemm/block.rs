@@ -115,7 +115,9 @@ impl Kernel for Block<'_> {
             while column < self.n {
                 let columns = width.min(self.n - column);
                 let vectors = columns.div_ceil(S::LANES);
-                let direct = simple && columns % S::LANES == 0;
+                let whole = columns % S::LANES == 0;
+                let direct = simple && whole;
+                let in_place = !S::OVERLAP && only_activation && whole;
                 lines.set(S::TILE_ROWS, columns, self.ldc);
                 bias_panel.0.fill(0.0);
                 if let (Some(bias), 0) = (bias, start) {
@@ -128,9 +130,10 @@ impl Kernel for Block<'_> {
                 let mut row = 0;
                 while row < self.m {
                     let rows = S::TILE_ROWS.min(self.m - row);
-                    let overlapped = only_activation && rows == S::TILE_ROWS && columns == width;
+                    let overlapped = S::OVERLAP && only_activation && rows == S::TILE_ROWS && columns == width;
                     // What goes straight to C needs nobody between its tiles.
-                    let tiles = if direct || overlapped { (self.m - row) / rows } else { 1 };
+                    let straight = direct || in_place || overlapped;
+                    let tiles = if straight { (self.m - row) / rows } else { 1 };
                     // SAFETY: the block's own promise covers these tiles of it.
                     unsafe {
                         let (a, lda, a_step) = match self.a_layout {
@@ -166,10 +169,10 @@ impl Kernel for Block<'_> {
                             fetch_a: column == 0 && self.a_layout == ALayout::RowMajor,
                             b,
                             start: bias_panel.0.as_ptr(),
-                            out: if direct || overlapped { c } else { buffer.0.as_mut_ptr() },
-                            out_stride: if direct || overlapped { self.ldc } else { width },
+                            out: if straight { c } else { buffer.0.as_mut_ptr() },
+                            out_stride: if straight { self.ldc } else { width },
                             times: if direct { times } else { nothing },
-                            plus: match direct || overlapped {
+                            plus: match straight {
                                 true if add => (c.cast_const(), self.ldc),
                                 true => plus,
                                 false => nothing,
@@ -185,13 +188,14 @@ impl Kernel for Block<'_> {
                             lines: &lines,
                         };
                         if overlapped {
-                            overlap::tiles(s, activation, args, &mut pending);
+                            overlap::tiles(s, activation, &args, &mut pending);
                         } else {
-                            tile(s, rows, vectors, self.a_layout, args);
+                            tile(s, rows, vectors, self.a_layout, &args);
                         }
-                        if !direct && !overlapped {
+                        if !straight {
                             s.vectorize(Finish {
                                 tile: buffer.0.as_ptr(),
+                                stride: width,
                                 rows,
                                 columns,
                                 c,
@@ -204,6 +208,24 @@ impl Kernel for Block<'_> {
                         }
                     }
                     row += tiles * rows;
+                }
+                if in_place {
+                    // SAFETY: these are columns of the block.
+                    unsafe {
+                        let c = self.c.add(column);
+                        s.vectorize(Finish {
+                            tile: c,
+                            stride: self.ldc,
+                            rows: self.m,
+                            columns,
+                            c,
+                            ldc: self.ldc,
+                            alpha: 1.0,
+                            add: false,
+                            epilogue: epilogue.map(|e| e.part(0, column)),
+                            slope: std::ptr::null_mut(),
+                        });
+                    }
                 }
                 column += columns;
             }

@@ -19,7 +19,7 @@ pub(super) struct Pending {
 /// # Safety
 /// As for [`super::tile::tile`], with a row-major A. C must stay writable until the pending tile is finished.
 #[inline(always)]
-pub(super) unsafe fn tiles<S: Simd>(s: S, activation: Activation, args: TileArgs<'_>, pending: &mut Pending) {
+pub(super) unsafe fn tiles<S: Simd>(s: S, activation: Activation, args: &TileArgs<'_>, pending: &mut Pending) {
     macro_rules! shapes {
         ($($rows:literal x $vectors:literal),*) => {
             match (S::TILE_ROWS, S::TILE_VECTORS) {
@@ -32,7 +32,7 @@ pub(super) unsafe fn tiles<S: Simd>(s: S, activation: Activation, args: TileArgs
             }
         };
     }
-    shapes!(8 x 3, 6 x 2, 4 x 2)
+    shapes!(8 x 3)
 }
 
 /// Finishes the pending tile, if there is one.
@@ -49,7 +49,7 @@ pub(super) unsafe fn finish<S: Simd>(s: S, activation: Activation, pending: &mut
 
 struct Tiles<'a, F, const ROWS: usize, const VECTORS: usize> {
     f: F,
-    args: TileArgs<'a>,
+    args: &'a TileArgs<'a>,
     pending: &'a mut Pending,
 }
 
@@ -60,7 +60,7 @@ impl<F: Function, const ROWS: usize, const VECTORS: usize> Kernel for Tiles<'_, 
     #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
     fn run<S: Simd>(self, s: S) {
         // Known at compile time: the shape of another instruction set costs no code.
-        if ROWS != S::TILE_ROWS || VECTORS != S::TILE_VECTORS {
+        if !S::OVERLAP || ROWS != S::TILE_ROWS || VECTORS != S::TILE_VECTORS {
             unreachable!("not the tile of this instruction set");
         }
         let Tiles { f, args, pending } = self;
@@ -72,7 +72,7 @@ impl<F: Function, const ROWS: usize, const VECTORS: usize> Kernel for Tiles<'_, 
             // buffer has room for a tile.
             unsafe {
                 let mut sums = starts::<S, ROWS, VECTORS>(s, args.start);
-                let mut walk = Walk::new(s, &args, tile, ROWS);
+                let mut walk = Walk::new(s, args, tile, ROWS);
                 let mut left = args.k;
                 if !pending.c.is_null() {
                     let each = args.k / (ROWS * VECTORS);

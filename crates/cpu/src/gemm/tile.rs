@@ -140,36 +140,46 @@ impl<'a> Walk<'a> {
         sums: &mut [[S::V; VECTORS]; ROWS],
     ) {
         let (distances, last) = (self.lines.distances.as_ptr(), self.lines.last);
+        let Walk { a: mut column, lda, mut b, mut soon, soon_step, later, .. } = *self;
+        let mut row = [column; ROWS];
+        if !TRANSPOSED {
+            for (r, p) in row.iter_mut().enumerate() {
+                *p = p.wrapping_add(r * lda);
+            }
+        }
         // SAFETY: the caller vouches for the operands; `last` is the place of a line.
         unsafe {
-            for _ in 0..terms {
+            for i in 0..terms {
                 let mut vectors = [s.splat(0.0); VECTORS];
                 for (j, v) in vectors.iter_mut().enumerate() {
-                    *v = s.load(self.b.add(j * S::LANES));
+                    *v = s.load(b.add(j * S::LANES));
                 }
-                s.prefetch(self.soon);
-                self.soon = self.soon.wrapping_add(self.soon_step);
-                let distance = *distances.add(self.terms.min(last));
-                s.prefetch(self.later[0].wrapping_add(distance));
-                s.prefetch(self.later[1].wrapping_add(distance));
+                s.prefetch(soon);
+                soon = soon.wrapping_add(soon_step);
+                let distance = *distances.add((self.terms + i).min(last));
+                s.prefetch(later[0].wrapping_add(distance));
+                s.prefetch(later[1].wrapping_add(distance));
                 for r in 0..ROWS {
-                    let x = s.splat(*self.a.add(if TRANSPOSED { r } else { r * self.lda }));
+                    let x = if TRANSPOSED { s.splat(*column.add(r)) } else { s.splat(*row[r].add(i)) };
                     for j in 0..VECTORS {
                         sums[r][j] = s.mul_add(x, vectors[j], sums[r][j]);
                     }
                 }
-                self.b = self.b.add(S::TILE_VECTORS * S::LANES);
+                b = b.add(S::TILE_VECTORS * S::LANES);
                 if TRANSPOSED {
-                    s.prefetch(self.a.wrapping_add(AHEAD * self.lda));
+                    s.prefetch(column.wrapping_add(AHEAD * lda));
+                    column = column.wrapping_add(lda);
                 }
-                self.a = self.a.wrapping_add(if TRANSPOSED { self.lda } else { 1 });
-                self.terms += 1;
             }
         }
+        self.a = if TRANSPOSED { column } else { column.wrapping_add(terms) };
+        (self.b, self.soon) = (b, soon);
+        self.terms += terms;
     }
 }
 
-struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(TileArgs<'a>);
+/// Tiles of one shape. What they take is lent: a copy would wait for what has just been written.
+struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(&'a TileArgs<'a>);
 
 impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for Tile<'_, ROWS, VECTORS, TRANSPOSED> {
     type Output = ();
@@ -182,13 +192,13 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
             unreachable!("tile larger than the registers");
         }
         let args = self.0;
-        let TileArgs { k, start, mut out, out_stride, mut times, mut plus, .. } = args;
+        let TileArgs { k, start, mut out, out_stride, mut times, mut plus, .. } = *args;
         for tile in 0..args.tiles {
             // SAFETY: whoever made the arguments vouches for ROWS x k of A, k full rows of the panel, and ROWS x VECTORS
             // vectors of output and what goes into it.
             unsafe {
                 let mut sums = starts::<S, ROWS, VECTORS>(s, start);
-                Walk::new(s, &args, tile, ROWS).add::<S, ROWS, VECTORS, TRANSPOSED>(s, k, &mut sums);
+                Walk::new(s, args, tile, ROWS).add::<S, ROWS, VECTORS, TRANSPOSED>(s, k, &mut sums);
                 if !times.0.is_null() {
                     for r in 0..ROWS {
                         for j in 0..VECTORS {
@@ -238,7 +248,7 @@ pub(super) unsafe fn starts<S: Simd, const ROWS: usize, const VECTORS: usize>(
 /// # Safety
 /// The operands must be readable and the output writable to that extent.
 #[inline(always)]
-pub(super) unsafe fn tile<S: Simd>(s: S, rows: usize, vectors: usize, layout: ALayout, args: TileArgs<'_>) {
+pub(super) unsafe fn tile<S: Simd>(s: S, rows: usize, vectors: usize, layout: ALayout, args: &TileArgs<'_>) {
     macro_rules! shapes {
         ($($rows:literal),*) => {
             match (rows, vectors, layout) {
@@ -257,9 +267,11 @@ pub(super) unsafe fn tile<S: Simd>(s: S, rows: usize, vectors: usize, layout: AL
     shapes!(1, 2, 3, 4, 5, 6, 7, 8)
 }
 
-/// Takes a finished tile to C.
+/// Takes a finished tile to C, or rows of C through the epilogue where they are.
 pub(super) struct Finish<'a> {
     pub tile: *const f32,
+    /// Distance of the rows of the tile.
+    pub stride: usize,
     pub rows: usize,
     pub columns: usize,
     pub c: *mut f32,
@@ -296,8 +308,7 @@ impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Finish { tile, rows, columns, c, ldc, alpha, add, epilogue, slope } = self.finish;
-        let width = S::TILE_VECTORS * S::LANES;
+        let Finish { tile, stride, rows, columns, c, ldc, alpha, add, epilogue, slope } = self.finish;
         let Epilogue { bias, scale, factor, residual, .. } = epilogue.unwrap_or_default();
         let others = bias.is_some() || scale.is_some() || factor.is_some() || residual.is_some();
         if alpha == 1.0 && !add && !others && columns % S::LANES == 0 {
@@ -307,7 +318,7 @@ impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
                     let at = row * ldc + column;
                     // SAFETY: whoever made this vouches for `columns` of the tile, C and the slope.
                     unsafe {
-                        let x = s.load(tile.add(row * width + column));
+                        let x = s.load(tile.add(row * stride + column));
                         if SLOPE {
                             let (value, its_slope) = self.f.value_and_slope(s, x);
                             s.store(c.add(at), value);
@@ -332,7 +343,7 @@ impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
                 for row in 0..rows {
                     let at = row * ldc + column;
                     let c = c.add(at);
-                    let mut x = s.load(tile.add(row * width + column));
+                    let mut x = s.load(tile.add(row * stride + column));
                     if alpha != 1.0 {
                         x = s.mul(x, s.splat(alpha));
                     }

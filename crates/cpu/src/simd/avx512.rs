@@ -43,6 +43,7 @@ unsafe impl Simd for Avx512 {
     const TILE_ROWS: usize = 8;
     const TILE_VECTORS: usize = 3;
     const LOOKUP: bool = true;
+    const OVERLAP: bool = true;
     const HEAD_TILE_ROWS: usize = 6;
     const HEAD_TILE_VECTORS: usize = 4;
 

@@ -46,6 +46,8 @@ pub(crate) unsafe trait Simd: Copy {
     const TILE_VECTORS: usize;
     /// Whether [`Simd::lookup`] is one instruction.
     const LOOKUP: bool = false;
+    /// Whether there are registers for a function beside a full tile, to apply it to one tile while the next is computed.
+    const OVERLAP: bool = false;
     /// Rows of attention's register tile: with as many registers as the other, it takes a head of 64 numbers at once.
     const HEAD_TILE_ROWS: usize = Self::TILE_ROWS;
     /// Vectors in a row of attention's register tile, at most 4.
