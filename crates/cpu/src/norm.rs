@@ -142,46 +142,71 @@ impl Kernel for Forward<'_> {
         if dim == 0 {
             return;
         }
-        for row in 0..self.out.len() / dim {
-            let offset = row * dim;
-            let mut x = self.x[offset..][..dim].as_ptr();
-            if let (Some(y), Some(sum)) = (self.y, &mut self.sum) {
-                let y = y[offset..][..dim].as_ptr();
-                let sum = sum[offset..][..dim].as_mut_ptr();
-                let mut i = 0;
-                while i < dim {
-                    // SAFETY: the three rows have `dim` numbers.
-                    unsafe {
-                        let v = s.add(s.load_up_to(x.add(i), dim - i), s.load_up_to(y.add(i), dim - i));
-                        s.store_up_to(sum.add(i), v, dim - i);
-                    }
-                    i += S::LANES;
+        let rows = self.out.len() / dim;
+        let mut first = 0;
+        while first < rows {
+            let batch = BATCH.min(rows - first);
+            self.some(s, first, batch);
+            first += batch;
+        }
+    }
+}
+
+/// Rows that go through each step together: what one waits for, the others fill.
+const BATCH: usize = 4;
+
+impl Forward<'_> {
+    #[inline(always)]
+    fn some<S: Simd>(&mut self, s: S, first: usize, batch: usize) {
+        let dim = self.dim;
+        let (start, len) = (first * dim, batch * dim);
+        let mut x = self.x[start..][..len].as_ptr();
+        if let (Some(y), Some(sum)) = (self.y, &mut self.sum) {
+            let y = y[start..][..len].as_ptr();
+            let sum = sum[start..][..len].as_mut_ptr();
+            let mut i = 0;
+            while i < len {
+                // SAFETY: the rows have `len` numbers in all.
+                unsafe {
+                    let v = s.add(s.load_up_to(x.add(i), len - i), s.load_up_to(y.add(i), len - i));
+                    s.store_up_to(sum.add(i), v, len - i);
                 }
-                x = sum;
+                i += S::LANES;
             }
-            // SAFETY: `x` is a row of `dim` numbers.
-            let (mean, rstd) = unsafe { statistics(s, x, dim, self.eps) };
-            if let Some(means) = &mut self.mean {
-                means[row] = mean;
+            x = sum;
+        }
+        let (mut mean, mut rstd) = ([0.0; BATCH], [0.0; BATCH]);
+        // SAFETY: `x` has `batch` rows of `dim` numbers.
+        unsafe {
+            for (row, mean) in mean[..batch].iter_mut().enumerate() {
+                *mean = row_mean(s, x.add(row * dim), dim);
             }
-            if let Some(rstds) = &mut self.rstd {
-                rstds[row] = rstd;
+            for (row, (rstd, &mean)) in rstd[..batch].iter_mut().zip(&mean).enumerate() {
+                *rstd = 1.0 / (row_variance(s, x.add(row * dim), dim, mean) + self.eps).sqrt();
             }
-            let out = self.out[offset..][..dim].as_mut_ptr();
-            let (mean, rstd) = (s.splat(mean), s.splat(rstd));
+        }
+        if let Some(means) = &mut self.mean {
+            means[first..][..batch].copy_from_slice(&mean[..batch]);
+        }
+        if let Some(rstds) = &mut self.rstd {
+            rstds[first..][..batch].copy_from_slice(&rstd[..batch]);
+        }
+        let out = self.out[start..][..len].as_mut_ptr();
+        for row in 0..batch {
+            let (mean, rstd) = (s.splat(mean[row]), s.splat(rstd[row]));
             let mut i = 0;
             while i < dim {
                 let n = dim - i;
                 // SAFETY: rows, gamma and beta have `dim` numbers.
                 unsafe {
-                    let mut v = s.mul(s.sub(s.load_up_to(x.add(i), n), mean), rstd);
+                    let mut v = s.mul(s.sub(s.load_up_to(x.add(row * dim + i), n), mean), rstd);
                     if let Some(gamma) = self.gamma {
                         v = s.mul(v, s.load_up_to(gamma.as_ptr().add(i), n));
                     }
                     if let Some(beta) = self.beta {
                         v = s.add(v, s.load_up_to(beta.as_ptr().add(i), n));
                     }
-                    s.store_up_to(out.add(i), v, n);
+                    s.store_up_to(out.add(row * dim + i), v, n);
                 }
                 i += S::LANES;
             }
@@ -189,12 +214,12 @@ impl Kernel for Forward<'_> {
     }
 }
 
-/// Mean and reciprocal standard deviation of a row. Four partial sums hide the latency of the additions.
+/// The mean of a row. Four partial sums hide the latency of the additions.
 ///
 /// # Safety
 /// `dim` numbers at `x` must be readable, at least one.
 #[inline(always)]
-unsafe fn statistics<S: Simd>(s: S, x: *const f32, dim: usize, eps: f32) -> (f32, f32) {
+unsafe fn row_mean<S: Simd>(s: S, x: *const f32, dim: usize) -> f32 {
     let mut sums = [s.splat(0.0); 4];
     let mut i = 0;
     // SAFETY: reads stay below `dim`.
@@ -211,8 +236,15 @@ unsafe fn statistics<S: Simd>(s: S, x: *const f32, dim: usize, eps: f32) -> (f32
         }
     }
     let total = s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
-    let mean = total / dim as f32;
+    total / dim as f32
+}
 
+/// The variance of a row around its mean.
+///
+/// # Safety
+/// As for [`row_mean`].
+#[inline(always)]
+unsafe fn row_variance<S: Simd>(s: S, x: *const f32, dim: usize, mean: f32) -> f32 {
     let center = s.splat(mean);
     let mut sums = [s.splat(0.0); 4];
     let mut i = 0;
@@ -234,8 +266,7 @@ unsafe fn statistics<S: Simd>(s: S, x: *const f32, dim: usize, eps: f32) -> (f32
         }
     }
     let total = s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
-    let variance = total / dim as f32;
-    (mean, 1.0 / (variance + eps).sqrt())
+    total / dim as f32
 }
 
 /// Partial sums of the parameter gradients: as many as are useful, decided by the shape alone.

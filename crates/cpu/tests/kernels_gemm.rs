@@ -256,6 +256,18 @@ fn sums_longer_than_a_cache_block_are_right() {
 }
 
 #[test]
+fn activations_alone_are_right_in_whole_and_partial_tiles() {
+    let mut random = Random(11);
+    // Fewer terms than vectors of a tile, just as many, more than a cache block; rows and columns left over.
+    for (m, n, k) in [(8, 48, 1), (19, 100, 5), (33, 96, 24), (200, 150, 50), (26, 96, 1037)] {
+        for activation in ACTIVATIONS {
+            check(&Case { bias: true, activation, ..plain(m, n, k) }, &mut random);
+            check(&Case { accumulate: true, activation, ..plain(m, n, k) }, &mut random);
+        }
+    }
+}
+
+#[test]
 fn transposed_rows_a_power_of_two_apart_are_right() {
     let mut random = Random(7);
     for (m, n, k) in [(30, 150, 40), (101, 97, 530)] {

@@ -257,6 +257,7 @@ impl Kernel for Head<'_> {
                     out: c.as_mut_ptr(),
                     ldo: stride,
                     finish: Finish::Plain,
+                    meanwhile: std::ptr::null_mut(),
                 });
             }
             for r in 0..rows {
@@ -298,6 +299,7 @@ impl Kernel for Head<'_> {
                 out: self.dq.at(b, query, h),
                 ldo: self.dq.row_stride,
                 finish: Finish::Times { factor: self.scale, add: false },
+                meanwhile: std::ptr::null_mut(),
             });
             for (a, (right, ldb), factor, output) in
                 [(&*dscores, queries_down, self.scale, self.dk), (&*weights, douts_down, 1.0, self.dv)]
@@ -314,6 +316,7 @@ impl Kernel for Head<'_> {
                     out: output.at(b, 0, h),
                     ldo: output.row_stride,
                     finish: Finish::Times { factor, add: query > 0 },
+                    meanwhile: std::ptr::null_mut(),
                 });
             }
             query += rows;

@@ -1,12 +1,13 @@
 //! The forward pass: scores of a tile of queries, softmax, weighted sum of the values.
 
+use super::exponentials::{Exponentials, Rest};
 use super::tile::{Finish, LINE, PackKeys, PackValues, Product};
 use super::{AttentionShape, Dropout, Output, View, ViewMut, check_bias};
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
 use crate::simd::{Kernel, MAX_LANES, Simd};
-use crate::softmax::{row_exp_lanes, row_max, row_scale};
+use crate::softmax::{row_max, row_scale};
 
 /// `out = dropout(softmax(scale * q kᵀ + bias)) v`, head by head.
 #[derive(Debug)]
@@ -52,7 +53,8 @@ struct Plan {
     rows: usize,
     /// Distance of the rows of scores.
     stride: usize,
-    /// Queries of a task: a tile where there are too few heads for the threads, else a head.
+    /// Queries of a task: two tiles, one of which overlaps the other, where there are too few heads for the threads, else
+    /// a head.
     task: usize,
     /// Lengths of what is packed of a head.
     keys: usize,
@@ -72,7 +74,7 @@ impl Plan {
         Plan {
             rows,
             stride,
-            task: if whole { queries.max(1) } else { rows },
+            task: if whole { queries.max(1) } else { 2 * rows },
             keys: stride * head_dim,
             // Rows of whole vectors are read where they lie.
             values: if head_dim % MAX_LANES == 0 { 0 } else { keys * head_dim.next_multiple_of(MAX_LANES) },
@@ -83,9 +85,14 @@ impl Plan {
         self.keys + self.values
     }
 
-    /// What a thread needs beside that: scores, factors of dropout, largest scores and factors of rows.
+    /// What a thread needs for a tile: scores, sums and largest scores.
+    fn tile(&self) -> usize {
+        self.rows * (self.stride + MAX_LANES) + self.rows.next_multiple_of(MAX_LANES)
+    }
+
+    /// What a thread needs beside what is packed: two tiles, factors of dropout and of rows.
     fn own(&self) -> usize {
-        (self.rows + 1) * self.stride + self.rows * MAX_LANES + self.rows.next_multiple_of(MAX_LANES)
+        2 * self.tile() + self.stride + self.rows.next_multiple_of(MAX_LANES)
     }
 
     /// What a thread needs, the number of the packed head included.
@@ -219,107 +226,177 @@ struct Rows<'a> {
     own: &'a mut [f32],
 }
 
+/// The numbers of a tile of queries.
+struct Tile<'a> {
+    /// Scores, then the weights before they are divided by their sum.
+    scores: &'a mut [f32],
+    /// The largest score of each lane of each row, then the sums.
+    lanes: &'a mut [f32],
+    /// The largest score of each row.
+    tops: &'a mut [f32],
+    /// Its place among the queries of the task.
+    first: usize,
+    rows: usize,
+}
+
+impl<'a> Tile<'a> {
+    #[inline(always)]
+    fn new(plan: &Plan, own: &'a mut [f32]) -> Tile<'a> {
+        let (scores, rest) = own.split_at_mut(plan.rows * plan.stride);
+        let (lanes, tops) = rest.split_at_mut(plan.rows * MAX_LANES);
+        Tile { scores, lanes, tops, first: 0, rows: 0 }
+    }
+}
+
 impl Kernel for Rows<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
+        let plan = self.plan;
+        let (first, rest) = std::mem::take(&mut self.own).split_at_mut(plan.tile());
+        let (second, rest) = rest.split_at_mut(plan.tile());
+        let (factors, inverse) = rest.split_at_mut(plan.stride);
+        let (mut tile, mut before) = (Tile::new(&plan, first), Tile::new(&plan, second));
+        let mut done = 0;
+        // While the values of one tile are summed up, the scores of the next become weights.
+        while done < self.count || before.rows > 0 {
+            tile.first = done;
+            tile.rows = plan.rows.min(self.count - done);
+            done += tile.rows;
+            self.score(s, &mut tile);
+            let mut exponentials = Exponentials {
+                scores: tile.scores.as_mut_ptr(),
+                stride: plan.stride,
+                rows: tile.rows,
+                keys: self.shape.keys,
+                scale: self.exp_scale(),
+                tops: tile.tops.as_ptr(),
+                sums: tile.lanes.as_mut_ptr(),
+            };
+            self.weigh(s, &mut before, factors, inverse, &mut exponentials);
+            s.vectorize(Rest(&mut exponentials));
+            std::mem::swap(&mut tile, &mut before);
+        }
+    }
+}
+
+impl Rows<'_> {
+    /// Whether the scores are scaled before the exponential, which without a bias does it on the way.
+    #[inline(always)]
+    fn early(&self) -> bool {
+        self.bias.is_some() || self.scale <= 0.0
+    }
+
+    #[inline(always)]
+    fn exp_scale(&self) -> f32 {
+        if self.early() { 1.0 } else { self.scale }
+    }
+
+    /// The scores of a tile, and the largest of each row.
+    #[inline(always)]
+    fn score<S: Simd>(&mut self, s: S, tile: &mut Tile<'_>) {
+        let AttentionShape { keys, head_dim, .. } = self.shape;
+        let (b, h, stride) = (self.b, self.h, self.plan.stride);
+        let (rows, query) = (tile.rows, self.first + tile.first);
+        for r in rows..2 * rows {
+            prefetch_row(s, self.q.at(b, query + r, h), head_dim);
+        }
+        tile.lanes.fill(f32::NEG_INFINITY);
+        s.vectorize(Product {
+            rows,
+            columns: keys,
+            k: head_dim,
+            a: self.q.at(b, query, h),
+            lda: self.q.row_stride,
+            transposed: false,
+            b: self.packed,
+            ldb: 0,
+            out: tile.scores.as_mut_ptr(),
+            ldo: stride,
+            finish: Finish::Largest(tile.lanes.as_mut_ptr()),
+            meanwhile: std::ptr::null_mut(),
+        });
+        // What is slow to come is computed for all rows at once: one need not wait for the other.
+        for r in 0..rows {
+            let p = tile.scores[r * stride..][..keys].as_mut_ptr();
+            // SAFETY: all rows have `keys` numbers, and there is a vector of the largest of each.
+            tile.tops[r] = unsafe {
+                if self.early() {
+                    row_scale(s, p, keys, self.scale);
+                    if let Some(bias) = self.bias {
+                        row_add(s, p, bias[(query + r) * keys..][..keys].as_ptr(), keys);
+                    }
+                    row_max(s, p, keys)
+                } else {
+                    s.largest(s.load(tile.lanes[r * S::LANES..][..S::LANES].as_ptr()))
+                }
+            };
+            let last = keys % S::LANES;
+            if last > 0 {
+                // SAFETY: rows are of whole vectors.
+                unsafe {
+                    let p = p.add(keys - last);
+                    s.store(p, s.first_or(s.load(p), last, s.splat(f32::NEG_INFINITY)));
+                }
+            }
+        }
+    }
+
+    /// The weighted sums of the values.
+    #[inline(always)]
+    fn weigh<S: Simd>(
+        &mut self,
+        s: S,
+        tile: &mut Tile<'_>,
+        factors: &mut [f32],
+        inverse: &mut [f32],
+        meanwhile: &mut Exponentials,
+    ) {
         let AttentionShape { heads, queries, keys, head_dim, .. } = self.shape;
         let (b, h, stride) = (self.b, self.h, self.plan.stride);
-        let (scores, rest) = self.own.split_at_mut(self.plan.rows * stride);
-        let (factors, rest) = rest.split_at_mut(stride);
-        let (largest, inverse) = rest.split_at_mut(self.plan.rows * MAX_LANES);
-
-        // Without a bias the scale is left to the exponential.
-        let early = self.bias.is_some() || self.scale <= 0.0;
-        let exp_scale = if early { 1.0 } else { self.scale };
+        let (rows, query) = (tile.rows, self.first + tile.first);
+        let exp_scale = self.exp_scale();
+        for r in 0..rows {
+            let row = &mut tile.scores[r * stride..][..keys];
+            let p = row.as_mut_ptr();
+            // SAFETY: there is a vector of sums of each row.
+            let sum = s.sum(unsafe { s.load(tile.lanes[r * S::LANES..][..S::LANES].as_ptr()) });
+            if let Some(lse) = &mut self.lse {
+                lse[tile.first + r] = tile.tops[r] * exp_scale + sum.ln();
+            }
+            inverse[r] = 1.0 / sum;
+            if let Some(weights) = &mut self.weights {
+                let weights = &mut weights[(tile.first + r) * keys..][..keys];
+                weights.copy_from_slice(row);
+                // SAFETY: the row has `keys` numbers.
+                unsafe { row_scale(s, weights.as_mut_ptr(), keys, inverse[r]) };
+            }
+            if let Some(dropout) = self.dropout {
+                let index = ((b * heads + h) * queries + query + r) * keys;
+                (dropout.factors)(index as u64, &mut factors[..keys]);
+                // SAFETY: both rows have `keys` numbers.
+                unsafe { row_mul(s, p, factors.as_ptr(), keys) };
+            }
+        }
         let (values, ldb) = match self.plan.values {
             0 => (self.v.at(b, 0, h), self.v.row_stride),
             _ => (self.packed.wrapping_add(self.plan.keys), 0),
         };
-        let mut done = 0;
-        while done < self.count {
-            let rows = self.plan.rows.min(self.count - done);
-            let query = self.first + done;
-            for r in rows..2 * rows {
-                prefetch_row(s, self.q.at(b, query + r, h), head_dim);
-            }
-            s.vectorize(Product {
-                rows,
-                columns: keys,
-                k: head_dim,
-                a: self.q.at(b, query, h),
-                lda: self.q.row_stride,
-                transposed: false,
-                b: self.packed,
-                ldb: 0,
-                out: scores.as_mut_ptr(),
-                ldo: stride,
-                finish: Finish::Largest(largest.as_mut_ptr()),
-            });
-            // What is slow to come, the largest of a row and its sum, is computed for all rows at once: one need not
-            // wait for the other.
-            let (tops, lanes) = (&mut *inverse, &mut *largest);
-            for r in 0..rows {
-                let p = scores[r * stride..][..keys].as_mut_ptr();
-                // SAFETY: all rows have `keys` numbers, and there is a vector of the largest of each.
-                tops[r] = unsafe {
-                    if early {
-                        row_scale(s, p, keys, self.scale);
-                        if let Some(bias) = self.bias {
-                            row_add(s, p, bias[(query + r) * keys..][..keys].as_ptr(), keys);
-                        }
-                        row_max(s, p, keys)
-                    } else {
-                        s.largest(s.load(lanes[r * S::LANES..][..S::LANES].as_ptr()))
-                    }
-                };
-            }
-            for r in 0..rows {
-                let p = scores[r * stride..][..keys].as_mut_ptr();
-                // SAFETY: as above.
-                unsafe {
-                    let sums = row_exp_lanes(s, p, keys, tops[r], exp_scale, p);
-                    s.store(lanes[r * S::LANES..][..S::LANES].as_mut_ptr(), sums);
-                }
-            }
-            for r in 0..rows {
-                let row = &mut scores[r * stride..][..keys];
-                let p = row.as_mut_ptr();
-                // SAFETY: there is a vector of sums of each row.
-                let sum = s.sum(unsafe { s.load(lanes[r * S::LANES..][..S::LANES].as_ptr()) });
-                if let Some(lse) = &mut self.lse {
-                    lse[done + r] = inverse[r] * exp_scale + sum.ln();
-                }
-                inverse[r] = 1.0 / sum;
-                if let Some(weights) = &mut self.weights {
-                    let weights = &mut weights[(done + r) * keys..][..keys];
-                    weights.copy_from_slice(row);
-                    // SAFETY: the row has `keys` numbers.
-                    unsafe { row_scale(s, weights.as_mut_ptr(), keys, inverse[r]) };
-                }
-                if let Some(dropout) = self.dropout {
-                    let index = ((b * heads + h) * queries + query + r) * keys;
-                    (dropout.factors)(index as u64, &mut factors[..keys]);
-                    // SAFETY: both rows have `keys` numbers.
-                    unsafe { row_mul(s, p, factors.as_ptr(), keys) };
-                }
-            }
-            s.vectorize(Product {
-                rows,
-                columns: head_dim,
-                k: keys,
-                a: scores.as_ptr(),
-                lda: stride,
-                transposed: false,
-                b: values,
-                ldb,
-                out: self.out.at(b, query, h),
-                ldo: self.out.row_stride,
-                finish: Finish::Scale(inverse.as_ptr()),
-            });
-            done += rows;
-        }
+        s.vectorize(Product {
+            rows,
+            columns: head_dim,
+            k: keys,
+            a: tile.scores.as_ptr(),
+            lda: stride,
+            transposed: false,
+            b: values,
+            ldb,
+            out: self.out.at(b, query, h),
+            ldo: self.out.row_stride,
+            finish: Finish::Scale(inverse.as_ptr()),
+            meanwhile,
+        });
     }
 }
 

@@ -3,6 +3,7 @@
 //! A query whose keys are all masked by minus infinity gives NaN, as softmax does.
 
 mod backward;
+mod exponentials;
 mod forward;
 mod tile;
 

@@ -3,6 +3,7 @@
 //! the processor busy. The terms of an element are added in one fixed order, whichever tile it falls into.
 
 use super::View;
+use super::exponentials::Exponentials;
 use crate::simd::{Kernel, MAX_TILE_ROWS, Simd, TRANSPOSE};
 
 /// Rows to ask for ahead of time: short rows far apart, such as those of a head, are not a stream to the processor.
@@ -83,16 +84,19 @@ impl Kernel for PackKeys<'_> {
                         let to = panel.add(i * width + column);
                         if columns == TRANSPOSE && terms == TRANSPOSE && key + TRANSPOSE <= keys {
                             s.transpose(src.add(key * ld + i), ld, to, width);
-                        } else {
+                        } else if columns == TRANSPOSE && terms == TRANSPOSE {
                             let mut square = [0.0f32; TRANSPOSE * TRANSPOSE];
+                            for (c, row) in square.chunks_exact_mut(TRANSPOSE).enumerate() {
+                                let from = src.add((key + c).min(keys - 1) * ld + i);
+                                std::ptr::copy_nonoverlapping(from, row.as_mut_ptr(), TRANSPOSE);
+                            }
+                            s.transpose(square.as_ptr(), TRANSPOSE, to, width);
+                        } else {
                             for c in 0..columns {
                                 let from = src.add((key + c).min(keys - 1) * ld + i);
                                 for t in 0..terms {
-                                    square[t * TRANSPOSE + c] = *from.add(t);
+                                    *to.add(t * width + c) = *from.add(t);
                                 }
-                            }
-                            for (t, row) in square.chunks_exact(TRANSPOSE).take(terms).enumerate() {
-                                std::ptr::copy_nonoverlapping(row.as_ptr(), to.add(t * width), columns);
                             }
                         }
                     }
@@ -163,11 +167,13 @@ pub(super) struct Product {
     pub ldo: usize,
     /// What becomes of the sums.
     pub finish: Finish,
+    /// What is computed between the terms, as much of it as fits; null if nothing.
+    pub meanwhile: *mut Exponentials,
 }
 
 #[derive(Clone, Copy)]
 pub(super) enum Finish {
-    /// They are written in whole vectors, and the largest so far of each lane of each row, `[rows][LANES]`, is kept.
+    /// They are written in whole vectors, and raise the largest so far of each lane of each row, `[rows][LANES]`.
     Largest(*mut f32),
     /// Each row is multiplied by a factor.
     Scale(*const f32),
@@ -184,45 +190,32 @@ impl Kernel for Product {
     fn run<S: Simd>(self, s: S) {
         let mut later = Later { distances: [0; LATER], last: 0 };
         for (start, vectors) in Panels::of::<S>(self.columns) {
-            let column = start * S::LANES;
             if let Finish::Scale(_) | Finish::Times { .. } = self.finish {
-                later.last = S::HEAD_TILE_ROWS * vectors - 1;
-                for (i, distance) in later.distances[..=later.last].iter_mut().enumerate() {
-                    *distance = i / vectors * self.ldo + i % vectors * S::LANES;
-                }
+                later.set(S::HEAD_TILE_ROWS, vectors, [self.ldo, S::LANES]);
             }
             let mut row = 0;
             while row < self.rows {
                 let rows = S::HEAD_TILE_ROWS.min(self.rows - row);
-                // SAFETY: the promise of whoever made this covers the tile.
-                let args = unsafe {
-                    Product {
-                        rows,
-                        columns: self.columns - column,
-                        a: self.a.add(if self.transposed { row } else { row * self.lda }),
-                        b: self.b.add(if self.ldb == 0 { column * self.k } else { column }),
-                        ldb: if self.ldb == 0 { vectors * S::LANES } else { self.ldb },
-                        out: self.out.add(row * self.ldo + column),
-                        finish: match self.finish {
-                            Finish::Largest(p) => Finish::Largest(p.add(row * S::LANES)),
-                            Finish::Scale(p) => Finish::Scale(p.add(row)),
-                            other => other,
-                        },
-                        ..self
-                    }
-                };
+                let place = Place { row, column: start * S::LANES, later: &later };
+                // SAFETY: whoever made the product vouches for the exponentials.
+                let more = unsafe { self.meanwhile.as_ref() }.is_some_and(|e| e.rows > 0);
+                if S::OVERLAP && more && rows == S::HEAD_TILE_ROWS && !self.transposed {
+                    overlapped(s, vectors, &self, place);
+                    row += rows;
+                    continue;
+                }
                 macro_rules! shapes {
                     ($($rows:literal),*) => {
                         match (rows, vectors, self.transposed) {
                             $(
-                                ($rows, 1, false) => s.vectorize(Tile::<$rows, 1, false>(args, column == 0, &later)),
-                                ($rows, 2, false) => s.vectorize(Tile::<$rows, 2, false>(args, column == 0, &later)),
-                                ($rows, 3, false) => s.vectorize(Tile::<$rows, 3, false>(args, column == 0, &later)),
-                                ($rows, 4, false) => s.vectorize(Tile::<$rows, 4, false>(args, column == 0, &later)),
-                                ($rows, 1, true) => s.vectorize(Tile::<$rows, 1, true>(args, column == 0, &later)),
-                                ($rows, 2, true) => s.vectorize(Tile::<$rows, 2, true>(args, column == 0, &later)),
-                                ($rows, 3, true) => s.vectorize(Tile::<$rows, 3, true>(args, column == 0, &later)),
-                                ($rows, 4, true) => s.vectorize(Tile::<$rows, 4, true>(args, column == 0, &later)),
+                                ($rows, 1, false) => s.vectorize(Tile::<$rows, 1, false>(&self, place)),
+                                ($rows, 2, false) => s.vectorize(Tile::<$rows, 2, false>(&self, place)),
+                                ($rows, 3, false) => s.vectorize(Tile::<$rows, 3, false>(&self, place)),
+                                ($rows, 4, false) => s.vectorize(Tile::<$rows, 4, false>(&self, place)),
+                                ($rows, 1, true) => s.vectorize(Tile::<$rows, 1, true>(&self, place)),
+                                ($rows, 2, true) => s.vectorize(Tile::<$rows, 2, true>(&self, place)),
+                                ($rows, 3, true) => s.vectorize(Tile::<$rows, 3, true>(&self, place)),
+                                ($rows, 4, true) => s.vectorize(Tile::<$rows, 4, true>(&self, place)),
                             )*
                             _ => unreachable!("no tile of {rows} rows and {vectors} vectors"),
                         }
@@ -244,38 +237,156 @@ struct Later {
     last: usize,
 }
 
-/// One register tile, and whether it is the first of its rows.
-struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(Product, bool, &'a Later);
+impl Later {
+    #[inline(always)]
+    fn set(&mut self, rows: usize, vectors: usize, [row_step, vector_step]: [usize; 2]) {
+        let mut places = self.distances.iter_mut();
+        for row in 0..rows {
+            for (vector, place) in places.by_ref().take(vectors).enumerate() {
+                *place = row * row_step + vector * vector_step;
+            }
+        }
+        self.last = (rows * vectors).min(LATER) - 1;
+    }
+}
+
+/// Where a tile is in its product.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    row: usize,
+    column: usize,
+    later: &'a Later,
+}
+
+/// One register tile. The product is lent: a copy would wait for what has just been written.
+struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(&'a Product, Place<'a>);
 
 impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for Tile<'_, ROWS, VECTORS, TRANSPOSED> {
     type Output = ();
 
     #[inline(always)]
-    #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
     fn run<S: Simd>(self, s: S) {
         // Known at compile time: the shapes that do not exist for this instruction set cost no code.
         if ROWS > S::HEAD_TILE_ROWS || VECTORS > S::HEAD_TILE_VECTORS {
             unreachable!("tile larger than the registers");
         }
-        let Tile(Product { columns, k, a, lda, mut b, ldb, out, ldo, finish, .. }, first, later) = self;
-        let (distances, last) = (later.distances.as_ptr(), later.last);
+        let Tile(product, place) = self;
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
-        let mut row = [a; ROWS];
-        let mut across = a;
-        // SAFETY: whoever made the product vouches for ROWS x k of A, k full rows of the panel, and the output; `last`
-        // is the place of a line.
+        // SAFETY: the promise of whoever made the product.
         unsafe {
-            if !TRANSPOSED {
-                for (r, p) in row.iter_mut().enumerate() {
-                    *p = a.add(r * lda);
-                }
+            let mut walk = Walk::new::<S>(product, place, VECTORS);
+            walk.add::<S, ROWS, VECTORS, TRANSPOSED>(s, product.k, &mut sums);
+            finish(s, product, place, sums);
+        }
+    }
+}
+
+/// The same with exponentials between the terms.
+#[inline(always)]
+fn overlapped<S: Simd>(s: S, vectors: usize, product: &Product, place: Place<'_>) {
+    macro_rules! shapes {
+        ($($rows:literal x $vectors:literal),*) => {
+            match (S::HEAD_TILE_ROWS, vectors) {
+                $(($rows, $vectors) => s.vectorize(Overlapped::<$rows, $vectors>(product, place)),)*
+                _ => unreachable!("no tile of {vectors} vectors"),
             }
-            for i in 0..k {
+        };
+    }
+    shapes!(6 x 1, 6 x 2, 6 x 3, 6 x 4);
+}
+
+/// Terms for each vector of exponentials, at least: as long as these take, the processor has the units to spare.
+const TERMS_EACH: usize = 2;
+
+struct Overlapped<'a, const ROWS: usize, const VECTORS: usize>(&'a Product, Place<'a>);
+
+impl<const ROWS: usize, const VECTORS: usize> Kernel for Overlapped<'_, ROWS, VECTORS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // Known at compile time, as above.
+        if !S::OVERLAP || ROWS != S::HEAD_TILE_ROWS || VECTORS > S::HEAD_TILE_VECTORS {
+            unreachable!("not the tile of this instruction set");
+        }
+        let Overlapped(product, place) = self;
+        let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
+        // SAFETY: the promise of whoever made the product, which is also for the exponentials.
+        unsafe {
+            let mut walk = Walk::new::<S>(product, place, VECTORS);
+            let exponentials = &mut *product.meanwhile;
+            let vectors = exponentials.vectors::<S>();
+            let count = exponentials.rows.min(product.k / (vectors * TERMS_EACH));
+            let each = product.k / (vectors * count.max(1));
+            for _ in 0..count {
+                let mut row = exponentials.begin(s);
+                for _ in 0..vectors {
+                    walk.add::<S, ROWS, VECTORS, false>(s, each, &mut sums);
+                    row.advance(s);
+                }
+                exponentials.end(s, row);
+            }
+            walk.add::<S, ROWS, VECTORS, false>(s, product.k - count * vectors * each, &mut sums);
+            finish(s, product, place, sums);
+        }
+    }
+}
+
+/// Where a tile is in its operands.
+struct Walk<'a> {
+    a: *const f32,
+    lda: usize,
+    b: *const f32,
+    ldb: usize,
+    out: *const f32,
+    later: &'a Later,
+    /// Terms so far.
+    terms: usize,
+}
+
+impl<'a> Walk<'a> {
+    #[inline(always)]
+    fn new<S: Simd>(product: &Product, Place { row, column, later }: Place<'a>, vectors: usize) -> Walk<'a> {
+        let Product { k, a, lda, transposed, b, ldb, out, ldo, .. } = *product;
+        Walk {
+            a: a.wrapping_add(if transposed { row } else { row * lda }),
+            lda,
+            b: b.wrapping_add(if ldb == 0 { column * k } else { column }),
+            ldb: if ldb == 0 { vectors * S::LANES } else { ldb },
+            out: out.wrapping_add(row * ldo + column),
+            later,
+            terms: 0,
+        }
+    }
+
+    /// Adds some terms to all sums.
+    ///
+    /// # Safety
+    /// ROWS x `terms` of A and as many full rows of the panel must be readable.
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
+    unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(
+        &mut self,
+        s: S,
+        terms: usize,
+        sums: &mut [[S::V; VECTORS]; ROWS],
+    ) {
+        let (distances, last) = (self.later.distances.as_ptr(), self.later.last);
+        let Walk { a: mut across, lda, mut b, ldb, out, .. } = *self;
+        let mut row = [across; ROWS];
+        if !TRANSPOSED {
+            for (r, p) in row.iter_mut().enumerate() {
+                *p = p.wrapping_add(r * lda);
+            }
+        }
+        // SAFETY: the caller vouches for the operands; `last` is the place of a line.
+        unsafe {
+            for i in 0..terms {
                 let mut vectors = [s.splat(0.0); VECTORS];
                 for (j, v) in vectors.iter_mut().enumerate() {
                     *v = s.load(b.add(j * S::LANES));
                 }
-                s.prefetch(out.wrapping_add(*distances.add(i.min(last))));
+                s.prefetch(out.wrapping_add(*distances.add((self.terms + i).min(last))));
                 for r in 0..ROWS {
                     let x = if TRANSPOSED { s.splat(*across.add(r)) } else { s.splat(*row[r].add(i)) };
                     for j in 0..VECTORS {
@@ -287,46 +398,69 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
                     across = across.wrapping_add(lda);
                 }
             }
-            match finish {
-                Finish::Largest(largest) => {
-                    for r in 0..ROWS {
-                        let kept = largest.add(r * S::LANES);
-                        let mut most = if first { sums[r][0] } else { s.load(kept) };
-                        for j in 0..VECTORS {
-                            most = s.max(most, sums[r][j]);
-                            s.store(out.add(r * ldo + j * S::LANES), sums[r][j]);
-                        }
-                        s.store(kept, most);
+        }
+        self.a = if TRANSPOSED { across } else { across.wrapping_add(terms) };
+        self.b = b;
+        self.terms += terms;
+    }
+}
+
+/// Takes the sums of a tile to the output.
+///
+/// # Safety
+/// The promise of whoever made the product must hold for the tile.
+#[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
+unsafe fn finish<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    product: &Product,
+    Place { row, column, .. }: Place<'_>,
+    sums: [[S::V; VECTORS]; ROWS],
+) {
+    let ldo = product.ldo;
+    let columns = product.columns - column;
+    // SAFETY: the caller vouches for the output and what goes into it.
+    unsafe {
+        let out = product.out.add(row * ldo + column);
+        match product.finish {
+            Finish::Largest(largest) => {
+                for r in 0..ROWS {
+                    let kept = largest.add((row + r) * S::LANES);
+                    let mut most = s.load(kept);
+                    for j in 0..VECTORS {
+                        most = s.max(most, sums[r][j]);
+                        s.store(out.add(r * ldo + j * S::LANES), sums[r][j]);
+                    }
+                    s.store(kept, most);
+                }
+            }
+            Finish::Plain => {
+                for r in 0..ROWS {
+                    for j in 0..VECTORS {
+                        s.store(out.add(r * ldo + j * S::LANES), sums[r][j]);
                     }
                 }
-                Finish::Plain => {
-                    for r in 0..ROWS {
-                        for j in 0..VECTORS {
-                            s.store(out.add(r * ldo + j * S::LANES), sums[r][j]);
+            }
+            Finish::Times { factor, add } => {
+                let factor = s.splat(factor);
+                for r in 0..ROWS {
+                    for j in 0..VECTORS {
+                        let n = columns - j * S::LANES;
+                        let out = out.add(r * ldo + j * S::LANES);
+                        let mut v = s.mul(sums[r][j], factor);
+                        if add {
+                            v = s.add(v, s.load_up_to(out, n));
                         }
+                        s.store_up_to(out, v, n);
                     }
                 }
-                Finish::Times { factor, add } => {
-                    let factor = s.splat(factor);
-                    for r in 0..ROWS {
-                        for j in 0..VECTORS {
-                            let n = columns - j * S::LANES;
-                            let out = out.add(r * ldo + j * S::LANES);
-                            let mut v = s.mul(sums[r][j], factor);
-                            if add {
-                                v = s.add(v, s.load_up_to(out, n));
-                            }
-                            s.store_up_to(out, v, n);
-                        }
-                    }
-                }
-                Finish::Scale(factors) => {
-                    for r in 0..ROWS {
-                        let factor = s.splat(*factors.add(r));
-                        for j in 0..VECTORS {
-                            let n = columns - j * S::LANES;
-                            s.store_up_to(out.add(r * ldo + j * S::LANES), s.mul(sums[r][j], factor), n);
-                        }
+            }
+            Finish::Scale(factors) => {
+                for r in 0..ROWS {
+                    let factor = s.splat(*factors.add(row + r));
+                    for j in 0..VECTORS {
+                        let n = columns - j * S::LANES;
+                        s.store_up_to(out.add(r * ldo + j * S::LANES), s.mul(sums[r][j], factor), n);
                     }
                 }
             }

@@ -3,8 +3,9 @@
 //! copied if the caller gives room for it.
 
 use super::matmul::{ALIGN, aligned};
+use super::overlap::{self, Pending};
 use super::pack::copy_panel;
-use super::tile::{Finish, LINE, Lines, TileArgs, TileBuffer, TileRow, tile};
+use super::tile::{Finish, LINE, Lines, Soon, TileArgs, TileBuffer, TileRow, tile};
 use super::{ALayout, Epilogue};
 use crate::activation::Activation;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
@@ -62,6 +63,11 @@ impl Kernel for Block<'_> {
         let width = S::TILE_VECTORS * S::LANES;
         let step = terms(self.k);
         let mut buffer = TileBuffer([0.0; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]);
+        let mut pending = Pending {
+            sums: TileBuffer([0.0; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]),
+            c: std::ptr::null_mut(),
+            ldc: self.ldc,
+        };
         let room = block_scratch(self.m, self.k);
         // Where a tile takes half of each line of A that it touches, reading them again for every panel is cheap, unless
         // rows a power of two apart compete for the same places in the cache. The copy changes no sum.
@@ -91,7 +97,16 @@ impl Kernel for Block<'_> {
                 epilogue.is_some_and(|e| e.bias.is_some() || e.activation != Activation::None || e.scale.is_some());
             // Whether the tile can go straight to C.
             let twice = add && (times.is_some() || plus.is_some());
-            let simple = self.alpha == 1.0 && slope.is_null() && !slow && !twice;
+            let alone = self.alpha == 1.0 && slope.is_null() && !twice;
+            let simple = alone && !slow;
+            // Whether it goes there through nothing but an activation.
+            let activation = epilogue.map_or(Activation::None, |e| e.activation);
+            let only_activation = alone
+                && activation != Activation::None
+                && epilogue.is_some_and(|e| e.bias.is_none() && e.scale.is_none())
+                && times.is_none()
+                && plus.is_none()
+                && self.a_layout == ALayout::RowMajor;
             if copy {
                 // SAFETY: the rows are those of A, and `copied` has room for them.
                 unsafe { copy_transposed(s, self.a.add(start * self.lda), self.lda, self.m, k, copied) };
@@ -100,7 +115,9 @@ impl Kernel for Block<'_> {
             while column < self.n {
                 let columns = width.min(self.n - column);
                 let vectors = columns.div_ceil(S::LANES);
-                let direct = simple && columns % S::LANES == 0;
+                let whole = columns % S::LANES == 0;
+                let direct = simple && whole;
+                let in_place = !S::OVERLAP && only_activation && whole;
                 lines.set(S::TILE_ROWS, columns, self.ldc);
                 bias_panel.0.fill(0.0);
                 if let (Some(bias), 0) = (bias, start) {
@@ -113,12 +130,16 @@ impl Kernel for Block<'_> {
                 let mut row = 0;
                 while row < self.m {
                     let rows = S::TILE_ROWS.min(self.m - row);
-                    // SAFETY: the block's own promise covers this tile of it.
+                    let overlapped = S::OVERLAP && only_activation && rows == S::TILE_ROWS && columns == width;
+                    // What goes straight to C needs nobody between its tiles.
+                    let straight = direct || in_place || overlapped;
+                    let tiles = if straight { (self.m - row) / rows } else { 1 };
+                    // SAFETY: the block's own promise covers these tiles of it.
                     unsafe {
-                        let (a, lda) = match self.a_layout {
-                            ALayout::RowMajor => (self.a.add(row * self.lda + start), self.lda),
-                            ALayout::Transposed if copy => (copied.as_ptr().add(row * k), S::TILE_ROWS),
-                            ALayout::Transposed => (self.a.add(start * self.lda + row), self.lda),
+                        let (a, lda, a_step) = match self.a_layout {
+                            ALayout::RowMajor => (self.a.add(row * self.lda + start), self.lda, rows * self.lda),
+                            ALayout::Transposed if copy => (copied.as_ptr().add(row * k), S::TILE_ROWS, rows * k),
+                            ALayout::Transposed => (self.a.add(start * self.lda + row), self.lda, rows),
                         };
                         let c = self.c.add(row * self.ldc + column);
                         let b = if plain_b { panel } else { self.b.add(column * self.k + start * width) };
@@ -134,40 +155,47 @@ impl Kernel for Block<'_> {
                                 later[1] = x;
                             }
                         }
-                        if column == 0 && self.a_layout == ALayout::RowMajor {
-                            prefetch(s, a.wrapping_add(S::TILE_ROWS * lda), lda, rows, 4 * LINE);
-                        }
-                        let tiles = row / S::TILE_ROWS;
-                        let soon = match tiles * LINE < width {
-                            false => (b, 0),
-                            true if plain_b => {
-                                let next = start * self.ldb + column + width + tiles * LINE;
-                                (self.b.wrapping_add(next), self.ldb)
-                            }
-                            true => (b.wrapping_add(self.k * width + tiles * k * LINE), LINE),
+                        let before = row / S::TILE_ROWS;
+                        let (next, step, tile_step) = match plain_b {
+                            true => (self.b.wrapping_add(start * self.ldb + column + width), self.ldb, LINE),
+                            false => (b.wrapping_add(self.k * width), LINE, k * LINE),
                         };
                         let args = TileArgs {
+                            tiles,
                             k,
                             a,
                             lda,
+                            a_step,
+                            fetch_a: column == 0 && self.a_layout == ALayout::RowMajor,
                             b,
                             start: bias_panel.0.as_ptr(),
-                            out: if direct { c } else { buffer.0.as_mut_ptr() },
-                            out_stride: if direct { self.ldc } else { width },
+                            out: if straight { c } else { buffer.0.as_mut_ptr() },
+                            out_stride: if straight { self.ldc } else { width },
                             times: if direct { times } else { nothing },
-                            plus: match direct {
+                            plus: match straight {
                                 true if add => (c.cast_const(), self.ldc),
                                 true => plus,
                                 false => nothing,
                             },
-                            soon,
+                            soon: Soon {
+                                start: next.wrapping_add(before * tile_step),
+                                step,
+                                tile_step,
+                                tiles: (width / LINE).saturating_sub(before),
+                            },
                             later,
+                            later_stride: self.ldc,
                             lines: &lines,
                         };
-                        tile(s, rows, vectors, self.a_layout, args);
-                        if !direct {
+                        if overlapped {
+                            overlap::tiles(s, activation, &args, &mut pending);
+                        } else {
+                            tile(s, rows, vectors, self.a_layout, &args);
+                        }
+                        if !straight {
                             s.vectorize(Finish {
                                 tile: buffer.0.as_ptr(),
+                                stride: width,
                                 rows,
                                 columns,
                                 c,
@@ -179,26 +207,34 @@ impl Kernel for Block<'_> {
                             });
                         }
                     }
-                    row += rows;
+                    row += tiles * rows;
+                }
+                if in_place {
+                    // SAFETY: these are columns of the block.
+                    unsafe {
+                        let c = self.c.add(column);
+                        s.vectorize(Finish {
+                            tile: c,
+                            stride: self.ldc,
+                            rows: self.m,
+                            columns,
+                            c,
+                            ldc: self.ldc,
+                            alpha: 1.0,
+                            add: false,
+                            epilogue: epilogue.map(|e| e.part(0, column)),
+                            slope: std::ptr::null_mut(),
+                        });
+                    }
                 }
                 column += columns;
             }
+            // SAFETY: the pending tile is one of this block.
+            unsafe { overlap::finish(s, activation, &mut pending) };
             start += k;
             if last {
                 break;
             }
-        }
-    }
-}
-
-/// Asks for the lines of a few short rows.
-#[inline(always)]
-fn prefetch<S: Simd>(s: S, start: *const f32, ld: usize, rows: usize, columns: usize) {
-    for row in 0..rows {
-        let mut column = 0;
-        while column < columns {
-            s.prefetch(start.wrapping_add(row * ld + column));
-            column += LINE;
         }
     }
 }

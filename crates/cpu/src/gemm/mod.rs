@@ -4,6 +4,7 @@
 
 mod block;
 mod matmul;
+mod overlap;
 mod pack;
 mod tile;
 

@@ -9,6 +9,8 @@ use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 const AHEAD: usize = 12;
 /// Numbers in a cache line.
 pub(super) const LINE: usize = 16;
+/// Lines of a row of A to ask for ahead of time: the processor then sees the stream.
+const FIRST_LINES: usize = 4;
 
 /// Where a tile goes when it cannot go to C directly.
 #[repr(C, align(64))]
@@ -36,19 +38,28 @@ impl Lines {
     pub fn set(&mut self, rows: usize, columns: usize, ld: usize) {
         let each = columns.div_ceil(LINE).min(MAX_TILE_VECTORS);
         let count = rows.min(MAX_TILE_ROWS) * each;
-        for (i, distance) in self.distances[..count].iter_mut().enumerate() {
-            *distance = i / each * ld + i % each * LINE;
+        let mut places = self.distances[..count].iter_mut();
+        for row in 0..rows {
+            for (line, place) in places.by_ref().take(each).enumerate() {
+                *place = row * ld + line * LINE;
+            }
         }
         self.last = count.saturating_sub(1);
     }
 }
 
-/// Operands of a tile.
+/// Operands of one tile or several, one below the other.
 #[derive(Clone, Copy)]
 pub(super) struct TileArgs<'a> {
+    /// How many tiles. All that follows is of the first of them; C and what is laid out as C go on row by row.
+    pub tiles: usize,
     pub k: usize,
     pub a: *const f32,
     pub lda: usize,
+    /// From the part of A of one tile to that of the next.
+    pub a_step: usize,
+    /// Whether the rows of A of the next tile are not in the cache yet.
+    pub fetch_a: bool,
     /// One packed panel.
     pub b: *const f32,
     /// What the sums of every row start with: as many vectors as the tile has.
@@ -59,65 +70,93 @@ pub(super) struct TileArgs<'a> {
     /// nothing.
     pub times: (*const f32, usize),
     pub plus: (*const f32, usize),
-    /// Memory that is wanted soon, one cache line for each of the k steps, and how far apart; it need not be valid.
-    pub soon: (*const f32, usize),
+    pub soon: Soon,
     /// Memory that is wanted when the tile is done, laid out as C: the tile of C, and one more or the same again.
     pub later: [*const f32; 2],
+    pub later_stride: usize,
     pub lines: &'a Lines,
 }
 
-struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(TileArgs<'a>);
+/// Memory that is wanted soon, one cache line for each of the k steps of the first tiles; it need not be valid.
+#[derive(Clone, Copy)]
+pub(super) struct Soon {
+    pub start: *const f32,
+    /// From line to line.
+    pub step: usize,
+    /// From the first line of a tile to that of the next.
+    pub tile_step: usize,
+    /// How many tiles take part.
+    pub tiles: usize,
+}
 
-impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for Tile<'_, ROWS, VECTORS, TRANSPOSED> {
-    type Output = ();
+/// Where a tile is in its operands.
+pub(super) struct Walk<'a> {
+    a: *const f32,
+    lda: usize,
+    b: *const f32,
+    soon: *const f32,
+    soon_step: usize,
+    later: [*const f32; 2],
+    lines: &'a Lines,
+    /// Terms so far.
+    terms: usize,
+}
 
+impl<'a> Walk<'a> {
+    /// The start of a tile, which also asks for the rows of A after it.
+    #[inline(always)]
+    pub fn new<S: Simd>(s: S, args: &TileArgs<'a>, tile: usize, rows: usize) -> Walk<'a> {
+        let a = args.a.wrapping_add(tile * args.a_step);
+        if args.fetch_a {
+            for row in 0..rows {
+                for line in 0..FIRST_LINES {
+                    s.prefetch(a.wrapping_add(args.a_step + row * args.lda + line * LINE));
+                }
+            }
+        }
+        let more = tile < args.soon.tiles;
+        Walk {
+            a,
+            lda: args.lda,
+            b: args.b,
+            soon: if more { args.soon.start.wrapping_add(tile * args.soon.tile_step) } else { args.b },
+            soon_step: if more { args.soon.step } else { 0 },
+            later: args.later.map(|p| p.wrapping_add(tile * rows * args.later_stride)),
+            lines: args.lines,
+            terms: 0,
+        }
+    }
+
+    /// Adds some terms to all sums.
+    ///
+    /// # Safety
+    /// ROWS x `terms` of A and as many full rows of the panel must be readable.
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
-    fn run<S: Simd>(self, s: S) {
-        // Known at compile time: the shapes that do not exist for this instruction set cost no code.
-        if ROWS > S::TILE_ROWS || VECTORS > S::TILE_VECTORS {
-            unreachable!("tile larger than the registers");
+    pub unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(
+        &mut self,
+        s: S,
+        terms: usize,
+        sums: &mut [[S::V; VECTORS]; ROWS],
+    ) {
+        let (distances, last) = (self.lines.distances.as_ptr(), self.lines.last);
+        let Walk { a: mut column, lda, mut b, mut soon, soon_step, later, .. } = *self;
+        let mut row = [column; ROWS];
+        if !TRANSPOSED {
+            for (r, p) in row.iter_mut().enumerate() {
+                *p = p.wrapping_add(r * lda);
+            }
         }
-        let TileArgs {
-            k,
-            a,
-            lda,
-            mut b,
-            start,
-            out,
-            out_stride,
-            times,
-            plus,
-            soon: (mut soon, soon_step),
-            later,
-            lines,
-        } = self.0;
-        let (distances, last) = (lines.distances.as_ptr(), lines.last);
-        let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
-        let mut row = [a; ROWS];
-        let mut column = a;
-        // SAFETY: whoever made the arguments vouches for ROWS x k of A, k full rows of the panel, and ROWS x VECTORS
-        // vectors of output and what goes into it; `last` is the place of a line.
+        // SAFETY: the caller vouches for the operands; `last` is the place of a line.
         unsafe {
-            for j in 0..VECTORS {
-                let v = s.load(start.add(j * S::LANES));
-                for r in 0..ROWS {
-                    sums[r][j] = v;
-                }
-            }
-            if !TRANSPOSED {
-                for (r, p) in row.iter_mut().enumerate() {
-                    *p = a.add(r * lda);
-                }
-            }
-            for i in 0..k {
+            for i in 0..terms {
                 let mut vectors = [s.splat(0.0); VECTORS];
                 for (j, v) in vectors.iter_mut().enumerate() {
                     *v = s.load(b.add(j * S::LANES));
                 }
                 s.prefetch(soon);
                 soon = soon.wrapping_add(soon_step);
-                let distance = *distances.add(i.min(last));
+                let distance = *distances.add((self.terms + i).min(last));
                 s.prefetch(later[0].wrapping_add(distance));
                 s.prefetch(later[1].wrapping_add(distance));
                 for r in 0..ROWS {
@@ -132,35 +171,84 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
                     column = column.wrapping_add(lda);
                 }
             }
-            if !times.0.is_null() {
+        }
+        self.a = if TRANSPOSED { column } else { column.wrapping_add(terms) };
+        (self.b, self.soon) = (b, soon);
+        self.terms += terms;
+    }
+}
+
+/// Tiles of one shape. What they take is lent: a copy would wait for what has just been written.
+struct Tile<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(&'a TileArgs<'a>);
+
+impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for Tile<'_, ROWS, VECTORS, TRANSPOSED> {
+    type Output = ();
+
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
+    fn run<S: Simd>(self, s: S) {
+        // Known at compile time: the shapes that do not exist for this instruction set cost no code.
+        if ROWS > S::TILE_ROWS || VECTORS > S::TILE_VECTORS {
+            unreachable!("tile larger than the registers");
+        }
+        let args = self.0;
+        let TileArgs { k, start, mut out, out_stride, mut times, mut plus, .. } = *args;
+        for tile in 0..args.tiles {
+            // SAFETY: whoever made the arguments vouches for ROWS x k of A, k full rows of the panel, and ROWS x VECTORS
+            // vectors of output and what goes into it.
+            unsafe {
+                let mut sums = starts::<S, ROWS, VECTORS>(s, start);
+                Walk::new(s, args, tile, ROWS).add::<S, ROWS, VECTORS, TRANSPOSED>(s, k, &mut sums);
+                if !times.0.is_null() {
+                    for r in 0..ROWS {
+                        for j in 0..VECTORS {
+                            sums[r][j] = s.mul(sums[r][j], s.load(times.0.add(r * times.1 + j * S::LANES)));
+                        }
+                    }
+                }
+                if !plus.0.is_null() {
+                    for r in 0..ROWS {
+                        for j in 0..VECTORS {
+                            sums[r][j] = s.add(sums[r][j], s.load(plus.0.add(r * plus.1 + j * S::LANES)));
+                        }
+                    }
+                }
                 for r in 0..ROWS {
                     for j in 0..VECTORS {
-                        sums[r][j] = s.mul(sums[r][j], s.load(times.0.add(r * times.1 + j * S::LANES)));
+                        s.store(out.add(r * out_stride + j * S::LANES), sums[r][j]);
                     }
                 }
             }
-            if !plus.0.is_null() {
-                for r in 0..ROWS {
-                    for j in 0..VECTORS {
-                        sums[r][j] = s.add(sums[r][j], s.load(plus.0.add(r * plus.1 + j * S::LANES)));
-                    }
-                }
-            }
-            for r in 0..ROWS {
-                for j in 0..VECTORS {
-                    s.store(out.add(r * out_stride + j * S::LANES), sums[r][j]);
-                }
-            }
+            out = out.wrapping_add(ROWS * out_stride);
+            times.0 = if times.0.is_null() { times.0 } else { times.0.wrapping_add(ROWS * times.1) };
+            plus.0 = if plus.0.is_null() { plus.0 } else { plus.0.wrapping_add(ROWS * plus.1) };
         }
     }
 }
 
-/// Computes `rows` x `vectors` vectors of `A B` into `args.out`.
+/// The same start for each row of a tile.
+///
+/// # Safety
+/// `VECTORS` vectors must be readable.
+#[inline(always)]
+pub(super) unsafe fn starts<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    start: *const f32,
+) -> [[S::V; VECTORS]; ROWS] {
+    let mut row = [s.splat(0.0); VECTORS];
+    for (j, v) in row.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for it.
+        *v = unsafe { s.load(start.add(j * S::LANES)) };
+    }
+    [row; ROWS]
+}
+
+/// Computes `rows` x `vectors` vectors of `A B` into `args.out`, or several tiles of that size.
 ///
 /// # Safety
 /// The operands must be readable and the output writable to that extent.
 #[inline(always)]
-pub(super) unsafe fn tile<S: Simd>(s: S, rows: usize, vectors: usize, layout: ALayout, args: TileArgs<'_>) {
+pub(super) unsafe fn tile<S: Simd>(s: S, rows: usize, vectors: usize, layout: ALayout, args: &TileArgs<'_>) {
     macro_rules! shapes {
         ($($rows:literal),*) => {
             match (rows, vectors, layout) {
@@ -179,9 +267,11 @@ pub(super) unsafe fn tile<S: Simd>(s: S, rows: usize, vectors: usize, layout: AL
     shapes!(1, 2, 3, 4, 5, 6, 7, 8)
 }
 
-/// Takes a finished tile to C.
+/// Takes a finished tile to C, or rows of C through the epilogue where they are.
 pub(super) struct Finish<'a> {
     pub tile: *const f32,
+    /// Distance of the rows of the tile.
+    pub stride: usize,
     pub rows: usize,
     pub columns: usize,
     pub c: *mut f32,
@@ -218,8 +308,7 @@ impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Finish { tile, rows, columns, c, ldc, alpha, add, epilogue, slope } = self.finish;
-        let width = S::TILE_VECTORS * S::LANES;
+        let Finish { tile, stride, rows, columns, c, ldc, alpha, add, epilogue, slope } = self.finish;
         let Epilogue { bias, scale, factor, residual, .. } = epilogue.unwrap_or_default();
         let others = bias.is_some() || scale.is_some() || factor.is_some() || residual.is_some();
         if alpha == 1.0 && !add && !others && columns % S::LANES == 0 {
@@ -229,7 +318,7 @@ impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
                     let at = row * ldc + column;
                     // SAFETY: whoever made this vouches for `columns` of the tile, C and the slope.
                     unsafe {
-                        let x = s.load(tile.add(row * width + column));
+                        let x = s.load(tile.add(row * stride + column));
                         if SLOPE {
                             let (value, its_slope) = self.f.value_and_slope(s, x);
                             s.store(c.add(at), value);
@@ -254,7 +343,7 @@ impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
                 for row in 0..rows {
                     let at = row * ldc + column;
                     let c = c.add(at);
-                    let mut x = s.load(tile.add(row * width + column));
+                    let mut x = s.load(tile.add(row * stride + column));
                     if alpha != 1.0 {
                         x = s.mul(x, s.splat(alpha));
                     }

@@ -43,6 +43,7 @@ unsafe impl Simd for Avx512 {
     const TILE_ROWS: usize = 8;
     const TILE_VECTORS: usize = 3;
     const LOOKUP: bool = true;
+    const OVERLAP: bool = true;
     const HEAD_TILE_ROWS: usize = 6;
     const HEAD_TILE_VECTORS: usize = 4;
 
@@ -99,7 +100,6 @@ unsafe impl Simd for Avx512 {
         mul(a, b) = _mm512_mul_ps(a, b);
         div(a, b) = _mm512_div_ps(a, b);
         mul_add(a, b, c) = _mm512_fmadd_ps(a, b, c);
-        mul_sub(a, b, c) = _mm512_fmsub_ps(a, b, c);
         neg_mul_add(a, b, c) = _mm512_fnmadd_ps(a, b, c);
         min(a, b) = _mm512_min_ps(a, b);
         max(a, b) = _mm512_max_ps(a, b);

@@ -46,6 +46,8 @@ pub(crate) unsafe trait Simd: Copy {
     const TILE_VECTORS: usize;
     /// Whether [`Simd::lookup`] is one instruction.
     const LOOKUP: bool = false;
+    /// Whether there are registers for a function beside a full tile, to apply it to one tile while the next is computed.
+    const OVERLAP: bool = false;
     /// Rows of attention's register tile: with as many registers as the other, it takes a head of 64 numbers at once.
     const HEAD_TILE_ROWS: usize = Self::TILE_ROWS;
     /// Vectors in a row of attention's register tile, at most 4.
@@ -78,11 +80,6 @@ pub(crate) unsafe trait Simd: Copy {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// `a * b - c`.
-    #[inline(always)]
-    fn mul_sub(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        self.mul_add(a, b, self.sub(self.splat(0.0), c))
-    }
     /// `c - a * b`.
     fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The smaller; NaN where `b` is NaN.
@@ -93,7 +90,8 @@ pub(crate) unsafe trait Simd: Copy {
     fn sqrt(self, a: Self::V) -> Self::V;
     /// To the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
-    /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included.
+    /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included; where `LOOKUP` is set, `n` may also be a
+    /// fraction, which counts as the integer below.
     fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
     /// `a < b`, false where either is NaN.
     fn lt(self, a: Self::V, b: Self::V) -> Self::M;
