@@ -66,6 +66,7 @@ impl Kernel for Block<'_> {
         let mut pending = Pending {
             sums: TileBuffer([0.0; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]),
             c: std::ptr::null_mut(),
+            slope: std::ptr::null_mut(),
             ldc: self.ldc,
         };
         let room = block_scratch(self.m, self.k);
@@ -97,8 +98,8 @@ impl Kernel for Block<'_> {
                 epilogue.is_some_and(|e| e.bias.is_some() || e.activation != Activation::None || e.scale.is_some());
             // Whether the tile can go straight to C.
             let twice = add && (times.is_some() || plus.is_some());
-            let alone = self.alpha == 1.0 && slope.is_null() && !twice;
-            let simple = alone && !slow;
+            let alone = self.alpha == 1.0 && !twice;
+            let simple = alone && !slow && slope.is_null();
             // Whether it goes there through nothing but an activation.
             let activation = epilogue.map_or(Activation::None, |e| e.activation);
             let only_activation = alone
@@ -117,7 +118,7 @@ impl Kernel for Block<'_> {
                 let vectors = columns.div_ceil(S::LANES);
                 let whole = columns % S::LANES == 0;
                 let direct = simple && whole;
-                let in_place = !S::OVERLAP && only_activation && whole;
+                let in_place = !S::OVERLAP && only_activation && whole && slope.is_null();
                 lines.set(S::TILE_ROWS, columns, self.ldc);
                 bias_panel.0.fill(0.0);
                 if let (Some(bias), 0) = (bias, start) {
@@ -188,7 +189,7 @@ impl Kernel for Block<'_> {
                             lines: &lines,
                         };
                         if overlapped {
-                            overlap::tiles(s, activation, &args, &mut pending);
+                            overlap::tiles(s, activation, &args, slope, &mut pending);
                         } else {
                             tile(s, rows, vectors, self.a_layout, &args);
                         }

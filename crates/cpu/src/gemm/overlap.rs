@@ -10,22 +10,37 @@ pub(super) struct Pending {
     pub sums: TileBuffer,
     /// Where it goes; null if there is none.
     pub c: *mut f32,
+    /// Where the activation's slope goes; null if nobody wants it.
+    pub slope: *mut f32,
     pub ldc: usize,
 }
 
 /// Computes full tiles of the matrix product and takes them through the activation to C, all but the last, which is
-/// left pending. `args.out` is C.
+/// left pending. `args.out` is C; `slope`, laid out as C, takes the activation's slope unless it is null.
 ///
 /// # Safety
-/// As for [`super::tile::tile`], with a row-major A. C must stay writable until the pending tile is finished.
+/// As for [`super::tile::tile`], with a row-major A. C and the slope must stay writable until the pending tile is finished.
 #[inline(always)]
-pub(super) unsafe fn tiles<S: Simd>(s: S, activation: Activation, args: &TileArgs<'_>, pending: &mut Pending) {
+pub(super) unsafe fn tiles<S: Simd>(
+    s: S,
+    activation: Activation,
+    args: &TileArgs<'_>,
+    slope: *mut f32,
+    pending: &mut Pending,
+) {
     macro_rules! shapes {
         ($($rows:literal x $vectors:literal),*) => {
             match (S::TILE_ROWS, S::TILE_VECTORS) {
                 $(
+                    ($rows, $vectors) if slope.is_null() => {
+                        with_function!(activation, f => {
+                            s.vectorize(Tiles::<_, false, $rows, $vectors> { f, args, slope, pending })
+                        });
+                    }
                     ($rows, $vectors) => {
-                        with_function!(activation, f => s.vectorize(Tiles::<_, $rows, $vectors> { f, args, pending }));
+                        with_function!(activation, f => {
+                            s.vectorize(Tiles::<_, true, $rows, $vectors> { f, args, slope, pending })
+                        });
                     }
                 )*
                 _ => unreachable!("no such tile"),
@@ -47,13 +62,16 @@ pub(super) unsafe fn finish<S: Simd>(s: S, activation: Activation, pending: &mut
     }
 }
 
-struct Tiles<'a, F, const ROWS: usize, const VECTORS: usize> {
+struct Tiles<'a, F, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> {
     f: F,
     args: &'a TileArgs<'a>,
+    slope: *mut f32,
     pending: &'a mut Pending,
 }
 
-impl<F: Function, const ROWS: usize, const VECTORS: usize> Kernel for Tiles<'_, F, ROWS, VECTORS> {
+impl<F: Function, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> Kernel
+    for Tiles<'_, F, SLOPE, ROWS, VECTORS>
+{
     type Output = ();
 
     #[inline(always)]
@@ -63,7 +81,7 @@ impl<F: Function, const ROWS: usize, const VECTORS: usize> Kernel for Tiles<'_, 
         if !S::OVERLAP || ROWS != S::TILE_ROWS || VECTORS != S::TILE_VECTORS {
             unreachable!("not the tile of this instruction set");
         }
-        let Tiles { f, args, pending } = self;
+        let Tiles { f, args, mut slope, pending } = self;
         let buffer = pending.sums.0.as_mut_ptr();
         let mut plus = args.plus;
         let mut c = args.out;
@@ -76,10 +94,17 @@ impl<F: Function, const ROWS: usize, const VECTORS: usize> Kernel for Tiles<'_, 
                 let mut left = args.k;
                 if !pending.c.is_null() {
                     let each = args.k / (ROWS * VECTORS);
-                    let mut out = Places::<S>::new(pending, VECTORS);
+                    let [mut values, mut slopes] = Places::<S>::of(pending, VECTORS);
                     for i in 0..ROWS * VECTORS {
                         walk.add::<S, ROWS, VECTORS, false>(s, each, &mut sums);
-                        s.store(out.next(VECTORS), f.value(s, s.load(buffer.add(i * S::LANES))));
+                        let x = s.load(buffer.add(i * S::LANES));
+                        if SLOPE {
+                            let (value, its_slope) = f.value_and_slope(s, x);
+                            s.store(values.next(VECTORS), value);
+                            s.store(slopes.next(VECTORS), its_slope);
+                        } else {
+                            s.store(values.next(VECTORS), f.value(s, x));
+                        }
                     }
                     left -= each * ROWS * VECTORS;
                 }
@@ -98,9 +123,9 @@ impl<F: Function, const ROWS: usize, const VECTORS: usize> Kernel for Tiles<'_, 
                     }
                 }
             }
-            pending.c = c;
-            pending.ldc = args.out_stride;
+            (pending.c, pending.slope, pending.ldc) = (c, slope, args.out_stride);
             c = c.wrapping_add(ROWS * args.out_stride);
+            slope = slope.wrapping_add(if SLOPE { ROWS * args.out_stride } else { 0 });
         }
     }
 }
@@ -115,15 +140,24 @@ impl<F: Function> Kernel for Rest<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut out = Places::<S>::new(self.pending, S::TILE_VECTORS);
+        let [mut values, mut slopes] = Places::<S>::of(self.pending, S::TILE_VECTORS);
         for sums in self.pending.sums.0.chunks_exact(S::LANES).take(S::TILE_ROWS * S::TILE_VECTORS) {
-            // SAFETY: whoever made the tile vouches for its place in C.
-            unsafe { s.store(out.next(S::TILE_VECTORS), self.f.value(s, s.load(sums.as_ptr()))) };
+            // SAFETY: whoever made the tile vouches for its place in C and that of its slope.
+            unsafe {
+                let x = s.load(sums.as_ptr());
+                if self.pending.slope.is_null() {
+                    s.store(values.next(S::TILE_VECTORS), self.f.value(s, x));
+                } else {
+                    let (value, slope) = self.f.value_and_slope(s, x);
+                    s.store(values.next(S::TILE_VECTORS), value);
+                    s.store(slopes.next(S::TILE_VECTORS), slope);
+                }
+            }
         }
     }
 }
 
-/// The places in C of the vectors of a tile, one after the other.
+/// The places of the vectors of a tile in C, or in what is laid out as C, one after the other.
 struct Places<S> {
     next: *mut f32,
     /// Vectors left in this row.
@@ -134,10 +168,11 @@ struct Places<S> {
 }
 
 impl<S: Simd> Places<S> {
+    /// In C and in the slope.
     #[inline(always)]
-    fn new(pending: &Pending, vectors: usize) -> Places<S> {
+    fn of(pending: &Pending, vectors: usize) -> [Places<S>; 2] {
         let gap = pending.ldc.wrapping_sub(vectors * S::LANES);
-        Places { next: pending.c, left: vectors, gap, isa: std::marker::PhantomData }
+        [pending.c, pending.slope].map(|next| Places { next, left: vectors, gap, isa: std::marker::PhantomData })
     }
 
     #[inline(always)]

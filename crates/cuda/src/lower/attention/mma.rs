@@ -282,7 +282,8 @@ mod tests {
                 .count()
         };
         let [mma, eight] = [&compiler::MMA_FORWARD, &compiler::EIGHT];
-        assert_eq!((kernels(Precision::Fp8, mma), kernels(Precision::Fp8, eight)), (12, 12));
+        // The last block cuts its weights for queries, keys and values apart; such layers are not in eight bits.
+        assert_eq!((kernels(Precision::Fp8, mma), kernels(Precision::Fp8, eight)), (12, 11));
         assert_eq!((kernels(Precision::Bf16, mma), kernels(Precision::Bf16, eight)), (12, 0));
         assert_eq!((kernels(Precision::F16, mma), kernels(Precision::F16, &compiler::ATTENTION)), (0, 12));
     }
