@@ -54,11 +54,12 @@ impl Answers {
 
     /// The answer to the oldest question.
     pub fn take(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
-        let Some((place, count)) = self.waiting.pop_front().filter(|(_, count)| *count == into.len()) else {
+        let Some(&(place, _)) = self.waiting.front().filter(|(_, count)| *count == into.len()) else {
             return Err(error(format!("nobody asked for {} numbers", into.len())));
         };
+        self.waiting.pop_front();
         self.there[place].wait()?;
-        for (i, number) in into.iter_mut().enumerate().take(count) {
+        for (i, number) in into.iter_mut().enumerate() {
             // SAFETY: the copy to this place is done: the event was recorded behind it.
             *number = unsafe { *self.buffer.number(place * self.numbers + i) };
         }

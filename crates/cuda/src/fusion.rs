@@ -147,7 +147,7 @@ impl Groups {
         let (nodes, uses) = (graph.nodes(), graph.uses());
         for (norm, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::AddLayerNorm(_) = node.op else { continue };
-            let suits = |v: &Value| drops_samples(&nodes[v.node].op).is_some() && uses[v.node][0] == 1;
+            let suits = |v: &Value| runs[v.node] && drops_rows(graph, v.node) && uses[v.node][0] == 1;
             let Some(side) = node.inputs[..2].iter().position(suits) else { continue };
             let (dropped, other) = (node.inputs[side], node.inputs[1 - side]);
             self.unwritten.insert(dropped);
@@ -181,7 +181,7 @@ impl Groups {
             let result = group.result();
             group.sums = sums.get(&result).copied();
             let drops = |(id, node): &(NodeId, &Node)| {
-                runs[*id] && drops_samples(&node.op).is_some() && node.inputs[0] == result
+                runs[*id] && drops_rows(graph, *id) && node.inputs[0] == result && self.runs_with(*id) == *id
             };
             if group.sums.is_none() {
                 group.drop = nodes.iter().enumerate().find(drops).map(|(id, _)| id);
@@ -293,6 +293,11 @@ pub(crate) fn drops_samples(op: &Op) -> Option<Dropout> {
         Op::Dropout(op) if op.granularity == Granularity::Sample => Some(*op),
         _ => None,
     }
+}
+
+/// Whether a node is stochastic depth of whole rows; of a single row it would be of its elements.
+fn drops_rows(graph: &Graph, node: NodeId) -> bool {
+    drops_samples(&graph.node(node).op).is_some() && graph.node(node).outputs[0].shape.len() > 1
 }
 
 /// The nodes that add up a value over all axes but the last, by that value.

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use vit_graph::autodiff::gradients;
-use vit_graph::ops::{Attention, Conv2d, Granularity, Op, Operation, Reduce};
+use vit_graph::ops::{Attention, Binary, Conv2d, Granularity, Op, Operation, Reduce};
 use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{DType, Graph, Init, Tensor, Value, conformance, rewrite};
 
@@ -272,6 +272,28 @@ fn sequence(packed: bool, read: &[usize], drop_path: bool) -> Graph {
     x.finish().unwrap()
 }
 
+/// The graph with the gradients of the sum of its outputs' squares, by every parameter.
+fn with_gradients(graph: &Graph) -> Graph {
+    let mut graph = graph.clone();
+    let outputs: Vec<Value> = graph.outputs().iter().map(|(_, value)| *value).collect();
+    let sums: Vec<Value> = outputs
+        .into_iter()
+        .map(|y| {
+            let squares = graph.value(Binary::Mul, &[y, y]).unwrap();
+            graph.value(Reduce::sum([0, 1]), &[squares]).unwrap()
+        })
+        .collect();
+    let loss = sums.into_iter().reduce(|a, b| graph.value(Binary::Add, &[a, b]).unwrap()).unwrap();
+    let parameters: Vec<(Value, String)> =
+        graph.parameters().map(|(node, p)| (Value { node, output: 0 }, p.name.clone())).collect();
+    let wrt: Vec<Value> = parameters.iter().map(|(value, _)| *value).collect();
+    let found = gradients(&mut graph, loss, &wrt).unwrap();
+    for ((_, name), gradient) in parameters.iter().zip(found) {
+        graph.set_output(&format!("grad.{name}"), gradient).unwrap();
+    }
+    graph
+}
+
 #[test]
 fn of_the_last_block_only_the_tokens_that_are_read_are_computed() {
     for (packed, read, drop_path, tokens) in
@@ -284,6 +306,13 @@ fn of_the_last_block_only_the_tokens_that_are_read_are_computed() {
             values = values.with("seed", Array::from_fn(&[4].into(), |i| i as f64));
         }
         assert_eq!(reference::run(&graph, &values).unwrap(), reference::run(&narrow, &values).unwrap());
+        let [whole, cut] = [&graph, &narrow].map(|g| reference::run(&with_gradients(g), &values).unwrap());
+        assert!(whole.len() > 20 && whole.keys().eq(cut.keys()));
+        for (name, expected) in &whole {
+            let pairs = expected.data().iter().zip(cut[name].data());
+            let difference = pairs.fold(0.0f64, |most, (a, b)| most.max((a - b).abs() / (1.0 + a.abs())));
+            assert!(difference < 1e-12, "{name}: {difference}");
+        }
         let extents = |name: &str| {
             let nodes = narrow.nodes().iter().filter(|n| n.op.name() == name);
             nodes.map(|n| n.outputs[0].shape[1]).collect::<Vec<_>>()

@@ -28,26 +28,12 @@ pub(super) unsafe fn tiles<S: Simd>(
     slope: *mut f32,
     pending: &mut Pending,
 ) {
-    macro_rules! shapes {
-        ($($rows:literal x $vectors:literal),*) => {
-            match (S::TILE_ROWS, S::TILE_VECTORS) {
-                $(
-                    ($rows, $vectors) if slope.is_null() => {
-                        with_function!(activation, f => {
-                            s.vectorize(Tiles::<_, false, $rows, $vectors> { f, args, slope, pending })
-                        });
-                    }
-                    ($rows, $vectors) => {
-                        with_function!(activation, f => {
-                            s.vectorize(Tiles::<_, true, $rows, $vectors> { f, args, slope, pending })
-                        });
-                    }
-                )*
-                _ => unreachable!("no such tile"),
-            }
-        };
+    // The one tile of instruction sets that overlap.
+    if slope.is_null() {
+        with_function!(activation, f => s.vectorize(Tiles::<_, false, 8, 3> { f, args, slope, pending }));
+    } else {
+        with_function!(activation, f => s.vectorize(Tiles::<_, true, 8, 3> { f, args, slope, pending }));
     }
-    shapes!(8 x 3)
 }
 
 /// Finishes the pending tile, if there is one.
