@@ -548,6 +548,8 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             let [x, y] = [(); 2].map(|()| m.float([samples, rows, dim]));
             let (weight, bias, gamma, beta) = (m.float([dim, dim]), m.float([dim]), m.float([dim]), m.float([dim]));
             let seed = m.seed.clone();
+            // The branch is of the size of what it is added to, so that the loss is of the size of one element.
+            let y = y.scale(1.0 / (dim as f32).sqrt());
             let branch = y.linear(&weight, Some(&bias)).dropout(0.3, Granularity::Sample, &seed);
             let sum = if m.dice.flip() { &x + &branch } else { &branch + &x };
             Differentiable(vec![&sum + &sum.layer_norm(&gamma, &beta, 1e-3)])
