@@ -4,6 +4,7 @@
 
 use super::View;
 use super::exponentials::Exponentials;
+use crate::gemm::Operands;
 use crate::simd::{Kernel, MAX_TILE_ROWS, Simd, TRANSPOSE};
 
 /// Rows to ask for ahead of time: short rows far apart, such as those of a head, are not a stream to the processor.
@@ -332,31 +333,28 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for Overlapped<'_, ROWS, VE
     }
 }
 
-/// Where a tile is in its operands.
+/// Terms between two steps of whatever is not a product.
+const GROUP: usize = 2;
+
+/// Where a tile is in its operands and in what it asks for.
 struct Walk<'a> {
-    a: *const f32,
-    lda: usize,
-    b: *const f32,
-    ldb: usize,
+    operands: Operands,
     out: *const f32,
     later: &'a Later,
-    /// Terms so far.
-    terms: usize,
+    /// Groups of terms so far.
+    groups: usize,
 }
 
 impl<'a> Walk<'a> {
     #[inline(always)]
     fn new<S: Simd>(product: &Product, Place { row, column, later }: Place<'a>, vectors: usize) -> Walk<'a> {
         let Product { k, a, lda, transposed, b, ldb, out, ldo, .. } = *product;
-        Walk {
-            a: a.wrapping_add(if transposed { row } else { row * lda }),
-            lda,
-            b: b.wrapping_add(if ldb == 0 { column * k } else { column }),
-            ldb: if ldb == 0 { vectors * S::LANES } else { ldb },
-            out: out.wrapping_add(row * ldo + column),
-            later,
-            terms: 0,
-        }
+        let a = a.wrapping_add(if transposed { row } else { row * lda });
+        let (b, ldb) = match ldb {
+            0 => (b.wrapping_add(column * k), vectors * S::LANES),
+            _ => (b.wrapping_add(column), ldb),
+        };
+        Walk { operands: Operands::new(a, lda, b, ldb), out: out.wrapping_add(row * ldo + column), later, groups: 0 }
     }
 
     /// Adds some terms to all sums.
@@ -364,44 +362,45 @@ impl<'a> Walk<'a> {
     /// # Safety
     /// ROWS x `terms` of A and as many full rows of the panel must be readable.
     #[inline(always)]
-    #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
     unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(
         &mut self,
         s: S,
         terms: usize,
         sums: &mut [[S::V; VECTORS]; ROWS],
     ) {
-        let (distances, last) = (self.later.distances.as_ptr(), self.later.last);
-        let Walk { a: mut across, lda, mut b, ldb, out, .. } = *self;
-        let mut row = [across; ROWS];
-        if !TRANSPOSED {
-            for (r, p) in row.iter_mut().enumerate() {
-                *p = p.wrapping_add(r * lda);
+        // SAFETY: the caller vouches for all the terms.
+        unsafe {
+            for _ in 0..terms / GROUP {
+                self.group::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, sums);
+            }
+            for _ in 0..terms % GROUP {
+                self.group::<S, ROWS, VECTORS, TRANSPOSED, 1>(s, sums);
             }
         }
+    }
+
+    /// Adds `TERMS` terms.
+    ///
+    /// # Safety
+    /// As for [`Walk::add`].
+    #[inline(always)]
+    unsafe fn group<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const TERMS: usize>(
+        &mut self,
+        s: S,
+        sums: &mut [[S::V; VECTORS]; ROWS],
+    ) {
         // SAFETY: the caller vouches for the operands; `last` is the place of a line.
         unsafe {
-            for i in 0..terms {
-                let mut vectors = [s.splat(0.0); VECTORS];
-                for (j, v) in vectors.iter_mut().enumerate() {
-                    *v = s.load(b.add(j * S::LANES));
-                }
-                s.prefetch(out.wrapping_add(*distances.add((self.terms + i).min(last))));
-                for r in 0..ROWS {
-                    let x = if TRANSPOSED { s.splat(*across.add(r)) } else { s.splat(*row[r].add(i)) };
-                    for j in 0..VECTORS {
-                        sums[r][j] = s.mul_add(x, vectors[j], sums[r][j]);
-                    }
-                }
-                b = b.wrapping_add(ldb);
-                if TRANSPOSED {
-                    across = across.wrapping_add(lda);
-                }
+            let distance = *self.later.distances.as_ptr().add(self.groups.min(self.later.last));
+            s.prefetch(self.out.wrapping_add(distance));
+            self.groups += 1;
+            for term in 0..TERMS {
+                self.operands.add::<S, ROWS, VECTORS, TRANSPOSED>(s, term, sums);
             }
         }
-        self.a = if TRANSPOSED { across } else { across.wrapping_add(terms) };
-        self.b = b;
-        self.terms += terms;
+        if !TRANSPOSED {
+            self.operands.skip(TERMS);
+        }
     }
 }
 

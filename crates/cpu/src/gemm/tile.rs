@@ -1,7 +1,7 @@
 //! The register tile: a few rows of A times one panel of B, summed over k without touching memory in between.
 //! Every tile shape performs the same operations for an element, so results do not depend on where tiles end.
 
-use super::{ALayout, Epilogue};
+use super::{ALayout, Epilogue, Operands};
 use crate::activation::{Function, with_function};
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
@@ -89,17 +89,18 @@ pub(super) struct Soon {
     pub tiles: usize,
 }
 
-/// Where a tile is in its operands.
+/// Terms between two steps of whatever is not a product.
+const GROUP: usize = 4;
+
+/// Where a tile is in its operands and in what it asks for.
 pub(super) struct Walk<'a> {
-    a: *const f32,
-    lda: usize,
-    b: *const f32,
+    operands: Operands,
     soon: *const f32,
     soon_step: usize,
     later: [*const f32; 2],
     lines: &'a Lines,
-    /// Terms so far.
-    terms: usize,
+    /// Groups of terms so far.
+    groups: usize,
 }
 
 impl<'a> Walk<'a> {
@@ -116,14 +117,12 @@ impl<'a> Walk<'a> {
         }
         let more = tile < args.soon.tiles;
         Walk {
-            a,
-            lda: args.lda,
-            b: args.b,
+            operands: Operands::new(a, args.lda, args.b, S::TILE_VECTORS * S::LANES),
             soon: if more { args.soon.start.wrapping_add(tile * args.soon.tile_step) } else { args.b },
             soon_step: if more { args.soon.step } else { 0 },
             later: args.later.map(|p| p.wrapping_add(tile * rows * args.later_stride)),
             lines: args.lines,
-            terms: 0,
+            groups: 0,
         }
     }
 
@@ -132,49 +131,51 @@ impl<'a> Walk<'a> {
     /// # Safety
     /// ROWS x `terms` of A and as many full rows of the panel must be readable.
     #[inline(always)]
-    #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
     pub unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(
         &mut self,
         s: S,
         terms: usize,
         sums: &mut [[S::V; VECTORS]; ROWS],
     ) {
-        let (distances, last) = (self.lines.distances.as_ptr(), self.lines.last);
-        let Walk { a: mut column, lda, mut b, mut soon, soon_step, later, .. } = *self;
-        let mut row = [column; ROWS];
-        if !TRANSPOSED {
-            for (r, p) in row.iter_mut().enumerate() {
-                *p = p.wrapping_add(r * lda);
+        // SAFETY: the caller vouches for all the terms.
+        unsafe {
+            for _ in 0..terms / GROUP {
+                self.group::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, sums);
+            }
+            for _ in 0..terms % GROUP {
+                self.group::<S, ROWS, VECTORS, TRANSPOSED, 1>(s, sums);
             }
         }
+    }
+
+    /// Adds `TERMS` terms.
+    ///
+    /// # Safety
+    /// As for [`Walk::add`].
+    #[inline(always)]
+    unsafe fn group<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const TERMS: usize>(
+        &mut self,
+        s: S,
+        sums: &mut [[S::V; VECTORS]; ROWS],
+    ) {
         // SAFETY: the caller vouches for the operands; `last` is the place of a line.
         unsafe {
-            for i in 0..terms {
-                let mut vectors = [s.splat(0.0); VECTORS];
-                for (j, v) in vectors.iter_mut().enumerate() {
-                    *v = s.load(b.add(j * S::LANES));
-                }
-                s.prefetch(soon);
-                soon = soon.wrapping_add(soon_step);
-                let distance = *distances.add((self.terms + i).min(last));
-                s.prefetch(later[0].wrapping_add(distance));
-                s.prefetch(later[1].wrapping_add(distance));
-                for r in 0..ROWS {
-                    let x = if TRANSPOSED { s.splat(*column.add(r)) } else { s.splat(*row[r].add(i)) };
-                    for j in 0..VECTORS {
-                        sums[r][j] = s.mul_add(x, vectors[j], sums[r][j]);
-                    }
-                }
-                b = b.add(S::TILE_VECTORS * S::LANES);
+            let distance = *self.lines.distances.as_ptr().add(self.groups.min(self.lines.last));
+            s.prefetch(self.later[0].wrapping_add(distance));
+            s.prefetch(self.later[1].wrapping_add(distance));
+            self.groups += 1;
+            for term in 0..TERMS {
+                self.operands.add::<S, ROWS, VECTORS, TRANSPOSED>(s, term, sums);
+                s.prefetch(self.soon);
+                self.soon = self.soon.wrapping_add(self.soon_step);
                 if TRANSPOSED {
-                    s.prefetch(column.wrapping_add(AHEAD * lda));
-                    column = column.wrapping_add(lda);
+                    s.prefetch(self.operands.row_ahead(AHEAD));
                 }
             }
         }
-        self.a = if TRANSPOSED { column } else { column.wrapping_add(terms) };
-        (self.b, self.soon) = (b, soon);
-        self.terms += terms;
+        if !TRANSPOSED {
+            self.operands.skip(TERMS);
+        }
     }
 }
 

@@ -106,6 +106,11 @@ unsafe impl Simd for Avx512 {
         sqrt(a) = _mm512_sqrt_ps(a);
         abs(a) = _mm512_abs_ps(a);
         round(a) = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        // The smaller absolute value, without its sign.
+        abs_up_to(limit, a) = _mm512_range_ps::<0b1010>(limit, a);
+        // The number of binary places is in the upper half.
+        beyond_half(a) = _mm512_reduce_ps::<{ 1 << 4 }>(a);
+        beyond_sixteenth(a) = _mm512_reduce_ps::<{ 4 << 4 }>(a);
         scale_by_power(a, n) = _mm512_scalef_ps(a, n);
     }
 
@@ -125,6 +130,15 @@ unsafe impl Simd for Avx512 {
     fn lookup(self, table: &[f32; 16], index: __m512) -> __m512 {
         // SAFETY: `self` proves that the instructions are available; the table fills a vector.
         unsafe { _mm512_permutexvar_ps(_mm512_castps_si512(index), _mm512_loadu_ps(table.as_ptr())) }
+    }
+
+    #[inline(always)]
+    fn add_exponent(self, a: __m512, sixteenths: __m512) -> __m512 {
+        // SAFETY: `self` proves that the instructions are available.
+        unsafe {
+            let power = _mm512_slli_epi32::<19>(_mm512_castps_si512(sixteenths));
+            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), power))
+        }
     }
 
     #[inline(always)]

@@ -30,17 +30,15 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
 /// 2 to the x, for x that are not above 100; exactly 0 far below.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
-    let x = s.max(s.splat(-150.0), x);
     if S::LOOKUP {
-        let sixteenths = s.splat(SIXTEENTHS);
-        let index = s.add(x, sixteenths);
-        let n = s.sub(index, sixteenths);
-        let r = s.sub(x, n);
+        let x = s.max(s.splat(-127.0), x);
+        let index = s.add(x, s.splat(SIXTEENTHS));
+        let r = s.beyond_sixteenth(x);
         let slope = polynomial(s, r, [5.550_508_6e-2, 2.402_335_6e-1, 6.931_472e-1]);
-        let start = s.lookup(&POWERS, index);
-        let rest = s.mul_add(slope, s.mul(start, r), s.lookup(&POWERS_REST, index));
-        return s.scale_by_power(s.add(start, rest), n);
+        let start = s.add_exponent(s.lookup(&POWERS, index), index);
+        return s.mul_add(s.mul(slope, r), start, start);
     }
+    let x = s.max(s.splat(-150.0), x);
     let n = s.round(x);
     let y = polynomial(
         s,
@@ -53,16 +51,11 @@ pub(crate) fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
 /// Added to this, a number is rounded to the nearest sixteenth, and the lowest bits count the sixteenths.
 const SIXTEENTHS: f32 = 786_432.0;
 
-/// 2 to the power of each sixteenth, and what rounding it has left out.
+/// 2 to the power of each sixteenth, less the bits of the sixteenth itself that [`Simd::add_exponent`] adds to it.
 #[rustfmt::skip]
 static POWERS: [f32; 16] = [
-    1.0, 1.044_273_7, 1.090_507_7, 1.138_788_6, 1.189_207_1, 1.241_857_8, 1.296_839_6, 1.354_255_6,
-    std::f32::consts::SQRT_2, 1.476_826_2, 1.542_210_8, 1.610_490_3, 1.681_792_9, 1.756_252_2, 1.834_008_1, 1.915_206_6,
-];
-#[rustfmt::skip]
-static POWERS_REST: [f32; 16] = [
-    0.0, 4.833_47e-8, -1.307_754e-8, 5.386_222_3e-8, 3.797_635_3e-8, 4.496_838e-8, -4.018_999_5e-8, -1.012_334_9e-8,
-    2.420_323_5e-8, -4.500_899e-8, 8.070_905e-9, 9.836_217e-9, -2.475_532_7e-8, -9.235_77e-9, -1.123_927_8e-8, 9.845_328e-9,
+    1.0, 0.990_886_87, 0.982_753_9, 0.975_644_3, 0.969_603_54, 0.964_678_9, 0.960_919_8, 0.958_377_8,
+    0.957_106_77, 0.957_163_1, 0.958_605_4, 0.961_495_16, 0.965_896_4, 0.971_876_1, 0.979_504_05, 0.988_853_3,
 ];
 
 /// The upper tail of the normal distribution, `erfc(t / sqrt 2) / 2`, for t from 0 to 16.
@@ -94,9 +87,7 @@ pub(crate) fn normal_tail<S: Simd>(s: S, t: S::V) -> S::V {
 /// Where a number falls among the pieces of the tables: its piece in the lowest bits, and the distance from its middle.
 #[inline(always)]
 fn piece<S: Simd>(s: S, t: S::V) -> (S::V, S::V) {
-    let halves = s.splat(HALVES);
-    let index = s.add(t, halves);
-    (index, s.sub(t, s.sub(index, halves)))
+    (s.add(t, s.splat(HALVES)), s.beyond_half(t))
 }
 
 #[inline(always)]
@@ -113,7 +104,7 @@ fn by_table<S: Simd>(s: S, (index, distance): (S::V, S::V), table: &'static Tabl
 pub(crate) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
     let positive = s.max(s.splat(0.0), x);
     if S::LOOKUP {
-        let t = s.min(s.splat(END), s.abs(x));
+        let t = s.abs_up_to(s.splat(END), x);
         return s.sub(positive, by_table(s, piece(s, t), &LOST));
     }
     let t = s.min(s.splat(16.0), s.abs(x));

@@ -87,11 +87,15 @@ pub(crate) unsafe trait Simd: Copy {
     /// The larger; NaN where `b` is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     fn abs(self, a: Self::V) -> Self::V;
+    /// The smaller of `limit` and the absolute value of `a`; for NaN either NaN or `limit`.
+    #[inline(always)]
+    fn abs_up_to(self, limit: Self::V, a: Self::V) -> Self::V {
+        self.min(limit, self.abs(a))
+    }
     fn sqrt(self, a: Self::V) -> Self::V;
     /// To the nearest integer.
     fn round(self, a: Self::V) -> Self::V;
-    /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included; where `LOOKUP` is set, `n` may also be a
-    /// fraction, which counts as the integer below.
+    /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included.
     fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
     /// `a < b`, false where either is NaN.
     fn lt(self, a: Self::V, b: Self::V) -> Self::M;
@@ -100,6 +104,22 @@ pub(crate) unsafe trait Simd: Copy {
     /// For each lane the entry of the table that the lowest four bits of `index` say; only where `LOOKUP` is set.
     #[inline(always)]
     fn lookup(self, _table: &[f32; 16], _index: Self::V) -> Self::V {
+        unreachable!("there is no such instruction")
+    }
+    /// What is lost when `a` is rounded to the nearest half; only where `LOOKUP` is set.
+    #[inline(always)]
+    fn beyond_half(self, _a: Self::V) -> Self::V {
+        unreachable!("there is no such instruction")
+    }
+    /// What is lost when `a` is rounded to the nearest sixteenth; only where `LOOKUP` is set.
+    #[inline(always)]
+    fn beyond_sixteenth(self, _a: Self::V) -> Self::V {
+        unreachable!("there is no such instruction")
+    }
+    /// The bits of `a` plus the lowest of `sixteenths`, moved to where they multiply by 2 to the power of so many sixteenths;
+    /// only where `LOOKUP` is set.
+    #[inline(always)]
+    fn add_exponent(self, _a: Self::V, _sixteenths: Self::V) -> Self::V {
         unreachable!("there is no such instruction")
     }
     /// The sum of the lanes, in a fixed order.
