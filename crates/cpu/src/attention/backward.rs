@@ -337,7 +337,9 @@ unsafe fn row_softmax_grad<S: Simd>(s: S, w: *mut f32, ds: *mut f32, n: usize, s
     while i < n {
         // SAFETY: reads and writes stay below n.
         unsafe {
-            let p = exp2(s, s.mul_add(s.load_up_to(w.add(i), n - i), scale, lse));
+            // No weight is above 1, however its score was rounded.
+            let x = s.min(s.splat(0.0), s.mul_add(s.load_up_to(w.add(i), n - i), scale, lse));
+            let p = exp2(s, x);
             let d = s.mul(p, s.sub(s.load_up_to(ds.add(i), n - i), delta));
             s.store_up_to(w.add(i), p, n - i);
             s.store_up_to(ds.add(i), d, n - i);

@@ -33,9 +33,9 @@ impl Exponentials {
     #[inline(always)]
     pub unsafe fn begin<S: Simd>(&self, s: S) -> Row<S> {
         // SAFETY: there is a top for each row.
-        let top = unsafe { *self.tops };
-        let scale = self.scale * std::f32::consts::LOG2_E;
-        Row { next: self.scores, scale: s.splat(scale), less: s.splat(-top * scale), sum: s.splat(0.0) }
+        let top = s.splat(unsafe { *self.tops });
+        let scale = s.splat(self.scale * std::f32::consts::LOG2_E);
+        Row { next: self.scores, top, scale, sum: s.splat(0.0) }
     }
 
     /// Goes on to the next row.
@@ -56,9 +56,8 @@ impl Exponentials {
 /// A row that has begun.
 pub(super) struct Row<S: Simd> {
     next: *mut f32,
+    top: S::V,
     scale: S::V,
-    /// Minus the largest score, scaled: how it is rounded is the same for the whole row, and goes out with the sum.
-    less: S::V,
     sum: S::V,
 }
 
@@ -71,7 +70,7 @@ impl<S: Simd> Row<S> {
     pub unsafe fn advance(&mut self, s: S) {
         // SAFETY: the caller vouches for the vector.
         unsafe {
-            let x = exp2(s, s.mul_add(s.load(self.next), self.scale, self.less));
+            let x = exp2(s, s.mul(s.sub(s.load(self.next), self.top), self.scale));
             s.store(self.next, x);
             self.sum = s.add(self.sum, x);
         }
