@@ -4,7 +4,7 @@
 
 use super::View;
 use super::exponentials::Exponentials;
-use crate::gemm::Operands;
+use crate::gemm::{Groups, Operands};
 use crate::simd::{Kernel, MAX_TILE_ROWS, Simd, TRANSPOSE};
 
 /// Rows to ask for ahead of time: short rows far apart, such as those of a head, are not a stream to the processor.
@@ -276,7 +276,7 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
         // SAFETY: the promise of whoever made the product.
         unsafe {
             let mut walk = Walk::new::<S>(product, place, VECTORS);
-            walk.add::<S, ROWS, VECTORS, TRANSPOSED>(s, product.k, &mut sums);
+            walk.add::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, product.k, &mut sums);
             finish(s, product, place, sums);
         }
     }
@@ -322,18 +322,18 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for Overlapped<'_, ROWS, VE
             for _ in 0..count {
                 let mut row = exponentials.begin(s);
                 for _ in 0..vectors {
-                    walk.add::<S, ROWS, VECTORS, false>(s, each, &mut sums);
+                    walk.add::<S, ROWS, VECTORS, false, GROUP>(s, each, &mut sums);
                     row.advance(s);
                 }
                 exponentials.end(s, row);
             }
-            walk.add::<S, ROWS, VECTORS, false>(s, product.k - count * vectors * each, &mut sums);
+            walk.add::<S, ROWS, VECTORS, false, GROUP>(s, product.k - count * vectors * each, &mut sums);
             finish(s, product, place, sums);
         }
     }
 }
 
-/// Terms between two steps of whatever is not a product.
+/// Terms of a group.
 const GROUP: usize = 2;
 
 /// Where a tile is in its operands and in what it asks for.
@@ -356,33 +356,9 @@ impl<'a> Walk<'a> {
         };
         Walk { operands: Operands::new(a, lda, b, ldb), out: out.wrapping_add(row * ldo + column), later, groups: 0 }
     }
+}
 
-    /// Adds some terms to all sums.
-    ///
-    /// # Safety
-    /// ROWS x `terms` of A and as many full rows of the panel must be readable.
-    #[inline(always)]
-    unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(
-        &mut self,
-        s: S,
-        terms: usize,
-        sums: &mut [[S::V; VECTORS]; ROWS],
-    ) {
-        // SAFETY: the caller vouches for all the terms.
-        unsafe {
-            for _ in 0..terms / GROUP {
-                self.group::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, sums);
-            }
-            for _ in 0..terms % GROUP {
-                self.group::<S, ROWS, VECTORS, TRANSPOSED, 1>(s, sums);
-            }
-        }
-    }
-
-    /// Adds `TERMS` terms.
-    ///
-    /// # Safety
-    /// As for [`Walk::add`].
+impl Groups for Walk<'_> {
     #[inline(always)]
     unsafe fn group<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const TERMS: usize>(
         &mut self,

@@ -17,7 +17,7 @@ use crate::simd::TileShape;
 pub(crate) use block::{Block, block_scratch};
 pub(crate) use matmul::{ALIGN, aligned};
 pub use matmul::{Matmul, matmul, matmul_workspace};
-pub(crate) use operands::Operands;
+pub(crate) use operands::{Groups, Operands};
 pub(crate) use pack::PackPanels;
 pub use pack::{BLayout, pack_b, pack_b_parallel, packed_len};
 

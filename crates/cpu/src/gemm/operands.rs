@@ -70,6 +70,41 @@ impl Operands {
     }
 }
 
+/// A tile on its way along its operands, a few terms at a time: what is not a product is done once for each group.
+pub(crate) trait Groups {
+    /// Adds `TERMS` terms to all sums.
+    ///
+    /// # Safety
+    /// That many terms must be readable, as for [`Operands::add`].
+    unsafe fn group<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const TERMS: usize>(
+        &mut self,
+        s: S,
+        sums: &mut [[S::V; VECTORS]; ROWS],
+    );
+
+    /// Adds any number of terms in groups of `GROUP`, and what is left one by one.
+    ///
+    /// # Safety
+    /// As for [`Groups::group`].
+    #[inline(always)]
+    unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const GROUP: usize>(
+        &mut self,
+        s: S,
+        terms: usize,
+        sums: &mut [[S::V; VECTORS]; ROWS],
+    ) {
+        // SAFETY: the caller vouches for all the terms.
+        unsafe {
+            for _ in 0..terms / GROUP {
+                self.group::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, sums);
+            }
+            for _ in 0..terms % GROUP {
+                self.group::<S, ROWS, VECTORS, TRANSPOSED, 1>(s, sums);
+            }
+        }
+    }
+}
+
 /// The same pointer, without the compiler knowing: it would keep one for every row, and there are not enough registers.
 #[inline(always)]
 #[allow(clippy::pointers_in_nomem_asm_block, reason = "nobody reads or writes where it points")]

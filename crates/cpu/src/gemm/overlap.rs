@@ -1,7 +1,8 @@
 //! Tiles with an activation after them: the function needs other units of the processor than the sums do, so it is
 //! applied to a tile while the next one is computed, a vector every few terms.
 
-use super::tile::{TileArgs, TileBuffer, Walk, starts};
+use super::Groups;
+use super::tile::{GROUP, TileArgs, TileBuffer, Walk, starts};
 use crate::activation::{Activation, Function, with_function};
 use crate::simd::{Kernel, Simd};
 
@@ -82,7 +83,7 @@ impl<F: Function, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> Ke
                     let each = args.k / (ROWS * VECTORS);
                     let [mut values, mut slopes] = Places::<S>::of(pending, VECTORS);
                     for i in 0..ROWS * VECTORS {
-                        walk.add::<S, ROWS, VECTORS, false>(s, each, &mut sums);
+                        walk.add::<S, ROWS, VECTORS, false, GROUP>(s, each, &mut sums);
                         let x = s.load(buffer.add(i * S::LANES));
                         if SLOPE {
                             let (value, its_slope) = f.value_and_slope(s, x);
@@ -94,7 +95,7 @@ impl<F: Function, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> Ke
                     }
                     left -= each * ROWS * VECTORS;
                 }
-                walk.add::<S, ROWS, VECTORS, false>(s, left, &mut sums);
+                walk.add::<S, ROWS, VECTORS, false, GROUP>(s, left, &mut sums);
                 if !plus.0.is_null() {
                     for r in 0..ROWS {
                         for j in 0..VECTORS {

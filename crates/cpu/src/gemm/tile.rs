@@ -1,7 +1,7 @@
 //! The register tile: a few rows of A times one panel of B, summed over k without touching memory in between.
 //! Every tile shape performs the same operations for an element, so results do not depend on where tiles end.
 
-use super::{ALayout, Epilogue, Operands};
+use super::{ALayout, Epilogue, Groups, Operands};
 use crate::activation::{Function, with_function};
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
@@ -89,8 +89,8 @@ pub(super) struct Soon {
     pub tiles: usize,
 }
 
-/// Terms between two steps of whatever is not a product.
-const GROUP: usize = 4;
+/// Terms of a group.
+pub(super) const GROUP: usize = 4;
 
 /// Where a tile is in its operands and in what it asks for.
 pub(super) struct Walk<'a> {
@@ -125,33 +125,9 @@ impl<'a> Walk<'a> {
             groups: 0,
         }
     }
+}
 
-    /// Adds some terms to all sums.
-    ///
-    /// # Safety
-    /// ROWS x `terms` of A and as many full rows of the panel must be readable.
-    #[inline(always)]
-    pub unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(
-        &mut self,
-        s: S,
-        terms: usize,
-        sums: &mut [[S::V; VECTORS]; ROWS],
-    ) {
-        // SAFETY: the caller vouches for all the terms.
-        unsafe {
-            for _ in 0..terms / GROUP {
-                self.group::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, sums);
-            }
-            for _ in 0..terms % GROUP {
-                self.group::<S, ROWS, VECTORS, TRANSPOSED, 1>(s, sums);
-            }
-        }
-    }
-
-    /// Adds `TERMS` terms.
-    ///
-    /// # Safety
-    /// As for [`Walk::add`].
+impl Groups for Walk<'_> {
     #[inline(always)]
     unsafe fn group<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const TERMS: usize>(
         &mut self,
@@ -199,7 +175,7 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel for
             // vectors of output and what goes into it.
             unsafe {
                 let mut sums = starts::<S, ROWS, VECTORS>(s, start);
-                Walk::new(s, args, tile, ROWS).add::<S, ROWS, VECTORS, TRANSPOSED>(s, k, &mut sums);
+                Walk::new(s, args, tile, ROWS).add::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, k, &mut sums);
                 if !times.0.is_null() {
                     for r in 0..ROWS {
                         for j in 0..VECTORS {
