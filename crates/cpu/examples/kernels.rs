@@ -158,8 +158,8 @@ fn layers(width: usize) -> [(&'static str, usize, usize, Activation); 5] {
     ]
 }
 
-fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize) -> f64 {
-    let (rows, head_dim) = (197, 64);
+fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize, rows: usize) -> f64 {
+    let head_dim = 64;
     let shape = AttentionShape { batch, heads, queries: rows, keys: rows, head_dim };
     let qkv = Aligned::new(batch * rows * 3 * heads * head_dim);
     let mut out = Aligned::new(batch * rows * heads * head_dim);
@@ -257,7 +257,7 @@ fn training(pool: &Pool, isa: Isa, print: impl Fn(&str, f64)) {
                 print(&of("of input"), gradient(pool, isa, rows, k, n, ALayout::RowMajor));
             }
         }
-        print(&name("attention"), attention(pool, isa, batch, width / 64));
+        print(&name("attention"), attention(pool, isa, batch, width / 64, 197));
         print(&name("attention gradient"), attention_gradient(pool, isa, batch, width / 64));
     }
 }
@@ -292,8 +292,11 @@ fn main() {
                         let name = format!("{model} batch {batch} {layer} {m}x{n}x{k}");
                         print(&name, product(&pool, isa, m, n, k, activation));
                     }
-                    let rate = attention(&pool, isa, batch, width / 64);
-                    print(&format!("{model} batch {batch} attention"), rate);
+                    // 197 tokens fill up their last vector, 208 need not.
+                    for rows in [197, 208] {
+                        let rate = attention(&pool, isa, batch, width / 64, rows);
+                        print(&format!("{model} batch {batch} attention of {rows}"), rate);
+                    }
                 }
             }
         }

@@ -34,6 +34,7 @@ impl Operands {
         ahead: usize,
         sums: &mut [[S::V; VECTORS]; ROWS],
     ) {
+        const { assert!(ROWS <= 9, "a tile of more rows than can be reached") };
         // SAFETY: the caller vouches for the term.
         unsafe {
             let mut vectors = [s.splat(0.0); VECTORS];
