@@ -78,7 +78,7 @@ struct ModelArguments {
     /// Where to run: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// CPU instructions: avx512, avx2, neon or portable [default: the best]
+    /// CPU instructions: amx, avx512, avx2, neon or portable [default: the best]
     #[arg(long)]
     isa: Option<Isa>,
     /// How precisely: f32; tf32 or bf16 on GPUs; forward only: f16 or fp8 on

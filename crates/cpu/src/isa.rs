@@ -9,6 +9,8 @@ use crate::simd::{Kernel, Simd};
 /// An instruction set that kernels can run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
+    /// AVX-512 and the matrix unit AMX, for products of f32 in pieces.
+    Amx,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
     /// x86-64 with AVX2 and FMA.
@@ -21,7 +23,7 @@ pub enum Isa {
 
 impl Isa {
     /// Every instruction set, fastest first.
-    pub const ALL: [Isa; 4] = [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
+    pub const ALL: [Isa; 5] = [Isa::Amx, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// The fastest instruction set of this machine.
     pub fn detect() -> Isa {
@@ -36,6 +38,8 @@ impl Isa {
     /// Whether this machine can run it.
     pub fn is_available(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512.is_available() && crate::amx::is_available(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -64,7 +68,7 @@ impl Isa {
         assert!(self.is_available(), "this machine has no {self}");
         match self {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
+            Isa::Amx | Isa::Avx512 => {
                 // SAFETY: availability was asserted above.
                 unsafe { crate::simd::Avx512::new() }.vectorize(kernel)
             }
@@ -86,6 +90,7 @@ impl Isa {
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Isa::Amx => "amx",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
             Isa::Neon => "neon",
@@ -96,7 +101,7 @@ impl fmt::Display for Isa {
 
 /// The text names no instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown instruction set {0:?}: expected avx512, avx2, neon or portable")]
+#[error("unknown instruction set {0:?}: expected amx, avx512, avx2, neon or portable")]
 pub struct UnknownIsa(pub String);
 
 impl FromStr for Isa {

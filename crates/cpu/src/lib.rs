@@ -20,6 +20,8 @@
 
 pub mod activation;
 mod adam;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attention;
 mod buffer;
 mod channel_norm;

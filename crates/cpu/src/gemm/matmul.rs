@@ -3,7 +3,7 @@
 
 use super::{
     ALayout, BLayout, Block, Epilogue, Gemm, PackPanels, block_scratch, blocks, check_a, check_matrix, check_workspace,
-    gemm_workspace, pack_b_parallel, packed_len,
+    gemm_workspace, on_matrix_unit, pack_b_parallel, packed_len,
 };
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
@@ -119,8 +119,9 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
         ..mm.epilogue
     };
     let packed = packed_len(isa, k, n);
-    // Few large products are shared out one after the other, many small ones each to a thread.
-    if batch < 2 * pool.threads() {
+    // Few large products are shared out one after the other, many small ones each to a thread. The matrix unit gets its
+    // own in either case, since it adds in another order.
+    if batch < 2 * pool.threads() || on_matrix_unit(isa, m, k, mm.a_layout) {
         for i in 0..batch {
             let src = &mm.b[i * mm.b_batch_stride..];
             let plain = mm.b_layout == BLayout::RowsAreK && m <= WHOLE_ROWS && k > 0;

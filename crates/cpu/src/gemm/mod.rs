@@ -1,7 +1,10 @@
 //! Matrix products `C = epilogue(A B)` with B packed beforehand and the epilogue applied while a tile is at hand.
 //! The terms of an element are always added in the order that `k` alone decides, so the bits of the result do not
-//! depend on the number of threads, nor on which tile the element falls into.
+//! depend on the number of threads, nor on which tile the element falls into. Only a matrix unit, which takes products of
+//! many rows, has an order of its own.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod block;
 mod matmul;
 mod operands;
@@ -10,6 +13,8 @@ mod pack;
 mod tile;
 
 use crate::activation::Activation;
+#[cfg(target_arch = "x86_64")]
+use crate::amx::Amx;
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
 use crate::simd::TileShape;
@@ -105,7 +110,12 @@ pub struct Gemm<'a> {
 
 /// How many numbers of workspace [`gemm`] needs.
 pub fn gemm_workspace(isa: Isa, threads: usize, m: usize, n: usize, k: usize) -> usize {
-    threads * block_scratch(Grid::new(isa, threads, m, n, false).rows.longest(), k)
+    let vectors = threads * block_scratch(Grid::new(isa, threads, m, n, false).rows.longest(), k);
+    #[cfg(target_arch = "x86_64")]
+    if on_matrix_unit(isa, m, k, ALayout::RowMajor) {
+        return vectors.max(amx::workspace(threads, m, n, k));
+    }
+    vectors
 }
 
 /// Computes the product on the threads of the pool.
@@ -115,6 +125,14 @@ pub fn gemm_workspace(isa: Isa, threads: usize, m: usize, n: usize, k: usize) ->
 pub fn gemm(pool: &Pool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) {
     assert_eq!(gemm.b.len(), packed_len(isa, gemm.k, gemm.n), "packed B for k={} n={}", gemm.k, gemm.n);
     blocks(pool, isa, gemm, 0, workspace);
+}
+
+/// Fewer rows are not worth taking B to pieces for the matrix unit.
+const FEWEST_ROWS: usize = 24;
+
+/// Whether a product is one for the matrix unit, if the instruction set has it.
+fn on_matrix_unit(isa: Isa, m: usize, k: usize, layout: ALayout) -> bool {
+    isa == Isa::Amx && m >= FEWEST_ROWS && k > 0 && layout == ALayout::RowMajor
 }
 
 /// The product in blocks. `ldb` is 0 for a packed B, else the distance of the rows of a plain one, `[k, n]`.
@@ -131,6 +149,13 @@ fn blocks(pool: &Pool, isa: Isa, gemm: Gemm<'_>, ldb: usize, workspace: &mut [f3
     check_workspace("gemm", workspace.len(), pool.threads() * scratch);
     if m == 0 || n == 0 {
         return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if on_matrix_unit(isa, m, k, gemm.a_layout) {
+        check_workspace("gemm", workspace.len(), amx::workspace(pool.threads(), m, n, k));
+        assert!(isa.is_available(), "this machine has no {isa}");
+        // SAFETY: the checks above cover the shape; the machine has AVX-512 and the unit, of which a task has one.
+        return unsafe { amx::blocks(pool, gemm, ldb, workspace, || Amx::new()) };
     }
 
     let Grid { rows, columns } = grid;

@@ -30,7 +30,7 @@ pub enum Path {
 impl From<Isa> for Path {
     fn from(isa: Isa) -> Path {
         let ways = match isa {
-            Isa::Avx512 => [Path::Avx512Vnni, Path::Avx512],
+            Isa::Amx | Isa::Avx512 => [Path::Avx512Vnni, Path::Avx512],
             Isa::Avx2 => [Path::AvxVnni, Path::Avx2],
             Isa::Neon => [Path::NeonDot, Path::Neon],
             Isa::Portable => [Path::Sse2, Path::Portable],

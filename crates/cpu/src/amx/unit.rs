@@ -1,0 +1,178 @@
+//! The eight tile registers and what can be done with them.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::sync::OnceLock;
+
+/// The matrix unit of one thread. Tiles 0 to 3 are sums: 0 and 1 of the upper rows, 2 and 3 of the lower ones. Tiles 4 and 5
+/// are the upper and the lower rows of A, 6 and 7 two times 16 columns of B.
+pub(crate) trait Unit {
+    /// Says how many upper and lower rows there are, each 1 to 16, and clears all tiles.
+    fn configure(&mut self, rows: [u8; 2]);
+
+    /// Reads a tile, the rows of which take 64 bytes each and are `stride` bytes apart.
+    ///
+    /// # Safety
+    /// The rows must be readable.
+    unsafe fn load<const TILE: usize>(&mut self, from: *const u8, stride: usize);
+
+    /// Adds the products of A and B to the sums. A number of either is a pair of bfloat16.
+    fn multiply<const SUMS: usize, const A: usize, const B: usize>(&mut self);
+
+    /// Writes a tile.
+    ///
+    /// # Safety
+    /// The rows must be writable.
+    unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize);
+}
+
+/// Proof that the machine has the unit, and that this process may use it.
+pub(crate) struct Amx(());
+
+impl Amx {
+    /// # Safety
+    /// [`is_available`] must have said yes, and a thread can have one of these at a time.
+    pub unsafe fn new() -> Amx {
+        Amx(())
+    }
+}
+
+impl Drop for Amx {
+    fn drop(&mut self) {
+        // What is in the tiles need not be kept when another thread gets this core.
+        // SAFETY: the instruction exists.
+        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+    }
+}
+
+/// What the instruction that configures the tiles reads.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+// The state of the tiles lives from one of these blocks to the next. The compiler knows nothing of it and has no use for
+// the registers itself.
+impl Unit for Amx {
+    #[inline(always)]
+    fn configure(&mut self, [upper, lower]: [u8; 2]) {
+        let mut c = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        c.row_bytes[..8].fill(64);
+        c.rows[..8].copy_from_slice(&[upper, upper, lower, lower, upper, lower, 16, 16]);
+        // SAFETY: the configuration is one that the instruction accepts.
+        unsafe { asm!("ldtilecfg [{0}]", in(reg) &c, options(nostack, preserves_flags, readonly)) };
+    }
+
+    #[inline(always)]
+    unsafe fn load<const TILE: usize>(&mut self, from: *const u8, stride: usize) {
+        // SAFETY: the caller vouches for the memory.
+        unsafe {
+            asm!("tileloadd tmm{tile}, [{from} + {stride}*1]", tile = const TILE, from = in(reg) from,
+                stride = in(reg) stride, options(nostack, preserves_flags, readonly));
+        }
+    }
+
+    #[inline(always)]
+    fn multiply<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: the shapes fit, as configured.
+        unsafe {
+            asm!("tdpbf16ps tmm{sums}, tmm{a}, tmm{b}", sums = const SUMS, a = const A, b = const B,
+                options(nomem, nostack, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize) {
+        // SAFETY: the caller vouches for the memory.
+        unsafe {
+            asm!("tilestored [{to} + {stride}*1], tmm{tile}", tile = const TILE, to = in(reg) to,
+                stride = in(reg) stride, options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Whether the machine has the unit and the system lets this process use it, for which it must be asked once.
+pub(crate) fn is_available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| has_unit() && may_use())
+}
+
+fn has_unit() -> bool {
+    const BF16: u32 = 1 << 22;
+    const TILE: u32 = 1 << 24;
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (BF16 | TILE) == BF16 | TILE
+}
+
+#[cfg(target_os = "linux")]
+fn may_use() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
+    // SAFETY: the call asks for a permission and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn may_use() -> bool {
+    false
+}
+
+/// The same in plain Rust, to test what uses it on machines without the unit.
+#[cfg(test)]
+pub(crate) struct Emulated {
+    rows: [usize; 8],
+    tiles: [[[u32; 16]; 16]; 8],
+}
+
+#[cfg(test)]
+impl Emulated {
+    pub fn new() -> Emulated {
+        Emulated { rows: [0; 8], tiles: [[[0; 16]; 16]; 8] }
+    }
+}
+
+#[cfg(test)]
+impl Unit for Emulated {
+    fn configure(&mut self, [upper, lower]: [u8; 2]) {
+        assert!((1..=16).contains(&upper) && (1..=16).contains(&lower), "{upper} and {lower} rows");
+        self.rows = [upper, upper, lower, lower, upper, lower, 16, 16].map(usize::from);
+        self.tiles = Emulated::new().tiles;
+    }
+
+    unsafe fn load<const TILE: usize>(&mut self, from: *const u8, stride: usize) {
+        for row in 0..self.rows[TILE] {
+            // SAFETY: the caller vouches for the memory.
+            self.tiles[TILE][row] = unsafe { from.add(row * stride).cast::<[u32; 16]>().read_unaligned() };
+        }
+    }
+
+    fn multiply<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
+        let number = |bits: u32| {
+            let x = f32::from_bits(bits);
+            if x.is_subnormal() { 0.0 } else { x }
+        };
+        for row in 0..self.rows[SUMS] {
+            for column in 0..16 {
+                // The terms of either half have a sum of their own.
+                let mut sums = [0f32; 2];
+                for k in 0..16 {
+                    let (a, b) = (self.tiles[A][row][k], self.tiles[B][k][column]);
+                    sums[0] = number(a << 16).mul_add(number(b << 16), sums[0]);
+                    sums[1] = number(a & 0xFFFF_0000).mul_add(number(b & 0xFFFF_0000), sums[1]);
+                }
+                let sum = f32::from_bits(self.tiles[SUMS][row][column]) + (sums[0] + sums[1]);
+                self.tiles[SUMS][row][column] = sum.to_bits();
+            }
+        }
+    }
+
+    unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize) {
+        for row in 0..self.rows[TILE] {
+            // SAFETY: the caller vouches for the memory.
+            unsafe { to.add(row * stride).cast::<[u32; 16]>().write_unaligned(self.tiles[TILE][row]) };
+        }
+    }
+}
