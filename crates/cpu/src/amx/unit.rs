@@ -19,6 +19,9 @@ pub(crate) trait Unit {
     /// Adds the products of A and B to the sums. A number of either is a pair of bfloat16.
     fn multiply<const SUMS: usize, const A: usize, const B: usize>(&mut self);
 
+    /// Adds the products of A and B to the sums. A number of A is four unsigned bytes, one of B four signed ones.
+    fn multiply_bytes<const SUMS: usize, const A: usize, const B: usize>(&mut self);
+
     /// Writes a tile.
     ///
     /// # Safety
@@ -86,6 +89,15 @@ impl Unit for Amx {
     }
 
     #[inline(always)]
+    fn multiply_bytes<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: the shapes fit, as configured.
+        unsafe {
+            asm!("tdpbusd tmm{sums}, tmm{a}, tmm{b}", sums = const SUMS, a = const A, b = const B,
+                options(nomem, nostack, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize) {
         // SAFETY: the caller vouches for the memory.
         unsafe {
@@ -104,7 +116,9 @@ pub(crate) fn is_available() -> bool {
 fn has_unit() -> bool {
     const BF16: u32 = 1 << 22;
     const TILE: u32 = 1 << 24;
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (BF16 | TILE) == BF16 | TILE
+    const INT8: u32 = 1 << 25;
+    const ALL: u32 = BF16 | TILE | INT8;
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & ALL == ALL
 }
 
 #[cfg(target_os = "linux")]
@@ -165,6 +179,19 @@ impl Unit for Emulated {
                 }
                 let sum = f32::from_bits(self.tiles[SUMS][row][column]) + (sums[0] + sums[1]);
                 self.tiles[SUMS][row][column] = sum.to_bits();
+            }
+        }
+    }
+
+    fn multiply_bytes<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
+        for row in 0..self.rows[SUMS] {
+            for column in 0..16 {
+                let mut sum = self.tiles[SUMS][row][column] as i32;
+                for k in 0..16 {
+                    let (a, b) = (self.tiles[A][row][k].to_le_bytes(), self.tiles[B][k][column].to_le_bytes());
+                    sum += a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(b as i8)).sum::<i32>();
+                }
+                self.tiles[SUMS][row][column] = sum as u32;
             }
         }
     }

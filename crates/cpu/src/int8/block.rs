@@ -73,6 +73,7 @@ impl DotKernel for Block<'_> {
                     tile(d, rows, vectors, args);
                     d.vectorize(Finish {
                         sums: buffer.0.as_ptr(),
+                        stride: width,
                         rows,
                         columns,
                         row_scales: self.row_scales.add(row),
@@ -183,17 +184,20 @@ unsafe fn tile<D: Dot>(d: D, rows: usize, vectors: usize, args: TileArgs) {
 }
 
 /// Takes the sums of a tile to C.
-struct Finish<'a> {
-    sums: *const i32,
-    rows: usize,
-    columns: usize,
-    row_scales: *const f32,
-    row_offsets: *const i32,
-    column_scales: *const f32,
-    weight_sums: *const i32,
-    c: *mut f32,
-    ldc: usize,
-    epilogue: Epilogue<'a>,
+#[derive(Clone, Copy)]
+pub(super) struct Finish<'a> {
+    pub sums: *const i32,
+    /// Distance of the rows of the tile.
+    pub stride: usize,
+    pub rows: usize,
+    pub columns: usize,
+    pub row_scales: *const f32,
+    pub row_offsets: *const i32,
+    pub column_scales: *const f32,
+    pub weight_sums: *const i32,
+    pub c: *mut f32,
+    pub ldc: usize,
+    pub epilogue: Epilogue<'a>,
 }
 
 impl DotKernel for Finish<'_> {
@@ -217,7 +221,6 @@ impl<F: Function> DotKernel for FinishWith<'_, F> {
     fn run<D: Dot>(self, d: D) {
         let s = d.float();
         let lanes = D::Float::LANES;
-        let width = D::TILE_VECTORS * lanes;
         let finish = self.finish;
         let Epilogue { bias, scale, residual, .. } = finish.epilogue;
         let mut column = 0;
@@ -238,7 +241,7 @@ impl<F: Function> DotKernel for FinishWith<'_, F> {
                 };
                 for row in 0..finish.rows {
                     let c = finish.c.add(row * finish.ldc + column);
-                    let sums = finish.sums.add(row * width + column);
+                    let sums = finish.sums.add(row * finish.stride + column);
                     let total = d.load_total(sums, *finish.row_offsets.add(row), weight_sums);
                     let row_scale = s.splat(*finish.row_scales.add(row));
                     let x = s.mul(s.mul(total, column_scale), row_scale);

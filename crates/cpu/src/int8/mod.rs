@@ -5,6 +5,8 @@
 //! [`vit_graph::quantise`] defines what is computed: with `x = scale_x (q - zero)` and
 //! `w = scale_w p`, an element of C is `epilogue(f32(Σ (q - zero) p) * scale_w * scale_x)`.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod block;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -88,15 +90,16 @@ pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut
 
     assert!(gemm.epilogue.factor.is_none(), "products on bytes have no factors");
     let (scales, sums, weights) = pack::sections(shape, n, gemm.b_packed);
-    let most = (BLOCK_BYTES / stride).clamp(shape.rows, BLOCK_ROWS);
-    let Grid { rows, columns } = Grid::of(pool.threads(), [m, n], [shape.rows, shape.columns], most);
-    let c = Parts::new(gemm.c);
     let groups = k.div_ceil(shape.group);
+    let (tile, most_rows) = path.block_shape(groups, shape);
+    let most = (BLOCK_BYTES / stride).clamp(tile[0], most_rows);
+    let Grid { rows, columns } = Grid::of(pool.threads(), [m, n], tile, most);
+    let c = Parts::new(gemm.c);
     pool.run(rows.parts * columns.parts, &|task| {
         let (row, rows) = rows.part(task / columns.parts);
         let (column, columns) = columns.part(task % columns.parts);
         // The checks above cover every block, and blocks of C do not overlap.
-        path.dispatch(Block {
+        path.block(Block {
             m: rows,
             n: columns,
             groups,
@@ -147,7 +150,5 @@ fn quantise_rows(
     });
 }
 
-/// Rows of A in a block, if they are short.
-const BLOCK_ROWS: usize = 96;
 /// Bytes of A that a block keeps in the second-level cache.
 const BLOCK_BYTES: usize = 384 * 1024;

@@ -3,12 +3,15 @@
 
 use std::fmt;
 
+use super::block::Block;
 use crate::isa::Isa;
 use crate::simd::Simd;
 
 /// A way to multiply bytes. An [`Isa`] converts into its fastest one on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Path {
+    /// The matrix unit AMX, and what AVX-512 with VNNI does.
+    Amx,
     /// AVX-512 with VNNI: four products a lane in one instruction.
     Avx512Vnni,
     /// AVX-512 with products of 16-bit numbers.
@@ -30,7 +33,8 @@ pub enum Path {
 impl From<Isa> for Path {
     fn from(isa: Isa) -> Path {
         let ways = match isa {
-            Isa::Amx | Isa::Avx512 => [Path::Avx512Vnni, Path::Avx512],
+            Isa::Amx => [Path::Amx, Path::Avx512],
+            Isa::Avx512 => [Path::Avx512Vnni, Path::Avx512],
             Isa::Avx2 => [Path::AvxVnni, Path::Avx2],
             Isa::Neon => [Path::NeonDot, Path::Neon],
             Isa::Portable => [Path::Sse2, Path::Portable],
@@ -41,7 +45,8 @@ impl From<Isa> for Path {
 
 impl Path {
     /// Every path, fastest first.
-    pub const ALL: [Path; 8] = [
+    pub const ALL: [Path; 9] = [
+        Path::Amx,
         Path::Avx512Vnni,
         Path::Avx512,
         Path::AvxVnni,
@@ -60,6 +65,8 @@ impl Path {
     /// Whether this machine can run it.
     pub fn is_available(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Path::Amx => Isa::Amx.is_available() && Path::Avx512Vnni.is_available(),
             #[cfg(target_arch = "x86_64")]
             Path::Avx512Vnni => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
             #[cfg(target_arch = "x86_64")]
@@ -89,7 +96,7 @@ impl Path {
         assert!(self.is_available(), "this machine has no {self}");
         match self {
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512Vnni => {
+            Path::Amx | Path::Avx512Vnni => {
                 // SAFETY: availability was asserted above.
                 unsafe { super::x86::Avx512Vnni::new() }.vectorize(kernel)
             }
@@ -125,9 +132,46 @@ impl Path {
     }
 }
 
+/// Rows of A in a block, if they are short.
+const BLOCK_ROWS: usize = 96;
+/// Groups of a tile of the matrix unit.
+pub(super) const MATRIX_GROUPS: usize = 16;
+/// The most rows for the matrix unit, which is done with them sooner.
+const MATRIX_BLOCK_ROWS: usize = 448;
+
+impl Path {
+    /// Rows and columns that blocks should be multiples of, and the most rows.
+    pub(super) fn block_shape(self, groups: usize, shape: Shape) -> ([usize; 2], usize) {
+        if self.on_matrix_unit(groups) {
+            // Whole panels, which are squares as well two at a time.
+            ([32, 2 * shape.columns], MATRIX_BLOCK_ROWS)
+        } else {
+            ([shape.rows, shape.columns], BLOCK_ROWS)
+        }
+    }
+
+    /// Runs a block on this path.
+    pub(super) fn block(self, block: Block<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        if self.on_matrix_unit(block.groups) {
+            assert!(self.is_available(), "this machine has no {self}");
+            // SAFETY: the machine has the instructions and the unit, of which this is the only one here.
+            unsafe { super::amx::run(super::x86::Avx512Vnni::new(), &mut crate::amx::Amx::new(), block) };
+            return;
+        }
+        self.dispatch(block);
+    }
+
+    /// Whether the matrix unit takes sums of so many groups: whole tiles of them.
+    fn on_matrix_unit(self, groups: usize) -> bool {
+        self == Path::Amx && groups > 0 && groups.is_multiple_of(MATRIX_GROUPS)
+    }
+}
+
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Path::Amx => "amx",
             Path::Avx512Vnni => "avx512-vnni",
             Path::Avx512 => "avx512",
             Path::AvxVnni => "avx-vnni",
