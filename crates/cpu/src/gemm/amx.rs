@@ -1,7 +1,7 @@
 //! Products on the matrix unit: the loops that bring A and B in pieces to the tile registers.
 //! A block of B is in pieces before it is used. The rows of A follow two tiles at a time: the vector units take them to
 //! pieces while the matrix unit is at those before them, and they bring the sums of the last square to C. Only rows that
-//! many blocks of B wait for are all in pieces first.
+//! several blocks of B wait for are all in pieces first.
 
 use std::arch::x86_64::*;
 
@@ -24,8 +24,9 @@ const BLOCK_OF_B: usize = 150 << 10;
 const ROWS: usize = 384;
 /// Tasks per thread that even out what other processes take away.
 const TASKS_PER_THREAD: usize = 3;
-/// Blocks of B that A is not taken to pieces for again and again, and the numbers of A up to which there is room for that.
+/// Blocks of B that it is not worth taking to pieces for each thread.
 const MANY_BLOCKS: usize = 3;
+/// Numbers of A up to which there is room for all of them in pieces.
 const SHARED: usize = 5 << 20;
 /// Rows of a square that are brought to C at a time.
 const FINISHED: usize = 4;
@@ -62,16 +63,19 @@ impl Plan {
     fn new(threads: usize, m: usize, n: usize, k: usize) -> Plan {
         let units = n.div_ceil(COLUMNS).max(1);
         let least = units.div_ceil((BLOCK_OF_B / (terms(k) * COLUMNS)).max(1));
-        let shared = least >= MANY_BLOCKS && m * k <= SHARED;
         let wanted = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
-        // Threads with many rows have them to themselves, unless they share them all. Others share B.
-        let shares = if m >= threads * ROWS && !shared { threads } else { 1 };
-        // A block of B stays where it is from one task to the next if it has all the terms.
-        let parts = if k <= BLOCK_TERMS && !shared { (m / shares / ROWS).clamp(1, wanted.div_ceil(shares)) } else { 1 };
-        let goal = wanted.div_ceil(parts * shares).min(units).max(least);
+        if m >= threads * ROWS && least < MANY_BLOCKS {
+            // Threads with many rows have them to themselves. A block of B stays where it is from one task to the next if it
+            // has all the terms.
+            let parts = if k <= BLOCK_TERMS { (m / threads / ROWS).clamp(1, TASKS_PER_THREAD) } else { 1 };
+            let rows = Division::new(m, SIDE, parts * threads, threads);
+            return Plan { grid: Grid { rows, columns: Division::new(n, COLUMNS, least, 1) }, shared: false };
+        }
+        // Others share B, and A in pieces.
+        let goal = wanted.min(units).max(least);
         let columns = (least..=goal).rev().find(|c| units.is_multiple_of(*c)).unwrap_or(goal);
-        let parts = parts.max(threads.div_ceil(columns * shares));
-        let rows = Division::new(m, SIDE, parts * shares, shares);
+        let rows = Division::new(m, SIDE, threads.div_ceil(columns), 1);
+        let shared = columns > 1 && m * k <= SHARED;
         Plan { grid: Grid { rows, columns: Division::new(n, COLUMNS, columns, 1) }, shared }
     }
 
