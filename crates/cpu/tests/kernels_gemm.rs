@@ -256,6 +256,18 @@ fn sums_longer_than_a_cache_block_are_right() {
 }
 
 #[test]
+fn many_rows_are_right() {
+    let mut random = Random(5);
+    // Rows of their own for each thread; several blocks of columns and of terms, plain and packed.
+    for (m, n, k) in [(1601, 50, 33), (530, 300, 800), (513, 1, 1600)] {
+        let case = Case { bias: true, activation: Activation::GeluErf, residual: true, ..plain(m, n, k) };
+        check(&case, &mut random);
+        let case = Case { b_layout: BLayout::RowsAreK, accumulate: true, alpha: 0.5, slope: true, ..plain(m, n, k) };
+        check(&case, &mut random);
+    }
+}
+
+#[test]
 fn activations_alone_are_right_in_whole_and_partial_tiles() {
     let mut random = Random(11);
     // Fewer terms than vectors of a tile, just as many, more than a cache block; rows and columns left over.

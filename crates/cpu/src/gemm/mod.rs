@@ -128,7 +128,7 @@ pub fn gemm(pool: &Pool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) {
 }
 
 /// Fewer rows are not worth taking B to pieces for the matrix unit.
-const FEWEST_ROWS: usize = 160;
+const FEWEST_ROWS: usize = 512;
 
 /// Whether a product is one for the matrix unit, if the instruction set has it.
 fn on_matrix_unit(isa: Isa, m: usize, k: usize, layout: ALayout) -> bool {
