@@ -2,8 +2,8 @@
 //!
 //! A number of 24 places is the sum of three such pieces, exactly. Of the nine products of two numbers' pieces the six
 //! largest are summed; what is left out is below half a unit in the last place of the whole product. Six products on this
-//! unit take less than half the time of one multiplication on the vector units, and since a multiplication here rounds
-//! its sum once for every two terms, the error is the smaller of the two.
+//! unit can take less than half the time of one multiplication on the vector units, and the error was measured to be half
+//! as large as that of a chain of multiply-adds.
 //!
 //! Two things differ from IEEE arithmetic: numbers and sums below 2^-126 count as zero, and infinity gives NaN.
 
