@@ -258,7 +258,7 @@ fn sums_longer_than_a_cache_block_are_right() {
 #[test]
 fn many_rows_are_right() {
     let mut random = Random(5);
-    // Rows of their own for each thread; several blocks of columns and of terms, plain and packed.
+    // Rows of their own for each thread; several blocks of columns and of terms.
     for (m, n, k) in [(1601, 50, 33), (530, 300, 800), (513, 1, 1600)] {
         let case = Case { bias: true, activation: Activation::GeluErf, residual: true, ..plain(m, n, k) };
         check(&case, &mut random);

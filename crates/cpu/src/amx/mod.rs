@@ -5,7 +5,8 @@
 //! unit can take less than half the time of one multiplication on the vector units, and the error was measured to be half
 //! as large as that of a chain of multiply-adds.
 //!
-//! Two things differ from IEEE arithmetic: numbers and sums below 2^-126 count as zero, and infinity gives NaN.
+//! At both ends of the range this differs from IEEE arithmetic. Pieces and sums below 2^-126 count as zero, so that numbers
+//! below 2^-102 lose their last places first and then others; infinity and numbers from 3.396e38 on give NaN.
 
 mod pieces;
 mod product;

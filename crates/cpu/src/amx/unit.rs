@@ -58,8 +58,8 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-// The state of the tiles lives from one of these blocks to the next. The compiler knows nothing of it and has no use for
-// the registers itself.
+// The state of the tiles lives from one of these blocks to the next, so they are not said to change them. The compiler has
+// no use for the registers itself.
 impl Unit for Amx {
     #[inline(always)]
     fn configure(&mut self, [upper, lower]: [u8; 2]) {
@@ -107,7 +107,8 @@ impl Unit for Amx {
     }
 }
 
-/// Whether the machine has the unit and the system lets this process use it, for which it must be asked once.
+/// Whether the machine has the unit and the system lets this process use it, for which it must be asked once. From then on
+/// signal stacks of this process must have room for the tiles; if one has not, the answer is no.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| has_unit() && may_use())
@@ -118,7 +119,11 @@ fn has_unit() -> bool {
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
     const ALL: u32 = BF16 | TILE | INT8;
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & ALL == ALL
+    // SAFETY: every x86-64 has the instruction. Newer compilers know that.
+    #[allow(unused_unsafe)]
+    unsafe {
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & ALL == ALL
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -164,20 +169,19 @@ impl Unit for Emulated {
     }
 
     fn multiply<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
-        let number = |bits: u32| {
-            let x = f32::from_bits(bits);
-            if x.is_subnormal() { 0.0 } else { x }
-        };
+        // Nothing that is less than a normal number goes in or comes out.
+        let normal = |x: f32| if x.is_subnormal() { 0.0 } else { x };
+        let number = |bits: u32| normal(f32::from_bits(bits));
         for row in 0..self.rows[SUMS] {
             for column in 0..16 {
                 // The terms of either half have a sum of their own.
                 let mut sums = [0f32; 2];
                 for k in 0..16 {
                     let (a, b) = (self.tiles[A][row][k], self.tiles[B][k][column]);
-                    sums[0] = number(a << 16).mul_add(number(b << 16), sums[0]);
-                    sums[1] = number(a & 0xFFFF_0000).mul_add(number(b & 0xFFFF_0000), sums[1]);
+                    sums[0] = normal(number(a << 16).mul_add(number(b << 16), sums[0]));
+                    sums[1] = normal(number(a & 0xFFFF_0000).mul_add(number(b & 0xFFFF_0000), sums[1]));
                 }
-                let sum = f32::from_bits(self.tiles[SUMS][row][column]) + (sums[0] + sums[1]);
+                let sum = normal(number(self.tiles[SUMS][row][column]) + normal(sums[0] + sums[1]));
                 self.tiles[SUMS][row][column] = sum.to_bits();
             }
         }

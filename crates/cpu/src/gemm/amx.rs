@@ -90,17 +90,11 @@ impl Plan {
     }
 }
 
-/// The product in blocks. `ldb` is 0 for a packed B, else the distance of the rows of a plain one, `[k, n]`.
+/// The product in blocks.
 ///
 /// # Safety
 /// The slices must be long enough for the shape; the machine must have AVX-512, and its units be usable by every thread.
-pub(super) unsafe fn blocks<U: Unit>(
-    pool: &Pool,
-    gemm: Gemm<'_>,
-    ldb: usize,
-    workspace: &mut [f32],
-    unit: impl Fn() -> U + Sync,
-) {
+pub(super) unsafe fn blocks<U: Unit>(pool: &Pool, gemm: Gemm<'_>, workspace: &mut [f32], unit: impl Fn() -> U + Sync) {
     let Gemm { m, n, k, .. } = gemm;
     let plan = Plan::new(pool.threads(), m, n, k);
     let scratch = plan.scratch(k);
@@ -133,8 +127,8 @@ pub(super) unsafe fn blocks<U: Unit>(
                 a: gemm.a.as_ptr().add(row * gemm.lda),
                 lda: gemm.lda,
                 a_layout: gemm.a_layout,
-                b: gemm.b.as_ptr().add(if ldb == 0 { column * k } else { column }),
-                ldb,
+                b: gemm.b.as_ptr().add(column * k),
+                ldb: 0,
                 c: c.at(row * gemm.ldc + column),
                 ldc: gemm.ldc,
                 alpha: gemm.alpha,
@@ -170,8 +164,8 @@ impl Pieces {
     unsafe fn new(pool: &Pool, gemm: &Gemm<'_>, room: &mut [f32]) -> Pieces {
         let Gemm { m, k, lda, .. } = *gemm;
         let most = terms(k);
-        let pieces = Pieces { start: room.as_ptr().cast(), rows: m.next_multiple_of(SIDE), row: 0 };
         let room = Parts::new(room);
+        let pieces = Pieces { start: room.at(0).cast(), rows: m.next_multiple_of(SIDE), row: 0 };
         pool.run(m.div_ceil(SIDE), &|i| {
             let row = i * SIDE;
             for start in (0..k).step_by(most) {
@@ -348,24 +342,22 @@ struct Start([f32; SIDE]);
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn split_columns(block: &Block<'_>, start: usize, terms: usize, to: *mut u8) {
-    let (ld, packed) = if block.ldb == 0 { (PANEL, true) } else { (block.ldb, false) };
     let steps = terms.div_ceil(STEP);
     for column in (0..block.n.next_multiple_of(SIDE)).step_by(16) {
-        let columns = block.n.saturating_sub(column);
-        let panel = if packed { column / PANEL * PANEL * block.k + column % PANEL } else { column };
-        let from = block.b.wrapping_add(panel + start * ld);
+        let from = block.b.wrapping_add(column / PANEL * PANEL * block.k + column % PANEL + start * PANEL);
         let to = to.wrapping_add(column / SIDE * steps * STEP_BYTES + column % SIDE / 16 * PIECES * TILE);
-        let mask = if packed && columns > 0 { u16::MAX } else { first(columns) };
+        // Panels are whole; columns after the last and terms after the last are zero.
+        let terms = if column < block.n { terms } else { 0 };
         for step in 0..steps {
             for i in 0..STEP / 2 {
                 let term = step * STEP + i;
-                let row = |term: usize| (if term < terms { mask } else { 0 }, from.wrapping_add(term * ld));
+                let row = |term: usize| (if term < terms { u16::MAX } else { 0 }, from.wrapping_add(term * PANEL));
                 let ((x_mask, x), (y_mask, y)) = (row(term), row(term + STEP / 2));
-                // Those of the step after the next.
-                _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(2 * STEP * ld).cast());
-                _mm_prefetch::<_MM_HINT_T0>(y.wrapping_add(2 * STEP * ld).cast());
-                // SAFETY: masked lanes are not read, the others are B's.
+                // SAFETY: masked lanes are not read, the others are B's; asking for a line does not fault.
                 unsafe {
+                    // Those of the step after the next.
+                    _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(2 * STEP * PANEL).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(y.wrapping_add(2 * STEP * PANEL).cast());
                     let (x, y) = (_mm512_maskz_loadu_ps(x_mask, x), _mm512_maskz_loadu_ps(y_mask, y));
                     split(x, y, to.add(step * STEP_BYTES + i * 64), TILE);
                 }
@@ -520,7 +512,7 @@ mod tests {
         (0..n).map(|_| (next() as f32 / 8_388_608.0 - 1.0) * [1.0, 0.01, 30.0][next() as usize % 3]).collect()
     }
 
-    fn check(threads: usize, [m, n, k]: [usize; 3], plain: bool, usual: bool) {
+    fn check(threads: usize, [m, n, k]: [usize; 3], usual: bool) {
         let (lda, ldc) = (k + 3, n + 5);
         let (a, b) = (numbers(m * lda, 1), numbers(k * n, 2));
         let (bias, scale, residual) = (numbers(n, 3), numbers(n, 4), numbers(m * ldc, 5));
@@ -542,7 +534,7 @@ mod tests {
             a: &a,
             lda,
             a_layout: ALayout::RowMajor,
-            b: if plain { &b } else { &packed },
+            b: &packed,
             c: &mut c,
             ldc,
             alpha: if usual { 1.0 } else { -0.5 },
@@ -552,7 +544,7 @@ mod tests {
         };
         let mut room = vec![f32::NAN; workspace(threads, m, n, k)];
         // SAFETY: the slices are as long as the shape wants, and whoever calls has looked for AVX-512.
-        unsafe { blocks(&Pool::new(threads), gemm, if plain { n } else { 0 }, &mut room, Emulated::new) };
+        unsafe { blocks(&Pool::new(threads), gemm, &mut room, Emulated::new) };
         for (at, got) in c.iter().enumerate() {
             let (i, j) = (at / ldc, at % ldc);
             if j >= n {
@@ -571,7 +563,7 @@ mod tests {
             let roundings = 1.0 + (1.5 * k.div_ceil(STEP) as f64).sqrt();
             let allowed = unit * (scale.abs() * (roundings * size + 100.0) + want.abs() + 30.0);
             let off = (f64::from(*got) - want).abs();
-            assert!(off <= allowed, "{m} x {n} x {k}, plain {plain}, usual {usual}: {got} for {want} at {i}, {j}");
+            assert!(off <= allowed, "{m} x {n} x {k}, usual {usual}: {got} for {want} at {i}, {j}");
         }
     }
 
@@ -581,21 +573,19 @@ mod tests {
             eprintln!("skipped: this machine has no avx512");
             return;
         }
-        for plain in [false, true] {
-            for usual in [false, true] {
-                // Squares in part and whole, one term and a few more than a step, rows left over in either tile.
-                for shape in [[24, 1, 1], [32, 32, 32], [33, 48, 33], [49, 100, 65], [64, 97, 31]] {
-                    check(1, shape, plain, usual);
-                    check(3, shape, plain, usual);
-                }
+        for usual in [false, true] {
+            // Squares in part and whole, one term and a few more than a step, rows left over in either tile.
+            for shape in [[24, 1, 1], [32, 32, 32], [33, 48, 33], [49, 100, 65], [64, 97, 31]] {
+                check(1, shape, usual);
+                check(3, shape, usual);
             }
         }
         // More than one block of terms; several blocks of B, which the rows are in pieces for; many rows for each thread.
         for (shape, shared) in [([40, 96, 1600], false), ([70, 600, 800], true), ([1600, 40, 40], false)] {
             let [m, n, k] = shape;
             assert_eq!(Plan::new(2, m, n, k).shared, shared);
-            check(2, shape, false, true);
-            check(2, shape, true, false);
+            check(2, shape, true);
+            check(2, shape, false);
         }
     }
 

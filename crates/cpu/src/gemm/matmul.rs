@@ -2,8 +2,8 @@
 //! The two products of a linear layer's gradient are of this kind, and the batched products of models.
 
 use super::{
-    ALayout, BLayout, Block, Epilogue, Gemm, PackPanels, block_scratch, blocks, check_a, check_matrix, check_workspace,
-    gemm_workspace, on_matrix_unit, pack_b_parallel, packed_len,
+    ALayout, BLayout, Block, Epilogue, FEWEST_ROWS, Gemm, PackPanels, block_scratch, blocks, check_a, check_matrix,
+    check_workspace, gemm_workspace, on_matrix_unit, pack_b_parallel, packed_len,
 };
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
@@ -64,6 +64,7 @@ pub fn matmul_workspace(isa: Isa, threads: usize, batch: usize, m: usize, n: usi
 /// The most rows of C for which a plain B is packed where it is used: all of them use it at once, and what is packed stays
 /// in the second-level cache.
 const WHOLE_ROWS: usize = 192;
+const _: () = assert!(WHOLE_ROWS < FEWEST_ROWS, "the matrix unit takes a packed B");
 
 /// Room to move a packed matrix to the start of a cache line.
 pub(crate) const ALIGN: usize = 16;
@@ -124,7 +125,7 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
     if batch < 2 * pool.threads() || on_matrix_unit(isa, m, k, mm.a_layout) {
         for i in 0..batch {
             let src = &mm.b[i * mm.b_batch_stride..];
-            let plain = mm.b_layout == BLayout::RowsAreK && m <= WHOLE_ROWS && k > 0;
+            let plain = mm.b_layout == BLayout::RowsAreK && m <= WHOLE_ROWS && k > 0 && mm.ldb > 0;
             let (packed_b, workspace) = aligned(workspace, packed);
             if !plain {
                 pack_b_parallel(pool, isa, src, mm.b_layout, mm.ldb, k, n, packed_b);

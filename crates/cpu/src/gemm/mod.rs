@@ -1,7 +1,7 @@
 //! Matrix products `C = epilogue(A B)` with B packed beforehand and the epilogue applied while a tile is at hand.
 //! The terms of an element are always added in the order that `k` alone decides, so the bits of the result do not
 //! depend on the number of threads, nor on which tile the element falls into. Only a matrix unit, which takes products of
-//! many rows, has an order of its own.
+//! many rows, has an order of its own, so that with it they depend on whether there are that many.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -152,10 +152,11 @@ fn blocks(pool: &Pool, isa: Isa, gemm: Gemm<'_>, ldb: usize, workspace: &mut [f3
     }
     #[cfg(target_arch = "x86_64")]
     if on_matrix_unit(isa, m, k, gemm.a_layout) {
+        assert_eq!(ldb, 0, "the matrix unit takes a packed B");
         check_workspace("gemm", workspace.len(), amx::workspace(pool.threads(), m, n, k));
         assert!(isa.is_available(), "this machine has no {isa}");
         // SAFETY: the checks above cover the shape; the machine has AVX-512 and the unit, of which a task has one.
-        return unsafe { amx::blocks(pool, gemm, ldb, workspace, || Amx::new()) };
+        return unsafe { amx::blocks(pool, gemm, workspace, || Amx::new()) };
     }
 
     let Grid { rows, columns } = grid;

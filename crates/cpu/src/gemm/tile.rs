@@ -245,7 +245,6 @@ pub(super) unsafe fn tile<S: Simd>(s: S, rows: usize, vectors: usize, layout: AL
 }
 
 /// Takes a finished tile to C, or rows of C through the epilogue where they are.
-#[derive(Clone, Copy)]
 pub(super) struct Finish<'a> {
     pub tile: *const f32,
     /// Distance of the rows of the tile.

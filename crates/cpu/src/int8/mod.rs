@@ -91,7 +91,7 @@ pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut
     assert!(gemm.epilogue.factor.is_none(), "products on bytes have no factors");
     let (scales, sums, weights) = pack::sections(shape, n, gemm.b_packed);
     let groups = k.div_ceil(shape.group);
-    let (tile, most_rows) = path.block_shape(groups, shape);
+    let (tile, most_rows) = path.block_shape(m, groups, shape);
     let most = (BLOCK_BYTES / stride).clamp(tile[0], most_rows);
     let Grid { rows, columns } = Grid::of(pool.threads(), [m, n], tile, most);
     let c = Parts::new(gemm.c);

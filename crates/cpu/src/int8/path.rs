@@ -134,6 +134,8 @@ impl Path {
 
 /// Rows of A in a block, if they are short.
 const BLOCK_ROWS: usize = 96;
+/// Fewer rows do not fill the tiles of the matrix unit.
+const MATRIX_ROWS: usize = 16;
 /// Groups of a tile of the matrix unit.
 pub(super) const MATRIX_GROUPS: usize = 16;
 /// The most rows for the matrix unit, which is done with them sooner.
@@ -141,8 +143,8 @@ const MATRIX_BLOCK_ROWS: usize = 448;
 
 impl Path {
     /// Rows and columns that blocks should be multiples of, and the most rows.
-    pub(super) fn block_shape(self, groups: usize, shape: Shape) -> ([usize; 2], usize) {
-        if self.on_matrix_unit(groups) {
+    pub(super) fn block_shape(self, m: usize, groups: usize, shape: Shape) -> ([usize; 2], usize) {
+        if self.on_matrix_unit(m, groups) {
             // Whole panels, which are squares as well two at a time.
             ([32, 2 * shape.columns], MATRIX_BLOCK_ROWS)
         } else {
@@ -153,7 +155,7 @@ impl Path {
     /// Runs a block on this path.
     pub(super) fn block(self, block: Block<'_>) {
         #[cfg(target_arch = "x86_64")]
-        if self.on_matrix_unit(block.groups) {
+        if self.on_matrix_unit(block.m, block.groups) {
             assert!(self.is_available(), "this machine has no {self}");
             // SAFETY: the machine has the instructions and the unit, of which this is the only one here.
             unsafe { super::amx::run(super::x86::Avx512Vnni::new(), &mut crate::amx::Amx::new(), block) };
@@ -162,9 +164,9 @@ impl Path {
         self.dispatch(block);
     }
 
-    /// Whether the matrix unit takes sums of so many groups: whole tiles of them.
-    fn on_matrix_unit(self, groups: usize) -> bool {
-        self == Path::Amx && groups > 0 && groups.is_multiple_of(MATRIX_GROUPS)
+    /// Whether the matrix unit takes so many rows with sums of so many groups: whole tiles of them.
+    fn on_matrix_unit(self, m: usize, groups: usize) -> bool {
+        self == Path::Amx && m >= MATRIX_ROWS && groups > 0 && groups.is_multiple_of(MATRIX_GROUPS)
     }
 }
 
