@@ -222,7 +222,9 @@ fn random_shapes_and_epilogues_are_right() {
 #[test]
 fn long_sums_and_many_blocks_are_right() {
     let mut random = Random(3);
-    for (m, n, k) in [(5, 50, 1037), (197, 40, 520), (13, 17, 3072), (1, 1000, 768), (203, 150, 66), (30, 5, 9001)] {
+    for (m, n, k) in
+        [(5, 50, 1037), (197, 40, 520), (13, 17, 3072), (1, 1000, 768), (203, 150, 66), (30, 5, 9001), (70, 150, 768)]
+    {
         let case = Case { bias: true, activation: Activation::GeluErf, residual: true, scale: true, ..plain(m, n, k) };
         check(&case, &mut random);
     }

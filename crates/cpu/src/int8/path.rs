@@ -136,6 +136,8 @@ impl Path {
 const BLOCK_ROWS: usize = 96;
 /// Fewer rows do not fill the tiles of the matrix unit.
 const MATRIX_ROWS: usize = 16;
+/// With fewer groups, taking sums to C takes longer than summing, and the vector units are as fast.
+const FEWEST_GROUPS: usize = 128;
 /// Groups of a tile of the matrix unit.
 pub(super) const MATRIX_GROUPS: usize = 16;
 /// The most rows for the matrix unit, which is done with them sooner.
@@ -166,7 +168,7 @@ impl Path {
 
     /// Whether the matrix unit takes so many rows with sums of so many groups: whole tiles of them.
     fn on_matrix_unit(self, m: usize, groups: usize) -> bool {
-        self == Path::Amx && m >= MATRIX_ROWS && groups > 0 && groups.is_multiple_of(MATRIX_GROUPS)
+        self == Path::Amx && m >= MATRIX_ROWS && groups >= FEWEST_GROUPS && groups.is_multiple_of(MATRIX_GROUPS)
     }
 }
 
