@@ -9,7 +9,7 @@ use crate::simd::{Kernel, Simd};
 /// An instruction set that kernels can run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// AVX-512 and the matrix unit AMX, for products of f32 in pieces.
+    /// AVX-512 and the matrix unit AMX, for large products of f32 and of bytes.
     Amx,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,

@@ -40,17 +40,13 @@ pub(crate) unsafe fn product<U: Unit>(
 ) {
     // SAFETY: the caller vouches for the operands and the sums.
     unsafe {
-        let start = start.cast::<u8>();
-        unit.load::<0>(start, 0);
-        unit.load::<1>(start.add(64), 0);
-        unit.load::<2>(start, 0);
-        unit.load::<3>(start.add(64), 0);
+        unit.begin_sums(start.cast());
         for step in 0..steps {
             // The next step comes to the first-level cache meanwhile: that of A, which starts again for the next square, and
             // that of B, which goes on.
             let next = if step + 1 < steps { step + 1 } else { 0 };
             let mut soon = [a.wrapping_add(next * STEP_BYTES), b.wrapping_add((step + 1) * STEP_BYTES)];
-            let (a, b) = (Pieces(a.add(step * STEP_BYTES)), Pieces(b.add(step * STEP_BYTES)));
+            let (a, b) = (Step(a.add(step * STEP_BYTES)), Step(b.add(step * STEP_BYTES)));
             // From small products to large ones, each time with one operand as before.
             a.load_rows(unit, 0);
             b.load_columns(unit, 2);
@@ -68,20 +64,15 @@ pub(crate) unsafe fn product<U: Unit>(
             a.load_rows(unit, 0);
             multiply(unit, &mut soon[1]);
         }
-        let sums = sums.cast::<u8>();
-        let stride = 4 * SIDE;
-        unit.store::<0>(sums, stride);
-        unit.store::<1>(sums.add(64), stride);
-        unit.store::<2>(sums.add(16 * stride), stride);
-        unit.store::<3>(sums.add(16 * stride + 64), stride);
+        unit.end_sums(sums.cast());
     }
 }
 
 /// A step of an operand.
 #[derive(Clone, Copy)]
-struct Pieces(*const u8);
+struct Step(*const u8);
 
-impl Pieces {
+impl Step {
     /// # Safety
     /// The step must be readable.
     #[inline(always)]

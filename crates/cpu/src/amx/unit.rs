@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 /// The matrix unit of one thread. Tiles 0 to 3 are sums: 0 and 1 of the upper rows, 2 and 3 of the lower ones. Tiles 4 and 5
 /// are the upper and the lower rows of A, 6 and 7 two times 16 columns of B.
 pub(crate) trait Unit {
-    /// Says how many upper and lower rows there are, each 1 to 16, and clears all tiles.
-    fn configure(&mut self, rows: [u8; 2]);
+    /// Says how many rows there are, 1 to 32, before the sums begin.
+    fn configure(&mut self, rows: usize);
 
     /// Reads a tile, the rows of which take 64 bytes each and are `stride` bytes apart.
     ///
@@ -27,16 +27,56 @@ pub(crate) trait Unit {
     /// # Safety
     /// The rows must be writable.
     unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize);
+
+    /// Begins the sums of all rows with the same 32 numbers.
+    ///
+    /// # Safety
+    /// The numbers must be readable.
+    #[inline(always)]
+    unsafe fn begin_sums(&mut self, start: *const u8) {
+        // SAFETY: the caller vouches for the memory.
+        unsafe {
+            self.load::<0>(start, 0);
+            self.load::<1>(start.add(64), 0);
+            self.load::<2>(start, 0);
+            self.load::<3>(start.add(64), 0);
+        }
+    }
+
+    /// Writes the sums, rows of 32 numbers without a gap.
+    ///
+    /// # Safety
+    /// 32 rows must be writable.
+    #[inline(always)]
+    unsafe fn end_sums(&mut self, to: *mut u8) {
+        let stride = 2 * 64;
+        // SAFETY: the caller vouches for the memory.
+        unsafe {
+            self.store::<0>(to, stride);
+            self.store::<1>(to.add(64), stride);
+            self.store::<2>(to.add(16 * stride), stride);
+            self.store::<3>(to.add(16 * stride + 64), stride);
+        }
+    }
+}
+
+/// The rows of each tile. A tile has at least one: where there are no lower rows, what is in it does not matter.
+fn rows_of_tiles(rows: usize) -> [u8; 8] {
+    let [upper, lower] = [rows.min(16), rows.saturating_sub(16).max(1)].map(|rows| rows as u8);
+    [upper, upper, lower, lower, upper, lower, 16, 16]
 }
 
 /// Proof that the machine has the unit, and that this process may use it.
-pub(crate) struct Amx(());
+pub(crate) struct Amx {
+    /// The rows it is configured for; 0 if it is not.
+    rows: usize,
+}
 
 impl Amx {
     /// # Safety
     /// [`is_available`] must have said yes, and a thread can have one of these at a time.
     pub unsafe fn new() -> Amx {
-        Amx(())
+        Amx { rows: 0 }
     }
 }
 
@@ -62,10 +102,14 @@ struct Configuration {
 // no use for the registers itself.
 impl Unit for Amx {
     #[inline(always)]
-    fn configure(&mut self, [upper, lower]: [u8; 2]) {
+    fn configure(&mut self, rows: usize) {
+        if self.rows == rows {
+            return;
+        }
+        self.rows = rows;
         let mut c = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         c.row_bytes[..8].fill(64);
-        c.rows[..8].copy_from_slice(&[upper, upper, lower, lower, upper, lower, 16, 16]);
+        c.rows[..8].copy_from_slice(&rows_of_tiles(rows));
         // SAFETY: the configuration is one that the instruction accepts.
         unsafe { asm!("ldtilecfg [{0}]", in(reg) &c, options(nostack, preserves_flags, readonly)) };
     }
@@ -155,10 +199,9 @@ impl Emulated {
 
 #[cfg(test)]
 impl Unit for Emulated {
-    fn configure(&mut self, [upper, lower]: [u8; 2]) {
-        assert!((1..=16).contains(&upper) && (1..=16).contains(&lower), "{upper} and {lower} rows");
-        self.rows = [upper, upper, lower, lower, upper, lower, 16, 16].map(usize::from);
-        self.tiles = Emulated::new().tiles;
+    fn configure(&mut self, rows: usize) {
+        assert!((1..=32).contains(&rows), "{rows} rows");
+        *self = Emulated { rows: rows_of_tiles(rows).map(usize::from), ..Emulated::new() };
     }
 
     unsafe fn load<const TILE: usize>(&mut self, from: *const u8, stride: usize) {

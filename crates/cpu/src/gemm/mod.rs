@@ -161,38 +161,67 @@ fn blocks(pool: &Pool, isa: Isa, gemm: Gemm<'_>, ldb: usize, workspace: &mut [f3
 
     let Grid { rows, columns } = grid;
     let scratches = Parts::new(workspace);
-    let c = Parts::new(gemm.c);
-    let slope = gemm.slope.map(Parts::new);
+    let cut = Cut::new(gemm, ldb);
     // Column blocks are the inner loop, so that a thread has rows of its own, in A as in C.
     pool.run_with_worker(rows.parts * columns.parts, &|task, worker| {
-        let (row, rows) = rows.part(task / columns.parts);
-        let (column, columns) = columns.part(task % columns.parts);
-        let a_start = match gemm.a_layout {
+        let (rows, columns) = (rows.part(task / columns.parts), columns.part(task % columns.parts));
+        // SAFETY: the checks above cover every block; blocks of C do not overlap, and a worker index is used by one
+        // thread at a time.
+        isa.dispatch(unsafe { cut.block(rows, columns, scratches.slice(worker * scratch, scratch)) });
+    });
+}
+
+/// A product whose blocks are computed by several threads.
+struct Cut<'a> {
+    /// Without what is written.
+    gemm: Gemm<'a>,
+    /// As for [`blocks`].
+    ldb: usize,
+    c: Parts<'a, f32>,
+    slope: Option<Parts<'a, f32>>,
+}
+
+impl<'a> Cut<'a> {
+    fn new(mut gemm: Gemm<'a>, ldb: usize) -> Cut<'a> {
+        let (c, slope) = (Parts::new(std::mem::take(&mut gemm.c)), gemm.slope.take().map(Parts::new));
+        Cut { gemm, ldb, c, slope }
+    }
+
+    /// The block of these rows and columns: where they start, and how many.
+    ///
+    /// # Safety
+    /// They must be inside the product, which has been checked, and blocks that are alive at the same time must not overlap.
+    unsafe fn block<'s>(
+        &'s self,
+        (row, rows): (usize, usize),
+        (column, columns): (usize, usize),
+        scratch: &'s mut [f32],
+    ) -> Block<'s> {
+        let gemm = &self.gemm;
+        let a = match gemm.a_layout {
             ALayout::RowMajor => row * gemm.lda,
             ALayout::Transposed => row,
         };
-        // SAFETY: the checks above cover every block; blocks of C do not overlap, and a worker index is used by one
-        // thread at a time.
-        unsafe {
-            isa.dispatch(Block {
-                m: rows,
-                n: columns,
-                k,
-                a: gemm.a.as_ptr().add(a_start),
-                lda: gemm.lda,
-                a_layout: gemm.a_layout,
-                b: gemm.b.as_ptr().add(if ldb == 0 { column * k } else { column }),
-                ldb,
-                c: c.at(row * gemm.ldc + column),
-                ldc: gemm.ldc,
-                alpha: gemm.alpha,
-                accumulate: gemm.accumulate,
-                epilogue: gemm.epilogue.part(row, column),
-                slope: slope.as_ref().map_or(std::ptr::null_mut(), |p| p.at(row * gemm.ldc + column)),
-                scratch: scratches.slice(worker * scratch, scratch),
-            });
+        let b = if self.ldb == 0 { column * gemm.k } else { column };
+        let c = row * gemm.ldc + column;
+        Block {
+            m: rows,
+            n: columns,
+            k: gemm.k,
+            a: gemm.a.as_ptr().wrapping_add(a),
+            lda: gemm.lda,
+            a_layout: gemm.a_layout,
+            b: gemm.b.as_ptr().wrapping_add(b),
+            ldb: self.ldb,
+            c: self.c.at(c),
+            ldc: gemm.ldc,
+            alpha: gemm.alpha,
+            accumulate: gemm.accumulate,
+            epilogue: gemm.epilogue.part(row, column),
+            slope: self.slope.as_ref().map_or(std::ptr::null_mut(), |slope| slope.at(c)),
+            scratch,
         }
-    });
+    }
 }
 
 /// The blocks of C that are tasks.

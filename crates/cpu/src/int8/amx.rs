@@ -24,8 +24,8 @@ struct Square([i32; SIDE * SIDE]);
 
 /// What every row of a square starts with.
 #[repr(C, align(64))]
-struct Zeros([u8; 64]);
-static ZEROS: Zeros = Zeros([0; 64]);
+struct Zeros([i32; SIDE]);
+static ZEROS: Zeros = Zeros([0; SIDE]);
 
 /// Computes a block with whole tiles of groups.
 ///
@@ -37,7 +37,6 @@ pub(super) unsafe fn run<U: Unit>(d: Avx512Vnni, unit: &mut U, block: Block<'_>)
     let panel_bytes = block.groups * PANEL_BYTES;
     // Columns after the last panel are none.
     let last_tile = block.n.next_multiple_of(PANEL) - COLUMNS;
-    let mut configured = [0, 0];
     let mut pending: Option<Finish<'_>> = None;
     let mut count = 0;
     for column in (0..block.n).step_by(SIDE) {
@@ -50,21 +49,13 @@ pub(super) unsafe fn run<U: Unit>(d: Avx512Vnni, unit: &mut U, block: Block<'_>)
         let b = [tile(column), tile(column + COLUMNS)];
         for row in (0..block.m).step_by(SIDE) {
             let rows = SIDE.min(block.m - row);
-            let shape = [rows.min(16) as u8, rows.saturating_sub(16).max(1) as u8];
-            if shape != configured {
-                unit.configure(shape);
-                configured = shape;
-            }
+            unit.configure(rows);
             // Where there are no lower rows, the one that a tile must have is the first.
             let lower = if rows > 16 { row + 16 } else { row };
             // SAFETY: the block vouches for its rows, panels and part of C.
             unsafe {
                 let a = [block.a.add(row * block.stride), block.a.add(lower * block.stride)];
-                let zeros = ZEROS.0.as_ptr();
-                unit.load::<0>(zeros, 0);
-                unit.load::<1>(zeros, 0);
-                unit.load::<2>(zeros, 0);
-                unit.load::<3>(zeros, 0);
+                unit.begin_sums(ZEROS.0.as_ptr().cast());
                 for step in 0..block.groups / MATRIX_GROUPS {
                     let a = a.map(|a| a.add(step * STEP_BYTES));
                     let b = b.map(|b| b.add(step * MATRIX_GROUPS * PANEL_BYTES));
@@ -87,11 +78,7 @@ pub(super) unsafe fn run<U: Unit>(d: Avx512Vnni, unit: &mut U, block: Block<'_>)
                 finish(d, &mut pending, SIDE);
                 let sums = squares[count % 2].0.as_mut_ptr();
                 count += 1;
-                let (to, stride) = (sums.cast::<u8>(), 4 * SIDE);
-                unit.store::<0>(to, stride);
-                unit.store::<1>(to.add(64), stride);
-                unit.store::<2>(to.add(16 * stride), stride);
-                unit.store::<3>(to.add(16 * stride + 64), stride);
+                unit.end_sums(sums.cast());
                 pending = Some(Finish {
                     sums,
                     stride: SIDE,
