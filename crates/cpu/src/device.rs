@@ -1,8 +1,9 @@
 //! The CPU as a device: which instructions it has, its one pool of threads, and how it prepares a graph.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vit_graph::device::{Device, Executable, Memory, Parameters};
+use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
 use vit_graph::{Graph, GraphError, rewrite};
 
 use crate::executable::{CpuExecutable, Prepared};
@@ -57,6 +58,12 @@ impl Device for Cpu {
 
     fn plan(&self, graph: &Graph) -> Result<Memory, GraphError> {
         Ok(Prepared::new(&self.processor, prepare(graph)?)?.memory(self.processor.isa))
+    }
+
+    fn algorithms(&self) -> Algorithms {
+        // Shapes and the instruction set alone decide in which order a kernel sums.
+        let environment = BTreeMap::from([("instruction set".to_string(), self.processor.isa.to_string())]);
+        Algorithms { environment, chosen: BTreeMap::new() }
     }
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {

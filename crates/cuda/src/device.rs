@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use vit_graph::device::{Device, Executable, Memory, Parameters};
+use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
 use vit_graph::{Graph, GraphError, rewrite};
 
 use crate::driver::{Gpu, NAME, error};
@@ -131,6 +131,14 @@ impl Device for Cuda {
 
     fn plan(&self, graph: &Graph) -> Result<Memory, GraphError> {
         Ok(self.prepare(graph)?.memory())
+    }
+
+    fn algorithms(&self) -> Algorithms {
+        self.gpu.choices().record(&self.gpu.info)
+    }
+
+    fn use_algorithms(&self, algorithms: &Algorithms) {
+        self.gpu.choices().restore(algorithms);
     }
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys::{self as cu, CUresult};
@@ -50,8 +50,7 @@ pub(crate) struct Gpu {
     /// The architecture that kernels are compiled for.
     pub target: compiler::Target,
     pub lt: lt::cublasLtHandle_t,
-    /// The algorithms that were fastest so far.
-    pub choices: Mutex<Choices>,
+    choices: Mutex<Choices>,
     device: cu::CUdevice,
     context: cu::CUcontext,
     modules: Mutex<HashMap<Variant, Module>>,
@@ -116,6 +115,11 @@ impl Gpu {
     pub fn enter(&self) -> Result<(), GraphError> {
         // SAFETY: the context lives as long as `self`.
         check(unsafe { cu::cuCtxSetCurrent(self.context) }, "choosing the GPU")
+    }
+
+    /// The algorithms of matrix products.
+    pub fn choices(&self) -> MutexGuard<'_, Choices> {
+        self.choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Compiles and loads what is not there yet, on all cores.

@@ -1,10 +1,14 @@
 //! The fastest algorithm for every matrix product: timed once, remembered for the process and on disk.
+//!
+//! Which one is fastest depends on the minute, and each sums in an order of its own. So that a training run has the same
+//! bits in every process, it keeps what was chosen ([`Choices::record`]) and gives it back ([`Choices::restore`]).
 
 use std::collections::BTreeMap;
 
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algorithm;
 use cudarc::driver::sys::{self as cu, CUstream};
 use vit_graph::GraphError;
+use vit_graph::device::Algorithms;
 
 use crate::cache;
 use crate::driver::{Gpu, check};
@@ -21,10 +25,16 @@ const RUNS: usize = 5;
 /// Products with fewer operations take cuBLASLt's first suggestion: they last no longer than a launch.
 const WORTH_TIMING: f64 = 1e8;
 
-/// What was found so far, by product.
+/// The algorithms chosen so far, by product.
 pub(crate) struct Choices {
+    /// The name of the file that remembers timings for other processes.
     file: String,
-    known: BTreeMap<String, Algorithm>,
+    /// Timed in this process or an earlier one.
+    timed: BTreeMap<String, Algorithm>,
+    /// In use in this process, also those that were not worth timing.
+    used: BTreeMap<String, Algorithm>,
+    /// Those that a training run was begun with.
+    restored: BTreeMap<String, Algorithm>,
 }
 
 impl Choices {
@@ -33,24 +43,45 @@ impl Choices {
         let versions = format!("{} {} {}", info.name, info.driver, info.cublas);
         let file = format!("products-{}.txt", cache::fingerprint(&[versions.as_bytes()]));
         let text = cache::read(&file).and_then(|content| String::from_utf8(content).ok()).unwrap_or_default();
-        Choices { file, known: text.lines().filter_map(parse).collect() }
+        let timed = text.lines().filter_map(|line| line.rsplit_once('='));
+        let timed = timed.filter_map(|(key, words)| Some((key.to_string(), parse(words)?))).collect();
+        Choices { file, timed, used: BTreeMap::new(), restored: BTreeMap::new() }
+    }
+
+    /// What a product was given before: by the run that goes on, in this process, or in an earlier one.
+    fn find(&self, key: &str) -> impl Iterator<Item = &Algorithm> {
+        [&self.restored, &self.used, &self.timed].into_iter().filter_map(move |choices| choices.get(key))
     }
 
     fn remember(&mut self, key: String, algorithm: Algorithm) {
-        self.known.insert(key, algorithm);
-        let lines = self.known.iter().map(|(key, algorithm)| {
-            let words: Vec<String> = algorithm.data.iter().map(|word| format!("{word:x}")).collect();
-            format!("{key}={}\n", words.join(","))
-        });
+        self.timed.insert(key, algorithm);
+        let lines = self.timed.iter().map(|(key, algorithm)| format!("{key}={}\n", notation(algorithm)));
         cache::write(&self.file, lines.collect::<String>().as_bytes());
+    }
+
+    /// Everything that the bits of this process's products depend on.
+    pub fn record(&self, info: &DeviceInfo) -> Algorithms {
+        let environment = [("GPU", &info.name), ("cuBLASLt", &info.cublas), ("NVRTC", &info.nvrtc)];
+        let environment = environment.map(|(what, version)| (what.to_string(), version.clone()));
+        let chosen = self.used.iter().chain(&self.restored).map(|(key, algorithm)| (key.clone(), notation(algorithm)));
+        Algorithms { environment: environment.into(), chosen: chosen.collect() }
+    }
+
+    /// Prefers what another process recorded.
+    pub fn restore(&mut self, algorithms: &Algorithms) {
+        let parsed = algorithms.chosen.iter().filter_map(|(key, words)| Some((key.clone(), parse(words)?)));
+        self.restored = parsed.collect();
     }
 }
 
-/// `key=word,word,…`.
-fn parse(line: &str) -> Option<(String, Algorithm)> {
-    let (key, words) = line.rsplit_once('=')?;
-    let words: Option<Vec<u64>> = words.split(',').map(|word| u64::from_str_radix(word, 16).ok()).collect();
-    Some((key.to_string(), Algorithm { data: words?.try_into().ok()? }))
+/// `word,word,…`, in hexadecimal.
+fn notation(algorithm: &Algorithm) -> String {
+    algorithm.data.map(|word| format!("{word:x}")).join(",")
+}
+
+fn parse(notation: &str) -> Option<Algorithm> {
+    let words: Option<Vec<u64>> = notation.split(',').map(|word| u64::from_str_radix(word, 16).ok()).collect();
+    Some(Algorithm { data: words?.try_into().ok()? })
 }
 
 /// Gives a product its algorithm; `None` where cuBLASLt has none for it.
@@ -61,9 +92,11 @@ pub(crate) fn choose(
     mut gemm: Gemm,
 ) -> Result<Option<Gemm>, GraphError> {
     let key = product.key();
-    let mut choices = gpu.choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(algorithm) = choices.known.get(&key).filter(|a| gemm.accepts(gpu, a)) {
-        gemm.algorithm = *algorithm;
+    let mut choices = gpu.choices();
+    let chosen = choices.find(&key).find(|algorithm| gemm.accepts(gpu, algorithm)).copied();
+    if let Some(algorithm) = chosen {
+        choices.used.insert(key, algorithm);
+        gemm.algorithm = algorithm;
         return Ok(Some(gemm));
     }
     let operations = 2.0 * product.m as f64 * product.n as f64 * product.k as f64 * product.batch as f64;
@@ -80,8 +113,9 @@ pub(crate) fn choose(
     }
     let Some((_, algorithm)) = best else { return Ok(None) };
     if candidates.len() > 1 {
-        choices.remember(key, algorithm);
+        choices.remember(key.clone(), algorithm);
     }
+    choices.used.insert(key, algorithm);
     gemm.algorithm = algorithm;
     Ok(Some(gemm))
 }
@@ -157,10 +191,9 @@ mod tests {
 
     #[test]
     fn choices_are_read_as_they_were_written() {
-        let (key, algorithm) = parse("Bf16 a=b=1,2,3,4,5,6,7,ff").unwrap();
-        assert_eq!(key, "Bf16 a=b");
-        assert_eq!(algorithm.data, [1, 2, 3, 4, 5, 6, 7, 255]);
-        for wrong in ["", "key", "key=1,2", "key=1,2,3,4,5,6,7,x"] {
+        let algorithm = Algorithm { data: [1, 2, 3, 4, 5, 6, 7, 255] };
+        assert_eq!(parse(&notation(&algorithm)).unwrap().data, algorithm.data);
+        for wrong in ["", "word", "1,2", "1,2,3,4,5,6,7,x", "1,2,3,4,5,6,7,8,9"] {
             assert!(parse(wrong).is_none(), "{wrong}");
         }
     }

@@ -2,17 +2,14 @@
 //! the driver (`fake/lib.rs`) fails on demand, in a process of its own for each failure.
 #![cfg(target_os = "linux")]
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+mod stand_in;
 
+use std::collections::BTreeMap;
+
+use stand_in::{ALL, CHILD, says};
 use vit_cuda::{Cuda, Precision};
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::{DType, Graph, Init, Tensor};
-
-/// Says which process is the child.
-const CHILD: &str = "VIT_TEST_OF_FAILURES";
 
 fn graph() -> Graph {
     let x = Tensor::input("x", DType::F32, [64, 256]);
@@ -53,59 +50,8 @@ fn step(executable: &mut dyn Executable) -> Result<(), vit_graph::GraphError> {
     executable.read("y", &mut [0.0; 64 * 256])
 }
 
-/// The stand-in, which Cargo builds with the examples.
-fn fake() -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    let library = tests.ancestors().nth(2).unwrap().join("examples/libfake_cuda.so");
-    assert!(library.exists(), "build the stand-in first: cargo build -p vit-cuda --example fake_cuda");
-    library
-}
-
-/// What the child says with the stand-in failing like this and these libraries in place.
-fn says(failure: &str, libraries: &[&str]) -> String {
-    // A colon would end the folder in the list of folders.
-    let name = format!("vit-failures-{}-{}", std::process::id(), failure.replace(':', "-"));
-    let folder = std::env::temp_dir().join(name);
-    std::fs::create_dir_all(&folder).unwrap();
-    for name in libraries {
-        std::fs::copy(fake(), folder.join(name)).unwrap();
-    }
-    let said = run(failure, &folder);
-    std::fs::remove_dir_all(&folder).unwrap();
-    said
-}
-
-fn run(failure: &str, folder: &Path) -> String {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["child", "--exact", "--nocapture"])
-        .env(CHILD, "1")
-        .env("FAKE_CUDA", failure)
-        .env("LD_LIBRARY_PATH", folder)
-        .env("XDG_CACHE_HOME", folder)
-        .env_remove("VIRTUAL_ENV")
-        .env_remove("CUDA_HOME")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > Duration::from_secs(60) {
-            child.kill().unwrap();
-            panic!("{failure}: it hangs");
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let output = child.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{failure}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
-    text
-}
-
-const ALL: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
-
 fn expect(failure: &str, libraries: &[&str], parts: &[&str]) {
-    let said = says(failure, libraries);
+    let said = says(failure, libraries, &[]);
     for part in parts {
         assert!(said.contains(part), "{failure}: {part:?} is not in {said}");
     }

@@ -107,6 +107,16 @@ pub struct Memory {
     pub arena_bytes: usize,
 }
 
+/// What the bits of a device's results depend on besides the graph and its inputs. A training run keeps this, so that
+/// another process, and another machine of the same kind, goes on to the same bits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Algorithms {
+    /// The device and the libraries that it computes with, by name. Where these differ, results agree to rounding only.
+    pub environment: BTreeMap<String, String>,
+    /// The algorithms that were chosen by timing them, by operation, in the device's own notation.
+    pub chosen: BTreeMap<String, String>,
+}
+
 /// One kernel of an executable.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepInfo {
@@ -129,6 +139,14 @@ pub trait Device {
 
     /// What running a graph would take, without its parameters.
     fn plan(&self, graph: &Graph) -> Result<Memory, GraphError>;
+
+    /// What the bits of everything that it compiled so far depend on.
+    fn algorithms(&self) -> Algorithms {
+        Algorithms::default()
+    }
+
+    /// Takes these algorithms, instead of timing any, for what is compiled from now on.
+    fn use_algorithms(&self, _algorithms: &Algorithms) {}
 
     /// Prepares a graph: rewrites it, plans its memory, and brings its parameters onto the device.
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError>;

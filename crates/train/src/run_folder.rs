@@ -4,6 +4,7 @@
 //! ```text
 //! RUN/config.toml                 the resolved configuration
 //! RUN/command.txt                 the command that resumes
+//! RUN/algorithms.json             what the bits of its results depend on besides the recipe and the data
 //! RUN/data.txt, data.json         what was read and what was skipped
 //! RUN/metrics.jsonl, metrics.csv  one row per logged step
 //! RUN/events.out.tfevents.*       the same rows for TensorBoard
@@ -17,9 +18,12 @@ mod log;
 mod replace;
 mod row;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+
+use vit_graph::device::Algorithms;
 
 pub use error::RunError;
 pub use log::MetricsLog;
@@ -31,6 +35,7 @@ use crate::saving::Slot;
 const CONFIG: &str = "config.toml";
 const COMMAND: &str = "command.txt";
 const DATA: [&str; 2] = ["data.txt", "data.json"];
+const ALGORITHMS: &str = "algorithms.json";
 const ROWS: &str = "metrics.jsonl";
 const TABLE: &str = "metrics.csv";
 const CURVES: [&str; 2] = ["curves.svg", "curves.png"];
@@ -128,6 +133,31 @@ impl RunFolder {
         self.write(CURVES[1], png)
     }
 
+    /// Keeps what the bits of the run's results depend on.
+    pub fn write_algorithms(&self, algorithms: &Algorithms) -> Result<(), RunError> {
+        let Algorithms { environment, chosen } = algorithms;
+        let json = serde_json::json!({"environment": environment, "chosen": chosen});
+        self.write(ALGORITHMS, format!("{json:#}\n").as_bytes())
+    }
+
+    /// What was kept by [`RunFolder::write_algorithms`], if anything was.
+    pub fn algorithms(&self) -> Result<Option<Algorithms>, RunError> {
+        #[derive(serde::Deserialize)]
+        struct Kept {
+            environment: BTreeMap<String, String>,
+            chosen: BTreeMap<String, String>,
+        }
+        let path = self.path.join(ALGORITHMS);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(RunError::io(&path, error)),
+        };
+        let Kept { environment, chosen } =
+            serde_json::from_str(&text).map_err(|error| RunError::io(&path, error.into()))?;
+        Ok(Some(Algorithms { environment, chosen }))
+    }
+
     /// Every row logged so far. A line that a killed process left half written is not a row.
     pub fn rows(&self) -> Result<Vec<Row>, RunError> {
         let path = self.path.join(ROWS);
@@ -146,7 +176,7 @@ impl RunFolder {
 
 /// The files and folders here that a run has written.
 fn leavings(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
-    let names = [&[CONFIG, COMMAND, ROWS, TABLE, CHECKPOINTS], &DATA[..], &CURVES[..]].concat();
+    let names = [&[CONFIG, COMMAND, ALGORITHMS, ROWS, TABLE, CHECKPOINTS], &DATA[..], &CURVES[..]].concat();
     let mut found: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect();
     found.extend(events::files(folder).map_err(|error| RunError::io(folder, error))?);
     Ok(found)

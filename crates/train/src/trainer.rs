@@ -1,6 +1,7 @@
 //! The loop: batches in, steps, measurements, checkpoints. What it computes depends on the setup alone; how long a step
 //! took, when it was interrupted and how many threads there were changes nothing about the weights.
 
+mod algorithms;
 mod observer;
 mod session;
 
@@ -23,6 +24,7 @@ use crate::saving::{Best, Position, Snapshot};
 use crate::setup::Setup;
 use crate::step::{StepError, StepOptions, TrainingStep};
 use crate::{Pace, Progress};
+use algorithms::KeptAlgorithms;
 use session::Session;
 
 /// How a run is carried out; nothing here changes its result.
@@ -67,7 +69,9 @@ pub fn train(
         None => MetricsLog::create(run)?,
     };
     let seconds_before = from.as_ref().map_or(0.0, |s| s.position.seconds);
+    let mut algorithms = KeptAlgorithms::restore(device, run, observer)?;
     let mut session = Session::new(device, setup, from, options)?;
+    algorithms.keep(device, run)?;
     let setup = &*setup;
     if session.position.step == 0 {
         // From the first moment on there is something to resume.
@@ -85,7 +89,7 @@ pub fn train(
     // A measurement that was interrupted is made again.
     let unmeasured = session.position.step > 0 && !session.measured();
     if unmeasured && is_due(session.position.step, evaluate_every, steps) {
-        complete = measure(device, setup, run, &mut session, options, &mut log, observer, stop)?;
+        complete = measure(device, setup, run, &mut session, options, &mut log, &mut algorithms, observer, stop)?;
     }
     while complete && session.position.step < steps {
         let stopping = stop.load(Ordering::Relaxed);
@@ -115,7 +119,7 @@ pub fn train(
         }
         session.position.seconds = seconds_before + began.elapsed().as_secs_f64();
         if due {
-            if !measure(device, setup, run, &mut session, options, &mut log, observer, stop)? {
+            if !measure(device, setup, run, &mut session, options, &mut log, &mut algorithms, observer, stop)? {
                 complete = false;
                 break;
             }
@@ -188,6 +192,7 @@ fn measure(
     session: &mut Session,
     options: &TrainerOptions,
     log: &mut MetricsLog,
+    algorithms: &mut KeptAlgorithms,
     observer: &mut dyn Observer,
     stop: &AtomicBool,
 ) -> Result<bool, TrainError> {
@@ -203,6 +208,7 @@ fn measure(
         else {
             return Ok(false);
         };
+        algorithms.keep(device, run)?;
         let (metric, value) = outcome.measured.score();
         let better = session.position.best.as_ref().is_none_or(|best| value > best.value);
         let epoch = step as f64 / session.steps_per_epoch as f64;
