@@ -471,7 +471,7 @@ impl Executable for CpuExecutable {
 
     fn answer(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         if self.answers.len() < into.len() {
-            let reason = format!("nobody asked for {} numbers", into.len());
+            let reason = format!("{} values were read back, but {} were requested", into.len(), self.answers.len());
             return Err(GraphError::Device { device: "cpu", reason });
         }
         let count = into.len();

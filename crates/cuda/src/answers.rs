@@ -55,7 +55,8 @@ impl Answers {
     /// The answer to the oldest question.
     pub fn take(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         let Some(&(place, _)) = self.waiting.front().filter(|(_, count)| *count == into.len()) else {
-            return Err(error(format!("nobody asked for {} numbers", into.len())));
+            let requested = self.waiting.front().map_or(0, |(_, count)| *count);
+            return Err(error(format!("{} values were read back, but {requested} were requested", into.len())));
         };
         self.waiting.pop_front();
         self.there[place].wait()?;

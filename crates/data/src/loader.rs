@@ -140,7 +140,7 @@ pub enum LoaderError {
     Batch,
     /// Not even one batch.
     #[error(
-        "the data set has {samples} samples, fewer than a batch of {batch}; use a smaller batch or keep the last one"
+        "the dataset has {samples} training samples, fewer than one batch of {batch}; set a batch of at most {samples}"
     )]
     NoBatch {
         /// Samples found.

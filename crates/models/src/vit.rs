@@ -395,17 +395,18 @@ fn token(x: &Tensor, index: usize) -> Tensor {
 impl Vit {
     /// What makes this choice of options impossible, if anything does.
     fn contradiction(&self) -> Option<String> {
-        for (what, found, most) in [
-            ("image size", self.image_size[0].max(self.image_size[1]), 1 << 16),
-            ("number of channels", self.channels, 1 << 12),
-            ("number of classes", self.classes, 1 << 24),
-            ("width", self.dim, 1 << 16),
-            ("depth", self.depth, 1 << 10),
-            ("width of the MLP", self.mlp_dim, 1 << 18),
-            ("number of registers", self.registers, 1 << 12),
+        for (what, found, least, most) in [
+            ("image height", self.image_size[0], 1, 1 << 16),
+            ("image width", self.image_size[1], 1, 1 << 16),
+            ("number of channels", self.channels, 1, 1 << 12),
+            ("number of classes", self.classes, 0, 1 << 24),
+            ("width", self.dim, 1, 1 << 16),
+            ("depth", self.depth, 0, 1 << 10),
+            ("width of the MLP", self.mlp_dim, 1, 1 << 18),
+            ("number of registers", self.registers, 0, 1 << 12),
         ] {
-            if found > most {
-                return Some(format!("a {what} of {found} is beyond {most}"));
+            if !(least..=most).contains(&found) {
+                return Some(format!("the {what} is {found}, it must be from {least} to {most}"));
             }
         }
         let [rows, columns] = self.grid();

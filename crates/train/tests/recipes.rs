@@ -85,14 +85,15 @@ fn mistakes_are_explained() {
     for (setting, expected) in [
         (
             "optimizer.weight_decay=1",
-            "recipes have no key `optimizer.weight_decay`; did you mean `optimiser.weight_decay`?",
+            "there is no recipe key `optimizer.weight_decay`; did you mean `optimiser.weight_decay`?",
         ),
-        ("lr=1", "recipes have no key `lr`"),
-        ("rate=1", "recipes have no key `rate`; did you mean `schedule.rate`?"),
-        ("data.colour_jiter=1", "recipes have no key `data.colour_jiter`; did you mean `data.colour_jitter`?"),
-        ("batchsize=1", "recipes have no key `batchsize`; did you mean `batch`?"),
-        ("data.mixup.alpha=1", "recipes have no key `data.mixup.alpha`; did you mean `data.mixup`?"),
-        ("optimiser=sgd", "recipes have no key `optimiser`; did you mean `optimiser.method`?"),
+        ("lr=1", "there is no recipe key `lr`; did you mean `schedule.rate`?"),
+        ("zebra=1", "there is no recipe key `zebra`; `vit recipes show small` prints all keys with their meaning"),
+        ("rate=1", "there is no recipe key `rate`; did you mean `schedule.rate`?"),
+        ("data.colour_jiter=1", "there is no recipe key `data.colour_jiter`; did you mean `data.colour_jitter`?"),
+        ("batchsize=1", "there is no recipe key `batchsize`; did you mean `batch`?"),
+        ("data.mixup.alpha=1", "there is no recipe key `data.mixup.alpha`; did you mean `data.mixup`?"),
+        ("optimiser=sgd", "there is no recipe key `optimiser`; did you mean `optimiser.method`?"),
         ("nonsense", "`nonsense` should be KEY=VALUE, like schedule.rate=1e-3"),
         ("model.drop_path=1", "`model.drop_path` should be at least 0 and below 1"),
         ("model.drop_path=-0.1", "`model.drop_path` should be at least 0 and below 1"),
@@ -102,7 +103,7 @@ fn mistakes_are_explained() {
         ("length=3%", "`length` should be a number of epochs or steps"),
         (
             "objective.distillation=soft",
-            "`objective.teacher` should be a checkpoint, since there is to be distillation",
+            "`objective.teacher` should be the teacher's checkpoint, since objective.distillation is not none",
         ),
     ] {
         assert_eq!(error(recipe.set(setting)), expected, "{setting}");
@@ -111,7 +112,7 @@ fn mistakes_are_explained() {
         ("optimiser.method=adagrad", "adamw"),
         ("batch=many", "expected a whole number"),
         ("schedule.warmup=5 weeks", "\"5 epochs\""),
-        ("optimiser.betas=[0.9]", "`optimiser.betas` cannot be that"),
+        ("optimiser.betas=[0.9]", "`optimiser.betas` has a value of the wrong kind"),
     ] {
         let what = error(recipe.set(setting));
         assert!(what.contains(part) && !what.contains('\n'), "{setting}: {what}");
@@ -120,7 +121,7 @@ fn mistakes_are_explained() {
     assert!(error(Recipe::named("diet")).starts_with("there is no recipe named `diet`; there are small, strong,"));
     assert_eq!(
         error(Recipe::parse("batch = 8\n[data]\nflipp = 1")),
-        "recipes have no key `data.flipp`; did you mean `data.flip`?"
+        "there is no recipe key `data.flipp`; did you mean `data.flip`?"
     );
     assert!(error(Recipe::parse("batch = 8\n\nx = = 1")).starts_with("line 3: "));
     assert!(error(Recipe::parse("base = \"diet\"")).contains("no recipe named"));

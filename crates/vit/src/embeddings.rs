@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use parquet::basic::{Compression, ConvertedType, Repetition, Type as Physical};
 use parquet::data_type::{ByteArray, ByteArrayType, FloatType};
+use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
@@ -40,10 +41,21 @@ pub fn write(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> 
             Ok(safetensors::write(path, tensors, safetensors::Dtype::F32, &metadata)?)
         }
         Some("parquet") => {
-            let write = |aside: &Path| write_parquet(aside, files, each, values).map_err(std::io::Error::other);
+            let write = |aside: &Path| write_parquet(aside, files, each, values).map_err(cause);
             replace(path, write).map_err(|e| failed(e.to_string()))
         }
         _ => Err(failed(format!("the ending should be .{}", ENDINGS.join(", .")))),
+    }
+}
+
+/// What the system said, where Parquet only passes it on.
+fn cause(error: ParquetError) -> std::io::Error {
+    match error {
+        ParquetError::External(cause) => match cause.downcast() {
+            Ok(system) => *system,
+            Err(other) => std::io::Error::other(other),
+        },
+        own => std::io::Error::other(own),
     }
 }
 

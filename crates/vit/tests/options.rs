@@ -312,7 +312,7 @@ fn impossible_choices_are_refused_with_their_reason() {
         ),
         (Vit { dim: 6, heads: 2, positions: Positions::SinCos, ..base.clone() }, "a width that 4 divides"),
         (Vit { dim: 7, heads: 1, positions: Positions::Learned2d, ..base.clone() }, "a width that 2 divides"),
-        (Vit { dim: 1 << 20, heads: 1, ..base.clone() }, "is beyond"),
+        (Vit { dim: 1 << 20, heads: 1, ..base.clone() }, "the width is 1048576, it must be from 1 to 65536"),
     ] {
         let error = vit.build(1, Mode::Inference).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");

@@ -28,7 +28,7 @@ impl Operation for BatchNorm {
         arity(inputs, 5)?;
         let shape = &inputs[0].shape;
         if shape.is_empty() || shape.last() == 0 {
-            return Err("there is nothing to normalise".into());
+            return Err(format!("the input {shape} has no elements to normalise"));
         }
         if shape.rows() < 2 {
             return Err("a batch norm learns from more than one value per channel; use a larger batch".into());

@@ -56,7 +56,7 @@ impl Operation for GroupNorm {
         arity(inputs, 3)?;
         let shape = &inputs[0].shape;
         if shape.len() < 2 || shape[1..].contains(&0) {
-            return Err("there is nothing to normalise".into());
+            return Err(format!("the input {shape} has no elements to normalise"));
         }
         let channels = shape.last();
         if self.groups == 0 || !channels.is_multiple_of(self.groups) {

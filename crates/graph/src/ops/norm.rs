@@ -24,7 +24,7 @@ fn statistics(row: &[f64], epsilon: f64) -> (f64, f64) {
 impl LayerNorm {
     fn outputs(&self, x: &Type, gamma: &Type, beta: &Type) -> Result<Vec<Type>, String> {
         if x.shape.is_empty() || x.shape.last() == 0 {
-            return Err("there is nothing to normalise".into());
+            return Err(format!("the input {} has no elements to normalise", x.shape));
         }
         let dim = x.shape.last();
         expect_shape("gamma", gamma, &[dim])?;

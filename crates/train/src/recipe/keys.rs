@@ -63,6 +63,21 @@ const KEYS: [(&str, &str); 52] = [
     ("average.warmup", "start with less"),
 ];
 
+/// What keys are called in PyTorch and timm.
+const ELSEWHERE: [(&str, &str); 11] = [
+    ("lr", "schedule.rate"),
+    ("learning_rate", "schedule.rate"),
+    ("wd", "optimiser.weight_decay"),
+    ("opt", "optimiser.method"),
+    ("epochs", "length"),
+    ("steps", "length"),
+    ("batch_size", "batch"),
+    ("ema", "average.decay"),
+    ("clip_grad", "optimiser.clip"),
+    ("smoothing", "data.label_smoothing"),
+    ("aa", "data.auto_augment"),
+];
+
 /// What is wrong with a recipe.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RecipeError {
@@ -73,7 +88,7 @@ pub enum RecipeError {
         name: String,
     },
     /// A key that recipes do not have.
-    #[error("recipes have no key `{key}`{}", suggestion.as_ref().map(|s| format!("; did you mean `{s}`?")).unwrap_or_default())]
+    #[error("there is no recipe key `{key}`; {}", nearest(suggestion.as_deref()))]
     UnknownKey {
         /// The key.
         key: String,
@@ -89,7 +104,7 @@ pub enum RecipeError {
         what: String,
     },
     /// Text that is no TOML.
-    #[error("line {line}: {what}")]
+    #[error("line {line} is not valid TOML: {what}")]
     Syntax {
         /// Where.
         line: usize,
@@ -101,12 +116,23 @@ pub enum RecipeError {
     Setting(String),
 }
 
+/// The key that was probably meant, or where to find all of them.
+fn nearest(suggestion: Option<&str>) -> String {
+    match suggestion {
+        Some(key) => format!("did you mean `{key}`?"),
+        None => "`vit recipes show small` prints all keys with their meaning".into(),
+    }
+}
+
 impl RecipeError {
     pub(super) fn unknown_recipe(name: &str) -> Self {
         RecipeError::UnknownRecipe { name: name.into() }
     }
 
     fn unknown_key(key: &str) -> Self {
+        if let Some((_, meant)) = ELSEWHERE.iter().find(|(name, _)| *name == key) {
+            return RecipeError::UnknownKey { key: key.into(), suggestion: Some(meant.to_string()) };
+        }
         fn leaf(key: &str) -> &str {
             key.rsplit('.').next().unwrap_or_default()
         }
@@ -191,7 +217,7 @@ impl Recipe {
                 let what = error.message().lines().next().unwrap_or_default();
                 let what =
                     what.replace("usize", "a whole number").replace("u64", "a whole number").replace("f64", "a number");
-                return Err(RecipeError::Value { key, what: format!("cannot be that: {what}") });
+                return Err(RecipeError::Value { key, what: format!("has a value of the wrong kind: {what}") });
             }
             table = changed;
         }
@@ -265,7 +291,7 @@ impl Recipe {
             return wrong("optimiser.momentum", "above 0 for nesterov");
         }
         if self.objective.distillation != Teaching::None && self.objective.teacher.is_empty() {
-            return wrong("objective.teacher", "a checkpoint, since there is to be distillation");
+            return wrong("objective.teacher", "the teacher's checkpoint, since objective.distillation is not none");
         }
         match self.length {
             Span::Share(_) => wrong("length", "a number of epochs or steps"),
