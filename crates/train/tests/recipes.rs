@@ -123,6 +123,6 @@ fn mistakes_are_explained() {
         error(Recipe::parse("batch = 8\n[data]\nflipp = 1")),
         "there is no recipe key `data.flipp`; did you mean `data.flip`?"
     );
-    assert!(error(Recipe::parse("batch = 8\n\nx = = 1")).starts_with("line 3: "));
+    assert!(error(Recipe::parse("batch = 8\n\nx = = 1")).starts_with("line 3 is not valid TOML: "));
     assert!(error(Recipe::parse("base = \"diet\"")).contains("no recipe named"));
 }
