@@ -37,7 +37,7 @@ impl Answers {
     /// Copies the numbers at these addresses, once the stream has come here.
     pub fn ask(&mut self, addresses: &[u64], stream: cu::CUstream) -> Result<(), GraphError> {
         if self.waiting.len() == QUESTIONS || addresses.len() > self.numbers {
-            return Err(error("the answers to earlier questions have to be taken first"));
+            return Err(error("two read-backs are pending already; take the first one before requesting another"));
         }
         let place = self.next;
         for (i, &from) in addresses.iter().enumerate() {

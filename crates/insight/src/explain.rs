@@ -316,7 +316,9 @@ fn flows_of(flows: &[Vec<f32>], batch: usize, index: usize) -> Vec<&[f32]> {
 /// The patches among all tokens, as a map.
 fn patches(architecture: &Architecture, tokens: Vec<f32>) -> Result<Map, InsightError> {
     let Architecture::Vit(vit) = architecture else {
-        return Err(InsightError::Unsuitable("only Vision Transformers are made of tokens".into()));
+        return Err(InsightError::Unsuitable(
+            "this needs patch tokens, which only Vision Transformers have; use gradcam".into(),
+        ));
     };
     let values = tokens[vit.prefix_tokens().min(tokens.len())..].to_vec();
     Map::new(vit.grid(), values, vit.image_size, covered(architecture, vit.grid()))

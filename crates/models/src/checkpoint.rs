@@ -218,7 +218,7 @@ fn find_weights(folder: &Path) -> Result<PathBuf, ModelError> {
                 many.iter().filter_map(|p| Some(p.file_name()?.to_string_lossy().into_owned())).collect();
             Err(ModelError::Folder {
                 path: folder.into(),
-                what: format!("which weights are meant: {}?", names.join(", ")),
+                what: format!("there are several weights files in this folder; give one of them: {}", names.join(", ")),
             })
         }
     }

@@ -290,18 +290,25 @@ impl CoAtNet {
 
     fn contradiction(&self) -> Option<String> {
         if self.stages.len() != self.widths.len() || self.stages.is_empty() || self.stages.len() > 16 {
-            return Some(format!("{} stages cannot have {} widths", self.stages.len(), self.widths.len()));
+            return Some(format!(
+                "there are {} stages and {} widths; each stage needs one width",
+                self.stages.len(),
+                self.widths.len()
+            ));
         }
         if self.stages.iter().any(|s| s.len() > 1 << 10) || self.widths.iter().any(|&w| w == 0 || w > 1 << 16) {
-            return Some(format!("stages of widths {:?} cannot be built", self.widths));
+            return Some(format!(
+                "the widths of the stages are {:?}; they must be from 1 to 65536, with at most 1024 blocks in a stage",
+                self.widths
+            ));
         }
         let (c, t) = (&self.convolutions, &self.transformers);
         let possible = |ratio: f64| ratio > 0.0 && ratio <= 64.0;
         if !((1..64).contains(&c.kernel) && possible(c.expansion) && possible(t.mlp_ratio)) {
-            return Some("a filter size, an expansion or an MLP ratio is out of bounds".into());
+            return Some("filters must be 1 to 63 wide, expansions and MLP ratios above 0 and at most 64".into());
         }
         if t.head_dim == 0 {
-            return Some("heads have no width".into());
+            return Some("the width of a head is 0".into());
         }
         for (stage, kinds) in self.stages.iter().enumerate().filter(|(_, s)| s.contains(&BlockKind::Transformer)) {
             let [rows, columns] = self.grid(stage);

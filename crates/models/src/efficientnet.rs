@@ -104,7 +104,7 @@ impl EfficientNet {
     fn contradiction(&self) -> Option<String> {
         let blocks = || self.stages.iter().flatten();
         if blocks().count() == 0 || blocks().count() > 1 << 10 {
-            return Some(format!("{} blocks cannot be built", blocks().count()));
+            return Some(format!("the model has {} blocks; 1 to 1024 are possible", blocks().count()));
         }
         let sizes = |b: &Block| [b.kernel, b.expand_kernel, b.project_kernel];
         if blocks()

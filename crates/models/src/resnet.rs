@@ -138,16 +138,26 @@ impl ResNet {
 
     fn contradiction(&self) -> Option<String> {
         if self.depths.len() != self.widths.len() || self.depths.is_empty() {
-            return Some(format!("{} stages cannot have {} widths", self.depths.len(), self.widths.len()));
+            return Some(format!(
+                "there are {} stages and {} widths; each stage needs one width",
+                self.depths.len(),
+                self.widths.len()
+            ));
         }
         if self.depths.iter().any(|&d| d == 0 || d > 1 << 10) || self.widths.iter().any(|&w| w == 0 || w > 1 << 16) {
-            return Some(format!("stages of {:?} blocks and widths {:?} cannot be built", self.depths, self.widths));
+            return Some(format!(
+                "the stages have {:?} blocks and widths {:?}; 1 to 1024 blocks and widths from 1 to 65536 are possible",
+                self.depths, self.widths
+            ));
         }
         if self.groups == 0 || self.groups > 1 << 16 || self.group_width > 1 << 16 || self.reduce_first == 0 {
-            return Some(format!("{} groups of width {} cannot be built", self.groups, self.group_width));
+            return Some(format!(
+                "there are {} groups of width {}; both must be from 1 to 65536",
+                self.groups, self.group_width
+            ));
         }
         if self.block == Block::Basic && (self.groups > 1 || self.group_width != 64) {
-            return Some("basic blocks have no groups".into());
+            return Some("groups need bottleneck blocks, and this model has basic ones".into());
         }
         (![8, 16, 32].contains(&self.output_stride))
             .then(|| format!("an output stride of {} is not 8, 16 or 32", self.output_stride))

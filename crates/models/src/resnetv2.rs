@@ -203,10 +203,17 @@ impl ResNetV2 {
 
     fn contradiction(&self) -> Option<String> {
         if self.depths.len() != self.widths.len() {
-            return Some(format!("{} stages cannot have {} widths", self.depths.len(), self.widths.len()));
+            return Some(format!(
+                "there are {} stages and {} widths; each stage needs one width",
+                self.depths.len(),
+                self.widths.len()
+            ));
         }
         if self.depths.iter().any(|&d| d == 0 || d > 1 << 10) || self.widths.iter().any(|&w| w == 0 || w > 1 << 16) {
-            return Some(format!("stages of {:?} blocks and widths {:?} cannot be built", self.depths, self.widths));
+            return Some(format!(
+                "the stages have {:?} blocks and widths {:?}; 1 to 1024 blocks and widths from 1 to 65536 are possible",
+                self.depths, self.widths
+            ));
         }
         if self.stem_width == 0 || self.stem_width > 1 << 16 || !(self.bottleneck > 0.0 && self.bottleneck <= 16.0) {
             return Some(format!(

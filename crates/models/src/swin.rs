@@ -123,10 +123,15 @@ impl Swin {
         let lengths =
             [self.widths.len(), self.heads.len(), self.head_dims.len(), self.windows.len(), self.mlp_ratios.len()];
         if stages == 0 || stages > 16 || lengths.iter().any(|&n| n != stages) {
-            return Some(format!("{stages} stages cannot have {lengths:?} widths, heads, windows and MLP ratios"));
+            return Some(format!(
+                "there are {stages} stages with {lengths:?} widths, heads, head widths, windows and MLP ratios; each stage needs one of each"
+            ));
         }
         if self.depths.iter().any(|&d| d > 1 << 10) || self.widths.iter().any(|&w| w == 0 || w > 1 << 16) {
-            return Some(format!("stages of {:?} blocks and widths {:?} cannot be built", self.depths, self.widths));
+            return Some(format!(
+                "the stages have {:?} blocks and widths {:?}; at most 1024 blocks and widths from 1 to 65536 are possible",
+                self.depths, self.widths
+            ));
         }
         for stage in 0..stages {
             let (width, heads) = (self.widths[stage], self.heads[stage]);
@@ -134,12 +139,15 @@ impl Swin {
                 return Some(format!("a width of {width} cannot be divided among {heads} heads"));
             }
             if self.windows[stage].iter().any(|&side| side == 0 || side > 1 << 10) {
-                return Some(format!("windows of {:?} cannot be built", self.windows[stage]));
+                return Some(format!(
+                    "the windows of a stage are {:?} patches large; each side must be from 1 to 1024",
+                    self.windows[stage]
+                ));
             }
             if self.head_dims[stage].is_some_and(|d| d == 0 || d > 1 << 12)
                 || !(0.0..=64.0).contains(&self.mlp_ratios[stage])
             {
-                return Some("a head's width or an MLP's ratio is out of bounds".into());
+                return Some("a head must be 1 to 4096 wide and an MLP ratio from 0 to 64".into());
             }
         }
         let ([rows, columns], [ih, iw], [ph, pw]) = (self.grid(), self.image_size, self.patch_size);

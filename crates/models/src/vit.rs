@@ -398,6 +398,8 @@ impl Vit {
         for (what, found, least, most) in [
             ("image height", self.image_size[0], 1, 1 << 16),
             ("image width", self.image_size[1], 1, 1 << 16),
+            ("patch height", self.patch_size[0], 1, 1 << 16),
+            ("patch width", self.patch_size[1], 1, 1 << 16),
             ("number of channels", self.channels, 1, 1 << 12),
             ("number of classes", self.classes, 0, 1 << 24),
             ("width", self.dim, 1, 1 << 16),
@@ -412,7 +414,7 @@ impl Vit {
         let [rows, columns] = self.grid();
         let ([ih, iw], [ph, pw]) = (self.image_size, self.patch_size);
         if rows == 0 || columns == 0 {
-            return Some(format!("an image of {ih}x{iw} pixels has no whole patch of {ph}x{pw}"));
+            return Some(format!("an image of {ih}x{iw} pixels is smaller than a patch of {ph}x{pw}"));
         }
         if self.heads == 0 || !self.dim.is_multiple_of(self.heads) {
             return Some(format!("a width of {} cannot be divided among {} heads", self.dim, self.heads));
@@ -428,7 +430,7 @@ impl Vit {
             );
         }
         if self.distillation_token && !self.class_token {
-            return Some("a distillation token stands behind a class token".into());
+            return Some("a distillation token needs a class token".into());
         }
         positions::contradiction(self)
     }

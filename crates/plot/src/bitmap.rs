@@ -13,7 +13,7 @@ use crate::scene::{Area, Scene, Shape, Text};
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     /// More pixels than memory or the format allows, or none.
-    #[error("a picture of {width} x {height} pixels cannot be drawn")]
+    #[error("a drawing of {width} x {height} pixels is too large or empty")]
     Size {
         /// Pixels per row.
         width: f32,

@@ -181,7 +181,10 @@ impl Study {
         let settings = RunSettings { model: run.model.clone(), fraction: run.fraction, ..self.settings.clone() };
         let setup = Setup::new(ModelChoice::Named(&run.model), None, settings, run.recipe.clone())?;
         if setup.validation.is_none() {
-            return Err(TrainError::Unsuitable("a study needs pictures to measure on; give a validation set".into()));
+            return Err(TrainError::Unsuitable(
+                "a study needs images to evaluate on, and this dataset has no validation or test split; name one"
+                    .into(),
+            ));
         }
         let folder = RunFolder::create(&run.folder, &setup.to_toml(), Existing::Replace)?;
         Ok(BegunRun { setup, folder, from: None })
@@ -195,7 +198,10 @@ impl Study {
         let rows = begun.folder.rows()?;
         let last = rows.iter().rev().find(|row| row.step == position.step && row.get(metric).is_some());
         let Some(last) = last else {
-            return Err(TrainError::Config { path, what: "the run was not measured after its last step".into() });
+            return Err(TrainError::Config {
+                path,
+                what: "the run was not evaluated after its last step; remove its folder and run the study again".into(),
+            });
         };
         let graph = begun.setup.config.architecture.build(1, Mode::Inference)?;
         let result = StudyResult {
@@ -253,7 +259,7 @@ impl StudyPlan {
             ));
         }
         if let Some(fraction) = self.fractions.iter().find(|f| !(**f > 0.0 && **f <= 1.0)) {
-            return wrong(format!("a share of {fraction} pictures; shares are above 0 and at most 1"));
+            return wrong(format!("a fraction of {fraction} of the images; fractions are above 0 and at most 1"));
         }
         let mut variants: Vec<Variant> = Vec::new();
         for name in &self.models {

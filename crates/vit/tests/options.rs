@@ -302,13 +302,13 @@ fn impossible_choices_are_refused_with_their_reason() {
     for (vit, reason) in [
         (Vit { heads: 3, ..base.clone() }, "cannot be divided among 3 heads"),
         (Vit { heads: 0, ..base.clone() }, "cannot be divided among 0 heads"),
-        (Vit { patch_size: [16, 16], ..base.clone() }, "no whole patch"),
-        (Vit { patch_size: [0, 4], ..base.clone() }, "no whole patch"),
+        (Vit { patch_size: [16, 16], ..base.clone() }, "is smaller than a patch of 16x16"),
+        (Vit { patch_size: [0, 4], ..base.clone() }, "the patch height is 0, it must be from 1 to 65536"),
         (Vit { class_token: false, ..base.clone() }, "needs a class token"),
         (Vit { distillation_head: true, ..base.clone() }, "needs a distillation token"),
         (
             Vit { class_token: false, pooling: Pooling::Mean, distillation_token: true, ..base.clone() },
-            "stands behind a class token",
+            "needs a class token",
         ),
         (Vit { dim: 6, heads: 2, positions: Positions::SinCos, ..base.clone() }, "a width that 4 divides"),
         (Vit { dim: 7, heads: 1, positions: Positions::Learned2d, ..base.clone() }, "a width that 2 divides"),

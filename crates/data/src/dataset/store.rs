@@ -279,7 +279,7 @@ pub(super) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, DatasetErro
     if bytes.len() as u64 > limit {
         return Err(DatasetError::damaged(
             path,
-            format!("is larger than {limit} bytes, too large for what it should be"),
+            format!("has more than {limit} bytes, too large for a manifest or a list of class names"),
         ));
     }
     Ok(bytes)

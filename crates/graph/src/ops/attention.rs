@@ -65,7 +65,7 @@ impl Attention {
         }
         let x = self.extents(inputs);
         if x.keys == 0 {
-            return Err("there is nothing to attend to".into());
+            return Err("the keys have no tokens, at least one is needed".into());
         }
         if !self.packed {
             let expected = [x.batch, x.keys, width];

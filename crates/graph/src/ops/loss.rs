@@ -15,7 +15,7 @@ pub struct CrossEntropy;
 fn check(logits: &Type, targets: &Type) -> Result<(), String> {
     expect_rank("the logits", logits, 2)?;
     expect_shape("the targets", targets, &logits.shape)?;
-    if logits.shape.elements() == 0 { Err("there is nothing to compare".into()) } else { Ok(()) }
+    if logits.shape.elements() == 0 { Err(format!("the logits {} have no elements", logits.shape)) } else { Ok(()) }
 }
 
 impl Operation for CrossEntropy {
@@ -139,7 +139,7 @@ impl Operation for OneHotMax {
     }
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
-        Err(b.unsupported("a decision has no slope"))
+        Err(b.unsupported("an argmax has no derivative"))
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {

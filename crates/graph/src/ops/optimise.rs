@@ -18,7 +18,7 @@ impl Operation for GlobalNorm {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         if inputs.is_empty() {
-            return Err("there is nothing to measure".into());
+            return Err("at least one tensor is needed".into());
         }
         Ok(vec![Type::f32(Shape::default())])
     }

@@ -59,7 +59,7 @@ impl Operation for Reduce {
             return Err(format!("{:?} are not ascending axes of {shape}", self.axes));
         }
         if self.reduction == Reduction::Mean && self.count(shape) == 0 {
-            return Err("there is no mean of nothing".into());
+            return Err(format!("the mean over axes {:?} of {shape} has no elements", self.axes));
         }
         let left: Vec<usize> =
             shape.iter().enumerate().filter(|(axis, _)| !self.axes.contains(axis)).map(|(_, &e)| e).collect();

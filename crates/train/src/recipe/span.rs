@@ -71,7 +71,7 @@ impl<'de> Deserialize<'de> for Span {
                 text.parse().map_err(E::custom)
             }
             fn visit_i64<E: de::Error>(self, steps: i64) -> Result<Span, E> {
-                u64::try_from(steps).map(Span::Steps).map_err(|_| E::custom("a time is not negative"))
+                u64::try_from(steps).map(Span::Steps).map_err(|_| E::custom("a duration must not be negative"))
             }
         }
         deserializer.deserialize_any(Visitor)

@@ -37,7 +37,7 @@ pub(super) fn parse(name: &str, bytes: &[u8]) -> Result<Tensor, WeightsError> {
     let values = if header.fortran && header.shape.len() > 1 {
         let gathered = strided::fortran(&header.shape)
             .and_then(|strides| strided::gather(data, size, 0, &header.shape, &strides))
-            .ok_or_else(|| damaged("its Fortran order leaves its data"))?;
+            .ok_or_else(|| damaged("its shape, in Fortran order, reaches beyond its data"))?;
         header.element.decode(name, &gathered, header.order)?
     } else {
         header.element.decode(name, data, header.order)?
