@@ -134,6 +134,8 @@ pub struct OpenOptions {
     pub seed: u64,
     /// The classes that labels are to be indices of, by name; those of the set if not given.
     pub classes: Option<Vec<String>>,
+    /// An order of classes that is taken where it has exactly the classes of the set.
+    pub class_order: Option<Vec<String>>,
     /// How samples are read.
     pub read: ReadOptions,
 }
@@ -146,6 +148,7 @@ impl Default for OpenOptions {
             fraction: 1.0,
             seed: 0,
             classes: None,
+            class_order: None,
             read: ReadOptions::default(),
         }
     }
@@ -168,7 +171,11 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Splits, DatasetError> 
     check_options(options)?;
     let mut listing = read(path, Purpose::Training, &options.read)?;
     let all: Vec<u32> = (0..listing.len() as u32).collect();
-    let classes: Arc<[String]> = classes::resolve(&mut listing, options.classes.as_deref(), &all)?.into();
+    let target = match (&options.classes, &options.class_order) {
+        (None, Some(order)) => classes::are_those_of(&listing, order)?.then_some(order),
+        (classes, _) => classes.as_ref(),
+    };
+    let classes: Arc<[String]> = classes::resolve(&mut listing, target.map(Vec::as_slice), &all)?.into();
 
     let mut train = listing.members(Split::Train);
     if train.is_empty() {

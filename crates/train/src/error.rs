@@ -54,11 +54,12 @@ pub enum TrainError {
         /// What is wrong with it.
         what: String,
     },
-    /// Numbers that stopped being numbers.
+    /// A step whose loss or gradients are infinite or NaN.
     #[error(
-        "step {step}: the {what} is not a finite number{}; the weights are those before this step, {kept}. \
+        "step {step}: the {what} is not finite{}; {kept} {}. \
          Lower schedule.rate, or go on past such steps with --skip-non-finite",
-        place.as_ref().map(|p| format!(" (first in {p})")).unwrap_or_default()
+        place.as_ref().map(|p| format!(" (first in {p})")).unwrap_or_default(),
+        path.display()
     )]
     NonFinite {
         /// The step, from 1.
@@ -67,10 +68,36 @@ pub enum TrainError {
         what: &'static str,
         /// The first operation whose result is not finite.
         place: Option<String>,
-        /// Where they are kept.
-        kept: String,
+        /// What is in the last checkpoint.
+        kept: Kept,
+        /// The last checkpoint.
+        path: PathBuf,
     },
     /// A thread that decodes pictures stopped.
     #[error("a thread that prepares pictures stopped unexpectedly")]
     Worker,
+}
+
+/// What the last checkpoint of a run holds that was stopped by a loss that is not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// The weights with which it was stopped, saved then.
+    Saved {
+        /// The last step that changed them: the one before, or one that was started before the loss was known.
+        step: u64,
+    },
+    /// What was saved before: the weights with which it was stopped are not finite either.
+    Before {
+        /// The step after which it was saved.
+        step: u64,
+    },
+}
+
+impl std::fmt::Display for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Kept::Saved { step } => write!(f, "the weights, last changed by step {step}, are saved in"),
+            Kept::Before { step } => write!(f, "the weights are not finite either, so those after step {step} stay in"),
+        }
+    }
 }

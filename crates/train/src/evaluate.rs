@@ -42,6 +42,14 @@ impl Measured {
             Measured::Multi(evaluation) => ("val/map", evaluation.measures().mean_average_precision),
         }
     }
+
+    /// The mean loss of the samples.
+    pub fn loss(&self) -> f64 {
+        match self {
+            Measured::Single(evaluation) => evaluation.measures().loss,
+            Measured::Multi(evaluation) => evaluation.measures().loss,
+        }
+    }
 }
 
 /// A measurement, and the samples that could not be part of it.

@@ -39,7 +39,7 @@ mod teacher;
 mod trainer;
 
 pub use average::Average;
-pub use error::TrainError;
+pub use error::{Kept, TrainError};
 pub use evaluate::{EvaluationOptions, Measured, Outcome, evaluate};
 pub use evaluation_report::{evaluation_json, write_evaluation};
 pub use finite::{NonFinite, first_non_finite};

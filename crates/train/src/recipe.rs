@@ -31,6 +31,8 @@ pub struct Recipe {
     pub accumulate: usize,
     pub seed: u64,
     pub evaluate_every: Span,
+    #[serde(default)]
+    pub patience: u64,
     pub model: ModelSettings,
     pub data: DataSettings,
     pub objective: ObjectiveSettings,

@@ -93,7 +93,7 @@ impl Setup {
         match choice {
             ModelChoice::Checkpoint(path) => Self::finetune(path, image_size, settings, recipe),
             ModelChoice::Named(_) | ModelChoice::Usual => {
-                let splits = open_data(&settings, recipe.seed, None)?;
+                let splits = open_data(&settings, recipe.seed, Classes::Own)?;
                 let mut report = Vec::new();
                 let mut config = match choice {
                     ModelChoice::Named(name) => named(name)?,
@@ -129,16 +129,8 @@ impl Setup {
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
         let mut checkpoint = Checkpoint::open(path, CheckpointOptions::default())?;
-        let mut splits = open_data(&settings, recipe.seed, None)?;
-        let sorted = |names: &[String]| {
-            let mut names = names.to_vec();
-            names.sort();
-            names
-        };
         // The same classes in another order are the checkpoint's classes.
-        if sorted(splits.train.classes()) == sorted(&checkpoint.config.labels) {
-            splits = open_data(&settings, recipe.seed, Some(&checkpoint.config.labels))?;
-        }
+        let splits = open_data(&settings, recipe.seed, Classes::InOrder(&checkpoint.config.labels))?;
         let classes = splits.train.classes().len();
         let same = splits.train.classes() == checkpoint.config.labels;
         checkpoint.change(Changes { image_size, classes: Some(classes), new_head: !same, channels: None })?;
@@ -152,7 +144,7 @@ impl Setup {
 
     /// A run as its folder describes it, to go on with.
     pub fn resume(settings: RunSettings, recipe: Recipe, config: Config) -> Result<Setup, TrainError> {
-        let splits = open_data(&settings, recipe.seed, Some(&config.labels))?;
+        let splits = open_data(&settings, recipe.seed, Classes::Exactly(&config.labels))?;
         Self::finish(settings, recipe, config, FirstWeights::Random, splits, vec![])
     }
 
@@ -192,12 +184,19 @@ impl Setup {
                 train.classes().first().map_or("", String::as_str)
             )));
         }
-        let most = train.len() * recipe.data.repeated;
+        // An epoch is as many images as there are, also where each appears several times in it.
+        let most = train.len();
         if recipe.batch > most {
             let batch = (most / recipe.accumulate * recipe.accumulate).max(1);
             recipe.accumulate = recipe.accumulate.min(batch);
-            report.push(format!("batch: {batch} instead of {}, since there are no more pictures", recipe.batch));
+            report.push(format!("batch: {batch} instead of {}, since there are {most} training images", recipe.batch));
             recipe.batch = batch;
+        }
+        if recipe.patience > 0 && validation.is_none() {
+            return Err(TrainError::Unsuitable(format!(
+                "patience is {}, but there are no images to evaluate on; give a validation set, or set patience to 0",
+                recipe.patience
+            )));
         }
         Ok(Setup { settings, recipe, config, weights, train, validation, data_report, report })
     }
@@ -219,13 +218,30 @@ impl Setup {
     }
 }
 
-fn open_data(settings: &RunSettings, seed: u64, classes: Option<&[String]>) -> Result<Splits, TrainError> {
+/// Which classes the labels of a data set are to be indices of.
+enum Classes<'a> {
+    /// Those of the set.
+    Own,
+    /// These.
+    Exactly(&'a [String]),
+    /// Those of the set, in this order if it has exactly these.
+    InOrder(&'a [String]),
+}
+
+fn open_data(settings: &RunSettings, seed: u64, classes: Classes) -> Result<Splits, TrainError> {
+    let given = |names: &[String]| Some(names.to_vec()).filter(|names| !names.is_empty());
+    let (classes, class_order) = match classes {
+        Classes::Own => (None, None),
+        Classes::Exactly(names) => (given(names), None),
+        Classes::InOrder(names) => (None, given(names)),
+    };
     let options = OpenOptions {
         validation: settings.validation.as_deref().map_or(Validation::Automatic, Validation::from_argument),
         validation_fraction: settings.validation_fraction,
         fraction: settings.fraction,
         seed,
-        classes: classes.filter(|names| !names.is_empty()).map(<[String]>::to_vec),
+        classes,
+        class_order,
         ..OpenOptions::default()
     };
     Ok(dataset::open(&settings.data, &options)?)

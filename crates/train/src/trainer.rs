@@ -45,6 +45,8 @@ pub struct TrainerOptions {
 pub struct Finished {
     /// Whether it came to its end; otherwise it was asked to stop, and can be resumed.
     pub complete: bool,
+    /// Whether it ended before the recipe's length, since evaluations no longer improved.
+    pub early: bool,
     /// Where it stopped.
     pub position: Position,
     /// The share of the time in which steps waited for data.
@@ -82,16 +84,18 @@ pub fn train(
     let evaluate_every = setup.recipe.evaluate_every.steps(session.steps_per_epoch, steps).max(1);
     let log_every = (session.steps_per_epoch / 10).clamp(1, 50);
     let mut pace = Pace::new(session.position.step, steps);
-    let mut interval = Interval::new(&session);
-    let mut saved = Instant::now();
+    let (mut saved, mut unsaved) = (Instant::now(), false);
     let mut complete = true;
 
     // A measurement that was interrupted is made again.
     let unmeasured = session.position.step > 0 && !session.measured();
     if unmeasured && is_due(session.position.step, evaluate_every, steps) {
         complete = measure(device, setup, run, &mut session, options, &mut log, &mut algorithms, observer, stop)?;
+        unsaved = true;
     }
-    while complete && session.position.step < steps {
+    let is_over = |session: &Session| session.position.step >= steps || is_stalled(session, setup);
+    let mut interval = Interval::new(&session);
+    while complete && !is_over(&session) {
         let stopping = stop.load(Ordering::Relaxed);
         if stopping && !session.is_ahead() {
             complete = false;
@@ -100,11 +104,12 @@ pub fn train(
         let due = is_due(session.position.step + 1, evaluate_every, steps);
         let saving = due || saved.elapsed() >= options.save_every;
         let losses = session.step(!saving && !stopping)?;
+        unsaved = true;
         let step = session.position.step;
-        if !(losses.loss.is_finite() && losses.grad_norm.is_finite()) {
-            let what = if losses.loss.is_finite() { "gradient" } else { "loss" };
+        if let Some(what) = losses.non_finite() {
             if !setup.settings.skip_non_finite {
-                return Err(session.non_finite(device, what, setup, run));
+                log.sync()?;
+                return Err(session.non_finite(device, &losses, setup, run)?);
             }
             observer.note(&format!("step {step}: the {what} is not finite; the step changed nothing"));
         }
@@ -118,6 +123,7 @@ pub fn train(
             interval = Interval::new(&session);
         }
         session.position.seconds = seconds_before + began.elapsed().as_secs_f64();
+        let paused = Instant::now();
         if due {
             if !measure(device, setup, run, &mut session, options, &mut log, &mut algorithms, observer, stop)? {
                 complete = false;
@@ -128,19 +134,30 @@ pub fn train(
         }
         if saving {
             log.sync()?;
+            session.position.seconds = seconds_before + began.elapsed().as_secs_f64();
             run.last().save(&session.snapshot(setup)?)?;
-            saved = Instant::now();
+            (saved, unsaved) = (Instant::now(), false);
         }
+        interval.exclude(paused.elapsed());
     }
-    session.position.seconds = seconds_before + began.elapsed().as_secs_f64();
-    log.sync()?;
-    run.last().save(&session.snapshot(setup)?)?;
+    if unsaved {
+        session.position.seconds = seconds_before + began.elapsed().as_secs_f64();
+        log.sync()?;
+        run.last().save(&session.snapshot(setup)?)?;
+    }
     Ok(Finished {
         complete,
+        early: complete && session.position.step < steps,
         waiting: session.waiting.as_secs_f64() / began.elapsed().as_secs_f64().max(1e-9),
         seconds: began.elapsed().as_secs_f64(),
         position: session.position,
     })
+}
+
+/// Whether the recipe's patience with evaluations that bring no improvement is over.
+fn is_stalled(session: &Session, setup: &Setup) -> bool {
+    let patience = setup.recipe.patience;
+    patience > 0 && session.evaluations_without_improvement() >= patience
 }
 
 /// Whether the model is measured after this step.
@@ -209,14 +226,16 @@ fn measure(
             return Ok(false);
         };
         algorithms.keep(device, run)?;
-        let (metric, value) = outcome.measured.score();
-        let better = session.position.best.as_ref().is_none_or(|best| value > best.value);
+        let ((metric, value), loss) = (outcome.measured.score(), outcome.measured.loss());
+        let best = session.position.best.as_ref();
+        let better = value.is_finite() && loss.is_finite() && best.is_none_or(|best| best.is_beaten_by(value, loss));
         let epoch = step as f64 / session.steps_per_epoch as f64;
         log.append(&measurements(Row::new(step).epoch(epoch), &outcome.measured))?;
         if better {
-            session.position.best = Some(Best { metric: metric.into(), value, step });
+            session.position.best = Some(Best { metric: metric.into(), value, loss: Some(loss), step });
             run.best().save(&session.best_snapshot(setup)?)?;
         }
+        session.set_improved(better);
         observer.evaluated(step, &outcome, better);
     }
     session.set_measured();
@@ -257,6 +276,7 @@ fn measurements(row: Row, measured: &Measured) -> Row {
 /// What happened since the last logged step.
 struct Interval {
     began: Instant,
+    excluded: Duration,
     images: u64,
     waited: Duration,
     loss: f64,
@@ -266,12 +286,24 @@ struct Interval {
 
 impl Interval {
     fn new(session: &Session) -> Interval {
-        let (images, waited) = (session.position.images, session.waiting);
-        Interval { began: Instant::now(), images, waited, loss: 0.0, grad_norm: 0.0, steps: 0 }
+        Interval::at(Instant::now(), session.position.images, session.waiting)
+    }
+
+    fn at(began: Instant, images: u64, waited: Duration) -> Interval {
+        Interval { began, excluded: Duration::ZERO, images, waited, loss: 0.0, grad_norm: 0.0, steps: 0 }
+    }
+
+    /// Leaves time out that no step took, such as that of an evaluation.
+    fn exclude(&mut self, time: Duration) {
+        self.excluded += time;
+    }
+
+    fn seconds(&self, now: Instant) -> f64 {
+        (now - self.began).saturating_sub(self.excluded).as_secs_f64().max(1e-9)
     }
 
     fn add(&mut self, losses: &session::Losses) {
-        if losses.loss.is_finite() && losses.grad_norm.is_finite() {
+        if losses.non_finite().is_none() {
             self.loss += losses.loss;
             self.grad_norm += losses.grad_norm;
             self.steps += 1;
@@ -279,7 +311,7 @@ impl Interval {
     }
 
     fn progress(&self, session: &Session, pace: &mut Pace, elapsed: Duration) -> Progress {
-        let seconds = self.began.elapsed().as_secs_f64().max(1e-9);
+        let seconds = self.seconds(Instant::now());
         let (step, per_epoch) = (session.position.step, session.steps_per_epoch);
         Progress {
             epoch: step.saturating_sub(1) / per_epoch + 1,
@@ -337,4 +369,17 @@ fn data_json(setup: &Setup, unreadable: &[Unreadable]) -> serde_json::Value {
         "data": setup.settings.data, "format": setup.data_report.format.to_string(), "classes": classes,
         "empty": setup.data_report.empty, "skipped": skipped, "unreadable": unreadable,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_an_evaluation_is_not_part_of_the_speed() {
+        let began = Instant::now();
+        let mut interval = Interval::at(began, 0, Duration::ZERO);
+        interval.exclude(Duration::from_secs(3590));
+        assert_eq!(interval.seconds(began + Duration::from_secs(3600)), 10.0);
+    }
 }

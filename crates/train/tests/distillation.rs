@@ -2,8 +2,12 @@
 
 mod support;
 
-use support::{Scene, assert_same, recipe};
-use vit_train::TrainError;
+use std::path::Path;
+
+use support::{Scene, assert_same, picture, recipe};
+use vit_models::weights::safetensors::Dtype;
+use vit_models::{Checkpoint, Layout};
+use vit_train::{Kept, TrainError};
 
 const TEACHER: &str = "lenet5_relu_cifar";
 const STUDENT: &str = "deit_pico_distilled_patch8_32";
@@ -104,4 +108,46 @@ fn a_teacher_that_does_not_fit_is_explained() {
     let grey = format!("objective.teacher={}", scene.folder.path().join("grey").display());
     let error = scene.begin_with(STUDENT, "colours", student(&grey, &[hard]), 1, 1).unwrap_err().to_string();
     assert!(error.contains("it sees 1 colour channels, and the student 3"), "{error}");
+}
+
+/// A teacher whose logits are infinite for a white image, and 0 for those with less blue.
+fn overflowing_teacher(scene: &Scene) -> String {
+    scene.begin_with(TEACHER, "any", recipe(&["batch=12", "length=1 step"]), 2, u64::MAX).unwrap();
+    let mut teacher = Checkpoint::open(&scene.folder.path().join("any/checkpoints/last"), Default::default()).unwrap();
+    teacher.weights.tensors.values_mut().for_each(|tensor| tensor.data.fill(0.0));
+    let mut set = |name: &str, at: usize, value: f32| teacher.weights.tensors.get_mut(name).unwrap().data[at] = value;
+    // The middle of the first filter sees blue, which is 1 where there is most of it.
+    set("conv1.weight", 2 * 25 + 12, 1.0);
+    set("conv1.bias", 0, -0.99);
+    set("conv2.weight", 12, 1e18);
+    set("fc1.weight", 0, 1e18);
+    set("fc2.weight", 0, 1e18);
+    set("fc3.weight", 0, 1e18);
+    (teacher.config.preprocessing.mean, teacher.config.preprocessing.std) = (vec![0.0; 3], vec![1.0; 3]);
+    let folder = scene.folder.path().join("overflowing");
+    teacher.save(&folder, Layout::Timm, Dtype::F32).unwrap();
+    format!("objective.teacher={}", folder.display())
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_traced_with_the_failing_batchs_logits_not_the_next() {
+    let mut scene = Scene::new();
+    let teacher = overflowing_teacher(&scene);
+    // Some, since the first may be taken for validation; few, since the batch after such a one must not have any.
+    for number in [3, 7, 11] {
+        picture(&Path::new(&scene.data).join(format!("amber/{number}.png")), [255; 3]);
+    }
+    let plain = ["data.crop=centre", "data.flip=0", "data.auto_augment=none", "data.mixup=0", "data.cutmix=0"];
+    let mut one_by_one = recipe(&["batch=1", "length=60 steps", "evaluate_every=60 steps", "schedule.rate=1e-4"]);
+    one_by_one.set_all(plain.into_iter().chain([teacher.as_str(), "objective.distillation=soft"])).unwrap();
+    for ahead in [false, true] {
+        scene.ahead = ahead;
+        let name = format!("student {ahead}");
+        let error = scene.begin_with(STUDENT, &name, one_by_one.clone(), 2, u64::MAX).unwrap_err();
+        let TrainError::NonFinite { step, place, kept, .. } = &error else { panic!("{error}") };
+        assert!(place.as_ref().is_some_and(|place| place.starts_with("input teacher")), "{error}");
+        // A step that was started before the loss was known is finite, and counts.
+        let saved = if ahead { step + 1 } else { step - 1 };
+        assert_eq!((*kept, scene.last(&name).position.step), (Kept::Saved { step: saved }, saved), "{error}");
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use support::{Scene, assert_same, options, pictures, recipe, settings};
 use vit_cpu::Cpu;
-use vit_train::{Existing, ModelChoice, RunFolder, Setup, TrainError, train};
+use vit_train::{Existing, Kept, ModelChoice, Recipe, RunFolder, Setup, Slot, TrainError, train};
 
 /// Everything that has state, on: mixing, an average, micro-batches, dropout, stochastic depth.
 const STATEFUL: [&str; 12] = [
@@ -42,6 +42,8 @@ fn a_run_interrupted_anywhere_ends_with_the_same_bits() {
     (2..=9).for_each(|step| {
         scene.resume("often", 2, step).unwrap();
     });
+    // What was stopped last was the measurement.
+    scene.resume("often", 2, u64::MAX).unwrap();
     assert_same("often", &whole, &scene.last("often"));
 }
 
@@ -102,10 +104,13 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_weights() {
         scene.ahead = ahead;
         let name = format!("wild {ahead}");
         let error = scene.begin(&name, recipe(&wild), 2, u64::MAX).unwrap_err();
-        let TrainError::NonFinite { step, place, .. } = &error else { panic!("{error}") };
+        let TrainError::NonFinite { step, place, kept, .. } = &error else { panic!("{error}") };
         assert!(*step > 1 && place.as_ref().is_some_and(|p| p.contains("not finite")), "{error}");
-        let kept = scene.last(&name);
-        assert!(kept.weights.tensors.values().all(|t| t.data.iter().all(|v| v.is_finite())));
+        let last = scene.last(&name);
+        assert!(last.weights.tensors.values().all(|t| t.data.iter().all(|v| v.is_finite())));
+        // What the sentence says is there: the weights before this step, with which a resumed run comes to the same.
+        assert_eq!((*kept, last.position.step), (Kept::Saved { step: step - 1 }, step - 1), "{error}");
+        assert_eq!(scene.resume(&name, 2, u64::MAX).unwrap_err().to_string(), error.to_string());
     }
 }
 
@@ -130,4 +135,55 @@ fn a_frozen_backbone_stays_as_it_is_and_the_head_learns() {
         assert!(tensor.data == after.tensors[name].data, "{name} changed");
     }
     assert!(after.tensors["head.weight"].data.iter().any(|v| *v != 0.0));
+}
+
+#[test]
+fn of_equal_scores_the_one_with_the_smaller_loss_is_best_and_the_last_checkpoint_is_written_once() {
+    let scene = Scene::new();
+    let settings = ["batch=8", "length=24 steps", "evaluate_every=3 steps"];
+    scene.begin("run", recipe(&settings), 2, u64::MAX).unwrap();
+    let run = RunFolder::open(scene.folder.path().join("run")).unwrap();
+    let rows = run.rows().unwrap();
+    let measured: Vec<(u64, f64, f64)> =
+        rows.iter().filter_map(|row| Some((row.step, row.get("val/top1")?, row.get("val/loss")?))).collect();
+    let most = measured.iter().map(|(_, top1, _)| *top1).fold(0.0, f64::max);
+    let ties: Vec<_> = measured.iter().filter(|(_, top1, _)| *top1 == most).collect();
+    let (step, _, loss) = ties.iter().min_by(|a, b| a.2.total_cmp(&b.2)).unwrap();
+    assert!(*step > ties[0].0, "no tie to decide in {measured:?}");
+    let best = scene.last("run").position.best.unwrap();
+    assert_eq!((best.step, best.loss), (*step, Some(*loss)));
+    assert_eq!(run.best().open().unwrap().snapshot.position.step, *step);
+
+    // The one before the last is of the evaluation before, not of the same step.
+    let previous = Slot::new(run.path().join("checkpoints/last.previous")).open().unwrap();
+    assert_eq!((previous.snapshot.position.step, scene.last("run").position.step), (21, 24));
+}
+
+#[test]
+fn repeated_augmentation_trains_on_fewer_images_than_a_batch() {
+    let scene = Scene::new();
+    let mut deit = Recipe::named("deit").unwrap();
+    deit.set("length=2 epochs").unwrap();
+    assert!(deit.data.repeated > 1 && deit.batch > 36);
+    assert!(scene.begin("few", deit, 2, u64::MAX).unwrap().complete);
+    assert_eq!(scene.last("few").position.step, 2);
+}
+
+#[test]
+fn a_run_that_no_longer_improves_stops_early_also_when_it_was_interrupted() {
+    let scene = Scene::new();
+    // Nothing changes, so only the first evaluation is a new best.
+    let still = ["batch=8", "length=40 steps", "evaluate_every=2 steps", "schedule.rate=0", "patience=2"];
+    let whole = scene.begin("whole", recipe(&still), 2, u64::MAX).unwrap();
+    assert_eq!((whole.complete, whole.early, whole.position.step), (true, true, 6));
+    for stop in [3, 4, 5] {
+        let name = format!("stopped {stop}");
+        assert!(!scene.begin(&name, recipe(&still), 2, stop).unwrap().complete);
+        let resumed = scene.resume(&name, 2, u64::MAX).unwrap();
+        assert_eq!((resumed.complete, resumed.early, resumed.position.step), (true, true, 6));
+        assert_same(&name, &scene.last("whole"), &scene.last(&name));
+    }
+    // There is nothing left to do.
+    let again = scene.resume("whole", 2, u64::MAX).unwrap();
+    assert_eq!((again.early, again.position.step), (true, 6));
 }

@@ -28,6 +28,14 @@ pub(super) fn resolve(
     Ok(classes)
 }
 
+/// Whether these are the classes of the set, in any order.
+pub(super) fn are_those_of(listing: &Listing, names: &[String]) -> Result<bool, DatasetError> {
+    let (mut own, mut names) = (own_classes(listing)?.names, names.to_vec());
+    own.sort_unstable();
+    names.sort_unstable();
+    Ok(own == names)
+}
+
 struct Own {
     names: Vec<String>,
     /// For each text of a label its class.

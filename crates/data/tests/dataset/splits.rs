@@ -149,3 +149,20 @@ fn options_that_make_no_sense_are_refused() {
     let none = OpenOptions { validation_fraction: 0.0, ..OpenOptions::default() };
     assert!(open(folder.path(), &none).unwrap().validation.is_none());
 }
+
+#[test]
+fn an_order_of_classes_is_taken_in_one_opening_where_it_has_the_same_classes() {
+    let folder = folder();
+    let with = |order: &[&str]| {
+        let class_order = Some(order.iter().map(|name| name.to_string()).collect());
+        open(folder.path(), &OpenOptions { class_order, ..OpenOptions::default() }).unwrap()
+    };
+    let own = open(folder.path(), &OpenOptions::default()).unwrap();
+    let reordered = with(&["d", "b", "a", "c"]);
+    assert_eq!(reordered.train.classes(), ["d", "b", "a", "c"]);
+    assert_eq!(counts(&*reordered.train), [1, 36, 90, 1]);
+    assert_eq!(names(&*reordered.train), names(&*own.train));
+    for other in [&["a", "b", "c"][..], &["a", "b", "c", "d", "e"], &["a", "b", "c", "x"]] {
+        assert_eq!(with(other).train.classes(), ["a", "b", "c", "d"]);
+    }
+}

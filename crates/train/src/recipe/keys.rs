@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::{NAMED, Recipe, Span, Teaching};
 
 /// Every key with its meaning, in the order in which they are printed.
-const KEYS: [(&str, &str); 52] = [
+const KEYS: [(&str, &str); 53] = [
     ("base", "the recipe that keys left out come from"),
     ("about", "what it is for"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -16,6 +16,7 @@ const KEYS: [(&str, &str); 52] = [
     ("accumulate", "parts that a batch is split into, run one after another"),
     ("seed", "what all random choices depend on"),
     ("evaluate_every", "how often to evaluate"),
+    ("patience", "stop after so many evaluations in a row without a new best; 0: never"),
     ("model.start", "a transformer's attention and positions from scratch: random, or mimetic (as in trained models)"),
     ("model.drop_path", "stochastic depth of the last block; earlier ones less"),
     ("model.dropout", "dropout after positions and linear layers"),

@@ -32,8 +32,19 @@ pub struct Best {
     pub metric: String,
     /// Its value.
     pub value: f64,
+    /// The validation loss then, which decides between equal values; old runs did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
     /// The step at which it was measured.
     pub step: u64,
+}
+
+impl Best {
+    /// Whether a measurement is better: a greater value, or the same one with a smaller loss. One that is not finite
+    /// never is.
+    pub fn is_beaten_by(&self, value: f64, loss: f64) -> bool {
+        value > self.value || (value == self.value && self.loss.is_some_and(|least| loss < least))
+    }
 }
 
 impl Position {

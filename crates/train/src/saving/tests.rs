@@ -140,7 +140,7 @@ fn snapshot(step: u64) -> Snapshot {
         preprocessing: variant.preprocessing,
         labels: vec![],
     };
-    let best = Some(Best { metric: "val/top1".into(), value: 0.1 + 0.2, step });
+    let best = Some(Best { metric: "val/top1".into(), value: 0.1 + 0.2, loss: Some(0.7), step });
     let mut position =
         Position { step, epoch: 3, batch: 17, seed: u64::MAX, seconds: 1.0 / 3.0, best, ..Position::default() };
     position.more.insert("stream".into(), serde_json::json!([1, 2]));

@@ -15,7 +15,7 @@ use vit_models::weights::{Tensor, Weights};
 
 use super::{TrainerOptions, training_step};
 use crate::average::Average;
-use crate::error::TrainError;
+use crate::error::{Kept, TrainError};
 use crate::evaluate::EvaluationOptions;
 use crate::finite::first_non_finite;
 use crate::preprocess::loader_settings;
@@ -29,10 +29,32 @@ use crate::teacher::Teacher;
 /// The step after which the model was last measured, in `state.json`.
 const MEASURED: &str = "measured";
 
+/// Evaluations in a row without a new best, in `state.json`.
+const WITHOUT_IMPROVEMENT: &str = "evaluations_without_improvement";
+
 /// What one step gave.
 pub(super) struct Losses {
     pub loss: f64,
     pub grad_norm: f64,
+}
+
+impl Losses {
+    /// What is not finite, if anything is.
+    pub fn non_finite(&self) -> Option<&'static str> {
+        if !self.loss.is_finite() {
+            Some("loss")
+        } else if !self.grad_norm.is_finite() {
+            Some("gradient")
+        } else {
+            None
+        }
+    }
+}
+
+/// A batch, and what the teacher said to it.
+struct Loaded {
+    batch: Batch,
+    teacher: Option<Vec<f32>>,
 }
 
 pub(super) struct Session {
@@ -40,11 +62,11 @@ pub(super) struct Session {
     executable: Box<dyn Executable>,
     loader: Loader,
     /// The batch of the last step that is done, and those of steps that were started since.
-    batches: VecDeque<Batch>,
+    batches: VecDeque<Loaded>,
     /// Steps that were started: one more than are done while one is under way.
     started: u64,
     /// The batch of the coming step, already on its way to the device.
-    next: Option<Batch>,
+    next: Option<Loaded>,
     teacher: Option<Teacher>,
     schedule: Schedule,
     average: Option<Average>,
@@ -153,13 +175,13 @@ impl Session {
     /// Takes the next batch and sends it to the device.
     fn load(&mut self) -> Result<(), TrainError> {
         let batch = self.loader.next()?;
-        if let Some(teacher) = &mut self.teacher {
-            teacher.answer(&batch.images)?;
-            self.executable.write("teacher", Elements::F32(&teacher.logits))?;
+        let teacher = self.teacher.as_mut().map(|teacher| teacher.answer(&batch.images)).transpose()?;
+        if let Some(logits) = &teacher {
+            self.executable.write("teacher", Elements::F32(logits))?;
         }
         self.executable.write("image", Elements::F32(&batch.images))?;
         self.executable.write("targets", Elements::F32(&batch.targets))?;
-        self.next = Some(batch);
+        self.next = Some(Loaded { batch, teacher });
         Ok(())
     }
 
@@ -203,16 +225,27 @@ impl Session {
         if go_on && self.executable.runs_by_itself() && step < self.steps {
             self.start()?;
         }
-        let mut numbers = [0.0; 2];
-        self.executable.answer(&mut numbers)?;
-        self.position.step = step;
-        self.position.epoch = step / self.steps_per_epoch;
-        self.position.batch = step % self.steps_per_epoch;
-        self.position.images += self.batch as u64;
+        let losses = self.answer()?;
+        self.set_step(step);
         let under_way = (self.started - step) as usize;
         self.batches.drain(..self.batches.len() - 1 - under_way);
         self.waiting = self.loader.waited();
+        Ok(losses)
+    }
+
+    /// The losses of the first step whose losses were not looked at yet.
+    fn answer(&mut self) -> Result<Losses, TrainError> {
+        let mut numbers = [0.0; 2];
+        self.executable.answer(&mut numbers)?;
         Ok(Losses { loss: f64::from(numbers[0]), grad_norm: f64::from(numbers[1]) })
+    }
+
+    /// Moves the position to just after a step.
+    fn set_step(&mut self, step: u64) {
+        self.position.images = self.position.images + step * self.batch as u64 - self.position.step * self.batch as u64;
+        self.position.step = step;
+        self.position.epoch = step / self.steps_per_epoch;
+        self.position.batch = step % self.steps_per_epoch;
     }
 
     /// Whether the model was measured after the last step.
@@ -223,6 +256,17 @@ impl Session {
     /// Notes that the model was measured after the last step.
     pub fn set_measured(&mut self) {
         self.position.more.insert(MEASURED.into(), self.position.step.into());
+    }
+
+    /// Counts an evaluation towards the recipe's patience.
+    pub fn set_improved(&mut self, improved: bool) {
+        let count = if improved { 0 } else { self.evaluations_without_improvement() + 1 };
+        self.position.more.insert(WITHOUT_IMPROVEMENT.into(), count.into());
+    }
+
+    /// Evaluations in a row that gave no new best.
+    pub fn evaluations_without_improvement(&self) -> u64 {
+        self.position.more.get(WITHOUT_IMPROVEMENT).and_then(|count| count.as_u64()).unwrap_or(0)
     }
 
     /// Samples that could not be read so far.
@@ -282,16 +326,35 @@ impl Session {
         Ok(Tensor { shape: parameter.shape.to_vec(), data })
     }
 
-    /// The error of a step whose result is not finite: looks for the operation where it began.
-    pub fn non_finite(&self, device: &dyn Device, what: &'static str, setup: &Setup, run: &RunFolder) -> TrainError {
-        let step = self.position.step;
-        let kept = format!("saved in {}", run.last().path().display());
+    /// The error of a step whose result is not finite: looks for the operation where it began, and saves.
+    pub fn non_finite(
+        &mut self,
+        device: &dyn Device,
+        losses: &Losses,
+        setup: &Setup,
+        run: &RunFolder,
+    ) -> Result<TrainError, TrainError> {
+        let (step, what) = (self.position.step, losses.non_finite().unwrap_or("loss"));
+        // Steps whose gradients are not finite change nothing, so the weights are those after the last whose are.
+        let mut unchanged_since = if losses.grad_norm.is_finite() { step } else { step - 1 };
+        if self.is_ahead() && self.answer()?.grad_norm.is_finite() {
+            unchanged_since = self.started;
+        }
         let place = self.find_non_finite(device, setup).ok().flatten();
-        TrainError::NonFinite { step, what, place, kept }
+        self.set_step(unchanged_since);
+        let snapshot = self.snapshot(setup)?;
+        let mut tensors = snapshot.weights.tensors.values().chain(snapshot.optimiser.tensors.values());
+        let kept = if tensors.all(|tensor| tensor.data.iter().all(|v| v.is_finite())) {
+            run.last().save(&snapshot)?;
+            Kept::Saved { step: unchanged_since }
+        } else {
+            Kept::Before { step: run.last().open()?.snapshot.position.step }
+        };
+        Ok(TrainError::NonFinite { step, what, place, kept, path: run.last().path().into() })
     }
 
     fn find_non_finite(&self, device: &dyn Device, setup: &Setup) -> Result<Option<String>, TrainError> {
-        let Some(batch) = self.batches.front() else { return Ok(None) };
+        let Some(Loaded { batch, teacher }) = self.batches.front() else { return Ok(None) };
         let Snapshot { weights, optimiser, .. } = self.snapshot(setup)?;
         let mut parameters: BTreeMap<String, Vec<f32>> =
             weights.tensors.into_iter().chain(optimiser.tensors).map(|(name, tensor)| (name, tensor.data)).collect();
@@ -304,7 +367,7 @@ impl Session {
             ("seed", Elements::I32(&numbers.seed)),
             ("average_decay", Elements::F32(std::slice::from_ref(&numbers.average_decay))),
         ];
-        inputs.extend(self.teacher.as_ref().map(|teacher| ("teacher", Elements::F32(&teacher.logits))));
+        inputs.extend(teacher.as_ref().map(|logits| ("teacher", Elements::F32(logits))));
         inputs.retain(|(name, _)| self.graph.graph.inputs().any(|(_, input)| input.name == *name));
         let found = first_non_finite(device, &self.graph.graph, &inputs, &mut parameters)?;
         Ok(found.map(|found| found.to_string()))

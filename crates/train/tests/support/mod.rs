@@ -24,14 +24,21 @@ pub fn pictures(folder: &Path, each: u32) {
         std::fs::create_dir_all(&class).unwrap();
         for number in 0..each {
             let pixel = |i: u32| base.map(|c| c.wrapping_add(((i * 37 + number * 101) % 31) as u8));
-            let pixels: Vec<u8> = (0..256).flat_map(pixel).collect();
-            let file = std::fs::File::create(class.join(format!("{number}.png"))).unwrap();
-            let mut encoder = png::Encoder::new(file, 16, 16);
-            encoder.set_color(png::ColorType::Rgb);
-            encoder.set_depth(png::BitDepth::Eight);
-            encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
+            write(&class.join(format!("{number}.png")), &(0..256).flat_map(pixel).collect::<Vec<u8>>());
         }
     }
+}
+
+/// An image of one colour, 16 pixels wide.
+pub fn picture(file: &Path, colour: [u8; 3]) {
+    write(file, &colour.repeat(256));
+}
+
+fn write(file: &Path, pixels: &[u8]) {
+    let mut encoder = png::Encoder::new(std::fs::File::create(file).unwrap(), 16, 16);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    encoder.write_header().unwrap().write_image_data(pixels).unwrap();
 }
 
 pub fn recipe(settings: &[&str]) -> Recipe {
