@@ -10,6 +10,7 @@ mod eval;
 mod explain;
 mod info;
 mod inspect;
+mod interrupt;
 mod label;
 mod models;
 mod patches;
@@ -38,7 +39,7 @@ Examples:
 
 Every command has examples in its help: `vit classify --help`.
 The exit status is 0 if all went well, 1 if something failed, 2 if the command
-was used wrongly.")]
+was used wrongly, 130 or 143 if Ctrl-C or SIGTERM stopped a run, after saving.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -72,6 +73,8 @@ enum Outcome {
     Fine,
     /// Something failed that has been reported already: some file, some comparison.
     Failed,
+    /// A signal stopped a run, which was saved; the exit status that says so.
+    Interrupted(u8),
 }
 
 fn main() -> ExitCode {
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(Outcome::Fine) => ExitCode::SUCCESS,
         Ok(Outcome::Failed) => ExitCode::from(1),
+        Ok(Outcome::Interrupted(status)) => ExitCode::from(status),
         // Whoever reads our output may stop reading, as `head` does.
         Err(error) if broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

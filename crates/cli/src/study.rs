@@ -1,6 +1,6 @@
 //! `vit study`: which architecture for how much data.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,8 +9,9 @@ use clap::Args;
 use vit::Precision;
 use vit::train::{BegunRun, Clock, RunSettings, Study, StudyPlan, StudyResult, StudyRun, StudyTable, train};
 
+use crate::interrupt::Interrupt;
 use crate::table::{Align, Table};
-use crate::train::{Machine, ensure_trains, interruptible, read_recipe};
+use crate::train::{Machine, ensure_trains, read_recipe};
 use crate::training_view::View;
 use crate::{Outcome, terminal};
 
@@ -105,7 +106,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let out = arguments.out.unwrap_or_else(|| usual_folder(&arguments.data));
     let study = Study::open(&out, plan)?;
     terminal::note(format_args!("training on {} in {precision}", processor.description()));
-    let stop = interruptible()?;
+    let interrupt = Interrupt::listen()?;
     let count = study.runs().len();
     for (number, run) in study.runs().iter().enumerate() {
         let name = format!("{}/{count}  {} on {}", number + 1, run.model, percent(run.fraction));
@@ -118,15 +119,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             study.begin(run)?
         };
         announce(&name, run, &begun);
-        let mut view = View::brief(std::io::stderr().is_terminal());
+        let mut view = View::brief();
         let BegunRun { setup, folder, from } = &mut begun;
         let options = arguments.machine.options();
-        let finished = train(processor.device(), setup, folder, from.take(), &options, &mut view, &stop);
+        let finished = train(processor.device(), setup, folder, from.take(), &options, &mut view, &interrupt.stop);
         view.close();
         let finished = finished?;
         if !finished.complete {
             terminal::note("stopped and saved; the same command goes on");
-            return Ok(Outcome::Fine);
+            return Ok(interrupt.outcome());
         }
         let result = study.finish(run, &begun, &finished)?;
         let seconds = Duration::try_from_secs_f64(result.seconds).unwrap_or_default();

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -69,9 +70,23 @@ pub fn error(message: impl Display) {
     say(&format!("{label} "), &message.to_string());
 }
 
+/// Whether nothing but errors is said.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From now on nothing but errors is said.
+pub fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
 /// Says something on standard error that is not a result.
 pub fn note(message: impl Display) {
-    say("", &message.to_string());
+    if !is_quiet() {
+        say("", &message.to_string());
+    }
 }
 
 /// Messages may have several lines, but nothing else that moves the cursor.
@@ -84,7 +99,7 @@ pub struct Busy(ProgressBar);
 
 /// Says what takes a while.
 pub fn busy(message: impl Display) -> Busy {
-    if !std::io::stderr().is_terminal() {
+    if is_quiet() || !std::io::stderr().is_terminal() {
         return Busy(ProgressBar::hidden());
     }
     let style = ProgressStyle::with_template("{spinner} {msg} …").unwrap_or_else(|_| ProgressStyle::default_spinner());

@@ -1,13 +1,11 @@
 //! `vit train`, `vit finetune` and `vit resume`: from a data set to a trained model.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use serde_json::json;
 use vit::graph::GraphError;
 use vit::graph::device::Memory;
 use vit::train::{
@@ -16,9 +14,10 @@ use vit::train::{
 };
 use vit::{DeviceChoice, Precision, Processor, plan_without_gpu};
 
+use crate::interrupt::Interrupt;
 use crate::pictures::parse_size;
 use crate::table::{bytes, thousands};
-use crate::training_view::View;
+use crate::training_view::{Reporting, View};
 use crate::{Outcome, checkpoints, terminal};
 
 /// Train a model on your own pictures
@@ -35,7 +34,8 @@ Examples:
 --data takes a folder with a folder of pictures for each class (and, if there
 is one, a level of train, val and test above them), tar shards, Parquet files
 of Hugging Face, a CSV, TSV or JSONL manifest of paths and labels, CIFAR
-binaries or MNIST files. Ctrl-C saves and stops; `vit resume` goes on.")]
+binaries or MNIST files. Ctrl-C (or SIGTERM) saves and stops with the status 130
+(or 143); `vit resume` goes on.")]
 pub struct Arguments {
     /// The model, by name or in a form like Ti/4@32 [default: one that suits the
     /// size of the pictures]
@@ -120,6 +120,8 @@ struct Common {
     /// How precisely: f32, tf32 or bf16 [default: bf16 on a GPU, f32 on the CPU]
     #[arg(long, help_heading = "How to run")]
     precision: Option<Precision>,
+    #[command(flatten)]
+    reporting: Reporting,
     #[command(flatten)]
     machine: Machine,
 }
@@ -239,6 +241,7 @@ impl Common {
     }
 
     fn begin(&self, choice: ModelChoice, model: String, recipe: Recipe) -> anyhow::Result<Outcome> {
+        self.reporting.apply();
         let data = std::path::absolute(&self.data).unwrap_or_else(|_| self.data.clone());
         let settings = RunSettings {
             model,
@@ -270,7 +273,7 @@ impl Common {
         };
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
         let run = RunFolder::create(&out, &setup.to_toml(), existing)?;
-        carry_out(&processor, &mut setup, &run, None, &self.machine)
+        carry_out(&processor, &mut setup, &run, None, &self.machine, self.reporting)
     }
 
     /// What a run would take. Memory is known from the plan, also where there is no GPU; time is measured.
@@ -359,11 +362,14 @@ pub struct ResumeArguments {
     #[arg(value_name = "RUN")]
     run: PathBuf,
     #[command(flatten)]
+    reporting: Reporting,
+    #[command(flatten)]
     machine: Machine,
 }
 
 pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
-    let ResumeArguments { run, machine } = arguments;
+    let ResumeArguments { run, reporting, machine } = arguments;
+    reporting.apply();
     let run = RunFolder::resume(&run)?;
     let (settings, recipe) = Setup::parse_toml(&run.config()?, &run.path().join("config.toml"))?;
     if run.last().is_empty() {
@@ -379,7 +385,7 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
     terminal::note(format_args!("{}: going on after step {}", run.path().display(), snapshot.position.step));
     let precision: Precision = setup.settings.precision.parse().map_err(anyhow::Error::msg)?;
     let (processor, _) = machine.open(Some(precision))?;
-    carry_out(&processor, &mut setup, &run, Some(snapshot), &machine)
+    carry_out(&processor, &mut setup, &run, Some(snapshot), &machine, reporting)
 }
 
 fn carry_out(
@@ -388,27 +394,43 @@ fn carry_out(
     run: &RunFolder,
     from: Option<Snapshot>,
     machine: &Machine,
+    reporting: Reporting,
 ) -> anyhow::Result<Outcome> {
     terminal::note(format_args!("training on {} in {}", processor.description(), setup.settings.precision));
     let command = format!("vit resume {}{}", quoted(run.path()), if machine.recompute { " --recompute" } else { "" });
     run.write_command(&command)?;
-    let stop = interruptible()?;
-    let mut view = View::new(std::io::stderr().is_terminal());
-    let finished = train(processor.device(), setup, run, from, &machine.options(), &mut view, &stop);
+    let interrupt = Interrupt::listen()?;
+    let mut view = View::new(reporting);
+    let finished = train(processor.device(), setup, run, from, &machine.options(), &mut view, &interrupt.stop);
     view.close();
-    let Finished { complete, position, waiting, seconds } = match finished {
+    let Finished { complete, early, position, waiting, seconds } = match finished {
         // The device failed, not the run: it can go on where the device works again.
         Err(error @ TrainError::Graph(GraphError::Device { .. })) if !run.last().is_empty() => {
             bail!("{error}. The run is kept: `{command}` goes on from its last checkpoint");
         }
         finished => finished?,
     };
+    let (memory, disk) = (peak_memory(), run.bytes_on_disk()?);
+    reporting.event(&json!({
+        "event": "end", "complete": complete, "early": early, "step": position.step, "run": run.path(),
+        "best": position.best, "seconds": seconds, "waiting": waiting, "peak_memory": memory, "disk": disk,
+    }));
+    let memory = memory.map_or(String::new(), |most| format!("{} of memory at most; ", bytes(most)));
+    let taken = format!("{memory}{} on disk in {}", bytes(disk), run.path().display());
     if !complete {
         terminal::note(format_args!("stopped and saved after step {}; `{command}` goes on", position.step));
-        return Ok(Outcome::Fine);
+        terminal::note(taken);
+        return Ok(interrupt.outcome());
+    }
+    if early {
+        terminal::note(format_args!(
+            "stopped early after step {}: {} evaluations in a row gave no new best",
+            position.step, setup.recipe.patience
+        ));
     }
     let seconds = Duration::try_from_secs_f64(seconds).unwrap_or_default();
     terminal::note(format_args!("done in {}, {:.1}% of it waiting for data", Clock(seconds), 100.0 * waiting));
+    terminal::note(taken);
     match &position.best {
         Some(best) => terminal::note(format_args!(
             "best {} {:.2}% after step {}: {}",
@@ -423,23 +445,16 @@ fn carry_out(
     Ok(Outcome::Fine)
 }
 
+/// The most memory that the process has had, where the system says it.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
 /// A path as a shell takes it.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = text.chars().all(|c| c.is_alphanumeric() || "/._-".contains(c));
     if plain { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
-}
-
-/// A flag that Ctrl-C sets; a second Ctrl-C ends the process at once.
-pub fn interruptible() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        terminal::note("stopping after this step and saving; Ctrl-C again stops at once");
-    })
-    .context("cannot listen for Ctrl-C")?;
-    Ok(stop)
 }

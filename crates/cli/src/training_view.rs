@@ -1,16 +1,50 @@
-//! What a training run looks like: bars and figures on a terminal, a line for every interval elsewhere.
+//! What a training run looks like: bars and figures on a terminal, a line for every interval elsewhere; for programs, one
+//! JSON object per line on standard output.
 
+use std::io::{IsTerminal, Write};
+
+use clap::Args;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
 use vit::train::{Clock, Measured, Observer, Outcome, Progress};
 
 use crate::table::bytes;
 use crate::terminal;
+
+/// What a run says while it runs.
+#[derive(Args, Clone, Copy)]
+pub struct Reporting {
+    /// Say nothing but errors
+    #[arg(long, short)]
+    quiet: bool,
+    /// Print a JSON object per line: logged steps, evaluations and the end
+    #[arg(long)]
+    json: bool,
+}
+
+impl Reporting {
+    /// Lets every message of the command obey.
+    pub fn apply(self) {
+        if self.quiet {
+            terminal::be_quiet();
+        }
+    }
+
+    /// Prints an event of the run for programs. Whoever reads may stop reading; the run goes on.
+    pub fn event(self, event: &Value) {
+        if self.json {
+            let mut out = std::io::stdout().lock();
+            let _ = writeln!(out, "{event}").and_then(|()| out.flush());
+        }
+    }
+}
 
 /// Watches a run.
 pub struct View {
     live: Option<Live>,
     /// Whether there is a line for every measurement, and for every interval where nothing can move.
     lines: bool,
+    reporting: Reporting,
 }
 
 struct Live {
@@ -22,13 +56,14 @@ struct Live {
 }
 
 impl View {
-    pub fn new(terminal: bool) -> View {
-        View { live: terminal.then(Live::new), lines: true }
+    pub fn new(reporting: Reporting) -> View {
+        let terminal = std::io::stderr().is_terminal() && !reporting.quiet;
+        View { live: terminal.then(Live::new), lines: true, reporting }
     }
 
     /// For one of many runs, whose results are said by someone else: no lines but what went wrong.
-    pub fn brief(terminal: bool) -> View {
-        View { lines: false, ..View::new(terminal) }
+    pub fn brief() -> View {
+        View { lines: false, ..View::new(Reporting { quiet: false, json: false }) }
     }
 
     /// Removes what moves.
@@ -89,6 +124,12 @@ impl Observer for View {
     }
 
     fn logged(&mut self, progress: &Progress) {
+        self.reporting.event(&json!({
+            "event": "step", "step": progress.step, "steps": progress.steps,
+            "epoch": progress.step as f64 / progress.steps_per_epoch.max(1) as f64,
+            "loss": progress.loss, "rate": progress.rate, "images_per_second": progress.images_per_second,
+            "waiting": progress.waiting, "seconds": progress.elapsed.as_secs_f64(),
+        }));
         if self.live.is_none() && self.lines {
             terminal::note(progress);
         }
@@ -104,16 +145,21 @@ impl Observer for View {
     }
 
     fn evaluated(&mut self, step: u64, outcome: &Outcome, best: bool) {
+        let mut event = json!({"event": "evaluation", "step": step, "best": best, "loss": outcome.measured.loss()});
         let figures = match &outcome.measured {
             Measured::Single(evaluation) => {
                 let m = evaluation.measures();
+                (event["top1"], event["top5"]) = (m.top1.into(), m.top5.into());
                 format!("top-1 {:.2}%  top-5 {:.2}%  loss {:.4}", 100.0 * m.top1, 100.0 * m.top5, m.loss)
             }
             Measured::Multi(evaluation) => {
                 let m = evaluation.measures();
+                event["map"] = m.mean_average_precision.into();
                 format!("mAP {:.2}%  loss {:.4}", 100.0 * m.mean_average_precision, m.loss)
             }
         };
+        event["unreadable"] = outcome.unreadable.len().into();
+        self.reporting.event(&event);
         let best = if best { "  (best)" } else { "" };
         if self.lines {
             self.say(&format!("step {step}: validation {figures}{best}"));
@@ -127,6 +173,7 @@ impl Observer for View {
     }
 
     fn note(&mut self, message: &str) {
+        self.reporting.event(&json!({"event": "note", "message": message}));
         self.say(message);
     }
 }

@@ -126,3 +126,70 @@ fn mistakes_are_explained() {
     assert!(recipe.contains("schedule") && recipe.contains('#'));
     assert!(vit(["recipes"]).code(0).out.contains("vit-finetune"));
 }
+
+#[cfg(unix)]
+#[test]
+fn a_signal_saves_and_ends_with_its_own_status() {
+    use std::io::{BufRead, BufReader};
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    pictures(&data, &[("a", 30), ("b", 220)], 9);
+    for (signal, status) in [("INT", 130), ("TERM", 143)] {
+        let out = folder.path().join(signal);
+        let mut child = command()
+            .args(arguments!["train", "--data", &data, "--model", "P/4@12", "--batch", "6", "--out", &out])
+            .args(["--quiet", "--json", "--set", "length=100000 steps", "--set", "evaluate_every=100%"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let step: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!((&step["event"], &step["steps"]), (&"step".into(), &100_000.into()));
+        assert!(
+            std::process::Command::new("kill")
+                .arg(format!("-{signal}"))
+                .arg(child.id().to_string())
+                .status()
+                .unwrap()
+                .success()
+        );
+        let last = lines.map(Result::unwrap).last().unwrap();
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(status));
+        // Quiet: no line of progress, nor of what stopped it.
+        assert_eq!(String::from_utf8(ended.stderr).unwrap(), "");
+        let end: serde_json::Value = serde_json::from_str(&last).unwrap();
+        assert_eq!((&end["event"], &end["complete"]), (&"end".into(), &false.into()));
+        // Saved where it was stopped.
+        let state = std::fs::read_to_string(out.join("checkpoints/last/state.json")).unwrap();
+        let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+        assert!(end["step"].as_u64().unwrap() > 0 && state["step"] == end["step"], "{end} and {state}");
+    }
+}
+
+#[test]
+fn programs_read_steps_evaluations_and_the_end_and_people_what_it_took() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    pictures(&data, &[("a", 30), ("b", 220)], 9);
+    let out = folder.path().join("run");
+    let mut arguments: Vec<std::ffi::OsString> = arguments!["train", "--data", &data, "--json", "--out", &out].to_vec();
+    arguments.extend(SMALL.map(Into::into));
+    arguments.extend(arguments!["--set", "schedule.rate=0", "--set", "patience=1"]);
+    let run = vit(&arguments).code(0);
+    let events = run.json_lines();
+    let of = |kind: &str| events.iter().filter(|e| e["event"] == kind).collect::<Vec<_>>();
+    // Nothing changes but the average, which is the same from the first step on: one best, then patience is over.
+    assert_eq!(of("evaluation").iter().map(|e| e["best"] == true).collect::<Vec<_>>(), [true, false]);
+    assert!(of("step").iter().all(|e| e["loss"].as_f64().is_some_and(f64::is_finite)), "{}", run.out);
+    let end = events.last().unwrap();
+    assert_eq!((&end["event"], &end["early"], &end["step"]), (&"end".into(), &true.into(), &30.into()));
+    assert!(end["disk"].as_u64().unwrap() > 10_000, "{end}");
+    if cfg!(target_os = "linux") {
+        assert!(end["peak_memory"].as_u64().unwrap() > 1 << 20, "{end}");
+        assert!(run.err.contains("of memory at most"), "{}", run.err);
+    }
+    assert!(run.err.contains("stopped early after step 30") && run.err.contains("on disk"), "{}", run.err);
+}

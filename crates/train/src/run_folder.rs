@@ -80,6 +80,17 @@ impl RunFolder {
         Ok(run)
     }
 
+    /// Bytes of all its files.
+    pub fn bytes_on_disk(&self) -> Result<u64, RunError> {
+        fn bytes(folder: &Path) -> io::Result<u64> {
+            fs::read_dir(folder)?.try_fold(0, |sum, entry| {
+                let (path, found) = entry.and_then(|entry| Ok((entry.path(), entry.metadata()?)))?;
+                Ok(sum + if found.is_dir() { bytes(&path)? } else { found.len() })
+            })
+        }
+        bytes(&self.path).map_err(|error| RunError::io(&self.path, error))
+    }
+
     /// Opens a run in order to train on.
     pub fn resume(path: impl Into<PathBuf>) -> Result<RunFolder, RunError> {
         let run = RunFolder::open(path)?;

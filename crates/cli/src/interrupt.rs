@@ -1,0 +1,54 @@
+//! Signals that ask a run to save and stop: Ctrl-C (SIGINT) and SIGTERM. A second one ends the process at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use anyhow::Context;
+
+use crate::{Outcome, terminal};
+
+/// Whether a signal asked to stop, and which.
+pub struct Interrupt {
+    /// Set by the first signal.
+    pub stop: Arc<AtomicBool>,
+    status: Arc<AtomicU8>,
+}
+
+impl Interrupt {
+    /// From now on signals set a flag instead of ending the process.
+    pub fn listen() -> anyhow::Result<Interrupt> {
+        let (stop, status) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU8::new(0)));
+        let (flag, first) = (stop.clone(), status.clone());
+        on_signal(move |status| {
+            if flag.swap(true, Ordering::Relaxed) {
+                std::process::exit(status.into());
+            }
+            first.store(status, Ordering::Relaxed);
+            terminal::note("stopping after this step and saving; a second signal stops at once");
+        })
+        .context("cannot listen for Ctrl-C")?;
+        Ok(Interrupt { stop, status })
+    }
+
+    /// How a command ends that a signal stopped: as shells report it, 128 and the signal's number.
+    pub fn outcome(&self) -> Outcome {
+        Outcome::Interrupted(self.status.load(Ordering::Relaxed))
+    }
+}
+
+/// Calls `act` with the exit status of each signal.
+#[cfg(unix)]
+fn on_signal(act: impl Fn(u8) + Send + 'static) -> anyhow::Result<()> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    std::thread::Builder::new().name("vit-signals".into()).spawn(move || {
+        signals.forever().for_each(|signal| act(128 + signal as u8));
+    })?;
+    Ok(())
+}
+
+/// Calls `act` with the exit status of Ctrl-C.
+#[cfg(not(unix))]
+fn on_signal(act: impl Fn(u8) + Send + 'static) -> anyhow::Result<()> {
+    Ok(ctrlc::set_handler(move || act(130))?)
+}
