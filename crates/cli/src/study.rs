@@ -169,7 +169,7 @@ fn announce(name: &str, run: &StudyRun, begun: &BegunRun) {
     let teacher = run.teacher.as_ref().map_or(String::new(), |teacher| format!(", following {teacher}"));
     let from = begun.from.as_ref().map_or(String::new(), |s| format!(", going on after step {}", s.position.step));
     terminal::note(format_args!("{name}: {pictures} pictures{teacher}{from}"));
-    begun.setup.report.iter().for_each(terminal::note);
+    run.left_out.iter().chain(&begun.setup.report).for_each(terminal::note);
 }
 
 fn print(table: &StudyTable) -> std::io::Result<()> {

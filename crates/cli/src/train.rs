@@ -203,11 +203,7 @@ fn frozen(what: &str) -> anyhow::Result<String> {
             "--freeze {what}: should be `backbone` or a number of blocks; single parameters are --set model.freeze=[…]"
         )
     };
-    let mut patterns = ["patch_embed.*", "cls_token", "dist_token", "reg_token", "pos_embed*", "norm_pre.*"]
-        .map(String::from)
-        .to_vec();
-    patterns.extend((0..blocks).map(|block| format!("blocks.{block}.*")));
-    Ok(format!("model.freeze={patterns:?}"))
+    Ok(format!("model.freeze=[\"first {blocks} blocks\"]"))
 }
 
 /// A recipe by its name or from a file.

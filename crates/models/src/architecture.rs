@@ -51,6 +51,34 @@ impl Architecture {
         each!(self, model => model.image_size = size);
     }
 
+    /// Why an image size does not suit the model, and the nearest that do: whole patches must cover the image. Some
+    /// published models leave a margin out; that is their own choice of size, not one to make by accident.
+    pub fn refuses_image_size(&self, size: [usize; 2]) -> Option<String> {
+        let (patch, backbone) = match self {
+            Architecture::Vit(vit) => (vit.patch_size, vit.backbone.as_deref()),
+            Architecture::Swin(swin) => (swin.patch_size, None),
+            _ => return None,
+        };
+        let fits = |axis: usize, extent: usize| {
+            let pixels = backbone.map_or(extent, |backbone| backbone.feature_grid([extent; 2])[0]);
+            pixels > 0 && patch[axis] > 0 && pixels.is_multiple_of(patch[axis])
+        };
+        if fits(0, size[0]) && fits(1, size[1]) {
+            return None;
+        }
+        let below = [0, 1].map(|axis| (1..=size[axis]).rev().find(|extent| fits(axis, *extent)));
+        let above =
+            [0, 1].map(|axis| (size[axis]..=size[axis].saturating_add(1 << 12)).find(|extent| fits(axis, *extent)));
+        let sizes = [below, above].map(|[height, width]| Some(format!("{}x{}", height?, width?)));
+        let sizes: Vec<String> = sizes.into_iter().flatten().collect();
+        let ([height, width], [rows, columns]) = (size, patch);
+        let what = if backbone.is_some() { "a feature map that divides into patches" } else { "patches" };
+        Some(format!(
+            "an image of {height}x{width} pixels cannot be cut into {what} of {rows}x{columns}; sizes that can are {}",
+            sizes.join(" and ")
+        ))
+    }
+
     /// Colour channels.
     pub fn channels(&self) -> usize {
         each!(self, model => model.channels)
@@ -113,6 +141,7 @@ impl Architecture {
         match self {
             Architecture::Vit(model) => model.attention_dropout = rate,
             Architecture::Swin(model) => model.attention_dropout = rate,
+            Architecture::CoAtNet(model) => model.transformers.attention_dropout = rate,
             _ => {}
         }
     }

@@ -41,6 +41,9 @@ pub enum ModelError {
         /// What is missing.
         what: String,
     },
+    /// An image size that the model cannot have.
+    #[error("{0}")]
+    ImageSize(String),
     /// Weights that do not fit the model.
     #[error("the weights do not fit the model: {0}")]
     Unmatched(String),

@@ -8,7 +8,7 @@ use vit_graph::GraphError;
 use vit_models::ModelError;
 
 use crate::metrics::MetricsError;
-use crate::{RecipeError, RunError, SaveError, StepError};
+use crate::{RecipeError, RunError, SaveError, StepError, Unfollowed};
 
 /// What can go wrong in training and evaluation.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +38,14 @@ pub enum TrainError {
     /// A recipe and a data set, or a model and a data set, that do not go together.
     #[error("{0}")]
     Unsuitable(String),
+    /// A setting that was asked for and makes no difference to the model.
+    #[error("{model} cannot follow {} = {}: {}; leave that setting out", setting.key, setting.value, setting.why)]
+    Setting {
+        /// The model.
+        model: String,
+        /// The setting.
+        setting: Unfollowed,
+    },
     /// A teacher that cannot teach this student.
     #[error("the teacher {}: {what}", path.display())]
     Teacher {

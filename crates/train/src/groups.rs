@@ -40,19 +40,38 @@ enum Depth {
     Head,
 }
 
-/// The numbers of `blocks.3` or `layers.1.blocks.0`.
+/// What comes before the first block: tokens and positions, or the stem of a convolutional network.
+const EMBEDDING: [&str; 9] =
+    ["cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "stem.", "conv_stem.", "conv1.", "bn1."];
+
+/// What comes after the last block and belongs to it, with CLIP's `norm_pre`, as timm counts it.
+const LAST: [&str; 3] = ["norm", "conv_head.", "bn2."];
+
+/// LeNet's layers between its first and its last.
+const LENET: [&str; 3] = ["conv2.", "fc1.", "fc2."];
+
+/// The numbers of `blocks.3`, `layers.1.blocks.0`, `blocks.2.0` (EfficientNet) or `layer1.0` (ResNet).
 fn depth(name: &str) -> Option<Depth> {
     const STACKS: [&str; 3] = ["blocks", "layers", "stages"];
-    if ["cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed"].iter().any(|p| name.starts_with(p)) {
+    if EMBEDDING.iter().any(|start| name.starts_with(start)) {
         return Some(Depth::Embedding);
     }
+    if let Some(layer) = LENET.iter().position(|start| name.starts_with(start)) {
+        return Some(Depth::Block(vec![layer]));
+    }
     let parts: Vec<&str> = name.split('.').collect();
+    let number = |text: &str| text.parse::<usize>().ok();
+    let stage = if parts[0] == "blocks" { parts.get(1).copied() } else { parts[0].strip_prefix("layer") };
+    let block = if parts[0] == "blocks" { parts.get(2) } else { parts.get(1) };
+    if let (Some(stage), Some(block)) = (stage.and_then(number), block.and_then(|text| number(text))) {
+        return Some(Depth::Block(vec![stage, block]));
+    }
     let mut numbers: Vec<usize> =
         parts.windows(2).filter(|pair| STACKS.contains(&pair[0])).filter_map(|pair| pair[1].parse().ok()).collect();
     match (numbers.len(), parts.contains(&"blocks")) {
         // What leads into a stage belongs to its first block.
         (1, false) => numbers.push(0),
-        (0, _) if name.starts_with("norm") => return None,
+        (0, _) if LAST.iter().any(|start| name.starts_with(start)) => return None,
         (0, _) => return Some(Depth::Head),
         _ => {}
     }
@@ -79,21 +98,71 @@ pub fn rate_factors(names: &[&str], decay: f32) -> Vec<f32> {
 }
 
 /// Parameters that are not trained: patterns of names in which `*` stands for anything and a leading `!` makes an
-/// exception; the last that fits decides. `backbone` is everything but the head.
+/// exception; the last that fits decides. `backbone` is everything but the head, `first 6 blocks` the blocks nearest to
+/// the image and all that comes before them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Freeze(pub Vec<String>);
 
 impl Freeze {
-    /// Whether a parameter is left as it is.
-    pub fn includes(&self, name: &str) -> bool {
-        self.0.iter().fold(false, |frozen, pattern| match pattern.strip_prefix('!') {
-            Some(pattern) if fits(pattern, name) => false,
-            None if pattern == "backbone" => !name.starts_with("head"),
-            None if fits(pattern, name) => true,
-            _ => frozen,
+    /// For each parameter of a model, with these layers as its heads, whether it is left as it is.
+    pub fn includes(&self, heads: &[&str], names: &[&str]) -> Vec<bool> {
+        let mut frozen = vec![false; names.len()];
+        for pattern in &self.0 {
+            let (pattern, freezes) = pattern.strip_prefix('!').map_or((pattern.as_str(), true), |rest| (rest, false));
+            for (frozen, fits) in frozen.iter_mut().zip(fitting(pattern, heads, names)) {
+                *frozen = if fits { freezes } else { *frozen };
+            }
+        }
+        frozen
+    }
+
+    /// The first pattern that no parameter of a model fits, and what is wrong with it.
+    pub fn misfit(&self, heads: &[&str], names: &[&str]) -> Option<(&str, String)> {
+        self.0.iter().find_map(|given| {
+            let pattern = given.strip_prefix('!').unwrap_or(given);
+            let blocks = blocks(names).len();
+            match first_blocks(pattern) {
+                Some(count) if count > blocks => Some((given.as_str(), format!("it has {blocks} blocks"))),
+                Some(_) => None,
+                None if fitting(pattern, heads, names).contains(&true) => None,
+                None => Some((given.as_str(), "none of its parameters has such a name".to_string())),
+            }
         })
     }
+}
+
+/// The number in `first 6 blocks`.
+fn first_blocks(pattern: &str) -> Option<usize> {
+    let rest = pattern.strip_prefix("first ")?;
+    rest.strip_suffix(" blocks").or(rest.strip_suffix(" block"))?.parse().ok()
+}
+
+/// The blocks of a model in order.
+fn blocks(names: &[&str]) -> Vec<Depth> {
+    let mut blocks: Vec<Depth> =
+        names.iter().filter_map(|name| depth(name)).filter(|depth| matches!(depth, Depth::Block(_))).collect();
+    blocks.sort();
+    blocks.dedup();
+    blocks
+}
+
+/// For each parameter whether it fits a pattern.
+fn fitting(pattern: &str, heads: &[&str], names: &[&str]) -> Vec<bool> {
+    if pattern == "backbone" {
+        let layer = |name: &str| name.rsplit_once('.').map_or("", |(layer, _)| layer).to_string();
+        return names.iter().map(|name| !name.starts_with("head") && !heads.contains(&layer(name).as_str())).collect();
+    }
+    if let Some(count) = first_blocks(pattern) {
+        let first = blocks(names).into_iter().take(count).last();
+        let before = |name: &str| match depth(name) {
+            Some(Depth::Head) => false,
+            Some(depth) => depth == Depth::Embedding || Some(&depth) <= first.as_ref(),
+            None => name.starts_with("norm_pre."),
+        };
+        return names.iter().map(|name| before(name)).collect();
+    }
+    names.iter().map(|name| fits(pattern, name)).collect()
 }
 
 fn fits(pattern: &str, name: &str) -> bool {
@@ -160,16 +229,60 @@ mod tests {
     }
 
     #[test]
+    fn layers_of_convolutional_networks_are_timms() {
+        let resnet = [
+            "conv1.weight",
+            "bn1.bias",
+            "layer1.0.conv1.weight",
+            "layer1.1.bn2.weight",
+            "layer2.0.downsample.0.weight",
+        ];
+        assert_eq!(layers(&[&resnet[..], &["fc.weight"]].concat()), [0, 0, 1, 2, 3, 4]);
+        let efficientnet = ["conv_stem.weight", "bn1.bias", "blocks.0.0.conv_dw.weight", "blocks.1.0.bn1.weight"];
+        let top = ["blocks.1.1.se.conv_reduce.bias", "conv_head.weight", "bn2.weight", "classifier.weight"];
+        assert_eq!(layers(&[&efficientnet[..], &top].concat()), [0, 0, 1, 2, 3, 3, 3, 4]);
+        let coatnet = ["stem.conv1.weight", "stages.0.blocks.0.conv1_1x1.weight", "stages.1.blocks.0.norm1.weight"];
+        assert_eq!(layers(&[&coatnet[..], &["head.norm.weight", "head.fc.weight"]].concat()), [0, 1, 2, 3, 3]);
+        assert_eq!(layers(&["conv1.weight", "conv2.weight", "fc1.bias", "fc2.bias", "fc3.bias"]), [0, 1, 2, 3, 4]);
+    }
+
+    const VIT: [&str; 8] = [
+        "cls_token",
+        "pos_embed",
+        "patch_embed.proj.weight",
+        "blocks.1.attn.qkv.weight",
+        "blocks.3.norm1.weight",
+        "blocks.3.norm2.weight",
+        "norm.weight",
+        "head.weight",
+    ];
+
+    fn frozen(patterns: &[&str]) -> Vec<&'static str> {
+        let freeze = Freeze(patterns.iter().map(|p| p.to_string()).collect());
+        VIT.into_iter().zip(freeze.includes(&["head"], &VIT)).filter(|(_, frozen)| *frozen).map(|(n, _)| n).collect()
+    }
+
+    #[test]
     fn the_last_pattern_that_fits_decides() {
-        let freeze = |patterns: &[&str]| Freeze(patterns.iter().map(|p| p.to_string()).collect());
-        assert!(!Freeze::default().includes("head.weight"));
-        assert!(freeze(&["backbone"]).includes("blocks.0.attn.qkv.weight"));
-        assert!(!freeze(&["backbone"]).includes("head.weight"));
-        let exception = freeze(&["blocks.*", "!blocks.*.norm?.*", "!blocks.*.norm1.*"]);
-        assert!(exception.includes("blocks.3.attn.qkv.weight"));
-        assert!(!exception.includes("blocks.3.norm1.weight"));
-        assert!(exception.includes("blocks.3.norm2.weight"));
-        assert!(!exception.includes("pos_embed"));
-        assert!(!freeze(&["blocks.1"]).includes("blocks.1.norm1.weight"));
+        assert!(frozen(&[]).is_empty());
+        assert_eq!(frozen(&["backbone"]), VIT[..7]);
+        assert_eq!(frozen(&["blocks.*", "!blocks.*.norm?.*", "!blocks.*.norm1.*"]), [VIT[3], VIT[5]]);
+        assert!(frozen(&["blocks.1"]).is_empty());
+        assert_eq!(frozen(&["first 1 block"]), VIT[..4]);
+        assert_eq!(frozen(&["first 2 blocks", "!cls_token"]), VIT[1..6]);
+        let resnet = ["conv1.weight", "layer1.0.conv1.weight", "fc.weight"];
+        let freeze = |pattern: &str| Freeze(vec![pattern.into()]).includes(&["fc"], &resnet);
+        assert_eq!(freeze("backbone"), [true, true, false]);
+        assert_eq!(freeze("first 1 blocks"), [true, true, false]);
+    }
+
+    #[test]
+    fn patterns_that_fit_nothing_and_blocks_that_are_not_there_are_found() {
+        let misfit = |pattern: &str| Freeze(vec![pattern.into()]).misfit(&["head"], &VIT).map(|(_, what)| what);
+        for fits in ["backbone", "first 2 blocks", "*.norm1.*", "!head.*"] {
+            assert_eq!(misfit(fits), None, "{fits}");
+        }
+        assert!(misfit("first 99 blocks").unwrap().contains("2 blocks"));
+        assert!(misfit("block.0.*").is_some());
     }
 }

@@ -5,9 +5,11 @@
 
 mod keys;
 mod span;
+mod unfollowed;
 
 pub use keys::RecipeError;
 pub use span::Span;
+pub use unfollowed::Unfollowed;
 
 use serde::{Deserialize, Serialize};
 use vit_models::Architecture;

@@ -72,6 +72,17 @@ fn first_weights(architecture: &Architecture, recipe: &Recipe) -> Result<FirstWe
     }
 }
 
+/// Where a setup comes from.
+#[derive(Clone, Copy, PartialEq)]
+enum Origin {
+    /// A new run from scratch.
+    Scratch,
+    /// A new run from a checkpoint.
+    Checkpoint,
+    /// A run that goes on: what its model cannot follow made no difference before.
+    Run,
+}
+
 /// The model that a run trains.
 pub enum ModelChoice<'a> {
     /// One that suits the pictures.
@@ -103,9 +114,14 @@ impl Setup {
                     let name = config.name.as_deref().unwrap_or_default();
                     report.push(format!("model: {name}, for the size of the pictures (another with --model)"));
                 }
+                let published = |name: &String| vit_models::variants().iter().any(|v| v.name == *name);
                 if let Some(size) = image_size {
                     config.architecture.set_image_size(size);
                     config.preprocessing.image_size = size;
+                }
+                if image_size.is_some() || !config.name.as_ref().is_some_and(published) {
+                    let reason = config.architecture.refuses_image_size(config.architecture.image_size());
+                    reason.map_or(Ok(()), |reason| Err(TrainError::Unsuitable(reason)))?;
                 }
                 // Small pictures have no margin to crop away.
                 if config.preprocessing.image_size.iter().any(|&side| side < SMALL) {
@@ -116,7 +132,7 @@ impl Setup {
                 }
                 config.architecture.set_classes(splits.train.classes().len());
                 let weights = first_weights(&config.architecture, &recipe)?;
-                Self::finish(settings, recipe, config, weights, splits, report)
+                Self::finish(settings, recipe, config, weights, splits, report, Origin::Scratch)
             }
         }
     }
@@ -139,23 +155,25 @@ impl Setup {
             report.push(format!("head: kept, since the data set has the checkpoint's {classes} classes"));
         }
         let Checkpoint { config, weights, .. } = checkpoint;
-        Self::finish(settings, recipe, config, FirstWeights::Given(weights), splits, report)
+        Self::finish(settings, recipe, config, FirstWeights::Given(weights), splits, report, Origin::Checkpoint)
     }
 
     /// A run as its folder describes it, to go on with.
     pub fn resume(settings: RunSettings, recipe: Recipe, config: Config) -> Result<Setup, TrainError> {
         let splits = open_data(&settings, recipe.seed, Classes::Exactly(&config.labels))?;
-        Self::finish(settings, recipe, config, FirstWeights::Random, splits, vec![])
+        Self::finish(settings, recipe, config, FirstWeights::Random, splits, vec![], Origin::Run)
     }
 
     /// How many of how many of the model's parameters are trained.
     pub fn trained_parameters(&self) -> Result<(usize, usize), TrainError> {
         let graph = self.config.architecture.build(1, Mode::Inference)?;
-        let all = graph.parameters().filter(|(_, p)| p.trainable).count();
-        let freeze = &self.recipe.model.freeze;
-        Ok((graph.parameters().filter(|(_, p)| p.trainable && !freeze.includes(&p.name)).count(), all))
+        let trainable: Vec<&str> =
+            graph.parameters().filter(|(_, p)| p.trainable).map(|(_, p)| p.name.as_str()).collect();
+        let frozen = self.recipe.model.freeze.includes(self.config.architecture.heads(), &trainable);
+        Ok((frozen.iter().filter(|frozen| !**frozen).count(), trainable.len()))
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn finish(
         settings: RunSettings,
         mut recipe: Recipe,
@@ -163,9 +181,14 @@ impl Setup {
         weights: FirstWeights,
         splits: Splits,
         mut report: Vec<String>,
+        origin: Origin,
     ) -> Result<Setup, TrainError> {
         let Splits { train, validation, report: data_report, .. } = splits;
         config.labels = train.classes().to_vec();
+        if origin != Origin::Run {
+            let model = config.name.as_deref().unwrap_or(&settings.model);
+            report.extend(recipe.leave_out_unfollowed(model, &config.architecture, origin == Origin::Scratch)?);
+        }
         recipe.apply_to(&mut config.architecture);
         if train.is_multi_label() && recipe.objective.loss == Loss::Softmax {
             recipe.objective.loss = Loss::Sigmoid;

@@ -90,8 +90,9 @@ impl TrainingStep {
             .map(|(_, p)| Ok((graph.value(p.clone(), &[])?, p.clone())))
             .collect::<Result<_, GraphError>>()?;
         let names: Vec<&str> = parameters.iter().map(|(_, p)| p.name.as_str()).collect();
-        let trained: Vec<(Value, Parameter)> =
-            parameters.iter().filter(|(_, p)| p.trainable && !options.freeze.includes(&p.name)).cloned().collect();
+        let frozen = options.freeze.includes(architecture.heads(), &names);
+        let trained = parameters.iter().zip(frozen).filter(|((_, p), frozen)| p.trainable && !frozen);
+        let trained: Vec<(Value, Parameter)> = trained.map(|(parameter, _)| parameter.clone()).collect();
         if trained.is_empty() {
             return Err(StepError::Frozen);
         }

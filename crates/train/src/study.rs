@@ -63,6 +63,8 @@ pub struct StudyRun {
     pub recipe: Recipe,
     /// The model that it follows.
     pub teacher: Option<String>,
+    /// What of the study's recipe the model cannot follow, one line each.
+    pub left_out: Vec<String>,
 }
 
 /// What came of one run: `result.json` of its folder.
@@ -290,6 +292,7 @@ impl StudyPlan {
                     recipe.objective.teacher = folder(teacher).display().to_string();
                     recipe.objective.distillation = Teaching::Hard;
                 }
+                let left_out = recipe.leave_out_for_one_of_many(&variant.name, &variant.architecture)?;
                 let own = self.own.iter().filter(|(model, _)| model == given).map(|(_, setting)| setting.as_str());
                 recipe.set_all(own)?;
                 runs.push(StudyRun {
@@ -299,6 +302,7 @@ impl StudyPlan {
                     folder: folder(&variant.name),
                     recipe,
                     teacher: followed,
+                    left_out,
                 });
             }
         }

@@ -21,7 +21,10 @@ const KEYS: [(&str, &str); 53] = [
     ("model.drop_path", "stochastic depth of the last block; earlier ones less"),
     ("model.dropout", "dropout after positions and linear layers"),
     ("model.attention_dropout", "dropout of attention weights"),
-    ("model.freeze", "parameters that stay as they are, e.g. [\"backbone\"] or [\"blocks.*\", \"!*.norm1.*\"]"),
+    (
+        "model.freeze",
+        "parameters that stay as they are: [\"backbone\"], [\"first 6 blocks\"], [\"blocks.*\", \"!*.norm1.*\"]",
+    ),
     ("data.normalise", "colours from scratch by the mean and deviation of the pictures, or as the model has it"),
     ("data.crop", "random-resized, padded or centre"),
     ("data.crop_scale", "random-resized: smallest and largest part of the picture's area"),
