@@ -115,8 +115,9 @@ impl Checkpoint {
     /// Changes the model and makes the weights follow; a line in the report for every change.
     pub fn change(&mut self, changes: Changes) -> Result<(), ModelError> {
         let mut target = self.config.clone();
-        if let Some(size) = changes.image_size.filter(|&size| size != target.architecture.image_size()) {
-            if let Some(reason) = target.architecture.refuses_image_size(size) {
+        if let Some(size) = changes.image_size {
+            let another = size != target.architecture.image_size();
+            if let Some(reason) = target.architecture.refuses_image_size(size).filter(|_| another) {
                 return Err(ModelError::ImageSize(reason));
             }
             target.architecture.set_image_size(size);

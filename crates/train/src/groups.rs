@@ -117,18 +117,18 @@ impl Freeze {
         frozen
     }
 
-    /// The first pattern that no parameter of a model fits, and what is wrong with it.
-    pub fn misfit(&self, heads: &[&str], names: &[&str]) -> Option<(&str, String)> {
-        self.0.iter().find_map(|given| {
+    /// The patterns that no parameter of a model fits, and what is wrong with each.
+    pub fn misfits(&self, heads: &[&str], names: &[&str]) -> Vec<(&str, String)> {
+        let blocks = blocks(names).len();
+        let misfit = |given: &String| {
             let pattern = given.strip_prefix('!').unwrap_or(given);
-            let blocks = blocks(names).len();
             match first_blocks(pattern) {
-                Some(count) if count > blocks => Some((given.as_str(), format!("it has {blocks} blocks"))),
-                Some(_) => None,
+                Some(count) => (count > blocks).then(|| format!("it has {blocks} blocks")),
                 None if fitting(pattern, heads, names).contains(&true) => None,
-                None => Some((given.as_str(), "none of its parameters has such a name".to_string())),
+                None => Some("none of its parameters has such a name".to_string()),
             }
-        })
+        };
+        self.0.iter().filter_map(|given| Some((given.as_str(), misfit(given)?))).collect()
     }
 }
 
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn patterns_that_fit_nothing_and_blocks_that_are_not_there_are_found() {
-        let misfit = |pattern: &str| Freeze(vec![pattern.into()]).misfit(&["head"], &VIT).map(|(_, what)| what);
+        let misfit = |pattern: &str| Freeze(vec![pattern.into()]).misfits(&["head"], &VIT).pop().map(|(_, what)| what);
         for fits in ["backbone", "first 2 blocks", "*.norm1.*", "!head.*"] {
             assert_eq!(misfit(fits), None, "{fits}");
         }

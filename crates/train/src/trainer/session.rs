@@ -340,7 +340,6 @@ impl Session {
         if self.is_ahead() && self.answer()?.grad_norm.is_finite() {
             unchanged_since = self.started;
         }
-        let place = self.find_non_finite(device, setup).ok().flatten();
         self.set_step(unchanged_since);
         let snapshot = self.snapshot(setup)?;
         let mut tensors = snapshot.weights.tensors.values().chain(snapshot.optimiser.tensors.values());
@@ -350,15 +349,23 @@ impl Session {
         } else {
             Kept::Before { step: run.last().open()?.snapshot.position.step }
         };
+        // After saving, since the search takes memory and time.
+        let place = self.find_non_finite(device, snapshot, step).ok().flatten();
         Ok(TrainError::NonFinite { step, what, place, kept, path: run.last().path().into() })
     }
 
-    fn find_non_finite(&self, device: &dyn Device, setup: &Setup) -> Result<Option<String>, TrainError> {
+    /// Runs a step again from a snapshot and looks for the first operation whose result is not finite.
+    fn find_non_finite(
+        &self,
+        device: &dyn Device,
+        snapshot: Snapshot,
+        step: u64,
+    ) -> Result<Option<String>, TrainError> {
         let Some(Loaded { batch, teacher }) = self.batches.front() else { return Ok(None) };
-        let Snapshot { weights, optimiser, .. } = self.snapshot(setup)?;
+        let Snapshot { weights, optimiser, .. } = snapshot;
         let mut parameters: BTreeMap<String, Vec<f32>> =
             weights.tensors.into_iter().chain(optimiser.tensors).map(|(name, tensor)| (name, tensor.data)).collect();
-        let numbers = self.inputs(self.position.step);
+        let numbers = self.inputs(step);
         let mut inputs = vec![
             ("image", Elements::F32(&batch.images)),
             ("targets", Elements::F32(&batch.targets)),
