@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::ops::{Constant, Input, Op, Operation, Parameter};
+use crate::memory::storage;
+use crate::ops::{Constant, Input, Op, Operation, Parameter, Scale};
 use crate::{GraphError, Shape, Type};
 
 /// A node's place in its graph. Inputs always have smaller numbers than their users.
@@ -60,6 +61,9 @@ impl Graph {
     }
 
     /// The type of a value.
+    ///
+    /// # Panics
+    /// If the value is of another graph.
     pub fn ty(&self, value: Value) -> &Type {
         &self.nodes[value.node].outputs[value.output]
     }
@@ -72,10 +76,13 @@ impl Graph {
     /// Appends a node after checking that its inputs fit it.
     pub fn add(&mut self, op: impl Into<Op>, inputs: &[Value]) -> Result<NodeId, GraphError> {
         let op = op.into();
+        for &input in inputs {
+            self.check(op.name(), input)?;
+        }
         let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
         let fail = |reason: String| GraphError::Shape {
             op: op.name(),
-            scope: if self.scope.is_empty() { "the model".into() } else { self.scope.join(".") },
+            scope: self.place(),
             inputs: types.iter().map(Type::to_string).collect::<Vec<_>>().join(", "),
             reason,
         };
@@ -87,6 +94,24 @@ impl Graph {
         }
         self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs, scope: self.scope.join(".") });
         Ok(self.nodes.len() - 1)
+    }
+
+    /// Whether a value is one of this graph's, for what is done with it.
+    fn check(&self, op: &'static str, value: Value) -> Result<(), GraphError> {
+        if self.nodes.get(value.node).is_some_and(|node| value.output < node.outputs.len()) {
+            return Ok(());
+        }
+        Err(GraphError::Shape {
+            op,
+            scope: self.place(),
+            inputs: format!("output {} of node {}", value.output, value.node),
+            reason: format!("this graph of {} nodes has no such value", self.nodes.len()),
+        })
+    }
+
+    /// Where in the model nodes are being added.
+    fn place(&self) -> String {
+        if self.scope.is_empty() { "the model".into() } else { self.scope.join(".") }
     }
 
     /// Appends a node and gives its first output.
@@ -118,13 +143,22 @@ impl Graph {
         parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
     }
 
-    /// Names a value that whoever runs the graph wants to read.
+    /// Names a value that whoever runs the graph wants to read. Of a parameter that a run changes, it is the value before.
     pub fn set_output(&mut self, name: &str, value: Value) -> Result<(), GraphError> {
+        self.check("output", value)?;
         if self.outputs.iter().any(|(n, _)| n == name) {
             return Err(GraphError::DuplicateName(name.into()));
         }
+        let root = storage(self, value);
+        let changes = self.updates.iter().any(|(parameter, _)| *parameter == root);
+        let value = if changes { self.copied(value)? } else { value };
         self.outputs.push((name.into(), value));
         Ok(())
+    }
+
+    /// A copy of a value, in memory of its own.
+    fn copied(&mut self, value: Value) -> Result<Value, GraphError> {
+        self.value(Scale(1.0), &[value])
     }
 
     /// The named outputs, in the order they were set.
@@ -141,26 +175,39 @@ impl Graph {
             .ok_or_else(|| unknown("output", name, self.outputs.iter().map(|(n, _)| n.as_str())))
     }
 
-    /// Says that after a run a parameter has this value. Nothing that runs after that value's node may read the old one.
+    /// Says that after a run a parameter has this value. Everything in the run reads the one before: other nodes, outputs,
+    /// and updates of other parameters.
     pub fn update(&mut self, parameter: Value, new: Value) -> Result<(), GraphError> {
+        self.check("update", parameter)?;
+        self.check("update", new)?;
         let node = self.node(parameter.node);
         let reason = match &node.op {
+            Op::Parameter(p) if self.updates.iter().any(|(other, _)| *other == parameter) => {
+                Some(format!("`{}` is already updated", p.name))
+            }
             Op::Parameter(_) if self.ty(parameter) == self.ty(new) => None,
             Op::Parameter(_) => Some(format!("the new value is {}", self.ty(new))),
             _ => Some("only parameters can be updated".into()),
         };
-        match reason {
-            Some(reason) => Err(GraphError::Shape {
+        if let Some(reason) = reason {
+            return Err(GraphError::Shape {
                 op: "update",
                 scope: node.scope.clone(),
                 inputs: self.ty(parameter).to_string(),
                 reason,
-            }),
-            None => {
-                self.updates.push((parameter, new));
-                Ok(())
+            });
+        }
+        // Devices write new values over the parameters themselves, so nothing may be read from there once a run is over.
+        let root = storage(self, new);
+        let of_another = root != parameter && matches!(self.node(root.node).op, Op::Parameter(_));
+        let new = if of_another { self.copied(new)? } else { new };
+        for i in 0..self.outputs.len() {
+            if storage(self, self.outputs[i].1) == parameter {
+                self.outputs[i].1 = self.copied(self.outputs[i].1)?;
             }
         }
+        self.updates.push((parameter, new));
+        Ok(())
     }
 
     /// The parameters that a run changes, each with its new value.

@@ -10,7 +10,8 @@ use std::rc::Rc;
 
 use crate::ops::{
     Activation, Attention, Binary, Broadcast, Concat, Constant, Conv2d, Dropout, Gather, Granularity, GroupNorm, Input,
-    LayerNorm, Linear, MatMul, Op, Parameter, Permute, Pool2d, Power, Reduce, Reshape, Scale, Slice, Softmax,
+    LayerNorm, Linear, MatMul, Op, Operation, Parameter, Permute, Pool2d, Power, Reduce, Reshape, Scale, Slice,
+    Softmax,
 };
 use crate::{DType, Graph, GraphError, Init, Shape, Type, Value};
 
@@ -144,11 +145,15 @@ impl Tensor {
 
     /// Records an error that the model code itself has found.
     pub fn refuse(&self, what: &'static str, reason: String) -> Tensor {
+        self.fail(self.refused(what, reason))
+    }
+
+    fn refused(&self, what: &'static str, reason: String) -> GraphError {
         let scope = match self.state.borrow().graph.qualified("") {
             scope if scope.is_empty() => "the model".into(),
             scope => scope,
         };
-        self.fail(GraphError::Shape { op: what, scope, inputs: self.shape().to_string(), reason })
+        GraphError::Shape { op: what, scope, inputs: self.shape().to_string(), reason }
     }
 
     fn fail(&self, error: GraphError) -> Tensor {
@@ -177,13 +182,29 @@ impl Tensor {
     }
 
     fn apply_all(&self, op: impl Into<Op>, inputs: &[&Tensor], outputs: usize) -> Vec<Tensor> {
-        let values: Option<Vec<Value>> = inputs.iter().map(|t| t.value).collect();
-        let Some(values) = values else { return vec![Tensor { state: self.state.clone(), value: None }; outputs] };
-        let added = self.state.borrow_mut().graph.add(op, &values);
-        match added {
-            Ok(node) => (0..outputs).map(|output| self.with(Value { node, output })).collect(),
-            Err(error) => vec![self.fail(error); outputs],
+        let missing = Tensor { state: self.state.clone(), value: None };
+        let mut values = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            if !Rc::ptr_eq(&self.state, &input.state) {
+                let error = input.state.borrow().error.clone();
+                let foreign = || self.refused("the inputs", "they are values of two graphs".into());
+                self.fail(error.unwrap_or_else(foreign));
+                return vec![missing; outputs];
+            }
+            let Some(value) = input.value else { return vec![missing; outputs] };
+            values.push(value);
         }
+        let added = self.state.borrow_mut().graph.add(op, &values);
+        let node = match added {
+            Ok(node) => node,
+            Err(error) => return vec![self.fail(error); outputs],
+        };
+        let there = self.state.borrow().graph.node(node).outputs.len();
+        if outputs > there {
+            let name = self.state.borrow().graph.node(node).op.name();
+            return vec![self.refuse(name, format!("it has {there} outputs, not {outputs}")); outputs];
+        }
+        (0..outputs).map(|output| self.with(Value { node, output })).collect()
     }
 
     /// `self · weightᵀ + bias`.
@@ -294,11 +315,14 @@ impl Tensor {
         self.apply(Broadcast(shape.into()), &[])
     }
 
-    /// These values one after another along an axis.
+    /// These values one after another along an axis. Of none, there is an error that whatever uses the result passes on.
     pub fn concat(parts: &[&Tensor], axis: usize) -> Tensor {
         match parts {
+            [] => {
+                Tensor { state: Rc::default(), value: None }.refuse("concat", "there is nothing to concatenate".into())
+            }
             [one] => (*one).clone(),
-            parts => parts[0].apply(Concat { axis }, &parts[1..]),
+            [first, others @ ..] => first.apply(Concat { axis }, others),
         }
     }
 

@@ -26,9 +26,8 @@ pub fn open() -> Result<Checkpoint, ModelError> {
     let wrong = |what: String| ModelError::Config { path: source.clone(), what };
     let json = serde_json::from_str(CONFIG).map_err(|error| wrong(error.to_string()))?;
     let config = config::parse(&json, None).map_err(wrong)?;
-    let (weights, scheme) = names::canonical(safetensors::from_bytes(WEIGHTS)?)?;
-    let leniency = Leniency { new_head: false, unmatched: false };
-    let (weights, report) = fit(weights, scheme, &config.architecture, &config.architecture, leniency)?;
+    let (mut weights, scheme) = names::canonical(safetensors::from_bytes(WEIGHTS)?)?;
+    let report = fit(&mut weights, scheme, &config.architecture, &config.architecture, Leniency::default())?;
     Ok(Checkpoint { config, weights, scheme, source, report })
 }
 

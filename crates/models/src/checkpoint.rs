@@ -96,13 +96,13 @@ impl Checkpoint {
         } else {
             weights::read(&source)?
         };
-        let (weights, scheme) = names::canonical(raw)?;
+        let (mut weights, scheme) = names::canonical(raw)?;
         let mut config = match config {
             Some(config) => config,
             None => infer(&weights, scheme).map_err(|what| ModelError::Config { path: source.clone(), what })?,
         };
-        let leniency = Leniency { new_head: false, unmatched: options.allow_unmatched };
-        let (weights, mut report) = fit(weights, scheme, &config.architecture, &config.architecture, leniency)?;
+        let leniency = Leniency { unmatched: options.allow_unmatched, ..Leniency::default() };
+        let mut report = fit(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?;
         if config.labels.is_empty()
             && let Some(names) = labels::usual(config.architecture.classes())
         {
@@ -112,7 +112,8 @@ impl Checkpoint {
         Ok(Checkpoint { config, weights, scheme, source, report })
     }
 
-    /// Changes the model and makes the weights follow; a line in the report for every change.
+    /// Changes the model and makes the weights follow; a line in the report for every change. After an error everything is
+    /// as it was.
     pub fn change(&mut self, changes: Changes) -> Result<(), ModelError> {
         let mut target = self.config.clone();
         if let Some(size) = changes.image_size {
@@ -136,14 +137,17 @@ impl Checkpoint {
         if target == self.config && !changes.new_head {
             return Ok(());
         }
-        let mut weights = std::mem::take(&mut self.weights);
         if changes.new_head {
             target.labels.clear();
-            weights.tensors.retain(|name, _| !target.architecture.is_head(name));
         }
-        let leniency = Leniency { new_head: changes.classes.is_some() || changes.new_head, unmatched: false };
-        let (weights, report) = fit(weights, self.scheme, &self.config.architecture, &target.architecture, leniency)?;
-        (self.weights, self.config) = (weights, target);
+        let leniency = Leniency {
+            new_head: changes.classes.is_some() || changes.new_head,
+            other_classes: changes.new_head,
+            unmatched: false,
+        };
+        let (from, to) = (&self.config.architecture, &target.architecture);
+        let report = fit(&mut self.weights, self.scheme, from, to, leniency)?;
+        self.config = target;
         self.report.extend(report);
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! Makes weights fit a model: another image size, other classes, other channels. Every change is reported in one line,
 //! and what does not match is an error that lists it.
 
+use std::collections::HashSet;
+
 use vit_graph::Graph;
 
 use crate::architecture::Architecture;
@@ -15,51 +17,58 @@ use crate::weights::{Scheme, Tensor, Weights, patch_filters, relative};
 pub struct Leniency {
     /// A head that does not fit, or is missing, starts anew.
     pub new_head: bool,
+    /// The head starts anew even if it fits.
+    pub other_classes: bool,
     /// Anything missing starts anew, anything left over is dropped.
     pub unmatched: bool,
 }
 
-/// The weights that `to` needs, made from those of `from`, and a line for every change.
+/// Turns the weights of `from` into those that `to` needs, and gives a line for every change. After an error they are as
+/// they were.
 pub fn fit(
-    weights: Weights,
+    weights: &mut Weights,
     scheme: Scheme,
     from: &Architecture,
     to: &Architecture,
     leniency: Leniency,
-) -> Result<(Weights, Vec<String>), ModelError> {
+) -> Result<Vec<String>, ModelError> {
     let graph = to.build(1, Mode::Inference)?;
-    let mut fitting =
-        Fitting { old: weights, new: Weights::default(), scheme, leniency, report: vec![], wrong: vec![] };
-    fitting.new.metadata = std::mem::take(&mut fitting.old.metadata);
+    let mut fitting = Fitting { old: weights, new: vec![], scheme, leniency, report: vec![], wrong: vec![] };
     fitting.match_parameters(&graph, from, to)?;
-    fitting.left_over(to);
-    if !fitting.wrong.is_empty() {
-        return Err(ModelError::Unmatched(list(&fitting.wrong)));
+    let left_over = fitting.left_over(&graph, to);
+    let Fitting { new, report, wrong, .. } = fitting;
+    if !wrong.is_empty() {
+        return Err(ModelError::Unmatched(list(&wrong)));
     }
-    Ok((fitting.new, fitting.report))
+    left_over.iter().for_each(|name| {
+        weights.tensors.remove(name);
+    });
+    weights.tensors.extend(new);
+    Ok(report)
 }
 
-struct Fitting {
-    old: Weights,
-    new: Weights,
+struct Fitting<'a> {
+    old: &'a Weights,
+    /// Tensors that take the place of old ones, or are added.
+    new: Vec<(String, Tensor)>,
     scheme: Scheme,
     leniency: Leniency,
     report: Vec<String>,
     wrong: Vec<String>,
 }
 
-impl Fitting {
+impl Fitting<'_> {
     fn match_parameters(&mut self, graph: &Graph, from: &Architecture, to: &Architecture) -> Result<(), ModelError> {
         for (_, parameter) in graph.parameters() {
             let (name, shape) = (parameter.name.as_str(), parameter.shape.to_vec());
             let head = to.is_head(name);
-            let tensor = match self.old.tensors.remove(name) {
-                Some(tensor) if tensor.shape == shape && !moved(name, from, to) => Some(tensor),
+            let tensor = match self.old.tensors.get(name).filter(|_| !(head && self.leniency.other_classes)) {
+                Some(tensor) if tensor.shape == shape && !moved(name, from, to) => continue,
                 Some(tensor) if head && self.leniency.new_head => {
                     self.note_head(name, &tensor.shape, &shape);
                     None
                 }
-                Some(tensor) => match self.adapt(name, &tensor, &shape, from, to)? {
+                Some(tensor) => match self.adapt(name, tensor, &shape, from, to)? {
                     Some(adapted) => Some(adapted),
                     None => {
                         self.note(format!("{name}: {:?} in the weights, {shape:?} in the model", tensor.shape));
@@ -84,7 +93,7 @@ impl Fitting {
                     Tensor { shape, data }
                 }
             };
-            self.new.insert(name, tensor)?;
+            self.new.push((name.into(), tensor));
         }
         Ok(())
     }
@@ -188,17 +197,21 @@ impl Fitting {
         Ok(Some(Tensor::new(vec![new[0] * new[1] + extra, heads], resized)?))
     }
 
-    /// Tensors that the model does not have.
-    fn left_over(&mut self, to: &Architecture) {
-        for (name, tensor) in std::mem::take(&mut self.old.tensors) {
-            let head = to.is_head(&name);
+    /// The names of tensors that the model does not have.
+    fn left_over(&mut self, graph: &Graph, to: &Architecture) -> Vec<String> {
+        let wanted: HashSet<&str> = graph.parameters().map(|(_, parameter)| parameter.name.as_str()).collect();
+        let mut names = Vec::new();
+        for (name, tensor) in self.old.tensors.iter().filter(|(name, _)| !wanted.contains(name.as_str())) {
+            let head = to.is_head(name);
             // A mask token is only used while pre-training.
-            if name == "mask_token" || (head && self.leniency.new_head) {
+            if name == "mask_token" || (head && self.leniency.new_head && !self.leniency.other_classes) {
                 self.report.push(format!("{name}: left out"));
-            } else {
+            } else if !(head && self.leniency.other_classes) {
                 self.note(format!("{name} {:?}: not in the model", tensor.shape));
             }
+            names.push(name.clone());
         }
+        names
     }
 }
 

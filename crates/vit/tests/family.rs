@@ -83,8 +83,18 @@ fn other_image_sizes_resample_what_belongs_to_a_window() {
         let logits = output(&checkpoint, &vec![0.5; 3 * size[0] * size[1]], "logits");
         assert!(logits.iter().all(|l| l.is_finite()) && logits.iter().any(|&l| l != 0.0), "{case}");
     }
-    let error = open("lenet5").change(Changes { image_size: Some([32, 32]), ..Changes::default() }).unwrap_err();
+}
+
+#[test]
+fn a_change_that_fails_leaves_the_checkpoint_as_it_was() {
+    let (before, mut checkpoint) = (open("lenet5"), open("lenet5"));
+    let changes = Changes { image_size: Some([32, 32]), new_head: true, ..Changes::default() };
+    let error = checkpoint.change(changes).unwrap_err();
     assert!(error.to_string().contains("fc1.weight"), "{error}");
+    assert_eq!(checkpoint.config, before.config);
+    assert_eq!(checkpoint.weights.tensors, before.weights.tensors);
+    assert_eq!(checkpoint.weights.metadata, before.weights.metadata);
+    assert_eq!(checkpoint.report, before.report);
 }
 
 #[test]

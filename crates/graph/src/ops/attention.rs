@@ -60,7 +60,8 @@ impl Attention {
         }
         let parts = if self.packed { 3 } else { 1 };
         let width = inputs[0].shape[2];
-        if self.heads == 0 || width == 0 || !width.is_multiple_of(parts * self.heads) {
+        let divisor = self.heads.checked_mul(parts).filter(|&divisor| divisor > 0);
+        if width == 0 || divisor.is_none_or(|divisor| !width.is_multiple_of(divisor)) {
             return Err(format!("a width of {} cannot be divided among {} heads", width / parts, self.heads));
         }
         let x = self.extents(inputs);

@@ -82,7 +82,14 @@ impl Operation for BatchNormGrad {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         arity(inputs, 5)?;
-        expect_shape("dy", &inputs[0], &inputs[1].shape)?;
+        let x = &inputs[1].shape;
+        if x.is_empty() || x.last() == 0 {
+            return Err(format!("the input {x} has no elements to normalise"));
+        }
+        expect_shape("dy", &inputs[0], x)?;
+        for (what, input) in ["gamma", "the mean", "the inverse deviation"].iter().zip(&inputs[2..]) {
+            expect_shape(what, input, &[x.last()])?;
+        }
         Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
     }
 

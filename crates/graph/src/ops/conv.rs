@@ -93,10 +93,11 @@ impl Operation for Conv2d {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         arity(inputs, 2 + usize::from(self.bias))?;
+        let output = self.output_shape(&inputs[0], &inputs[1])?;
         if self.bias {
-            expect_shape("the bias", &inputs[2], &inputs[1].shape[..1])?;
+            expect_shape("the bias", &inputs[2], &[output.last()])?;
         }
-        Ok(vec![Type::new(inputs[0].dtype, self.output_shape(&inputs[0], &inputs[1])?)])
+        Ok(vec![Type::new(inputs[0].dtype, output)])
     }
 
     fn flops(&self, inputs: &[Type], outputs: &[Type]) -> u64 {

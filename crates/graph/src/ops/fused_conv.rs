@@ -51,7 +51,8 @@ impl FusedConv2d {
             expect_shape("the weight", weight, &[taps, channels])?;
             (channels, 1)
         } else {
-            expect_shape("the weight", weight, &[weight.shape[0], taps * channels])?;
+            let columns = taps.checked_mul(channels).ok_or("the filters are too large")?;
+            expect_shape("the weight", weight, &[weight.shape[0], columns])?;
             (weight.shape[0], channels)
         };
         Ok(Shape::from([filters, inputs, kh, kw]))

@@ -64,6 +64,9 @@ impl Operation for GatherGrad {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         arity(inputs, 2)?;
         expect_indices(&inputs[1])?;
+        if self.table.is_empty() {
+            return Err("the table has no rows".into());
+        }
         expect_shape("dy", &inputs[0], &gathered(&self.table, &inputs[1].shape))?;
         Ok(vec![Type::new(inputs[0].dtype, self.table.clone())])
     }

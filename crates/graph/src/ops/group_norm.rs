@@ -3,7 +3,7 @@
 use super::{Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
-use crate::{GraphError, Type};
+use crate::{GraphError, Shape, Type};
 
 /// `(x - mean) · rstd · gamma + beta`, with mean and biased variance of each sample's group of channels.
 ///
@@ -14,6 +14,18 @@ pub struct GroupNorm {
     pub groups: usize,
     /// Added to the variance.
     pub epsilon: f32,
+}
+
+/// The channels of a value, if they fall into so many groups.
+fn channels_of(shape: &Shape, groups: usize) -> Result<usize, String> {
+    if shape.len() < 2 || shape[1..].contains(&0) {
+        return Err(format!("the input {shape} has no elements to normalise"));
+    }
+    let channels = shape.last();
+    if groups == 0 || !channels.is_multiple_of(groups) {
+        return Err(format!("{channels} channels cannot be divided into {groups} groups"));
+    }
+    Ok(channels)
 }
 
 /// How elements of `[b, .., c]` fall into groups.
@@ -55,13 +67,7 @@ impl Operation for GroupNorm {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         arity(inputs, 3)?;
         let shape = &inputs[0].shape;
-        if shape.len() < 2 || shape[1..].contains(&0) {
-            return Err(format!("the input {shape} has no elements to normalise"));
-        }
-        let channels = shape.last();
-        if self.groups == 0 || !channels.is_multiple_of(self.groups) {
-            return Err(format!("{channels} channels cannot be divided into {} groups", self.groups));
-        }
+        let channels = channels_of(shape, self.groups)?;
         expect_shape("gamma", &inputs[1], &[channels])?;
         expect_shape("beta", &inputs[2], &[channels])?;
         let statistics = Type::f32([shape[0], self.groups]);
@@ -107,7 +113,13 @@ impl Operation for GroupNormGrad {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         arity(inputs, 5)?;
-        expect_shape("dy", &inputs[0], &inputs[1].shape)?;
+        let x = &inputs[1].shape;
+        let channels = channels_of(x, self.groups)?;
+        expect_shape("dy", &inputs[0], x)?;
+        expect_shape("gamma", &inputs[2], &[channels])?;
+        for (what, input) in ["the mean", "the inverse deviation"].iter().zip(&inputs[3..]) {
+            expect_shape(what, input, &[x[0], self.groups])?;
+        }
         Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
     }
 

@@ -81,7 +81,15 @@ impl Operation for LayerNormGrad {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         arity(inputs, 5)?;
-        expect_shape("dy", &inputs[0], &inputs[1].shape)?;
+        let x = &inputs[1].shape;
+        if x.is_empty() || x.last() == 0 {
+            return Err(format!("the input {x} has no elements to normalise"));
+        }
+        expect_shape("dy", &inputs[0], x)?;
+        expect_shape("gamma", &inputs[2], &[x.last()])?;
+        for (what, input) in ["the mean", "the inverse deviation"].iter().zip(&inputs[3..]) {
+            expect_shape(what, input, &x[..x.len() - 1])?;
+        }
         Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
     }
 

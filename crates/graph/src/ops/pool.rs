@@ -45,8 +45,9 @@ impl Pool2d {
             if before >= kernel || after >= kernel || self.stride[axis] == 0 || extent == 0 {
                 return Err(format!("windows of {kernel} do not fit {extent} pixels padded with {before} and {after}"));
             }
-            let reach = (extent + before + after)
-                .checked_sub(kernel)
+            let padded = extent.checked_add(before).and_then(|e| e.checked_add(after));
+            let reach = padded
+                .and_then(|padded| padded.checked_sub(kernel))
                 .ok_or_else(|| format!("windows of {kernel} do not fit into {extent} pixels"))?;
             shape = shape.with(1 + axis, reach / self.stride[axis] + 1);
         }

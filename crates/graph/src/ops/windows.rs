@@ -24,7 +24,7 @@ impl Windows {
     /// The row or column of the image that is at a place of a window; `None` for padding.
     pub fn source(&self, axis: usize, window: usize, place: usize, extent: usize) -> Option<usize> {
         let at = window * self.size[axis] + place;
-        (at < extent).then(|| (at + self.shift[axis]) % extent)
+        (at < extent).then(|| (at + self.shift[axis] % extent) % extent)
     }
 
     fn windows_shape(&self, image: &Type) -> Result<Shape, String> {
@@ -33,7 +33,8 @@ impl Windows {
             return Err(format!("windows of {}x{} cannot hold {}", self.size[0], self.size[1], image.shape));
         }
         let [rows, columns] = self.grid(&image.shape);
-        Ok(Shape::from([image.shape[0] * rows * columns, self.size[0] * self.size[1], image.shape[3]]))
+        let tokens = self.size[0].checked_mul(self.size[1]).ok_or("the windows are too large")?;
+        Ok(Shape::from([image.shape[0] * rows * columns, tokens, image.shape[3]]))
     }
 
     /// Calls `visit(token, pixel)` for every token of every window that is not padding.

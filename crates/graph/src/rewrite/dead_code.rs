@@ -8,7 +8,10 @@ use crate::{Graph, GraphError};
 pub fn dead_code(graph: &Graph) -> Result<Graph, GraphError> {
     let mut needed = vec![false; graph.nodes().len()];
     graph.outputs().iter().for_each(|(_, v)| needed[v.node] = true);
-    graph.updates().iter().for_each(|(_, v)| needed[v.node] = true);
+    for (parameter, new) in graph.updates() {
+        // A new value need not follow from the old one.
+        (needed[parameter.node], needed[new.node]) = (true, true);
+    }
     for id in (0..needed.len()).rev() {
         needed[id] |= matches!(graph.node(id).op, Op::Input(_));
         if needed[id] {
