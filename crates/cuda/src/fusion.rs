@@ -105,22 +105,34 @@ impl Groups {
     }
 
     /// Updates in place, of which nobody reads the new values before the last of them: whoever reads the old values
-    /// stands before. Moving averages of what they give follow them, as a group of their own.
+    /// stands before. Moving averages of what they give follow them, as a group of their own; so do guarded updates.
     fn find_updates(&mut self, graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) {
-        let (mut open, mut averages): (Vec<NodeId>, Vec<NodeId>) = (Vec::new(), Vec::new());
+        let (mut open, mut averages, mut guarded): (Vec<NodeId>, Vec<NodeId>, Vec<NodeId>) = Default::default();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
-            let average = matches!(node.op, Op::MovingAverage(_));
-            let update = average || matches!(node.op, Op::Adam(_) | Op::Sgd(_));
-            let joins =
-                update && (0..node.outputs.len()).all(|output| in_place.contains_key(&Value { node: id, output }));
+            let joins = (0..node.outputs.len()).all(|output| in_place.contains_key(&Value { node: id, output }));
             let reads = |of: &[NodeId]| node.inputs.iter().any(|v| of.contains(&storage(graph, *v).node));
-            let agrees = open.last().is_none_or(|&other| {
-                let other = graph.node(other);
-                let numbers = node.inputs.len().saturating_sub(2);
-                alike(&node.op, &other.op) && node.inputs[numbers..] == other.inputs[numbers..]
-            });
-            let waits = if average && joins { reads(&averages) } else { reads(&open) || reads(&averages) };
-            if waits || (joins && !average && !agrees) {
+            if reads(&guarded) {
+                self.add_updates(std::mem::take(&mut guarded));
+            }
+            if let (Op::GuardedUpdate(_), true) = (&node.op, joins) {
+                guarded.push(id);
+            }
+            let average = matches!(node.op, Op::MovingAverage(_));
+            let joins = joins && (average || matches!(node.op, Op::Adam(_) | Op::Sgd(_)));
+            // What a launch has once for all of them: step and norm, of averages the norm.
+            let agrees = |others: &[NodeId], numbers: usize| {
+                others.last().is_none_or(|&other| {
+                    let other = graph.node(other);
+                    let first = node.inputs.len().saturating_sub(numbers);
+                    alike(&node.op, &other.op) && node.inputs[first..] == other.inputs[first..]
+                })
+            };
+            let waits = match (joins, average) {
+                (true, true) => reads(&averages) || !agrees(&averages, 1),
+                (true, false) => reads(&open) || reads(&averages) || !agrees(&open, 2),
+                (false, _) => reads(&open) || reads(&averages),
+            };
+            if waits {
                 self.close(&mut open, &mut averages);
             }
             match (joins, average) {
@@ -130,6 +142,7 @@ impl Groups {
             }
         }
         self.close(&mut open, &mut averages);
+        self.add_updates(guarded);
     }
 
     /// Ends both groups. Updates after the last average make a group of their own: averages run after what they read.
@@ -137,9 +150,13 @@ impl Groups {
         let last = averages.last().copied().unwrap_or(0);
         let (before, after): (Vec<NodeId>, Vec<NodeId>) = open.drain(..).partition(|&id| id < last);
         for group in [before, after, std::mem::take(averages)] {
-            if group.len() > 1 {
-                self.add(&group, Group::Updates(group.clone()));
-            }
+            self.add_updates(group);
+        }
+    }
+
+    fn add_updates(&mut self, nodes: Vec<NodeId>) {
+        if nodes.len() > 1 {
+            self.add(&nodes, Group::Updates(nodes.clone()));
         }
     }
 

@@ -24,7 +24,10 @@ fn refusal(op: impl Into<Op>, shapes: &[&[usize]]) -> String {
 fn a_filter_without_axes_was_a_panic() {
     let conv = Conv2d::patches([2, 2], true);
     let error = refusal(conv, &[&[1, 4, 4, 3], &[], &[]]);
-    assert_eq!(error, "conv2d in the model: the weight should have 4 axes, not 0 (inputs f32[1, 4, 4, 3], f32[], f32[])");
+    assert_eq!(
+        error,
+        "conv2d in the model: the weight should have 4 axes, not 0 (inputs f32[1, 4, 4, 3], f32[], f32[])"
+    );
 }
 
 #[test]
@@ -38,7 +41,8 @@ fn extents_that_overflow_or_are_missing_were_panics() {
         count_padding: false,
     };
     let attention = Attention { heads: huge, scale: 1.0, packed: true, bias: false, dropout: None };
-    let fused = FusedConv2d { conv: Conv2d::patches([1, 1], false), kernel: [huge, 1], activation: None, residual: None };
+    let fused =
+        FusedConv2d { conv: Conv2d::patches([1, 1], false), kernel: [huge, 1], activation: None, residual: None };
     let norm = [&[2, 4][..], &[2, 4], &[3], &[2], &[2]];
     for (op, shapes) in [
         (Op::from(pool), &[&[1, 4, 4, 3][..]][..]),

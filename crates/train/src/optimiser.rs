@@ -115,7 +115,7 @@ impl Optimiser {
             }
             if let Some(decay) = numbers.average_decay {
                 let average = state(graph, "average")?;
-                let new = graph.value(MovingAverage, &[average, Value { node, output: 0 }, decay])?;
+                let new = graph.value(MovingAverage, &[average, Value { node, output: 0 }, decay, numbers.norm])?;
                 graph.update(average, new)?;
             }
         }

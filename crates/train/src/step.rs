@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use vit_graph::autodiff::{add_gradients, gradients};
 use vit_graph::device::Parameters;
-use vit_graph::ops::{Binary, Concat, GlobalNorm, Input, Op, Parameter, Scale, Slice};
+use vit_graph::ops::{Binary, Concat, GlobalNorm, GuardedUpdate, Input, Op, Parameter, Scale, Slice};
 use vit_graph::rewrite::{dead_code, needed_rows, patchify, recompute};
 use vit_graph::{Graph, GraphError, Inlined, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
@@ -63,8 +63,8 @@ pub enum StepError {
 /// Inputs: `image`, `targets [batch, classes]`, `rate`, `step` (from 1 on); with anything random `seed`, with a teacher
 /// `teacher [batch, classes]`, with averages `average_decay`. Outputs: `loss`, the gradients' `grad_norm` before
 /// clipping, `logits`. A run updates every trained parameter `NAME`, what the optimiser remembers of it
-/// (`NAME.adam_mean`, `NAME.adam_variance`, `NAME.sgd_buffer`) and its `NAME.average`; where `grad_norm` is not finite
-/// it updates nothing but averages.
+/// (`NAME.adam_mean`, `NAME.adam_variance`, `NAME.sgd_buffer`), its `NAME.average` and the running statistics of batch
+/// norms; where `loss` or `grad_norm` is not finite it updates nothing.
 pub struct TrainingStep {
     /// The graph.
     pub graph: Graph,
@@ -117,14 +117,20 @@ impl TrainingStep {
         graph.set_output("loss", loss)?;
         let norm = graph.value(GlobalNorm, &found)?;
         graph.set_output("grad_norm", norm)?;
+        // The norm to the last bit while the loss is finite: a loss can overflow where its gradients do not.
+        let nothing = graph.value(Scale(0.0), &[loss])?;
+        let guard = graph.value(Binary::Add, &[norm, nothing])?;
         let logits = if parts == 1 { logits[0] } else { graph.value(Concat { axis: 0 }, &logits)? };
         graph.set_output("logits", logits)?;
 
         for (name, new) in statistics.0 {
+            // The forward pass knows them long before anyone knows whether the step counts.
             let old = graph.parameter(&name)?;
-            graph.update(old, new)?;
+            let guarded = graph.value(GuardedUpdate, &[old, new, guard])?;
+            graph.update(old, guarded)?;
         }
-        let numbers = Numbers { rate: inputs.rate, step: inputs.step, norm, average_decay: inputs.average_decay };
+        let numbers =
+            Numbers { rate: inputs.rate, step: inputs.step, norm: guard, average_decay: inputs.average_decay };
         let state = options.optimiser.build(&mut graph, &trained, &found, &names, &numbers)?;
         let gradients = trained.into_iter().map(|(_, p)| p.name).zip(found).collect();
         let step = TrainingStep { graph, gradients, state };

@@ -9,6 +9,7 @@ use vit_graph::ops::Operation;
 use vit_graph::ops::{Op, Parameter};
 use vit_graph::{Graph, Init};
 use vit_models::Architecture;
+use vit_models::resnet::{Block, ResNet};
 use vit_models::vit::Vit;
 use vit_train::{
     Average, Distillation, Freeze, Loss, Method, Objective, Optimiser, Start, StepError, StepOptions, TrainingStep,
@@ -65,6 +66,11 @@ impl Run {
     }
 
     fn run(&mut self, number: u64) {
+        self.write(number);
+        self.executable.run().unwrap();
+    }
+
+    fn write(&mut self, number: u64) {
         for (_, input) in self.step.graph.inputs() {
             let count = input.ty.shape.elements();
             let data = match input.name.as_str() {
@@ -80,7 +86,12 @@ impl Run {
             };
             self.executable.write(&input.name, Elements::F32(&data)).unwrap();
         }
-        self.executable.run().unwrap();
+    }
+
+    /// The bits of everything that is kept between steps.
+    fn state(&self) -> BTreeMap<String, Vec<u32>> {
+        let names = self.step.graph.parameters().map(|(_, p)| p.name.clone());
+        names.map(|name| (name.clone(), self.parameter(&name).iter().map(|v| v.to_bits()).collect())).collect()
     }
 
     fn read(&self, output: &str) -> Vec<f32> {
@@ -281,6 +292,59 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_explained() {
     }
     weights.get_mut("head.bias").unwrap()[2] = f32::NAN;
     assert_eq!(find(&mut weights).unwrap(), "parameter head.bias: 1 of 5 elements are not finite");
+}
+
+/// A small network with batch norms, max-pooling and relus.
+fn resnet() -> Architecture {
+    ResNet {
+        image_size: [32, 32],
+        classes: CLASSES,
+        block: Block::Basic,
+        depths: vec![1, 1],
+        widths: vec![8, 16],
+        ..ResNet::default()
+    }
+    .into()
+}
+
+#[test]
+fn a_skipped_step_left_nan_in_running_statistics_and_moved_averages() {
+    for (accumulate, recompute) in [(1, false), (1, true), (3, false)] {
+        let options = StepOptions { average: true, accumulate, recompute, ..StepOptions::default() };
+        let (mut run, mut undisturbed) = (Run::new(&resnet(), &options), Run::new(&resnet(), &options));
+        run.run(1);
+        let before = run.state();
+        assert!(before.keys().any(|name| name.ends_with("running_var")));
+        run.write(2);
+        let mut image = noise("image", BATCH * 3 * 1024);
+        // The last pixel of the last sample: the last micro-batch alone sees it.
+        *image.last_mut().unwrap() = f32::NAN;
+        run.executable.write("image", Elements::F32(&image)).unwrap();
+        run.executable.run().unwrap();
+        assert!(run.read("grad_norm")[0].is_nan() && run.read("loss")[0].is_nan());
+        assert_eq!(run.state(), before, "{accumulate} micro-batches");
+        // What follows is as if the step had never been.
+        undisturbed.run(1);
+        run.run(2);
+        undisturbed.run(2);
+        assert_eq!(run.state(), undisturbed.state(), "{accumulate} micro-batches");
+        assert_ne!(run.state(), before);
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_moved_weights_if_its_gradients_were() {
+    let model = Architecture::from(model());
+    let step = TrainingStep::new(&model, BATCH, StepOptions::default()).unwrap();
+    let mut weights = parameters(&step.graph, &step.state);
+    weights.get_mut("head.bias").unwrap()[0] = f32::NEG_INFINITY;
+    let mut start = Start { model: &mut weights, state: &step.state };
+    let executable = Cpu::new(Some(2)).compile(&step.graph, &mut start).unwrap();
+    let mut run = Run { executable, step };
+    let before = run.state();
+    run.run(1);
+    assert!(run.read("loss")[0].is_infinite() && run.read("grad_norm")[0].is_finite());
+    assert_eq!(run.state(), before);
 }
 
 #[test]

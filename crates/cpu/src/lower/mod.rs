@@ -142,6 +142,7 @@ pub(crate) fn lower(
         Op::Adam(op) => optimise::adam(op, &inputs[0]),
         Op::Sgd(op) => optimise::sgd(op),
         Op::MovingAverage(_) => optimise::moving_average(),
+        Op::GuardedUpdate(_) => optimise::guarded_update(),
         Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_) => return Err("it computes nothing".into()),
     })
 }

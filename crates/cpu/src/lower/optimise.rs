@@ -137,10 +137,24 @@ pub(super) fn sgd(op: &Sgd) -> Lowered {
 pub(super) fn moving_average() -> Lowered {
     let mut lowered = Lowered::new(move |p, inputs, outputs, _| {
         let (value, decay) = (inputs[1], inputs[2][0]);
+        if !inputs[3][0].is_finite() {
+            return;
+        }
         p.pool.run_chunks(&mut *outputs[0], TASK, &|task, average| {
             let value = &value[task * TASK..][..average.len()];
             average.iter_mut().zip(value).for_each(|(a, v)| *a = decay * *a + (1.0 - decay) * v);
         });
+    });
+    lowered.in_place = &[(0, 0)];
+    lowered
+}
+
+/// The new value takes the place of the old one, or does not.
+pub(super) fn guarded_update() -> Lowered {
+    let mut lowered = Lowered::new(move |_, inputs, outputs, _| {
+        if inputs[2][0].is_finite() {
+            outputs[0].copy_from_slice(inputs[1]);
+        }
     });
     lowered.in_place = &[(0, 0)];
     lowered

@@ -213,15 +213,32 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) moving_average(const Row* rows, const Chunk* chunks) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    moving_average(const Row* rows, const Chunk* chunks, const float* norm) {
     const Chunk chunk = chunks[blockIdx.x];
     const Row p = rows[chunk.tensor];
+    const bool counts = is_finite(*norm);
     const float decay = *p.rate;
     const u64 begin = (u64)chunk.number * CHUNK;
     const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
-        const float average = decay * p.parameter[i] + (1.0f - decay) * p.gradient[i];
+        const float old = p.parameter[i];
+        const float average = counts ? decay * old + (1.0f - decay) * p.gradient[i] : old;
         if (p.new_parameter) p.new_parameter[i] = average;
         if (p.copy) p.copy[i] = from_float<bf16>(average);
+    }
+}
+
+// The new value is the gradient, the norm the rate.
+extern "C" __global__ void __launch_bounds__(THREADS) guarded_update(const Row* rows, const Chunk* chunks) {
+    const Chunk chunk = chunks[blockIdx.x];
+    const Row p = rows[chunk.tensor];
+    const float* source = is_finite(*p.rate) ? p.gradient : p.parameter;
+    const u64 begin = (u64)chunk.number * CHUNK;
+    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
+        const float value = source[i];
+        if (p.new_parameter) p.new_parameter[i] = value;
+        if (p.copy) p.copy[i] = from_float<bf16>(value);
     }
 }

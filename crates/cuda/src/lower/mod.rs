@@ -277,7 +277,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
         Op::GlobalNorm(_) => optimise::global_norm(e),
         Op::SigmoidCrossEntropy(_) => loss::sigmoid_cross_entropy(e),
         Op::OneHotMax(_) => loss::one_hot_max(e),
-        Op::Adam(_) | Op::Sgd(_) | Op::MovingAverage(_) => optimise::updates(&[op], e),
+        Op::Adam(_) | Op::Sgd(_) | Op::MovingAverage(_) | Op::GuardedUpdate(_) => optimise::updates(&[op], e),
         #[allow(unreachable_patterns, reason = "operations may be added to the graph before they are here")]
         other => {
             use vit_graph::ops::Operation;

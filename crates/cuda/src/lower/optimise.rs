@@ -99,6 +99,7 @@ pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
                 ops.iter().filter_map(|op| if let Op::Sgd(op) = op { Some(*op) } else { None }).collect();
             sgd(&ops, e);
         }
+        Some(Op::GuardedUpdate(_)) => guarded_update(ops.len(), e),
         _ => moving_average(ops.len(), e),
     }
 }
@@ -111,7 +112,7 @@ pub(crate) fn alike(a: &Op, b: &Op) -> bool {
             Adam { weight_decay, decoupled, trust_ratio, ..*a } == *b
         }
         (Op::Sgd(a), Op::Sgd(b)) => Sgd { weight_decay: b.weight_decay, ..*a } == *b,
-        (Op::MovingAverage(_), Op::MovingAverage(_)) => true,
+        (Op::MovingAverage(_), Op::MovingAverage(_)) | (Op::GuardedUpdate(_), Op::GuardedUpdate(_)) => true,
         _ => false,
     }
 }
@@ -184,7 +185,17 @@ fn moving_average(count: usize, e: &mut Emitter) {
     let (rows, blocks) = rows(e, count, |_, inputs, outputs| Row::new(inputs, outputs, 0, 2));
     let [table, chunks] = tables(e, &rows);
     if blocks > 0 {
-        let arguments = Arguments::new().pointers(&[table, chunks]);
+        let arguments = Arguments::new().pointers(&[table, chunks, e.inputs[3].address]);
         e.kernel(Variant::new(&compiler::OPTIMISE), "moving_average", [blocks, 1, 1], 256, 0, arguments);
+    }
+}
+
+/// The kernel finds the norm where an optimiser has its rate.
+fn guarded_update(count: usize, e: &mut Emitter) {
+    let (rows, blocks) = rows(e, count, |_, inputs, outputs| Row::new(inputs, outputs, 0, 2));
+    let [table, chunks] = tables(e, &rows);
+    if blocks > 0 {
+        let arguments = Arguments::new().pointers(&[table, chunks]);
+        e.kernel(Variant::new(&compiler::OPTIMISE), "guarded_update", [blocks, 1, 1], 256, 0, arguments);
     }
 }

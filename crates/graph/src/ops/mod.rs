@@ -1,6 +1,9 @@
 //! The operations. One file per family holds an operation's definition, its shape rule, its gradient, its cost
 //! and its plain f64 implementation, which is the definition that every device is tested against.
 //!
+//! One rule for all of them: NaN stays NaN. An element of a result that follows from a NaN is one, also where a maximum or
+//! a comparison would hide it, so that what went wrong anywhere is seen at the end. Devices are tested for it.
+//!
 //! To add one: write its file, add it to the list at the end of this one.
 
 mod activation;
@@ -39,7 +42,7 @@ pub use loss::{CrossEntropy, CrossEntropyGrad, OneHotMax, SigmoidCrossEntropy};
 pub use matmul::{MatMul, MatMulTimes};
 pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
 pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad, LayerNormGradAdd};
-pub use optimise::{Adam, CLIP_EPSILON, GlobalNorm, MovingAverage, Sgd};
+pub use optimise::{Adam, CLIP_EPSILON, GlobalNorm, GuardedUpdate, MovingAverage, Sgd};
 pub use patchify::{Layout, Patchify, Unpatchify};
 pub use pool::{Pool2d, Pool2dGrad, Pooling};
 pub use reduce::{Reduce, Reduction};
@@ -178,6 +181,7 @@ operations!(
     Adam,
     Sgd,
     MovingAverage,
+    GuardedUpdate,
 );
 
 impl Operation for Op {

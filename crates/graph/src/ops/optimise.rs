@@ -1,7 +1,8 @@
 //! Optimiser updates, as operations of the same graph as the forward and backward pass.
 //!
 //! All of them take the gradients' global `norm`: with clipping the gradient is scaled by it, and where it is not
-//! finite nothing changes, so that a step that went wrong can be looked into with the weights that it started from.
+//! finite nothing changes, so that a step that went wrong can be looked into with the weights that it started from, or be
+//! skipped. What the forward pass itself updates, running statistics, waits for the norm in a [`GuardedUpdate`].
 
 use super::{Operation, arity, expect_shape};
 use crate::reference::Array;
@@ -166,9 +167,10 @@ impl Operation for Sgd {
     }
 }
 
-/// An exponential moving average: `decay · average + (1 - decay) · value`.
+/// An exponential moving average: `decay · average + (1 - decay) · value`; the old one where the norm is not finite.
 ///
-/// Inputs: `average` and `value` of one shape, and the number `decay`. Output: the new average.
+/// Inputs: `average` and `value` of one shape, and the numbers `decay` and the gradients' global `norm`. Output: the new
+/// average.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MovingAverage;
 
@@ -178,12 +180,37 @@ impl Operation for MovingAverage {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        check(inputs, &["the value"], &["the decay"])?;
+        check(inputs, &["the value"], &["the decay", "the norm"])?;
         Ok(vec![inputs[0].clone()])
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
-        let (average, value, decay) = (inputs[0].data(), inputs[1].data(), inputs[2].data()[0]);
+        let (average, value) = (inputs[0].data(), inputs[1].data());
+        let [decay, norm] = [2, 3].map(|i| inputs[i].data()[0]);
+        if !norm.is_finite() {
+            return vec![inputs[0].clone()];
+        }
         vec![Array::from_fn(&outputs[0].shape, |i| decay * average[i] + (1.0 - decay) * value[i])]
+    }
+}
+
+/// The new value of a parameter, if the norm is finite; otherwise the old one.
+///
+/// Inputs: `old` and `new` of one shape, and the gradients' global `norm`. Output: one of the first two.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GuardedUpdate;
+
+impl Operation for GuardedUpdate {
+    fn name(&self) -> &'static str {
+        "guarded_update"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        check(inputs, &["the new value"], &["the norm"])?;
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
+        vec![inputs[usize::from(inputs[2].data()[0].is_finite())].clone()]
     }
 }
