@@ -19,7 +19,7 @@ pub(crate) struct PoolWindow {
 /// How the elements of a window are combined.
 #[derive(Clone, Copy)]
 pub(crate) enum Combine {
-    /// Their maximum, not below this where it is a number.
+    /// Their maximum, not below this where there is such a bound; NaN if one of them is.
     Max(Option<f32>),
     /// Their sum times this.
     Sum(f32),
@@ -38,11 +38,11 @@ impl Kernel for PoolWindow {
                 let x = self.x.add(c);
                 let result = match self.how {
                     Combine::Max(least) => {
-                        let mut best = s.load_up_to(x, n);
+                        let mut best = s.splat(f32::NEG_INFINITY);
                         for row in 0..self.rows {
                             for column in 0..self.columns {
                                 let v = s.load_up_to(x.add(row * self.row_stride + column * self.channels), n);
-                                best = s.max(best, v);
+                                best = s.max_or_nan(best, v);
                             }
                         }
                         match least {

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use vit_cpu::{Cpu, Isa};
-use vit_graph::conformance::{Case, cases, check};
+use vit_graph::conformance::{Case, cases, check, check_updates, spoilt, updates};
 use vit_graph::device::{Device, Elements};
 use vit_graph::ops::Conv2d;
 use vit_graph::{DType, Graph, Init, Tensor};
@@ -25,6 +25,34 @@ fn every_operation_agrees_with_the_reference_on_every_instruction_set() {
                     );
                 }
             }
+        }
+    }
+}
+
+/// One NaN or infinity among the inputs: where the reference has NaN a kernel has NaN, elsewhere its values are untouched.
+#[test]
+fn a_number_that_is_not_finite_stays_where_it_belongs_on_every_instruction_set() {
+    let mut wrong = Vec::new();
+    for isa in Isa::available() {
+        let device = Cpu::with_isa(isa, Some(2));
+        for (seed, with) in [(200, f64::NAN), (201, f64::NAN), (202, f64::INFINITY), (203, f64::NEG_INFINITY)] {
+            for case in cases(seed).unwrap().iter().flat_map(|case| spoilt(case, seed, with)) {
+                for (output, difference) in check(&device, &case).unwrap() {
+                    if difference.is_nan() || difference > TOLERANCE {
+                        wrong.push(format!("{isa}, seed {seed}, {}: {output} differs by {difference:e}", case.name));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_parameter_written_in_place_was_new_to_those_that_wanted_the_old_one() {
+    for finite in [true, false] {
+        for (what, difference) in check_updates(&Cpu::new(Some(2)), &updates(finite).unwrap(), 3).unwrap() {
+            assert!(difference <= TOLERANCE, "finite: {finite}, {what} differs by {difference:e}");
         }
     }
 }

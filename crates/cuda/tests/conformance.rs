@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use vit_cuda::{Cuda, Precision};
-use vit_graph::conformance::{Case, cases, check};
+use vit_graph::conformance::{Case, cases, check, spoilt};
 use vit_graph::device::{Device, Elements};
 use vit_graph::ops::{Activation, Op, Pooling};
 use vit_graph::{DType, GraphError, reference};
@@ -56,9 +56,32 @@ fn cancelled(case: &Case) -> f64 {
     let expected = reference::run(&case.graph, &case.bindings).unwrap();
     let size = |prefix: &str| {
         let named = expected.iter().filter(|(name, _)| name.starts_with(prefix));
-        1.0 + named.flat_map(|(_, array)| array.data()).fold(0.0f64, |m, v| m.max(v.abs()))
+        1.0 + named.flat_map(|(_, array)| array.data()).filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()))
     };
     (size("loss") / size("y")).min(1.0)
+}
+
+/// What is wrong with a case.
+fn differences(device: &Cuda, precision: Precision, tolerance: f64, case: &Case) -> Vec<String> {
+    let differences = match check(device, case) {
+        Err(error) if is_for_the_cpu(&error) => return Vec::new(),
+        other => other.unwrap_or_else(|error| panic!("{}: {error}", case.name)),
+    };
+    let rounded = precision != Precision::F32 && jumps(case);
+    let mut wrong = Vec::new();
+    for (output, difference) in differences {
+        if rounded && output.starts_with("grad.") {
+            continue;
+        }
+        let mut difference = difference;
+        if output == "loss" && precision == Precision::Bf16 {
+            difference *= cancelled(case);
+        }
+        if difference.is_nan() || difference > tolerance {
+            wrong.push(format!("{precision}, {}: {output} differs by {difference:e}", case.name));
+        }
+    }
+    wrong
 }
 
 fn compare(precision: Precision, tolerance: f64) {
@@ -67,23 +90,26 @@ fn compare(precision: Precision, tolerance: f64) {
     for seed in 100..112 {
         for mut case in cases(seed).unwrap() {
             round(&mut case, precision);
-            let differences = match check(&device, &case) {
-                Err(error) if is_for_the_cpu(&error) => continue,
-                other => other.unwrap_or_else(|error| panic!("seed {seed}, {}: {error}", case.name)),
-            };
-            let rounded = precision != Precision::F32 && jumps(&case);
-            for (output, difference) in differences {
-                if rounded && output.starts_with("grad.") {
-                    continue;
-                }
-                let mut difference = difference;
-                if output == "loss" && precision == Precision::Bf16 {
-                    difference *= cancelled(&case);
-                }
-                if difference.is_nan() || difference > tolerance {
-                    wrong.push(format!("seed {seed}, {}: {output} differs by {difference:e}", case.name));
-                }
-            }
+            let found = differences(&device, precision, tolerance, &case);
+            wrong.extend(found.into_iter().map(|what| format!("seed {seed}, {what}")));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// One NaN or infinity among the inputs: where the reference has NaN a kernel has NaN, elsewhere its values are untouched.
+#[test]
+fn a_number_that_is_not_finite_stays_where_it_belongs() {
+    let f32s = [f64::NAN, f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(|with| (Precision::F32, TOLERANCE, with));
+    let rounded = [(Precision::Bf16, BF16_TOLERANCE, f64::NAN), (Precision::F16, F16_TOLERANCE, f64::NAN)];
+    let mut wrong = Vec::new();
+    for (seed, (precision, tolerance, with)) in (200..).zip(f32s.into_iter().chain(rounded)) {
+        let Some(device) = gpu(precision) else { return };
+        for case in cases(seed).unwrap().iter().flat_map(|case| spoilt(case, seed, with)) {
+            let mut case = case;
+            round(&mut case, precision);
+            let found = differences(&device, precision, tolerance, &case);
+            wrong.extend(found.into_iter().map(|what| format!("seed {seed}, {what}")));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

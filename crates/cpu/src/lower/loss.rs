@@ -58,9 +58,10 @@ pub(super) fn one_hot_max(x: &Type) -> Lowered {
     let columns = x.shape.last().max(1);
     Lowered::new(move |_, inputs, outputs, _| {
         for (out, row) in outputs[0].chunks_exact_mut(columns).zip(inputs[0].chunks_exact(columns)) {
-            let best = (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+            let larger = |i: usize, best: usize| row[i] > row[best] || (row[i].is_nan() && !row[best].is_nan());
+            let best = (1..row.len()).fold(0, |best, i| if larger(i, best) { i } else { best });
             out.fill(0.0);
-            out[best] = 1.0;
+            out[best] = if row[best].is_nan() { row[best] } else { 1.0 };
         }
     })
 }

@@ -134,6 +134,8 @@ unsafe impl Simd for Avx2 {
         neg_mul_add(a, b, c) = _mm256_fnmadd_ps(a, b, c);
         min(a, b) = _mm256_min_ps(a, b);
         max(a, b) = _mm256_max_ps(a, b);
+        // Each gives its second operand where either is NaN; the bits of a NaN and of anything make a NaN.
+        max_or_nan(a, b) = _mm256_or_ps(_mm256_max_ps(a, b), _mm256_max_ps(b, a));
         sqrt(a) = _mm256_sqrt_ps(a);
         abs(a) = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
         round(a) = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);

@@ -103,6 +103,8 @@ unsafe impl Simd for Avx512 {
         neg_mul_add(a, b, c) = _mm512_fnmadd_ps(a, b, c);
         min(a, b) = _mm512_min_ps(a, b);
         max(a, b) = _mm512_max_ps(a, b);
+        // Each gives its second operand where either is NaN; the bits of a NaN and of anything make a NaN.
+        max_or_nan(a, b) = _mm512_or_ps(_mm512_max_ps(a, b), _mm512_max_ps(b, a));
         sqrt(a) = _mm512_sqrt_ps(a);
         abs(a) = _mm512_abs_ps(a);
         round(a) = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);

@@ -86,6 +86,8 @@ pub(crate) unsafe trait Simd: Copy {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// The larger; NaN where `b` is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The larger; NaN where either is NaN.
+    fn max_or_nan(self, a: Self::V, b: Self::V) -> Self::V;
     fn abs(self, a: Self::V) -> Self::V;
     /// The smaller of `limit` and the absolute value of `a`; for NaN either NaN or `limit`.
     #[inline(always)]

@@ -104,6 +104,7 @@ unsafe impl Simd for Neon {
         neg_mul_add(a, b, c) = vfmsq_f32(c, a, b);
         min(a, b) = vminq_f32(a, b);
         max(a, b) = vmaxq_f32(a, b);
+        max_or_nan(a, b) = vmaxq_f32(a, b);
         sqrt(a) = vsqrtq_f32(a);
         abs(a) = vabsq_f32(a);
         round(a) = vrndnq_f32(a);

@@ -97,6 +97,7 @@ unsafe impl Simd for Portable {
         neg_mul_add(a, b, c) = c - a * b;
         min(a, b) = if a < b { a } else { b };
         max(a, b) = if a > b { a } else { b };
+        max_or_nan(a, b) = if a > b || a.is_nan() { a } else { b };
         sqrt(a) = a.sqrt();
         abs(a) = a.abs();
         // Adding and taking away 1.5 * 2^23 rounds to the nearest integer; the library call is far slower.

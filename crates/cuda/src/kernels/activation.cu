@@ -44,7 +44,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 template <class T> __device__ __forceinline__ float activate(float x) {
     if (KIND == 1) return x * normal<T>(x).y;
     if (KIND == 2) return 0.5f * x * (1.0f + tanhf(TANH_SCALE * (x + TANH_CUBIC * x * x * x)));
-    if (KIND == 3) return fmaxf(x, 0.0f);
+    if (KIND == 3) return relu(x);
     if (KIND == 4) return x * sigmoid(x);
     if (KIND == 5) return tanhf(x);
     if (KIND == 6) return sigmoid(x);
@@ -60,7 +60,8 @@ template <class T> __device__ __forceinline__ float derivative(float x) {
         const float t = tanhf(TANH_SCALE * (x + TANH_CUBIC * x * x * x));
         return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * TANH_SCALE * (1.0f + 3.0f * TANH_CUBIC * x * x);
     }
-    if (KIND == 3) return x > 0.0f ? 1.0f : 0.0f;
+    // 0 or NaN.
+    if (KIND == 3) return x > 0.0f ? 1.0f : relu(x);
     if (KIND == 4) {
         const float s = sigmoid(x);
         return s * (1.0f + x * (1.0f - s));

@@ -166,10 +166,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
                 const float from_centre = v[a][i] - centre.v[i];
-                if (RELU == 1 && !(from_centre * scale.v[i] + offset.v[i] > 0.0f)) d[a][i] = 0.0f;
+                if (RELU == 1) d[a][i] = relu_grad(from_centre * scale.v[i] + offset.v[i], d[a][i]);
                 if (RELU == 2) {
                     if (gate.more) d[a][i] += m[a][i];
-                    d[a][i] = r[a][i] > 0.0f ? rounded<Y>(d[a][i]) : 0.0f;
+                    d[a][i] = relu_grad(r[a][i], rounded<Y>(d[a][i]));
                 }
                 first.v[i] += d[a][i], second.v[i] += d[a][i] * (from_centre * factor.v[i]);
             }
@@ -252,7 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 i = blockIdx.x * 8 + threadIdx.x;
     if (threadIdx.x >= 8 || i >= count) return;
     const double seen = sums[0] / (double)size, centre = BATCH ? seen + (double)to_float(origin[i]) : seen;
-    const double variance = fmax(sums[1] / (double)size - seen * seen, 0.0);
+    // Rounding can take it below zero; fmax would lose a NaN.
+    const double difference = sums[1] / (double)size - seen * seen, variance = difference < 0.0 ? 0.0 : difference;
     mean[i] = (float)centre;
     rstd[i] = (float)(1.0 / sqrt(variance + (double)epsilon));
     if (running.new_mean) {
@@ -300,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             for (int i = 0; i < VEC; i++) {
                 v[a][i] = (v[a][i] - centre.v[i]) * factor.v[i] + offset.v[i];
                 if (residual) v[a][i] += r[a][i];
-                if (RELU) v[a][i] = fmaxf(v[a][i], 0.0f);
+                if (RELU) v[a][i] = relu(v[a][i]);
             }
             store<VEC>(y + (row + a * ROWS) * cut.channels + share.channel, v[a]);
         }
@@ -349,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
                 const float from_centre = v[a][i] - centre.v[i];
-                if (RELU == 1 && !(from_centre * scale.v[i] + offset.v[i] > 0.0f)) d[a][i] = 0.0f;
+                if (RELU == 1) d[a][i] = relu_grad(from_centre * scale.v[i] + offset.v[i], d[a][i]);
                 v[a][i] = scale.v[i] * d[a][i] + (constant.v[i] + slope.v[i] * from_centre);
             }
             store<VEC>(dx + (row + a * ROWS) * cut.channels + share.channel, v[a]);

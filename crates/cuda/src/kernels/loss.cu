@@ -64,7 +64,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) losses[blockIdx.x] = loss;
 }
 
-// One where a row has its largest element, the first of several. A warp has a row.
+// Whether an element takes the place of the largest so far: it is larger, or as large and before it. NaN is the largest.
+__device__ __forceinline__ bool is_larger(float v, u32 at, float largest, u32 best) {
+    const bool equal = v == largest || (v != v && largest != largest);
+    return equal ? at < best : v > largest || v != v;
+}
+
+// One where a row has its largest element, the first of several, or a NaN. A warp has a row.
 extern "C" __global__ void __launch_bounds__(THREADS) one_hot_max(const X* x, Y* y, u64 rows, u32 columns) {
     const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;
@@ -75,13 +81,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) one_hot_max(const X* x, Y*
     float largest = to_float(x[best]);
     for (u32 i = lane + 32; i < columns; i += 32) {
         const float v = to_float(x[i]);
-        if (v > largest) largest = v, best = i;
+        if (is_larger(v, i, largest, best)) largest = v, best = i;
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         const float v = __shfl_xor_sync(0xffffffffu, largest, step);
         const u32 at = __shfl_xor_sync(0xffffffffu, best, step);
-        if (v > largest || (v == largest && at < best)) largest = v, best = at;
+        if (is_larger(v, at, largest, best)) largest = v, best = at;
     }
-    for (u32 i = lane; i < columns; i += 32) y[i] = from_float<Y>(i == best ? 1.0f : 0.0f);
+    for (u32 i = lane; i < columns; i += 32) y[i] = from_float<Y>(i != best ? 0.0f : largest != largest ? largest : 1.0f);
 }

@@ -87,6 +87,20 @@ __device__ __forceinline__ u32 pack_e4m3(float low, float high) {
 #endif
 }
 
+// max(x, 0), and NaN for NaN, which fmaxf would lose.
+__device__ __forceinline__ float relu(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return x > 0.0f || x != x ? x : 0.0f;
+#endif
+}
+
+// dy times the derivative of relu at x; NaN where either is.
+__device__ __forceinline__ float relu_grad(float x, float dy) { return x > 0.0f ? dy : relu(x) + (dy - dy); }
+
 // Two numbers of a type with 16 bits; the first lies in the lower half.
 template <class T> __device__ __forceinline__ u32 pack_pair(float low, float high);
 template <> __device__ __forceinline__ u32 pack_pair<bf16>(float low, float high) { return pack_bf16(low, high); }

@@ -31,7 +31,14 @@ impl Activation {
         match self {
             Activation::Gelu => 0.5 * x * (1.0 + libm::erf(x / std::f64::consts::SQRT_2)),
             Activation::GeluTanh => 0.5 * x * (1.0 + (TANH_SCALE * (x + TANH_CUBIC * x * x * x)).tanh()),
-            Activation::Relu => x.max(0.0),
+            // `max` would lose a NaN.
+            Activation::Relu => {
+                if x < 0.0 {
+                    0.0
+                } else {
+                    x
+                }
+            }
             Activation::Silu => x / (1.0 + (-x).exp()),
             Activation::Tanh => x.tanh(),
             Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
@@ -49,6 +56,7 @@ impl Activation {
                 let t = (TANH_SCALE * (x + TANH_CUBIC * x * x * x)).tanh();
                 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * TANH_SCALE * (1.0 + 3.0 * TANH_CUBIC * x * x)
             }
+            Activation::Relu if x.is_nan() => x,
             Activation::Relu => f64::from(x > 0.0),
             Activation::Silu => {
                 let s = Activation::Sigmoid.apply(x);

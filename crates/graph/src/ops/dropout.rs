@@ -15,7 +15,7 @@ pub enum Granularity {
     Sample,
 }
 
-/// Zeroes a share of its input and scales the rest so that the expectation stays. Inputs: `x`, `seed i32[4]`.
+/// Multiplies a share of its input by 0 and scales the rest so that the expectation stays. Inputs: `x`, `seed i32[4]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
     /// The share that is zeroed, below 1.
@@ -73,7 +73,7 @@ impl Operation for Dropout {
         let covers = self.elements_per_decision(&outputs[0]);
         let value = |i: usize| {
             let kept = seed.keeps(self.stream, (i / covers) as u64, self.rate);
-            if kept { x[i] / (1.0 - f64::from(self.rate)) } else { 0.0 }
+            if kept { x[i] / (1.0 - f64::from(self.rate)) } else { 0.0 * x[i] }
         };
         vec![Array::from_fn(&outputs[0].shape, value)]
     }

@@ -121,7 +121,8 @@ impl Operation for SigmoidCrossEntropy {
     }
 }
 
-/// One where a row `[.., c]` has its largest element, the first of several, zero elsewhere: a teacher's decision.
+/// One where a row `[.., c]` has its largest element, the first of several, zero elsewhere: a teacher's decision. A NaN
+/// counts as the largest and stays what it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OneHotMax;
 
@@ -146,8 +147,9 @@ impl Operation for OneHotMax {
         let columns = outputs[0].shape.last().max(1);
         let mut y = Array::filled(outputs[0].shape.clone(), 0.0);
         for (out, row) in y.data_mut().chunks_mut(columns).zip(inputs[0].data().chunks(columns)) {
-            let best = (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
-            out[best] = 1.0;
+            let larger = |i: usize, best: usize| row[i] > row[best] || (row[i].is_nan() && !row[best].is_nan());
+            let best = (1..row.len()).fold(0, |best, i| if larger(i, best) { i } else { best });
+            out[best] = if row[best].is_nan() { row[best] } else { 1.0 };
         }
         vec![y]
     }

@@ -8,7 +8,7 @@ use crate::{GraphError, Shape, Type};
 /// What a window becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pooling {
-    /// Its largest element, the first of several.
+    /// Its largest element, the first of several; a NaN where there is one.
     Max,
     /// The mean of its elements.
     Mean,
