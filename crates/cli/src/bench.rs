@@ -11,6 +11,7 @@ use vit::data::{Preprocess, find_images};
 use vit::{DeviceChoice, Precision};
 
 use crate::Outcome;
+use crate::checkpoints::ArchitectureArgument;
 use crate::pictures::parse_size;
 use crate::table::{Align, Table, bytes};
 
@@ -63,9 +64,8 @@ enum What {
 
 #[derive(Args)]
 struct ModelArguments {
-    /// A model's name or a checkpoint folder; the weights are random
-    #[arg(long, short, default_value = "vit_base_patch16_224")]
-    model: String,
+    #[command(flatten)]
+    model: ArchitectureArgument,
     /// Pictures that are run at once
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
@@ -93,10 +93,17 @@ struct ModelArguments {
     json: bool,
 }
 
+/// What is measured where no model is named.
+const USUAL: &str = "vit_base_patch16_224";
+
 impl ModelArguments {
+    fn name(&self) -> String {
+        self.model.name_or(Some(USUAL)).unwrap_or_default()
+    }
+
     fn options(&self) -> BenchOptions {
         BenchOptions {
-            model: self.model.clone(),
+            model: self.name(),
             batch: self.batch as usize,
             image_size: self.image_size,
             device: self.device,
@@ -145,7 +152,7 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
     let mut out = std::io::stdout().lock();
     if arguments.json {
         let object = json!({
-            "model": arguments.model, "batch": arguments.batch, "device": m.device, "precision": arguments.precision.to_string(),
+            "model": arguments.name(), "batch": arguments.batch, "device": m.device, "precision": arguments.precision.to_string(),
             "threads": m.threads, "runs": m.runs, "median_ms": m.median_ms, "p10_ms": m.p10_ms, "p90_ms": m.p90_ms,
             "images_per_s": m.images_per_s, "gflops": m.gflops, "peak_gflops": m.peak_gflops,
             "peak_share": m.peak_share, "peak_memory_bytes": m.peak_memory_bytes,
@@ -154,7 +161,7 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
         return Ok(Outcome::Fine);
     }
     let threads = m.threads.map_or(String::new(), |threads| format!(", {threads} threads"));
-    writeln!(out, "{}, batch {}, {}{threads}, {}", arguments.model, arguments.batch, m.device, arguments.precision)?;
+    writeln!(out, "{}, batch {}, {}{threads}, {}", arguments.name(), arguments.batch, m.device, arguments.precision)?;
     writeln!(out, "median   {:.2} ms (p10 {:.2}, p90 {:.2}; {} runs)", m.median_ms, m.p10_ms, m.p90_ms, m.runs)?;
     writeln!(out, "rate     {:.1} pictures/s, {:.1} GFLOP/s", m.images_per_s, m.gflops)?;
     writeln!(out, "peak     {:.1} GFLOP/s measured, {:.1}% of it reached", m.peak_gflops, 100.0 * m.peak_share)?;
@@ -175,7 +182,7 @@ fn operations(arguments: &ModelArguments, training: bool) -> anyhow::Result<Outc
                 })
             })
             .collect();
-        let object = json!({ "model": arguments.model, "batch": arguments.batch, "train": training, "ops": list });
+        let object = json!({ "model": arguments.name(), "batch": arguments.batch, "train": training, "ops": list });
         writeln!(out, "{object:#}")?;
         return Ok(Outcome::Fine);
     }

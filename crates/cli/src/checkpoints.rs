@@ -1,23 +1,84 @@
 //! From what a person gives as a model to an open checkpoint, with errors that name the option that helps.
 
 use std::borrow::Cow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
+use clap::Args;
+use clap::error::ErrorKind;
 use vit::graph::GraphError;
 use vit::models::{Changes, Checkpoint, ModelError, OpenOptions, builtin, variant};
+use vit::train::model_of;
 
 use crate::terminal;
 
 /// What a model may be, for messages.
-const FORMS: &str = "a checkpoint folder, a weights file (.safetensors, .npz, .pt, .pth, .bin), or \
+const FORMS: &str = "a checkpoint folder, a weights file (.safetensors, .npz, .pt, .pth, .bin), a run's folder, or \
                      cifar10 for the built-in model";
+
+/// The model of a command that is about one: as its first argument, or as every other command takes it.
+#[derive(Args)]
+#[group(multiple = false)]
+pub struct ModelArgument {
+    /// The model: a checkpoint folder, a weights file, a run's folder (its best
+    /// model), or cifar10 for the built-in one
+    #[arg(value_name = "MODEL")]
+    named: Option<PathBuf>,
+    /// The same as MODEL, as other commands take it
+    #[arg(long, short, value_name = "MODEL")]
+    model: Option<PathBuf>,
+}
+
+impl ModelArgument {
+    /// The model that was named, here or by the environment.
+    pub fn path(&self) -> PathBuf {
+        given(&self.named, &self.model).unwrap_or_else(|| missing())
+    }
+}
+
+/// The same for a command that needs no weights.
+#[derive(Args)]
+#[group(multiple = false)]
+pub struct ArchitectureArgument {
+    /// The model: a name (`vit models` lists them), a checkpoint folder, a weights
+    /// file, a run's folder, or cifar10 for the built-in one
+    #[arg(value_name = "MODEL")]
+    named: Option<PathBuf>,
+    /// The same as MODEL, as other commands take it
+    #[arg(long, short, value_name = "MODEL")]
+    model: Option<PathBuf>,
+}
+
+impl ArchitectureArgument {
+    /// The model that was named, here or by the environment.
+    pub fn name(&self) -> String {
+        self.name_or(None).unwrap_or_else(|| missing())
+    }
+
+    /// The same with a model for those who named none.
+    pub fn name_or(&self, usual: Option<&str>) -> Option<String> {
+        given(&self.named, &self.model)
+            .map(|name| name.to_string_lossy().into_owned())
+            .or_else(|| usual.map(str::to_string))
+    }
+}
+
+fn given(named: &Option<PathBuf>, option: &Option<PathBuf>) -> Option<PathBuf> {
+    let environment = || std::env::var_os("VIT_MODEL").filter(|name| !name.is_empty()).map(PathBuf::from);
+    named.clone().or_else(|| option.clone()).or_else(environment)
+}
+
+/// Ends the program as clap does where an argument is missing.
+fn missing() -> ! {
+    let what = "the following required argument was not provided:\n  <MODEL>, or --model <MODEL>\n\n\
+                For more information, try '--help'.\n";
+    clap::Error::raw(ErrorKind::MissingRequiredArgument, what).exit()
+}
 
 /// Opens a checkpoint folder, a weights file, or the best model of a run's folder.
 pub fn open(path: &Path, allow_unmatched: bool) -> anyhow::Result<Checkpoint> {
     exists(path)?;
-    let best = path.join("checkpoints").join("best");
-    let path = if best.is_dir() { &best } else { path };
+    let path = &*model_of(path);
     let _busy = terminal::busy(format!("reading {}", path.display()));
     let options = OpenOptions { weights: None, allow_unmatched };
     Checkpoint::open(&folder_of_config(path), options).map_err(|error| match error {

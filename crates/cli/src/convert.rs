@@ -27,10 +27,16 @@ Reads safetensors, PyTorch's .pt, .pth and .bin (tensors only, nothing is
 executed) and Google's .npz, with the names of timm, Hugging Face, torchvision
 and JAX. Writes model.safetensors and config.json.")]
 pub struct Arguments {
-    /// A checkpoint folder or a weights file
+    /// The model: a checkpoint folder, a weights file, a run's folder (its best
+    /// model), or cifar10 for the built-in one
+    #[arg(value_name = "MODEL")]
     source: PathBuf,
     /// The folder to write
-    folder: PathBuf,
+    #[arg(required_unless_present = "model", conflicts_with = "model")]
+    folder: Option<PathBuf>,
+    /// The same as MODEL, as other commands take it: vit convert -m MODEL FOLDER
+    #[arg(long, short, value_name = "MODEL")]
+    model: Option<PathBuf>,
     /// Whose files to write: timm or hugging-face
     #[arg(long, value_enum, default_value_t = LayoutName::Timm, hide_possible_values = true)]
     layout: LayoutName,
@@ -81,8 +87,13 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         DtypeName::F16 => (Dtype::F16, "f16"),
         DtypeName::Bf16 => (Dtype::BF16, "bf16"),
     };
-    let folder = &arguments.folder;
-    let mut checkpoint = checkpoints::open(&arguments.source, arguments.allow_unmatched)?;
+    // With --model, the only other argument is the folder.
+    let (source, folder) = match (&arguments.model, &arguments.folder) {
+        (None, Some(folder)) => (&arguments.source, folder),
+        (Some(model), _) => (model, &arguments.source),
+        (None, None) => anyhow::bail!("give the folder to write after the model"),
+    };
+    let mut checkpoint = checkpoints::open(source, arguments.allow_unmatched)?;
     check_folder(folder, &checkpoint.source, arguments.overwrite)?;
     let changes = Changes {
         image_size: arguments.image_size,

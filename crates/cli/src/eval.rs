@@ -7,11 +7,15 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use vit::data::Samples;
-use vit::data::dataset::{ReadOptions, Split, open_split};
+use vit::data::dataset::Split;
 use vit::models::Changes;
-use vit::train::{EvaluationOptions, Loss, Measured, evaluate, evaluation_json, write_evaluation};
+use vit::train::{
+    EvaluationOptions, Loss, Measure, Measured, RunFolder, TrainError, evaluate, evaluation_json, open_to_measure,
+    write_evaluation,
+};
 use vit::{DeviceChoice, Precision, Processor};
 
+use crate::checkpoints::ModelArgument;
 use crate::pictures::{parse_size, report_failures};
 use crate::table::{Align, Table};
 use crate::{Outcome, checkpoints, terminal};
@@ -21,19 +25,23 @@ use crate::{Outcome, checkpoints, terminal};
 #[command(after_help = "\
 Examples:
   vit eval cifar10 --data cifar10.tar.zst
-  vit eval runs/photos-1/checkpoints/best --data photos --out report
-  vit eval vit_base --data imagenet --split val --json
+  vit eval runs/photos-1 --data photos --out report
+  vit eval -m vit_base --data imagenet --split val --json
+
+With a run's folder or checkpoint and the data that it was trained on, the images
+that the run held out are measured, unless the data has a validation or a test
+split of its own; --split all measures the training images, too.
 
 With --out, the folder gets the figures as JSON and CSV, the confusion matrix
 and the calibration as pictures, and a sheet of the most confident mistakes.")]
 pub struct Arguments {
-    /// The model: a checkpoint folder, a weights file, or a run's folder
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArgument,
     /// The data set, in any format that `vit train` takes
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
-    /// The part of it: train, val or test [default: val, else test, else all]
+    /// The part of it: train, val, test or all [default: val, else test, else what the
+    /// run held out, else all]
     #[arg(long, value_name = "SPLIT")]
     split: Option<String>,
     /// Write figures and pictures into this folder
@@ -63,25 +71,40 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let mut checkpoint = checkpoints::open(&arguments.model, false)?;
+    let model = arguments.model.path();
+    let mut checkpoint = checkpoints::open(&model, false)?;
     checkpoints::change(&mut checkpoint, Changes { image_size: arguments.image_size, ..Changes::default() })?;
-    checkpoints::report_changes(&arguments.model, &checkpoint.report);
-    let split = match &arguments.split {
-        Some(name) => {
-            Some(Split::from_name(name).ok_or_else(|| anyhow!("--split {name}: should be train, val or test"))?)
-        }
-        None => None,
+    checkpoints::report_changes(&model, &checkpoint.report);
+    let measure = match arguments.split.as_deref() {
+        None => Measure::Usual,
+        Some("all") => Measure::All,
+        Some(name) => match Split::from_name(name) {
+            Some(split) => Measure::Split(split),
+            None => bail!("--split {name}: should be train, val, test or all"),
+        },
     };
     let labels = &checkpoint.config.labels;
     let classes = Some(labels.as_slice()).filter(|labels| !labels.is_empty());
-    let data = open_split(&arguments.data, split, classes, &ReadOptions::default())?;
+    let run = RunFolder::of_model(&model);
+    let data = open_to_measure(&arguments.data, measure, run.as_ref(), classes).map_err(|error| match error {
+        TrainError::NothingHeldOut { validation: Some(_), .. } => {
+            anyhow!("{error}: name that with --data, or measure the training images with --split all")
+        }
+        TrainError::NothingHeldOut { .. } => anyhow!("{error}; --split all measures them all the same"),
+        other => other.into(),
+    })?;
     let samples = data.samples;
     if samples.classes().len() > checkpoint.config.architecture.classes() {
         let (found, known) = (samples.classes().len(), checkpoint.config.architecture.classes());
         bail!("{}: the data set has {found} classes, the model only {known}", arguments.data.display());
     }
-    let part = data.split.map_or("all samples".to_string(), |split| format!("the {split} split"));
-    terminal::note(format_args!("{}: {}, {part}, {} samples", arguments.data.display(), data.format, samples.len()));
+    terminal::note(format_args!(
+        "{}: {}, {} images: {}",
+        arguments.data.display(),
+        data.format,
+        samples.len(),
+        data.which
+    ));
 
     let processor = Processor::open(arguments.device, arguments.precision, arguments.threads.map(|n| n as usize))?;
     let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -110,7 +133,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         print(&mut out, &outcome.measured, samples.classes())?;
     }
     if let Some(folder) = &arguments.out {
-        let title = format!("{} on {}", arguments.model.display(), arguments.data.display());
+        let title = format!("{} on {}", model.display(), arguments.data.display());
         let files = write_evaluation(folder, &title, &outcome, samples.as_ref())?;
         terminal::note(format_args!("{}: {}", folder.display(), files.join(", ")));
     }

@@ -3,15 +3,14 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::anyhow;
 use clap::Args;
 use serde_json::json;
 use vit::graph::cost::Cost;
-use vit::models::{Config, Mode, builtin, read_config, suggestions, variant};
-use vit::{DeviceChoice, device};
+use vit::models::{Config, Mode};
+use vit::{DeviceChoice, config_of, device};
 
 use crate::Outcome;
-use crate::checkpoints::{self, folder_of_config, unsuitable_size};
+use crate::checkpoints::{ArchitectureArgument, folder_of_config, unsuitable_size};
 use crate::pictures::parse_size;
 use crate::table::{Align, Table, bytes, short, thousands};
 
@@ -23,9 +22,8 @@ Examples:
   vit info B/16 --batch 8 --layers
   vit info cifar10 --json")]
 pub struct Arguments {
-    /// A name (`vit models` lists them), a checkpoint folder or a weights file
-    #[arg(value_name = "NAME|PATH")]
-    model: String,
+    #[command(flatten)]
+    model: ArchitectureArgument,
     /// Pictures that are run at once, for the memory
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
@@ -41,7 +39,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let mut config = find(&arguments.model)?;
+    let name = arguments.model.name();
+    let mut config = config_of(&folder_of_config(Path::new(&name)).to_string_lossy())?;
     if let Some(size) = arguments.image_size {
         config.architecture.set_image_size(size);
         config.preprocessing.image_size = size;
@@ -54,7 +53,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let parts: Vec<_> = cost.by_scope(4).into_iter().filter(|p| p.flops + p.parameters > 0).collect();
     if arguments.json {
         let mut object = json!({
-            "model": config.name.as_deref().unwrap_or(&arguments.model),
+            "model": config.name.as_deref().unwrap_or(&name),
             "image_size": [height, width],
             "channels": config.architecture.channels(),
             "classes": config.architecture.classes(),
@@ -76,7 +75,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     }
     let p = &config.preprocessing;
     let mut lines = vec![
-        ("model", config.name.clone().unwrap_or_else(|| arguments.model.clone())),
+        ("model", config.name.clone().unwrap_or_else(|| name.clone())),
         ("parameters", thousands(cost.parameters())),
         ("FLOP per picture", format!("{}FLOP (2 per multiply-add)", short(cost.flops()))),
         ("input", format!("{height}x{width}, {} channels", config.architecture.channels())),
@@ -122,21 +121,4 @@ fn classes(config: &Config) -> String {
             format!("{n}: {}{}", first.join(", "), if n > 5 { ", …" } else { "" })
         }
     }
-}
-
-/// A checkpoint's configuration if there is such a path, else the variant of that name.
-fn find(model: &str) -> anyhow::Result<Config> {
-    let path = folder_of_config(Path::new(model));
-    if path.exists() || builtin::is_meant(&path) {
-        // A folder's own description is enough; only without one are the weights needed.
-        let described = if path.is_dir() { read_config(&path)? } else { None };
-        return described.map_or_else(|| Ok(checkpoints::open(&path, false)?.config), Ok);
-    }
-    let found = variant(model).ok_or_else(|| {
-        let near = suggestions(model);
-        let hint = if near.is_empty() { String::new() } else { format!(" (did you mean {}?)", near.join(", ")) };
-        anyhow!("`{model}` is neither a file or folder nor the name of a model{hint}; `vit models` lists the names")
-    })?;
-    let name = Some(found.name);
-    Ok(Config { name, architecture: found.architecture, preprocessing: found.preprocessing, labels: Vec::new() })
 }

@@ -11,7 +11,7 @@ use vit::insight::{Inspector, Sample, card, report};
 use vit::{device_for, preprocess};
 
 use crate::Outcome;
-use crate::checkpoints::report_changes;
+use crate::checkpoints::{ModelArgument, report_changes};
 use crate::pictures::{RunArguments, Source, report_failures, sources};
 use crate::terminal::{self, describe};
 
@@ -28,9 +28,8 @@ positions, attention distance, attention by layer, effective receptive field,
 class token against mean pooling. Pictures in a folder named like a class of the
 model count as pictures of that class.")]
 pub struct Arguments {
-    /// The model: a checkpoint folder or a weights file
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArgument,
     /// Pictures, folders of pictures, or patterns, to see how the model attends
     #[arg(long, num_args = 1.., value_name = "PICTURES")]
     data: Vec<OsString>,
@@ -45,7 +44,8 @@ pub struct Arguments {
 const EXAMPLES: usize = 3;
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let Arguments { model, how, out, .. } = &arguments;
+    let Arguments { how, out, .. } = &arguments;
+    let model = &arguments.model.path();
     let sources = sources(&arguments.data)?;
     let checkpoint = how.checkpoint(model)?;
     report_changes(model, &checkpoint.report);

@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use vit::data::Samples;
 use vit::data::dataset::{self, Dataset, OpenOptions};
-use vit::train::{PseudoLabel, PseudoLabelChoice};
+use vit::train::{PseudoLabel, PseudoLabelChoice, RunFolder, splits_of_run};
 use vit::{Model, Prediction, device_for};
 
 use crate::checkpoints::report_changes;
@@ -129,7 +129,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     };
     let mut lines: Vec<Line> = chosen.into_iter().map(line).collect();
     if let Some(with) = &arguments.with {
-        lines.extend(labelled(with, &names)?);
+        lines.extend(labelled(with, &names, RunFolder::of_model(&pictures.model).as_ref())?);
     }
     format.write(&arguments.out, &lines).with_context(|| arguments.out.display().to_string())?;
     terminal::note(format_args!("{}: {} lines", arguments.out.display(), lines.len()));
@@ -152,12 +152,27 @@ fn soft(answer: &[Prediction], names: &[String]) -> Value {
 
 /// All pictures of a data set that people labelled. What it has no validation split for is carved off here, so that no
 /// model's label is ever measured against.
-fn labelled(path: &Path, names: &[String]) -> anyhow::Result<Vec<Line>> {
-    let splits = dataset::open(path, &OpenOptions { classes: Some(names.to_vec()), ..OpenOptions::default() })?;
+///
+/// The data that the model was trained on is divided as its run divided it: what the model learned from is nothing to measure
+/// those on that learn from it.
+fn labelled(path: &Path, names: &[String], run: Option<&RunFolder>) -> anyhow::Result<Vec<Line>> {
+    let of_run = run.map(|run| splits_of_run(run, path, Some(names))).transpose()?.flatten();
+    let splits = match of_run {
+        Some(of_run) => {
+            terminal::note(format_args!("{}: divided as the model's run divided it{}", path.display(), of_run.note));
+            of_run.splits
+        }
+        None => dataset::open(path, &OpenOptions { classes: Some(names.to_vec()), ..OpenOptions::default() })?,
+    };
     terminal::note(format_args!("{}: {}", path.display(), splits.report));
     ensure!(!splits.train.is_multi_label(), "{}: pictures have several labels each", path.display());
     let test = splits.test.filter(|test| splits.validation.as_ref().is_none_or(|v| v.name(0) != test.name(0)));
-    let parts = [(Some(splits.train), "train"), (splits.validation, "validation"), (test, "test")];
+    let parts = [
+        (Some(splits.train), "train"),
+        (Some(splits.unused), "train"),
+        (splits.validation, "validation"),
+        (test, "test"),
+    ];
     let mut lines = Vec::new();
     for (part, split) in parts {
         let Some(part) = part else { continue };

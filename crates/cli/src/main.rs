@@ -16,6 +16,7 @@ mod models;
 mod patches;
 mod pictures;
 mod recipes;
+mod shell;
 mod study;
 mod table;
 mod terminal;

@@ -4,14 +4,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{anyhow, ensure};
 use clap::Args;
 use vit::Precision;
-use vit::train::{BegunRun, Clock, RunSettings, Study, StudyPlan, StudyResult, StudyRun, StudyTable, train};
+use vit::data::loader::UnreadableLimit;
+use vit::train::{
+    BegunRun, Clock, RunSettings, Study, StudyPlan, StudyResult, StudyRun, StudyTable, TrainError, train,
+};
 
 use crate::interrupt::Interrupt;
 use crate::table::{Align, Table};
-use crate::train::{Machine, ensure_trains, read_recipe};
+use crate::train::{Machine, ensure_trains, name_the_option, parse_share, read_recipe, validation_anywhere};
 use crate::training_view::View;
 use crate::{Outcome, terminal};
 
@@ -52,6 +55,10 @@ pub struct Arguments {
     /// The share of each class to measure on, where there is no split for it
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     validation_fraction: f64,
+    /// Stop if more than this share of the training or validation images cannot be
+    /// read, as 5% or 0.05 [default: 5%]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    max_unreadable: Option<f64>,
     /// A recipe's name (see `vit recipes`) or a TOML file
     #[arg(long, value_name = "NAME|FILE", default_value = "study", help_heading = "How to train")]
     recipe: String,
@@ -93,14 +100,16 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         settings: RunSettings {
             model: String::new(),
             data: std::path::absolute(&arguments.data)?,
-            validation: arguments.validation,
+            validation: arguments.validation.as_deref().map(validation_anywhere).transpose()?,
             validation_fraction: arguments.validation_fraction,
             fraction: 1.0,
+            max_unreadable: arguments.max_unreadable.unwrap_or(UnreadableLimit::default().share),
             skip_non_finite: false,
             precision: precision.to_string(),
         },
         recipe,
         own: own.map(|(model, setting)| (model.into(), setting.into())).collect(),
+        launch: arguments.machine.launch(&processor),
     };
     ensure!(arguments.data.exists() || is_pattern(&arguments.data), "{}: no such data set", arguments.data.display());
     let out = arguments.out.unwrap_or_else(|| usual_folder(&arguments.data));
@@ -116,7 +125,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         }
         let mut begun = {
             let _busy = terminal::busy(&name);
-            study.begin(run)?
+            study.begin(run).map_err(|error| match error {
+                TrainError::ChangedData { .. } => {
+                    anyhow!("{error}. Put the data back, or begin another study with another --out")
+                }
+                other => other.into(),
+            })?
         };
         announce(&name, run, &begun);
         let mut view = View::brief();
@@ -124,7 +138,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         let options = arguments.machine.options();
         let finished = train(processor.device(), setup, folder, from.take(), &options, &mut view, &interrupt.stop);
         view.close();
-        let finished = finished?;
+        let finished = finished.map_err(name_the_option)?;
         if !finished.complete {
             terminal::note("stopped and saved; the same command goes on");
             return Ok(interrupt.outcome());

@@ -3,22 +3,26 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use serde_json::json;
+use vit::data::dataset::Validation;
+use vit::data::loader::{LoaderError, UnreadableLimit};
 use vit::graph::GraphError;
 use vit::graph::device::Memory;
+use vit::models::{builtin, variant};
 use vit::train::{
-    Clock, Existing, Finished, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Snapshot, Teaching, TrainError,
-    TrainerOptions, estimate, train, training_step,
+    ChangedData, Clock, Existing, Finished, Launch, ModelChoice, Recipe, RunConfig, RunFolder, RunSettings, Setup,
+    Snapshot, Teaching, TrainError, TrainerOptions, estimate, train, training_step,
 };
 use vit::{DeviceChoice, Precision, Processor, plan_without_gpu};
 
+use crate::checkpoints::ModelArgument;
 use crate::interrupt::Interrupt;
 use crate::pictures::parse_size;
 use crate::table::{bytes, thousands};
 use crate::training_view::{Reporting, View};
-use crate::{Outcome, checkpoints, terminal};
+use crate::{Outcome, checkpoints, shell, terminal};
 
 /// Train a model on your own pictures
 #[derive(Args)]
@@ -52,14 +56,14 @@ Examples:
   vit finetune cifar10 --data photos
   vit finetune vit_base --data flowers --image-size 384
   vit finetune vit_base --data flowers --freeze backbone
+  vit finetune runs/photos-1 --data more_photos
 
 The head is replaced by one for the new classes, starting from zero; position
 embeddings are resampled for another --image-size. What was changed is said
 before training begins.")]
 pub struct FinetuneArguments {
-    /// The checkpoint folder or weights file to start from
-    #[arg(value_name = "CHECKPOINT")]
-    checkpoint: PathBuf,
+    #[command(flatten)]
+    model: ModelArgument,
     /// Leave parameters as they are: `backbone` for all but the head, or the
     /// number of first blocks
     #[arg(long, value_name = "WHAT")]
@@ -83,6 +87,10 @@ struct Common {
     /// Train on this share of the training pictures, of each class
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     fraction: f64,
+    /// Stop if more than this share of the training or validation images cannot be
+    /// read, as 5% or 0.05 [default: 5%]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    max_unreadable: Option<f64>,
     /// Where the run is kept [default: the first free runs/NAME-N]
     #[arg(long, short, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -129,18 +137,19 @@ struct Common {
 /// Where and how a run is carried out; nothing here changes its result on the same kind of device.
 #[derive(Args)]
 pub struct Machine {
-    /// Where to run: auto, cpu, cuda or cuda:N
-    #[arg(long, default_value = "auto", help_heading = "How to run")]
-    device: DeviceChoice,
+    /// Where to run: auto, cpu, cuda or cuda:N [default: auto; a resumed run goes on
+    /// where it was begun]
+    #[arg(long, help_heading = "How to run")]
+    device: Option<DeviceChoice>,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Memory for decoded pictures, in megabytes
-    #[arg(long, value_name = "MB", help_heading = "How to run", default_value_t = 2048)]
-    cache: u64,
-    /// The longest time between two saves, in minutes
-    #[arg(long, value_name = "MINUTES", help_heading = "How to run", default_value_t = 5.0)]
-    save_every: f64,
+    /// Memory for decoded pictures, in megabytes [default: 2048]
+    #[arg(long, value_name = "MB", help_heading = "How to run")]
+    cache: Option<u64>,
+    /// The longest time between two saves, in minutes [default: 5]
+    #[arg(long, value_name = "MINUTES", help_heading = "How to run")]
+    save_every: Option<f64>,
     /// Compute activations again in the backward pass instead of keeping them:
     /// much less memory, about a third more time, the same result
     #[arg(long, help_heading = "How to run")]
@@ -155,11 +164,12 @@ impl Machine {
 
     /// Opens the processor and says how precisely it computes: as asked, else bf16 on a GPU and f32 on the CPU.
     pub fn open(&self, asked: Option<Precision>) -> Result<(Processor, Precision), vit::Error> {
+        let device = self.device.unwrap_or_default();
         let open = |precision| {
-            let processor = Processor::open(self.device, precision, self.threads.map(|n| n as usize))?;
+            let processor = Processor::open(device, precision, self.threads.map(|n| n as usize))?;
             Ok((processor, precision))
         };
-        match (asked, self.device) {
+        match (asked, device) {
             (Some(precision), _) => open(precision),
             (None, DeviceChoice::Cpu) => open(Precision::F32),
             (None, DeviceChoice::Cuda(_)) => open(Precision::Bf16),
@@ -170,27 +180,72 @@ impl Machine {
     pub fn options(&self) -> TrainerOptions {
         TrainerOptions {
             threads: self.threads(),
-            cache_bytes: self.cache << 20,
-            save_every: Duration::try_from_secs_f64(60.0 * self.save_every).unwrap_or(Duration::MAX),
+            cache_bytes: self.cache.unwrap_or(2048) << 20,
+            save_every: Duration::try_from_secs_f64(60.0 * self.save_every.unwrap_or(5.0)).unwrap_or(Duration::MAX),
             recompute: self.recompute,
         }
+    }
+
+    /// What a run's folder keeps of how it was started.
+    pub fn launch(&self, processor: &Processor) -> Launch {
+        Launch {
+            command: shell::this_command(),
+            folder: std::env::current_dir().unwrap_or_default(),
+            device: processor.name(),
+            threads: self.threads,
+            cache: self.cache,
+            save_every: self.save_every,
+            recompute: self.recompute,
+        }
+    }
+
+    /// With what was not asked for as it was when the run was begun.
+    fn or_as_begun(self, launch: &Launch) -> anyhow::Result<Machine> {
+        let begun_on = match launch.device.as_str() {
+            "" => None,
+            device => Some(device.parse::<DeviceChoice>().map_err(anyhow::Error::msg)?),
+        };
+        Ok(Machine {
+            device: self.device.or(begun_on),
+            threads: self.threads.or(launch.threads),
+            cache: self.cache.or(launch.cache),
+            save_every: self.save_every.or(launch.save_every),
+            recompute: self.recompute || launch.recompute,
+        })
     }
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let Arguments { model, common } = arguments;
+    if let Some(path) = model.as_ref().filter(|name| variant(name).is_none() && Path::new(name).exists()) {
+        bail!("--model {path}: this is a path; `vit finetune {path}` trains a checkpoint or a run's model further");
+    }
     let recipe = common.recipe("small", &[])?;
     let choice = model.as_deref().map_or(ModelChoice::Usual, ModelChoice::Named);
     common.begin(choice, model.clone().unwrap_or_default(), recipe)
 }
 
 pub fn finetune(arguments: FinetuneArguments) -> anyhow::Result<Outcome> {
-    let FinetuneArguments { checkpoint, freeze, common } = arguments;
+    let FinetuneArguments { model, freeze, common } = arguments;
+    let checkpoint = model.path();
     checkpoints::exists(&checkpoint)?;
     let freeze = freeze.map(|what| frozen(&what)).transpose()?;
     let recipe = common.recipe("finetune", freeze.as_slice())?;
-    let checkpoint = checkpoints::folder_of_config(&checkpoint).into_owned();
+    let checkpoint = anywhere(&checkpoints::folder_of_config(&checkpoint))?;
     common.begin(ModelChoice::Checkpoint(&checkpoint), checkpoint.display().to_string(), recipe)
+}
+
+/// A model's path as it can be opened from every folder; the built-in model has none.
+fn anywhere(model: &Path) -> std::io::Result<PathBuf> {
+    if builtin::is_meant(model) { Ok(model.into()) } else { std::path::absolute(model) }
+}
+
+/// What `--validation` names, as it can be opened from every folder: a path, or a split.
+pub fn validation_anywhere(given: &Path) -> std::io::Result<PathBuf> {
+    match Validation::from_argument(given) {
+        Validation::Path(path) => std::path::absolute(path),
+        _ => Ok(given.into()),
+    }
 }
 
 /// The setting that freezes what `--freeze` says.
@@ -225,26 +280,28 @@ impl Common {
             self.seed.map(|n| format!("seed={n}")),
         ];
         if let Some(teacher) = &self.teacher {
-            // A run may be resumed from another folder.
-            recipe.objective.teacher = std::path::absolute(teacher)?.display().to_string();
+            recipe.objective.teacher = teacher.display().to_string();
             if recipe.objective.distillation == Teaching::None {
                 recipe.objective.distillation = Teaching::Hard;
             }
         }
         let all = more.iter().chain(short.iter().flatten()).chain(&self.settings);
         recipe.set_all(all.map(String::as_str))?;
+        if !recipe.objective.teacher.is_empty() {
+            recipe.objective.teacher = anywhere(Path::new(&recipe.objective.teacher))?.display().to_string();
+        }
         Ok(recipe)
     }
 
     fn begin(&self, choice: ModelChoice, model: String, recipe: Recipe) -> anyhow::Result<Outcome> {
         self.reporting.apply();
-        let data = std::path::absolute(&self.data).unwrap_or_else(|_| self.data.clone());
         let settings = RunSettings {
             model,
-            data,
-            validation: self.validation.clone(),
+            data: std::path::absolute(&self.data)?,
+            validation: self.validation.as_deref().map(validation_anywhere).transpose()?,
             validation_fraction: self.validation_fraction,
             fraction: self.fraction,
+            max_unreadable: self.max_unreadable.unwrap_or(UnreadableLimit::default().share),
             skip_non_finite: self.skip_non_finite,
             precision: String::new(),
         };
@@ -268,8 +325,9 @@ impl Common {
             None => free_folder(&self.data),
         };
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
-        let run = RunFolder::create(&out, &setup.to_toml(), existing)?;
-        carry_out(&processor, &mut setup, &run, None, &self.machine, self.reporting)
+        let launch = self.machine.launch(&processor);
+        let run = RunFolder::create(&out, &setup.to_toml(&launch), existing)?;
+        carry_out(&processor, &mut setup, &run, None, &self.machine, self.reporting, &launch)
     }
 
     /// What a run would take. Memory is known from the plan, also where there is no GPU; time is measured.
@@ -293,7 +351,7 @@ impl Common {
             Err(reason) => {
                 let precision = self.precision.unwrap_or(Precision::Bf16);
                 let memory = match self.machine.device {
-                    DeviceChoice::Cuda(_) => plan_without_gpu(&graph, precision)?,
+                    Some(DeviceChoice::Cuda(_)) => plan_without_gpu(&graph, precision)?,
                     _ => None,
                 };
                 let Some(memory) = memory else { return Err(reason.into()) };
@@ -351,12 +409,22 @@ fn describe(setup: &Setup) -> anyhow::Result<()> {
 Example:
   vit resume runs/photos-1
 
-The run goes on from its last checkpoint and ends with the same weights, bit
-for bit, as if it had never been interrupted.")]
+The run goes on from its last checkpoint, on the device on which it was begun,
+and ends with the same weights, bit for bit, as if it had never been
+interrupted. If images were added, removed, replaced or relabelled since, it
+says so and stops.")]
 pub struct ResumeArguments {
     /// The run's folder
     #[arg(value_name = "RUN")]
     run: PathBuf,
+    /// Go on although the data changed, with the split kept: what was held out stays
+    /// so, new images are trained on
+    #[arg(long)]
+    accept_changed_data: bool,
+    /// Stop if more than this share of the training or validation images cannot be
+    /// read, as 5% or 0.05 [default: as begun]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    max_unreadable: Option<f64>,
     #[command(flatten)]
     reporting: Reporting,
     #[command(flatten)]
@@ -364,10 +432,10 @@ pub struct ResumeArguments {
 }
 
 pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
-    let ResumeArguments { run, reporting, machine } = arguments;
+    let ResumeArguments { run, accept_changed_data, max_unreadable, reporting, machine } = arguments;
     reporting.apply();
     let run = RunFolder::resume(&run)?;
-    let (settings, recipe) = Setup::parse_toml(&run.config()?, &run.path().join("config.toml"))?;
+    let launch = RunConfig::of(&run)?.launch;
     if run.last().is_empty() {
         bail!(
             "{}: this run was stopped before its first checkpoint; begin it again with `vit train` and --overwrite",
@@ -377,11 +445,34 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
     let opened = run.last().open()?;
     opened.notes.iter().for_each(terminal::note);
     let snapshot = opened.snapshot;
-    let mut setup = Setup::resume(settings, recipe, snapshot.config.clone())?;
+    let changed = if accept_changed_data { ChangedData::Accept } else { ChangedData::Refuse };
+    let mut setup = {
+        let _busy = terminal::busy(format!("opening the data of {}", run.path().display()));
+        Setup::resume(&run, snapshot.config.clone(), changed)
+    }
+    .map_err(|error| match error {
+        TrainError::ChangedData { .. } => anyhow!(
+            "{error}. Put the data back, or go on with --accept-changed-data: the images that were held out stay so, and \
+             new ones are trained on"
+        ),
+        other => other.into(),
+    })?;
+    setup.settings.max_unreadable = max_unreadable.unwrap_or(setup.settings.max_unreadable);
+    setup.report.iter().for_each(terminal::note);
     terminal::note(format_args!("{}: going on after step {}", run.path().display(), snapshot.position.step));
     let precision: Precision = setup.settings.precision.parse().map_err(anyhow::Error::msg)?;
-    let (processor, _) = machine.open(Some(precision))?;
-    carry_out(&processor, &mut setup, &run, Some(snapshot), &machine, reporting)
+    let chosen = machine.device.is_some();
+    let machine = machine.or_as_begun(&launch)?;
+    let (processor, _) = machine.open(Some(precision)).map_err(|error| match chosen || launch.device.is_empty() {
+        true => anyhow!("{error}"),
+        false => anyhow!(
+            "{}: the run was begun on {} in {precision}, and that cannot be had here: {error}. Resume it where there is \
+             such a device, or name another with --device",
+            run.path().display(),
+            launch.device
+        ),
+    })?;
+    carry_out(&processor, &mut setup, &run, Some(snapshot), &machine, reporting, &launch)
 }
 
 fn carry_out(
@@ -391,10 +482,11 @@ fn carry_out(
     from: Option<Snapshot>,
     machine: &Machine,
     reporting: Reporting,
+    launch: &Launch,
 ) -> anyhow::Result<Outcome> {
     terminal::note(format_args!("training on {} in {}", processor.description(), setup.settings.precision));
-    let command = format!("vit resume {}{}", quoted(run.path()), if machine.recompute { " --recompute" } else { "" });
-    run.write_command(&command)?;
+    let command = format!("vit resume {}", shell::quoted(run.path().as_os_str()));
+    run.write_command(&commands(run.path(), launch)?)?;
     let interrupt = Interrupt::listen()?;
     let mut view = View::new(reporting);
     let finished = train(processor.device(), setup, run, from, &machine.options(), &mut view, &interrupt.stop);
@@ -404,7 +496,8 @@ fn carry_out(
         Err(error @ TrainError::Graph(GraphError::Device { .. })) if !run.last().is_empty() => {
             bail!("{error}. The run is kept: `{command}` goes on from its last checkpoint");
         }
-        finished => finished?,
+        Err(error) => return Err(name_the_option(error)),
+        Ok(finished) => finished,
     };
     let (memory, disk) = (peak_memory(), run.bytes_on_disk()?);
     reporting.event(&json!({
@@ -448,9 +541,31 @@ fn peak_memory() -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = text.chars().all(|c| c.is_alphanumeric() || "/._-".contains(c));
-    if plain { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+/// An error of a run, with the option that helps where there is one.
+pub fn name_the_option(error: TrainError) -> anyhow::Error {
+    let (found, of) = match &error {
+        TrainError::Loader(LoaderError::TooManyUnreadable { found, seen, .. }) => (*found, *seen),
+        TrainError::UnreadableValidation { found, of, .. } => (*found, *of),
+        _ => return error.into(),
+    };
+    anyhow!("{error} with --max-unreadable {}%", (100 * found).div_ceil(of.max(1)))
+}
+
+/// A share: `5%` or `0.05`.
+pub fn parse_share(text: &str) -> Result<f64, String> {
+    let share = match text.strip_suffix('%') {
+        Some(percent) => percent.trim().parse::<f64>().map(|percent| percent / 100.0),
+        None => text.parse(),
+    };
+    share.ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "should be a share such as 5% or 0.05".into())
+}
+
+/// The script that is kept with a run: the command that began it, and the one that goes on.
+fn commands(run: &Path, launch: &Launch) -> anyhow::Result<String> {
+    let resume = format!("vit resume {}", shell::quoted(std::path::absolute(run)?.as_os_str()));
+    if launch.command.is_empty() {
+        return Ok(resume);
+    }
+    let folder = shell::quoted(launch.folder.as_os_str());
+    Ok(format!("# Begun in {folder} with:\n# {}\n# Goes on with:\n{resume}", launch.command))
 }

@@ -164,12 +164,6 @@ impl Observer for View {
         if self.lines {
             self.say(&format!("step {step}: validation {figures}{best}"));
         }
-        for (name, reason) in outcome.unreadable.iter().take(3) {
-            self.say(&format!("{name}: {reason}"));
-        }
-        if outcome.unreadable.len() > 3 {
-            self.say(&format!("{} validation pictures could not be read", outcome.unreadable.len()));
-        }
     }
 
     fn note(&mut self, message: &str) {

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use vit::models::ModelError;
+use vit::models::{ModelError, builtin};
+use vit::train::model_of;
 use vit::{DeviceChoice, Precision, VerifyOptions};
 
 use crate::Outcome;
-use crate::checkpoints::unmatched;
+use crate::checkpoints::{ModelArgument, folder_of_config, unmatched};
 use crate::table::{Align, Table, difference};
 use crate::terminal::{self, Meaning, styled};
 
@@ -31,8 +32,8 @@ With `images` [steps, batch, channels, height, width] and `labels` in place of
 gradients `grad.NAME` and the weights in final.safetensors are compared. One
 batch of `images` with `mixup_images` or `cutmix_images` is mixed again.")]
 pub struct Arguments {
-    /// The checkpoint folder
-    folder: PathBuf,
+    #[command(flatten)]
+    model: ModelArgument,
     /// The weights file, where the folder has several
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
@@ -69,18 +70,34 @@ fn beside(folder: &Path, file: PathBuf) -> PathBuf {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    let model = arguments.model.path();
+    let model = folder_of_config(&model);
+    let given = model_of(&model);
+    // A weights file means itself among those of its folder.
+    let is_weights = given.is_file() && arguments.weights.is_none();
+    let folder = match given.parent().filter(|_| is_weights) {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => &*given,
+    };
     let options = VerifyOptions {
         device: arguments.device,
         precision: arguments.precision,
         threads: arguments.threads.map(|t| t as usize),
         tolerance: arguments.tolerance,
-        weights: arguments.weights.map(|file| beside(&arguments.folder, file)),
+        weights: match arguments.weights {
+            Some(file) => Some(beside(folder, file)),
+            None => is_weights.then(|| given.to_path_buf()),
+        },
     };
-    let folder = &arguments.folder;
-    anyhow::ensure!(folder.exists(), "{}: no such folder", folder.display());
+    anyhow::ensure!(
+        !builtin::is_meant(folder),
+        "the built-in model has no recorded outputs beside it; give a folder with weights, config.json and io.safetensors"
+    );
+    anyhow::ensure!(folder.exists(), "{}: no such file or folder", folder.display());
     anyhow::ensure!(
         folder.is_dir(),
-        "{}: this is a file; give the folder that it is in, and --weights for a certain file",
+        "{}: this is a file; give the folder that it is in, or only one weights file",
         folder.display()
     );
     let verification = {

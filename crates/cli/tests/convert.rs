@@ -92,9 +92,11 @@ fn verify_passes_fails_and_says_why() {
 
     let folder = tempfile::tempdir().unwrap();
     assert!(vit(arguments!["verify", folder.path()]).code(1).err.contains("there are no weights here"));
-    assert!(vit(arguments!["verify", folder.path().join("x")]).code(1).err.contains("no such folder"));
+    assert!(vit(arguments!["verify", folder.path().join("x")]).code(1).err.contains("no such file or folder"));
     let file = model("timm_vit").join("model.safetensors");
-    assert!(vit(arguments!["verify", &file]).code(1).err.contains("this is a file; give the folder"));
+    assert!(vit(arguments!["verify", &file]).code(0).out.contains("all 6 arrays agree"));
+    let two = vit(arguments!["verify", &file, "--weights", &file]).code(1);
+    assert!(two.err.contains("this is a file; give the folder"), "{}", two.err);
     for name in ["model.safetensors", "config.json"] {
         fs::copy(model("timm_vit").join(name), folder.path().join(name)).unwrap();
     }

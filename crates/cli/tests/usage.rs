@@ -105,7 +105,7 @@ fn wrong_use_is_2_and_names_the_option() {
         (&["convert", model], "FOLDER"),
         (&["convert", model, "x", "--layout", "keras"], "hugging-face"),
         (&["verify", model, "--tolerance", "-1"], "--tolerance"),
-        (&["info"], "NAME|PATH"),
+        (&["info"], "MODEL"),
     ];
     for (arguments, expected) in cases {
         let run = vit(*arguments).code(2);

@@ -27,6 +27,7 @@ mod listing;
 mod manifest;
 mod parquet;
 mod recognise;
+mod record;
 mod report;
 mod samples;
 mod split;
@@ -44,6 +45,7 @@ use std::sync::Arc;
 
 pub use error::DatasetError;
 pub use listing::Skipped;
+pub use record::{Change, Changes, Fingerprint, Part, SampleRecord};
 pub use report::{ClassCount, Report, ValidationFrom};
 pub use samples::Dataset;
 pub use split::Split;
@@ -162,6 +164,8 @@ pub struct Splits {
     pub validation: Option<Arc<Dataset>>,
     /// The test split, if the set has one; the validation samples may be the same.
     pub test: Option<Arc<Dataset>>,
+    /// The training samples that the fraction leaves out.
+    pub unused: Arc<Dataset>,
     /// What was found and decided.
     pub report: Report,
 }
@@ -198,20 +202,19 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Splits, DatasetError> 
         }
         ValidationFrom::Nowhere => {}
     }
-    let before = train.len();
+    let mut unused = Vec::new();
     if options.fraction < 1.0 {
-        train = choose::keep(&listing, &train, options.fraction, options.seed);
+        (train, unused) = choose::keep(&listing, &train, options.fraction, options.seed);
     }
 
-    let unused = before - train.len();
     let (format, empty, skipped) = (listing.format, listing.empty.clone(), listing.skipped.clone());
     let whole = Dataset::new(listing, classes, &options.read.decode);
     let part = |chosen: Option<Vec<u32>>| chosen.map(|chosen| Arc::new(whole.part(chosen)));
-    let (train, test) = (Arc::new(whole.part(train)), part(test));
+    let (train, unused, test) = (Arc::new(whole.part(train)), Arc::new(whole.part(unused)), part(test));
     let validation = other_set.or_else(|| part(validation)).filter(|validation| !validation.is_empty());
     let (samples, classes) = count([Some(&train), validation.as_ref(), test.as_ref()]);
-    let report = Report { format, samples, classes, empty, skipped, validation: from, unused };
-    Ok(Splits { train, validation, test, report })
+    let report = Report { format, samples, classes, empty, skipped, validation: from, unused: unused.len() };
+    Ok(Splits { train, validation, test, unused, report })
 }
 
 /// A data set for evaluation.
@@ -237,8 +240,22 @@ pub fn open_split(
     classes: Option<&[String]>,
     options: &ReadOptions,
 ) -> Result<Evaluation, DatasetError> {
-    let mut listing = read(path, Purpose::Evaluation(split), options)?;
+    let listing = read(path, Purpose::Evaluation(split), options)?;
     let split = evaluation_split(split, &listing.splits_found());
+    select(listing, split, classes, options)
+}
+
+/// Opens all samples of the data set at `path`, whatever splits it has.
+pub fn open_all(path: &Path, classes: Option<&[String]>, options: &ReadOptions) -> Result<Evaluation, DatasetError> {
+    select(read(path, Purpose::Training, options)?, None, classes, options)
+}
+
+fn select(
+    mut listing: Listing,
+    split: Option<Split>,
+    classes: Option<&[String]>,
+    options: &ReadOptions,
+) -> Result<Evaluation, DatasetError> {
     let chosen = match split {
         Some(split) if !listing.splits_found().contains(&split) => return Err(no_split(&listing, split)),
         Some(split) => listing.members(split),

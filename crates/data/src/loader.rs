@@ -169,7 +169,7 @@ pub enum LoaderError {
     Thread(String),
     /// Too many samples cannot be read.
     #[error(
-        "{found} of the first {seen} samples cannot be read, more than the {:.1} % allowed, such as {examples}; \
+        "{found} of the first {seen} images cannot be read, more than the {:.1}% allowed, such as {examples}; \
          repair or remove them, or allow more",
         limit * 100.0
     )]

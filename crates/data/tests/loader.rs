@@ -251,7 +251,7 @@ fn too_many_unreadable_samples_stop_the_run() {
     assert_eq!(outcomes[0], outcomes[1]);
     assert!(outcomes[0].0 >= 9, "{outcomes:?}");
     let message = outcomes[0].1.to_string();
-    assert!(message.contains("5.0 %") && message.contains("(cannot be read: bad sector)"), "{message}");
+    assert!(message.contains("5.0%") && message.contains("(cannot be read: bad sector)"), "{message}");
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn what_cannot_work_is_refused_at_once() {
     };
     assert!(error(Made::new(0), busy()).contains("0 samples"));
     assert!(error(Made { classes: vec![], ..Made::new(3) }, busy()).contains("0 classes"));
-    assert!(error(Made::new(3), busy()).contains("3 samples, fewer than a batch of 4"));
+    assert!(error(Made::new(3), busy()).contains("3 training samples, fewer than one batch of 4"));
     assert!(error(Made::new(3), LoaderSettings { batch: 0, ..busy() }).contains("batch size is 0"));
     let none = Made { labels: vec![vec![0], vec![], vec![1], vec![2]], ..Made::new(4) };
     assert!(error(none, busy()).contains("sample 1 has 0 labels"));

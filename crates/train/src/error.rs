@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use vit_data::dataset::DatasetError;
+use vit_data::dataset::{Changes, DatasetError};
 use vit_data::loader::LoaderError;
 use vit_graph::GraphError;
 use vit_models::ModelError;
@@ -53,6 +53,45 @@ pub enum TrainError {
         path: PathBuf,
         /// What stands in the way.
         what: String,
+    },
+    /// A run that is to go on with other data than it was begun with.
+    #[error("{}: the data changed since the run was begun: {changes}", path.display())]
+    ChangedData {
+        /// The dataset.
+        path: PathBuf,
+        /// What changed.
+        changes: Box<Changes>,
+    },
+    /// Too many validation images that cannot be read.
+    #[error(
+        "{found} of the {of} validation images cannot be read, more than the {:.1}% allowed, such as {examples}; repair or \
+         remove them, or allow more",
+        limit * 100.0
+    )]
+    UnreadableValidation {
+        /// How many.
+        found: usize,
+        /// Out of how many.
+        of: usize,
+        /// The share allowed.
+        limit: f64,
+        /// Some of them, with reasons.
+        examples: String,
+    },
+    /// Nothing of a dataset is left to measure a model on.
+    #[error(
+        "{}: {} trained on all of these images and held none out{}",
+        data.display(),
+        run.display(),
+        validation.as_ref().map(|path| format!("; it is validated on {}", path.display())).unwrap_or_default()
+    )]
+    NothingHeldOut {
+        /// The dataset.
+        data: PathBuf,
+        /// The run.
+        run: PathBuf,
+        /// What the run is measured on instead.
+        validation: Option<PathBuf>,
     },
     /// A configuration that cannot be read.
     #[error("{}: {what}", path.display())]

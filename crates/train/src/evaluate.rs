@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use vit_data::{Preprocess, Samples};
+use vit_data::{ImageError, Preprocess, Samples};
 use vit_graph::device::{Device, Elements, Parameters};
 use vit_graph::rewrite::dead_code;
 use vit_models::{Config, Mode};
@@ -130,7 +130,11 @@ fn prepared(
 ) -> Result<bool, TrainError> {
     let threads = threads.clamp(1, samples.len().max(1));
     let prepare = |index: usize| -> Result<Vec<f32>, String> {
-        let image = samples.image(index).map_err(|error| error.to_string())?;
+        let image = samples.image(index).map_err(|error| match error {
+            // The name already says which file it is.
+            ImageError::File { source, .. } => source.to_string(),
+            other => other.to_string(),
+        })?;
         preprocess.apply(&image).map_err(|error| error.to_string())
     };
     std::thread::scope(|scope| {

@@ -154,7 +154,7 @@ fn fitting(pattern: &str, heads: &[&str], names: &[&str]) -> Vec<bool> {
         return names.iter().map(|name| !name.starts_with("head") && !heads.contains(&layer(name).as_str())).collect();
     }
     if let Some(count) = first_blocks(pattern) {
-        let first = blocks(names).into_iter().take(count).last();
+        let first = blocks(names).into_iter().take(count).next_back();
         let before = |name: &str| match depth(name) {
             Some(Depth::Head) => false,
             Some(depth) => depth == Depth::Embedding || Some(&depth) <= first.as_ref(),

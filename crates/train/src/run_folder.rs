@@ -3,9 +3,10 @@
 //!
 //! ```text
 //! RUN/config.toml                 the resolved configuration
-//! RUN/command.txt                 the command that resumes
+//! RUN/command.txt                 the command that began the run and the one that resumes it
 //! RUN/algorithms.json             what the bits of its results depend on besides the recipe and the data
 //! RUN/data.txt, data.json         what was read and what was skipped
+//! RUN/samples.tsv.zst             every sample with its split, labels and size
 //! RUN/metrics.jsonl, metrics.csv  one row per logged step
 //! RUN/events.out.tfevents.*       the same rows for TensorBoard
 //! RUN/curves.svg, curves.png      the same rows for the eye
@@ -18,6 +19,7 @@ mod log;
 mod replace;
 mod row;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -30,12 +32,15 @@ pub use log::MetricsLog;
 pub(crate) use replace::replace;
 pub use row::{Row, columns};
 
+use vit_data::dataset::SampleRecord;
+
 use crate::saving::Slot;
 
 const CONFIG: &str = "config.toml";
 const COMMAND: &str = "command.txt";
 const DATA: [&str; 2] = ["data.txt", "data.json"];
 const ALGORITHMS: &str = "algorithms.json";
+const SAMPLES: &str = "samples.tsv.zst";
 const ROWS: &str = "metrics.jsonl";
 const TABLE: &str = "metrics.csv";
 const CURVES: [&str; 2] = ["curves.svg", "curves.png"];
@@ -97,6 +102,19 @@ impl RunFolder {
         Ok(RunFolder { _lock: lock(&run.path)?, ..run })
     }
 
+    /// The run whose folder or whose checkpoint this is.
+    pub fn of_model(path: &Path) -> Option<RunFolder> {
+        let path = std::path::absolute(path).ok().filter(|path| path.exists())?;
+        // The folder itself, a checkpoint in it, or a file of that.
+        let holds = |folder: &&Path| folder.join(CHECKPOINTS).is_dir();
+        let run = path
+            .ancestors()
+            .take(4)
+            .find(holds)
+            .filter(|run| path == *run || path.starts_with(run.join(CHECKPOINTS)))?;
+        RunFolder::open(run).ok()
+    }
+
     /// Opens a run in order to look at it, also while it trains.
     pub fn open(path: impl Into<PathBuf>) -> Result<RunFolder, RunError> {
         let path = path.into();
@@ -127,15 +145,38 @@ impl RunFolder {
         fs::read_to_string(&path).map_err(|error| RunError::io(&path, error))
     }
 
-    /// Keeps the command that resumes the run.
-    pub fn write_command(&self, command: &str) -> Result<(), RunError> {
-        self.write(COMMAND, format!("{}\n", command.trim_end()).as_bytes())
+    /// Keeps the commands that began the run and that resume it, as a script that resumes.
+    pub fn write_command(&self, script: &str) -> Result<(), RunError> {
+        self.write(COMMAND, format!("{}\n", script.trim_end()).as_bytes())
+    }
+
+    /// The samples that the run learns from and is measured on, if they were recorded.
+    pub fn samples(&self) -> Result<Option<SampleRecord>, RunError> {
+        let path = self.path.join(SAMPLES);
+        match File::open(&path).and_then(SampleRecord::read) {
+            Ok(record) => Ok(Some(record)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(RunError::io(&path, error)),
+        }
+    }
+
+    /// Records the samples that the run learns from and is measured on.
+    pub fn write_samples(&self, record: &SampleRecord) -> Result<(), RunError> {
+        let mut table = Vec::new();
+        record.write(&mut table).map_err(|error| RunError::io(&self.path.join(SAMPLES), error))?;
+        self.write(SAMPLES, &table)
     }
 
     /// Keeps the report of what was read and skipped, for people and for programs.
     pub fn write_data_report(&self, text: &str, json: &serde_json::Value) -> Result<(), RunError> {
         self.write(DATA[0], text.as_bytes())?;
         self.write(DATA[1], format!("{json:#}\n").as_bytes())
+    }
+
+    /// The report for programs that [`RunFolder::write_data_report`] wrote; null if there is none.
+    pub fn data_report(&self) -> serde_json::Value {
+        let text = fs::read_to_string(self.path.join(DATA[1])).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
     }
 
     /// Keeps the training curves.
@@ -185,9 +226,19 @@ impl RunFolder {
     }
 }
 
+/// The checkpoint that a path means: of a run's folder its best model, or its last where none was measured; otherwise the
+/// path itself.
+pub fn model_of(path: &Path) -> Cow<'_, Path> {
+    if !path.join(CONFIG).is_file() {
+        return path.into();
+    }
+    let slots = ["best", "last"].map(|slot| path.join(CHECKPOINTS).join(slot));
+    slots.into_iter().find(|folder| folder.is_dir()).map_or(path.into(), Cow::Owned)
+}
+
 /// The files and folders here that a run has written.
 fn leavings(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
-    let names = [&[CONFIG, COMMAND, ALGORITHMS, ROWS, TABLE, CHECKPOINTS], &DATA[..], &CURVES[..]].concat();
+    let names = [&[CONFIG, COMMAND, ALGORITHMS, SAMPLES, ROWS, TABLE, CHECKPOINTS], &DATA[..], &CURVES[..]].concat();
     let mut found: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect();
     found.extend(events::files(folder).map_err(|error| RunError::io(folder, error))?);
     Ok(found)

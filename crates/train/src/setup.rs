@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use vit_data::Samples;
-use vit_data::dataset::{self, Dataset, OpenOptions, Report, Splits, Validation};
+use vit_data::dataset::{
+    self, Changes as DataChanges, Dataset, Fingerprint, OpenOptions, Report, SampleRecord, Splits, Validation,
+};
+use vit_data::loader::UnreadableLimit;
 use vit_models::weights::Weights;
 use vit_models::{Architecture, Changes, Checkpoint, Config, Mode, OpenOptions as CheckpointOptions, Variant};
 
@@ -14,6 +17,7 @@ use crate::colours;
 use crate::error::TrainError;
 use crate::objective::Loss;
 use crate::recipe::{Normalise, Recipe, Start, Teaching};
+use crate::run_folder::{RunFolder, model_of};
 
 /// What a run depends on besides its recipe: the `[run]` section of its `config.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,10 +34,54 @@ pub struct RunSettings {
     pub validation_fraction: f64,
     /// The share of the training samples that is used.
     pub fraction: f64,
+    /// The share of the training or validation images above which the run stops because they cannot be read.
+    #[serde(default = "usual_unreadable", skip_serializing_if = "is_usual_unreadable")]
+    pub max_unreadable: f64,
     /// Go on past steps whose loss is not finite.
     pub skip_non_finite: bool,
     /// How precisely the device computes, as `--precision` names it.
     pub precision: String,
+}
+
+fn usual_unreadable() -> f64 {
+    UnreadableLimit::default().share
+}
+
+fn is_usual_unreadable(share: &f64) -> bool {
+    *share == usual_unreadable()
+}
+
+/// How a run was started: the `[launch]` section of its `config.toml`. A resumed run is carried out in the same way where
+/// nothing else is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Launch {
+    /// The whole command, quoted for a shell.
+    pub command: String,
+    /// The folder in which it was given.
+    pub folder: PathBuf,
+    /// The device that was opened, as `--device` names it; empty if that is not known.
+    pub device: String,
+    /// CPU threads, where not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+    /// Memory for decoded images, in megabytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<u64>,
+    /// The longest time between two saves, in minutes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub save_every: Option<f64>,
+    /// Whether activations are computed again in the backward pass.
+    pub recompute: bool,
+}
+
+/// What to do about a run whose data is no longer what it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChangedData {
+    /// Stop and say what changed.
+    Refuse,
+    /// Go on, with the run's split kept: what is new is trained on, unless the dataset says that it is for validation.
+    Accept,
 }
 
 /// Where a model's first weights come from.
@@ -58,6 +106,12 @@ pub struct Setup {
     pub train: Arc<Dataset>,
     /// What to look at while training.
     pub validation: Option<Arc<Dataset>>,
+    /// The training samples that the fraction leaves out.
+    pub unused: Arc<Dataset>,
+    /// Whether the run's folder does not say yet which samples these are.
+    pub unrecorded: bool,
+    /// Hashes of the samples, once they are recorded.
+    pub fingerprint: Option<Fingerprint>,
     /// What was found in the data set.
     pub data_report: Report,
     /// What was decided about the model and the recipe, one line each.
@@ -144,7 +198,7 @@ impl Setup {
         settings: RunSettings,
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
-        let mut checkpoint = Checkpoint::open(path, CheckpointOptions::default())?;
+        let mut checkpoint = Checkpoint::open(&model_of(path), CheckpointOptions::default())?;
         // The same classes in another order are the checkpoint's classes.
         let splits = open_data(&settings, recipe.seed, Classes::InOrder(&checkpoint.config.labels))?;
         let classes = splits.train.classes().len();
@@ -159,9 +213,38 @@ impl Setup {
     }
 
     /// A run as its folder describes it, to go on with.
-    pub fn resume(settings: RunSettings, recipe: Recipe, config: Config) -> Result<Setup, TrainError> {
-        let splits = open_data(&settings, recipe.seed, Classes::Exactly(&config.labels))?;
-        Self::finish(settings, recipe, config, FirstWeights::Random, splits, vec![], Origin::Run)
+    pub fn resume(run: &RunFolder, config: Config, changed: ChangedData) -> Result<Setup, TrainError> {
+        let RunConfig { settings, recipe, .. } = RunConfig::of(run)?;
+        let mut splits = open_data(&settings, recipe.seed, Classes::Exactly(&config.labels))?;
+        let (mut report, mut fingerprint) = (vec![], None);
+        match run.samples()? {
+            None => report.push(
+                "the run has no record of its samples, so it could not be checked whether the data changed since it was \
+                 begun"
+                    .into(),
+            ),
+            Some(record) => {
+                let changes = record.restore(&mut splits);
+                if changes.is_empty() {
+                    fingerprint = Some(record.fingerprint());
+                } else {
+                    accept(&settings.data, &record, &changes, changed)?;
+                    report.push(accepted(&settings.data, &record, &changes));
+                }
+            }
+        }
+        let setup = Self::finish(settings, recipe, config, FirstWeights::Random, splits, report, Origin::Run)?;
+        Ok(Setup { unrecorded: fingerprint.is_none(), fingerprint, ..setup })
+    }
+
+    /// Records which samples the run learns from and is measured on.
+    pub(crate) fn record_samples(&mut self, run: &RunFolder) -> Result<(), TrainError> {
+        if std::mem::take(&mut self.unrecorded) {
+            let record = SampleRecord::of(&self.train, self.validation.as_deref(), &self.unused);
+            run.write_samples(&record)?;
+            self.fingerprint = Some(record.fingerprint());
+        }
+        Ok(())
     }
 
     /// How many of how many of the model's parameters are trained.
@@ -183,7 +266,7 @@ impl Setup {
         mut report: Vec<String>,
         origin: Origin,
     ) -> Result<Setup, TrainError> {
-        let Splits { train, validation, report: data_report, .. } = splits;
+        let Splits { train, validation, unused, report: data_report, .. } = splits;
         config.labels = train.classes().to_vec();
         if origin != Origin::Run {
             let model = config.name.as_deref().unwrap_or(&settings.model);
@@ -221,28 +304,93 @@ impl Setup {
                 recipe.patience
             )));
         }
-        Ok(Setup { settings, recipe, config, weights, train, validation, data_report, report })
+        Ok(Setup {
+            settings,
+            recipe,
+            config,
+            weights,
+            train,
+            validation,
+            unused,
+            unrecorded: true,
+            fingerprint: None,
+            data_report,
+            report,
+        })
     }
 
-    /// The text of `config.toml`: the whole recipe, then what else the run depends on.
-    pub fn to_toml(&self) -> String {
-        let settings = toml::to_string(&self.settings).unwrap_or_default();
-        format!("{}\n[run]\n{settings}", self.recipe.to_toml())
+    /// The text of `config.toml`: the whole recipe, then what else the run depends on, then how it was started.
+    pub fn to_toml(&self, launch: &Launch) -> String {
+        let [settings, launch] =
+            [toml::to_string(&self.settings), toml::to_string(launch)].map(Result::unwrap_or_default);
+        format!("{}\n[run]\n{settings}\n[launch]\n{launch}", self.recipe.to_toml())
+    }
+}
+
+/// What a run's `config.toml` says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunConfig {
+    /// What the run depends on besides its recipe.
+    pub settings: RunSettings,
+    /// Its recipe.
+    pub recipe: Recipe,
+    /// How it was started.
+    pub launch: Launch,
+}
+
+impl RunConfig {
+    /// Reads the configuration of a run.
+    pub fn of(run: &RunFolder) -> Result<RunConfig, TrainError> {
+        Self::parse(&run.config()?, &run.path().join("config.toml"))
     }
 
     /// Reads what [`Setup::to_toml`] wrote.
-    pub fn parse_toml(text: &str, path: &Path) -> Result<(RunSettings, Recipe), TrainError> {
+    fn parse(text: &str, path: &Path) -> Result<RunConfig, TrainError> {
         let fail = |what: String| TrainError::Config { path: path.into(), what };
         let mut table: toml::Table = toml::from_str(text).map_err(|e| fail(e.message().to_string()))?;
         let run = table.remove("run").ok_or_else(|| fail("the section [run] is missing".into()))?;
         let settings = run.try_into().map_err(|e: toml::de::Error| fail(format!("[run]: {}", e.message())))?;
+        let launch = table.remove("launch").unwrap_or_else(|| toml::Table::new().into());
+        let launch = launch.try_into().map_err(|e: toml::de::Error| fail(format!("[launch]: {}", e.message())))?;
         let recipe = Recipe::parse(&table.to_string()).map_err(|e| fail(e.to_string()))?;
-        Ok((settings, recipe))
+        Ok(RunConfig { settings, recipe, launch })
     }
 }
 
+/// Whether a run may go on with data that changed.
+fn accept(data: &Path, record: &SampleRecord, changes: &DataChanges, changed: ChangedData) -> Result<(), TrainError> {
+    let validation = record.validation_len();
+    if validation > 0 && changes.held_out == 0 {
+        return Err(TrainError::Unsuitable(format!(
+            "{}: none of the {validation} images that the run is measured on is there any more; put the data back, or \
+             begin another run",
+            data.display()
+        )));
+    }
+    match changed {
+        ChangedData::Accept => Ok(()),
+        ChangedData::Refuse => Err(TrainError::ChangedData { path: data.into(), changes: Box::new(changes.clone()) }),
+    }
+}
+
+/// What is done about data that changed.
+fn accepted(data: &Path, record: &SampleRecord, changes: &DataChanges) -> String {
+    let (before, left) = (record.validation_len(), changes.held_out);
+    let validation = if left == before { format!("the {before}") } else { format!("{left} of the {before}") };
+    let new = match changes.new_in_validation {
+        0 => String::new(),
+        new => format!(" and on {new} new ones of the validation split"),
+    };
+    format!(
+        "{}: the data changed: {changes}. The split of the run is kept: it is measured on {validation} validation images \
+         that it had{new}, and {} new images are trained on",
+        data.display(),
+        changes.new_in_training
+    )
+}
+
 /// Which classes the labels of a data set are to be indices of.
-enum Classes<'a> {
+pub(crate) enum Classes<'a> {
     /// Those of the set.
     Own,
     /// These.
@@ -251,7 +399,7 @@ enum Classes<'a> {
     InOrder(&'a [String]),
 }
 
-fn open_data(settings: &RunSettings, seed: u64, classes: Classes) -> Result<Splits, TrainError> {
+pub(crate) fn open_data(settings: &RunSettings, seed: u64, classes: Classes) -> Result<Splits, TrainError> {
     let given = |names: &[String]| Some(names.to_vec()).filter(|names| !names.is_empty());
     let (classes, class_order) = match classes {
         Classes::Own => (None, None),

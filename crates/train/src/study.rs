@@ -22,7 +22,7 @@ use crate::error::TrainError;
 use crate::recipe::{Recipe, Span, Teaching};
 use crate::run_folder::{Existing, RunError, RunFolder, columns, replace};
 use crate::saving::Snapshot;
-use crate::setup::{ModelChoice, RunSettings, Setup, named_variant};
+use crate::setup::{ChangedData, Launch, ModelChoice, RunSettings, Setup, named_variant};
 use crate::trainer::Finished;
 pub use report::StudyTable;
 
@@ -46,6 +46,8 @@ pub struct StudyPlan {
     pub recipe: Recipe,
     /// Settings of single models, on top of that: model and `KEY=VALUE`.
     pub own: Vec<(String, String)>,
+    /// How the study was started.
+    pub launch: Launch,
 }
 
 /// One run of a study.
@@ -123,6 +125,7 @@ pub struct Study {
     path: PathBuf,
     title: String,
     settings: RunSettings,
+    launch: Launch,
     runs: Vec<StudyRun>,
 }
 
@@ -151,7 +154,7 @@ impl Study {
         }
         let data = plan.settings.data.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let title = format!("{data}: {} of {} pictures for every model", plan.recipe.length, plan.recipe.batch);
-        Ok(Study { path, title, settings: plan.settings, runs })
+        Ok(Study { path, title, settings: plan.settings, launch: plan.launch, runs })
     }
 
     /// Its runs, in the order in which they are to be carried out: teachers come before their students.
@@ -175,9 +178,8 @@ impl Study {
             Err(error) => return Err(error.into()),
         };
         if let Some(folder) = there {
-            let (settings, recipe) = Setup::parse_toml(&folder.config()?, &run.folder.join("config.toml"))?;
             let snapshot = folder.last().open()?.snapshot;
-            let setup = Setup::resume(settings, recipe, snapshot.config.clone())?;
+            let setup = Setup::resume(&folder, snapshot.config.clone(), ChangedData::Refuse)?;
             return Ok(BegunRun { setup, folder, from: Some(snapshot) });
         }
         let settings = RunSettings { model: run.model.clone(), fraction: run.fraction, ..self.settings.clone() };
@@ -188,7 +190,7 @@ impl Study {
                     .into(),
             ));
         }
-        let folder = RunFolder::create(&run.folder, &setup.to_toml(), Existing::Replace)?;
+        let folder = RunFolder::create(&run.folder, &setup.to_toml(&self.launch), Existing::Replace)?;
         Ok(BegunRun { setup, folder, from: None })
     }
 

@@ -1,12 +1,13 @@
 //! A frozen teacher: a checkpoint that answers for every batch, so that a student can follow it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::rewrite::dead_code;
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions};
 
 use crate::error::TrainError;
+use crate::run_folder::model_of;
 
 /// A model that only answers.
 pub(crate) struct Teacher {
@@ -73,14 +74,10 @@ impl Teacher {
     }
 }
 
-/// The checkpoint that a path means.
-fn model_of(path: &Path) -> PathBuf {
-    let best = path.join("checkpoints").join("best");
-    if best.is_dir() { best } else { path.into() }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use vit_cpu::Cpu;
     use vit_graph::Init;
     use vit_models::weights::safetensors::Dtype;

@@ -2,18 +2,18 @@
 //! took, when it was interrupted and how many threads there were changes nothing about the weights.
 
 mod algorithms;
+mod data_report;
 mod observer;
 mod session;
 
 pub use observer::Observer;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
 use vit_data::Samples;
-use vit_data::dataset::ClassCount;
-use vit_data::loader::Unreadable;
+use vit_data::loader::UnreadableLimit;
 use vit_graph::device::Device;
 
 use crate::error::TrainError;
@@ -25,6 +25,7 @@ use crate::setup::Setup;
 use crate::step::{StepError, StepOptions, TrainingStep};
 use crate::{Pace, Progress};
 use algorithms::KeptAlgorithms;
+use data_report::UnreadableImages;
 use session::Session;
 
 /// How a run is carried out; nothing here changes its result.
@@ -74,11 +75,13 @@ pub fn train(
     let mut algorithms = KeptAlgorithms::restore(device, run, observer)?;
     let mut session = Session::new(device, setup, from, options)?;
     algorithms.keep(device, run)?;
+    setup.record_samples(run)?;
     let setup = &*setup;
+    let mut unreadable = UnreadableImages::of(run);
     if session.position.step == 0 {
         // From the first moment on there is something to resume.
         run.last().save(&session.snapshot(setup)?)?;
-        run.write_data_report(&data_report(setup, &[]), &data_json(setup, &[]))?;
+        unreadable.write(setup, run)?;
     }
     let steps = session.steps;
     let evaluate_every = setup.recipe.evaluate_every.steps(session.steps_per_epoch, steps).max(1);
@@ -90,7 +93,18 @@ pub fn train(
     // A measurement that was interrupted is made again.
     let unmeasured = session.position.step > 0 && !session.measured();
     if unmeasured && is_due(session.position.step, evaluate_every, steps) {
-        complete = measure(device, setup, run, &mut session, options, &mut log, &mut algorithms, observer, stop)?;
+        complete = measure(
+            device,
+            setup,
+            run,
+            &mut session,
+            options,
+            &mut log,
+            &mut algorithms,
+            &mut unreadable,
+            observer,
+            stop,
+        )?;
         unsaved = true;
     }
     let is_over = |session: &Session| session.position.step >= steps || is_stalled(session, setup);
@@ -103,7 +117,15 @@ pub fn train(
         }
         let due = is_due(session.position.step + 1, evaluate_every, steps);
         let saving = due || saved.elapsed() >= options.save_every;
-        let losses = session.step(!saving && !stopping)?;
+        let losses = match session.step(!saving && !stopping) {
+            Ok(losses) => losses,
+            Err(error) => {
+                // Where too many images cannot be read, the run's folder says which.
+                unreadable.met_in_training(session.unreadable(), observer, true);
+                unreadable.write(setup, run)?;
+                return Err(error);
+            }
+        };
         unsaved = true;
         let step = session.position.step;
         if let Some(what) = losses.non_finite() {
@@ -120,17 +142,28 @@ pub fn train(
             let row = interval.row(&session, &progress);
             log.append(&row)?;
             observer.logged(&progress);
+            unreadable.met_in_training(session.unreadable(), observer, due);
             interval = Interval::new(&session);
         }
         session.position.seconds = seconds_before + began.elapsed().as_secs_f64();
         let paused = Instant::now();
         if due {
-            if !measure(device, setup, run, &mut session, options, &mut log, &mut algorithms, observer, stop)? {
+            if !measure(
+                device,
+                setup,
+                run,
+                &mut session,
+                options,
+                &mut log,
+                &mut algorithms,
+                &mut unreadable,
+                observer,
+                stop,
+            )? {
                 complete = false;
                 break;
             }
-            let unreadable = session.unreadable();
-            run.write_data_report(&data_report(setup, &unreadable), &data_json(setup, &unreadable))?;
+            unreadable.write(setup, run)?;
         }
         if saving {
             log.sync()?;
@@ -145,6 +178,8 @@ pub fn train(
         log.sync()?;
         run.last().save(&session.snapshot(setup)?)?;
     }
+    unreadable.met_in_training(session.unreadable(), observer, true);
+    unreadable.write(setup, run)?;
     Ok(Finished {
         complete,
         early: complete && session.position.step < steps,
@@ -210,6 +245,7 @@ fn measure(
     options: &TrainerOptions,
     log: &mut MetricsLog,
     algorithms: &mut KeptAlgorithms,
+    unreadable: &mut UnreadableImages,
     observer: &mut dyn Observer,
     stop: &AtomicBool,
 ) -> Result<bool, TrainError> {
@@ -226,6 +262,15 @@ fn measure(
             return Ok(false);
         };
         algorithms.keep(device, run)?;
+        unreadable.met_in_validation(&outcome.unreadable, observer);
+        let limit = UnreadableLimit { share: setup.settings.max_unreadable, ..UnreadableLimit::default() };
+        if limit.is_exceeded(outcome.unreadable.len(), validation.len()) {
+            unreadable.write(setup, run)?;
+            // The measurement is made again when the run goes on.
+            log.sync()?;
+            run.last().save(&session.snapshot(setup)?)?;
+            return Err(too_many(&outcome.unreadable, validation.len(), limit.share));
+        }
         let ((metric, value), loss) = (outcome.measured.score(), outcome.measured.loss());
         let best = session.position.best.as_ref();
         let better = value.is_finite() && loss.is_finite() && best.is_none_or(|best| best.is_beaten_by(value, loss));
@@ -247,10 +292,18 @@ fn measure(
     Ok(true)
 }
 
+fn too_many(unreadable: &[(String, String)], of: usize, limit: f64) -> TrainError {
+    let examples: Vec<String> = unreadable.iter().take(3).map(|(name, why)| format!("{name} ({why})")).collect();
+    TrainError::UnreadableValidation { found: unreadable.len(), of, limit, examples: examples.join(", ") }
+}
+
 /// What a run's curves are called.
 fn title(setup: &Setup) -> String {
     let data = setup.settings.data.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    format!("{} on {data}", setup.settings.model)
+    let model = Path::new(&setup.settings.model);
+    // A checkpoint's whole path would fill the title; a name such as B/16 is no path.
+    let model = model.file_name().filter(|_| model.is_absolute()).unwrap_or(model.as_os_str());
+    format!("{} on {data}", model.to_string_lossy())
 }
 
 /// The measurements of an evaluation as columns.
@@ -339,36 +392,6 @@ impl Interval {
         row.with(columns::IMAGES_PER_SECOND, progress.images_per_second.unwrap_or(0.0))
             .with("train/waiting", progress.waiting)
     }
-}
-
-/// What was read and what was skipped, for people.
-fn data_report(setup: &Setup, unreadable: &[Unreadable]) -> String {
-    let mut text = format!("{}\n{}\n", setup.settings.data.display(), setup.data_report);
-    for (class, count) in setup.train.classes().iter().zip(&setup.data_report.classes) {
-        let ClassCount { train, validation, test } = count;
-        text.push_str(&format!("{class}: {train} train, {validation} validation, {test} test\n"));
-    }
-    if !unreadable.is_empty() {
-        text.push_str(&format!("\n{} pictures could not be read and are replaced by others:\n", unreadable.len()));
-        unreadable.iter().for_each(|u| text.push_str(&format!("{}: {}\n", u.name, u.reason)));
-    }
-    text
-}
-
-/// The same for programs.
-fn data_json(setup: &Setup, unreadable: &[Unreadable]) -> serde_json::Value {
-    let classes: Vec<serde_json::Value> = (setup.train.classes().iter().zip(&setup.data_report.classes))
-        .map(|(class, c)| json!({"class": class, "train": c.train, "validation": c.validation, "test": c.test}))
-        .collect();
-    let skipped: Vec<serde_json::Value> = (setup.data_report.skipped.iter())
-        .map(|s| json!({"reason": s.reason, "count": s.count, "example": s.example}))
-        .collect();
-    let unreadable: Vec<serde_json::Value> =
-        unreadable.iter().map(|u| json!({"name": u.name, "reason": u.reason})).collect();
-    json!({
-        "data": setup.settings.data, "format": setup.data_report.format.to_string(), "classes": classes,
-        "empty": setup.data_report.empty, "skipped": skipped, "unreadable": unreadable,
-    })
 }
 
 #[cfg(test)]

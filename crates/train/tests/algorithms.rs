@@ -4,7 +4,6 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +11,7 @@ use support::{Scene, options, recipe, settings};
 use vit_cpu::{Cpu, Isa};
 use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
 use vit_graph::{Graph, GraphError};
-use vit_train::{Existing, ModelChoice, Observer, Progress, RunFolder, Setup, train};
+use vit_train::{ChangedData, Existing, Launch, ModelChoice, Observer, Progress, RunFolder, Setup, train};
 
 /// A device that times algorithms, and finds another one to be the fastest in every process.
 struct Timing {
@@ -75,14 +74,13 @@ fn go(scene: &Scene, device: &dyn Device, steps: u64) -> Vec<String> {
     let mut watch = Watch { steps, stop: &stop, notes: vec![] };
     if path.exists() {
         let run = RunFolder::resume(&path).unwrap();
-        let (settings, recipe) = Setup::parse_toml(&run.config().unwrap(), Path::new("config.toml")).unwrap();
         let from = run.last().open().unwrap().snapshot;
-        let mut setup = Setup::resume(settings, recipe, from.config.clone()).unwrap();
+        let mut setup = Setup::resume(&run, from.config.clone(), ChangedData::Refuse).unwrap();
         train(device, &mut setup, &run, Some(from), &options(2), &mut watch, &stop).unwrap();
     } else {
         let recipe = recipe(&["batch=8", "length=6 steps", "evaluate_every=2 steps"]);
         let mut setup = Setup::new(ModelChoice::Named("P/4@16"), None, settings(&scene.data), recipe).unwrap();
-        let run = RunFolder::create(&path, &setup.to_toml(), Existing::Refuse).unwrap();
+        let run = RunFolder::create(&path, &setup.to_toml(&Launch::default()), Existing::Refuse).unwrap();
         train(device, &mut setup, &run, None, &options(2), &mut watch, &stop).unwrap();
     }
     watch.notes

@@ -6,7 +6,10 @@ use std::sync::atomic::AtomicBool;
 
 use support::{Scene, assert_same, options, pictures, recipe, settings};
 use vit_cpu::Cpu;
-use vit_train::{Existing, Kept, ModelChoice, Recipe, RunFolder, Setup, Slot, TrainError, train};
+use vit_data::Samples;
+use vit_train::{
+    ChangedData, Existing, Kept, Launch, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Slot, TrainError, train,
+};
 
 /// Everything that has state, on: mixing, an average, micro-batches, dropout, stochastic depth.
 const STATEFUL: [&str; 12] = [
@@ -127,7 +130,9 @@ fn a_frozen_backbone_stays_as_it_is_and_the_head_learns() {
     assert!(setup.report.iter().any(|line| line.contains("positions resampled")), "{:?}", setup.report);
     assert!(setup.report.iter().any(|line| line.contains("starting from zero")), "{:?}", setup.report);
     assert_eq!(setup.trained_parameters().unwrap().0, 2);
-    let run = RunFolder::create(scene.folder.path().join("second"), &setup.to_toml(), Existing::Refuse).unwrap();
+    let run =
+        RunFolder::create(scene.folder.path().join("second"), &setup.to_toml(&Launch::default()), Existing::Refuse)
+            .unwrap();
     let stop = AtomicBool::new(false);
     train(&Cpu::new(Some(2)), &mut setup, &run, None, &options(2), &mut (), &stop).unwrap();
     let (before, after) = (scene.last("first").weights, scene.last("second").weights);
@@ -186,4 +191,78 @@ fn a_run_that_no_longer_improves_stops_early_also_when_it_was_interrupted() {
     // There is nothing left to do.
     let again = scene.resume("whole", 2, u64::MAX).unwrap();
     assert_eq!((again.early, again.position.step), (true, 6));
+}
+
+#[test]
+fn images_added_to_a_class_do_not_leak_into_validation() {
+    let scene = Scene::new();
+    let short = ["batch=8", "length=6 steps", "evaluate_every=3 steps"];
+    scene.begin("run", recipe(&short), 2, 2).unwrap();
+    let path = scene.folder.path().join("run");
+    let held_out = |setup: &Setup| -> Vec<String> {
+        let validation = setup.validation.as_ref().unwrap();
+        (0..validation.len()).map(|index| validation.name(index)).collect()
+    };
+    let resumed = |changed| {
+        let run = RunFolder::open(&path).unwrap();
+        Setup::resume(&run, run.last().open().unwrap().snapshot.config, changed)
+    };
+    let before = held_out(&resumed(ChangedData::Refuse).unwrap());
+    assert_eq!(before.len(), 6);
+
+    // Twice as many images: of a fifth that is carved anew, some were trained on.
+    pictures(&scene.data, 24);
+    std::fs::remove_file(scene.data.join("blue/0.png")).unwrap();
+    std::fs::rename(scene.data.join("amber/1.png"), scene.data.join("green/amber.png")).unwrap();
+    let refused = scene.resume("run", 2, u64::MAX).unwrap_err();
+    let TrainError::ChangedData { changes, .. } = &refused else { panic!("{refused}") };
+    assert_eq!((changes.added.count, changes.removed.count), (37, 2));
+    let said = refused.to_string();
+    assert!(
+        said.contains("37 added (amber/12.png, ") && said.contains("2 removed (amber/1.png, blue/0.png)"),
+        "{said}"
+    );
+
+    let setup = resumed(ChangedData::Accept).unwrap();
+    let after = held_out(&setup);
+    assert!(!after.is_empty() && after.iter().all(|name| before.contains(name)), "{before:?} {after:?}");
+    assert_eq!(setup.train.len() + after.len(), 3 * 24 - 1);
+    assert!(setup.report[0].contains("The split of the run is kept"), "{:?}", setup.report);
+    assert!(scene.resume_with("run", 2, u64::MAX, ChangedData::Accept).unwrap().complete);
+    // What was accepted is what the next resume compares with.
+    resumed(ChangedData::Refuse).unwrap();
+
+    // A run of before there was a record goes on and says that nothing could be checked.
+    std::fs::remove_file(path.join("samples.tsv.zst")).unwrap();
+    let report = resumed(ChangedData::Refuse).unwrap().report;
+    assert!(report[0].contains("could not be checked"), "{report:?}");
+}
+
+#[test]
+fn a_validation_set_of_its_own_and_relabelled_images_are_compared_too() {
+    let scene = Scene::new();
+    let (data, other) = (scene.folder.path().join("labels.csv"), scene.folder.path().join("other"));
+    pictures(&other, 3);
+    let manifest = |of: &dyn Fn(u32) -> &'static str| {
+        let lines: Vec<String> = (0..12).map(|n| format!("pictures/blue/{n}.png,{}\n", of(n))).collect();
+        std::fs::write(
+            &data,
+            format!("path,label\npictures/amber/0.png,amber\npictures/green/0.png,green\n{}", lines.concat()),
+        )
+        .unwrap();
+    };
+    manifest(&|_| "blue");
+    let settings = RunSettings { data: data.clone(), validation: Some(other.clone()), ..settings(&scene.data) };
+    let short = recipe(&["batch=8", "length=2 steps"]);
+    let mut setup = Setup::new(ModelChoice::Named("P/4@16"), None, settings, short).unwrap();
+    let path = scene.folder.path().join("run");
+    let run = RunFolder::create(&path, &setup.to_toml(&Launch::default()), Existing::Refuse).unwrap();
+    train(&Cpu::new(Some(2)), &mut setup, &run, None, &options(2), &mut (), &AtomicBool::new(false)).unwrap();
+    let resumed = || Setup::resume(&run, run.last().open().unwrap().snapshot.config, ChangedData::Refuse);
+    resumed().unwrap();
+    manifest(&|n| if n == 3 { "green" } else { "blue" });
+    std::fs::remove_file(other.join("green/1.png")).unwrap();
+    let said = resumed().err().unwrap().to_string();
+    assert!(said.contains("1 with other labels (pictures/blue/3.png)"), "{said}");
+    assert!(said.contains("in the validation dataset 1 removed (green/1.png)"), "{said}");
 }

@@ -12,20 +12,19 @@ pub use data::{DataMeasurement, data};
 pub use ops::{OpMeasurement, ops};
 pub use steps::{Measurement, infer, train};
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use vit_cpu::Cpu;
 pub use vit_cpu::Isa;
-use vit_models::{Architecture, ModelError, read_config, suggestions, variant};
+use vit_models::Architecture;
 
-use crate::{DeviceChoice, Error, Precision, Processor};
+use crate::{DeviceChoice, Error, Precision, Processor, config_of};
 use peak::Peak;
 
 /// What to measure.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// A model's name, or a checkpoint folder. Weights are random: they do not change the time.
+    /// A model's name, a checkpoint or a run. Weights are random: they do not change the time.
     pub model: String,
     /// Pictures at once.
     pub batch: usize,
@@ -47,17 +46,7 @@ pub struct BenchOptions {
 
 impl BenchOptions {
     fn architecture(&self) -> Result<Architecture, Error> {
-        let path = Path::new(&self.model);
-        let mut architecture = match if path.is_dir() { read_config(path)? } else { None } {
-            Some(config) => config.architecture,
-            None => match variant(&self.model) {
-                Some(variant) => variant.architecture,
-                None => {
-                    let near = suggestions(&self.model);
-                    return Err(ModelError::UnknownModel { name: self.model.clone(), suggestions: near }.into());
-                }
-            },
-        };
+        let mut architecture = config_of(&self.model)?.architecture;
         if let Some(size) = self.image_size {
             architecture.set_image_size(size);
         }

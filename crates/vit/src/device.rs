@@ -151,6 +151,14 @@ impl Processor {
         }
     }
 
+    /// What [`DeviceChoice`] calls it: `cpu` or `cuda:N`.
+    pub fn name(&self) -> String {
+        match self {
+            Processor::Cpu(_) => "cpu".into(),
+            Processor::Cuda(cuda) => format!("cuda:{}", cuda.info().ordinal),
+        }
+    }
+
     /// What it is, in a few words.
     pub fn description(&self) -> String {
         match self {

@@ -30,6 +30,7 @@
 //! what it learned), `vit-plot` (drawings).
 
 pub mod bench;
+mod config;
 mod convert;
 mod device;
 mod embed;
@@ -40,6 +41,7 @@ mod model;
 mod picture;
 mod verify;
 
+pub use config::config_of;
 pub use convert::{Conversion, convert};
 pub use device::{DeviceChoice, Precision, Processor, device, device_for, plan_without_gpu};
 pub use embed::{Embed, Pool};

@@ -23,9 +23,9 @@ pub(super) fn carve(listing: &Listing, samples: &[u32], fraction: f64, seed: u64
     (train, validation)
 }
 
-/// Keeps `fraction` of each class, at least one sample.
-pub(super) fn keep(listing: &Listing, samples: &[u32], fraction: f64, seed: u64) -> Vec<u32> {
-    draw(listing, samples, Draw::Fraction, seed, |of| share(of, fraction).clamp(1, of)).0
+/// Divides `samples` into `fraction` of each class, at least one sample, and the others.
+pub(super) fn keep(listing: &Listing, samples: &[u32], fraction: f64, seed: u64) -> (Vec<u32>, Vec<u32>) {
+    draw(listing, samples, Draw::Fraction, seed, |of| share(of, fraction).clamp(1, of))
 }
 
 fn share(of: usize, fraction: f64) -> usize {

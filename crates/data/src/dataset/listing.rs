@@ -62,6 +62,14 @@ impl Pictures {
         }
     }
 
+    /// The size of its file or range, where that can be known without reading.
+    pub(super) fn bytes(&self, index: usize) -> Option<u64> {
+        match &self.places[index] {
+            Place::File(path) => std::fs::metadata(self.root.join(path)).ok().map(|file| file.len()),
+            Place::Range { length, .. } => Some(*length),
+        }
+    }
+
     pub(super) fn image(&self, index: usize, options: &DecodeOptions) -> Result<Image, ImageError> {
         let named = |source| ImageError::File { path: self.name(index).into(), source: Box::new(source) };
         match &self.places[index] {

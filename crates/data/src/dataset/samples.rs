@@ -43,6 +43,40 @@ impl Dataset {
         Self { whole: Arc::new(whole), classes, chosen }
     }
 
+    /// Which samples of the whole set these are.
+    pub(super) fn chosen(&self) -> &[u32] {
+        &self.chosen
+    }
+
+    /// Whether both are parts of one set.
+    pub fn is_of_the_same_set(&self, other: &Dataset) -> bool {
+        Arc::ptr_eq(&self.whole, &other.whole)
+    }
+
+    /// What a sample is called inside the set, wherever the set lies.
+    pub(super) fn key(&self, index: usize) -> String {
+        self.whole.pictures.key(self.chosen[index] as usize)
+    }
+
+    /// The bytes of every sample's file or range, as far as they can be known without reading.
+    pub(super) fn sizes(&self) -> Vec<Option<u64>> {
+        // A network file system answers one question slowly and many at once.
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(4, 32);
+        let mut sizes = vec![None; self.len()];
+        let each = self.len().div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            for (chosen, sizes) in self.chosen.chunks(each).zip(sizes.chunks_mut(each)) {
+                let ask = move || {
+                    for (sample, size) in chosen.iter().zip(sizes) {
+                        *size = self.whole.pictures.bytes(*sample as usize);
+                    }
+                };
+                scope.spawn(ask);
+            }
+        });
+        sizes
+    }
+
     /// Some of them, by their numbers in the whole set.
     pub(super) fn part(&self, chosen: Vec<u32>) -> Self {
         Self { whole: self.whole.clone(), classes: self.classes.clone(), chosen }

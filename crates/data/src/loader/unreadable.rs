@@ -26,6 +26,13 @@ pub struct UnreadableLimit {
     pub after: usize,
 }
 
+impl UnreadableLimit {
+    /// Whether so many of so many samples are too many. A single one says nothing about all of them, however few they are.
+    pub fn is_exceeded(&self, found: usize, of: usize) -> bool {
+        found as f64 > self.share * of as f64 && (found > 1 || self.share == 0.0)
+    }
+}
+
 impl Default for UnreadableLimit {
     fn default() -> Self {
         Self { share: 0.05, after: 200 }
@@ -74,7 +81,7 @@ impl Met {
         self.seen = (self.seen + count).min(samples);
         self.unreadable.extend(unreadable.into_iter().map(|one| (one.sample, one)));
         let found = self.unreadable.len();
-        if self.seen >= limit.after.min(samples) && found as f64 > limit.share * self.seen as f64 {
+        if self.seen >= limit.after.min(samples) && limit.is_exceeded(found, self.seen) {
             return Err(LoaderError::TooManyUnreadable {
                 found,
                 seen: self.seen,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vit_data::loader::{self, Batch, Loader, LoaderSettings, Unreadable};
+use vit_data::loader::{self, Batch, Loader, LoaderSettings, Unreadable, UnreadableLimit};
 use vit_graph::device::{Device, Elements, Executable, Initial, Parameters};
 use vit_graph::ops::Parameter;
 use vit_graph::random::Seed;
@@ -132,6 +132,7 @@ impl Session {
         let settings = LoaderSettings {
             threads: options.threads,
             cache_bytes: options.cache_bytes,
+            unreadable: UnreadableLimit { share: setup.settings.max_unreadable, ..UnreadableLimit::default() },
             ..loader_settings(recipe, &setup.config.preprocessing, samples.len())?
         };
         let start = loader::Position { epoch: position.epoch, batch: position.batch };
@@ -270,8 +271,8 @@ impl Session {
     }
 
     /// Samples that could not be read so far.
-    pub fn unreadable(&self) -> Vec<Unreadable> {
-        self.loader.unreadable().cloned().collect()
+    pub fn unreadable(&self) -> impl ExactSizeIterator<Item = &Unreadable> {
+        self.loader.unreadable()
     }
 
     /// Bytes that the step takes on its device.

@@ -13,8 +13,8 @@ use vit_cpu::Cpu;
 use vit_graph::device::Device;
 use vit_models::weights::Weights;
 use vit_train::{
-    Existing, Finished, ModelChoice, Observer, Progress, Recipe, RunFolder, RunSettings, Setup, Snapshot, TrainError,
-    TrainerOptions, train,
+    ChangedData, Existing, Finished, Launch, ModelChoice, Observer, Progress, Recipe, RunFolder, RunSettings, Setup,
+    Snapshot, TrainError, TrainerOptions, train,
 };
 
 /// Pictures of three classes that differ in colour, 16 pixels wide.
@@ -54,6 +54,7 @@ pub fn settings(data: &Path) -> RunSettings {
         validation: None,
         validation_fraction: 0.2,
         fraction: 1.0,
+        max_unreadable: 0.05,
         skip_non_finite: false,
         precision: "f32".into(),
     }
@@ -113,7 +114,8 @@ impl Scene {
     ) -> Result<Finished, TrainError> {
         let settings = RunSettings { model: model.into(), ..settings(&self.data) };
         let mut setup = Setup::new(ModelChoice::Named(model), None, settings, recipe)?;
-        let run = RunFolder::create(self.folder.path().join(name), &setup.to_toml(), Existing::Refuse)?;
+        let run =
+            RunFolder::create(self.folder.path().join(name), &setup.to_toml(&Launch::default()), Existing::Refuse)?;
         let stop = AtomicBool::new(false);
         let mut observer = StopAfter { steps: stop_after, stop: &stop };
         train(self.device(threads).as_ref(), &mut setup, &run, None, &options(threads), &mut observer, &stop)
@@ -121,10 +123,20 @@ impl Scene {
 
     /// Goes on with a run and stops it after some steps in all.
     pub fn resume(&self, name: &str, threads: usize, stop_after: u64) -> Result<Finished, TrainError> {
+        self.resume_with(name, threads, stop_after, ChangedData::Refuse)
+    }
+
+    /// The same with data that may have changed.
+    pub fn resume_with(
+        &self,
+        name: &str,
+        threads: usize,
+        stop_after: u64,
+        changed: ChangedData,
+    ) -> Result<Finished, TrainError> {
         let run = RunFolder::resume(self.folder.path().join(name))?;
-        let (settings, recipe) = Setup::parse_toml(&run.config()?, Path::new("config.toml"))?;
         let snapshot = run.last().open()?.snapshot;
-        let mut setup = Setup::resume(settings, recipe, snapshot.config.clone())?;
+        let mut setup = Setup::resume(&run, snapshot.config.clone(), changed)?;
         let stop = AtomicBool::new(false);
         let mut observer = StopAfter { steps: stop_after, stop: &stop };
         train(self.device(threads).as_ref(), &mut setup, &run, Some(snapshot), &options(threads), &mut observer, &stop)

@@ -1,0 +1,414 @@
+//! Which samples a run learns from and which it is measured on, written down with their sizes and labels. A resumed run
+//! compares its data with this record, and finds its split again though samples were added or removed since.
+//!
+//! On disk it is a table, compressed with zstd: a line for every sample, in the order of the dataset.
+
+use super::samples::Dataset;
+use super::{Splits, ValidationFrom, count};
+use crate::samples::Samples;
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
+
+/// The columns of the table.
+const HEADER: &str = "part\tlabels\tbytes\tname";
+
+/// Names of samples that a message lists.
+const LISTED: usize = 3;
+
+/// What a sample is to a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// The run learns from it.
+    Train,
+    /// The run is measured on it.
+    Validation,
+    /// It is a training sample that the run's fraction leaves out.
+    Unused,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Train => "train",
+            Part::Validation => "validation",
+            Part::Unused => "unused",
+        }
+    }
+}
+
+/// How the validation samples of another dataset are marked.
+const OTHER_SET: &str = "validation-set";
+
+/// The samples of one dataset, in its order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct List {
+    /// All names, one after the other.
+    names: String,
+    ends: Vec<usize>,
+    parts: Vec<Part>,
+    /// The size of each sample's file or range; nothing where it cannot be known.
+    bytes: Vec<Option<u64>>,
+    /// Numbers of texts.
+    labels: Vec<u32>,
+    texts: Vec<String>,
+    numbers: HashMap<String, u32>,
+}
+
+impl List {
+    fn of(datasets: &[(&Dataset, Part)]) -> Self {
+        // Splits of one dataset lie between one another.
+        let mut samples: Vec<(u32, usize, usize)> = Vec::new();
+        for (number, (dataset, _)) in datasets.iter().enumerate() {
+            samples.extend(dataset.chosen().iter().enumerate().map(|(index, sample)| (*sample, number, index)));
+        }
+        samples.sort_unstable();
+        let sizes: Vec<Vec<Option<u64>>> = datasets.iter().map(|(dataset, _)| dataset.sizes()).collect();
+        let mut list = List::default();
+        for (_, number, index) in samples {
+            let (dataset, part) = datasets[number];
+            list.push(part, &labels(dataset, index), sizes[number][index], &dataset.key(index));
+        }
+        list
+    }
+
+    fn push(&mut self, part: Part, labels: &str, bytes: Option<u64>, name: &str) {
+        let number = match self.numbers.get(labels) {
+            Some(number) => *number,
+            None => {
+                let number = self.texts.len() as u32;
+                self.texts.push(labels.to_owned());
+                self.numbers.insert(labels.to_owned(), number);
+                number
+            }
+        };
+        self.names.push_str(name);
+        self.ends.push(self.names.len());
+        self.parts.push(part);
+        self.bytes.push(bytes);
+        self.labels.push(number);
+    }
+
+    fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn name(&self, index: usize) -> &str {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.names[start..self.ends[index]]
+    }
+
+    fn labels(&self, index: usize) -> &str {
+        &self.texts[self.labels[index] as usize]
+    }
+
+    fn line(&self, index: usize, part: &str) -> String {
+        let bytes = self.bytes[index].map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
+        format!("{part}\t{}\t{bytes}\t{}\n", self.labels(index), escaped(self.name(index)))
+    }
+
+    /// The place here of every sample of `now`, by name; of samples with the same name the first is the first.
+    fn places_of(&self, now: &List) -> Vec<Option<usize>> {
+        let mut same = Vec::with_capacity(now.len());
+        same.extend((0..now.len().min(self.len())).take_while(|index| now.name(*index) == self.name(*index)).map(Some));
+        let begun = same.len();
+        let mut next = vec![u32::MAX; self.len()];
+        let mut first: HashMap<&str, u32> = HashMap::with_capacity(self.len() - begun);
+        for index in (begun..self.len()).rev() {
+            next[index] = first.insert(self.name(index), index as u32).unwrap_or(u32::MAX);
+        }
+        for index in begun..now.len() {
+            let place = first.get_mut(now.name(index)).filter(|place| **place != u32::MAX);
+            same.push(place.map(|place| std::mem::replace(place, next[*place as usize]) as usize));
+        }
+        same
+    }
+
+    /// What is different in `now`. A `divided` dataset says itself what its splits are.
+    fn changes(&self, now: &List, places: &[Option<usize>], divided: bool) -> Changes {
+        let mut changes = Changes::default();
+        let mut found = vec![false; self.len()];
+        for (index, place) in places.iter().enumerate() {
+            let name = now.name(index);
+            let Some(place) = *place else {
+                changes.added.add(name);
+                continue;
+            };
+            found[place] = true;
+            let held_out = |part: Part| part == Part::Validation;
+            if now.labels(index) == self.labels(place) && now.bytes[index] == self.bytes[place] {
+                changes.same += 1;
+            }
+            if now.labels(index) != self.labels(place) {
+                changes.relabelled.add(name);
+            } else if now.bytes[index] != self.bytes[place] {
+                changes.resized.add(name);
+            } else if divided && held_out(now.parts[index]) != held_out(self.parts[place]) {
+                changes.moved.add(name);
+            }
+        }
+        for (place, _) in found.iter().enumerate().filter(|(_, found)| !**found) {
+            changes.removed.add(self.name(place));
+        }
+        changes
+    }
+}
+
+/// Class numbers as the table writes them: `3`, `3|7`, or `3:0.75|7:0.25` for shares.
+fn labels(dataset: &Dataset, index: usize) -> String {
+    let texts: Vec<String> = match dataset.shares(index) {
+        Some((classes, shares)) => {
+            classes.iter().zip(shares).map(|(class, share)| format!("{class}:{share}")).collect()
+        }
+        None => dataset.labels(index).iter().map(u32::to_string).collect(),
+    };
+    texts.join("|")
+}
+
+fn escaped(name: &str) -> String {
+    name.replace('\\', "\\\\").replace('\n', "\\n").replace('\r', "\\r")
+}
+
+fn unescaped(text: &str) -> String {
+    if !text.contains('\\') {
+        return text.to_owned();
+    }
+    let mut name = String::with_capacity(text.len());
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        name.push(match (letter, letter == '\\') {
+            (_, true) => match letters.next() {
+                Some('n') => '\n',
+                Some('r') => '\r',
+                other => other.unwrap_or('\\'),
+            },
+            (letter, false) => letter,
+        });
+    }
+    name
+}
+
+/// Hashes of the samples that a run learns from and of those that it is measured on: of their names, sizes and labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Of the training samples.
+    pub train: String,
+    /// Of the validation samples.
+    pub validation: String,
+}
+
+/// The samples of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SampleRecord {
+    own: List,
+    /// A validation dataset of its own.
+    other: Option<List>,
+}
+
+impl SampleRecord {
+    /// The samples of these splits. Asks the file system for the size of every file, and reads none.
+    pub fn of(train: &Dataset, validation: Option<&Dataset>, unused: &Dataset) -> Self {
+        let own = |part: &&Dataset| part.is_of_the_same_set(train);
+        let mut parts = vec![(train, Part::Train), (unused, Part::Unused)];
+        parts.extend(validation.filter(own).map(|part| (part, Part::Validation)));
+        let other = validation.filter(|part| !own(part));
+        Self { own: List::of(&parts), other: other.map(|part| List::of(&[(part, Part::Validation)])) }
+    }
+
+    /// How many samples of the run's dataset are recorded.
+    pub fn len(&self) -> usize {
+        self.own.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many samples the run is measured on.
+    pub fn validation_len(&self) -> usize {
+        let carved = self.own.parts.iter().filter(|part| **part == Part::Validation).count();
+        carved + self.other.as_ref().map_or(0, List::len)
+    }
+
+    /// Hashes of the samples.
+    pub fn fingerprint(&self) -> Fingerprint {
+        let of = |wanted: Part| {
+            let mut hash = Xxh3::new();
+            for list in std::iter::once(&self.own).chain(&self.other) {
+                for index in (0..list.len()).filter(|index| list.parts[*index] == wanted) {
+                    hash.update(list.line(index, wanted.name()).as_bytes());
+                }
+            }
+            format!("{:032x}", hash.digest128())
+        };
+        Fingerprint { train: of(Part::Train), validation: of(Part::Validation) }
+    }
+
+    /// Writes the compressed table.
+    pub fn write(&self, out: impl Write) -> io::Result<()> {
+        let mut out = zstd::Encoder::new(out, 3)?;
+        writeln!(out, "{HEADER}")?;
+        for index in 0..self.own.len() {
+            out.write_all(self.own.line(index, self.own.parts[index].name()).as_bytes())?;
+        }
+        if let Some(other) = &self.other {
+            for index in 0..other.len() {
+                out.write_all(other.line(index, OTHER_SET).as_bytes())?;
+            }
+        }
+        out.finish()?.flush()
+    }
+
+    /// Reads the compressed table.
+    pub fn read(from: impl Read) -> io::Result<Self> {
+        let wrong = |line: usize| io::Error::other(format!("line {} of the table is not as vit writes it", line + 1));
+        let mut record = Self::default();
+        for (number, line) in BufReader::new(zstd::Decoder::new(from)?).lines().enumerate() {
+            let line = line?;
+            if number == 0 {
+                if line != HEADER {
+                    return Err(wrong(number));
+                }
+                continue;
+            }
+            let mut fields = line.splitn(4, '\t');
+            let mut field = || fields.next().ok_or_else(|| wrong(number));
+            let (part, labels, bytes, name) = (field()?, field()?, field()?, field()?);
+            let bytes = match bytes {
+                "-" => None,
+                bytes => Some(bytes.parse().map_err(|_| wrong(number))?),
+            };
+            let (list, part) = match part {
+                "train" => (&mut record.own, Part::Train),
+                "validation" => (&mut record.own, Part::Validation),
+                "unused" => (&mut record.own, Part::Unused),
+                OTHER_SET => (record.other.get_or_insert_default(), Part::Validation),
+                _ => return Err(wrong(number)),
+            };
+            list.push(part, labels, bytes, &unescaped(name));
+        }
+        Ok(record)
+    }
+
+    /// Makes the splits those that are recorded, as far as their samples are still there, and says what is different
+    /// about the data. Samples that are new are trained on, unless the dataset itself says that they are for validation.
+    pub fn restore(&self, splits: &mut Splits) -> Changes {
+        let now = SampleRecord::of(&splits.train, splits.validation.as_deref(), &splits.unused);
+        let divided = !matches!(splits.report.validation, ValidationFrom::Carved { .. });
+        let places = self.own.places_of(&now.own);
+        let mut changes = self.own.changes(&now.own, &places, divided);
+        let part = |index: usize| match places[index] {
+            Some(place) => self.own.parts[place],
+            None if now.own.parts[index] == Part::Validation && !divided => Part::Train,
+            None => now.own.parts[index],
+        };
+        let (part, listed) = (&part, now.own.len());
+        let members = |wanted: Part| (0..listed).filter(move |index| part(*index) == wanted);
+        let new = |wanted: Part| members(wanted).filter(|index| places[*index].is_none()).count();
+        (changes.new_in_training, changes.new_in_validation) = (new(Part::Train), new(Part::Validation));
+        changes.held_out = members(Part::Validation).count() - changes.new_in_validation;
+
+        // The samples of the whole dataset that `now` lists, in the same order.
+        let of_own_set = splits.validation.as_ref().filter(|part| part.is_of_the_same_set(&splits.train));
+        let parts = [Some(&splits.train), Some(&splits.unused), of_own_set];
+        let mut samples: Vec<u32> = parts.into_iter().flatten().flat_map(|part| part.chosen().to_vec()).collect();
+        samples.sort_unstable();
+        let chosen = |wanted: Part| splits.train.part(members(wanted).map(|index| samples[index]).collect());
+        let [train, unused, held_out] =
+            [Part::Train, Part::Unused, Part::Validation].map(|wanted| Arc::new(chosen(wanted)));
+        match (&self.other, &now.other) {
+            // Nothing can leak into a set of its own.
+            (Some(before), Some(now)) => {
+                let places = before.places_of(now);
+                let set = before.changes(now, &places, false);
+                changes.held_out = places.iter().flatten().count();
+                changes.new_in_validation = set.added.count;
+                changes.validation_set = Some(Box::new(set));
+            }
+            _ => splits.validation = Some(held_out),
+        }
+        splits.validation = splits.validation.take().filter(|validation| !validation.is_empty());
+        (splits.train, splits.unused) = (train, unused);
+        let counted = [Some(&splits.train), splits.validation.as_ref(), splits.test.as_ref()];
+        (splits.report.samples, splits.report.classes) = count(counted);
+        splits.report.unused = splits.unused.len();
+        changes
+    }
+}
+
+/// Samples that changed in one way.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// How many.
+    pub count: usize,
+    /// The first few, by name.
+    pub examples: Vec<String>,
+}
+
+impl Change {
+    fn add(&mut self, name: &str) {
+        self.count += 1;
+        if self.examples.len() < LISTED {
+            self.examples.push(name.to_owned());
+        }
+    }
+}
+
+/// How a dataset differs from what was recorded of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Samples that were not there.
+    pub added: Change,
+    /// Samples that are no longer there.
+    pub removed: Change,
+    /// Samples of other classes.
+    pub relabelled: Change,
+    /// Samples with another number of bytes.
+    pub resized: Change,
+    /// Samples that were for validation and are for training now, or the other way round.
+    pub moved: Change,
+    /// The same of the validation dataset, where it is one of its own.
+    pub validation_set: Option<Box<Changes>>,
+    /// How many samples have the name, size and labels that they had.
+    pub same: usize,
+    /// How many of the recorded validation samples are still there.
+    pub held_out: usize,
+    /// How many of the added samples are trained on.
+    pub new_in_training: usize,
+    /// How many of the added samples are measured on.
+    pub new_in_validation: usize,
+}
+
+impl Changes {
+    /// Whether nothing changed.
+    pub fn is_empty(&self) -> bool {
+        let kinds = [&self.added, &self.removed, &self.relabelled, &self.resized, &self.moved];
+        kinds.iter().all(|kind| kind.count == 0) && self.validation_set.as_ref().is_none_or(|set| set.is_empty())
+    }
+}
+
+impl fmt::Display for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = [
+            (&self.added, "added"),
+            (&self.removed, "removed"),
+            (&self.relabelled, "with other labels"),
+            (&self.resized, "of another size in bytes"),
+            (&self.moved, "moved between the training and the validation split"),
+        ];
+        let mut texts = Vec::new();
+        for (Change { count, examples }, what) in kinds {
+            if *count > 0 {
+                let more = if *count > examples.len() { ", …" } else { "" };
+                texts.push(format!("{count} {what} ({}{more})", examples.join(", ")));
+            }
+        }
+        if let Some(set) = self.validation_set.as_ref().filter(|set| !set.is_empty()) {
+            texts.push(format!("in the validation dataset {set}"));
+        }
+        f.write_str(&texts.join("; "))
+    }
+}

@@ -1,0 +1,144 @@
+//! Which images of a dataset a run held out: its model is measured on those, and not on what it learned from.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use vit_data::dataset::{
+    Dataset, DatasetError, Evaluation, Format, ReadOptions, Split, Splits, Validation, open_all, open_split,
+};
+
+use crate::error::TrainError;
+use crate::run_folder::RunFolder;
+use crate::setup::{Classes, RunConfig, RunSettings, open_data};
+
+/// Which images of a dataset to measure on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Measure {
+    /// The validation split, else the test split; where there is neither, what the run held out, or all images if there is
+    /// no run.
+    #[default]
+    Usual,
+    /// This split: the dataset's own or else the run's.
+    Split(Split),
+    /// All images.
+    All,
+}
+
+/// The images to measure a model on.
+pub struct ImagesToMeasure {
+    /// The images.
+    pub samples: Arc<Dataset>,
+    /// The format of their dataset.
+    pub format: Format,
+    /// Which images of the dataset they are, for people.
+    pub which: String,
+}
+
+/// Opens the images of a dataset that the model of a run, or a model without one, is measured on.
+pub fn open_to_measure(
+    data: &Path,
+    measure: Measure,
+    run: Option<&RunFolder>,
+    classes: Option<&[String]>,
+) -> Result<ImagesToMeasure, TrainError> {
+    let options = ReadOptions::default();
+    let asked = match measure {
+        Measure::All => return Ok(whole(open_all(data, classes, &options)?, "all images".into())),
+        Measure::Usual => None,
+        Measure::Split(split) => Some(split),
+    };
+    let undivided = |error: &DatasetError| matches!(error, DatasetError::NoSplit { found, .. } if found.is_empty());
+    let all = match open_split(data, asked, classes, &options) {
+        Ok(evaluation) => match evaluation.split {
+            Some(split) => return Ok(whole(evaluation, format!("the {split} split"))),
+            None => evaluation,
+        },
+        // A dataset without splits has those that a run made of it.
+        Err(error) if undivided(&error) && run.is_some() && asked != Some(Split::Test) => {
+            open_all(data, classes, &options)?
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let Some(run) = run else { return Ok(whole(all, "all images, since the dataset has no splits".into())) };
+    let (config, name) = (RunConfig::of(run)?, run.path().display());
+    if config.settings.validation_path().is_some_and(|path| is_same(path, data)) {
+        return Ok(whole(all, format!("all images of the dataset that {name} is validated on")));
+    }
+    let Some(of_run) = splits_of_run(run, data, classes)? else {
+        let trained_on = config.settings.data.display();
+        return Ok(whole(all, format!("all images: {name} was trained on another dataset ({trained_on})")));
+    };
+    let (samples, what) = match asked {
+        Some(Split::Train) => (Some(of_run.splits.train), "trained on"),
+        _ => (of_run.splits.validation, "held out for validation"),
+    };
+    let Some(samples) = samples.filter(|samples| samples.is_of_the_same_set(&of_run.splits.unused)) else {
+        return Err(TrainError::NothingHeldOut {
+            data: data.into(),
+            run: run.path().into(),
+            validation: config.settings.validation_path().map(Path::to_path_buf),
+        });
+    };
+    Ok(ImagesToMeasure { samples, format: all.format, which: format!("the images that {name} {what}{}", of_run.note) })
+}
+
+fn whole(evaluation: Evaluation, which: String) -> ImagesToMeasure {
+    ImagesToMeasure { samples: evaluation.samples, format: evaluation.format, which }
+}
+
+/// The splits that a run made of its dataset.
+pub struct SplitsOfRun {
+    /// The splits.
+    pub splits: Splits,
+    /// What a person should know about them, to be added to a sentence; mostly empty.
+    pub note: String,
+}
+
+/// A dataset as a run divided it; none if it is not the dataset that the run was trained on, nor a copy of it.
+pub fn splits_of_run(
+    run: &RunFolder,
+    data: &Path,
+    classes: Option<&[String]>,
+) -> Result<Option<SplitsOfRun>, TrainError> {
+    let RunConfig { settings, recipe, .. } = RunConfig::of(run)?;
+    let trained_on = settings.data.clone();
+    let same = is_same(&trained_on, data);
+    let record = run.samples()?;
+    // Another dataset may not have the splits that the run took from its own.
+    if !same && (record.is_none() || settings.validation.is_some()) {
+        return Ok(None);
+    }
+    let mut splits = open_data(
+        &RunSettings { data: data.into(), ..settings },
+        recipe.seed,
+        classes.map_or(Classes::Own, Classes::Exactly),
+    )?;
+    let Some(record) = record else {
+        let note = " (drawn again as the run drew them, since it has no record of its samples)".into();
+        return Ok(Some(SplitsOfRun { splits, note }));
+    };
+    let changes = record.restore(&mut splits);
+    if !same && changes.same < record.len() {
+        return Ok(None);
+    }
+    let note = match (same, changes.is_empty()) {
+        (true, true) => String::new(),
+        (true, false) => format!(" (the data changed since: {changes})"),
+        (false, _) => format!(" ({} has the same names, sizes and labels)", trained_on.display()),
+    };
+    Ok(Some(SplitsOfRun { splits, note }))
+}
+
+/// Whether two paths or patterns mean the same dataset.
+fn is_same(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| -> Option<PathBuf> { path.canonicalize().or_else(|_| std::path::absolute(path)).ok() };
+    real(a).is_some_and(|a| Some(a) == real(b))
+}
+
+impl RunSettings {
+    /// The dataset that the run is measured on, where it is one of its own.
+    pub fn validation_path(&self) -> Option<&Path> {
+        let path = self.validation.as_deref()?;
+        matches!(Validation::from_argument(path), Validation::Path(_)).then_some(path)
+    }
+}

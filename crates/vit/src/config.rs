@@ -1,0 +1,27 @@
+//! What a model is, without its weights.
+
+use std::path::Path;
+
+use vit_models::{Checkpoint, Config, ModelError, OpenOptions, builtin, read_config, suggestions, variant};
+use vit_train::model_of;
+
+use crate::Error;
+
+/// The configuration of a checkpoint folder, a weights file, a run's folder or the built-in model, if there is such a path,
+/// else of the named variant.
+pub fn config_of(model: &str) -> Result<Config, Error> {
+    let path = model_of(Path::new(model));
+    if path.exists() || builtin::is_meant(&path) {
+        // A folder's own description is enough; only without one are the weights needed.
+        let described = if path.is_dir() { read_config(&path)? } else { None };
+        return match described {
+            Some(config) => Ok(config),
+            None => Ok(Checkpoint::open(&path, OpenOptions::default())?.config),
+        };
+    }
+    let Some(found) = variant(model) else {
+        return Err(ModelError::UnknownModel { name: model.into(), suggestions: suggestions(model) }.into());
+    };
+    let (architecture, preprocessing) = (found.architecture, found.preprocessing);
+    Ok(Config { name: Some(found.name), architecture, preprocessing, labels: Vec::new() })
+}
