@@ -28,9 +28,9 @@ Examples:
   vit eval runs/photos-1 --data photos --out report
   vit eval -m vit_base --data imagenet --split val --json
 
-With a run's folder or checkpoint and the data that it was trained on, the images
-that the run held out are measured, unless the data has a validation or a test
-split of its own; --split all measures the training images, too.
+With a run's folder or checkpoint and the data that it was trained on, the
+images that the run held out are measured, unless the data has a validation or a
+test split of its own; --split all measures the training images, too.
 
 With --out, the folder gets the figures as JSON and CSV, the confusion matrix
 and the calibration as pictures, and a sheet of the most confident mistakes.")]
