@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use vit::bench::{self, BenchOptions, Isa, Measurement};
 use vit::data::{Preprocess, find_images};
+use vit::train::finite_json;
 use vit::{DeviceChoice, Precision};
 
 use crate::Outcome;
@@ -138,7 +139,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
                     "pictures": m.pictures, "decode_ms": decode, "resize_ms": resize, "normalise_ms": normalise,
                     "images_per_s": m.images_per_s,
                 });
-                writeln!(out, "{object:#}")?;
+                writeln!(out, "{:#}", finite_json(object))?;
             } else {
                 writeln!(out, "{:.0} pictures/s on one core ({} pictures)", m.images_per_s, m.pictures)?;
                 writeln!(out, "decode {decode:.2} ms, resize and crop {resize:.2} ms, normalise {normalise:.2} ms")?;
@@ -151,13 +152,16 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> {
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        let object = json!({
+        let mut object = json!({
             "model": arguments.name(), "batch": arguments.batch, "device": m.device, "precision": arguments.precision.to_string(),
-            "threads": m.threads, "runs": m.runs, "median_ms": m.median_ms, "p10_ms": m.p10_ms, "p90_ms": m.p90_ms,
+            "runs": m.runs, "median_ms": m.median_ms, "p10_ms": m.p10_ms, "p90_ms": m.p90_ms,
             "images_per_s": m.images_per_s, "gflops": m.gflops, "peak_gflops": m.peak_gflops,
             "peak_share": m.peak_share, "peak_memory_bytes": m.peak_memory_bytes,
         });
-        writeln!(out, "{object:#}")?;
+        if let Some(threads) = m.threads {
+            object["threads"] = json!(threads);
+        }
+        writeln!(out, "{:#}", finite_json(object))?;
         return Ok(Outcome::Fine);
     }
     let threads = m.threads.map_or(String::new(), |threads| format!(", {threads} threads"));
@@ -183,7 +187,7 @@ fn operations(arguments: &ModelArguments, training: bool) -> anyhow::Result<Outc
             })
             .collect();
         let object = json!({ "model": arguments.name(), "batch": arguments.batch, "train": training, "ops": list });
-        writeln!(out, "{object:#}")?;
+        writeln!(out, "{:#}", finite_json(object))?;
         return Ok(Outcome::Fine);
     }
     let columns = [

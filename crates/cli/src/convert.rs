@@ -8,6 +8,7 @@ use serde_json::json;
 use vit::models::weights::Scheme;
 use vit::models::weights::safetensors::Dtype;
 use vit::models::{Changes, Layout};
+use vit::train::finite_json;
 
 use crate::Outcome;
 use crate::checkpoints;
@@ -115,7 +116,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             "source": source.display().to_string(),
             "folder": folder.display().to_string(),
             "report": conversion.report,
-            "differences": differences,
+            "differences": finite_json(differences),
         });
         writeln!(out, "{object:#}")?;
     } else {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 use vit::models::{ModelError, builtin};
-use vit::train::model_of;
-use vit::{DeviceChoice, Precision, VerifyOptions};
+use vit::train::{finite_json, model_of};
+use vit::{Comparison, DeviceChoice, Precision, VerifyOptions};
 
 use crate::Outcome;
 use crate::checkpoints::{ModelArgument, folder_of_config, unmatched};
@@ -110,11 +110,17 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let mut out = std::io::stdout().lock();
     let passes = verification.passes();
     if arguments.json {
-        let arrays: Vec<_> = verification
-            .arrays
-            .iter()
-            .map(|a| json!({ "name": a.name, "shape": a.shape, "difference": a.difference, "tolerance": a.tolerance, "passes": a.passes(), "note": a.note }))
-            .collect();
+        let array = |a: &Comparison| {
+            let mut array = json!({ "name": a.name, "shape": a.shape, "tolerance": a.tolerance, "passes": a.passes() });
+            if let Some(difference) = a.difference {
+                array["difference"] = json!(difference);
+            }
+            if let Some(note) = &a.note {
+                array["note"] = json!(note);
+            }
+            finite_json(array)
+        };
+        let arrays: Vec<_> = verification.arrays.iter().map(array).collect();
         writeln!(out, "{:#}", json!({ "weights": verification.weights, "passes": passes, "arrays": arrays }))?;
     } else {
         let mut table = Table::new(&[

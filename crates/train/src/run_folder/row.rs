@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Number, Value};
 
+use crate::json::NOT_FINITE;
+
 /// The columns that the training loop writes and the curves show. Others are welcome.
 pub mod columns {
     /// Mean training loss since the row before.
@@ -14,6 +16,8 @@ pub mod columns {
     pub const VAL_LOSS: &str = "val/loss";
     /// Share of the validation set whose label is predicted.
     pub const VAL_TOP1: &str = "val/top1";
+    /// Mean average precision on the validation set, where images have several labels.
+    pub const VAL_MAP: &str = "val/map";
     /// Share of the validation set whose label is among the first five.
     pub const VAL_TOP5: &str = "val/top5";
 }
@@ -60,11 +64,18 @@ impl Row {
     /// One line, without its end.
     pub(super) fn to_json(&self) -> String {
         let mut map = Map::new();
+        let mut not_finite = Vec::new();
         map.insert(STEP.into(), self.step.into());
-        if let Some(epoch) = self.epoch {
-            map.insert(EPOCH.into(), number(epoch));
+        let epoch = self.epoch.map(|epoch| (EPOCH, epoch));
+        for (name, value) in epoch.into_iter().chain(self.values.iter().map(|(name, value)| (name.as_str(), *value))) {
+            match Number::from_f64(value) {
+                Some(number) => drop(map.insert(name.into(), number.into())),
+                None => not_finite.push(Value::from(name)),
+            }
         }
-        map.extend(self.values.iter().map(|(name, value)| (name.clone(), number(*value))));
+        if !not_finite.is_empty() {
+            map.insert(NOT_FINITE.into(), not_finite.into());
+        }
         Value::Object(map).to_string()
     }
 
@@ -74,6 +85,10 @@ impl Row {
         for (name, value) in &map {
             match (name.as_str(), as_number(value)) {
                 (STEP, _) => {}
+                (NOT_FINITE, _) => {
+                    let names = value.as_array().into_iter().flatten().filter_map(Value::as_str);
+                    row.values.extend(names.map(|name| (name.to_string(), f64::NAN)));
+                }
                 (EPOCH, value) => row.epoch = value,
                 (_, Some(value)) => row.values.push((name.clone(), value)),
                 (_, None) => {}
@@ -112,11 +127,7 @@ pub(super) fn csv_header(columns: &[String]) -> String {
     line
 }
 
-/// JSON has no NaN and no infinity, but a run that diverged has: they are kept as text.
-fn number(value: f64) -> Value {
-    Number::from_f64(value).map_or_else(|| Value::String(value.to_string()), Value::Number)
-}
-
+/// Numbers; also as text, as runs begun by older versions have what is not finite.
 fn as_number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }
