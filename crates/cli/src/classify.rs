@@ -4,6 +4,7 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use vit::models::ProblemType;
 use vit::{Model, Prediction, device_for};
 
 use crate::Outcome;
@@ -19,14 +20,22 @@ Examples:
   vit classify 'examples/*/*.jpg' --top 1 --format csv
   find examples -name '*.jpg' | vit classify - --json
 
+A model that was trained on images with several labels gives each class a
+probability of its own, and the classes above --threshold are shown. Where none
+is, the likeliest is named: in CSV with rank 0, in JSON lines as `likeliest`.
+
 A picture that cannot be read is reported and the others go on; the exit status
 is then 1.")]
 pub struct Arguments {
     #[command(flatten)]
     pictures: PictureArguments,
-    /// How many classes to show for each picture
+    /// How many classes to show for each picture, at most
     #[arg(long, short = 'k', value_name = "N", default_value = "5", value_parser = at_least_one)]
     top: usize,
+    /// Show only classes with a probability above this [default: 0.5 for models
+    /// that give several labels per image, else none]
+    #[arg(long, value_name = "P", value_parser = probability)]
+    threshold: Option<f32>,
     /// table for people, jsonl (an object per picture), or csv (a line per class)
     #[arg(long, value_enum, default_value_t = Format::Table, hide_possible_values = true)]
     format: Format,
@@ -40,6 +49,13 @@ enum Format {
     Table,
     Jsonl,
     Csv,
+}
+
+/// Above which probability a class is one of an image's labels, where it may have several.
+pub const THRESHOLD: f32 = 0.5;
+
+pub fn probability(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|p| (0.0..=1.0).contains(p)).ok_or_else(|| "should be from 0 to 1".into())
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -60,6 +76,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         writeln!(out, "file,rank,class,label,probability")?;
     }
     let (preprocess, batch) = (model.preprocess().clone(), model.batch());
+    let threshold = match model.config().problem_type {
+        ProblemType::SingleLabel => arguments.threshold,
+        ProblemType::MultiLabel => Some(arguments.threshold.unwrap_or(THRESHOLD)),
+    };
     let mut failed = 0;
     pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
         let mut ready = Vec::new();
@@ -68,12 +88,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         progress.suspend(|| -> anyhow::Result<()> {
             for (source, outcome) in outcomes {
                 let name = source.name();
-                match outcome {
-                    Ok(()) => {
-                        let mut top = results.next().unwrap_or_default();
-                        top.truncate(arguments.top);
-                        print(&mut out, format, &name, &top)?;
-                    }
+                let named = |error: vit::Error| anyhow::Error::new(error).context(name.clone());
+                let found = outcome.and_then(|()| results.next().unwrap_or(Ok(Vec::new())).map_err(named));
+                match found {
+                    Ok(all) => print(&mut out, format, &name, &Shown::new(&all, threshold, arguments.top))?,
                     Err(error) => {
                         failed += 1;
                         let error = describe(&error);
@@ -90,26 +108,53 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     Ok(report_failures(failed, sources.len()))
 }
 
-fn print(out: &mut impl Write, format: Format, file: &str, top: &[Prediction]) -> std::io::Result<()> {
+/// What is shown of an image's classes, the likeliest first.
+struct Shown<'a> {
+    classes: Vec<&'a Prediction>,
+    threshold: Option<f32>,
+    /// The likeliest class, where it is not above the threshold.
+    below: Option<&'a Prediction>,
+}
+
+impl<'a> Shown<'a> {
+    fn new(all: &'a [Prediction], threshold: Option<f32>, top: usize) -> Self {
+        let above = |p: &&Prediction| threshold.is_none_or(|threshold| p.probability > threshold);
+        let classes: Vec<_> = all.iter().filter(above).take(top).collect();
+        Shown { below: all.first().filter(|_| classes.is_empty()), classes, threshold }
+    }
+}
+
+fn print(out: &mut impl Write, format: Format, file: &str, shown: &Shown) -> std::io::Result<()> {
     match format {
         Format::Table => {
             writeln!(out, "{}", styled(&printable(file), Meaning::Heading))?;
-            for p in top {
+            if let (Some(p), Some(threshold)) = (shown.below, shown.threshold) {
+                let (percent, label) = (100.0 * p.probability, printable(&p.label));
+                writeln!(out, "  none above {threshold}; the likeliest is {label} with {percent:.1}%")?;
+            }
+            for p in &shown.classes {
                 let bar = "█".repeat((20.0 * p.probability).round() as usize);
                 writeln!(out, "  {:5.1}%  {bar:<20}  {}", 100.0 * p.probability, printable(&p.label))?;
             }
             Ok(())
         }
         Format::Jsonl => {
-            let predictions: Vec<_> = top
-                .iter()
-                .map(|p| json!({ "class": p.class, "label": p.label, "probability": shortest(p.probability) }))
-                .collect();
-            writeln!(out, "{}", json!({ "file": file, "predictions": predictions }))
+            let prediction =
+                |p: &Prediction| json!({ "class": p.class, "label": p.label, "probability": shortest(p.probability) });
+            let predictions: Vec<_> = shown.classes.iter().map(|p| prediction(p)).collect();
+            let mut object = json!({ "file": file, "predictions": predictions });
+            if let Some(threshold) = shown.threshold {
+                object["threshold"] = json!(shortest(threshold));
+            }
+            if let Some(below) = shown.below {
+                object["likeliest"] = prediction(below);
+            }
+            writeln!(out, "{object}")
         }
         Format::Csv => {
-            for (i, p) in top.iter().enumerate() {
-                writeln!(out, "{},{},{},{},{}", quoted(file), i + 1, p.class, quoted(&p.label), p.probability)?;
+            let below = shown.below.into_iter().map(|p| (0, p));
+            for (rank, p) in below.chain((1..).zip(shown.classes.iter().copied())) {
+                writeln!(out, "{},{rank},{},{},{}", quoted(file), p.class, quoted(&p.label), p.probability)?;
             }
             Ok(())
         }

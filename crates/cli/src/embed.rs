@@ -60,11 +60,14 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let (mut files, mut values, mut failed) = (Vec::new(), Vec::new(), Vec::new());
     pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
         let mut ready = Vec::new();
-        for (source, prepared) in group {
-            match prepared {
-                Ok(image) => {
+        let outcomes: Vec<_> = group.into_iter().map(|(source, p)| (source, p.map(|p| ready.push(p)))).collect();
+        let mut results = if ready.is_empty() { Vec::new() } else { embed.run_prepared(&ready)? }.into_iter();
+        for (source, outcome) in outcomes {
+            let named = |error: vit::Error| anyhow::Error::new(error).context(source.name());
+            match outcome.and_then(|()| results.next().unwrap_or(Ok(Vec::new())).map_err(named)) {
+                Ok(embedding) => {
                     files.push(source.name());
-                    ready.push(image);
+                    values.extend(embedding);
                 }
                 Err(error) => {
                     let error = describe(&error);
@@ -72,9 +75,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
                     failed.push(json!({ "file": source.name(), "error": error }));
                 }
             }
-        }
-        if !ready.is_empty() {
-            values.extend(embed.run_prepared(&ready)?);
         }
         Ok(())
     })?;

@@ -1,16 +1,16 @@
 //! `vit eval`: how good a model is on a data set, and where it is wrong.
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use vit::data::Samples;
 use vit::data::dataset::Split;
-use vit::models::Changes;
+use vit::models::{Changes, ProblemType};
 use vit::train::{
-    EvaluationOptions, Loss, Measure, Measured, RunFolder, TrainError, evaluate, evaluation_json, open_to_measure,
+    self, EvaluationOptions, Measure, Measured, RunFolder, TrainError, evaluate, evaluation_json, open_to_measure,
     write_evaluation,
 };
 use vit::{DeviceChoice, Precision, Processor};
@@ -31,6 +31,9 @@ Examples:
 With a run's folder or checkpoint and the data that it was trained on, the
 images that the run held out are measured, unless the data has a validation or a
 test split of its own; --split all measures the training images, too.
+
+A model that was trained on images with several labels is measured by mean
+average precision, and a class counts as present above a probability of 0.5.
 
 With --out, the folder gets the figures as JSON and CSV, the confusion matrix
 and the calibration as pictures, and a sheet of the most confident mistakes.")]
@@ -98,6 +101,16 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         let (found, known) = (samples.classes().len(), checkpoint.config.architecture.classes());
         bail!("{}: the data set has {found} classes, the model only {known}", arguments.data.display());
     }
+    let problem_type = checkpoint.config.problem_type;
+    if samples.is_multi_label() && problem_type == ProblemType::SingleLabel {
+        bail!(
+            "{}: images have several labels, and {} was trained to give each one. If it was trained on several, write \
+             \"problem_type\": \"{}\" into its config.json",
+            arguments.data.display(),
+            model.display(),
+            ProblemType::MultiLabel.name()
+        );
+    }
     terminal::note(format_args!(
         "{}: {}, {} images: {}",
         arguments.data.display(),
@@ -112,7 +125,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         batch: arguments.batch as usize,
         threads: arguments.threads.map_or_else(cores, |n| n as usize),
         worst: arguments.worst,
-        loss: if samples.is_multi_label() { Loss::Sigmoid } else { Loss::Softmax },
     };
     let bar = progress(samples.len());
     let watch = |done: usize, _: usize| {
@@ -125,6 +137,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let Some(outcome) = outcome else { bail!("the evaluation was stopped") };
     for (name, reason) in &outcome.unreadable {
         terminal::error(format_args!("{name}: {reason}"));
+    }
+    if outcome.unreadable.len() == samples.len() {
+        bail!("{}: no image could be read, so there is nothing to measure", arguments.data.display());
+    }
+    if !outcome.non_finite.is_empty() {
+        return Err(non_finite(&model, &outcome));
     }
     let mut out = std::io::stdout().lock();
     if arguments.json {
@@ -140,12 +158,26 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     Ok(report_failures(outcome.unreadable.len(), samples.len()))
 }
 
+/// Why a model cannot be measured whose logits are NaN or infinite.
+fn non_finite(model: &Path, outcome: &train::Outcome) -> anyhow::Error {
+    // The device has the weights in its own form, so they are read again.
+    if let Ok(Err(error)) = checkpoints::open(model, false).map(|checkpoint| checkpoint.check_finite()) {
+        return error.into();
+    }
+    let (count, all) = (outcome.non_finite.len(), outcome.measured.samples());
+    anyhow!(
+        "the model's logits are NaN or infinite for {count} of {all} images, the first {}, although its weights are \
+         finite: values overflow inside the model; use --precision f32, or another checkpoint",
+        outcome.non_finite[0]
+    )
+}
+
 fn print(out: &mut impl Write, measured: &Measured, names: &[String]) -> std::io::Result<()> {
-    let percent = |share: f64| format!("{:.2}%", 100.0 * share);
-    let (figures, per_class) = match measured {
+    let percent = |share: f64| if share.is_finite() { format!("{:.2}%", 100.0 * share) } else { "unknown".into() };
+    let figures = match measured {
         Measured::Single(evaluation) => {
             let m = evaluation.measures();
-            let figures = vec![
+            vec![
                 ("top-1", percent(m.top1)),
                 ("top-5", percent(m.top5)),
                 ("mean recall", percent(m.balanced_accuracy)),
@@ -153,30 +185,36 @@ fn print(out: &mut impl Write, measured: &Measured, names: &[String]) -> std::io
                 ("calibration error", percent(m.ece)),
                 ("loss", format!("{:.4}", m.loss)),
                 ("samples", m.samples.to_string()),
-            ];
-            (figures, evaluation.per_class())
+            ]
         }
         Measured::Multi(evaluation) => {
             let m = evaluation.measures();
-            let figures = vec![
+            vec![
                 ("mean average precision", percent(m.mean_average_precision)),
                 ("micro F1", percent(m.micro_f1)),
+                ("mean F1", percent(m.macro_f1)),
                 ("loss", format!("{:.4}", m.loss)),
                 ("samples", m.samples.to_string()),
-            ];
-            (figures, evaluation.per_class())
+            ]
         }
     };
-    let mut table = Table::new(&[
+    let multi = matches!(measured, Measured::Multi(_));
+    let mut columns = vec![
         ("class", Align::Left),
         ("precision", Align::Right),
         ("recall", Align::Right),
         ("F1", Align::Right),
+        ("AP", Align::Right),
         ("samples", Align::Right),
-    ]);
-    for (name, m) in names.iter().zip(&per_class).filter(|(_, m)| m.support > 0) {
+    ];
+    columns.retain(|(name, _)| multi || *name != "AP");
+    let mut table = Table::new(&columns);
+    for (name, (m, average_precision)) in names.iter().zip(&measured.per_class()).filter(|(_, (m, _))| m.support > 0) {
         let name = terminal::printable(name).into_owned();
-        table.row(vec![name, percent(m.precision), percent(m.recall), percent(m.f1), m.support.to_string()]);
+        let mut row = vec![name, percent(m.precision), percent(m.recall), percent(m.f1)];
+        row.extend(average_precision.map(percent));
+        row.push(m.support.to_string());
+        table.row(row);
     }
     table.print(out, |_| None)?;
     writeln!(out)?;

@@ -134,9 +134,17 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         }
         let inputs: Vec<&[f32]> = ready.iter().map(|picture| picture.input.as_slice()).collect();
         let found = if inputs.is_empty() { Vec::new() } else { model.explain_prepared(&inputs)? };
-        for ((source, picture), explanation) in names.iter().zip(&ready).zip(&found) {
-            let captions = captions(&model, explanation);
-            writer.add(out, &subtitle, source, picture, explanation, &captions)?;
+        for ((source, picture), explanation) in names.iter().zip(&ready).zip(found) {
+            match explanation {
+                Ok(explanation) => {
+                    let captions = captions(&model, &explanation);
+                    writer.add(out, &subtitle, source, picture, &explanation, &captions)?;
+                }
+                Err(error) => {
+                    failed += 1;
+                    progress.suspend(|| terminal::error(format_args!("{}: {error}", source.name())));
+                }
+            }
         }
         Ok(())
     })?;
@@ -181,7 +189,7 @@ fn subtitle(path: &Path, model: &Explain, method: Option<Method>) -> String {
 
 /// A name and a figure for every map.
 fn captions(model: &Explain, explanation: &Explanation) -> Vec<(String, String)> {
-    let probabilities = explanation.probabilities();
+    let probabilities = &explanation.probabilities;
     let caption = |(subject, _): &(Subject, Map)| match subject {
         Subject::Class(class) => {
             (model.label(*class), format!("{:.1} %", 100.0 * probabilities.get(*class).unwrap_or(&0.0)))
@@ -286,7 +294,7 @@ fn write_files(
 
 /// What the maps of a picture are about.
 fn about(source: &Source, region: Region, explanation: &Explanation, captions: &[(String, String)]) -> Value {
-    let probabilities = explanation.probabilities();
+    let probabilities = &explanation.probabilities;
     let map = |((subject, map), (name, _)): (&(Subject, Map), &(String, String))| {
         let part = map.part(region);
         let mut about = json!({ "about": name, "picture_part": [part.x, part.y, part.width, part.height] });
@@ -334,7 +342,7 @@ impl PageFiles {
         };
         let maps: Vec<(String, &Map)> =
             captions.iter().map(label).zip(explanation.maps.iter().map(|(_, map)| map)).collect();
-        let sureness = explanation.probabilities().into_iter().reduce(f32::max);
+        let sureness = explanation.probabilities.iter().copied().reduce(f32::max);
         self.page.add(&source.name(), entry, sureness, &maps)?;
         if let Some((_, first)) = explanation.maps.first() {
             let [rows, columns] = first.grid();

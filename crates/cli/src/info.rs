@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::Args;
 use serde_json::json;
 use vit::graph::cost::Cost;
-use vit::models::{Config, Mode};
+use vit::models::{Config, Mode, ProblemType};
 use vit::{DeviceChoice, config_of, device};
 
 use crate::Outcome;
@@ -57,6 +57,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             "image_size": [height, width],
             "channels": config.architecture.channels(),
             "classes": config.architecture.classes(),
+            "problem_type": config.problem_type.name(),
             "parameters": cost.parameters(),
             "flops": cost.flops(),
             "batch": batch,
@@ -113,12 +114,16 @@ fn size([height, width]: [usize; 2]) -> String {
 }
 
 fn classes(config: &Config) -> String {
+    let several = match config.problem_type {
+        ProblemType::SingleLabel => "",
+        ProblemType::MultiLabel => ", any number of them per image",
+    };
     match (config.architecture.classes(), config.labels.as_slice()) {
         (0, _) => "none: it gives features".into(),
-        (n, []) => format!("{n}, without names"),
+        (n, []) => format!("{n}, without names{several}"),
         (n, labels) => {
             let first: Vec<&str> = labels.iter().take(5).map(String::as_str).collect();
-            format!("{n}: {}{}", first.join(", "), if n > 5 { ", …" } else { "" })
+            format!("{n}{several}: {}{}", first.join(", "), if n > 5 { ", …" } else { "" })
         }
     }
 }

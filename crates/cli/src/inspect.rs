@@ -49,6 +49,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let sources = sources(&arguments.data)?;
     let checkpoint = how.checkpoint(model)?;
     report_changes(model, &checkpoint.report);
+    checkpoint.check_finite()?;
     fs::create_dir_all(out).with_context(|| format!("{}: cannot be made; choose another --out", out.display()))?;
     let options = how.options(sources.len().max(1));
     let device = device_for(options.device, options.precision, options.threads)?;

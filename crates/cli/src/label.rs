@@ -10,10 +10,12 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use vit::data::Samples;
 use vit::data::dataset::{self, Dataset, OpenOptions};
+use vit::models::ProblemType;
 use vit::train::{PseudoLabel, PseudoLabelChoice, RunFolder, splits_of_run};
 use vit::{Model, Prediction, device_for};
 
 use crate::checkpoints::report_changes;
+use crate::classify::{THRESHOLD, probability};
 use crate::pictures::{PictureArguments, Source, report_failures};
 use crate::terminal::{self, describe};
 use crate::{Outcome, classify};
@@ -32,6 +34,9 @@ and noise; then the student is the teacher.
   vit label more_photos -m runs/teacher --with photos --soft --out all.jsonl
   vit train --data all.jsonl --model efficientnet_b1 --recipe noisy-student
 
+A model that was trained on images with several labels writes all classes above
+--threshold, as a list that may be empty.
+
 The file is a manifest that `vit train` and `vit eval` take as --data.")]
 pub struct Arguments {
     #[command(flatten)]
@@ -39,9 +44,14 @@ pub struct Arguments {
     /// The file to write: .csv or .jsonl
     #[arg(long, short, value_name = "FILE")]
     out: PathBuf,
-    /// Leave out pictures that the model is less sure of
+    /// Leave out pictures that the model is less sure of; where it gives several
+    /// labels, pictures with a class that it is less sure of, present or absent
     #[arg(long, value_name = "P", default_value_t = 0.3, value_parser = probability)]
     min_confidence: f32,
+    /// Where the model gives several labels per image: the classes with a
+    /// probability above this [default: 0.5]
+    #[arg(long, value_name = "P", value_parser = probability)]
+    threshold: Option<f32>,
     /// As many pictures of each class: the surest; where there are fewer, they are
     /// repeated
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -53,10 +63,6 @@ pub struct Arguments {
     /// new ones, its others for validation and testing
     #[arg(long, value_name = "DATA")]
     with: Option<PathBuf>,
-}
-
-fn probability(text: &str) -> Result<f32, String> {
-    text.parse().ok().filter(|p| (0.0..=1.0).contains(p)).ok_or_else(|| "should be from 0 to 1".into())
 }
 
 /// Below this, a class is no part of a soft label.
@@ -82,6 +88,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     report_changes(&pictures.model, model.report());
     let names = class_names(&model.config().labels, model.config().architecture.classes());
 
+    let threshold = arguments.threshold(model.config().problem_type)?;
+
     let (preprocess, batch) = (model.preprocess().clone(), model.batch());
     let (mut labels, mut values, mut paths, mut failed) = (Vec::new(), Vec::new(), Vec::new(), 0);
     pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
@@ -101,9 +109,25 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         }
         let answers = if ready.is_empty() { Vec::new() } else { model.classify_prepared(&ready)? };
         for (path, answer) in found.into_iter().zip(answers) {
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(error) => {
+                    failed += 1;
+                    progress.suspend(|| terminal::error(format_args!("{}: {error}", path.display())));
+                    continue;
+                }
+            };
             let Some(top) = answer.first() else { continue };
-            labels.push(PseudoLabel { picture: paths.len(), class: top.class, confidence: top.probability });
-            values.push(if arguments.soft { soft(&answer, &names) } else { json!(names[top.class]) });
+            let confidence = match threshold {
+                None => top.probability,
+                Some(_) => answer.iter().map(|p| p.probability.max(1.0 - p.probability)).fold(1.0, f32::min),
+            };
+            labels.push(PseudoLabel { picture: paths.len(), class: top.class, confidence });
+            values.push(match threshold {
+                Some(threshold) => several(&answer, &names, threshold),
+                None if arguments.soft => soft(&answer, &names),
+                None => json!(names[top.class]),
+            });
             paths.push(path);
         }
         Ok(())
@@ -120,6 +144,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         per_class.map_or(String::new(), |count| format!(" and among the {count} surest of their class")),
     ));
     ensure!(!chosen.is_empty(), "no picture is left; a lower --min-confidence keeps more");
+    if let Some(threshold) = threshold {
+        let empty = different.iter().filter(|place| values[**place].as_array().is_some_and(Vec::is_empty)).count();
+        ensure!(empty < different.len(), "no picture has a class above {threshold}; a lower --threshold finds more");
+        if empty > 0 {
+            terminal::note(format_args!(
+                "{empty} of them have no class above {threshold}: their list of labels is empty"
+            ));
+        }
+    }
     let split = arguments.with.as_ref().map(|_| "train");
     let line = |place: usize| Line {
         path: paths[place].clone(),
@@ -129,11 +162,32 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     };
     let mut lines: Vec<Line> = chosen.into_iter().map(line).collect();
     if let Some(with) = &arguments.with {
-        lines.extend(labelled(with, &names, RunFolder::of_model(&pictures.model).as_ref())?);
+        let run = RunFolder::of_model(&pictures.model);
+        lines.extend(labelled(with, &names, threshold.is_some(), run.as_ref())?);
     }
     format.write(&arguments.out, &lines).with_context(|| arguments.out.display().to_string())?;
     terminal::note(format_args!("{}: {} lines", arguments.out.display(), lines.len()));
     Ok(report_failures(failed, sources.len()))
+}
+
+impl Arguments {
+    /// Above which probability a class is a label, for models that give several.
+    fn threshold(&self, problem_type: ProblemType) -> anyhow::Result<Option<f32>> {
+        if problem_type == ProblemType::SingleLabel {
+            ensure!(self.threshold.is_none(), "--threshold: this model gives each image one label; leave it out");
+            return Ok(None);
+        }
+        let several = "this model gives images several labels";
+        ensure!(!self.soft, "--soft: {several}, and a manifest cannot hold a probability for each; leave it out");
+        ensure!(self.per_class.is_none(), "--per-class: {several}, so classes cannot be made equal; leave it out");
+        Ok(Some(self.threshold.unwrap_or(THRESHOLD)))
+    }
+}
+
+/// All classes above the threshold, in their order.
+fn several(answer: &[Prediction], names: &[String], threshold: f32) -> Value {
+    let above: BTreeSet<usize> = answer.iter().filter(|p| p.probability > threshold).map(|p| p.class).collect();
+    above.into_iter().map(|class| names[class].as_str()).collect()
 }
 
 /// The classes by name where that says which is meant, else by number.
@@ -155,7 +209,7 @@ fn soft(answer: &[Prediction], names: &[String]) -> Value {
 ///
 /// The data that the model was trained on is divided as its run divided it: what the model learned from is nothing to measure
 /// those on that learn from it.
-fn labelled(path: &Path, names: &[String], run: Option<&RunFolder>) -> anyhow::Result<Vec<Line>> {
+fn labelled(path: &Path, names: &[String], several: bool, run: Option<&RunFolder>) -> anyhow::Result<Vec<Line>> {
     let of_run = run.map(|run| splits_of_run(run, path, Some(names))).transpose()?.flatten();
     let splits = match of_run {
         Some(of_run) => {
@@ -165,7 +219,11 @@ fn labelled(path: &Path, names: &[String], run: Option<&RunFolder>) -> anyhow::R
         None => dataset::open(path, &OpenOptions { classes: Some(names.to_vec()), ..OpenOptions::default() })?,
     };
     terminal::note(format_args!("{}: {}", path.display(), splits.report));
-    ensure!(!splits.train.is_multi_label(), "{}: pictures have several labels each", path.display());
+    match (splits.train.is_multi_label(), several) {
+        (true, false) => bail!("{}: images have several labels, and the model gives each one", path.display()),
+        (false, true) => bail!("{}: images have one label each, and the model gives several", path.display()),
+        _ => {}
+    }
     let test = splits.test.filter(|test| splits.validation.as_ref().is_none_or(|v| v.name(0) != test.name(0)));
     let parts = [
         (Some(splits.train), "train"),
@@ -179,7 +237,7 @@ fn labelled(path: &Path, names: &[String], run: Option<&RunFolder>) -> anyhow::R
         for index in 0..part.len() {
             lines.push(Line {
                 path: file(&part, index)?,
-                label: json!(label(&part, index)),
+                label: if several { labels(&part, index).collect() } else { json!(labels(&part, index).next()) },
                 confidence: None,
                 split: Some(split),
             });
@@ -194,8 +252,8 @@ fn file(part: &Dataset, index: usize) -> anyhow::Result<PathBuf> {
     })
 }
 
-fn label(part: &Dataset, index: usize) -> &str {
-    part.labels(index).first().and_then(|label| part.classes().get(*label as usize)).map_or("", String::as_str)
+fn labels(part: &Dataset, index: usize) -> impl Iterator<Item = &str> {
+    part.labels(index).iter().filter_map(|label| part.classes().get(*label as usize)).map(String::as_str)
 }
 
 #[derive(Clone, Copy)]
@@ -228,7 +286,8 @@ impl Format {
                 Format::Csv => {
                     let label = match &line.label {
                         Value::String(name) => name.clone(),
-                        shares => shares.to_string(),
+                        // Shares of classes, or a list of them, as JSON.
+                        other => other.to_string(),
                     };
                     let confidence = line.confidence.map_or(String::new(), |c| c.to_string());
                     writeln!(out, "{},{},{confidence},{split}", classify::quoted(&path), classify::quoted(&label))?;

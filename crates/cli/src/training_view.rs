@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write};
 use clap::Args;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use vit::train::{Clock, Measured, Observer, Outcome, Progress};
+use vit::train::{Clock, Measured, Observer, Outcome, Progress, finite_json};
 
 use crate::table::bytes;
 use crate::terminal;
@@ -124,12 +124,12 @@ impl Observer for View {
     }
 
     fn logged(&mut self, progress: &Progress) {
-        self.reporting.event(&json!({
+        self.reporting.event(&finite_json(json!({
             "event": "step", "step": progress.step, "steps": progress.steps,
             "epoch": progress.step as f64 / progress.steps_per_epoch.max(1) as f64,
             "loss": progress.loss, "rate": progress.rate, "images_per_second": progress.images_per_second,
             "waiting": progress.waiting, "seconds": progress.elapsed.as_secs_f64(),
-        }));
+        })));
         if self.live.is_none() && self.lines {
             terminal::note(progress);
         }
@@ -146,20 +146,23 @@ impl Observer for View {
 
     fn evaluated(&mut self, step: u64, outcome: &Outcome, best: bool) {
         let mut event = json!({"event": "evaluation", "step": step, "best": best, "loss": outcome.measured.loss()});
+        let percent = |share: f64| if share.is_finite() { format!("{:.2}%", 100.0 * share) } else { "unknown".into() };
         let figures = match &outcome.measured {
+            _ if !outcome.non_finite.is_empty() => "not finite".into(),
             Measured::Single(evaluation) => {
                 let m = evaluation.measures();
                 (event["top1"], event["top5"]) = (m.top1.into(), m.top5.into());
-                format!("top-1 {:.2}%  top-5 {:.2}%  loss {:.4}", 100.0 * m.top1, 100.0 * m.top5, m.loss)
+                format!("top-1 {}  top-5 {}  loss {:.4}", percent(m.top1), percent(m.top5), m.loss)
             }
             Measured::Multi(evaluation) => {
                 let m = evaluation.measures();
-                event["map"] = m.mean_average_precision.into();
-                format!("mAP {:.2}%  loss {:.4}", 100.0 * m.mean_average_precision, m.loss)
+                (event["map"], event["micro_f1"]) = (m.mean_average_precision.into(), m.micro_f1.into());
+                let (map, micro_f1) = (percent(m.mean_average_precision), percent(m.micro_f1));
+                format!("mAP {map}  micro F1 {micro_f1}  loss {:.4}", m.loss)
             }
         };
         event["unreadable"] = outcome.unreadable.len().into();
-        self.reporting.event(&event);
+        self.reporting.event(&finite_json(event));
         let best = if best { "  (best)" } else { "" };
         if self.lines {
             self.say(&format!("step {step}: validation {figures}{best}"));

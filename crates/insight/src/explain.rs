@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use vit_graph::device::Device;
 use vit_models::weights::Weights;
-use vit_models::{Architecture, Mode};
+use vit_models::{Architecture, Config, Mode, ProblemType};
 
 use crate::layers::{Layer, attention_layers, covered};
 use crate::runner::Runner;
@@ -105,22 +105,16 @@ impl fmt::Display for Subject {
 pub struct Explanation {
     /// Every class's logit; empty where there is no head.
     pub logits: Vec<f32>,
+    /// Every class's probability: all together 1, or each by itself where an image may have several labels.
+    pub probabilities: Vec<f32>,
     /// The maps: what is not about a class first, then the likeliest classes, or those asked for.
     pub maps: Vec<(Subject, Map)>,
-}
-
-impl Explanation {
-    /// Every class's probability, all together 1.
-    pub fn probabilities(&self) -> Vec<f32> {
-        let largest = self.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let total: f32 = self.logits.iter().map(|l| (l - largest).exp()).sum();
-        self.logits.iter().map(|l| (l - largest).exp() / total).collect()
-    }
 }
 
 /// A model that explains itself.
 pub struct Explainer {
     architecture: Architecture,
+    problem_type: ProblemType,
     top: usize,
     classes: Vec<usize>,
     forward: Runner,
@@ -139,11 +133,12 @@ enum Layers {
 impl Explainer {
     /// Prepares a model on a device.
     pub fn new(
-        architecture: &Architecture,
+        config: &Config,
         weights: &Weights,
         device: &dyn Device,
         options: &ExplainOptions,
     ) -> Result<Explainer, InsightError> {
+        let Config { architecture, problem_type, .. } = config;
         let batch = options.batch.max(1);
         let plain = architecture.build(batch, Mode::Inference)?;
         let layers = attention_layers(architecture, &plain);
@@ -177,8 +172,15 @@ impl Explainer {
             }
         }
         let forward = Runner::new(&forward, weights, device)?;
-        let (architecture, chosen) = (architecture.clone(), options.classes.clone());
-        Ok(Explainer { architecture, top: options.top.max(1), classes: chosen, forward, attention, by_class })
+        Ok(Explainer {
+            architecture: architecture.clone(),
+            problem_type: *problem_type,
+            top: options.top.max(1),
+            classes: options.classes.clone(),
+            forward,
+            attention,
+            by_class,
+        })
     }
 
     /// How many pictures are run at once.
@@ -216,9 +218,11 @@ impl Explainer {
         self.forward.run(images.iter().copied(), &[])?;
         let classes = self.architecture.classes();
         let logits = if classes > 0 { self.forward.read("logits")? } else { Vec::new() };
-        let mut found: Vec<Explanation> = (0..images.len())
-            .map(|i| Explanation { logits: logits.chunks(classes.max(1)).nth(i).unwrap_or(&[]).to_vec(), maps: vec![] })
-            .collect();
+        let explanation = |i: usize| {
+            let logits = logits.chunks(classes.max(1)).nth(i).unwrap_or(&[]).to_vec();
+            Explanation { probabilities: self.problem_type.probabilities(&logits), logits, maps: vec![] }
+        };
+        let mut found: Vec<Explanation> = (0..images.len()).map(explanation).collect();
         self.add_attention(&mut found)?;
         self.add_classes(images, &mut found)?;
         Ok(found)

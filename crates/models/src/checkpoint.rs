@@ -152,6 +152,18 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Refuses weights with elements that are NaN or infinite, naming the first parameter that has them.
+    pub fn check_finite(&self) -> Result<(), ModelError> {
+        for (name, tensor) in &self.weights.tensors {
+            let elements = tensor.data.iter().filter(|value| !value.is_finite()).count();
+            if elements > 0 {
+                let (path, name, of) = (self.source.clone(), name.clone(), tensor.data.len());
+                return Err(ModelError::NonFinite { path, name, elements, of });
+            }
+        }
+        Ok(())
+    }
+
     /// Writes a folder that the layout's library opens too. Every file is complete before it takes its name.
     pub fn save(&self, folder: &Path, layout: Layout, dtype: Dtype) -> Result<(), ModelError> {
         let unwritable = |what| ModelError::Folder { path: folder.into(), what };

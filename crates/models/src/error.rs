@@ -47,6 +47,22 @@ pub enum ModelError {
     /// Weights that do not fit the model.
     #[error("the weights do not fit the model: {0}")]
     Unmatched(String),
+    /// Weights with NaN or infinity among them.
+    #[error(
+        "{}: {elements} of {of} elements of the parameter `{name}` are NaN or infinite; the file is damaged or its \
+         training diverged, use another checkpoint",
+        path.display()
+    )]
+    NonFinite {
+        /// The weights file.
+        path: PathBuf,
+        /// The first parameter with such elements.
+        name: String,
+        /// How many of its elements are not finite.
+        elements: usize,
+        /// How many it has.
+        of: usize,
+    },
     /// A weights file that cannot be read or written.
     #[error(transparent)]
     Weights(#[from] WeightsError),

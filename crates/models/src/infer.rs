@@ -7,6 +7,7 @@ use crate::architecture::Architecture;
 use crate::config::{Config, google_stages};
 use crate::layers::Mode;
 use crate::preprocessing::Preprocessing;
+use crate::problem_type::ProblemType;
 use crate::resnetv2::{ResNetV2, Stem};
 use crate::variant::{Variant, variants};
 use crate::vit::{FinalNorm, PAPER_SIZES, Pooling, Positions, PositionsOn, Vit};
@@ -66,7 +67,13 @@ pub fn infer(weights: &Weights, scheme: Scheme) -> Result<Config, String> {
     place_positions(&mut vit, shape("pos_embed"));
     let preprocessing = preprocessing(&vit, scheme);
     let name = variants().into_iter().find(|v| v.architecture == vit.clone().into()).map(|v| v.name);
-    Ok(Config { name, architecture: vit.into(), preprocessing, labels: Vec::new() })
+    Ok(Config {
+        name,
+        architecture: vit.into(),
+        preprocessing,
+        labels: Vec::new(),
+        problem_type: ProblemType::default(),
+    })
 }
 
 /// The image size follows from the number of positions, if the grid is square.
@@ -144,6 +151,7 @@ fn named(weights: &Weights) -> Result<Option<Config>, String> {
         architecture: v.architecture,
         preprocessing: v.preprocessing,
         labels: Vec::new(),
+        problem_type: ProblemType::default(),
     }))
 }
 

@@ -3,7 +3,7 @@
 
 use vit_graph::cost::Cost;
 use vit_graph::ops::Operation;
-use vit_models::{Architecture, Config, Mode, Preprocessing, config, variant, variants};
+use vit_models::{Architecture, Config, Mode, Preprocessing, ProblemType, config, variant, variants};
 
 const HALF: [f32; 2] = [0.5, 0.5];
 const IMAGENET: [f32; 2] = [0.485, 0.229];
@@ -177,13 +177,35 @@ fn every_variant_survives_being_written_and_read() {
             architecture.set_classes(7);
             architecture.set_channels(5);
             let preprocessing = Preprocessing { mean: vec![0.25; 5], std: vec![0.5; 5], ..v.preprocessing.clone() };
-            let written =
-                Config { name, architecture, preprocessing, labels: (0..7).map(|i| format!("c{i}")).collect() };
+            let labels = (0..7).map(|i| format!("c{i}")).collect();
+            let problem_type = ProblemType::MultiLabel;
+            let written = Config { name, architecture, preprocessing, labels, problem_type };
             let read = config::parse(&config::timm_config(&written), None).unwrap();
             assert_eq!(read.architecture, written.architecture, "{}", v.name);
             assert_eq!(read.preprocessing, written.preprocessing, "{}", v.name);
             assert_eq!(read.labels, written.labels, "{}", v.name);
+            assert_eq!(read.problem_type, written.problem_type, "{}", v.name);
         }
+    }
+}
+
+#[test]
+fn both_layouts_say_whether_an_image_has_several_labels() {
+    let found = variant("vit_tiny_patch16_224").unwrap();
+    for problem_type in [ProblemType::SingleLabel, ProblemType::MultiLabel] {
+        let (architecture, preprocessing) = (found.architecture.clone(), found.preprocessing.clone());
+        let written = Config { name: None, architecture, preprocessing, labels: vec![], problem_type };
+        let timm = config::timm_config(&written);
+        let mut hugging_face = config::hugging_face_config(&written).unwrap();
+        for json in [&timm, &hugging_face] {
+            assert_eq!(json["problem_type"], problem_type.name());
+            assert_eq!(config::parse(json, None).unwrap().problem_type, problem_type);
+        }
+        // What Hugging Face writes for a model whose loss nobody chose.
+        hugging_face["problem_type"] = serde_json::Value::Null;
+        assert_eq!(config::parse(&hugging_face, None).unwrap().problem_type, ProblemType::SingleLabel);
+        hugging_face["problem_type"] = "regression".into();
+        assert!(config::parse(&hugging_face, None).unwrap_err().contains("regression"));
     }
 }
 
@@ -321,7 +343,7 @@ fn forms_for_small_pictures() {
         for name in [Some(found.name.clone()), None] {
             let labels = (0..10).map(|i| format!("c{i}")).collect();
             let (architecture, preprocessing) = (found.architecture.clone(), found.preprocessing.clone());
-            let written = Config { name, architecture, preprocessing, labels };
+            let written = Config { name, architecture, preprocessing, labels, problem_type: ProblemType::default() };
             let read = config::parse(&config::timm_config(&written), None).unwrap();
             assert_eq!(read.architecture, written.architecture, "{}", found.name);
             assert_eq!(read.preprocessing, written.preprocessing, "{}", found.name);

@@ -5,12 +5,12 @@ use std::sync::mpsc;
 use vit_data::{ImageError, Preprocess, Samples};
 use vit_graph::device::{Device, Elements, Parameters};
 use vit_graph::rewrite::dead_code;
-use vit_models::{Config, Mode};
+use vit_models::{Config, Mode, ProblemType};
 
 use crate::error::TrainError;
-use crate::metrics::{Evaluation, MultiLabelEvaluation};
-use crate::objective::Loss;
+use crate::metrics::{ClassMeasures, Evaluation, MultiLabelEvaluation};
 use crate::preprocess::preprocess;
+use crate::run_folder::columns;
 
 /// How to evaluate.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,8 +21,6 @@ pub struct EvaluationOptions {
     pub threads: usize,
     /// How many of the most confident mistakes are kept.
     pub worst: usize,
-    /// Whether pictures have one label each, or any number.
-    pub loss: Loss,
 }
 
 /// What was measured.
@@ -35,11 +33,30 @@ pub enum Measured {
 }
 
 impl Measured {
+    /// How many samples were measured.
+    pub fn samples(&self) -> usize {
+        match self {
+            Measured::Single(evaluation) => evaluation.measures().samples as usize,
+            Measured::Multi(evaluation) => evaluation.measures().samples,
+        }
+    }
+
+    /// Precision, recall and F1 of every class, and for several labels per image its average precision, where it has
+    /// samples.
+    pub fn per_class(&self) -> Vec<(ClassMeasures, Option<f64>)> {
+        match self {
+            Measured::Single(evaluation) => evaluation.per_class().into_iter().map(|m| (m, None)).collect(),
+            Measured::Multi(evaluation) => {
+                evaluation.per_class().into_iter().zip(evaluation.average_precisions()).collect()
+            }
+        }
+    }
+
     /// The measurement that models are judged by: its column and its value, the more the better.
     pub fn score(&self) -> (&'static str, f64) {
         match self {
-            Measured::Single(evaluation) => ("val/top1", evaluation.measures().top1),
-            Measured::Multi(evaluation) => ("val/map", evaluation.measures().mean_average_precision),
+            Measured::Single(evaluation) => (columns::VAL_TOP1, evaluation.measures().top1),
+            Measured::Multi(evaluation) => (columns::VAL_MAP, evaluation.measures().mean_average_precision),
         }
     }
 
@@ -59,9 +76,12 @@ pub struct Outcome {
     pub measured: Measured,
     /// Samples that could not be read: name and reason.
     pub unreadable: Vec<(String, String)>,
+    /// Samples whose logits are NaN or infinite, by name. Where there are any, what was measured says nothing.
+    pub non_finite: Vec<String>,
 }
 
-/// Runs a model with these parameters over all samples. `progress` hears how many of how many are done, and ends the
+/// Runs a model with these parameters over all samples, and measures it as one for a single label or for several, as its
+/// configuration says. `progress` hears how many of how many are done, and ends the
 /// evaluation early by answering `false`; then there is no outcome.
 pub fn evaluate(
     device: &dyn Device,
@@ -78,11 +98,11 @@ pub fn evaluate(
     let mut executable = device.compile(&dead_code(&graph)?, parameters)?;
     let preprocess = preprocess(&config.preprocessing)?;
 
-    let mut measured = match options.loss {
-        Loss::Softmax => Measured::Single(Box::new(Evaluation::new(classes, options.worst))),
-        Loss::Sigmoid => Measured::Multi(MultiLabelEvaluation::new(classes)),
+    let mut measured = match config.problem_type {
+        ProblemType::SingleLabel => Measured::Single(Box::new(Evaluation::new(classes, options.worst))),
+        ProblemType::MultiLabel => Measured::Multi(MultiLabelEvaluation::new(classes)),
     };
-    let mut unreadable = Vec::new();
+    let (mut unreadable, mut non_finite) = (Vec::new(), Vec::new());
     let size = preprocess.output_len();
     let (mut images, mut logits) = (vec![0.0; batch * size], vec![0.0; batch * classes]);
     let mut present = Vec::with_capacity(batch);
@@ -100,6 +120,9 @@ pub fn evaluate(
             executable.run()?;
             executable.read("logits", &mut logits)?;
             let rows = &logits[..present.len() * classes];
+            let finite = |row: &[f32]| row.iter().all(|logit| logit.is_finite());
+            let named = present.iter().zip(rows.chunks(classes.max(1))).filter(|(_, row)| !finite(row));
+            non_finite.extend(named.map(|(&index, _)| samples.name(index)));
             match &mut measured {
                 Measured::Single(evaluation) => {
                     let labels: Vec<u32> =
@@ -116,7 +139,7 @@ pub fn evaluate(
         }
         Ok(true)
     })?;
-    Ok(finished.then_some(Outcome { measured, unreadable }))
+    Ok(finished.then_some(Outcome { measured, unreadable, non_finite }))
 }
 
 /// Hands every sample over in order, prepared by several threads, of which each is at most two batches ahead. Ends early

@@ -9,21 +9,29 @@ use vit_data::Samples;
 
 use crate::error::TrainError;
 use crate::evaluate::{Measured, Outcome};
+use crate::json::finite_json;
 use crate::metrics::{ClassMeasures, Evaluation};
 use crate::plots::{self, Scene, SheetEntry};
 
 /// The figures of an evaluation for programs.
 pub fn evaluation_json(outcome: &Outcome, samples: &dyn Samples) -> Value {
     let names = samples.classes();
-    let class = |(name, m): (&String, &ClassMeasures)| json!({"class": name, "precision": m.precision, "recall": m.recall, "f1": m.f1, "support": m.support});
+    let class = |(name, (m, average_precision)): (&String, &(ClassMeasures, Option<f64>))| {
+        let mut class = json!({"class": name, "precision": m.precision, "recall": m.recall, "f1": m.f1,
+            "support": m.support});
+        if let Some(average_precision) = average_precision {
+            class["average_precision"] = json!(average_precision);
+        }
+        class
+    };
     let unreadable: Vec<Value> =
         outcome.unreadable.iter().map(|(name, reason)| json!({"name": name, "reason": reason})).collect();
-    let (mut figures, per_class) = match &outcome.measured {
-        Measured::Single(evaluation) => (json!(evaluation.measures()), evaluation.per_class()),
-        Measured::Multi(evaluation) => (json!(evaluation.measures()), evaluation.per_class()),
+    let mut figures = match &outcome.measured {
+        Measured::Single(evaluation) => finite_json(evaluation.measures()),
+        Measured::Multi(evaluation) => finite_json(evaluation.measures()),
     };
     if let Value::Object(map) = &mut figures {
-        map.insert("classes".into(), names.iter().zip(&per_class).map(class).collect());
+        map.insert("classes".into(), names.iter().zip(&outcome.measured.per_class()).map(class).collect());
         if let Measured::Single(evaluation) = &outcome.measured {
             map.insert("worst".into(), worst_json(evaluation, samples));
         }
@@ -57,13 +65,15 @@ pub fn write_evaluation(
     let mut files = vec!["evaluation.json", "classes.csv"];
     write(files[0], format!("{:#}\n", evaluation_json(outcome, samples)).as_bytes())?;
     let names = samples.classes();
-    let per_class = match &outcome.measured {
-        Measured::Single(evaluation) => evaluation.per_class(),
-        Measured::Multi(evaluation) => evaluation.per_class(),
-    };
-    let mut table = String::from("class,precision,recall,f1,support\n");
-    for (name, m) in names.iter().zip(&per_class) {
-        table += &format!("{},{:.6},{:.6},{:.6},{}\n", field(name), m.precision, m.recall, m.f1, m.support);
+    let multi = matches!(outcome.measured, Measured::Multi(_));
+    let mut table = String::from("class,precision,recall,f1,support");
+    table += if multi { ",average_precision\n" } else { "\n" };
+    for (name, (m, average_precision)) in names.iter().zip(&outcome.measured.per_class()) {
+        table += &format!("{},{:.6},{:.6},{:.6},{}", field(name), m.precision, m.recall, m.f1, m.support);
+        if multi {
+            table += &average_precision.map_or(",".into(), |precision| format!(",{precision:.6}"));
+        }
+        table.push('\n');
     }
     write(files[1], table.as_bytes())?;
     let Measured::Single(evaluation) = &outcome.measured else { return Ok(files) };

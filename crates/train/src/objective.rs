@@ -11,8 +11,20 @@ pub enum Loss {
     /// One distribution over all classes; targets may be smoothed or mixed.
     #[default]
     Softmax,
-    /// Every class by itself, for pictures with several labels: summed over classes, the mean over the batch.
+    /// Every class by itself: summed over classes, the mean over the batch. What is shown is the mean over classes, too.
     Sigmoid,
+}
+
+impl Loss {
+    /// What a step's loss is multiplied by where it is shown or logged. Gradients are those of the sum over classes, as in
+    /// big_vision's `sigmoid_xent`, so that learning rates do not depend on the number of classes; but what is shown is
+    /// their mean, PyTorch's `BCEWithLogitsLoss`, in training and in validation.
+    pub(crate) fn shown(self, classes: usize) -> f64 {
+        match self {
+            Loss::Softmax => 1.0,
+            Loss::Sigmoid => 1.0 / classes.max(1) as f64,
+        }
+    }
 }
 
 /// How a student follows its teacher, whose logits are the input `teacher`.

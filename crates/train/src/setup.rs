@@ -11,7 +11,9 @@ use vit_data::dataset::{
 };
 use vit_data::loader::UnreadableLimit;
 use vit_models::weights::Weights;
-use vit_models::{Architecture, Changes, Checkpoint, Config, Mode, OpenOptions as CheckpointOptions, Variant};
+use vit_models::{
+    Architecture, Changes, Checkpoint, Config, Mode, OpenOptions as CheckpointOptions, ProblemType, Variant,
+};
 
 use crate::colours;
 use crate::error::TrainError;
@@ -273,9 +275,20 @@ impl Setup {
             report.extend(recipe.leave_out_unfollowed(model, &config.architecture, origin == Origin::Scratch)?);
         }
         recipe.apply_to(&mut config.architecture);
+        config.problem_type = match train.is_multi_label() {
+            true => ProblemType::MultiLabel,
+            false => ProblemType::SingleLabel,
+        };
         if train.is_multi_label() && recipe.objective.loss == Loss::Softmax {
             recipe.objective.loss = Loss::Sigmoid;
             report.push("objective.loss: sigmoid, since pictures have several labels".into());
+        }
+        if train.is_multi_label() && recipe.objective.distillation != Teaching::None {
+            return Err(TrainError::Unsuitable(format!(
+                "{}: images have several labels, and a teacher can be followed only where they have one; \
+                 set objective.distillation to none",
+                settings.data.display()
+            )));
         }
         if recipe.objective.distillation == Teaching::None && !recipe.objective.teacher.is_empty() {
             return Err(TrainError::Unsuitable(format!(
@@ -283,7 +296,7 @@ impl Setup {
                 recipe.objective.teacher
             )));
         }
-        if train.classes().len() < 2 && recipe.objective.loss == Loss::Softmax {
+        if train.classes().len() < 2 && !train.is_multi_label() {
             return Err(TrainError::Unsuitable(format!(
                 "{}: there is only one class, {:?}; a classifier needs at least two",
                 settings.data.display(),
@@ -432,7 +445,7 @@ fn named(name: &str) -> Result<Config, TrainError> {
     let variant = named_variant(name)?;
     let Variant { name, architecture, mut preprocessing, .. } = variant;
     preprocessing.image_size = architecture.image_size();
-    Ok(Config { name: Some(name), architecture, preprocessing, labels: vec![] })
+    Ok(Config { name: Some(name), architecture, preprocessing, labels: vec![], problem_type: ProblemType::default() })
 }
 
 /// Below how many pixels a model sees the whole picture.

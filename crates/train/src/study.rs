@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vit_graph::cost::Cost;
-use vit_models::{Mode, Variant};
+use vit_models::{Mode, ProblemType, Variant};
 
 use crate::error::TrainError;
 use crate::recipe::{Recipe, Span, Teaching};
@@ -198,7 +198,10 @@ impl Study {
     pub fn finish(&self, run: &StudyRun, begun: &BegunRun, finished: &Finished) -> Result<StudyResult, TrainError> {
         let position = &finished.position;
         let path = run.folder.join(RESULT);
-        let metric = position.best.as_ref().map_or(columns::VAL_TOP1, |best| &best.metric);
+        let metric = match begun.setup.config.problem_type {
+            ProblemType::SingleLabel => columns::VAL_TOP1,
+            ProblemType::MultiLabel => columns::VAL_MAP,
+        };
         let rows = begun.folder.rows()?;
         let last = rows.iter().rev().find(|row| row.step == position.step && row.get(metric).is_some());
         let Some(last) = last else {
@@ -207,6 +210,10 @@ impl Study {
                 what: "the run was not evaluated after its last step; remove its folder and run the study again".into(),
             });
         };
+        if !last.values.iter().all(|(_, value)| value.is_finite()) {
+            let what = "the validation after the last step is NaN or infinite; lower schedule.rate".into();
+            return Err(TrainError::Config { path: run.folder.clone(), what });
+        }
         let graph = begun.setup.config.architecture.build(1, Mode::Inference)?;
         let result = StudyResult {
             model: run.model.clone(),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::rewrite::dead_code;
-use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions};
+use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, ProblemType};
 
 use crate::error::TrainError;
 use crate::run_folder::model_of;
@@ -40,6 +40,10 @@ impl Teacher {
                 "its classes are not those of the data set in the same order: class {different} is {:?} there and {:?} here",
                 found.labels[different], student.labels[different]
             )));
+        }
+        if found.problem_type == ProblemType::MultiLabel {
+            let what = "it gives images several labels (`problem_type` of its config.json), and a teacher gives one";
+            return Err(unfit(what.into()));
         }
         if found.architecture.channels() != channels {
             let own = found.architecture.channels();
@@ -82,7 +86,7 @@ mod tests {
     use vit_graph::Init;
     use vit_models::weights::safetensors::Dtype;
     use vit_models::weights::{Tensor, Weights};
-    use vit_models::{Layout, Preprocessing, variant};
+    use vit_models::{Layout, Preprocessing, Variant, variant};
 
     use super::*;
 
@@ -105,10 +109,10 @@ mod tests {
     }
 
     fn config(name: &str) -> Config {
-        let variant = variant(name).unwrap();
         let labels = vec!["a".to_string(), "b".to_string()];
-        let mut config =
-            Config { name: None, architecture: variant.architecture, preprocessing: variant.preprocessing, labels };
+        let Variant { architecture, preprocessing, .. } = variant(name).unwrap();
+        let problem_type = ProblemType::default();
+        let mut config = Config { name: None, architecture, preprocessing, labels, problem_type };
         config.architecture.set_classes(2);
         config
     }

@@ -17,7 +17,7 @@ use vit_data::loader::UnreadableLimit;
 use vit_graph::device::Device;
 
 use crate::error::TrainError;
-use crate::evaluate::{Measured, evaluate};
+use crate::evaluate::{Measured, Outcome, evaluate};
 use crate::plots;
 use crate::run_folder::{MetricsLog, Row, RunFolder, columns};
 use crate::saving::{Best, Position, Snapshot};
@@ -272,8 +272,12 @@ fn measure(
             return Err(too_many(&outcome.unreadable, validation.len(), limit.share));
         }
         let ((metric, value), loss) = (outcome.measured.score(), outcome.measured.loss());
-        let best = session.position.best.as_ref();
-        let better = value.is_finite() && loss.is_finite() && best.is_none_or(|best| best.is_beaten_by(value, loss));
+        let flaw = flaw(&outcome, metric, value);
+        let best = session.position.best.as_ref().filter(|best| best.metric == metric);
+        let better = flaw.is_none() && best.is_none_or(|best| best.is_beaten_by(value, loss));
+        if let Some(why) = flaw {
+            observer.note(&format!("step {step}: {why}; this model is not kept as the best"));
+        }
         let epoch = step as f64 / session.steps_per_epoch as f64;
         log.append(&measurements(Row::new(step).epoch(epoch), &outcome.measured))?;
         if better {
@@ -295,6 +299,18 @@ fn measure(
 fn too_many(unreadable: &[(String, String)], of: usize, limit: f64) -> TrainError {
     let examples: Vec<String> = unreadable.iter().take(3).map(|(name, why)| format!("{name} ({why})")).collect();
     TrainError::UnreadableValidation { found: unreadable.len(), of, limit, examples: examples.join(", ") }
+}
+
+/// Why a measurement cannot make its model the best: something in it is not finite.
+fn flaw(outcome: &Outcome, metric: &str, value: f64) -> Option<String> {
+    match outcome.non_finite.as_slice() {
+        [] if value.is_finite() => None,
+        [] => Some(format!("{metric} cannot be computed, since no validation image that could be read has a label")),
+        [first, ..] => {
+            let (count, all) = (outcome.non_finite.len(), outcome.measured.samples());
+            Some(format!("the logits of {count} of {all} validation images are NaN or infinite, first of {first}"))
+        }
+    }
 }
 
 /// What a run's curves are called.
@@ -320,8 +336,9 @@ fn measurements(row: Row, measured: &Measured) -> Row {
         Measured::Multi(evaluation) => {
             let m = evaluation.measures();
             row.with(columns::VAL_LOSS, m.loss)
-                .with("val/map", m.mean_average_precision)
+                .with(columns::VAL_MAP, m.mean_average_precision)
                 .with("val/micro_f1", m.micro_f1)
+                .with("val/macro_f1", m.macro_f1)
         }
     }
 }

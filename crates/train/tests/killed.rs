@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vit_graph::random::Seed;
 use vit_models::weights::{Tensor, Weights};
-use vit_models::{Checkpoint, Config, OpenOptions};
+use vit_models::{Checkpoint, Config, OpenOptions, ProblemType};
 use vit_train::{Position, RunFolder, SaveError, Slot, Snapshot};
 
 const FOLDER: &str = "VIT_TEST_SAVE_INTO";
@@ -26,7 +26,8 @@ fn tensors(step: u64) -> Weights {
 fn snapshot(step: u64) -> Snapshot {
     let variant = vit_models::variant("Ti/16@32").unwrap();
     let (architecture, preprocessing) = (variant.architecture, variant.preprocessing);
-    let config = Config { name: None, architecture, preprocessing, labels: vec![] };
+    let config =
+        Config { name: None, architecture, preprocessing, labels: vec![], problem_type: ProblemType::default() };
     Snapshot {
         config,
         weights: tensors(step),

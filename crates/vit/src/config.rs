@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use vit_models::{Checkpoint, Config, ModelError, OpenOptions, builtin, read_config, suggestions, variant};
+use vit_models::{
+    Checkpoint, Config, ModelError, OpenOptions, ProblemType, builtin, read_config, suggestions, variant,
+};
 use vit_train::model_of;
 
 use crate::Error;
@@ -23,5 +25,11 @@ pub fn config_of(model: &str) -> Result<Config, Error> {
         return Err(ModelError::UnknownModel { name: model.into(), suggestions: suggestions(model) }.into());
     };
     let (architecture, preprocessing) = (found.architecture, found.preprocessing);
-    Ok(Config { name: Some(found.name), architecture, preprocessing, labels: Vec::new() })
+    Ok(Config {
+        name: Some(found.name),
+        architecture,
+        preprocessing,
+        labels: Vec::new(),
+        problem_type: ProblemType::default(),
+    })
 }

@@ -81,23 +81,28 @@ impl Embed {
         [shape[1..shape.len() - 1].iter().product(), dim]
     }
 
-    /// Embeddings of preprocessed pictures, one after another, at most a batch.
-    pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<f32>, Error> {
-        self.model.run_prepared(images)?;
-        let (name, [tokens, dim]) = (self.model.outputs()[0].0.clone(), self.tokens());
-        let values = self.model.output(&name, images.len())?;
-        let mut embeddings = match self.pool {
+    /// Embeddings of preprocessed pictures, at most a batch. An error inside is that of one image, whose embedding is NaN
+    /// or infinite; the others are fine.
+    pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<Result<Vec<f32>, Error>>, Error> {
+        let name = self.model.outputs()[0].0.clone();
+        let outputs = self.model.finite_outputs(&name, images)?;
+        Ok(outputs.into_iter().map(|values| Ok(self.embedding(values?))).collect())
+    }
+
+    /// One image's embedding from the model's output.
+    fn embedding(&self, values: Vec<f32>) -> Vec<f32> {
+        let [_, dim] = self.tokens();
+        let mut embedding = match self.pool {
             Pool::Features => values,
-            _ => values.chunks(tokens * dim).flat_map(|tokens| self.pooled(tokens, dim)).collect(),
+            _ => self.pooled(&values, dim),
         };
         if self.normalise {
-            let dim = self.shape().last().copied().unwrap_or(1);
-            for vector in embeddings.chunks_mut(dim) {
+            for vector in embedding.chunks_mut(dim) {
                 let length = vector.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt().max(1e-12);
                 vector.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
             }
         }
-        Ok(embeddings)
+        embedding
     }
 
     fn pooled(&self, tokens: &[f32], dim: usize) -> Vec<f32> {

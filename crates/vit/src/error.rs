@@ -24,6 +24,27 @@ pub enum Error {
     /// Preprocessing that does not work.
     #[error("the model's preprocessing: {0}")]
     Preprocess(#[from] vit_data::PreprocessError),
+    /// An image for which a model with finite weights gives NaN or infinity, while others are fine.
+    #[error(
+        "the model's {output} for this image are NaN or infinite, although its weights are finite: values overflow \
+         inside the model; use a more precise number format, such as f32, or leave the image out"
+    )]
+    NonFinite {
+        /// The output.
+        output: String,
+    },
+    /// A model with finite weights that gives NaN or infinity for every image.
+    #[error(
+        "{}: the model's {output} are NaN or infinite for any image, even a blank one, although its weights are finite: \
+         values overflow inside the model; use a more precise number format, such as f32, or another checkpoint",
+        path.display()
+    )]
+    Overflow {
+        /// The weights file.
+        path: std::path::PathBuf,
+        /// The output.
+        output: String,
+    },
     /// A request that this model or machine cannot meet.
     #[error("{0}")]
     Unsuitable(String),

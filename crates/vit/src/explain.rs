@@ -1,9 +1,12 @@
 //! What a model looks at, in one picture after another.
 
+use std::path::PathBuf;
+
 use vit_data::Preprocess;
 use vit_insight::{ExplainOptions, Explainer, Explanation};
 use vit_models::{Checkpoint, Config};
 
+use crate::finite::{blame_weights, is_finite};
 use crate::model::preprocess;
 use crate::{Error, Image, ModelOptions, Precision, device_for};
 
@@ -23,6 +26,7 @@ use crate::{Error, Image, ModelOptions, Precision, device_for};
 /// ```
 pub struct Explain {
     config: Config,
+    source: PathBuf,
     report: Vec<String>,
     preprocess: Preprocess,
     explainer: Explainer,
@@ -37,10 +41,10 @@ impl Explain {
             ));
         }
         let device = device_for(model.device, model.precision, model.threads)?;
-        let Checkpoint { config, weights, report, .. } = checkpoint;
+        let Checkpoint { config, weights, source, report, .. } = checkpoint;
         let options = ExplainOptions { batch: model.batch, ..options.clone() };
-        let explainer = Explainer::new(&config.architecture, &weights, device.as_ref(), &options)?;
-        Ok(Explain { preprocess: preprocess(&config.preprocessing)?, explainer, config, report })
+        let explainer = Explainer::new(&config, &weights, device.as_ref(), &options)?;
+        Ok(Explain { preprocess: preprocess(&config.preprocessing)?, explainer, config, source, report })
     }
 
     /// What the model is.
@@ -76,11 +80,32 @@ impl Explain {
     /// Explains one picture.
     pub fn explain(&mut self, image: &Image) -> Result<Explanation, Error> {
         let prepared = self.preprocess.apply(&image.0)?;
-        Ok(self.explain_prepared(&[&prepared])?.remove(0))
+        self.explain_prepared(&[&prepared])?.remove(0)
     }
 
-    /// Explains preprocessed pictures, at most a batch.
-    pub fn explain_prepared(&mut self, images: &[&[f32]]) -> Result<Vec<Explanation>, Error> {
-        Ok(self.explainer.explain(images)?)
+    /// Explains preprocessed pictures, at most a batch. An error inside is that of one image, whose logits or maps are NaN
+    /// or infinite; the others are fine.
+    pub fn explain_prepared(&mut self, images: &[&[f32]]) -> Result<Vec<Result<Explanation, Error>>, Error> {
+        let found = self.explainer.explain(images)?;
+        if let Some(output) = found.iter().find_map(non_finite) {
+            let blank = vec![0.0; self.preprocess.output_len()];
+            let explainer = &mut self.explainer;
+            let blank_is_finite = || Ok(explainer.explain(&[&blank])?.iter().all(|found| non_finite(found).is_none()));
+            blame_weights(&self.source, output, blank_is_finite)?;
+        }
+        let checked = |explanation: Explanation| match non_finite(&explanation) {
+            None => Ok(explanation),
+            Some(output) => Err(Error::NonFinite { output: output.into() }),
+        };
+        Ok(found.into_iter().map(checked).collect())
+    }
+}
+
+/// What of an explanation is NaN or infinite.
+fn non_finite(explanation: &Explanation) -> Option<&'static str> {
+    match explanation {
+        _ if !is_finite(&explanation.logits) => Some("logits"),
+        _ if explanation.maps.iter().any(|(_, map)| !is_finite(map.values())) => Some("maps"),
+        _ => None,
     }
 }

@@ -37,6 +37,7 @@ mod embed;
 pub mod embeddings;
 mod error;
 mod explain;
+mod finite;
 mod model;
 mod picture;
 mod verify;

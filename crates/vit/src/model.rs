@@ -1,6 +1,6 @@
 //! A model that is ready to look at pictures.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use vit_data::Preprocess;
 use vit_graph::Graph;
@@ -8,6 +8,7 @@ use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::rewrite::dead_code;
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
 
+use crate::finite::{blame_weights, is_finite};
 use crate::{DeviceChoice, Error, Image, Precision, device_for};
 
 /// How to open a model.
@@ -44,13 +45,14 @@ pub struct Prediction {
     pub class: usize,
     /// Its name, or its number where names are not known.
     pub label: String,
-    /// From 0 to 1, all classes together 1.
+    /// From 0 to 1. All classes together 1 where an image has one label, each by itself where it may have several.
     pub probability: f32,
 }
 
 /// A model with its weights on a device.
 pub struct Model {
     config: Config,
+    source: PathBuf,
     report: Vec<String>,
     preprocess: Preprocess,
     batch: usize,
@@ -76,7 +78,11 @@ impl Model {
 
     /// Brings a checkpoint onto a device.
     pub fn new(checkpoint: Checkpoint, device: &dyn Device, options: &ModelOptions) -> Result<Model, Error> {
-        let Checkpoint { config, mut weights, report, .. } = checkpoint;
+        if options.precision == Precision::Int8 {
+            // Rounding to integers would turn NaN into a plausible value.
+            checkpoint.check_finite()?;
+        }
+        let Checkpoint { config, mut weights, source, report, .. } = checkpoint;
         let wanted = if options.outputs.is_empty() { vec!["logits".to_string()] } else { options.outputs.clone() };
         let batch = options.batch.max(1);
         let mut graph = config.architecture.build(batch, Mode::Inference)?;
@@ -98,7 +104,7 @@ impl Model {
         let executable = device.compile(&graph, &mut weights)?;
         let preprocess = preprocess(&config.preprocessing)?;
         let input = vec![0.0; batch * preprocess.output_len()];
-        Ok(Model { config, report, preprocess, batch, outputs, executable, input })
+        Ok(Model { config, source, report, preprocess, batch, outputs, executable, input })
     }
 
     /// What the model is.
@@ -139,15 +145,38 @@ impl Model {
     /// The classes of several pictures, at most a batch.
     pub fn classify_batch(&mut self, images: &[Image]) -> Result<Vec<Vec<Prediction>>, Error> {
         let prepared = images.iter().map(|i| Ok(self.preprocess.apply(&i.0)?)).collect::<Result<Vec<_>, Error>>()?;
-        self.classify_prepared(&prepared)
+        self.classify_prepared(&prepared)?.into_iter().collect()
     }
 
-    /// The classes of several preprocessed pictures, at most a batch.
-    pub fn classify_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<Vec<Prediction>>, Error> {
+    /// The classes of several preprocessed pictures, at most a batch. An error inside is that of one image, whose logits
+    /// are NaN or infinite; the others are fine.
+    #[allow(clippy::type_complexity)]
+    pub fn classify_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<Result<Vec<Prediction>, Error>>, Error> {
+        let rows = self.finite_outputs("logits", images)?;
+        Ok(rows.into_iter().map(|row| Ok(self.predictions(&row?))).collect())
+    }
+
+    /// Runs the model on preprocessed images and gives one output for each, where all its elements are finite.
+    pub(crate) fn finite_outputs(
+        &mut self,
+        name: &str,
+        images: &[Vec<f32>],
+    ) -> Result<Vec<Result<Vec<f32>, Error>>, Error> {
         self.run_prepared(images)?;
-        let logits = self.output("logits", images.len())?;
-        let classes = logits.len() / images.len().max(1);
-        Ok(logits.chunks(classes.max(1)).map(|row| self.predictions(row)).collect())
+        let values = self.output(name, images.len())?;
+        let each = (values.len() / images.len().max(1)).max(1);
+        if !is_finite(&values) {
+            let blank = vec![0.0; self.input.len() / self.batch];
+            blame_weights(&self.source.clone(), name, || {
+                self.run_prepared(&[blank])?;
+                Ok(is_finite(&self.output(name, 1)?))
+            })?;
+        }
+        let checked = |row: &[f32]| match is_finite(row) {
+            true => Ok(row.to_vec()),
+            false => Err(Error::NonFinite { output: name.into() }),
+        };
+        Ok(values.chunks(each).map(checked).collect())
     }
 
     /// Runs the model on one picture; [`Model::output`] then gives what was asked for.
@@ -199,15 +228,12 @@ impl Model {
     }
 
     fn predictions(&self, logits: &[f32]) -> Vec<Prediction> {
-        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let total: f32 = logits.iter().map(|l| (l - largest).exp()).sum();
-        let mut all: Vec<Prediction> = logits
-            .iter()
-            .enumerate()
-            .map(|(class, logit)| Prediction {
+        let probabilities = self.config.problem_type.probabilities(logits).into_iter().enumerate();
+        let mut all: Vec<Prediction> = probabilities
+            .map(|(class, probability)| Prediction {
                 class,
                 label: self.config.labels.get(class).cloned().unwrap_or_else(|| format!("class {class}")),
-                probability: (logit - largest).exp() / total,
+                probability,
             })
             .collect();
         all.sort_by(|a, b| b.probability.total_cmp(&a.probability).then(a.class.cmp(&b.class)));

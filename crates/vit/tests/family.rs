@@ -124,7 +124,8 @@ fn a_feature_map_takes_the_place_of_tokens() {
     let options = ModelOptions { batch: 2, ..ModelOptions::default() };
     let embed = |pool| {
         let mut embed = Embed::new(checkpoint.clone(), pool, false, &options).unwrap();
-        (embed.shape(), embed.run_prepared(&images).unwrap())
+        let found: Vec<Vec<f32>> = embed.run_prepared(&images).unwrap().into_iter().map(Result::unwrap).collect();
+        (embed.shape(), found.concat())
     };
     let (shape, features) = embed(Pool::Features);
     assert_eq!(shape, [128]);

@@ -11,7 +11,7 @@ use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{Graph, Init, autodiff};
 use vit_models::config::{Config, parse, timm_config};
 use vit_models::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
-use vit_models::{Mode, Preprocessing};
+use vit_models::{Mode, Preprocessing, ProblemType};
 
 const POSITIONS: [Positions; 5] =
     [Positions::None, Positions::Learned, Positions::Learned2d, Positions::SinCos, Positions::Relative];
@@ -241,7 +241,13 @@ fn nothing_is_random_in_inference() {
 fn timms_form_holds_every_option() {
     for vit in models() {
         let preprocessing = Preprocessing { image_size: vit.image_size, ..Preprocessing::inception() };
-        let config = Config { name: None, architecture: vit.into(), preprocessing, labels: Vec::new() };
+        let config = Config {
+            name: None,
+            architecture: vit.into(),
+            preprocessing,
+            labels: Vec::new(),
+            problem_type: ProblemType::default(),
+        };
         let read = parse(&timm_config(&config), None).unwrap_or_else(|e| panic!("{e} in {config:?}"));
         assert_eq!(read.architecture, config.architecture);
         assert_eq!(read.preprocessing, config.preprocessing);

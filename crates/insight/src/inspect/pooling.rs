@@ -4,7 +4,7 @@
 use vit_graph::device::Device;
 use vit_models::vit::{FinalNorm, Pooling, Vit};
 use vit_models::weights::Weights;
-use vit_models::{Architecture, Config, Mode};
+use vit_models::{Architecture, Config, Mode, ProblemType};
 use vit_plot::axis::Axis;
 use vit_plot::palette::{BLUE, FRAME, GRID, INK, MUTED, RED, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
@@ -27,6 +27,7 @@ struct Answer {
 pub(super) struct Poolings {
     runners: [Runner; 2],
     trained_with: Pooling,
+    problem_type: ProblemType,
     labels: Vec<String>,
     answers: Vec<Answer>,
 }
@@ -69,6 +70,7 @@ impl Poolings {
         Ok(Some(Poolings {
             runners: [runner(Pooling::Token)?, runner(Pooling::Mean)?],
             trained_with: vit.pooling,
+            problem_type: config.problem_type,
             labels: config.labels.clone(),
             answers: Vec::new(),
         }))
@@ -85,7 +87,7 @@ impl Poolings {
             outputs.push((split("logits")?, split("features")?));
         }
         for (i, sample) in samples.iter().enumerate() {
-            let [first, second] = [0, 1].map(|way| surest(&outputs[way].0[i]));
+            let [first, second] = [0, 1].map(|way| surest(self.problem_type, &outputs[way].0[i]));
             self.answers.push(Answer {
                 name: sample.name.into(),
                 label: sample.label,
@@ -189,14 +191,14 @@ impl Poolings {
 }
 
 /// The likeliest class and its probability.
-fn surest(logits: &[f32]) -> (usize, f32) {
+fn surest(problem_type: ProblemType, logits: &[f32]) -> (usize, f32) {
     let (mut best, mut largest) = (0, f32::NEG_INFINITY);
     for (class, &logit) in logits.iter().enumerate() {
         if logit > largest {
             (best, largest) = (class, logit);
         }
     }
-    (best, 1.0 / logits.iter().map(|l| (l - largest).exp()).sum::<f32>())
+    (best, problem_type.probabilities(logits)[best])
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {

@@ -7,6 +7,7 @@ use super::timm::short;
 use super::{Arguments, Config};
 use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
+use crate::problem_type::ProblemType;
 use crate::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
 
 /// Options that do not change what the model computes.
@@ -84,7 +85,7 @@ fn build(deit: bool, class: &str, map: &Map<String, Value>, preprocessor: Option
     let preprocessing = preprocessor.and_then(Value::as_object).map_or(usual.clone(), |p| preprocessing(p, &usual));
     let generic = labels.iter().enumerate().all(|(i, label)| *label == format!("LABEL_{i}"));
     let labels = if generic || labels.len() != classes { Vec::new() } else { labels };
-    Ok(Config { name: None, architecture: vit.into(), preprocessing, labels })
+    Ok(Config { name: None, architecture: vit.into(), preprocessing, labels, problem_type: ProblemType::parse(map)? })
 }
 
 /// `id2label` in the order of its numbers.
@@ -183,7 +184,7 @@ pub fn hugging_face_config(config: &Config) -> Result<Value, String> {
     let id2label: Map<String, Value> = (0..vit.classes).map(|i| (i.to_string(), json!(label(i)))).collect();
     let label2id: Map<String, Value> = (0..vit.classes).map(|i| (label(i), json!(i))).collect();
     let side = |size: [usize; 2]| if size[0] == size[1] { json!(size[0]) } else { json!(size) };
-    Ok(json!({
+    let mut root = json!({
         "architectures": [class],
         "model_type": kind,
         "hidden_size": vit.dim,
@@ -200,7 +201,11 @@ pub fn hugging_face_config(config: &Config) -> Result<Value, String> {
         "attention_probs_dropout_prob": short(vit.attention_dropout),
         "id2label": id2label,
         "label2id": label2id,
-    }))
+    });
+    if vit.classes > 0 {
+        root[ProblemType::KEY] = json!(config.problem_type.name());
+    }
+    Ok(root)
 }
 
 /// Hugging Face's `preprocessor_config.json` for a model's preprocessing.

@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
+use crate::problem_type::ProblemType;
 use arguments::{Arguments, pair, whole};
 
 /// What a configuration says.
@@ -30,6 +31,8 @@ pub struct Config {
     pub preprocessing: Preprocessing,
     /// The classes' names, in order; empty where they are not known.
     pub labels: Vec<String>,
+    /// How its logits become probabilities.
+    pub problem_type: ProblemType,
 }
 
 /// Understands a `config.json`; `preprocessor` is the `preprocessor_config.json` that Hugging Face puts beside it.
@@ -72,6 +75,9 @@ fn from_constructor(map: &Map<String, Value>) -> Result<Config, String> {
         config.preprocessing = timm::preprocessing(pretrained, config.preprocessing);
     }
     config.labels = timm::labels(map, config.architecture.classes());
+    if map.contains_key(ProblemType::KEY) {
+        config.problem_type = ProblemType::parse(map)?;
+    }
     Ok(config)
 }
 
@@ -89,5 +95,5 @@ fn input_size(map: &Map<String, Value>) -> Result<Option<[usize; 2]>, String> {
 fn unnamed(architecture: impl Into<Architecture>, preprocessing: Preprocessing) -> Config {
     let architecture = architecture.into();
     let preprocessing = Preprocessing { image_size: architecture.image_size(), ..preprocessing };
-    Config { name: None, architecture, preprocessing, labels: Vec::new() }
+    Config { name: None, architecture, preprocessing, labels: Vec::new(), problem_type: ProblemType::default() }
 }

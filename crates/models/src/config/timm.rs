@@ -15,6 +15,7 @@ use super::{Arguments, Config, unnamed};
 use crate::architecture::Architecture;
 use crate::layers::Norm;
 use crate::preprocessing::Preprocessing;
+use crate::problem_type::ProblemType;
 use crate::resnet::ResNet;
 use crate::swin::Swin;
 use crate::variant::{suggestions, variant, variants};
@@ -47,6 +48,7 @@ pub(super) fn parse(map: &Map<String, Value>) -> Result<Config, String> {
     Ok(Config {
         name: Some(name.into()),
         labels: labels(map, architecture.classes()),
+        problem_type: ProblemType::parse(map)?,
         preprocessing: preprocessing(pretrained, usual),
         architecture,
     })
@@ -227,6 +229,9 @@ pub fn timm_config(config: &Config) -> Value {
     });
     if config.labels.len() == model.classes() && model.classes() > 0 {
         root["label_names"] = json!(config.labels);
+    }
+    if model.classes() > 0 {
+        root[ProblemType::KEY] = json!(config.problem_type.name());
     }
     if let Architecture::Vit(vit) = model {
         let extra = vision_transformer::extra(vit, name.as_deref().unwrap_or_default());

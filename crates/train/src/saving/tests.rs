@@ -139,6 +139,7 @@ fn snapshot(step: u64) -> Snapshot {
         architecture: variant.architecture,
         preprocessing: variant.preprocessing,
         labels: vec![],
+        problem_type: vit_models::ProblemType::default(),
     };
     let best = Some(Best { metric: "val/top1".into(), value: 0.1 + 0.2, loss: Some(0.7), step });
     let mut position =

@@ -73,6 +73,8 @@ pub(super) struct Session {
     /// Parameters that steps leave as they are.
     unchanged: Weights,
     has_seed: bool,
+    /// What the step's loss is multiplied by to be shown.
+    loss_scale: f64,
     pub steps: u64,
     pub steps_per_epoch: u64,
     pub batch: usize,
@@ -144,6 +146,7 @@ impl Session {
             steps: recipe.steps(steps_per_epoch),
             average: recipe.average(),
             has_seed,
+            loss_scale: recipe.objective.loss.shown(setup.config.architecture.classes()),
             batch: recipe.batch,
             waiting: Duration::ZERO,
             batches: VecDeque::new(),
@@ -238,7 +241,7 @@ impl Session {
     fn answer(&mut self) -> Result<Losses, TrainError> {
         let mut numbers = [0.0; 2];
         self.executable.answer(&mut numbers)?;
-        Ok(Losses { loss: f64::from(numbers[0]), grad_norm: f64::from(numbers[1]) })
+        Ok(Losses { loss: self.loss_scale * f64::from(numbers[0]), grad_norm: f64::from(numbers[1]) })
     }
 
     /// Moves the position to just after a step.
@@ -283,7 +286,7 @@ impl Session {
     /// How the model is measured between steps.
     pub fn evaluation_options(&self, setup: &Setup, options: &TrainerOptions) -> EvaluationOptions {
         let batch = (self.batch / setup.recipe.accumulate.max(1)).clamp(1, 256);
-        EvaluationOptions { batch, threads: options.threads, worst: 0, loss: setup.recipe.objective.loss }
+        EvaluationOptions { batch, threads: options.threads, worst: 0 }
     }
 
     /// Everything that the run needs to go on from here.

@@ -1,0 +1,30 @@
+//! Outputs that are NaN or infinite, and whose fault that is: the weights', or a single image's.
+
+use std::path::Path;
+
+use vit_models::{Checkpoint, OpenOptions};
+
+use crate::Error;
+
+/// Whether all elements are finite.
+pub(crate) fn is_finite(values: &[f32]) -> bool {
+    values.iter().all(|value| value.is_finite())
+}
+
+/// Looks for the reason of an output that is not finite: an error where the weights are it, nothing where only single
+/// images are. The weights are read again for this, since a device keeps them in its own form; a model with finite outputs
+/// never pays for it. `blank_is_finite` says whether a blank image gives finite outputs.
+pub(crate) fn blame_weights(
+    weights: &Path,
+    output: &str,
+    blank_is_finite: impl FnOnce() -> Result<bool, Error>,
+) -> Result<(), Error> {
+    // A checkpoint that was made in memory has no file, then the blank image decides alone.
+    if let Ok(checkpoint) = Checkpoint::open(weights, OpenOptions { weights: None, allow_unmatched: true }) {
+        checkpoint.check_finite()?;
+    }
+    match blank_is_finite()? {
+        true => Ok(()),
+        false => Err(Error::Overflow { path: weights.into(), output: output.into() }),
+    }
+}
