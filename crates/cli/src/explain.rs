@@ -21,7 +21,7 @@ use vit::plot;
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
-use crate::pictures::{PictureArguments, Source, report_failures};
+use crate::pictures::{PictureArguments, Source, make_folder, report_failures};
 use crate::terminal::{self, describe};
 
 /// Show what a model looks at in pictures
@@ -100,7 +100,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let options = ExplainOptions { method, top: arguments.top.into(), classes, ..ExplainOptions::default() };
     let mut model = Explain::new(checkpoint, &options, &pictures.options(sources.len()))?;
     report_changes(&pictures.model, model.report());
-    fs::create_dir_all(out).with_context(|| format!("{}: cannot be made; choose another --out", out.display()))?;
+    make_folder(out)?;
 
     let preprocess = model.preprocess().clone();
     let prepare = |image: Image| {

@@ -12,7 +12,7 @@ use vit::{device_for, preprocess};
 
 use crate::Outcome;
 use crate::checkpoints::{ModelArgument, report_changes};
-use crate::pictures::{RunArguments, Source, report_failures, sources};
+use crate::pictures::{RunArguments, Source, make_folder, report_failures, sources};
 use crate::terminal::{self, describe};
 
 /// Draw what a model learned: filters, positions, attention
@@ -50,7 +50,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let checkpoint = how.checkpoint(model)?;
     report_changes(model, &checkpoint.report);
     checkpoint.check_finite()?;
-    fs::create_dir_all(out).with_context(|| format!("{}: cannot be made; choose another --out", out.display()))?;
+    make_folder(out)?;
     let options = how.options(sources.len().max(1));
     let device = device_for(options.device, options.precision, options.threads)?;
     let config = &checkpoint.config;

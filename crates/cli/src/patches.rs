@@ -11,7 +11,7 @@ use vit::preprocess;
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
-use crate::pictures::PictureArguments;
+use crate::pictures::{PictureArguments, make_folder};
 use crate::terminal;
 
 /// Show a picture cut into the patches that a model sees
@@ -53,8 +53,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let content =
         if out.extension().is_some_and(|e| e == "svg") { scene.svg().into_bytes() } else { scene.png(2.0)? };
     if let Some(folder) = out.parent() {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("{}: cannot be made; choose another --out", folder.display()))?;
+        make_folder(folder)?;
     }
     fs::write(out, content).with_context(|| out.display().to_string())?;
     terminal::note(out.display());

@@ -279,6 +279,12 @@ fn progress(pictures: usize) -> ProgressBar {
     ProgressBar::new(pictures as u64).with_style(style)
 }
 
+/// Creates the folder that --out names.
+pub fn make_folder(out: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(out)
+        .map_err(|error| anyhow!("the folder {} cannot be created ({error}); choose another --out", out.display()))
+}
+
 /// Reports pictures that could not be read, at the end.
 pub fn report_failures(failed: usize, all: usize) -> crate::Outcome {
     if failed == 0 {

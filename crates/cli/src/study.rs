@@ -181,8 +181,7 @@ fn score(result: &StudyResult) -> String {
 fn announce(name: &str, run: &StudyRun, begun: &BegunRun) {
     let pictures = begun.setup.data_report.samples.train;
     let teacher = run.teacher.as_ref().map_or(String::new(), |teacher| format!(", following {teacher}"));
-    let from = begun.from.as_ref().map_or(String::new(), |s| format!(", going on after step {}", s.position.step));
-    terminal::note(format_args!("{name}: {pictures} pictures{teacher}{from}"));
+    terminal::note(format_args!("{name}: {pictures} images{teacher}"));
     run.left_out.iter().chain(&begun.setup.report).for_each(terminal::note);
 }
 

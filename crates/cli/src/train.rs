@@ -12,8 +12,8 @@ use vit::graph::GraphError;
 use vit::graph::device::Memory;
 use vit::models::{builtin, variant};
 use vit::train::{
-    ChangedData, Clock, Existing, Finished, Launch, ModelChoice, Recipe, RunConfig, RunFolder, RunSettings, Setup,
-    Snapshot, Teaching, TrainError, TrainerOptions, estimate, train, training_step,
+    ChangedData, Clock, Existing, Finished, Launch, ModelChoice, Recipe, RunConfig, RunError, RunFolder, RunSettings,
+    Setup, Snapshot, Teaching, TrainError, TrainerOptions, estimate, train, training_step,
 };
 use vit::{DeviceChoice, Precision, Processor, plan_without_gpu};
 
@@ -266,7 +266,8 @@ pub fn read_recipe(name: &str) -> anyhow::Result<Recipe> {
     if !name.ends_with(".toml") && !name.contains(std::path::MAIN_SEPARATOR) {
         return Ok(Recipe::named(name)?);
     }
-    let text = std::fs::read_to_string(name).with_context(|| name.to_string())?;
+    let text = std::fs::read_to_string(name)
+        .map_err(|error| anyhow!("the recipe {name} cannot be read ({error}); `vit recipes` lists those by name"))?;
     Recipe::parse(&text).with_context(|| name.to_string())
 }
 
@@ -326,7 +327,7 @@ impl Common {
         };
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
         let launch = self.machine.launch(&processor);
-        let run = RunFolder::create(&out, &setup.to_toml(&launch), existing)?;
+        let run = create(&out, &setup.to_toml(&launch), existing)?;
         carry_out(&processor, &mut setup, &run, None, &self.machine, self.reporting, &launch)
     }
 
@@ -382,6 +383,17 @@ pub fn ensure_trains(precision: Option<Precision>) -> anyhow::Result<()> {
         bail!("--precision {precision} is for inference; train in f32, tf32 or bf16");
     }
     Ok(())
+}
+
+/// Begins a run's folder.
+fn create(out: &Path, config: &str, existing: Existing) -> anyhow::Result<RunFolder> {
+    RunFolder::create(out, config, existing).map_err(|error| match error {
+        RunError::Exists { path } => {
+            let run = shell::quoted(path.as_os_str());
+            anyhow!("{run} already holds a run: `vit resume {run}` goes on with it, --overwrite replaces it, another --out keeps it")
+        }
+        other => other.into(),
+    })
 }
 
 /// The first of `runs/NAME-1`, `runs/NAME-2` … that is not there yet.
@@ -459,7 +471,6 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
     })?;
     setup.settings.max_unreadable = max_unreadable.unwrap_or(setup.settings.max_unreadable);
     setup.report.iter().for_each(terminal::note);
-    terminal::note(format_args!("{}: going on after step {}", run.path().display(), snapshot.position.step));
     let precision: Precision = setup.settings.precision.parse().map_err(anyhow::Error::msg)?;
     let chosen = machine.device.is_some();
     let machine = machine.or_as_begun(&launch)?;

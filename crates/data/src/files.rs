@@ -13,7 +13,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum FilesError {
     /// Neither a file, nor a folder, nor a pattern.
-    #[error("{}: no such file or folder", .0.display())]
+    #[error("{}", missing(.0))]
     Missing(PathBuf),
     /// A folder without pictures.
     #[error(
@@ -54,6 +54,13 @@ impl FilesError {
             FilesError::Missing(path) | FilesError::NoImages { path } | FilesError::Io { path, .. } => path,
             FilesError::NoMatch { pattern } | FilesError::Pattern { pattern, .. } => Path::new(pattern),
         }
+    }
+}
+
+fn missing(path: &Path) -> String {
+    match path.as_os_str().is_empty() {
+        true => "an empty path was given; name a file, a folder or a pattern".into(),
+        false => format!("{}: no such file or folder", path.display()),
     }
 }
 

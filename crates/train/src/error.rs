@@ -7,6 +7,7 @@ use vit_data::loader::LoaderError;
 use vit_graph::GraphError;
 use vit_models::ModelError;
 
+use crate::finite::NonFinite;
 use crate::metrics::MetricsError;
 use crate::{RecipeError, RunError, SaveError, StepError, Unfollowed};
 
@@ -103,10 +104,10 @@ pub enum TrainError {
     },
     /// A step whose loss or gradients are infinite or NaN.
     #[error(
-        "step {step}: the {what} is not finite{}; {kept} {}. \
-         Lower schedule.rate, or go on past such steps with --skip-non-finite",
+        "step {step}: the {what} is not finite{}; {kept} {}. {}",
         place.as_ref().map(|p| format!(" (first in {p})")).unwrap_or_default(),
-        path.display()
+        path.display(),
+        place.as_ref().map_or("Lower schedule.rate, or go on past such steps with --skip-non-finite", NonFinite::advice)
     )]
     NonFinite {
         /// The step, from 1.
@@ -114,7 +115,7 @@ pub enum TrainError {
         /// `loss` or `gradient`.
         what: &'static str,
         /// The first operation whose result is not finite.
-        place: Option<String>,
+        place: Option<NonFinite>,
         /// What is in the last checkpoint.
         kept: Kept,
         /// The last checkpoint.

@@ -31,6 +31,20 @@ impl std::fmt::Display for NonFinite {
     }
 }
 
+impl NonFinite {
+    /// What to do about it.
+    pub(crate) fn advice(&self) -> &'static str {
+        match self.op.split_once(' ') {
+            Some(("input", "teacher")) => "The teacher's logits are not finite: check its weights",
+            Some(("input", _)) => {
+                "What the step was given is not finite: check the images and the model's mean and std"
+            }
+            Some(("parameter", _)) => "The weights were not finite before this step: begin from another checkpoint",
+            _ => "Lower schedule.rate, or go on past such steps with --skip-non-finite",
+        }
+    }
+}
+
 /// Runs a graph, with what it needs, and finds the first operation whose result is not finite, if there is one. Nothing
 /// is updated.
 pub fn first_non_finite(

@@ -87,6 +87,14 @@ pub fn train(
     let evaluate_every = setup.recipe.evaluate_every.steps(session.steps_per_epoch, steps).max(1);
     let log_every = (session.steps_per_epoch / 10).clamp(1, 50);
     let mut pace = Pace::new(session.position.step, steps);
+    let is_over = |session: &Session| session.position.step >= steps || is_stalled(session, setup);
+    if session.position.step > 0 {
+        let step = session.position.step;
+        observer.note(&match is_over(&session) {
+            true => format!("this run is finished: its last step was {step} of {steps}"),
+            false => format!("going on after step {step} of {steps}"),
+        });
+    }
     let (mut saved, mut unsaved) = (Instant::now(), false);
     let mut complete = true;
 
@@ -107,7 +115,6 @@ pub fn train(
         )?;
         unsaved = true;
     }
-    let is_over = |session: &Session| session.position.step >= steps || is_stalled(session, setup);
     let mut interval = Interval::new(&session);
     while complete && !is_over(&session) {
         let stopping = stop.load(Ordering::Relaxed);

@@ -100,7 +100,7 @@ fn a_resumed_run_takes_the_algorithms_that_it_began_with() {
     assert_eq!(kept(&scene), first.algorithms());
 
     let second = Timing::new("H200", "stream-k");
-    assert_eq!(go(&scene, &second, 4), [""; 0]);
+    assert!(!go(&scene, &second, 4).iter().any(|note| note.contains("to the bit")));
     assert_eq!(second.algorithms(), first.algorithms());
     assert_eq!(kept(&scene), first.algorithms());
 
@@ -116,7 +116,8 @@ fn a_resumed_run_takes_the_algorithms_that_it_began_with() {
 fn another_instruction_set_is_said_to_change_bits() {
     let scene = Scene::new();
     go(&scene, &Cpu::with_isa(Isa::Portable, Some(2)), 3);
-    assert_eq!(go(&scene, &Cpu::with_isa(Isa::Portable, Some(1)), 4), [""; 0]);
+    let notes = go(&scene, &Cpu::with_isa(Isa::Portable, Some(1)), 4);
+    assert!(!notes.iter().any(|note| note.contains("to the bit")), "{notes:?}");
     if Isa::detect() != Isa::Portable {
         let notes = go(&scene, &Cpu::new(Some(2)), 6);
         assert!(notes.iter().any(|note| note.contains("instruction set portable")), "{notes:?}");

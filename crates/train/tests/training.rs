@@ -108,7 +108,7 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_weights() {
         let name = format!("wild {ahead}");
         let error = scene.begin(&name, recipe(&wild), 2, u64::MAX).unwrap_err();
         let TrainError::NonFinite { step, place, kept, .. } = &error else { panic!("{error}") };
-        assert!(*step > 1 && place.as_ref().is_some_and(|p| p.contains("not finite")), "{error}");
+        assert!(*step > 1 && place.is_some() && error.to_string().contains("elements are not finite"), "{error}");
         let last = scene.last(&name);
         assert!(last.weights.tensors.values().all(|t| t.data.iter().all(|v| v.is_finite())));
         // What the sentence says is there: the weights before this step, with which a resumed run comes to the same.

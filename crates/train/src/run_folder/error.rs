@@ -15,7 +15,7 @@ pub enum RunError {
         error: io::Error,
     },
     /// A new run was to begin where there is one.
-    #[error("{} already holds a run; resume it, choose another folder, or say that it may be replaced", path.display())]
+    #[error("{} already holds a run; resume it, replace it, or choose another folder", path.display())]
     Exists {
         /// The folder.
         path: PathBuf,

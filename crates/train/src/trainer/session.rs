@@ -17,7 +17,7 @@ use super::{TrainerOptions, training_step};
 use crate::average::Average;
 use crate::error::{Kept, TrainError};
 use crate::evaluate::EvaluationOptions;
-use crate::finite::first_non_finite;
+use crate::finite::{NonFinite, first_non_finite};
 use crate::preprocess::loader_settings;
 use crate::run_folder::RunFolder;
 use crate::saving::{Position, Snapshot};
@@ -364,7 +364,7 @@ impl Session {
         device: &dyn Device,
         snapshot: Snapshot,
         step: u64,
-    ) -> Result<Option<String>, TrainError> {
+    ) -> Result<Option<NonFinite>, TrainError> {
         let Some(Loaded { batch, teacher }) = self.batches.front() else { return Ok(None) };
         let Snapshot { weights, optimiser, .. } = snapshot;
         let mut parameters: BTreeMap<String, Vec<f32>> =
@@ -380,8 +380,7 @@ impl Session {
         ];
         inputs.extend(teacher.as_ref().map(|logits| ("teacher", Elements::F32(logits))));
         inputs.retain(|(name, _)| self.graph.graph.inputs().any(|(_, input)| input.name == *name));
-        let found = first_non_finite(device, &self.graph.graph, &inputs, &mut parameters)?;
-        Ok(found.map(|found| found.to_string()))
+        Ok(first_non_finite(device, &self.graph.graph, &inputs, &mut parameters)?)
     }
 }
 
