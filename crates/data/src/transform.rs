@@ -2,13 +2,13 @@
 //! recipe wants; a [`TrainTransform`] is those settings made ready for a model, and turns one picture into one row of
 //! a batch.
 
-use crate::augment::crop::{cut, window};
+use crate::augment::crop::{Window, cut};
 use crate::augment::{
     AutoAugment, ColourJitter, Erasing, Fill, PolicyError, Region, SampleRandom, Sampling, geometry, three_augment,
 };
 use crate::image::Image;
 use crate::preprocess::{Channel, Preprocess, PreprocessError};
-use crate::resize::resize;
+use crate::resize::{resize, resize_window};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -221,17 +221,19 @@ impl TrainTransform {
                 resize(&cut(image, region), width, height, filter)
             }
             Crop::Padded { pixels, fill } => {
-                let resized;
                 let covering = covering_size(image, width, height);
-                let whole = if covering == (image.width(), image.height()) {
-                    image
-                } else {
-                    resized = resize(image, covering.0, covering.1, filter);
-                    &resized
-                };
-                let left = random.below(whole.width() + 2 * pixels - width + 1);
-                let top = random.below(whole.height() + 2 * pixels - height + 1);
-                window(whole, pixels, fill, (left, top), (width, height))
+                let left = random.below(covering.0 + 2 * pixels - width + 1);
+                let top = random.below(covering.1 + 2 * pixels - height + 1);
+                let window = Window { border: pixels, fill, corner: (left, top), size: (width, height) };
+                // Only the part that is shown is resized: an image of 1 x 1,000,000 pixels would grow to gigabytes.
+                match window.shown(covering) {
+                    _ if covering == (image.width(), image.height()) => window.of(image, (0, 0), covering),
+                    Some((columns, rows)) => {
+                        let origin = (columns.start, rows.start);
+                        window.of(&resize_window(image, covering, columns, rows, filter), origin, covering)
+                    }
+                    None => Image::from_parts(width, height, vec![0; width * height * 3]),
+                }
             }
         };
         if settings.flip > 0.0 && random.chance(settings.flip) {

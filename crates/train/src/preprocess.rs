@@ -69,3 +69,25 @@ fn augmentation(data: &DataSettings) -> Augmentation {
         repeated: data.repeated,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vit_data::Image;
+    use vit_data::augment::SampleRandom;
+
+    /// Covering 224 x 224 pixels, this image would be 224 x 896,000,000 pixels.
+    #[test]
+    fn a_thread_of_pixels_costs_no_recipe_more_than_a_photograph() {
+        for (width, height) in [(1, 4_000_000), (4_000_000, 1)] {
+            let image = Image::from_rgb(width, height, vec![7; width * height * 3]).unwrap();
+            for name in Recipe::names() {
+                let recipe = Recipe::named(name).unwrap();
+                let transform = TrainTransform::new(&Preprocess::default(), &augmentation(&recipe.data)).unwrap();
+                let mut values = vec![0.0; transform.output_len()];
+                transform.apply(&image, &mut SampleRandom::new(0, 0, 0, 0), &mut values).unwrap();
+                assert!(values.iter().all(|value| value.is_finite()), "{name}");
+            }
+        }
+    }
+}

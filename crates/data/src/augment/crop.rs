@@ -4,6 +4,7 @@
 use super::SampleRandom;
 use crate::image::Image;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// A rectangle of whole pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,37 +70,61 @@ pub enum Fill {
     Black,
 }
 
-/// The window of `width` x `height` at (`left`, `top`) of the picture with a border of `border` pixels around it.
-pub(crate) fn window(
-    image: &Image,
-    border: usize,
-    fill: Fill,
-    (left, top): (usize, usize),
-    (width, height): (usize, usize),
-) -> Image {
-    let mut pixels = vec![0u8; width * height * 3];
-    // Where the window's columns and rows come from, `None` if from a black border.
-    let source = |at: usize, length: usize| match fill {
-        Fill::Reflect => Some(reflected(at as i64 - border as i64, length)),
-        Fill::Black => at.checked_sub(border).filter(|at| *at < length),
-    };
-    let columns: Vec<Option<usize>> = (left..left + width).map(|x| source(x, image.width())).collect();
-    // Nearly all columns are neighbours in the picture too and can be copied together.
-    let inside = border.saturating_sub(left).min(width)..(border + image.width()).saturating_sub(left).min(width);
-    for (y, row) in pixels.chunks_exact_mut(width * 3).enumerate() {
-        let Some(from) = source(top + y, image.height()).map(|y| image.row(y)) else { continue };
-        let mut pick = |x: usize| {
-            if let Some(column) = columns[x] {
-                row[x * 3..x * 3 + 3].copy_from_slice(&from[column * 3..column * 3 + 3]);
-            }
+/// A window of `size` = (width, height) at `corner` = (left, top) of an image with a border around it.
+pub(crate) struct Window {
+    pub(crate) border: usize,
+    pub(crate) fill: Fill,
+    pub(crate) corner: (usize, usize),
+    pub(crate) size: (usize, usize),
+}
+
+impl Window {
+    /// The columns and rows of an image of `whole` = (width, height) that the window shows, in its middle or mirrored in
+    /// its border; nothing if it shows only black.
+    pub(crate) fn shown(&self, whole: (usize, usize)) -> Option<(Range<usize>, Range<usize>)> {
+        let span = |start: usize, length: usize, whole: usize| {
+            let shown = (start..start + length).filter_map(|at| self.source(at, whole));
+            shown.fold(None, |span: Option<Range<usize>>, at| {
+                Some(span.map_or(at..at + 1, |span| span.start.min(at)..span.end.max(at + 1)))
+            })
         };
-        (0..inside.start).chain(inside.end..width).for_each(&mut pick);
-        if !inside.is_empty() {
-            let first = (left + inside.start - border) * 3;
-            row[inside.start * 3..inside.end * 3].copy_from_slice(&from[first..first + inside.len() * 3]);
+        Some((span(self.corner.0, self.size.0, whole.0)?, span(self.corner.1, self.size.1, whole.1)?))
+    }
+
+    /// What the window shows of an image of `whole` = (width, height), given the part of it that begins at `origin` and
+    /// has at least what is [`shown`](Self::shown).
+    pub(crate) fn of(&self, part: &Image, origin: (usize, usize), whole: (usize, usize)) -> Image {
+        let (width, height) = self.size;
+        let (left, top) = self.corner;
+        let mut pixels = vec![0u8; width * height * 3];
+        let columns: Vec<Option<usize>> =
+            (left..left + width).map(|x| Some(self.source(x, whole.0)? - origin.0)).collect();
+        // Nearly all columns are neighbours in the picture too and can be copied together.
+        let inside =
+            self.border.saturating_sub(left).min(width)..(self.border + whole.0).saturating_sub(left).min(width);
+        for (y, row) in pixels.chunks_exact_mut(width * 3).enumerate() {
+            let Some(from) = self.source(top + y, whole.1).map(|y| part.row(y - origin.1)) else { continue };
+            let mut pick = |x: usize| {
+                if let Some(column) = columns[x] {
+                    row[x * 3..x * 3 + 3].copy_from_slice(&from[column * 3..column * 3 + 3]);
+                }
+            };
+            (0..inside.start).chain(inside.end..width).for_each(&mut pick);
+            if !inside.is_empty() {
+                let first = (left + inside.start - self.border - origin.0) * 3;
+                row[inside.start * 3..inside.end * 3].copy_from_slice(&from[first..first + inside.len() * 3]);
+            }
+        }
+        Image::from_parts(width, height, pixels)
+    }
+
+    /// Where a column or row of the bordered image comes from, `None` if from a black border.
+    fn source(&self, at: usize, length: usize) -> Option<usize> {
+        match self.fill {
+            Fill::Reflect => Some(reflected(at as i64 - self.border as i64, length)),
+            Fill::Black => at.checked_sub(self.border).filter(|at| *at < length),
         }
     }
-    Image::from_parts(width, height, pixels)
 }
 
 /// The pixel that a mirror at both ends shows at `at`.
@@ -115,6 +140,7 @@ fn reflected(at: i64, length: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resize::{Filter, resize, resize_window};
 
     #[test]
     fn a_mirror_repeats_no_edge() {
@@ -125,12 +151,35 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_shown_need_not_be_resized() {
+        let image = Image::from_rgb(5, 3, (0..45).map(|value| value * 5).collect()).unwrap();
+        let filter = Filter::Bicubic;
+        let whole = (40, 24);
+        let resized = resize(&image, whole.0, whole.1, filter);
+        for (fill, border) in [(Fill::Black, 4), (Fill::Black, 20), (Fill::Reflect, 4), (Fill::Reflect, 100)] {
+            for corner in [(0, 0), (3, 4), (20, 8), (16 + 2 * border, border), (24 + 2 * border, 8 + 2 * border)] {
+                let window = Window { border, fill, corner, size: (16, 16) };
+                let expected = window.of(&resized, (0, 0), whole);
+                let Some((columns, rows)) = window.shown(whole) else {
+                    assert!(expected.pixels().iter().all(|value| *value == 0));
+                    continue;
+                };
+                assert!(columns.len() <= 16 + border && rows.len() <= 16 + border);
+                let origin = (columns.start, rows.start);
+                let part = resize_window(&image, whole, columns, rows, filter);
+                assert_eq!(window.of(&part, origin, whole).pixels(), expected.pixels(), "{fill:?} {border} {corner:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_window_shows_picture_and_border() {
         let image = Image::from_rgb(2, 2, (1..=12).collect()).unwrap();
         let grey = |image: &Image| image.pixels().iter().step_by(3).copied().collect::<Vec<_>>();
-        let black = window(&image, 1, Fill::Black, (0, 0), (4, 4));
+        let window = |fill, corner, size| Window { border: 1, fill, corner, size }.of(&image, (0, 0), (2, 2));
+        let black = window(Fill::Black, (0, 0), (4, 4));
         assert_eq!(grey(&black), [0, 0, 0, 0, 0, 1, 4, 0, 0, 7, 10, 0, 0, 0, 0, 0]);
-        let mirrored = window(&image, 1, Fill::Reflect, (0, 1), (3, 2));
+        let mirrored = window(Fill::Reflect, (0, 1), (3, 2));
         assert_eq!(grey(&mirrored), [4, 1, 4, 10, 7, 10]);
     }
 }
