@@ -266,7 +266,7 @@ pub fn read_recipe(name: &str) -> anyhow::Result<Recipe> {
     if !name.ends_with(".toml") && !name.contains(std::path::MAIN_SEPARATOR) {
         return Ok(Recipe::named(name)?);
     }
-    let text = std::fs::read_to_string(name)
+    let text = vit::graph::regular_file::read_to_string(name.as_ref())
         .map_err(|error| anyhow!("the recipe {name} cannot be read ({error}); `vit recipes` lists those by name"))?;
     Recipe::parse(&text).with_context(|| name.to_string())
 }

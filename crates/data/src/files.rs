@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+use vit_graph::regular_file;
 
 /// Why the list of files could not be made.
 #[derive(Debug, Error)]
@@ -114,7 +115,11 @@ struct Found {
 }
 
 impl Found {
+    /// A file, or what is wrong with it: whoever opened a pipe or a device by accident would wait forever.
     fn add(&mut self, path: PathBuf) {
+        if let Err(source) = fs::metadata(&path).map_or(Ok(()), |meta| regular_file::check(&meta)) {
+            return self.paths.push(Err(FilesError::Io { path, source }));
+        }
         // `a.jpg` and `./a.jpg` are one file; a file that vanished is compared as written.
         let identity = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
         if self.seen.insert(identity) {
@@ -197,9 +202,7 @@ fn walk(folder: &Path, recursive: bool, entered: &mut HashSet<PathBuf>, images: 
                     walk(&path, recursive, entered, images);
                 }
             }
-            // Whoever opened a pipe or a device by accident would wait forever.
-            Ok(meta) if !meta.is_file() => {}
-            // A link to nowhere is reported when it is opened.
+            // A link to nowhere, a pipe or a device is reported when it is added.
             Ok(_) | Err(_) if has_image_extension(&path) => images.push(Ok(path)),
             Ok(_) | Err(_) => {}
         }

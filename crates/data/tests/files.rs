@@ -143,11 +143,45 @@ fn what_is_missing_has_its_place_among_the_others() {
 
 #[cfg(unix)]
 #[test]
-fn a_pipe_in_a_folder_is_passed_over_and_a_broken_link_is_not() {
+fn pipes_sockets_and_devices_are_named_and_never_opened() {
     let tree = Scratch::new("pipe", &["a.png"]);
     let made = std::process::Command::new("mkfifo").arg(tree.0.join("pipe.png")).status();
     assert!(made.is_ok_and(|status| status.success()));
+    let _socket = std::os::unix::net::UnixListener::bind(tree.0.join("socket.png")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", tree.0.join("zero.png")).unwrap();
     std::os::unix::fs::symlink("nowhere", tree.0.join("link.png")).unwrap();
-    let found = find_images(&[&tree.0], true).unwrap();
-    assert_eq!(tree.names(&found), ["a.png", "link.png"]);
+    let expected = [
+        "a.png",
+        "link.png",
+        "pipe.png: it is a named pipe (FIFO), and only regular files are read",
+        "socket.png: it is a socket, and only regular files are read",
+        "zero.png: it is a device, and only regular files are read",
+    ];
+    // By their folder, by a pattern, and by their names.
+    let names = ["a.png", "link.png", "pipe.png", "socket.png", "zero.png"].map(|name| tree.argument(name));
+    for arguments in [&[tree.argument("")][..], &[tree.argument("*.png")], &names] {
+        let found = find_images_each(arguments, true);
+        let root = format!("{}/", tree.0.display());
+        let found = found.into_iter().map(|one| match one {
+            Ok(path) => path.display().to_string().replace(&root, ""),
+            Err(error) => error.to_string().replace(&root, ""),
+        });
+        let found: Vec<String> = found.collect();
+        // A name that leads nowhere is an error already when it is named.
+        let found: Vec<&str> = found.iter().map(|one| one.trim_end_matches(": no such file or folder")).collect();
+        assert_eq!(found, expected, "{arguments:?}");
+    }
+}
+
+/// On a thread of its own, because it waits for ever where a pipe is opened.
+#[cfg(unix)]
+#[test]
+fn a_pipe_that_nobody_writes_to_is_an_error_and_no_wait() {
+    let tree = Scratch::new("wait", &["a.png"]);
+    let pipe = tree.0.join("pipe.png");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().is_ok_and(|status| status.success()));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(vit_data::open(&pipe, &vit_data::DecodeOptions::default())));
+    let opened = receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("it waits for the pipe");
+    assert!(opened.unwrap_err().to_string().ends_with("it is a named pipe (FIFO), and only regular files are read"));
 }

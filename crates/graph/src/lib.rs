@@ -34,6 +34,7 @@ pub mod ops;
 pub mod quantise;
 pub mod random;
 pub mod reference;
+pub mod regular_file;
 pub mod rewrite;
 mod shape;
 mod tensor;

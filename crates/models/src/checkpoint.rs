@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use vit_graph::device::Parameters;
 use vit_graph::ops::Parameter;
+use vit_graph::regular_file;
 
 use crate::builtin;
 use crate::config::{self, Config};
@@ -194,7 +195,7 @@ fn write_json(path: &Path, json: &Value) -> std::io::Result<()> {
 }
 
 fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
-    let text = match fs::read_to_string(path) {
+    let text = match regular_file::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(ModelError::Io { path: path.into(), error }),

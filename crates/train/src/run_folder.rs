@@ -33,6 +33,7 @@ pub(crate) use replace::replace;
 pub use row::{Row, columns};
 
 use vit_data::dataset::SampleRecord;
+use vit_graph::regular_file;
 
 use crate::saving::Slot;
 
@@ -142,7 +143,7 @@ impl RunFolder {
     /// The configuration with which the run was begun.
     pub fn config(&self) -> Result<String, RunError> {
         let path = self.path.join(CONFIG);
-        fs::read_to_string(&path).map_err(|error| RunError::io(&path, error))
+        regular_file::read_to_string(&path).map_err(|error| RunError::io(&path, error))
     }
 
     /// Keeps the commands that began the run and that resume it, as a script that resumes.
@@ -153,7 +154,7 @@ impl RunFolder {
     /// The samples that the run learns from and is measured on, if they were recorded.
     pub fn samples(&self) -> Result<Option<SampleRecord>, RunError> {
         let path = self.path.join(SAMPLES);
-        match File::open(&path).and_then(SampleRecord::read) {
+        match regular_file::open(&path).and_then(SampleRecord::read) {
             Ok(record) => Ok(Some(record)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(RunError::io(&path, error)),
@@ -213,7 +214,7 @@ impl RunFolder {
     /// Every row logged so far. A line that a killed process left half written is not a row.
     pub fn rows(&self) -> Result<Vec<Row>, RunError> {
         let path = self.path.join(ROWS);
-        match fs::read_to_string(&path) {
+        match regular_file::read_to_string(&path) {
             Ok(text) => Ok(text.lines().filter_map(Row::from_json).collect()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![]),
             Err(error) => Err(RunError::io(&path, error)),

@@ -15,6 +15,7 @@ mod tests;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use vit_graph::regular_file;
 use vit_models::config::timm_config;
 use vit_models::weights::safetensors::{self, Dtype};
 use vit_models::weights::{Weights, WeightsError};
@@ -244,7 +245,7 @@ fn read(folder: &Path, manifest: &Manifest) -> Result<Snapshot, String> {
     } else {
         Weights::default()
     };
-    let state = std::fs::read_to_string(folder.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
+    let state = regular_file::read_to_string(&folder.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
     let position = serde_json::from_str(&state).map_err(|error| format!("{STATE}: {error}"))?;
     Ok(Snapshot { config, weights, optimiser, position })
 }

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vit_graph::cost::Cost;
+use vit_graph::regular_file;
 use vit_models::{Mode, ProblemType, Variant};
 
 use crate::error::TrainError;
@@ -140,7 +141,7 @@ impl Study {
         };
         fs::create_dir_all(path.join(RUNS)).map_err(file(&path))?;
         let (settings, text) = (path.join(SETTINGS), plan.to_toml());
-        match fs::read_to_string(&settings) {
+        match regular_file::read_to_string(&settings) {
             Ok(before) if before != text => {
                 let (was, is) = first_difference(&before, &text);
                 let what = format!(
@@ -165,7 +166,7 @@ impl Study {
     /// The result of a run that is done.
     pub fn result(&self, run: &StudyRun) -> Result<Option<StudyResult>, TrainError> {
         let path = run.folder.join(RESULT);
-        let Ok(text) = fs::read_to_string(&path) else { return Ok(None) };
+        let Ok(text) = regular_file::read_to_string(&path) else { return Ok(None) };
         let unreadable = |e: serde_json::Error| TrainError::Config { path: path.clone(), what: e.to_string() };
         serde_json::from_str(&text).map(Some).map_err(unreadable)
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use vit_graph::device::Elements;
 use vit_graph::rewrite::dead_code;
-use vit_graph::{Graph, GraphError};
+use vit_graph::{Graph, GraphError, regular_file};
 use vit_models::weights::{Tensor, safetensors};
 use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
 
@@ -179,7 +179,7 @@ impl Comparison {
 
 /// Whether the folder's recording says that its feature map has the channels before rows and columns.
 fn channels_first(folder: &Path) -> bool {
-    let text = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+    let text = regular_file::read_to_string(&folder.join("config.json")).unwrap_or_default();
     let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     config["feature_map_layout"] == "NCHW"
 }

@@ -26,9 +26,10 @@ mod strided;
 mod zip;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+
+use vit_graph::regular_file;
 
 pub use error::WeightsError;
 pub use names::{Scheme, canonical};
@@ -149,12 +150,12 @@ fn is_safetensors(bytes: &[u8]) -> bool {
 /// Enough of a file to tell formats apart.
 fn first_bytes(path: &Path) -> Result<Vec<u8>, WeightsError> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(64).read_to_end(&mut bytes));
+    let read = regular_file::open(path).and_then(|file| file.take(64).read_to_end(&mut bytes));
     read.map(|_| bytes).map_err(|error| WeightsError::Io(error).in_file(path))
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, WeightsError> {
-    std::fs::read(path).map_err(|error| WeightsError::Io(error).in_file(path))
+    regular_file::read(path).map_err(|error| WeightsError::Io(error).in_file(path))
 }
 
 /// The product of a shape, or nothing where it does not fit. An axis of length zero excuses no other: every part of a

@@ -6,11 +6,11 @@ mod header;
 mod write;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
+use vit_graph::regular_file;
 
 use super::element::Order;
 use super::{Tensor, Weights, WeightsError, read_file};
@@ -24,7 +24,7 @@ pub fn read(path: &Path) -> Result<Weights, WeightsError> {
 }
 
 fn read_tensors(path: &Path) -> Result<Weights, WeightsError> {
-    let mut file = File::open(path).map_err(WeightsError::Io)?;
+    let mut file = regular_file::open(path).map_err(WeightsError::Io)?;
     let length = usize::try_from(file.metadata().map_err(WeightsError::Io)?.len()).unwrap_or(usize::MAX);
     let mut first = [0; 8];
     let Some(rest) = length.checked_sub(first.len()) else {

@@ -1,9 +1,11 @@
 //! The log of a run: every row goes to `metrics.jsonl`, `metrics.csv` and TensorBoard's events. The first of them is
 //! the truth; the table is made from it again where a column is new or a run resumes.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+use vit_graph::regular_file;
 
 use super::replace::replace;
 use super::row::{EPOCH, STEP, csv_header};
@@ -55,7 +57,7 @@ impl MetricsLog {
         let text: String = rows.iter().map(|row| row.to_json() + "\n").collect();
         write_whole(&run.path.join(ROWS), text.as_bytes())?;
         for path in events::files(&run.path).map_err(|error| RunError::io(&run.path, error))? {
-            let file = fs::read(&path).map_err(|error| RunError::io(&path, error))?;
+            let file = regular_file::read(&path).map_err(|error| RunError::io(&path, error))?;
             write_whole(&path, &events::cut_after(&file, step))?;
         }
         Self::open(run, &rows)
@@ -107,7 +109,8 @@ impl MetricsLog {
     }
 
     fn rewrite_table(&mut self) -> Result<(), RunError> {
-        let text = fs::read_to_string(&self.rows.path).map_err(|error| RunError::io(&self.rows.path, error))?;
+        let text =
+            regular_file::read_to_string(&self.rows.path).map_err(|error| RunError::io(&self.rows.path, error))?;
         let rows: Vec<Row> = text.lines().filter_map(Row::from_json).collect();
         write_whole(&self.table.path, table_text(&self.columns, &rows).as_bytes())?;
         self.table = Output::append(self.table.path.clone())?;
@@ -137,6 +140,7 @@ fn write_whole(path: &Path, content: &[u8]) -> Result<(), RunError> {
 mod tests {
     use super::*;
     use crate::run_folder::{Existing, columns};
+    use std::fs;
 
     fn new_run() -> (tempfile::TempDir, RunFolder) {
         let folder = tempfile::tempdir().unwrap();

@@ -2,11 +2,11 @@
 //! without it, or one that differs from it, is not whole.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use vit_graph::regular_file;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{CONFIG, STATE, WEIGHTS};
@@ -46,7 +46,7 @@ impl Manifest {
         if !folder.exists() {
             return Err("it does not exist".into());
         }
-        let text = match std::fs::read_to_string(folder.join(NAME)) {
+        let text = match regular_file::read_to_string(&folder.join(NAME)) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(format!("it is incomplete ({NAME} is missing)"));
@@ -75,7 +75,7 @@ impl Manifest {
 
 impl Entry {
     fn of_file(path: &Path) -> io::Result<Entry> {
-        let mut file = File::open(path)?;
+        let mut file = regular_file::open(path)?;
         let mut hashed = Hashed::new(io::sink());
         let mut buffer = vec![0; 1 << 18];
         loop {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vit_data::{DecodeOptions, Preprocess, decode};
+use vit_graph::regular_file;
 
 use super::quantile;
 use crate::Error;
@@ -23,7 +24,7 @@ pub struct DataMeasurement {
 pub fn data(files: &[PathBuf], preprocess: &Preprocess, time: Duration) -> Result<DataMeasurement, Error> {
     let mut bytes = Vec::new();
     for path in files {
-        let content = std::fs::read(path).map_err(|e| Error::Unsuitable(format!("{}: {e}", path.display())))?;
+        let content = regular_file::read(path).map_err(|e| Error::Unsuitable(format!("{}: {e}", path.display())))?;
         // One look before the clock runs: a file that is no picture is named here.
         vit_data::open(path, &DecodeOptions::default())?;
         bytes.push(content);

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use vit_graph::device::{Elements, Executable};
+use vit_graph::regular_file;
 use vit_models::weights::{Tensor, Weights, names};
 use vit_models::{Changes, Checkpoint, OpenOptions};
 use vit_train::{Method, Start, StepOptions, TrainingStep};
@@ -174,7 +175,7 @@ pub(super) fn take(io: &mut Weights, name: &str) -> Result<Tensor, Error> {
 fn config(folder: &Path) -> Result<Value, Error> {
     for name in ["meta.json", "config.json"] {
         let path = folder.join(name);
-        if let Ok(text) = std::fs::read_to_string(&path) {
+        if let Ok(text) = regular_file::read_to_string(&path) {
             return serde_json::from_str(&text).map_err(|e| Error::Unsuitable(format!("{}: {e}", path.display())));
         }
     }
