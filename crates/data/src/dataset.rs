@@ -33,12 +33,13 @@ mod samples;
 mod split;
 mod store;
 mod tar;
+mod temporary;
 mod webdataset;
 
 use crate::decode::DecodeOptions;
 use crate::samples::Samples;
-use listing::Listing;
-use recognise::{Input, Kind, Source, recognise};
+use listing::{Listing, slashed};
+use recognise::{Input, Kind, NOT_REGULAR, Source, recognise};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -312,7 +313,8 @@ enum Purpose {
 /// Lists what is at `path`, at least as far as the purpose needs it.
 fn read(path: &Path, purpose: Purpose, options: &ReadOptions) -> Result<Listing, DatasetError> {
     let mut budget = store::Budget::new(options.limits);
-    let listing = match recognise(path)? {
+    let (input, special) = recognise(path)?;
+    let mut listing = match input {
         Input::Folders(tree) => folders::read(path, tree),
         Input::Files(kind, mut sources) => {
             if let Purpose::Evaluation(asked) = purpose {
@@ -327,6 +329,9 @@ fn read(path: &Path, purpose: Purpose, options: &ReadOptions) -> Result<Listing,
             }
         }
     };
+    for path in special {
+        listing.skip(NOT_REGULAR, || slashed(&path));
+    }
     if listing.len() == 0 {
         let hint = listing
             .skipped

@@ -7,6 +7,7 @@
 //! colour, but clips 16-bit grey to white, which nobody wants).
 
 mod jpeg;
+mod memory;
 mod orientation;
 mod png;
 mod raster;
@@ -16,11 +17,11 @@ mod webp;
 
 use crate::image::Image;
 use std::cell::Cell;
-use std::fs::File;
 use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+use vit_graph::regular_file;
 
 pub use recognise::Format;
 
@@ -75,6 +76,21 @@ pub enum ImageError {
         /// The limit in force.
         max_pixels: u64,
     },
+    /// More memory than there is.
+    #[error(
+        "{format} of {width} x {height} pixels takes up to {bytes} bytes of memory to decode, more than is free; make it \
+         smaller"
+    )]
+    Memory {
+        /// Its format.
+        format: Format,
+        /// Width that the header claims.
+        width: u64,
+        /// Height that the header claims.
+        height: u64,
+        /// What decoding takes at most.
+        bytes: usize,
+    },
     /// More bytes in the file than any picture needs.
     #[error("the file is larger than {MAX_FILE_BYTES} bytes, too large for an image; convert it first")]
     FileTooLarge,
@@ -126,7 +142,7 @@ pub fn open(path: &Path, options: &DecodeOptions) -> Result<Image, ImageError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
-    let mut file = File::open(path)?;
+    let mut file = regular_file::open(path)?;
     let expected = file.metadata()?.len();
     let mut bytes = Vec::new();
     // A film given by mistake should be refused without reading all of it.
@@ -227,12 +243,41 @@ impl PixelLimit {
         if width == 0 || height == 0 {
             return Err(ImageError::Empty { format, width, height });
         }
-        width
+        let pixels = width
             .checked_mul(height)
             .filter(|pixels| *pixels <= self.max_pixels)
-            // Room for eight bytes per pixel (16-bit RGBA), also where `usize` is 32 bits.
-            .filter(|pixels| *pixels <= isize::MAX as u64 / 8)
+            // Room for all working memory, also where `usize` is 32 bits.
+            .filter(|pixels| *pixels <= isize::MAX as u64 / 16)
             .map(|pixels| pixels as usize)
-            .ok_or(ImageError::TooLarge { format, width, height, max_pixels: self.max_pixels })
+            .ok_or(ImageError::TooLarge { format, width, height, max_pixels: self.max_pixels })?;
+        let bytes = pixels * self.working_bytes();
+        match memory::suffices(bytes) {
+            true => Ok(pixels),
+            false => Err(ImageError::Memory { format, width, height, bytes }),
+        }
+    }
+
+    /// Bytes per pixel that a decoder takes at the same time, at most: what is stored, and the image.
+    fn working_bytes(&self) -> usize {
+        match self.format {
+            Format::Png | Format::Gif | Format::Bmp => 8,
+            // Coefficients of three channels in 16 bits; a canvas beside the frame.
+            Format::Jpeg | Format::WebP => 12,
+            // Four channels of 16 bits.
+            Format::Tiff => 16,
+        }
+    }
+
+    /// Zeros for an image of this size, where there is memory for them.
+    fn zeros(&self, width: u32, height: u32, length: usize) -> Result<Vec<u8>, ImageError> {
+        let mut zeros = Vec::new();
+        zeros.try_reserve_exact(length).map_err(|_| ImageError::Memory {
+            format: self.format,
+            width: width.into(),
+            height: height.into(),
+            bytes: length,
+        })?;
+        zeros.resize(length, 0);
+        Ok(zeros)
     }
 }

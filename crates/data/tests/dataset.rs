@@ -8,6 +8,8 @@ mod dataset {
     mod manifest;
     mod parquet;
     mod pictures;
+    #[cfg(unix)]
+    mod special;
     mod splits;
     mod tar;
 }

@@ -231,3 +231,24 @@ fn random_damage_is_an_error_or_a_picture() {
         }
     }
 }
+
+/// Whatever the limit on pixels, an image that no memory can hold is an error about it, and not the end of the process.
+#[test]
+fn an_image_beyond_the_memory_is_refused_whatever_the_limit() {
+    // Headers alone: a million pixels a side.
+    let side = 1_000_000u32;
+    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
+    png.extend([side.to_be_bytes(), side.to_be_bytes()].concat());
+    png.extend([8, 2, 0, 0, 0]);
+    // Of the type and the content of that chunk.
+    png.extend(0xd30f_af2a_u32.to_be_bytes());
+    let mut bmp = b"BM\x36\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0".to_vec();
+    bmp.extend([side.to_le_bytes(), side.to_le_bytes()].concat());
+    bmp.extend([1, 0, 24, 0]);
+    bmp.extend([0; 24]);
+    let options = DecodeOptions { max_pixels: u64::MAX, ..DecodeOptions::default() };
+    for file in [png, bmp] {
+        let error = decode(&file, &options).unwrap_err().to_string();
+        assert!(error.contains("1000000 x 1000000 pixels takes up to 8000000000000 bytes"), "{error}");
+    }
+}

@@ -9,8 +9,8 @@ use super::store::{Budget, Packing, Store, start_of};
 use super::tar::{Member, members};
 use super::{Format, cifar, folders, webdataset};
 use crate::files::has_image_extension;
-use std::fs::File;
 use std::path::Path;
+use vit_graph::regular_file;
 
 /// More shards than this are opened anew for every read.
 const MAX_OPEN: usize = 128;
@@ -80,7 +80,7 @@ pub(super) fn has_class_folders(shards: &[Shard]) -> bool {
 }
 
 fn open(source: &Source, budget: &mut Budget) -> Result<Store, DatasetError> {
-    let mut file = File::open(&source.path).map_err(DatasetError::io(&source.path))?;
+    let mut file = regular_file::open(&source.path).map_err(DatasetError::io(&source.path))?;
     let start = start_of(&mut file, 4).map_err(DatasetError::io(&source.path))?;
     match Packing::of(&start) {
         Packing::Plain => Store::plain(&source.path, &source.key),

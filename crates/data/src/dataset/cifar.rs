@@ -7,7 +7,7 @@ use super::error::DatasetError;
 use super::listing::{LabelText, Listing, Place};
 use super::recognise::Source;
 use super::split::Split;
-use super::store::{Budget, Encoding, Store, read_small};
+use super::store::{Budget, Encoding, Store, check_entries, read_small};
 use std::path::Path;
 
 const SIDE: usize = 32;
@@ -163,6 +163,8 @@ impl Batches {
             let reason = format!("{} bytes are not a whole number of records of {record} bytes; ", batch.length);
             return Err(damaged(reason + "copy or download it again"));
         }
+        let on_disk = path.metadata().map_err(DatasetError::io(&path))?.len();
+        check_entries(&path, "images", listing.len() as u64 + batch.length / record, on_disk)?;
         for number in 0..batch.length / record {
             let start = batch.offset + number * record;
             // The fine label of CIFAR-100 is the second byte.

@@ -42,14 +42,25 @@ pub enum DatasetError {
     },
     /// More bytes to unpack than allowed.
     #[error(
-        "{}: unpacks to more than the {limit} bytes that may be set aside for it; raise the limit or unpack it yourself \
-         and open the folder", path.display()
+        "{}: unpacks to more than the {limit} bytes that may be written to {}; set TMPDIR to a folder on a disk with more \
+         space, or unpack it yourself and open the folder", path.display(), folder.display()
     )]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// What was allowed.
+        /// The folder for temporary files.
+        folder: PathBuf,
+        /// What is free there, or was allowed.
         limit: u64,
+    },
+    /// Only memory to unpack to, where memory is what does not suffice.
+    #[error(
+        "{}: is memory and not a disk, so an archive that does not fit into memory cannot be unpacked there; set TMPDIR \
+         to a folder on a disk, or unpack it yourself and open the folder", folder.display()
+    )]
+    NoDisk {
+        /// The folder for temporary files.
+        folder: PathBuf,
     },
     /// A label that does not fit.
     #[error("{sample}: {reason}")]

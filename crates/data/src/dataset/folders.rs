@@ -15,6 +15,8 @@ pub(super) struct Tree {
     pub(super) pictures: Vec<PathBuf>,
     pub(super) folders: Vec<PathBuf>,
     pub(super) others: Vec<PathBuf>,
+    /// Named pipes, sockets and devices: never opened.
+    pub(super) special: Vec<PathBuf>,
 }
 
 impl Tree {
@@ -50,7 +52,9 @@ impl Tree {
             if kind.is_dir() {
                 self.folders.push(inner.clone());
                 self.enter(root, &inner, entered)?;
-            } else if has_image_extension(&inner) && (kind.is_file() || kind.is_symlink()) {
+            } else if !kind.is_file() && !kind.is_symlink() {
+                self.special.push(inner);
+            } else if has_image_extension(&inner) {
                 self.pictures.push(inner);
             } else {
                 self.others.push(inner);

@@ -5,7 +5,7 @@ use super::error::DatasetError;
 use super::listing::{LabelText, Listing, Place};
 use super::manifest;
 use super::recognise::Source;
-use super::store::{Budget, Encoding, Store, read_small};
+use super::store::{Budget, Encoding, Store, check_entries, read_small};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -80,6 +80,8 @@ fn add(listing: &mut Listing, key: &str, source: &Source, budget: &mut Budget) -
              copy or download it again"
         )));
     }
+    let on_disk = path.metadata().map_err(DatasetError::io(path))?.len();
+    check_entries(path, "images", count, on_disk)?;
     // They fit, since the store holds as many bytes.
     store.encoding = Encoding::Grey { width: width as usize, height: height as usize };
     let labels = labels(path, count)?;

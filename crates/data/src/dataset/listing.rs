@@ -15,6 +15,8 @@ pub(super) enum Place {
     File(PathBuf),
     /// Bytes of a store, and what they are called there.
     Range { store: u32, offset: u64, length: u64, name: Box<str> },
+    /// A row of a table that is a store.
+    Row { store: u32, row: u32 },
 }
 
 /// Samples that were left out for one reason.
@@ -43,6 +45,8 @@ impl Pictures {
             // One archive may be renamed or packed; the shards of many are told apart by their names.
             Place::Range { name, .. } if self.stores.len() == 1 => name.to_string(),
             Place::Range { store, name, .. } => format!("{}/{name}", self.stores[*store as usize].key),
+            Place::Row { row, .. } if self.stores.len() == 1 => format!("row {row}"),
+            Place::Row { store, row } => format!("{}/row {row}", self.stores[*store as usize].key),
         }
     }
 
@@ -51,6 +55,7 @@ impl Pictures {
         match &self.places[index] {
             Place::File(path) => self.root.join(path).display().to_string(),
             Place::Range { store, name, .. } => format!("{}: {name}", self.stores[*store as usize].path.display()),
+            Place::Row { store, row } => format!("{}: row {row}", self.stores[*store as usize].path.display()),
         }
     }
 
@@ -58,7 +63,7 @@ impl Pictures {
     pub(super) fn file(&self, index: usize) -> Option<PathBuf> {
         match &self.places[index] {
             Place::File(path) => Some(self.root.join(path)),
-            Place::Range { .. } => None,
+            Place::Range { .. } | Place::Row { .. } => None,
         }
     }
 
@@ -74,6 +79,10 @@ impl Pictures {
         let named = |source| ImageError::File { path: self.name(index).into(), source: Box::new(source) };
         match &self.places[index] {
             Place::File(path) => open(&self.root.join(path), options),
+            Place::Row { store, row } => {
+                let bytes = self.stores[*store as usize].row((*row).into());
+                decode(&bytes.map_err(|error| named(ImageError::Io(error)))?, options).map_err(named)
+            }
             Place::Range { length, .. } if *length > MAX_FILE_BYTES => Err(named(ImageError::FileTooLarge)),
             Place::Range { store, offset, length, .. } => {
                 let store = &self.stores[*store as usize];

@@ -7,7 +7,7 @@ use super::labels::{self, Labels, Row};
 use super::listing::{LabelText, Listing, Place};
 use super::recognise::Source;
 use super::split::Split;
-use super::store::{read_small, start_of, unpack};
+use super::store::{check_entries, read_small, start_of, unpack};
 use crate::files::has_image_extension;
 use csv::{Reader, ReaderBuilder, StringRecord};
 use serde_json::Value;
@@ -72,6 +72,9 @@ pub(super) fn read(path: &Path, sources: &[Source]) -> Result<Listing, DatasetEr
             .map_err(|_| DatasetError::damaged(&source.path, "the manifest is not text in UTF-8"))?;
         let text = text.trim_start_matches('\u{feff}');
         let folder = Path::new(&source.key).parent().unwrap_or(Path::new(""));
+        let on_disk = source.path.metadata().map_err(DatasetError::io(&source.path))?.len();
+        // Counted before they are kept: a few packed bytes unpack to any number of short lines.
+        check_entries(&source.path, "lines", text.lines().count() as u64, on_disk)?;
         let table = Table { path: &source.path, folder, split: source.split };
         match text.trim_start().starts_with('{') {
             true => table.read_json(text, &mut rows)?,
@@ -88,7 +91,7 @@ pub(super) fn read(path: &Path, sources: &[Source]) -> Result<Listing, DatasetEr
 fn check_paths(manifest: &Path, root: &Path, rows: &[Row]) -> Result<(), DatasetError> {
     let mut files = rows.iter().filter_map(|row| match &row.place {
         Place::File(file) => Some(file),
-        Place::Range { .. } => None,
+        Place::Range { .. } | Place::Row { .. } => None,
     });
     let sample: Vec<&PathBuf> = files.by_ref().take(100).collect();
     match sample.first() {

@@ -1,8 +1,11 @@
-//! Parquet as Hugging Face writes image data sets: a column of encoded pictures (`image`, a struct of `bytes` and
+//! Parquet as Hugging Face writes image datasets: a column of encoded images (`image`, a struct of `bytes` and
 //! `path`, or plain bytes) and one of labels, whose names are in the metadata of the file.
 //!
-//! The encoded pictures are copied out once when a set is opened. A page can only be unpacked whole, so reading single
-//! rows in random order from where they lie would unpack every page hundreds of times.
+//! The images of a small dataset are copied into memory when it is opened; those of a large one are read where they lie.
+
+mod pages;
+mod rows;
+mod snappy;
 
 use super::Format;
 use super::error::DatasetError;
@@ -10,35 +13,52 @@ use super::labels::{self, Labels, Row};
 use super::listing::{LabelText, Listing, Place};
 use super::manifest;
 use super::recognise::Source;
-use super::store::{Budget, Spool};
+use super::store::{Budget, Store, check_entries, most_entries};
 use crate::decode::caught;
 use ::parquet::basic::Type as Physical;
-use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
-use ::parquet::data_type::{ByteArray, DataType};
+use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
+use ::parquet::data_type::{ByteArray, ByteArrayType, DataType};
 use ::parquet::errors::ParquetError;
-use ::parquet::file::reader::{FileReader, RowGroupReader};
-use ::parquet::file::serialized_reader::SerializedFileReader;
+use ::parquet::file::metadata::{ColumnChunkMetaData, KeyValue, ParquetMetaData, ParquetMetaDataReader};
 use ::parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
+use pages::{Checked, Pages};
+pub(super) use rows::Rows;
 use serde_json::Value;
-use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
+use vit_graph::regular_file;
 
-/// Rows that are read at once; pictures may be large.
+/// Rows that are read at once; images may be large.
 const ROWS: usize = 32;
-
-/// A file of a few bytes can claim any number of rows that are all the same; no set of pictures has as many as this.
-const MAX_ROWS: usize = 1 << 26;
 
 const IMAGES: [&str; 6] = ["image", "img", "picture", "pixel_values", "jpg", "png"];
 const LABELS: [&str; 7] = ["label", "labels", "fine_label", "class", "target", "cls", "targets"];
 
 pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Result<Listing, DatasetError> {
     let mut listing = Listing::new(Format::Parquet, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
-    let mut rows = Vec::new();
+    // The crate is sturdy, but it is other people's code on hostile input.
+    let gave_up = |source: &Source| damaged(&source.path, "the reader gave up on it");
+    let mut tables = Vec::with_capacity(sources.len());
     for source in sources {
-        // The crate is sturdy, but it is other people's code on hostile input.
-        caught(|| read_file(&mut listing, source, budget, &mut rows))
-            .unwrap_or_else(|| Err(damaged(&source.path, "the reader gave up on it")))?;
+        let table = caught(|| Table::open(source)).unwrap_or_else(|| Err(gave_up(source)))?;
+        if let Some(names) = &table.class_names {
+            if listing.class_names.as_ref().is_some_and(|others| others != names) {
+                return Err(damaged(&source.path, "its class names differ from those of the files before it"));
+            }
+            listing.class_names = Some(names.clone());
+        }
+        tables.push(table);
+    }
+    let bytes = tables.iter().try_fold(0u64, |bytes, table| bytes.checked_add(table.image_bytes()));
+    let in_memory = bytes.is_some_and(|bytes| bytes <= budget.memory());
+    let mut rows = Vec::new();
+    for table in tables {
+        let store = listing.pictures.stores.len() as u32;
+        let opened = caught(|| match in_memory {
+            true => table.copy(store, budget, &mut rows),
+            false => table.list(store, &mut rows),
+        });
+        listing.add_store(opened.unwrap_or_else(|| Err(gave_up(table.source)))?);
     }
     labels::add(&mut listing, rows);
     if listing.class_names.is_none() {
@@ -51,83 +71,147 @@ fn damaged(path: &Path, reason: impl std::fmt::Display) -> DatasetError {
     DatasetError::damaged(path, format!("Parquet file is damaged or of a kind that vit cannot read: {reason}"))
 }
 
-fn read_file(
-    listing: &mut Listing,
-    source: &Source,
-    budget: &mut Budget,
-    rows: &mut Vec<Row>,
-) -> Result<(), DatasetError> {
-    let path = &source.path;
-    let broken = |error: ParquetError| damaged(path, error);
-    let file = File::open(path).map_err(DatasetError::io(path))?;
-    let reader = SerializedFileReader::new(file).map_err(broken)?;
-    let metadata = reader.metadata().file_metadata();
-    let features = features(metadata.key_value_metadata().map_or(&[], Vec::as_slice));
-    let columns = Columns::of(metadata.schema_descr(), &features).ok_or_else(|| {
-        let names: Vec<String> = metadata.schema_descr().columns().iter().map(|c| c.path().string()).collect();
-        let reason = format!("no columns with images and labels among {}", names.join(", "));
-        DatasetError::unrecognised(path, reason)
-    })?;
-    if let Some(names) = columns.class_names(&features) {
-        if listing.class_names.as_ref().is_some_and(|others| *others != names) {
-            return Err(damaged(path, "its class names differ from those of the files before it"));
-        }
-        listing.class_names = Some(names);
-    }
-
-    let store = listing.pictures.stores.len() as u32;
-    let mut spool = Spool::new(path, budget);
-    let mut number = 0;
-    for group in 0..reader.num_row_groups() {
-        let group = reader.get_row_group(group).map_err(broken)?;
-        let count = usize::try_from(group.metadata().num_rows()).map_err(|error| damaged(path, error))?;
-        if count > MAX_ROWS - rows.len().min(MAX_ROWS) {
-            return Err(damaged(path, format!("more than {MAX_ROWS} rows are announced")));
-        }
-        let mut labels = labels_in(path, &*group, columns.labels, count)?.into_iter();
-        let ColumnReader::ByteArrayColumnReader(images) = group.get_column_reader(columns.images).map_err(broken)?
-        else {
-            return Err(damaged(path, "the images are not bytes"));
-        };
-        let mut read = 0;
-        let column = group.metadata().column(columns.images).column_descr();
-        records(path, column, images, |bytes: &mut Vec<ByteArray>| {
-            let (Some(bytes), Some(labels)) = (bytes.pop().filter(|bytes| !bytes.is_empty()), labels.next()) else {
-                return Err(damaged(path, format!("row {number} has no image or no label, perhaps only a path")));
-            };
-            let (offset, length) = (spool.len(), bytes.len() as u64);
-            spool.append(bytes.data())?;
-            let place = Place::Range { store, offset, length, name: format!("row {number}").into() };
-            rows.push(Row { place, split: source.split, labels });
-            number += 1;
-            read += 1;
-            Ok(())
-        })?;
-        if read != count || labels.next().is_some() {
-            return Err(damaged(path, format!("{count} rows are announced, {read} found")));
-        }
-    }
-    let spooled = spool.finish(&source.key);
-    listing.add_store(spooled);
-    Ok(())
+/// What a file says about itself.
+struct Table<'a> {
+    source: &'a Source,
+    metadata: ParquetMetaData,
+    columns: Columns,
+    class_names: Option<Vec<String>>,
+    /// The length of the file.
+    length: u64,
 }
 
-/// The labels of all rows of a group.
-fn labels_in(
-    path: &Path,
-    group: &dyn RowGroupReader,
-    column: usize,
-    count: usize,
-) -> Result<Vec<Labels>, DatasetError> {
-    let reader = group.get_column_reader(column).map_err(|error| damaged(path, error))?;
-    let column = group.metadata().column(column).column_descr();
-    match reader {
-        ColumnReader::Int32ColumnReader(reader) => labels(path, column, reader, count, |n| Ok(n.to_string())),
-        ColumnReader::Int64ColumnReader(reader) => labels(path, column, reader, count, |n| Ok(n.to_string())),
-        ColumnReader::ByteArrayColumnReader(reader) => labels(path, column, reader, count, |text: &ByteArray| {
-            text.as_utf8().map(str::to_owned).map_err(|_| damaged(path, "a label is not text in UTF-8"))
-        }),
-        _ => Err(damaged(path, "its labels are neither whole numbers nor text")),
+impl<'a> Table<'a> {
+    fn open(source: &'a Source) -> Result<Self, DatasetError> {
+        let path = &source.path;
+        let broken = |error: ParquetError| damaged(path, error);
+        let file = regular_file::open(path).map_err(DatasetError::io(path))?;
+        let length = file.metadata().map_err(DatasetError::io(path))?.len();
+        let metadata = ParquetMetaDataReader::new().parse_and_finish(&file).map_err(broken)?;
+        let about = metadata.file_metadata();
+        let features = features(about.key_value_metadata().map_or(&[], Vec::as_slice));
+        let columns = Columns::of(about.schema_descr(), &features).ok_or_else(|| {
+            let names: Vec<String> = about.schema_descr().columns().iter().map(|c| c.path().string()).collect();
+            let reason = format!("no columns with images and labels among {}", names.join(", "));
+            DatasetError::unrecognised(path, reason)
+        })?;
+        let class_names = columns.class_names(&features);
+        let mut rows = 0u64;
+        for group in metadata.row_groups() {
+            let count = u64::try_from(group.num_rows()).map_err(|error| damaged(path, error))?;
+            rows = rows.saturating_add(count);
+            if group.num_columns() != about.schema_descr().num_columns() {
+                return Err(damaged(path, "a row group has another number of columns than the file"));
+            }
+        }
+        check_entries(path, "rows", rows, length)?;
+        Ok(Self { source, metadata, columns, class_names, length })
+    }
+
+    /// What all images take, as the file says.
+    fn image_bytes(&self) -> u64 {
+        let chunks = self.metadata.row_groups().iter().map(|group| group.column(self.columns.images));
+        chunks.map(|chunk| u64::try_from(chunk.uncompressed_size()).unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+    }
+
+    /// The file again: a dataset may have more of them than a program may keep open.
+    fn file(&self) -> Result<Arc<Checked>, DatasetError> {
+        let file = regular_file::open(&self.source.path).map_err(DatasetError::io(&self.source.path))?;
+        Ok(Checked::new(file))
+    }
+
+    /// For each row group how many rows it has, their labels, and the column chunk of its images.
+    fn groups(
+        &self,
+        file: &Arc<Checked>,
+    ) -> impl Iterator<Item = Result<(usize, Vec<Labels>, &ColumnChunkMetaData), DatasetError>> {
+        self.metadata.row_groups().iter().map(move |group| {
+            // They were counted when the file was opened.
+            let count = group.num_rows() as usize;
+            let labels = self.labels(file, group.column(self.columns.labels), count)?;
+            let found = labels.len();
+            if found != count {
+                return Err(damaged(&self.source.path, format!("{count} rows are announced, {found} labels found")));
+            }
+            Ok((count, labels, group.column(self.columns.images)))
+        })
+    }
+
+    /// Lists the rows, whose images stay where they are.
+    fn list(&self, store: u32, rows: &mut Vec<Row>) -> Result<Store, DatasetError> {
+        let path = &self.source.path;
+        let file = self.file()?;
+        let mut images = Rows::new(path);
+        let mut number = 0;
+        for group in self.groups(&file) {
+            let (count, labels, column) = group?;
+            images.add(count, column);
+            for labels in labels {
+                let row = u32::try_from(number).map_err(|error| damaged(path, error))?;
+                rows.push(Row { place: Place::Row { store, row }, split: self.source.split, labels });
+                number += 1;
+            }
+        }
+        // A dataset that holds only the paths of its images should be noticed before the training begins.
+        if store == 0 && number > 0 {
+            images.read(0).map_err(|error| damaged(path, format!("row 0: {error}")))?;
+        }
+        Ok(Store::rows(path, &self.source.key, images))
+    }
+
+    /// Lists the rows and copies their images into memory.
+    fn copy(&self, store: u32, budget: &mut Budget, rows: &mut Vec<Row>) -> Result<Store, DatasetError> {
+        let path = &self.source.path;
+        let broken = |error: ParquetError| damaged(path, error);
+        let file = self.file()?;
+        let mut content = Vec::new();
+        let mut number = 0;
+        for group in self.groups(&file) {
+            let (count, labels, column) = group?;
+            let mut labels = labels.into_iter();
+            let pages = Pages::new(&file, column, count, count as u64).map_err(broken)?;
+            let reader = ColumnReaderImpl::<ByteArrayType>::new(column.column_descr_ptr(), Box::new(pages));
+            records(path, column.column_descr(), reader, |bytes: &mut Vec<ByteArray>| {
+                let (Some(bytes), Some(labels)) = (bytes.pop().filter(|bytes| !bytes.is_empty()), labels.next()) else {
+                    return Err(damaged(path, format!("row {number} has no image or no label, perhaps only a path")));
+                };
+                let (offset, length) = (content.len() as u64, bytes.len() as u64);
+                if offset + length > budget.memory() {
+                    return Err(damaged(path, "its images are larger than it says"));
+                }
+                content.extend_from_slice(bytes.data());
+                let place = Place::Range { store, offset, length, name: format!("row {number}").into() };
+                rows.push(Row { place, split: self.source.split, labels });
+                number += 1;
+                Ok(())
+            })?;
+            if let Some(missing) = Some(labels.count()).filter(|missing| *missing > 0) {
+                return Err(damaged(path, format!("{count} rows are announced, {} images found", count - missing)));
+            }
+        }
+        Ok(Store::in_memory(path, &self.source.key, content, budget))
+    }
+
+    /// The labels of all rows of a group.
+    fn labels(
+        &self,
+        file: &Arc<Checked>,
+        column: &ColumnChunkMetaData,
+        count: usize,
+    ) -> Result<Vec<Labels>, DatasetError> {
+        let path = &self.source.path;
+        let pages = Pages::new(file, column, count, most_entries(self.length));
+        let pages = pages.map_err(|error| damaged(path, error))?;
+        let reader = get_column_reader(column.column_descr_ptr(), Box::new(pages));
+        let column = column.column_descr();
+        match reader {
+            ColumnReader::Int32ColumnReader(reader) => labels(path, column, reader, count, |n| Ok(n.to_string())),
+            ColumnReader::Int64ColumnReader(reader) => labels(path, column, reader, count, |n| Ok(n.to_string())),
+            ColumnReader::ByteArrayColumnReader(reader) => labels(path, column, reader, count, |text: &ByteArray| {
+                text.as_utf8().map(str::to_owned).map_err(|_| damaged(path, "a label is not text in UTF-8"))
+            }),
+            _ => Err(damaged(path, "its labels are neither whole numbers nor text")),
+        }
     }
 }
 
@@ -237,7 +321,7 @@ impl Columns {
 }
 
 /// What the metadata of a file says about its columns.
-fn features(metadata: &[::parquet::file::metadata::KeyValue]) -> Value {
+fn features(metadata: &[KeyValue]) -> Value {
     let entry = metadata.iter().find(|entry| entry.key == "huggingface");
     let text = entry.and_then(|entry| entry.value.as_deref()).unwrap_or_default();
     let mut document: Value = serde_json::from_str(text).unwrap_or_default();

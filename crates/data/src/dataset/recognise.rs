@@ -7,9 +7,10 @@ use super::split::Split;
 use super::store::{Packing, start_of, unpack};
 use super::{cifar, idx, manifest, tar};
 use crate::files::{FilesError, is_pattern, natural};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use vit_graph::regular_file;
 
 /// What files hold; what it means is for the reader of each kind to find out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +31,22 @@ pub(super) struct Source {
     pub(super) split: Option<Split>,
 }
 
+/// Why pipes, sockets and devices are left out: reading one may wait for ever.
+pub(super) const NOT_REGULAR: &str = "neither a regular file nor a folder";
+
 pub(super) enum Input {
     Folders(Tree),
     Files(Kind, Vec<Source>),
 }
 
-pub(super) fn recognise(path: &Path) -> Result<Input, DatasetError> {
+/// What is at `path`, and what there was left out because it is neither a file nor a folder.
+pub(super) fn recognise(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => folder(path),
         Ok(_) => {
             // Someone who names one file means all of it, whatever it is called.
             let source = Source { path: path.to_owned(), key: file_name(path), split: None };
-            Ok(Input::Files(kind_of(path)?, vec![source]))
+            Ok((Input::Files(kind_of(path)?, vec![source]), Vec::new()))
         }
         Err(_) if is_pattern(path) => pattern(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(FilesError::Missing(path.to_owned()).into()),
@@ -53,14 +58,18 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-fn pattern(path: &Path) -> Result<Input, DatasetError> {
+fn pattern(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
     let pattern = path.to_string_lossy();
     let matches = glob::glob(&pattern)
         .map_err(|error| FilesError::Pattern { pattern: pattern.to_string(), reason: error.msg })?;
-    let mut paths: Vec<PathBuf> = matches.filter_map(Result::ok).filter(|path| path.is_file()).collect();
+    // A link to nowhere is reported when it is opened.
+    let matches = matches.filter_map(Result::ok).filter(|path| !path.is_dir());
+    let (mut paths, special): (Vec<PathBuf>, Vec<PathBuf>) =
+        matches.partition(|path| path.metadata().is_ok_and(|meta| regular_file::check(&meta).is_ok()));
     paths.sort_by(|a, b| natural(a.as_os_str(), b.as_os_str()));
-    let first = paths.first().ok_or_else(|| FilesError::NoMatch { pattern: pattern.to_string() })?;
-    let kind = kind_of(first)?;
+    // If nothing else matches, opening says what is wrong with it.
+    let first = paths.first().or(special.first());
+    let kind = kind_of(first.ok_or_else(|| FilesError::NoMatch { pattern: pattern.to_string() })?)?;
     // What the pattern leaves open is the path inside of the set.
     let fixed: PathBuf = path.components().take_while(|part| !is_pattern(Path::new(part))).collect();
     let sources = paths.into_iter().map(|path| {
@@ -68,12 +77,12 @@ fn pattern(path: &Path) -> Result<Input, DatasetError> {
         let (key, split) = (slashed(inside), Split::of_file(inside));
         Source { path, key, split }
     });
-    Ok(Input::Files(kind, sources.collect()))
+    Ok((Input::Files(kind, sources.collect()), special))
 }
 
 /// The kind of a single file, by its content.
 fn kind_of(path: &Path) -> Result<Kind, DatasetError> {
-    let mut file = File::open(path).map_err(DatasetError::io(path))?;
+    let mut file = regular_file::open(path).map_err(DatasetError::io(path))?;
     let outer = start_of(&mut file, 512).map_err(DatasetError::io(path))?;
     let packing = Packing::of(&outer);
     let start = match packing {
@@ -105,8 +114,9 @@ fn is_text(start: &[u8]) -> bool {
 }
 
 /// A manifest that someone put there on purpose outranks everything; then pictures in folders; then what holds pictures.
-fn folder(path: &Path) -> Result<Input, DatasetError> {
-    let tree = Tree::of(path)?;
+fn folder(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
+    let mut tree = Tree::of(path)?;
+    let special = std::mem::take(&mut tree.special);
     let all = |is_one: &dyn Fn(&Path) -> bool| -> Vec<Source> {
         let chosen = tree.others.iter().filter(|other| is_one(other));
         chosen
@@ -115,10 +125,10 @@ fn folder(path: &Path) -> Result<Input, DatasetError> {
     };
     let manifests = all(&|other| manifest::is_conventional(other) && manifest::describes_pictures(&path.join(other)));
     if !manifests.is_empty() {
-        return Ok(Input::Files(Kind::Manifest, manifests));
+        return Ok((Input::Files(Kind::Manifest, manifests), special));
     }
     if tree.pictures.iter().any(|picture| picture.components().count() > 1) {
-        return Ok(Input::Folders(tree));
+        return Ok((Input::Folders(tree), special));
     }
     let kinds = [
         (Kind::Parquet, all(&|other| other.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet")))),
@@ -127,14 +137,16 @@ fn folder(path: &Path) -> Result<Input, DatasetError> {
         (Kind::Tar, all(&tar::has_ending)),
     ];
     if let Some((kind, sources)) = kinds.into_iter().find(|(_, sources)| !sources.is_empty()) {
-        return Ok(Input::Files(kind, sources));
+        return Ok((Input::Files(kind, sources), special));
     }
-    let hint = match tree.pictures.first() {
-        Some(_) => {
+    let hint = match (tree.pictures.first(), special.first()) {
+        (Some(_), _) => {
             "; there are images, but in no class folders: put them into a folder for each class, or list them in a \
              manifest labels.csv with the columns path and label"
+                .to_owned()
         }
-        None => "",
+        (None, Some(first)) => format!("; {} left out, {NOT_REGULAR}: {}", special.len(), first.display()),
+        (None, None) => String::new(),
     };
-    Err(DatasetError::Empty { path: path.to_owned(), hint: hint.to_owned() })
+    Err(DatasetError::Empty { path: path.to_owned(), hint })
 }

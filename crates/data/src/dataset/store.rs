@@ -1,26 +1,30 @@
-//! Where the bytes of a data set lie when they are not files of their own: in an archive that is read by seeking, or
-//! unpacked into memory or, above a limit, into a nameless temporary file that goes away with the program.
+//! Where the bytes of a data set lie when they are not files of their own: in an archive or a table that is read by
+//! seeking, or unpacked into memory or, above a limit, into a nameless temporary file that goes away with the program. That
+//! file never lies on a RAM disk.
 
 use super::error::DatasetError;
+use super::parquet::Rows;
+use super::temporary;
 use flate2::read::MultiGzDecoder;
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use vit_graph::regular_file;
 
 /// How much may be unpacked when a data set is opened, over all of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes kept in memory; what does not fit goes to the folder for temporary files.
+    /// Bytes kept in memory; what does not fit goes to a folder for temporary files.
     pub memory: u64,
-    /// Bytes written there.
+    /// Bytes written there, if as many are free.
     pub disk: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory: 2 << 30, disk: 64 << 30 }
+        Self { memory: 2 << 30, disk: u64::MAX }
     }
 }
 
@@ -28,18 +32,49 @@ impl Default for Limits {
 pub(super) struct Budget {
     memory: u64,
     disk: u64,
-    /// What the whole set may take, to say so when it is too little.
-    limit: u64,
     /// One temporary file for all, because the number of open files is limited too.
     file: Option<Arc<File>>,
+    /// The folder that it is in.
+    folder: PathBuf,
     /// What has been written to it.
     written: u64,
 }
 
 impl Budget {
     pub(super) fn new(limits: Limits) -> Self {
-        let limit = limits.memory.saturating_add(limits.disk);
-        Self { memory: limits.memory, disk: limits.disk, limit, file: None, written: 0 }
+        Self { memory: limits.memory, disk: limits.disk, file: None, folder: PathBuf::new(), written: 0 }
+    }
+
+    /// Bytes that may still be kept in memory.
+    pub(super) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// The temporary file, made when it is first needed.
+    fn file(&mut self) -> Result<Arc<File>, DatasetError> {
+        if let Some(file) = &self.file {
+            return Ok(file.clone());
+        }
+        self.folder = temporary::folder()?;
+        let file = tempfile::tempfile_in(&self.folder).map_err(DatasetError::io(&self.folder))?;
+        if let Some(free) = temporary::free(&self.folder) {
+            self.disk = self.disk.min(free);
+        }
+        Ok(self.file.insert(Arc::new(file)).clone())
+    }
+}
+
+/// How many samples a file of this length can have. Even the smallest image takes more than four bytes, packed or not, so
+/// a file that says it holds more would only fill the memory with its table of contents.
+pub(super) fn most_entries(length: u64) -> u64 {
+    (length / 4).saturating_add(1024)
+}
+
+/// Fails if a file of this length says that it holds this many entries.
+pub(super) fn check_entries(path: &Path, what: &str, count: u64, length: u64) -> Result<(), DatasetError> {
+    match count > most_entries(length) || u32::try_from(count).is_err() {
+        true => Err(DatasetError::damaged(path, format!("{count} {what} are announced, too many for {length} bytes"))),
+        false => Ok(()),
     }
 }
 
@@ -81,12 +116,14 @@ enum Content {
     Closed {
         length: u64,
     },
+    /// A table, read row by row.
+    Rows(Rows),
 }
 
 impl Store {
     /// The file itself, to be read by seeking.
     pub(super) fn plain(path: &Path, key: &str) -> Result<Self, DatasetError> {
-        let file = File::open(path).map_err(DatasetError::io(path))?;
+        let file = regular_file::open(path).map_err(DatasetError::io(path))?;
         let length = file.metadata().map_err(DatasetError::io(path))?.len();
         Ok(Self::of(path, key, Content::Plain { file, length }))
     }
@@ -99,8 +136,25 @@ impl Store {
         }
     }
 
-    /// The content of a file, uncompressed if it is gzip or zstd, for those that are read from front to back anyway.
+    /// The rows of a table.
+    pub(super) fn rows(path: &Path, key: &str, rows: Rows) -> Self {
+        Self::of(path, key, Content::Rows(rows))
+    }
+
+    /// Bytes of a file that are in memory; the budget must have room for them.
+    pub(super) fn in_memory(path: &Path, key: &str, bytes: Vec<u8>, budget: &mut Budget) -> Self {
+        budget.memory = budget.memory.saturating_sub(bytes.len() as u64);
+        Self::of(path, key, Content::Memory(bytes))
+    }
+
+    /// The content of a file, uncompressed if it is gzip or zstd, for those that are read from front to back anyway. A
+    /// plain one that is too large for the memory stays where it is.
     pub(super) fn unpacked(path: &Path, key: &str, budget: &mut Budget) -> Result<Self, DatasetError> {
+        let plain = Self::plain(path, key)?;
+        let start = plain.read(0, plain.len().min(4)).map_err(DatasetError::io(path))?;
+        if Packing::of(&start) == Packing::Plain && plain.len() > budget.memory {
+            return Ok(plain);
+        }
         let mut spool = Spool::new(path, budget);
         let mut source = unpack(path)?;
         let mut buffer = vec![0; 1 << 16];
@@ -122,6 +176,7 @@ impl Store {
         match &self.content {
             Content::Memory(bytes) => bytes.len() as u64,
             Content::Plain { length, .. } | Content::Temporary { length, .. } | Content::Closed { length } => *length,
+            Content::Rows(_) => 0,
         }
     }
 
@@ -134,13 +189,26 @@ impl Store {
             Content::Memory(bytes) => Ok(Cow::Borrowed(&bytes[offset as usize..end as usize])),
             Content::Plain { file, .. } => read_vec(file, offset, length).map(Cow::Owned),
             Content::Temporary { file, start, .. } => read_vec(file, start + offset, length).map(Cow::Owned),
-            Content::Closed { .. } => read_vec(&File::open(&self.path)?, offset, length).map(Cow::Owned),
+            Content::Closed { .. } => read_vec(&regular_file::open(&self.path)?, offset, length).map(Cow::Owned),
+            Content::Rows(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The image of a row, where this is a table.
+    pub(super) fn row(&self, row: u64) -> io::Result<Vec<u8>> {
+        match &self.content {
+            Content::Rows(rows) => rows.read(row),
+            _ => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
 
-fn read_vec(file: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?];
+/// `length` bytes of a file from `offset` on.
+pub(super) fn read_vec(file: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+    let length = usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    bytes.resize(length, 0);
     read_exact_at(file, &mut bytes, offset)?;
     Ok(bytes)
 }
@@ -168,7 +236,7 @@ fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Resu
 }
 
 /// Takes bytes one after the other: into memory while the budget lasts, then into a temporary file.
-pub(super) struct Spool<'a> {
+struct Spool<'a> {
     path: PathBuf,
     budget: &'a mut Budget,
     memory: Vec<u8>,
@@ -177,25 +245,23 @@ pub(super) struct Spool<'a> {
 }
 
 impl<'a> Spool<'a> {
-    pub(super) fn new(path: &Path, budget: &'a mut Budget) -> Self {
+    fn new(path: &Path, budget: &'a mut Budget) -> Self {
         Self { path: path.to_owned(), budget, memory: Vec::new(), file: None, length: 0 }
     }
 
-    pub(super) fn len(&self) -> u64 {
-        self.length
-    }
-
-    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), DatasetError> {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), DatasetError> {
         let length = self.length + bytes.len() as u64;
-        if length > self.budget.memory && length > self.budget.disk {
-            return Err(DatasetError::TooLarge { path: self.path.clone(), limit: self.budget.limit });
-        }
-        let temporary = |source| DatasetError::Io { path: std::env::temp_dir(), source };
         if self.file.is_none() && length > self.budget.memory {
-            self.file = Some(self.spill().map_err(temporary)?);
+            let file = self.budget.file()?;
+            self.spill(&file).map_err(DatasetError::io(&self.budget.folder))?;
+            self.file = Some(file);
         }
         match &self.file {
-            Some(file) => file.as_ref().write_all(bytes).map_err(temporary)?,
+            Some(_) if length > self.budget.disk => {
+                let (folder, limit) = (self.budget.folder.clone(), self.budget.disk);
+                return Err(DatasetError::TooLarge { path: self.path.clone(), folder, limit });
+            }
+            Some(file) => file.as_ref().write_all(bytes).map_err(DatasetError::io(&self.budget.folder))?,
             None => self.memory.extend_from_slice(bytes),
         }
         self.length = length;
@@ -203,19 +269,15 @@ impl<'a> Spool<'a> {
     }
 
     /// Moves what is in memory to the end of the temporary file.
-    fn spill(&mut self) -> io::Result<Arc<File>> {
-        let file = match &self.budget.file {
-            Some(file) => file.clone(),
-            None => self.budget.file.insert(Arc::new(tempfile::tempfile()?)).clone(),
-        };
+    fn spill(&mut self, mut file: &File) -> io::Result<()> {
         // Reading moves the place to write to on some systems.
-        file.as_ref().seek(io::SeekFrom::Start(self.budget.written))?;
-        file.as_ref().write_all(&self.memory)?;
+        file.seek(io::SeekFrom::Start(self.budget.written))?;
+        file.write_all(&self.memory)?;
         self.memory = Vec::new();
-        Ok(file)
+        Ok(())
     }
 
-    pub(super) fn finish(self, key: &str) -> Store {
+    fn finish(self, key: &str) -> Store {
         let Self { path, budget, memory, file, length } = self;
         let content = match file {
             Some(file) => {
@@ -253,7 +315,7 @@ impl Packing {
 
 /// A reader of what is inside a file that may be packed.
 pub(super) fn unpack(path: &Path) -> Result<Box<dyn Read>, DatasetError> {
-    let mut file = File::open(path).map_err(DatasetError::io(path))?;
+    let mut file = regular_file::open(path).map_err(DatasetError::io(path))?;
     let start = start_of(&mut file, 4).map_err(DatasetError::io(path))?;
     file.rewind().map_err(DatasetError::io(path))?;
     Ok(match Packing::of(&start) {

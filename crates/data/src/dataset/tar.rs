@@ -2,7 +2,7 @@
 //! lie. Names are only names: nothing is ever written under them.
 
 use super::error::DatasetError;
-use super::store::Store;
+use super::store::{Store, check_entries};
 use ::tar::{Header, PaxExtensions};
 use std::path::Path;
 
@@ -46,6 +46,8 @@ fn has_checksum(header: &Header) -> bool {
 
 /// The files and folders of an archive, hidden ones left out, in their order.
 pub(super) fn members(store: &Store) -> Result<Vec<Member>, DatasetError> {
+    // What is on disk counts: a few packed bytes unpack to any number of empty members.
+    let on_disk = store.path.metadata().map_err(DatasetError::io(&store.path))?.len();
     let damaged = |reason: &str| DatasetError::damaged(&store.path, format!("tar archive is damaged: {reason}"));
     let cut_short = || damaged("it is cut short; copy or download it again");
     let mut members = Vec::new();
@@ -95,6 +97,7 @@ pub(super) fn members(store: &Store) -> Result<Vec<Member>, DatasetError> {
         }
         if let Some(name) = visible(&String::from_utf8_lossy(&name)) {
             members.push(Member { name, offset, length, is_folder });
+            check_entries(&store.path, "members", members.len() as u64, on_disk)?;
         }
     }
     Ok(members)

@@ -31,7 +31,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     }
     let (colour, _) = reader.output_color_type();
     let channels = colour.samples();
-    let mut stored = vec![0; pixels * channels];
+    let mut stored = limit.zeros(width, height, pixels * channels)?;
     let frame = reader.next_frame(&mut stored).map_err(explain)?;
     // The first frame of an animation may be smaller than the canvas, but not the default image.
     if (frame.width, frame.height) != (width, height) {

@@ -60,7 +60,7 @@ fn finish(mut decoder: impl ImageDecoder, orientation: u8, limit: &PixelLimit) -
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(total as u64 * 4 + TABLES);
     decoder.set_limits(limits).map_err(|error| explain(error, limit))?;
-    let mut stored = vec![0; total];
+    let mut stored = limit.zeros(width, height, total)?;
     decoder.read_image(&mut stored).map_err(|error| explain(error, limit))?;
     let rgb = match layout {
         ColorType::Rgb8 => stored,

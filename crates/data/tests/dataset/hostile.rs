@@ -154,3 +154,43 @@ fn files_that_are_something_else_are_refused() {
         assert!(error.contains(name), "{error}");
     }
 }
+
+/// A table of contents that is only claimed takes no memory: a few packed bytes hold any number of empty members or lines.
+#[test]
+fn more_entries_than_a_file_can_hold_are_refused() {
+    let folder = tempdir().unwrap();
+    let mut header = tar::Header::new_gnu();
+    header.set_path("cat/1.png").unwrap();
+    header.set_size(0);
+    header.set_cksum();
+    let members = header.as_bytes().repeat(20_000);
+    let images = [&[0, 0, 8, 3, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1][..], &[0; 1 << 16]].concat();
+    let labels = [&[0, 0, 8, 1, 0, 1, 0, 0][..], &[0; 1 << 16]].concat();
+    write(folder.path(), "a.tar.zst", zstd::encode_all(&members[..], 1).unwrap());
+    write(folder.path(), "train-images-idx3-ubyte.gz", gzip(&images));
+    write(folder.path(), "train-labels-idx1-ubyte.gz", gzip(&labels));
+    write(folder.path(), "in/labels.csv", gzip("path,label\n".repeat(100_000).as_bytes()));
+    for name in ["a.tar.zst", "train-images-idx3-ubyte.gz", "in"] {
+        let limits = Limits { memory: 1 << 30, disk: 0 };
+        let options = ReadOptions { limits, ..ReadOptions::default() };
+        let error = open_split(&folder.path().join(name), None, None, &options).err().unwrap().to_string();
+        assert!(error.contains("are announced, too many for"), "{error}");
+    }
+}
+
+/// Sizes and counts in the headers of Parquet's pages, which its reader believes.
+#[test]
+fn pages_that_claim_more_than_they_hold_are_refused() {
+    let folder = tempdir().unwrap();
+    let bytes = table(SCHEMA, Some(FEATURES), Compression::SNAPPY, &[rows(&[(1, 0), (2, 1)])]);
+    // The first page begins after the magic number: its type, its size unpacked, its size packed.
+    assert_eq!((bytes[4], bytes[6]), (0x15, 0x15));
+    let length = bytes[7..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
+    let mut changed = bytes.clone();
+    changed[7..7 + length].copy_from_slice(&[vec![0xff; length - 1], vec![0x7e]].concat());
+    for memory in [0, 1 << 20] {
+        write(folder.path(), "a.parquet", &changed);
+        let options = ReadOptions { limits: Limits { memory, disk: 0 }, ..ReadOptions::default() };
+        assert!(open_split(&folder.path().join("a.parquet"), None, None, &options).is_err());
+    }
+}

@@ -122,17 +122,16 @@ fn files_written_by_hugging_face() {
 }
 
 #[test]
-fn only_the_split_asked_for_is_read_and_limits_hold() {
+fn only_the_split_asked_for_is_read_and_nothing_is_unpacked_to_disk() {
     let folder = tempdir().unwrap();
     let bytes = table(SCHEMA, Some(FEATURES), Compression::SNAPPY, &[rows(&[(1, 0), (2, 1)])]);
     write(folder.path(), "test-0.parquet", &bytes);
     write(folder.path(), "train-0.parquet", &bytes[..bytes.len() - 1]);
     let test = open_split(folder.path(), Some(Split::Test), None, &ReadOptions::default()).unwrap();
     assert_eq!(listed(&*test.samples), expected(&[("großer Hund", 1), ("cat", 2)]));
-    let tight = |memory, disk| ReadOptions { limits: Limits { memory, disk }, ..ReadOptions::default() };
-    let spilled = open_split(folder.path(), Some(Split::Test), None, &tight(0, 1000)).unwrap();
-    assert_eq!(listed(&*spilled.samples), expected(&[("großer Hund", 1), ("cat", 2)]));
-    assert!(open_split(folder.path(), Some(Split::Test), None, &tight(60, 60)).is_err());
+    let nothing = ReadOptions { limits: Limits { memory: 0, disk: 0 }, ..ReadOptions::default() };
+    let in_place = open_split(folder.path(), Some(Split::Test), None, &nothing).unwrap();
+    assert_eq!(listed(&*in_place.samples), expected(&[("großer Hund", 1), ("cat", 2)]));
 }
 
 #[test]
@@ -207,4 +206,60 @@ fn what_is_missing_or_wrong_is_said() {
     ];
     let error = failure(SCHEMA, path_only);
     assert!(error.contains("row 0 has no image"), "{error}");
+}
+
+/// The same file in memory and where it lies, in every packing: what fits into memory is copied, all else is read in place.
+#[test]
+fn images_are_the_same_in_memory_and_where_they_lie() {
+    let folder = tempdir().unwrap();
+    // Noise that no codec packs, several pages of 64 KiB, and runs that are packed.
+    let image = |row: u8| -> Vec<u8> {
+        let mut state = u32::from(row);
+        let mut bytes = png(row);
+        bytes.extend((0..9000u32 * u32::from(row % 5)).map(|at| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            if at / 100 % 4 == 0 { row } else { (state >> 24) as u8 }
+        }));
+        bytes
+    };
+    let groups: Vec<Vec<Column>> = [0..20u8, 20..21, 21..60]
+        .map(|rows| {
+            let count = rows.len();
+            vec![
+                Column::Bytes(rows.clone().map(image).collect(), vec![2; count]),
+                Column::Bytes(rows.clone().map(|row| vec![row]).collect(), vec![2; count]),
+                Column::Numbers(rows.map(|row| i64::from(row) % 3).collect(), vec![1; count], vec![]),
+            ]
+        })
+        .into();
+    let zstd = Compression::ZSTD(ZstdLevel::default());
+    for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY, zstd, Compression::LZ4_RAW] {
+        write(folder.path(), "a.parquet", table(SCHEMA, Some(FEATURES), compression, &groups));
+        let opened = |memory: u64| {
+            let limits = Limits { memory, disk: 0 };
+            let options = ReadOptions { limits, ..ReadOptions::default() };
+            open_split(&folder.path().join("a.parquet"), None, None, &options).unwrap().samples
+        };
+        let (copied, in_place) = (opened(1 << 30), opened(0));
+        assert_eq!(listed(&*in_place), listed(&*copied), "{compression:?}");
+        assert_eq!(listed(&*in_place), listed(&*in_place), "a second time, {compression:?}");
+        assert_eq!(in_place.len(), 60);
+        assert!(in_place.name(30).ends_with("a.parquet: row 30"));
+    }
+}
+
+#[test]
+fn images_that_are_only_paths_are_noticed_before_the_training() {
+    let folder = tempdir().unwrap();
+    let columns = vec![
+        Column::Bytes(vec![], vec![1; 2]),
+        Column::Bytes(vec![b"a".to_vec(), b"b".to_vec()], vec![2; 2]),
+        Column::Numbers(vec![0, 1], vec![1; 2], vec![]),
+    ];
+    write(folder.path(), "a.parquet", table(SCHEMA, Some(FEATURES), Compression::SNAPPY, &[columns]));
+    for memory in [0, 1 << 20] {
+        let options = ReadOptions { limits: Limits { memory, disk: 0 }, ..ReadOptions::default() };
+        let error = open_split(&folder.path().join("a.parquet"), None, None, &options).err().unwrap().to_string();
+        assert!(error.contains("row 0") && error.contains("perhaps only a path"), "{error}");
+    }
 }

@@ -1,0 +1,214 @@
+//! The images of a Parquet file, read where they lie. ImageNet's are 150 GB, which is no amount to copy anywhere.
+//!
+//! A page can only be unpacked from its start, and Hugging Face's hold a hundred images. So the first time that an image
+//! of a row group is wanted, all pages of the group are gone through once, and where each image lies is remembered: its
+//! page, and its place in there once it is unpacked. From then on only the image itself is read where pages are not
+//! packed, and 64 KiB around it where they are packed by Snappy, which is what Hugging Face writes. Pages that are packed
+//! by anything else are unpacked up to the image each time.
+
+use super::pages::{Checked, Pages, Seen};
+use super::records;
+use super::snappy::{self, Restart};
+use crate::dataset::error::DatasetError;
+use crate::dataset::store::read_vec;
+use crate::decode::{MAX_FILE_BYTES, caught};
+use ::parquet::basic::Compression;
+use ::parquet::column::reader::ColumnReaderImpl;
+use ::parquet::data_type::{ByteArray, ByteArrayType};
+use ::parquet::file::metadata::ColumnChunkMetaData;
+use bytes::Bytes;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{OnceLock, PoisonError};
+use vit_graph::regular_file;
+
+/// The images of one file.
+pub(in crate::dataset) struct Rows {
+    path: PathBuf,
+    groups: Vec<Group>,
+}
+
+struct Group {
+    /// The number of its first row in the file.
+    first: u64,
+    rows: usize,
+    column: ColumnChunkMetaData,
+    /// Where its images lie, once somebody wanted one; nothing if they can only be read from the start of their pages.
+    located: OnceLock<Option<Located>>,
+}
+
+struct Located {
+    pages: Vec<PageAt>,
+    rows: Vec<RowAt>,
+}
+
+/// A page in the file.
+struct PageAt {
+    start: u64,
+    length: u32,
+    /// Bytes at its start that are not packed.
+    levels: u32,
+    /// Where unpacking can begin; nothing if the page is not packed.
+    restarts: Option<Vec<Restart>>,
+}
+
+/// An image in an unpacked page.
+struct RowAt {
+    page: u32,
+    offset: u32,
+    length: u32,
+}
+
+impl Rows {
+    pub(super) fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), groups: Vec::new() }
+    }
+
+    /// Adds a row group, whose images are in this column chunk.
+    pub(super) fn add(&mut self, rows: usize, column: &ColumnChunkMetaData) {
+        let first = self.groups.last().map_or(0, |last| last.first + last.rows as u64);
+        // Its greatest and least value may be whole images.
+        let column = column.clone().into_builder().clear_statistics().build();
+        // Only what was read a moment ago is put together again.
+        if let Ok(column) = column {
+            self.groups.push(Group { first, rows, column, located: OnceLock::new() });
+        }
+    }
+
+    /// The image of a row as it is stored: JPEG, PNG and so on.
+    pub(in crate::dataset) fn read(&self, row: u64) -> io::Result<Vec<u8>> {
+        let group =
+            self.groups.partition_point(|group| group.first <= row).checked_sub(1).map(|index| &self.groups[index]);
+        let (group, index) = group
+            .map(|group| (group, (row - group.first) as usize))
+            .filter(|(group, index)| *index < group.rows)
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        let file = regular_file::open(&self.path)?;
+        // The crate is sturdy, but it is other people's code on hostile input.
+        let locate = || caught(|| self.locate(group)).and_then(Result::ok).flatten();
+        match group.located.get_or_init(locate) {
+            Some(located) => located.read(&file, index),
+            None => {
+                caught(|| scan(file, group, index)).unwrap_or_else(|| Err(io::Error::other("the reader gave up on it")))
+            }
+        }
+    }
+
+    /// Where the images of a group lie, if they can be read one by one.
+    fn locate(&self, group: &Group) -> Result<Option<Located>, DatasetError> {
+        let is_snappy = match group.column.compression() {
+            Compression::UNCOMPRESSED => false,
+            Compression::SNAPPY => true,
+            _ => return Ok(None),
+        };
+        let broken = |error| super::damaged(&self.path, error);
+        let file = Checked::new(regular_file::open(&self.path).map_err(DatasetError::io(&self.path))?);
+        let pages = Pages::new(&file, &group.column, group.rows, group.rows as u64).map_err(broken)?;
+        let seen = pages.seen();
+        let descriptor = group.column.column_descr_ptr();
+        let reader = ColumnReaderImpl::<ByteArrayType>::new(descriptor.clone(), Box::new(pages));
+        let mut located = Located { pages: Vec::new(), rows: Vec::with_capacity(group.rows) };
+        // Unpacked pages that values may still point into, by their numbers.
+        let mut live: Vec<(usize, Bytes)> = Vec::new();
+        let mut is_addressable = true;
+        records(&self.path, &descriptor, reader, |values: &mut Vec<ByteArray>| {
+            for Seen { stored, unpacked, levels, is_packed } in
+                seen.lock().unwrap_or_else(PoisonError::into_inner).drain(..)
+            {
+                let restarts = (is_snappy && is_packed).then(|| match stored.bytes.get(levels..) {
+                    // A page without values.
+                    None | Some([]) => Some(Vec::new()),
+                    Some(stream) => snappy::restarts(stream),
+                });
+                is_addressable &= !matches!(restarts, Some(None));
+                live.push((located.pages.len(), unpacked));
+                located.pages.push(PageAt {
+                    start: stored.start,
+                    length: stored.bytes.len() as u32,
+                    levels: levels as u32,
+                    restarts: restarts.flatten(),
+                });
+            }
+            let value = values.pop().filter(|value| !value.is_empty());
+            let place = match &value {
+                None => Some(RowAt { page: 0, offset: 0, length: 0 }),
+                Some(value) => position(&live, value.data()),
+            };
+            match place {
+                Some(row) => {
+                    // Pages are read in order, all but the first, which may be a dictionary.
+                    live.retain(|(page, _)| *page == 0 || *page >= row.page as usize);
+                    located.rows.push(row);
+                }
+                None => is_addressable = false,
+            }
+            Ok(())
+        })?;
+        Ok(Some(located).filter(|located| is_addressable && located.rows.len() == group.rows))
+    }
+}
+
+/// Where in one of the pages these bytes lie.
+fn position(pages: &[(usize, Bytes)], value: &[u8]) -> Option<RowAt> {
+    pages.iter().rev().find_map(|(page, bytes)| {
+        let offset = (value.as_ptr() as usize).checked_sub(bytes.as_ptr() as usize)?;
+        let is_inside = offset.checked_add(value.len()).is_some_and(|end| end <= bytes.len());
+        is_inside.then_some(RowAt { page: *page as u32, offset: offset as u32, length: value.len() as u32 })
+    })
+}
+
+fn no_image() -> io::Error {
+    io::Error::other("the row has no image, perhaps only a path")
+}
+
+fn check_length(length: u64) -> io::Result<()> {
+    match length {
+        0 => Err(no_image()),
+        length if length > MAX_FILE_BYTES => Err(io::Error::other(format!("{length} bytes are too many for an image"))),
+        _ => Ok(()),
+    }
+}
+
+impl Located {
+    fn read(&self, file: &File, index: usize) -> io::Result<Vec<u8>> {
+        let row = &self.rows[index];
+        check_length(row.length.into())?;
+        let page = &self.pages[row.page as usize];
+        let Some(restarts) = &page.restarts else {
+            return read_vec(file, page.start + u64::from(row.offset), row.length.into());
+        };
+        let changed = || io::Error::other("the file has changed since it was opened");
+        let start = row.offset.checked_sub(page.levels).ok_or_else(changed)?;
+        let end = u64::from(start) + u64::from(row.length);
+        let first = restarts.partition_point(|restart| restart.unpacked <= start).checked_sub(1).ok_or_else(changed)?;
+        let from = restarts[first];
+        let until = restarts[first..].iter().find(|restart| u64::from(restart.unpacked) >= end);
+        let until = until.map_or(page.length - page.levels, |restart| restart.packed);
+        let stream = read_vec(
+            file,
+            page.start + u64::from(page.levels) + u64::from(from.packed),
+            u64::from(until.saturating_sub(from.packed)),
+        )?;
+        let skipped = (start - from.unpacked) as usize;
+        let mut bytes = snappy::unpack(&stream, skipped + row.length as usize).ok_or_else(changed)?;
+        bytes.drain(..skipped);
+        Ok(bytes)
+    }
+}
+
+/// The image of a row, by unpacking the pages before it.
+fn scan(file: File, group: &Group, index: usize) -> io::Result<Vec<u8>> {
+    let file = Checked::new(file);
+    let pages = Pages::new(&file, &group.column, group.rows, group.rows as u64).map_err(io::Error::other)?;
+    let mut reader = ColumnReaderImpl::<ByteArrayType>::new(group.column.column_descr_ptr(), Box::new(pages));
+    let skipped = reader.skip_records(index).map_err(io::Error::other)?;
+    let (mut definitions, mut repetitions, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    if skipped == index {
+        let read = reader.read_records(1, Some(&mut definitions), Some(&mut repetitions), &mut values);
+        read.map_err(io::Error::other)?;
+    }
+    let value: ByteArray = values.pop().ok_or_else(no_image)?;
+    check_length(value.len() as u64)?;
+    Ok(value.data().to_vec())
+}
