@@ -1,0 +1,58 @@
+//! What every target about datasets does with its files: writes them into a folder, opens them in every way, and reads the
+//! first samples. Anything may be an error; nothing may panic, abort, or take memory for what is only claimed.
+
+use std::path::Path;
+use std::sync::Once;
+use tempfile::TempDir;
+use vit_data::dataset::{Dataset, Limits, OpenOptions, ReadOptions, open, open_split};
+use vit_data::{DecodeOptions, Samples};
+
+/// Samples that are read of each dataset.
+const SAMPLES: usize = 8;
+
+static HOOK: Once = Once::new();
+
+/// Opens `name` in a folder with these files.
+pub fn exercise(files: &[(&str, &[u8])], name: &str) {
+    // libFuzzer's own hook ends the process at any panic, also at those of third-party readers that become errors. This
+    // one only names them; what gets out still ends the run.
+    HOOK.call_once(|| std::panic::set_hook(Box::new(|info| eprintln!("{info}"))));
+    let folder = TempDir::new().expect("a temporary folder");
+    for (name, bytes) in files {
+        std::fs::write(folder.path().join(name), bytes).expect("a temporary file");
+    }
+    // With all of it in memory, and with nothing.
+    for memory in [1 << 20, 0] {
+        let read = ReadOptions {
+            decode: DecodeOptions { max_pixels: 1 << 16, ..DecodeOptions::default() },
+            limits: Limits { memory, disk: 1 << 20 },
+        };
+        let path = match name {
+            "" => folder.path().to_owned(),
+            name => folder.path().join(name),
+        };
+        train(&path, &read);
+        if let Ok(opened) = open_split(&path, None, None, &read) {
+            look(&opened.samples);
+        }
+    }
+}
+
+fn train(path: &Path, read: &ReadOptions) {
+    let options = OpenOptions { read: read.clone(), ..OpenOptions::default() };
+    if let Ok(splits) = open(path, &options) {
+        let _ = splits.report.to_string();
+        look(&splits.train);
+    }
+}
+
+fn look(samples: &Dataset) {
+    let classes = samples.classes().len();
+    for index in 0..samples.len().min(SAMPLES) {
+        assert!(samples.labels(index).iter().all(|label| (*label as usize) < classes));
+        let _ = (samples.name(index), samples.shares(index));
+        if let Ok(image) = samples.image(index) {
+            assert_eq!(image.pixels().len(), image.width() * image.height() * 3);
+        }
+    }
+}
