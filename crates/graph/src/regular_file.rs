@@ -91,7 +91,9 @@ mod tests {
         let (sender, receiver) = channel();
         let paths = names.map(place);
         std::thread::spawn(move || {
-            sender.send(paths.map(|path| read_to_string(&path).map_err(|error| error.to_string())))
+            let found: Vec<_> =
+                paths.iter().map(|path| read_to_string(path).map_err(|error| error.to_string())).collect();
+            sender.send(found)
         });
         let found = receiver.recv_timeout(Duration::from_secs(60)).expect("it waits for the pipe");
         std::fs::remove_dir_all(&folder).unwrap();

@@ -72,6 +72,8 @@ impl Pictures {
         match &self.places[index] {
             Place::File(path) => std::fs::metadata(self.root.join(path)).ok().map(|file| file.len()),
             Place::Range { length, .. } => Some(*length),
+            // Known only once its page is read.
+            Place::Row { .. } => None,
         }
     }
 

@@ -21,9 +21,9 @@ pub(super) fn folder() -> Result<PathBuf, DatasetError> {
 /// Whether what is written there stays in memory.
 #[cfg(target_os = "linux")]
 fn is_memory(folder: &Path) -> bool {
-    const TMPFS: i64 = 0x0102_1994;
-    const RAMFS: i64 = 0x8584_58f6;
-    rustix::fs::statfs(folder).is_ok_and(|found| [TMPFS, RAMFS].contains(&(found.f_type as i64)))
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    rustix::fs::statfs(folder).is_ok_and(|found| [TMPFS, RAMFS].contains(&(found.f_type as u64)))
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -19,7 +19,9 @@ fn pipe(root: &Path, name: &str) {
 /// The opened dataset or what is wrong with it, on a thread of its own in case it waits.
 fn opened(path: PathBuf) -> Result<Splits, String> {
     let (sender, receiver) = channel();
-    std::thread::spawn(move || sender.send(open(&path, &OpenOptions::default()).map_err(|error| error.to_string())));
+    std::thread::spawn(move || {
+        let _ = sender.send(open(&path, &OpenOptions::default()).map_err(|error| error.to_string()));
+    });
     receiver.recv_timeout(Duration::from_secs(60)).expect("it waits for a pipe")
 }
 
