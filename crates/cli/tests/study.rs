@@ -27,8 +27,7 @@ fn a_study_is_carried_out_once_and_can_grow() {
     pictures(&data, &[("a", 30), ("b", 220)], 20);
     let first = vit(study(&data, &out, MODELS, &[])).code(0);
     // Two shares of three models: the smaller share first, the teacher before its student.
-    let order: Vec<&str> =
-        first.err.lines().filter(|line| line.contains("/6  ") && line.contains(" images")).collect();
+    let order: Vec<&str> = first.err.lines().filter(|line| line.contains("/6  ") && line.contains(" images")).collect();
     assert_eq!(order.len(), 6, "{}", first.err);
     assert!(order[0].starts_with("1/6  lenet5_relu_cifar on 50%: 18 images"), "{order:?}");
     assert!(
