@@ -107,7 +107,7 @@ pub enum TrainError {
         "step {step}: the {what} is not finite{}; {kept} {}. {}",
         place.as_ref().map(|p| format!(" (first in {p})")).unwrap_or_default(),
         path.display(),
-        place.as_ref().map_or("Lower schedule.rate, or go on past such steps with --skip-non-finite", NonFinite::advice)
+        place.as_ref().map_or("Lower schedule.rate, or go on past such steps with --skip-non-finite", |p| p.advice())
     )]
     NonFinite {
         /// The step, from 1.
@@ -115,7 +115,7 @@ pub enum TrainError {
         /// `loss` or `gradient`.
         what: &'static str,
         /// The first operation whose result is not finite.
-        place: Option<NonFinite>,
+        place: Option<Box<NonFinite>>,
         /// What is in the last checkpoint.
         kept: Kept,
         /// The last checkpoint.

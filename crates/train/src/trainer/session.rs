@@ -355,7 +355,7 @@ impl Session {
         };
         // After saving, since the search takes memory and time.
         let place = self.find_non_finite(device, snapshot, step).ok().flatten();
-        Ok(TrainError::NonFinite { step, what, place, kept, path: run.last().path().into() })
+        Ok(TrainError::NonFinite { step, what, place: place.map(Box::new), kept, path: run.last().path().into() })
     }
 
     /// Runs a step again from a snapshot and looks for the first operation whose result is not finite.
