@@ -1,8 +1,10 @@
 //! Memory for f32 elements that starts on a cache line; much of it comes in huge pages where the system has them, since
 //! kernels that step from row to row otherwise spend time on finding pages.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+
+use vit_graph::GraphError;
 
 /// A cache line.
 const LINE: usize = 64;
@@ -33,18 +35,24 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    pub fn new(len: usize) -> Self {
+    /// Zeros; where the system has no more memory, that is an error.
+    pub fn new(len: usize) -> Result<Self, GraphError> {
+        let refused = || GraphError::Memory {
+            device: "cpu",
+            what: format!("the system refused {:.2} GB of memory", 4.0 * len as f64 / 1e9),
+            advice: "take a smaller batch, or close other programs".into(),
+        };
         #[cfg(target_os = "linux")]
-        if 4 * len >= HUGE_PAGE
+        if len.checked_mul(4).ok_or_else(refused)? >= HUGE_PAGE
             && let Some(buffer) = Buffer::mapped(len)
         {
-            return buffer;
+            return Ok(buffer);
         }
-        let bytes = (4 * len).next_multiple_of(LINE).max(LINE);
-        let layout = Layout::from_size_align(bytes, LINE).expect("a buffer fits in the address space");
+        let bytes = len.checked_mul(4).and_then(|bytes| bytes.checked_next_multiple_of(LINE)).ok_or_else(refused)?;
+        let layout = Layout::from_size_align(bytes.max(LINE), LINE).map_err(|_| refused())?;
         // SAFETY: the layout has a size; zero bytes are f32 zeros.
-        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }.cast()) else { handle_alloc_error(layout) };
-        Buffer { start, len, memory: Memory::Allocated(layout) }
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }.cast()).ok_or_else(refused)?;
+        Ok(Buffer { start, len, memory: Memory::Allocated(layout) })
     }
 
     /// Memory from the system, which gives zeros, asked to be in huge pages. What is not touched takes none.
@@ -63,10 +71,10 @@ impl Buffer {
         Some(Buffer { start: NonNull::new(start.cast())?, len, memory: Memory::Mapped { start: memory, bytes } })
     }
 
-    pub fn from(elements: &[f32]) -> Self {
-        let mut buffer = Buffer::new(elements.len());
+    pub fn from(elements: &[f32]) -> Result<Self, GraphError> {
+        let mut buffer = Buffer::new(elements.len())?;
         buffer.as_mut_slice().copy_from_slice(elements);
-        buffer
+        Ok(buffer)
     }
 
     pub fn as_slice(&self) -> &[f32] {
@@ -95,5 +103,19 @@ impl Drop for Buffer {
                 libc::munmap(start, bytes);
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_memory_than_there_is_is_an_error_and_no_abort() {
+        for len in [usize::MAX, usize::MAX / 4, 1 << 60] {
+            let Err(error) = Buffer::new(len) else { panic!("{len} elements") };
+            assert!(error.to_string().starts_with("cpu: the system refused"), "{error}");
+        }
+        assert_eq!(Buffer::from(&[1.0, 2.0]).unwrap().as_slice(), [1.0, 2.0]);
     }
 }

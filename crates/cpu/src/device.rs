@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
+use vit_graph::host::Room;
 use vit_graph::{Graph, GraphError, rewrite};
 
 use crate::executable::{CpuExecutable, Prepared};
@@ -68,8 +69,30 @@ impl Device for Cpu {
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
         let prepared = Prepared::new(&self.processor, prepare(graph)?)?;
+        fits(prepared.memory(self.processor.isa), self.room(), parameters.held_bytes(), !graph.updates().is_empty())?;
         Ok(Box::new(CpuExecutable::new(self.processor.clone(), prepared, parameters)?))
     }
+}
+
+/// Refuses what is more than there is, before any of it is taken: Linux grants memory that it does not have, and ends the
+/// process once that is written to.
+fn fits(wanted: Memory, room: Option<Room>, held: u64, training: bool) -> Result<(), GraphError> {
+    let Some(room) = room.filter(|room| wanted.bytes().saturating_sub(held) > room.free) else { return Ok(()) };
+    let gb = |bytes: usize| bytes as f64 / 1e9;
+    let (whole, stored) = match training {
+        true => ("a training step", "weights and optimiser"),
+        false => ("this model", "weights"),
+    };
+    Err(GraphError::Memory {
+        device: "cpu",
+        what: format!(
+            "{whole} needs {:.2} GB of memory ({:.2} for {stored}, {:.2} for activations), and {room}",
+            gb(wanted.stored_bytes + wanted.arena_bytes),
+            gb(wanted.stored_bytes),
+            gb(wanted.arena_bytes),
+        ),
+        advice: "take a smaller batch".into(),
+    })
 }
 
 /// The rewrites that pay on a CPU.
@@ -85,4 +108,27 @@ fn prepare(graph: &Graph) -> Result<Graph, GraphError> {
     let graph = rewrite::keep_slope(&graph)?;
     let graph = rewrite::fuse_norm_grad_add(&graph)?;
     rewrite::dead_code(&graph)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vit_graph::host::Bound;
+
+    #[test]
+    fn what_is_more_than_there_is_is_refused_before_it_is_taken() {
+        let wanted = Memory { stored_bytes: 1_500_000_000, arena_bytes: 59_730_000_000 };
+        let room = |free| Some(Room { free, total: 64_000_000_000, bound: Bound::ControlGroup });
+        let refused = fits(wanted, room(44_100_000_000), 0, true).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "cpu: a training step needs 61.23 GB of memory (1.50 for weights and optimiser, 59.73 for activations), and \
+             44.10 of the 64.00 GB are free that its control group allows; take a smaller batch"
+        );
+        assert!(fits(wanted, room(61_230_000_000), 0, true).is_ok());
+        // Weights that are in memory already make room for themselves.
+        assert!(fits(wanted, room(59_800_000_000), 0, false).is_err());
+        assert!(fits(wanted, room(59_800_000_000), 1_500_000_000, false).is_ok());
+        assert!(fits(wanted, None, 0, true).is_ok());
+    }
 }

@@ -131,7 +131,7 @@ impl CpuExecutable {
                 builder.store(id, &mut lowered[id], parameters)?;
             }
         }
-        let mut arena = Buffer::new(plan.arena_bytes / 4);
+        let mut arena = Buffer::new(plan.arena_bytes / 4)?;
         let base = arena.as_mut_slice().as_mut_ptr();
         let place = |block: Option<Block>| match block {
             // SAFETY: the plan keeps every block inside the arena.
@@ -165,7 +165,7 @@ impl CpuExecutable {
             for &(input, output) in in_place {
                 if outputs[output].is_empty() {
                     // Nobody wants this output, but the kernel needs a place to work in.
-                    spares.push(Buffer::new(node.outputs[output].shape.elements()));
+                    spares.push(Buffer::new(node.outputs[output].shape.elements())?);
                     outputs[output] =
                         spares.last_mut().map_or(empty(), |spare| std::ptr::from_mut(spare.as_mut_slice()));
                 }
@@ -335,7 +335,7 @@ impl Builder<'_> {
                     reason: format!("no weights for the parameter `{}` {}", parameter.name, parameter.shape),
                 })?;
                 Elements::F32(&elements).check(&parameter.name, &node.outputs[0])?;
-                self.keep(value, &elements);
+                self.keep(value, &elements)?;
             }
             Op::Constant(constant) => {
                 let count = constant.shape.elements();
@@ -345,24 +345,25 @@ impl Builder<'_> {
                     Data::I32(data) if data.len() == count => bytemuck::cast_slice(data).to_vec(),
                     Data::I32(data) => vec![f32::from_bits(data[0] as u32); count],
                 };
-                self.keep(value, &elements);
+                self.keep(value, &elements)?;
             }
             Op::Reshape(_) => {}
-            _ => self.evaluate(id, lowered),
+            _ => self.evaluate(id, lowered)?,
         }
         Ok(())
     }
 
-    fn evaluate(&mut self, id: NodeId, lowered: &mut Option<Lowered>) {
-        let Some(Lowered { kernel, workspace, in_place, .. }) = lowered.take() else { return };
+    fn evaluate(&mut self, id: NodeId, lowered: &mut Option<Lowered>) -> Result<(), GraphError> {
+        let Some(Lowered { kernel, workspace, in_place, .. }) = lowered.take() else { return Ok(()) };
         let node = self.graph.node(id);
-        let mut results: Vec<Buffer> = node.outputs.iter().map(|ty| Buffer::new(ty.shape.elements())).collect();
+        let sizes = node.outputs.iter().map(|ty| ty.shape.elements());
+        let mut results = sizes.map(Buffer::new).collect::<Result<Vec<Buffer>, GraphError>>()?;
         let roots: Vec<Value> = node.inputs.iter().map(|&v| storage(self.graph, v)).collect();
         {
             let inputs: Vec<&[f32]> = roots.iter().map(|root| self.stored[root].as_slice()).collect();
             let mut outputs: Vec<&mut [f32]> = results.iter_mut().map(Buffer::as_mut_slice).collect();
             in_place.iter().for_each(|&(input, output)| outputs[output].copy_from_slice(inputs[input]));
-            kernel(self.processor, &inputs, &mut outputs, Buffer::new(workspace).as_mut_slice());
+            kernel(self.processor, &inputs, &mut outputs, Buffer::new(workspace)?.as_mut_slice());
         }
         for root in roots {
             let left = self.remaining.get_mut(&root).map(|left| {
@@ -374,23 +375,25 @@ impl Builder<'_> {
             }
         }
         for (output, result) in results.iter().enumerate() {
-            self.keep(Value { node: id, output }, result.as_slice());
+            self.keep(Value { node: id, output }, result.as_slice())?;
         }
+        Ok(())
     }
 
     /// Packs a value for the matrix products that read it, and keeps its own form for all others.
-    fn keep(&mut self, value: Value, elements: &[f32]) {
+    fn keep(&mut self, value: Value, elements: &[f32]) -> Result<(), GraphError> {
         for (id, packing) in self.packings {
             let weight = self.graph.node(*id).inputs[packing.input];
             if storage(self.graph, weight) == value {
                 let shape = self.graph.shape(weight);
-                let packed = packing.form.pack(self.processor, elements, shape[1], shape[0]);
+                let packed = packing.form.pack(self.processor, elements, shape[1], shape[0])?;
                 self.packed.insert((*id, packing.input), packed);
             }
         }
         if self.remaining.get(&value).is_some_and(|&uses| uses > 0) {
-            self.stored.insert(value, Buffer::from(elements));
+            self.stored.insert(value, Buffer::from(elements)?);
         }
+        Ok(())
     }
 }
 

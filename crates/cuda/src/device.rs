@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
+use vit_graph::host::{Bound, Room};
 use vit_graph::{Graph, GraphError, rewrite};
 
 use crate::driver::{Gpu, NAME, error};
@@ -139,6 +140,11 @@ impl Device for Cuda {
 
     fn use_algorithms(&self, algorithms: &Algorithms) {
         self.gpu.choices().restore(algorithms);
+    }
+
+    fn room(&self) -> Option<Room> {
+        let (free, total) = self.gpu.memory().ok()?;
+        Some(Room { free: free as u64, total: total as u64, bound: Bound::Gpu })
     }
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {

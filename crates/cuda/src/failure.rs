@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUresult;
 use vit_graph::GraphError;
 use vit_graph::device::Memory;
 
-use crate::driver::error;
+use crate::driver::{NAME, error};
 
 /// The error of a call that failed while doing something; `said` is the driver's own text.
 pub(crate) fn of_driver(result: CUresult, doing: &str, said: &str) -> GraphError {
@@ -86,15 +86,19 @@ pub(crate) fn too_large(wanted: Memory, (free, total): (usize, usize), training:
             ("a training step", "weights and optimiser", "take a smaller --batch or split it with --set accumulate=2")
         }
     };
-    error(format!(
-        "{what} needs {:.2} GB of GPU memory ({:.2} for {stored}, {:.2} for activations), and {:.2} of {:.2} GB are free; \
-         {ways}, or close other programs that use the GPU",
-        gb(wanted.stored_bytes + wanted.arena_bytes),
-        gb(wanted.stored_bytes),
-        gb(wanted.arena_bytes),
-        gb(free),
-        gb(total)
-    ))
+    GraphError::Memory {
+        device: NAME,
+        what: format!(
+            "{what} needs {:.2} GB of GPU memory ({:.2} for {stored}, {:.2} for activations), and {:.2} of {:.2} GB are \
+             free",
+            gb(wanted.stored_bytes + wanted.arena_bytes),
+            gb(wanted.stored_bytes),
+            gb(wanted.arena_bytes),
+            gb(free),
+            gb(total)
+        ),
+        advice: format!("{ways}, or close other programs that use the GPU"),
+    }
 }
 
 /// What is known of a training step that does not fit.

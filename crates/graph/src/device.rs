@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use crate::host::{self, Room};
 use crate::ops::{Data, Parameter};
 use crate::{DType, Graph, GraphError, Type};
 
@@ -75,6 +76,11 @@ pub trait Parameters {
     /// The elements of a parameter, if there are any. A source that owns them gives them away, so that a model in its
     /// original and its packed form never lies in memory at once.
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>>;
+
+    /// Bytes of host memory that this source holds and gives away bit by bit as its parameters are taken.
+    fn held_bytes(&self) -> u64 {
+        0
+    }
 }
 
 impl Parameters for BTreeMap<String, Vec<f32>> {
@@ -105,6 +111,13 @@ pub struct Memory {
     pub stored_bytes: usize,
     /// Bytes of inputs, temporaries, outputs and scratch memory.
     pub arena_bytes: usize,
+}
+
+impl Memory {
+    /// All of it.
+    pub fn bytes(&self) -> u64 {
+        (self.stored_bytes + self.arena_bytes) as u64
+    }
 }
 
 /// What the bits of a device's results depend on besides the graph and its inputs. A training run keeps this, so that
@@ -147,6 +160,12 @@ pub trait Device {
 
     /// Takes these algorithms, instead of timing any, for what is compiled from now on.
     fn use_algorithms(&self, _algorithms: &Algorithms) {}
+
+    /// What is left of the memory that graphs take here; `None` where nothing is known. A bound other than
+    /// [`Bound::Gpu`](crate::host::Bound::Gpu) means that it is the host's memory.
+    fn room(&self) -> Option<Room> {
+        host::room()
+    }
 
     /// Prepares a graph: rewrites it, plans its memory, and brings its parameters onto the device.
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError>;

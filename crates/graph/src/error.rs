@@ -56,4 +56,14 @@ pub enum GraphError {
         /// Why not.
         reason: String,
     },
+    /// A graph takes more memory than there is.
+    #[error("{device}: {what}; {advice}")]
+    Memory {
+        /// The device's name.
+        device: &'static str,
+        /// How much is needed for what, and how much there is.
+        what: String,
+        /// What takes less.
+        advice: String,
+    },
 }

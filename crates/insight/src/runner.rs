@@ -1,11 +1,23 @@
 //! A graph on a device, and what went into it.
 
-use vit_graph::device::{Device, Elements, Executable};
+use std::borrow::Cow;
+
+use vit_graph::device::{Device, Elements, Executable, Parameters};
+use vit_graph::ops::Parameter;
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, Shape};
 use vit_models::weights::Weights;
 
 use crate::InsightError;
+
+/// Weights that stay with their owner, for the next graph.
+struct Borrowed<'a>(&'a Weights);
+
+impl Parameters for Borrowed<'_> {
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        self.0.tensors.get(&parameter.name).map(|tensor| Cow::Borrowed(tensor.data.as_slice()))
+    }
+}
 
 /// A compiled graph whose first input is `image [batch, …]`.
 pub(crate) struct Runner {
@@ -24,7 +36,7 @@ impl Runner {
         let Some(input) = input else {
             return Err(InsightError::Unsuitable("nothing that was asked for depends on the picture".into()));
         };
-        let executable = device.compile(&graph, &mut weights.clone())?;
+        let executable = device.compile(&graph, &mut Borrowed(weights))?;
         Ok(Runner { executable, shapes, batch: input[0], image: vec![0.0; input.elements()] })
     }
 

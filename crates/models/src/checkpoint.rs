@@ -249,4 +249,8 @@ impl Parameters for Weights {
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
         self.tensors.remove(&parameter.name).map(|tensor| Cow::Owned(tensor.data))
     }
+
+    fn held_bytes(&self) -> u64 {
+        self.tensors.values().map(|tensor| 4 * tensor.data.len() as u64).sum()
+    }
 }

@@ -18,8 +18,8 @@ mod reduce;
 mod rows;
 mod windows;
 
-use vit_graph::Type;
 use vit_graph::ops::{self, Op};
+use vit_graph::{GraphError, Type};
 
 use crate::activation::Activation;
 use crate::buffer::Buffer;
@@ -52,15 +52,15 @@ impl PackedForm {
         }
     }
 
-    pub fn pack(self, processor: &Processor, weight: &[f32], k: usize, n: usize) -> Buffer {
+    pub fn pack(self, processor: &Processor, weight: &[f32], k: usize, n: usize) -> Result<Buffer, GraphError> {
         let (pool, isa) = (&processor.pool, processor.isa);
-        let mut packed = Buffer::new(self.len(isa, k, n));
+        let mut packed = Buffer::new(self.len(isa, k, n))?;
         let to = packed.as_mut_slice();
         match self {
             PackedForm::F32 => gemm::pack_b_parallel(pool, isa, weight, gemm::BLayout::RowsAreN, k, k, n, to),
             PackedForm::Int8 => int8::pack_parallel(pool, isa, weight, k, n, to),
         }
-        packed
+        Ok(packed)
     }
 }
 

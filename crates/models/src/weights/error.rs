@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+use vit_graph::host::Room;
 
 /// Why weights could not be read, written or renamed.
 #[derive(Debug, Error)]
@@ -19,6 +20,14 @@ pub enum WeightsError {
     /// The operating system refused.
     #[error("{0}")]
     Io(std::io::Error),
+    /// The weights are larger than memory.
+    #[error("its weights need {:.2} GB of memory, and {room}", *needed as f64 / 1e9)]
+    Memory {
+        /// Bytes that reading takes.
+        needed: u64,
+        /// What there is.
+        room: Room,
+    },
     /// The content is none of the known formats.
     #[error("not a weights file: {guess}")]
     UnknownFormat {

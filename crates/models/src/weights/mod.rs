@@ -33,6 +33,7 @@ use vit_graph::regular_file;
 
 pub use error::WeightsError;
 pub use names::{Scheme, canonical};
+use vit_graph::host::{self, Room};
 
 /// A named array's shape and values, row-major.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,6 +96,9 @@ pub fn read(path: &Path) -> Result<Weights, WeightsError> {
     if is_safetensors(&first_bytes(path)?) {
         return safetensors::read(path);
     }
+    // An archive is in memory as it is and as f32 at once.
+    let length = std::fs::metadata(path).map_or(0, |file| file.len());
+    ensure_room(length.saturating_mul(2), host::room()).map_err(|error| error.in_file(path))?;
     let bytes = read_file(path)?;
     if is_index(&bytes) {
         return safetensors::read_index(path);
@@ -154,6 +158,14 @@ fn first_bytes(path: &Path) -> Result<Vec<u8>, WeightsError> {
     read.map(|_| bytes).map_err(|error| WeightsError::Io(error).in_file(path))
 }
 
+/// Refuses what is more than there is, before any of it is read.
+fn ensure_room(needed: u64, room: Option<Room>) -> Result<(), WeightsError> {
+    match room {
+        Some(room) if needed > room.free => Err(WeightsError::Memory { needed, room }),
+        _ => Ok(()),
+    }
+}
+
 fn read_file(path: &Path) -> Result<Vec<u8>, WeightsError> {
     regular_file::read(path).map_err(|error| WeightsError::Io(error).in_file(path))
 }
@@ -167,7 +179,16 @@ fn element_count(shape: &[usize]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::element_count;
+    use super::*;
+    use vit_graph::host::Bound;
+
+    #[test]
+    fn weights_larger_than_memory_are_refused_before_they_are_read() {
+        let room = Some(Room { free: 1_000_000_000, total: 2_000_000_000, bound: Bound::Machine });
+        let error = ensure_room(1_200_000_000, room).unwrap_err().in_file("a.npz".as_ref()).to_string();
+        assert_eq!(error, "a.npz: its weights need 1.20 GB of memory, and 1.00 of this machine's 2.00 GB are free");
+        assert!(ensure_room(1_000_000_000, room).is_ok() && ensure_room(u64::MAX, None).is_ok());
+    }
 
     #[test]
     fn an_empty_axis_excuses_no_overflow() {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use vit_graph::regular_file;
 
 use super::element::Order;
-use super::{Tensor, Weights, WeightsError, read_file};
+use super::{Tensor, Weights, WeightsError, element_count, ensure_room, host, read_file};
 pub use write::{Dtype, to_bytes, write, write_to};
 
 const FORMAT: &str = "safetensors";
@@ -38,6 +38,9 @@ fn read_tensors(path: &Path) -> Result<Weights, WeightsError> {
     // The tensors cover the data without a hole, so in the order of their places no seeking is needed.
     let mut entries: Vec<_> = header.tensors.into_iter().collect();
     entries.sort_by_key(|(_, entry)| (entry.start, entry.end));
+    let elements = entries.iter().filter_map(|(_, entry)| element_count(&entry.shape)).map(|count| count as u64);
+    let largest = entries.iter().map(|(_, entry)| (entry.end - entry.start) as u64).max().unwrap_or(0);
+    ensure_room(4 * elements.sum::<u64>() + largest, host::room())?;
     let mut weights = Weights { metadata: header.metadata, ..Weights::default() };
     let mut bytes = Vec::new();
     for (name, entry) in entries {

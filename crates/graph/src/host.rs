@@ -1,0 +1,304 @@
+//! How much of the host's memory this process may still take: what the machine has left, what its control group leaves
+//! (cgroup v1 and v2, every level up to the root), and what the process's own limit leaves (`ulimit -v`). All of it is
+//! read from the files that Linux shows; on other systems nothing is known, and then nothing is refused. Swap does not
+//! count: a model that computes in it takes days.
+
+use std::fs;
+use std::path::Path;
+
+/// What sets the tightest bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// The machine's memory.
+    Machine,
+    /// The limit of a control group, as containers and batch systems set it.
+    ControlGroup,
+    /// The limit of the process's address space.
+    AddressSpace,
+    /// The memory of a GPU.
+    Gpu,
+}
+
+/// The memory that is left for this process, of the host or of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that it may still take.
+    pub free: u64,
+    /// Bytes that the bound allows in all.
+    pub total: u64,
+    /// What the bound is.
+    pub bound: Bound,
+}
+
+impl std::fmt::Display for Room {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let gb = |bytes: u64| bytes as f64 / 1e9;
+        let (free, total) = (gb(self.free), gb(self.total));
+        match self.bound {
+            Bound::Machine => write!(f, "{free:.2} of this machine's {total:.2} GB are free"),
+            Bound::ControlGroup => write!(f, "{free:.2} of the {total:.2} GB are free that its control group allows"),
+            Bound::AddressSpace => {
+                write!(f, "{free:.2} of the {total:.2} GB are free that the limit of its address space allows")
+            }
+            Bound::Gpu => write!(f, "{free:.2} of the GPU's {total:.2} GB are free"),
+        }
+    }
+}
+
+/// What is left for this process; `None` where the system does not say.
+pub fn room() -> Option<Room> {
+    room_in(Path::new("/"))
+}
+
+/// Bytes of memory that this process holds now.
+pub fn resident() -> Option<u64> {
+    status_bytes(Path::new("/"), "VmRSS:")
+}
+
+/// The most bytes of memory that this process has held.
+pub fn peak() -> Option<u64> {
+    status_bytes(Path::new("/"), "VmHWM:")
+}
+
+/// The tightest of all bounds that the files under `root` show.
+fn room_in(root: &Path) -> Option<Room> {
+    let mut bounds = control_groups(root);
+    bounds.extend(machine(root));
+    bounds.extend(address_space(root));
+    bounds.into_iter().min_by_key(|room| room.free)
+}
+
+fn machine(root: &Path) -> Option<Room> {
+    let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
+    let [free, total] = ["MemAvailable:", "MemTotal:"].map(|name| kib_line(&text, name));
+    Some(Room { free: free?, total: total?, bound: Bound::Machine })
+}
+
+fn address_space(root: &Path) -> Option<Room> {
+    let text = fs::read_to_string(root.join("proc/self/limits")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    // The soft limit, which is the one that holds; `unlimited` is no number.
+    let total: u64 = line.split_whitespace().next()?.parse().ok()?;
+    let taken = status_bytes(root, "VmSize:")?;
+    Some(Room { free: total.saturating_sub(taken), total, bound: Bound::AddressSpace })
+}
+
+fn status_bytes(root: &Path, name: &str) -> Option<u64> {
+    kib_line(&fs::read_to_string(root.join("proc/self/status")).ok()?, name)
+}
+
+/// The value of a line such as `MemTotal:  24117392 kB`, in bytes.
+fn kib_line(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+    value.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The files of a version of control groups.
+struct Files {
+    limit: &'static str,
+    taken: &'static str,
+    /// Lines of `memory.stat` whose memory the kernel takes back before it refuses anything.
+    reclaimable: &'static [&'static str],
+}
+
+const V1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    taken: "memory.usage_in_bytes",
+    reclaimable: &["total_inactive_file", "total_active_file"],
+};
+const V2: Files = Files {
+    limit: "memory.max",
+    taken: "memory.current",
+    reclaimable: &["inactive_file", "active_file", "slab_reclaimable"],
+};
+
+/// From here on a limit is none: version 1 writes the largest number of pages for it.
+const UNLIMITED: u64 = 1 << 60;
+
+/// The bounds of the process's control group and of all groups around it.
+fn control_groups(root: &Path) -> Vec<Room> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
+    let mut found = Vec::new();
+    for line in groups.lines() {
+        // ID:controllers:path; version 2 has the ID 0 and names no controllers.
+        let mut parts = line.splitn(3, ':');
+        let (Some(id), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else { continue };
+        let version_2 = id == "0" && controllers.is_empty();
+        if !version_2 && !controllers.split(',').any(|controller| controller == "memory") {
+            continue;
+        }
+        let Some((mount, below)) = mounted(&mounts, path, version_2) else { continue };
+        let files = if version_2 { V2 } else { V1 };
+        let mount = root.join(mount.trim_start_matches('/'));
+        let mut folder = mount.join(below.trim_start_matches('/'));
+        while folder.starts_with(&mount) {
+            found.extend(group(&folder, &files));
+            if !folder.pop() {
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// Where a hierarchy is mounted, and the group's path below that. Inside a container the mount may begin at a group.
+fn mounted<'a>(mounts: &'a str, path: &'a str, version_2: bool) -> Option<(&'a str, &'a str)> {
+    mounts.lines().find_map(|line| {
+        // ID parent major:minor root mount-point options [optional fields] - type source options
+        let (place, kind) = line.split_once(" - ")?;
+        let mut kind = kind.split_whitespace();
+        let (name, options) = (kind.next()?, kind.nth(1).unwrap_or_default());
+        let is_meant = match version_2 {
+            true => name == "cgroup2",
+            false => name == "cgroup" && options.split(',').any(|option| option == "memory"),
+        };
+        let mut place = place.split_whitespace().skip(3);
+        let (from, at) = (place.next()?, place.next()?);
+        // A group outside of what the mount shows, as `/../other`, has no files there; its root still bounds.
+        let below =
+            path.strip_prefix(from).filter(|below| !below.split('/').any(|part| part == "..")).unwrap_or_default();
+        is_meant.then_some((at, below))
+    })
+}
+
+fn group(folder: &Path, files: &Files) -> Option<Room> {
+    let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+    let total = number(files.limit).filter(|limit| *limit < UNLIMITED)?;
+    let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let line = |name: &str| {
+        let value = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        value.trim().parse::<u64>().ok()
+    };
+    let reclaimable: u64 = files.reclaimable.iter().filter_map(|name| line(name)).sum();
+    let taken = number(files.taken)?.saturating_sub(reclaimable);
+    Some(Room { free: total.saturating_sub(taken), total, bound: Bound::ControlGroup })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// Files as Linux shows them, in a folder of the test's own.
+    struct Made(PathBuf);
+
+    impl Made {
+        fn new(name: &str, files: &[(&str, &str)]) -> Made {
+            let made = Made(std::env::temp_dir().join(format!("vit-host-{}-{name}", std::process::id())));
+            for (path, text) in files {
+                let path = made.0.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            made
+        }
+
+        fn room(&self) -> Option<Room> {
+            room_in(&self.0)
+        }
+    }
+
+    impl Drop for Made {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const MEMINFO: &str = "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:    8000000 kB\n";
+    const MOUNT_2: &str = "24 30 0:22 / /proc rw,relatime - proc proc rw\n33 24 0:28 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
+
+    #[test]
+    fn without_files_nothing_is_known() {
+        assert_eq!(Made::new("none", &[("readme", "")]).room(), None);
+    }
+
+    #[test]
+    fn the_machine_bounds_where_nothing_else_does() {
+        let made = Made::new("machine", &[("proc/meminfo", MEMINFO)]);
+        let room = Room { free: 8_192_000_000, total: 16_384_000_000, bound: Bound::Machine };
+        assert_eq!(made.room(), Some(room));
+        assert_eq!(room.to_string(), "8.19 of this machine's 16.38 GB are free");
+    }
+
+    #[test]
+    fn the_tightest_group_on_the_way_to_the_root_bounds_and_its_page_cache_does_not_count() {
+        let made = Made::new(
+            "v2",
+            &[
+                ("proc/meminfo", MEMINFO),
+                ("proc/self/cgroup", "0::/jobs/one/step\n"),
+                ("proc/self/mountinfo", MOUNT_2),
+                ("sys/fs/cgroup/jobs/one/step/memory.max", "max\n"),
+                ("sys/fs/cgroup/jobs/one/step/memory.current", "1000\n"),
+                ("sys/fs/cgroup/jobs/one/memory.max", "4000000000\n"),
+                ("sys/fs/cgroup/jobs/one/memory.current", "3000000000\n"),
+                (
+                    "sys/fs/cgroup/jobs/one/memory.stat",
+                    "anon 500000000\ninactive_file_x 7\ninactive_file 1500000000\nactive_file 900000000\nslab_reclaimable 100000000\n",
+                ),
+                ("sys/fs/cgroup/jobs/memory.max", "9000000000\n"),
+                ("sys/fs/cgroup/jobs/memory.current", "3000000000\n"),
+            ],
+        );
+        let room = Room { free: 3_500_000_000, total: 4_000_000_000, bound: Bound::ControlGroup };
+        assert_eq!(made.room(), Some(room));
+    }
+
+    #[test]
+    fn a_container_sees_its_own_group_at_the_mount_point() {
+        let mount = "33 24 0:28 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        for path in ["/docker/abc", "/", "/elsewhere"] {
+            let made = Made::new(
+                &format!("container{}", path.len()),
+                &[
+                    ("proc/self/cgroup", &format!("0::{path}\n")),
+                    ("proc/self/mountinfo", mount),
+                    ("sys/fs/cgroup/memory.max", "1000000"),
+                    ("sys/fs/cgroup/memory.current", "400000"),
+                ],
+            );
+            let room = Room { free: 600_000, total: 1_000_000, bound: Bound::ControlGroup };
+            assert_eq!(made.room(), Some(room), "{path}");
+        }
+    }
+
+    #[test]
+    fn version_1_is_read_as_well_and_its_largest_limit_is_none() {
+        let files = |limit: &'static str| {
+            [
+                ("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/a\n0::/a\n"),
+                (
+                    "proc/self/mountinfo",
+                    "30 24 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n31 24 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+                ),
+                ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", limit),
+                ("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "300\n"),
+                ("sys/fs/cgroup/memory/a/memory.stat", "inactive_file 1\ntotal_inactive_file 100\n"),
+            ]
+        };
+        let limited = Made::new("v1", &files("1000\n"));
+        assert_eq!(limited.room(), Some(Room { free: 800, total: 1000, bound: Bound::ControlGroup }));
+        assert_eq!(Made::new("v1-none", &files("9223372036854771712\n")).room(), None);
+    }
+
+    #[test]
+    fn a_limit_of_the_address_space_counts() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units     \nMax address space         2000000              unlimited            bytes     \n";
+        let status = "Name:\tvit\nVmPeak:\t 9 kB\nVmSize:\t    1000 kB\nVmHWM:\t 8 kB\n";
+        let made = Made::new("limits", &[("proc/self/limits", limits), ("proc/self/status", status)]);
+        assert_eq!(made.room(), Some(Room { free: 976_000, total: 2_000_000, bound: Bound::AddressSpace }));
+        let unlimited = limits.replace("2000000  ", "unlimited");
+        let made = Made::new("unlimited", &[("proc/self/limits", &unlimited), ("proc/self/status", status)]);
+        assert_eq!(made.room(), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn this_process_holds_memory_within_its_room() {
+        let (now, peak) = (resident().unwrap(), peak().unwrap());
+        assert!(0 < now && now <= peak, "{now} {peak}");
+        assert!(room().unwrap().free > 0);
+    }
+}
