@@ -157,6 +157,7 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
             "runs": m.runs, "median_ms": m.median_ms, "p10_ms": m.p10_ms, "p90_ms": m.p90_ms,
             "images_per_s": m.images_per_s, "gflops": m.gflops, "peak_gflops": m.peak_gflops,
             "peak_share": m.peak_share, "peak_memory_bytes": m.peak_memory_bytes,
+            "planned_memory_bytes": m.planned_memory_bytes,
         });
         if let Some(threads) = m.threads {
             object["threads"] = json!(threads);
@@ -169,7 +170,7 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
     writeln!(out, "median   {:.2} ms (p10 {:.2}, p90 {:.2}; {} runs)", m.median_ms, m.p10_ms, m.p90_ms, m.runs)?;
     writeln!(out, "rate     {:.1} pictures/s, {:.1} GFLOP/s", m.images_per_s, m.gflops)?;
     writeln!(out, "peak     {:.1} GFLOP/s measured, {:.1}% of it reached", m.peak_gflops, 100.0 * m.peak_share)?;
-    writeln!(out, "memory   {} at most", bytes(m.peak_memory_bytes as u64))?;
+    writeln!(out, "memory   {} at most, {} planned", bytes(m.peak_memory_bytes), bytes(m.planned_memory_bytes))?;
     Ok(Outcome::Fine)
 }
 

@@ -9,10 +9,10 @@ use vit::graph::cost::Cost;
 use vit::models::{Config, Mode, ProblemType};
 use vit::{DeviceChoice, config_of, device};
 
-use crate::Outcome;
 use crate::checkpoints::{ArchitectureArgument, folder_of_config, unsuitable_size};
 use crate::pictures::parse_size;
 use crate::table::{Align, Table, bytes, short, thousands};
+use crate::{Outcome, memory};
 
 /// Show parameters, FLOPs and memory of a model
 #[derive(Args)]
@@ -20,6 +20,7 @@ use crate::table::{Align, Table, bytes, short, thousands};
 Examples:
   vit info vit_base_patch16_224
   vit info B/16 --batch 8 --layers
+  vit info B/16 --batch 64 --train
   vit info cifar10 --json")]
 pub struct Arguments {
     #[command(flatten)]
@@ -30,6 +31,9 @@ pub struct Arguments {
     /// Another image size: N, or HEIGHTxWIDTH
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
+    /// Show what training takes with such a batch, with the recipe of `vit train`
+    #[arg(long)]
+    train: bool,
     /// Show every part of the model
     #[arg(long)]
     layers: bool,
@@ -47,7 +51,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     }
     let batch = arguments.batch as usize;
     let cost = Cost::of(&config.architecture.build(1, Mode::Inference).map_err(unsuitable_size)?);
-    let memory = device(DeviceChoice::Auto, None)?.plan(&config.architecture.build(batch, Mode::Inference)?)?;
+    let device = device(DeviceChoice::Auto, None)?;
+    let inference = device.plan(&config.architecture.build(batch, Mode::Inference)?)?;
+    let training = match arguments.train {
+        true => Some(memory::of_training(&config, batch, device.as_ref())?),
+        false => None,
+    };
     let [height, width] = config.architecture.image_size();
     let mut out = std::io::stdout().lock();
     let parts: Vec<_> = cost.by_scope(4).into_iter().filter(|p| p.flops + p.parameters > 0).collect();
@@ -61,9 +70,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             "parameters": cost.parameters(),
             "flops": cost.flops(),
             "batch": batch,
-            "weight_bytes": memory.stored_bytes,
-            "activation_bytes": memory.arena_bytes,
+            "weight_bytes": inference.stored_bytes,
+            "activation_bytes": inference.arena_bytes,
         });
+        if let Some(training) = &training {
+            object["training"] = memory::json(training);
+        }
         if arguments.layers {
             let layers = parts.iter().map(|p| {
                 let (parameters, flops, written) = (p.parameters, p.flops, p.activation_bytes);
@@ -88,12 +100,16 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         "memory",
         format!(
             "{} weights + {} for a batch of {batch}",
-            bytes(memory.stored_bytes as u64),
-            bytes(memory.arena_bytes as u64)
+            bytes(inference.stored_bytes as u64),
+            bytes(inference.arena_bytes as u64)
         ),
     ));
     for (name, value) in lines {
         writeln!(out, "{name:<18}{value}")?;
+    }
+    if let Some(training) = &training {
+        writeln!(out, "\ntraining with a batch of {batch}")?;
+        memory::lines(training, device.room()).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     }
     if arguments.layers {
         let columns =

@@ -12,6 +12,7 @@ mod info;
 mod inspect;
 mod interrupt;
 mod label;
+mod memory;
 mod models;
 mod patches;
 mod pictures;
@@ -78,7 +79,17 @@ enum Outcome {
     Interrupted(u8),
 }
 
+/// Blocks of this size and more go back to the system when they are freed. The C library otherwise learns to keep them,
+/// up to 32 MB each, and a checkpoint's tensors would stay in memory that a plan counts as free.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const LARGE_BLOCK: libc::c_int = 4 << 20;
+
 fn main() -> ExitCode {
+    // SAFETY: it changes a setting of the allocator, before there is another thread.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BLOCK)
+    };
     std::panic::set_hook(Box::new(stop));
     let outcome = match Cli::parse().command {
         Command::Models(arguments) => models::run(arguments),

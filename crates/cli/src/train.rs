@@ -9,18 +9,20 @@ use serde_json::json;
 use vit::data::dataset::Validation;
 use vit::data::loader::{LoaderError, UnreadableLimit};
 use vit::graph::GraphError;
-use vit::graph::device::Memory;
+use vit::graph::device::Parameters;
+use vit::graph::host;
 use vit::models::{builtin, variant};
 use vit::train::{
     ChangedData, Clock, Existing, Finished, Launch, ModelChoice, Recipe, RunConfig, RunError, RunFolder, RunSettings,
-    Setup, Snapshot, Teaching, TrainError, TrainerOptions, estimate, train, training_step,
+    Setup, Snapshot, Teaching, TrainError, TrainerOptions, estimate, train,
 };
-use vit::{DeviceChoice, Precision, Processor, plan_without_gpu};
+use vit::{DeviceChoice, Precision, Processor};
 
 use crate::checkpoints::ModelArgument;
 use crate::interrupt::Interrupt;
+use crate::memory::{self, Planned};
 use crate::pictures::parse_size;
-use crate::table::{bytes, thousands};
+use crate::table::bytes;
 use crate::training_view::{Reporting, View};
 use crate::{Outcome, checkpoints, shell, terminal};
 
@@ -325,10 +327,14 @@ impl Common {
             Some(out) => out.clone(),
             None => free_folder(&self.data),
         };
+        let planned = Planned::new(&processor, &setup, &self.machine.options(), 0)?;
+        planned.ensure_fits()?;
+        memory::announce(&planned.memory);
+        memory::ensure_disk(&planned.memory, &setup, &out)?;
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
         let launch = self.machine.launch(&processor);
         let run = create(&out, &setup.to_toml(&launch), existing)?;
-        carry_out(&processor, &mut setup, &run, None, &self.machine, self.reporting, &launch)
+        carry_out(&planned, &mut setup, &run, None, &self.machine, self.reporting, &launch)
     }
 
     /// What a run would take. Memory is known from the plan, also where there is no GPU; time is measured.
@@ -338,30 +344,27 @@ impl Common {
         opened: Result<(Processor, Precision), vit::Error>,
     ) -> anyhow::Result<Outcome> {
         let options = self.machine.options();
-        let graph = training_step(setup, &options)?.graph;
-        let say = |memory: Memory, place: &str, precision: Precision| {
-            terminal::note(format_args!(
-                "memory: {} on {place} in {precision}: {} for weights and optimiser, an arena of {} bytes for the rest",
-                bytes((memory.stored_bytes + memory.arena_bytes) as u64),
-                bytes(memory.stored_bytes as u64),
-                thousands(memory.arena_bytes as u64),
-            ));
-        };
+        let out = self.out.clone().unwrap_or_else(|| free_folder(&self.data));
         let (processor, precision) = match opened {
             Ok(opened) => opened,
             Err(reason) => {
                 let precision = self.precision.unwrap_or(Precision::Bf16);
-                let memory = match self.machine.device {
-                    Some(DeviceChoice::Cuda(_)) => plan_without_gpu(&graph, precision)?,
-                    _ => None,
-                };
-                let Some(memory) = memory else { return Err(reason.into()) };
-                say(memory, "an H100 or H200", precision);
+                let Some(DeviceChoice::Cuda(_)) = self.machine.device else { return Err(reason.into()) };
+                let Some(memory) = memory::without_gpu(setup, &options, precision)? else { return Err(reason.into()) };
+                memory::show(&memory, &format!("an H100 or H200 in {precision}"), None);
+                memory::ensure_disk(&memory, setup, &out)?;
                 terminal::note(format_args!("time: not measured, because {reason}"));
                 return Ok(Outcome::Fine);
             }
         };
-        say(processor.device().plan(&graph)?, &processor.description(), precision);
+        let planned = Planned::new(&processor, setup, &options, 0)?;
+        memory::show(
+            &planned.memory,
+            &format!("{} in {precision}", processor.description()),
+            processor.device().room(),
+        );
+        memory::ensure_disk(&planned.memory, setup, &out)?;
+        planned.ensure_fits()?;
         let estimate = estimate(processor.device(), setup, &options)?;
         terminal::note(format_args!(
             "{} steps of {} pictures per epoch, {} steps in all",
@@ -483,11 +486,15 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
             launch.device
         ),
     })?;
-    carry_out(&processor, &mut setup, &run, Some(snapshot), &machine, reporting, &launch)
+    let held = snapshot.weights.held_bytes() + snapshot.optimiser.held_bytes();
+    let planned = Planned::new(&processor, &setup, &machine.options(), held)?;
+    planned.ensure_fits()?;
+    memory::announce(&planned.memory);
+    carry_out(&planned, &mut setup, &run, Some(snapshot), &machine, reporting, &launch)
 }
 
 fn carry_out(
-    processor: &Processor,
+    planned: &Planned,
     setup: &mut Setup,
     run: &RunFolder,
     from: Option<Snapshot>,
@@ -495,6 +502,7 @@ fn carry_out(
     reporting: Reporting,
     launch: &Launch,
 ) -> anyhow::Result<Outcome> {
+    let processor = planned.processor;
     terminal::note(format_args!("training on {} in {}", processor.description(), setup.settings.precision));
     let command = format!("vit resume {}", shell::quoted(run.path().as_os_str()));
     run.write_command(&commands(run.path(), launch)?)?;
@@ -504,18 +512,21 @@ fn carry_out(
     view.close();
     let Finished { complete, early, position, waiting, seconds } = match finished {
         // The device failed, not the run: it can go on where the device works again.
-        Err(error @ TrainError::Graph(GraphError::Device { .. })) if !run.last().is_empty() => {
+        Err(error @ TrainError::Graph(GraphError::Device { .. } | GraphError::Memory { .. }))
+            if !run.last().is_empty() =>
+        {
             bail!("{error}. The run is kept: `{command}` goes on from its last checkpoint");
         }
         Err(error) => return Err(name_the_option(error)),
         Ok(finished) => finished,
     };
-    let (memory, disk) = (peak_memory(), run.bytes_on_disk()?);
+    let (memory, disk) = (host::peak(), run.bytes_on_disk()?);
     reporting.event(&json!({
         "event": "end", "complete": complete, "early": early, "step": position.step, "run": run.path(),
-        "best": position.best, "seconds": seconds, "waiting": waiting, "peak_memory": memory, "disk": disk,
+        "best": position.best, "seconds": seconds, "waiting": waiting, "peak_memory": memory,
+        "planned_memory": planned.memory.host(), "disk": disk,
     }));
-    let memory = memory.map_or(String::new(), |most| format!("{} of memory at most; ", bytes(most)));
+    let memory = memory.map_or(String::new(), |most| memory::compared(most, &planned.memory));
     let taken = format!("{memory}{} on disk in {}", bytes(disk), run.path().display());
     if !complete {
         terminal::note(format_args!("stopped and saved after step {}; `{command}` goes on", position.step));
@@ -543,13 +554,6 @@ fn carry_out(
     }
     ensure!(position.step > 0, "the recipe has no steps; check `length`");
     Ok(Outcome::Fine)
-}
-
-/// The most memory that the process has had, where the system says it.
-fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 /// An error of a run, with the option that helps where there is one.

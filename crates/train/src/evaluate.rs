@@ -4,12 +4,15 @@ use std::sync::mpsc;
 
 use vit_data::{ImageError, Preprocess, Samples};
 use vit_graph::device::{Device, Elements, Parameters};
+use vit_graph::fitting::with_fitting_batch;
 use vit_graph::rewrite::dead_code;
+use vit_graph::{Graph, GraphError};
 use vit_models::{Config, Mode, ProblemType};
 
 use crate::error::TrainError;
 use crate::metrics::{ClassMeasures, Evaluation, MultiLabelEvaluation};
 use crate::preprocess::preprocess;
+use crate::recipe::Recipe;
 use crate::run_folder::columns;
 
 /// How to evaluate.
@@ -21,6 +24,18 @@ pub struct EvaluationOptions {
     pub threads: usize,
     /// How many of the most confident mistakes are kept.
     pub worst: usize,
+}
+
+/// Images that a run measures at once: as many as a step computes at once, within reason.
+pub(crate) fn evaluation_batch(recipe: &Recipe) -> usize {
+    (recipe.batch / recipe.accumulate.max(1)).clamp(1, 256)
+}
+
+/// The model as it is measured.
+pub(crate) fn inference(config: &Config, batch: usize) -> Result<Graph, GraphError> {
+    let mut graph = config.architecture.build(batch, Mode::Inference)?;
+    graph.retain_outputs(|name| name == "logits");
+    dead_code(&graph)
 }
 
 /// What was measured.
@@ -92,10 +107,12 @@ pub fn evaluate(
     mut progress: impl FnMut(usize, usize) -> bool,
 ) -> Result<Option<Outcome>, TrainError> {
     let batch = options.batch.clamp(1, samples.len().max(1));
-    let mut graph = config.architecture.build(batch, Mode::Inference)?;
-    graph.retain_outputs(|name| name == "logits");
+    let graph = inference(config, batch)?;
     let classes = graph.shape(graph.output("logits")?).last();
-    let mut executable = device.compile(&dead_code(&graph)?, parameters)?;
+    let held = parameters.held_bytes();
+    let mut executable = device
+        .compile(&graph, parameters)
+        .map_err(|error| with_fitting_batch(error, device, batch, held, |batch| inference(config, batch)))?;
     let preprocess = preprocess(&config.preprocessing)?;
 
     let mut measured = match config.problem_type {

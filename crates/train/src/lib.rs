@@ -16,6 +16,7 @@
 
 mod average;
 mod colours;
+mod disk;
 mod error;
 mod evaluate;
 mod evaluation_report;
@@ -23,6 +24,7 @@ mod finite;
 mod groups;
 mod held_out;
 mod json;
+mod memory;
 pub mod metrics;
 mod objective;
 mod optimiser;
@@ -41,6 +43,7 @@ mod teacher;
 mod trainer;
 
 pub use average::Average;
+pub use disk::{RunDisk, free_disk};
 pub use error::{Kept, TrainError};
 pub use evaluate::{EvaluationOptions, Measured, Outcome, evaluate};
 pub use evaluation_report::{evaluation_json, write_evaluation};
@@ -48,6 +51,7 @@ pub use finite::{NonFinite, first_non_finite};
 pub use groups::{DecayOn, Freeze, layers, rate_factors};
 pub use held_out::{ImagesToMeasure, Measure, SplitsOfRun, open_to_measure, splits_of_run};
 pub use json::finite_json;
+pub use memory::{Alternatives, Before, GraphPlan, ImageSizes, Part, RunMemory, Shortage, StateBytes, When, Workload};
 pub use objective::{Distillation, Loss, Objective};
 pub use optimiser::{Method, Optimiser};
 pub use preprocess::preprocess;

@@ -259,7 +259,7 @@ fn measure(
     let step = session.position.step;
     if let Some(validation) = &setup.validation {
         let how = session.evaluation_options(setup, options);
-        let mut weights = session.evaluated_weights(setup)?;
+        let mut weights = session.evaluated_weights()?;
         let mut watch = |done, total| {
             observer.evaluating(done, total);
             !stop.load(Ordering::Relaxed)

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use vit_data::Preprocess;
-use vit_graph::Graph;
-use vit_graph::device::{Device, Elements, Executable};
+use vit_graph::device::{Device, Elements, Executable, Parameters};
+use vit_graph::fitting::with_fitting_batch;
 use vit_graph::rewrite::dead_code;
+use vit_graph::{Graph, GraphError};
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
 
 use crate::finite::{blame_weights, is_finite};
@@ -85,12 +86,16 @@ impl Model {
         let Checkpoint { config, mut weights, source, report, .. } = checkpoint;
         let wanted = if options.outputs.is_empty() { vec!["logits".to_string()] } else { options.outputs.clone() };
         let batch = options.batch.max(1);
-        let mut graph = config.architecture.build(batch, Mode::Inference)?;
-        for name in wanted.iter().filter(|name| graph.taps().contains_key(*name)).cloned().collect::<Vec<_>>() {
-            graph.request(&name)?;
-        }
+        let build = |batch: usize| {
+            let mut graph = config.architecture.build(batch, Mode::Inference)?;
+            for name in wanted.iter().filter(|name| graph.taps().contains_key(*name)).cloned().collect::<Vec<_>>() {
+                graph.request(&name)?;
+            }
+            Ok::<Graph, GraphError>(graph)
+        };
+        let mut graph = build(batch)?;
         let mut outputs = Vec::new();
-        for name in wanted {
+        for name in wanted.clone() {
             if name == "logits" && graph.output(&name).is_err() {
                 return Err(Error::Unsuitable(
                     "this model has no classification head; `vit embed` gives its features".into(),
@@ -101,7 +106,14 @@ impl Model {
         }
         graph.retain_outputs(|name| outputs.iter().any(|(n, _)| n == name));
         let graph = options.precision.apply(dead_code(&graph)?)?;
-        let executable = device.compile(&graph, &mut weights)?;
+        let held = weights.held_bytes();
+        let executable = device.compile(&graph, &mut weights).map_err(|error| {
+            with_fitting_batch(error, device, batch, held, |batch| {
+                let mut graph = build(batch)?;
+                graph.retain_outputs(|name| wanted.iter().any(|wanted| wanted == name));
+                dead_code(&graph)
+            })
+        })?;
         let preprocess = preprocess(&config.preprocessing)?;
         let input = vec![0.0; batch * preprocess.output_len()];
         Ok(Model { config, source, report, preprocess, batch, outputs, executable, input })

@@ -2,7 +2,7 @@
 //! can be written down after any of them.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use vit_models::weights::{Tensor, Weights};
 use super::{TrainerOptions, training_step};
 use crate::average::Average;
 use crate::error::{Kept, TrainError};
-use crate::evaluate::EvaluationOptions;
+use crate::evaluate::{EvaluationOptions, evaluation_batch};
 use crate::finite::{NonFinite, first_non_finite};
 use crate::preprocess::loader_settings;
 use crate::run_folder::RunFolder;
@@ -285,7 +285,7 @@ impl Session {
 
     /// How the model is measured between steps.
     pub fn evaluation_options(&self, setup: &Setup, options: &TrainerOptions) -> EvaluationOptions {
-        let batch = (self.batch / setup.recipe.accumulate.max(1)).clamp(1, 256);
+        let batch = evaluation_batch(&setup.recipe);
         EvaluationOptions { batch, threads: options.threads, worst: 0 }
     }
 
@@ -306,20 +306,23 @@ impl Session {
 
     /// The model as it is measured, without what only training needs.
     pub fn best_snapshot(&self, setup: &Setup) -> Result<Snapshot, TrainError> {
-        let weights = self.evaluated_weights(setup)?;
+        let weights = self.evaluated_weights()?;
         let position = self.position.clone();
         Ok(Snapshot { config: setup.config.clone(), weights, optimiser: Weights::default(), position })
     }
 
     /// The weights that are measured: the moving average where there is one.
-    pub fn evaluated_weights(&self, setup: &Setup) -> Result<Weights, TrainError> {
-        let Snapshot { mut weights, mut optimiser, .. } = self.snapshot(setup)?;
-        if self.average.is_some() {
-            for (name, tensor) in &mut weights.tensors {
-                if let Some(average) = optimiser.tensors.remove(&format!("{name}.average")) {
-                    *tensor = average;
-                }
+    pub fn evaluated_weights(&self) -> Result<Weights, TrainError> {
+        let mut weights = self.unchanged.clone();
+        let all: HashMap<&str, &Parameter> =
+            self.graph.graph.parameters().map(|(_, parameter)| (parameter.name.as_str(), parameter)).collect();
+        for (&name, &parameter) in &all {
+            if self.unchanged.tensors.contains_key(name) || self.graph.state.iter().any(|kept| kept == name) {
+                continue;
             }
+            let average = self.average.and_then(|_| all.get(format!("{name}.average").as_str()));
+            let tensor = self.read(average.copied().unwrap_or(parameter))?;
+            weights.insert(name, tensor).map_err(vit_models::ModelError::from)?;
         }
         Ok(weights)
     }
@@ -396,6 +399,14 @@ struct Beginning<'a> {
 }
 
 impl Parameters for Beginning<'_> {
+    fn held_bytes(&self) -> u64 {
+        let first = match &self.first {
+            FirstWeights::Given(weights) => weights.held_bytes(),
+            FirstWeights::Random => 0,
+        };
+        first + self.state.held_bytes()
+    }
+
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
         let name = &parameter.name;
         if self.names.contains(name) {

@@ -1,12 +1,14 @@
 //! Whole passes: inference, and training steps.
 
 use vit_graph::device::{Elements, Executable, Initial};
+use vit_graph::fitting::with_fitting_batch;
+use vit_graph::host::{self, Bound, Room};
 use vit_graph::rewrite::dead_code;
-use vit_graph::{Graph, Init};
+use vit_graph::{Graph, GraphError, Init};
 use vit_models::{Architecture, Mode};
 use vit_train::{StepOptions, TrainingStep};
 
-use super::{BenchOptions, peak_memory, quantile, repeat};
+use super::{BenchOptions, quantile, repeat};
 use crate::{Error, Processor};
 
 /// How fast something ran.
@@ -32,14 +34,15 @@ pub struct Measurement {
     pub peak_gflops: f64,
     /// The share of that peak.
     pub peak_share: f64,
-    /// The most memory that the process held; on a GPU, what the model holds there.
-    pub peak_memory_bytes: usize,
+    /// The most memory that the process held; on a GPU, what is taken of its memory, by others too.
+    pub peak_memory_bytes: u64,
+    /// What was planned for that before anything was allocated.
+    pub planned_memory_bytes: u64,
 }
 
 /// The forward pass to the logits, or to the features of a model without a head.
 pub fn infer(options: &BenchOptions) -> Result<Measurement, Error> {
-    let graph = inference_graph(options)?;
-    measure(options, &graph)
+    measure(options, |batch| inference_graph(&BenchOptions { batch, ..options.clone() }))
 }
 
 /// A step with AdamW: forward, backward, clipping, update.
@@ -48,7 +51,7 @@ pub fn train(options: &BenchOptions) -> Result<Measurement, Error> {
     if architecture.classes() == 0 {
         architecture.set_classes(1000);
     }
-    measure(options, &training_graph(options, &architecture)?)
+    measure(options, |batch| training_graph(&BenchOptions { batch, ..options.clone() }, &architecture))
 }
 
 pub(super) fn training_graph(options: &BenchOptions, architecture: &Architecture) -> Result<Graph, Error> {
@@ -64,9 +67,34 @@ pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
     options.precision.apply(dead_code(&graph)?)
 }
 
-fn measure(options: &BenchOptions, graph: &Graph) -> Result<Measurement, Error> {
+/// Memory besides the model's: buffers of the measurement of the peak, stacks, code that is run for the first time.
+const BESIDES: u64 = 8 << 20;
+/// GPU memory for compiled kernels, for what cuBLASLt and the driver take, and for the measurement of the peak.
+const BESIDES_ON_GPU: u64 = 96 << 20;
+
+fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>) -> Result<Measurement, Error> {
     let processor = options.processor()?;
-    let mut executable = processor.device().compile(graph, &mut Initial { seed: 0 })?;
+    let device = processor.device();
+    let own = |room: &Room| room.bound == Bound::Gpu;
+    let taken = |room: Room| room.total - room.free;
+    let (before, resident) = (device.room().filter(own).map(taken), host::resident().unwrap_or(0));
+    let build = |batch: usize| {
+        graph(batch).map_err(|error| match error {
+            Error::Graph(error) => error,
+            other => GraphError::Device { device: "cpu", reason: other.to_string() },
+        })
+    };
+    let graph = &graph(options.batch)?;
+    let memory = device.plan(graph)?;
+    // While the model is there, its largest input is made on the host.
+    let input = graph.inputs().map(|(_, input)| input.ty.bytes() as u64).max().unwrap_or(0);
+    let planned = match before {
+        Some(taken) => taken + memory.bytes() + BESIDES_ON_GPU,
+        None => resident + memory.bytes() + input + BESIDES,
+    };
+    let mut executable = device
+        .compile(graph, &mut Initial { seed: 0 })
+        .map_err(|error| with_fitting_batch(error, device, options.batch, 0, build))?;
     fill_inputs(graph, executable.as_mut())?;
     let (seconds, peak) = repeat(&processor, options.time, || {
         executable.run()?;
@@ -87,10 +115,11 @@ fn measure(options: &BenchOptions, graph: &Graph) -> Result<Measurement, Error> 
         gflops,
         peak_gflops: peak / 1e9,
         peak_share: gflops * 1e9 / peak,
-        peak_memory_bytes: match processor {
-            Processor::Cpu(_) => peak_memory().unwrap_or_else(|| executable.memory_bytes()),
-            Processor::Cuda(_) => executable.memory_bytes(),
+        peak_memory_bytes: match device.room().filter(own) {
+            Some(room) => taken(room),
+            None => host::peak().unwrap_or_else(|| executable.memory_bytes() as u64),
         },
+        planned_memory_bytes: planned,
     })
 }
 

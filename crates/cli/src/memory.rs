@@ -1,0 +1,212 @@
+//! What a run takes of memory and disk, as people read it, and the refusal of what does not fit.
+
+use std::fmt::Display;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::bail;
+use serde_json::json;
+use vit::graph::device::{Device, Memory};
+use vit::graph::host::{self, Bound, Room};
+use vit::graph::{Graph, GraphError};
+use vit::models::Config;
+use vit::train::{
+    Alternatives, Before, ImageSizes, Recipe, RunDisk, RunMemory, Setup, Shortage, TrainError, TrainerOptions, When,
+    Workload, free_disk,
+};
+use vit::{Precision, Processor, plan_without_gpu};
+
+use crate::{table, terminal};
+
+/// A run's memory on an open processor.
+pub struct Planned<'a> {
+    pub processor: &'a Processor,
+    pub memory: RunMemory,
+    workload: Workload,
+}
+
+/// Bytes as a plan shows them.
+fn amount(bytes: u64) -> String {
+    if bytes < 1_000_000_000 { table::bytes(bytes) } else { format!("{:.2} GB", bytes as f64 / 1e9) }
+}
+
+/// What the process and the processor hold now.
+fn before(device: Option<Room>) -> Before {
+    let device = device.filter(|room| room.bound == Bound::Gpu);
+    Before { resident: host::resident().unwrap_or(0), device, own_memory: device.is_some() }
+}
+
+impl<'a> Planned<'a> {
+    /// Plans a run that goes on from a snapshot of so many bytes, or begins.
+    pub fn new(
+        processor: &'a Processor,
+        setup: &Setup,
+        options: &TrainerOptions,
+        snapshot: u64,
+    ) -> Result<Planned<'a>, TrainError> {
+        let device = processor.device();
+        let workload = Workload::of(setup, options, snapshot);
+        let memory = RunMemory::new(&workload, &|graph: &Graph| device.plan(graph), before(device.room()))?;
+        Ok(Planned { processor, memory, workload })
+    }
+
+    /// Refuses a run that does not fit, with what would.
+    pub fn ensure_fits(&self) -> anyhow::Result<()> {
+        let device = self.processor.device();
+        let own = device.room().filter(|room| room.bound == Bound::Gpu);
+        let rooms = (host::room(), own);
+        let Some(shortage) = self.memory.shortage(rooms.0, rooms.1) else { return Ok(()) };
+        let _busy = terminal::busy("looking for a batch that fits");
+        let fits = |workload: &Workload| {
+            let planned = RunMemory::new(workload, &|graph: &Graph| device.plan(graph), before(own));
+            planned.is_ok_and(|memory| memory.shortage(rooms.0, rooms.1).is_none())
+        };
+        let found = Alternatives::of(&self.workload, &fits);
+        bail!("{}", refusal(&self.memory, &shortage, &self.workload, &found))
+    }
+}
+
+/// Plans a run for an H100 or H200 on a machine without one; `None` for a precision that GPUs lack.
+pub fn without_gpu(setup: &Setup, options: &TrainerOptions, precision: Precision) -> anyhow::Result<Option<RunMemory>> {
+    if matches!(precision, Precision::Int8) {
+        return Ok(None);
+    }
+    let plan = |graph: &Graph| match plan_without_gpu(graph, precision) {
+        Ok(memory) => Ok(memory.unwrap_or(Memory { stored_bytes: 0, arena_bytes: 0 })),
+        Err(vit::Error::Graph(error)) => Err(error),
+        Err(other) => Err(GraphError::Device { device: "cuda", reason: other.to_string() }),
+    };
+    let before = Before { own_memory: true, ..before(None) };
+    Ok(Some(RunMemory::new(&Workload::of(setup, options, 0), &plan, before)?))
+}
+
+/// One sentence: what is needed for what, what there is, and what to type.
+fn refusal(memory: &RunMemory, shortage: &Shortage, workload: &Workload, found: &Alternatives) -> String {
+    let gpu = shortage.room.bound == Bound::Gpu;
+    let mut parts: Vec<(&str, u64)> =
+        memory.parts.iter().map(|part| (part.name, if gpu { part.device } else { part.host })).collect();
+    parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let most: Vec<String> = parts.iter().take(3).map(|(name, size)| format!("{name} {}", amount(*size))).collect();
+    let batch = workload.recipe.batch;
+    let mut ways = Vec::new();
+    ways.extend(found.batch.map(|batch| format!("--batch {batch}")));
+    ways.extend(found.recompute.then(|| format!("--batch {batch} with --recompute")));
+    ways.extend(found.accumulate.map(|parts| format!("--batch {batch} with --set accumulate={parts}")));
+    let ways = match ways.as_slice() {
+        [] => "not even a batch of 1 would fit; take a smaller --model or --image-size".to_string(),
+        ways => format!("what fits: {}", ways.join(", or ")),
+    };
+    format!(
+        "with a batch of {batch} this run needs {} ({}, …), and {}; {ways}",
+        amount(shortage.needed),
+        most.join(", "),
+        shortage.room
+    )
+}
+
+/// Says in one line what a run will take.
+pub fn announce(memory: &RunMemory) {
+    let gpu = match memory.device() {
+        0 => String::new(),
+        device => format!(", and {} of the GPU's", amount(device)),
+    };
+    terminal::note(format_args!("memory: up to {}{gpu}", amount(memory.host())));
+}
+
+/// Says the whole plan.
+pub fn show(memory: &RunMemory, place: &str, own: Option<Room>) {
+    terminal::note(format_args!("memory on {place}:"));
+    lines(memory, own).iter().for_each(terminal::note);
+}
+
+/// The plan as lines: every part, their sum, and what there is.
+pub fn lines(memory: &RunMemory, own: Option<Room>) -> Vec<String> {
+    let on_gpu = memory.device() > 0;
+    let line = |name: &str, host: &str, device: &str, more: &str| {
+        let gpu = if on_gpu { format!(" {device:>10}") } else { String::new() };
+        format!("  {name:<16}{host:>10}{gpu}  {more}").trim_end().to_string()
+    };
+    let cell = |size: u64| if size > 0 { amount(size) } else { String::new() };
+    let heading = on_gpu.then(|| line("", "host", "GPU", ""));
+    let parts = memory.parts.iter().map(|part| {
+        let when = match part.when {
+            When::Always => "",
+            When::Evaluating => "while evaluating",
+            When::Saving => "while saving",
+        };
+        line(part.name, &cell(part.host), &cell(part.device), when)
+    });
+    let rooms = [host::room(), own.filter(|room| room.bound == Bound::Gpu)];
+    let there: Vec<String> = rooms.iter().flatten().map(Room::to_string).collect();
+    let most = line("at most", &cell(memory.host()), &cell(memory.device()), &there.join("; "));
+    heading.into_iter().chain(parts).chain([most]).collect()
+}
+
+/// The plan for programs.
+pub fn json(memory: &RunMemory) -> serde_json::Value {
+    let parts: Vec<_> = memory
+        .parts
+        .iter()
+        .map(|part| json!({ "name": part.name, "host": part.host, "device": part.device }))
+        .collect();
+    json!({ "host_bytes": memory.host(), "device_bytes": memory.device(), "parts": parts })
+}
+
+/// What training a model takes with the usual recipe, before there is a dataset.
+pub fn of_training(config: &Config, batch: usize, device: &dyn Device) -> anyhow::Result<RunMemory> {
+    let mut config = config.clone();
+    let mut recipe = Recipe::named("small")?;
+    recipe.batch = batch;
+    recipe.apply_to(&mut config.architecture);
+    if config.architecture.classes() == 0 {
+        config.architecture.set_classes(1000);
+    }
+    let options = TrainerOptions { threads: 1, cache_bytes: 0, save_every: Duration::MAX, recompute: false };
+    let workload = Workload { config, recipe, options, images: ImageSizes::default(), validation: batch, held: 0 };
+    Ok(RunMemory::new(&workload, &|graph: &Graph| device.plan(graph), before(device.room()))?)
+}
+
+/// Says what a run's folder will take, and refuses where the disk cannot hold it.
+pub fn ensure_disk(memory: &RunMemory, setup: &Setup, folder: &Path) -> anyhow::Result<()> {
+    let disk = RunDisk::new(memory.state, setup.validation.is_some());
+    let line = disk_line(disk, free_disk(folder), &folder.display()).map_err(anyhow::Error::msg)?;
+    terminal::note(line);
+    Ok(())
+}
+
+fn disk_line(disk: RunDisk, free: Option<u64>, folder: &dyn Display) -> Result<String, String> {
+    let [at_rest, peak] = [disk.at_rest, disk.peak].map(amount);
+    let Some(free) = free else { return Ok(format!("disk: up to {peak} in {folder}")) };
+    let there = amount(free);
+    if free < disk.at_rest {
+        return Err(format!(
+            "{folder}: the run's checkpoints take {at_rest}, and {peak} while one is written, but only {there} are free on \
+             that disk; make room, or name a folder on another disk with --out"
+        ));
+    }
+    let tight = if free < disk.peak { "; the oldest checkpoint makes room for the next" } else { "" };
+    Ok(format!("disk: up to {peak} in {folder}, {there} are free{tight}"))
+}
+
+/// What the process took, against what was planned.
+pub fn compared(peak: u64, memory: &RunMemory) -> String {
+    format!("{} of memory at most, {} planned; ", amount(peak), amount(memory.host()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_the_disk_cannot_hold_began_anyway() {
+        let disk = RunDisk { at_rest: 9_600_000_000, peak: 13_200_000_000 };
+        let line = |free| disk_line(disk, Some(free), &"runs/one");
+        assert_eq!(line(99_000_000_000).unwrap(), "disk: up to 13.20 GB in runs/one, 99.00 GB are free");
+        assert!(line(10_000_000_000).unwrap().ends_with("the oldest checkpoint makes room for the next"));
+        assert_eq!(
+            line(9_000_000_000).unwrap_err(),
+            "runs/one: the run's checkpoints take 9.60 GB, and 13.20 GB while one is written, but only 9.00 GB are free on that \
+             disk; make room, or name a folder on another disk with --out"
+        );
+    }
+}

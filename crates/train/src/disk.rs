@@ -1,0 +1,52 @@
+//! How much disk a run's folder takes, known before the run begins.
+
+use std::path::Path;
+
+use crate::memory::StateBytes;
+
+/// Bytes that a run's checkpoints take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunDisk {
+    /// Between two saves: the last checkpoint and the one before it, and of the best model the weights, twice.
+    pub at_rest: u64,
+    /// While the next checkpoint is written beside them.
+    pub peak: u64,
+}
+
+impl RunDisk {
+    /// Checkpoints of this size; without validation there is no best one.
+    pub fn new(state: StateBytes, validation: bool) -> RunDisk {
+        let whole = state.model + state.optimiser;
+        let best = if validation { 2 * state.model } else { 0 };
+        RunDisk { at_rest: 2 * whole + best, peak: 3 * whole + best }
+    }
+}
+
+/// Bytes that are free for this user where a path is, or would be; `None` where the system does not say.
+pub fn free_disk(path: &Path) -> Option<u64> {
+    let path = std::path::absolute(path).ok()?;
+    let there = path.ancestors().find(|path| path.exists())?;
+    #[cfg(unix)]
+    return rustix::fs::statvfs(there).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+    #[cfg(not(unix))]
+    return None.filter(|_: &u64| there.exists());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_checkpoints_are_there_while_the_next_is_written() {
+        let state = StateBytes { model: 10, optimiser: 20 };
+        assert_eq!(RunDisk::new(state, true), RunDisk { at_rest: 80, peak: 110 });
+        assert_eq!(RunDisk::new(state, false), RunDisk { at_rest: 60, peak: 90 });
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_folder_that_is_not_there_yet_is_on_the_disk_of_the_one_around_it() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(free_disk(&folder.path().join("runs/one")).unwrap() > 0);
+    }
+}

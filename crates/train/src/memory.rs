@@ -1,0 +1,425 @@
+//! How much memory a run takes, part by part, known before any of it is allocated: the plan of the step on its device,
+//! and the sizes of everything that the loop holds around it. Nothing here allocates or refuses anything by itself.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use vit_data::Samples;
+use vit_data::loader::LoaderSettings;
+use vit_graph::device::Memory;
+use vit_graph::fitting::largest_fitting;
+use vit_graph::host::Room;
+use vit_graph::{Graph, GraphError, NodeId};
+use vit_models::{Config, read_config};
+
+use crate::error::TrainError;
+use crate::evaluate::{evaluation_batch, inference};
+use crate::objective::Loss;
+use crate::preprocess::{loader_settings, preprocess};
+use crate::recipe::Recipe;
+use crate::run_folder::model_of;
+use crate::setup::{FirstWeights, Setup};
+use crate::step::{StepOptions, TrainingStep};
+use crate::trainer::TrainerOptions;
+
+/// What a graph takes on a device that need not be there.
+pub type GraphPlan<'a> = &'a dyn Fn(&Graph) -> Result<Memory, GraphError>;
+
+/// The decoded images of a dataset.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ImageSizes {
+    /// How many there are.
+    pub count: usize,
+    /// Bytes of one, on average.
+    pub mean: f64,
+    /// Bytes of the largest one seen.
+    pub largest: u64,
+}
+
+impl ImageSizes {
+    /// Images of which a few, from all over the dataset, are decoded.
+    pub fn of(samples: &dyn Samples) -> ImageSizes {
+        const LOOKED_AT: usize = 16;
+        let stride = samples.len().div_ceil(LOOKED_AT).max(1);
+        let bytes: Vec<u64> = (0..samples.len())
+            .step_by(stride)
+            .filter_map(|index| samples.image(index).ok())
+            .map(|image| image.pixels().len() as u64)
+            .collect();
+        ImageSizes {
+            count: samples.len(),
+            mean: bytes.iter().sum::<u64>() as f64 / bytes.len().max(1) as f64,
+            largest: bytes.into_iter().max().unwrap_or(0),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.count as f64 * self.mean) as u64
+    }
+}
+
+/// What decides how much memory a run takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Workload {
+    /// The model.
+    pub config: Config,
+    /// How it is trained.
+    pub recipe: Recipe,
+    /// How the run is carried out.
+    pub options: TrainerOptions,
+    /// What it learns from.
+    pub images: ImageSizes,
+    /// Samples that it is measured on.
+    pub validation: usize,
+    /// Bytes of weights that are in host memory now and become the step's.
+    pub held: u64,
+}
+
+impl Workload {
+    /// That of a run before its first step, or before its first step from a snapshot of so many bytes.
+    pub fn of(setup: &Setup, options: &TrainerOptions, snapshot: u64) -> Workload {
+        let first = match &setup.weights {
+            FirstWeights::Given(weights) => vit_graph::device::Parameters::held_bytes(weights),
+            FirstWeights::Random => 0,
+        };
+        Workload {
+            config: setup.config.clone(),
+            recipe: setup.recipe.clone(),
+            options: options.clone(),
+            images: ImageSizes::of(setup.train.as_ref()),
+            validation: setup.validation.as_ref().map_or(0, |validation| validation.len()),
+            held: first + snapshot,
+        }
+    }
+}
+
+/// When a part of a run's memory is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// From the first step to the last.
+    Always,
+    /// While the model is measured.
+    Evaluating,
+    /// While a checkpoint is written.
+    Saving,
+}
+
+/// A part of what a run takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// What it is for.
+    pub name: &'static str,
+    /// Bytes of the host's memory.
+    pub host: u64,
+    /// Bytes of the device's own memory.
+    pub device: u64,
+    /// When it is held.
+    pub when: When,
+}
+
+/// What a run takes of memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunMemory {
+    /// The parts, of which the first is what the process and the device hold already.
+    pub parts: Vec<Part>,
+    /// What a checkpoint of the run holds.
+    pub state: StateBytes,
+    /// Bytes that the process holds already, weights included.
+    resident: u64,
+}
+
+/// What a run takes more than there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortage {
+    /// Bytes that it takes.
+    pub needed: u64,
+    /// What there is.
+    pub room: Room,
+}
+
+/// What the process and the device hold before a run begins.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Before {
+    /// Bytes of host memory that the process holds.
+    pub resident: u64,
+    /// What is left of the device's own memory, if it has some.
+    pub device: Option<Room>,
+    /// Whether the device has memory of its own, even if it is not there to be asked.
+    pub own_memory: bool,
+}
+
+/// Host memory that buffers of files, stacks of threads, drawings of curves and metrics take, which all are small.
+const SMALL_THINGS: u64 = 24 << 20;
+
+/// GPU memory for compiled kernels and for what cuBLASLt and the driver allocate when they first run.
+const GPU_LIBRARIES: u64 = 96 << 20;
+
+impl RunMemory {
+    /// Plans a run: `plan` says what a graph takes on the device.
+    pub fn new(workload: &Workload, plan: GraphPlan, before: Before) -> Result<RunMemory, TrainError> {
+        let Workload { config, recipe, options, images, .. } = workload;
+        let place = |name, bytes: u64, when| match before.own_memory {
+            true => Part { name, host: 0, device: bytes, when },
+            false => Part { name, host: bytes, device: 0, when },
+        };
+        let host = |name, bytes, when| Part { name, host: bytes, device: 0, when };
+
+        let how = StepOptions { recompute: options.recompute, ..recipe.step_options() };
+        let step = TrainingStep::new(&config.architecture, recipe.batch, how)?;
+        let memory = plan(&step.graph)?;
+        let sizes = StateBytes::of(&step);
+        let frozen = frozen(&step);
+        let inputs: u64 = step.graph.inputs().map(|(_, input)| input.ty.bytes() as u64).sum();
+        drop(step);
+
+        let taken = before.device.map_or(0, |room| room.total - room.free);
+        let small = SMALL_THINGS + if before.own_memory { inputs } else { 0 };
+        let libraries = if before.own_memory { GPU_LIBRARIES } else { 0 };
+        let weights = place("weights", (memory.stored_bytes as u64).saturating_sub(sizes.optimiser), When::Always);
+        // What a step leaves as it is, a device need not keep as it was: the run does, for its checkpoints.
+        let weights = Part { host: weights.host + frozen, ..weights };
+        let mut parts = vec![
+            Part {
+                name: "process",
+                host: before.resident.saturating_sub(workload.held) + small,
+                device: taken + libraries,
+                when: When::Always,
+            },
+            weights,
+            place("optimiser", sizes.optimiser.min(memory.stored_bytes as u64), When::Always),
+            place("activations", memory.arena_bytes as u64, When::Always),
+        ];
+
+        let settings = loader_settings(recipe, &config.preprocessing, images.count.max(1))?;
+        parts.push(host("batches", batches(&settings, config, before.own_memory), When::Always));
+        // A file, the decoded image and what it becomes on its way to the model's size, in every thread.
+        let decoding = options.threads as u64 * 3 * images.largest;
+        let cached = options.cache_bytes.min(images.bytes());
+        parts.push(host("decoded images", decoding + cached, When::Always));
+        if !recipe.objective.teacher.is_empty() {
+            let (memory, images) = teacher(recipe, config, plan)?;
+            let part = place("teacher", memory, When::Always);
+            parts.push(Part { host: part.host + images, ..part });
+        }
+        if workload.validation > 0 {
+            parts.extend(evaluation(workload, plan, before.own_memory, sizes.model)?);
+        }
+        parts.push(host("saving", sizes.model + sizes.optimiser, When::Saving));
+        parts.retain(|part| part.host + part.device > 0);
+        Ok(RunMemory { parts, state: sizes, resident: before.resident })
+    }
+
+    /// The most host memory that the process will hold.
+    pub fn host(&self) -> u64 {
+        self.peak(|part| part.host)
+    }
+
+    /// The most of its own memory that the device will hold.
+    pub fn device(&self) -> u64 {
+        self.peak(|part| part.device)
+    }
+
+    fn peak(&self, of: impl Fn(&Part) -> u64) -> u64 {
+        let sum = |when| self.parts.iter().filter(|part| part.when == when).map(&of).sum::<u64>();
+        sum(When::Always) + sum(When::Evaluating).max(sum(When::Saving))
+    }
+
+    /// What is missing, where this does not fit into what is left.
+    pub fn shortage(&self, host: Option<Room>, device: Option<Room>) -> Option<Shortage> {
+        let device = device.filter(|room| self.device() > room.total.min(room.free + self.device_taken()));
+        if let Some(room) = device {
+            return Some(Shortage { needed: self.device(), room });
+        }
+        let room = host.filter(|room| self.host().saturating_sub(self.resident) > room.free)?;
+        Some(Shortage { needed: self.host(), room })
+    }
+
+    fn device_taken(&self) -> u64 {
+        self.parts
+            .iter()
+            .find(|part| part.name == "process")
+            .map_or(0, |part| part.device.saturating_sub(GPU_LIBRARIES))
+    }
+}
+
+/// What takes less memory than a run that does not fit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Alternatives {
+    /// The largest smaller batch that fits.
+    pub batch: Option<usize>,
+    /// Whether the same batch fits if activations are computed again.
+    pub recompute: bool,
+    /// In how many parts the same batch fits.
+    pub accumulate: Option<usize>,
+}
+
+impl Alternatives {
+    /// Looks for what fits; `fits` says whether a workload does. What cannot be planned does not fit.
+    pub fn of(workload: &Workload, fits: &dyn Fn(&Workload) -> bool) -> Alternatives {
+        let with = |change: &dyn Fn(&mut Workload)| {
+            let mut other = workload.clone();
+            change(&mut other);
+            fits(&other)
+        };
+        let (whole, parts) = (workload.recipe.batch, workload.recipe.accumulate.max(1));
+        let batch = largest_fitting(whole, parts, |batch| with(&|other| other.recipe.batch = batch));
+        let recompute = !workload.options.recompute && with(&|other| other.options.recompute = true);
+        let splits = [2, 4, 8, 16].into_iter().map(|times| times * parts).filter(|parts| whole.is_multiple_of(*parts));
+        // Parts are batches themselves: where none fits, no part does.
+        let accumulate =
+            batch.and_then(|_| splits.into_iter().find(|&parts| with(&|other| other.recipe.accumulate = parts)));
+        Alternatives { batch, recompute, accumulate }
+    }
+}
+
+/// Bytes of a step's parameters as a checkpoint holds them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateBytes {
+    /// The model's weights.
+    pub model: u64,
+    /// What the optimiser keeps, averages included.
+    pub optimiser: u64,
+}
+
+impl StateBytes {
+    /// Those of a step.
+    pub fn of(step: &TrainingStep) -> StateBytes {
+        let (mut model, mut optimiser) = (0, 0);
+        for (_, parameter) in step.graph.parameters() {
+            let kept = if step.state.contains(&parameter.name) { &mut optimiser } else { &mut model };
+            *kept += 4 * parameter.shape.elements() as u64;
+        }
+        StateBytes { model, optimiser }
+    }
+}
+
+/// Bytes of the model's parameters that a step leaves as they are.
+fn frozen(step: &TrainingStep) -> u64 {
+    let changed: HashSet<NodeId> = step.graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
+    let unchanged = step.graph.parameters().filter(|(node, _)| !changed.contains(node));
+    unchanged.map(|(_, parameter)| 4 * parameter.shape.elements() as u64).sum()
+}
+
+/// Prepared batches: those of the loader's window, the last step's, this step's and the next one's; a device that runs
+/// while the host does something else is one step ahead. With them what each thread of the loader works in.
+fn batches(settings: &LoaderSettings, config: &Config, ahead: bool) -> u64 {
+    let image = settings.transform.output_len();
+    let held = settings.prefetch + 3 + usize::from(ahead);
+    4 * (held * settings.batch * (image + config.architecture.classes())) as u64
+}
+
+/// A teacher on the device, and its images and logits on the host.
+fn teacher(recipe: &Recipe, student: &Config, plan: GraphPlan) -> Result<(u64, u64), TrainError> {
+    let path = model_of(Path::new(&recipe.objective.teacher));
+    let Ok(Some(mut config)) = read_config(&path) else {
+        // Weights alone do not say what they are before they are read.
+        return Ok((std::fs::metadata(&path).map_or(0, |file| file.len()), 0));
+    };
+    let size = student.architecture.image_size();
+    config.architecture.set_image_size(size);
+    let images =
+        4 * recipe.batch * (student.architecture.channels() * size[0] * size[1] + config.architecture.classes());
+    Ok((plan(&inference(&config, recipe.batch)?)?.bytes(), images as u64))
+}
+
+/// The model as it is measured, beside the one that is trained: its weights, activations and prepared images.
+fn evaluation(workload: &Workload, plan: GraphPlan, own: bool, weights: u64) -> Result<Vec<Part>, TrainError> {
+    let Workload { config, recipe, validation, .. } = workload;
+    let batch = evaluation_batch(recipe).clamp(1, *validation);
+    let memory = plan(&inference(config, batch)?)?;
+    // The batch that is filled, and at most two that threads have prepared ahead.
+    let prepared = 4 * (3 * batch * preprocess(&config.preprocessing)?.output_len()) as u64;
+    let scores = match recipe.objective.loss {
+        Loss::Sigmoid => 4 * (validation * config.architecture.classes()) as u64,
+        Loss::Softmax => 0,
+    };
+    let when = When::Evaluating;
+    let name = "evaluation";
+    Ok(match own {
+        true => vec![Part { name, host: weights.max(prepared + scores), device: memory.bytes(), when }],
+        // Weights are given away while they become the executable's, before anything else is there.
+        false => vec![Part { name, host: weights.max(memory.bytes() + prepared + scores), device: 0, when }],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vit_graph::host::Bound;
+
+    fn workload(batch: usize) -> Workload {
+        let variant = vit_models::variant("Ti/4@32").unwrap();
+        let mut config = Config {
+            name: None,
+            architecture: variant.architecture,
+            preprocessing: variant.preprocessing,
+            labels: vec![],
+            problem_type: vit_models::ProblemType::SingleLabel,
+        };
+        config.architecture.set_classes(10);
+        config.preprocessing.image_size = [32, 32];
+        let mut recipe = Recipe::named("small").unwrap();
+        recipe.batch = batch;
+        let options = TrainerOptions {
+            threads: 2,
+            cache_bytes: 1 << 20,
+            save_every: std::time::Duration::from_secs(300),
+            recompute: false,
+        };
+        let images = ImageSizes { count: 1000, mean: 3072.0, largest: 3072 };
+        Workload { config, recipe, options, images, validation: 100, held: 0 }
+    }
+
+    fn planned(workload: &Workload, before: Before) -> RunMemory {
+        let cpu = vit_cpu::Cpu::new(Some(1));
+        RunMemory::new(workload, &|graph| vit_graph::device::Device::plan(&cpu, graph), before).unwrap()
+    }
+
+    fn room(free: u64) -> Option<Room> {
+        Some(Room { free, total: 2 * free, bound: Bound::Machine })
+    }
+
+    #[test]
+    fn a_run_that_does_not_fit_is_known_before_it_begins_with_what_would_fit() {
+        let workload = workload(256);
+        let memory = planned(&workload, Before::default());
+        assert!(memory.shortage(room(memory.host()), None).is_none());
+        let limit = room(memory.host() / 2);
+        let shortage = memory.shortage(limit, None).unwrap();
+        assert_eq!((shortage.needed, Some(shortage.room)), (memory.host(), limit));
+
+        let fits = |other: &Workload| planned(other, Before::default()).shortage(limit, None).is_none();
+        let found = Alternatives::of(&workload, &fits);
+        let batch = found.batch.unwrap();
+        let mut smaller = workload.clone();
+        smaller.recipe.batch = batch;
+        assert!(fits(&smaller) && (64..256).contains(&batch), "{batch}");
+        smaller.recipe.batch = batch + 8;
+        assert!(!fits(&smaller), "{batch} is not the largest");
+        assert!(found.recompute && found.accumulate.is_some_and(|parts| parts >= 2), "{found:?}");
+    }
+
+    #[test]
+    fn every_part_is_counted_once_and_saving_never_meets_evaluation() {
+        let memory = planned(&workload(64), Before { resident: 1 << 20, ..Before::default() });
+        let part = |name| memory.parts.iter().find(|part| part.name == name).copied().unwrap();
+        let model = part("saving").host - part("optimiser").host;
+        // AdamW keeps two values for each parameter, and the recipe averages or does not.
+        assert!(part("optimiser").host >= 2 * model && part("weights").host >= model, "{:?}", memory.parts);
+        assert_eq!(part("batches").host, 4 * 7 * 64 * (3 * 32 * 32 + 10));
+        // A thousand images of 3 KiB would be more than the cache holds.
+        assert_eq!(part("decoded images").host, (1 << 20) + 2 * 3 * 3072);
+        let always: u64 = memory.parts.iter().filter(|p| p.when == When::Always).map(|p| p.host).sum();
+        assert_eq!(memory.host(), always + part("evaluation").host.max(part("saving").host));
+    }
+
+    #[test]
+    fn a_device_with_memory_of_its_own_is_asked_about_its_own() {
+        let gpu = Room { free: 70_000_000_000, total: 80_000_000_000, bound: Bound::Gpu };
+        let memory = planned(&workload(64), Before { resident: 0, device: Some(gpu), own_memory: true });
+        assert!(memory.device() > 10_000_000_000 && memory.host() < 1_000_000_000, "{:?}", memory.parts);
+        assert!(memory.shortage(None, Some(gpu)).is_none());
+        let full = Room { free: 1_000_000, ..gpu };
+        assert_eq!(memory.shortage(None, Some(full)).unwrap().room, full);
+    }
+}
