@@ -30,9 +30,10 @@ pub fn convert(mut checkpoint: Checkpoint, folder: &Path, layout: Layout, dtype:
         )));
     }
     let mut report = std::mem::take(&mut checkpoint.report);
-    if layout == Layout::Timm {
-        report.extend(config::timm_differences(&checkpoint.config));
-    }
+    report.extend(match layout {
+        Layout::Timm => config::timm_differences(&checkpoint.config),
+        Layout::HuggingFace => config::hugging_face_differences(&checkpoint.config),
+    });
     checkpoint.save(folder, layout, dtype)?;
     let written = Checkpoint::open(folder, OpenOptions::default())?;
     let device = device(DeviceChoice::Auto, None)?;

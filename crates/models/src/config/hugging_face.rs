@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use vit_graph::ops::Activation;
 
-use super::timm::short;
+use super::timm::{self, short};
 use super::{Arguments, Config};
 use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
@@ -140,10 +140,21 @@ fn share(crop: f64, size: f64) -> f64 {
     if (crop / share).floor() < size { share.next_down() } else { share }
 }
 
-/// Hugging Face's `config.json` of a model, or why its classes cannot express it.
+/// Hugging Face's `config.json` of a model, or why its classes cannot express it and what to write instead.
 pub fn hugging_face_config(config: &Config) -> Result<Value, String> {
+    expressed(config).map_err(|reason| {
+        let instead = if timm::can_build(config) {
+            "write timm's layout, which transformers opens too where timm is installed"
+        } else {
+            "timm's layout keeps it for vit, but neither library can build this model"
+        };
+        format!("{reason}; {instead}")
+    })
+}
+
+fn expressed(config: &Config) -> Result<Value, String> {
     let Architecture::Vit(vit) = &config.architecture else {
-        return Err("Hugging Face's ViT and DeiT classes hold Vision Transformers only; write timm's layout".into());
+        return Err("Hugging Face's layout is written for Vision Transformers only, as ViT or DeiT".into());
     };
     for (what, differs) in [
         ("convolutional stages before the encoder", vit.backbone.is_some()),
@@ -208,6 +219,27 @@ pub fn hugging_face_config(config: &Config) -> Result<Value, String> {
     Ok(root)
 }
 
+/// How transformers will prepare images otherwise than this model when it opens [`hugging_face_preprocessor`], one line
+/// each.
+pub fn hugging_face_differences(config: &Config) -> Vec<String> {
+    let p = &config.preprocessing;
+    let (squashed, [height, width]) = (p.crop_mode == "squash", p.image_size);
+    if squashed && p.crop_pct >= 1.0 {
+        return Vec::new();
+    }
+    if !squashed && height != width {
+        return vec![
+            "transformers cannot resize images for an input that is not square as this model does; prepare them yourself"
+                .into(),
+        ];
+    }
+    vec![
+        "transformers cuts the middle out of an image one pixel further up or left where the margin is odd; its answers \
+         differ a little"
+            .into(),
+    ]
+}
+
 /// Hugging Face's `preprocessor_config.json` for a model's preprocessing.
 pub fn hugging_face_preprocessor(config: &Config) -> Value {
     let distilled = matches!(&config.architecture, Architecture::Vit(vit) if vit.distillation_token);
@@ -222,17 +254,24 @@ pub fn hugging_face_preprocessor(config: &Config) -> Value {
     };
     let [height, width] = p.image_size;
     let resized = |side: usize| (side as f64 / p.crop_pct).floor() as usize;
-    let size = if p.crop_mode == "squash" {
+    let squashed = p.crop_mode == "squash";
+    let size = if squashed {
         json!({ "height": resized(height), "width": resized(width) })
     } else {
         json!({ "shortest_edge": resized(height.min(width)) })
     };
+    // Only some of the classes keep an image's proportions, or crop; all of them read the same fields.
+    let class = match (squashed, p.crop_pct < 1.0) {
+        (true, false) if !distilled => "ViTImageProcessor",
+        (true, _) => "DeiTImageProcessor",
+        (false, _) => "CLIPImageProcessor",
+    };
     json!({
-        "image_processor_type": if distilled { "DeiTImageProcessor" } else { "ViTImageProcessor" },
+        "image_processor_type": class,
         "do_resize": true,
         "size": size,
         "resample": resample,
-        "do_center_crop": p.crop_pct < 1.0 || p.crop_mode != "squash",
+        "do_center_crop": p.crop_pct < 1.0 || !squashed,
         "crop_size": { "height": height, "width": width },
         "do_rescale": true,
         "rescale_factor": 1.0 / 255.0,

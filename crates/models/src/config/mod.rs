@@ -9,7 +9,7 @@ mod timm;
 mod torchvision;
 mod vision_transformer;
 
-pub use hugging_face::{hugging_face_config, hugging_face_preprocessor};
+pub use hugging_face::{hugging_face_config, hugging_face_differences, hugging_face_preprocessor};
 pub use timm::{timm_config, timm_differences};
 pub(crate) use vision_transformer::google_stages;
 
@@ -78,6 +78,7 @@ fn from_constructor(map: &Map<String, Value>) -> Result<Config, String> {
     if map.contains_key(ProblemType::KEY) {
         config.problem_type = ProblemType::parse(map)?;
     }
+    config.name = timm::apply_extra(map, &mut config.architecture)?;
     Ok(config)
 }
 

@@ -1,12 +1,15 @@
 //! timm's configurations: the hub's `config.json`, and the constructors of its classes, one file each.
 
 mod efficientnet;
+mod hub;
 mod maxxvit;
 mod resnet;
 mod resnetv2;
 mod swin;
 mod vision_transformer;
 
+pub(super) use hub::can_build;
+pub use hub::{timm_config, timm_differences};
 pub(super) use resnet::block;
 
 use serde_json::{Map, Value, json};
@@ -18,7 +21,7 @@ use crate::preprocessing::Preprocessing;
 use crate::problem_type::ProblemType;
 use crate::resnet::ResNet;
 use crate::swin::Swin;
-use crate::variant::{suggestions, variant, variants};
+use crate::variant::{suggestions, variant};
 use crate::vit::Vit;
 
 /// The hub's form.
@@ -41,17 +44,27 @@ pub(super) fn parse(map: &Map<String, Value>) -> Result<Config, String> {
     if let Some(args) = map.get("model_args").and_then(Value::as_object) {
         architecture = apply(&Arguments::new("timm", args), architecture)?;
     }
-    if let (Some(extra), Architecture::Vit(vit)) = (map.get(EXTRA).and_then(Value::as_object), &mut architecture) {
-        vision_transformer::apply_extra(&Arguments::new("vit", extra), vit)?;
-    }
+    let own = apply_extra(map, &mut architecture)?;
     let usual = Preprocessing { image_size: architecture.image_size(), ..found.preprocessing };
     Ok(Config {
-        name: Some(name.into()),
+        name: Some(own.unwrap_or_else(|| name.into())),
         labels: labels(map, architecture.classes()),
         problem_type: ProblemType::parse(map)?,
         preprocessing: preprocessing(pretrained, usual),
         architecture,
     })
+}
+
+/// Changes a model as the key of this project says, and returns the name that it gives the model.
+pub(super) fn apply_extra(map: &Map<String, Value>, architecture: &mut Architecture) -> Result<Option<String>, String> {
+    let Some(extra) = map.get(EXTRA).and_then(Value::as_object) else { return Ok(None) };
+    let extra = Arguments::new("vit", extra);
+    let name = extra.text("name")?.map(str::to_string);
+    match architecture {
+        Architecture::Vit(vit) => vision_transformer::apply_extra(&extra, vit)?,
+        _ => extra.finish(&[])?,
+    }
+    Ok(name)
 }
 
 /// Changes a model as its class's constructor would.
@@ -155,111 +168,9 @@ pub(super) fn labels(map: &Map<String, Value>, classes: usize) -> Vec<String> {
     names.into_iter().map(describe).collect()
 }
 
-/// The key for what timm's own options cannot say. timm ignores it.
+/// The key for what timm's own options cannot say, among it the name here of a model that has none there. timm ignores
+/// it.
 const EXTRA: &str = "vit";
-
-/// The name under which timm builds the same model but for image size, channels and classes; Vision Transformers it
-/// builds from arguments under any name of theirs.
-fn name(config: &Config) -> Option<String> {
-    let plain =
-        |vit: &Vit| if vit.distillation_head { "deit_base_distilled_patch16_224" } else { "vit_base_patch16_224" };
-    let own = config.name.as_deref().and_then(|name| Some((name.split('.').next()?, variant(name)?)));
-    if let Architecture::Vit(vit) = &config.architecture {
-        let same = |a: &Architecture| matches!(a, Architecture::Vit(other) if other.backbone == vit.backbone);
-        return match own.filter(|(_, found)| same(&found.architecture)) {
-            Some((name, _)) => Some(name.into()),
-            None => vit.backbone.is_none().then(|| plain(vit).into()),
-        };
-    }
-    let (name, mut found) = own?;
-    found.architecture.set_image_size(config.architecture.image_size());
-    found.architecture.set_channels(config.architecture.channels());
-    found.architecture.set_classes(config.architecture.classes());
-    (found.architecture == config.architecture && !matches!(config.architecture, Architecture::LeNet(_)))
-        .then(|| name.into())
-}
-
-/// The hub's form of a configuration, from which timm builds the same model; where timm has no name for it, the class
-/// and arguments of its constructor.
-pub fn timm_config(config: &Config) -> Value {
-    let (model, p) = (&config.architecture, &config.preprocessing);
-    let (class, args) = constructor(model);
-    let name = name(config);
-    let mut root = match &name {
-        None => {
-            json!({ "class": class, "args": args, "input_shape": [1, model.channels(), p.image_size[0], p.image_size[1]] })
-        }
-        Some(name) => match model {
-            Architecture::Vit(vit) => {
-                let mut args = args;
-                // Named hybrids bring their stages along, and the hub has a place of its own for the others.
-                ["backbone", "num_classes", "in_chans"].iter().for_each(|name| {
-                    args.remove(*name);
-                });
-                json!({
-                    "architecture": name,
-                    "num_classes": vit.classes,
-                    "num_features": vit.dim,
-                    "global_pool": vision_transformer::pooling(vit),
-                    "model_args": args,
-                })
-            }
-            Architecture::Swin(_) | Architecture::CoAtNet(_) => {
-                json!({ "architecture": name, "num_classes": model.classes(), "model_args": { "img_size": model.image_size() } })
-            }
-            _ => json!({ "architecture": name, "num_classes": model.classes() }),
-        },
-    };
-    let heads = model.heads();
-    root["pretrained_cfg"] = json!({
-        "input_size": [model.channels(), p.image_size[0], p.image_size[1]],
-        "fixed_input_size": matches!(model, Architecture::Vit(_) | Architecture::Swin(_) | Architecture::CoAtNet(_)),
-        "interpolation": p.interpolation,
-        "crop_pct": p.crop_pct,
-        "crop_mode": p.crop_mode,
-        "mean": round(&p.mean),
-        "std": round(&p.std),
-        "num_classes": model.classes(),
-        // timm adapts this layer from three channels wherever a model has others, even when its weights do too.
-        "first_conv": (model.channels() == 3).then(|| model.first_filters().trim_end_matches(".weight").to_string()),
-        "classifier": match model {
-            Architecture::Vit(vit) if vit.distillation_head => json!(heads),
-            _ => json!(heads[0]),
-        },
-    });
-    if config.labels.len() == model.classes() && model.classes() > 0 {
-        root["label_names"] = json!(config.labels);
-    }
-    if model.classes() > 0 {
-        root[ProblemType::KEY] = json!(config.problem_type.name());
-    }
-    if let Architecture::Vit(vit) = model {
-        let extra = vision_transformer::extra(vit, name.as_deref().unwrap_or_default());
-        if !extra.is_empty() {
-            root[EXTRA] = Value::Object(extra);
-        }
-    }
-    root
-}
-
-/// What timm will do otherwise than this model when it opens [`timm_config`], one line each.
-pub fn timm_differences(config: &Config) -> Vec<String> {
-    let mut lines = Vec::new();
-    match name(config) {
-        None => {
-            lines.push("timm has no name for this model; config.json says its class and arguments instead".to_string())
-        }
-        Some(name) if variants().iter().all(|v| v.name != name) => {
-            lines.push(format!("timm does not know a model named `{name}`"));
-        }
-        Some(_) => {}
-    }
-    if let Architecture::Vit(vit) = &config.architecture {
-        let extra = vision_transformer::extra(vit, "");
-        lines.extend(extra.iter().map(|(name, value)| format!("timm has no option for `{name}: {value}`")));
-    }
-    lines
-}
 
 /// A norm by timm's class or short name, with the epsilon that it has there unless told otherwise.
 fn norm(args: &Arguments, name: &str, usual: Norm) -> Result<Norm, String> {

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
 use super::super::Arguments;
+use super::hub::{Entry, rates};
 use super::{mean_pooling, short};
 use crate::coatnet::{BlockKind, CoAtNet, Convolutions, Downsample, RelativePositions, StrideOn, Transformers};
 use crate::layers::{Norm, Padding};
@@ -19,6 +20,9 @@ const IGNORED: [&str; 8] = [
     "norm_layer_cl",
     "init_values",
 ];
+
+/// The two nested configurations, and how the names of arguments for them begin.
+const PARTS: [(&str, &str); 2] = [("conv_cfg", "conv_"), ("transformer_cfg", "transformer_")];
 
 /// What the constructor makes without arguments.
 pub(super) fn constructed() -> CoAtNet {
@@ -36,8 +40,30 @@ pub(super) fn apply(args: &Arguments, mut net: CoAtNet) -> Result<CoAtNet, Strin
     if let Some(cfg) = args.object("cfg")? {
         net = configured(&Arguments::new("timm", cfg), net)?;
     }
+    if let Some(cfg) = overlaid(args, &net) {
+        net = configured(&Arguments::new("timm", &cfg), net)?;
+    }
     args.finish(&["pretrained", "features_only"])?;
     Ok(net)
+}
+
+/// The configuration of a named model with the arguments laid over it, whose names begin with `conv_` and `transformer_`
+/// for its two parts; `None` where there are none.
+fn overlaid(args: &Arguments, net: &CoAtNet) -> Option<Map<String, Value>> {
+    let mut cfg = arguments(net).remove("cfg")?.as_object()?.clone();
+    let mut changed = false;
+    let mut lay = |part: &mut Map<String, Value>, prefix: &str| {
+        for (name, value) in part.iter_mut().filter(|(_, value)| !value.is_object()) {
+            if let Some(given) = args.get(&format!("{prefix}{name}")) {
+                (*value, changed) = (given.clone(), true);
+            }
+        }
+    };
+    lay(&mut cfg, "");
+    for (part, prefix) in PARTS {
+        lay(cfg.get_mut(part)?.as_object_mut()?, prefix);
+    }
+    changed.then_some(cfg)
 }
 
 fn configured(cfg: &Arguments, mut net: CoAtNet) -> Result<CoAtNet, String> {
@@ -194,8 +220,7 @@ fn normed(norm: Norm) -> (&'static str, f64) {
 /// The constructor's arguments that make this model.
 pub(super) fn arguments(net: &CoAtNet) -> Map<String, Value> {
     let (c, t) = (&net.convolutions, &net.transformers);
-    let letter = |kind: &BlockKind| if *kind == BlockKind::Transformer { "T" } else { "C" };
-    let kinds: Vec<Vec<&str>> = net.stages.iter().map(|stage| stage.iter().map(letter).collect()).collect();
+    let kinds: Vec<Value> = net.stages.iter().map(|stage| kinds(stage)).collect();
     let depths: Vec<usize> = net.stages.iter().map(Vec::len).collect();
     let (stride, before) = match c.stride_on {
         StrideOn::Pooling(how) => ("pool", how),
@@ -260,4 +285,46 @@ pub(super) fn arguments(net: &CoAtNet) -> Map<String, Value> {
         },
     });
     all.as_object().cloned().unwrap_or_default()
+}
+
+/// The blocks of a stage: one letter where they are all of a kind.
+fn kinds(stage: &[BlockKind]) -> Value {
+    let letter = |kind: &BlockKind| if *kind == BlockKind::Transformer { "T" } else { "C" };
+    match stage {
+        [first, rest @ ..] if rest.iter().all(|kind| kind == first) => json!(letter(first)),
+        mixed => json!(mixed.iter().map(letter).collect::<Vec<_>>()),
+    }
+}
+
+/// The arguments as timm lays them over a named model's configuration.
+fn flat(net: &CoAtNet) -> Map<String, Value> {
+    let mut args = arguments(net);
+    let cfg = args.remove("cfg").and_then(|cfg| cfg.as_object().cloned()).unwrap_or_default();
+    for (name, value) in cfg {
+        match PARTS.iter().find(|(part, _)| *part == name) {
+            Some((_, prefix)) => {
+                let part = value.as_object().cloned().unwrap_or_default();
+                args.extend(part.into_iter().filter(|(_, v)| !v.is_null()).map(|(n, v)| (format!("{prefix}{n}"), v)));
+            }
+            None => {
+                args.insert(name, value);
+            }
+        }
+    }
+    for name in ["num_classes", "in_chans"] {
+        args.remove(name);
+    }
+    args
+}
+
+/// What a published name does not say.
+pub(super) fn beyond_name(net: &CoAtNet) -> Map<String, Value> {
+    let mut args = rates(flat(net));
+    args.insert("img_size".into(), json!(net.image_size));
+    args
+}
+
+/// How timm builds this model.
+pub(super) fn entry(net: &CoAtNet) -> Entry {
+    Entry::new("coatnet_0_rw_224", flat(net))
 }

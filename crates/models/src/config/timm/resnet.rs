@@ -4,7 +4,9 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::Operation;
 
 use super::super::Arguments;
+use super::hub::Entry;
 use super::{described, mean_pooling, norm, short};
+use crate::layers::Norm;
 use crate::resnet::{Block, ResNet, Stem};
 
 /// Options that change how timm trains or starts a model, not what the model computes.
@@ -99,4 +101,23 @@ pub(super) fn arguments(net: &ResNet) -> Map<String, Value> {
         "drop_path_rate": short(net.drop_path),
     });
     all.as_object().cloned().unwrap_or_default()
+}
+
+/// How timm builds this model, or why it cannot.
+pub(super) fn entry(net: &ResNet) -> Result<Entry, String> {
+    if net.stem == Stem::Small {
+        return Err("timm's ResNet has no first layer for small images, with 3x3 filters and no pooling".into());
+    }
+    let mut args = arguments(net);
+    for name in ["block", "num_classes", "in_chans", "norm_layer"] {
+        args.remove(name);
+    }
+    match net.norm {
+        norm if norm == Norm::BATCH => {}
+        Norm::Group { groups: 32, epsilon: 1e-5 } => {
+            args.insert("norm_layer".into(), json!("groupnorm"));
+        }
+        _ => return Err("timm reads no epsilon, momentum or groups of a norm from a file".into()),
+    }
+    Ok(Entry::new(if net.block == Block::Basic { "resnet18" } else { "resnet50" }, args))
 }

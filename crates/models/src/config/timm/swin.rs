@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::{Arguments, pair, whole};
+use super::hub::{Entry, rates};
 use super::{mean_pooling, norm, short, square};
 use crate::layers::Norm;
 use crate::swin::Swin;
@@ -58,7 +59,7 @@ pub(super) fn apply(args: &Arguments, mut swin: Swin) -> Result<Swin, String> {
 /// One size for all stages, one pair for all, or one of either for each.
 fn windows(value: &Value, stages: usize) -> Option<Vec<[usize; 2]>> {
     match value.as_array().map(Vec::as_slice) {
-        Some([_, _]) | None => Some(vec![pair(value)?; stages]),
+        Some([Value::Number(_), Value::Number(_)]) | None => Some(vec![pair(value)?; stages]),
         Some(each) => each.iter().map(pair).collect::<Option<Vec<_>>>().filter(|all| all.len() == stages),
     }
 }
@@ -93,4 +94,35 @@ pub(super) fn arguments(swin: &Swin) -> Map<String, Value> {
         "drop_path_rate": short(swin.drop_path),
     });
     all.as_object().cloned().unwrap_or_default()
+}
+
+/// What a published name does not say.
+pub(super) fn beyond_name(swin: &Swin) -> Map<String, Value> {
+    let mut args = rates(arguments(swin));
+    args.insert("img_size".into(), json!(swin.image_size));
+    args
+}
+
+/// How timm builds this model, or why it cannot.
+pub(super) fn entry(swin: &Swin) -> Result<Entry, String> {
+    let doubling = swin.widths.iter().enumerate().all(|(stage, &width)| width == swin.widths[0] << stage);
+    if !doubling {
+        return Err("timm's Swin doubles its width from stage to stage".into());
+    }
+    if swin.norm_epsilon != Swin::default().norm_epsilon {
+        return Err("timm reads no epsilon of a norm from a file".into());
+    }
+    let mut args = arguments(swin);
+    for name in ["num_classes", "in_chans", "norm_layer"] {
+        args.remove(name);
+    }
+    args.insert("embed_dim".into(), json!(swin.widths[0]));
+    if swin.head_dims.iter().all(Option::is_none) {
+        args.remove("head_dim");
+    }
+    // One pair would be taken for a size per stage.
+    if args["window_size"].is_array() {
+        args.insert("window_size".into(), json!(swin.windows));
+    }
+    Ok(Entry::new("swin_tiny_patch4_window7_224", args))
 }

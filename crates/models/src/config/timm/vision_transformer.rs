@@ -4,7 +4,9 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
 use super::super::Arguments;
+use super::hub::Entry;
 use super::{resnetv2, short, square};
+use crate::architecture::Architecture;
 use crate::resnetv2::ResNetV2;
 use crate::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
 
@@ -93,7 +95,7 @@ pub(super) fn apply_extra(extra: &Arguments, vit: &mut Vit) -> Result<(), String
     vit.pre_logits = extra.count("pre_logits")?.or(vit.pre_logits);
     vit.distillation_token = extra.flag("distillation_token")?.unwrap_or(vit.distillation_token);
     vit.distillation_head = extra.flag("distillation_head")?.unwrap_or(vit.distillation_head);
-    // A ratio in floating point cannot give every width.
+    // As older versions wrote a width that is no exact multiple.
     vit.mlp_dim = extra.count("mlp_dim")?.unwrap_or(vit.mlp_dim);
     vit.positions = match extra.text("positions")? {
         None => vit.positions,
@@ -114,7 +116,7 @@ pub(super) fn arguments(vit: &Vit) -> Map<String, Value> {
     set("embed_dim", json!(vit.dim));
     set("depth", json!(vit.depth));
     set("num_heads", json!(vit.heads));
-    set("mlp_ratio", json!(vit.mlp_dim as f64 / vit.dim as f64));
+    set("mlp_ratio", json!(mlp_ratio(vit)));
     set("qkv_bias", json!(vit.qkv_bias));
     set("class_token", json!(vit.class_token));
     if !vit.distillation_head {
@@ -151,6 +153,51 @@ pub(super) fn arguments(vit: &Vit) -> Map<String, Value> {
     args
 }
 
+/// The ratio from which the width of the MLP is found again when the product is rounded down.
+fn mlp_ratio(vit: &Vit) -> f64 {
+    let ratio = vit.mlp_dim as f64 / vit.dim as f64;
+    if (vit.dim as f64 * ratio) as usize == vit.mlp_dim { ratio } else { ratio.next_up() }
+}
+
+/// How timm builds this model, or why it cannot; `own` is the model's name where timm has it, too.
+pub(super) fn entry(vit: &Vit, own: Option<&str>) -> Result<Entry, String> {
+    let positions = match vit.positions {
+        Positions::None | Positions::Learned => None,
+        Positions::Learned2d => Some("positions that are learned for rows and columns"),
+        Positions::SinCos => Some("positions of sines and cosines"),
+        Positions::Relative => Some("relative positions"),
+    };
+    let lone = vit.distillation_token && !vit.distillation_head;
+    let missing = [
+        positions,
+        vit.pre_logits.map(|_| "a hidden layer in the head"),
+        lone.then_some("a distillation token without a head of its own"),
+    ];
+    if let Some(what) = missing.into_iter().flatten().next() {
+        return Err(format!("timm's VisionTransformer has no option for {what}"));
+    }
+    let mut args = arguments(vit);
+    args.remove("backbone");
+    let usual = match (&vit.backbone, vit.distillation_head) {
+        (None, false) => Some("vit_base_patch16_224".to_string()),
+        (None, true) => Some("deit_base_distilled_patch16_224".into()),
+        (Some(_), _) => hybrid(vit),
+    };
+    let names = own.map(str::to_string).into_iter().chain(usual);
+    let model = Architecture::from(vit.clone());
+    let found = names.map(|name| Entry { name, args: args.clone() }).find(|entry| entry.builds(&model));
+    found.ok_or_else(|| match &vit.backbone {
+        Some(_) => "timm has no such convolutional stages before the encoder".into(),
+        None => "timm's arguments cannot describe this model".into(),
+    })
+}
+
+/// A published hybrid with the same stages.
+fn hybrid(vit: &Vit) -> Option<String> {
+    let same = |a: &Architecture| matches!(a, Architecture::Vit(other) if other.backbone == vit.backbone);
+    crate::vit::variants().into_iter().find(|v| same(&v.architecture)).map(|v| v.name)
+}
+
 /// timm's name of a way to pool.
 pub(super) fn pooling(vit: &Vit) -> &'static str {
     match vit.pooling {
@@ -161,7 +208,7 @@ pub(super) fn pooling(vit: &Vit) -> &'static str {
 }
 
 /// What timm's options cannot say about a model.
-pub(super) fn extra(vit: &Vit, name: &str) -> Map<String, Value> {
+pub(super) fn extra(vit: &Vit) -> Map<String, Value> {
     let mut extra = Map::new();
     if vit.norm_epsilon != Vit::default().norm_epsilon {
         extra.insert("norm_epsilon".into(), json!(short(vit.norm_epsilon)));
@@ -171,12 +218,6 @@ pub(super) fn extra(vit: &Vit, name: &str) -> Map<String, Value> {
     }
     if vit.distillation_token && !vit.distillation_head {
         extra.insert("distillation_token".into(), json!(true));
-    }
-    if name.contains("_distilled") && !vit.distillation_head {
-        extra.insert("distillation_head".into(), json!(false));
-    }
-    if (vit.dim as f64 * (vit.mlp_dim as f64 / vit.dim as f64)) as usize != vit.mlp_dim {
-        extra.insert("mlp_dim".into(), json!(vit.mlp_dim));
     }
     let positions = match vit.positions {
         Positions::None | Positions::Learned => None,
