@@ -75,7 +75,7 @@ pub fn has_image_extension(path: &Path) -> bool {
         .is_some_and(|found| EXTENSIONS.iter().any(|known| found.eq_ignore_ascii_case(known)))
 }
 
-/// The pictures that `arguments` name, without duplicates, in the order of the arguments. Folders
+/// The pictures that `arguments` name, no path twice, in the order of the arguments. Folders
 /// give their pictures in natural order, those of inner folders too if `recursive`; hidden files
 /// are skipped. What exists is taken by name even if it looks like a pattern.
 pub fn find_images<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Result<Vec<PathBuf>, FilesError> {
@@ -120,9 +120,9 @@ impl Found {
         if let Err(source) = fs::metadata(&path).map_or(Ok(()), |meta| regular_file::check(&meta)) {
             return self.paths.push(Err(FilesError::Io { path, source }));
         }
-        // `a.jpg` and `./a.jpg` are one file; a file that vanished is compared as written.
-        let identity = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
-        if self.seen.insert(identity) {
+        // `a.jpg` and `./a.jpg` are one path. Links to one file are several, and each is answered for.
+        let path_alone = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
+        if self.seen.insert(path_alone) {
             self.paths.push(Ok(path));
         }
     }
@@ -178,34 +178,51 @@ fn names_extension(pattern: &str) -> bool {
 
 fn images_in(folder: &Path, recursive: bool) -> Vec<Result<PathBuf, FilesError>> {
     let mut images = Vec::new();
-    // Links to folders above would make the walk endless, so each real folder is entered once.
-    let mut entered = HashSet::new();
-    walk(folder, recursive, &mut entered, &mut images);
+    Walk { recursive, above: Vec::new(), entered: HashSet::new(), images: &mut images }.enter(folder, false);
     images
 }
 
-fn walk(folder: &Path, recursive: bool, entered: &mut HashSet<PathBuf>, images: &mut Vec<Result<PathBuf, FilesError>>) {
-    let names = fs::canonicalize(folder).and_then(|real| match entered.insert(real) {
-        true => names_in(folder),
-        false => Ok(Vec::new()),
-    });
-    let mut names = match names {
-        Ok(names) => names,
-        Err(source) => return images.push(Err(FilesError::Io { path: folder.to_owned(), source })),
-    };
-    names.sort_by(|a, b| natural(a, b));
-    for name in names {
-        let path = folder.join(name);
-        match fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => {
-                if recursive {
-                    walk(&path, recursive, entered, images);
+/// A walk through a folder that follows links. It ends: a link to a folder above is not followed, and inside a linked
+/// folder no link to a folder that was entered before.
+struct Walk<'a> {
+    recursive: bool,
+    /// The real folders on the way down to this one.
+    above: Vec<PathBuf>,
+    entered: HashSet<PathBuf>,
+    images: &'a mut Vec<Result<PathBuf, FilesError>>,
+}
+
+impl Walk<'_> {
+    /// Lists the images of a folder; `linked` where the way to it goes through a link.
+    fn enter(&mut self, folder: &Path, linked: bool) {
+        let found = fs::canonicalize(folder).and_then(|real| Ok((real, names_in(folder)?)));
+        let (real, mut names) = match found {
+            Ok(found) => found,
+            Err(source) => return self.images.push(Err(FilesError::Io { path: folder.to_owned(), source })),
+        };
+        names.sort_by(|a, b| natural(a, b));
+        self.entered.insert(real.clone());
+        self.above.push(real);
+        for name in names {
+            let path = folder.join(name);
+            match fs::metadata(&path) {
+                Ok(meta) if meta.is_dir() => {
+                    let link = path.is_symlink();
+                    if self.recursive && !(link && self.known(&path, linked)) {
+                        self.enter(&path, linked || link);
+                    }
                 }
+                // A link to nowhere, a pipe or a device is reported when it is added.
+                Ok(_) | Err(_) if has_image_extension(&path) => self.images.push(Ok(path)),
+                Ok(_) | Err(_) => {}
             }
-            // A link to nowhere, a pipe or a device is reported when it is added.
-            Ok(_) | Err(_) if has_image_extension(&path) => images.push(Ok(path)),
-            Ok(_) | Err(_) => {}
         }
+        self.above.pop();
+    }
+
+    /// Whether a link leads to a folder above, or out of a linked folder to one that was entered before.
+    fn known(&self, link: &Path, linked: bool) -> bool {
+        fs::canonicalize(link).is_ok_and(|real| self.above.contains(&real) || (linked && self.entered.contains(&real)))
     }
 }
 

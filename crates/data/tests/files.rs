@@ -112,6 +112,32 @@ fn links_in_a_circle_end() {
     assert_eq!(tree.names(&found), ["a/1.png"]);
 }
 
+#[cfg(unix)]
+#[test]
+fn every_link_to_one_file_or_folder_is_listed() {
+    use std::os::unix::fs::symlink;
+    let tree = Scratch::new("links", &["real/1.png"]);
+    symlink("real/1.png", tree.0.join("a.png")).unwrap();
+    symlink("real/1.png", tree.0.join("b.png")).unwrap();
+    symlink("real", tree.0.join("again")).unwrap();
+    let expected = ["a.png", "again/1.png", "b.png", "real/1.png"];
+    assert_eq!(tree.names(&find_images(&[tree.argument("")], true).unwrap()), expected);
+    let named = find_images(&["b.png", "a.png"].map(|name| tree.argument(name)), true).unwrap();
+    assert_eq!(tree.names(&named), ["b.png", "a.png"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn folders_that_link_to_one_another_end() {
+    let names: Vec<String> = (0..8).map(|i| format!("{i}/x.png")).collect();
+    let tree = Scratch::new("cross", &names.iter().map(String::as_str).collect::<Vec<_>>());
+    for (from, to) in (0..8).flat_map(|from| (0..8).map(move |to| (from, to))) {
+        std::os::unix::fs::symlink(tree.0.join(to.to_string()), tree.0.join(format!("{from}/to{to}"))).unwrap();
+    }
+    let found = tree.names(&find_images(&[tree.argument("")], true).unwrap());
+    assert!(found.len() < 8 * 64 && names.iter().all(|name| found.contains(name)), "{}", found.len());
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn names_that_are_not_text_work() {
