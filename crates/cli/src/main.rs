@@ -91,6 +91,7 @@ fn main() -> ExitCode {
         libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BLOCK)
     };
     std::panic::set_hook(Box::new(stop));
+    vit::on_cpu_fallback(|why| terminal::note(why));
     let outcome = match Cli::parse().command {
         Command::Models(arguments) => models::run(arguments),
         Command::Info(arguments) => info::run(arguments),

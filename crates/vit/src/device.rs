@@ -1,11 +1,12 @@
 //! Which processor runs a model, and how precisely.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Once, OnceLock};
 
 use vit_cpu::Cpu;
-use vit_cuda::Cuda;
+use vit_cuda::{Cuda, Unavailable};
 use vit_graph::device::{Device, Memory};
 use vit_graph::{Graph, rewrite};
 
@@ -130,7 +131,10 @@ impl Processor {
             (DeviceChoice::Auto, None) => Ok(cpu()),
             (DeviceChoice::Auto, Some(on_gpu)) => match Cuda::new(0, on_gpu) {
                 Ok(cuda) => Ok(Processor::Cuda(cuda)),
-                Err(_) if precision.on_cpu() => Ok(cpu()),
+                Err(reason) if precision.on_cpu() => {
+                    tell_fallback(&reason);
+                    Ok(cpu())
+                }
                 Err(reason) => Err(only_gpu(reason.to_string())),
             },
             (DeviceChoice::Cuda(ordinal), Some(on_gpu)) => match Cuda::new(ordinal, on_gpu) {
@@ -168,6 +172,33 @@ impl Processor {
     }
 }
 
+static LISTENER: OnceLock<fn(&str)> = OnceLock::new();
+
+/// Names the function that is told, once and in one line, why a GPU that seems to be there is not used when the processor
+/// is chosen automatically. Only the first call counts; without one nobody is told.
+pub fn on_cpu_fallback(listener: fn(&str)) {
+    let _ = LISTENER.set(listener);
+}
+
+fn tell_fallback(reason: &Unavailable) {
+    static TOLD: Once = Once::new();
+    let present = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists());
+    let hidden = std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|gpus| ["", "-1"].contains(&gpus.trim()));
+    if let (Some(listener), true) = (LISTENER.get(), worth_telling(reason, present, hidden)) {
+        TOLD.call_once(|| listener(&format!("running on the CPU, since no GPU can be used: {reason}")));
+    }
+}
+
+/// Whether someone may have expected a GPU. A machine without a driver is the ordinary case, unless the kernel shows a
+/// GPU (`present`), as in a container that lacks the library; and whoever hides all GPUs knows.
+fn worth_telling(reason: &Unavailable, present: bool, hidden: bool) -> bool {
+    match reason {
+        _ if hidden => false,
+        Unavailable::NoDriver => present,
+        _ => true,
+    }
+}
+
 /// What running a graph would take on an H100 or H200, known on any machine; `None` for a precision that GPUs lack.
 pub fn plan_without_gpu(graph: &Graph, precision: Precision) -> Result<Option<Memory>, Error> {
     let Some(precision) = precision.on_gpu() else { return Ok(None) };
@@ -202,6 +233,16 @@ mod tests {
         for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:-1"] {
             assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_gpu_that_fails_is_told_of_and_a_machine_without_one_is_not() {
+        let broken = Unavailable::Driver("initialisation failed".into());
+        assert!(worth_telling(&broken, false, false));
+        assert!(worth_telling(&Unavailable::NoLibrary("NVRTC"), true, false));
+        assert!(worth_telling(&Unavailable::NoDriver, true, false));
+        assert!(!worth_telling(&Unavailable::NoDriver, false, false));
+        assert!(!worth_telling(&Unavailable::NoGpu { wanted: 0, found: 0 }, true, true));
     }
 
     #[test]

@@ -44,7 +44,7 @@ mod verify;
 
 pub use config::config_of;
 pub use convert::{Conversion, convert};
-pub use device::{DeviceChoice, Precision, Processor, device, device_for, plan_without_gpu};
+pub use device::{DeviceChoice, Precision, Processor, device, device_for, on_cpu_fallback, plan_without_gpu};
 pub use embed::{Embed, Pool};
 pub use error::Error;
 pub use explain::Explain;
