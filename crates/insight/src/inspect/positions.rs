@@ -30,15 +30,18 @@ pub(super) fn figure(architecture: &Architecture, weights: &Weights) -> Result<F
     };
     let embeddings = embeddings(vit, weights)?;
     let similarity = cosine_similarity(&embeddings, vit.dim)?;
-    let grid = vit.grid();
+    let (grid, range) = (vit.grid(), range(&similarity));
     Ok(Figure {
         name: "positions",
         title: "How similar positions are".into(),
-        text: "Each small square stands where its patch is, and shows the cosine similarity of that patch's position \
-               embedding with all others. Learned embeddings of a well-trained model know the plane although nobody told \
-               them: near patches are alike, and so are patches of one row or one column."
-            .into(),
-        scene: draw(&similarity, grid),
+        text: format!(
+            "Each small square stands where its patch is, and shows the cosine similarity of that patch's position \
+             embedding with all others. Learned embeddings of a well-trained model know the plane although nobody told \
+             them: near patches are alike, and so are patches of one row or one column. The colours span the values \
+             found here, from {:.2} to {:.2}.",
+            range[0], range[1]
+        ),
+        scene: draw(&similarity, grid, range),
         numbers: vec![Numbers::Npy(vec![grid[0] * grid[1]; 2], similarity)],
     })
 }
@@ -72,7 +75,14 @@ fn embeddings(vit: &Vit, weights: &Weights) -> Result<Vec<f32>, InsightError> {
     }
 }
 
-fn draw(similarity: &[f32], [rows, columns]: [usize; 2]) -> Scene {
+/// The least and the largest value, apart far enough for colours between them.
+fn range(similarity: &[f32]) -> [f32; 2] {
+    let finite = || similarity.iter().copied().filter(|value| value.is_finite());
+    let (low, high) = (finite().fold(1.0, f32::min), finite().fold(-1.0, f32::max));
+    [low.min(high - 0.01), high]
+}
+
+fn draw(similarity: &[f32], [rows, columns]: [usize; 2], [low, high]: [f32; 2]) -> Scene {
     let step = rows.max(columns).div_ceil(MOST);
     let (down, across) = (rows.div_ceil(step), columns.div_ceil(step));
     // Whole pixels for every cell, so that all cells are alike.
@@ -88,16 +98,17 @@ fn draw(similarity: &[f32], [rows, columns]: [usize; 2]) -> Scene {
     let bar = Area { x: area.right() + 24.0, y: area.y, width: 12.0, height: area.height.clamp(80.0, 240.0) };
     let mut scene = Scene::new(width, (area.bottom() + 62.0).max(bar.bottom() + 16.0));
     scene.text(Text::new("Cosine similarity of position embeddings", [24.0, 28.0], 16.0).bold());
+    let mut note = format!("from {low:.2} to {high:.2}");
     if step > 1 {
-        let note = format!("every {step}th position in each direction");
-        scene.text(Text::new(note, [24.0, 50.0], 12.0).colour(MUTED));
+        note += &format!(", every {step}th position in each direction");
     }
+    scene.text(Text::new(note, [24.0, 50.0], 12.0).colour(MUTED));
     let patches = rows * columns;
     for y in 0..down {
         for x in 0..across {
             let of = y * step * columns + x * step;
             let colours = similarity[of * patches..][..patches].iter().flat_map(|&value| {
-                let Colour(r, g, b) = ColourMap::Sea.at((value + 1.0) / 2.0);
+                let Colour(r, g, b) = ColourMap::Sea.at((value - low) / (high - low));
                 [r, g, b]
             });
             let place = Area {
@@ -132,7 +143,7 @@ fn draw(similarity: &[f32], [rows, columns]: [usize; 2]) -> Scene {
     if rows.width() < area.height {
         scene.text(rows);
     }
-    scene.colour_bar(bar, ColourMap::Sea, [-1.0, 1.0]);
+    scene.colour_bar(bar, ColourMap::Sea, [low.into(), high.into()]);
     scene
 }
 
@@ -145,9 +156,19 @@ mod tests {
         for grid in [[1, 1], [2, 5], [7, 7], [14, 14], [24, 24], [3, 40]] {
             let patches: usize = grid.iter().product();
             let similarity: Vec<f32> = (0..patches * patches).map(|i| (i as f32 * 0.1).sin()).collect();
-            let scene = draw(&similarity, grid);
+            let scene = draw(&similarity, grid, range(&similarity));
             scene.assert_readable();
             assert!(scene.png(1.0).is_ok());
         }
+    }
+
+    #[test]
+    fn values_that_are_close_together_have_different_colours() {
+        let similarity = [1.0, 0.7, 0.7, 1.0];
+        assert_eq!(range(&similarity), [0.7, 1.0]);
+        let scene = draw(&similarity, [1, 2], range(&similarity));
+        scene.assert_readable();
+        assert!(scene.texts().contains(&"from 0.70 to 1.00"), "{:?}", scene.texts());
+        assert_eq!(range(&[1.0]), [0.99, 1.0]);
     }
 }
