@@ -4,7 +4,7 @@ mod classes;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Seek};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -15,8 +15,8 @@ use vit::data::{Image, Region};
 use vit::insight::{
     ExplainOptions, Explanation, Map, Method, Page, PageEntry, Subject, explanation_sheet, side_by_side,
 };
-use vit::models::Config;
 use vit::models::weights::npy;
+use vit::models::{Config, replace};
 use vit::plot;
 
 use crate::Outcome;
@@ -66,9 +66,6 @@ pub struct Arguments {
     #[arg(long, value_enum, hide_possible_values = true)]
     format: Option<Format>,
 }
-
-/// The page's name until it is complete.
-const PARTIAL: &str = "index.html.partial";
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
@@ -149,7 +146,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         Ok(())
     })?;
     if failed == sources.len() {
-        writer.discard(out);
         anyhow::bail!("no picture could be read, so nothing was written");
     }
     let written = writer.finish(out)?;
@@ -199,9 +195,12 @@ fn captions(model: &Explain, explanation: &Explanation) -> Vec<(String, String)>
     explanation.maps.iter().map(caption).collect()
 }
 
-/// Names for files that are not taken yet.
+/// Names for files that are not taken yet, also where a file system takes `A.png` and `a.png` for one.
 #[derive(Default)]
-struct Names(BTreeSet<String>);
+struct Names {
+    given: Vec<String>,
+    taken: BTreeSet<String>,
+}
 
 impl Names {
     fn for_source(&mut self, source: &Source) -> String {
@@ -211,11 +210,12 @@ impl Names {
         let stem = if stem == "-" { "picture".to_string() } else { stem };
         let mut free = stem.clone();
         for number in 2.. {
-            if self.0.insert(free.to_lowercase()) {
+            if self.taken.insert(free.to_lowercase()) {
                 break;
             }
             free = format!("{stem}-{number}");
         }
+        self.given.push(free.clone());
         free
     }
 }
@@ -245,19 +245,13 @@ impl Writer {
         }
     }
 
-    /// Leaves no trace of what was begun.
-    fn discard(self, out: &Path) {
-        if let Writer::Page(page) = self {
-            drop(page);
-            let _ = fs::remove_file(out.join(PARTIAL));
-        }
-    }
-
     /// Ends what was begun; gives what a person should open.
     fn finish(self, out: &Path) -> anyhow::Result<PathBuf> {
         match self {
-            Writer::Files(names) if names.0.len() > 1 => Ok(out.to_path_buf()),
-            Writer::Files(names) => Ok(out.join(names.0.first().map_or(String::new(), |name| format!("{name}.png")))),
+            Writer::Files(names) => Ok(match names.given.as_slice() {
+                [one] => out.join(format!("{one}.png")),
+                _ => out.to_path_buf(),
+            }),
             Writer::Page(page) => page.finish(out),
         }
     }
@@ -307,7 +301,8 @@ fn about(source: &Source, region: Region, explanation: &Explanation, captions: &
     json!({ "file": source.name(), "maps": explanation.maps.iter().zip(captions).map(map).collect::<Vec<_>>() })
 }
 
-/// The page and what lies beside it. Files are complete before they take their names.
+/// The page and what lies beside it. Files are complete before they take their names; until then the page is in a file
+/// without a name, of which nothing is left when the program is stopped.
 struct PageFiles {
     page: Page<BufWriter<File>>,
     maps: Vec<f32>,
@@ -317,8 +312,8 @@ struct PageFiles {
 
 impl PageFiles {
     fn start(out: &Path, pictures: usize, subtitle: &str, maps: &[String]) -> anyhow::Result<Self> {
-        let path = out.join(PARTIAL);
-        let file = File::create(&path).with_context(|| format!("{}; choose another --out", path.display()))?;
+        let unwritable = || format!("{}: nothing can be written there; choose another --out", out.display());
+        let file = tempfile::tempfile_in(out).with_context(unwritable)?;
         let title =
             format!("What the model looks at in {pictures} {}", if pictures == 1 { "picture" } else { "pictures" });
         Ok(PageFiles {
@@ -354,17 +349,20 @@ impl PageFiles {
     }
 
     fn finish(self, out: &Path) -> anyhow::Result<PathBuf> {
-        self.page.finish().context("index.html")?;
+        let mut page = self.page.finish().context("the page")?;
         let [maps, rows, columns] = self.shape.unwrap_or([0; 3]);
-        let path = out.join("maps.npy");
-        npy::write(&path, &[self.about.len(), maps, rows, columns], &self.maps)
-            .with_context(|| path.display().to_string())?;
-        let path = out.join("maps.json");
-        let mut file = BufWriter::new(File::create(&path).with_context(|| path.display().to_string())?);
-        writeln!(file, "{:#}", Value::Array(self.about))?;
-        file.flush()?;
-        let page = out.join("index.html");
-        fs::rename(out.join(PARTIAL), &page).with_context(|| page.display().to_string())?;
-        Ok(page)
+        let whole = |name: &str, write: &mut dyn FnMut(&Path) -> std::io::Result<()>| {
+            let path = out.join(name);
+            replace(&path, write).with_context(|| path.display().to_string())?;
+            Ok::<PathBuf, anyhow::Error>(path)
+        };
+        let shape = [self.about.len(), maps, rows, columns];
+        whole("maps.npy", &mut |beside| npy::write(beside, &shape, &self.maps))?;
+        let about = Value::Array(self.about);
+        whole("maps.json", &mut |beside| fs::write(beside, format!("{about:#}\n")))?;
+        whole("index.html", &mut |beside| {
+            page.rewind()?;
+            std::io::copy(page.get_mut(), &mut File::create(beside)?).map(drop)
+        })
     }
 }

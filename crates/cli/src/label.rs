@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use vit::data::Samples;
 use vit::data::dataset::{self, Dataset, OpenOptions};
-use vit::models::ProblemType;
+use vit::models::{ProblemType, replace};
 use vit::train::{PseudoLabel, PseudoLabelChoice, RunFolder, splits_of_run};
 use vit::{Model, Prediction, device_for};
 
@@ -273,9 +273,12 @@ impl Format {
 
     /// Beside first, so that nobody reads half of it.
     fn write(self, path: &Path, lines: &[Line]) -> anyhow::Result<()> {
+        replace(path, |beside| self.write_to(beside, path, lines))
+    }
+
+    fn write_to(self, file: &Path, path: &Path, lines: &[Line]) -> anyhow::Result<()> {
         let folder = std::path::absolute(path)?.parent().unwrap_or(Path::new("")).to_path_buf();
-        let beside = path.with_extension("partial");
-        let mut out = BufWriter::new(File::create(&beside)?);
+        let mut out = BufWriter::new(File::create(file)?);
         if let Format::Csv = self {
             writeln!(out, "path,label,confidence,split")?;
         }
@@ -304,8 +307,7 @@ impl Format {
                 }
             }
         }
-        out.into_inner().map_err(|error| error.into_error())?.sync_all()?;
-        Ok(std::fs::rename(&beside, path)?)
+        Ok(out.into_inner().map_err(|error| error.into_error())?.sync_all()?)
     }
 }
 

@@ -47,6 +47,41 @@ fn one_picture_becomes_files_of_its_own() {
 }
 
 #[test]
+fn the_file_that_is_named_is_the_one_that_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (upper, lower) = (folder.path().join("one/Dog.JPG"), folder.path().join("two/dog.jpg"));
+    for path in [&upper, &lower] {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::copy(example("pictures/dog.jpg"), path).unwrap();
+    }
+    let out = folder.path().join("out");
+    let explain = arguments!["explain", "-m", "cifar10", &upper, "--method", "rollout", "-o", &out];
+    let run = vit(explain).code(0);
+    assert_eq!(run.err.trim(), out.join("Dog.png").display().to_string());
+    assert!(Path::new(run.err.trim()).is_file());
+    fs::remove_dir_all(&out).unwrap();
+    let format = ["--method", "rollout", "--format", "png"].map(Into::into);
+    let both = arguments!["explain", "-m", "cifar10", &upper, &lower, "-o", &out].into_iter().chain(format);
+    vit(both).code(0);
+    let mut names: Vec<_> =
+        fs::read_dir(&out).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names.iter().filter(|name| name.ends_with(".npy")).collect::<Vec<_>>(), ["Dog.npy", "dog-2.npy"]);
+}
+
+#[test]
+fn nothing_is_left_of_a_page_that_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path();
+    fs::create_dir(out.join("maps.npy")).unwrap();
+    let run =
+        vit(arguments!["explain", "-m", "cifar10", example("pictures"), "--method", "rollout", "-o", out]).code(1);
+    assert!(run.err.contains("maps.npy"), "{}", run.err);
+    let left: Vec<_> = fs::read_dir(out).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["maps.npy"]);
+}
+
+#[test]
 fn methods_layers_and_heads_can_be_chosen() {
     let folder = tempfile::tempdir().unwrap();
     let dog = example("pictures/dog.jpg");

@@ -15,6 +15,7 @@ use crate::error::ModelError;
 use crate::fit::{Leniency, fit};
 use crate::infer::infer;
 use crate::labels;
+use crate::replace::replace;
 use crate::weights::safetensors::{self, Dtype};
 use crate::weights::{self, Scheme, Weights, names};
 
@@ -189,9 +190,7 @@ impl Checkpoint {
 }
 
 fn write_json(path: &Path, json: &Value) -> std::io::Result<()> {
-    let aside = path.with_extension("json.partial");
-    fs::write(&aside, format!("{json:#}\n"))?;
-    fs::rename(&aside, path)
+    replace(path, |beside| fs::write(beside, format!("{json:#}\n")))
 }
 
 fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {

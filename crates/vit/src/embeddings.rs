@@ -11,6 +11,7 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
+use vit_models::replace;
 use vit_models::weights::{npy, safetensors};
 
 use crate::Error;
@@ -59,22 +60,10 @@ fn cause(error: ParquetError) -> std::io::Error {
     }
 }
 
-/// Writes a file under another name beside its own, and renames it.
-fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> std::io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".partial");
-    let aside = Path::new(&name);
-    let result = write(aside).and_then(|()| std::fs::rename(aside, path));
-    if result.is_err() {
-        let _ = std::fs::remove_file(aside);
-    }
-    result
-}
-
 /// One line per row, also where a name holds a line's end.
 fn write_names(path: &Path, files: &[String]) -> std::io::Result<()> {
     let lines: String = files.iter().map(|f| f.replace('\r', "\\r").replace('\n', "\\n") + "\n").collect();
-    std::fs::write(path, lines)
+    replace(path, |aside| std::fs::write(aside, lines))
 }
 
 /// Two columns: `file`, and `embedding` as a list of floats.
