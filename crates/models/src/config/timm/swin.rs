@@ -112,6 +112,9 @@ pub(super) fn entry(swin: &Swin) -> Result<Entry, String> {
     if swin.norm_epsilon != Swin::default().norm_epsilon {
         return Err("timm reads no epsilon of a norm from a file".into());
     }
+    if swin.windows.iter().any(|[height, width]| height != width) {
+        return Err("timm does not load weights for windows that are not square".into());
+    }
     let mut args = arguments(swin);
     for name in ["num_classes", "in_chans", "norm_layer"] {
         args.remove(name);
