@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use vit_models::config::{self, hugging_face_config, hugging_face_preprocessor, timm_config, timm_differences};
-use vit_models::{Architecture, Config, Preprocessing, variant, variants};
+use vit_models::{Architecture, Config, Preprocessing, ProblemType, variant, variants};
 
 fn named(name: &str) -> Config {
     let found = variant(name).unwrap();
@@ -11,6 +11,7 @@ fn named(name: &str) -> Config {
         architecture: found.architecture,
         preprocessing: found.preprocessing,
         labels: vec![],
+        problem_type: ProblemType::default(),
     }
 }
 
