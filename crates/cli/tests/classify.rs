@@ -180,5 +180,6 @@ fn another_image_size_is_used_and_reported() {
     let larger = run("48x64").code(0);
     assert!(larger.err.contains("[1, 17, 72] -> [1, 49, 72]"), "{}", larger.err);
     assert_eq!(larger.json_lines().len(), 1);
-    assert!(run("7").code(1).err.contains("choose another --image-size"));
+    let refused = run("7").code(1);
+    assert!(refused.err.contains("an image of 7x7 pixels cannot be cut into patches of 8x8"), "{}", refused.err);
 }
