@@ -185,7 +185,7 @@ fn places_that_cannot_be_written_are_named() {
         arguments!["patches", &dog, "-o", &inside].to_vec(),
     ] {
         let error = vit(arguments).code(1).err;
-        assert!(error.starts_with(&format!("error: {}: cannot be made", file.display())), "{error}");
+        assert!(error.starts_with(&format!("error: the folder {} cannot be created", file.display())), "{error}");
     }
 }
 
