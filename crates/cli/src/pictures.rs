@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
-use vit::data::{self, DecodeOptions, Image, Preprocess, find_images_each};
+use vit::data::{self, DecodeOptions, Image, ImageError, Preprocess, find_images_each};
 use vit::models::{Changes, Checkpoint, builtin};
 use vit::{DeviceChoice, ModelOptions, Precision};
 
@@ -79,10 +79,26 @@ impl Source {
 
     fn decode(&self, options: &DecodeOptions) -> anyhow::Result<Image> {
         match self {
-            Source::File(path) => Ok(data::open(path, options)?),
-            Source::StandardInput(bytes) => data::decode(bytes, options).context("standard input"),
+            Source::File(path) => data::open(path, options).map_err(raise_the_limit),
+            Source::StandardInput(bytes) => {
+                data::decode(bytes, options).map_err(raise_the_limit).context("standard input")
+            }
             Source::Missing(_, error) => Err(anyhow!("{error}")),
         }
+    }
+}
+
+/// An error of an image, with the option that lets it pass where there is one.
+fn raise_the_limit(error: ImageError) -> anyhow::Error {
+    let too_large = match &error {
+        ImageError::File { source, .. } => source.as_ref(),
+        other => other,
+    };
+    match too_large {
+        ImageError::TooLarge { width, height, .. } => {
+            anyhow!("{error}, or raise the limit with --max-pixels {}", width.saturating_mul(*height))
+        }
+        _ => error.into(),
     }
 }
 

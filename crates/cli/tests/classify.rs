@@ -183,3 +183,14 @@ fn another_image_size_is_used_and_reported() {
     let refused = run("7").code(1);
     assert!(refused.err.contains("an image of 7x7 pixels cannot be cut into patches of 8x8"), "{}", refused.err);
 }
+
+#[test]
+fn an_image_over_the_limit_of_pixels_names_the_option_that_raises_it() {
+    let run = |limit: &str| {
+        let image = picture("preprocess/tiny.jpg");
+        vit(arguments!["classify", "-m", model("timm_vit"), image, "--max-pixels", limit])
+    };
+    let refused = run("3").code(1).err;
+    let option = refused.split("raise the limit with --max-pixels ").nth(1).expect(&refused);
+    run(option.split_whitespace().next().unwrap()).code(0);
+}

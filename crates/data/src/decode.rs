@@ -63,9 +63,7 @@ pub enum ImageError {
         found: &'static str,
     },
     /// More pixels than allowed.
-    #[error(
-        "{format} of {width} x {height} pixels, over the limit of {max_pixels} pixels; make it smaller or allow more (`--max-pixels`)"
-    )]
+    #[error("{format} of {width} x {height} pixels, over the limit of {max_pixels} pixels; make it smaller")]
     TooLarge {
         /// Its format.
         format: Format,

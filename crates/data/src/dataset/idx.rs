@@ -70,7 +70,9 @@ fn add(listing: &mut Listing, key: &str, source: &Source, budget: &mut Budget) -
     let (count, height, width) = (word(1), word(2), word(3));
     let each = height * width;
     if each == 0 || each > MAX_PIXELS || count > MAX_SAMPLES {
-        return Err(damaged(format!("IDX file of {count} images of {width} x {height} pixels cannot be meant")));
+        return Err(damaged(format!(
+            "IDX file that claims {count} images of {width} x {height} pixels is damaged; copy or download it again"
+        )));
     }
     let expected = count.checked_mul(each).and_then(|bytes| bytes.checked_add(16));
     if expected != Some(store.len()) {
