@@ -301,6 +301,9 @@ fn about(source: &Source, region: Region, explanation: &Explanation, captions: &
     json!({ "file": source.name(), "maps": explanation.maps.iter().zip(captions).map(map).collect::<Vec<_>>() })
 }
 
+/// The page's name.
+const PAGE: &str = "index.html";
+
 /// The page and what lies beside it. Files are complete before they take their names; until then the page is in a file
 /// without a name, of which nothing is left when the program is stopped.
 struct PageFiles {
@@ -317,7 +320,7 @@ impl PageFiles {
         let title =
             format!("What the model looks at in {pictures} {}", if pictures == 1 { "picture" } else { "pictures" });
         Ok(PageFiles {
-            page: Page::start(BufWriter::new(file), &title, subtitle, maps)?,
+            page: Page::start(BufWriter::new(file), &out.join(PAGE), &title, subtitle, maps)?,
             maps: Vec::new(),
             about: Vec::new(),
             shape: None,
@@ -349,7 +352,7 @@ impl PageFiles {
     }
 
     fn finish(self, out: &Path) -> anyhow::Result<PathBuf> {
-        let mut page = self.page.finish().context("the page")?;
+        let mut page = self.page.finish()?;
         let [maps, rows, columns] = self.shape.unwrap_or([0; 3]);
         let whole = |name: &str, write: &mut dyn FnMut(&Path) -> std::io::Result<()>| {
             let path = out.join(name);
@@ -360,7 +363,7 @@ impl PageFiles {
         whole("maps.npy", &mut |beside| npy::write(beside, &shape, &self.maps))?;
         let about = Value::Array(self.about);
         whole("maps.json", &mut |beside| fs::write(beside, format!("{about:#}\n")))?;
-        whole("index.html", &mut |beside| {
+        whole(PAGE, &mut |beside| {
             page.rewind()?;
             std::io::copy(page.get_mut(), &mut File::create(beside)?).map(drop)
         })

@@ -81,6 +81,20 @@ fn nothing_is_left_of_a_page_that_failed() {
     assert_eq!(left, ["maps.npy"]);
 }
 
+/// A limit on the size of files is what a full disk is, for those who may not fill a disk.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_page_that_the_disk_has_no_room_for_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 20; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_vit")]);
+    shell.args(["explain", "-m", "cifar10", "--method", "rollout"]).arg(example("pictures"));
+    let ended = shell.arg("-o").arg(folder.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains(&format!("error: {}: ", folder.path().join("index.html").display())), "{said}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
 #[test]
 fn methods_layers_and_heads_can_be_chosen() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,7 +2,8 @@
 //! JPEG; a map is a few hundred bytes, one pixel per cell, which the browser lays over it. Entries that are not on the
 //! screen cost nothing, so a thousand of them stay quick.
 
-use std::io::{self, Write};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use vit_data::{Image, Region};
 use vit_plot::embed::{data_uri, thumbnail, transparent_png};
@@ -37,11 +38,19 @@ impl PageEntry {
 /// A page in the making.
 pub struct Page<W: Write> {
     out: W,
+    path: PathBuf,
 }
 
 impl<W: Write> Page<W> {
-    /// Begins a page. `maps` says in a few words what the first, second, … map of every picture is.
-    pub fn start(mut out: W, title: &str, subtitle: &str, maps: &[String]) -> io::Result<Page<W>> {
+    /// Begins a page, which errors call `path`. `maps` says in a few words what the first, second, … map of every picture
+    /// is.
+    pub fn start(
+        mut out: W,
+        path: &Path,
+        title: &str,
+        subtitle: &str,
+        maps: &[String],
+    ) -> Result<Page<W>, InsightError> {
         let options: String =
             maps.iter().enumerate().map(|(i, map)| format!("<option value=\"{i}\">{}</option>", escape(map))).collect();
         write!(
@@ -63,8 +72,9 @@ impl<W: Write> Page<W> {
             title = escape(title),
             subtitle = escape(subtitle),
             scale = gradient(ColourMap::Heat),
-        )?;
-        Ok(Page { out })
+        )
+        .map_err(InsightError::of(path))?;
+        Ok(Page { out, path: path.into() })
     }
 
     /// Adds a picture with its maps, each with its name, and how sure the model is of it.
@@ -96,13 +106,14 @@ impl<W: Write> Page<W> {
             sure = sureness.unwrap_or(0.0),
             picture = data_uri("image/jpeg", &entry.jpeg),
         );
-        written.map_err(InsightError::of("the page".as_ref()))
+        written.map_err(InsightError::of(&self.path))
     }
 
     /// Ends the page.
-    pub fn finish(mut self) -> io::Result<W> {
-        write!(self.out, "</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n")?;
-        self.out.flush()?;
+    pub fn finish(mut self) -> Result<W, InsightError> {
+        write!(self.out, "</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n")
+            .and_then(|()| self.out.flush())
+            .map_err(InsightError::of(&self.path))?;
         Ok(self.out)
     }
 }
@@ -138,7 +149,9 @@ mod tests {
         let picture = Image::from_rgb(400, 200, vec![90; 400 * 200 * 3]).unwrap();
         let region = Region { x: 100.0, y: 0.0, width: 200.0, height: 200.0 };
         let map = Map::new([2, 2], vec![0.0, 1.0, 2.0, 3.0], [32, 32], [32, 32]).unwrap();
-        let mut page = Page::start(Vec::new(), "a <b> & c", "model", &["rollout".into(), "class".into()]).unwrap();
+        let mut page =
+            Page::start(Vec::new(), Path::new("index.html"), "a <b> & c", "model", &["rollout".into(), "class".into()])
+                .unwrap();
         let entry = PageEntry::new(&picture, region).unwrap();
         let maps = [("rollout".to_string(), &map), ("cat \"<x>\"".to_string(), &map)];
         page.add(name, &entry, Some(0.5), &maps).unwrap();
