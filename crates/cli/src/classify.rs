@@ -29,7 +29,7 @@ is then 1.")]
 pub struct Arguments {
     #[command(flatten)]
     pictures: PictureArguments,
-    /// How many classes to show for each picture, at most
+    /// How many classes to show for each image, at most
     #[arg(long, short = 'k', value_name = "N", default_value = "5", value_parser = at_least_one)]
     top: usize,
     /// Show only classes with a probability above this [default: 0.5 for models

@@ -131,11 +131,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         }
         let inputs: Vec<&[f32]> = ready.iter().map(|picture| picture.input.as_slice()).collect();
         let found = if inputs.is_empty() { Vec::new() } else { model.explain_prepared(&inputs)? };
-        for ((source, picture), explanation) in names.iter().zip(&ready).zip(found) {
+        for ((source, image), explanation) in names.iter().zip(&ready).zip(found) {
             match explanation {
                 Ok(explanation) => {
                     let captions = captions(&model, &explanation);
-                    writer.add(out, &subtitle, source, picture, &explanation, &captions)?;
+                    writer.add(out, &subtitle, source, image, &explanation, &captions)?;
                 }
                 Err(error) => {
                     failed += 1;

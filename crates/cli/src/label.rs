@@ -44,8 +44,8 @@ pub struct Arguments {
     /// The file to write: .csv or .jsonl
     #[arg(long, short, value_name = "FILE")]
     out: PathBuf,
-    /// Leave out pictures that the model is less sure of; where it gives several
-    /// labels, pictures with a class that it is less sure of, present or absent
+    /// Leave out images that the model is less sure of; where it gives several
+    /// labels, images with a class that it is less sure of, present or absent
     #[arg(long, value_name = "P", default_value_t = 0.3, value_parser = probability)]
     min_confidence: f32,
     /// Where the model gives several labels per image: the classes with a
@@ -146,7 +146,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     ensure!(!chosen.is_empty(), "no picture is left; a lower --min-confidence keeps more");
     if let Some(threshold) = threshold {
         let empty = different.iter().filter(|place| values[**place].as_array().is_some_and(Vec::is_empty)).count();
-        ensure!(empty < different.len(), "no picture has a class above {threshold}; a lower --threshold finds more");
+        ensure!(empty < different.len(), "no image has a class above {threshold}; a lower --threshold finds more");
         if empty > 0 {
             terminal::note(format_args!(
                 "{empty} of them have no class above {threshold}: their list of labels is empty"

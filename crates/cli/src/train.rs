@@ -146,7 +146,7 @@ pub struct Machine {
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Memory for decoded pictures, in megabytes [default: 2048]
+    /// Memory for decoded images, in megabytes [default: 2048]
     #[arg(long, value_name = "MB", help_heading = "How to run")]
     cache: Option<u64>,
     /// The longest time between two saves, in minutes [default: 5]

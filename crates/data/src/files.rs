@@ -75,7 +75,7 @@ pub fn has_image_extension(path: &Path) -> bool {
         .is_some_and(|found| EXTENSIONS.iter().any(|known| found.eq_ignore_ascii_case(known)))
 }
 
-/// The pictures that `arguments` name, no path twice, in the order of the arguments. Folders
+/// The images that `arguments` name, no path twice, in the order of the arguments. Folders
 /// give their pictures in natural order, those of inner folders too if `recursive`; hidden files
 /// are skipped. What exists is taken by name even if it looks like a pattern.
 pub fn find_images<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Result<Vec<PathBuf>, FilesError> {

@@ -97,22 +97,12 @@ pub fn train(
     }
     let (mut saved, mut unsaved) = (Instant::now(), false);
     let mut complete = true;
+    let at = Surroundings { device, setup, run, options, stop };
 
     // A measurement that was interrupted is made again.
     let unmeasured = session.position.step > 0 && !session.measured();
     if unmeasured && is_due(session.position.step, evaluate_every, steps) {
-        complete = measure(
-            device,
-            setup,
-            run,
-            &mut session,
-            options,
-            &mut log,
-            &mut algorithms,
-            &mut unreadable,
-            observer,
-            stop,
-        )?;
+        complete = measure(at, &mut session, &mut log, &mut algorithms, &mut unreadable, observer)?;
         unsaved = true;
     }
     let mut interval = Interval::new(&session);
@@ -155,18 +145,7 @@ pub fn train(
         session.position.seconds = seconds_before + began.elapsed().as_secs_f64();
         let paused = Instant::now();
         if due {
-            if !measure(
-                device,
-                setup,
-                run,
-                &mut session,
-                options,
-                &mut log,
-                &mut algorithms,
-                &mut unreadable,
-                observer,
-                stop,
-            )? {
+            if !measure(at, &mut session, &mut log, &mut algorithms, &mut unreadable, observer)? {
                 complete = false;
                 break;
             }
@@ -241,20 +220,25 @@ pub fn estimate(device: &dyn Device, setup: &mut Setup, options: &TrainerOptions
     })
 }
 
+/// What stays the same throughout a session.
+#[derive(Clone, Copy)]
+struct Surroundings<'a> {
+    device: &'a dyn Device,
+    setup: &'a Setup,
+    run: &'a RunFolder,
+    options: &'a TrainerOptions,
+    stop: &'a AtomicBool,
+}
+
 /// Evaluates, logs, keeps the model if it is the best so far, and draws the curves. `false` if it was asked to stop: the
 /// measurement is made again when the run is resumed.
-#[allow(clippy::too_many_arguments)]
 fn measure(
-    device: &dyn Device,
-    setup: &Setup,
-    run: &RunFolder,
+    Surroundings { device, setup, run, options, stop }: Surroundings,
     session: &mut Session,
-    options: &TrainerOptions,
     log: &mut MetricsLog,
     algorithms: &mut KeptAlgorithms,
     unreadable: &mut UnreadableImages,
     observer: &mut dyn Observer,
-    stop: &AtomicBool,
 ) -> Result<bool, TrainError> {
     let step = session.position.step;
     if let Some(validation) = &setup.validation {
