@@ -8,12 +8,12 @@ use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
 use vit_graph::host::{Bound, Room};
 use vit_graph::{Graph, GraphError, rewrite};
 
+use crate::driver::info::DeviceInfo;
+use crate::driver::libraries::Unavailable;
 use crate::driver::{Gpu, NAME, error};
-use crate::executable::CudaExecutable;
-use crate::info::DeviceInfo;
-use crate::libraries::Unavailable;
-use crate::prepare::{Prepared, Profile};
-use crate::storage::Storage;
+use crate::plan::prepare::{Prepared, Profile};
+use crate::plan::storage::Storage;
+use crate::run::executable::CudaExecutable;
 
 /// How precisely a GPU computes. Parameters, norms, softmax, losses and optimisers are f32 in all of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -13,29 +13,15 @@
 //! }
 //! ```
 
-mod answers;
-mod cache;
-mod compiler;
+mod compile;
 mod device;
 mod driver;
-mod eight;
-mod executable;
-mod failure;
-mod fields;
-mod fusion;
 mod gemm;
-mod info;
-mod inputs;
-mod launch;
-mod libraries;
 mod lower;
-mod memory;
-mod prepare;
-mod storage;
-mod tensor_map;
-mod tuning;
+mod plan;
+mod run;
 
-pub use compiler::compile_every_kernel;
+pub use compile::compile_every_kernel;
 pub use device::{Cuda, Precision, plan_without_gpu};
-pub use info::{DeviceInfo, devices};
-pub use libraries::Unavailable;
+pub use driver::info::{DeviceInfo, devices};
+pub use driver::libraries::Unavailable;

@@ -4,13 +4,13 @@ use vit_graph::ops::Binary;
 
 use super::movement::{MAX_AXES, collapse, index_type, vector};
 use super::{Emitter, PACK};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
+use crate::run::arguments::{Arguments, Fields};
 
 pub(super) fn scale(factor: f32, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
-    let variant = Variant::new(&compiler::ARITHMETIC).with("A", x.storage.name()).with("Y", y.storage.name());
+    let variant = Variant::new(&compile::ARITHMETIC).with("A", x.storage.name()).with("Y", y.storage.name());
     let arguments = Arguments::new().pointer(x.address).pointer(y.address).f32(factor).u64(count);
     e.spread(variant, "scale", count, PACK, arguments);
 }
@@ -18,7 +18,7 @@ pub(super) fn scale(factor: f32, e: &mut Emitter) {
 pub(super) fn power(exponent: f32, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
-    let variant = Variant::new(&compiler::ARITHMETIC).with("A", x.storage.name()).with("Y", y.storage.name());
+    let variant = Variant::new(&compile::ARITHMETIC).with("A", x.storage.name()).with("Y", y.storage.name());
     let arguments = Arguments::new().pointer(x.address).pointer(y.address).f32(exponent).u64(count);
     e.spread(variant, "power", count, 1, arguments);
 }
@@ -31,7 +31,7 @@ pub(super) fn binary(op: Binary, e: &mut Emitter) -> Result<(), String> {
         Binary::Sub => 1,
         Binary::Mul => 2,
     };
-    let variant = Variant::new(&compiler::ARITHMETIC)
+    let variant = Variant::new(&compile::ARITHMETIC)
         .with("OP", kind)
         .with("A", a.storage.name())
         .with("B", b.storage.name())

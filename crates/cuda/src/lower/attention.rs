@@ -17,9 +17,9 @@ pub(crate) use mma::mma_variants;
 
 use super::rows::mask;
 use super::{Emitter, Operand};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
-use crate::storage::Storage;
+use crate::compile::{self, Variant};
+use crate::plan::storage::Storage;
+use crate::run::arguments::{Arguments, Fields};
 
 /// The largest head whose tiles fit into the shared memory of every GPU that is supported.
 const LARGEST_HEAD: usize = 128;
@@ -101,7 +101,7 @@ impl Job {
 
     fn variant(&self) -> Variant {
         let bias = self.bias.as_ref().map_or(Storage::F32, |b| b.storage);
-        Variant::new(&compiler::ATTENTION)
+        Variant::new(&compile::ATTENTION)
             .with("HEAD", self.extents.head)
             .with("Q", self.storage.name())
             .with("B", bias.name())
@@ -250,7 +250,7 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
 /// Adds up what blocks have found of a bias's gradient, each from its share of the samples.
 fn add_shares(partial: u64, shares: usize, dbias: &Operand, e: &mut Emitter) {
     let count = dbias.shape.elements();
-    let variant = Variant::new(&compiler::BIAS_GRADIENT).with("DX", dbias.storage.name());
+    let variant = Variant::new(&compile::BIAS_GRADIENT).with("DX", dbias.storage.name());
     let arguments = Arguments::new().pointers(&[partial, dbias.address]).u32(shares).u64(count);
     e.kernel(variant, "bias_gradient", [count.div_ceil(32), 1, 1], THREADS, 0, arguments);
 }

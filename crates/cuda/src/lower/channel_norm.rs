@@ -3,8 +3,8 @@
 use vit_graph::ops::{BatchNorm, GroupNorm};
 
 use super::{Emitter, Operand, THREADS};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
+use crate::run::arguments::{Arguments, Fields};
 
 /// How elements share statistics.
 #[derive(Clone, Copy)]
@@ -62,7 +62,7 @@ impl Cut {
     }
 
     fn variant(&self) -> Variant {
-        Variant::new(&compiler::CHANNEL_NORM)
+        Variant::new(&compile::CHANNEL_NORM)
             .with("BATCH", usize::from(self.batch))
             .with("VEC", self.pack())
             .with("LANES", self.lanes())
@@ -198,7 +198,7 @@ fn backward_with(groups: Option<usize>, gate: Gate, e: &mut Emitter) {
     let [dgamma, dbeta] = [1, 2].map(|i| wanted_or_scratch(i, e));
     if x.shape.elements() == 0 {
         for to in [dgamma, dbeta] {
-            e.requests.push(crate::launch::Request::Clear { to, bytes: 4 * cut.channels });
+            e.requests.push(crate::run::launch::Request::Clear { to, bytes: 4 * cut.channels });
         }
         return;
     }

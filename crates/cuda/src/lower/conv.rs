@@ -7,10 +7,10 @@ pub(crate) use hopper::convolution_variants;
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 
 use super::Emitter;
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
 use crate::gemm::Matrix;
-use crate::launch::Request;
+use crate::run::arguments::{Arguments, Fields};
+use crate::run::launch::Request;
 
 /// The most scratch memory for rows of patches.
 const MOST_ROWS_BYTES: usize = 256 << 20;
@@ -91,7 +91,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let rows = e.scratch(images * plan.rows() * plan.row() * operand.bytes());
     let (per_group, row) = (plan.filters_per_group(), plan.row());
     for (start, count, group) in plan.parts(images) {
-        let variant = Variant::new(&compiler::CONV).with("X", stored.name()).with("Y", operand.name());
+        let variant = Variant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
         let elements = count * plan.rows() * row;
         let from = x + (start * plan.image_len() * stored.bytes()) as u64;
         let arguments = Arguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
@@ -129,7 +129,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
             (Matrix::dense(rows, row), operand),
         );
         e.multiply(product);
-        let variant = Variant::new(&compiler::CONV).with("X", operand.name()).with("Y", dx.storage.name());
+        let variant = Variant::new(&compile::CONV).with("X", operand.name()).with("Y", dx.storage.name());
         let elements = count * plan.image[0] * plan.image[1] * plan.channels();
         let to = dx.address + (start * plan.image_len() * dx.storage.bytes()) as u64;
         let arguments = Arguments::new().pointer(rows).pointer(to).fields(plan.shape(group)).u64(elements);
@@ -151,7 +151,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
         e.requests.push(Request::Clear { to: dw.address, bytes: dw.shape.elements() * dw.storage.bytes() });
     }
     for (start, count, group) in plan.parts(images) {
-        let variant = Variant::new(&compiler::CONV).with("X", stored.name()).with("Y", operand.name());
+        let variant = Variant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
         let elements = count * plan.rows() * row;
         let from = x + (start * plan.image_len() * stored.bytes()) as u64;
         let arguments = Arguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);

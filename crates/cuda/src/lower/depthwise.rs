@@ -3,8 +3,8 @@
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 
 use super::{Emitter, PACK, THREADS};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
+use crate::run::arguments::{Arguments, Fields};
 
 /// Neighbouring results of a thread, and threads side by side where sums over places are computed, as the kernels have
 /// them.
@@ -47,7 +47,7 @@ fn ordered_taps(e: &mut Emitter) -> u64 {
     let ((from, stored), weight) = (e.kept(1), e.inputs[1].shape.clone());
     let (channels, count) = (weight[0], weight[2] * weight[3]);
     let taps = e.scratch(4 * channels * count);
-    let variant = Variant::new(&compiler::DEPTHWISE).with("W", stored.name());
+    let variant = Variant::new(&compile::DEPTHWISE).with("W", stored.name());
     let arguments = Arguments::new().pointers(&[from, taps]).u32(channels).u32(count);
     e.spread(variant, "order_taps", channels * count, 1, arguments);
     taps
@@ -58,7 +58,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let fields = shape(op, &e.inputs[0].shape, &e.inputs[1].shape, &y.shape);
     let (x, taps) = (e.kept(0), ordered_taps(e));
     let bias = if op.bias { e.form(2, y.storage) } else { 0 };
-    let variant = Variant::new(&compiler::DEPTHWISE)
+    let variant = Variant::new(&compile::DEPTHWISE)
         .with("VEC", pack(y.shape[3]))
         .with("X", x.1.name())
         .with("Y", y.storage.name());
@@ -71,7 +71,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let dx = e.outputs[0].clone();
     let fields = shape(&op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
     let (dy, taps) = (e.kept(0), ordered_taps(e));
-    let variant = Variant::new(&compiler::DEPTHWISE)
+    let variant = Variant::new(&compile::DEPTHWISE)
         .with("VEC", pack(dx.shape[3]))
         .with("DY", dy.1.name())
         .with("Y", dx.storage.name());
@@ -93,7 +93,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let splits = places.div_ceil(per_split);
     let partials = e.scratch(4 * splits * taps * channels);
     if splits > 0 {
-        let variant = Variant::new(&compiler::DEPTHWISE)
+        let variant = Variant::new(&compile::DEPTHWISE)
             .with("DY", dy.1.name())
             .with("X", x.1.name())
             .with("VEC", pack)
@@ -101,7 +101,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
         let arguments = Arguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u32(places).u32(per_split);
         e.kernel(variant, "depthwise_grad_weight", [across, weight[2], splits], THREADS, 0, arguments);
     }
-    let variant = Variant::new(&compiler::DEPTHWISE).with("Y", dw.storage.name());
+    let variant = Variant::new(&compile::DEPTHWISE).with("Y", dw.storage.name());
     let arguments = Arguments::new().pointers(&[partials, dw.address]).u32(splits).u32(taps).u32(channels);
     e.spread(variant, "depthwise_weight", taps * channels, 1, arguments);
 }

@@ -4,12 +4,12 @@ use vit_graph::ops::{Activation, Linear, MatMul};
 
 use super::rows::kind;
 use super::{Emitter, Operand, PACK};
-use crate::compiler::{self, Variant};
-use crate::eight::INVERSE;
-use crate::fields::Arguments;
+use crate::compile::{self, Variant};
 use crate::gemm::{Factors, Matrix, Product, WORKSPACE};
-use crate::launch::Request;
-use crate::storage::Storage;
+use crate::plan::fp8::INVERSE;
+use crate::plan::storage::Storage;
+use crate::run::arguments::Arguments;
+use crate::run::launch::Request;
 
 /// Smaller results stay in the GPU's cache between two kernels.
 const WORTH_FUSING: usize = 1 << 18;
@@ -124,7 +124,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
 fn tail(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
     let [_, scale, residual] = op.optional_inputs();
     let (count, n) = (y.shape.elements(), y.shape.last());
-    let variant = Variant::new(&compiler::ACTIVATION).with("KIND", kind(op.activation)).with("Y", y.storage.name());
+    let variant = Variant::new(&compile::ACTIVATION).with("KIND", kind(op.activation)).with("Y", y.storage.name());
     if y.storage == Storage::E4m3 {
         let arguments = Arguments::new().pointers(&[x.address, y.address, y.factors]).u64(count);
         e.spread(variant.with("X", x.storage.name()), "activation_scaled", count, PACK, arguments);

@@ -26,12 +26,12 @@ use vit_graph::Shape;
 use vit_graph::ops::{Activation, Dropout, LayerNorm, Op};
 
 use crate::Precision;
-use crate::compiler::{self, Variant};
-use crate::fields::Arguments;
-use crate::launch::{Kernel, Request};
-use crate::memory::ALIGNMENT;
-use crate::prepare::Profile;
-use crate::storage::Storage;
+use crate::compile::{self, Variant};
+use crate::driver::memory::ALIGNMENT;
+use crate::plan::prepare::Profile;
+use crate::plan::storage::Storage;
+use crate::run::arguments::Arguments;
+use crate::run::launch::{Kernel, Request};
 
 /// A value as a kernel sees it.
 #[derive(Debug, Clone)]
@@ -194,7 +194,7 @@ impl Emitter {
     }
 
     fn convert(&mut self, from: u64, stored: Storage, to: u64, storage: Storage, count: usize) {
-        let variant = Variant::new(&compiler::ARITHMETIC).with("A", stored.name()).with("Y", storage.name());
+        let variant = Variant::new(&compile::ARITHMETIC).with("A", stored.name()).with("Y", storage.name());
         let arguments = Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count);
         self.spread(variant, "scale", count, PACK, arguments);
     }
@@ -211,7 +211,7 @@ impl Emitter {
     }
 
     fn quantise(&mut self, (from, stored): (u64, Storage), to: u64, factors: u64, count: usize) {
-        let variant = Variant::new(&compiler::EIGHT).with("X", stored.name());
+        let variant = Variant::new(&compile::FP8).with("X", stored.name());
         self.spread(variant, "quantise", count, PACK, Arguments::new().pointers(&[from, to, factors]).u64(count));
     }
 }

@@ -3,9 +3,9 @@
 use vit_graph::ops::{Broadcast, Concat, Pad, Permute, Slice};
 
 use super::{Emitter, Operand};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
-use crate::launch::Request;
+use crate::compile::{self, Variant};
+use crate::run::arguments::{Arguments, Fields};
+use crate::run::launch::Request;
 
 /// As many axes as a kernel walks.
 pub(super) const MAX_AXES: usize = 8;
@@ -80,7 +80,7 @@ fn copy(
         .u64s(&padded(&strides[1]))
         .u64(from_offset as u64)
         .u64(to_offset as u64);
-    let variant = Variant::new(&compiler::MOVEMENT)
+    let variant = Variant::new(&compile::MOVEMENT)
         .with("X", from.storage.name())
         .with("Y", to.storage.name())
         .with("VEC", vec)

@@ -4,9 +4,9 @@ use vit_graph::Shape;
 use vit_graph::ops::{Dropout, LayerNorm};
 
 use super::{Emitter, rows};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
-use crate::storage::Storage;
+use crate::compile::{self, Variant};
+use crate::plan::storage::Storage;
+use crate::run::arguments::{Arguments, Fields};
 
 /// How many threads share a row: part of a warp for short rows, a warp up to 1024 elements, a block for more.
 fn lanes(dim: usize) -> usize {
@@ -41,7 +41,7 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropou
     let (rows, dim) = (y.shape.rows(), y.shape.last());
     let (lanes, parameters) = (lanes(dim), 1 + addend.map_or(0, |_| 1));
     let [gamma, beta] = [e.inputs[parameters].address, e.inputs[parameters + 1].address];
-    let mut variant = Variant::new(&compiler::NORM)
+    let mut variant = Variant::new(&compile::NORM)
         .with("DIM", dim)
         .with("LANES", lanes)
         .with("X", x.storage.name())
@@ -97,7 +97,7 @@ pub(super) fn backward(along: Along, e: &mut Emitter) {
     let dropped = along.drop.map_or((0, dx.storage), |_| (e.outputs[3].address, e.outputs[3].storage));
     let sums = e.outputs.last().filter(|_| along.sums).map_or((0, Storage::F32), |s| (s.address, s.storage));
     let parts = 2 + usize::from(along.sums);
-    let variant = Variant::new(&compiler::NORM)
+    let variant = Variant::new(&compile::NORM)
         .with("DIM", dim)
         .with("LANES", lanes)
         .with("DY", dy.storage.name())

@@ -3,8 +3,8 @@
 use vit_graph::ops::{Adam, CLIP_EPSILON, Op, Sgd};
 
 use super::{Emitter, Operand};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
+use crate::run::arguments::{Arguments, Fields};
 
 /// Elements of one block, as the kernels have it.
 const CHUNK: usize = 8192;
@@ -23,7 +23,7 @@ pub(super) fn global_norm(e: &mut Emitter) {
     let blocks: usize = counts.iter().map(|count| count.div_ceil(CHUNK)).sum();
     let (gradients, chunks) = (e.table(gradients), e.table(chunks(&counts)));
     let (partials, norm) = (e.scratch(4 * blocks), e.outputs[0].address);
-    let variant = Variant::new(&compiler::OPTIMISE);
+    let variant = Variant::new(&compile::OPTIMISE);
     if blocks > 0 {
         let arguments = Arguments::new().pointers(&[gradients, chunks, partials]);
         e.kernel(variant.clone(), "sum_squares", [blocks, 1, 1], 256, 0, arguments);
@@ -150,7 +150,7 @@ fn adam(ops: &[Adam], e: &mut Emitter) {
     let launch = |e: &mut Emitter, name: &'static str, chunks: u64, blocks: usize| {
         let arguments = Arguments::new().pointers(&[table, chunks, step, norm, partials]).fields(numbers.clone());
         if blocks > 0 {
-            e.kernel(Variant::new(&compiler::OPTIMISE), name, [blocks, 1, 1], 256, 0, arguments);
+            e.kernel(Variant::new(&compile::OPTIMISE), name, [blocks, 1, 1], 256, 0, arguments);
         }
     };
     launch(e, "adam", all, blocks);
@@ -177,7 +177,7 @@ fn sgd(ops: &[Sgd], e: &mut Emitter) {
     let arguments =
         Arguments::new().pointers(&[table, chunks, e.inputs[4].address, e.inputs[5].address]).fields(numbers);
     if blocks > 0 {
-        e.kernel(Variant::new(&compiler::OPTIMISE), "sgd", [blocks, 1, 1], 256, 0, arguments);
+        e.kernel(Variant::new(&compile::OPTIMISE), "sgd", [blocks, 1, 1], 256, 0, arguments);
     }
 }
 
@@ -186,7 +186,7 @@ fn moving_average(count: usize, e: &mut Emitter) {
     let [table, chunks] = tables(e, &rows);
     if blocks > 0 {
         let arguments = Arguments::new().pointers(&[table, chunks, e.inputs[3].address]);
-        e.kernel(Variant::new(&compiler::OPTIMISE), "moving_average", [blocks, 1, 1], 256, 0, arguments);
+        e.kernel(Variant::new(&compile::OPTIMISE), "moving_average", [blocks, 1, 1], 256, 0, arguments);
     }
 }
 
@@ -196,6 +196,6 @@ fn guarded_update(count: usize, e: &mut Emitter) {
     let [table, chunks] = tables(e, &rows);
     if blocks > 0 {
         let arguments = Arguments::new().pointers(&[table, chunks]);
-        e.kernel(Variant::new(&compiler::OPTIMISE), "guarded_update", [blocks, 1, 1], 256, 0, arguments);
+        e.kernel(Variant::new(&compile::OPTIMISE), "guarded_update", [blocks, 1, 1], 256, 0, arguments);
     }
 }

@@ -5,8 +5,8 @@ use vit_graph::ops::{Layout, Patchify, Unpatchify};
 
 use super::Emitter;
 use super::movement::index_type;
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
+use crate::run::arguments::{Arguments, Fields};
 
 fn cut(op: &Patchify, image: &Shape) -> Fields {
     let [_, height, width, channels] = op.extents(image);
@@ -30,7 +30,7 @@ pub(super) fn patchify(op: &Patchify, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let vec = pack(op, &x.shape);
     let packs = y.shape.elements() / vec;
-    let variant = Variant::new(&compiler::PATCHIFY)
+    let variant = Variant::new(&compile::PATCHIFY)
         .with("X", x.storage.name())
         .with("Y", y.storage.name())
         .with("VEC", vec)
@@ -42,7 +42,7 @@ pub(super) fn patchify(op: &Patchify, e: &mut Emitter) {
 pub(super) fn unpatchify(op: &Unpatchify, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
-    let variant = Variant::new(&compiler::PATCHIFY).with("X", x.storage.name()).with("Y", y.storage.name());
+    let variant = Variant::new(&compile::PATCHIFY).with("X", x.storage.name()).with("Y", y.storage.name());
     let first = usize::from(op.patchify.layout == Layout::ChannelsFirst);
     let arguments = Arguments::new()
         .pointer(x.address)

@@ -3,8 +3,8 @@
 use vit_graph::ops::{Pool2d, Pooling};
 
 use super::{Emitter, PACK};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
+use crate::run::arguments::{Arguments, Fields};
 
 fn shape(op: &Pool2d, x: &[usize], y: &[usize]) -> Fields {
     Fields::new().u32s(&x[1..4]).u32s(&y[1..3]).u32s(&op.kernel).u32s(&op.stride).u32s(&[
@@ -15,7 +15,7 @@ fn shape(op: &Pool2d, x: &[usize], y: &[usize]) -> Fields {
 }
 
 fn variant(op: &Pool2d, pack: usize) -> Variant {
-    Variant::new(&compiler::POOL).with("MAX", usize::from(op.pooling == Pooling::Max)).with("VEC", pack)
+    Variant::new(&compile::POOL).with("MAX", usize::from(op.pooling == Pooling::Max)).with("VEC", pack)
 }
 
 /// Neighbouring channels of a thread.

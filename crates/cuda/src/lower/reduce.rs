@@ -4,10 +4,10 @@ use vit_graph::ops::{Reduce, Reduction};
 
 use super::movement::{MAX_AXES, collapse};
 use super::{Emitter, Operand, THREADS};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
-use crate::launch::Request;
-use crate::storage::Storage;
+use crate::compile::{self, Variant};
+use crate::plan::storage::Storage;
+use crate::run::arguments::{Arguments, Fields};
+use crate::run::launch::Request;
 
 /// The most blocks along a grid's last axis.
 const MOST_OUTER: usize = 65535;
@@ -74,7 +74,7 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
 }
 
 fn variant(x: &Operand, y: Storage) -> Variant {
-    Variant::new(&compiler::REDUCE).with("X", x.storage.name()).with("Y", y.name())
+    Variant::new(&compile::REDUCE).with("X", x.storage.name()).with("Y", y.name())
 }
 
 fn sum_rows(e: &mut Emitter, x: &Operand, y: &Operand, rows: usize, count: usize, factor: f32) {
@@ -114,7 +114,7 @@ fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], f
 
 /// Adds up what the splits of a first stage left, one row of results for each.
 pub(super) fn sum_splits(e: &mut Emitter, partials: u64, y: &Operand, count: usize, factor: f32) {
-    let variant = Variant::new(&compiler::REDUCE).with("X", "float").with("Y", y.storage.name());
+    let variant = Variant::new(&compile::REDUCE).with("X", "float").with("Y", y.storage.name());
     let extents = [1, count, y.shape.elements()];
     columns(e, variant, [partials, y.address], extents, Splits { count: 1, rows: count }, factor);
 }

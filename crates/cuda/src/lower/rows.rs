@@ -4,8 +4,8 @@ use vit_graph::ops::{Activation, Dropout, Granularity};
 
 use super::reduce::{self, Splits};
 use super::{Emitter, PACK, THREADS};
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
+use crate::run::arguments::{Arguments, Fields};
 
 /// The kernels' number for an activation.
 pub(super) fn kind(activation: Option<Activation>) -> usize {
@@ -23,7 +23,7 @@ pub(super) fn kind(activation: Option<Activation>) -> usize {
 pub(super) fn activation(op: Activation, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
-    let variant = Variant::new(&compiler::ACTIVATION)
+    let variant = Variant::new(&compile::ACTIVATION)
         .with("KIND", kind(Some(op)))
         .with("X", x.storage.name())
         .with("Y", y.storage.name());
@@ -34,7 +34,7 @@ pub(super) fn activation(op: Activation, e: &mut Emitter) {
 pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
     let (x, dy, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let count = dx.shape.elements();
-    let variant = Variant::new(&compiler::ACTIVATION)
+    let variant = Variant::new(&compile::ACTIVATION)
         .with("KIND", kind(Some(op)))
         .with("X", x.storage.name())
         .with("DY", dy.storage.name())
@@ -57,7 +57,7 @@ pub(super) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
     let columns = sums.shape.elements();
     let rows = dx.shape.elements() / columns;
     let splits = Splits::new(e, rows, columns, COLUMNS);
-    let variant = Variant::new(&compiler::ACTIVATION)
+    let variant = Variant::new(&compile::ACTIVATION)
         .with("KIND", kind(Some(op)))
         .with("X", x.storage.name())
         .with("DY", dy.storage.name())
@@ -80,7 +80,7 @@ const ROW_THREADS: usize = 128;
 pub(super) fn softmax(e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (rows, columns) = (y.shape.rows(), y.shape.last());
-    let variant = Variant::new(&compiler::SOFTMAX).with("X", x.storage.name()).with("Y", y.storage.name());
+    let variant = Variant::new(&compile::SOFTMAX).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = Arguments::new().pointer(x.address).pointer(y.address).u32(columns);
     if rows * columns > 0 {
         e.kernel(variant, "softmax", [rows, 1, 1], ROW_THREADS, 0, arguments);
@@ -90,7 +90,7 @@ pub(super) fn softmax(e: &mut Emitter) {
 pub(super) fn softmax_grad(e: &mut Emitter) {
     let (y, dy, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, columns) = (dx.shape.rows(), dx.shape.last());
-    let variant = Variant::new(&compiler::SOFTMAX)
+    let variant = Variant::new(&compile::SOFTMAX)
         .with("X", y.storage.name())
         .with("DY", dy.storage.name())
         .with("Y", dx.storage.name());
@@ -111,7 +111,7 @@ pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
     let count = y.shape.elements();
     let ty = vit_graph::Type::f32(x.shape.clone());
     let covers = op.elements_per_decision(&ty).max(1);
-    let variant = Variant::new(&compiler::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
+    let variant = Variant::new(&compile::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = Arguments::new().pointers(&[x.address, seed.address, y.address]).fields(mask(op));
     match op.granularity {
         Granularity::Element => e.spread(variant, "dropout_elements", count, 4, arguments.u64(count)),

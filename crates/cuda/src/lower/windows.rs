@@ -3,8 +3,8 @@
 use vit_graph::ops::{Unwindows, Windows};
 
 use super::Emitter;
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
+use crate::run::arguments::{Arguments, Fields};
 
 pub(super) fn cut(op: &Windows, e: &mut Emitter) {
     let image = e.inputs[0].shape.to_vec();
@@ -27,7 +27,7 @@ fn move_pixels(kernel: &'static str, op: &Windows, image: &[usize], e: &mut Emit
         .u32s(&[op.shift[0] % height.max(1), op.shift[1] % width.max(1)]);
     // Divisions in 64 bits would take longer than the memory does.
     let index = if packs < 1 << 31 { "u32" } else { "u64" };
-    let variant = Variant::new(&compiler::WINDOWS)
+    let variant = Variant::new(&compile::WINDOWS)
         .with("VEC", vec)
         .with("INDEX", index)
         .with("X", x.storage.name())

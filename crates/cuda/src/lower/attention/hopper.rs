@@ -2,11 +2,11 @@
 
 use super::plan::{LARGEST_SLOT, Plan, Which};
 use super::{Emitter, Extents, Gradient, Job, LARGEST_HEAD, Operand};
-use crate::compiler::Variant;
-use crate::fields::Arguments;
-use crate::launch::{Kernel, Request};
-use crate::storage::Storage;
-use crate::tensor_map::TensorMap;
+use crate::compile::Variant;
+use crate::plan::storage::Storage;
+use crate::run::arguments::Arguments;
+use crate::run::launch::{Kernel, Request};
+use crate::run::tensor_map::TensorMap;
 
 /// Whether the kernels can do this: operands of 16 bits in rows of whole 16 bytes, neither bias nor dropout. Those and f32 are
 /// for the kernels that run on every GPU.
@@ -148,7 +148,7 @@ mod tests {
     use vit_train::{Optimiser, TrainingStep};
 
     use crate::Precision;
-    use crate::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{Prepared, Profile};
 
     /// The attentions of a training step, and how many of them and of their gradients are computed by tensor cores.
     fn attentions(precision: Precision, hopper: bool) -> (usize, usize) {

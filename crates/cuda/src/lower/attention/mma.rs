@@ -2,9 +2,9 @@
 //! tokens are few. What a block does is described in `kernels/mma/tiles.cu`.
 
 use super::{Emitter, Extents, Gradient, Job, LARGEST_HEAD, add_shares};
-use crate::compiler::{self, Source, Variant};
-use crate::fields::{Arguments, Fields};
-use crate::storage::Storage;
+use crate::compile::{self, Source, Variant};
+use crate::plan::storage::Storage;
+use crate::run::arguments::{Arguments, Fields};
 
 /// The most tokens: biases of a tile and all others, and the sums of their gradients, have to fit into shared memory.
 const MOST_TOKENS: usize = 256;
@@ -32,10 +32,10 @@ enum Which {
 impl Which {
     fn source(self) -> &'static Source {
         match self {
-            Which::Forward => &compiler::MMA_FORWARD,
-            Which::Backward => &compiler::MMA_BACKWARD,
-            Which::BackwardQueries => &compiler::MMA_BACKWARD_QUERIES,
-            Which::BackwardKeys => &compiler::MMA_BACKWARD_KEYS,
+            Which::Forward => &compile::MMA_FORWARD,
+            Which::Backward => &compile::MMA_BACKWARD,
+            Which::BackwardQueries => &compile::MMA_BACKWARD_QUERIES,
+            Which::BackwardKeys => &compile::MMA_BACKWARD_KEYS,
         }
     }
 
@@ -247,8 +247,8 @@ mod tests {
 
     use super::*;
     use crate::Precision;
-    use crate::launch::Request;
-    use crate::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{Prepared, Profile};
+    use crate::run::launch::Request;
 
     #[test]
     fn windows_are_attended_to_by_tensor_cores() {
@@ -281,11 +281,11 @@ mod tests {
                 .filter(|e| e.requests.iter().any(found))
                 .count()
         };
-        let [mma, eight] = [&compiler::MMA_FORWARD, &compiler::EIGHT];
+        let [mma, eight] = [&compile::MMA_FORWARD, &compile::FP8];
         // The last block cuts its weights for queries, keys and values apart; such layers are not in eight bits.
         assert_eq!((kernels(Precision::Fp8, mma), kernels(Precision::Fp8, eight)), (12, 11));
         assert_eq!((kernels(Precision::Bf16, mma), kernels(Precision::Bf16, eight)), (12, 0));
-        assert_eq!((kernels(Precision::F16, mma), kernels(Precision::F16, &compiler::ATTENTION)), (0, 12));
+        assert_eq!((kernels(Precision::F16, mma), kernels(Precision::F16, &compile::ATTENTION)), (0, 12));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! described in `kernels/hopper/tiles.cu`.
 
 use super::Extents;
-use crate::compiler::{self, Source, Variant};
-use crate::tensor_map::box_columns;
+use crate::compile::{self, Source, Variant};
+use crate::run::tensor_map::box_columns;
 
 /// Bytes of shared memory that one block may have, and that a multiprocessor has for all its blocks; each block takes
 /// 1024 more than it asks for.
@@ -31,10 +31,10 @@ pub(super) enum Which {
 impl Which {
     pub fn source(self) -> &'static Source {
         match self {
-            Which::Forward => &compiler::HOPPER_FORWARD,
-            Which::Backward => &compiler::HOPPER_BACKWARD,
-            Which::BackwardQueries => &compiler::HOPPER_BACKWARD_QUERIES,
-            Which::BackwardKeys => &compiler::HOPPER_BACKWARD_KEYS,
+            Which::Forward => &compile::HOPPER_FORWARD,
+            Which::Backward => &compile::HOPPER_BACKWARD,
+            Which::BackwardQueries => &compile::HOPPER_BACKWARD_QUERIES,
+            Which::BackwardKeys => &compile::HOPPER_BACKWARD_KEYS,
         }
     }
 

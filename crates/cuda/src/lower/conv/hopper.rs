@@ -6,10 +6,10 @@
 use vit_graph::ops::Conv2d;
 
 use super::Plan;
-use crate::compiler::{self, Variant};
-use crate::fields::{Arguments, Fields};
+use crate::compile::{self, Variant};
 use crate::lower::Emitter;
-use crate::storage::Storage;
+use crate::plan::storage::Storage;
+use crate::run::arguments::{Arguments, Fields};
 
 /// Channels that one step of a product takes, and bytes of them in a row of a tile.
 const STEP: usize = 64;
@@ -164,7 +164,7 @@ fn view(plan: &Plan, input: usize, e: &mut Emitter) -> View {
     let border = Fields::new()
         .u32s(&[height, width, channels, new_height, new_width])
         .u32s(&[plan.conv.padding[0][0], plan.conv.padding[1][0]]);
-    let variant = Variant::new(&compiler::CONV_LAYOUT).with("X", stored.name()).with("VEC", padded);
+    let variant = Variant::new(&compile::CONV_LAYOUT).with("X", stored.name()).with("VEC", padded);
     let arguments = Arguments::new().pointers(&[from, address]).fields(border).u64(pixels);
     e.spread(variant, "border_image", pixels, 1, arguments);
     let reach = Reach {
@@ -191,7 +191,7 @@ fn ordered(filters: u64, order: &Order, reach: &Reach, e: &mut Emitter) -> u64 {
         .u32s(&order.first)
         .u32s(&order.jump)
         .u32s(&[order.padded, usize::from(reach.whole_steps()), depth]);
-    let variant = Variant::new(&compiler::CONV_LAYOUT);
+    let variant = Variant::new(&compile::CONV_LAYOUT);
     let arguments = Arguments::new().pointers(&[filters, rows]).fields(fields);
     e.spread(variant, "order_filters", order.rows * depth, 1, arguments);
     rows
@@ -240,7 +240,7 @@ impl Block {
     }
 
     fn convolve(&self, whole_steps: bool, y: Storage) -> Variant {
-        Variant::new(&compiler::HOPPER_CONVOLVE)
+        Variant::new(&compile::HOPPER_CONVOLVE)
             .with("WARPGROUPS", self.warpgroups())
             .with("BLOCK_N", self.n)
             .with("STAGES", self.stages)
@@ -250,7 +250,7 @@ impl Block {
     }
 
     fn correlate(&self) -> Variant {
-        Variant::new(&compiler::HOPPER_CORRELATE)
+        Variant::new(&compile::HOPPER_CORRELATE)
             .with("BLOCK_M", self.m)
             .with("BLOCK_N", self.n)
             .with("STAGES", self.stages)
@@ -366,7 +366,7 @@ pub(super) fn grad_weight(plan: &Plan, e: &mut Emitter) {
         .u32(columns)
         .u32(each);
     e.kernel(block.correlate(), "correlate", [tiles, blocks, 1], 2 * WARPGROUP, block.shared(), arguments);
-    let variant = Variant::new(&compiler::CONV_LAYOUT).with("Y", dw.storage.name());
+    let variant = Variant::new(&compile::CONV_LAYOUT).with("Y", dw.storage.name());
     let arguments = [parts, plan.filters, columns, plan.image[2], plan.kernel[0], plan.kernel[1]]
         .iter()
         .chain(&[view.padded, view.padded_width])
@@ -406,7 +406,7 @@ mod tests {
 
     use super::*;
     use crate::Precision;
-    use crate::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{Prepared, Profile};
 
     /// The operations of a training step.
     fn operations(model: &str, precision: Precision) -> Vec<String> {

@@ -1,5 +1,7 @@
 //! Matrix products through cuBLASLt, and by a plain kernel where it refuses a shape.
 
+pub(crate) mod tuning;
+
 use cudarc::cublaslt::sys::{
     self as lt, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
     cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute,
@@ -9,13 +11,12 @@ use cudarc::driver::sys::CUstream;
 use vit_graph::GraphError;
 
 use crate::Precision;
-use crate::compiler::{self, Variant};
+use crate::compile::{self, Variant};
 use crate::driver::Gpu;
-use crate::failure;
-use crate::fields::{Arguments, Fields};
-use crate::launch::{Kernel, Launch};
-use crate::storage::Storage;
-use crate::tuning;
+use crate::driver::failure;
+use crate::plan::storage::Storage;
+use crate::run::arguments::{Arguments, Fields};
+use crate::run::launch::{Kernel, Launch};
 
 /// Scratch memory for cuBLASLt, as NVIDIA recommends it for Hopper.
 pub(crate) const WORKSPACE: usize = 32 << 20;
@@ -135,7 +136,7 @@ impl Product {
         };
         let c = self.c.unwrap_or(Matrix::dense(0, 0));
         Kernel {
-            variant: Variant::new(&compiler::GEMM)
+            variant: Variant::new(&compile::GEMM)
                 .with("X", self.operand.name())
                 .with("Y", self.result.name())
                 .with("B", self.beside().name()),

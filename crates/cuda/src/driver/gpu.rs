@@ -8,11 +8,11 @@ use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys::{self as cu, CUresult};
 use vit_graph::GraphError;
 
-use crate::compiler::{self, Variant};
-use crate::failure;
-use crate::info::{self, DeviceInfo};
-use crate::libraries::Unavailable;
-use crate::tuning::Choices;
+use crate::compile::{self, Variant};
+use crate::driver::failure;
+use crate::driver::info::{self, DeviceInfo};
+use crate::driver::libraries::Unavailable;
+use crate::gemm::tuning::Choices;
 
 /// The device's name in errors and on the command line.
 pub(crate) const NAME: &str = "cuda";
@@ -48,7 +48,7 @@ pub(crate) fn check(result: CUresult, doing: &str) -> Result<(), GraphError> {
 pub(crate) struct Gpu {
     pub info: DeviceInfo,
     /// The architecture that kernels are compiled for.
-    pub target: compiler::Target,
+    pub target: compile::Target,
     pub lt: lt::cublasLtHandle_t,
     choices: Mutex<Choices>,
     device: cu::CUdevice,
@@ -90,7 +90,7 @@ impl Gpu {
         if major < 8 {
             return Err(Unavailable::OldGpu { name: info.name, found: format!("{major}.{minor}") });
         }
-        let target = compiler::Target::of(info.compute_capability, &info.driver);
+        let target = compile::Target::of(info.compute_capability, &info.driver);
         let started = |result: CUresult| match result {
             CUresult::CUDA_SUCCESS => Ok(()),
             other => Err(Unavailable::Driver(message(other))),
@@ -131,7 +131,7 @@ impl Gpu {
                 missing.push(variant);
             }
         }
-        for (variant, image) in missing.iter().zip(compiler::compile_all(&missing, &self.target)) {
+        for (variant, image) in missing.iter().zip(compile::compile_all(&missing, &self.target)) {
             let image = image.map_err(|reason| {
                 error(format!("{reason}; use --device cpu, and please report this with what `vit devices` prints"))
             })?;

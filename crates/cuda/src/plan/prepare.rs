@@ -10,12 +10,12 @@ use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
 use crate::Precision;
 use crate::driver::error;
-use crate::failure::Training;
-use crate::fusion::{Gate, Group, Groups, drops_samples};
-use crate::launch::Request;
+use crate::driver::failure::Training;
+use crate::driver::memory::ALIGNMENT;
 use crate::lower::{self, Emitter, NormGradAlong, Operand};
-use crate::memory::ALIGNMENT;
-use crate::storage::{Storage, Storages};
+use crate::plan::fusion::{Gate, Group, Groups, drops_samples};
+use crate::plan::storage::{Storage, Storages};
+use crate::run::launch::Request;
 
 /// What a GPU is to the lowering of a graph.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +61,7 @@ pub(crate) struct Prepared {
     pub in_place: HashMap<Value, Value>,
     /// Parameters, constants, and what follows from them alone.
     pub stored: HashMap<Value, Forms>,
-    /// Where the factors of eight-bit values lie among what is stored: the factor, and at [`crate::eight::INVERSE`] its inverse.
+    /// Where the factors of eight-bit values lie among what is stored: the factor, and at [`crate::plan::fp8::INVERSE`] its inverse.
     pub factors: HashMap<Value, usize>,
     /// Where each node's tables lie among what is stored.
     tables: HashMap<NodeId, usize>,

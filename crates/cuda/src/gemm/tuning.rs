@@ -10,11 +10,11 @@ use cudarc::driver::sys::{self as cu, CUstream};
 use vit_graph::GraphError;
 use vit_graph::device::Algorithms;
 
-use crate::cache;
+use crate::compile::cache;
+use crate::driver::info::DeviceInfo;
 use crate::driver::{Gpu, check};
 use crate::gemm::{Gemm, Product};
-use crate::info::DeviceInfo;
-use crate::storage::Storage;
+use crate::plan::storage::Storage;
 
 /// How many algorithms are timed.
 const CANDIDATES: usize = 8;

@@ -4,11 +4,11 @@
 use cudarc::driver::sys as cu;
 use vit_graph::GraphError;
 
-use crate::compiler::Variant;
+use crate::compile::Variant;
 use crate::driver::{Function, Gpu, check};
-use crate::fields::Arguments;
 use crate::gemm::{Gemm, Product};
-use crate::tensor_map::TensorMap;
+use crate::run::arguments::Arguments;
+use crate::run::tensor_map::TensorMap;
 
 /// One thing for the GPU to do.
 pub(crate) enum Request {

@@ -11,19 +11,19 @@ use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
 use vit_graph::ops::{Data, Op};
 use vit_graph::{GraphError, NodeId, Type, Value};
 
-use crate::answers::Answers;
-use crate::compiler;
-use crate::compiler::Variant;
+use crate::compile;
+use crate::compile::Variant;
+use crate::driver::failure;
+use crate::driver::memory::{DeviceBuffer, PinnedBuffer, download, upload};
 use crate::driver::{Gpu, check, error};
-use crate::eight;
-use crate::failure;
-use crate::fields::Arguments;
-use crate::inputs::{Input, inputs};
-use crate::launch::{Kernel, Launch, Request};
-use crate::memory::{DeviceBuffer, PinnedBuffer, download, upload};
-use crate::prepare::{Bases, Prepared};
-use crate::storage::Storage;
-use crate::tuning::Event;
+use crate::gemm::tuning::Event;
+use crate::plan::fp8;
+use crate::plan::prepare::{Bases, Prepared};
+use crate::plan::storage::Storage;
+use crate::run::arguments::Arguments;
+use crate::run::inputs::{Input, inputs};
+use crate::run::launch::{Kernel, Launch, Request};
+use crate::run::read_back::Answers;
 
 /// One node, or a group of nodes.
 struct Step {
@@ -283,12 +283,12 @@ fn store_sources(gpu: &Gpu, p: &Prepared, base: u64, parameters: &mut dyn Parame
                 upload(gpu, base + offset as u64, bytemuck::cast_slice(&halves))?;
             }
             if let (Some(offset), Some(floats)) = (forms.e4m3, floats) {
-                let (bytes, factor) = eight::quantised(floats);
+                let (bytes, factor) = fp8::quantised(floats);
                 upload(gpu, base + offset as u64, &bytes)?;
                 let factors = p.factors.get(&value).map(|&at| base + at as u64);
                 if let Some(at) = factors {
                     upload(gpu, at, bytemuck::bytes_of(&factor))?;
-                    upload(gpu, at + eight::INVERSE, bytemuck::bytes_of(&(1.0 / factor)))?;
+                    upload(gpu, at + fp8::INVERSE, bytemuck::bytes_of(&(1.0 / factor)))?;
                 }
             }
             Ok::<(), GraphError>(())
@@ -319,7 +319,7 @@ fn store_sources(gpu: &Gpu, p: &Prepared, base: u64, parameters: &mut dyn Parame
 /// A conversion of a value's f32 form to another.
 fn conversion(from: u64, to: u64, storage: Storage, count: usize) -> Request {
     Request::Kernel(Kernel {
-        variant: Variant::new(&compiler::ARITHMETIC).with("A", "float").with("Y", storage.name()),
+        variant: Variant::new(&compile::ARITHMETIC).with("A", "float").with("Y", storage.name()),
         name: "scale",
         grid: [count.div_ceil(8 * 256).max(1), 1, 1],
         threads: 256,
@@ -363,7 +363,7 @@ fn fill_with_noise(gpu: &Gpu, stream: cu::CUstream, buffer: &DeviceBuffer) -> Re
         return Ok(());
     }
     let kernel = Kernel {
-        variant: Variant::new(&compiler::ARITHMETIC),
+        variant: Variant::new(&compile::ARITHMETIC),
         name: "noise",
         grid: [count.div_ceil(256), 1, 1],
         threads: 256,

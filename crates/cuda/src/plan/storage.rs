@@ -14,7 +14,7 @@ use vit_graph::ops::Op;
 use vit_graph::{DType, Graph, NodeId, Value};
 
 use crate::Precision;
-use crate::eight::EightBits;
+use crate::plan::fp8::EightBits;
 
 /// How one element is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use cudarc::driver::sys as cu;
 use vit_graph::GraphError;
 
+use crate::driver::memory::PinnedBuffer;
 use crate::driver::{Gpu, check, error};
-use crate::memory::PinnedBuffer;
-use crate::tuning::Event;
+use crate::gemm::tuning::Event;
 
 /// Questions that may wait at a time: that of the run that is done and that of the run under way.
 const QUESTIONS: usize = 2;

@@ -1,5 +1,7 @@
 //! Kernels from CUDA C to machine code: NVRTC for the GPU found, several files at once, remembered on disk.
 
+pub(crate) mod cache;
+
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
 use std::sync::Mutex;
@@ -7,8 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::nvrtc::sys::{self as rtc, nvrtcResult};
 
-use crate::cache;
-use crate::libraries::{Needed, Unavailable};
+use crate::driver::libraries::{Needed, Unavailable};
 
 /// A file of kernels.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -26,12 +27,12 @@ impl Source {
 }
 
 /// What every file starts with.
-const PRELUDE: &str = include_str!("kernels/prelude.cuh");
+const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 macro_rules! sources {
     ($($constant:ident $name:literal),* $(,)?) => {
         $(pub(crate) static $constant: Source =
-            Source { name: $name, text: include_str!(concat!("kernels/", $name, ".cu")) };)*
+            Source { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) };)*
 
         /// All files.
         static SOURCES: &[&Source] = &[$(&$constant),*];
@@ -44,8 +45,8 @@ macro_rules! family {
         pub(crate) static $constant: Source = Source {
             name: $name,
             text: concat!(
-                include_str!(concat!("kernels/", $folder, "/instructions.cu")),
-                $(include_str!(concat!("kernels/", $folder, "/", $file, ".cu")),)*
+                include_str!(concat!("../kernels/", $folder, "/instructions.cu")),
+                $(include_str!(concat!("../kernels/", $folder, "/", $file, ".cu")),)*
             ),
         };
     };
@@ -73,7 +74,7 @@ sources!(
     CONV_LAYOUT "conv_layout",
     DEPTHWISE "depthwise",
     DROPOUT "dropout",
-    EIGHT "eight",
+    FP8 "fp8",
     GATHER "gather",
     GEMM "gemm",
     LOSS "loss",

@@ -337,7 +337,7 @@ mod tests {
 
     use crate::Precision;
     use crate::device::rewritten;
-    use crate::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{Prepared, Profile};
 
     /// What a training step launches, by name.
     fn steps(drop_path: f32) -> Vec<String> {

@@ -6,8 +6,8 @@ use std::fmt;
 use cudarc::driver::sys::{self as cu, CUdevice_attribute as Attribute};
 use cudarc::{cublaslt, nvrtc};
 
+use crate::driver::libraries::{Needed, Unavailable};
 use crate::driver::message;
-use crate::libraries::{Needed, Unavailable};
 
 /// The oldest driver that has all functions that are called: CUDA 12.8.
 const OLDEST_DRIVER: i32 = 12080;

@@ -15,11 +15,11 @@ use vit_graph::memory::storage;
 use vit_graph::ops::{Activation, Attention, Linear, Op};
 use vit_graph::{Graph, NodeId, Value};
 
-use crate::compiler::{self, Variant};
-use crate::fields::Arguments;
-use crate::launch::{Kernel, Request};
+use crate::compile::{self, Variant};
 use crate::lower::Operand;
-use crate::storage::Storage;
+use crate::plan::storage::Storage;
+use crate::run::arguments::Arguments;
+use crate::run::launch::{Kernel, Request};
 
 /// How far from a factor its inverse lies: cuBLASLt takes factors at multiples of 16 bytes only.
 pub(crate) const INVERSE: u64 = 16;
@@ -156,12 +156,7 @@ impl EightBits {
             match &bound.linear {
                 None => {
                     let arguments = Arguments::new().pointers(&[gamma, beta, scratch]).u32(columns);
-                    requests.push(kernel(
-                        Variant::new(&compiler::EIGHT),
-                        "norm_bounds",
-                        count.div_ceil(256),
-                        arguments,
-                    ));
+                    requests.push(kernel(Variant::new(&compile::FP8), "norm_bounds", count.div_ceil(256), arguments));
                 }
                 Some(rows) => {
                     let weight = operand(rows.weight);
@@ -176,13 +171,13 @@ impl EightBits {
                         .pointers(&[first(bias.0, bias.1.bytes()), scratch])
                         .u32(count)
                         .u32(columns);
-                    let variant = Variant::new(&compiler::EIGHT).with("B", bias.1.name());
+                    let variant = Variant::new(&compile::FP8).with("B", bias.1.name());
                     requests.push(kernel(variant, "linear_bounds", count.div_ceil(8), arguments));
                 }
             }
             let to = factors.get(value).copied().unwrap_or_default();
             let arguments = Arguments::new().pointer(scratch).u32(count).pointer(to);
-            requests.push(kernel(Variant::new(&compiler::EIGHT), "choose_factor", 1, arguments));
+            requests.push(kernel(Variant::new(&compile::FP8), "choose_factor", 1, arguments));
         }
         requests
     }
@@ -272,7 +267,7 @@ mod tests {
 
     use super::*;
     use crate::Precision;
-    use crate::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{Prepared, Profile};
 
     fn from_e4m3(bits: u8) -> f32 {
         let size = f32::from_bits(u32::from(bits & 0x7f) << 20) * 2f32.powi(120);

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use vit_graph::memory::storage;
 use vit_graph::{GraphError, NodeId, Type, Value};
 
-use crate::memory::ALIGNMENT;
-use crate::prepare::{Bases, Prepared};
-use crate::tuning::Event;
+use crate::driver::memory::ALIGNMENT;
+use crate::gemm::tuning::Event;
+use crate::plan::prepare::{Bases, Prepared};
 
 /// An input: its place on the GPU and in the host's buffer.
 pub(crate) struct Input {

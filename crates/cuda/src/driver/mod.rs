@@ -1,0 +1,9 @@
+//! The CUDA driver: finding it and its libraries, one GPU's context, memory, and its errors as sentences.
+
+pub(crate) mod failure;
+mod gpu;
+pub(crate) mod info;
+pub(crate) mod libraries;
+pub(crate) mod memory;
+
+pub(crate) use gpu::{Function, Gpu, NAME, check, error, message};
