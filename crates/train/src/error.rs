@@ -7,8 +7,8 @@ use vit_data::loader::LoaderError;
 use vit_graph::GraphError;
 use vit_models::ModelError;
 
-use crate::finite::NonFinite;
-use crate::metrics::MetricsError;
+use crate::evaluate::metrics::MetricsError;
+use crate::step::finite::NonFinite;
 use crate::{RecipeError, RunError, SaveError, StepError, Unfollowed};
 
 /// What can go wrong in training and evaluation.

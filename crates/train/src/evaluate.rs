@@ -1,5 +1,10 @@
 //! Measuring a model on a data set: the same code while training and for `vit eval`.
 
+pub(crate) mod held_out;
+pub mod metrics;
+pub(crate) mod pseudo_labels;
+pub(crate) mod report;
+
 use std::sync::mpsc;
 
 use vit_data::{ImageError, Preprocess, Samples};
@@ -10,10 +15,10 @@ use vit_graph::{Graph, GraphError};
 use vit_models::{Config, Mode, ProblemType};
 
 use crate::error::TrainError;
-use crate::metrics::{ClassMeasures, Evaluation, MultiLabelEvaluation};
-use crate::preprocess::preprocess;
 use crate::recipe::Recipe;
-use crate::run_folder::columns;
+use crate::recipe::preprocess::preprocess;
+use crate::run::folder::columns;
+use metrics::{ClassMeasures, Evaluation, MultiLabelEvaluation};
 
 /// How to evaluate.
 #[derive(Debug, Clone, PartialEq)]

@@ -14,54 +14,38 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod average;
-mod colours;
-mod disk;
 mod error;
 mod evaluate;
-mod evaluation_report;
-mod finite;
-mod groups;
-mod held_out;
 mod json;
-mod memory;
-pub mod metrics;
-mod objective;
-mod optimiser;
 pub mod plots;
-mod preprocess;
-mod progress;
-mod pseudo_labels;
 mod recipe;
-mod run_folder;
-mod saving;
-mod schedule;
-mod setup;
+mod run;
 mod step;
 mod study;
-mod teacher;
-mod trainer;
 
-pub use average::Average;
-pub use disk::{RunDisk, free_disk};
 pub use error::{Kept, TrainError};
+pub use evaluate::held_out::{ImagesToMeasure, Measure, SplitsOfRun, open_to_measure, splits_of_run};
+pub use evaluate::metrics;
+pub use evaluate::pseudo_labels::{PseudoLabel, PseudoLabelChoice};
+pub use evaluate::report::{evaluation_json, write_evaluation};
 pub use evaluate::{EvaluationOptions, Measured, Outcome, evaluate};
-pub use evaluation_report::{evaluation_json, write_evaluation};
-pub use finite::{NonFinite, first_non_finite};
-pub use groups::{DecayOn, Freeze, layers, rate_factors};
-pub use held_out::{ImagesToMeasure, Measure, SplitsOfRun, open_to_measure, splits_of_run};
 pub use json::finite_json;
-pub use memory::{Alternatives, Before, GraphPlan, ImageSizes, Part, RunMemory, Shortage, StateBytes, When, Workload};
-pub use objective::{Distillation, Loss, Objective};
-pub use optimiser::{Method, Optimiser};
-pub use preprocess::preprocess;
-pub use progress::{Clock, Pace, Progress};
-pub use pseudo_labels::{PseudoLabel, PseudoLabelChoice};
+pub use recipe::preprocess::preprocess;
 pub use recipe::*;
-pub use run_folder::{Existing, MetricsLog, Row, RunError, RunFolder, columns, model_of};
-pub use saving::{Best, Opened, Position, SaveError, Slot, Snapshot};
-pub use schedule::{Decay, Schedule};
-pub use setup::{ChangedData, FirstWeights, Launch, ModelChoice, RunConfig, RunSettings, Setup};
+pub use run::disk_space::{RunDisk, free_disk};
+pub use run::folder::{Existing, MetricsLog, Row, RunError, RunFolder, columns, model_of};
+pub use run::memory::{
+    Alternatives, Before, GraphPlan, ImageSizes, Part, RunMemory, Shortage, StateBytes, When, Workload,
+};
+pub use run::progress::{Clock, Pace, Progress};
+pub use run::saving::{Best, Opened, Position, SaveError, Slot, Snapshot};
+pub use run::setup::{ChangedData, FirstWeights, Launch, ModelChoice, RunConfig, RunSettings, Setup};
+pub use run::trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train, training_step};
+pub use step::average::Average;
+pub use step::finite::{NonFinite, first_non_finite};
+pub use step::groups::{DecayOn, Freeze, layers, rate_factors};
+pub use step::objective::{Distillation, Loss, Objective};
+pub use step::optimiser::{Method, Optimiser};
+pub use step::schedule::{Decay, Schedule};
 pub use step::{Start, StepError, StepOptions, TrainingStep};
 pub use study::{BegunRun, Study, StudyPlan, StudyResult, StudyRun, StudyTable};
-pub use trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train, training_step};

@@ -4,6 +4,7 @@
 //! schedule here.
 
 mod keys;
+pub(crate) mod preprocess;
 mod span;
 mod unfollowed;
 
@@ -14,12 +15,12 @@ pub use unfollowed::Unfollowed;
 use serde::{Deserialize, Serialize};
 use vit_models::Architecture;
 
-use crate::average::Average;
-use crate::groups::{DecayOn, Freeze};
-use crate::objective::{Distillation, Loss, Objective};
-use crate::optimiser::{Method, Optimiser};
-use crate::schedule::{Decay, Schedule};
 use crate::step::StepOptions;
+use crate::step::average::Average;
+use crate::step::groups::{DecayOn, Freeze};
+use crate::step::objective::{Distillation, Loss, Objective};
+use crate::step::optimiser::{Method, Optimiser};
+use crate::step::schedule::{Decay, Schedule};
 
 /// Every setting of a training run. Each key's meaning is the comment that [`Recipe::to_toml`] prints beside it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

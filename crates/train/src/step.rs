@@ -1,5 +1,12 @@
 //! One training step as one graph.
 
+pub(crate) mod average;
+pub(crate) mod finite;
+pub(crate) mod groups;
+pub(crate) mod objective;
+pub(crate) mod optimiser;
+pub(crate) mod schedule;
+
 use std::borrow::Cow;
 
 use vit_graph::autodiff::{add_gradients, gradients};
@@ -9,9 +16,9 @@ use vit_graph::rewrite::{dead_code, needed_rows, patchify, recompute};
 use vit_graph::{Graph, GraphError, Inlined, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
-use crate::groups::Freeze;
-use crate::objective::{Heads, Objective};
-use crate::optimiser::{Numbers, Optimiser};
+use groups::Freeze;
+use objective::{Heads, Objective};
+use optimiser::{Numbers, Optimiser};
 
 /// What a step does besides running the model.
 #[derive(Debug, Clone, Default, PartialEq)]

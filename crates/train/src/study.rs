@@ -21,10 +21,10 @@ use vit_models::{Mode, ProblemType, Variant};
 
 use crate::error::TrainError;
 use crate::recipe::{Recipe, Span, Teaching};
-use crate::run_folder::{Existing, RunError, RunFolder, columns, replace};
-use crate::saving::Snapshot;
-use crate::setup::{ChangedData, Launch, ModelChoice, RunSettings, Setup, named_variant};
-use crate::trainer::Finished;
+use crate::run::folder::{Existing, RunError, RunFolder, columns, replace};
+use crate::run::saving::Snapshot;
+use crate::run::setup::{ChangedData, Launch, ModelChoice, RunSettings, Setup, named_variant};
+use crate::run::trainer::Finished;
 pub use report::StudyTable;
 
 const SETTINGS: &str = "study.toml";

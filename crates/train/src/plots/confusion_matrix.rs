@@ -2,7 +2,7 @@
 
 use vit_data::Image;
 
-use crate::metrics::Confusion;
+use crate::evaluate::metrics::Confusion;
 use vit_plot::axis::ticks;
 use vit_plot::palette::{Colour, FRAME, INK, MUTED, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
@@ -143,7 +143,7 @@ fn axis_titles(scene: &mut Scene, matrix: Area, below: f32, left: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Evaluation;
+    use crate::evaluate::metrics::Evaluation;
 
     /// A matrix whose classes are mostly taken for themselves, each sample `times` over.
     fn confusion(classes: usize, samples: usize) -> Confusion {

@@ -1,6 +1,6 @@
 //! Training curves: loss, accuracy, learning rate and speed, each in a panel of its own, as far as they were logged.
 
-use crate::run_folder::{Row, columns};
+use crate::run::folder::{Row, columns};
 use vit_plot::axis::{Axis, figure, labels, ticks, ticks_around};
 use vit_plot::palette::{BLUE, Colour, FRAME, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};

@@ -1,6 +1,6 @@
 //! The reliability diagram: accuracy of the predictions of each confidence, and how many there are.
 
-use crate::metrics::Calibration;
+use crate::evaluate::metrics::Calibration;
 use vit_plot::axis::{Axis, figure};
 use vit_plot::palette::{BLUE, FRAME, GRID, INK, MUTED, ORANGE, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
@@ -26,7 +26,7 @@ pub fn reliability(title: &str, calibration: &Calibration) -> Scene {
     let tallest = table.iter().map(|bin| share(bin.samples)).fold(0.0, f64::max);
     let down = Axis { from: 0.0, to: tallest, pixels: [lower.bottom(), lower.y] };
 
-    let mean = |value: &dyn Fn(&crate::metrics::ReliabilityBin) -> f64| -> f64 {
+    let mean = |value: &dyn Fn(&crate::evaluate::metrics::ReliabilityBin) -> f64| -> f64 {
         table.iter().map(|bin| share(bin.samples) * value(bin)).sum::<f64>()
     };
     let (accuracy, confidence) = (mean(&|bin| bin.accuracy), mean(&|bin| bin.confidence));
@@ -100,7 +100,7 @@ fn legend(scene: &mut Scene, [x, y]: [f32; 2]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Evaluation;
+    use crate::evaluate::metrics::Evaluation;
 
     #[test]
     fn diagrams_are_readable() {

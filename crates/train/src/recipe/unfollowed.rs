@@ -6,7 +6,7 @@ use vit_models::{Architecture, Mode};
 
 use super::{Recipe, Start};
 use crate::error::TrainError;
-use crate::groups::rate_factors;
+use crate::step::groups::rate_factors;
 
 /// A setting that makes no difference to a model.
 #[derive(Debug, Clone, PartialEq, Eq)]

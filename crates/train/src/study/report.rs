@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::{StudyResult, TrainError};
 use crate::plots::{ScalingLine, scaling};
-use crate::progress::Clock;
-use crate::run_folder::replace;
+use crate::run::folder::replace;
+use crate::run::progress::Clock;
 
 const FILES: [&str; 4] = ["results.csv", "results.md", "results.svg", "results.png"];
 

@@ -7,8 +7,8 @@ use vit_data::{Augmentation, Crop as CropOf, CropMode, Filter, Mix, Preprocess, 
 use vit_models::Preprocessing;
 
 use crate::error::TrainError;
-use crate::objective::Loss;
 use crate::recipe::{Crop, DataSettings, Recipe};
+use crate::step::objective::Loss;
 
 /// The transform for evaluation that a model's preprocessing describes.
 pub fn preprocess(p: &Preprocessing) -> Result<Preprocess, TrainError> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::memory::StateBytes;
+use crate::run::memory::StateBytes;
 
 /// Bytes that a run's checkpoints take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

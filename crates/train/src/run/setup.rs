@@ -1,6 +1,8 @@
 //! What a run begins with: the data set opened, the model chosen or adapted, the recipe made to fit both. Everything
 //! that was decided on the way is in its report, and what a resumed run needs again is in [`RunSettings`].
 
+mod colours;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,11 +17,10 @@ use vit_models::{
     Architecture, Changes, Checkpoint, Config, Mode, OpenOptions as CheckpointOptions, ProblemType, Variant,
 };
 
-use crate::colours;
 use crate::error::TrainError;
-use crate::objective::Loss;
 use crate::recipe::{Normalise, Recipe, Start, Teaching};
-use crate::run_folder::{RunFolder, model_of};
+use crate::run::folder::{RunFolder, model_of};
+use crate::step::objective::Loss;
 
 /// What a run depends on besides its recipe: the `[run]` section of its `config.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

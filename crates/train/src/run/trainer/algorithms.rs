@@ -4,7 +4,7 @@
 use vit_graph::device::{Algorithms, Device};
 
 use super::Observer;
-use crate::run_folder::{RunError, RunFolder};
+use crate::run::folder::{RunError, RunFolder};
 
 /// What a run's folder says of its algorithms.
 pub(super) struct KeptAlgorithms(Option<Algorithms>);

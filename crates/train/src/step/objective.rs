@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn losses_and_their_gradients_are_those_of_pytorch_and_deit() {
-        let recorded: Json = serde_json::from_str(include_str!("../tests/objectives.json")).unwrap();
+        let recorded: Json = serde_json::from_str(include_str!("../../tests/objectives.json")).unwrap();
         let numbers = |json: &Json| json.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect::<Vec<f64>>();
         let shape = Shape::from([3, 5]);
         let objective = |loss, distillation| Objective { loss, distillation };

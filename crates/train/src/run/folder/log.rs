@@ -139,7 +139,7 @@ fn write_whole(path: &Path, content: &[u8]) -> Result<(), RunError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run_folder::{Existing, columns};
+    use crate::run::folder::{Existing, columns};
     use std::fs;
 
     fn new_run() -> (tempfile::TempDir, RunFolder) {

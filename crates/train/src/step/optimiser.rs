@@ -3,7 +3,7 @@
 use vit_graph::ops::{Adam, MovingAverage, Op, Parameter, Scale, Sgd};
 use vit_graph::{Graph, GraphError, Init, Value};
 
-use crate::groups::{DecayOn, rate_factors};
+use crate::step::groups::{DecayOn, rate_factors};
 
 /// How parameters follow their gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn updates_and_averages_are_those_of_pytorch_and_timm() {
-        let recorded: Json = serde_json::from_str(include_str!("../tests/optimisers.json")).unwrap();
+        let recorded: Json = serde_json::from_str(include_str!("../../tests/optimisers.json")).unwrap();
         let shapes = [("head.weight", Shape::from([3, 4])), ("head.bias", Shape::from([3]))];
         let mut compared = 0;
         for case in recorded["cases"].as_array().unwrap() {

@@ -14,17 +14,17 @@ use vit_graph::random::Seed;
 use vit_models::weights::{Tensor, Weights};
 
 use super::{TrainerOptions, training_step};
-use crate::average::Average;
 use crate::error::{Kept, TrainError};
 use crate::evaluate::{EvaluationOptions, evaluation_batch};
-use crate::finite::{NonFinite, first_non_finite};
-use crate::preprocess::loader_settings;
-use crate::run_folder::RunFolder;
-use crate::saving::{Position, Snapshot};
-use crate::schedule::Schedule;
-use crate::setup::{FirstWeights, Setup};
+use crate::recipe::preprocess::loader_settings;
+use crate::run::folder::RunFolder;
+use crate::run::saving::{Position, Snapshot};
+use crate::run::setup::{FirstWeights, Setup};
+use crate::run::teacher::Teacher;
 use crate::step::TrainingStep;
-use crate::teacher::Teacher;
+use crate::step::average::Average;
+use crate::step::finite::{NonFinite, first_non_finite};
+use crate::step::schedule::Schedule;
 
 /// The step after which the model was last measured, in `state.json`.
 const MEASURED: &str = "measured";

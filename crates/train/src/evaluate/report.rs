@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use vit_data::Samples;
 
 use crate::error::TrainError;
+use crate::evaluate::metrics::{ClassMeasures, Evaluation};
 use crate::evaluate::{Measured, Outcome};
 use crate::json::finite_json;
-use crate::metrics::{ClassMeasures, Evaluation};
 use crate::plots::{self, Scene, SheetEntry};
 
 /// The figures of an evaluation for programs.
@@ -89,7 +89,7 @@ pub fn write_evaluation(
     draw("confusion.png", &plots::confusion_matrix(title, evaluation.confusion(), names))?;
     draw("calibration.png", &plots::reliability(title, evaluation.calibration()))?;
     let class = |index: u32| names.get(index as usize).cloned().unwrap_or_default();
-    let entry = |m: &crate::metrics::Mistake| {
+    let entry = |m: &crate::evaluate::metrics::Mistake| {
         let image = samples.image(m.index).ok()?;
         Some(SheetEntry { image, label: class(m.label), predicted: class(m.predicted), confidence: m.confidence })
     };

@@ -14,13 +14,13 @@ use vit_models::{Config, read_config};
 
 use crate::error::TrainError;
 use crate::evaluate::{evaluation_batch, inference};
-use crate::objective::Loss;
-use crate::preprocess::{loader_settings, preprocess};
 use crate::recipe::Recipe;
-use crate::run_folder::model_of;
-use crate::setup::{FirstWeights, Setup};
+use crate::recipe::preprocess::{loader_settings, preprocess};
+use crate::run::folder::model_of;
+use crate::run::setup::{FirstWeights, Setup};
+use crate::run::trainer::TrainerOptions;
+use crate::step::objective::Loss;
 use crate::step::{StepOptions, TrainingStep};
-use crate::trainer::TrainerOptions;
 
 /// What a graph takes on a device that need not be there.
 pub type GraphPlan<'a> = &'a dyn Fn(&Graph) -> Result<Memory, GraphError>;

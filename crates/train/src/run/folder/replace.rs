@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::saving::sync_folder;
+use crate::run::saving::sync_folder;
 
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut name = OsString::from(".");

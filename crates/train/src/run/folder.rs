@@ -35,7 +35,7 @@ pub use row::{Row, columns};
 use vit_data::dataset::SampleRecord;
 use vit_graph::regular_file;
 
-use crate::saving::Slot;
+use crate::run::saving::Slot;
 
 const CONFIG: &str = "config.toml";
 const COMMAND: &str = "command.txt";

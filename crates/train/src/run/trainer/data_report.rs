@@ -10,8 +10,8 @@ use vit_data::loader::Unreadable;
 
 use super::Observer;
 use crate::error::TrainError;
-use crate::run_folder::RunFolder;
-use crate::setup::Setup;
+use crate::run::folder::RunFolder;
+use crate::run::setup::Setup;
 
 /// Images that are named one by one; more are counted.
 const NAMED: usize = 3;

@@ -7,7 +7,7 @@ use vit_graph::rewrite::dead_code;
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, ProblemType};
 
 use crate::error::TrainError;
-use crate::run_folder::model_of;
+use crate::run::folder::model_of;
 
 /// A model that only answers.
 pub(crate) struct Teacher {

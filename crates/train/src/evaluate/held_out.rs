@@ -8,8 +8,8 @@ use vit_data::dataset::{
 };
 
 use crate::error::TrainError;
-use crate::run_folder::RunFolder;
-use crate::setup::{Classes, RunConfig, RunSettings, open_data};
+use crate::run::folder::RunFolder;
+use crate::run::setup::{Classes, RunConfig, RunSettings, open_data};
 
 /// Which images of a dataset to measure on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
