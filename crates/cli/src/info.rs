@@ -109,7 +109,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     }
     if let Some(training) = &training {
         writeln!(out, "\ntraining with a batch of {batch}")?;
-        memory::lines(training, device.room()).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        memory::lines(training, device.free_memory()).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     }
     if arguments.layers {
         let columns =

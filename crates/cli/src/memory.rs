@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::bail;
 use serde_json::json;
 use vit::graph::device::{Device, Memory};
-use vit::graph::host::{self, Bound, Room};
 use vit::graph::{Graph, GraphError};
 use vit::models::Config;
 use vit::train::{
@@ -15,6 +14,7 @@ use vit::train::{
     Workload, free_disk,
 };
 use vit::{Precision, Processor, plan_without_gpu};
+use vit_system::host::{self, FreeMemory, MemoryLimit};
 
 use crate::{table, terminal};
 
@@ -31,8 +31,8 @@ fn amount(bytes: u64) -> String {
 }
 
 /// What the process and the processor hold now.
-fn before(device: Option<Room>) -> Before {
-    let device = device.filter(|room| room.bound == Bound::Gpu);
+fn before(device: Option<FreeMemory>) -> Before {
+    let device = device.filter(|room| room.limit == MemoryLimit::Gpu);
     Before { resident: host::resident().unwrap_or(0), device, own_memory: device.is_some() }
 }
 
@@ -46,15 +46,15 @@ impl<'a> Planned<'a> {
     ) -> Result<Planned<'a>, TrainError> {
         let device = processor.device();
         let workload = Workload::of(setup, options, snapshot);
-        let memory = RunMemory::new(&workload, &|graph: &Graph| device.plan(graph), before(device.room()))?;
+        let memory = RunMemory::new(&workload, &|graph: &Graph| device.plan(graph), before(device.free_memory()))?;
         Ok(Planned { processor, memory, workload })
     }
 
     /// Refuses a run that does not fit, with what would.
     pub fn ensure_fits(&self) -> anyhow::Result<()> {
         let device = self.processor.device();
-        let own = device.room().filter(|room| room.bound == Bound::Gpu);
-        let rooms = (host::room(), own);
+        let own = device.free_memory().filter(|room| room.limit == MemoryLimit::Gpu);
+        let rooms = (host::free_memory(), own);
         let Some(shortage) = self.memory.shortage(rooms.0, rooms.1) else { return Ok(()) };
         let _busy = terminal::busy("looking for a batch that fits");
         let fits = |workload: &Workload| {
@@ -82,7 +82,7 @@ pub fn without_gpu(setup: &Setup, options: &TrainerOptions, precision: Precision
 
 /// One sentence: what is needed for what, what there is, and what to type.
 fn refusal(memory: &RunMemory, shortage: &Shortage, workload: &Workload, found: &Alternatives) -> String {
-    let gpu = shortage.room.bound == Bound::Gpu;
+    let gpu = shortage.room.limit == MemoryLimit::Gpu;
     let mut parts: Vec<(&str, u64)> =
         memory.parts.iter().map(|part| (part.name, if gpu { part.device } else { part.host })).collect();
     parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -114,13 +114,13 @@ pub fn announce(memory: &RunMemory) {
 }
 
 /// Says the whole plan.
-pub fn show(memory: &RunMemory, place: &str, own: Option<Room>) {
+pub fn show(memory: &RunMemory, place: &str, own: Option<FreeMemory>) {
     terminal::note(format_args!("memory on {place}:"));
     lines(memory, own).iter().for_each(terminal::note);
 }
 
 /// The plan as lines: every part, their sum, and what there is.
-pub fn lines(memory: &RunMemory, own: Option<Room>) -> Vec<String> {
+pub fn lines(memory: &RunMemory, own: Option<FreeMemory>) -> Vec<String> {
     let on_gpu = memory.device() > 0;
     let line = |name: &str, host: &str, device: &str, more: &str| {
         let gpu = if on_gpu { format!(" {device:>10}") } else { String::new() };
@@ -136,8 +136,8 @@ pub fn lines(memory: &RunMemory, own: Option<Room>) -> Vec<String> {
         };
         line(part.name, &cell(part.host), &cell(part.device), when)
     });
-    let rooms = [host::room(), own.filter(|room| room.bound == Bound::Gpu)];
-    let there: Vec<String> = rooms.iter().flatten().map(Room::to_string).collect();
+    let rooms = [host::free_memory(), own.filter(|room| room.limit == MemoryLimit::Gpu)];
+    let there: Vec<String> = rooms.iter().flatten().map(FreeMemory::to_string).collect();
     let most = line("at most", &cell(memory.host()), &cell(memory.device()), &there.join("; "));
     heading.into_iter().chain(parts).chain([most]).collect()
 }
@@ -163,7 +163,7 @@ pub fn of_training(config: &Config, batch: usize, device: &dyn Device) -> anyhow
     }
     let options = TrainerOptions { threads: 1, cache_bytes: 0, save_every: Duration::MAX, recompute: false };
     let workload = Workload { config, recipe, options, images: ImageSizes::default(), validation: batch, held: 0 };
-    Ok(RunMemory::new(&workload, &|graph: &Graph| device.plan(graph), before(device.room()))?)
+    Ok(RunMemory::new(&workload, &|graph: &Graph| device.plan(graph), before(device.free_memory()))?)
 }
 
 /// Says what a run's folder will take, and refuses where the disk cannot hold it.

@@ -10,13 +10,13 @@ use vit::data::dataset::Validation;
 use vit::data::loader::{LoaderError, UnreadableLimit};
 use vit::graph::GraphError;
 use vit::graph::device::Parameters;
-use vit::graph::host;
 use vit::models::{builtin, variant};
 use vit::train::{
     ChangedData, Clock, Existing, Finished, Launch, ModelChoice, Recipe, RunConfig, RunError, RunFolder, RunSettings,
     Setup, Snapshot, Teaching, TrainError, TrainerOptions, estimate, train,
 };
 use vit::{DeviceChoice, Precision, Processor};
+use vit_system::host;
 
 use crate::checkpoints::ModelArgument;
 use crate::interrupt::Interrupt;
@@ -268,7 +268,7 @@ pub fn read_recipe(name: &str) -> anyhow::Result<Recipe> {
     if !name.ends_with(".toml") && !name.contains(std::path::MAIN_SEPARATOR) {
         return Ok(Recipe::named(name)?);
     }
-    let text = vit::graph::regular_file::read_to_string(name.as_ref())
+    let text = vit_system::regular_file::read_to_string(name.as_ref())
         .map_err(|error| anyhow!("the recipe {name} cannot be read ({error}); `vit recipes` lists those by name"))?;
     Recipe::parse(&text).with_context(|| name.to_string())
 }
@@ -361,7 +361,7 @@ impl Common {
         memory::show(
             &planned.memory,
             &format!("{} in {precision}", processor.description()),
-            processor.device().room(),
+            processor.device().free_memory(),
         );
         memory::ensure_disk(&planned.memory, setup, &out)?;
         planned.ensure_fits()?;

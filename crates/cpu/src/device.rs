@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
-use vit_graph::host::Room;
 use vit_graph::{Graph, GraphError, rewrite};
+use vit_system::host::FreeMemory;
 
 use crate::executable::{CpuExecutable, Prepared};
 use crate::isa::Isa;
@@ -69,14 +69,19 @@ impl Device for Cpu {
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
         let prepared = Prepared::new(&self.processor, prepare(graph)?)?;
-        fits(prepared.memory(self.processor.isa), self.room(), parameters.held_bytes(), !graph.updates().is_empty())?;
+        fits(
+            prepared.memory(self.processor.isa),
+            self.free_memory(),
+            parameters.held_bytes(),
+            !graph.updates().is_empty(),
+        )?;
         Ok(Box::new(CpuExecutable::new(self.processor.clone(), prepared, parameters)?))
     }
 }
 
 /// Refuses what is more than there is, before any of it is taken: Linux grants memory that it does not have, and ends the
 /// process once that is written to.
-fn fits(wanted: Memory, room: Option<Room>, held: u64, training: bool) -> Result<(), GraphError> {
+fn fits(wanted: Memory, room: Option<FreeMemory>, held: u64, training: bool) -> Result<(), GraphError> {
     let Some(room) = room.filter(|room| wanted.bytes().saturating_sub(held) > room.free) else { return Ok(()) };
     let gb = |bytes: usize| bytes as f64 / 1e9;
     let (whole, stored) = match training {
@@ -113,12 +118,12 @@ fn prepare(graph: &Graph) -> Result<Graph, GraphError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vit_graph::host::Bound;
+    use vit_system::host::MemoryLimit;
 
     #[test]
     fn what_is_more_than_there_is_is_refused_before_it_is_taken() {
         let wanted = Memory { stored_bytes: 1_500_000_000, arena_bytes: 59_730_000_000 };
-        let room = |free| Some(Room { free, total: 64_000_000_000, bound: Bound::ControlGroup });
+        let room = |free| Some(FreeMemory { free, total: 64_000_000_000, limit: MemoryLimit::ControlGroup });
         let refused = fits(wanted, room(44_100_000_000), 0, true).unwrap_err().to_string();
         assert_eq!(
             refused,

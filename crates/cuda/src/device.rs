@@ -5,8 +5,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
-use vit_graph::host::{Bound, Room};
 use vit_graph::{Graph, GraphError, rewrite};
+use vit_system::host::{FreeMemory, MemoryLimit};
 
 use crate::driver::info::DeviceInfo;
 use crate::driver::libraries::Unavailable;
@@ -142,9 +142,9 @@ impl Device for Cuda {
         self.gpu.choices().restore(algorithms);
     }
 
-    fn room(&self) -> Option<Room> {
+    fn free_memory(&self) -> Option<FreeMemory> {
         let (free, total) = self.gpu.memory().ok()?;
-        Some(Room { free: free as u64, total: total as u64, bound: Bound::Gpu })
+        Some(FreeMemory { free: free as u64, total: total as u64, limit: MemoryLimit::Gpu })
     }
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {

@@ -21,7 +21,7 @@ use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 pub use recognise::Format;
 

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 /// Why the list of files could not be made.
 #[derive(Debug, Error)]

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::host::{self, Room};
 use crate::ops::{Data, Parameter};
 use crate::{DType, Graph, GraphError, Type};
+use vit_system::host::{self, FreeMemory};
 
 /// Elements that go to or come from a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -162,9 +162,9 @@ pub trait Device {
     fn use_algorithms(&self, _algorithms: &Algorithms) {}
 
     /// What is left of the memory that graphs take here; `None` where nothing is known. A bound other than
-    /// [`Bound::Gpu`](crate::host::Bound::Gpu) means that it is the host's memory.
-    fn room(&self) -> Option<Room> {
-        host::room()
+    /// [`MemoryLimit::Gpu`](vit_system::host::MemoryLimit::Gpu) means that it is the host's memory.
+    fn free_memory(&self) -> Option<FreeMemory> {
+        host::free_memory()
     }
 
     /// Prepares a graph: rewrites it, plans its memory, and brings its parameters onto the device.

@@ -20,7 +20,9 @@ pub fn with_fitting_batch(
     held: u64,
     graph: impl Fn(usize) -> Result<Graph, GraphError>,
 ) -> GraphError {
-    let (GraphError::Memory { device: name, what, .. }, Some(room)) = (&error, device.room()) else { return error };
+    let (GraphError::Memory { device: name, what, .. }, Some(room)) = (&error, device.free_memory()) else {
+        return error;
+    };
     let fits = |batch: usize| {
         let planned = graph(batch).and_then(|graph| device.plan(&graph));
         planned.is_ok_and(|memory| memory.bytes().saturating_sub(held) <= room.free)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use vit_graph::device::Parameters;
 use vit_graph::ops::Parameter;
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 use crate::builtin;
 use crate::config::{self, Config};

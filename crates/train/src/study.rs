@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vit_graph::cost::Cost;
-use vit_graph::regular_file;
 use vit_models::{Mode, ProblemType, Variant};
+use vit_system::regular_file;
 
 use crate::error::TrainError;
 use crate::recipe::{Recipe, Span, Teaching};

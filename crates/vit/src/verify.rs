@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use vit_graph::device::Elements;
 use vit_graph::rewrite::dead_code;
-use vit_graph::{Graph, GraphError, regular_file};
+use vit_graph::{Graph, GraphError};
 use vit_models::weights::{Tensor, safetensors};
 use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
+use vit_system::regular_file;
 
 use crate::{DeviceChoice, Error, Precision, device_for};
 

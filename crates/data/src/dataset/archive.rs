@@ -10,7 +10,7 @@ use super::tar::{Member, members};
 use super::{Format, cifar, folders, webdataset};
 use crate::files::has_image_extension;
 use std::path::Path;
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 /// More shards than this are opened anew for every read.
 const MAX_OPEN: usize = 128;

@@ -26,7 +26,7 @@ pub(super) use rows::Rows;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 /// Rows that are read at once; images may be large.
 const ROWS: usize = 32;

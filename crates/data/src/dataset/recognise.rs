@@ -10,7 +10,7 @@ use crate::files::{FilesError, is_pattern, natural};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 /// What files hold; what it means is for the reader of each kind to find out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

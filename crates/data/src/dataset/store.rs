@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 /// How much may be unpacked when a data set is opened, over all of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

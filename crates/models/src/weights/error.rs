@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
-use vit_graph::host::Room;
+use vit_system::host::FreeMemory;
 
 /// Why weights could not be read, written or renamed.
 #[derive(Debug, Error)]
@@ -26,7 +26,7 @@ pub enum WeightsError {
         /// Bytes that reading takes.
         needed: u64,
         /// What there is.
-        room: Room,
+        room: FreeMemory,
     },
     /// The content is none of the known formats.
     #[error("not a weights file: {guess}")]

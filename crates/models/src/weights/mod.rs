@@ -29,11 +29,11 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 pub use error::WeightsError;
 pub use names::{Scheme, canonical};
-use vit_graph::host::{self, Room};
+use vit_system::host::{self, FreeMemory};
 
 /// A named array's shape and values, row-major.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,7 +98,7 @@ pub fn read(path: &Path) -> Result<Weights, WeightsError> {
     }
     // An archive is in memory as it is and as f32 at once.
     let length = std::fs::metadata(path).map_or(0, |file| file.len());
-    ensure_room(length.saturating_mul(2), host::room()).map_err(|error| error.in_file(path))?;
+    ensure_room(length.saturating_mul(2), host::free_memory()).map_err(|error| error.in_file(path))?;
     let bytes = read_file(path)?;
     if is_index(&bytes) {
         return safetensors::read_index(path);
@@ -159,7 +159,7 @@ fn first_bytes(path: &Path) -> Result<Vec<u8>, WeightsError> {
 }
 
 /// Refuses what is more than there is, before any of it is read.
-fn ensure_room(needed: u64, room: Option<Room>) -> Result<(), WeightsError> {
+fn ensure_room(needed: u64, room: Option<FreeMemory>) -> Result<(), WeightsError> {
     match room {
         Some(room) if needed > room.free => Err(WeightsError::Memory { needed, room }),
         _ => Ok(()),
@@ -180,11 +180,11 @@ fn element_count(shape: &[usize]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vit_graph::host::Bound;
+    use vit_system::host::MemoryLimit;
 
     #[test]
     fn weights_larger_than_memory_are_refused_before_they_are_read() {
-        let room = Some(Room { free: 1_000_000_000, total: 2_000_000_000, bound: Bound::Machine });
+        let room = Some(FreeMemory { free: 1_000_000_000, total: 2_000_000_000, limit: MemoryLimit::Machine });
         let error = ensure_room(1_200_000_000, room).unwrap_err().in_file("a.npz".as_ref()).to_string();
         assert_eq!(error, "a.npz: its weights need 1.20 GB of memory, and 1.00 of this machine's 2.00 GB are free");
         assert!(ensure_room(1_000_000_000, room).is_ok() && ensure_room(u64::MAX, None).is_ok());

@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 use super::element::Order;
 use super::{Tensor, Weights, WeightsError, element_count, ensure_room, host, read_file};
@@ -40,7 +40,7 @@ fn read_tensors(path: &Path) -> Result<Weights, WeightsError> {
     entries.sort_by_key(|(_, entry)| (entry.start, entry.end));
     let elements = entries.iter().filter_map(|(_, entry)| element_count(&entry.shape)).map(|count| count as u64);
     let largest = entries.iter().map(|(_, entry)| (entry.end - entry.start) as u64).max().unwrap_or(0);
-    ensure_room(4 * elements.sum::<u64>() + largest, host::room())?;
+    ensure_room(4 * elements.sum::<u64>() + largest, host::free_memory())?;
     let mut weights = Weights { metadata: header.metadata, ..Weights::default() };
     let mut bytes = Vec::new();
     for (name, entry) in entries {

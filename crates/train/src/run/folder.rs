@@ -33,7 +33,7 @@ pub(crate) use replace::replace;
 pub use row::{Row, columns};
 
 use vit_data::dataset::SampleRecord;
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 use crate::run::saving::Slot;
 

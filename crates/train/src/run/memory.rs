@@ -8,9 +8,9 @@ use vit_data::Samples;
 use vit_data::loader::LoaderSettings;
 use vit_graph::device::Memory;
 use vit_graph::fitting::largest_fitting;
-use vit_graph::host::Room;
 use vit_graph::{Graph, GraphError, NodeId};
 use vit_models::{Config, read_config};
+use vit_system::host::FreeMemory;
 
 use crate::error::TrainError;
 use crate::evaluate::{evaluation_batch, inference};
@@ -134,7 +134,7 @@ pub struct Shortage {
     /// Bytes that it takes.
     pub needed: u64,
     /// What there is.
-    pub room: Room,
+    pub room: FreeMemory,
 }
 
 /// What the process and the device hold before a run begins.
@@ -143,7 +143,7 @@ pub struct Before {
     /// Bytes of host memory that the process holds.
     pub resident: u64,
     /// What is left of the device's own memory, if it has some.
-    pub device: Option<Room>,
+    pub device: Option<FreeMemory>,
     /// Whether the device has memory of its own, even if it is not there to be asked.
     pub own_memory: bool,
 }
@@ -225,7 +225,7 @@ impl RunMemory {
     }
 
     /// What is missing, where this does not fit into what is left.
-    pub fn shortage(&self, host: Option<Room>, device: Option<Room>) -> Option<Shortage> {
+    pub fn shortage(&self, host: Option<FreeMemory>, device: Option<FreeMemory>) -> Option<Shortage> {
         let device = device.filter(|room| self.device() > room.total.min(room.free + self.device_taken()));
         if let Some(room) = device {
             return Some(Shortage { needed: self.device(), room });
@@ -345,7 +345,7 @@ fn evaluation(workload: &Workload, plan: GraphPlan, own: bool, weights: u64) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vit_graph::host::Bound;
+    use vit_system::host::MemoryLimit;
 
     fn workload(batch: usize) -> Workload {
         let variant = vit_models::variant("Ti/4@32").unwrap();
@@ -375,16 +375,16 @@ mod tests {
         RunMemory::new(workload, &|graph| vit_graph::device::Device::plan(&cpu, graph), before).unwrap()
     }
 
-    fn room(free: u64) -> Option<Room> {
-        Some(Room { free, total: 2 * free, bound: Bound::Machine })
+    fn free_memory(free: u64) -> Option<FreeMemory> {
+        Some(FreeMemory { free, total: 2 * free, limit: MemoryLimit::Machine })
     }
 
     #[test]
     fn a_run_that_does_not_fit_is_known_before_it_begins_with_what_would_fit() {
         let workload = workload(256);
         let memory = planned(&workload, Before::default());
-        assert!(memory.shortage(room(memory.host()), None).is_none());
-        let limit = room(memory.host() / 2);
+        assert!(memory.shortage(free_memory(memory.host()), None).is_none());
+        let limit = free_memory(memory.host() / 2);
         let shortage = memory.shortage(limit, None).unwrap();
         assert_eq!((shortage.needed, Some(shortage.room)), (memory.host(), limit));
 
@@ -415,11 +415,11 @@ mod tests {
 
     #[test]
     fn a_device_with_memory_of_its_own_is_asked_about_its_own() {
-        let gpu = Room { free: 70_000_000_000, total: 80_000_000_000, bound: Bound::Gpu };
+        let gpu = FreeMemory { free: 70_000_000_000, total: 80_000_000_000, limit: MemoryLimit::Gpu };
         let memory = planned(&workload(64), Before { resident: 0, device: Some(gpu), own_memory: true });
         assert!(memory.device() > 10_000_000_000 && memory.host() < 1_000_000_000, "{:?}", memory.parts);
         assert!(memory.shortage(None, Some(gpu)).is_none());
-        let full = Room { free: 1_000_000, ..gpu };
+        let full = FreeMemory { free: 1_000_000, ..gpu };
         assert_eq!(memory.shortage(None, Some(full)).unwrap().room, full);
     }
 }

@@ -15,11 +15,11 @@ mod tests;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use vit_graph::regular_file;
 use vit_models::config::timm_config;
 use vit_models::weights::safetensors::{self, Dtype};
 use vit_models::weights::{Weights, WeightsError};
 use vit_models::{Config, read_config};
+use vit_system::regular_file;
 
 pub(crate) use disk::sync_folder;
 use disk::{Disk, LocalDisk};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vit_data::{DecodeOptions, Preprocess, decode};
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 use super::quantile;
 use crate::Error;

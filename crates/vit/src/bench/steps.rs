@@ -2,10 +2,10 @@
 
 use vit_graph::device::{Elements, Executable, Initial};
 use vit_graph::fitting::with_fitting_batch;
-use vit_graph::host::{self, Bound, Room};
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError, Init};
 use vit_models::{Architecture, Mode};
+use vit_system::host::{self, FreeMemory, MemoryLimit};
 use vit_train::{StepOptions, TrainingStep};
 
 use super::{BenchOptions, quantile, repeat};
@@ -75,9 +75,9 @@ const BESIDES_ON_GPU: u64 = 96 << 20;
 fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>) -> Result<Measurement, Error> {
     let processor = options.processor()?;
     let device = processor.device();
-    let own = |room: &Room| room.bound == Bound::Gpu;
-    let taken = |room: Room| room.total - room.free;
-    let (before, resident) = (device.room().filter(own).map(taken), host::resident().unwrap_or(0));
+    let own = |room: &FreeMemory| room.limit == MemoryLimit::Gpu;
+    let taken = |room: FreeMemory| room.total - room.free;
+    let (before, resident) = (device.free_memory().filter(own).map(taken), host::resident().unwrap_or(0));
     let build = |batch: usize| {
         graph(batch).map_err(|error| match error {
             Error::Graph(error) => error,
@@ -115,7 +115,7 @@ fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>
         gflops,
         peak_gflops: peak / 1e9,
         peak_share: gflops * 1e9 / peak,
-        peak_memory_bytes: match device.room().filter(own) {
+        peak_memory_bytes: match device.free_memory().filter(own) {
             Some(room) => taken(room),
             None => host::peak().unwrap_or_else(|| executable.memory_bytes() as u64),
         },

@@ -9,9 +9,9 @@ use std::path::Path;
 
 use serde_json::Value;
 use vit_graph::device::{Elements, Executable};
-use vit_graph::regular_file;
 use vit_models::weights::{Tensor, Weights, names};
 use vit_models::{Changes, Checkpoint, OpenOptions};
+use vit_system::regular_file;
 use vit_train::{Method, Start, StepOptions, TrainingStep};
 
 use super::{Comparison, VerifyOptions, mixing, settings};

@@ -21,7 +21,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, PoisonError};
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 /// The images of one file.
 pub(in crate::dataset) struct Rows {

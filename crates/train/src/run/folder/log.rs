@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use vit_graph::regular_file;
+use vit_system::regular_file;
 
 use super::replace::replace;
 use super::row::{EPOCH, STEP, csv_header};

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use vit_graph::regular_file;
+use vit_system::regular_file;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{CONFIG, STATE, WEIGHTS};

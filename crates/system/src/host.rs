@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// What sets the tightest bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bound {
+pub enum MemoryLimit {
     /// The machine's memory.
     Machine,
     /// The limit of a control group, as containers and batch systems set it.
@@ -21,33 +21,35 @@ pub enum Bound {
 
 /// The memory that is left for this process, of the host or of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct FreeMemory {
     /// Bytes that it may still take.
     pub free: u64,
     /// Bytes that the bound allows in all.
     pub total: u64,
     /// What the bound is.
-    pub bound: Bound,
+    pub limit: MemoryLimit,
 }
 
-impl std::fmt::Display for Room {
+impl std::fmt::Display for FreeMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let gb = |bytes: u64| bytes as f64 / 1e9;
         let (free, total) = (gb(self.free), gb(self.total));
-        match self.bound {
-            Bound::Machine => write!(f, "{free:.2} of this machine's {total:.2} GB are free"),
-            Bound::ControlGroup => write!(f, "{free:.2} of the {total:.2} GB are free that its control group allows"),
-            Bound::AddressSpace => {
+        match self.limit {
+            MemoryLimit::Machine => write!(f, "{free:.2} of this machine's {total:.2} GB are free"),
+            MemoryLimit::ControlGroup => {
+                write!(f, "{free:.2} of the {total:.2} GB are free that its control group allows")
+            }
+            MemoryLimit::AddressSpace => {
                 write!(f, "{free:.2} of the {total:.2} GB are free that the limit of its address space allows")
             }
-            Bound::Gpu => write!(f, "{free:.2} of the GPU's {total:.2} GB are free"),
+            MemoryLimit::Gpu => write!(f, "{free:.2} of the GPU's {total:.2} GB are free"),
         }
     }
 }
 
 /// What is left for this process; `None` where the system does not say.
-pub fn room() -> Option<Room> {
-    room_in(Path::new("/"))
+pub fn free_memory() -> Option<FreeMemory> {
+    free_memory_in(Path::new("/"))
 }
 
 /// Bytes of memory that this process holds now.
@@ -61,26 +63,26 @@ pub fn peak() -> Option<u64> {
 }
 
 /// The tightest of all bounds that the files under `root` show.
-fn room_in(root: &Path) -> Option<Room> {
+fn free_memory_in(root: &Path) -> Option<FreeMemory> {
     let mut bounds = control_groups(root);
     bounds.extend(machine(root));
     bounds.extend(address_space(root));
     bounds.into_iter().min_by_key(|room| room.free)
 }
 
-fn machine(root: &Path) -> Option<Room> {
+fn machine(root: &Path) -> Option<FreeMemory> {
     let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let [free, total] = ["MemAvailable:", "MemTotal:"].map(|name| kib_line(&text, name));
-    Some(Room { free: free?, total: total?, bound: Bound::Machine })
+    Some(FreeMemory { free: free?, total: total?, limit: MemoryLimit::Machine })
 }
 
-fn address_space(root: &Path) -> Option<Room> {
+fn address_space(root: &Path) -> Option<FreeMemory> {
     let text = fs::read_to_string(root.join("proc/self/limits")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     // The soft limit, which is the one that holds; `unlimited` is no number.
     let total: u64 = line.split_whitespace().next()?.parse().ok()?;
     let taken = status_bytes(root, "VmSize:")?;
-    Some(Room { free: total.saturating_sub(taken), total, bound: Bound::AddressSpace })
+    Some(FreeMemory { free: total.saturating_sub(taken), total, limit: MemoryLimit::AddressSpace })
 }
 
 fn status_bytes(root: &Path, name: &str) -> Option<u64> {
@@ -116,7 +118,7 @@ const V2: Files = Files {
 const UNLIMITED: u64 = 1 << 60;
 
 /// The bounds of the process's control group and of all groups around it.
-fn control_groups(root: &Path) -> Vec<Room> {
+fn control_groups(root: &Path) -> Vec<FreeMemory> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
     let mut found = Vec::new();
@@ -162,7 +164,7 @@ fn mounted<'a>(mounts: &'a str, path: &'a str, version_2: bool) -> Option<(&'a s
     })
 }
 
-fn group(folder: &Path, files: &Files) -> Option<Room> {
+fn group(folder: &Path, files: &Files) -> Option<FreeMemory> {
     let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let total = number(files.limit).filter(|limit| *limit < UNLIMITED)?;
     let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
@@ -172,7 +174,7 @@ fn group(folder: &Path, files: &Files) -> Option<Room> {
     };
     let reclaimable: u64 = files.reclaimable.iter().filter_map(|name| line(name)).sum();
     let taken = number(files.taken)?.saturating_sub(reclaimable);
-    Some(Room { free: total.saturating_sub(taken), total, bound: Bound::ControlGroup })
+    Some(FreeMemory { free: total.saturating_sub(taken), total, limit: MemoryLimit::ControlGroup })
 }
 
 #[cfg(test)]
@@ -195,8 +197,8 @@ mod tests {
             made
         }
 
-        fn room(&self) -> Option<Room> {
-            room_in(&self.0)
+        fn free_memory(&self) -> Option<FreeMemory> {
+            free_memory_in(&self.0)
         }
     }
 
@@ -211,14 +213,14 @@ mod tests {
 
     #[test]
     fn without_files_nothing_is_known() {
-        assert_eq!(Made::new("none", &[("readme", "")]).room(), None);
+        assert_eq!(Made::new("none", &[("readme", "")]).free_memory(), None);
     }
 
     #[test]
     fn the_machine_bounds_where_nothing_else_does() {
         let made = Made::new("machine", &[("proc/meminfo", MEMINFO)]);
-        let room = Room { free: 8_192_000_000, total: 16_384_000_000, bound: Bound::Machine };
-        assert_eq!(made.room(), Some(room));
+        let room = FreeMemory { free: 8_192_000_000, total: 16_384_000_000, limit: MemoryLimit::Machine };
+        assert_eq!(made.free_memory(), Some(room));
         assert_eq!(room.to_string(), "8.19 of this machine's 16.38 GB are free");
     }
 
@@ -242,8 +244,8 @@ mod tests {
                 ("sys/fs/cgroup/jobs/memory.current", "3000000000\n"),
             ],
         );
-        let room = Room { free: 3_500_000_000, total: 4_000_000_000, bound: Bound::ControlGroup };
-        assert_eq!(made.room(), Some(room));
+        let room = FreeMemory { free: 3_500_000_000, total: 4_000_000_000, limit: MemoryLimit::ControlGroup };
+        assert_eq!(made.free_memory(), Some(room));
     }
 
     #[test]
@@ -259,8 +261,8 @@ mod tests {
                     ("sys/fs/cgroup/memory.current", "400000"),
                 ],
             );
-            let room = Room { free: 600_000, total: 1_000_000, bound: Bound::ControlGroup };
-            assert_eq!(made.room(), Some(room), "{path}");
+            let room = FreeMemory { free: 600_000, total: 1_000_000, limit: MemoryLimit::ControlGroup };
+            assert_eq!(made.free_memory(), Some(room), "{path}");
         }
     }
 
@@ -279,8 +281,11 @@ mod tests {
             ]
         };
         let limited = Made::new("v1", &files("1000\n"));
-        assert_eq!(limited.room(), Some(Room { free: 800, total: 1000, bound: Bound::ControlGroup }));
-        assert_eq!(Made::new("v1-none", &files("9223372036854771712\n")).room(), None);
+        assert_eq!(
+            limited.free_memory(),
+            Some(FreeMemory { free: 800, total: 1000, limit: MemoryLimit::ControlGroup })
+        );
+        assert_eq!(Made::new("v1-none", &files("9223372036854771712\n")).free_memory(), None);
     }
 
     #[test]
@@ -288,10 +293,13 @@ mod tests {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \nMax address space         2000000              unlimited            bytes     \n";
         let status = "Name:\tvit\nVmPeak:\t 9 kB\nVmSize:\t    1000 kB\nVmHWM:\t 8 kB\n";
         let made = Made::new("limits", &[("proc/self/limits", limits), ("proc/self/status", status)]);
-        assert_eq!(made.room(), Some(Room { free: 976_000, total: 2_000_000, bound: Bound::AddressSpace }));
+        assert_eq!(
+            made.free_memory(),
+            Some(FreeMemory { free: 976_000, total: 2_000_000, limit: MemoryLimit::AddressSpace })
+        );
         let unlimited = limits.replace("2000000  ", "unlimited");
         let made = Made::new("unlimited", &[("proc/self/limits", &unlimited), ("proc/self/status", status)]);
-        assert_eq!(made.room(), None);
+        assert_eq!(made.free_memory(), None);
     }
 
     #[test]
@@ -299,6 +307,6 @@ mod tests {
     fn this_process_holds_memory_within_its_room() {
         let (now, peak) = (resident().unwrap(), peak().unwrap());
         assert!(0 < now && now <= peak, "{now} {peak}");
-        assert!(room().unwrap().free > 0);
+        assert!(free_memory().unwrap().free > 0);
     }
 }
