@@ -57,6 +57,10 @@ impl Device for Cpu {
         "cpu"
     }
 
+    fn description(&self) -> String {
+        format!("cpu ({})", self.isa())
+    }
+
     fn plan(&self, graph: &Graph) -> Result<Memory, GraphError> {
         Ok(Prepared::new(&self.processor, prepare(graph)?)?.memory(self.processor.isa))
     }

@@ -1,78 +1,16 @@
-//! An NVIDIA GPU as a device, and how precisely it computes.
+//! An NVIDIA GPU as a device.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
-use vit_graph::{Graph, GraphError, rewrite};
+use vit_graph::{Graph, GraphError, Precision, rewrite};
 use vit_system::host::{FreeMemory, MemoryLimit};
 
 use crate::driver::info::DeviceInfo;
 use crate::driver::libraries::Unavailable;
 use crate::driver::{Gpu, NAME, error};
 use crate::plan::prepare::{Prepared, Profile};
-use crate::plan::storage::Storage;
 use crate::run::executable::CudaExecutable;
-
-/// How precisely a GPU computes. Parameters, norms, softmax, losses and optimisers are f32 in all of them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Precision {
-    /// True 32-bit floating point.
-    #[default]
-    F32,
-    /// 32 bits in memory; matrix products round their operands to 10 bits of mantissa.
-    Tf32,
-    /// Mixed precision: values between operations and operands of products have 8 bits of mantissa, sums are f32.
-    Bf16,
-    /// The same with 10 bits of mantissa and a smaller range; for inference.
-    F16,
-    /// Linear layers between the first and the last multiply numbers of eight bits, 3 of them mantissa; the rest is as in
-    /// [`Precision::Bf16`]. For inference.
-    Fp8,
-}
-
-impl Precision {
-    /// How values between operations are stored, where not in 32 bits.
-    pub(crate) fn short(self) -> Option<Storage> {
-        match self {
-            Precision::F32 | Precision::Tf32 => None,
-            Precision::Bf16 | Precision::Fp8 => Some(Storage::Bf16),
-            Precision::F16 => Some(Storage::F16),
-        }
-    }
-
-    /// Whether training steps can be computed in it.
-    pub fn trains(self) -> bool {
-        !matches!(self, Precision::F16 | Precision::Fp8)
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Precision::F32 => "f32",
-            Precision::Tf32 => "tf32",
-            Precision::Bf16 => "bf16",
-            Precision::F16 => "f16",
-            Precision::Fp8 => "fp8",
-        })
-    }
-}
-
-impl FromStr for Precision {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "f32" => Ok(Precision::F32),
-            "tf32" => Ok(Precision::Tf32),
-            "bf16" => Ok(Precision::Bf16),
-            "f16" => Ok(Precision::F16),
-            "fp8" => Ok(Precision::Fp8),
-            other => Err(format!("`{other}` is not a precision of a GPU; use f32, tf32, bf16, f16 or fp8")),
-        }
-    }
-}
 
 /// An NVIDIA GPU. All devices of one number share its context and its compiled kernels.
 #[derive(Clone)]
@@ -84,6 +22,9 @@ pub struct Cuda {
 impl Cuda {
     /// Opens GPU number `ordinal`.
     pub fn new(ordinal: usize, precision: Precision) -> Result<Self, Unavailable> {
+        if precision == Precision::Int8 {
+            return Err(Unavailable::CpuPrecision(precision));
+        }
         let gpu = Gpu::open(ordinal)?;
         let (major, minor) = gpu.info.compute_capability;
         if precision == Precision::Fp8 && (major, minor) < (8, 9) {
@@ -97,7 +38,7 @@ impl Cuda {
         &self.gpu.info
     }
 
-    /// How precisely it computes.
+    /// The precision it computes in.
     pub fn precision(&self) -> Precision {
         self.precision
     }
@@ -128,6 +69,14 @@ pub fn plan_without_gpu(graph: &Graph, precision: Precision) -> Result<Memory, G
 impl Device for Cuda {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn id(&self) -> String {
+        format!("{NAME}:{}", self.info().ordinal)
+    }
+
+    fn description(&self) -> String {
+        format!("{} ({})", self.id(), self.info().name)
     }
 
     fn plan(&self, graph: &Graph) -> Result<Memory, GraphError> {

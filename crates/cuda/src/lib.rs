@@ -22,6 +22,7 @@ mod plan;
 mod run;
 
 pub use compile::compile_every_kernel;
-pub use device::{Cuda, Precision, plan_without_gpu};
+pub use device::{Cuda, plan_without_gpu};
 pub use driver::info::{DeviceInfo, devices};
 pub use driver::libraries::Unavailable;
+pub use vit_graph::Precision;

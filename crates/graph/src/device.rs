@@ -145,10 +145,21 @@ pub struct StepInfo {
     pub bytes: u64,
 }
 
-/// A processor that runs graphs.
-pub trait Device {
-    /// Its name, as `--device` takes it.
+/// A processor that runs graphs. Threads may share one: `compile` and `plan` take `&self`, and executables of one device
+/// may run at the same time.
+pub trait Device: Send + Sync {
+    /// The kind of device: `cpu` or `cuda`.
     fn name(&self) -> &'static str;
+
+    /// The device among those of its kind: `cpu` or `cuda:1`.
+    fn id(&self) -> String {
+        self.name().into()
+    }
+
+    /// The id and what the device is: `cuda:1 (NVIDIA H200)`.
+    fn description(&self) -> String {
+        self.id()
+    }
 
     /// What running a graph would take, without its parameters.
     fn plan(&self, graph: &Graph) -> Result<Memory, GraphError>;

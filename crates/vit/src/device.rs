@@ -1,14 +1,14 @@
 //! Which processor runs a model, and how precisely.
 
-use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, Once, OnceLock};
 
 use vit_cpu::Cpu;
 use vit_cuda::{Cuda, Unavailable};
+pub use vit_graph::Precision;
 use vit_graph::device::{Device, Memory};
-use vit_graph::{Graph, rewrite};
+use vit_graph::{Graph, GraphError, rewrite};
 
 use crate::Error;
 
@@ -38,77 +38,17 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// How precisely a model computes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Precision {
-    /// 32-bit floating point.
-    #[default]
-    F32,
-    /// On GPUs: 32 bits, but operands of matrix products are rounded to 10 bits of mantissa.
-    Tf32,
-    /// On GPUs: mixed precision, 8 bits of mantissa where it costs little.
-    Bf16,
-    /// On GPUs, for inference: half precision, 10 bits of mantissa where it costs little.
-    F16,
-    /// On GPUs, for inference: linear layers multiply numbers of eight bits, 3 of them mantissa, the rest is as in bf16.
-    Fp8,
-    /// On CPUs: linear layers in eight bits, the rest in 32; faster, a little less exact.
-    Int8,
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Precision::F32 => "f32",
-            Precision::Tf32 => "tf32",
-            Precision::Bf16 => "bf16",
-            Precision::F16 => "f16",
-            Precision::Fp8 => "fp8",
-            Precision::Int8 => "int8",
-        })
+/// Rewrites a graph for a precision: `int8` marks the linear layers.
+pub(crate) fn quantised(graph: Graph, precision: Precision) -> Result<Graph, GraphError> {
+    match precision {
+        // `patchify` first: a patch embedding counts as the first layer only once it is a matrix product.
+        Precision::Int8 => rewrite::int8(&rewrite::patchify(&graph)?),
+        _ => Ok(graph),
     }
 }
 
-impl FromStr for Precision {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "f32" => Ok(Precision::F32),
-            "tf32" => Ok(Precision::Tf32),
-            "bf16" => Ok(Precision::Bf16),
-            "f16" => Ok(Precision::F16),
-            "fp8" => Ok(Precision::Fp8),
-            "int8" => Ok(Precision::Int8),
-            other => Err(format!("`{other}` is not a precision; use f32, tf32, bf16, f16, fp8 or int8")),
-        }
-    }
-}
-
-impl Precision {
-    /// The graph in this precision.
-    pub fn apply(self, graph: Graph) -> Result<Graph, Error> {
-        match self {
-            // A convolution that is a matrix product must have become one for the first layer to be recognised.
-            Precision::Int8 => Ok(rewrite::int8(&rewrite::patchify(&graph)?)?),
-            _ => Ok(graph),
-        }
-    }
-
-    /// What a GPU calls it, if it has it.
-    fn on_gpu(self) -> Option<vit_cuda::Precision> {
-        match self {
-            Precision::F32 => Some(vit_cuda::Precision::F32),
-            Precision::Tf32 => Some(vit_cuda::Precision::Tf32),
-            Precision::Bf16 => Some(vit_cuda::Precision::Bf16),
-            Precision::F16 => Some(vit_cuda::Precision::F16),
-            Precision::Fp8 => Some(vit_cuda::Precision::Fp8),
-            Precision::Int8 => None,
-        }
-    }
-
-    fn on_cpu(self) -> bool {
-        matches!(self, Precision::F32 | Precision::Int8)
-    }
+fn runs_on_cpu(precision: Precision) -> bool {
+    matches!(precision, Precision::F32 | Precision::Int8)
 }
 
 /// A processor that is open.
@@ -125,25 +65,23 @@ impl Processor {
     pub fn open(choice: DeviceChoice, precision: Precision, threads: Option<usize>) -> Result<Self, Error> {
         let cpu = || Processor::Cpu(Cpu::new(threads));
         let only_gpu = |why: String| Error::Unsuitable(format!("{precision} needs a GPU, and {why}"));
-        match (choice, precision.on_gpu()) {
-            (DeviceChoice::Cpu, _) if precision.on_cpu() => Ok(cpu()),
-            (DeviceChoice::Cpu, _) => Err(only_gpu("the CPU was asked for; it has f32 and int8".into())),
-            (DeviceChoice::Auto, None) => Ok(cpu()),
-            (DeviceChoice::Auto, Some(on_gpu)) => match Cuda::new(0, on_gpu) {
+        match choice {
+            DeviceChoice::Cpu if runs_on_cpu(precision) => Ok(cpu()),
+            DeviceChoice::Cpu => Err(only_gpu("the CPU was asked for; it has f32 and int8".into())),
+            DeviceChoice::Auto if precision == Precision::Int8 => Ok(cpu()),
+            DeviceChoice::Auto => match Cuda::new(0, precision) {
                 Ok(cuda) => Ok(Processor::Cuda(cuda)),
-                Err(reason) if precision.on_cpu() => {
+                Err(reason) if runs_on_cpu(precision) => {
                     tell_fallback(&reason);
                     Ok(cpu())
                 }
                 Err(reason) => Err(only_gpu(reason.to_string())),
             },
-            (DeviceChoice::Cuda(ordinal), Some(on_gpu)) => match Cuda::new(ordinal, on_gpu) {
+            DeviceChoice::Cuda(ordinal) => match Cuda::new(ordinal, precision) {
                 Ok(cuda) => Ok(Processor::Cuda(cuda)),
+                Err(reason @ Unavailable::CpuPrecision(_)) => Err(Error::Unsuitable(reason.to_string())),
                 Err(reason) => Err(Error::Unsuitable(format!("cuda:{ordinal} cannot be used: {reason}"))),
             },
-            (DeviceChoice::Cuda(_), None) => Err(Error::Unsuitable(format!(
-                "{precision} is only for the CPU; use f32, tf32, bf16, f16 or fp8 on a GPU"
-            ))),
         }
     }
 
@@ -201,8 +139,10 @@ fn worth_telling(reason: &Unavailable, present: bool, hidden: bool) -> bool {
 
 /// What running a graph would take on an H100 or H200, known on any machine; `None` for a precision that GPUs lack.
 pub fn plan_without_gpu(graph: &Graph, precision: Precision) -> Result<Option<Memory>, Error> {
-    let Some(precision) = precision.on_gpu() else { return Ok(None) };
-    Ok(Some(vit_cuda::plan_without_gpu(graph, precision)?))
+    match precision {
+        Precision::Int8 => Ok(None),
+        precision => Ok(Some(vit_cuda::plan_without_gpu(graph, precision)?)),
+    }
 }
 
 /// Opens a device that computes in this precision; `threads` limits the CPU's.

@@ -9,6 +9,7 @@ use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError};
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
 
+use crate::device::quantised;
 use crate::finite::{blame_weights, is_finite};
 use crate::{DeviceChoice, Error, Image, Precision, device_for};
 
@@ -105,7 +106,7 @@ impl Model {
             outputs.push((name, graph.shape(value).to_vec()));
         }
         graph.retain_outputs(|name| outputs.iter().any(|(n, _)| n == name));
-        let graph = options.precision.apply(dead_code(&graph)?)?;
+        let graph = quantised(dead_code(&graph)?, options.precision)?;
         let held = weights.held_bytes();
         let executable = device.compile(&graph, &mut weights).map_err(|error| {
             with_fitting_batch(error, device, batch, held, |batch| {

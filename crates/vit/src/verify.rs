@@ -14,6 +14,7 @@ use vit_models::weights::{Tensor, safetensors};
 use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
 use vit_system::regular_file;
 
+use crate::device::quantised;
 use crate::{DeviceChoice, Error, Precision, device_for};
 
 /// How to verify.
@@ -137,7 +138,7 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         io.tensors.keys().filter(|name| request(&mut graph, &tap(name)).is_ok()).cloned().collect();
     graph.retain_outputs(|output| available.iter().any(|name| tap(name) == output));
     let graph = dead_code(&graph)?;
-    let graph = options.precision.apply(graph)?;
+    let graph = quantised(graph, options.precision)?;
     let device = device_for(options.device, options.precision, options.threads)?;
     let mut executable = device.compile(&graph, &mut checkpoint.weights)?;
     executable.write("image", Elements::F32(&input.data))?;

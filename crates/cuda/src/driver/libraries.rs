@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use cudarc::{cublaslt, driver, nvrtc};
 use libloading::Library;
+use vit_graph::Precision;
 
 /// Why no GPU can be used, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,6 +53,9 @@ pub enum Unavailable {
         /// Its compute capability.
         found: String,
     },
+    /// The precision is the CPU's alone.
+    #[error("{0} is only for the CPU; use f32, tf32, bf16, f16 or fp8 on a GPU")]
+    CpuPrecision(Precision),
     /// A library of the CUDA toolkit is missing.
     #[error("the library {0} of the CUDA toolkit was not found; install it or add its folder to LD_LIBRARY_PATH")]
     NoLibrary(&'static str),

@@ -17,7 +17,7 @@ const WORTH_FUSING: usize = 1 << 18;
 impl Emitter {
     /// What the operands of products are stored in.
     pub(super) fn operand_storage(&self) -> Storage {
-        self.precision.short().unwrap_or(Storage::F32)
+        Storage::half(self.precision).unwrap_or(Storage::F32)
     }
 
     /// Asks for `d = op(a) · op(b)`, with operands stored as [`Emitter::operand_storage`] says; [`Request::Product`]

@@ -173,7 +173,7 @@ impl Prepared {
                 let mut forms = Forms::default();
                 let places = [
                     (Some(Storage::F32), &mut forms.f32),
-                    (self.profile.precision.short(), &mut forms.short),
+                    (Storage::half(self.profile.precision), &mut forms.short),
                     (Some(Storage::E4m3), &mut forms.e4m3),
                 ];
                 for (form, place) in places {

@@ -39,6 +39,15 @@ impl Storage {
         }
     }
 
+    /// The 16-bit type of activations and operands, in the precisions that have one.
+    pub fn half(precision: Precision) -> Option<Storage> {
+        match precision {
+            Precision::F32 | Precision::Tf32 | Precision::Int8 => None,
+            Precision::Bf16 | Precision::Fp8 => Some(Storage::Bf16),
+            Precision::F16 => Some(Storage::F16),
+        }
+    }
+
     /// Its name in kernels.
     pub fn name(self) -> &'static str {
         match self {
@@ -63,7 +72,7 @@ impl Storages {
     pub fn new(graph: &Graph, precision: Precision, constant: &[bool]) -> Self {
         let mut values: Vec<Vec<Storage>> = graph.nodes().iter().map(|n| vec![Storage::F32; n.outputs.len()]).collect();
         let mut eight = EightBits::default();
-        if let Some(short) = precision.short() {
+        if let Some(short) = Storage::half(precision) {
             let exact = read_exactly(graph);
             for (id, node) in graph.nodes().iter().enumerate() {
                 let source = matches!(node.op, Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_));
@@ -90,7 +99,7 @@ impl Storages {
 
     /// What the operands of matrix products are stored in.
     pub fn operand(&self) -> Storage {
-        self.precision.short().unwrap_or(Storage::F32)
+        Storage::half(self.precision).unwrap_or(Storage::F32)
     }
 
     /// In which form a node reads an input.

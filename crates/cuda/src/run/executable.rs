@@ -276,7 +276,7 @@ fn store_sources(gpu: &Gpu, p: &Prepared, base: u64, parameters: &mut dyn Parame
                 upload(gpu, base + offset as u64, bytes)?;
             }
             if let (Some(offset), Some(floats)) = (forms.short, floats) {
-                let halves: Vec<u16> = match p.profile.precision.short() {
+                let halves: Vec<u16> = match Storage::half(p.profile.precision) {
                     Some(Storage::F16) => floats.iter().map(|&v| f16::from_f32(v).to_bits()).collect(),
                     _ => floats.iter().map(|&v| bf16::from_f32(v).to_bits()).collect(),
                 };
@@ -335,7 +335,7 @@ fn copies_of_results(p: &Prepared, node: NodeId, base: u64) -> Vec<Request> {
     outputs
         .filter_map(|(output, ty)| {
             let forms = p.stored.get(&Value { node, output })?;
-            let short = p.profile.precision.short()?;
+            let short = Storage::half(p.profile.precision)?;
             Some(conversion(base + forms.f32? as u64, base + forms.short? as u64, short, ty.shape.elements()))
         })
         .collect()

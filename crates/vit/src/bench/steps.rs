@@ -9,6 +9,7 @@ use vit_system::host::{self, FreeMemory, MemoryLimit};
 use vit_train::{StepOptions, TrainingStep};
 
 use super::{BenchOptions, quantile, repeat};
+use crate::device::quantised;
 use crate::{Error, Processor};
 
 /// How fast something ran.
@@ -64,7 +65,7 @@ pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
     let mut graph = architecture.build(options.batch, Mode::Inference)?;
     let wanted = if architecture.classes() > 0 { "logits" } else { "features" };
     graph.retain_outputs(|name| name == wanted);
-    options.precision.apply(dead_code(&graph)?)
+    Ok(quantised(dead_code(&graph)?, options.precision)?)
 }
 
 /// Memory besides the model's: buffers of the measurement of the peak, stacks, code that is run for the first time.
