@@ -74,7 +74,7 @@ pub fn without_gpu(setup: &Setup, options: &TrainerOptions, precision: Precision
     let plan = |graph: &Graph| match plan_without_gpu(graph, precision) {
         Ok(memory) => Ok(memory.unwrap_or(Memory { stored_bytes: 0, arena_bytes: 0 })),
         Err(vit::Error::Graph(error)) => Err(error),
-        Err(other) => Err(GraphError::Device { device: "cuda", reason: other.to_string() }),
+        Err(other) => Err(GraphError::device("cuda", other.to_string())),
     };
     let before = Before { own_memory: true, ..before(None) };
     Ok(Some(RunMemory::new(&Workload::of(setup, options, 0), &plan, before)?))

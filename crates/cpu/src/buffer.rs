@@ -4,7 +4,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use vit_graph::GraphError;
+use vit_graph::{GraphError, Hint};
 
 /// A cache line.
 const LINE: usize = 64;
@@ -40,7 +40,7 @@ impl Buffer {
         let refused = || GraphError::Memory {
             device: "cpu",
             what: format!("the system refused {:.2} GB of memory", 4.0 * len as f64 / 1e9),
-            advice: "take a smaller batch, or close other programs".into(),
+            hints: vec![Hint::SmallerBatch, Hint::FreeHostMemory],
         };
         #[cfg(target_os = "linux")]
         if len.checked_mul(4).ok_or_else(refused)? >= HUGE_PAGE

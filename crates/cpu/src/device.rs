@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
-use vit_graph::{Graph, GraphError, rewrite};
+use vit_graph::{Graph, GraphError, Hint, rewrite};
 use vit_system::host::FreeMemory;
 
 use crate::executable::{CpuExecutable, Prepared};
@@ -100,7 +100,7 @@ fn fits(wanted: Memory, room: Option<FreeMemory>, held: u64, training: bool) -> 
             gb(wanted.stored_bytes),
             gb(wanted.arena_bytes),
         ),
-        advice: "take a smaller batch".into(),
+        hints: vec![Hint::SmallerBatch],
     })
 }
 

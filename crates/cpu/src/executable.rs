@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use vit_graph::device::{Elements, Executable, Memory, Parameters, StepInfo};
 use vit_graph::memory::{Block, MemoryPlan, storage};
-use vit_graph::ops::{Data, Op, Operation};
+use vit_graph::ops::{Data, Op, Operation, Parameter};
 use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
 use crate::buffer::Buffer;
@@ -263,10 +263,9 @@ fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>
         let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
         let fixed: Vec<bool> = node.inputs.iter().map(|&v| !constant[id] && constant[storage(graph, v).node]).collect();
         let lowered = lower(processor, &node.op, &inputs, &node.outputs, &fixed);
-        lowered.map(Some).map_err(|reason| GraphError::Device {
-            device: DEVICE,
-            reason: format!("{} in {}: {reason}", node.op.name(), node.scope),
-        })
+        lowered
+            .map(Some)
+            .map_err(|reason| GraphError::device(DEVICE, format!("{} in {}: {reason}", node.op.name(), node.scope)))
     };
     graph.nodes().iter().enumerate().map(lower_one).collect()
 }
@@ -330,9 +329,9 @@ impl Builder<'_> {
         let value = Value { node: id, output: 0 };
         match &node.op {
             Op::Parameter(parameter) => {
-                let elements = parameters.take(parameter).ok_or_else(|| GraphError::Device {
-                    device: DEVICE,
-                    reason: format!("no weights for the parameter `{}` {}", parameter.name, parameter.shape),
+                let elements = parameters.take(parameter).ok_or_else(|| {
+                    let Parameter { name, shape, .. } = parameter;
+                    GraphError::device(DEVICE, format!("no weights for the parameter `{name}` {shape}"))
                 })?;
                 Elements::F32(&elements).check(&parameter.name, &node.outputs[0])?;
                 self.keep(value, &elements)?;
@@ -475,7 +474,7 @@ impl Executable for CpuExecutable {
     fn answer(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         if self.answers.len() < into.len() {
             let reason = format!("{} values were read back, but {} were requested", into.len(), self.answers.len());
-            return Err(GraphError::Device { device: "cpu", reason });
+            return Err(GraphError::device(DEVICE, reason));
         }
         let count = into.len();
         into.iter_mut().zip(self.answers.drain(..count)).for_each(|(to, number)| *to = number);

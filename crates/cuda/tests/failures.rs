@@ -71,12 +71,12 @@ fn drivers_that_cannot_be_used_are_named() {
 
 #[test]
 fn memory_that_is_not_there_is_an_error_with_a_way_out() {
-    expect("small", &ALL, &["compiling: cuda: this model needs 0.0", "of 0.00 GB are free", "take a smaller --batch"]);
+    expect("small", &ALL, &["compiling: cuda: this model needs 0.0", "of 0.00 GB are free", "take a smaller batch"]);
 }
 
 #[test]
 fn kernels_that_do_not_compile_are_an_error_with_a_way_out() {
-    expect("uncompiled", &ALL, &["compiling: cuda: compiling arithmetic.cu failed", "use --device cpu"]);
+    expect("uncompiled", &ALL, &["compiling: cuda: compiling arithmetic.cu failed", "use the device cpu"]);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! What can be wrong with a graph, said so that the reader knows where in the model it happened.
 
+use crate::hint::{Hint, Hints};
+
 /// An error in building, transforming or running a graph.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GraphError {
@@ -49,21 +51,38 @@ pub enum GraphError {
         found: String,
     },
     /// A device cannot run this graph.
-    #[error("{device}: {reason}")]
+    #[error("{device}: {reason}{}", Hints(hints))]
     Device {
         /// The device's name.
         device: &'static str,
         /// Why not.
         reason: String,
+        /// What can be done about it.
+        hints: Vec<Hint>,
     },
     /// A graph takes more memory than there is.
-    #[error("{device}: {what}; {advice}")]
+    #[error("{device}: {what}{}", Hints(hints))]
     Memory {
         /// The device's name.
         device: &'static str,
         /// How much is needed for what, and how much there is.
         what: String,
         /// What takes less.
-        advice: String,
+        hints: Vec<Hint>,
     },
+}
+
+impl GraphError {
+    /// A device's failure without a hint.
+    pub fn device(device: &'static str, reason: impl Into<String>) -> Self {
+        GraphError::Device { device, reason: reason.into(), hints: Vec::new() }
+    }
+
+    /// What can be done about the error, as far as it is known.
+    pub fn hints(&self) -> &[Hint] {
+        match self {
+            GraphError::Device { hints, .. } | GraphError::Memory { hints, .. } => hints,
+            _ => &[],
+        }
+    }
 }

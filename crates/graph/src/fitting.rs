@@ -1,7 +1,7 @@
 //! The batch that fits, where one that was asked for does not.
 
 use crate::device::Device;
-use crate::{Graph, GraphError};
+use crate::{Graph, GraphError, Hint};
 
 /// The largest batch below `batch` that fits: any up to 8, then multiples of 8; all of them multiples of `parts`.
 pub fn largest_fitting(batch: usize, parts: usize, mut fits: impl FnMut(usize) -> bool) -> Option<usize> {
@@ -27,12 +27,12 @@ pub fn with_fitting_batch(
         let planned = graph(batch).and_then(|graph| device.plan(&graph));
         planned.is_ok_and(|memory| memory.bytes().saturating_sub(held) <= room.free)
     };
-    let advice = match largest_fitting(batch, 1, fits) {
-        Some(fitting) => format!("a batch of {fitting} instead of {batch} would fit"),
-        None if batch > 1 => "not even a batch of 1 would fit; take a smaller model or image size".into(),
-        None => "take a smaller model or image size".into(),
+    let (what, hint) = match largest_fitting(batch, 1, fits) {
+        Some(fits) => (what.clone(), Hint::BatchThatFits { requested: batch, fits }),
+        None if batch > 1 => (format!("{what}; not even a batch of 1 would fit"), Hint::SmallerModel),
+        None => (what.clone(), Hint::SmallerModel),
     };
-    GraphError::Memory { device: name, what: what.clone(), advice }
+    GraphError::Memory { device: name, what, hints: vec![hint] }
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ pub mod device;
 mod error;
 pub mod fitting;
 mod graph;
+mod hint;
 mod init;
 mod inline;
 pub mod memory;
@@ -42,6 +43,7 @@ mod tensor;
 
 pub use error::GraphError;
 pub use graph::{Graph, Node, NodeId, Value};
+pub use hint::{Hint, Hints};
 pub use init::Init;
 pub use inline::Inlined;
 pub use ops::Op;

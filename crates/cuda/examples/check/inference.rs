@@ -37,7 +37,7 @@ pub fn check(architecture: &Architecture) -> Result<usize, GraphError> {
 }
 
 fn unavailable(reason: vit_cuda::Unavailable) -> GraphError {
-    GraphError::Device { device: "cuda", reason: reason.to_string() }
+    GraphError::device("cuda", reason.to_string())
 }
 
 /// The logits of the last of several runs on noise, with weights as they start.

@@ -2,10 +2,10 @@
 
 use cudarc::cublaslt::sys::cublasStatus_t as Status;
 use cudarc::driver::sys::CUresult;
-use vit_graph::GraphError;
 use vit_graph::device::Memory;
+use vit_graph::{GraphError, Hint};
 
-use crate::driver::{NAME, error};
+use crate::driver::{NAME, error, error_with_hints};
 
 /// The error of a call that failed while doing something; `said` is the driver's own text.
 pub(crate) fn of_driver(result: CUresult, doing: &str, said: &str) -> GraphError {
@@ -13,9 +13,10 @@ pub(crate) fn of_driver(result: CUresult, doing: &str, said: &str) -> GraphError
         return lost(doing, said);
     }
     match result {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => error(format!(
-            "the GPU ran out of memory while {doing}; take a smaller batch or close other programs that use the GPU"
-        )),
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => error_with_hints(
+            format!("the GPU ran out of memory while {doing}"),
+            &[Hint::SmallerBatch, Hint::FreeDeviceMemory],
+        ),
         CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
         | CUresult::CUDA_ERROR_INVALID_PTX
         | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
@@ -66,26 +67,25 @@ pub(crate) fn of_cublas(status: Status, doing: &str) -> GraphError {
             lost(doing, &format!("cuBLASLt says {status:?}"))
         }
         Status::CUBLAS_STATUS_ALLOC_FAILED => {
-            error(format!("cuBLASLt ran out of memory while {doing}; take a smaller batch"))
+            error_with_hints(format!("cuBLASLt ran out of memory while {doing}"), &[Hint::SmallerBatch])
         }
         _ => error(format!("cuBLASLt failed while {doing} ({status:?})")),
     }
 }
 
-/// More memory than there is: how much, for what, and how to need less.
+/// A graph that needs more memory than is free.
 pub(crate) fn too_large(wanted: Memory, (free, total): (usize, usize), training: Option<Training>) -> GraphError {
     let gb = |bytes: usize| bytes as f64 / 1e9;
-    let (what, stored, ways) = match training {
-        None => ("this model", "weights", "take a smaller --batch"),
-        Some(Training { recomputes: false }) => (
-            "a training step",
-            "weights and optimiser",
-            "take a smaller --batch, split it with --set accumulate=2, or add --recompute",
-        ),
-        Some(Training { recomputes: true }) => {
-            ("a training step", "weights and optimiser", "take a smaller --batch or split it with --set accumulate=2")
-        }
+    let (what, stored) = match training {
+        None => ("this model", "weights"),
+        Some(_) => ("a training step", "weights and optimiser"),
     };
+    let mut hints = vec![Hint::SmallerBatch];
+    if let Some(Training { recomputes }) = training {
+        hints.push(Hint::MicroBatches);
+        hints.extend((!recomputes).then_some(Hint::RecomputeActivations));
+    }
+    hints.push(Hint::FreeDeviceMemory);
     GraphError::Memory {
         device: NAME,
         what: format!(
@@ -97,7 +97,7 @@ pub(crate) fn too_large(wanted: Memory, (free, total): (usize, usize), training:
             gb(free),
             gb(total)
         ),
-        advice: format!("{ways}, or close other programs that use the GPU"),
+        hints,
     }
 }
 
@@ -138,10 +138,11 @@ mod tests {
         assert_eq!(
             too_large(wanted, there, Some(Training { recomputes: false })).to_string(),
             "cuda: a training step needs 61.23 GB of GPU memory (1.50 for weights and optimiser, 59.73 for activations), \
-             and 44.10 of 80.00 GB are free; take a smaller --batch, split it with --set accumulate=2, or add \
-             --recompute, or close other programs that use the GPU"
+             and 44.10 of 80.00 GB are free; take a smaller batch, split the batch into micro-batches, recompute \
+             activations in the backward pass, or close other programs that use the GPU"
         );
-        assert!(!too_large(wanted, there, Some(Training { recomputes: true })).to_string().contains("--recompute"));
+        let recomputing = too_large(wanted, there, Some(Training { recomputes: true }));
+        assert_eq!(recomputing.hints(), [Hint::SmallerBatch, Hint::MicroBatches, Hint::FreeDeviceMemory]);
         assert!(too_large(wanted, there, None).to_string().contains("1.50 for weights, 59.73"));
     }
 }

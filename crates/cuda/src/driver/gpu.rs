@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys::{self as cu, CUresult};
-use vit_graph::GraphError;
+use vit_graph::{GraphError, Hint};
 
 use crate::compile::{self, Variant};
 use crate::driver::failure;
@@ -18,7 +18,11 @@ use crate::gemm::tuning::Choices;
 pub(crate) const NAME: &str = "cuda";
 
 pub(crate) fn error(reason: impl Into<String>) -> GraphError {
-    GraphError::Device { device: NAME, reason: reason.into() }
+    GraphError::device(NAME, reason)
+}
+
+pub(crate) fn error_with_hints(reason: impl Into<String>, hints: &[Hint]) -> GraphError {
+    GraphError::Device { device: NAME, reason: reason.into(), hints: hints.to_vec() }
 }
 
 /// What the driver says about a result.
@@ -132,9 +136,7 @@ impl Gpu {
             }
         }
         for (variant, image) in missing.iter().zip(compile::compile_all(&missing, &self.target)) {
-            let image = image.map_err(|reason| {
-                error(format!("{reason}; use --device cpu, and please report this with what `vit devices` prints"))
-            })?;
+            let image = image.map_err(|reason| error_with_hints(reason, &[Hint::Device("cpu"), Hint::Report]))?;
             let mut module = std::ptr::null_mut();
             // SAFETY: the image is a complete cubin, or PTX that ends with a zero.
             let result = unsafe { cu::cuModuleLoadData(&mut module, image.as_ptr().cast()) };

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self as cu, CUresult};
-use vit_graph::GraphError;
+use vit_graph::{GraphError, Hint};
 
-use crate::driver::{Gpu, check, error};
+use crate::driver::{Gpu, check, error_with_hints};
 
 /// Blocks start at multiples of this: the alignment that cuBLASLt's fastest kernels take for granted.
 pub(crate) const ALIGNMENT: usize = 256;
@@ -27,12 +27,12 @@ impl DeviceBuffer {
             match unsafe { cu::cuMemAlloc_v2(&mut address, bytes) } {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                     let free = gpu.memory().map_or(0, |(free, _)| free);
-                    return Err(error(format!(
-                        "{:.2} GB of GPU memory are needed for {what} and {:.2} GB are free; take a smaller batch or \
-                         close other programs that use the GPU",
+                    let reason = format!(
+                        "{:.2} GB of GPU memory are needed for {what} and {:.2} GB are free",
                         bytes as f64 / 1e9,
                         free as f64 / 1e9
-                    )));
+                    );
+                    return Err(error_with_hints(reason, &[Hint::SmallerBatch, Hint::FreeDeviceMemory]));
                 }
                 result => check(result, "allocating GPU memory")?,
             }

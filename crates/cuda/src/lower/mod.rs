@@ -22,8 +22,8 @@ mod windows;
 
 pub(crate) use attention::{hopper_variants, mma_variants};
 pub(crate) use conv::convolution_variants;
-use vit_graph::Shape;
 use vit_graph::ops::{Activation, Dropout, LayerNorm, Op};
+use vit_graph::{Hint, Shape};
 
 use crate::Precision;
 use crate::compile::{self, Variant};
@@ -216,6 +216,18 @@ impl Emitter {
     }
 }
 
+/// Why this device does not run an operation.
+pub(crate) struct Unsupported {
+    pub reason: String,
+    pub hint: Option<Hint>,
+}
+
+impl From<String> for Unsupported {
+    fn from(reason: String) -> Self {
+        Unsupported { reason, hint: None }
+    }
+}
+
 /// Extents go to kernels in 32 bits.
 fn fits(extents: &[usize]) -> Result<(), String> {
     match extents.iter().find(|&&extent| extent > u32::MAX as usize / 2) {
@@ -225,12 +237,14 @@ fn fits(extents: &[usize]) -> Result<(), String> {
 }
 
 /// Asks for everything that one operation needs.
-pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
+pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
     for operand in e.inputs.iter().chain(&e.outputs) {
         fits(&operand.shape)?;
     }
     match op {
-        Op::Linear(op) if op.int8 => return Err("int8 is only for the CPU; use --precision fp8 here".into()),
+        Op::Linear(op) if op.int8 => {
+            return Err(Unsupported { reason: "int8 is only for the CPU".into(), hint: Some(Hint::Precision("fp8")) });
+        }
         Op::Linear(op) => matrix::linear(op, e),
         Op::MatMul(op) => matrix::matmul(op, e),
         Op::Conv2d(op) if depthwise::is_depthwise(op, &e.inputs[1].shape) => depthwise::forward(op, e),
@@ -282,7 +296,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), String> {
         other => {
             use vit_graph::ops::Operation;
             // What is left are fusions that the CPU's own rewrites make.
-            return Err(format!("{} is only for the CPU", other.name()));
+            return Err(format!("{} is only for the CPU", other.name()).into());
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ use vit_graph::ops::{Op, Operation};
 use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
 use crate::Precision;
-use crate::driver::error;
+use crate::driver::error_with_hints;
 use crate::driver::failure::Training;
 use crate::driver::memory::ALIGNMENT;
 use crate::lower::{self, Emitter, NormGradAlong, Operand};
@@ -280,8 +280,10 @@ impl Prepared {
         let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), self.profile, regions);
         emitter.training = !self.graph.updates().is_empty();
         match self.groups.at.get(&id) {
-            None => lower::node(&node.op, &mut emitter)
-                .map_err(|reason| error(format!("{} in {}: {reason}", node.op.name(), node.scope)))?,
+            None => lower::node(&node.op, &mut emitter).map_err(|unsupported| {
+                let reason = format!("{} in {}: {}", node.op.name(), node.scope, unsupported.reason);
+                error_with_hints(reason, unsupported.hint.as_slice())
+            })?,
             Some(Group::Updates(nodes)) => {
                 let ops: Vec<&Op> = nodes.iter().map(|&n| &self.graph.node(n).op).collect();
                 lower::updates(&ops, &mut emitter);

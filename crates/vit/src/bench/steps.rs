@@ -82,7 +82,7 @@ fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>
     let build = |batch: usize| {
         graph(batch).map_err(|error| match error {
             Error::Graph(error) => error,
-            other => GraphError::Device { device: "cpu", reason: other.to_string() },
+            other => GraphError::device("cpu", other.to_string()),
         })
     };
     let graph = &graph(options.batch)?;
