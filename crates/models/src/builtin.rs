@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::adapt::{Leniency, adapt};
 use crate::checkpoint::Checkpoint;
 use crate::config;
 use crate::error::ModelError;
-use crate::fit::{Leniency, fit};
 use crate::weights::{names, safetensors};
 
 /// What it is called wherever a checkpoint can be named.
@@ -27,7 +27,7 @@ pub fn open() -> Result<Checkpoint, ModelError> {
     let json = serde_json::from_str(CONFIG).map_err(|error| wrong(error.to_string()))?;
     let config = config::parse(&json, None).map_err(wrong)?;
     let (mut weights, scheme) = names::canonical(safetensors::from_bytes(WEIGHTS)?)?;
-    let report = fit(&mut weights, scheme, &config.architecture, &config.architecture, Leniency::default())?;
+    let report = adapt(&mut weights, scheme, &config.architecture, &config.architecture, Leniency::default())?;
     Ok(Checkpoint { config, weights, scheme, source, report })
 }
 

@@ -9,11 +9,11 @@ use vit_graph::device::Parameters;
 use vit_graph::ops::Parameter;
 use vit_system::regular_file;
 
+use crate::adapt::{Leniency, adapt};
 use crate::builtin;
 use crate::config::{self, Config};
 use crate::error::ModelError;
-use crate::fit::{Leniency, fit};
-use crate::infer::infer;
+use crate::guess::guess;
 use crate::labels;
 use crate::replace::replace;
 use crate::weights::safetensors::{self, Dtype};
@@ -101,10 +101,10 @@ impl Checkpoint {
         let (mut weights, scheme) = names::canonical(raw)?;
         let mut config = match config {
             Some(config) => config,
-            None => infer(&weights, scheme).map_err(|what| ModelError::Config { path: source.clone(), what })?,
+            None => guess(&weights, scheme).map_err(|what| ModelError::Config { path: source.clone(), what })?,
         };
         let leniency = Leniency { unmatched: options.allow_unmatched, ..Leniency::default() };
-        let mut report = fit(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?;
+        let mut report = adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?;
         if config.labels.is_empty()
             && let Some(names) = labels::usual(config.architecture.classes())
         {
@@ -148,7 +148,7 @@ impl Checkpoint {
             unmatched: false,
         };
         let (from, to) = (&self.config.architecture, &target.architecture);
-        let report = fit(&mut self.weights, self.scheme, from, to, leniency)?;
+        let report = adapt(&mut self.weights, self.scheme, from, to, leniency)?;
         self.config = target;
         self.report.extend(report);
         Ok(())

@@ -14,7 +14,7 @@ use crate::layers::{Building, Conv, Mode, Norm, Padding, channels_last, head, sq
 
 /// The kind of block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MobileBlockKind {
     /// Depthwise, then 1x1.
     Separable {
         /// Whether an activation follows the 1x1 convolution too.
@@ -30,9 +30,9 @@ pub enum Kind {
 
 /// One block.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Block {
+pub struct MobileBlock {
     /// What it is made of.
-    pub kind: Kind,
+    pub kind: MobileBlockKind,
     /// Filter size of its spatial convolution.
     pub kernel: usize,
     /// Filter size of the convolution before that, where there is one.
@@ -71,7 +71,7 @@ pub struct EfficientNet {
     /// Its filter size.
     pub stem_kernel: usize,
     /// The blocks of every stage.
-    pub stages: Vec<Vec<Block>>,
+    pub stages: Vec<Vec<MobileBlock>>,
     /// Width of the last convolution; 0 for none.
     pub features: usize,
     /// The coarsest resolution; later stages see further apart instead.
@@ -106,13 +106,13 @@ impl EfficientNet {
         if blocks().count() == 0 || blocks().count() > 1 << 10 {
             return Some(format!("the model has {} blocks; 1 to 1024 are possible", blocks().count()));
         }
-        let sizes = |b: &Block| [b.kernel, b.expand_kernel, b.project_kernel];
+        let sizes = |b: &MobileBlock| [b.kernel, b.expand_kernel, b.project_kernel];
         if blocks()
             .any(|b| b.width > 1 << 16 || sizes(b).iter().any(|&k| k == 0 || k > 63) || ![1, 2].contains(&b.stride))
         {
             return Some("a block is wider than 65536, has filters beyond 63, or a stride that is not 1 or 2".into());
         }
-        let odd = |b: &Block| !(b.expansion > 0.0 && b.expansion <= 64.0 && (0.0..=64.0).contains(&b.squeeze));
+        let odd = |b: &MobileBlock| !(b.expansion > 0.0 && b.expansion <= 64.0 && (0.0..=64.0).contains(&b.squeeze));
         if blocks().any(odd) {
             return Some("a block's expansion or squeeze is not between 0 and 64".into());
         }
@@ -182,7 +182,7 @@ impl Layers<'_> {
         self.norm(x, name).activation(activation)
     }
 
-    fn block(&self, x: &Tensor, block: &Block, place: Place) -> Tensor {
+    fn block(&self, x: &Tensor, block: &MobileBlock, place: Place) -> Tensor {
         let act = block.activation.unwrap_or(self.net.activation);
         let inputs = x.extent(3);
         let inside = crate::layers::round_width(block.expand_from.unwrap_or(inputs) as f64 * block.expansion);
@@ -191,24 +191,26 @@ impl Layers<'_> {
             Conv { stride: place.stride, dilation: place.dilation, groups, ..self.conv(filters, kernel) }
         };
         let y = match block.kind {
-            Kind::Separable { active } => {
+            MobileBlockKind::Separable { active } => {
                 let y = spatial(inputs, block.kernel, inputs).apply(x, "conv_dw");
                 let y = self.squeeze(&self.norm_act(&y, act, "bn1"), block, 1.0, act);
                 let y = self.norm(&self.conv(block.width, block.project_kernel).apply(&y, "conv_pw"), "bn2");
                 if active { y.activation(act) } else { y }
             }
-            Kind::Inverted => {
+            MobileBlockKind::Inverted => {
                 let y = self.conv(inside, block.expand_kernel).apply(x, "conv_pw");
                 let y = spatial(inside, block.kernel, inside).apply(&self.norm_act(&y, act, "bn1"), "conv_dw");
                 let y = self.squeeze(&self.norm_act(&y, act, "bn2"), block, block.expansion, act);
                 self.norm(&self.conv(block.width, block.project_kernel).apply(&y, "conv_pwl"), "bn3")
             }
-            Kind::Fused => {
+            MobileBlockKind::Fused => {
                 let y = spatial(inside, block.kernel, inside).apply(x, "conv_exp");
                 let y = self.squeeze(&self.norm_act(&y, act, "bn1"), block, block.expansion, act);
                 self.norm(&self.conv(block.width, block.project_kernel).apply(&y, "conv_pwl"), "bn2")
             }
-            Kind::Plain => self.norm_act(&spatial(block.width, block.kernel, inputs).apply(x, "conv"), act, "bn1"),
+            MobileBlockKind::Plain => {
+                self.norm_act(&spatial(block.width, block.kernel, inputs).apply(x, "conv"), act, "bn1")
+            }
         };
         if block.skip && place.stride == 1 && inputs == block.width {
             self.building.drop_path(y, place.drop_path) + x
@@ -218,7 +220,7 @@ impl Layers<'_> {
     }
 
     /// Squeeze-excitation; its hidden width is a share of the block's input, which is `expansion` times narrower.
-    fn squeeze(&self, x: &Tensor, block: &Block, expansion: f64, act: Activation) -> Tensor {
+    fn squeeze(&self, x: &Tensor, block: &MobileBlock, expansion: f64, act: Activation) -> Tensor {
         if block.squeeze == 0.0 {
             return x.clone();
         }

@@ -9,6 +9,7 @@
 //! # Ok::<(), vit_graph::GraphError>(())
 //! ```
 
+mod adapt;
 mod architecture;
 pub mod builtin;
 mod checkpoint;
@@ -16,8 +17,7 @@ pub mod coatnet;
 pub mod config;
 pub mod efficientnet;
 mod error;
-mod fit;
-mod infer;
+mod guess;
 mod labels;
 pub mod layers;
 pub mod lenet;
@@ -31,12 +31,12 @@ mod variant;
 pub mod vit;
 pub mod weights;
 
+pub use adapt::{Leniency, adapt};
 pub use architecture::Architecture;
 pub use checkpoint::{Changes, Checkpoint, Layout, OpenOptions, read_config};
 pub use config::Config;
 pub use error::ModelError;
-pub use fit::{Leniency, fit};
-pub use infer::infer;
+pub use guess::guess;
 pub use layers::Mode;
 pub use preprocessing::Preprocessing;
 pub use problem_type::ProblemType;

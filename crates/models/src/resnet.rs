@@ -13,19 +13,19 @@ use crate::layers::{Building, Conv, Mode, Norm, average_down, channels_last, dro
 
 /// The two kinds of residual block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Block {
+pub enum ResNetBlock {
     /// Two 3x3 convolutions.
     Basic,
     /// 1x1 down, 3x3, 1x1 up.
     Bottleneck,
 }
 
-impl Block {
+impl ResNetBlock {
     /// How many times wider a block's result is than its narrowest part.
     pub fn expansion(self) -> usize {
         match self {
-            Block::Basic => 1,
-            Block::Bottleneck => 4,
+            ResNetBlock::Basic => 1,
+            ResNetBlock::Bottleneck => 4,
         }
     }
 }
@@ -59,7 +59,7 @@ pub struct ResNet {
     /// Classes; 0 for no head.
     pub classes: usize,
     /// The kind of block.
-    pub block: Block,
+    pub block: ResNetBlock,
     /// Blocks of each stage.
     pub depths: Vec<usize>,
     /// The narrowest width of each stage's blocks.
@@ -95,7 +95,7 @@ impl Default for ResNet {
             image_size: [224, 224],
             channels: 3,
             classes: 1000,
-            block: Block::Bottleneck,
+            block: ResNetBlock::Bottleneck,
             depths: vec![3, 4, 6, 3],
             widths: vec![64, 128, 256, 512],
             groups: 1,
@@ -156,7 +156,7 @@ impl ResNet {
                 self.groups, self.group_width
             ));
         }
-        if self.block == Block::Basic && (self.groups > 1 || self.group_width != 64) {
+        if self.block == ResNetBlock::Basic && (self.groups > 1 || self.group_width != 64) {
             return Some("groups need bottleneck blocks, and this model has basic ones".into());
         }
         (![8, 16, 32].contains(&self.output_stride))
@@ -233,8 +233,8 @@ impl Layers<'_> {
 
     fn block(&self, x: &Tensor, place: Place) -> Tensor {
         let branch = match self.net.block {
-            Block::Basic => self.basic(x, place),
-            Block::Bottleneck => self.bottleneck(x, place),
+            ResNetBlock::Basic => self.basic(x, place),
+            ResNetBlock::Bottleneck => self.bottleneck(x, place),
         };
         let branch = self.building.drop_path(branch, place.drop_path);
         (branch + self.shortcut(x, place)).activation(self.net.activation)

@@ -39,7 +39,7 @@ pub enum StemPooling {
 
 /// The kind of residual block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Block {
+pub enum ResNetV2Block {
     /// Norm and activation before each of three convolutions.
     Bottleneck,
     /// Norm and activation before each of two convolutions.
@@ -68,7 +68,7 @@ pub struct ResNetV2 {
     /// The pooling after them.
     pub stem_pooling: StemPooling,
     /// The kind of block.
-    pub block: Block,
+    pub block: ResNetV2Block,
     /// The share of a block's width that its inner convolutions have.
     pub bottleneck: f64,
     /// Shortcuts average pixels before they change width, instead of leaving pixels out.
@@ -101,7 +101,7 @@ impl Default for ResNetV2 {
             stem_width: 64,
             stem: Stem::Plain,
             stem_pooling: StemPooling::Zeros,
-            block: Block::Bottleneck,
+            block: ResNetV2Block::Bottleneck,
             bottleneck: 0.25,
             average_down: false,
             output_stride: 32,
@@ -137,7 +137,7 @@ impl ResNetV2 {
         let (image, building) = Building::start(batch, self.channels, self.image_size, mode, &rates);
         let x = self.stages(&building, &channels_last(&image));
         let x = match self.block {
-            Block::PostActivation => x,
+            ResNetV2Block::PostActivation => x,
             _ => building.norm(&x, self.norm, "norm").activation(self.activation),
         };
         x.tap("feature_map");
@@ -157,7 +157,7 @@ impl ResNetV2 {
             depths: depths.to_vec(),
             widths: base.widths[..depths.len().min(4)].to_vec(),
             stem_pooling: StemPooling::Same,
-            block: Block::PostActivation,
+            block: ResNetV2Block::PostActivation,
             padding: Padding::Same,
             ..base
         }
@@ -262,8 +262,8 @@ impl Layers<'_> {
                 };
                 let _scope = x.scope(&format!("stages.{stage}.blocks.{block}"));
                 x = match net.block {
-                    Block::Bottleneck | Block::Basic => self.pre_activation(&x, place),
-                    Block::PostActivation => self.post_activation(&x, place),
+                    ResNetV2Block::Bottleneck | ResNetV2Block::Basic => self.pre_activation(&x, place),
+                    ResNetV2Block::PostActivation => self.post_activation(&x, place),
                 };
                 x.tap("");
                 index += 1;
@@ -282,7 +282,7 @@ impl Layers<'_> {
                 let small = net.stem == Stem::Small;
                 let conv = if small { self.plain(net.stem_width, 3) } else { strided(net.stem_width, 7) };
                 let x = conv.apply(image, "conv");
-                if net.block == Block::PostActivation { self.norm_act(&x, "norm") } else { x }
+                if net.block == ResNetV2Block::PostActivation { self.norm_act(&x, "norm") } else { x }
             }
             Stem::Deep | Stem::Tiered => {
                 let half = net.stem_width / 2;
@@ -290,7 +290,7 @@ impl Layers<'_> {
                 let x = self.norm_act(&strided(first, 3).apply(image, "conv1"), "norm1");
                 let x = self.norm_act(&self.plain(half, 3).apply(&x, "conv2"), "norm2");
                 let x = self.plain(net.stem_width, 3).apply(&x, "conv3");
-                if net.block == Block::PostActivation { self.norm_act(&x, "norm3") } else { x }
+                if net.block == ResNetV2Block::PostActivation { self.norm_act(&x, "norm3") } else { x }
             }
         };
         x.tap("");
@@ -317,7 +317,7 @@ impl Layers<'_> {
     fn pre_activation(&self, x: &Tensor, place: Place) -> Tensor {
         let Place { width, stride, first_dilation, dilation, .. } = place;
         let active = self.norm_act(x, "norm1");
-        let basic = self.net.block == Block::Basic;
+        let basic = self.net.block == ResNetV2Block::Basic;
         let changes = !basic || stride != 1 || first_dilation != dilation || x.extent(3) != width;
         let shortcut = if place.first && changes { self.downsample(&active, place) } else { x.clone() };
         let strided = |filters| Conv { stride, dilation: first_dilation, ..self.plain(filters, 3) };

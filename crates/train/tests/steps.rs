@@ -9,7 +9,7 @@ use vit_graph::ops::Operation;
 use vit_graph::ops::{Op, Parameter};
 use vit_graph::{Graph, Init};
 use vit_models::Architecture;
-use vit_models::resnet::{Block, ResNet};
+use vit_models::resnet::{ResNet, ResNetBlock};
 use vit_models::vit::Vit;
 use vit_train::{
     Average, Distillation, Freeze, Loss, Method, Objective, Optimiser, Start, StepError, StepOptions, TrainingStep,
@@ -299,7 +299,7 @@ fn resnet() -> Architecture {
     ResNet {
         image_size: [32, 32],
         classes: CLASSES,
-        block: Block::Basic,
+        block: ResNetBlock::Basic,
         depths: vec![1, 1],
         widths: vec![8, 16],
         ..ResNet::default()

@@ -222,7 +222,7 @@ fn weights_alone_say_what_they_are_unless_two_models_share_them() {
     for (_, p) in graph.parameters() {
         zeros.tensors.insert(p.name.clone(), Tensor { shape: p.shape.to_vec(), data: vec![0.0; p.shape.elements()] });
     }
-    let found = vit::models::infer(&zeros, weights::Scheme::Timm).unwrap();
+    let found = vit::models::guess(&zeros, weights::Scheme::Timm).unwrap();
     assert_eq!(found.name.as_deref(), Some("swin_tiny_patch4_window7_224"));
 
     // A hybrid's stages are read off their shapes, with the epsilons of the library that wrote them.

@@ -3,7 +3,7 @@
 
 use vit_graph::ops::Activation;
 
-use super::{Block, Kind};
+use super::{MobileBlock, MobileBlockKind};
 use crate::layers::round_width;
 
 /// Compound scaling: how much wider and deeper than written a network is.
@@ -25,16 +25,16 @@ impl Scaling {
 }
 
 /// The blocks of every stage, or what cannot be understood.
-pub fn parse_stages(stages: &[Vec<String>], scaling: Scaling) -> Result<Vec<Vec<Block>>, String> {
+pub fn parse_stages(stages: &[Vec<String>], scaling: Scaling) -> Result<Vec<Vec<MobileBlock>>, String> {
     stages.iter().map(|definitions| stage(definitions, scaling)).collect()
 }
 
-fn stage(definitions: &[String], scaling: Scaling) -> Result<Vec<Block>, String> {
-    let parsed: Vec<(Block, usize)> = definitions.iter().map(|d| block(d, scaling)).collect::<Result<_, _>>()?;
+fn stage(definitions: &[String], scaling: Scaling) -> Result<Vec<MobileBlock>, String> {
+    let parsed: Vec<(MobileBlock, usize)> = definitions.iter().map(|d| block(d, scaling)).collect::<Result<_, _>>()?;
     let mut left: usize = parsed.iter().map(|(_, repeats)| repeats).sum();
     let mut scaled = (left as f64 * scaling.depth).ceil() as usize;
     // The stage is scaled as a whole; the first definition, which is rarely worth repeating, takes what is left over.
-    let mut blocks: Vec<Vec<Block>> = Vec::new();
+    let mut blocks: Vec<Vec<MobileBlock>> = Vec::new();
     for (block, repeats) in parsed.iter().rev() {
         let share = (*repeats as f64 / left as f64 * scaled as f64).round_ties_even().max(1.0) as usize;
         if share > 1 << 10 {
@@ -47,19 +47,19 @@ fn stage(definitions: &[String], scaling: Scaling) -> Result<Vec<Block>, String>
     Ok(blocks.into_iter().rev().flatten().collect())
 }
 
-fn block(definition: &str, scaling: Scaling) -> Result<(Block, usize), String> {
+fn block(definition: &str, scaling: Scaling) -> Result<(MobileBlock, usize), String> {
     let wrong = |what: &str| format!("the block `{definition}`: {what}");
     let mut parts = definition.split('_');
     let name = parts.next().unwrap_or_default();
     let (kind, own_skip) = match name {
-        "ds" => (Kind::Separable { active: false }, true),
-        "dsa" => (Kind::Separable { active: true }, false),
-        "ir" => (Kind::Inverted, true),
-        "er" => (Kind::Fused, true),
-        "cn" => (Kind::Plain, false),
+        "ds" => (MobileBlockKind::Separable { active: false }, true),
+        "dsa" => (MobileBlockKind::Separable { active: true }, false),
+        "ir" => (MobileBlockKind::Inverted, true),
+        "er" => (MobileBlockKind::Fused, true),
+        "cn" => (MobileBlockKind::Plain, false),
         other => return Err(wrong(&format!("`{other}` is none of ds, dsa, ir, er and cn"))),
     };
-    let mut block = Block {
+    let mut block = MobileBlock {
         kind,
         kernel: 0,
         expand_kernel: 1,
@@ -69,7 +69,7 @@ fn block(definition: &str, scaling: Scaling) -> Result<(Block, usize), String> {
         width: 0,
         expand_from: None,
         squeeze: 0.0,
-        group_size: if matches!(kind, Kind::Separable { .. } | Kind::Inverted) { 1 } else { 0 },
+        group_size: if matches!(kind, MobileBlockKind::Separable { .. } | MobileBlockKind::Inverted) { 1 } else { 0 },
         skip: own_skip,
         activation: None,
     };
@@ -81,7 +81,7 @@ fn block(definition: &str, scaling: Scaling) -> Result<(Block, usize), String> {
         let number = || value.parse::<f64>().map_err(|_| wrong(&format!("`{part}` has no number")));
         match (key, part) {
             (_, "noskip") => block.skip = false,
-            (_, "skip") => block.skip = !matches!(kind, Kind::Separable { active: true }),
+            (_, "skip") => block.skip = !matches!(kind, MobileBlockKind::Separable { active: true }),
             (_, "nre") => block.activation = Some(Activation::Relu),
             (_, "nsw") => block.activation = Some(Activation::Silu),
             (_, "nr6" | "nhs" | "nmi") => return Err(wrong("its activation cannot be used here yet")),
@@ -104,10 +104,10 @@ fn block(definition: &str, scaling: Scaling) -> Result<(Block, usize), String> {
     if repeats > 1 << 10 {
         return Err(wrong("more than 1024 repeats are too many"));
     }
-    if let Kind::Separable { .. } | Kind::Plain = kind {
+    if let MobileBlockKind::Separable { .. } | MobileBlockKind::Plain = kind {
         block.expansion = 1.0;
     }
-    if kind == Kind::Plain {
+    if kind == MobileBlockKind::Plain {
         block.squeeze = 0.0;
     }
     Ok((block, repeats))
@@ -122,7 +122,7 @@ mod tests {
         let stages = [vec!["ir_r2_k3_s2_e6_c24_se0.25".to_string()], vec!["er_r1_k3_s1_e4_c48_noskip".to_string()]];
         let plain = parse_stages(&stages, Scaling::NONE).unwrap();
         assert_eq!((plain[0].len(), plain[0][0].width, plain[0][0].squeeze), (2, 24, 0.25));
-        assert_eq!((plain[1][0].kind, plain[1][0].skip, plain[1][0].group_size), (Kind::Fused, false, 0));
+        assert_eq!((plain[1][0].kind, plain[1][0].skip, plain[1][0].group_size), (MobileBlockKind::Fused, false, 0));
         // B7 of the paper: 3.1 times deeper, twice as wide.
         let scaled = parse_stages(&stages, Scaling { width: 2.0, depth: 3.1 }).unwrap();
         assert_eq!((scaled[0].len(), scaled[0][0].width, scaled[1].len()), (7, 48, 4));

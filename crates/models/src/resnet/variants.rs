@@ -1,6 +1,6 @@
 //! The named ResNets: the paper's depths, their "D" forms, and the grouped and the wide ones.
 
-use super::{Block, ResNet, Stem};
+use super::{ResNet, ResNetBlock, Stem};
 use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
 use crate::variant::Variant;
@@ -17,7 +17,8 @@ struct Entry {
 /// The published variants, smallest first.
 pub fn variants() -> Vec<Variant> {
     let depth = |block, depths: &[usize]| ResNet { block, depths: depths.to_vec(), ..ResNet::default() };
-    let (basic, bottleneck) = (|d: &[usize]| depth(Block::Basic, d), |d: &[usize]| depth(Block::Bottleneck, d));
+    let (basic, bottleneck) =
+        (|d: &[usize]| depth(ResNetBlock::Basic, d), |d: &[usize]| depth(ResNetBlock::Bottleneck, d));
     let deep = |net: ResNet| ResNet { stem: Stem::Deep { width: 32 }, average_down: true, ..net };
     let grouped = |groups, group_width, net: ResNet| ResNet { groups, group_width, ..net };
     let entry =

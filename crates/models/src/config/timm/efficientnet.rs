@@ -5,7 +5,7 @@ use vit_graph::ops::{Activation, Operation};
 
 use super::super::Arguments;
 use super::{described, mean_pooling, norm, short};
-use crate::efficientnet::{Block, EfficientNet, Kind, Scaling, parse_stages};
+use crate::efficientnet::{EfficientNet, MobileBlock, MobileBlockKind, Scaling, parse_stages};
 use crate::layers::{Norm, Padding};
 
 /// What the constructor makes without arguments.
@@ -59,13 +59,13 @@ pub(super) fn apply(args: &Arguments, mut net: EfficientNet) -> Result<Efficient
 }
 
 /// A block as a definition that needs no scaling.
-fn definition(block: &Block) -> String {
+fn definition(block: &MobileBlock) -> String {
     let kind = match block.kind {
-        Kind::Separable { active: false } => "ds",
-        Kind::Separable { active: true } => "dsa",
-        Kind::Inverted => "ir",
-        Kind::Fused => "er",
-        Kind::Plain => "cn",
+        MobileBlockKind::Separable { active: false } => "ds",
+        MobileBlockKind::Separable { active: true } => "dsa",
+        MobileBlockKind::Inverted => "ir",
+        MobileBlockKind::Fused => "er",
+        MobileBlockKind::Plain => "cn",
     };
     let mut text = format!("{kind}_r1_k{}_s{}_e{}_c{}", block.kernel, block.stride, block.expansion, block.width);
     let mut add = |part: String| text.extend(["_", &part]);
@@ -87,8 +87,8 @@ fn definition(block: &Block) -> String {
         None => {}
     }
     match (block.kind, block.skip) {
-        (Kind::Plain, true) => add("skip".into()),
-        (Kind::Plain | Kind::Separable { active: true }, false) | (_, true) => {}
+        (MobileBlockKind::Plain, true) => add("skip".into()),
+        (MobileBlockKind::Plain | MobileBlockKind::Separable { active: true }, false) | (_, true) => {}
         (_, false) => add("noskip".into()),
     }
     text

@@ -7,7 +7,7 @@ use super::super::Arguments;
 use super::hub::Entry;
 use super::{described, mean_pooling, norm, short};
 use crate::layers::Norm;
-use crate::resnet::{Block, ResNet, Stem};
+use crate::resnet::{ResNet, ResNetBlock, Stem};
 
 /// Options that change how timm trains or starts a model, not what the model computes.
 const IGNORED: [&str; 4] = ["zero_init_last", "pretrained", "drop_block_rate", "features_only"];
@@ -65,10 +65,10 @@ pub(super) fn apply(args: &Arguments, mut net: ResNet) -> Result<ResNet, String>
 }
 
 /// A block by its class, with or without its module.
-pub(in crate::config) fn block(class: &str) -> Result<Block, String> {
+pub(in crate::config) fn block(class: &str) -> Result<ResNetBlock, String> {
     match class.rsplit('.').next().unwrap_or_default() {
-        "BasicBlock" => Ok(Block::Basic),
-        "Bottleneck" => Ok(Block::Bottleneck),
+        "BasicBlock" => Ok(ResNetBlock::Basic),
+        "Bottleneck" => Ok(ResNetBlock::Bottleneck),
         other => Err(format!("the option `block` should be BasicBlock or Bottleneck, not `{other}`")),
     }
 }
@@ -82,7 +82,7 @@ pub(super) fn arguments(net: &ResNet) -> Map<String, Value> {
         Stem::Tiered { width } => ("deep_tiered", width),
     };
     let all = json!({
-        "block": if net.block == Block::Basic { "BasicBlock" } else { "Bottleneck" },
+        "block": if net.block == ResNetBlock::Basic { "BasicBlock" } else { "Bottleneck" },
         "layers": net.depths,
         "channels": net.widths,
         "num_classes": net.classes,
@@ -119,5 +119,5 @@ pub(super) fn entry(net: &ResNet) -> Result<Entry, String> {
         }
         _ => return Err("timm reads no epsilon, momentum or groups of a norm from a file".into()),
     }
-    Ok(Entry::new(if net.block == Block::Basic { "resnet18" } else { "resnet50" }, args))
+    Ok(Entry::new(if net.block == ResNetBlock::Basic { "resnet18" } else { "resnet50" }, args))
 }

@@ -6,7 +6,7 @@ use vit_graph::ops::Operation;
 use super::super::Arguments;
 use super::{described, mean_pooling, norm, short};
 use crate::layers::{Padding, Standardise, round_width};
-use crate::resnetv2::{Block, ResNetV2, Stem, StemPooling};
+use crate::resnetv2::{ResNetV2, ResNetV2Block, Stem, StemPooling};
 
 /// What the constructor makes without arguments: BiT's models change the stem and an epsilon.
 pub(super) fn constructed() -> ResNetV2 {
@@ -34,11 +34,13 @@ pub(super) fn apply(args: &Arguments, mut net: ResNetV2) -> Result<ResNetV2, Str
     net.bottleneck = args.number("bottle_ratio")?.unwrap_or(net.bottleneck);
     net.average_down = args.flag("avg_down")?.unwrap_or(net.average_down);
     let (preact, basic) = (args.flag("preact")?, args.flag("basic")?);
-    net.block = match (preact.unwrap_or(net.block != Block::PostActivation), basic.unwrap_or(net.block == Block::Basic))
-    {
-        (true, true) => Block::Basic,
-        (true, false) => Block::Bottleneck,
-        (false, false) => Block::PostActivation,
+    net.block = match (
+        preact.unwrap_or(net.block != ResNetV2Block::PostActivation),
+        basic.unwrap_or(net.block == ResNetV2Block::Basic),
+    ) {
+        (true, true) => ResNetV2Block::Basic,
+        (true, false) => ResNetV2Block::Bottleneck,
+        (false, false) => ResNetV2Block::PostActivation,
         (false, true) => return Err("timm's basic blocks need `preact`".into()),
     };
     if let Some(kind) = args.text("stem_type")? {
@@ -114,8 +116,8 @@ pub(super) fn arguments(net: &ResNetV2) -> Map<String, Value> {
         "output_stride": net.output_stride,
         "bottle_ratio": net.bottleneck,
         "avg_down": net.average_down,
-        "preact": net.block != Block::PostActivation,
-        "basic": net.block == Block::Basic,
+        "preact": net.block != ResNetV2Block::PostActivation,
+        "basic": net.block == ResNetV2Block::Basic,
         "stem_type": stem,
         "conv_layer": conv,
         "norm_layer": described(net.norm),

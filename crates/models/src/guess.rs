@@ -15,7 +15,7 @@ use crate::weights::{Scheme, Weights};
 
 /// Reads a model off weights with canonical names, or says what is missing: a Vision Transformer from its shapes, others
 /// by the named variant that has exactly these parameters.
-pub fn infer(weights: &Weights, scheme: Scheme) -> Result<Config, String> {
+pub fn guess(weights: &Weights, scheme: Scheme) -> Result<Config, String> {
     let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());
     if shape("cls_token").is_none()
         && shape("pos_embed").is_none()

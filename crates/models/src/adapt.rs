@@ -1,4 +1,4 @@
-//! Makes weights fit a model: another image size, other classes, other channels. Every change is reported in one line,
+//! Adapts weights to a model: another image size, other classes, other channels. Every change is reported in one line,
 //! and what does not match is an error that lists it.
 
 use std::collections::HashSet;
@@ -12,7 +12,7 @@ use crate::vit::{PositionsOn, Vit};
 use crate::weights::positions::{Method, resample};
 use crate::weights::{Scheme, Tensor, Weights, patch_filters, relative};
 
-/// How far weights may be changed to fit.
+/// How far weights may be changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Leniency {
     /// A head that does not fit, or is missing, starts anew.
@@ -25,7 +25,7 @@ pub struct Leniency {
 
 /// Turns the weights of `from` into those that `to` needs, and gives a line for every change. After an error they are as
 /// they were.
-pub fn fit(
+pub fn adapt(
     weights: &mut Weights,
     scheme: Scheme,
     from: &Architecture,
@@ -33,10 +33,10 @@ pub fn fit(
     leniency: Leniency,
 ) -> Result<Vec<String>, ModelError> {
     let graph = to.build(1, Mode::Inference)?;
-    let mut fitting = Fitting { old: weights, new: vec![], scheme, leniency, report: vec![], wrong: vec![] };
-    fitting.match_parameters(&graph, from, to)?;
-    let left_over = fitting.left_over(&graph, to);
-    let Fitting { new, report, wrong, .. } = fitting;
+    let mut adaptation = Adaptation { old: weights, new: vec![], scheme, leniency, report: vec![], wrong: vec![] };
+    adaptation.match_parameters(&graph, from, to)?;
+    let left_over = adaptation.left_over(&graph, to);
+    let Adaptation { new, report, wrong, .. } = adaptation;
     if !wrong.is_empty() {
         return Err(ModelError::Unmatched(list(&wrong)));
     }
@@ -47,7 +47,7 @@ pub fn fit(
     Ok(report)
 }
 
-struct Fitting<'a> {
+struct Adaptation<'a> {
     old: &'a Weights,
     /// Tensors that take the place of old ones, or are added.
     new: Vec<(String, Tensor)>,
@@ -57,7 +57,7 @@ struct Fitting<'a> {
     wrong: Vec<String>,
 }
 
-impl Fitting<'_> {
+impl Adaptation<'_> {
     fn match_parameters(&mut self, graph: &Graph, from: &Architecture, to: &Architecture) -> Result<(), ModelError> {
         for (_, parameter) in graph.parameters() {
             let (name, shape) = (parameter.name.as_str(), parameter.shape.to_vec());
@@ -68,7 +68,7 @@ impl Fitting<'_> {
                     self.note_head(name, &tensor.shape, &shape);
                     None
                 }
-                Some(tensor) => match self.adapt(name, tensor, &shape, from, to)? {
+                Some(tensor) => match self.adapt_tensor(name, tensor, &shape, from, to)? {
                     Some(adapted) => Some(adapted),
                     None => {
                         self.note(format!("{name}: {:?} in the weights, {shape:?} in the model", tensor.shape));
@@ -113,7 +113,7 @@ impl Fitting<'_> {
     }
 
     /// The same tensor for another image size or number of channels.
-    fn adapt(
+    fn adapt_tensor(
         &mut self,
         name: &str,
         tensor: &Tensor,
