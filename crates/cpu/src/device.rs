@@ -114,7 +114,7 @@ fn prepare(graph: &Graph) -> Result<Graph, GraphError> {
     let graph = rewrite::patchify(&graph)?;
     let graph = rewrite::fuse_linear(&graph)?;
     let graph = rewrite::fuse_add_norm(&graph)?;
-    let graph = rewrite::keep_slope(&graph)?;
+    let graph = rewrite::keep_derivative(&graph)?;
     let graph = rewrite::fuse_norm_grad_add(&graph)?;
     rewrite::dead_code(&graph)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vit_graph::device::{Elements, Executable, Memory, Parameters, StepInfo};
-use vit_graph::memory::{Block, MemoryPlan, storage};
+use vit_graph::memory::{ArenaRange, MemoryPlan, storage};
 use vit_graph::ops::{Data, Op, Operation, Parameter};
 use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
@@ -133,7 +133,7 @@ impl CpuExecutable {
         }
         let mut arena = Buffer::new(plan.arena_bytes / 4)?;
         let base = arena.as_mut_slice().as_mut_ptr();
-        let place = |block: Option<Block>| match block {
+        let place = |block: Option<ArenaRange>| match block {
             // SAFETY: the plan keeps every block inside the arena.
             Some(block) => unsafe { std::ptr::slice_from_raw_parts_mut(base.add(block.offset / 4), block.bytes / 4) },
             None => empty(),
@@ -148,7 +148,7 @@ impl CpuExecutable {
         }
         let address = |value: Value| {
             let root = storage(&graph, value);
-            stored.get(&root).copied().unwrap_or_else(|| place(plan.block(&graph, root)))
+            stored.get(&root).copied().unwrap_or_else(|| place(plan.range(&graph, root)))
         };
         let (mut steps, mut spares) = (Vec::new(), Vec::new());
         for (id, node) in graph.nodes().iter().enumerate() {
@@ -462,7 +462,7 @@ impl Executable for CpuExecutable {
         copy_named(&self.outputs, "output", output, into)
     }
 
-    fn ask(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
+    fn read_async(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
         for output in outputs {
             let mut number = [0.0];
             self.read(output, &mut number)?;
@@ -471,7 +471,7 @@ impl Executable for CpuExecutable {
         Ok(())
     }
 
-    fn answer(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+    fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         if self.answers.len() < into.len() {
             let reason = format!("{} values were read back, but {} were requested", into.len(), self.answers.len());
             return Err(GraphError::device(DEVICE, reason));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use vit_cuda::{Cuda, Precision};
 use vit_graph::conformance::{Case, cases, check, spoilt};
 use vit_graph::device::{Device, Elements};
-use vit_graph::ops::{Activation, Op, Pooling};
+use vit_graph::ops::{Activation, Op, PoolMode};
 use vit_graph::{DType, GraphError, reference};
 
 /// f32 against f64 over sums of up to a few hundred terms, relative to the largest value.
@@ -33,7 +33,7 @@ fn is_for_the_cpu(error: &GraphError) -> bool {
 fn jumps(case: &Case) -> bool {
     case.graph.nodes().iter().any(|node| match &node.op {
         Op::Activation(activation) => *activation == Activation::Relu,
-        Op::Pool2d(pool) => pool.pooling == Pooling::Max,
+        Op::Pool2d(pool) => pool.pooling == PoolMode::Max,
         _ => false,
     })
 }

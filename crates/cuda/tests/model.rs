@@ -91,23 +91,23 @@ fn numbers_arrive_while_the_next_run_goes_on() {
     let mut found = Vec::new();
     let mut answer = |ahead: &mut dyn Executable| {
         let mut numbers = [0.0; 2];
-        ahead.answer(&mut numbers).unwrap();
+        ahead.poll(&mut numbers).unwrap();
         found.push(numbers.map(f64::from));
     };
     for step in 1..=5 {
         ahead.write("step", Elements::F32(&[step as f32])).unwrap();
         ahead.run().unwrap();
-        ahead.ask(&names).unwrap();
+        ahead.read_async(&names).unwrap();
         if step > 1 {
             answer(ahead.as_mut());
         }
     }
     answer(ahead.as_mut());
     assert_eq!(found, expected);
-    assert!(ahead.answer(&mut [0.0; 2]).is_err());
-    assert!(ahead.ask(&["logits"]).is_err());
-    (0..2).for_each(|_| ahead.ask(&names).unwrap());
-    assert!(ahead.ask(&names).is_err());
+    assert!(ahead.poll(&mut [0.0; 2]).is_err());
+    assert!(ahead.read_async(&["logits"]).is_err());
+    (0..2).for_each(|_| ahead.read_async(&names).unwrap());
+    assert!(ahead.read_async(&names).is_err());
 }
 
 #[test]

@@ -180,14 +180,14 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
     }
     for activation in ACTIVATIONS {
         let bias = dice.flip();
-        all.push(case("linear with slope", dice, |m| {
+        all.push(case("linear with derivative", dice, |m| {
             let (rows, k, n) = (m.dice.extent(), m.dice.wide(), m.dice.wide());
             let mut others = vec![m.float([n, k])];
             others.extend(bias.then(|| m.float([n])));
-            let op = LinearSlope { bias, activation };
+            let op = LinearWithDerivative { bias, activation };
             Forward(m.float([rows, k]).apply_outputs(op, &others.iter().collect::<Vec<_>>(), 2))
         })?);
-        // Devices may keep the slope of the activation, and multiply by it where its gradient is computed.
+        // Devices may keep the derivative of the activation, and multiply by it where its gradient is computed.
         all.push(case("perceptron", dice, |m| {
             let (b, rows, k, n) = (m.dice.extent(), m.dice.extent(), m.dice.wide(), m.dice.wide());
             let (x, up, down) = (m.float([b, rows, k]), m.float([n, k]), m.float([k, n]));
@@ -299,7 +299,7 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
         })?);
     }
     for (pooling, count_padding) in
-        [(Pooling::Max, false), (Pooling::Max, true), (Pooling::Mean, false), (Pooling::Mean, true)]
+        [(PoolMode::Max, false), (PoolMode::Max, true), (PoolMode::Mean, false), (PoolMode::Mean, true)]
     {
         all.push(case("pool", dice, |m| {
             let d = &mut m.dice;
@@ -318,14 +318,14 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
             Differentiable(vec![m.float(shape).pool2d(pool)])
         })?);
     }
-    for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
+    for layout in [ImageLayout::ChannelsFirst, ImageLayout::ChannelsLast] {
         all.push(case("patchify", dice, |m| {
             let patch = [*m.dice.pick(&[1, 2, 3]), *m.dice.pick(&[1, 2, 4, 8])];
             let (b, c) = (m.dice.extent(), *m.dice.pick(&[1, 3, 4]));
             let size = [patch[0] * 2 + *m.dice.pick(&[0, 1]) % patch[0], patch[1] * 3];
             let shape = match layout {
-                Layout::ChannelsFirst => [b, c, size[0], size[1]],
-                Layout::ChannelsLast => [b, size[0], size[1], c],
+                ImageLayout::ChannelsFirst => [b, c, size[0], size[1]],
+                ImageLayout::ChannelsLast => [b, size[0], size[1], c],
             };
             let image = m.float(shape);
             let patchify = Patchify { patch, layout };

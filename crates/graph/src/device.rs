@@ -204,17 +204,17 @@ pub trait Executable: Send {
     /// Copies an f32 output of the last run.
     fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError>;
 
-    /// Whether a run goes on while the host does something else: the next one may be asked for before it is done.
-    fn runs_by_itself(&self) -> bool {
+    /// Whether [`Executable::run`] returns before the run is complete, so that the host can prepare and launch the next one.
+    fn is_async(&self) -> bool {
         false
     }
 
-    /// Asks for outputs of the last run that are single numbers; [`Executable::answer`] gives them. The next run may be
-    /// asked for in between, and then its numbers too, but no more before the first answer was taken.
-    fn ask(&mut self, outputs: &[&str]) -> Result<(), GraphError>;
+    /// Starts an asynchronous read-back of scalar outputs of the last run, to be collected by [`Executable::poll`]. One more
+    /// run and its read-back may be started before the first is collected.
+    fn read_async(&mut self, outputs: &[&str]) -> Result<(), GraphError>;
 
-    /// Waits for the numbers that were asked for first.
-    fn answer(&mut self, into: &mut [f32]) -> Result<(), GraphError>;
+    /// Collects the oldest read-back, waiting until it is complete.
+    fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError>;
 
     /// Copies a parameter as the last run left it; one that runs do not change may no longer be there in this form.
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError>;

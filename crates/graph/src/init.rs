@@ -31,7 +31,7 @@ pub enum Init {
 impl Init {
     /// Fills a parameter. The numbers depend on the seed and the name only, not on the order of parameters.
     pub fn fill(self, seed: u64, name: &str, into: &mut [f32]) {
-        let mut draw = Draw::new(seed, name);
+        let mut draw = NamedStream::new(seed, name);
         match self {
             Init::Zeros => into.fill(0.0),
             Init::Ones => into.fill(1.0),
@@ -53,7 +53,7 @@ impl Init {
 }
 
 /// A sequence of random numbers that belongs to one name.
-struct Draw {
+struct NamedStream {
     key: [u32; 2],
     name: u64,
     block: u64,
@@ -61,12 +61,12 @@ struct Draw {
     next: usize,
 }
 
-impl Draw {
+impl NamedStream {
     fn new(seed: u64, name: &str) -> Self {
         // FNV-1a: any fixed, well-spread hash does; this one is a line.
         let name =
             name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-        Draw { key: [seed as u32, (seed >> 32) as u32], name, block: 0, words: [0; 4], next: 4 }
+        NamedStream { key: [seed as u32, (seed >> 32) as u32], name, block: 0, words: [0; 4], next: 4 }
     }
 
     fn word(&mut self) -> u32 {

@@ -22,11 +22,11 @@
 //! ```
 
 pub mod autodiff;
+pub mod batch_size;
 pub mod conformance;
 pub mod cost;
 pub mod device;
 mod error;
-pub mod fitting;
 mod graph;
 mod hint;
 mod init;

@@ -10,7 +10,7 @@ pub const ALIGNMENT: usize = 64;
 /// A stretch of the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct Block {
+pub struct ArenaRange {
     pub offset: usize,
     pub bytes: usize,
 }
@@ -18,14 +18,14 @@ pub struct Block {
 /// Where everything lies while a graph runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryPlan {
-    values: Vec<Vec<Option<Block>>>,
-    workspaces: Vec<Option<Block>>,
+    values: Vec<Vec<Option<ArenaRange>>>,
+    workspaces: Vec<Option<ArenaRange>>,
     /// The size of the arena.
     pub arena_bytes: usize,
 }
 
 /// One stretch to be placed, alive from the first to the last of these nodes.
-struct Request {
+struct LiveRange {
     bytes: usize,
     first: NodeId,
     last: NodeId,
@@ -108,7 +108,7 @@ impl MemoryPlan {
         for (id, node) in nodes.iter().enumerate() {
             let scratch = (needs.workspace)(id);
             if scratch > 0 {
-                requests.push(Request { bytes: scratch, first: id, last: id, owner: Owner::Workspace(id) });
+                requests.push(LiveRange { bytes: scratch, first: id, last: id, owner: Owner::Workspace(id) });
             }
             if matches!(node.op, Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_)) {
                 continue;
@@ -122,7 +122,7 @@ impl MemoryPlan {
                 }
                 let runs = (needs.runs_with)(id);
                 let (first, last) = if input { (0, end) } else { (id.min(runs), last[id][output].max(runs)) };
-                requests.push(Request { bytes: (needs.bytes)(value), first, last, owner: Owner::Value(value) });
+                requests.push(LiveRange { bytes: (needs.bytes)(value), first, last, owner: Owner::Value(value) });
             }
         }
         Self::place(graph, requests, needs.large)
@@ -130,17 +130,17 @@ impl MemoryPlan {
 
     /// Largest first, each at the lowest offset where nothing alive at the same time lies; for a large one only places
     /// of its own length count, or a new one at the end.
-    fn place(graph: &Graph, mut requests: Vec<Request>, large: usize) -> MemoryPlan {
+    fn place(graph: &Graph, mut requests: Vec<LiveRange>, large: usize) -> MemoryPlan {
         requests.sort_by_key(|r| (std::cmp::Reverse(r.bytes), r.first));
         let mut plan = MemoryPlan {
             values: graph.nodes().iter().map(|n| vec![None; n.outputs.len()]).collect(),
             workspaces: vec![None; graph.nodes().len()],
             arena_bytes: 0,
         };
-        let mut placed: Vec<(NodeId, NodeId, Block)> = Vec::with_capacity(requests.len());
+        let mut placed: Vec<(NodeId, NodeId, ArenaRange)> = Vec::with_capacity(requests.len());
         for request in requests {
             let bytes = request.bytes.next_multiple_of(ALIGNMENT);
-            let mut neighbours: Vec<Block> = placed
+            let mut neighbours: Vec<ArenaRange> = placed
                 .iter()
                 .filter(|(first, last, _)| *first <= request.last && request.first <= *last)
                 .map(|(_, _, block)| *block)
@@ -160,9 +160,9 @@ impl MemoryPlan {
                 }
                 offset
             };
-            placed.push((request.first, request.last, Block { offset, bytes }));
+            placed.push((request.first, request.last, ArenaRange { offset, bytes }));
             plan.arena_bytes = plan.arena_bytes.max(offset + bytes);
-            let block = Some(Block { offset, bytes: request.bytes });
+            let block = Some(ArenaRange { offset, bytes: request.bytes });
             match request.owner {
                 Owner::Value(value) => plan.values[value.node][value.output] = block,
                 Owner::Workspace(node) => plan.workspaces[node] = block,
@@ -172,13 +172,13 @@ impl MemoryPlan {
     }
 
     /// Where a value lies; `None` for parameters, constants, and outputs that nobody uses and no kernel must write.
-    pub fn block(&self, graph: &Graph, value: Value) -> Option<Block> {
+    pub fn range(&self, graph: &Graph, value: Value) -> Option<ArenaRange> {
         let root = storage(graph, value);
         self.values[root.node][root.output]
     }
 
     /// Where a node's scratch memory lies.
-    pub fn workspace(&self, node: NodeId) -> Option<Block> {
+    pub fn workspace(&self, node: NodeId) -> Option<ArenaRange> {
         self.workspaces[node]
     }
 }

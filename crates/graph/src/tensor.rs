@@ -16,7 +16,7 @@ use crate::ops::{
 use crate::{DType, Graph, GraphError, Init, Shape, Type, Value};
 
 #[derive(Default)]
-struct State {
+struct GraphBuilder {
     graph: Graph,
     error: Option<GraphError>,
     streams: u32,
@@ -27,14 +27,14 @@ struct State {
 /// A value in a graph that is being built.
 #[derive(Clone)]
 pub struct Tensor {
-    state: Rc<RefCell<State>>,
+    state: Rc<RefCell<GraphBuilder>>,
     /// `None` after an error.
     value: Option<Value>,
 }
 
 /// Leaves a part of the model when it goes out of scope.
 #[must_use = "the scope ends when this is dropped"]
-pub struct ScopeGuard(Rc<RefCell<State>>);
+pub struct ScopeGuard(Rc<RefCell<GraphBuilder>>);
 
 impl Drop for ScopeGuard {
     fn drop(&mut self) {

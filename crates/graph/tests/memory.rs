@@ -1,11 +1,11 @@
 //! The memory plan never lets two values that are needed at the same time overlap, and it does reuse memory.
 
-use vit_graph::memory::{ALIGNMENT, Block, MemoryPlan, Needs, storage};
+use vit_graph::memory::{ALIGNMENT, ArenaRange, MemoryPlan, Needs, storage};
 use vit_graph::ops::{Attention, Op};
 use vit_graph::{DType, Graph, Init, Tensor, Value, conformance};
 
 /// All blocks with the nodes during which they must keep their contents.
-fn lifetimes(graph: &Graph, plan: &MemoryPlan) -> Vec<(usize, usize, Block)> {
+fn lifetimes(graph: &Graph, plan: &MemoryPlan) -> Vec<(usize, usize, ArenaRange)> {
     let end = graph.nodes().len();
     let mut blocks = Vec::new();
     for (node, n) in graph.nodes().iter().enumerate() {
@@ -17,7 +17,7 @@ fn lifetimes(graph: &Graph, plan: &MemoryPlan) -> Vec<(usize, usize, Block)> {
             if storage(graph, value) != value {
                 continue;
             }
-            let Some(block) = plan.block(graph, value) else { continue };
+            let Some(block) = plan.range(graph, value) else { continue };
             let mut last = node;
             for (user, u) in graph.nodes().iter().enumerate() {
                 if u.inputs.iter().any(|&v| storage(graph, v) == value) {
@@ -81,8 +81,8 @@ fn outputs_that_nobody_reads_get_no_memory() {
     let graph = x.finish().unwrap();
     let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
     let node = y.value().unwrap().node;
-    assert!(plan.block(&graph, Value { node, output: 0 }).is_some());
-    assert!(plan.block(&graph, Value { node, output: 1 }).is_none());
+    assert!(plan.range(&graph, Value { node, output: 0 }).is_some());
+    assert!(plan.range(&graph, Value { node, output: 1 }).is_none());
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_result_that_nobody_reads_has_a_place_while_its_kernel_runs() {
     let graph = x.finish().unwrap();
     let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
     assert_sound(&graph, &plan);
-    assert!(plan.block(&graph, result.value().unwrap()).is_some());
+    assert!(plan.range(&graph, result.value().unwrap()).is_some());
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn what_runs_with_an_earlier_node_has_its_memory_from_then_on() {
             large: usize::MAX,
         },
     );
-    let [first, second, sums] = [first, second, sums].map(|value| plan.block(&graph, value).unwrap());
+    let [first, second, sums] = [first, second, sums].map(|value| plan.range(&graph, value).unwrap());
     for other in [first, second] {
         assert!(sums.offset >= other.offset + other.bytes || other.offset >= sums.offset + sums.bytes);
     }

@@ -34,7 +34,7 @@ fn a_filter_without_axes_was_a_panic() {
 fn extents_that_overflow_or_are_missing_were_panics() {
     let huge = usize::MAX;
     let pool = Pool2d {
-        pooling: Pooling::Max,
+        pooling: PoolMode::Max,
         kernel: [huge; 2],
         stride: [1; 2],
         padding: [[huge - 1; 2]; 2],

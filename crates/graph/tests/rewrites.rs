@@ -141,10 +141,10 @@ fn block_with_gradients() -> Graph {
 }
 
 #[test]
-fn the_slope_of_an_activation_is_kept_for_its_gradient() {
+fn the_derivative_of_an_activation_is_kept_for_its_gradient() {
     let graph = block_with_gradients();
-    let kept = rewrite::keep_slope(&graph).unwrap();
-    let counts = ["gelu", "activation_grad", "linear_slope", "matmul_times"].map(|name| count(&kept, name));
+    let kept = rewrite::keep_derivative(&graph).unwrap();
+    let counts = ["gelu", "activation_grad", "linear_with_derivative", "matmul_times"].map(|name| count(&kept, name));
     assert_eq!(counts, [0, 0, 1, 1]);
     let values = bindings(&graph);
     assert_eq!(reference::run(&graph, &values).unwrap(), reference::run(&kept, &values).unwrap());
@@ -172,7 +172,7 @@ fn every_rewrite_keeps_the_meaning_of_every_conformance_case() {
                 rewrite::fuse_add_norm,
                 rewrite::fuse_conv,
                 rewrite::fuse_norm_grad_add,
-                rewrite::keep_slope,
+                rewrite::keep_derivative,
                 rewrite::needed_rows,
                 rewrite::dead_code,
             ] {

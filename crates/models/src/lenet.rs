@@ -1,7 +1,7 @@
 //! LeNet-5 (LeCun et al., 1998) as it is taught: two convolutions with pooling, three fully connected layers; with tanh
 //! and averages, or with ReLU and maxima.
 
-use vit_graph::ops::{Activation, Pool2d, Pooling};
+use vit_graph::ops::{Activation, Pool2d, PoolMode};
 use vit_graph::{Graph, GraphError, Init, Tensor};
 
 use crate::layers::{Building, Conv, Mode, channels_last, head, linear_from};
@@ -20,13 +20,13 @@ pub struct LeNet {
     /// The activation.
     pub activation: Activation,
     /// How pixels are pooled.
-    pub pooling: Pooling,
+    pub pooling: PoolMode,
 }
 
 impl Default for LeNet {
     /// The one of 1998, for handwritten digits.
     fn default() -> Self {
-        LeNet { image_size: [28, 28], channels: 1, classes: 10, activation: Activation::Tanh, pooling: Pooling::Mean }
+        LeNet { image_size: [28, 28], channels: 1, classes: 10, activation: Activation::Tanh, pooling: PoolMode::Mean }
     }
 }
 
@@ -97,6 +97,6 @@ pub fn variants() -> Vec<Variant> {
         architecture: lenet.into(),
         preprocessing: preprocessing.clone(),
     };
-    let modern = LeNet { activation: Activation::Relu, pooling: Pooling::Max, ..LeNet::default() };
+    let modern = LeNet { activation: Activation::Relu, pooling: PoolMode::Max, ..LeNet::default() };
     vec![variant("lenet5", Some("LeNet-5"), LeNet::default()), variant("lenet5_relu", None, modern)]
 }

@@ -8,8 +8,8 @@ pub(crate) mod report;
 use std::sync::mpsc;
 
 use vit_data::{ImageError, Preprocess, Samples};
+use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Device, Elements, Parameters};
-use vit_graph::fitting::with_fitting_batch;
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError};
 use vit_models::{Config, Mode, ProblemType};
@@ -117,7 +117,7 @@ pub fn evaluate(
     let held = parameters.held_bytes();
     let mut executable = device
         .compile(&graph, parameters)
-        .map_err(|error| with_fitting_batch(error, device, batch, held, |batch| inference(config, batch)))?;
+        .map_err(|error| suggest_batch(error, device, batch, held, |batch| inference(config, batch)))?;
     let preprocess = preprocess(&config.preprocessing)?;
 
     let mut measured = match config.problem_type {

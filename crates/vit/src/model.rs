@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use vit_data::Preprocess;
+use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Device, Elements, Executable, Parameters};
-use vit_graph::fitting::with_fitting_batch;
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError};
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
@@ -109,7 +109,7 @@ impl Model {
         let graph = quantised(dead_code(&graph)?, options.precision)?;
         let held = weights.held_bytes();
         let executable = device.compile(&graph, &mut weights).map_err(|error| {
-            with_fitting_batch(error, device, batch, held, |batch| {
+            suggest_batch(error, device, batch, held, |batch| {
                 let mut graph = build(batch)?;
                 graph.retain_outputs(|name| wanted.iter().any(|wanted| wanted == name));
                 dead_code(&graph)

@@ -294,7 +294,7 @@ fn what_nobody_asks_for_costs_nothing() {
         let graph = dead_code(&graph).unwrap();
         let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
         let written = graph.taps().iter().filter(|(name, _)| name.ends_with(".weights"));
-        let written = written.filter(|(_, value)| plan.block(&graph, **value).is_some()).count();
+        let written = written.filter(|(_, value)| plan.range(&graph, **value).is_some()).count();
         (graph.nodes().len(), written, plan.arena_bytes)
     };
     let (nodes, written, bytes) = planned(None);

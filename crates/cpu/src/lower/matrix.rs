@@ -1,7 +1,7 @@
 //! Linear layers and matrix products.
 
 use vit_graph::Type;
-use vit_graph::ops::{Linear, LinearSlope, MatMul};
+use vit_graph::ops::{Linear, LinearWithDerivative, MatMul};
 
 use super::{Lowered, PackedForm, Packing, activation, wanted};
 use crate::activation::Activation;
@@ -10,7 +10,12 @@ use crate::gemm::{self, ALayout, BLayout, Epilogue, Gemm, Matmul};
 use crate::int8::{self, Gemm8};
 
 /// A linear layer and, where somebody wants it, the slope of its activation.
-pub(super) fn linear_slope(processor: &Processor, op: &LinearSlope, inputs: &[Type], packed: bool) -> Lowered {
+pub(super) fn linear_with_derivative(
+    processor: &Processor,
+    op: &LinearWithDerivative,
+    inputs: &[Type],
+    packed: bool,
+) -> Lowered {
     let linear = Linear { bias: op.bias, activation: Some(op.activation), ..Linear::default() };
     self::linear(processor, &linear, inputs, packed)
 }

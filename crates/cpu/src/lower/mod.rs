@@ -96,7 +96,7 @@ pub(crate) fn lower(
     Ok(match op {
         Op::Linear(op) if op.int8 => matrix::linear_int8(processor, op, inputs, fixed[1])?,
         Op::Linear(op) => matrix::linear(processor, op, inputs, fixed[1]),
-        Op::LinearSlope(op) => matrix::linear_slope(processor, op, inputs, fixed[1]),
+        Op::LinearWithDerivative(op) => matrix::linear_with_derivative(processor, op, inputs, fixed[1]),
         Op::MatMul(op) => matrix::matmul(processor, op, inputs),
         Op::MatMulTimes(op) => matrix::matmul(processor, &op.0, inputs),
         Op::Conv2d(op) => conv::forward(processor, op, inputs, outputs),

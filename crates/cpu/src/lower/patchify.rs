@@ -1,7 +1,7 @@
 //! Cutting images into patches and putting them together again.
 
 use vit_graph::Type;
-use vit_graph::ops::{Layout, Patchify, Unpatchify};
+use vit_graph::ops::{ImageLayout, Patchify, Unpatchify};
 
 use super::Lowered;
 
@@ -12,7 +12,7 @@ struct Cut {
     image: [usize; 3],
     grid: [usize; 2],
     patch: [usize; 2],
-    layout: Layout,
+    layout: ImageLayout,
 }
 
 impl Cut {
@@ -39,8 +39,8 @@ impl Cut {
                 for patch in 0..self.grid[1] {
                     let (top, left) = (row * ph + y, patch * pw);
                     let (from, step) = match self.layout {
-                        Layout::ChannelsFirst => ((c * h + top) * w + left, 1),
-                        Layout::ChannelsLast => ((top * w + left) * channels + c, channels),
+                        ImageLayout::ChannelsFirst => ((c * h + top) * w + left, 1),
+                        ImageLayout::ChannelsLast => ((top * w + left) * channels + c, channels),
                     };
                     run(((patch * channels + c) * ph + y) * pw, from, step);
                 }

@@ -1,7 +1,7 @@
 //! Pooling and its gradient.
 
 use vit_graph::Type;
-use vit_graph::ops::{Pool2d, Pooling};
+use vit_graph::ops::{Pool2d, PoolMode};
 
 use super::Lowered;
 use crate::pool2d::{Combine, PoolWindow};
@@ -57,8 +57,8 @@ pub(super) fn forward(op: &Pool2d, x: &Type, y: &Type) -> Lowered {
                 let [[top, bottom], [left, right]] = plan.window(line % height, ox);
                 let pixels = (bottom - top) * (right - left);
                 let how = match plan.pool.pooling {
-                    Pooling::Max => Combine::Max(plan.sees_zeros(pixels).then_some(0.0)),
-                    Pooling::Mean => Combine::Sum(plan.share(pixels)),
+                    PoolMode::Max => Combine::Max(plan.sees_zeros(pixels).then_some(0.0)),
+                    PoolMode::Mean => Combine::Sum(plan.share(pixels)),
                 };
                 let x = image[(top * width + left) * channels..].as_ptr();
                 let (rows, columns, row_stride) = (bottom - top, right - left, width * channels);
@@ -82,13 +82,13 @@ pub(super) fn backward(op: &Pool2d, dy: &Type, x: &Type) -> Lowered {
                 let pixels = (bottom - top) * (right - left);
                 let places = || (top..bottom).flat_map(|y| (left..right).map(move |x| (y * width + x) * channels));
                 match plan.pool.pooling {
-                    Pooling::Mean => {
+                    PoolMode::Mean => {
                         let share = plan.share(pixels);
                         for place in places() {
                             dx[place..][..channels].iter_mut().zip(dy).for_each(|(dx, dy)| *dx += share * dy);
                         }
                     }
-                    Pooling::Max => {
+                    PoolMode::Max => {
                         for (c, dy) in dy.iter().enumerate() {
                             let best = places().reduce(|best, place| {
                                 if x[place + c] > x[best + c] || x[place + c].is_nan() { place } else { best }

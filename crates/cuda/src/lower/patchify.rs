@@ -1,7 +1,7 @@
 //! Images to patches and back.
 
 use vit_graph::Shape;
-use vit_graph::ops::{Layout, Patchify, Unpatchify};
+use vit_graph::ops::{ImageLayout, Patchify, Unpatchify};
 
 use super::Emitter;
 use super::movement::index_type;
@@ -12,8 +12,8 @@ fn cut(op: &Patchify, image: &Shape) -> Fields {
     let [_, height, width, channels] = op.extents(image);
     let [rows, columns] = op.grid(image);
     let strides = match op.layout {
-        Layout::ChannelsLast => [height * width * channels, width * channels, channels, 1],
-        Layout::ChannelsFirst => [height * width * channels, width, 1, height * width],
+        ImageLayout::ChannelsLast => [height * width * channels, width * channels, channels, 1],
+        ImageLayout::ChannelsFirst => [height * width * channels, width, 1, height * width],
     };
     Fields::new().u32s(&[height, width, channels, op.patch[0], op.patch[1], rows, columns]).u64s(&strides)
 }
@@ -22,7 +22,7 @@ fn cut(op: &Patchify, image: &Shape) -> Fields {
 fn pack(op: &Patchify, image: &Shape) -> usize {
     let [_, _, width, _] = op.extents(image);
     let fits = |n: &usize| width.is_multiple_of(*n) && op.patch[1].is_multiple_of(*n);
-    let first = op.layout == Layout::ChannelsFirst;
+    let first = op.layout == ImageLayout::ChannelsFirst;
     [8, 4, 2].into_iter().find(|n| first && fits(n)).unwrap_or(1)
 }
 
@@ -43,7 +43,7 @@ pub(super) fn unpatchify(op: &Unpatchify, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
     let variant = Variant::new(&compile::PATCHIFY).with("X", x.storage.name()).with("Y", y.storage.name());
-    let first = usize::from(op.patchify.layout == Layout::ChannelsFirst);
+    let first = usize::from(op.patchify.layout == ImageLayout::ChannelsFirst);
     let arguments = Arguments::new()
         .pointer(x.address)
         .pointer(y.address)

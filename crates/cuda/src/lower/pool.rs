@@ -1,6 +1,6 @@
 //! Pooling over windows of an image.
 
-use vit_graph::ops::{Pool2d, Pooling};
+use vit_graph::ops::{Pool2d, PoolMode};
 
 use super::{Emitter, PACK};
 use crate::compile::{self, Variant};
@@ -15,7 +15,7 @@ fn shape(op: &Pool2d, x: &[usize], y: &[usize]) -> Fields {
 }
 
 fn variant(op: &Pool2d, pack: usize) -> Variant {
-    Variant::new(&compile::POOL).with("MAX", usize::from(op.pooling == Pooling::Max)).with("VEC", pack)
+    Variant::new(&compile::POOL).with("MAX", usize::from(op.pooling == PoolMode::Max)).with("VEC", pack)
 }
 
 /// Neighbouring channels of a thread.
@@ -41,7 +41,7 @@ pub(super) fn backward(op: &Pool2d, e: &mut Emitter) {
     let (tap, bytes) = if small { ("u8", 1) } else { ("u32", 4) };
     let variant = variant(op, pack).with("TAP", tap);
     let mut taps = 0;
-    if op.pooling == Pooling::Max {
+    if op.pooling == PoolMode::Max {
         taps = e.scratch(bytes * dy.shape.elements());
         let count = dy.shape.elements() / pack;
         let arguments = Arguments::new().pointers(&[x.address, taps]).fields(shape.clone()).u64(count);

@@ -203,7 +203,7 @@ impl Prepared {
         let (address, copy, eight) = match (self.stored.get(&target), bases) {
             (Some(forms), _) => (at(forms.f32), at(forms.short), at(forms.e4m3)),
             (None, Some(bases)) => {
-                let block = self.plan.block(&self.graph, root);
+                let block = self.plan.range(&self.graph, root);
                 (block.map_or(0, |block| bases.arena + block.offset as u64), 0, 0)
             }
             (None, None) => {

@@ -474,11 +474,11 @@ impl Executable for CudaExecutable {
         self.copy_named(&self.outputs, "output", output, into)
     }
 
-    fn runs_by_itself(&self) -> bool {
+    fn is_async(&self) -> bool {
         true
     }
 
-    fn ask(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
+    fn read_async(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
         self.gpu.enter()?;
         let address = |name: &&str| {
             let Some((ty, address)) = self.outputs.get(*name) else {
@@ -491,7 +491,7 @@ impl Executable for CudaExecutable {
         self.answers.ask(&addresses, self.stream.0)
     }
 
-    fn answer(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+    fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         self.gpu.enter()?;
         self.answers.take(into)
     }

@@ -108,9 +108,9 @@ impl Operation for Power {
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         let (x, dy) = (b.input(0), b.dy()?);
-        let slope = b.graph.value(Power(self.0 - 1.0), &[x])?;
-        let slope = b.graph.value(Scale(self.0), &[slope])?;
-        let dx = b.graph.value(Binary::Mul, &[dy, slope])?;
+        let derivative = b.graph.value(Power(self.0 - 1.0), &[x])?;
+        let derivative = b.graph.value(Scale(self.0), &[derivative])?;
+        let dx = b.graph.value(Binary::Mul, &[dy, derivative])?;
         b.set(0, dx)
     }
 

@@ -31,7 +31,7 @@ pub struct Attention {
 /// The extents of one attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct Extents {
+pub struct AttentionExtents {
     pub batch: usize,
     pub heads: usize,
     pub queries: usize,
@@ -46,13 +46,13 @@ impl Attention {
     }
 
     /// Reads the extents off the shapes of the operands.
-    pub fn extents(&self, operands: &[Type]) -> Extents {
+    pub fn extents(&self, operands: &[Type]) -> AttentionExtents {
         let (q, k) = (&operands[0].shape, &operands[if self.packed { 0 } else { 1 }].shape);
         let width = if self.packed { q[2] / 3 } else { q[2] };
-        Extents { batch: q[0], heads: self.heads, queries: q[1], keys: k[1], head_dim: width / self.heads }
+        AttentionExtents { batch: q[0], heads: self.heads, queries: q[1], keys: k[1], head_dim: width / self.heads }
     }
 
-    fn check(&self, inputs: &[Type]) -> Result<Extents, String> {
+    fn check(&self, inputs: &[Type]) -> Result<AttentionExtents, String> {
         let operands = self.operands();
         arity(inputs, operands + usize::from(self.bias) + usize::from(self.dropout.is_some()))?;
         for (name, ty) in ["the query", "the key", "the value"].iter().zip(&inputs[..operands]) {
@@ -90,7 +90,7 @@ impl Attention {
     }
 
     /// Where element `c` of head `h` of token `i` of part `part` (0 query, 1 key, 2 value) is stored.
-    fn at(&self, x: &Extents, part: usize, b: usize, i: usize, h: usize, c: usize) -> (usize, usize) {
+    fn at(&self, x: &AttentionExtents, part: usize, b: usize, i: usize, h: usize, c: usize) -> (usize, usize) {
         let width = x.heads * x.head_dim;
         let column = h * x.head_dim + c;
         if self.packed {
@@ -102,7 +102,7 @@ impl Attention {
     }
 
     /// The attention weights of one query, before dropout, and the log-sum-exp of its scores.
-    fn weights(&self, x: &Extents, inputs: &[&Array], b: usize, h: usize, i: usize) -> (Vec<f64>, f64) {
+    fn weights(&self, x: &AttentionExtents, inputs: &[&Array], b: usize, h: usize, i: usize) -> (Vec<f64>, f64) {
         let get = |part, i, c| {
             let (input, at) = self.at(x, part, b, i, h, c);
             inputs[input].data()[at]
@@ -126,7 +126,7 @@ impl Attention {
     }
 
     /// What dropout multiplies the weight of key `j` with.
-    fn mask(&self, x: &Extents, inputs: &[&Array], b: usize, h: usize, i: usize, j: usize) -> f64 {
+    fn mask(&self, x: &AttentionExtents, inputs: &[&Array], b: usize, h: usize, i: usize, j: usize) -> f64 {
         let Some(dropout) = self.dropout else { return 1.0 };
         let seed = seed_of(inputs[self.operands() + usize::from(self.bias)]);
         let index = ((b * x.heads + h) * x.queries + i) * x.keys + j;
@@ -134,7 +134,7 @@ impl Attention {
         if kept { 1.0 / (1.0 - f64::from(dropout.rate)) } else { 0.0 }
     }
 
-    fn product_flops(&self, x: &Extents) -> u64 {
+    fn product_flops(&self, x: &AttentionExtents) -> u64 {
         2 * (x.batch * x.heads * x.queries) as u64 * (x.keys * x.head_dim) as u64
     }
 }
@@ -172,7 +172,7 @@ impl Operation for Attention {
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
-        let x = Extents {
+        let x = AttentionExtents {
             batch: outputs[2].shape[0],
             heads: self.heads,
             queries: outputs[2].shape[2],
@@ -198,7 +198,7 @@ impl Operation for Attention {
     }
 }
 
-fn triples(x: &Extents) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+fn triples(x: &AttentionExtents) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
     let (batch, heads, queries) = (x.batch, x.heads, x.queries);
     (0..batch).flat_map(move |b| (0..heads).flat_map(move |h| (0..queries).map(move |i| (b, h, i))))
 }

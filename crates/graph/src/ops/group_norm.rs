@@ -30,15 +30,15 @@ fn channels_of(shape: &Shape, groups: usize) -> Result<usize, String> {
 
 /// How elements of `[b, .., c]` fall into groups.
 #[derive(Debug, Clone, Copy)]
-struct Cut {
+struct ChannelGroups {
     sample: usize,
     channels: usize,
     groups: usize,
 }
 
-impl Cut {
+impl ChannelGroups {
     fn new(groups: usize, shape: &[usize]) -> Self {
-        Cut { sample: shape[1..].iter().product(), channels: shape[shape.len() - 1], groups }
+        ChannelGroups { sample: shape[1..].iter().product(), channels: shape[shape.len() - 1], groups }
     }
 
     /// The group of an element, among the groups of all samples.
@@ -83,12 +83,12 @@ impl Operation for GroupNorm {
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let [x, gamma, beta] = [0, 1, 2].map(|i| inputs[i].data());
-        let cut = Cut::new(self.groups, inputs[0].shape());
-        let mean: Vec<f64> = cut.sums(x.len(), |i| x[i] / cut.size());
-        let variance = cut.sums(x.len(), |i| (x[i] - mean[cut.group(i)]).powi(2) / cut.size());
+        let groups = ChannelGroups::new(self.groups, inputs[0].shape());
+        let mean: Vec<f64> = groups.sums(x.len(), |i| x[i] / groups.size());
+        let variance = groups.sums(x.len(), |i| (x[i] - mean[groups.group(i)]).powi(2) / groups.size());
         let rstd: Vec<f64> = variance.iter().map(|v| 1.0 / (v + f64::from(self.epsilon)).sqrt()).collect();
         let value = |i: usize| {
-            let (group, channel) = (cut.group(i), i % cut.channels);
+            let (group, channel) = (groups.group(i), i % groups.channels);
             (x[i] - mean[group]) * rstd[group] * gamma[channel] + beta[channel]
         };
         vec![
@@ -125,19 +125,19 @@ impl Operation for GroupNormGrad {
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let [dy, x, gamma, mean, rstd] = [0, 1, 2, 3, 4].map(|i| inputs[i].data());
-        let cut = Cut::new(self.groups, inputs[1].shape());
-        let normed = |i: usize| (x[i] - mean[cut.group(i)]) * rstd[cut.group(i)];
-        let scaled = |i: usize| dy[i] * gamma[i % cut.channels];
-        let sum = cut.sums(x.len(), scaled);
-        let dot = cut.sums(x.len(), |i| scaled(i) * normed(i));
-        let (mut dgamma, mut dbeta) = (vec![0.0; cut.channels], vec![0.0; cut.channels]);
+        let groups = ChannelGroups::new(self.groups, inputs[1].shape());
+        let normed = |i: usize| (x[i] - mean[groups.group(i)]) * rstd[groups.group(i)];
+        let scaled = |i: usize| dy[i] * gamma[i % groups.channels];
+        let sum = groups.sums(x.len(), scaled);
+        let dot = groups.sums(x.len(), |i| scaled(i) * normed(i));
+        let (mut dgamma, mut dbeta) = (vec![0.0; groups.channels], vec![0.0; groups.channels]);
         for i in 0..x.len() {
-            dgamma[i % cut.channels] += dy[i] * normed(i);
-            dbeta[i % cut.channels] += dy[i];
+            dgamma[i % groups.channels] += dy[i] * normed(i);
+            dbeta[i % groups.channels] += dy[i];
         }
         let dx = |i: usize| {
-            let group = cut.group(i);
-            rstd[group] * (scaled(i) - (sum[group] + normed(i) * dot[group]) / cut.size())
+            let group = groups.group(i);
+            rstd[group] * (scaled(i) - (sum[group] + normed(i) * dot[group]) / groups.size())
         };
         vec![
             Array::from_fn(&outputs[0].shape, dx),

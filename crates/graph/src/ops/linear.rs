@@ -97,12 +97,12 @@ impl Operation for Linear {
         let [bias, scale, residual] = self.optional_inputs();
         let (x, weight) = (inputs[0].data(), inputs[1].data());
         let (n, k) = (inputs[1].shape()[0], inputs[1].shape()[1]);
-        let eight_bits = self.int8.then(|| EightBits::new(inputs[0], inputs[1]));
+        let int8 = self.int8.then(|| Int8Operands::new(inputs[0], inputs[1]));
         let value = |i: usize| {
             let (row, column) = (i / n, i % n);
             let mut y: f64 = 0.0;
-            match &eight_bits {
-                Some(eight_bits) => y = eight_bits.dot(row, column),
+            match &int8 {
+                Some(int8) => y = int8.dot(row, column),
                 None => (0..k).for_each(|p| y += x[row * k + p] * weight[column * k + p]),
             }
             if let Some(b) = bias {
@@ -123,27 +123,27 @@ impl Operation for Linear {
     }
 }
 
-/// A linear layer with its activation, and the slope of the activation, which the backward pass wants.
+/// A linear layer with its activation, and the derivative of the activation, which the backward pass wants.
 ///
 /// Inputs: `x [.., k]`, `weight [n, k]`, and `bias [n]` where present. Outputs: `activation(x Wᵀ + bias)` and
-/// `activation'(x Wᵀ + bias)`. Made by [`crate::rewrite::keep_slope`].
+/// `activation'(x Wᵀ + bias)`. Made by [`crate::rewrite::keep_derivative`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LinearSlope {
+pub struct LinearWithDerivative {
     /// Whether there is a bias input.
     pub bias: bool,
     /// What is applied to the sum.
     pub activation: Activation,
 }
 
-impl LinearSlope {
+impl LinearWithDerivative {
     fn linear(&self) -> Linear {
         Linear { bias: self.bias, ..Linear::default() }
     }
 }
 
-impl Operation for LinearSlope {
+impl Operation for LinearWithDerivative {
     fn name(&self) -> &'static str {
-        "linear_slope"
+        "linear_with_derivative"
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -164,15 +164,15 @@ impl Operation for LinearSlope {
 }
 
 /// The rows of both operands in eight bits.
-struct EightBits {
+struct Int8Operands {
     rows: Vec<QuantisedRow>,
     weights: Vec<QuantisedWeights>,
 }
 
-impl EightBits {
+impl Int8Operands {
     fn new(x: &Array, weight: &Array) -> Self {
         let k = weight.shape()[1].max(1);
-        EightBits {
+        Int8Operands {
             rows: x.to_f32().chunks(k).map(quantise_row).collect(),
             weights: weight.to_f32().chunks(k).map(quantise_weights).collect(),
         }

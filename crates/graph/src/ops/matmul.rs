@@ -92,7 +92,7 @@ impl Operation for MatMul {
 }
 
 /// A product whose elements are multiplied by those of a third operand of its shape: the gradient of an activation whose
-/// slope was kept. Made by [`crate::rewrite::keep_slope`].
+/// derivative was kept. Made by [`crate::rewrite::keep_derivative`].
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MatMulTimes(pub MatMul);
 

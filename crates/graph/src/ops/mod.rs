@@ -37,14 +37,14 @@ pub use dropout::{Dropout, Granularity};
 pub use fused_conv::{FusedConv2d, ResidualAt};
 pub use gather::{Gather, GatherGrad};
 pub use group_norm::{GroupNorm, GroupNormGrad};
-pub use linear::{Linear, LinearSlope};
+pub use linear::{Linear, LinearWithDerivative};
 pub use loss::{CrossEntropy, CrossEntropyGrad, OneHotMax, SigmoidCrossEntropy};
 pub use matmul::{MatMul, MatMulTimes};
 pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
 pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad, LayerNormGradAdd};
 pub use optimise::{Adam, CLIP_EPSILON, GlobalNorm, GuardedUpdate, MovingAverage, Sgd};
-pub use patchify::{Layout, Patchify, Unpatchify};
-pub use pool::{Pool2d, Pool2dGrad, Pooling};
+pub use patchify::{ImageLayout, Patchify, Unpatchify};
+pub use pool::{Pool2d, Pool2dGrad, PoolMode};
 pub use reduce::{Reduce, Reduction};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use source::{Constant, Data, Input, Parameter};
@@ -133,7 +133,7 @@ operations!(
     Parameter,
     Constant,
     Linear,
-    LinearSlope,
+    LinearWithDerivative,
     MatMul,
     MatMulTimes,
     Conv2d,

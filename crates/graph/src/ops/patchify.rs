@@ -7,7 +7,7 @@ use crate::{GraphError, Shape, Type};
 
 /// The order of an image's axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Layout {
+pub enum ImageLayout {
     /// `[b, h, w, c]`.
     ChannelsLast,
     /// `[b, c, h, w]`.
@@ -21,15 +21,15 @@ pub struct Patchify {
     /// Height and width of a patch.
     pub patch: [usize; 2],
     /// The order of the image's axes.
-    pub layout: Layout,
+    pub layout: ImageLayout,
 }
 
 impl Patchify {
     /// Batch, height, width and channels of an image.
     pub fn extents(&self, image: &[usize]) -> [usize; 4] {
         match self.layout {
-            Layout::ChannelsLast => [image[0], image[1], image[2], image[3]],
-            Layout::ChannelsFirst => [image[0], image[2], image[3], image[1]],
+            ImageLayout::ChannelsLast => [image[0], image[1], image[2], image[3]],
+            ImageLayout::ChannelsFirst => [image[0], image[2], image[3], image[1]],
         }
     }
 
@@ -63,8 +63,8 @@ impl Patchify {
             visit(
                 index,
                 match self.layout {
-                    Layout::ChannelsLast => ((n * h + y) * w + x) * c + channel,
-                    Layout::ChannelsFirst => ((n * c + channel) * h + y) * w + x,
+                    ImageLayout::ChannelsLast => ((n * h + y) * w + x) * c + channel,
+                    ImageLayout::ChannelsFirst => ((n * c + channel) * h + y) * w + x,
                 },
             );
         }

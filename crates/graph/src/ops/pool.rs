@@ -7,7 +7,7 @@ use crate::{GraphError, Shape, Type};
 
 /// What a window becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Pooling {
+pub enum PoolMode {
     /// Its largest element, the first of several; a NaN where there is one.
     Max,
     /// The mean of its elements.
@@ -18,7 +18,7 @@ pub enum Pooling {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pool2d {
     /// Maximum or mean.
-    pub pooling: Pooling,
+    pub pooling: PoolMode,
     /// Height and width of a window.
     pub kernel: [usize; 2],
     /// Steps between windows, rows and columns.
@@ -31,7 +31,7 @@ pub struct Pool2d {
 
 impl Pool2d {
     /// Windows that touch each pixel once.
-    pub fn tiles(pooling: Pooling, side: usize) -> Self {
+    pub fn tiles(pooling: PoolMode, side: usize) -> Self {
         Pool2d { pooling, kernel: [side; 2], stride: [side; 2], padding: [[0; 2]; 2], count_padding: false }
     }
 
@@ -91,8 +91,8 @@ impl Pool2d {
 impl Operation for Pool2d {
     fn name(&self) -> &'static str {
         match self.pooling {
-            Pooling::Max => "max_pool",
-            Pooling::Mean => "mean_pool",
+            PoolMode::Max => "max_pool",
+            PoolMode::Mean => "mean_pool",
         }
     }
 
@@ -112,8 +112,8 @@ impl Operation for Pool2d {
         let mut y = Array::filled(outputs[0].shape.clone(), 0.0);
         self.each(inputs[0].shape(), &outputs[0].shape, |out, window, padded| {
             y.data_mut()[out] = match self.pooling {
-                Pooling::Max => self.largest(x, window, padded).map_or(0.0, |i| x[i]),
-                Pooling::Mean => window.iter().map(|&i| x[i]).sum::<f64>() / self.count(window),
+                PoolMode::Max => self.largest(x, window, padded).map_or(0.0, |i| x[i]),
+                PoolMode::Mean => window.iter().map(|&i| x[i]).sum::<f64>() / self.count(window),
             };
         });
         vec![y]
@@ -140,8 +140,8 @@ impl Operation for Pool2dGrad {
         let mut dx = Array::filled(outputs[0].shape.clone(), 0.0);
         let data = dx.data_mut();
         self.0.each(inputs[1].shape(), inputs[0].shape(), |out, window, padded| match self.0.pooling {
-            Pooling::Max => self.0.largest(x, window, padded).into_iter().for_each(|i| data[i] += dy[out]),
-            Pooling::Mean => window.iter().for_each(|&i| data[i] += dy[out] / self.0.count(window)),
+            PoolMode::Max => self.0.largest(x, window, padded).into_iter().for_each(|i| data[i] += dy[out]),
+            PoolMode::Mean => window.iter().for_each(|&i| data[i] += dy[out] / self.0.count(window)),
         });
         vec![dx]
     }

@@ -5,7 +5,7 @@ use crate::ops::{Activation, Binary, Conv2d, FusedConv2d, Op, Permute, Reshape, 
 use crate::{Graph, GraphError, NodeId, Value};
 
 /// A convolution and the nodes that follow it and nothing else.
-struct Chain {
+struct ConvChain {
     activation: Option<Activation>,
     residual: Option<(ResidualAt, Value)>,
     members: Vec<NodeId>,
@@ -15,7 +15,7 @@ struct Chain {
 /// activation and a residual that follow, in either order, where no one else sees the steps between.
 pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     let users = only_users(graph);
-    let mut chains: Vec<Option<(NodeId, Chain)>> = (0..graph.nodes().len()).map(|_| None).collect();
+    let mut chains: Vec<Option<(NodeId, ConvChain)>> = (0..graph.nodes().len()).map(|_| None).collect();
     let mut inside = vec![false; graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
         let Op::Conv2d(conv) = node.op else { continue };
@@ -52,8 +52,8 @@ fn depthwise(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
     weight[0] == conv.groups && weight[1] == 1
 }
 
-fn follow(graph: &Graph, users: &[Option<NodeId>], inside: &[bool], first: NodeId) -> Chain {
-    let mut chain = Chain { activation: None, residual: None, members: vec![first] };
+fn follow(graph: &Graph, users: &[Option<NodeId>], inside: &[bool], first: NodeId) -> ConvChain {
+    let mut chain = ConvChain { activation: None, residual: None, members: vec![first] };
     let mut last = first;
     while let Some(next) = users[last].filter(|&next| !inside[next]) {
         let node = graph.node(next);
@@ -85,7 +85,7 @@ fn follow(graph: &Graph, users: &[Option<NodeId>], inside: &[bool], first: NodeI
     chain
 }
 
-fn fuse(copy: &mut Copy, graph: &Graph, first: NodeId, chain: &Chain) -> Result<Value, GraphError> {
+fn fuse(copy: &mut Copy, graph: &Graph, first: NodeId, chain: &ConvChain) -> Result<Value, GraphError> {
     let node = graph.node(first);
     let Op::Conv2d(conv) = node.op else { unreachable!("only convolutions have chains") };
     let mut inputs = copy.inputs(node);

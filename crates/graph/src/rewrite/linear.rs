@@ -5,7 +5,7 @@ use crate::ops::{Binary, Linear, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
 /// A linear layer and the nodes that follow it and nothing else, in order.
-struct Chain {
+struct LinearChain {
     linear: Linear,
     scale: Option<Value>,
     residual: Option<Value>,
@@ -15,7 +15,7 @@ struct Chain {
 /// Fuses `linear → activation → · scale → + residual`, any of the three, where no one else sees the steps between.
 pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
     let users = only_users(graph);
-    let mut chains: Vec<Option<(NodeId, Chain)>> = (0..graph.nodes().len()).map(|_| None).collect();
+    let mut chains: Vec<Option<(NodeId, LinearChain)>> = (0..graph.nodes().len()).map(|_| None).collect();
     let mut inside = vec![false; graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
         if let Op::Linear(linear) = node.op
@@ -51,8 +51,8 @@ fn follow(
     inside: &[bool],
     first: NodeId,
     linear: Linear,
-) -> (Chain, Vec<NodeId>) {
-    let mut chain = Chain { linear, scale: None, residual: None, last: first };
+) -> (LinearChain, Vec<NodeId>) {
+    let mut chain = LinearChain { linear, scale: None, residual: None, last: first };
     let mut members = vec![first];
     let width = graph.shape(Value { node: first, output: 0 }).last();
     while let Some(next) = users[chain.last].filter(|&next| !inside[next]) {

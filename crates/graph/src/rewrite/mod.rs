@@ -4,6 +4,7 @@ mod add_norm;
 mod add_norm_grad;
 mod conv;
 mod dead_code;
+mod derivative;
 mod fold;
 mod int8;
 mod linear;
@@ -11,12 +12,12 @@ mod needed_rows;
 mod patchify;
 mod recompute;
 mod relu;
-mod slope;
 
 pub use add_norm::fuse_add_norm;
 pub use add_norm_grad::fuse_norm_grad_add;
 pub use conv::fuse_conv;
 pub use dead_code::dead_code;
+pub use derivative::keep_derivative;
 pub use fold::fold_norm;
 pub use int8::int8;
 pub use linear::fuse_linear;
@@ -24,7 +25,6 @@ pub use needed_rows::needed_rows;
 pub use patchify::patchify;
 pub use recompute::recompute;
 pub use relu::relu_by_result;
-pub use slope::keep_slope;
 
 use crate::{Graph, GraphError, Node, NodeId, Value};
 

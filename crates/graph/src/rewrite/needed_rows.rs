@@ -14,7 +14,7 @@ const TOKENS: usize = 1;
 /// before differentiating: a gradient reads what it is the gradient of.
 pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
     let graph = &dead_code(graph)?;
-    let rows = Rows::of(graph);
+    let rows = NeededRows::of(graph);
     let mut copy = Copy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         match &node.op {
@@ -48,21 +48,21 @@ pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
 }
 
 /// Which tokens of the first output of every node are computed.
-struct Rows<'a> {
+struct NeededRows<'a> {
     graph: &'a Graph,
     computed: Vec<Range<usize>>,
     /// Linear layers that give query, key and value to one narrow attention, which gets three of them instead.
     split: Vec<bool>,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> NeededRows<'a> {
     /// From the last node to the first: what a node computes is what its users read.
     fn of(graph: &'a Graph) -> Self {
         let nodes = graph.nodes();
         let users = only_users(graph);
         let all: Vec<Range<usize>> =
             (0..nodes.len()).map(|id| 0..tokens(graph, Value { node: id, output: 0 })).collect();
-        let mut rows = Rows { graph, computed: all.clone(), split: vec![false; nodes.len()] };
+        let mut rows = NeededRows { graph, computed: all.clone(), split: vec![false; nodes.len()] };
         let mut read: Vec<Option<Range<usize>>> = vec![None; nodes.len()];
         let reads = |read: &mut Vec<Option<Range<usize>>>, value: Value, range: Range<usize>| {
             let range = if value.output == 0 { range } else { all[value.node].clone() };
@@ -164,7 +164,12 @@ fn row_inputs(graph: &Graph, node: &Node) -> Option<Vec<bool>> {
 }
 
 /// Attention of some queries to all keys.
-fn narrow_attention(copy: &mut Copy, rows: &Rows, id: NodeId, attention: &Attention) -> Result<Value, GraphError> {
+fn narrow_attention(
+    copy: &mut Copy,
+    rows: &NeededRows,
+    id: NodeId,
+    attention: &Attention,
+) -> Result<Value, GraphError> {
     let (graph, range) = (rows.graph, rows.computed[id].clone());
     let node = graph.node(id);
     let operands = if attention.packed {

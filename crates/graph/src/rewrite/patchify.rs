@@ -1,7 +1,7 @@
 //! A convolution whose filters touch every pixel once is one matrix product over patches.
 
 use super::Copy;
-use crate::ops::{Conv2d, Layout, Linear, Op, Patchify, Permute, Reshape};
+use crate::ops::{Conv2d, ImageLayout, Linear, Op, Patchify, Permute, Reshape};
 use crate::{Graph, GraphError, Value};
 
 /// Turns convolutions with kernel = stride into [`Patchify`] and [`Linear`]; a permutation of the image before them
@@ -22,16 +22,16 @@ pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
         let columns = weight[1..].iter().product();
         let (image, layout) = match &graph.node(node.inputs[0].node).op {
             Op::Permute(Permute(order)) if order[..] == [0, 2, 3, 1] => {
-                (graph.node(node.inputs[0].node).inputs[0], Layout::ChannelsFirst)
+                (graph.node(node.inputs[0].node).inputs[0], ImageLayout::ChannelsFirst)
             }
-            _ => (node.inputs[0], Layout::ChannelsLast),
+            _ => (node.inputs[0], ImageLayout::ChannelsLast),
         };
         let scope = &node.scope;
         let mut add =
             |op: Op, inputs: &[Value]| copy.new.add_in_scope(scope, op, inputs).map(|node| Value { node, output: 0 });
         let moved = |v: Value| copy.moved[v.node][v.output].expect("inputs come before their users");
         // Patches of one channels-last pixel lie where they should.
-        let patches = if kernel == [1, 1] && layout == Layout::ChannelsLast {
+        let patches = if kernel == [1, 1] && layout == ImageLayout::ChannelsLast {
             let [batch, height, width, channels] = [0, 1, 2, 3].map(|axis| graph.shape(image)[axis]);
             add(Reshape::to([batch, height * width, channels]).into(), &[moved(image)])?
         } else {

@@ -1,4 +1,4 @@
-//! A relu's slope is known from its result, so what went into it need not be kept for the backward pass.
+//! A relu's derivative is known from its result, so what went into it need not be kept for the backward pass.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! The two blocks of CoAtNet.
 
-use vit_graph::ops::{Activation, Attention, Constant, Dropout, Granularity, Pool2d, Pooling};
+use vit_graph::ops::{Activation, Attention, Constant, Dropout, Granularity, Pool2d, PoolMode};
 use vit_graph::{Init, Tensor};
 
 use super::{Convolutions, Downsample, RelativePositions, StrideOn, Transformers};
@@ -24,14 +24,14 @@ pub(super) struct Place {
 /// Pooling that halves the resolution.
 fn pool(x: &Tensor, how: Downsample, padding: Padding) -> Tensor {
     let (pooling, kernel) = match how {
-        Downsample::Max => (Pooling::Max, 3),
-        Downsample::Max2 => (Pooling::Max, 2),
-        Downsample::Mean => (Pooling::Mean, 3),
-        Downsample::Mean2 => (Pooling::Mean, 2),
+        Downsample::Max => (PoolMode::Max, 3),
+        Downsample::Max2 => (PoolMode::Max, 2),
+        Downsample::Mean => (PoolMode::Mean, 3),
+        Downsample::Mean2 => (PoolMode::Mean, 2),
     };
     // Where the border is filled up as TensorFlow does, timm counts it in means.
     let (padding, count_padding) = match padding {
-        Padding::Same => (Padding::Same.around(x, kernel, 2, 1), pooling == Pooling::Mean),
+        Padding::Same => (Padding::Same.around(x, kernel, 2, 1), pooling == PoolMode::Mean),
         Padding::Symmetric => ([[kernel / 3; 2]; 2], false),
     };
     x.pool2d(Pool2d { pooling, kernel: [kernel; 2], stride: [2; 2], padding, count_padding })

@@ -1,7 +1,7 @@
 //! LeNet-5's few choices.
 
 use serde_json::{Map, Value, json};
-use vit_graph::ops::{Operation, Pooling};
+use vit_graph::ops::{Operation, PoolMode};
 
 use super::{Arguments, Config, unnamed};
 use crate::lenet::{LeNet, variants};
@@ -18,8 +18,8 @@ pub(super) fn apply(args: &Arguments, mut net: LeNet) -> Result<LeNet, String> {
     net.activation = args.activation("act")?.unwrap_or(net.activation);
     net.pooling = match args.text("pool")? {
         None => net.pooling,
-        Some("avg") => Pooling::Mean,
-        Some("max") => Pooling::Max,
+        Some("avg") => PoolMode::Mean,
+        Some("max") => PoolMode::Max,
         Some(other) => return Err(format!("LeNet's option `pool` should be avg or max, not `{other}`")),
     };
     net.classes = args.count("num_classes")?.unwrap_or(net.classes);
@@ -32,7 +32,7 @@ pub(super) fn apply(args: &Arguments, mut net: LeNet) -> Result<LeNet, String> {
 pub(super) fn arguments(net: &LeNet) -> Map<String, Value> {
     let all = json!({
         "act": net.activation.name(),
-        "pool": if net.pooling == Pooling::Max { "max" } else { "avg" },
+        "pool": if net.pooling == PoolMode::Max { "max" } else { "avg" },
         "num_classes": net.classes,
         "in_chans": net.channels,
     });

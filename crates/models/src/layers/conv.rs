@@ -1,6 +1,6 @@
 //! Convolutions as models name them: how far they reach over the border, and what happens to their weights first.
 
-use vit_graph::ops::{Constant, Conv2d, Pool2d, Pooling};
+use vit_graph::ops::{Constant, Conv2d, Pool2d, PoolMode};
 use vit_graph::{Init, Shape, Tensor};
 
 /// How an image is continued beyond its border, with zeros.
@@ -110,7 +110,7 @@ impl Conv {
 
 /// Maximum over squares.
 pub fn max_pool(x: &Tensor, kernel: usize, stride: usize, padding: [[usize; 2]; 2], count_padding: bool) -> Tensor {
-    let (pooling, kernel, stride) = (Pooling::Max, [kernel; 2], [stride; 2]);
+    let (pooling, kernel, stride) = (PoolMode::Max, [kernel; 2], [stride; 2]);
     x.pool2d(Pool2d { pooling, kernel, stride, padding, count_padding })
 }
 
@@ -122,7 +122,7 @@ pub fn average_down(x: &Tensor, stride: usize, dilation: usize) -> Tensor {
         (1, _) => ([[0, 1]; 2], true),
         _ => ([1, 2].map(|axis| [0, x.extent(axis) % 2]), false),
     };
-    x.pool2d(Pool2d { pooling: Pooling::Mean, kernel: [2; 2], stride: [stride; 2], padding, count_padding })
+    x.pool2d(Pool2d { pooling: PoolMode::Mean, kernel: [2; 2], stride: [stride; 2], padding, count_padding })
 }
 
 /// A channels-last image from the input `[b, c, h, w]`.

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use vit_data::Samples;
 use vit_data::loader::LoaderSettings;
+use vit_graph::batch_size::largest_batch;
 use vit_graph::device::Memory;
-use vit_graph::fitting::largest_fitting;
 use vit_graph::{Graph, GraphError, NodeId};
 use vit_models::{Config, read_config};
 use vit_system::host::FreeMemory;
@@ -262,7 +262,7 @@ impl Alternatives {
             fits(&other)
         };
         let (whole, parts) = (workload.recipe.batch, workload.recipe.accumulate.max(1));
-        let batch = largest_fitting(whole, parts, |batch| with(&|other| other.recipe.batch = batch));
+        let batch = largest_batch(whole, parts, |batch| with(&|other| other.recipe.batch = batch));
         let recompute = !workload.options.recompute && with(&|other| other.options.recompute = true);
         let splits = [2, 4, 8, 16].into_iter().map(|times| times * parts).filter(|parts| whole.is_multiple_of(*parts));
         // Parts are batches themselves: where none fits, no part does.

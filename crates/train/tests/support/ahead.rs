@@ -22,7 +22,7 @@ impl Device for Ahead {
 struct AheadExecutable(Box<dyn Executable>);
 
 impl Executable for AheadExecutable {
-    fn runs_by_itself(&self) -> bool {
+    fn is_async(&self) -> bool {
         true
     }
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError> {
@@ -40,11 +40,11 @@ impl Executable for AheadExecutable {
     fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError> {
         self.0.read(output, into)
     }
-    fn ask(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
-        self.0.ask(outputs)
+    fn read_async(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
+        self.0.read_async(outputs)
     }
-    fn answer(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
-        self.0.answer(into)
+    fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+        self.0.poll(into)
     }
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError> {
         self.0.read_parameter(name, into)

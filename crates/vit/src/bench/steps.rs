@@ -1,7 +1,7 @@
 //! Whole passes: inference, and training steps.
 
+use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Elements, Executable, Initial};
-use vit_graph::fitting::with_fitting_batch;
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError, Init};
 use vit_models::{Architecture, Mode};
@@ -95,7 +95,7 @@ fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>
     };
     let mut executable = device
         .compile(graph, &mut Initial { seed: 0 })
-        .map_err(|error| with_fitting_batch(error, device, options.batch, 0, build))?;
+        .map_err(|error| suggest_batch(error, device, options.batch, 0, build))?;
     fill_inputs(graph, executable.as_mut())?;
     let (seconds, peak) = repeat(&processor, options.time, || {
         executable.run()?;

@@ -205,7 +205,7 @@ impl Session {
             self.executable.write("average_decay", Elements::F32(&[inputs.average_decay]))?;
         }
         self.executable.run()?;
-        self.executable.ask(&["loss", "grad_norm"])?;
+        self.executable.read_async(&["loss", "grad_norm"])?;
         self.started = step;
         self.batches.extend(self.next.take());
         if step < self.steps {
@@ -226,7 +226,7 @@ impl Session {
             self.start()?;
         }
         let step = self.position.step + 1;
-        if go_on && self.executable.runs_by_itself() && step < self.steps {
+        if go_on && self.executable.is_async() && step < self.steps {
             self.start()?;
         }
         let losses = self.answer()?;
@@ -240,7 +240,7 @@ impl Session {
     /// The losses of the first step whose losses were not looked at yet.
     fn answer(&mut self) -> Result<Losses, TrainError> {
         let mut numbers = [0.0; 2];
-        self.executable.answer(&mut numbers)?;
+        self.executable.poll(&mut numbers)?;
         Ok(Losses { loss: self.loss_scale * f64::from(numbers[0]), grad_norm: f64::from(numbers[1]) })
     }
 

@@ -1,48 +1,48 @@
-//! What the backward pass wants of an activation is its slope. Computed together with the value, while the linear layer's
+//! What the backward pass wants of an activation is its derivative. Computed together with the value, while the linear layer's
 //! sums are at hand, it costs little more than the value alone, and turns the gradient into a factor.
 
 use super::Copy;
-use crate::ops::{Activation, Binary, Linear, LinearSlope, MatMulTimes, Op, Reshape};
+use crate::ops::{Activation, Binary, Linear, LinearWithDerivative, MatMulTimes, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// Where only an activation and its gradient read a linear layer, turns the three into [`LinearSlope`] and a
+/// Where only an activation and its gradient read a linear layer, turns the three into [`LinearWithDerivative`] and a
 /// multiplication, which the matrix product that gives `dy` takes in if nobody else sees that.
-pub fn keep_slope(graph: &Graph) -> Result<Graph, GraphError> {
+pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     let users = users(graph);
     let mut copy = Copy::of(graph);
-    let mut slopes: Vec<Option<Value>> = vec![None; graph.nodes().len()];
+    let mut derivatives: Vec<Option<Value>> = vec![None; graph.nodes().len()];
     let products: Vec<Option<NodeId>> = (0..graph.nodes().len()).map(|id| product(graph, &users, id)).collect();
     let taken: Vec<NodeId> = products.iter().flatten().copied().collect();
     for (id, node) in graph.nodes().iter().enumerate() {
         match &node.op {
             Op::Linear(linear) if activation(graph, &users, id).is_some() => {
                 let Some((activation, found)) = activation(graph, &users, id) else { continue };
-                let op = LinearSlope { bias: linear.bias, activation };
+                let op = LinearWithDerivative { bias: linear.bias, activation };
                 let inputs = copy.inputs(node);
                 let added = copy.new.add_in_scope(&node.scope, op.into(), &inputs)?;
                 found.iter().for_each(|&a| {
                     copy.place(Value { node: a, output: 0 }, Value { node: added, output: 0 });
                 });
-                slopes[id] = Some(Value { node: added, output: 1 });
+                derivatives[id] = Some(Value { node: added, output: 1 });
             }
             // It stands with its linear layer.
-            Op::Activation(_) if slopes[node.inputs[0].node].is_some() => {}
+            Op::Activation(_) if derivatives[node.inputs[0].node].is_some() => {}
             // It stands with the gradient that it is taken into, and so does the reshape between.
             Op::MatMul(_) if taken.contains(&id) => {}
             Op::Reshape(_) if taken.contains(&node.inputs[0].node) => {}
-            Op::ActivationGrad(_) => match (slopes[node.inputs[0].node], products[id]) {
+            Op::ActivationGrad(_) => match (derivatives[node.inputs[0].node], products[id]) {
                 (None, _) => copy.keep(id)?,
-                (Some(slope), None) => {
-                    let inputs = [copy.moved(node.inputs[1]), slope];
+                (Some(derivative), None) => {
+                    let inputs = [copy.moved(node.inputs[1]), derivative];
                     let added = copy.new.add_in_scope(&node.scope, Binary::Mul.into(), &inputs)?;
                     copy.place(Value { node: id, output: 0 }, Value { node: added, output: 0 });
                 }
-                (Some(slope), Some(product)) => {
+                (Some(derivative), Some(product)) => {
                     let old = graph.node(product);
                     let Op::MatMul(matmul) = old.op else { continue };
                     let scope = &old.scope;
                     let flat = Reshape(old.outputs[0].shape.clone());
-                    let factor = copy.new.add_in_scope(scope, flat.into(), &[slope])?;
+                    let factor = copy.new.add_in_scope(scope, flat.into(), &[derivative])?;
                     let mut inputs = copy.inputs(old);
                     inputs.push(Value { node: factor, output: 0 });
                     let times = copy.new.add_in_scope(scope, MatMulTimes(matmul).into(), &inputs)?;

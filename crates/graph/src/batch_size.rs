@@ -1,19 +1,22 @@
-//! The batch that fits, where one that was asked for does not.
+//! The largest batch that fits into a device's memory, for errors that refuse a larger one.
 
 use crate::device::Device;
 use crate::{Graph, GraphError, Hint};
 
-/// The largest batch below `batch` that fits: any up to 8, then multiples of 8; all of them multiples of `parts`.
-pub fn largest_fitting(batch: usize, parts: usize, mut fits: impl FnMut(usize) -> bool) -> Option<usize> {
+/// The largest batch below `batch` for which `fits` holds: any size up to 8, then multiples of 8, all of them divisible into
+/// `parts`. `fits` must be monotone.
+pub fn largest_batch(batch: usize, parts: usize, mut fits: impl FnMut(usize) -> bool) -> Option<usize> {
     let usual = |n: &usize| n.is_multiple_of(parts) && (*n <= 8 || n.is_multiple_of(8));
     let candidates: Vec<usize> = (1..batch).filter(usual).collect();
     let fitting = candidates.partition_point(|&n| fits(n));
     fitting.checked_sub(1).map(|last| candidates[last])
 }
 
-/// Says in a refusal for lack of memory which batch would fit; other errors stay as they are. `held` are the bytes of
-/// host memory that the weights take now, `graph` builds the same graph for another batch.
-pub fn with_fitting_batch(
+/// Adds the largest batch that fits to a [`GraphError::Memory`]; other errors are returned unchanged.
+///
+/// `held` are the bytes of host memory that the weights occupy now and that compiling frees; `graph` builds the same graph
+/// for another batch.
+pub fn suggest_batch(
     error: GraphError,
     device: &dyn Device,
     batch: usize,
@@ -27,7 +30,7 @@ pub fn with_fitting_batch(
         let planned = graph(batch).and_then(|graph| device.plan(&graph));
         planned.is_ok_and(|memory| memory.bytes().saturating_sub(held) <= room.free)
     };
-    let (what, hint) = match largest_fitting(batch, 1, fits) {
+    let (what, hint) = match largest_batch(batch, 1, fits) {
         Some(fits) => (what.clone(), Hint::BatchThatFits { requested: batch, fits }),
         None if batch > 1 => (format!("{what}; not even a batch of 1 would fit"), Hint::SmallerModel),
         None => (what.clone(), Hint::SmallerModel),
@@ -40,11 +43,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_tried_in_the_sizes_that_people_use() {
-        assert_eq!(largest_fitting(64, 1, |n| n <= 37), Some(32));
-        assert_eq!(largest_fitting(64, 1, |n| n <= 7), Some(7));
-        assert_eq!(largest_fitting(64, 3, |n| n <= 37), Some(24));
-        assert_eq!(largest_fitting(64, 1, |_| false), None);
-        assert_eq!(largest_fitting(1, 1, |_| true), None);
+    fn only_usual_batch_sizes_are_tried() {
+        assert_eq!(largest_batch(64, 1, |n| n <= 37), Some(32));
+        assert_eq!(largest_batch(64, 1, |n| n <= 7), Some(7));
+        assert_eq!(largest_batch(64, 3, |n| n <= 37), Some(24));
+        assert_eq!(largest_batch(64, 1, |_| false), None);
+        assert_eq!(largest_batch(1, 1, |_| true), None);
     }
 }
