@@ -7,8 +7,8 @@ use anyhow::anyhow;
 use clap::Args;
 use clap::error::ErrorKind;
 use vit::graph::GraphError;
+use vit::models::run::model_of;
 use vit::models::{Changes, Checkpoint, ModelError, OpenOptions, builtin, variant};
-use vit::train::model_of;
 
 use crate::terminal;
 

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
+use vit::models::run::model_of;
 use vit::models::{ModelError, builtin};
-use vit::train::{finite_json, model_of};
+use vit::train::finite_json;
 use vit::{Comparison, DeviceChoice, Precision, VerifyOptions};
 
 use crate::Outcome;

@@ -170,6 +170,18 @@ pub fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Image, ImageError
     Ok(if options.apply_orientation { orientation::turn(decoded.image, decoded.orientation) } else { decoded.image })
 }
 
+impl Image {
+    /// Reads a JPEG, PNG, WebP, GIF, BMP or TIFF file, turned upright as its EXIF orientation says.
+    pub fn open(path: impl AsRef<Path>) -> Result<Image, ImageError> {
+        open(path.as_ref(), &DecodeOptions::default())
+    }
+
+    /// Decodes the content of such a file.
+    pub fn from_encoded(bytes: &[u8]) -> Result<Image, ImageError> {
+        decode(bytes, &DecodeOptions::default())
+    }
+}
+
 const GAVE_UP: &str = "the decoder gave up on it";
 
 /// The decoders are other people's code on hostile input. Fuzzing has found a JPEG whose sampling

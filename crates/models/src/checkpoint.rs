@@ -16,6 +16,7 @@ use crate::error::ModelError;
 use crate::guess::guess;
 use crate::labels;
 use crate::replace::replace;
+use crate::run::model_of;
 use crate::weights::safetensors::{self, Dtype};
 use crate::weights::{self, Scheme, Weights, names};
 
@@ -79,12 +80,13 @@ pub struct OpenOptions<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a folder or a weights file. A `config.json` beside the weights says what they are; without one it is read
+    /// Opens a checkpoint folder, a weights file, or the best model of a run's folder. A `config.json` beside the weights says what they are; without one it is read
     /// off the weights. Where there is neither of the name, [`builtin::NAME`] means the model that comes along.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Checkpoint, ModelError> {
         if builtin::is_meant(path) {
             return builtin::open();
         }
+        let path = &*model_of(path);
         let metadata = fs::metadata(path).map_err(|error| ModelError::Io { path: path.into(), error })?;
         let folder = if metadata.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let source = match options.weights {

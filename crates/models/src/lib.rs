@@ -26,6 +26,7 @@ mod problem_type;
 mod replace;
 pub mod resnet;
 pub mod resnetv2;
+pub mod run;
 pub mod swin;
 mod variant;
 pub mod vit;

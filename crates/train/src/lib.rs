@@ -33,7 +33,7 @@ pub use json::finite_json;
 pub use recipe::preprocess::preprocess;
 pub use recipe::*;
 pub use run::disk_space::{RunDisk, free_disk};
-pub use run::folder::{Existing, MetricsLog, Row, RunError, RunFolder, columns, model_of};
+pub use run::folder::{Existing, MetricsLog, Row, RunError, RunFolder, columns};
 pub use run::memory::{
     Alternatives, Before, GraphPlan, ImageSizes, Part, RunMemory, Shortage, StateBytes, When, Workload,
 };

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use vit_models::run::model_of;
 use vit_models::{
     Checkpoint, Config, ModelError, OpenOptions, ProblemType, builtin, read_config, suggestions, variant,
 };
-use vit_train::model_of;
 
 use crate::Error;
 

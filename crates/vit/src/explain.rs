@@ -79,7 +79,7 @@ impl Explain {
 
     /// Explains one picture.
     pub fn explain(&mut self, image: &Image) -> Result<Explanation, Error> {
-        let prepared = self.preprocess.apply(&image.0)?;
+        let prepared = self.preprocess.apply(image)?;
         self.explain_prepared(&[&prepared])?.remove(0)
     }
 

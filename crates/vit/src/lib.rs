@@ -39,7 +39,6 @@ mod error;
 mod explain;
 mod finite;
 mod model;
-mod picture;
 mod verify;
 
 pub use config::config_of;
@@ -49,8 +48,8 @@ pub use embed::{Embed, Pool};
 pub use error::Error;
 pub use explain::Explain;
 pub use model::{Model, ModelOptions, Prediction, preprocess};
-pub use picture::Image;
 pub use verify::{Comparison, Verification, VerifyOptions, verify};
+pub use vit_data::Image;
 
 pub use vit_cuda as cuda;
 pub use vit_data as data;

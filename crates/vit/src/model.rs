@@ -157,7 +157,7 @@ impl Model {
 
     /// The classes of several pictures, at most a batch.
     pub fn classify_batch(&mut self, images: &[Image]) -> Result<Vec<Vec<Prediction>>, Error> {
-        let prepared = images.iter().map(|i| Ok(self.preprocess.apply(&i.0)?)).collect::<Result<Vec<_>, Error>>()?;
+        let prepared = images.iter().map(|i| Ok(self.preprocess.apply(i)?)).collect::<Result<Vec<_>, Error>>()?;
         self.classify_prepared(&prepared)?.into_iter().collect()
     }
 
@@ -194,7 +194,7 @@ impl Model {
 
     /// Runs the model on one picture; [`Model::output`] then gives what was asked for.
     pub fn run(&mut self, image: &Image) -> Result<(), Error> {
-        let prepared = self.preprocess.apply(&image.0)?;
+        let prepared = self.preprocess.apply(image)?;
         self.run_prepared(&[prepared])
     }
 

@@ -19,7 +19,6 @@ mod log;
 mod replace;
 mod row;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -33,11 +32,11 @@ pub(crate) use replace::replace;
 pub use row::{Row, columns};
 
 use vit_data::dataset::SampleRecord;
+use vit_models::run::{CHECKPOINTS, CONFIG};
 use vit_system::regular_file;
 
 use crate::run::saving::Slot;
 
-const CONFIG: &str = "config.toml";
 const COMMAND: &str = "command.txt";
 const DATA: [&str; 2] = ["data.txt", "data.json"];
 const ALGORITHMS: &str = "algorithms.json";
@@ -45,7 +44,6 @@ const SAMPLES: &str = "samples.tsv.zst";
 const ROWS: &str = "metrics.jsonl";
 const TABLE: &str = "metrics.csv";
 const CURVES: [&str; 2] = ["curves.svg", "curves.png"];
-const CHECKPOINTS: &str = "checkpoints";
 const LOCK: &str = "run.lock";
 
 /// What to do with a run that is already in the folder.
@@ -225,16 +223,6 @@ impl RunFolder {
         let path = self.path.join(name);
         replace(&path, content).map_err(|error| RunError::io(&path, error))
     }
-}
-
-/// The checkpoint that a path means: of a run's folder its best model, or its last where none was measured; otherwise the
-/// path itself.
-pub fn model_of(path: &Path) -> Cow<'_, Path> {
-    if !path.join(CONFIG).is_file() {
-        return path.into();
-    }
-    let slots = ["best", "last"].map(|slot| path.join(CHECKPOINTS).join(slot));
-    slots.into_iter().find(|folder| folder.is_dir()).map_or(path.into(), Cow::Owned)
 }
 
 /// The files and folders here that a run has written.

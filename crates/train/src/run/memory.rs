@@ -16,7 +16,6 @@ use crate::error::TrainError;
 use crate::evaluate::{evaluation_batch, inference};
 use crate::recipe::Recipe;
 use crate::recipe::preprocess::{loader_settings, preprocess};
-use crate::run::folder::model_of;
 use crate::run::setup::{FirstWeights, Setup};
 use crate::run::trainer::TrainerOptions;
 use crate::step::objective::Loss;
@@ -310,7 +309,7 @@ fn batches(settings: &LoaderSettings, config: &Config, ahead: bool) -> u64 {
 
 /// A teacher on the device, and its images and logits on the host.
 fn teacher(recipe: &Recipe, student: &Config, plan: GraphPlan) -> Result<(u64, u64), TrainError> {
-    let path = model_of(Path::new(&recipe.objective.teacher));
+    let path = vit_models::run::model_of(Path::new(&recipe.objective.teacher));
     let Ok(Some(mut config)) = read_config(&path) else {
         // Weights alone do not say what they are before they are read.
         return Ok((std::fs::metadata(&path).map_or(0, |file| file.len()), 0));

@@ -19,7 +19,7 @@ use vit_models::{
 
 use crate::error::TrainError;
 use crate::recipe::{Normalise, Recipe, Start, Teaching};
-use crate::run::folder::{RunFolder, model_of};
+use crate::run::folder::RunFolder;
 use crate::step::objective::Loss;
 
 /// What a run depends on besides its recipe: the `[run]` section of its `config.toml`.
@@ -201,7 +201,7 @@ impl Setup {
         settings: RunSettings,
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
-        let mut checkpoint = Checkpoint::open(&model_of(path), CheckpointOptions::default())?;
+        let mut checkpoint = Checkpoint::open(path, CheckpointOptions::default())?;
         // The same classes in another order are the checkpoint's classes.
         let splits = open_data(&settings, recipe.seed, Classes::InOrder(&checkpoint.config.labels))?;
         let classes = splits.train.classes().len();

@@ -7,7 +7,6 @@ use vit_graph::rewrite::dead_code;
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, ProblemType};
 
 use crate::error::TrainError;
-use crate::run::folder::model_of;
 
 /// A model that only answers.
 pub(crate) struct Teacher {
@@ -26,8 +25,7 @@ impl Teacher {
     /// model.
     pub fn open(path: &Path, student: &Config, batch: usize, device: &dyn Device) -> Result<Teacher, TrainError> {
         let unfit = |what: String| TrainError::Teacher { path: path.into(), what };
-        let mut checkpoint =
-            Checkpoint::open(&model_of(path), OpenOptions::default()).map_err(|e| unfit(e.to_string()))?;
+        let mut checkpoint = Checkpoint::open(path, OpenOptions::default()).map_err(|e| unfit(e.to_string()))?;
         let (classes, channels) = (student.architecture.classes(), student.architecture.channels());
         let found = &checkpoint.config;
         if found.architecture.classes() != classes {
