@@ -3,7 +3,7 @@
 mod classes;
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Seek};
 use std::path::{Path, PathBuf};
 
@@ -15,9 +15,10 @@ use vit::data::{Image, Region};
 use vit::insight::{
     ExplainOptions, Explanation, Map, Method, Page, PageEntry, Subject, explanation_sheet, side_by_side,
 };
+use vit::models::Config;
 use vit::models::weights::npy;
-use vit::models::{Config, replace};
 use vit::plot;
+use vit_system::atomic_file;
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
@@ -268,7 +269,7 @@ fn write_files(
 ) -> anyhow::Result<()> {
     let write = |ending: &str, bytes: &[u8]| {
         let path = out.join(format!("{stem}{ending}"));
-        fs::write(&path, bytes).with_context(|| path.display().to_string())
+        atomic_file::write(&path, bytes).with_context(|| path.display().to_string())
     };
     let maps: Vec<&Map> = explanation.maps.iter().map(|(_, map)| map).collect();
     let named: Vec<(String, String, &Map)> =
@@ -354,18 +355,16 @@ impl PageFiles {
     fn finish(self, out: &Path) -> anyhow::Result<PathBuf> {
         let mut page = self.page.finish()?;
         let [maps, rows, columns] = self.shape.unwrap_or([0; 3]);
-        let whole = |name: &str, write: &mut dyn FnMut(&Path) -> std::io::Result<()>| {
+        let write = |name: &str, write: &mut dyn FnMut(&Path) -> std::io::Result<()>| {
             let path = out.join(name);
-            replace(&path, write).with_context(|| path.display().to_string())?;
+            write(&path).with_context(|| path.display().to_string())?;
             Ok::<PathBuf, anyhow::Error>(path)
         };
         let shape = [self.about.len(), maps, rows, columns];
-        whole("maps.npy", &mut |beside| npy::write(beside, &shape, &self.maps))?;
+        write("maps.npy", &mut |path| npy::write(path, &shape, &self.maps))?;
         let about = Value::Array(self.about);
-        whole("maps.json", &mut |beside| fs::write(beside, format!("{about:#}\n")))?;
-        whole(PAGE, &mut |beside| {
-            page.rewind()?;
-            std::io::copy(page.get_mut(), &mut File::create(beside)?).map(drop)
-        })
+        write("maps.json", &mut |path| atomic_file::write(path, format!("{about:#}\n")))?;
+        page.rewind()?;
+        write(PAGE, &mut |path| atomic_file::write_with(path, |file| std::io::copy(page.get_mut(), file).map(drop)))
     }
 }

@@ -1,7 +1,6 @@
 //! `vit inspect`: what a model learned.
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -103,7 +102,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let page =
         report(&format!("What {name} learned"), &format!("Inspected {pictures}"), &card(config)?, &inspection, &files);
     let path = out.join("index.html");
-    fs::write(&path, page).with_context(|| path.display().to_string())?;
+    vit_system::atomic_file::write(&path, page).with_context(|| path.display().to_string())?;
     inspection.missing.iter().for_each(terminal::note);
     terminal::note(path.display());
     Ok(report_failures(failed, sources.len()))

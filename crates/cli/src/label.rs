@@ -1,8 +1,7 @@
 //! `vit label`: a model says what is in pictures without labels, and another can learn from it.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
@@ -10,9 +9,10 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use vit::data::Samples;
 use vit::data::dataset::{self, Dataset, OpenOptions};
-use vit::models::{ProblemType, replace};
+use vit::models::ProblemType;
 use vit::train::{PseudoLabel, PseudoLabelChoice, RunFolder, splits_of_run};
 use vit::{Model, Prediction, device_for};
+use vit_system::atomic_file;
 
 use crate::checkpoints::report_changes;
 use crate::classify::{THRESHOLD, probability};
@@ -271,19 +271,17 @@ impl Format {
         }
     }
 
-    /// Beside first, so that nobody reads half of it.
     fn write(self, path: &Path, lines: &[Line]) -> anyhow::Result<()> {
-        replace(path, |beside| self.write_to(beside, path, lines))
+        let folder = std::path::absolute(path)?.parent().unwrap_or(Path::new("")).to_path_buf();
+        atomic_file::write_with(path, |out| self.write_to(out, &folder, lines))
     }
 
-    fn write_to(self, file: &Path, path: &Path, lines: &[Line]) -> anyhow::Result<()> {
-        let folder = std::path::absolute(path)?.parent().unwrap_or(Path::new("")).to_path_buf();
-        let mut out = BufWriter::new(File::create(file)?);
+    fn write_to(self, out: &mut impl Write, folder: &Path, lines: &[Line]) -> anyhow::Result<()> {
         if let Format::Csv = self {
             writeln!(out, "path,label,confidence,split")?;
         }
         for line in lines {
-            let path = relative(&line.path, &folder)?;
+            let path = relative(&line.path, folder)?;
             let split = line.split.unwrap_or_default();
             match self {
                 Format::Csv => {
@@ -307,7 +305,7 @@ impl Format {
                 }
             }
         }
-        Ok(out.into_inner().map_err(|error| error.into_error())?.sync_all()?)
+        Ok(())
     }
 }
 

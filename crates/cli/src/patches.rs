@@ -1,6 +1,5 @@
 //! `vit patches`: what a model sees of a picture.
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -55,7 +54,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     if let Some(folder) = out.parent() {
         make_folder(folder)?;
     }
-    fs::write(out, content).with_context(|| out.display().to_string())?;
+    vit_system::atomic_file::write(out, content).with_context(|| out.display().to_string())?;
     terminal::note(out.display());
     Ok(Outcome::Fine)
 }

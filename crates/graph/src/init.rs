@@ -1,5 +1,7 @@
 //! How a parameter starts when no weights are loaded.
 
+use vit_system::hash::fnv1a;
+
 use crate::random::philox;
 
 /// A parameter's initialiser.
@@ -63,10 +65,13 @@ struct NamedStream {
 
 impl NamedStream {
     fn new(seed: u64, name: &str) -> Self {
-        // FNV-1a: any fixed, well-spread hash does; this one is a line.
-        let name =
-            name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-        NamedStream { key: [seed as u32, (seed >> 32) as u32], name, block: 0, words: [0; 4], next: 4 }
+        NamedStream {
+            key: [seed as u32, (seed >> 32) as u32],
+            name: fnv1a(name.as_bytes()),
+            block: 0,
+            words: [0; 4],
+            next: 4,
+        }
     }
 
     fn word(&mut self) -> u32 {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use vit_graph::device::Parameters;
 use vit_graph::ops::Parameter;
-use vit_system::regular_file;
+use vit_system::{atomic_file, regular_file};
 
 use crate::adapt::{Leniency, adapt};
 use crate::builtin;
@@ -15,7 +15,6 @@ use crate::config::{self, Config};
 use crate::error::ModelError;
 use crate::guess::guess;
 use crate::labels;
-use crate::replace::replace;
 use crate::run::model_of;
 use crate::weights::safetensors::{self, Dtype};
 use crate::weights::{self, Scheme, Weights, names};
@@ -192,7 +191,7 @@ impl Checkpoint {
 }
 
 fn write_json(path: &Path, json: &Value) -> std::io::Result<()> {
-    replace(path, |beside| fs::write(beside, format!("{json:#}\n")))
+    atomic_file::write(path, format!("{json:#}\n"))
 }
 
 fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {

@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use vit_graph::cost::Cost;
 use vit_models::{Mode, ProblemType, Variant};
-use vit_system::regular_file;
+use vit_system::{atomic_file, regular_file};
 
 use crate::error::TrainError;
 use crate::recipe::{Recipe, Span, Teaching};
-use crate::run::folder::{Existing, RunError, RunFolder, columns, replace};
+use crate::run::folder::{Existing, RunError, RunFolder, columns};
 use crate::run::saving::Snapshot;
 use crate::run::setup::{ChangedData, Launch, ModelChoice, RunSettings, Setup, named_variant};
 use crate::run::trainer::Finished;
@@ -151,7 +151,7 @@ impl Study {
                 return Err(TrainError::Config { path: settings, what });
             }
             Ok(_) => {}
-            Err(_) => replace(&settings, text.as_bytes()).map_err(file(&settings))?,
+            Err(_) => atomic_file::write(&settings, text.as_bytes()).map_err(file(&settings))?,
         }
         let data = plan.settings.data.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let title = format!("{data}: {} of {} pictures for every model", plan.recipe.length, plan.recipe.batch);
@@ -232,7 +232,7 @@ impl Study {
         };
         let text = serde_json::to_string_pretty(&result).unwrap_or_default();
         let failed = |error: std::io::Error| TrainError::Config { path: path.clone(), what: error.to_string() };
-        replace(&path, format!("{text}\n").as_bytes()).map_err(failed)?;
+        atomic_file::write(&path, format!("{text}\n")).map_err(failed)?;
         Ok(result)
     }
 

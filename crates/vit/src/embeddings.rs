@@ -1,7 +1,7 @@
 //! Embeddings in files that other programs read: NumPy, safetensors, Parquet.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
-use vit_models::replace;
 use vit_models::weights::{npy, safetensors};
+use vit_system::atomic_file;
 
 use crate::Error;
 
@@ -31,7 +31,7 @@ pub fn write(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> 
     let whole: Vec<usize> = std::iter::once(files.len()).chain(shape.iter().copied()).collect();
     match path.extension().and_then(|e| e.to_str()) {
         Some("npy") => {
-            replace(path, |aside| npy::write(aside, &whole, values)).map_err(|e| failed(e.to_string()))?;
+            npy::write(path, &whole, values).map_err(|e| failed(e.to_string()))?;
             let names = path.with_extension("files.txt");
             write_names(&names, files).map_err(|e| Error::Unsuitable(format!("{}: {e}", names.display())))
         }
@@ -42,8 +42,8 @@ pub fn write(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> 
             Ok(safetensors::write(path, tensors, safetensors::Dtype::F32, &metadata)?)
         }
         Some("parquet") => {
-            let write = |aside: &Path| write_parquet(aside, files, each, values).map_err(cause);
-            replace(path, write).map_err(|e| failed(e.to_string()))
+            let write = |out: &mut _| write_parquet(out, files, each, values).map_err(cause);
+            atomic_file::write_with(path, write).map_err(|e| failed(e.to_string()))
         }
         _ => Err(failed(format!("the ending should be .{}", ENDINGS.join(", .")))),
     }
@@ -63,11 +63,11 @@ fn cause(error: ParquetError) -> std::io::Error {
 /// One line per row, also where a name holds a line's end.
 fn write_names(path: &Path, files: &[String]) -> std::io::Result<()> {
     let lines: String = files.iter().map(|f| f.replace('\r', "\\r").replace('\n', "\\n") + "\n").collect();
-    replace(path, |aside| std::fs::write(aside, lines))
+    atomic_file::write(path, lines)
 }
 
 /// Two columns: `file`, and `embedding` as a list of floats.
-fn write_parquet(path: &Path, files: &[String], each: usize, values: &[f32]) -> parquet::errors::Result<()> {
+fn write_parquet(out: impl Write + Send, files: &[String], each: usize, values: &[f32]) -> parquet::errors::Result<()> {
     let file = Type::primitive_type_builder("file", Physical::BYTE_ARRAY)
         .with_repetition(Repetition::REQUIRED)
         .with_converted_type(ConvertedType::UTF8)
@@ -85,7 +85,7 @@ fn write_parquet(path: &Path, files: &[String], each: usize, values: &[f32]) -> 
         .build()?;
     let schema = Type::group_type_builder("schema").with_fields(vec![Arc::new(file), Arc::new(embedding)]).build()?;
     let properties = WriterProperties::builder().set_compression(Compression::UNCOMPRESSED).build();
-    let mut writer = SerializedFileWriter::new(File::create(path)?, Arc::new(schema), Arc::new(properties))?;
+    let mut writer = SerializedFileWriter::new(out, Arc::new(schema), Arc::new(properties))?;
     let mut rows = writer.next_row_group()?;
     if let Some(mut column) = rows.next_column()? {
         let names: Vec<ByteArray> = files.iter().map(|f| ByteArray::from(f.as_str())).collect();

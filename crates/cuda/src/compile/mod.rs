@@ -176,7 +176,7 @@ pub(crate) fn compile_all(variants: &[&Variant], target: &Target) -> Vec<Result<
 /// The machine code of a variant, from disk where it was compiled before.
 fn image(variant: &Variant, target: &Target) -> Result<Vec<u8>, String> {
     let options = variant.options(target);
-    let key = cache::fingerprint(&[
+    let key = vit_system::hash::fingerprint(&[
         PRELUDE.as_bytes(),
         variant.source.text.as_bytes(),
         options.join(" ").as_bytes(),

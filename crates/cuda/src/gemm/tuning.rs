@@ -41,7 +41,7 @@ impl Choices {
     /// What an earlier run on the same GPU with the same libraries has found.
     pub fn remembered(info: &DeviceInfo) -> Self {
         let versions = format!("{} {} {}", info.name, info.driver, info.cublas);
-        let file = format!("products-{}.txt", cache::fingerprint(&[versions.as_bytes()]));
+        let file = format!("products-{}.txt", vit_system::hash::fingerprint(&[versions.as_bytes()]));
         let text = cache::read(&file).and_then(|content| String::from_utf8(content).ok()).unwrap_or_default();
         let timed = text.lines().filter_map(|line| line.rsplit_once('='));
         let timed = timed.filter_map(|(key, words)| Some((key.to_string(), parse(words)?))).collect();

@@ -7,6 +7,7 @@
 use super::listing::Listing;
 use std::collections::BTreeMap;
 use vit_graph::random::philox;
+use vit_system::hash::fnv1a;
 
 /// What is drawn; each has ranks of its own.
 #[derive(Clone, Copy)]
@@ -67,21 +68,4 @@ fn rank(key: &str, draw: Draw, seed: u64) -> u64 {
     let hash = fnv1a(key.as_bytes());
     let words = philox([hash as u32, (hash >> 32) as u32, draw as u32, 0], [seed as u32, (seed >> 32) as u32]);
     u64::from(words[0]) << 32 | u64::from(words[1])
-}
-
-/// Fowler, Noll and Vo's hash, which will be the same in every version and on every machine.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hash_gives_the_published_answers() {
-        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
-        assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
-        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
-    }
 }

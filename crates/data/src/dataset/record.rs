@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::sync::Arc;
-use xxhash_rust::xxh3::Xxh3;
+use vit_system::hash::Xxh3;
 
 /// The columns of the table.
 const HEADER: &str = "part\tlabels\tbytes\tname";

@@ -1,11 +1,11 @@
 //! A figure: a drawing, what it shows, and the numbers behind it.
 
-use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 use vit_models::weights::npy;
 use vit_plot::Scene;
+use vit_system::atomic_file;
 
 use crate::InsightError;
 
@@ -43,7 +43,7 @@ impl Figure {
             let name = format!("{}.{ending}", self.name);
             let path = folder.join(&name);
             files.push(name);
-            fs::write(&path, content).map_err(InsightError::of(&path))
+            atomic_file::write(&path, content).map_err(InsightError::of(&path))
         };
         write("png", &self.scene.png(2.0)?)?;
         write("svg", self.scene.svg().as_bytes())?;

@@ -19,7 +19,7 @@ pub enum WeightsError {
     },
     /// The operating system refused.
     #[error("{0}")]
-    Io(std::io::Error),
+    Io(#[from] std::io::Error),
     /// The weights are larger than memory.
     #[error("its weights need {:.2} GB of memory, and {room}", *needed as f64 / 1e9)]
     Memory {

@@ -1,15 +1,16 @@
 //! Writes one array as NumPy saves it. Reading is the npz reader's job.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::Path;
 
-/// Writes an f32 array of this shape, row-major.
+use vit_system::atomic_file;
+
+/// Writes an f32 array of this shape, row-major, to a file that appears once it is complete.
 pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> std::io::Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
-    start(&mut out, shape)?;
-    append(&mut out, values)?;
-    out.flush()
+    atomic_file::write_with(path, |out| {
+        start(out, shape)?;
+        append(out, values)
+    })
 }
 
 /// Writes the header of an f32 array of this shape; its elements follow through [`append`].

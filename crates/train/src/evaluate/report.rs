@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use vit_data::Samples;
+use vit_system::atomic_file;
 
 use crate::error::TrainError;
 use crate::evaluate::metrics::{ClassMeasures, Evaluation};
@@ -59,7 +60,7 @@ pub fn write_evaluation(
 ) -> Result<Vec<&'static str>, TrainError> {
     let write = |name: &str, content: &[u8]| {
         let path = folder.join(name);
-        fs::write(&path, content).map_err(|error| TrainError::Config { path, what: error.to_string() })
+        atomic_file::write(&path, content).map_err(|error| TrainError::Config { path, what: error.to_string() })
     };
     fs::create_dir_all(folder).map_err(|e| TrainError::Config { path: folder.into(), what: e.to_string() })?;
     let mut files = vec!["evaluation.json", "classes.csv"];

@@ -16,7 +16,6 @@
 mod error;
 mod events;
 mod log;
-mod replace;
 mod row;
 
 use std::collections::BTreeMap;
@@ -28,12 +27,11 @@ use vit_graph::device::Algorithms;
 
 pub use error::RunError;
 pub use log::MetricsLog;
-pub(crate) use replace::replace;
 pub use row::{Row, columns};
 
 use vit_data::dataset::SampleRecord;
 use vit_models::run::{CHECKPOINTS, CONFIG};
-use vit_system::regular_file;
+use vit_system::{atomic_file, regular_file};
 
 use crate::run::saving::Slot;
 
@@ -221,7 +219,7 @@ impl RunFolder {
 
     fn write(&self, name: &str, content: &[u8]) -> Result<(), RunError> {
         let path = self.path.join(name);
-        replace(&path, content).map_err(|error| RunError::io(&path, error))
+        atomic_file::write(&path, content).map_err(|error| RunError::io(&path, error))
     }
 }
 

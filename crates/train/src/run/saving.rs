@@ -21,7 +21,6 @@ use vit_models::weights::{Weights, WeightsError};
 use vit_models::{Config, read_config};
 use vit_system::regular_file;
 
-pub(crate) use disk::sync_folder;
 use disk::{Disk, LocalDisk};
 pub use error::SaveError;
 use manifest::{Hashed, Manifest};

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use super::{StudyResult, TrainError};
 use crate::plots::{ScalingLine, scaling};
-use crate::run::folder::replace;
 use crate::run::progress::Clock;
 
 const FILES: [&str; 4] = ["results.csv", "results.md", "results.svg", "results.png"];
@@ -26,7 +25,8 @@ pub(super) fn write(
 ) -> Result<([&'static str; 4], StudyTable), TrainError> {
     let keep = |name: &str, content: &[u8]| {
         let path = folder.join(name);
-        replace(&path, content).map_err(|error| TrainError::Config { path, what: error.to_string() })
+        vit_system::atomic_file::write(&path, content)
+            .map_err(|error| TrainError::Config { path, what: error.to_string() })
     };
     let table = table(results);
     keep(FILES[0], csv(results).as_bytes())?;

@@ -2,13 +2,12 @@
 //! give equal files. The file is written beside its destination, flushed and renamed over it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::Write;
+use std::path::Path;
 
 use half::{bf16, f16};
 use serde_json::json;
+use vit_system::atomic_file;
 
 use super::FORMAT;
 use crate::weights::{WeightsError, element_count};
@@ -53,7 +52,8 @@ pub fn write<'a>(
     dtype: Dtype,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), WeightsError> {
-    replace(path, tensors, dtype, metadata).map_err(|error| error.in_file(path))
+    let write = |tensors| atomic_file::write_with(path, |out| emit(out, &tensors, dtype, metadata));
+    collect(tensors).and_then(write).map_err(|error| error.in_file(path))
 }
 
 /// The bytes that [`write()`] puts in a file.
@@ -76,51 +76,6 @@ pub fn write_to<'a>(
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), WeightsError> {
     emit(out, &collect(tensors)?, dtype, metadata)
-}
-
-fn replace<'a>(
-    path: &Path,
-    tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>,
-    dtype: Dtype,
-    metadata: &BTreeMap<String, String>,
-) -> Result<(), WeightsError> {
-    let tensors = collect(tensors)?;
-    let beside = beside(path)?;
-    let written = File::create(&beside)
-        .map_err(WeightsError::Io)
-        .and_then(|file| {
-            let mut file = BufWriter::with_capacity(1 << 20, file);
-            emit(&mut file, &tensors, dtype, metadata)?;
-            let file = file.into_inner().map_err(|error| WeightsError::Io(error.into_error()))?;
-            // A rename may reach the disk before the data does: without this, power loss could leave an empty file.
-            file.sync_all().map_err(WeightsError::Io)
-        })
-        .and_then(|()| fs::rename(&beside, path).map_err(WeightsError::Io));
-    match &written {
-        // The rename itself is only durable once the folder is; not every system lets a folder be opened for that.
-        Ok(()) => {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            let _ = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
-        }
-        // The first error is the one worth reporting.
-        Err(_) => drop(fs::remove_file(&beside)),
-    }
-    written
-}
-
-/// How many files this process has begun: two threads may write the same one.
-static WRITES: AtomicU64 = AtomicU64::new(0);
-
-/// A name in the same folder, since only there is a rename atomic, that no other writer uses.
-fn beside(path: &Path) -> Result<PathBuf, WeightsError> {
-    let Some(name) = path.file_name() else {
-        return Err(WeightsError::Io(io::Error::new(io::ErrorKind::InvalidInput, "not a file name")));
-    };
-    let mut hidden = std::ffi::OsString::from(".");
-    hidden.push(name);
-    let number = WRITES.fetch_add(1, Ordering::Relaxed);
-    hidden.push(format!(".{}-{number}.part", std::process::id()));
-    Ok(path.with_file_name(hidden))
 }
 
 fn collect<'a>(

@@ -5,9 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use vit_system::regular_file;
+use vit_system::{atomic_file, regular_file};
 
-use super::replace::replace;
 use super::row::{EPOCH, STEP, csv_header};
 use super::{ROWS, Row, RunError, RunFolder, TABLE, events};
 use crate::json::NOT_FINITE;
@@ -133,7 +132,7 @@ fn table_text(columns: &[String], rows: &[Row]) -> String {
 }
 
 fn write_whole(path: &Path, content: &[u8]) -> Result<(), RunError> {
-    replace(path, content).map_err(|error| RunError::io(path, error))
+    atomic_file::write(path, content).map_err(|error| RunError::io(path, error))
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use vit_system::atomic_file;
+
 /// What a save does to a disk.
 pub(super) trait Disk {
     /// A file being written.
@@ -47,7 +49,7 @@ impl Disk for LocalDisk {
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        sync_folder(path)
+        atomic_file::sync_folder(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -56,18 +58,5 @@ impl Disk for LocalDisk {
 
     fn remove_folder(&self, path: &Path) -> io::Result<()> {
         fs::remove_dir_all(path)
-    }
-}
-
-/// Flushes the names in a folder, where the system can: Windows does not open folders, and some network file systems
-/// flush them by themselves and refuse to be asked.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    if cfg!(not(unix)) {
-        return Ok(());
-    }
-    match File::open(path)?.sync_all() {
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
-        synced => synced,
     }
 }

@@ -6,8 +6,8 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use vit_system::hash::Xxh3;
 use vit_system::regular_file;
-use xxhash_rust::xxh3::Xxh3;
 
 use super::{CONFIG, STATE, WEIGHTS};
 
