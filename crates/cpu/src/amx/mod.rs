@@ -8,12 +8,12 @@
 //! At both ends of the range this differs from IEEE arithmetic. Pieces and sums below 2^-126 count as zero, so that numbers
 //! below 2^-102 lose their last places first and then others; infinity and numbers from 3.396e38 on give NaN.
 
-mod pieces;
-mod product;
-mod unit;
+mod bf16x3;
+mod microkernel;
+mod tmul;
 
-pub(crate) use pieces::{PIECES, split};
-pub(crate) use product::{Chores, SIDE, STEP, STEP_BYTES, TILE, product};
+pub(crate) use bf16x3::{PIECES, split};
+pub(crate) use microkernel::{Chores, SIDE, STEP, STEP_BYTES, TILE, product};
 #[cfg(test)]
-pub(crate) use unit::Emulated;
-pub(crate) use unit::{Amx, Unit, is_available};
+pub(crate) use tmul::Emulated;
+pub(crate) use tmul::{Amx, Unit, is_available};

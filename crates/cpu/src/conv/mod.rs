@@ -4,7 +4,7 @@
 
 mod depthwise;
 mod depthwise_grad;
-mod tile;
+mod implicit_gemm;
 
 pub(crate) use depthwise::depthwise;
 pub(crate) use depthwise_grad::{depthwise_grad_input, depthwise_grad_weight, depthwise_grad_weight_workspace};
@@ -16,7 +16,7 @@ use crate::gemm::{check_workspace, packed_len};
 use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
 use crate::simd::TileShape;
-use tile::{Block, Segment};
+use implicit_gemm::{Block, Segment};
 
 /// Everything about one convolution that its shapes tell.
 #[derive(Clone, Copy, Debug)]

@@ -5,12 +5,12 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
-mod block;
+mod macrokernel;
 mod matmul;
-mod operands;
-mod overlap;
+mod microkernel;
 mod pack;
-mod tile;
+mod pipelined;
+mod rank1;
 
 use crate::activation::Activation;
 #[cfg(target_arch = "x86_64")]
@@ -19,12 +19,12 @@ use crate::isa::Isa;
 use crate::pool::{Parts, Pool};
 use crate::simd::TileShape;
 
-pub(crate) use block::{Block, block_scratch};
+pub(crate) use macrokernel::{Block, block_scratch};
 pub(crate) use matmul::{ALIGN, aligned};
 pub use matmul::{Matmul, matmul, matmul_workspace};
-pub(crate) use operands::{Groups, Operands};
 pub(crate) use pack::PackPanels;
 pub use pack::{BLayout, pack_b, pack_b_parallel, packed_len};
+pub(crate) use rank1::{Groups, Operands};
 
 /// How A lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

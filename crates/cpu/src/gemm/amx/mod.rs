@@ -3,21 +3,21 @@
 //! pieces while the matrix unit is at those before them, and they bring the sums of the last square to C. Only rows that
 //! several blocks of B wait for are all in pieces first.
 
-mod chores;
-mod operands;
-mod plan;
+mod interleave;
+mod partition;
+mod split;
 
 use super::matmul::{ALIGN, aligned};
-use super::tile::Finish;
+use super::microkernel::Finish;
 use super::{Block, Cut, Gemm, Grid};
 use crate::activation::{Function, with_function};
 use crate::amx::{SIDE, STEP, STEP_BYTES, Unit, product};
 use crate::pool::{Parts, Pool};
 use crate::simd::{Avx512, Simd};
 
-use chores::{Both, Square};
-use operands::{Pieces, Rows, split_columns};
-use plan::{Plan, in_pieces, terms};
+use interleave::{Both, Square};
+use partition::{Plan, in_pieces, terms};
+use split::{Pieces, Rows, split_columns};
 
 /// Columns of a packed panel, and of the least that is a block: a multiple of a panel and of a square.
 const PANEL: usize = Avx512::TILE_VECTORS * Avx512::LANES;

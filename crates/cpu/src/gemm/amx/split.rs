@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::super::{Block, Gemm};
 use super::PANEL;
-use super::plan::{BYTES, terms};
+use super::partition::{BYTES, terms};
 use crate::amx::{PIECES, SIDE, STEP, STEP_BYTES, TILE, split};
 use crate::pool::{Parts, Pool};
 

@@ -3,9 +3,9 @@
 //! copied if the caller gives room for it.
 
 use super::matmul::{ALIGN, aligned};
-use super::overlap::{self, Pending};
+use super::microkernel::{Finish, LINE, Lines, Soon, TileArgs, TileBuffer, TileRow, tile};
 use super::pack::copy_panel;
-use super::tile::{Finish, LINE, Lines, Soon, TileArgs, TileBuffer, TileRow, tile};
+use super::pipelined::{self, Pending};
 use super::{ALayout, Epilogue};
 use crate::activation::Activation;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
@@ -189,7 +189,7 @@ impl Kernel for Block<'_> {
                             lines: &lines,
                         };
                         if overlapped {
-                            overlap::tiles(s, activation, &args, slope, &mut pending);
+                            pipelined::tiles(s, activation, &args, slope, &mut pending);
                         } else {
                             tile(s, rows, vectors, self.a_layout, &args);
                         }
@@ -231,7 +231,7 @@ impl Kernel for Block<'_> {
                 column += columns;
             }
             // SAFETY: the pending tile is one of this block.
-            unsafe { overlap::finish(s, activation, &mut pending) };
+            unsafe { pipelined::finish(s, activation, &mut pending) };
             start += k;
             if last {
                 break;

@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
-use super::pieces::PIECES;
-use super::unit::Unit;
+use super::bf16x3::PIECES;
+use super::tmul::Unit;
 
 /// Rows and columns of the square.
 pub(crate) const SIDE: usize = 32;

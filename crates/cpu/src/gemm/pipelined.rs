@@ -2,7 +2,7 @@
 //! applied to a tile while the next one is computed, a vector every few terms.
 
 use super::Groups;
-use super::tile::{GROUP, TileArgs, TileBuffer, Walk, starts};
+use super::microkernel::{GROUP, TileArgs, TileBuffer, Walk, starts};
 use crate::activation::{Activation, Function, with_function};
 use crate::simd::{Kernel, Simd};
 
@@ -20,7 +20,7 @@ pub(super) struct Pending {
 /// left pending. `args.out` is C; `slope`, laid out as C, takes the activation's slope unless it is null.
 ///
 /// # Safety
-/// As for [`super::tile::tile`], with a row-major A. C and the slope must stay writable until the pending tile is finished.
+/// As for [`super::microkernel::tile`], with a row-major A. C and the slope must stay writable until the pending tile is finished.
 #[inline(always)]
 pub(super) unsafe fn tiles<S: Simd>(
     s: S,

@@ -1,6 +1,6 @@
 //! What the vector units do while the matrix unit is at a square: the next rows of A go to pieces, the last square to C.
 
-use super::operands::Rows;
+use super::split::Rows;
 use crate::activation::Function;
 use crate::amx::{Chores, SIDE};
 use crate::simd::{Avx512, Simd};
