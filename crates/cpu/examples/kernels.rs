@@ -73,7 +73,7 @@ fn peak(pool: &Pool, rounds: impl Fn(usize) -> u64 + Sync) -> f64 {
     flops.into_inner() as f64 / time / 1e9
 }
 
-fn product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Activation) -> f64 {
+fn product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Option<Activation>) -> f64 {
     let a = Aligned::new(m * k);
     let w = Aligned::new(n * k);
     let bias = Aligned::new(n);
@@ -103,7 +103,7 @@ fn product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Acti
 }
 
 /// The same product on bytes, the quantisation of A included.
-fn quantised_product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Activation) -> f64 {
+fn quantised_product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Option<Activation>) -> f64 {
     let a = Aligned::new(m * k);
     let w = Aligned::new(n * k);
     let bias = Aligned::new(n);
@@ -148,13 +148,13 @@ fn quantised(pool: &Pool, isa: Isa) {
 }
 
 /// Names, outputs, inputs and activations of the linear layers of a block.
-fn layers(width: usize) -> [(&'static str, usize, usize, Activation); 5] {
+fn layers(width: usize) -> [(&'static str, usize, usize, Option<Activation>); 5] {
     [
-        ("qkv", 3 * width, width, Activation::None),
-        ("proj", width, width, Activation::None),
-        ("fc1", 4 * width, width, Activation::None),
-        ("fc1+gelu", 4 * width, width, Activation::GeluErf),
-        ("fc2", width, 4 * width, Activation::None),
+        ("qkv", 3 * width, width, None),
+        ("proj", width, width, None),
+        ("fc1", 4 * width, width, None),
+        ("fc1+gelu", 4 * width, width, Some(Activation::Gelu)),
+        ("fc2", width, 4 * width, None),
     ]
 }
 
@@ -251,7 +251,7 @@ fn training(pool: &Pool, isa: Isa, print: impl Fn(&str, f64)) {
         let rows = 197 * batch;
         let name = |what: &str| format!("{model} batch {batch} {what}");
         for (layer, n, k, activation) in layers(width) {
-            if activation == Activation::None {
+            if activation.is_none() {
                 let of = |what: &str| name(&format!("{layer} {what}"));
                 print(&of("of weights"), gradient(pool, isa, n, k, rows, ALayout::Transposed));
                 print(&of("of input"), gradient(pool, isa, rows, k, n, ALayout::RowMajor));

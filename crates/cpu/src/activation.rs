@@ -1,123 +1,87 @@
-//! The activation functions and their gradients, on whole buffers and (through `Function`) inside other kernels.
-//! They are accurate to a few units in the last place over the whole range, and keep NaN.
+//! The activation functions and their derivatives, on whole buffers and (through [`ActivationFn`]) inside other kernels.
+//! They are accurate to a few units in the last place over the whole range, and propagate NaN.
+//!
+//! An activation of the graph is added here with a type that implements [`ActivationFn`] and its name in
+//! [`with_activation`].
+
+pub use vit_graph::ops::Activation;
 
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::simd::math::{clamp, exp, gelu, gelu_and_slope, sigmoid, sigmoid_pair, tanh};
+use crate::simd::math::{clamp, exp, gelu, gelu_and_derivative, sigmoid, sigmoid_pair, tanh};
 use crate::simd::{Kernel, Simd};
 
-/// An activation function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `x`
-    #[default]
-    None,
-    /// `x * (1 + erf(x / sqrt 2)) / 2`
-    GeluErf,
-    /// The approximation of GELU by tanh.
-    GeluTanh,
-    /// `max(x, 0)`
-    Relu,
-    /// `x * sigmoid(x)`
-    Silu,
-    /// Hyperbolic tangent.
-    Tanh,
-    /// `1 / (1 + e^-x)`
-    Sigmoid,
-}
-
-/// A scalar function as a type, so that kernels can inline it.
-pub(crate) trait Function: Copy {
+/// An activation as a type, so that kernels can inline it.
+pub(crate) trait ActivationFn: Copy {
     fn value<S: Simd>(self, s: S, x: S::V) -> S::V;
-    fn slope<S: Simd>(self, s: S, x: S::V) -> S::V;
+    fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V;
     #[inline(always)]
-    fn value_and_slope<S: Simd>(self, s: S, x: S::V) -> (S::V, S::V) {
-        (self.value(s, x), self.slope(s, x))
+    fn value_and_derivative<S: Simd>(self, s: S, x: S::V) -> (S::V, S::V) {
+        (self.value(s, x), self.derivative(s, x))
     }
 }
 
-#[derive(Clone, Copy)]
-pub(crate) struct Identity;
-#[derive(Clone, Copy)]
-pub(crate) struct GeluErf;
-#[derive(Clone, Copy)]
-pub(crate) struct GeluTanh;
-#[derive(Clone, Copy)]
-pub(crate) struct Relu;
-#[derive(Clone, Copy)]
-pub(crate) struct Silu;
-#[derive(Clone, Copy)]
-pub(crate) struct Tanh;
-#[derive(Clone, Copy)]
-pub(crate) struct Sigmoid;
-
-/// Evaluates `$body` with `$f` bound to the type of the activation.
-macro_rules! with_function {
+/// Evaluates `$body` once for each activation, with `$f` bound to its type: the types have the names of the graph's
+/// variants, and `None` is [`Identity`].
+macro_rules! with_activation {
     ($activation:expr, $f:ident => $body:expr) => {
+        $crate::activation::with_activation!(@ $activation, $f => $body; Gelu, GeluTanh, Relu, Silu, Tanh, Sigmoid)
+    };
+    (@ $activation:expr, $f:ident => $body:expr; $($name:ident),*) => {
         match $activation {
-            $crate::activation::Activation::None => {
+            None => {
                 let $f = $crate::activation::Identity;
                 $body
             }
-            $crate::activation::Activation::GeluErf => {
-                let $f = $crate::activation::GeluErf;
+            $(Some(vit_graph::ops::Activation::$name) => {
+                let $f = $crate::activation::$name;
                 $body
-            }
-            $crate::activation::Activation::GeluTanh => {
-                let $f = $crate::activation::GeluTanh;
-                $body
-            }
-            $crate::activation::Activation::Relu => {
-                let $f = $crate::activation::Relu;
-                $body
-            }
-            $crate::activation::Activation::Silu => {
-                let $f = $crate::activation::Silu;
-                $body
-            }
-            $crate::activation::Activation::Tanh => {
-                let $f = $crate::activation::Tanh;
-                $body
-            }
-            $crate::activation::Activation::Sigmoid => {
-                let $f = $crate::activation::Sigmoid;
-                $body
-            }
+            })*
         }
     };
 }
-pub(crate) use with_function;
+pub(crate) use with_activation;
 
-impl Function for Identity {
+#[derive(Clone, Copy)]
+pub(crate) struct Identity;
+
+impl ActivationFn for Identity {
     #[inline(always)]
     fn value<S: Simd>(self, _: S, x: S::V) -> S::V {
         x
     }
     #[inline(always)]
-    fn slope<S: Simd>(self, s: S, _: S::V) -> S::V {
+    fn derivative<S: Simd>(self, s: S, _: S::V) -> S::V {
         s.splat(1.0)
     }
 }
 
-impl Function for GeluErf {
+#[derive(Clone, Copy)]
+pub(crate) struct Gelu;
+
+impl ActivationFn for Gelu {
     #[inline(always)]
     fn value<S: Simd>(self, s: S, x: S::V) -> S::V {
         gelu(s, x)
     }
     #[inline(always)]
-    fn slope<S: Simd>(self, s: S, x: S::V) -> S::V {
-        gelu_and_slope(s, x).1
+    fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
+        gelu_and_derivative(s, x).1
     }
     #[inline(always)]
-    fn value_and_slope<S: Simd>(self, s: S, x: S::V) -> (S::V, S::V) {
-        gelu_and_slope(s, x)
+    fn value_and_derivative<S: Simd>(self, s: S, x: S::V) -> (S::V, S::V) {
+        gelu_and_derivative(s, x)
     }
 }
 
+#[derive(Clone, Copy)]
+pub(crate) struct GeluTanh;
+
+/// sqrt(2 / π)
 const TANH_LINEAR: f32 = 0.797_884_6;
 const TANH_CUBIC: f32 = 0.044_715;
 
-impl Function for GeluTanh {
+impl ActivationFn for GeluTanh {
     // (1 + tanh u) / 2 is sigmoid(2 u), which keeps the accuracy of the lower tail.
     #[inline(always)]
     fn value<S: Simd>(self, s: S, x: S::V) -> S::V {
@@ -126,105 +90,117 @@ impl Function for GeluTanh {
         s.div(x, s.add(s.splat(1.0), exp(s, twice)))
     }
     #[inline(always)]
-    fn slope<S: Simd>(self, s: S, x: S::V) -> S::V {
+    fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
         let one = s.splat(1.0);
         let x = clamp(s, x, 30.0);
         let square = s.mul(x, x);
         let inner = s.mul_add(square, s.splat(TANH_CUBIC), one);
         let (y, rest) = sigmoid_pair(s, s.mul(s.mul(x, s.splat(2.0 * TANH_LINEAR)), inner));
-        let inner_slope = s.mul_add(square, s.splat(3.0 * TANH_CUBIC), one);
-        let u = s.mul(s.mul(x, s.splat(2.0 * TANH_LINEAR)), inner_slope);
+        let d_inner = s.mul_add(square, s.splat(3.0 * TANH_CUBIC), one);
+        let u = s.mul(s.mul(x, s.splat(2.0 * TANH_LINEAR)), d_inner);
         s.mul_add(s.mul(u, y), rest, y)
     }
 }
 
-impl Function for Relu {
+#[derive(Clone, Copy)]
+pub(crate) struct Relu;
+
+impl ActivationFn for Relu {
     #[inline(always)]
     fn value<S: Simd>(self, s: S, x: S::V) -> S::V {
         s.max(s.splat(0.0), x)
     }
     #[inline(always)]
-    fn slope<S: Simd>(self, s: S, x: S::V) -> S::V {
+    fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
         let zero = s.splat(0.0);
-        // The maximum is 0 here, or NaN.
+        // Where the comparison is false, the maximum is 0, or NaN for a NaN.
         s.select(s.lt(zero, x), s.splat(1.0), s.max(zero, x))
     }
 }
 
-impl Function for Silu {
+#[derive(Clone, Copy)]
+pub(crate) struct Silu;
+
+impl ActivationFn for Silu {
     #[inline(always)]
     fn value<S: Simd>(self, s: S, x: S::V) -> S::V {
         let e = exp(s, s.sub(s.splat(0.0), x));
         s.div(x, s.add(s.splat(1.0), e))
     }
     #[inline(always)]
-    fn slope<S: Simd>(self, s: S, x: S::V) -> S::V {
+    fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
         let x = clamp(s, x, 200.0);
         let (y, rest) = sigmoid_pair(s, x);
         s.mul_add(s.mul(x, y), rest, y)
     }
 }
 
-impl Function for Tanh {
+#[derive(Clone, Copy)]
+pub(crate) struct Tanh;
+
+impl ActivationFn for Tanh {
     #[inline(always)]
     fn value<S: Simd>(self, s: S, x: S::V) -> S::V {
         tanh(s, x)
     }
     #[inline(always)]
-    fn slope<S: Simd>(self, s: S, x: S::V) -> S::V {
+    fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
         let y = tanh(s, x);
         s.neg_mul_add(y, y, s.splat(1.0))
     }
 }
 
-impl Function for Sigmoid {
+#[derive(Clone, Copy)]
+pub(crate) struct Sigmoid;
+
+impl ActivationFn for Sigmoid {
     #[inline(always)]
     fn value<S: Simd>(self, s: S, x: S::V) -> S::V {
         sigmoid(s, x)
     }
     #[inline(always)]
-    fn slope<S: Simd>(self, s: S, x: S::V) -> S::V {
+    fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
         let (y, rest) = sigmoid_pair(s, x);
         s.mul(y, rest)
     }
 }
 
-/// Elements that one task handles: enough work to be worth handing out.
+/// Elements of one task: enough work to outweigh the cost of scheduling it.
 const CHUNK: usize = 16 * 1024;
 
-/// `out = kind(x)`, element by element.
+/// `out = f(x)`, element by element.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn unary(pool: &Pool, isa: Isa, kind: Activation, x: &[f32], out: &mut [f32]) {
+pub fn apply(pool: &Pool, isa: Isa, f: Activation, x: &[f32], out: &mut [f32]) {
     assert_eq!(x.len(), out.len(), "activation: input and output differ");
     pool.run_chunks(out, CHUNK, &|i, out| {
         let x = &x[i * CHUNK..][..out.len()];
-        with_function!(kind, f => isa.dispatch(Apply { f, x, out }));
+        with_activation!(Some(f), f => isa.dispatch(ApplyActivation { f, x, out }));
     });
 }
 
-/// `dx = kind'(x) * dy`, element by element.
+/// `dx = f'(x) * dy`, element by element.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn unary_grad(pool: &Pool, isa: Isa, kind: Activation, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+pub fn apply_grad(pool: &Pool, isa: Isa, f: Activation, x: &[f32], dy: &[f32], dx: &mut [f32]) {
     assert_eq!(x.len(), dy.len(), "activation gradient: x and dy differ");
     assert_eq!(x.len(), dx.len(), "activation gradient: x and dx differ");
     pool.run_chunks(dx, CHUNK, &|i, dx| {
         let x = &x[i * CHUNK..][..dx.len()];
         let dy = &dy[i * CHUNK..][..dx.len()];
-        with_function!(kind, f => isa.dispatch(ApplyGrad { f, x, dy, dx }));
+        with_activation!(Some(f), f => isa.dispatch(ApplyActivationGrad { f, x, dy, dx }));
     });
 }
 
-struct Apply<'a, F> {
+struct ApplyActivation<'a, F> {
     f: F,
     x: &'a [f32],
     out: &'a mut [f32],
 }
 
-impl<F: Function> Kernel for Apply<'_, F> {
+impl<F: ActivationFn> Kernel for ApplyActivation<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -244,14 +220,14 @@ impl<F: Function> Kernel for Apply<'_, F> {
     }
 }
 
-struct ApplyGrad<'a, F> {
+struct ApplyActivationGrad<'a, F> {
     f: F,
     x: &'a [f32],
     dy: &'a [f32],
     dx: &'a mut [f32],
 }
 
-impl<F: Function> Kernel for ApplyGrad<'_, F> {
+impl<F: ActivationFn> Kernel for ApplyActivationGrad<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -262,12 +238,12 @@ impl<F: Function> Kernel for ApplyGrad<'_, F> {
         // SAFETY: i + LANES <= n, then i + (n - i) = n, and the three slices have n elements.
         unsafe {
             while i + S::LANES <= n {
-                let slope = self.f.slope(s, s.load(x.add(i)));
-                s.store(dx.add(i), s.mul(slope, s.load(dy.add(i))));
+                let derivative = self.f.derivative(s, s.load(x.add(i)));
+                s.store(dx.add(i), s.mul(derivative, s.load(dy.add(i))));
                 i += S::LANES;
             }
-            let slope = self.f.slope(s, s.load_first(x.add(i), n - i));
-            let v = s.mul(slope, s.load_first(dy.add(i), n - i));
+            let derivative = self.f.derivative(s, s.load_first(x.add(i), n - i));
+            let v = s.mul(derivative, s.load_first(dy.add(i), n - i));
             s.store_first(dx.add(i), v, n - i);
         }
     }

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use vit_cpu::activation::{Activation, unary};
+use vit_cpu::activation::{Activation, apply};
 use vit_cpu::attention::{
     Attention, AttentionGrad, AttentionShape, GradOutputs, View, ViewMut, backward, backward_workspace, forward,
     forward_workspace,
@@ -81,7 +81,7 @@ fn running_allocates_nothing() {
             c_batch_stride: 0,
             alpha: 1.0,
             accumulate: false,
-            epilogue: Epilogue { activation: Activation::GeluErf, ..Epilogue::default() },
+            epilogue: Epilogue { activation: Some(Activation::Gelu), ..Epilogue::default() },
             slope: None,
         };
         matmul(&pool, isa, product, &mut workspace);
@@ -116,7 +116,7 @@ fn running_allocates_nothing() {
         backward(&pool, isa, grad, &mut workspace);
         let (dg, db) = (Some(&mut dgamma[..]), Some(&mut dbeta[..]));
         layer_norm_grad(&pool, isa, &out, &x, None, &mean, &rstd, None, total, width, &mut dx, dg, db, &mut workspace);
-        unary(&pool, isa, Activation::Silu, &dx, &mut out);
+        apply(&pool, isa, Activation::Silu, &dx, &mut out);
     };
     // The first round may set up locks and the features of the machine.
     step();

@@ -2,7 +2,7 @@
 //! multiplied with the border.
 
 use super::{Epilogue, Geometry};
-use crate::activation::{Function, with_function};
+use crate::activation::{ActivationFn, with_activation};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::simd::{Kernel, Simd};
@@ -55,7 +55,7 @@ pub(crate) fn depthwise(
             residual: epilogue.residual.map(|(at, r)| (at, r[line * ow * c..].as_ptr())),
             out: out.as_mut_ptr(),
         };
-        with_function!(epilogue.activation, f => isa.dispatch(Row { row, f }));
+        with_activation!(epilogue.activation, f => isa.dispatch(Row { row, f }));
     });
 }
 
@@ -64,7 +64,7 @@ struct Row<'a, F> {
     f: F,
 }
 
-impl<F: Function> Kernel for Row<'_, F> {
+impl<F: ActivationFn> Kernel for Row<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -88,7 +88,7 @@ impl<F: Function> Kernel for Row<'_, F> {
     }
 }
 
-impl<F: Function> Row<'_, F> {
+impl<F: ActivationFn> Row<'_, F> {
     /// `N` results from column `x` on.
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]

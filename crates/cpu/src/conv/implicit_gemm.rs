@@ -2,7 +2,7 @@
 
 use vit_graph::ops::ResidualAt;
 
-use crate::activation::{Activation, Function, with_function};
+use crate::activation::{Activation, ActivationFn, with_activation};
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
 /// Numbers that lie together.
@@ -26,7 +26,7 @@ pub(super) struct Block<'a> {
     pub c: *mut f32,
     pub ldc: usize,
     pub bias: Option<*const f32>,
-    pub activation: Activation,
+    pub activation: Option<Activation>,
     pub residual: Option<(ResidualAt, *const f32)>,
 }
 
@@ -68,8 +68,8 @@ impl Kernel for Block<'_> {
                             bias: self.bias.filter(|_| last).map(|b| b.add(column)),
                             residual: self.residual.filter(|_| last).map(|(place, r)| (place, r.add(at))),
                         };
-                        let activation = if last { self.activation } else { Activation::None };
-                        with_function!(activation, f => s.vectorize(FinishWith { finish, f }));
+                        let activation = if last { self.activation } else { None };
+                        with_activation!(activation, f => s.vectorize(FinishWith { finish, f }));
                     }
                     row += rows;
                 }
@@ -163,7 +163,7 @@ struct FinishWith<F> {
     f: F,
 }
 
-impl<F: Function> Kernel for FinishWith<F> {
+impl<F: ActivationFn> Kernel for FinishWith<F> {
     type Output = ();
 
     #[inline(always)]

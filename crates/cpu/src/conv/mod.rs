@@ -70,7 +70,7 @@ impl Geometry {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Epilogue<'a> {
     pub bias: Option<&'a [f32]>,
-    pub activation: Activation,
+    pub activation: Option<Activation>,
     pub residual: Option<(ResidualAt, &'a [f32])>,
 }
 

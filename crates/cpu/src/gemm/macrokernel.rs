@@ -7,7 +7,6 @@ use super::microkernel::{Finish, LINE, Lines, Soon, TileArgs, TileBuffer, TileRo
 use super::pack::copy_panel;
 use super::pipelined::{self, Pending};
 use super::{ALayout, Epilogue};
-use crate::activation::Activation;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
 /// The most terms that are summed in registers before they go to C.
@@ -94,16 +93,15 @@ impl Kernel for Block<'_> {
             let slope = if last { self.slope } else { std::ptr::null_mut() };
             let epilogue = if last { Some(self.epilogue) } else { None };
             let Epilogue { factor: times, residual: plus, .. } = epilogue.unwrap_or_default();
-            let slow =
-                epilogue.is_some_and(|e| e.bias.is_some() || e.activation != Activation::None || e.scale.is_some());
+            let slow = epilogue.is_some_and(|e| e.bias.is_some() || e.activation.is_some() || e.scale.is_some());
             // Whether the tile can go straight to C.
             let twice = add && (times.is_some() || plus.is_some());
             let alone = self.alpha == 1.0 && !twice;
             let simple = alone && !slow && slope.is_null();
             // Whether it goes there through nothing but an activation.
-            let activation = epilogue.map_or(Activation::None, |e| e.activation);
+            let activation = epilogue.and_then(|e| e.activation);
             let only_activation = alone
-                && activation != Activation::None
+                && activation.is_some()
                 && epilogue.is_some_and(|e| e.bias.is_none() && e.scale.is_none())
                 && times.is_none()
                 && plus.is_none()

@@ -2,7 +2,7 @@
 //! Every tile shape performs the same operations for an element, so results do not depend on where tiles end.
 
 use super::{ALayout, Epilogue, Groups, Operands};
-use crate::activation::{Function, with_function};
+use crate::activation::{ActivationFn, with_activation};
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
 /// Rows of a transposed A to ask for ahead of time: far apart, they are not a stream to the processor.
@@ -268,9 +268,9 @@ impl Kernel for Finish<'_> {
     fn run<S: Simd>(self, s: S) {
         let activation = self.epilogue.map(|e| e.activation).unwrap_or_default();
         if self.slope.is_null() {
-            with_function!(activation, f => s.vectorize(FinishWith::<_, false> { finish: self, f }));
+            with_activation!(activation, f => s.vectorize(FinishWith::<_, false> { finish: self, f }));
         } else {
-            with_function!(activation, f => s.vectorize(FinishWith::<_, true> { finish: self, f }));
+            with_activation!(activation, f => s.vectorize(FinishWith::<_, true> { finish: self, f }));
         }
     }
 }
@@ -280,7 +280,7 @@ struct FinishWith<'a, F, const SLOPE: bool> {
     f: F,
 }
 
-impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
+impl<F: ActivationFn, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
     type Output = ();
 
     #[inline(always)]
@@ -297,7 +297,7 @@ impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
                     unsafe {
                         let x = s.load(tile.add(row * stride + column));
                         if SLOPE {
-                            let (value, its_slope) = self.f.value_and_slope(s, x);
+                            let (value, its_slope) = self.f.value_and_derivative(s, x);
                             s.store(c.add(at), value);
                             s.store(slope.add(at), its_slope);
                         } else {
@@ -329,7 +329,7 @@ impl<F: Function, const SLOPE: bool> Kernel for FinishWith<'_, F, SLOPE> {
                     }
                     x = s.add(x, bias);
                     if SLOPE {
-                        let (value, its_slope) = self.f.value_and_slope(s, x);
+                        let (value, its_slope) = self.f.value_and_derivative(s, x);
                         s.store_up_to(slope.add(at), its_slope, n);
                         x = value;
                     } else {

@@ -41,7 +41,7 @@ pub struct Epilogue<'a> {
     /// Added to each column.
     pub bias: Option<&'a [f32]>,
     /// Applied after the bias.
-    pub activation: Activation,
+    pub activation: Option<Activation>,
     /// Multiplies each column after the activation.
     pub scale: Option<&'a [f32]>,
     /// Multiplies each element: `[m, n]` with rows this far apart. It must not be C itself.

@@ -3,7 +3,7 @@
 
 use super::Groups;
 use super::microkernel::{GROUP, TileArgs, TileBuffer, Walk, starts};
-use crate::activation::{Activation, Function, with_function};
+use crate::activation::{Activation, ActivationFn, with_activation};
 use crate::simd::{Kernel, Simd};
 
 /// A tile that is computed, and still wants its activation.
@@ -24,16 +24,16 @@ pub(super) struct Pending {
 #[inline(always)]
 pub(super) unsafe fn tiles<S: Simd>(
     s: S,
-    activation: Activation,
+    activation: Option<Activation>,
     args: &TileArgs<'_>,
     slope: *mut f32,
     pending: &mut Pending,
 ) {
     // The one tile of instruction sets that overlap.
     if slope.is_null() {
-        with_function!(activation, f => s.vectorize(Tiles::<_, false, 8, 3> { f, args, slope, pending }));
+        with_activation!(activation, f => s.vectorize(Tiles::<_, false, 8, 3> { f, args, slope, pending }));
     } else {
-        with_function!(activation, f => s.vectorize(Tiles::<_, true, 8, 3> { f, args, slope, pending }));
+        with_activation!(activation, f => s.vectorize(Tiles::<_, true, 8, 3> { f, args, slope, pending }));
     }
 }
 
@@ -42,9 +42,9 @@ pub(super) unsafe fn tiles<S: Simd>(
 /// # Safety
 /// Its place in C must be writable.
 #[inline(always)]
-pub(super) unsafe fn finish<S: Simd>(s: S, activation: Activation, pending: &mut Pending) {
+pub(super) unsafe fn finish<S: Simd>(s: S, activation: Option<Activation>, pending: &mut Pending) {
     if !pending.c.is_null() {
-        with_function!(activation, f => s.vectorize(Rest { f, pending }));
+        with_activation!(activation, f => s.vectorize(Rest { f, pending }));
         pending.c = std::ptr::null_mut();
     }
 }
@@ -56,7 +56,7 @@ struct Tiles<'a, F, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> 
     pending: &'a mut Pending,
 }
 
-impl<F: Function, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> Kernel
+impl<F: ActivationFn, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> Kernel
     for Tiles<'_, F, SLOPE, ROWS, VECTORS>
 {
     type Output = ();
@@ -86,7 +86,7 @@ impl<F: Function, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> Ke
                         walk.add::<S, ROWS, VECTORS, false, GROUP>(s, each, &mut sums);
                         let x = s.load(buffer.add(i * S::LANES));
                         if SLOPE {
-                            let (value, its_slope) = f.value_and_slope(s, x);
+                            let (value, its_slope) = f.value_and_derivative(s, x);
                             s.store(values.next(VECTORS), value);
                             s.store(slopes.next(VECTORS), its_slope);
                         } else {
@@ -122,7 +122,7 @@ struct Rest<'a, F> {
     pending: &'a Pending,
 }
 
-impl<F: Function> Kernel for Rest<'_, F> {
+impl<F: ActivationFn> Kernel for Rest<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -135,7 +135,7 @@ impl<F: Function> Kernel for Rest<'_, F> {
                 if self.pending.slope.is_null() {
                     s.store(values.next(S::TILE_VECTORS), self.f.value(s, x));
                 } else {
-                    let (value, slope) = self.f.value_and_slope(s, x);
+                    let (value, slope) = self.f.value_and_derivative(s, x);
                     s.store(values.next(S::TILE_VECTORS), value);
                     s.store(slopes.next(S::TILE_VECTORS), slope);
                 }

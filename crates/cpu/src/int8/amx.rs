@@ -165,7 +165,7 @@ mod tests {
                     ldc,
                     epilogue: Epilogue {
                         bias: Some(&bias),
-                        activation: Activation::GeluErf,
+                        activation: Some(Activation::Gelu),
                         residual: Some((&residual, ldc)),
                         ..Epilogue::default()
                     },

@@ -2,7 +2,7 @@
 //! over the whole of k; what turns them into numbers of C follows while they are in the nearest cache.
 
 use super::path::{Dot, DotKernel, MAX_TILE_COLUMNS, MAX_TILE_ROWS};
-use crate::activation::{Function, with_function};
+use crate::activation::{ActivationFn, with_activation};
 use crate::gemm::Epilogue;
 use crate::simd::Simd;
 
@@ -205,7 +205,7 @@ impl DotKernel for Finish<'_> {
 
     #[inline(always)]
     fn run<D: Dot>(self, d: D) {
-        with_function!(self.epilogue.activation, f => d.vectorize(FinishWith { finish: self, f }));
+        with_activation!(self.epilogue.activation, f => d.vectorize(FinishWith { finish: self, f }));
     }
 }
 
@@ -214,7 +214,7 @@ struct FinishWith<'a, F> {
     f: F,
 }
 
-impl<F: Function> DotKernel for FinishWith<'_, F> {
+impl<F: ActivationFn> DotKernel for FinishWith<'_, F> {
     type Output = ();
 
     #[inline(always)]

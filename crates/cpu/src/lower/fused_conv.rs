@@ -3,8 +3,7 @@
 use vit_graph::Type;
 use vit_graph::ops::FusedConv2d;
 
-use super::{Lowered, PackedForm, Packing, activation};
-use crate::activation::Activation;
+use super::{Lowered, PackedForm, Packing};
 use crate::conv::{Epilogue, Geometry, Plan, depthwise};
 use crate::device::Processor;
 use crate::gemm::{self, ALIGN, BLayout, aligned};
@@ -28,7 +27,7 @@ pub(super) fn forward(
         dilation: op.conv.dilation,
     };
     let [bias, residual] = op.optional_inputs();
-    let (activation, place) = (op.activation.map_or(Activation::None, activation), op.residual);
+    let (activation, place) = (op.activation, op.residual);
     if op.depthwise() {
         return Lowered::new(move |p, inputs, outputs, _| {
             let residual = residual.zip(place).map(|(i, at)| (at, inputs[i]));

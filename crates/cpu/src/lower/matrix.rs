@@ -3,8 +3,7 @@
 use vit_graph::Type;
 use vit_graph::ops::{Linear, LinearWithDerivative, MatMul};
 
-use super::{Lowered, PackedForm, Packing, activation, wanted};
-use crate::activation::Activation;
+use super::{Lowered, PackedForm, Packing, wanted};
 use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Epilogue, Gemm, Matmul};
 use crate::int8::{self, Gemm8};
@@ -24,7 +23,7 @@ pub(super) fn linear_with_derivative(
 pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed: bool) -> Lowered {
     let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
     let [bias, scale, residual] = op.optional_inputs();
-    let activation = op.activation.map_or(Activation::None, activation);
+    let activation = op.activation;
     let (isa, threads) = (processor.isa, processor.pool.threads());
     let workspace = if packed {
         gemm::gemm_workspace(isa, threads, m, n, k)
@@ -85,7 +84,7 @@ pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], f
     // Weights that change are quantised in every run, into the workspace.
     let packed_len = if fixed { 0 } else { int8::packed_len(processor.isa, k, n) };
     let [bias, scale, residual] = op.optional_inputs();
-    let activation = op.activation.map_or(Activation::None, activation);
+    let activation = op.activation;
     let mut lowered = Lowered::new(move |p, inputs, outputs, workspace| {
         let epilogue = Epilogue {
             bias: bias.map(|i| inputs[i]),

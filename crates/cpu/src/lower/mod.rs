@@ -18,10 +18,9 @@ mod reduce;
 mod rows;
 mod windows;
 
-use vit_graph::ops::{self, Op};
+use vit_graph::ops::Op;
 use vit_graph::{GraphError, Type};
 
-use crate::activation::Activation;
 use crate::buffer::Buffer;
 use crate::device::Processor;
 use crate::isa::Isa;
@@ -145,18 +144,6 @@ pub(crate) fn lower(
         Op::GuardedUpdate(_) => optimise::guarded_update(),
         Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_) => return Err("it computes nothing".into()),
     })
-}
-
-/// The kernels' name for an activation.
-fn activation(op: ops::Activation) -> Activation {
-    match op {
-        ops::Activation::Gelu => Activation::GeluErf,
-        ops::Activation::GeluTanh => Activation::GeluTanh,
-        ops::Activation::Relu => Activation::Relu,
-        ops::Activation::Silu => Activation::Silu,
-        ops::Activation::Tanh => Activation::Tanh,
-        ops::Activation::Sigmoid => Activation::Sigmoid,
-    }
 }
 
 /// An output, unless nobody wants it.

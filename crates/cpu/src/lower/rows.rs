@@ -1,10 +1,10 @@
 //! Operations on rows and single elements: norms, softmax, activations.
 
 use vit_graph::Type;
-use vit_graph::ops::{self, AddLayerNorm, LayerNorm};
+use vit_graph::ops::{Activation, AddLayerNorm, LayerNorm};
 
-use super::{Lowered, activation as kind, wanted};
-use crate::{activation as act, norm, softmax as soft};
+use super::{Lowered, wanted};
+use crate::{activation, norm, softmax as soft};
 
 pub(super) fn layer_norm(op: &LayerNorm, x: &Type) -> Lowered {
     let (eps, rows, dim) = (op.epsilon, x.shape.rows(), x.shape.last());
@@ -57,12 +57,12 @@ pub(super) fn softmax_grad(y: &Type) -> Lowered {
     })
 }
 
-pub(super) fn activation(op: ops::Activation) -> Lowered {
-    let kind = kind(op);
-    Lowered::new(move |p, inputs, outputs, _| act::unary(&p.pool, p.isa, kind, inputs[0], outputs[0]))
+pub(super) fn activation(f: Activation) -> Lowered {
+    Lowered::new(move |p, inputs, outputs, _| activation::apply(&p.pool, p.isa, f, inputs[0], outputs[0]))
 }
 
-pub(super) fn activation_grad(op: ops::Activation) -> Lowered {
-    let kind = kind(op);
-    Lowered::new(move |p, inputs, outputs, _| act::unary_grad(&p.pool, p.isa, kind, inputs[0], inputs[1], outputs[0]))
+pub(super) fn activation_grad(f: Activation) -> Lowered {
+    Lowered::new(move |p, inputs, outputs, _| {
+        activation::apply_grad(&p.pool, p.isa, f, inputs[0], inputs[1], outputs[0]);
+    })
 }

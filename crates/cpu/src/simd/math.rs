@@ -113,7 +113,7 @@ pub(crate) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
 
 /// GELU and its slope, the distribution function plus x times the density.
 #[inline(always)]
-pub(crate) fn gelu_and_slope<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
+pub(crate) fn gelu_and_derivative<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     let positive = s.max(s.splat(0.0), x);
     let (value, below) = if S::LOOKUP {
         let t = s.min(s.splat(END), s.abs(x));

@@ -81,24 +81,3 @@ pub fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
         }
     }
 }
-
-/// erf in f64, by its series near zero and the continued fraction of erfc elsewhere.
-pub fn erf(x: f64) -> f64 {
-    let t = x.abs();
-    let y = if t < 2.5 {
-        let mut term = t;
-        let mut sum = t;
-        for n in 1..80 {
-            term *= -t * t / n as f64;
-            sum += term / (2 * n + 1) as f64;
-        }
-        sum * std::f64::consts::FRAC_2_SQRT_PI
-    } else {
-        let mut f = 0.0;
-        for n in (1..200).rev() {
-            f = n as f64 / 2.0 / (t + f);
-        }
-        1.0 - (-t * t).exp() / (t + f) / std::f64::consts::PI.sqrt()
-    };
-    y.copysign(x)
-}

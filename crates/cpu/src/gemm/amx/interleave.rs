@@ -1,7 +1,7 @@
 //! What the vector units do while the matrix unit is at a square: the next rows of A go to pieces, the last square to C.
 
 use super::split::Rows;
-use crate::activation::Function;
+use crate::activation::ActivationFn;
 use crate::amx::{Chores, SIDE};
 use crate::simd::{Avx512, Simd};
 
@@ -32,7 +32,7 @@ impl Square {
     /// # Safety
     /// The rows must be readable, and those of C writable.
     #[inline(always)]
-    pub unsafe fn finish<F: Function>(&mut self, s: Avx512, f: F, rows: usize) {
+    pub unsafe fn finish<F: ActivationFn>(&mut self, s: Avx512, f: F, rows: usize) {
         let rows = rows.min(self.rows);
         for _ in 0..rows {
             for j in [0, Avx512::LANES] {
@@ -68,7 +68,7 @@ pub(super) struct Both<F> {
     pub square: Square,
 }
 
-impl<F: Function> Chores for Both<F> {
+impl<F: ActivationFn> Chores for Both<F> {
     #[inline(always)]
     fn some(&mut self) {
         // SAFETY: `s` proves that the instructions are available; the square is one of the block's.

@@ -10,7 +10,7 @@ mod split;
 use super::matmul::{ALIGN, aligned};
 use super::microkernel::Finish;
 use super::{Block, Cut, Gemm, Grid};
-use crate::activation::{Function, with_function};
+use crate::activation::{ActivationFn, with_activation};
 use crate::amx::{SIDE, STEP, STEP_BYTES, Unit, product};
 use crate::pool::{Parts, Pool};
 use crate::simd::{Avx512, Simd};
@@ -109,7 +109,7 @@ unsafe fn run<U: Unit>(s: Avx512, unit: &mut U, mut block: Block<'_>, pieces: Op
                 held[0] = if terms < block.k { 0.0 } else { name };
             }
             let bias = if start == 0 { bias } else { None };
-            with_function!(activation, f => squares_of(s, unit, f, &block, start, terms, bias, &rooms));
+            with_activation!(activation, f => squares_of(s, unit, f, &block, start, terms, bias, &rooms));
         }
         start += terms;
     }
@@ -121,7 +121,7 @@ unsafe fn run<U: Unit>(s: Avx512, unit: &mut U, mut block: Block<'_>, pieces: Op
 /// As for [`run`], with these terms of B in pieces.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 #[allow(clippy::too_many_arguments)]
-unsafe fn squares_of<U: Unit, F: Function>(
+unsafe fn squares_of<U: Unit, F: ActivationFn>(
     s: Avx512,
     unit: &mut U,
     f: F,
@@ -237,7 +237,7 @@ mod tests {
         pack_b(Isa::Avx512, &b, BLayout::RowsAreK, n, k, n, &mut packed);
         let epilogue = Epilogue {
             bias: Some(&bias),
-            activation: Activation::Relu,
+            activation: Some(Activation::Relu),
             scale: (!usual).then_some(&scale),
             factor: None,
             residual: Some((&residual, ldc)),
