@@ -1,4 +1,5 @@
-//! Sums, differences and products with broadcasting; powers.
+//! Elementwise operations: [`elementwise`] and [`elementwise2`] turn a function of elements into a kernel, so that an
+//! operation without a kernel of its own is one line in [`super::lower`].
 
 use vit_graph::ops::Binary;
 use vit_graph::{Shape, Type};
@@ -6,26 +7,8 @@ use vit_graph::{Shape, Type};
 use super::movement::Walk;
 use super::{Lowered, TASK};
 
-pub(super) fn scale(factor: f32) -> Lowered {
-    Lowered::new(move |p, inputs, outputs, _| {
-        p.pool.run_chunks(&mut *outputs[0], TASK, &|chunk, out| {
-            let x = &inputs[0][chunk * TASK..][..out.len()];
-            out.iter_mut().zip(x).for_each(|(out, x)| *out = factor * x);
-        });
-    })
-}
-
-/// Roots and reciprocals are what models use it for, and have instructions of their own.
-pub(super) fn power(exponent: f32) -> Lowered {
-    match exponent {
-        -0.5 => each(|x| 1.0 / x.sqrt()),
-        0.5 => each(f32::sqrt),
-        -1.0 => each(|x| 1.0 / x),
-        _ => each(move |x| x.powf(exponent)),
-    }
-}
-
-fn each(f: impl Fn(f32) -> f32 + Copy + Send + Sync + 'static) -> Lowered {
+/// `f` of every element.
+pub(super) fn elementwise(f: impl Fn(f32) -> f32 + Copy + Send + Sync + 'static) -> Lowered {
     Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], TASK, &|chunk, out| {
             let x = &inputs[0][chunk * TASK..][..out.len()];
@@ -34,15 +17,30 @@ fn each(f: impl Fn(f32) -> f32 + Copy + Send + Sync + 'static) -> Lowered {
     })
 }
 
-pub(super) fn binary(op: Binary, inputs: &[Type], output: &Type) -> Result<Lowered, String> {
-    Ok(match op {
-        Binary::Add => combine(|a, b| a + b, inputs, output)?,
-        Binary::Sub => combine(|a, b| a - b, inputs, output)?,
-        Binary::Mul => combine(|a, b| a * b, inputs, output)?,
-    })
+pub(super) fn scale(factor: f32) -> Lowered {
+    elementwise(move |x| factor * x)
 }
 
-fn combine(
+/// Square roots and reciprocals, the exponents that models use, have hardware instructions; `powf` is a library call.
+pub(super) fn power(exponent: f32) -> Lowered {
+    match exponent {
+        -0.5 => elementwise(|x| 1.0 / x.sqrt()),
+        0.5 => elementwise(f32::sqrt),
+        -1.0 => elementwise(|x| 1.0 / x),
+        _ => elementwise(move |x| x.powf(exponent)),
+    }
+}
+
+pub(super) fn binary(op: Binary, inputs: &[Type], output: &Type) -> Result<Lowered, String> {
+    match op {
+        Binary::Add => elementwise2(|a, b| a + b, inputs, output),
+        Binary::Sub => elementwise2(|a, b| a - b, inputs, output),
+        Binary::Mul => elementwise2(|a, b| a * b, inputs, output),
+    }
+}
+
+/// `f` of the elements of two inputs that are broadcast to the shape of the output.
+pub(super) fn elementwise2(
     f: impl Fn(f32, f32) -> f32 + Copy + Send + Sync + 'static,
     inputs: &[Type],
     output: &Type,
@@ -55,7 +53,7 @@ fn combine(
             });
         }));
     }
-    // A scalar result has no last axis; give it one.
+    // The loops below run over the last axis, which a scalar does not have.
     let shape = if output.shape.is_empty() { Shape::from([1]) } else { output.shape.clone() };
     let (a, b) = (Walk::broadcast(&inputs[0].shape, &shape)?, Walk::broadcast(&inputs[1].shape, &shape)?);
     let row = shape.last().max(1);
