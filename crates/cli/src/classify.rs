@@ -1,11 +1,13 @@
 //! `vit classify`: what is in these pictures.
 
+use std::fmt::Display;
 use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use vit::models::ProblemType;
 use vit::{Model, Prediction, device_for};
+use vit_system::csv_line;
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
@@ -154,7 +156,8 @@ fn print(out: &mut impl Write, format: Format, file: &str, shown: &Shown) -> std
         Format::Csv => {
             let below = shown.below.into_iter().map(|p| (0, p));
             for (rank, p) in below.chain((1..).zip(shown.classes.iter().copied())) {
-                writeln!(out, "{},{rank},{},{},{}", quoted(file), p.class, quoted(&p.label), p.probability)?;
+                let fields: [&dyn Display; 5] = [&file, &rank, &p.class, &p.label, &p.probability];
+                out.write_all(csv_line(fields).as_bytes())?;
             }
             Ok(())
         }
@@ -166,19 +169,8 @@ pub fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// A CSV field.
-pub fn quoted(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into() }
-}
-
 #[cfg(test)]
 mod tests {
-    #[test]
-    fn csv_fields_are_quoted_where_they_must_be() {
-        assert_eq!(super::quoted("cat"), "cat");
-        assert_eq!(super::quoted("a, \"b\".jpg"), "\"a, \"\"b\"\".jpg\"");
-    }
-
     #[test]
     fn probabilities_are_written_without_noise() {
         assert_eq!(super::shortest(0.2), 0.2);

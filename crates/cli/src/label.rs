@@ -12,7 +12,7 @@ use vit::data::dataset::{self, Dataset, OpenOptions};
 use vit::models::ProblemType;
 use vit::train::{PseudoLabel, PseudoLabelChoice, RunFolder, splits_of_run};
 use vit::{Model, Prediction, device_for};
-use vit_system::atomic_file;
+use vit_system::{atomic_file, csv_line};
 
 use crate::checkpoints::report_changes;
 use crate::classify::{THRESHOLD, probability};
@@ -291,7 +291,7 @@ impl Format {
                         other => other.to_string(),
                     };
                     let confidence = line.confidence.map_or(String::new(), |c| c.to_string());
-                    writeln!(out, "{},{},{confidence},{split}", classify::quoted(&path), classify::quoted(&label))?;
+                    out.write_all(csv_line([path.as_str(), &label, &confidence, split]).as_bytes())?;
                 }
                 Format::Jsonl => {
                     let mut object = json!({ "path": path, "label": line.label });

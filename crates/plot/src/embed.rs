@@ -1,5 +1,6 @@
 //! Pictures inside HTML pages and SVG files: small, and as text.
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use vit_data::{Filter, Image, resize};
 
@@ -8,18 +9,9 @@ use crate::bitmap::encode;
 
 /// A file as a `data:` address.
 pub fn data_uri(kind: &str, bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = format!("data:{kind};base64,");
-    out.reserve(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let padded = [three[0], three.get(1).copied().unwrap_or(0), three.get(2).copied().unwrap_or(0)];
-        let bits = u32::from_be_bytes([0, padded[0], padded[1], padded[2]]);
-        for digit in 0..4 {
-            let value = bits >> (18 - 6 * digit) & 63;
-            out.push(if digit <= three.len() { char::from(DIGITS[value as usize]) } else { '=' });
-        }
-    }
-    out
+    let mut uri = format!("data:{kind};base64,");
+    BASE64_STANDARD.encode_string(bytes, &mut uri);
+    uri
 }
 
 /// A picture that is at most `longest` pixels on its longer side, as JPEG.

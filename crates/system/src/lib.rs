@@ -1,5 +1,5 @@
 //! The machine a process runs on and its files: free memory, files that are safe to open, files that are written
-//! whole or not at all, hashes, and the cache folder. It depends on no other crate of the workspace.
+//! whole or not at all, lines of CSV, hashes, and the cache folder. It depends on no other crate of the workspace.
 //!
 //! ```
 //! use vit_system::{atomic_file, regular_file};
@@ -12,11 +12,14 @@
 //! ```
 
 pub mod atomic_file;
+mod csv_line;
 pub mod hash;
 pub mod host;
 pub mod regular_file;
 
 use std::path::PathBuf;
+
+pub use csv_line::csv_line;
 
 /// The folder for files that this program can make again: `vit` in the platform's cache folder (`XDG_CACHE_HOME` or
 /// `~/.cache` on Linux). `None` where the user has no home.

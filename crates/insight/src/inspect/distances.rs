@@ -1,12 +1,15 @@
 //! Mean attention distance of every head, over pictures: the paper's Figure 7, right.
 
+use std::fmt::Display;
+
 use vit_graph::ops::Windows;
 use vit_models::Architecture;
 use vit_plot::axis::{Axis, labels, ticks, ticks_around};
 use vit_plot::palette::{BLUE, FRAME, GRID, MUTED, ORANGE, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
+use vit_system::csv_line;
 
-use super::figure::{Figure, Numbers, field};
+use super::figure::{Figure, Numbers};
 use crate::layers::{Layer, Tokens, covered};
 use crate::{Attention, InsightError, attention_distance};
 
@@ -50,7 +53,8 @@ impl Distances {
         let mut table = String::from("layer,name,head,mean_attention_distance_in_pixels\n");
         for (index, (layer, heads)) in layers.iter().zip(&means).enumerate() {
             for (head, distance) in heads.iter().enumerate() {
-                table += &format!("{index},{},{head},{distance:.4}\n", field(&layer.name));
+                let fields: [&dyn Display; 4] = [&index, &layer.name, &head, &format_args!("{distance:.4}")];
+                table += &csv_line(fields);
             }
         }
         Figure {

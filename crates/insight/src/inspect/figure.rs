@@ -62,8 +62,3 @@ impl Figure {
         Ok(files)
     }
 }
-
-/// A field of a CSV file.
-pub(super) fn field(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into() }
-}

@@ -8,9 +8,10 @@ use vit_models::{Architecture, Config, Mode, ProblemType};
 use vit_plot::axis::Axis;
 use vit_plot::palette::{BLUE, FRAME, GRID, INK, MUTED, RED, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
+use vit_system::csv_line;
 
 use super::Sample;
-use super::figure::{Figure, Numbers, field};
+use super::figure::{Figure, Numbers};
 use crate::InsightError;
 use crate::runner::Runner;
 
@@ -142,16 +143,12 @@ impl Poolings {
             "file,label,class_token_answer,class_token_probability,mean_answer,mean_probability,cosine_of_features\n",
         );
         for a in &self.answers {
-            table += &format!(
-                "{},{},{},{},{},{},{:.6}\n",
-                field(&a.name),
-                field(&a.label.map_or(String::new(), name)),
-                field(&name(a.classes[0])),
-                a.probabilities[0],
-                field(&name(a.classes[1])),
-                a.probabilities[1],
-                a.cosine
-            );
+            let label = a.label.map_or(String::new(), name);
+            let [class_token, mean] = a.classes.map(name);
+            let [class_token_probability, mean_probability] = a.probabilities.map(|p| p.to_string());
+            let cosine = format!("{:.6}", a.cosine);
+            let answers = [class_token, class_token_probability, mean, mean_probability];
+            table += &csv_line([a.name.clone(), label].into_iter().chain(answers).chain([cosine]));
         }
         table
     }

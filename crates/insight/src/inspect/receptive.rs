@@ -9,8 +9,9 @@ use vit_models::weights::Weights;
 use vit_models::{Architecture, Mode};
 use vit_plot::palette::{Colour, FRAME, MUTED};
 use vit_plot::{Anchor, Area, ColourMap, Scene, Text};
+use vit_system::csv_line;
 
-use super::figure::{Figure, Numbers, field};
+use super::figure::{Figure, Numbers};
 use crate::InsightError;
 use crate::runner::Runner;
 
@@ -60,7 +61,7 @@ impl Receptive {
         let mut fields = Vec::new();
         for ((name, _), sums) in self.runners.iter().zip(&self.sums) {
             let radii = [0.5, 0.9].map(|share| radius(sums, self.size, share));
-            table += &format!("{},{:.1},{:.1}\n", field(name), radii[0], radii[1]);
+            table += &csv_line([name.clone(), format!("{:.1}", radii[0]), format!("{:.1}", radii[1])]);
             let largest = sums.iter().copied().fold(0.0, f64::max).max(f64::MIN_POSITIVE);
             fields.push((name.as_str(), sums.iter().map(|v| (v / largest) as f32).collect::<Vec<f32>>(), radii));
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use vit_data::Samples;
-use vit_system::atomic_file;
+use vit_system::{atomic_file, csv_line};
 
 use crate::error::TrainError;
 use crate::evaluate::metrics::{ClassMeasures, Evaluation};
@@ -67,14 +67,15 @@ pub fn write_evaluation(
     write(files[0], format!("{:#}\n", evaluation_json(outcome, samples)).as_bytes())?;
     let names = samples.classes();
     let multi = matches!(outcome.measured, Measured::Multi(_));
-    let mut table = String::from("class,precision,recall,f1,support");
-    table += if multi { ",average_precision\n" } else { "\n" };
+    let mut header = vec!["class", "precision", "recall", "f1", "support"];
+    header.extend(multi.then_some("average_precision"));
+    let mut table = csv_line(header);
     for (name, (m, average_precision)) in names.iter().zip(&outcome.measured.per_class()) {
-        table += &format!("{},{:.6},{:.6},{:.6},{}", field(name), m.precision, m.recall, m.f1, m.support);
-        if multi {
-            table += &average_precision.map_or(",".into(), |precision| format!(",{precision:.6}"));
-        }
-        table.push('\n');
+        let mut fields = vec![name.clone()];
+        fields.extend([m.precision, m.recall, m.f1].map(|measure| format!("{measure:.6}")));
+        fields.push(m.support.to_string());
+        fields.extend(multi.then(|| average_precision.map_or_else(String::new, |precision| format!("{precision:.6}"))));
+        table += &csv_line(fields);
     }
     write(files[1], table.as_bytes())?;
     let Measured::Single(evaluation) = &outcome.measured else { return Ok(files) };
@@ -104,18 +105,10 @@ pub fn write_evaluation(
 
 /// Rows are labels, columns predictions.
 fn confusion_csv(evaluation: &Evaluation, names: &[String]) -> String {
-    let mut text = String::from("label");
-    names.iter().for_each(|name| text += &format!(",{}", field(name)));
-    text.push('\n');
+    let mut text = csv_line(std::iter::once("label").chain(names.iter().map(String::as_str)));
     for (label, name) in names.iter().enumerate() {
-        text += &field(name);
-        (0..names.len()).for_each(|predicted| text += &format!(",{}", evaluation.confusion().count(label, predicted)));
-        text.push('\n');
+        let counts = (0..names.len()).map(|predicted| evaluation.confusion().count(label, predicted).to_string());
+        text += &csv_line(std::iter::once(name.clone()).chain(counts));
     }
     text
-}
-
-/// A field of a CSV file.
-fn field(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.into() }
 }

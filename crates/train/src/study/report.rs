@@ -1,7 +1,9 @@
 //! The results of a study: CSV with a row for every run, a table with a row for every model, and the plot.
 
-use std::fmt::Write;
+use std::fmt::Display;
 use std::path::Path;
+
+use vit_system::csv_line;
 
 use super::{StudyResult, TrainError};
 use crate::plots::{ScalingLine, scaling};
@@ -103,23 +105,21 @@ fn csv(results: &[StudyResult]) -> String {
     let mut text =
         String::from("model,family,teacher,parameters,fraction,pictures,steps,seen,seconds,metric,score,loss\n");
     for r in results {
-        let teacher = r.teacher.as_deref().unwrap_or_default();
-        // Writing to a String cannot fail; names of models and measurements have no commas.
-        let _ = writeln!(
-            text,
-            "{},{},{teacher},{},{},{},{},{},{:.1},{},{},{}",
-            r.model,
-            r.family,
-            r.parameters,
-            r.fraction,
-            r.pictures,
-            r.steps,
-            r.seen,
-            r.seconds,
-            r.metric,
-            r.score,
-            r.loss
-        );
+        let fields: [&dyn Display; 12] = [
+            &r.model,
+            &r.family,
+            &r.teacher.as_deref().unwrap_or_default(),
+            &r.parameters,
+            &r.fraction,
+            &r.pictures,
+            &r.steps,
+            &r.seen,
+            &format_args!("{:.1}", r.seconds),
+            &r.metric,
+            &r.score,
+            &r.loss,
+        ];
+        text += &csv_line(fields);
     }
     text
 }

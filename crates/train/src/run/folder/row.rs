@@ -1,6 +1,7 @@
 //! One row of measurements, as a line of JSON and as a line of CSV.
 
 use serde_json::{Map, Number, Value};
+use vit_system::csv_line;
 
 use crate::json::NOT_FINITE;
 
@@ -99,32 +100,16 @@ impl Row {
 
     /// One line of a table with these columns after step and epoch, with its end.
     pub(super) fn to_csv(&self, columns: &[String]) -> String {
-        let mut line = self.step.to_string();
         let values = columns.iter().map(|column| self.get(column));
-        for value in std::iter::once(self.epoch).chain(values) {
-            line.push(',');
-            if let Some(value) = value {
-                line.push_str(&value.to_string());
-            }
-        }
-        line.push('\n');
-        line
+        let measured = std::iter::once(self.epoch).chain(values);
+        let fields = measured.map(|value| value.map_or_else(String::new, |value| value.to_string()));
+        csv_line(std::iter::once(self.step.to_string()).chain(fields))
     }
 }
 
 /// The first line of a table, with its end.
 pub(super) fn csv_header(columns: &[String]) -> String {
-    let mut line = format!("{STEP},{EPOCH}");
-    for column in columns {
-        line.push(',');
-        if column.contains(['"', ',', '\n', '\r']) {
-            line.push_str(&format!("\"{}\"", column.replace('"', "\"\"")));
-        } else {
-            line.push_str(column);
-        }
-    }
-    line.push('\n');
-    line
+    csv_line([STEP, EPOCH].into_iter().chain(columns.iter().map(String::as_str)))
 }
 
 /// Numbers; also as text, as runs begun by older versions have what is not finite.
