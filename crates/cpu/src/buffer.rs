@@ -87,6 +87,12 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
+    /// The elements' address, valid as long as the buffer lives: unlike a pointer that is made from a borrow, it stays valid
+    /// when the buffer is borrowed again.
+    pub fn as_raw_slice(&self) -> *mut [f32] {
+        std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len)
+    }
+
     pub fn bytes(&self) -> usize {
         (4 * self.len).next_multiple_of(LINE)
     }

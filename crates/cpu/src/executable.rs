@@ -1,5 +1,6 @@
 //! A graph made ready for the CPU: every node a kernel with its operands' addresses, all memory in one arena.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -52,8 +53,10 @@ pub(crate) struct CpuExecutable {
     processor: Arc<Processor>,
     steps: Vec<Step>,
     arena: Buffer,
-    /// Parameters, constants, and what follows from them alone; weights of matrix products in packed form only.
-    stored: Vec<Buffer>,
+    constants: Constants,
+    stored: Stored,
+    /// Outputs without a consumer that their kernel needs to work in.
+    spares: Vec<Buffer>,
     inputs: HashMap<String, (Type, *mut [f32])>,
     outputs: HashMap<String, (Type, *const [f32])>,
     /// Parameters that are kept as they are.
@@ -116,21 +119,16 @@ impl CpuExecutable {
         let Prepared { graph, mut lowered, constant, plan } = prepared;
         let packing = |(id, lowered): (NodeId, &Option<Lowered>)| Some((id, lowered.as_ref()?.packing?));
         let packings: Vec<(NodeId, Packing)> = lowered.iter().enumerate().filter_map(packing).collect();
-        let mut builder = Builder {
-            processor: &processor,
-            graph: &graph,
-            packings: &packings,
-            stored: HashMap::new(),
-            packed: HashMap::new(),
-            remaining: raw_uses(&graph, &lowered, &vec![false; graph.nodes().len()]),
-        };
-        // What stays comes first: what a step reads must have its final address before the step is made.
-        let updated: HashSet<Value> = graph.updates().iter().map(|(parameter, _)| *parameter).collect();
-        for id in 0..graph.nodes().len() {
-            if constant[id] || updated.contains(&Value { node: id, output: 0 }) {
-                builder.store(id, &mut lowered[id], parameters)?;
-            }
-        }
+        let uses = raw_uses(&graph, &lowered, &vec![false; graph.nodes().len()]);
+        let in_place_updates = in_place_updates(&graph, &lowered);
+        let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
+        let nodes = (0..graph.nodes().len()).filter(|id| constant[*id] || updated.contains(id));
+        let nodes = nodes.map(|id| (id, lowered[id].take())).collect();
+        let constants = Constants { graph, nodes, packings, uses };
+        // First, since steps are made with the final addresses of what they read.
+        let mut stored = Stored::default();
+        constants.compute(&processor, parameters, &mut stored)?;
+        let graph = &constants.graph;
         let mut arena = Buffer::new(plan.arena_bytes / 4)?;
         let base = arena.as_mut_slice().as_mut_ptr();
         let place = |block: Option<ArenaRange>| match block {
@@ -138,26 +136,23 @@ impl CpuExecutable {
             Some(block) => unsafe { std::ptr::slice_from_raw_parts_mut(base.add(block.offset / 4), block.bytes / 4) },
             None => empty(),
         };
-        let mut stored: HashMap<Value, *mut [f32]> = builder
-            .stored
-            .iter_mut()
-            .map(|(value, buffer)| (*value, std::ptr::from_mut(buffer.as_mut_slice())))
-            .collect();
-        for (new, parameter) in in_place_updates(&graph, &lowered) {
-            stored.insert(new, stored[&parameter]);
+        let mut fixed: HashMap<Value, *mut [f32]> =
+            stored.values.iter().map(|(value, buffer)| (*value, buffer.as_raw_slice())).collect();
+        for (new, parameter) in in_place_updates {
+            fixed.insert(new, fixed[&parameter]);
         }
         let address = |value: Value| {
-            let root = storage(&graph, value);
-            stored.get(&root).copied().unwrap_or_else(|| place(plan.range(&graph, root)))
+            let root = storage(graph, value);
+            fixed.get(&root).copied().unwrap_or_else(|| place(plan.range(graph, root)))
         };
         let (mut steps, mut spares) = (Vec::new(), Vec::new());
         for (id, node) in graph.nodes().iter().enumerate() {
             let Some(Lowered { kernel, packing, in_place, .. }) = lowered[id].take() else { continue };
             let mut inputs: Vec<*const [f32]> = node.inputs.iter().map(|&v| address(v).cast_const()).collect();
             if let Some(Packing { input, .. }) = packing
-                && let Some(buffer) = builder.packed.get(&(id, input))
+                && let Some(buffer) = stored.packed.get(&(id, input))
             {
-                inputs[input] = std::ptr::from_ref(buffer.as_slice());
+                inputs[input] = buffer.as_raw_slice().cast_const();
             }
             let mut outputs: Vec<*mut [f32]> =
                 (0..node.outputs.len()).map(|output| address(Value { node: id, output })).collect();
@@ -176,7 +171,7 @@ impl CpuExecutable {
             }
             let workspace = place(plan.workspace(id));
             assert_disjoint(&inputs, &outputs, workspace);
-            steps.push(Step { kernel, inputs, outputs, workspace, copies, info: info(&graph, id) });
+            steps.push(Step { kernel, inputs, outputs, workspace, copies, info: info(graph, id) });
         }
         let mut updates = Vec::new();
         for (parameter, new) in graph.updates() {
@@ -193,12 +188,23 @@ impl CpuExecutable {
         let parameters = graph
             .parameters()
             .map(|(node, parameter)| (parameter.name.clone(), Value { node, output: 0 }))
-            .filter(|(_, value)| stored.contains_key(value))
+            .filter(|(_, value)| fixed.contains_key(value))
             .map(|(name, value)| (name, read(value)))
             .collect();
-        let stored = builder.stored.into_values().chain(builder.packed.into_values()).chain(spares).collect();
         let answers = VecDeque::new();
-        Ok(CpuExecutable { processor, steps, arena, stored, inputs, outputs, parameters, updates, answers })
+        Ok(CpuExecutable {
+            processor,
+            steps,
+            arena,
+            constants,
+            stored,
+            spares,
+            inputs,
+            outputs,
+            parameters,
+            updates,
+            answers,
+        })
     }
 }
 
@@ -304,93 +310,119 @@ fn raw_uses(graph: &Graph, lowered: &[Option<Lowered>], left_out: &[bool]) -> Ha
     uses
 }
 
-/// Collects what stays the same from run to run.
-struct Builder<'a> {
-    processor: &'a Processor,
-    graph: &'a Graph,
-    /// Every node that takes an input in packed form.
-    packings: &'a [(NodeId, Packing)],
-    stored: HashMap<Value, Buffer>,
-    /// By the node that reads it and which of its inputs it is.
+/// Parameters, constants and values that follow from them alone, as long as runs do not change them. A buffer that steps
+/// read is allocated once and never moves.
+#[derive(Default)]
+struct Stored {
+    values: HashMap<Value, Buffer>,
+    /// Weights of matrix products, by the node that reads them and which of its inputs they are.
     packed: HashMap<(NodeId, usize), Buffer>,
-    /// Readers still to come of each value's own form.
-    remaining: HashMap<Value, usize>,
 }
 
-impl Builder<'_> {
-    /// Stores a constant node, packs it for its readers, and drops its own form if they were all.
-    fn store(
-        &mut self,
-        id: NodeId,
-        lowered: &mut Option<Lowered>,
+/// How everything in [`Stored`] is computed from parameters.
+struct Constants {
+    graph: Graph,
+    /// Nodes with a stored value, in topological order; those that compute something with their kernel.
+    nodes: Vec<(NodeId, Option<Lowered>)>,
+    /// Every node that takes an input in packed form.
+    packings: Vec<(NodeId, Packing)>,
+    /// How many kernels and outputs read each value unpacked.
+    uses: HashMap<Value, usize>,
+}
+
+impl Constants {
+    /// Fills the buffers; values that no step reads unpacked are dropped after their last consumer in here.
+    fn compute(
+        &self,
+        processor: &Processor,
         parameters: &mut dyn Parameters,
+        stored: &mut Stored,
     ) -> Result<(), GraphError> {
-        let node = self.graph.node(id);
-        let value = Value { node: id, output: 0 };
-        match &node.op {
-            Op::Parameter(parameter) => {
-                let elements = parameters.take(parameter).ok_or_else(|| {
-                    let Parameter { name, shape, .. } = parameter;
-                    GraphError::device(DEVICE, format!("no weights for the parameter `{name}` {shape}"))
-                })?;
-                Elements::F32(&elements).check(&parameter.name, &node.outputs[0])?;
-                self.keep(value, &elements)?;
+        let mut remaining = self.uses.clone();
+        for (id, lowered) in &self.nodes {
+            let node = self.graph.node(*id);
+            let value = Value { node: *id, output: 0 };
+            match &node.op {
+                Op::Parameter(parameter) => {
+                    let elements = parameters.take(parameter).ok_or_else(|| {
+                        let Parameter { name, shape, .. } = parameter;
+                        GraphError::device(DEVICE, format!("no weights for the parameter `{name}` {shape}"))
+                    })?;
+                    Elements::F32(&elements).check(&parameter.name, &node.outputs[0])?;
+                    self.store(processor, value, &elements, &remaining, stored)?;
+                }
+                Op::Constant(constant) => {
+                    let count = constant.shape.elements();
+                    let elements: Vec<f32> = match &constant.data {
+                        Data::F32(data) if data.len() == count => data.to_vec(),
+                        Data::F32(data) => vec![data[0]; count],
+                        Data::I32(data) if data.len() == count => bytemuck::cast_slice(data).to_vec(),
+                        Data::I32(data) => vec![f32::from_bits(data[0] as u32); count],
+                    };
+                    self.store(processor, value, &elements, &remaining, stored)?;
+                }
+                _ => {
+                    let Some(lowered) = lowered else { continue };
+                    let results = self.run(processor, *id, lowered, stored)?;
+                    for root in node.inputs.iter().map(|&input| storage(&self.graph, input)) {
+                        let Some(left) = remaining.get_mut(&root) else { continue };
+                        *left = left.saturating_sub(1);
+                        if *left == 0 {
+                            stored.values.remove(&root);
+                        }
+                    }
+                    for (output, result) in results.iter().enumerate() {
+                        self.store(processor, Value { node: *id, output }, result.as_slice(), &remaining, stored)?;
+                    }
+                }
             }
-            Op::Constant(constant) => {
-                let count = constant.shape.elements();
-                let elements: Vec<f32> = match &constant.data {
-                    Data::F32(data) if data.len() == count => data.to_vec(),
-                    Data::F32(data) => vec![data[0]; count],
-                    Data::I32(data) if data.len() == count => bytemuck::cast_slice(data).to_vec(),
-                    Data::I32(data) => vec![f32::from_bits(data[0] as u32); count],
-                };
-                self.keep(value, &elements)?;
-            }
-            Op::Reshape(_) => {}
-            _ => self.evaluate(id, lowered)?,
         }
         Ok(())
     }
 
-    fn evaluate(&mut self, id: NodeId, lowered: &mut Option<Lowered>) -> Result<(), GraphError> {
-        let Some(Lowered { kernel, workspace, in_place, .. }) = lowered.take() else { return Ok(()) };
+    fn run(
+        &self,
+        processor: &Processor,
+        id: NodeId,
+        Lowered { kernel, workspace, in_place, .. }: &Lowered,
+        stored: &Stored,
+    ) -> Result<Vec<Buffer>, GraphError> {
         let node = self.graph.node(id);
         let sizes = node.outputs.iter().map(|ty| ty.shape.elements());
         let mut results = sizes.map(Buffer::new).collect::<Result<Vec<Buffer>, GraphError>>()?;
-        let roots: Vec<Value> = node.inputs.iter().map(|&v| storage(self.graph, v)).collect();
-        {
-            let inputs: Vec<&[f32]> = roots.iter().map(|root| self.stored[root].as_slice()).collect();
-            let mut outputs: Vec<&mut [f32]> = results.iter_mut().map(Buffer::as_mut_slice).collect();
-            in_place.iter().for_each(|&(input, output)| outputs[output].copy_from_slice(inputs[input]));
-            kernel(self.processor, &inputs, &mut outputs, Buffer::new(workspace)?.as_mut_slice());
-        }
-        for root in roots {
-            let left = self.remaining.get_mut(&root).map(|left| {
-                *left = left.saturating_sub(1);
-                *left
-            });
-            if left == Some(0) {
-                self.stored.remove(&root);
-            }
-        }
-        for (output, result) in results.iter().enumerate() {
-            self.keep(Value { node: id, output }, result.as_slice())?;
-        }
-        Ok(())
+        let input = |&value: &Value| stored.values[&storage(&self.graph, value)].as_slice();
+        let inputs: Vec<&[f32]> = node.inputs.iter().map(input).collect();
+        let mut outputs: Vec<&mut [f32]> = results.iter_mut().map(Buffer::as_mut_slice).collect();
+        in_place.iter().for_each(|&(input, output)| outputs[output].copy_from_slice(inputs[input]));
+        kernel(processor, &inputs, &mut outputs, Buffer::new(*workspace)?.as_mut_slice());
+        Ok(results)
     }
 
-    /// Packs a value for the matrix products that read it, and keeps its own form for all others.
-    fn keep(&mut self, value: Value, elements: &[f32]) -> Result<(), GraphError> {
-        for (id, packing) in self.packings {
-            let weight = self.graph.node(*id).inputs[packing.input];
-            if storage(self.graph, weight) == value {
-                let shape = self.graph.shape(weight);
-                let packed = packing.form.pack(self.processor, elements, shape[1], shape[0])?;
-                self.packed.insert((*id, packing.input), packed);
+    /// Packs a value for the matrix products that read it packed, and keeps it unpacked for all other consumers.
+    fn store(
+        &self,
+        processor: &Processor,
+        value: Value,
+        elements: &[f32],
+        remaining: &HashMap<Value, usize>,
+        stored: &mut Stored,
+    ) -> Result<(), GraphError> {
+        for (id, Packing { input, form }) in &self.packings {
+            let weight = self.graph.node(*id).inputs[*input];
+            if storage(&self.graph, weight) == value {
+                let (n, k) = (self.graph.shape(weight)[0], self.graph.shape(weight)[1]);
+                let buffer = match stored.packed.entry((*id, *input)) {
+                    Entry::Occupied(entry) => entry.into_mut(),
+                    Entry::Vacant(entry) => entry.insert(Buffer::new(form.len(processor.isa, k, n))?),
+                };
+                form.pack(processor, elements, k, n, buffer.as_mut_slice());
             }
         }
-        if self.remaining.get(&value).is_some_and(|&uses| uses > 0) {
-            self.stored.insert(value, Buffer::from(elements)?);
+        if remaining.get(&value).is_some_and(|&uses| uses > 0) {
+            match stored.values.entry(value) {
+                Entry::Occupied(mut entry) => entry.get_mut().as_mut_slice().copy_from_slice(elements),
+                Entry::Vacant(entry) => _ = entry.insert(Buffer::from(elements)?),
+            }
         }
         Ok(())
     }
@@ -481,12 +513,17 @@ impl Executable for CpuExecutable {
         Ok(())
     }
 
+    fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError> {
+        self.constants.compute(&self.processor, parameters, &mut self.stored)
+    }
+
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError> {
         copy_named(&self.parameters, "parameter in its original form", name, into)
     }
 
     fn memory_bytes(&self) -> usize {
-        self.arena.bytes() + self.stored.iter().map(Buffer::bytes).sum::<usize>()
+        let buffers = self.stored.values.values().chain(self.stored.packed.values()).chain(&self.spares);
+        self.arena.bytes() + buffers.map(Buffer::bytes).sum::<usize>()
     }
 }
 

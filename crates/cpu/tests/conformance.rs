@@ -1,10 +1,12 @@
 //! The device test-suite on every kernel path of this machine: every operation, forward and backward, on random shapes,
 //! against the reference interpreter; and the same bits for any number of threads.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use vit_cpu::{Cpu, Isa};
 use vit_graph::conformance::{Case, cases, check, check_updates, spoilt, updates};
-use vit_graph::device::{Device, Elements};
+use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::ops::Conv2d;
 use vit_graph::{DType, Graph, Init, Tensor};
 
@@ -57,11 +59,17 @@ fn a_parameter_written_in_place_was_new_to_those_that_wanted_the_old_one() {
     }
 }
 
+fn values(case: &Case) -> BTreeMap<String, Vec<f32>> {
+    case.names.iter().map(|n| (n.clone(), case.bindings.get(n).unwrap().to_f32())).collect()
+}
+
 /// All outputs of a case.
 fn bits(device: &Cpu, case: &Case) -> Vec<(String, Vec<u32>)> {
-    let mut values: std::collections::BTreeMap<String, Vec<f32>> =
-        case.names.iter().map(|n| (n.clone(), case.bindings.get(n).unwrap().to_f32())).collect();
-    let mut executable = device.compile(&case.graph, &mut values).unwrap();
+    let mut executable = device.compile(&case.graph, &mut values(case)).unwrap();
+    run(executable.as_mut(), case)
+}
+
+fn run(executable: &mut dyn Executable, case: &Case) -> Vec<(String, Vec<u32>)> {
     for (_, input) in case.graph.inputs() {
         let data = case.bindings.get(&input.name).unwrap();
         match input.ty.dtype {
@@ -90,6 +98,23 @@ fn results_do_not_depend_on_the_number_of_threads() {
             for device in &devices[1..] {
                 assert_eq!(expected, bits(device, &case), "{isa}, {} threads: {}", device.threads(), case.name);
             }
+        }
+    }
+}
+
+#[test]
+fn an_executable_with_new_parameters_computes_what_one_compiled_with_them_does() {
+    for isa in Isa::available() {
+        let device = Cpu::with_isa(isa, Some(2));
+        for case in cases(7).unwrap().into_iter().chain([updates(true).unwrap()]) {
+            let mut others = values(&case);
+            others.values_mut().flatten().for_each(|value| *value = 0.5 - *value);
+            let mut executable = device.compile(&case.graph, &mut others).unwrap();
+            run(executable.as_mut(), &case);
+            let bytes = executable.memory_bytes();
+            executable.set_parameters(&mut values(&case)).unwrap();
+            assert_eq!(run(executable.as_mut(), &case), bits(&device, &case), "{isa}: {}", case.name);
+            assert_eq!(executable.memory_bytes(), bytes, "{isa}: {}", case.name);
         }
     }
 }
@@ -124,7 +149,7 @@ proptest! {
         let columns = channels * patch[0] * patch[1];
         // Weights of the size that keeps sums near 1, so that a bound means the same for every shape.
         let weight: Vec<f32> = numbers(dim * columns, 0.3).iter().map(|w| w / (columns as f32).sqrt()).collect();
-        let mut parameters = std::collections::BTreeMap::from([("weight".to_string(), weight), ("bias".to_string(), numbers(dim, 0.9))]);
+        let mut parameters = BTreeMap::from([("weight".to_string(), weight), ("bias".to_string(), numbers(dim, 0.9))]);
         for isa in Isa::available() {
             let device = Cpu::with_isa(isa, Some(2));
             let mut results = [0, 1].map(|padding| {
@@ -153,10 +178,7 @@ fn missing_and_wrong_values_are_named() {
     let graph = patch_embedding(1, [2, 2], [2, 2], 1, 3, 0);
     let device = Cpu::new(Some(1));
     let error = |parameters: &[(&str, usize)]| {
-        let mut map = parameters
-            .iter()
-            .map(|(n, c)| (n.to_string(), vec![0.0; *c]))
-            .collect::<std::collections::BTreeMap<_, _>>();
+        let mut map = parameters.iter().map(|(n, c)| (n.to_string(), vec![0.0; *c])).collect::<BTreeMap<_, _>>();
         device.compile(&graph, &mut map).err().unwrap().to_string()
     };
     assert_eq!(error(&[("weight", 12)]), "cpu: no weights for the parameter `bias` [3]");
@@ -168,7 +190,7 @@ fn missing_and_wrong_values_are_named() {
     let mut map = [("weight", 12), ("bias", 3)]
         .map(|(n, c)| (n.to_string(), vec![0.0f32; c]))
         .into_iter()
-        .collect::<std::collections::BTreeMap<_, _>>();
+        .collect::<BTreeMap<_, _>>();
     let mut executable = device.compile(&graph, &mut map).unwrap();
     let wrong = executable.write("picture", Elements::F32(&[])).unwrap_err().to_string();
     assert_eq!(wrong, "the graph has no input named `picture`; it has: image");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use vit_cuda::{Cuda, Precision};
 use vit_graph::conformance::{Case, cases, check, spoilt};
-use vit_graph::device::{Device, Elements};
+use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::ops::{Activation, Op, PoolMode};
 use vit_graph::{DType, GraphError, reference};
 
@@ -132,9 +132,15 @@ fn every_operation_agrees_with_the_reference_as_far_as_f16_can() {
 
 /// All outputs of a case after several runs: launched one by one, then captured.
 fn bits(device: &Cuda, case: &Case, runs: usize) -> Result<Vec<Vec<u32>>, GraphError> {
-    let mut values: BTreeMap<String, Vec<f32>> =
-        case.names.iter().filter_map(|n| Some((n.clone(), case.bindings.get(n)?.to_f32()))).collect();
-    let mut executable = device.compile(&case.graph, &mut values)?;
+    let mut executable = device.compile(&case.graph, &mut values(case))?;
+    run(executable.as_mut(), case, runs)
+}
+
+fn values(case: &Case) -> BTreeMap<String, Vec<f32>> {
+    case.names.iter().filter_map(|n| Some((n.clone(), case.bindings.get(n)?.to_f32()))).collect()
+}
+
+fn run(executable: &mut dyn Executable, case: &Case, runs: usize) -> Result<Vec<Vec<u32>>, GraphError> {
     for (_, input) in case.graph.inputs() {
         let data = case.bindings.get(&input.name).unwrap();
         match input.ty.dtype {
@@ -165,6 +171,25 @@ fn the_same_bits_come_out_every_time() {
                 (Err(error), _) if is_for_the_cpu(&error) => {}
                 (first, second) => assert!(first.unwrap() == second.unwrap(), "{precision}, {}", case.name),
             }
+        }
+    }
+}
+
+#[test]
+fn an_executable_with_new_parameters_computes_what_one_compiled_with_them_does() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let Some(device) = gpu(precision) else { return };
+        for case in cases(7).unwrap() {
+            let mut others = values(&case);
+            others.values_mut().flatten().for_each(|value| *value = 0.5 - *value);
+            let mut executable = match device.compile(&case.graph, &mut others) {
+                Err(error) if is_for_the_cpu(&error) => continue,
+                other => other.unwrap(),
+            };
+            run(executable.as_mut(), &case, 2).unwrap();
+            executable.set_parameters(&mut values(&case)).unwrap();
+            let found = run(executable.as_mut(), &case, 1).unwrap();
+            assert!(found == bits(&device, &case, 1).unwrap(), "{precision}, {}", case.name);
         }
     }
 }

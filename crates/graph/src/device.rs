@@ -216,6 +216,10 @@ pub trait Executable: Send {
     /// Collects the oldest read-back, waiting until it is complete.
     fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError>;
 
+    /// Replaces all parameters, and whatever the device computed from them when the graph was compiled. Results of the next
+    /// run are the same bits as those of the graph compiled with these parameters.
+    fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError>;
+
     /// Copies a parameter as the last run left it; one that runs do not change may no longer be there in this form.
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError>;
 

@@ -18,10 +18,9 @@ mod reduce;
 mod rows;
 mod windows;
 
+use vit_graph::Type;
 use vit_graph::ops::Op;
-use vit_graph::{GraphError, Type};
 
-use crate::buffer::Buffer;
 use crate::device::Processor;
 use crate::isa::Isa;
 use crate::{gemm, int8};
@@ -51,15 +50,12 @@ impl PackedForm {
         }
     }
 
-    pub fn pack(self, processor: &Processor, weight: &[f32], k: usize, n: usize) -> Result<Buffer, GraphError> {
+    pub fn pack(self, processor: &Processor, weight: &[f32], k: usize, n: usize, to: &mut [f32]) {
         let (pool, isa) = (&processor.pool, processor.isa);
-        let mut packed = Buffer::new(self.len(isa, k, n))?;
-        let to = packed.as_mut_slice();
         match self {
             PackedForm::F32 => gemm::pack_b_parallel(pool, isa, weight, gemm::BLayout::RowsAreN, k, k, n, to),
             PackedForm::Int8 => int8::pack_parallel(pool, isa, weight, k, n, to),
         }
-        Ok(packed)
     }
 }
 

@@ -91,6 +91,7 @@ pub(crate) struct CudaExecutable {
     answers: Answers,
     arena: DeviceBuffer,
     stored: DeviceBuffer,
+    prepared: Prepared,
     stream: Stream,
     /// Where inputs are copied, while an earlier run is under way.
     copies: Stream,
@@ -116,26 +117,16 @@ impl CudaExecutable {
 
         // Everything that the graph asks for, so that all kernels can be compiled at once.
         let spare = DeviceBuffer::new(&gpu, p.constant_scratch, "values that are computed once")?;
-        let (mut once, mut every_time) = (Vec::new(), Vec::new());
-        for id in 0..p.graph.nodes().len() {
-            let scratch = if p.constant[id] {
-                spare.address
-            } else {
-                p.plan.workspace(id).map_or(0, |block| bases.arena + block.offset as u64)
-            };
+        let once = constants(&gpu, p, &bases, spare.address)?;
+        let mut every_time = Vec::new();
+        for id in (0..p.graph.nodes().len()).filter(|id| !p.constant[*id]) {
+            let scratch = p.plan.workspace(id).map_or(0, |block| bases.arena + block.offset as u64);
             let Some(emitter) = p.emit(id, Some((&bases, scratch)))? else { continue };
             for (address, content) in &emitter.contents {
                 upload(&gpu, *address, content)?;
             }
-            let info = p.info(id, &emitter);
-            if p.constant[id] {
-                once.extend(emitter.requests);
-                once.extend(copies_of_results(p, id, bases.stored));
-            } else {
-                every_time.push((id, info, emitter.requests));
-            }
+            every_time.push((id, p.info(id, &emitter), emitter.requests));
         }
-        once.extend(p.factor_requests(&bases, spare.address));
         let updates = updates(p, &bases);
         let kernels = every_time.iter().flat_map(|(_, _, requests)| requests).chain(&once).chain(&updates);
         let variants: Vec<Variant> = kernels.flat_map(Request::variants).collect();
@@ -179,6 +170,7 @@ impl CudaExecutable {
             answers,
             arena,
             stored,
+            prepared,
             stream,
             copies,
             gpu,
@@ -314,6 +306,21 @@ fn store_sources(gpu: &Gpu, p: &Prepared, base: u64, parameters: &mut dyn Parame
         }
     }
     Ok(())
+}
+
+/// Everything that follows from parameters and constants alone.
+fn constants(gpu: &Gpu, p: &Prepared, bases: &Bases, scratch: u64) -> Result<Vec<Request>, GraphError> {
+    let mut requests = Vec::new();
+    for id in (0..p.graph.nodes().len()).filter(|id| p.constant[*id]) {
+        let Some(emitter) = p.emit(id, Some((bases, scratch)))? else { continue };
+        for (address, content) in &emitter.contents {
+            upload(gpu, *address, content)?;
+        }
+        requests.extend(emitter.requests);
+        requests.extend(copies_of_results(p, id, bases.stored));
+    }
+    requests.extend(p.factor_requests(bases, scratch));
+    Ok(requests)
 }
 
 /// A conversion of a value's f32 form to another.
@@ -494,6 +501,19 @@ impl Executable for CudaExecutable {
     fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         self.gpu.enter()?;
         self.answers.take(into)
+    }
+
+    fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError> {
+        self.wait()?;
+        let (gpu, p) = (&self.gpu, &self.prepared);
+        let bases = Bases { arena: self.arena.address, stored: self.stored.address };
+        store_sources(gpu, p, bases.stored, parameters)?;
+        let scratch = DeviceBuffer::new(gpu, p.constant_scratch, "values that are computed once")?;
+        // Their kernels were loaded when the graph was compiled.
+        for launch in resolved(constants(gpu, p, &bases, scratch.address)?, gpu, self.stream.0)? {
+            launch.enqueue(gpu, self.stream.0)?;
+        }
+        wait(gpu, self.stream.0)
     }
 
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError> {

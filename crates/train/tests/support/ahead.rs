@@ -46,6 +46,9 @@ impl Executable for AheadExecutable {
     fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         self.0.poll(into)
     }
+    fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError> {
+        self.0.set_parameters(parameters)
+    }
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError> {
         self.0.read_parameter(name, into)
     }
