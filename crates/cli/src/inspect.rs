@@ -103,7 +103,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         report(&format!("What {name} learned"), &format!("Inspected {pictures}"), &card(config)?, &inspection, &files);
     let path = out.join("index.html");
     vit_system::atomic_file::write(&path, page).with_context(|| path.display().to_string())?;
-    inspection.missing.iter().for_each(terminal::note);
+    for missing in &inspection.missing {
+        let hint = if missing.needs_images { " Give some with --data." } else { "" };
+        terminal::note(format!("{}{hint}", missing.reason));
+    }
     terminal::note(path.display());
     Ok(report_failures(failed, sources.len()))
 }

@@ -140,7 +140,7 @@ fn models_of_other_kinds_are_explained_too_and_say_what_they_lack() {
         "--method",
         "rollout"
     ];
-    assert!(vit(arguments).code(1).err.contains("use --method gradcam"));
+    assert!(vit(arguments).code(1).err.contains("use gradcam"));
 }
 
 #[test]

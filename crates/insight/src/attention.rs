@@ -1,8 +1,8 @@
-//! The attention weights of one layer for one picture.
+//! The attention weights of one layer for one image.
 
 use crate::InsightError;
 
-/// How much every token looks at every other, in every head of one layer: rows are queries and add up to 1.
+/// Attention weights of one layer, `[heads, queries, keys]`; every row adds up to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention<'a> {
     heads: usize,
@@ -20,12 +20,12 @@ impl<'a> Attention<'a> {
         Ok(Attention { heads, tokens, weights })
     }
 
-    /// How many heads there are.
+    /// Number of heads.
     pub fn heads(&self) -> usize {
         self.heads
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }

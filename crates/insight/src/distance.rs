@@ -1,12 +1,13 @@
-//! Mean attention distance (the paper's Figure 7, right, and appendix D.7): how far, in pixels, each head looks. It is to
-//! a transformer what the receptive field is to a convolutional network.
+//! Mean attention distance (the paper's Figure 7, right, and appendix D.7), a transformer's analogue of receptive field
+//! size.
 
 use crate::{Attention, InsightError};
 
-/// The mean distance, in units of which a patch has `patch` in height and width, between a patch and the patches it attends to, weighted by attention, for every head.
+/// The mean distance between a patch and the patches it attends to, weighted by attention, for every head; `patch` is a
+/// patch's height and width.
 ///
-/// The first `prefix` tokens (class, distillation, registers) have no place in the picture and are left out; the weights
-/// on patches are scaled to a sum of 1 for each query, so that what goes to those tokens does not shorten distances.
+/// The first `prefix` tokens (class, distillation, registers) have no position in the image and are left out. The weights
+/// on patches are renormalised for each query, so that attention to those tokens does not shorten distances.
 pub fn attention_distance(
     attention: Attention,
     prefix: usize,
@@ -20,7 +21,7 @@ pub fn attention_distance(
             grid[0], grid[1]
         )));
     }
-    // Distances by rows and columns apart: every pair of patches has one of a few.
+    // By row and column offset; all pairs of patches share these few distances.
     let table: Vec<f64> =
         (0..patches).map(|at| ((at / grid[1]) as f64 * patch[0]).hypot((at % grid[1]) as f64 * patch[1])).collect();
     let between = |a: usize, b: usize| {

@@ -1,5 +1,5 @@
-//! What in a picture a model looks at, and what speaks for a class: maps by attention rollout, by gradient-weighted
-//! attention, by Grad-CAM (Selvaraju et al., 2017), or of a single layer's attention.
+//! Relevance maps: attention rollout, gradient-weighted attention rollout, Grad-CAM (Selvaraju et al., 2017), or the attention
+//! of a single layer.
 
 mod contributions;
 mod graphs;
@@ -14,25 +14,36 @@ use vit_models::{Architecture, Config, Mode, ProblemType};
 use crate::layers::{Layer, attention_layers, covered};
 use crate::runner::Runner;
 use crate::{InsightError, Map, rollout_of};
-use graphs::{Evidence, Start};
+use graphs::{Evidence, InitialRelevance};
 
-/// How a map is made.
+/// How a map is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// Attention rollout: what the answer can have seen, whatever the class.
+    /// Attention rollout, independent of the class.
     Rollout,
-    /// Attention rollout weighted by a class's gradients (Chefer et al., 2021). Where the mean of the patches answers, it
-    /// starts from what each of them adds to the class's logit.
+    /// Attention rollout weighted by a class's gradients (Chefer et al., 2021). With mean pooling, the initial relevance of
+    /// a patch is its contribution to the class's logit.
     Gradient,
-    /// The last feature map weighted by a class's gradients.
+    /// Grad-CAM: the last feature map weighted by a class's gradients.
     GradCam,
     /// The attention of one layer.
     Attention {
-        /// Which layer, from 0; `None` for the last.
+        /// Index of the layer; `None` for the last.
         layer: Option<usize>,
-        /// Which head, from 0; `None` for the mean of all.
+        /// Index of the head; `None` for the mean over heads.
         head: Option<usize>,
     },
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Method::Rollout => "rollout",
+            Method::Gradient => "gradient",
+            Method::GradCam => "gradcam",
+            Method::Attention { .. } => "attention",
+        })
+    }
 }
 
 impl FromStr for Method {
@@ -48,22 +59,22 @@ impl FromStr for Method {
     }
 }
 
-/// What to explain.
+/// What to compute.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExplainOptions {
-    /// How; `None` for what suits the model: rollout and gradient where all layers attend over the same tokens, Grad-CAM
-    /// elsewhere.
+    /// The method; `None` for what suits the model: rollout and gradient if all layers attend over the same tokens, else
+    /// Grad-CAM.
     pub method: Option<Method>,
-    /// How many of the likeliest classes get a map of their own; 0 means 1.
+    /// Number of top classes that get a map each; 0 means 1.
     pub top: usize,
-    /// Classes that get a map instead of the likeliest; empty for those.
+    /// Classes that get a map each; empty for the top ones.
     pub classes: Vec<usize>,
-    /// Pictures that are run at once; 0 means 1.
+    /// Images per batch; 0 means 1.
     pub batch: usize,
 }
 
 impl ExplainOptions {
-    /// Classes are asked for only where they are there and some method shows them.
+    /// Checks that chosen classes exist and that the methods depend on the class.
     fn check_classes(&self, classes: usize, methods: &[Method]) -> Result<(), InsightError> {
         if self.classes.is_empty() {
             return Ok(());
@@ -72,7 +83,10 @@ impl ExplainOptions {
             _ if classes == 0 => "this model has no classification head, so it has no classes".to_string(),
             Some(class) => format!("there is no class {class}; there are 0 to {}", classes - 1),
             None if methods.iter().any(|method| matches!(method, Method::Gradient | Method::GradCam)) => return Ok(()),
-            None => "maps of chosen classes are made by --method gradient or gradcam".to_string(),
+            None => {
+                let instead = &[Method::Gradient, Method::GradCam];
+                return Err(InsightError::ClassIndependent { method: methods[0], instead });
+            }
         };
         Err(InsightError::Unsuitable(reason))
     }
@@ -81,7 +95,7 @@ impl ExplainOptions {
 /// What a map is about.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Subject {
-    /// The whole answer.
+    /// The output as a whole.
     Answer,
     /// A layer, all heads of it or one.
     Layer(String, Option<usize>),
@@ -100,33 +114,33 @@ impl fmt::Display for Subject {
     }
 }
 
-/// What was found out about one picture.
+/// The explanation of one image.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
-    /// Every class's logit; empty where there is no head.
+    /// Every class's logit; empty without a classification head.
     pub logits: Vec<f32>,
-    /// Every class's probability: all together 1, or each by itself where an image may have several labels.
+    /// Every class's probability, by softmax or, for several labels per image, by sigmoid.
     pub probabilities: Vec<f32>,
-    /// The maps: what is not about a class first, then the likeliest classes, or those asked for.
+    /// The maps: class-independent ones first, then the top or chosen classes.
     pub maps: Vec<(Subject, Map)>,
 }
 
-/// A model that explains itself.
+/// A model compiled for explanations.
 pub struct Explainer {
     architecture: Architecture,
     problem_type: ProblemType,
     top: usize,
     classes: Vec<usize>,
     forward: Runner,
-    attention: Option<Layers>,
+    attention: Option<AttentionSource>,
     by_class: Option<(Runner, Evidence)>,
 }
 
-/// What the forward pass says about attention.
-enum Layers {
-    /// All of them, for rollout.
-    All(usize, Start),
-    /// One of them.
+/// Which attention weights the forward pass outputs.
+enum AttentionSource {
+    /// Those of all layers, for rollout.
+    All(usize, InitialRelevance),
+    /// Those of one layer.
     One(Layer, Option<usize>),
 }
 
@@ -158,12 +172,12 @@ impl Explainer {
             match method {
                 Method::Rollout => {
                     let start = graphs::rollout(&mut forward, architecture, &layers)?;
-                    attention = Some(Layers::All(layers.len(), start));
+                    attention = Some(AttentionSource::All(layers.len(), start));
                 }
                 Method::Attention { layer, head } => {
                     let layer = chosen(&layers, layer, head)?;
                     graphs::one_layer(&mut forward, &layer, head)?;
-                    attention = Some(Layers::One(layer, head));
+                    attention = Some(AttentionSource::One(layer, head));
                 }
                 Method::Gradient | Method::GradCam => {
                     let (graph, evidence) = graphs::by_class(architecture, batch, method)?;
@@ -183,17 +197,17 @@ impl Explainer {
         })
     }
 
-    /// How many pictures are run at once.
+    /// Images per batch.
     pub fn batch(&self) -> usize {
         self.forward.batch()
     }
 
-    /// What the first, second, … map of every explanation is, in a few words, given the classes' names.
+    /// Names of the first, second, … map of every explanation; `name` gives the name of a class.
     pub fn maps(&self, name: impl Fn(usize) -> String) -> Vec<String> {
         let attention = match &self.attention {
             None => None,
-            Some(Layers::All(..)) => Some(Subject::Answer.to_string()),
-            Some(Layers::One(layer, head)) => Some(Subject::Layer(layer.name.clone(), *head).to_string()),
+            Some(AttentionSource::All(..)) => Some(Subject::Answer.to_string()),
+            Some(AttentionSource::One(layer, head)) => Some(Subject::Layer(layer.name.clone(), *head).to_string()),
         };
         let rank = |rank: usize| match rank {
             1 => "likeliest class".to_string(),
@@ -209,11 +223,11 @@ impl Explainer {
         attention.into_iter().chain(classes).collect()
     }
 
-    /// Explains prepared pictures, `[channels, height, width]` each, at most a batch.
+    /// Explains at most a batch of preprocessed images, `[channels, height, width]` each.
     pub fn explain(&mut self, images: &[&[f32]]) -> Result<Vec<Explanation>, InsightError> {
         if images.len() > self.batch() {
             let (found, most) = (images.len(), self.batch());
-            return Err(InsightError::Unsuitable(format!("{found} pictures do not fit into a batch of {most}")));
+            return Err(InsightError::Unsuitable(format!("{found} images do not fit into a batch of {most}")));
         }
         self.forward.run(images.iter().copied(), &[])?;
         let classes = self.architecture.classes();
@@ -232,14 +246,14 @@ impl Explainer {
         let batch = self.batch();
         match &self.attention {
             None => {}
-            Some(Layers::One(layer, head)) => {
+            Some(AttentionSource::One(layer, head)) => {
                 let weights = self.forward.read(graphs::ONE)?;
                 for (explanation, weights) in found.iter_mut().zip(weights.chunks(weights.len() / batch)) {
                     let subject = Subject::Layer(layer.name.clone(), *head);
                     explanation.maps.push((subject, layer.received(&self.architecture, weights)?));
                 }
             }
-            Some(Layers::All(count, start)) => {
+            Some(AttentionSource::All(count, start)) => {
                 let flows = read_flows(&self.forward, *count)?;
                 let start = start.read(&self.forward, &self.architecture)?;
                 for (i, explanation) in found.iter_mut().enumerate() {
@@ -252,7 +266,7 @@ impl Explainer {
         Ok(())
     }
 
-    /// Runs pairs of picture and class, as many at once as fit.
+    /// Runs all pairs of image and class, a batch of pairs at a time.
     fn add_classes(&mut self, images: &[&[f32]], found: &mut [Explanation]) -> Result<(), InsightError> {
         let Some((runner, evidence)) = &mut self.by_class else { return Ok(()) };
         let classes = self.architecture.classes();
@@ -276,7 +290,7 @@ impl Explainer {
     }
 }
 
-/// The classes with the largest logits, the largest first.
+/// The classes with the largest logits, in descending order.
 fn likeliest(logits: &[f32], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
@@ -286,9 +300,11 @@ fn likeliest(logits: &[f32], count: usize) -> Vec<usize> {
 
 fn chosen(layers: &[Layer], layer: Option<usize>, head: Option<usize>) -> Result<Layer, InsightError> {
     let Some(last) = layers.last() else {
-        return Err(InsightError::Unsuitable(
-            "this model has no attention to show; use --method gradcam, which works with every model".into(),
-        ));
+        return Err(InsightError::Method {
+            method: Method::Attention { layer, head },
+            reason: "this model has no attention",
+            instead: &[Method::GradCam],
+        });
     };
     let chosen = match layer {
         None => last,
@@ -312,17 +328,15 @@ fn read_flows(runner: &Runner, count: usize) -> Result<Vec<Vec<f32>>, InsightErr
     (0..count).map(|layer| runner.read(&graphs::flow(layer))).collect()
 }
 
-/// The layers of one picture of a batch.
+/// One image of the batch, in every layer.
 fn flows_of(flows: &[Vec<f32>], batch: usize, index: usize) -> Vec<&[f32]> {
     flows.iter().map(|flow| &flow[index * flow.len() / batch..(index + 1) * flow.len() / batch]).collect()
 }
 
-/// The patches among all tokens, as a map.
+/// The patch tokens as a map.
 fn patches(architecture: &Architecture, tokens: Vec<f32>) -> Result<Map, InsightError> {
     let Architecture::Vit(vit) = architecture else {
-        return Err(InsightError::Unsuitable(
-            "this needs patch tokens, which only Vision Transformers have; use gradcam".into(),
-        ));
+        return Err(InsightError::Unsuitable("only Vision Transformers have patch tokens".into()));
     };
     let values = tokens[vit.prefix_tokens().min(tokens.len())..].to_vec();
     Map::new(vit.grid(), values, vit.image_size, covered(architecture, vit.grid()))

@@ -1,11 +1,11 @@
-//! What a model learned: the figures of the paper's section 4.5 and its appendix, from any checkpoint. What weights alone
-//! tell is drawn at once; what pictures tell is gathered batch by batch.
+//! What a model learned: the figures of the paper's section 4.5 and its appendix, from any checkpoint. Some figures need the
+//! weights alone; the others accumulate statistics over batches of images.
 
+mod attention_maps;
 mod card;
 mod distances;
 mod figure;
 mod filters;
-mod places;
 mod pooling;
 mod positions;
 mod receptive;
@@ -13,7 +13,7 @@ mod relative;
 mod report;
 
 pub use card::card;
-pub use figure::{Figure, Numbers};
+pub use figure::{Figure, FigureData};
 pub use report::report;
 
 use vit_data::Image;
@@ -26,15 +26,15 @@ use vit_models::{Architecture, Config, Mode};
 use crate::InsightError;
 use crate::layers::{Layer, attention_layers};
 use crate::runner::Runner;
-use distances::Distances;
-use places::Places;
-use pooling::Poolings;
-use receptive::Receptive;
+use attention_maps::AttentionMaps;
+use distances::HeadDistances;
+use pooling::PoolingComparison;
+use receptive::ReceptiveFields;
 
-/// Pictures of noise that stand in where none are given.
+/// Number of noise images for the receptive field when no images are given.
 const NOISE: usize = 8;
 
-/// A prepared picture on its way into an inspection.
+/// A preprocessed image.
 pub struct Sample<'a> {
     /// Its name.
     pub name: &'a str,
@@ -42,35 +42,54 @@ pub struct Sample<'a> {
     pub seen: &'a Image,
     /// The model's input.
     pub input: &'a [f32],
-    /// Whether figures should show it as an example; three of all are enough.
+    /// Whether figures show it as an example; three are enough.
     pub shown: bool,
-    /// Its class, where that is known.
+    /// Its class, if known.
     pub label: Option<usize>,
 }
 
-/// An inspection under way.
+/// Collects what an [`Inspection`] shows, batch by batch.
 pub struct Inspector<'a> {
     config: &'a Config,
     weights: &'a Weights,
     layers: Vec<Layer>,
     attention: Option<Runner>,
-    distances: Distances,
-    places: Places,
-    poolings: Option<Poolings>,
-    receptive: Receptive,
-    pictures: usize,
+    distances: HeadDistances,
+    attention_maps: AttentionMaps,
+    poolings: Option<PoolingComparison>,
+    receptive: ReceptiveFields,
+    images: usize,
 }
 
-/// The figures, and what could not be drawn and why.
+/// The figures, and the reasons for those that could not be drawn.
 pub struct Inspection {
-    /// What was drawn.
+    /// The figures.
     pub figures: Vec<Figure>,
-    /// One sentence for everything that was not.
-    pub missing: Vec<String>,
+    /// Figures that could not be drawn.
+    pub missing: Vec<Missing>,
+}
+
+/// A figure that could not be drawn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// Which one and why, in a sentence.
+    pub reason: String,
+    /// Whether giving images would help.
+    pub needs_images: bool,
+}
+
+impl Missing {
+    fn new(reason: impl Into<String>) -> Missing {
+        Missing { reason: reason.into(), needs_images: false }
+    }
+
+    fn without_images(figure: &str) -> Missing {
+        Missing { reason: format!("{figure}: it needs images, and none were given."), needs_images: true }
+    }
 }
 
 impl<'a> Inspector<'a> {
-    /// Prepares a model on a device, `batch` pictures at a time.
+    /// Prepares a model on a device, `batch` images at a time.
     pub fn new(
         config: &'a Config,
         weights: &'a Weights,
@@ -88,16 +107,16 @@ impl<'a> Inspector<'a> {
             config,
             weights,
             attention,
-            distances: Distances::new(&layers),
-            places: Places::new(&layers),
-            poolings: Poolings::new(config, weights, device, batch.max(1))?,
-            receptive: Receptive::new(architecture, weights, device, batch.max(1))?,
+            distances: HeadDistances::new(&layers),
+            attention_maps: AttentionMaps::new(&layers),
+            poolings: PoolingComparison::new(config, weights, device, batch.max(1))?,
+            receptive: ReceptiveFields::new(architecture, weights, device, batch.max(1))?,
             layers,
-            pictures: 0,
+            images: 0,
         })
     }
 
-    /// Looks at pictures, at most a batch.
+    /// Adds at most one batch of images.
     pub fn add(&mut self, samples: &[Sample]) -> Result<(), InsightError> {
         let architecture = &self.config.architecture;
         let inputs: Vec<&[f32]> = samples.iter().map(|sample| sample.input).collect();
@@ -108,7 +127,7 @@ impl<'a> Inspector<'a> {
                 let each = weights.len() / runner.batch();
                 for (sample, weights) in samples.iter().zip(weights.chunks(each)) {
                     self.distances.add(architecture, index, layer, weights)?;
-                    self.places.add(architecture, index, layer, weights, sample)?;
+                    self.attention_maps.add(architecture, index, layer, weights, sample)?;
                 }
             }
         }
@@ -116,7 +135,7 @@ impl<'a> Inspector<'a> {
             poolings.add(samples)?;
         }
         self.receptive.add(&inputs)?;
-        self.pictures += samples.len();
+        self.images += samples.len();
         Ok(())
     }
 
@@ -130,37 +149,35 @@ impl<'a> Inspector<'a> {
             found.figures.push(figure);
         }
         if self.attention.is_none() {
-            found.missing.push("Attention distance and maps: this model has no attention.".into());
-        } else if self.pictures == 0 {
-            found.missing.push("Attention distance and maps: they need pictures; give some with --data.".into());
+            found.missing.push(Missing::new("Attention distance and maps: this model has no attention."));
+        } else if self.images == 0 {
+            found.missing.push(Missing::without_images("Attention distance and maps"));
         } else {
-            found.figures.push(self.distances.figure(&self.layers, self.pictures, architecture));
-            found.figures.push(self.places.figure(&self.layers, self.pictures, architecture)?);
+            found.figures.push(self.distances.figure(&self.layers, self.images, architecture));
+            found.figures.push(self.attention_maps.figure(&self.layers, self.images, architecture)?);
         }
-        let noise = self.pictures == 0;
+        let noise = self.images == 0;
         if noise {
             self.add_noise()?;
         }
         found.figures.push(self.receptive.figure(noise)?);
         match self.poolings {
-            None => found.missing.push(pooling::impossible(architecture)),
-            Some(_) if noise => found
-                .missing
-                .push("Class token against mean pooling: the comparison needs pictures; give some with --data.".into()),
+            None => found.missing.push(Missing::new(pooling::impossible(architecture))),
+            Some(_) if noise => found.missing.push(Missing::without_images("Class token against mean pooling")),
             Some(poolings) => found.figures.push(poolings.figure()),
         }
         Ok(found)
     }
 
-    /// Pictures without content, each the same every time.
+    /// Noise images from a fixed seed.
     fn add_noise(&mut self) -> Result<(), InsightError> {
         let [height, width] = self.config.architecture.image_size();
         let elements = self.config.architecture.channels() * height * width;
-        let uniform = |picture: usize, i: usize| {
-            f64::from(Seed::new(7, picture as u64).word(0, i as u64)) / f64::from(u32::MAX) * 4.0 - 2.0
+        let uniform = |image: usize, i: usize| {
+            f64::from(Seed::new(7, image as u64).word(0, i as u64)) / f64::from(u32::MAX) * 4.0 - 2.0
         };
-        for picture in 0..NOISE {
-            let input: Vec<f32> = (0..elements).map(|i| uniform(picture, i) as f32).collect();
+        for image in 0..NOISE {
+            let input: Vec<f32> = (0..elements).map(|i| uniform(image, i) as f32).collect();
             self.receptive.add(&[&input])?;
         }
         Ok(())
@@ -172,7 +189,7 @@ impl Inspection {
     fn take(&mut self, figure: Result<Figure, InsightError>) -> Result<(), InsightError> {
         match figure {
             Ok(figure) => self.figures.push(figure),
-            Err(InsightError::Unsuitable(reason)) => self.missing.push(reason),
+            Err(InsightError::Unsuitable(reason)) => self.missing.push(Missing::new(reason)),
             Err(other) => return Err(other),
         }
         Ok(())
@@ -188,7 +205,7 @@ fn with_weights(graph: &mut Graph, layers: &[Layer]) -> Result<Graph, InsightErr
     Ok(graph.clone())
 }
 
-/// Rows and columns of the last places that a model has: patches, or pixels of the last feature map.
+/// Rows and columns of the last feature map; of a Vision Transformer, of its patches.
 pub(crate) fn last_grid(architecture: &Architecture) -> Result<[usize; 2], InsightError> {
     if let Architecture::Vit(vit) = architecture {
         return Ok(vit.grid());

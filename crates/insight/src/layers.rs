@@ -1,4 +1,4 @@
-//! Where a model attends: its attention operations, in order, and what their tokens are in the picture.
+//! A model's attention layers, in order, and the positions of their tokens in the image.
 
 use vit_graph::ops::{Op, Windows};
 use vit_graph::{Graph, Value};
@@ -6,40 +6,40 @@ use vit_models::Architecture;
 
 use crate::{InsightError, Map};
 
-/// What the tokens of an attention are.
+/// The tokens of an attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tokens {
-    /// Tokens that are no patches, and then a grid of them.
+    /// Prefix tokens, then a grid of patches.
     Sequence {
         /// Class, distillation and register tokens.
         prefix: usize,
         /// Rows and columns of patches.
         grid: [usize; 2],
     },
-    /// Windows of a grid, each by itself.
+    /// Windows of a grid; attention stays within a window.
     Windowed {
-        /// How the grid is cut.
+        /// Size and shift of the windows.
         windows: Windows,
-        /// Rows and columns of the whole.
+        /// Rows and columns of the whole grid.
         grid: [usize; 2],
     },
 }
 
-/// One attention of a model.
+/// An attention layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
     /// Its name in the model, e.g. `blocks.5.attn`; its weights are the tap `blocks.5.attn.weights`.
     pub name: String,
-    /// What attends to what.
+    /// Its tokens.
     pub tokens: Tokens,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
     pub(crate) weights: Value,
 }
 
 const WEIGHTS: &str = ".attn.weights";
 
-/// The attentions of a model's graph, the first first.
+/// A model's attention layers, in order.
 pub fn attention_layers(architecture: &Architecture, graph: &Graph) -> Vec<Layer> {
     let mut layers: Vec<Layer> = graph
         .taps()
@@ -63,7 +63,7 @@ pub fn attention_layers(architecture: &Architecture, graph: &Graph) -> Vec<Layer
     layers
 }
 
-/// Height and width of the input that a grid of cells covers: a Vision Transformer leaves out what is no whole patch.
+/// Height and width of the input that a grid covers: a Vision Transformer drops a border narrower than a patch.
 pub fn covered(architecture: &Architecture, grid: [usize; 2]) -> [usize; 2] {
     match architecture {
         Architecture::Vit(vit) if vit.backbone.is_none() => [0, 1].map(|axis| grid[axis] * vit.patch_size[axis]),
@@ -72,15 +72,15 @@ pub fn covered(architecture: &Architecture, grid: [usize; 2]) -> [usize; 2] {
 }
 
 impl Layer {
-    /// Rows and columns of the places that attend.
+    /// Rows and columns of the positions that attend.
     pub fn grid(&self) -> [usize; 2] {
         match self.tokens {
             Tokens::Sequence { grid, .. } | Tokens::Windowed { grid, .. } => grid,
         }
     }
 
-    /// How much attention each place gets, from one picture's weights `[windows, tokens, tokens]`: from the class token
-    /// where there is one, else on average from all places that see it.
+    /// The attention that each position receives, from one image's weights `[windows, tokens, tokens]`: from the class
+    /// token if there is one, else averaged over the queries of its window.
     pub fn received(&self, architecture: &Architecture, weights: &[f32]) -> Result<Map, InsightError> {
         let grid = self.grid();
         let places = grid[0] * grid[1];

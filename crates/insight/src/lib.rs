@@ -1,5 +1,5 @@
-//! What a Vision Transformer attends to and what it learned: the measurements behind the paper's figures, on arrays
-//! that any graph gives when its intermediates are asked for, and the figures and pages that show them.
+//! What a Vision Transformer attends to and what it learned: the measurements behind the paper's figures, computed from a
+//! graph's intermediates (taps), and the figures and pages that show them.
 //!
 //! ```
 //! use vit_insight::{Attention, rollout};
@@ -30,7 +30,7 @@ pub use components::{Components, principal_components};
 pub use distance::attention_distance;
 pub use error::InsightError;
 pub use explain::{ExplainOptions, Explainer, Explanation, Method, Subject};
-pub use inspect::{Figure, Inspection, Inspector, Numbers, Sample, card, report};
+pub use inspect::{Figure, FigureData, Inspection, Inspector, Missing, Sample, card, report};
 pub use layers::{Layer, Tokens, attention_layers, covered};
 pub use map::Map;
 pub use page::{Page, PageEntry};

@@ -1,6 +1,6 @@
-//! Many pictures and their maps on one HTML page that needs nothing but itself. Each picture is there once, as a small
-//! JPEG; a map is a few hundred bytes, one pixel per cell, which the browser lays over it. Entries that are not on the
-//! screen cost nothing, so a thousand of them stay quick.
+//! Images and their maps on one self-contained HTML page. Each image is embedded once as a small JPEG; a map is a PNG of one
+//! pixel per cell, a few hundred bytes, which the browser scales and overlays. Off-screen entries are not rendered
+//! (`content-visibility`), so thousands of them stay responsive.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ const STYLE: &str = include_str!("page/style.css");
 const GALLERY: &str = include_str!("page/gallery.css");
 const SCRIPT: &str = include_str!("page/gallery.js");
 
-/// The longer side of a picture on the page.
+/// The longer side of an image on the page.
 const THUMBNAIL: usize = 256;
 
-/// A picture on its way onto the page.
+/// An image of the page.
 #[derive(Debug, Clone)]
 pub struct PageEntry {
     jpeg: Vec<u8>,
@@ -28,22 +28,21 @@ pub struct PageEntry {
 }
 
 impl PageEntry {
-    /// Shrinks a picture, whose part `region` is the model's input.
-    pub fn new(picture: &Image, region: Region) -> Result<PageEntry, InsightError> {
-        let size = [picture.width(), picture.height()];
-        Ok(PageEntry { jpeg: thumbnail(picture, THUMBNAIL)?, size, region })
+    /// A thumbnail of an image, of which `region` is the model's input.
+    pub fn new(image: &Image, region: Region) -> Result<PageEntry, InsightError> {
+        let size = [image.width(), image.height()];
+        Ok(PageEntry { jpeg: thumbnail(image, THUMBNAIL)?, size, region })
     }
 }
 
-/// A page in the making.
+/// Writes a page entry by entry.
 pub struct Page<W: Write> {
     out: W,
     path: PathBuf,
 }
 
 impl<W: Write> Page<W> {
-    /// Begins a page, which errors call `path`. `maps` says in a few words what the first, second, … map of every picture
-    /// is.
+    /// Writes the header. `path` stands in error messages; `maps` names the first, second, … map of every image.
     pub fn start(
         mut out: W,
         path: &Path,
@@ -65,7 +64,7 @@ impl<W: Write> Page<W> {
              <option value=\"unsure\">least sure first</option><option value=\"sure\">surest first</option></select></label>\n\
              <label>Map <input type=\"range\" id=\"strength\" max=\"100\" value=\"100\"></label>\n\
              <label>Size <input type=\"range\" id=\"size\" min=\"96\" max=\"480\" value=\"170\"></label>\n\
-             <label><input type=\"checkbox\" id=\"beside\" checked> Beside the picture</label>\n\
+             <label><input type=\"checkbox\" id=\"beside\" checked> Beside the image</label>\n\
              <output id=\"count\"></output>\n</form>\n\
              <p class=\"scale\">least <span style=\"background:{scale}\"></span> most, each map by itself</p>\n\
              </header>\n<main>\n",
@@ -77,7 +76,7 @@ impl<W: Write> Page<W> {
         Ok(Page { out, path: path.into() })
     }
 
-    /// Adds a picture with its maps, each with its name, and how sure the model is of it.
+    /// Adds an image with its named maps and the model's confidence.
     pub fn add(
         &mut self,
         name: &str,
@@ -99,17 +98,17 @@ impl<W: Write> Page<W> {
         let ([width, height], name, words) = (entry.size, escape(name), escape(&words));
         let written = writeln!(
             self.out,
-            "<figure data-words=\"{words}\" data-sure=\"{sure}\" style=\"--shape:{width}/{height};--picture:url({picture})\">\
-             <div class=\"pair\"><div class=\"picture\" role=\"img\" aria-label=\"{name}\"></div>\
-             <div class=\"picture map\">{layers}</div></div>\
+            "<figure data-words=\"{words}\" data-sure=\"{sure}\" style=\"--shape:{width}/{height};--image:url({image})\">\
+             <div class=\"pair\"><div class=\"image\" role=\"img\" aria-label=\"{name}\"></div>\
+             <div class=\"image map\">{layers}</div></div>\
              <figcaption title=\"{name}\">{name}</figcaption><div class=\"tabs\">{tabs}</div></figure>",
             sure = sureness.unwrap_or(0.0),
-            picture = data_uri("image/jpeg", &entry.jpeg),
+            image = data_uri("image/jpeg", &entry.jpeg),
         );
         written.map_err(InsightError::of(&self.path))
     }
 
-    /// Ends the page.
+    /// Writes the footer.
     pub fn finish(mut self) -> Result<W, InsightError> {
         write!(self.out, "</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n")
             .and_then(|()| self.out.flush())
@@ -118,7 +117,7 @@ impl<W: Write> Page<W> {
     }
 }
 
-/// A part of a picture of this size in percent, for a style attribute.
+/// A part of an image in percent of its size, as CSS.
 fn percentages(part: Region, [width, height]: [usize; 2]) -> String {
     let percent = |value: f64, whole: usize| (1000.0 * 100.0 * value / whole as f64).round() / 1000.0;
     format!(
@@ -130,7 +129,7 @@ fn percentages(part: Region, [width, height]: [usize; 2]) -> String {
     )
 }
 
-/// A colour scale from left to right, for a style attribute.
+/// A colour map from left to right, as CSS.
 pub(crate) fn gradient(map: ColourMap) -> String {
     let stops: Vec<String> = (0..=12)
         .map(|i| {
@@ -146,13 +145,13 @@ mod tests {
     use super::*;
 
     fn page(name: &str) -> String {
-        let picture = Image::from_rgb(400, 200, vec![90; 400 * 200 * 3]).unwrap();
+        let image = Image::from_rgb(400, 200, vec![90; 400 * 200 * 3]).unwrap();
         let region = Region { x: 100.0, y: 0.0, width: 200.0, height: 200.0 };
         let map = Map::new([2, 2], vec![0.0, 1.0, 2.0, 3.0], [32, 32], [32, 32]).unwrap();
         let mut page =
             Page::start(Vec::new(), Path::new("index.html"), "a <b> & c", "model", &["rollout".into(), "class".into()])
                 .unwrap();
-        let entry = PageEntry::new(&picture, region).unwrap();
+        let entry = PageEntry::new(&image, region).unwrap();
         let maps = [("rollout".to_string(), &map), ("cat \"<x>\"".to_string(), &map)];
         page.add(name, &entry, Some(0.5), &maps).unwrap();
         String::from_utf8(page.finish().unwrap()).unwrap()
@@ -164,7 +163,7 @@ mod tests {
         assert!(!page.contains("http:") && !page.contains("https:") && !page.contains("//cdn"));
         assert!(!page.contains("<script>alert") && !page.contains("<x>") && !page.contains("a <b>"));
         assert_eq!(page.matches("<script").count(), 1);
-        assert_eq!(page.matches("data:image/jpeg").count(), 1, "a picture is there once");
+        assert_eq!(page.matches("data:image/jpeg").count(), 1, "an image is there once");
         assert_eq!(page.matches("data:image/png").count(), 2);
         assert!(page.contains("left:25%;top:0%;width:50%;height:100%"), "the map lies on what the model saw");
     }

@@ -1,5 +1,5 @@
-//! Attention rollout (Abnar and Zuidema, 2020), as the paper's Figure 6 uses it: how much of every input token reaches
-//! every output token if information only flows along attention and residual connections.
+//! Attention rollout (Abnar and Zuidema, 2020), as in the paper's Figure 6: the share of every input token in every output
+//! token if information flows along attention and residual connections only.
 
 use crate::{Attention, InsightError};
 
@@ -23,20 +23,20 @@ pub fn rollout(layers: &[Attention]) -> Result<Vec<f32>, InsightError> {
     Ok(flow.into_iter().map(|v| v as f32).collect())
 }
 
-/// What a mixture of output tokens takes from every input token: `start` times the rollout, without computing all of it.
-/// Layers are `[tokens, tokens]`, heads already averaged, the first layer first.
+/// `start` (a weighting of the output tokens) times the rollout matrix, computed as vector-matrix products from the last
+/// layer to the first. Layers are `[tokens, tokens]`, heads already averaged, the first layer first.
 pub fn rollout_of(start: &[f32], layers: &[&[f32]]) -> Result<Vec<f32>, InsightError> {
-    carried(start, layers, |row, attended| row.iter_mut().zip(attended).for_each(|(r, a)| *r = (*r + a) / 2.0))
+    propagate(start, layers, |row, attended| row.iter_mut().zip(attended).for_each(|(r, a)| *r = (*r + a) / 2.0))
 }
 
-/// The class-specific kin of rollout (Chefer et al., 2021): layers hold the positive part of attention times gradient,
-/// heads averaged, and what they carry is added to what the residual connection does.
+/// Class-specific relevance (Chefer et al., 2021): layers hold the positive part of attention times gradient, heads
+/// averaged, and the update is `r + r A`.
 pub fn relevance_of(start: &[f32], layers: &[&[f32]]) -> Result<Vec<f32>, InsightError> {
-    carried(start, layers, |row, attended| row.iter_mut().zip(attended).for_each(|(r, a)| *r += a))
+    propagate(start, layers, |row, attended| row.iter_mut().zip(attended).for_each(|(r, a)| *r += a))
 }
 
-/// A row vector that goes from the last layer to the first; `join` adds what a layer's attention brings.
-fn carried(start: &[f32], layers: &[&[f32]], join: impl Fn(&mut [f64], Vec<f64>)) -> Result<Vec<f32>, InsightError> {
+/// Propagates the row vector `r` from the last layer to the first; `join` combines `r` with `r A`.
+fn propagate(start: &[f32], layers: &[&[f32]], join: impl Fn(&mut [f64], Vec<f64>)) -> Result<Vec<f32>, InsightError> {
     let tokens = start.len();
     let mut row: Vec<f64> = start.iter().map(|&v| f64::from(v)).collect();
     for layer in layers.iter().rev() {
@@ -56,7 +56,7 @@ fn identity(tokens: usize) -> Vec<f64> {
     (0..tokens * tokens).map(|i| if i / tokens == i % tokens { 1.0 } else { 0.0 }).collect()
 }
 
-/// The heads' mean plus the identity, each row scaled to a sum of 1.
+/// The mean over heads plus the identity, rows normalised.
 fn with_residual(layer: &Attention) -> Vec<f64> {
     let tokens = layer.tokens();
     let mut matrix = layer.mean();

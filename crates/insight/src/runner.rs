@@ -1,4 +1,4 @@
-//! A graph on a device, and what went into it.
+//! A compiled graph with named inputs and outputs.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use vit_models::weights::Weights;
 
 use crate::InsightError;
 
-/// Weights that stay with their owner, for the next graph.
+/// Lends weights to a device, since several graphs are compiled with them.
 struct Borrowed<'a>(&'a Weights);
 
 impl Parameters for Borrowed<'_> {
@@ -28,13 +28,13 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    /// Compiles what the graph's outputs need of it.
+    /// Compiles the part of the graph that its outputs depend on.
     pub fn new(graph: &Graph, weights: &Weights, device: &dyn Device) -> Result<Self, InsightError> {
         let graph = dead_code(graph)?;
         let shapes = graph.outputs().iter().map(|(name, value)| (name.clone(), graph.shape(*value).clone())).collect();
         let input = graph.inputs().find(|(_, input)| input.name == "image").map(|(_, input)| input.ty.shape.clone());
         let Some(input) = input else {
-            return Err(InsightError::Unsuitable("nothing that was asked for depends on the picture".into()));
+            return Err(InsightError::Unsuitable("none of the outputs depends on the image".into()));
         };
         let executable = device.compile(&graph, &mut Borrowed(weights))?;
         Ok(Runner { executable, shapes, batch: input[0], image: vec![0.0; input.elements()] })
@@ -44,7 +44,7 @@ impl Runner {
         self.batch
     }
 
-    /// Runs the graph on at most a batch of pictures, and the other inputs given.
+    /// Runs the graph on at most a batch of images and the other inputs.
     pub fn run<'a>(
         &mut self,
         images: impl IntoIterator<Item = &'a [f32]>,
@@ -54,7 +54,7 @@ impl Runner {
         self.image.fill(0.0);
         for (place, image) in self.image.chunks_mut(each).zip(images) {
             if image.len() != each {
-                return Err(InsightError::Length { what: "a prepared picture", found: image.len(), expected: each });
+                return Err(InsightError::Length { what: "a preprocessed image", found: image.len(), expected: each });
             }
             place.copy_from_slice(image);
         }
@@ -65,7 +65,7 @@ impl Runner {
         Ok(self.executable.run()?)
     }
 
-    /// An output of the last run, for one whole batch.
+    /// An output of the last run, for the whole batch.
     pub fn read(&self, name: &str) -> Result<Vec<f32>, InsightError> {
         let elements = self.shape(name).map_or(0, Shape::elements);
         let mut values = vec![0.0; elements];

@@ -1,9 +1,8 @@
-//! Similarity of position embeddings (the paper's Figure 7, centre): what a model that was told nothing about the plane
-//! found out about rows, columns and neighbours.
+//! Cosine similarity of position embeddings (the paper's Figure 7, centre).
 
 use crate::InsightError;
 
-/// The cosine of the angle between every row and every other: `[rows, rows]` of `vectors [rows, dim]`.
+/// Cosine similarity of all pairs of rows: `[rows, rows]` of `vectors [rows, dim]`.
 pub fn cosine_similarity(vectors: &[f32], dim: usize) -> Result<Vec<f32>, InsightError> {
     if dim == 0 || vectors.is_empty() || !vectors.len().is_multiple_of(dim) {
         let expected = vectors.len().next_multiple_of(dim.max(1)).max(dim);
@@ -15,7 +14,7 @@ pub fn cosine_similarity(vectors: &[f32], dim: usize) -> Result<Vec<f32>, Insigh
     let mut similarity = Vec::with_capacity(rows.len() * rows.len());
     for (a, length_a) in rows.iter().zip(&lengths) {
         for (b, length_b) in rows.iter().zip(&lengths) {
-            // A vector of zeros is similar to nothing.
+            // The similarity with a zero vector is defined as 0.
             let product = length_a * length_b;
             similarity.push(if product > 0.0 { (dot(a, b) / product) as f32 } else { 0.0 });
         }

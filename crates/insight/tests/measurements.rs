@@ -24,12 +24,12 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
     }
 }
 
-/// The layers' attention for one picture.
-fn layers(arrays: &Arrays, depth: usize, picture: usize) -> Vec<Attention<'_>> {
+/// The layers' attention for one image.
+fn layers(arrays: &Arrays, depth: usize, image: usize) -> Vec<Attention<'_>> {
     let layer = |i: usize| {
         let (shape, data) = &arrays[&format!("attention_{i}")];
         let each = shape[1] * shape[2] * shape[3];
-        Attention::new(shape[1], shape[2], &data[picture * each..(picture + 1) * each]).unwrap()
+        Attention::new(shape[1], shape[2], &data[image * each..(image + 1) * each]).unwrap()
     };
     (0..depth).map(layer).collect()
 }
@@ -39,13 +39,13 @@ fn measurements_equal_numpy() {
     for (case, depth, prefix) in [("timm_vit", 3, 1), ("timm_vit_modern", 2, 5)] {
         let arrays = recorded(case);
         let (shape, flows) = &arrays["rollout"];
-        let (pictures, each) = (shape[0], shape[1] * shape[2]);
+        let (images, each) = (shape[0], shape[1] * shape[2]);
         let (shape, distances) = &arrays["distance"];
         let heads = shape[2];
-        for picture in 0..pictures {
-            let layers = layers(&arrays, depth, picture);
+        for image in 0..images {
+            let layers = layers(&arrays, depth, image);
             let flow = rollout(&layers).unwrap();
-            assert_close(&format!("{case} rollout"), &flow, &flows[picture * each..(picture + 1) * each], 1e-6);
+            assert_close(&format!("{case} rollout"), &flow, &flows[image * each..(image + 1) * each], 1e-6);
             let means: Vec<Vec<f32>> =
                 layers.iter().map(|layer| layer.mean().into_iter().map(|v| v as f32).collect()).collect();
             let means: Vec<&[f32]> = means.iter().map(Vec::as_slice).collect();
@@ -53,12 +53,12 @@ fn measurements_equal_numpy() {
             for token in 0..tokens {
                 let mut start = vec![0.0; tokens];
                 start[token] = 1.0;
-                let row = &flows[picture * each + token * tokens..][..tokens];
+                let row = &flows[image * each + token * tokens..][..tokens];
                 assert_close(&format!("{case} rollout of {token}"), &rollout_of(&start, &means).unwrap(), row, 1e-5);
             }
             for (depth, layer) in layers.iter().enumerate() {
                 let found = attention_distance(*layer, prefix, [4, 4], [8.0, 8.0]).unwrap();
-                let expected = &distances[(depth * pictures + picture) * heads..][..heads];
+                let expected = &distances[(depth * images + image) * heads..][..heads];
                 assert_close(&format!("{case} distance"), &found, expected, 1e-5);
             }
         }

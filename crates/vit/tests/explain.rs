@@ -69,7 +69,7 @@ fn every_model_can_be_explained_by_every_method_that_suits_it() {
         }
         if !is_vit {
             let message = refused(&checkpoint, Method::Rollout, &inputs);
-            assert!(message.contains("use --method gradcam"), "{case}: {message}");
+            assert!(message.contains("use gradcam"), "{case}: {message}");
         }
         if !has_attention {
             assert!(refused(&checkpoint, ATTENTION, &inputs).contains("no attention"), "{case}");

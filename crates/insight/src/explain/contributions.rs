@@ -1,6 +1,6 @@
-//! What each last token adds to a class's logit, where the answer is made of the mean of the patches. There the logit is a
-//! sum over tokens: behind a norm of the tokens and one linear head exactly, behind a norm of the mean with its mean and
-//! deviation taken as they are (its plain gradient would say that nothing changes when all tokens grow alike).
+//! The contribution of each final token to a class's logit under mean pooling, where the logit is a sum over tokens. After
+//! a norm of the tokens and a linear head this is exact. For a norm after pooling, its mean and standard deviation are taken
+//! as constants: the true gradient is zero along a common scaling of all tokens.
 
 use vit_graph::ops::{Binary, Op, Reshape};
 use vit_graph::{Graph, NodeId, Value};
@@ -10,77 +10,78 @@ use crate::InsightError;
 use crate::runner::Runner;
 
 const TOKENS: &str = "last.tokens";
-const SLOPES: &str = "last.slopes";
+const GRADIENTS: &str = "last.gradients";
 
-/// The value whose gradient says what the last tokens contribute.
-pub(super) enum Last {
-    /// The tokens themselves.
+/// The value whose gradient gives the contributions.
+pub(super) enum ContributionSource {
+    /// The final tokens.
     Tokens(Value),
-    /// The result of a norm after the mean, and the tokens.
+    /// The norm after pooling, and the final tokens.
     Norm(NodeId, Value),
 }
 
-impl Last {
-    /// Where a model takes the mean of its patches.
-    pub fn find(graph: &Graph, vit: &Vit) -> Result<Option<Last>, InsightError> {
+impl ContributionSource {
+    /// `None` unless the model has mean pooling.
+    pub fn find(graph: &Graph, vit: &Vit) -> Result<Option<ContributionSource>, InsightError> {
         if vit.pooling != Pooling::Mean {
             return Ok(None);
         }
         let tokens = graph.output("tokens")?;
         if vit.final_norm != FinalNorm::AfterPooling {
-            return Ok(Some(Last::Tokens(tokens)));
+            return Ok(Some(ContributionSource::Tokens(tokens)));
         }
-        // The first norm behind the last tokens is the one of their mean.
+        // The first norm after the final tokens is the one after pooling.
         let norm = (tokens.node..graph.nodes().len()).find(|&node| matches!(graph.node(node).op, Op::LayerNorm(_)));
-        Ok(Some(norm.map_or(Last::Tokens(tokens), |norm| Last::Norm(norm, tokens))))
+        Ok(Some(norm.map_or(ContributionSource::Tokens(tokens), |norm| ContributionSource::Norm(norm, tokens))))
     }
 
-    /// What the logit is to be differentiated by.
+    /// The value to differentiate the logit with respect to.
     pub fn value(&self) -> Value {
         match *self {
-            Last::Tokens(tokens) => tokens,
-            Last::Norm(node, _) => Value { node, output: 0 },
+            ContributionSource::Tokens(tokens) => tokens,
+            ContributionSource::Norm(node, _) => Value { node, output: 0 },
         }
     }
 
-    /// Asks for what [`read`] needs, given the gradient.
-    pub fn request(self, graph: &mut Graph, slope: Value) -> Result<(), InsightError> {
-        let (tokens, slopes) = match self {
-            Last::Tokens(tokens) => (tokens, slope),
-            Last::Norm(node, tokens) => {
-                let factors = graph.node(node).inputs[1];
-                let batch = graph.shape(slope)[0];
-                let deviation = graph.value(Reshape([batch, 1].into()), &[Value { node, output: 2 }])?;
-                let scaled = graph.value(Binary::Mul, &[slope, factors])?;
-                (tokens, graph.value(Binary::Mul, &[scaled, deviation])?)
+    /// Adds the outputs that [`read`] needs, given the gradient.
+    pub fn request(self, graph: &mut Graph, gradient: Value) -> Result<(), InsightError> {
+        let (tokens, gradients) = match self {
+            ContributionSource::Tokens(tokens) => (tokens, gradient),
+            ContributionSource::Norm(node, tokens) => {
+                let weight = graph.node(node).inputs[1];
+                let batch = graph.shape(gradient)[0];
+                let inverse_deviation = graph.value(Reshape([batch, 1].into()), &[Value { node, output: 2 }])?;
+                let scaled = graph.value(Binary::Mul, &[gradient, weight])?;
+                (tokens, graph.value(Binary::Mul, &[scaled, inverse_deviation])?)
             }
         };
         graph.set_output(TOKENS, tokens)?;
-        Ok(graph.set_output(SLOPES, slopes)?)
+        Ok(graph.set_output(GRADIENTS, gradients)?)
     }
 }
 
-/// The positive part of every token's contribution, for each picture of the last run; tokens before the patches, which are
-/// not part of the mean, have none.
+/// The positive part of every token's contribution, for each image of the last run; zero for prefix tokens, which are not
+/// pooled.
 pub(super) fn read(runner: &Runner, prefix: usize) -> Result<Vec<Vec<f32>>, InsightError> {
-    let (tokens, slopes) = (runner.read(TOKENS)?, runner.read(SLOPES)?);
+    let (tokens, gradients) = (runner.read(TOKENS)?, runner.read(GRADIENTS)?);
     let dim = runner.shape(TOKENS).map_or(1, |shape| shape.last());
     let batch = runner.batch();
-    let pictures = tokens.chunks(tokens.len() / batch).zip(slopes.chunks(slopes.len() / batch));
-    Ok(pictures.map(|(tokens, slopes)| contributions(tokens, slopes, dim, prefix)).collect())
+    let images = tokens.chunks(tokens.len() / batch).zip(gradients.chunks(gradients.len() / batch));
+    Ok(images.map(|(tokens, gradients)| contributions(tokens, gradients, dim, prefix)).collect())
 }
 
-/// Tokens times slopes, which are a row for each token, or one row for the mean of the patches, from behind its norm.
-fn contributions(tokens: &[f32], slopes: &[f32], dim: usize, prefix: usize) -> Vec<f32> {
-    let (count, of_mean) = (tokens.len() / dim, slopes.len() < tokens.len());
-    // A norm takes the mean over channels away from its input, or, which is the same, from its slopes.
+/// Dot products of tokens and gradients. There is a gradient per token, or a single one with respect to the normalised
+/// mean.
+fn contributions(tokens: &[f32], gradients: &[f32], dim: usize, prefix: usize) -> Vec<f32> {
+    let (count, of_mean) = (tokens.len() / dim, gradients.len() < tokens.len());
+    // The norm centres its input over channels; centring the gradient instead gives the same dot product.
     let (centre, share) = match of_mean {
-        true => (slopes.iter().map(|&s| f64::from(s)).sum::<f64>() / dim as f64, 1.0 / (count - prefix) as f64),
+        true => (gradients.iter().map(|&s| f64::from(s)).sum::<f64>() / dim as f64, 1.0 / (count - prefix) as f64),
         false => (0.0, 1.0),
     };
     let contribution = |(index, token): (usize, &[f32])| {
-        let slopes = if of_mean { slopes } else { &slopes[index * dim..][..dim] };
-        let sum: f64 = token.iter().zip(slopes).map(|(&x, &s)| f64::from(x) * (f64::from(s) - centre)).sum();
+        let gradients = if of_mean { gradients } else { &gradients[index * dim..][..dim] };
+        let sum: f64 = token.iter().zip(gradients).map(|(&x, &s)| f64::from(x) * (f64::from(s) - centre)).sum();
         if index < prefix { 0.0 } else { (share * sum).max(0.0) as f32 }
     };
     tokens.chunks(dim).enumerate().map(contribution).collect()

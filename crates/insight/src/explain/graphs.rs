@@ -1,60 +1,60 @@
-//! The graphs behind explanations: a model's own graph with a few more outputs, and its gradients for chosen classes.
+//! The graphs behind explanations: a model's graph with more outputs, and its gradients with respect to intermediates.
 
 use vit_graph::ops::{Activation, Attention, Binary, Input, MatMul, Op, Permute, Reduce, Reshape, Slice};
 use vit_graph::{Graph, GraphError, Type, Value, autodiff};
 use vit_models::vit::{Pooling, Vit};
 use vit_models::{Architecture, Mode};
 
-use super::contributions::{self, Last};
+use super::contributions::{self, ContributionSource};
 use super::{Method, flows_of, patches, read_flows};
 use crate::layers::{Layer, attention_layers, covered};
 use crate::runner::Runner;
 use crate::{InsightError, Map, relevance_of};
 
-/// The input that says which class of each picture is meant.
+/// The input `[batch, classes]`: one-hot rows choose the class of each image.
 pub(super) const CLASS: &str = "class";
 /// The output that holds a single layer's attention.
 pub(super) const ONE: &str = "attention";
 const POOL: &str = "flow.pool";
 const POOL_WEIGHTS: &str = "attn_pool.weights";
 const FEATURES: &str = "evidence.features";
-const SLOPES: &str = "evidence.slopes";
+const GRADIENTS: &str = "evidence.gradients";
 
-/// The output that holds what flows through a layer.
+/// The name of the output with a layer's attention matrix (or attention times gradient), heads averaged.
 pub(super) fn flow(layer: usize) -> String {
     format!("flow.{layer}")
 }
 
-/// Which tokens the answer is made of.
-pub(super) enum Start {
-    /// The same mixture for every picture.
+/// The initial relevance: the weight of each final token in the output.
+pub(super) enum InitialRelevance {
+    /// The same for every image.
     Fixed(Vec<f32>),
-    /// What attention pooling takes, read from an output; this many tokens stand before the patches.
+    /// The weights of attention pooling, read from an output; `prefix` tokens precede the patches.
     Pooled { prefix: usize },
-    /// What each last token adds to a class's logit; this many tokens stand before the patches.
+    /// The contribution of each final token to a class's logit; `prefix` tokens precede the patches.
     Contributed { prefix: usize },
 }
 
-impl Start {
-    fn of(vit: &Vit) -> Start {
+impl InitialRelevance {
+    fn of(vit: &Vit) -> InitialRelevance {
         let [rows, columns] = vit.grid();
         let (prefix, patches) = (vit.prefix_tokens(), rows * columns);
         let mut start = vec![0.0; prefix + patches];
         match vit.pooling {
-            Pooling::Map => return Start::Pooled { prefix },
+            Pooling::Map => return InitialRelevance::Pooled { prefix },
             Pooling::Token if vit.distillation_head => start[..2].fill(0.5),
             Pooling::Token => start[0] = 1.0,
             Pooling::Mean => start[prefix..].fill(1.0 / patches as f32),
         }
-        Start::Fixed(start)
+        InitialRelevance::Fixed(start)
     }
 
-    /// The mixture for every picture of the batch.
+    /// The relevance of every token, for each image of the batch.
     pub fn read(&self, runner: &Runner, architecture: &Architecture) -> Result<Vec<Vec<f32>>, InsightError> {
         match self {
-            Start::Fixed(start) => Ok(vec![start.clone(); runner.batch()]),
-            Start::Contributed { prefix } => contributions::read(runner, *prefix),
-            Start::Pooled { prefix } => {
+            InitialRelevance::Fixed(start) => Ok(vec![start.clone(); runner.batch()]),
+            InitialRelevance::Contributed { prefix } => contributions::read(runner, *prefix),
+            InitialRelevance::Pooled { prefix } => {
                 let [rows, columns] = match architecture {
                     Architecture::Vit(vit) => vit.grid(),
                     _ => [0, 0],
@@ -67,27 +67,33 @@ impl Start {
     }
 }
 
-/// The Vision Transformer that rollout needs.
+/// Rollout multiplies the layers' attention matrices, so all layers must have the same tokens: a Vision Transformer.
 fn tokens_throughout<'a>(
     architecture: &'a Architecture,
     layers: &[Layer],
-    method: &str,
+    method: Method,
 ) -> Result<&'a Vit, InsightError> {
     match architecture {
         Architecture::Vit(vit) if !layers.is_empty() => Ok(vit),
-        _ if layers.is_empty() => Err(InsightError::Unsuitable(format!(
-            "--method {method} needs attention, and this model has none; use --method gradcam, which works with every model"
-        ))),
-        _ => Err(InsightError::Unsuitable(format!(
-            "--method {method} needs layers that all attend over the same tokens, and this model changes them from stage \
-             to stage; use --method gradcam, or --method attention for a single layer"
-        ))),
+        _ if layers.is_empty() => {
+            let reason = "this model has no attention";
+            Err(InsightError::Method { method, reason, instead: &[Method::GradCam] })
+        }
+        _ => Err(InsightError::Method {
+            method,
+            reason: "it needs the same tokens in all layers, and the stages of this model have different ones",
+            instead: &[Method::GradCam, Method::Attention { layer: None, head: None }],
+        }),
     }
 }
 
-/// Asks for every layer's attention, heads averaged.
-pub(super) fn rollout(graph: &mut Graph, architecture: &Architecture, layers: &[Layer]) -> Result<Start, InsightError> {
-    let vit = tokens_throughout(architecture, layers, "rollout")?;
+/// Adds an output for every layer's attention, heads averaged.
+pub(super) fn rollout(
+    graph: &mut Graph,
+    architecture: &Architecture,
+    layers: &[Layer],
+) -> Result<InitialRelevance, InsightError> {
+    let vit = tokens_throughout(architecture, layers, Method::Rollout)?;
     for (index, layer) in layers.iter().enumerate() {
         let mean = graph.value(Reduce::mean([1]), &[layer.weights])?;
         graph.set_output(&flow(index), mean)?;
@@ -96,10 +102,10 @@ pub(super) fn rollout(graph: &mut Graph, architecture: &Architecture, layers: &[
         let mean = graph.value(Reduce::mean([1]), &[weights])?;
         graph.set_output(POOL, mean)?;
     }
-    Ok(Start::of(vit))
+    Ok(InitialRelevance::of(vit))
 }
 
-/// Asks for one layer's attention: the mean of its heads, or one of them.
+/// Adds an output for one layer's attention: one head, or the mean over heads.
 pub(super) fn one_layer(graph: &mut Graph, layer: &Layer, head: Option<usize>) -> Result<(), InsightError> {
     let part = match head {
         Some(start) => graph.value(Slice { axis: 1, start, length: 1 }, &[layer.weights])?,
@@ -109,15 +115,15 @@ pub(super) fn one_layer(graph: &mut Graph, layer: &Layer, head: Option<usize>) -
     Ok(graph.set_output(ONE, mean)?)
 }
 
-/// What the outputs of a class's graph are.
+/// What the outputs of a class-specific graph hold.
 pub(super) enum Evidence {
-    /// Attention times gradient of so many layers.
-    Attention(usize, Start),
+    /// The positive part of attention times gradient, for this many layers.
+    Attention(usize, InitialRelevance),
     /// A feature map `[batch, rows, columns, channels]`, or tokens `[batch, prefix + patches, channels]`, and its gradient.
     Features { grid: [usize; 2], prefix: usize },
 }
 
-/// The model's graph with the gradients of chosen classes' logits.
+/// The model's graph with the gradients of the chosen classes' logits.
 pub(super) fn by_class(
     architecture: &Architecture,
     batch: usize,
@@ -125,17 +131,17 @@ pub(super) fn by_class(
 ) -> Result<(Graph, Evidence), InsightError> {
     let mut graph = architecture.build(batch, Mode::Inference)?;
     let Ok(logits) = graph.output("logits") else {
-        return Err(InsightError::Unsuitable(
-            "this model has no classification head, so there is no class to explain; use --method rollout or attention, \
-             or train a head with `vit finetune`"
-                .into(),
-        ));
+        return Err(InsightError::Method {
+            method,
+            reason: "this model has no classification head, so it has no classes",
+            instead: &[Method::Rollout, Method::Attention { layer: None, head: None }],
+        });
     };
     let last = match (architecture, method) {
-        (Architecture::Vit(vit), Method::Gradient) => Last::find(&graph, vit)?,
+        (Architecture::Vit(vit), Method::Gradient) => ContributionSource::find(&graph, vit)?,
         _ => None,
     };
-    // The logits stay an output: devices take it that the result of a norm is used if its statistics are.
+    // The logits stay an output: devices require that a norm whose statistics are used also has its result used.
     graph.retain_outputs(|name| name == "logits");
     let ty = Type::f32(graph.shape(logits).clone());
     let chosen = graph.value(Input { name: CLASS.into(), ty }, &[])?;
@@ -152,25 +158,25 @@ fn attention_evidence(
     graph: &mut Graph,
     architecture: &Architecture,
     score: Value,
-    last: Option<Last>,
+    last: Option<ContributionSource>,
 ) -> Result<Evidence, InsightError> {
     let layers = attention_layers(architecture, graph);
-    let vit = tokens_throughout(architecture, &layers, "gradient")?;
+    let vit = tokens_throughout(architecture, &layers, Method::Gradient)?;
     let mut weights: Vec<(String, Value)> =
         layers.iter().enumerate().map(|(index, layer)| (flow(index), layer.weights)).collect();
     weights.extend(graph.taps().get(POOL_WEIGHTS).map(|&value| (POOL.to_string(), value)));
     let mut results: Vec<Value> = weights.iter().map(|(_, w)| Value { node: w.node, output: 0 }).collect();
-    results.extend(last.as_ref().map(Last::value));
-    let mut slopes = autodiff::gradients(graph, score, &results)?;
+    results.extend(last.as_ref().map(ContributionSource::value));
+    let mut gradients = autodiff::gradients(graph, score, &results)?;
     let start = match last {
         Some(last) => {
-            last.request(graph, slopes.split_off(weights.len())[0])?;
-            Start::Contributed { prefix: vit.prefix_tokens() }
+            last.request(graph, gradients.split_off(weights.len())[0])?;
+            InitialRelevance::Contributed { prefix: vit.prefix_tokens() }
         }
-        None => Start::of(vit),
+        None => InitialRelevance::of(vit),
     };
-    for ((name, weights), slope) in weights.into_iter().zip(slopes) {
-        let by_weight = weight_gradient(graph, weights, slope)?;
+    for ((name, weights), gradient) in weights.into_iter().zip(gradients) {
+        let by_weight = weight_gradient(graph, weights, gradient)?;
         let product = graph.value(Binary::Mul, &[weights, by_weight])?;
         let positive = graph.value(Activation::Relu, &[product])?;
         let mean = graph.value(Reduce::mean([1]), &[positive])?;
@@ -180,14 +186,14 @@ fn attention_evidence(
 }
 
 /// The gradient with respect to attention weights `[b, h, n, m]`, from that of the attention's result: the result is
-/// weights times values, so it is `dy Vᵀ` in every head. Attention itself never writes it down.
+/// weights times values, so it is `dy Vᵀ` in every head. The attention operation itself never materialises it.
 fn weight_gradient(graph: &mut Graph, weights: Value, dy: Value) -> Result<Value, GraphError> {
     let node = graph.node(weights.node).clone();
     let Op::Attention(Attention { heads, packed, .. }) = node.op else {
         return Err(GraphError::Gradient {
             op: "attention",
             scope: node.scope,
-            reason: "these are no attention weights".into(),
+            reason: "the value is not the attention weights of an attention operation".into(),
         });
     };
     let width = graph.shape(dy)[2];
@@ -206,7 +212,7 @@ fn weight_gradient(graph: &mut Graph, weights: Value, dy: Value) -> Result<Value
 
 fn feature_evidence(graph: &mut Graph, architecture: &Architecture, score: Value) -> Result<Evidence, InsightError> {
     let (tap, prefix) = match architecture {
-        // Where the head sees one token only, the patches count no more after the last block, but before it.
+        // With token pooling the last block's patch tokens have no gradient, so take those before it.
         Architecture::Vit(vit) => match vit.depth.checked_sub(if vit.pooling == Pooling::Token { 2 } else { 1 }) {
             Some(block) => (format!("blocks.{block}"), vit.prefix_tokens()),
             None => ("patch_embed".to_string(), 0),
@@ -216,9 +222,9 @@ fn feature_evidence(graph: &mut Graph, architecture: &Architecture, score: Value
     graph.request(&tap)?;
     let features = graph.output(&tap)?;
     graph.retain_outputs(|name| name == "logits");
-    let slopes = autodiff::gradients(graph, score, &[features])?[0];
+    let gradients = autodiff::gradients(graph, score, &[features])?[0];
     graph.set_output(FEATURES, features)?;
-    graph.set_output(SLOPES, slopes)?;
+    graph.set_output(GRADIENTS, gradients)?;
     let grid = match architecture {
         Architecture::Vit(vit) => vit.grid(),
         _ => [graph.shape(features)[1], graph.shape(features)[2]],
@@ -227,7 +233,7 @@ fn feature_evidence(graph: &mut Graph, architecture: &Architecture, score: Value
 }
 
 impl Evidence {
-    /// The maps of the first `count` pictures of the last run.
+    /// The maps of the first `count` images of the last run.
     pub fn maps(&self, runner: &Runner, architecture: &Architecture, count: usize) -> Result<Vec<Map>, InsightError> {
         match self {
             Evidence::Attention(layers, start) => {
@@ -240,14 +246,14 @@ impl Evidence {
                 (0..count).map(map).collect()
             }
             Evidence::Features { grid, prefix } => {
-                let (features, slopes) = (runner.read(FEATURES)?, runner.read(SLOPES)?);
+                let (features, gradients) = (runner.read(FEATURES)?, runner.read(GRADIENTS)?);
                 let channels = runner.shape(FEATURES).map_or(1, |shape| shape.last());
                 let each = (features.len() / runner.batch()).max(1);
-                let pictures = features.chunks(each).zip(slopes.chunks(each)).take(count);
-                pictures
-                    .map(|(features, slopes)| {
+                let images = features.chunks(each).zip(gradients.chunks(each)).take(count);
+                images
+                    .map(|(features, gradients)| {
                         let skip = prefix * channels;
-                        let values = grad_cam(&features[skip..], &slopes[skip..], channels);
+                        let values = grad_cam(&features[skip..], &gradients[skip..], channels);
                         Map::new(*grid, values, architecture.image_size(), covered(architecture, *grid))
                     })
                     .collect()
@@ -256,12 +262,12 @@ impl Evidence {
     }
 }
 
-/// The positive part of the channels' sum, each weighted by the mean of its gradient.
-fn grad_cam(features: &[f32], slopes: &[f32], channels: usize) -> Vec<f32> {
-    let places = (slopes.len() / channels).max(1) as f64;
+/// `relu(sum over channels of feature x mean gradient)` at every position.
+fn grad_cam(features: &[f32], gradients: &[f32], channels: usize) -> Vec<f32> {
+    let positions = (gradients.len() / channels).max(1) as f64;
     let mut weights = vec![0.0f64; channels];
-    for row in slopes.chunks(channels) {
-        weights.iter_mut().zip(row).for_each(|(w, &s)| *w += f64::from(s) / places);
+    for row in gradients.chunks(channels) {
+        weights.iter_mut().zip(row).for_each(|(w, &s)| *w += f64::from(s) / positions);
     }
     let value = |row: &[f32]| row.iter().zip(&weights).map(|(&f, w)| f64::from(f) * w).sum::<f64>().max(0.0) as f32;
     features.chunks(channels).map(value).collect()
@@ -278,7 +284,7 @@ mod tests {
     const HEADS: usize = 2;
     const SHAPE: [usize; 3] = [2, 5, 8];
 
-    /// Attention, and the same from parts in which the weights are a value of their own.
+    /// Attention as one operation, and from matrix products and a softmax, where the weights are a value.
     fn fused_and_explicit(packed: bool) -> (Tensor, Tensor, Tensor) {
         let [batch, tokens, width] = SHAPE;
         let head = width / HEADS;
@@ -307,15 +313,15 @@ mod tests {
             let (one, other) = (loss(&fused).value().unwrap(), loss(&explicit).value().unwrap());
             let mut graph = fused.finish().unwrap();
             let result = fused.value().unwrap();
-            let slope = autodiff::gradients(&mut graph, one, &[result]).unwrap()[0];
-            let found = weight_gradient(&mut graph, Value { node: result.node, output: 2 }, slope).unwrap();
+            let gradient = autodiff::gradients(&mut graph, one, &[result]).unwrap()[0];
+            let found = weight_gradient(&mut graph, Value { node: result.node, output: 2 }, gradient).unwrap();
             let expected = autodiff::gradients(&mut graph, other, &[weights.value().unwrap()]).unwrap()[0];
             graph.set_output("found", found).unwrap();
             graph.set_output("expected", expected).unwrap();
-            let numbers = |shape: &Shape, step: f64| Array::from_fn(shape, |i| (i as f64 * step).sin());
+            let array = |shape: &Shape, step: f64| Array::from_fn(shape, |i| (i as f64 * step).sin());
             let values = Bindings::new()
-                .with("qkv", numbers(&Shape::from([2, 5, 24]), 0.7))
-                .with("mix", numbers(&Shape::from(SHAPE), 1.3));
+                .with("qkv", array(&Shape::from([2, 5, 24]), 0.7))
+                .with("mix", array(&Shape::from(SHAPE), 1.3));
             let outputs = reference::run(&graph, &values).unwrap();
             for (found, expected) in outputs["found"].data().iter().zip(outputs["expected"].data()) {
                 assert!((found - expected).abs() < 1e-12, "{found}, from parts {expected}");

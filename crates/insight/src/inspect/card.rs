@@ -13,7 +13,7 @@ pub fn card(config: &Config) -> Result<Vec<(&'static str, String)>, GraphError> 
     let mut facts = vec![
         ("Architecture", config.name.clone().unwrap_or_else(|| kind(architecture).into())),
         ("Parameters", short(cost.parameters())),
-        ("FLOP per picture", format!("{} (2 per multiply-add)", short(cost.flops()))),
+        ("FLOP per image", format!("{} (2 per multiply-add)", short(cost.flops()))),
         ("Input", format!("{height} x {width}, {} channels", architecture.channels())),
     ];
     if let Architecture::Vit(vit) = architecture {

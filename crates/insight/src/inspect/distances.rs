@@ -1,4 +1,4 @@
-//! Mean attention distance of every head, over pictures: the paper's Figure 7, right.
+//! Mean attention distance of every head, averaged over images: the paper's Figure 7, right.
 
 use std::fmt::Display;
 
@@ -9,19 +9,19 @@ use vit_plot::palette::{BLUE, FRAME, GRID, MUTED, ORANGE, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
 use vit_system::csv_line;
 
-use super::figure::{Figure, Numbers};
+use super::figure::{Figure, FigureData};
 use crate::layers::{Layer, Tokens, covered};
 use crate::{Attention, InsightError, attention_distance};
 
-/// Sums over pictures, one per layer and head.
-pub(super) struct Distances(Vec<Vec<f64>>);
+/// Sums over images, one per layer and head.
+pub(super) struct HeadDistances(Vec<Vec<f64>>);
 
-impl Distances {
+impl HeadDistances {
     pub fn new(layers: &[Layer]) -> Self {
-        Distances(layers.iter().map(|layer| vec![0.0; layer.heads]).collect())
+        HeadDistances(layers.iter().map(|layer| vec![0.0; layer.heads]).collect())
     }
 
-    /// Adds one picture's attention weights `[windows, heads, tokens, tokens]` in one layer.
+    /// Adds one image's attention weights `[windows, heads, tokens, tokens]` in one layer.
     pub fn add(
         &mut self,
         architecture: &Architecture,
@@ -31,7 +31,7 @@ impl Distances {
     ) -> Result<(), InsightError> {
         let (grid, covers) = (layer.grid(), covered(architecture, layer.grid()));
         let cell = [0, 1].map(|axis| covers[axis] as f64 / grid[axis].max(1) as f64);
-        // Each window by itself: what it cannot see is not far away but out of reach.
+        // Distances within each window: attention cannot reach beyond it.
         let (prefix, within) = match layer.tokens {
             Tokens::Sequence { prefix, grid } => (prefix, grid),
             Tokens::Windowed { windows: Windows { size, .. }, .. } => (0, size),
@@ -47,9 +47,9 @@ impl Distances {
         Ok(())
     }
 
-    pub fn figure(&self, layers: &[Layer], pictures: usize, architecture: &Architecture) -> Figure {
+    pub fn figure(&self, layers: &[Layer], images: usize, architecture: &Architecture) -> Figure {
         let means: Vec<Vec<f64>> =
-            self.0.iter().map(|heads| heads.iter().map(|sum| sum / pictures.max(1) as f64).collect()).collect();
+            self.0.iter().map(|heads| heads.iter().map(|sum| sum / images.max(1) as f64).collect()).collect();
         let mut table = String::from("layer,name,head,mean_attention_distance_in_pixels\n");
         for (index, (layer, heads)) in layers.iter().zip(&means).enumerate() {
             for (head, distance) in heads.iter().enumerate() {
@@ -59,15 +59,15 @@ impl Distances {
         }
         Figure {
             name: "attention_distance",
-            title: "How far heads look".into(),
+            title: "Mean attention distance".into(),
             text: format!(
-                "One dot per head: the distance between a place and the places it attends to, weighted by attention, in \
-                 pixels of the model's input, mean of {pictures} pictures. The line is the mean of a layer. It is to a \
-                 transformer what the receptive field is to a convolutional network: heads that stay near in the first \
-                 layers do what convolutions do, others look at everything from the start."
+                "One dot per head: the distance between a position and those it attends to, weighted by attention, in pixels of \
+                 the model's input, averaged over {images} images. The line is the mean of a layer. It is a transformer's \
+                 analogue of receptive field size: heads with short distances in the first layers act like convolutions, \
+                 others attend globally from the start."
             ),
             scene: draw(&means, architecture.image_size()),
-            numbers: vec![Numbers::Csv(table)],
+            data: vec![FigureData::Csv(table)],
         }
     }
 }
@@ -100,7 +100,7 @@ fn draw(means: &[Vec<f64>], [height, width]: [usize; 2]) -> Scene {
     scene.line(line.collect(), 2.0, ORANGE);
     for (index, heads) in means.iter().enumerate() {
         for (head, distance) in heads.iter().enumerate() {
-            // Heads side by side within a layer, so that equal ones do not hide each other.
+            // Heads of a layer are spread horizontally, so that equal values do not overlap.
             let aside = if heads.len() > 1 { 0.3 * (head as f64 / (heads.len() - 1) as f64 - 0.5) } else { 0.0 };
             let place = [across.place(index as f64 + aside), up.place(*distance)];
             scene.dot(place, 4.6, WHITE);

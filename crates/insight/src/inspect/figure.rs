@@ -1,4 +1,4 @@
-//! A figure: a drawing, what it shows, and the numbers behind it.
+//! A figure: a drawing, its caption, and the data it was drawn from.
 
 use std::path::Path;
 
@@ -9,34 +9,34 @@ use vit_system::atomic_file;
 
 use crate::InsightError;
 
-/// The numbers behind a figure, as a file.
+/// The data behind a figure, as a file.
 #[derive(Debug, Clone)]
-pub enum Numbers {
+pub enum FigureData {
     /// A table with a heading line.
     Csv(String),
-    /// Anything.
+    /// A JSON document.
     Json(Value),
     /// An array.
     Npy(Vec<usize>, Vec<f32>),
 }
 
-/// A drawing with its explanation and its numbers.
+/// A drawing with its caption and data.
 #[derive(Debug, Clone)]
 pub struct Figure {
     /// The name of its files.
     pub name: &'static str,
-    /// What it is.
+    /// The title.
     pub title: String,
     /// How to read it, in a few sentences.
     pub text: String,
     /// The drawing.
     pub scene: Scene,
     /// What it was drawn from.
-    pub numbers: Vec<Numbers>,
+    pub data: Vec<FigureData>,
 }
 
 impl Figure {
-    /// Writes NAME.png, NAME.svg and the numbers into a folder; gives the names of the files.
+    /// Writes NAME.png, NAME.svg and the data into a folder; returns the files' names.
     pub fn write(&self, folder: &Path) -> Result<Vec<String>, InsightError> {
         let mut files = Vec::new();
         let mut write = |ending: &str, content: &[u8]| {
@@ -47,11 +47,11 @@ impl Figure {
         };
         write("png", &self.scene.png(2.0)?)?;
         write("svg", self.scene.svg().as_bytes())?;
-        for numbers in &self.numbers {
-            match numbers {
-                Numbers::Csv(text) => write("csv", text.as_bytes())?,
-                Numbers::Json(value) => write("json", format!("{value:#}\n").as_bytes())?,
-                Numbers::Npy(shape, values) => {
+        for data in &self.data {
+            match data {
+                FigureData::Csv(text) => write("csv", text.as_bytes())?,
+                FigureData::Json(value) => write("json", format!("{value:#}\n").as_bytes())?,
+                FigureData::Npy(shape, values) => {
                     let mut bytes = Vec::new();
                     let array = npy::start(&mut bytes, shape).and_then(|()| npy::append(&mut bytes, values));
                     array.map_err(InsightError::of(folder))?;

@@ -1,4 +1,4 @@
-//! The first principal components of the filters that see the colours: the paper's Figure 7, left.
+//! Principal components of the patch-embedding (or first convolution's) filters: the paper's Figure 7, left.
 
 use vit_data::Image;
 use vit_models::Architecture;
@@ -6,7 +6,7 @@ use vit_models::weights::Weights;
 use vit_plot::palette::MUTED;
 use vit_plot::{Anchor, Area, Scene, Text};
 
-use super::figure::{Figure, Numbers};
+use super::figure::{Figure, FigureData};
 use crate::{InsightError, principal_components};
 
 /// As many as the paper shows.
@@ -44,18 +44,18 @@ pub(super) fn figure(architecture: &Architecture, weights: &Weights) -> Result<F
     components.shares.iter().enumerate().for_each(|(i, share)| table += &format!("{i},{share}\n"));
     Ok(Figure {
         name: "filters",
-        title: "What the first filters look for".into(),
+        title: "Principal components of the first filters".into(),
         text: format!(
-            "Principal components of `{name}`, the linear map from {height} x {width} pixels to {count} numbers. In a model \
-             trained on much data they look like a basis for the fine structure of a patch: flat colours, edges, stripes of \
-             rising frequency. Noise means that training was short or data few."
+            "Principal components of `{name}`, the linear map from {height} x {width} pixels to {count} features. In a model \
+             trained on much data they resemble a basis for the fine structure of a patch: flat colours, edges, gratings of \
+             rising frequency. Noise suggests short training or little data."
         ),
         scene,
-        numbers: vec![Numbers::Csv(table), Numbers::Npy(vec![shown, channels, height, width], components.vectors)],
+        data: vec![FigureData::Csv(table), FigureData::Npy(vec![shown, channels, height, width], components.vectors)],
     })
 }
 
-/// A component as a picture, from its smallest number to its largest.
+/// A component as an image, scaled to its range.
 fn tile(vector: &[f32], channels: usize, [height, width]: [usize; 2]) -> Option<Image> {
     let (low, high) = vector.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), &v| (l.min(v), h.max(v)));
     let spread = (high - low).max(f32::MIN_POSITIVE);

@@ -1,5 +1,5 @@
-//! Class token against mean pooling: the same weights answer once from the class token and once from the mean of the patch
-//! tokens. The paper's appendix compares models trained with one or the other; here one model is asked both ways.
+//! Class token against mean pooling: the same head applied to the class token and to the mean of the patch tokens. The
+//! paper's appendix compares models trained with one or the other; this compares both poolings of one model.
 
 use vit_graph::device::Device;
 use vit_models::vit::{FinalNorm, Pooling, Vit};
@@ -11,12 +11,12 @@ use vit_plot::{Anchor, Area, Scene, Text};
 use vit_system::csv_line;
 
 use super::Sample;
-use super::figure::{Figure, Numbers};
+use super::figure::{Figure, FigureData};
 use crate::InsightError;
 use crate::runner::Runner;
 
-/// One picture, answered both ways: the class token's first.
-struct Answer {
+/// The predictions for one image: from the class token, then from the mean.
+struct PairedPrediction {
     name: String,
     label: Option<usize>,
     classes: [usize; 2],
@@ -24,30 +24,32 @@ struct Answer {
     cosine: f64,
 }
 
-/// The two models and what they said.
-pub(super) struct Poolings {
+/// The two models and their predictions.
+pub(super) struct PoolingComparison {
     runners: [Runner; 2],
     trained_with: Pooling,
     problem_type: ProblemType,
     labels: Vec<String>,
-    answers: Vec<Answer>,
+    predictions: Vec<PairedPrediction>,
 }
 
-/// Why a model cannot be asked both ways.
+/// Why a model cannot be evaluated with both poolings.
 pub(super) fn impossible(architecture: &Architecture) -> String {
     let why = match architecture {
         Architecture::Vit(vit) if !vit.class_token => "this model has no class token",
         Architecture::Vit(vit) if vit.classes == 0 => "this model has no classification head",
         Architecture::Vit(vit) if vit.pooling == Pooling::Map => "this model pools by attention",
-        Architecture::Vit(vit) if vit.distillation_head => "this model answers from two tokens with a head each",
+        Architecture::Vit(vit) if vit.distillation_head => {
+            "this model has two heads, on the class and distillation tokens"
+        }
         Architecture::Vit(_) => "this model's last norm belongs to one kind of pooling",
         _ => "this model is not made of tokens",
     };
     format!("Class token against mean pooling: {why}.")
 }
 
-impl Poolings {
-    /// `None` if the model cannot be asked both ways.
+impl PoolingComparison {
+    /// `None` if the model cannot be evaluated with both poolings.
     pub fn new(
         config: &Config,
         weights: &Weights,
@@ -68,12 +70,12 @@ impl Poolings {
             graph.retain_outputs(|name| name == "logits" || name == "features");
             Runner::new(&graph, weights, device)
         };
-        Ok(Some(Poolings {
+        Ok(Some(PoolingComparison {
             runners: [runner(Pooling::Token)?, runner(Pooling::Mean)?],
             trained_with: vit.pooling,
             problem_type: config.problem_type,
             labels: config.labels.clone(),
-            answers: Vec::new(),
+            predictions: Vec::new(),
         }))
     }
 
@@ -88,8 +90,8 @@ impl Poolings {
             outputs.push((split("logits")?, split("features")?));
         }
         for (i, sample) in samples.iter().enumerate() {
-            let [first, second] = [0, 1].map(|way| surest(self.problem_type, &outputs[way].0[i]));
-            self.answers.push(Answer {
+            let [first, second] = [0, 1].map(|way| top_class(self.problem_type, &outputs[way].0[i]));
+            self.predictions.push(PairedPrediction {
                 name: sample.name.into(),
                 label: sample.label,
                 classes: [first.0, second.0],
@@ -101,21 +103,23 @@ impl Poolings {
     }
 
     pub fn figure(&self) -> Figure {
-        let count = self.answers.len().max(1) as f64;
-        let share = |test: &dyn Fn(&Answer) -> bool| self.answers.iter().filter(|a| test(a)).count() as f64 / count;
+        let count = self.predictions.len().max(1) as f64;
+        let share = |test: &dyn Fn(&PairedPrediction) -> bool| {
+            self.predictions.iter().filter(|a| test(a)).count() as f64 / count
+        };
         let agree = 100.0 * share(&|a| a.classes[0] == a.classes[1]);
-        let cosine = self.answers.iter().map(|a| a.cosine).sum::<f64>() / count;
+        let cosine = self.predictions.iter().map(|a| a.cosine).sum::<f64>() / count;
         let mean =
-            |way: usize| 100.0 * self.answers.iter().map(|a| f64::from(a.probabilities[way])).sum::<f64>() / count;
+            |way: usize| 100.0 * self.predictions.iter().map(|a| f64::from(a.probabilities[way])).sum::<f64>() / count;
         let mut lines = vec![
-            format!("same answer for {agree:.1} % of {} pictures", self.answers.len()),
+            format!("same class for {agree:.1} % of {} images", self.predictions.len()),
             format!("mean confidence {:.1} % from the class token, {:.1} % from the mean", mean(0), mean(1)),
             format!("mean cosine of the two vectors {cosine:.3}"),
         ];
-        let known = self.answers.iter().filter(|a| a.label.is_some()).count();
+        let known = self.predictions.iter().filter(|a| a.label.is_some()).count();
         if known > 0 {
             let right = |way: usize| {
-                let right = self.answers.iter().filter(|a| a.label == Some(a.classes[way])).count();
+                let right = self.predictions.iter().filter(|a| a.label == Some(a.classes[way])).count();
                 100.0 * right as f64 / known as f64
             };
             lines.push(format!("right {:.1} % from the class token, {:.1} % from the mean", right(0), right(1)));
@@ -128,12 +132,12 @@ impl Poolings {
             name: "pooling",
             title: "Class token against mean pooling".into(),
             text: format!(
-                "This model was trained to answer from {trained}. Here its head is also given the other: every dot is a \
-                 picture, placed by how sure the model is either way; red where the answers differ. The closer the two, the \
-                 more of what the class token knows is in the patches themselves."
+                "This model was trained to classify from {trained}. Here its head is also applied to the other: every dot is \
+                 an image at the two confidences, red where the predicted classes differ. The closer the two, the more of \
+                 the class token's information is in the patch tokens themselves."
             ),
             scene: self.draw(&lines),
-            numbers: vec![Numbers::Csv(self.table())],
+            data: vec![FigureData::Csv(self.table())],
         }
     }
 
@@ -142,7 +146,7 @@ impl Poolings {
         let mut table = String::from(
             "file,label,class_token_answer,class_token_probability,mean_answer,mean_probability,cosine_of_features\n",
         );
-        for a in &self.answers {
+        for a in &self.predictions {
             let label = a.label.map_or(String::new(), name);
             let [class_token, mean] = a.classes.map(name);
             let [class_token_probability, mean_probability] = a.probabilities.map(|p| p.to_string());
@@ -155,7 +159,7 @@ impl Poolings {
 
     fn draw(&self, lines: &[String]) -> Scene {
         let mut scene = Scene::new(560.0, 540.0 + 20.0 * lines.len() as f32);
-        scene.text(Text::new("How sure the model is, asked both ways", [24.0, 28.0], 16.0).bold());
+        scene.text(Text::new("Confidence from the class token and from the mean", [24.0, 28.0], 16.0).bold());
         for (index, line) in lines.iter().enumerate() {
             let at = [24.0, 54.0 + 20.0 * index as f32];
             scene.text(Text::new(line, at, 12.5).colour(MUTED).within(512.0));
@@ -174,7 +178,7 @@ impl Poolings {
         }
         scene.frame(area, FRAME);
         scene.dashes(vec![[area.x, area.bottom()], [area.right(), area.y]], 1.0, INK);
-        for a in &self.answers {
+        for a in &self.predictions {
             let place = [across.place(f64::from(a.probabilities[0])), up.place(f64::from(a.probabilities[1]))];
             scene.dot(place, 4.2, WHITE);
             scene.dot(place, 3.2, if a.classes[0] == a.classes[1] { BLUE } else { RED });
@@ -187,8 +191,8 @@ impl Poolings {
     }
 }
 
-/// The likeliest class and its probability.
-fn surest(problem_type: ProblemType, logits: &[f32]) -> (usize, f32) {
+/// The top class and its probability.
+fn top_class(problem_type: ProblemType, logits: &[f32]) -> (usize, f32) {
     let (mut best, mut largest) = (0, f32::NEG_INFINITY);
     for (class, &logit) in logits.iter().enumerate() {
         if logit > largest {

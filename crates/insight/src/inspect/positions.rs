@@ -7,10 +7,10 @@ use vit_models::weights::Weights;
 use vit_plot::palette::{Colour, MUTED};
 use vit_plot::{Anchor, Area, ColourMap, Scene, Text};
 
-use super::figure::{Figure, Numbers};
+use super::figure::{Figure, FigureData};
 use crate::{InsightError, cosine_similarity};
 
-/// Grids along each side; of more positions every second, third, … is shown.
+/// The most grids along each side; larger models show every second, third, … position.
 const MOST: usize = 16;
 const SIDE: f32 = 620.0;
 
@@ -24,7 +24,7 @@ pub(super) fn figure(architecture: &Architecture, weights: &Weights) -> Result<F
         }
         _ => {
             return Err(InsightError::Unsuitable(
-                "Similarity of positions: a convolutional network knows places without embeddings.".into(),
+                "Similarity of positions: a convolutional network has no position embeddings.".into(),
             ));
         }
     };
@@ -33,16 +33,15 @@ pub(super) fn figure(architecture: &Architecture, weights: &Weights) -> Result<F
     let (grid, range) = (vit.grid(), range(&similarity));
     Ok(Figure {
         name: "positions",
-        title: "How similar positions are".into(),
+        title: "Similarity of position embeddings".into(),
         text: format!(
-            "Each small square stands where its patch is, and shows the cosine similarity of that patch's position \
-             embedding with all others. Learned embeddings of a well-trained model know the plane although nobody told \
-             them: near patches are alike, and so are patches of one row or one column. The colours span the values \
-             found here, from {:.2} to {:.2}.",
+            "Each tile shows the cosine similarity of one patch's position embedding with all others, at that patch's row and \
+             column. In a well-trained model, learned embeddings encode the 2-D grid: nearby patches are similar, and so are \
+             patches of the same row or column. The colours span the values found here, from {:.2} to {:.2}.",
             range[0], range[1]
         ),
         scene: draw(&similarity, grid, range),
-        numbers: vec![Numbers::Npy(vec![grid[0] * grid[1]; 2], similarity)],
+        data: vec![FigureData::Npy(vec![grid[0] * grid[1]; 2], similarity)],
     })
 }
 
@@ -75,7 +74,7 @@ fn embeddings(vit: &Vit, weights: &Weights) -> Result<Vec<f32>, InsightError> {
     }
 }
 
-/// The least and the largest value, apart far enough for colours between them.
+/// The smallest and the largest value, at least 0.01 apart.
 fn range(similarity: &[f32]) -> [f32; 2] {
     let finite = || similarity.iter().copied().filter(|value| value.is_finite());
     let (low, high) = (finite().fold(1.0, f32::min), finite().fold(-1.0, f32::max));
@@ -85,7 +84,7 @@ fn range(similarity: &[f32]) -> [f32; 2] {
 fn draw(similarity: &[f32], [rows, columns]: [usize; 2], [low, high]: [f32; 2]) -> Scene {
     let step = rows.max(columns).div_ceil(MOST);
     let (down, across) = (rows.div_ceil(step), columns.div_ceil(step));
-    // Whole pixels for every cell, so that all cells are alike.
+    // Cells are whole pixels, so that all have the same size.
     let cell = (SIDE / (down.max(across) * rows.max(columns)) as f32).floor().max(1.0);
     let (gap, tile) = (4.0, [cell * columns as f32, cell * rows as f32]);
     let area = Area {

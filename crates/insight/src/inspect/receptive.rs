@@ -1,5 +1,5 @@
-//! The effective receptive field (Luo et al., 2016): how much each pixel of the input moves what a network computes in the
-//! middle of it. For a transformer it is the same measure, so that the two can be compared.
+//! The effective receptive field (Luo et al., 2016): the gradient of the central position's features with respect to the
+//! input. The measure is the same for convolutional networks and transformers.
 
 use vit_data::Image;
 use vit_graph::device::Device;
@@ -11,22 +11,22 @@ use vit_plot::palette::{Colour, FRAME, MUTED};
 use vit_plot::{Anchor, Area, ColourMap, Scene, Text};
 use vit_system::csv_line;
 
-use super::figure::{Figure, Numbers};
+use super::figure::{Figure, FigureData};
 use crate::InsightError;
 use crate::runner::Runner;
 
-/// Depths that are measured, at most.
+/// The most depths measured.
 const MOST: usize = 4;
 const TILE: f32 = 190.0;
 
-/// Sums of absolute gradients, one picture of the input per depth.
-pub(super) struct Receptive {
+/// Sums of absolute gradients, one map of the input per depth.
+pub(super) struct ReceptiveFields {
     runners: Vec<(String, Runner)>,
     sums: Vec<Vec<f64>>,
     size: [usize; 2],
 }
 
-impl Receptive {
+impl ReceptiveFields {
     pub fn new(
         architecture: &Architecture,
         weights: &Weights,
@@ -40,7 +40,7 @@ impl Receptive {
         }
         let size = architecture.image_size();
         let sums = vec![vec![0.0; size[0] * size[1]]; runners.len()];
-        Ok(Receptive { runners, sums, size })
+        Ok(ReceptiveFields { runners, sums, size })
     }
 
     pub fn add(&mut self, inputs: &[&[f32]]) -> Result<(), InsightError> {
@@ -65,24 +65,24 @@ impl Receptive {
             let largest = sums.iter().copied().fold(0.0, f64::max).max(f64::MIN_POSITIVE);
             fields.push((name.as_str(), sums.iter().map(|v| (v / largest) as f32).collect::<Vec<f32>>(), radii));
         }
-        let on = if noise { "noise (no pictures were given)" } else { "the pictures" };
+        let on = if noise { "noise (no images were given)" } else { "the images" };
         let values = fields.iter().flat_map(|(_, values, _)| values).copied().collect();
         Ok(Figure {
             name: "receptive_field",
-            title: "What a place in the middle can see".into(),
+            title: "Effective receptive field".into(),
             text: format!(
-                "How strongly each pixel of the input moves the features of the central place, at growing depth: the mean \
-                 absolute gradient over {on}, each square from nothing (dark) to its own largest (light), on a scale of square \
-                 roots so that the faint border is seen. Convolutional networks widen with depth, usually to much less than \
-                 what their filters reach; transformers may see everything from the first block."
+                "The mean absolute gradient of the central position's features with respect to each input pixel, over {on}, at \
+                 growing depth. Each square is scaled to its maximum, by square root so that faint borders are visible. In \
+                 convolutional networks the field widens with depth but stays much smaller than the theoretical one; \
+                 transformers can be global from the first block."
             ),
             scene: draw(&fields, self.size),
-            numbers: vec![Numbers::Csv(table), Numbers::Npy(vec![fields.len(), self.size[0], self.size[1]], values)],
+            data: vec![FigureData::Csv(table), FigureData::Npy(vec![fields.len(), self.size[0], self.size[1]], values)],
         })
     }
 }
 
-/// The taps to measure at, from shallow to deep.
+/// The taps to measure, by depth.
 fn depths(architecture: &Architecture) -> Vec<String> {
     let names: Vec<String> = match architecture {
         Architecture::Vit(vit) => (0..vit.depth).map(|block| format!("blocks.{block}")).collect(),
@@ -106,7 +106,7 @@ fn depths(architecture: &Architecture) -> Vec<String> {
     }
 }
 
-/// The gradient of the sum of the central place's features with respect to the image, as the only output.
+/// The gradient of the sum of the central position's features with respect to the image.
 fn centre_gradient(architecture: &Architecture, batch: usize, tap: &str) -> Result<Graph, InsightError> {
     let mut graph = architecture.build(batch, Mode::Inference)?;
     graph.request(tap)?;
@@ -130,12 +130,12 @@ fn centre_gradient(architecture: &Architecture, batch: usize, tap: &str) -> Resu
     let sum = graph.value(Reduce::sum([0, 1, 2]), &[centre])?;
     let gradient = autodiff::gradients(&mut graph, sum, &[image])?[0];
     graph.set_output("gradient", gradient)?;
-    // Devices take it that the result of a norm is used if its statistics are.
+    // Devices require that a norm whose statistics are used also has its result used.
     graph.set_output("centre", centre)?;
     Ok(graph)
 }
 
-/// The distance from the centre of mass within which this share of all of it lies.
+/// The distance from the centre of mass within which this share of the total lies.
 fn radius(values: &[f64], [height, width]: [usize; 2], share: f64) -> f64 {
     let total: f64 = values.iter().sum();
     if total <= 0.0 {

@@ -1,11 +1,11 @@
-//! Relative positions: how much more or less a head attends to a place for its distance alone.
+//! Relative position biases: what each head adds to its attention scores by offset.
 
 use vit_data::Image;
 use vit_models::weights::Weights;
 use vit_plot::palette::{Colour, MUTED};
 use vit_plot::{Anchor, Area, ColourMap, Scene, Text};
 
-use super::figure::{Figure, Numbers};
+use super::figure::{Figure, FigureData};
 use crate::InsightError;
 use crate::layers::{Layer, Tokens};
 
@@ -34,7 +34,7 @@ pub(super) fn figure(layers: &[Layer], weights: &Weights) -> Result<Option<Figur
         Scene::new(LEFT + heads as f32 * (TILE + 8.0) + 90.0, 76.0 + shown.len() as f32 * (TILE + 8.0) + 20.0);
     scene.text(Text::new("Bias of attention by relative position", [24.0, 28.0], 16.0).bold());
     let largest = shown.iter().flat_map(|t| &t.values).fold(0.0f32, |m, v| m.max(v.abs())).max(1e-6);
-    let note = format!("the middle of each square is the place itself; one square per head, at most {MOST_HEADS}");
+    let note = format!("the centre of each tile is offset zero; one tile per head, at most {MOST_HEADS}");
     scene.text(Text::new(note, [24.0, 52.0], 12.0).colour(MUTED).within(scene.size().0 - 48.0));
     for (index, table) in shown.iter().enumerate() {
         let y = 76.0 + index as f32 * (TILE + 8.0);
@@ -59,12 +59,12 @@ pub(super) fn figure(layers: &[Layer], weights: &Weights) -> Result<Option<Figur
     });
     Ok(Some(Figure {
         name: "relative",
-        title: "What distance alone does to attention".into(),
-        text: "The learned bias on attention scores for every offset between two places: light where a head looks more, dark \
-               where it looks less."
+        title: "Relative position bias".into(),
+        text: "The learned bias on attention scores for every offset between query and key: light where it raises attention, \
+               dark where it lowers it."
             .into(),
         scene,
-        numbers: vec![Numbers::Json(numbers.collect())],
+        data: vec![FigureData::Json(numbers.collect())],
     }))
 }
 
@@ -78,7 +78,7 @@ fn table<'a>(layer: &'a Layer, weights: &Weights) -> Option<Table<'a>> {
     let offsets = window.map(|side| 2 * side - 1);
     let area = offsets[0] * offsets[1];
     let values = match tensor.shape.as_slice() {
-        // Offsets by heads; what concerns tokens that are no patches stands after them.
+        // `[offsets, heads]`; rows for prefix tokens follow those for patches.
         [rows, heads] if *rows >= area && *heads == layer.heads => {
             (0..*heads).flat_map(|head| (0..area).map(move |at| tensor.data[at * heads + head])).collect()
         }

@@ -25,9 +25,10 @@ pub fn report(
     let figures: String = inspection.figures.iter().zip(files).map(|(figure, files)| section(figure, files)).collect();
     let missing = match inspection.missing.as_slice() {
         [] => String::new(),
-        reasons => {
-            let items: String = reasons.iter().map(|reason| format!("<li>{}</li>\n", escape(reason))).collect();
-            format!("<section><h2>Not here</h2>\n<ul>\n{items}</ul></section>\n")
+        missing => {
+            let items: String =
+                missing.iter().map(|missing| format!("<li>{}</li>\n", escape(&missing.reason))).collect();
+            format!("<section><h2>Not drawn</h2>\n<ul>\n{items}</ul></section>\n")
         }
     };
     let (title, subtitle) = (escape(title), escape(subtitle));

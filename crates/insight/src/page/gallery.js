@@ -17,7 +17,7 @@ function find() {
     figure.hidden = !fits;
     count += fits;
   }
-  byId('count').textContent = count + (count === 1 ? ' picture' : ' pictures');
+  byId('count').textContent = count + (count === 1 ? ' image' : ' images');
 }
 
 main.addEventListener('click', event => {

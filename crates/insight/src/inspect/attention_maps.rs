@@ -1,4 +1,5 @@
-//! Where each layer looks: the class token's attention to the patches, or, without one, what each place gets from all.
+//! Attention maps by layer: the class token's attention to the patches or, in models without one, the attention that each
+//! position receives from all others.
 
 use serde_json::json;
 use vit_data::{Image, Region};
@@ -7,30 +8,30 @@ use vit_plot::palette::{FRAME, MUTED};
 use vit_plot::{Anchor, Area, ColourMap, Scene, Text, embed};
 
 use super::Sample;
-use super::figure::{Figure, Numbers};
+use super::figure::{Figure, FigureData};
 use crate::layers::Layer;
 use crate::{InsightError, Map};
 
-/// Layers that are shown; of more, evenly chosen ones.
+/// The most layers shown; deeper models are sampled evenly.
 const COLUMNS: usize = 12;
 const TILE: f32 = 84.0;
 const LEFT: f32 = 24.0;
 
-/// Sums of maps over pictures, and the maps of the first ones.
-pub(super) struct Places {
+/// Sums of maps over images, and the maps of the first ones.
+pub(super) struct AttentionMaps {
     sums: Vec<Vec<f64>>,
-    /// The class token's attention that goes to patches rather than to itself and its like, summed over pictures.
+    /// The class token's attention to patches (the rest goes to class, distillation and register tokens), summed over images.
     on_patches: Vec<f64>,
     examples: Vec<(Image, Vec<Map>)>,
 }
 
-impl Places {
+impl AttentionMaps {
     pub fn new(layers: &[Layer]) -> Self {
         let sums = layers.iter().map(|layer| vec![0.0; layer.grid().iter().product()]).collect();
-        Places { sums, on_patches: vec![0.0; layers.len()], examples: Vec::new() }
+        AttentionMaps { sums, on_patches: vec![0.0; layers.len()], examples: Vec::new() }
     }
 
-    /// Adds one picture's attention weights `[windows, heads, tokens, tokens]` in one layer. Layers come in order.
+    /// Adds one image's attention weights `[windows, heads, tokens, tokens]` in one layer. Layers come in order.
     pub fn add(
         &mut self,
         architecture: &Architecture,
@@ -48,44 +49,41 @@ impl Places {
         if index == 0 {
             self.examples.push((sample.seen.clone(), Vec::new()));
         }
-        // Pictures come batch by batch, layer by layer: the example whose turn it is has `index` maps so far.
+        // A batch is added layer by layer, so the current image is the first example with `index` maps so far.
         if let Some((_, maps)) = self.examples.iter_mut().find(|(_, maps)| maps.len() == index) {
             maps.push(map);
         }
         Ok(())
     }
 
-    pub fn figure(
-        &self,
-        layers: &[Layer],
-        pictures: usize,
-        architecture: &Architecture,
-    ) -> Result<Figure, InsightError> {
+    pub fn figure(&self, layers: &[Layer], images: usize, architecture: &Architecture) -> Result<Figure, InsightError> {
         let mut mean = Vec::new();
         for (layer, sums) in layers.iter().zip(&self.sums) {
-            let values = sums.iter().map(|sum| (sum / pictures.max(1) as f64) as f32).collect();
+            let values = sums.iter().map(|sum| (sum / images.max(1) as f64) as f32).collect();
             let grid = layer.grid();
             mean.push(Map::new(grid, values, architecture.image_size(), crate::covered(architecture, grid))?);
         }
         let numbers = layers.iter().zip(&mean).zip(&self.on_patches).map(|((layer, map), sum)| {
-            json!({ "layer": layer.name, "grid": map.grid(), "mean_over_pictures": map.values(),
-                    "share_on_patches": sum / pictures.max(1) as f64 })
+            json!({ "layer": layer.name, "grid": map.grid(), "mean_over_images": map.values(),
+                    "share_on_patches": sum / images.max(1) as f64 })
         });
         let class_token = architecture.has_class_token();
         let (title, what) = match class_token {
             true => ("What the class token attends to", "the class token's attention to the patches"),
-            false => ("Which places are attended to", "the attention that each place gets from all that see it"),
+            false => {
+                ("Attention received by each position", "the attention that each position receives from the others")
+            }
         };
         Ok(Figure {
             name: "attention_by_layer",
             title: title.into(),
             text: format!(
-                "Layer by layer {what}, mean of all heads, each square from its least (dark) to its most (light); below, the \
-                 mean of {pictures} pictures, where a pattern means a habit that does not depend on the picture. Single \
-                 tokens that shine everywhere are often used as a scratch pad and say little about the picture."
+                "By layer, {what}, averaged over heads, each tile scaled to its range; in the last row averaged over {images} \
+                 images: a pattern there does not depend on the image. Single tokens with high attention in every image are \
+                 often used as registers and carry little local information (Darcet et al., 2024)."
             ),
-            scene: draw(title, layers, &self.examples, &mean, class_token.then_some((&self.on_patches, pictures))),
-            numbers: vec![Numbers::Json(numbers.collect())],
+            scene: draw(title, layers, &self.examples, &mean, class_token.then_some((&self.on_patches, images))),
+            data: vec![FigureData::Json(numbers.collect())],
         })
     }
 }
@@ -129,12 +127,12 @@ fn draw(
         let at = [x(column + 1) + TILE / 2.0, 62.0];
         scene.text(Text::new(name, at, 10.5).colour(MUTED).anchor(Anchor::Middle).within(TILE - 2.0));
     }
-    for (row, (picture, maps)) in examples.iter().enumerate() {
+    for (row, (image, maps)) in examples.iter().enumerate() {
         let y = 78.0 + row as f32 * step;
         let tile = |column: usize| Area { x: x(column), y, width: TILE, height: TILE };
-        let small = embed::shrunk(picture, 2 * TILE as usize).unwrap_or_else(|| {
+        let small = embed::shrunk(image, 2 * TILE as usize).unwrap_or_else(|| {
             let side = 2 * TILE as usize;
-            vit_data::resize(picture, side, side, vit_data::Filter::Nearest)
+            vit_data::resize(image, side, side, vit_data::Filter::Nearest)
         });
         let all = Region { x: 0.0, y: 0.0, width: small.width() as f64, height: small.height() as f64 };
         scene.picture(tile(0), small.clone());
@@ -158,8 +156,8 @@ fn draw(
             scene.picture(area, image);
         }
         scene.frame(area, FRAME);
-        if let Some((sums, pictures)) = on_patches {
-            let percent = format!("{:.0} %", 100.0 * sums[layer] / pictures.max(1) as f64);
+        if let Some((sums, images)) = on_patches {
+            let percent = format!("{:.0} %", 100.0 * sums[layer] / images.max(1) as f64);
             let at = [x(column + 1) + TILE / 2.0, y + TILE + 13.0];
             scene.text(Text::new(percent, at, 10.5).colour(MUTED).anchor(Anchor::Middle));
         }
@@ -186,8 +184,8 @@ mod tests {
                 weights: Value { node: i, output: 2 },
             };
             let layers: Vec<Layer> = (0..count).map(layer).collect();
-            let picture = Image::from_rgb(8, 8, vec![77; 192]).unwrap();
-            let examples = vec![(picture, vec![map.clone(); count])];
+            let image = Image::from_rgb(8, 8, vec![77; 192]).unwrap();
+            let examples = vec![(image, vec![map.clone(); count])];
             let sums = vec![0.5; count];
             draw("What the class token attends to", &layers, &examples, &vec![map.clone(); count], Some((&sums, 1)))
                 .assert_readable();
