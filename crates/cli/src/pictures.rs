@@ -91,7 +91,7 @@ impl Source {
 /// An error of an image, with the option that lets it pass where there is one.
 fn raise_the_limit(error: ImageError) -> anyhow::Error {
     let too_large = match &error {
-        ImageError::File { source, .. } => source.as_ref(),
+        ImageError::File { error, .. } => error.as_ref(),
         other => other,
     };
     match too_large {

@@ -46,16 +46,16 @@ impl Default for DecodeOptions {
 #[non_exhaustive]
 pub enum ImageError {
     /// Any of the others, with the file that it is about.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {error}", path.display())]
     File {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: Box<ImageError>,
+        error: Box<ImageError>,
     },
     /// The file could not be read at all.
     #[error("cannot be read: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
     /// The content is none of the formats.
     #[error("not an image that vit can read ({found}); supported: JPEG, PNG, WebP, GIF, BMP, TIFF")]
     NotAnImage {
@@ -126,6 +126,12 @@ pub enum ImageError {
     },
 }
 
+impl From<io::Error> for ImageError {
+    fn from(error: io::Error) -> Self {
+        ImageError::Io(error)
+    }
+}
+
 /// No picture within the pixel limit comes near this; an endless device file does.
 pub(crate) const MAX_FILE_BYTES: u64 = 2 << 30;
 
@@ -136,7 +142,7 @@ const START_BYTES: u64 = 64;
 pub fn open(path: &Path, options: &DecodeOptions) -> Result<Image, ImageError> {
     read(path)
         .and_then(|bytes| decode(&bytes, options))
-        .map_err(|error| ImageError::File { path: path.to_owned(), source: Box::new(error) })
+        .map_err(|error| ImageError::File { path: path.to_owned(), error: Box::new(error) })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ImageError> {

@@ -39,12 +39,12 @@ pub enum FilesError {
         reason: &'static str,
     },
     /// A folder or file that cannot be looked at.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {error}", path.display())]
     Io {
         /// What was being looked at.
         path: PathBuf,
         /// Why that failed.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -97,7 +97,7 @@ pub fn find_images_each<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Ve
             Err(error) if error.kind() == io::ErrorKind::NotFound => found.add_pattern(path, recursive),
             // Windows calls a name with `*` invalid rather than missing.
             Err(_) if is_pattern(path) => found.add_pattern(path, recursive),
-            Err(source) => Err(FilesError::Io { path: path.to_owned(), source }),
+            Err(error) => Err(FilesError::Io { path: path.to_owned(), error }),
         };
         found.paths.extend(added.err().map(Err));
     }
@@ -117,8 +117,8 @@ struct Found {
 impl Found {
     /// A file, or what is wrong with it: whoever opened a pipe or a device by accident would wait forever.
     fn add(&mut self, path: PathBuf) {
-        if let Err(source) = fs::metadata(&path).map_or(Ok(()), |meta| regular_file::check(&meta)) {
-            return self.paths.push(Err(FilesError::Io { path, source }));
+        if let Err(error) = fs::metadata(&path).map_or(Ok(()), |meta| regular_file::check(&meta)) {
+            return self.paths.push(Err(FilesError::Io { path, error }));
         }
         // `a.jpg` and `./a.jpg` are one path. Links to one file are several, and each is answered for.
         let path_alone = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
@@ -198,7 +198,7 @@ impl Walk<'_> {
         let found = fs::canonicalize(folder).and_then(|real| Ok((real, names_in(folder)?)));
         let (real, mut names) = match found {
             Ok(found) => found,
-            Err(source) => return self.images.push(Err(FilesError::Io { path: folder.to_owned(), source })),
+            Err(error) => return self.images.push(Err(FilesError::Io { path: folder.to_owned(), error })),
         };
         names.sort_by(|a, b| natural(a, b));
         self.entered.insert(real.clone());

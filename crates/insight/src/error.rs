@@ -48,7 +48,7 @@ pub enum InsightError {
     Plot(#[from] vit_plot::PlotError),
     /// Preprocessing of an image.
     #[error("the model's preprocessing: {0}")]
-    Preprocess(#[from] vit_data::PreprocessError),
+    Preprocess(vit_data::PreprocessError),
     /// A file that could not be written.
     #[error("{path}: {error}")]
     File {
@@ -57,6 +57,12 @@ pub enum InsightError {
         /// The system's error.
         error: std::io::Error,
     },
+}
+
+impl From<vit_data::PreprocessError> for InsightError {
+    fn from(error: vit_data::PreprocessError) -> Self {
+        InsightError::Preprocess(error)
+    }
 }
 
 impl InsightError {

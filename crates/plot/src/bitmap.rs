@@ -21,11 +21,20 @@ pub enum PlotError {
         height: f32,
     },
     /// The encoder refused.
-    #[error("the picture could not be encoded: {0}")]
-    Encode(#[from] png::EncodingError),
-    /// The JPEG encoder refused.
-    #[error("the picture could not be encoded: {0}")]
-    Jpeg(#[from] jpeg_encoder::EncodingError),
+    #[error("the image could not be encoded: {0}")]
+    Encode(String),
+}
+
+impl From<png::EncodingError> for PlotError {
+    fn from(error: png::EncodingError) -> Self {
+        PlotError::Encode(error.to_string())
+    }
+}
+
+impl From<jpeg_encoder::EncodingError> for PlotError {
+    fn from(error: jpeg_encoder::EncodingError) -> Self {
+        PlotError::Encode(error.to_string())
+    }
 }
 
 /// The largest side of a picture: 16384 squared is a gigabyte.

@@ -177,7 +177,7 @@ fn prepared(
     let prepare = |index: usize| -> Result<Vec<f32>, String> {
         let image = samples.image(index).map_err(|error| match error {
             // The name already says which file it is.
-            ImageError::File { source, .. } => source.to_string(),
+            ImageError::File { error, .. } => error.to_string(),
             other => other.to_string(),
         })?;
         preprocess.apply(&image).map_err(|error| error.to_string())

@@ -14,12 +14,12 @@ pub enum DatasetError {
     #[error(transparent)]
     Files(#[from] FilesError),
     /// A file or folder that cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {error}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// Why that failed.
-        source: io::Error,
+        error: io::Error,
     },
     /// None of the formats.
     #[error(
@@ -120,7 +120,7 @@ fn has(found: &[Split]) -> String {
 impl DatasetError {
     pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
-        move |source| DatasetError::Io { path, source }
+        move |error| DatasetError::Io { path, error }
     }
 
     pub(super) fn damaged(path: &Path, reason: impl ToString) -> Self {

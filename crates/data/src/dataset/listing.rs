@@ -78,7 +78,7 @@ impl Pictures {
     }
 
     pub(super) fn image(&self, index: usize, options: &DecodeOptions) -> Result<Image, ImageError> {
-        let named = |source| ImageError::File { path: self.name(index).into(), source: Box::new(source) };
+        let named = |error| ImageError::File { path: self.name(index).into(), error: Box::new(error) };
         match &self.places[index] {
             Place::File(path) => open(&self.root.join(path), options),
             Place::Row { store, row } => {

@@ -50,7 +50,7 @@ pub(super) fn recognise(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetErr
         }
         Err(_) if is_pattern(path) => pattern(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(FilesError::Missing(path.to_owned()).into()),
-        Err(source) => Err(DatasetError::Io { path: path.to_owned(), source }),
+        Err(error) => Err(DatasetError::Io { path: path.to_owned(), error }),
     }
 }
 

@@ -286,7 +286,7 @@ impl Shared {
         outcome.map_err(|error| {
             let reason = match error {
                 // The name already says which file it is.
-                ImageError::File { source, .. } => source.to_string(),
+                ImageError::File { error, .. } => error.to_string(),
                 other => other.to_string(),
             };
             self.known.add(Unreadable { sample, name: self.samples.name(sample), reason })
