@@ -190,7 +190,7 @@ def main():
     scratch = Path(tempfile.mkdtemp(prefix="interop-"))
     # As PNG, since decoders of JPEG differ in the last bit.
     photo = scratch / "photo.png"
-    Image.open(HERE.parent / "examples/pictures/bird.jpg").save(photo)
+    Image.open(HERE.parent / "examples/images/bird.jpg").save(photo)
     photos = scratch / "photos"
     for number in range(8):
         place = photos / "ab"[number % 2]

@@ -19,7 +19,7 @@ use crate::table::{Align, Table, bytes};
 /// Measure how fast models run and pictures load
 #[derive(Args)]
 #[command(
-    after_help = "Examples:\n  vit bench infer --model B/16 --batch 8\n  vit bench train --model Ti/16 --batch 16\n  vit bench ops --model B/16\n  vit bench data examples/pictures"
+    after_help = "Examples:\n  vit bench infer --model B/16 --batch 8\n  vit bench train --model Ti/16 --batch 16\n  vit bench ops --model B/16\n  vit bench data examples/images"
 )]
 pub struct Arguments {
     #[command(subcommand)]

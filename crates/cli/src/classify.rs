@@ -18,7 +18,7 @@ use crate::terminal::{self, Meaning, describe, printable, styled};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit classify examples/pictures
+  vit classify examples/images
   vit classify 'examples/*/*.jpg' --top 1 --format csv
   find examples -name '*.jpg' | vit classify - --json
 

@@ -19,9 +19,9 @@ use crate::terminal::{self, describe};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit embed examples/pictures --out vectors.npy
-  vit embed examples/pictures --normalise -o v.parquet
-  vit embed examples/pictures --pool mean -o v.safetensors
+  vit embed examples/images --out vectors.npy
+  vit embed examples/images --normalise -o v.parquet
+  vit embed examples/images --pool mean -o v.safetensors
 
 Beside vectors.npy, vectors.files.txt names the picture of each row; the other
 formats hold the names. A picture that cannot be read is reported and has no

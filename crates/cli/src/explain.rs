@@ -29,10 +29,10 @@ use crate::terminal::{self, describe};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit explain examples/pictures/dog.jpg --out dog
-  vit explain examples/pictures --out maps
-  vit explain examples/pictures/dog.jpg --class cat --class dog -o pets
-  vit explain examples/pictures --layer 3 --head 1 -o head
+  vit explain examples/images/dog.jpg --out dog
+  vit explain examples/images --out maps
+  vit explain examples/images/dog.jpg --class cat --class dog -o pets
+  vit explain examples/images --layer 3 --head 1 -o head
 
 One picture becomes NAME.png (the picture, its maps, their scales),
 NAME.overlay.png (side by side at its own resolution), NAME.npy (the raw maps,

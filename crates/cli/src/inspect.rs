@@ -19,7 +19,7 @@ use crate::terminal::{self, describe};
 #[command(after_help = "\
 Examples:
   vit inspect cifar10 --out inspected
-  vit inspect cifar10 --data examples/pictures --out inspected
+  vit inspect cifar10 --data examples/images --out inspected
 
 index.html shows everything and needs no network. Beside it every figure lies as
 PNG and SVG with its numbers (CSV, JSON, NumPy): first filters, similarity of

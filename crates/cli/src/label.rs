@@ -24,8 +24,8 @@ use crate::{Outcome, classify};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit label examples/pictures --out labels.csv
-  vit label examples/pictures --soft --out labels.jsonl
+  vit label examples/images --out labels.csv
+  vit label examples/images --soft --out labels.jsonl
 
 Noisy Student: a teacher's labels and the true ones together, a larger student,
 and noise; then the student is the teacher.

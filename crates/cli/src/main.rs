@@ -37,7 +37,7 @@ use clap::{Parser, Subcommand};
 Examples:
   vit models base
   vit info vit_base_patch16_224
-  vit classify examples/pictures
+  vit classify examples/images
 
 Every command has examples in its help: `vit classify --help`.
 The exit status is 0 if all went well, 1 if something failed, 2 if the command

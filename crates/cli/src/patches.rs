@@ -17,8 +17,8 @@ use crate::terminal;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  vit patches examples/pictures/dog.jpg --out patches.png
-  vit patches examples/pictures/dog.jpg --out patches.svg
+  vit patches examples/images/dog.jpg --out patches.png
+  vit patches examples/images/dog.jpg --out patches.svg
 
 On the left the picture with the part that the model sees, on the right the
 model's input, cut into its N = HW/P^2 patches, numbered as the model counts

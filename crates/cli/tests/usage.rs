@@ -46,7 +46,7 @@ fn examples(help: &str) -> Vec<&str> {
 fn the_examples_in_the_help_work() {
     // As in a clone of the repository, but what is written does not stay.
     let folder = tempfile::tempdir().unwrap();
-    for name in ["crates/models/builtin/cifar10", "examples/pictures"] {
+    for name in ["crates/models/builtin/cifar10", "examples/images"] {
         let to = folder.path().join(name);
         fs::create_dir_all(&to).unwrap();
         for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)).unwrap() {

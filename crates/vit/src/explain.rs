@@ -19,7 +19,7 @@ use crate::{Error, Image, ModelOptions, Precision, device_for};
 ///
 /// let checkpoint = Checkpoint::open("cifar10".as_ref(), OpenOptions::default())?;
 /// let mut model = Explain::new(checkpoint, &ExplainOptions::default(), &ModelOptions::default())?;
-/// let explanation = model.explain(&Image::open("../../examples/pictures/dog.jpg")?)?;
+/// let explanation = model.explain(&Image::open("../../examples/images/dog.jpg")?)?;
 /// let (subject, map) = &explanation.maps[0];
 /// assert_eq!((subject.to_string().as_str(), map.grid()), ("attention rollout", [8, 8]));
 /// # Ok::<(), vit::Error>(())

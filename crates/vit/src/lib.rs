@@ -18,7 +18,7 @@
 //!
 //! let options = ModelOptions::default().tap("blocks.5.attn").tap("blocks.5.attn.weights");
 //! let mut model = Model::open_with("cifar10", &options)?;
-//! model.run(&Image::open("../../examples/pictures/dog.jpg")?)?;
+//! model.run(&Image::open("../../examples/images/dog.jpg")?)?;
 //! // One picture, 64 tokens of width 256; four heads, each token's attention to every other.
 //! assert_eq!(model.output("blocks.5.attn", 1)?.len(), 64 * 256);
 //! assert_eq!(model.output("blocks.5.attn.weights", 1)?.len(), 4 * 64 * 64);
