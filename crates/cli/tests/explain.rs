@@ -30,7 +30,7 @@ fn npy(path: &Path) -> (String, usize) {
 fn one_picture_becomes_files_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new/folder");
-    let dog = example("pictures/dog.jpg");
+    let dog = example("images/dog.jpg");
     let run = vit(arguments!["explain", "-m", "cifar10", &dog, "--out", &out]).code(0);
     assert!(run.err.contains("dog.png") && run.out.is_empty(), "{}", run.err);
     let (original, both) = (read(&dog), read(&out.join("dog.overlay.png")));
@@ -52,7 +52,7 @@ fn the_file_that_is_named_is_the_one_that_was_written() {
     let (upper, lower) = (folder.path().join("one/Dog.JPG"), folder.path().join("two/dog.jpg"));
     for path in [&upper, &lower] {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::copy(example("pictures/dog.jpg"), path).unwrap();
+        fs::copy(example("images/dog.jpg"), path).unwrap();
     }
     let out = folder.path().join("out");
     let explain = arguments!["explain", "-m", "cifar10", &upper, "--method", "rollout", "-o", &out];
@@ -74,8 +74,7 @@ fn nothing_is_left_of_a_page_that_failed() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
     fs::create_dir(out.join("maps.npy")).unwrap();
-    let run =
-        vit(arguments!["explain", "-m", "cifar10", example("pictures"), "--method", "rollout", "-o", out]).code(1);
+    let run = vit(arguments!["explain", "-m", "cifar10", example("images"), "--method", "rollout", "-o", out]).code(1);
     assert!(run.err.contains("maps.npy"), "{}", run.err);
     let left: Vec<_> = fs::read_dir(out).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["maps.npy"]);
@@ -88,7 +87,7 @@ fn a_page_that_the_disk_has_no_room_for_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; ulimit -f 20; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_vit")]);
-    shell.args(["explain", "-m", "cifar10", "--method", "rollout"]).arg(example("pictures"));
+    shell.args(["explain", "-m", "cifar10", "--method", "rollout"]).arg(example("images"));
     let ended = shell.arg("-o").arg(folder.path()).output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(said.contains(&format!("error: {}: ", folder.path().join("index.html").display())), "{said}");
@@ -98,7 +97,7 @@ fn a_page_that_the_disk_has_no_room_for_is_named() {
 #[test]
 fn methods_layers_and_heads_can_be_chosen() {
     let folder = tempfile::tempdir().unwrap();
-    let dog = example("pictures/dog.jpg");
+    let dog = example("images/dog.jpg");
     let explain = |more: &[&str]| {
         let arguments = arguments!["explain", "-m", "cifar10", &dog, "-o", folder.path()];
         vit(arguments.into_iter().chain(more.iter().map(Into::into)))
@@ -147,7 +146,7 @@ fn models_of_other_kinds_are_explained_too_and_say_what_they_lack() {
 fn a_folder_becomes_a_page_and_bad_pictures_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
-    let run = vit(arguments!["explain", "-m", "cifar10", example("pictures"), hostile("notes.jpg"), "-o", out]).code(1);
+    let run = vit(arguments!["explain", "-m", "cifar10", example("images"), hostile("notes.jpg"), "-o", out]).code(1);
     assert!(run.err.contains("notes.jpg") && run.err.contains("1 of 5 pictures could not be read"), "{}", run.err);
     let page = fs::read_to_string(out.join("index.html")).unwrap();
     assert_eq!(page.matches("<figure").count(), 4);
@@ -168,12 +167,12 @@ fn a_folder_becomes_a_page_and_bad_pictures_are_reported() {
 #[test]
 fn chosen_classes_get_maps() {
     let folder = tempfile::tempdir().unwrap();
-    let (out, dog) = (folder.path(), example("pictures/dog.jpg"));
+    let (out, dog) = (folder.path(), example("images/dog.jpg"));
     vit(arguments!["explain", &dog, "-o", out, "--class", "tru", "--class", "Dog", "--class", "3"]).code(0);
     let about: serde_json::Value = serde_json::from_slice(&fs::read(out.join("dog.json")).unwrap()).unwrap();
     let names: Vec<&str> = about["maps"].as_array().unwrap().iter().map(|map| map["about"].as_str().unwrap()).collect();
     assert_eq!(names, ["attention rollout", "truck", "dog", "cat"]);
-    vit(arguments!["explain", example("pictures"), "-o", out, "--class", "cat"]).code(0);
+    vit(arguments!["explain", example("images"), "-o", out, "--class", "cat"]).code(0);
     assert!(fs::read_to_string(out.join("index.html")).unwrap().contains("<option value=\"1\">cat</option>"));
 
     let wrong = |more: &[&str]| {
@@ -192,7 +191,7 @@ fn places_that_cannot_be_written_are_named() {
     let file = folder.path().join("a file");
     fs::write(&file, "text").unwrap();
     let inside = file.join("x.png");
-    let dog = example("pictures/dog.jpg");
+    let dog = example("images/dog.jpg");
     for arguments in [
         arguments!["explain", &dog, "-o", &file].to_vec(),
         arguments!["inspect", "cifar10", "-o", &file].to_vec(),
@@ -207,7 +206,7 @@ fn places_that_cannot_be_written_are_named() {
 fn an_inspection_leaves_figures_numbers_and_a_report() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
-    vit(arguments!["inspect", "cifar10", "--data", example("pictures"), "--out", out]).code(0);
+    vit(arguments!["inspect", "cifar10", "--data", example("images"), "--out", out]).code(0);
     for name in ["filters", "positions", "attention_distance", "attention_by_layer", "receptive_field"] {
         assert!(read(&out.join(format!("{name}.png"))).width() > 400, "{name}");
         assert!(out.join(format!("{name}.svg")).exists(), "{name}");
@@ -221,7 +220,7 @@ fn an_inspection_leaves_figures_numbers_and_a_report() {
 
     // With a class token there is something to compare it with.
     let token = out.join("token");
-    vit(arguments!["inspect", model("timm_vit"), "--data", example("pictures"), "-o", &token]).code(0);
+    vit(arguments!["inspect", model("timm_vit"), "--data", example("images"), "-o", &token]).code(0);
     assert!(read(&token.join("pooling.png")).width() > 400);
 
     let bare = vit(arguments!["inspect", model("tv_resnet_basic"), "-o", out.join("cnn")]).code(0);
@@ -238,7 +237,7 @@ fn patches_are_drawn_for_every_kind_of_model() {
         vit(arguments!["patches", "-m", model(name), picture("preprocess/rgb.png"), "--out", &out]).code(0);
         assert!(fs::metadata(&out).unwrap().len() > 1000, "{name}");
     }
-    let two = arguments!["patches", "-m", model("timm_vit"), example("pictures"), "--out", folder.path().join("z.png")];
+    let two = arguments!["patches", "-m", model("timm_vit"), example("images"), "--out", folder.path().join("z.png")];
     assert!(vit(two).code(1).err.contains("one at a time"));
     let wrong = arguments!["patches", "-m", model("timm_vit"), picture("preprocess/rgb.png"), "--out", "z.bmp"];
     assert!(vit(wrong).code(2).err.contains(".png or .svg"));
@@ -287,8 +286,8 @@ fn browsers_show_pages_without_a_network_in_light_and_dark() {
     let Some(browser) = browser() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (maps, inspected) = (folder.path().join("maps"), folder.path().join("inspected"));
-    vit(arguments!["explain", "-m", "cifar10", example("pictures"), "-o", &maps]).code(0);
-    vit(arguments!["inspect", "cifar10", "--data", example("pictures"), "-o", &inspected]).code(0);
+    vit(arguments!["explain", "-m", "cifar10", example("images"), "-o", &maps]).code(0);
+    vit(arguments!["inspect", "cifar10", "--data", example("images"), "-o", &inspected]).code(0);
     for page in [maps.join("index.html"), inspected.join("index.html")] {
         let [light, dark] = [false, true].map(|dark| screenshot(browser, &page, dark));
         assert_eq!(light.row(850)[..3], [255; 3], "{}", page.display());
@@ -306,7 +305,7 @@ fn a_thousand_pictures_fit_on_one_page() {
     let folder = tempfile::tempdir().unwrap();
     let pictures = folder.path().join("pictures");
     fs::create_dir(&pictures).unwrap();
-    let source = fs::read(example("pictures/dog.jpg")).unwrap();
+    let source = fs::read(example("images/dog.jpg")).unwrap();
     (0..1000).for_each(|i| fs::write(pictures.join(format!("{i:04}.jpg")), &source).unwrap());
     let out = folder.path().join("maps");
     vit(arguments!["explain", "-m", "cifar10", &pictures, "-o", &out, "--method", "rollout", "--batch", "64"]).code(0);

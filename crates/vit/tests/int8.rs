@@ -47,7 +47,7 @@ fn the_trained_example_says_the_same_in_eight_bits() {
     let (mut exact, mut rough) = (open(Precision::F32), open(Precision::Int8));
     let (mut logits, mut rough_logits) = (Vec::new(), Vec::new());
     for name in ["bird", "car", "dog", "ship"] {
-        let image = Image::open(root.join(format!("pictures/{name}.jpg"))).unwrap();
+        let image = Image::open(root.join(format!("images/{name}.jpg"))).unwrap();
         assert_eq!(exact.classify(&image).unwrap()[0].class, rough.classify(&image).unwrap()[0].class, "{name}");
         logits.extend(exact.output("logits", 1).unwrap());
         rough_logits.extend(rough.output("logits", 1).unwrap());
