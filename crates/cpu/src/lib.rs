@@ -19,7 +19,7 @@
 //! ```
 
 pub mod activation;
-mod adam;
+
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;
@@ -33,6 +33,7 @@ pub mod int8;
 pub mod isa;
 mod lower;
 pub mod norm;
+mod optimiser;
 mod peak;
 pub mod pool;
 mod pool2d;

@@ -4,7 +4,7 @@ use vit_graph::Type;
 use vit_graph::ops::{Adam, CLIP_EPSILON, Sgd};
 
 use super::{Lowered, TASK};
-use crate::adam::{AdamNumbers, AdamStep};
+use crate::optimiser::{AdamNumbers, AdamStep};
 
 /// Partial sums of one task, so that the compiler can use vectors and rounding errors stay small.
 const LANES: usize = 16;
