@@ -1,60 +1,281 @@
-//! One pass of Adam over a part of a parameter: reads four streams and writes three, which is all that it should cost.
+//! The optimisers' update rules, applied in place to a parameter and its state in one pass over memory.
+//! Products and sums are rounded separately, never fused: every instruction set gives the same bits.
+//!
+//! An optimiser is added with a type that implements [`UpdateRule`], and the lowering that makes one for each step.
 
-use crate::simd::{Kernel, Simd};
+use crate::isa::Isa;
+use crate::pool::{Parts, Pool};
+use crate::simd::{Kernel, MAX_LANES, Simd};
 
-/// The numbers of a step.
+/// Elements of one task, fixed so that the sums of LAMB do not depend on the number of threads.
+const CHUNK: usize = 16 * 1024;
+
+/// How one element of a parameter changes, given `READS` values that stay (usually the gradient) and `STATE` values that
+/// change with it (the optimiser's moments).
+pub(crate) trait UpdateRule<const READS: usize, const STATE: usize>: Copy + Send + Sync {
+    /// The new parameter and state.
+    fn update<S: Simd>(
+        self,
+        s: S,
+        parameter: S::V,
+        reads: [S::V; READS],
+        state: [S::V; STATE],
+    ) -> (S::V, [S::V; STATE]);
+}
+
+/// Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019); the state is mean and variance.
 #[derive(Clone, Copy)]
-pub(crate) struct AdamNumbers {
+pub(crate) struct AdamRule {
+    pub learning_rate: f32,
     pub beta1: f32,
     pub beta2: f32,
     pub epsilon: f32,
-    pub rate: f32,
-    /// What the gradient is multiplied by.
-    pub factor: f32,
-    /// What corrects the mean, and the root of the variance.
-    pub corrections: [f32; 2],
-    /// Weight decay that is added to the gradient, and to the update.
-    pub decays: [f32; 2],
+    /// Clipping, as a factor of the gradient.
+    pub gradient_scale: f32,
+    /// `1 / (1 - beta1^step)`
+    pub mean_correction: f32,
+    /// `1 / sqrt(1 - beta2^step)`
+    pub root_correction: f32,
+    /// Weight decay that is added to the gradient (Adam).
+    pub gradient_decay: f32,
+    /// Weight decay that is added to the update (AdamW).
+    pub update_decay: f32,
 }
 
-/// Changes parameter, mean and variance in place; all slices have one length.
-pub(crate) struct AdamStep<'a> {
-    pub numbers: AdamNumbers,
-    pub parameter: &'a mut [f32],
-    pub gradient: &'a [f32],
-    pub mean: &'a mut [f32],
-    pub variance: &'a mut [f32],
+impl AdamRule {
+    #[inline(always)]
+    fn moments<S: Simd>(&self, s: S, parameter: S::V, gradient: S::V, [mean, variance]: [S::V; 2]) -> [S::V; 2] {
+        let scaled = s.mul(s.splat(self.gradient_scale), gradient);
+        let g = s.add(scaled, s.mul(s.splat(self.gradient_decay), parameter));
+        let (beta1, beta2) = (s.splat(self.beta1), s.splat(self.beta2));
+        let (rest1, rest2) = (s.splat(1.0 - self.beta1), s.splat(1.0 - self.beta2));
+        [s.add(s.mul(beta1, mean), s.mul(rest1, g)), s.add(s.mul(beta2, variance), s.mul(s.mul(rest2, g), g))]
+    }
+
+    /// The update before the learning rate.
+    #[inline(always)]
+    fn direction<S: Simd>(&self, s: S, parameter: S::V, [mean, variance]: [S::V; 2]) -> S::V {
+        let root = s.mul(s.sqrt(variance), s.splat(self.root_correction));
+        let step = s.div(s.mul(s.splat(self.mean_correction), mean), s.add(root, s.splat(self.epsilon)));
+        s.add(step, s.mul(s.splat(self.update_decay), parameter))
+    }
 }
 
-impl Kernel for AdamStep<'_> {
+impl UpdateRule<1, 2> for AdamRule {
+    #[inline(always)]
+    fn update<S: Simd>(self, s: S, parameter: S::V, [gradient]: [S::V; 1], state: [S::V; 2]) -> (S::V, [S::V; 2]) {
+        let state = self.moments(s, parameter, gradient, state);
+        (descend(s, parameter, self.learning_rate, self.direction(s, parameter, state)), state)
+    }
+}
+
+/// Stochastic gradient descent with momentum; the state is the momentum buffer.
+#[derive(Clone, Copy)]
+pub(crate) struct SgdRule {
+    pub learning_rate: f32,
+    pub weight_decay: f32,
+    /// Clipping, as a factor of the gradient.
+    pub gradient_scale: f32,
+    /// The new buffer, as weights of the old buffer and the gradient.
+    pub buffer_weights: [f32; 2],
+    /// The update, as weights of the new buffer and the gradient.
+    pub update_weights: [f32; 2],
+}
+
+impl UpdateRule<1, 1> for SgdRule {
+    #[inline(always)]
+    fn update<S: Simd>(self, s: S, parameter: S::V, [gradient]: [S::V; 1], [buffer]: [S::V; 1]) -> (S::V, [S::V; 1]) {
+        let scaled = s.mul(s.splat(self.gradient_scale), gradient);
+        let g = s.add(scaled, s.mul(s.splat(self.weight_decay), parameter));
+        let buffer = weighted_sum(s, self.buffer_weights, [buffer, g]);
+        (descend(s, parameter, self.learning_rate, weighted_sum(s, self.update_weights, [buffer, g])), [buffer])
+    }
+}
+
+/// The exponential moving average of a value, which has no state besides itself.
+#[derive(Clone, Copy)]
+pub(crate) struct MovingAverageRule {
+    pub decay: f32,
+}
+
+impl UpdateRule<1, 0> for MovingAverageRule {
+    #[inline(always)]
+    fn update<S: Simd>(self, s: S, average: S::V, [value]: [S::V; 1], _: [S::V; 0]) -> (S::V, [S::V; 0]) {
+        (weighted_sum(s, [self.decay, 1.0 - self.decay], [average, value]), [])
+    }
+}
+
+/// The second pass of LAMB: mean and variance are known, and the learning rate includes the trust ratio.
+#[derive(Clone, Copy)]
+struct LambRule(AdamRule);
+
+impl UpdateRule<2, 0> for LambRule {
+    #[inline(always)]
+    fn update<S: Simd>(self, s: S, parameter: S::V, moments: [S::V; 2], _: [S::V; 0]) -> (S::V, [S::V; 0]) {
+        (descend(s, parameter, self.0.learning_rate, self.0.direction(s, parameter, moments)), [])
+    }
+}
+
+#[inline(always)]
+fn weighted_sum<S: Simd>(s: S, weights: [f32; 2], values: [S::V; 2]) -> S::V {
+    s.add(s.mul(s.splat(weights[0]), values[0]), s.mul(s.splat(weights[1]), values[1]))
+}
+
+#[inline(always)]
+fn descend<S: Simd>(s: S, parameter: S::V, learning_rate: f32, direction: S::V) -> S::V {
+    s.sub(parameter, s.mul(s.splat(learning_rate), direction))
+}
+
+/// Applies a rule to every element, in place.
+///
+/// # Panics
+/// If the lengths differ.
+pub(crate) fn update<R: UpdateRule<READS, STATE>, const READS: usize, const STATE: usize>(
+    pool: &Pool,
+    isa: Isa,
+    rule: R,
+    parameter: &mut [f32],
+    reads: [&[f32]; READS],
+    state: [&mut [f32]; STATE],
+) {
+    let length = parameter.len();
+    let (parameter, state) = (Parts::new(parameter), state.map(Parts::new));
+    pool.run(length.div_ceil(CHUNK), &|task| {
+        let (start, count) = (task * CHUNK, CHUNK.min(length - task * CHUNK));
+        isa.dispatch(UpdateChunk {
+            rule,
+            // SAFETY: the chunks of tasks do not overlap.
+            parameter: unsafe { parameter.slice(start, count) },
+            reads: reads.map(|values| &values[start..][..count]),
+            // SAFETY: as above.
+            state: state.each_ref().map(|values| unsafe { values.slice(start, count) }),
+        });
+    });
+}
+
+struct UpdateChunk<'a, R, const READS: usize, const STATE: usize> {
+    rule: R,
+    parameter: &'a mut [f32],
+    reads: [&'a [f32]; READS],
+    state: [&'a mut [f32]; STATE],
+}
+
+impl<R: UpdateRule<READS, STATE>, const READS: usize, const STATE: usize> Kernel for UpdateChunk<'_, R, READS, STATE> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let AdamNumbers { beta1, beta2, epsilon, rate, factor, corrections, decays } = self.numbers;
-        let [beta1, rest1, beta2, rest2] = [beta1, 1.0 - beta1, beta2, 1.0 - beta2].map(|x| s.splat(x));
-        let [epsilon, rate, factor] = [epsilon, rate, factor].map(|x| s.splat(x));
-        let [[scale, root], [coupled, decoupled]] = [corrections, decays].map(|pair| pair.map(|x| s.splat(x)));
-        let count = self.gradient.len();
-        assert!([self.parameter.len(), self.mean.len(), self.variance.len()] == [count; 3], "lengths differ");
-        let gradient = self.gradient.as_ptr();
-        let [parameter, mean, variance] = [self.parameter, self.mean, self.variance].map(<[f32]>::as_mut_ptr);
+        let count = self.parameter.len();
+        let (all_read, all_state) =
+            (self.reads.iter().all(|r| r.len() == count), self.state.iter().all(|x| x.len() == count));
+        assert!(all_read && all_state, "a parameter, its gradient and its state have one length");
+        let parameter = self.parameter.as_mut_ptr();
+        let (reads, state) = (self.reads.map(<[f32]>::as_ptr), self.state.map(<[f32]>::as_mut_ptr));
         let mut i = 0;
         while i < count {
             let n = count - i;
-            // SAFETY: reads and writes stay below the length that all slices have.
+            let (mut read, mut old) = ([s.splat(0.0); READS], [s.splat(0.0); STATE]);
+            // SAFETY: reads and writes stay below `count`, the length of all slices.
             unsafe {
-                let p = s.load_up_to(parameter.add(i), n);
-                let g = s.add(s.mul(factor, s.load_up_to(gradient.add(i), n)), s.mul(coupled, p));
-                let m = s.add(s.mul(beta1, s.load_up_to(mean.add(i), n)), s.mul(rest1, g));
-                let v = s.add(s.mul(beta2, s.load_up_to(variance.add(i), n)), s.mul(s.mul(rest2, g), g));
-                let size = s.add(s.mul(s.sqrt(v), root), epsilon);
-                let update = s.add(s.div(s.mul(scale, m), size), s.mul(decoupled, p));
-                s.store_up_to(parameter.add(i), s.sub(p, s.mul(rate, update)), n);
-                s.store_up_to(mean.add(i), m, n);
-                s.store_up_to(variance.add(i), v, n);
+                for (value, from) in read.iter_mut().zip(&reads) {
+                    *value = s.load_up_to(from.add(i), n);
+                }
+                for (value, from) in old.iter_mut().zip(&state) {
+                    *value = s.load_up_to(from.add(i), n);
+                }
+                let (value, new) = self.rule.update(s, s.load_up_to(parameter.add(i), n), read, old);
+                s.store_up_to(parameter.add(i), value, n);
+                for (value, to) in new.into_iter().zip(&state) {
+                    s.store_up_to(to.add(i), value, n);
+                }
             }
             i += S::LANES;
         }
+    }
+}
+
+/// Elements of workspace that [`lamb`] needs for a parameter of this length.
+pub(crate) fn lamb_workspace(length: usize) -> usize {
+    2 * length.div_ceil(CHUNK)
+}
+
+/// LAMB (You et al., 2020): Adam whose update of a whole parameter is scaled to the parameter's norm.
+///
+/// # Panics
+/// If the lengths differ.
+pub(crate) fn lamb(
+    pool: &Pool,
+    isa: Isa,
+    mut rule: AdamRule,
+    parameter: &mut [f32],
+    gradient: &[f32],
+    [mean, variance]: [&mut [f32]; 2],
+    workspace: &mut [f32],
+) {
+    let squares = &mut workspace[..lamb_workspace(parameter.len())];
+    {
+        let (parameter, moments) = (&*parameter, [&mut *mean, &mut *variance].map(Parts::new));
+        pool.run_chunks(squares, 2, &|task, squares| {
+            let (start, count) = (task * CHUNK, CHUNK.min(parameter.len() - task * CHUNK));
+            isa.dispatch(LambMoments {
+                rule,
+                parameter: &parameter[start..][..count],
+                gradient: &gradient[start..][..count],
+                // SAFETY: the chunks of tasks do not overlap.
+                moments: moments.each_ref().map(|values| unsafe { values.slice(start, count) }),
+                squares,
+            });
+        });
+    }
+    let norm = |which: usize| squares[which..].iter().step_by(2).map(|&s| f64::from(s)).sum::<f64>().sqrt();
+    let trust_ratio = match (norm(0), norm(1)) {
+        (parameter, update) if parameter > 0.0 && update > 0.0 => (parameter / update) as f32,
+        _ => 1.0,
+    };
+    rule.learning_rate *= trust_ratio;
+    update(pool, isa, LambRule(rule), parameter, [mean, variance], []);
+}
+
+/// The first pass of LAMB: new moments, and the sums of squares of parameter and update.
+struct LambMoments<'a> {
+    rule: AdamRule,
+    parameter: &'a [f32],
+    gradient: &'a [f32],
+    moments: [&'a mut [f32]; 2],
+    squares: &'a mut [f32],
+}
+
+impl Kernel for LambMoments<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let count = self.parameter.len();
+        let [mean, variance] = self.moments;
+        assert!([self.gradient.len(), mean.len(), variance.len()] == [count; 3], "lengths differ");
+        let (parameter, gradient) = (self.parameter.as_ptr(), self.gradient.as_ptr());
+        let (mean, variance) = (mean.as_mut_ptr(), variance.as_mut_ptr());
+        // `MAX_LANES` partial sums on every instruction set, in as many vectors as that takes.
+        let mut sums = [[0.0f32; MAX_LANES]; 2];
+        let mut i = 0;
+        while i < count {
+            let n = (count - i).min(S::LANES);
+            // SAFETY: reads and writes stay below `count`, the length of all slices; the sums of a vector start at a
+            // multiple of LANES below MAX_LANES.
+            unsafe {
+                let p = s.load_up_to(parameter.add(i), n);
+                let old = [s.load_up_to(mean.add(i), n), s.load_up_to(variance.add(i), n)];
+                let moments = self.rule.moments(s, p, s.load_up_to(gradient.add(i), n), old);
+                s.store_up_to(mean.add(i), moments[0], n);
+                s.store_up_to(variance.add(i), moments[1], n);
+                let update = s.first_or(self.rule.direction(s, p, moments), n, s.splat(0.0));
+                for (value, sums) in [p, update].into_iter().zip(&mut sums) {
+                    let sums = sums.as_mut_ptr().add(i % MAX_LANES);
+                    s.store(sums, s.add(s.load(sums), s.mul(value, value)));
+                }
+            }
+            i += S::LANES;
+        }
+        self.squares.iter_mut().zip(sums).for_each(|(total, sums)| *total = sums.iter().sum());
     }
 }

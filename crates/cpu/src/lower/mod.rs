@@ -78,6 +78,11 @@ impl Lowered {
         self.workspace = elements;
         self
     }
+
+    fn in_place(mut self, pairs: &'static [(usize, usize)]) -> Self {
+        self.in_place = pairs;
+        self
+    }
 }
 
 /// Prepares an operation; `fixed` says which inputs never change between runs.
