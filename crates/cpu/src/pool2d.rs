@@ -2,66 +2,68 @@
 
 use crate::simd::{Kernel, Simd};
 
-/// One pixel of the result: rows of the window's pixels combined channel by channel.
-///
-/// Making one is a promise: `rows` times `columns` pixels of `channels` numbers are at `x`, `row_stride` and `channels`
-/// numbers apart, and `out` has `channels` numbers.
-pub(crate) struct PoolWindow {
-    pub x: *const f32,
+/// One pixel of the result: the pixels of a window, reduced channel by channel.
+pub(crate) struct PoolWindow<'a> {
+    /// The image from the window's first pixel on.
+    pub x: &'a [f32],
     pub rows: usize,
     pub columns: usize,
+    /// Elements from one row of the image to the next; a column has `out.len()` channels.
     pub row_stride: usize,
-    pub channels: usize,
-    pub out: *mut f32,
-    pub how: Combine,
+    pub out: &'a mut [f32],
+    pub reduction: WindowReduction,
 }
 
-/// How the elements of a window are combined.
 #[derive(Clone, Copy)]
-pub(crate) enum Combine {
-    /// Their maximum, not below this where there is such a bound; NaN if one of them is.
+pub(crate) enum WindowReduction {
+    /// The maximum, at least this bound if there is one; NaN if one of the elements is.
     Max(Option<f32>),
-    /// Their sum times this.
+    /// The sum times this factor.
     Sum(f32),
 }
 
-impl Kernel for PoolWindow {
+impl Kernel for PoolWindow<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let channels = self.out.len();
+        if self.rows > 0 && self.columns > 0 {
+            let end = (self.rows - 1) * self.row_stride + self.columns * channels;
+            assert!(end <= self.x.len(), "pooling: a window ends outside the image");
+        }
         let mut c = 0;
-        while c < self.channels {
-            let n = self.channels - c;
-            // SAFETY: the promise of whoever made this.
+        while c < channels {
+            let n = channels - c;
+            // SAFETY: the last row and column of the window end inside the image, and `out` has `channels` elements.
             unsafe {
-                let x = self.x.add(c);
-                let result = match self.how {
-                    Combine::Max(least) => {
-                        let mut best = s.splat(f32::NEG_INFINITY);
+                let x = self.x.as_ptr().add(c);
+                let result = match self.reduction {
+                    WindowReduction::Max(least) => {
+                        let mut largest = s.splat(f32::NEG_INFINITY);
                         for row in 0..self.rows {
                             for column in 0..self.columns {
-                                let v = s.load_up_to(x.add(row * self.row_stride + column * self.channels), n);
-                                best = s.max_or_nan(best, v);
+                                let v = s.load_up_to(x.add(row * self.row_stride + column * channels), n);
+                                largest = s.max_or_nan(largest, v);
                             }
                         }
                         match least {
-                            Some(least) => s.max(s.splat(least), best),
-                            None => best,
+                            Some(least) => s.max(s.splat(least), largest),
+                            None => largest,
                         }
                     }
-                    Combine::Sum(factor) => {
+                    WindowReduction::Sum(factor) => {
                         let mut sum = s.splat(0.0);
                         for row in 0..self.rows {
                             for column in 0..self.columns {
-                                let at = row * self.row_stride + column * self.channels;
-                                sum = s.add(sum, s.load_up_to(x.add(at), n));
+                                let v = s.load_up_to(x.add(row * self.row_stride + column * channels), n);
+                                sum = s.add(sum, v);
                             }
                         }
                         s.mul(sum, s.splat(factor))
                     }
                 };
-                s.store_up_to(self.out.add(c), result, n);
+                s.store_up_to(self.out.as_mut_ptr().add(c), result, n);
             }
             c += S::LANES;
         }
