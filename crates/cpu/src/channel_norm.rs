@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd};
 
 /// What is done with a chunk: its sample, its elements, its sums.
@@ -137,7 +137,7 @@ pub(crate) fn forward(
     if y.is_empty() {
         return;
     }
-    let y = Parts::new(y);
+    let y = DisjointMut::new(y);
     let (mean, scale) = (&*mean, &*scale);
     shape.each_chunk(pool, sums, &|sample, range, _| {
         let channels = sample * shape.channels..(sample + 1) * shape.channels;
@@ -189,7 +189,7 @@ pub(crate) fn backward(
         offset[i] *= -rstd / shape.count();
         factor[i] *= -rstd * rstd / shape.count();
     }
-    let dx = Parts::new(dx);
+    let dx = DisjointMut::new(dx);
     let (means, slope, offset, factor) = (&*means, &*slope, &*offset, &*factor);
     shape.each_chunk(pool, sums, &|sample, range, _| {
         let channels = sample * shape.channels..(sample + 1) * shape.channels;

@@ -3,7 +3,7 @@
 
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd};
 
 /// `out = (x - mean) / sqrt(variance + eps) * gamma + beta` for each of `rows` rows of `dim` numbers.
@@ -90,10 +90,10 @@ fn forward(
         }
     }
     let chunk = rows_per_task(dim);
-    let sum = sum.map(Parts::new);
-    let out = Parts::new(out);
-    let mean = mean.map(Parts::new);
-    let rstd = rstd.map(Parts::new);
+    let sum = sum.map(DisjointMut::new);
+    let out = DisjointMut::new(out);
+    let mean = mean.map(DisjointMut::new);
+    let rstd = rstd.map(DisjointMut::new);
     pool.run(rows.div_ceil(chunk), &|task| {
         let first = task * chunk;
         let rows = chunk.min(rows - first);
@@ -324,8 +324,8 @@ pub fn layer_norm_grad(
     let workspace = &mut workspace[..needed];
     let (tasks, per_chunk) = chunks(rows);
     {
-        let dx = Parts::new(dx);
-        let partial = Parts::new(&mut *workspace);
+        let dx = DisjointMut::new(dx);
+        let partial = DisjointMut::new(&mut *workspace);
         pool.run(tasks, &|task| {
             let first = task * per_chunk;
             let rows = per_chunk.min(rows - first);

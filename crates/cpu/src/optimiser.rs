@@ -4,7 +4,7 @@
 //! An optimiser is added with a type that implements [`UpdateRule`], and the lowering that makes one for each step.
 
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, MAX_LANES, Simd};
 
 /// Elements of one task, fixed so that the sums of LAMB do not depend on the number of threads.
@@ -139,7 +139,7 @@ pub(crate) fn update<R: UpdateRule<READS, STATE>, const READS: usize, const STAT
     state: [&mut [f32]; STATE],
 ) {
     let length = parameter.len();
-    let (parameter, state) = (Parts::new(parameter), state.map(Parts::new));
+    let (parameter, state) = (DisjointMut::new(parameter), state.map(DisjointMut::new));
     pool.run(length.div_ceil(CHUNK), &|task| {
         let (start, count) = (task * CHUNK, CHUNK.min(length - task * CHUNK));
         isa.dispatch(UpdateChunk {
@@ -214,7 +214,7 @@ pub(crate) fn lamb(
 ) {
     let squares = &mut workspace[..lamb_workspace(parameter.len())];
     {
-        let (parameter, moments) = (&*parameter, [&mut *mean, &mut *variance].map(Parts::new));
+        let (parameter, moments) = (&*parameter, [&mut *mean, &mut *variance].map(DisjointMut::new));
         pool.run_chunks(squares, 2, &|task, squares| {
             let (start, count) = (task * CHUNK, CHUNK.min(parameter.len() - task * CHUNK));
             isa.dispatch(LambMoments {

@@ -1,8 +1,9 @@
-//! A fork-join pool: the caller and the workers each have a share of the numbered tasks, and help the others when it is
-//! done. Shares are runs of neighbouring tasks, so that call after call a thread finds the same rows in its own caches,
-//! which on many machines are far from those of the other cores.
-//! A call allocates nothing, and never waits for a worker that is still asleep. The order of the tasks is not fixed, so
-//! a task must write only what no other task of the same call touches.
+//! A fork-join thread pool: each thread, the caller's included, owns a share of the numbered tasks and steals from the
+//! other shares when its own is done. A share is a contiguous range of tasks, the same one call after call, so that a
+//! thread finds the same rows in its own caches.
+//!
+//! A call allocates nothing and never waits for a worker that is still asleep. Tasks run in no fixed order: a task must
+//! write only memory that no other task of the same call touches.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -13,17 +14,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker looks for the next call before it sleeps: longer than the gap between two operations of a model,
+/// How long a worker spins for the next call before it sleeps: longer than the gap between two operations of a model,
 /// short enough to cost an idle machine nothing.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// The state word: the number of the call, whether it still takes workers, and how many are inside.
+// The state word: the number of the call (from bit 16 on), whether workers may still enter it (bit 15), and how many are
+// inside (the bits below).
 const OPEN: u64 = 1 << 15;
 const INSIDE: u64 = OPEN - 1;
 const CALL: u64 = 1 << 16;
 
 thread_local! {
-    /// Whether this thread is inside a task, whose own calls then run inline.
+    /// Whether this thread is inside a task: nested calls run inline.
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -34,27 +36,27 @@ struct Job {
     tasks: usize,
 }
 
-/// How many tasks of a thread's share have been taken, on a cache line of its own.
+/// How many tasks of a share have been started; padded to two cache lines against false sharing.
 #[repr(align(128))]
-struct Taken(AtomicUsize);
+struct ShareCounter(AtomicUsize);
 
 struct Shared {
     state: AtomicU64,
-    taken: Box<[Taken]>,
+    started: Box<[ShareCounter]>,
     asleep: AtomicUsize,
     stop: AtomicBool,
     job: UnsafeCell<Option<Job>>,
-    /// Guards nothing but the two sleeps below; the data are in the atomics.
+    /// Guards only the two condition variables; the data is in the atomics.
     lock: Mutex<()>,
     work: Condvar,
     done: Condvar,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `job` is written only while the state is closed and no worker is inside, and read only by workers that are
+// SAFETY: `job` is written only while the call is closed and no worker is inside, and read only by workers that are
 // inside; the state word orders the two.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is to a `Sync` closure and is not used after the call that lent it.
+// SAFETY: the pointer in `job` is to a `Sync` closure and is not used after the call that borrows it.
 unsafe impl Send for Shared {}
 
 /// A fixed set of threads that run the tasks of one call at a time.
@@ -71,7 +73,7 @@ impl Pool {
         let threads = threads.clamp(1, INSIDE as usize);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
-            taken: (0..threads).map(|_| Taken(AtomicUsize::new(0))).collect(),
+            started: (0..threads).map(|_| ShareCounter(AtomicUsize::new(0))).collect(),
             asleep: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             job: UnsafeCell::new(None),
@@ -80,7 +82,7 @@ impl Pool {
             done: Condvar::new(),
             panic: Mutex::new(None),
         });
-        let (ready, started) = std::sync::mpsc::channel();
+        let (ready, is_ready) = std::sync::mpsc::channel();
         let workers: Vec<JoinHandle<()>> = (1..threads)
             .map_while(|index| {
                 let (shared, ready) = (Arc::clone(&shared), ready.clone());
@@ -88,13 +90,13 @@ impl Pool {
                     let _ = ready.send(());
                     shared.work(index);
                 };
-                // A machine that refuses more threads still has a pool that works.
+                // Where the system refuses more threads, the pool runs on those it has.
                 std::thread::Builder::new().name(format!("vit-cpu-{index}")).spawn(worker).ok()
             })
             .collect();
-        // A thread allocates while it starts; later, when a graph runs, nothing may.
+        // A thread allocates while it starts, and calls must not: wait until all have started.
         workers.iter().for_each(|_| {
-            let _ = started.recv();
+            let _ = is_ready.recv();
         });
         Pool { shared, workers, calling: Mutex::new(()) }
     }
@@ -130,27 +132,27 @@ impl Pool {
         }
     }
 
-    /// Runs `task(i, chunk)` on each piece of `data` of `chunk` elements; the last may be shorter.
+    /// Runs `task(i, part)` for each run of `chunk` elements of `data`; the last may be shorter.
     pub fn run_chunks<T: Send>(&self, data: &mut [T], chunk: usize, task: &(dyn Fn(usize, &mut [T]) + Sync)) {
         let len = data.len();
-        let parts = Parts::new(data);
+        let data = DisjointMut::new(data);
         self.run(len.div_ceil(chunk), &|i| {
             let start = i * chunk;
-            // SAFETY: the pieces of different tasks do not overlap.
-            task(i, unsafe { parts.slice(start, chunk.min(len - start)) });
+            // SAFETY: the chunks of tasks do not overlap.
+            task(i, unsafe { data.slice(start, chunk.min(len - start)) });
         });
     }
 
     fn fork(&self, tasks: usize, task: Task<'_>) {
         let shared = &*self.shared;
-        // SAFETY: the lifetime is only hidden, not extended: this function returns after the last use.
+        // SAFETY: the pointer is last used before this function returns, while `task` is borrowed.
         let task_ptr: *const (dyn Fn(usize, usize) + Sync + 'static) =
             unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
-        // SAFETY: the state is closed and nobody is inside, so nobody reads the job.
+        // SAFETY: the call before is closed and no worker is inside, so no thread reads the job.
         unsafe {
             *shared.job.get() = Some(Job { task: task_ptr, tasks });
         }
-        shared.taken.iter().for_each(|taken| taken.0.store(0, Ordering::Relaxed));
+        shared.started.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
         let call = (shared.state.load(Ordering::Relaxed) & !(CALL - 1)).wrapping_add(CALL);
         shared.state.store(call | OPEN, Ordering::SeqCst);
         if shared.asleep.load(Ordering::SeqCst) > 0 {
@@ -158,7 +160,7 @@ impl Pool {
             shared.work.notify_all();
         }
 
-        shared.take_tasks(task, tasks, 0);
+        shared.run_tasks(task, tasks, 0);
 
         let mut state = shared.state.fetch_and(!OPEN, Ordering::AcqRel) & !OPEN;
         let start = Instant::now();
@@ -203,18 +205,18 @@ impl Shared {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes tasks until none is left, first those of the thread's own share. A panic ends the call for everyone and is
+    /// Runs tasks until none is left, first those of the thread's own share. A panic ends the call on all threads and is
     /// kept for the caller.
-    fn take_tasks(&self, task: Task<'_>, tasks: usize, worker: usize) {
-        let shares = self.taken.len();
+    fn run_tasks(&self, task: Task<'_>, tasks: usize, worker: usize) {
+        let shares = self.started.len();
         IN_TASK.set(true);
         let result = catch_unwind(AssertUnwindSafe(|| {
             for share in (worker..shares).chain(0..worker) {
                 let (start, end) = (share * tasks / shares, (share + 1) * tasks / shares);
-                let taken = &self.taken[share].0;
-                // Looking first spares the others a line that they would have to fetch back.
-                while taken.load(Ordering::Relaxed) < end - start {
-                    let i = start + taken.fetch_add(1, Ordering::Relaxed);
+                let started = &self.started[share].0;
+                // A load leaves the cache line shared, where `fetch_add` on a finished share would take it from its owner.
+                while started.load(Ordering::Relaxed) < end - start {
+                    let i = start + started.fetch_add(1, Ordering::Relaxed);
                     if i >= end {
                         break;
                     }
@@ -224,7 +226,7 @@ impl Shared {
         }));
         IN_TASK.set(false);
         if let Err(payload) = result {
-            self.taken.iter().for_each(|taken| taken.0.store(tasks, Ordering::Relaxed));
+            self.started.iter().for_each(|share| share.0.store(tasks, Ordering::Relaxed));
             let mut panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
             panic.get_or_insert(payload);
         }
@@ -234,11 +236,11 @@ impl Shared {
         let mut last = 0;
         while let Some(call) = self.wait_for_call(last) {
             last = call;
-            // SAFETY: `wait_for_call` has entered the call, so the caller keeps the job until we leave.
+            // SAFETY: this worker has entered the call, and the caller keeps the job until all workers have left.
             let job = unsafe { &*self.job.get() };
             if let Some(job) = job {
-                // SAFETY: as above; the closure outlives the call.
-                self.take_tasks(unsafe { &*job.task }, job.tasks, worker);
+                // SAFETY: as above, and the caller keeps the closure as long.
+                self.run_tasks(unsafe { &*job.task }, job.tasks, worker);
             }
             let state = self.state.fetch_sub(1, Ordering::AcqRel) - 1;
             if state & (OPEN | INSIDE) == 0 {
@@ -283,34 +285,34 @@ impl Shared {
     }
 }
 
-/// A mutable slice that tasks share, each taking its own part.
-pub(crate) struct Parts<'a, T> {
+/// A mutable slice of which each task takes its own, disjoint range.
+pub(crate) struct DisjointMut<'a, T> {
     start: *mut T,
     len: usize,
     _slice: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: parts are handed out by an unsafe function whose callers keep them apart.
-unsafe impl<T: Send> Sync for Parts<'_, T> {}
-// SAFETY: it is a `&mut [T]` in all but name.
-unsafe impl<T: Send> Send for Parts<'_, T> {}
+// SAFETY: ranges are handed out by an unsafe function whose callers keep them disjoint.
+unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
+// SAFETY: it stands for a `&mut [T]`.
+unsafe impl<T: Send> Send for DisjointMut<'_, T> {}
 
-impl<'a, T> Parts<'a, T> {
+impl<'a, T> DisjointMut<'a, T> {
     pub(crate) fn new(data: &'a mut [T]) -> Self {
-        Parts { start: data.as_mut_ptr(), len: data.len(), _slice: PhantomData }
+        DisjointMut { start: data.as_mut_ptr(), len: data.len(), _slice: PhantomData }
     }
 
-    /// A pointer into the slice; what it is used for is the caller's to keep apart.
+    /// A pointer to an element, or to the end.
     pub(crate) fn at(&self, start: usize) -> *mut T {
-        assert!(start <= self.len, "part at {start} of {}", self.len);
+        assert!(start <= self.len, "element {start} of {}", self.len);
         self.start.wrapping_add(start)
     }
 
     /// # Safety
-    /// Slices that are alive at the same time must not overlap.
+    /// No other slice or pointer may be used for elements of this range while the slice is alive.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &'a mut [T] {
-        assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
+        assert!(start <= self.len && len <= self.len - start, "elements {start}+{len} of {}", self.len);
         // SAFETY: in bounds by the assertion, disjoint by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }

@@ -3,7 +3,7 @@
 
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd};
 
 fn chunks(rows: usize) -> (usize, usize) {
@@ -32,7 +32,7 @@ pub fn column_sum(pool: &Pool, isa: Isa, rows: usize, cols: usize, x: &[f32], ou
     }
     let workspace = &mut workspace[..needed];
     {
-        let partial = Parts::new(&mut *workspace);
+        let partial = DisjointMut::new(&mut *workspace);
         pool.run(tasks, &|task| {
             let start = task * per_chunk;
             let rows = per_chunk.min(rows - start);

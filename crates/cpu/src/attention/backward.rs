@@ -5,7 +5,7 @@ use super::tile::{AHEAD, Finish, PackKeys, PackValues, Product};
 use super::{AttentionShape, Dropout, Output, ScoreTile, View, ViewMut, check_bias};
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::math::exp2;
 use crate::simd::{Kernel, MAX_LANES, Simd};
 use crate::softmax::{row_dot, row_scale};
@@ -122,10 +122,10 @@ pub fn backward(pool: &Pool, isa: Isa, grad: AttentionGrad<'_>, workspace: &mut 
 
     // The samples of a group add to the same gradient of the bias: they are one task, in order.
     let (groups, dbias) = match grad.dbias {
-        Some((dbias, groups)) => (groups, Some(Parts::new(dbias))),
+        Some((dbias, groups)) => (groups, Some(DisjointMut::new(dbias))),
         None => (batch, None),
     };
-    let workspaces = Parts::new(workspace);
+    let workspaces = DisjointMut::new(workspace);
     pool.run_with_worker(groups * heads, &|task, worker| {
         let (group, h) = (task / heads, task % heads);
         // SAFETY: tasks have a head of the bias's gradient of their own, and a worker index is used by one thread at

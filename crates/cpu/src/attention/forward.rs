@@ -5,7 +5,7 @@ use super::tile::{Finish, LINE, PackKeys, PackValues, Product};
 use super::{AttentionShape, Dropout, Output, View, ViewMut, check_bias};
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, MAX_LANES, Simd};
 use crate::softmax::{row_max, row_scale};
 
@@ -150,9 +150,9 @@ pub fn forward(pool: &Pool, isa: Isa, attention: Attention<'_>, workspace: &mut 
     let workspace = aligned(workspace, room - ALIGN).0;
     // No head is packed yet.
     workspace.chunks_exact_mut(plan.room()).for_each(|own| own[0] = f32::from_bits(u32::MAX));
-    let workspaces = Parts::new(workspace);
-    let lse = attention.lse.map(Parts::new);
-    let weights = attention.weights.map(Parts::new);
+    let workspaces = DisjointMut::new(workspace);
+    let lse = attention.lse.map(DisjointMut::new);
+    let weights = attention.weights.map(DisjointMut::new);
     let parts = queries.div_ceil(plan.task);
     pool.run_with_worker(batch * heads * parts, &|task, worker| {
         let (head, first) = (task / parts, task % parts * plan.task);

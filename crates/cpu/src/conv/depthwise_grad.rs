@@ -2,7 +2,7 @@
 
 use super::Geometry;
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd};
 
 /// The gradient of the image from `dy` and the filters `[channels, taps]`; the workspace has room for the filters. A task
@@ -85,7 +85,7 @@ pub(crate) fn depthwise_grad_weight(
     assert_eq!(dw.len(), taps * c, "depthwise: filters of the wrong length");
     let (count, per_chunk) = chunks(g);
     let partial = &mut workspace[..count * taps * c];
-    let sums = Parts::new(partial);
+    let sums = DisjointMut::new(partial);
     pool.run(count, &|chunk| {
         // SAFETY: chunks have sums of their own.
         let sums = unsafe { sums.slice(chunk * taps * c, taps * c) };

@@ -14,7 +14,7 @@ use vit_graph::ops::ResidualAt;
 use crate::activation::Activation;
 use crate::gemm::{check_workspace, packed_len};
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::TileShape;
 use implicit_gemm::{Block, Segment};
 
@@ -159,7 +159,7 @@ impl Plan {
         let wanted = if pool.threads() > 1 { pool.threads() * TASKS_PER_THREAD } else { 1 };
         let columns = even(n, wanted.div_ceil(row_blocks).clamp(1, n.div_ceil(tile_columns)), tile_columns);
         let (row_blocks, column_blocks) = (m.div_ceil(rows), n.div_ceil(columns));
-        let c = Parts::new(y);
+        let c = DisjointMut::new(y);
         pool.run(row_blocks * column_blocks, &|task| {
             let (row, column) = (task / column_blocks * rows, task % column_blocks * columns);
             let mut starts = [0; BLOCK_ROWS + crate::simd::MAX_TILE_ROWS];

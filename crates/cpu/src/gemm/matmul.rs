@@ -6,7 +6,7 @@ use super::{
     check_workspace, gemm_workspace, on_matrix_unit, pack_b_parallel, packed_len,
 };
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::MAX_TILE_ROWS;
 
 /// `batch` products `C = epilogue(A B)` of matrices that are not packed.
@@ -150,9 +150,9 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
         return;
     }
     let each = packed + ALIGN;
-    let workspaces = Parts::new(workspace);
-    let c = Parts::new(mm.c);
-    let slope = slope.map(Parts::new);
+    let workspaces = DisjointMut::new(workspace);
+    let c = DisjointMut::new(mm.c);
+    let slope = slope.map(DisjointMut::new);
     pool.run_with_worker(batch, &|i, worker| {
         // SAFETY: the checks above cover every product; the C of different products do not overlap, and a worker
         // index is used by one thread at a time.

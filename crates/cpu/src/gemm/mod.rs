@@ -16,7 +16,7 @@ use crate::activation::Activation;
 #[cfg(target_arch = "x86_64")]
 use crate::amx::Amx;
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::TileShape;
 
 pub(crate) use macrokernel::{Block, block_scratch};
@@ -160,7 +160,7 @@ fn blocks(pool: &Pool, isa: Isa, gemm: Gemm<'_>, ldb: usize, workspace: &mut [f3
     }
 
     let Grid { rows, columns } = grid;
-    let scratches = Parts::new(workspace);
+    let scratches = DisjointMut::new(workspace);
     let cut = Cut::new(gemm, ldb);
     // Column blocks are the inner loop, so that a thread has rows of its own, in A as in C.
     pool.run_with_worker(rows.parts * columns.parts, &|task, worker| {
@@ -177,13 +177,13 @@ struct Cut<'a> {
     gemm: Gemm<'a>,
     /// As for [`blocks`].
     ldb: usize,
-    c: Parts<'a, f32>,
-    slope: Option<Parts<'a, f32>>,
+    c: DisjointMut<'a, f32>,
+    slope: Option<DisjointMut<'a, f32>>,
 }
 
 impl<'a> Cut<'a> {
     fn new(mut gemm: Gemm<'a>, ldb: usize) -> Cut<'a> {
-        let (c, slope) = (Parts::new(std::mem::take(&mut gemm.c)), gemm.slope.take().map(Parts::new));
+        let (c, slope) = (DisjointMut::new(std::mem::take(&mut gemm.c)), gemm.slope.take().map(DisjointMut::new));
         Cut { gemm, ldb, c, slope }
     }
 

@@ -2,7 +2,7 @@
 
 use super::check_matrix;
 use crate::isa::Isa;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd, TRANSPOSE, TileShape};
 
 /// How B lies in memory before it is packed.
@@ -45,7 +45,7 @@ pub fn pack_b_parallel(
 ) {
     check(isa, src, layout, ld, k, n, dst.len());
     let (_, width) = isa.dispatch(TileShape);
-    let dst = Parts::new(dst);
+    let dst = DisjointMut::new(dst);
     // A task is about as long as it takes to hand it out a hundred times.
     let panels = (64 * 1024 / (k.max(1) * width)).max(1);
     pool.run(n.div_ceil(panels * width), &|task| {

@@ -18,7 +18,7 @@ mod quantise;
 mod x86;
 
 use crate::gemm::{ALIGN, Epilogue, Grid, aligned, check_matrix, check_workspace};
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 
 use block::Block;
 pub use pack::{pack, pack_parallel, packed_len};
@@ -94,7 +94,7 @@ pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut
     let (tile, most_rows) = path.block_shape(m, groups, shape);
     let most = (BLOCK_BYTES / stride).clamp(tile[0], most_rows);
     let Grid { rows, columns } = Grid::of(pool.threads(), [m, n], tile, most);
-    let c = Parts::new(gemm.c);
+    let c = DisjointMut::new(gemm.c);
     pool.run(rows.parts * columns.parts, &|task| {
         let (row, rows) = rows.part(task / columns.parts);
         let (column, columns) = columns.part(task % columns.parts);
@@ -130,7 +130,8 @@ fn quantise_rows(
     offsets: &mut [i32],
 ) {
     let rows_each = (QUANTISE_ELEMENTS / gemm.k.max(1)).max(1);
-    let (quantised, scales, offsets) = (Parts::new(quantised), Parts::new(scales), Parts::new(offsets));
+    let (quantised, scales, offsets) =
+        (DisjointMut::new(quantised), DisjointMut::new(scales), DisjointMut::new(offsets));
     pool.run(gemm.m.div_ceil(rows_each), &|task| {
         let row = task * rows_each;
         let rows = rows_each.min(gemm.m - row);

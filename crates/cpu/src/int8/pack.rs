@@ -5,7 +5,7 @@ use super::MAX_TERMS;
 use super::path::{Dot, DotKernel, Path, Shape, TileShape};
 use super::quantise::{weight, weight_scale};
 use crate::gemm::check_matrix;
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::Simd;
 
 /// The length of packed weights, in `f32` though it holds bytes. The slice should start at a multiple of 64 bytes for
@@ -56,7 +56,7 @@ fn pack_panels(
     let sums: &mut [i32] = bytemuck::cast_slice_mut(sums);
     let bytes: &mut [i8] = bytemuck::cast_slice_mut(bytes);
     let panel = k.next_multiple_of(shape.group) * width;
-    let (scales, sums, bytes) = (Parts::new(scales), Parts::new(sums), Parts::new(bytes));
+    let (scales, sums, bytes) = (DisjointMut::new(scales), DisjointMut::new(sums), DisjointMut::new(bytes));
     run(panels, &|i| {
         let first = i * width;
         // SAFETY: panels do not overlap.

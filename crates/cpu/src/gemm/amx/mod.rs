@@ -12,7 +12,7 @@ use super::microkernel::Finish;
 use super::{Block, Cut, Gemm, Grid};
 use crate::activation::{ActivationFn, with_activation};
 use crate::amx::{SIDE, STEP, STEP_BYTES, Unit, product};
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Avx512, Simd};
 
 use interleave::{Both, Square};
@@ -49,7 +49,7 @@ pub(super) unsafe fn blocks<U: Unit>(pool: &Pool, gemm: Gemm<'_>, workspace: &mu
         unsafe { Pieces::new(pool, &gemm, shared) }
     });
     let Grid { rows, columns } = plan.grid;
-    let scratches = Parts::new(workspace);
+    let scratches = DisjointMut::new(workspace);
     let cut = Cut::new(gemm, 0);
     let each = rows.parts / rows.shares;
     pool.run_with_worker(rows.parts * columns.parts, &|task, worker| {

@@ -6,7 +6,7 @@ use super::super::{Block, Gemm};
 use super::PANEL;
 use super::partition::{BYTES, terms};
 use crate::amx::{PIECES, SIDE, STEP, STEP_BYTES, TILE, split};
-use crate::pool::{Parts, Pool};
+use crate::pool::{DisjointMut, Pool};
 
 /// All of A in pieces: for each block of terms two tiles of rows after the other.
 #[derive(Clone, Copy)]
@@ -29,7 +29,7 @@ impl Pieces {
     pub unsafe fn new(pool: &Pool, gemm: &Gemm<'_>, room: &mut [f32]) -> Pieces {
         let Gemm { m, k, lda, .. } = *gemm;
         let most = terms(k);
-        let room = Parts::new(room);
+        let room = DisjointMut::new(room);
         let pieces = Pieces { start: room.at(0).cast(), rows: m.next_multiple_of(SIDE), row: 0 };
         pool.run(m.div_ceil(SIDE), &|i| {
             let row = i * SIDE;
