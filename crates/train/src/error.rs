@@ -121,9 +121,14 @@ pub enum TrainError {
         /// The last checkpoint.
         path: PathBuf,
     },
-    /// A thread that decodes pictures stopped.
-    #[error("a thread that prepares pictures stopped unexpectedly")]
-    Worker,
+    /// A thread of the run panicked.
+    #[error("a thread that {thread} panicked: {message}")]
+    Panic {
+        /// What the thread does.
+        thread: &'static str,
+        /// What the panic said.
+        message: String,
+    },
 }
 
 /// What the last checkpoint of a run holds that was stopped by a loss that is not finite.

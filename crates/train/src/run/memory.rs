@@ -201,7 +201,9 @@ impl RunMemory {
             parts.push(Part { host: part.host + images, ..part });
         }
         if workload.validation > 0 {
-            parts.extend(evaluation(workload, plan, before.own_memory, sizes.model)?);
+            let (memory, images) = evaluation(workload, plan)?;
+            parts.push(place("evaluation", memory, When::Always));
+            parts.push(host("evaluated images", images, When::Evaluating));
         }
         parts.push(host("saving", sizes.model + sizes.optimiser, When::Saving));
         parts.retain(|part| part.host + part.device > 0);
@@ -321,24 +323,18 @@ fn teacher(recipe: &Recipe, student: &Config, plan: GraphPlan) -> Result<(u64, u
     Ok((plan(&inference(&config, recipe.batch)?)?.bytes(), images as u64))
 }
 
-/// The model as it is measured, beside the one that is trained: its weights, activations and prepared images.
-fn evaluation(workload: &Workload, plan: GraphPlan, own: bool, weights: u64) -> Result<Vec<Part>, TrainError> {
+/// The model that is compiled for evaluation beside the step, and on the host its prepared images and scores.
+fn evaluation(workload: &Workload, plan: GraphPlan) -> Result<(u64, u64), TrainError> {
     let Workload { config, recipe, validation, .. } = workload;
     let batch = evaluation_batch(recipe).clamp(1, *validation);
     let memory = plan(&inference(config, batch)?)?;
-    // The batch that is filled, and at most two that threads have prepared ahead.
+    // The batch that is filled, and at most two that threads prepare ahead.
     let prepared = 4 * (3 * batch * preprocess(&config.preprocessing)?.output_len()) as u64;
     let scores = match recipe.objective.loss {
         Loss::Sigmoid => 4 * (validation * config.architecture.classes()) as u64,
         Loss::Softmax => 0,
     };
-    let when = When::Evaluating;
-    let name = "evaluation";
-    Ok(match own {
-        true => vec![Part { name, host: weights.max(prepared + scores), device: memory.bytes(), when }],
-        // Weights are given away while they become the executable's, before anything else is there.
-        false => vec![Part { name, host: weights.max(memory.bytes() + prepared + scores), device: 0, when }],
-    })
+    Ok((memory.bytes(), prepared + scores))
 }
 
 #[cfg(test)]
@@ -409,7 +405,7 @@ mod tests {
         // A thousand images of 3 KiB would be more than the cache holds.
         assert_eq!(part("decoded images").host, (1 << 20) + 2 * 3 * 3072);
         let always: u64 = memory.parts.iter().filter(|p| p.when == When::Always).map(|p| p.host).sum();
-        assert_eq!(memory.host(), always + part("evaluation").host.max(part("saving").host));
+        assert_eq!(memory.host(), always + part("evaluated images").host.max(part("saving").host));
     }
 
     #[test]

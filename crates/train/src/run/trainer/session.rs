@@ -2,28 +2,29 @@
 //! can be written down after any of them.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use vit_data::Samples;
 use vit_data::loader::{self, Batch, Loader, LoaderSettings, Unreadable, UnreadableLimit};
-use vit_graph::device::{Device, Elements, Executable, Initial, Parameters};
+use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_graph::ops::Parameter;
 use vit_graph::random::Seed;
 use vit_models::weights::{Tensor, Weights};
 
+use super::first_parameters::FirstParameters;
 use super::{TrainerOptions, training_step};
-use crate::error::{Kept, TrainError};
-use crate::evaluate::{EvaluationOptions, evaluation_batch};
+use crate::error::TrainError;
+use crate::evaluate::evaluation_batch;
+use crate::evaluate::evaluator::Evaluator;
 use crate::recipe::preprocess::loader_settings;
-use crate::run::folder::RunFolder;
 use crate::run::saving::{Position, Snapshot};
 use crate::run::setup::{FirstWeights, Setup};
 use crate::run::teacher::Teacher;
 use crate::step::TrainingStep;
 use crate::step::average::Average;
-use crate::step::finite::{NonFinite, first_non_finite};
 use crate::step::schedule::Schedule;
 
 /// The step after which the model was last measured, in `state.json`.
@@ -52,19 +53,19 @@ impl Losses {
 }
 
 /// A batch, and what the teacher said to it.
-struct Loaded {
-    batch: Batch,
-    teacher: Option<Vec<f32>>,
+pub(super) struct Loaded {
+    pub batch: Batch,
+    pub teacher: Option<Vec<f32>>,
 }
 
 pub(super) struct Session {
-    graph: TrainingStep,
+    pub(super) graph: TrainingStep,
     executable: Box<dyn Executable>,
     loader: Loader,
     /// The batch of the last step that is done, and those of steps that were started since.
-    batches: VecDeque<Loaded>,
+    pub(super) batches: VecDeque<Loaded>,
     /// Steps that were started: one more than are done while one is under way.
-    started: u64,
+    pub(super) started: u64,
     /// The batch of the coming step, already on its way to the device.
     next: Option<Loaded>,
     teacher: Option<Teacher>,
@@ -84,11 +85,11 @@ pub(super) struct Session {
 }
 
 /// The numbers that one step needs besides its batch.
-struct StepInputs {
-    rate: f32,
-    step: f32,
-    seed: [i32; 4],
-    average_decay: f32,
+pub(super) struct StepInputs {
+    pub rate: f32,
+    pub step: f32,
+    pub seed: [i32; 4],
+    pub average_decay: f32,
 }
 
 impl Session {
@@ -116,7 +117,7 @@ impl Session {
             .filter_map(|(parameter, _)| graph.graph.parameters().find(|(node, _)| *node == parameter.node))
             .map(|(_, parameter)| parameter.name.clone())
             .collect();
-        let mut parameters = Beginning {
+        let mut parameters = FirstParameters {
             first,
             state,
             names: &graph.state,
@@ -162,7 +163,7 @@ impl Session {
         })
     }
 
-    fn inputs(&self, step: u64) -> StepInputs {
+    pub(super) fn inputs(&self, step: u64) -> StepInputs {
         StepInputs {
             rate: self.schedule.rate(step - 1) as f32,
             step: step as f32,
@@ -238,14 +239,14 @@ impl Session {
     }
 
     /// The losses of the first step whose losses were not looked at yet.
-    fn answer(&mut self) -> Result<Losses, TrainError> {
+    pub(super) fn answer(&mut self) -> Result<Losses, TrainError> {
         let mut numbers = [0.0; 2];
         self.executable.poll(&mut numbers)?;
         Ok(Losses { loss: self.loss_scale * f64::from(numbers[0]), grad_norm: f64::from(numbers[1]) })
     }
 
     /// Moves the position to just after a step.
-    fn set_step(&mut self, step: u64) {
+    pub(super) fn set_step(&mut self, step: u64) {
         self.position.images = self.position.images + step * self.batch as u64 - self.position.step * self.batch as u64;
         self.position.step = step;
         self.position.epoch = step / self.steps_per_epoch;
@@ -283,10 +284,26 @@ impl Session {
         self.executable.memory_bytes() as u64
     }
 
-    /// How the model is measured between steps.
-    pub fn evaluation_options(&self, setup: &Setup, options: &TrainerOptions) -> EvaluationOptions {
-        let batch = evaluation_batch(&setup.recipe);
-        EvaluationOptions { batch, threads: options.threads, worst: 0 }
+    /// The model compiled for evaluation beside the step, if there is something to evaluate it on.
+    pub fn evaluator(&self, device: &dyn Device, setup: &Setup) -> Result<Option<Evaluator>, TrainError> {
+        let Some(validation) = &setup.validation else { return Ok(None) };
+        let batch = evaluation_batch(&setup.recipe).clamp(1, validation.len().max(1));
+        let evaluated = |parameters: &mut dyn Parameters| Evaluator::new(device, &setup.config, parameters, batch);
+        self.with_evaluated_parameters(evaluated).map(Some)
+    }
+
+    /// Hands the present parameters over to the model that is evaluated.
+    pub fn set_parameters_of(&self, evaluator: &mut Evaluator) -> Result<(), TrainError> {
+        self.with_evaluated_parameters(|parameters| evaluator.set_parameters(parameters))
+    }
+
+    fn with_evaluated_parameters<T>(
+        &self,
+        take_all: impl FnOnce(&mut dyn Parameters) -> Result<T, TrainError>,
+    ) -> Result<T, TrainError> {
+        let mut parameters = EvaluatedParameters { session: self, error: None };
+        let result = take_all(&mut parameters);
+        parameters.error.map_or(result, Err)
     }
 
     /// Everything that the run needs to go on from here.
@@ -311,20 +328,22 @@ impl Session {
         Ok(Snapshot { config: setup.config.clone(), weights, optimiser: Weights::default(), position })
     }
 
-    /// The weights that are measured: the moving average where there is one.
-    pub fn evaluated_weights(&self) -> Result<Weights, TrainError> {
+    /// The weights that are evaluated.
+    fn evaluated_weights(&self) -> Result<Weights, TrainError> {
         let mut weights = self.unchanged.clone();
-        let all: HashMap<&str, &Parameter> =
-            self.graph.graph.parameters().map(|(_, parameter)| (parameter.name.as_str(), parameter)).collect();
-        for (&name, &parameter) in &all {
-            if self.unchanged.tensors.contains_key(name) || self.graph.state.iter().any(|kept| kept == name) {
-                continue;
+        for (_, parameter) in self.graph.graph.parameters() {
+            let name = &parameter.name;
+            if !self.unchanged.tensors.contains_key(name) && !self.graph.state.contains(name) {
+                weights.insert(name, self.read_evaluated(parameter)?).map_err(vit_models::ModelError::from)?;
             }
-            let average = self.average.and_then(|_| all.get(format!("{name}.average").as_str()));
-            let tensor = self.read(average.copied().unwrap_or(parameter))?;
-            weights.insert(name, tensor).map_err(vit_models::ModelError::from)?;
         }
         Ok(weights)
+    }
+
+    /// A parameter as it is evaluated: its moving average where there is one.
+    fn read_evaluated(&self, parameter: &Parameter) -> Result<Tensor, TrainError> {
+        let average = Parameter { name: format!("{}.average", parameter.name), ..parameter.clone() };
+        self.read(if self.graph.state.contains(&average.name) { &average } else { parameter })
     }
 
     fn read(&self, parameter: &Parameter) -> Result<Tensor, TrainError> {
@@ -332,95 +351,25 @@ impl Session {
         self.executable.read_parameter(&parameter.name, &mut data)?;
         Ok(Tensor { shape: parameter.shape.to_vec(), data })
     }
-
-    /// The error of a step whose result is not finite: looks for the operation where it began, and saves.
-    pub fn non_finite(
-        &mut self,
-        device: &dyn Device,
-        losses: &Losses,
-        setup: &Setup,
-        run: &RunFolder,
-    ) -> Result<TrainError, TrainError> {
-        let (step, what) = (self.position.step, losses.non_finite().unwrap_or("loss"));
-        // Steps whose gradients are not finite change nothing, so the weights are those after the last whose are.
-        let mut unchanged_since = if losses.grad_norm.is_finite() { step } else { step - 1 };
-        if self.is_ahead() && self.answer()?.grad_norm.is_finite() {
-            unchanged_since = self.started;
-        }
-        self.set_step(unchanged_since);
-        let snapshot = self.snapshot(setup)?;
-        let mut tensors = snapshot.weights.tensors.values().chain(snapshot.optimiser.tensors.values());
-        let kept = if tensors.all(|tensor| tensor.data.iter().all(|v| v.is_finite())) {
-            run.last().save(&snapshot)?;
-            Kept::Saved { step: unchanged_since }
-        } else {
-            Kept::Before { step: run.last().open()?.snapshot.position.step }
-        };
-        // After saving, since the search takes memory and time.
-        let place = self.find_non_finite(device, snapshot, step).ok().flatten();
-        Ok(TrainError::NonFinite { step, what, place: place.map(Box::new), kept, path: run.last().path().into() })
-    }
-
-    /// Runs a step again from a snapshot and looks for the first operation whose result is not finite.
-    fn find_non_finite(
-        &self,
-        device: &dyn Device,
-        snapshot: Snapshot,
-        step: u64,
-    ) -> Result<Option<NonFinite>, TrainError> {
-        let Some(Loaded { batch, teacher }) = self.batches.front() else { return Ok(None) };
-        let Snapshot { weights, optimiser, .. } = snapshot;
-        let mut parameters: BTreeMap<String, Vec<f32>> =
-            weights.tensors.into_iter().chain(optimiser.tensors).map(|(name, tensor)| (name, tensor.data)).collect();
-        let numbers = self.inputs(step);
-        let mut inputs = vec![
-            ("image", Elements::F32(&batch.images)),
-            ("targets", Elements::F32(&batch.targets)),
-            ("rate", Elements::F32(std::slice::from_ref(&numbers.rate))),
-            ("step", Elements::F32(std::slice::from_ref(&numbers.step))),
-            ("seed", Elements::I32(&numbers.seed)),
-            ("average_decay", Elements::F32(std::slice::from_ref(&numbers.average_decay))),
-        ];
-        inputs.extend(teacher.as_ref().map(|logits| ("teacher", Elements::F32(logits))));
-        inputs.retain(|(name, _)| self.graph.graph.inputs().any(|(_, input)| input.name == *name));
-        Ok(first_non_finite(device, &self.graph.graph, &inputs, &mut parameters)?)
-    }
 }
 
-/// Where every parameter begins: the model's from its first weights, the optimiser's from a snapshot or from zero. Keeps
-/// a copy of what steps leave unchanged, since a device need not.
-struct Beginning<'a> {
-    first: FirstWeights,
-    state: Weights,
-    names: &'a [String],
-    seed: u64,
-    changed: &'a HashSet<String>,
-    unchanged: Weights,
+/// The parameters that are evaluated, read from the device one at a time.
+struct EvaluatedParameters<'a> {
+    session: &'a Session,
+    error: Option<TrainError>,
 }
 
-impl Parameters for Beginning<'_> {
-    fn held_bytes(&self) -> u64 {
-        let first = match &self.first {
-            FirstWeights::Given(weights) => weights.held_bytes(),
-            FirstWeights::Random => 0,
-        };
-        first + self.state.held_bytes()
-    }
-
+impl Parameters for EvaluatedParameters<'_> {
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
-        let name = &parameter.name;
-        if self.names.contains(name) {
-            let zeros = || vec![0.0; parameter.shape.elements()];
-            return Some(Cow::Owned(self.state.tensors.remove(name).map_or_else(zeros, |tensor| tensor.data)));
+        if let Some(tensor) = self.session.unchanged.tensors.get(&parameter.name) {
+            return Some(Cow::Borrowed(&tensor.data));
         }
-        let data = match &mut self.first {
-            FirstWeights::Given(weights) => weights.tensors.remove(name)?.data,
-            FirstWeights::Random => Initial { seed: self.seed }.take(parameter)?.into_owned(),
-        };
-        if !self.changed.contains(name) {
-            let tensor = Tensor { shape: parameter.shape.to_vec(), data: data.clone() };
-            self.unchanged.tensors.insert(name.clone(), tensor);
+        match self.session.read_evaluated(parameter) {
+            Ok(tensor) => Some(Cow::Owned(tensor.data)),
+            Err(error) => {
+                self.error = Some(error);
+                None
+            }
         }
-        Some(Cow::Owned(data))
     }
 }

@@ -1,0 +1,116 @@
+//! Evaluation between steps: the model's metrics, the best checkpoint, the curves.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use vit_data::Samples;
+use vit_data::loader::UnreadableLimit;
+
+use super::Trainer;
+use crate::error::TrainError;
+use crate::evaluate::{Measured, Outcome};
+use crate::plots;
+use crate::run::folder::{Row, columns};
+use crate::run::saving::Best;
+use crate::run::setup::Setup;
+
+impl Trainer<'_> {
+    /// Evaluates the model, logs its metrics, keeps it if it is the best so far, and draws the curves. `false` if it was
+    /// interrupted: a resumed run repeats the evaluation.
+    pub(super) fn evaluate(&mut self) -> Result<bool, TrainError> {
+        let Trainer { setup, run, stop, .. } = *self;
+        if let (Some(validation), Some(evaluator)) = (&setup.validation, &mut self.evaluator) {
+            self.session.set_parameters_of(evaluator)?;
+            let progress = |done, total| {
+                self.observer.evaluating(done, total);
+                !stop.load(Ordering::Relaxed)
+            };
+            let Some(outcome) = evaluator.run(validation.as_ref(), self.options.threads, 0, progress)? else {
+                return Ok(false);
+            };
+            self.unreadable.met_in_validation(&outcome.unreadable, self.observer);
+            let limit = UnreadableLimit { share: setup.settings.max_unreadable, ..UnreadableLimit::default() };
+            if limit.is_exceeded(outcome.unreadable.len(), validation.len()) {
+                self.unreadable.write(setup, run)?;
+                self.save()?;
+                return Err(too_many(&outcome.unreadable, validation.len(), limit.share));
+            }
+            self.record(&outcome)?;
+        }
+        self.session.set_measured();
+        let scene = plots::curves(&title(setup), &run.rows()?);
+        if let Ok(png) = scene.png(2.0) {
+            run.write_curves(&scene.svg(), &png)?;
+        }
+        Ok(true)
+    }
+
+    /// Logs an evaluation, and saves the model if it is the best so far.
+    fn record(&mut self, outcome: &Outcome) -> Result<(), TrainError> {
+        let session = &mut self.session;
+        let step = session.position.step;
+        let ((metric, value), loss) = (outcome.measured.score(), outcome.measured.loss());
+        let flaw = flaw(outcome, metric, value);
+        let best = session.position.best.as_ref().filter(|best| best.metric == metric);
+        let better = flaw.is_none() && best.is_none_or(|best| best.is_beaten_by(value, loss));
+        if let Some(why) = flaw {
+            self.observer.note(&format!("step {step}: {why}; this model is not kept as the best"));
+        }
+        let epoch = step as f64 / session.steps_per_epoch as f64;
+        self.log.append(&measurements(Row::new(step).epoch(epoch), &outcome.measured))?;
+        if better {
+            session.position.best = Some(Best { metric: metric.into(), value, loss: Some(loss), step });
+            self.run.best().save(&session.best_snapshot(self.setup)?)?;
+        }
+        session.set_improved(better);
+        self.observer.evaluated(step, outcome, better);
+        Ok(())
+    }
+}
+
+fn too_many(unreadable: &[(String, String)], of: usize, limit: f64) -> TrainError {
+    let examples: Vec<String> = unreadable.iter().take(3).map(|(name, why)| format!("{name} ({why})")).collect();
+    TrainError::UnreadableValidation { found: unreadable.len(), of, limit, examples: examples.join(", ") }
+}
+
+/// Why an evaluated model cannot be the best: its logits or its score are not finite.
+fn flaw(outcome: &Outcome, metric: &str, value: f64) -> Option<String> {
+    match outcome.non_finite.as_slice() {
+        [] if value.is_finite() => None,
+        [] => Some(format!("{metric} cannot be computed, since no validation image that could be read has a label")),
+        [first, ..] => {
+            let (count, all) = (outcome.non_finite.len(), outcome.measured.samples());
+            Some(format!("the logits of {count} of {all} validation images are NaN or infinite, first of {first}"))
+        }
+    }
+}
+
+/// The title of a run's curves.
+fn title(setup: &Setup) -> String {
+    let data = setup.settings.data.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let model = Path::new(&setup.settings.model);
+    // Of a checkpoint's path only the last component; a name such as B/16 is not a path.
+    let model = model.file_name().filter(|_| model.is_absolute()).unwrap_or(model.as_os_str());
+    format!("{} on {data}", model.to_string_lossy())
+}
+
+/// The metrics of an evaluation as columns.
+fn measurements(row: Row, measured: &Measured) -> Row {
+    match measured {
+        Measured::Single(evaluation) => {
+            let m = evaluation.measures();
+            row.with(columns::VAL_LOSS, m.loss)
+                .with(columns::VAL_TOP1, m.top1)
+                .with(columns::VAL_TOP5, m.top5)
+                .with("val/macro_f1", m.macro_f1)
+                .with("val/ece", m.ece)
+        }
+        Measured::Multi(evaluation) => {
+            let m = evaluation.measures();
+            row.with(columns::VAL_LOSS, m.loss)
+                .with(columns::VAL_MAP, m.mean_average_precision)
+                .with("val/micro_f1", m.micro_f1)
+                .with("val/macro_f1", m.macro_f1)
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The parameters that a session starts with.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use vit_graph::device::{Initial, Parameters};
+use vit_graph::ops::Parameter;
+use vit_models::weights::{Tensor, Weights};
+
+use crate::run::setup::FirstWeights;
+
+/// The model's parameters from its first weights, the optimiser's from a snapshot or zero. Keeps a copy of parameters that
+/// steps do not change, since a device may keep these in another form only.
+pub(super) struct FirstParameters<'a> {
+    pub first: FirstWeights,
+    /// The optimiser's tensors of a snapshot.
+    pub state: Weights,
+    /// Names of the optimiser's tensors.
+    pub names: &'a [String],
+    pub seed: u64,
+    /// Names of parameters that steps change.
+    pub changed: &'a HashSet<String>,
+    pub unchanged: Weights,
+}
+
+impl Parameters for FirstParameters<'_> {
+    fn held_bytes(&self) -> u64 {
+        let first = match &self.first {
+            FirstWeights::Given(weights) => weights.held_bytes(),
+            FirstWeights::Random => 0,
+        };
+        first + self.state.held_bytes()
+    }
+
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        let name = &parameter.name;
+        if self.names.contains(name) {
+            let zeros = || vec![0.0; parameter.shape.elements()];
+            return Some(Cow::Owned(self.state.tensors.remove(name).map_or_else(zeros, |tensor| tensor.data)));
+        }
+        let data = match &mut self.first {
+            FirstWeights::Given(weights) => weights.tensors.remove(name)?.data,
+            FirstWeights::Random => Initial { seed: self.seed }.take(parameter)?.into_owned(),
+        };
+        if !self.changed.contains(name) {
+            let tensor = Tensor { shape: parameter.shape.to_vec(), data: data.clone() };
+            self.unchanged.tensors.insert(name.clone(), tensor);
+        }
+        Some(Cow::Owned(data))
+    }
+}

@@ -1,0 +1,68 @@
+//! What happens when a step's loss or gradients are not finite: the run saves, and finds the first operation whose result
+//! is not finite.
+
+use std::collections::BTreeMap;
+
+use vit_graph::device::{Device, Elements};
+
+use super::session::{Loaded, Losses, Session};
+use crate::error::{Kept, TrainError};
+use crate::run::folder::RunFolder;
+use crate::run::saving::Snapshot;
+use crate::run::setup::Setup;
+use crate::step::finite::{NonFinite, first_non_finite};
+
+impl Session {
+    /// The error of a step whose result is not finite: looks for the operation where it began, and saves.
+    pub fn non_finite(
+        &mut self,
+        device: &dyn Device,
+        losses: &Losses,
+        setup: &Setup,
+        run: &RunFolder,
+    ) -> Result<TrainError, TrainError> {
+        let (step, what) = (self.position.step, losses.non_finite().unwrap_or("loss"));
+        // Steps whose gradients are not finite change nothing, so the weights are those after the last whose are.
+        let mut unchanged_since = if losses.grad_norm.is_finite() { step } else { step - 1 };
+        if self.is_ahead() && self.answer()?.grad_norm.is_finite() {
+            unchanged_since = self.started;
+        }
+        self.set_step(unchanged_since);
+        let snapshot = self.snapshot(setup)?;
+        let mut tensors = snapshot.weights.tensors.values().chain(snapshot.optimiser.tensors.values());
+        let kept = if tensors.all(|tensor| tensor.data.iter().all(|v| v.is_finite())) {
+            run.last().save(&snapshot)?;
+            Kept::Saved { step: unchanged_since }
+        } else {
+            Kept::Before { step: run.last().open()?.snapshot.position.step }
+        };
+        // After saving, since the search takes memory and time.
+        let place = self.find_non_finite(device, snapshot, step).ok().flatten();
+        Ok(TrainError::NonFinite { step, what, place: place.map(Box::new), kept, path: run.last().path().into() })
+    }
+
+    /// Runs a step again from a snapshot and looks for the first operation whose result is not finite.
+    fn find_non_finite(
+        &self,
+        device: &dyn Device,
+        snapshot: Snapshot,
+        step: u64,
+    ) -> Result<Option<NonFinite>, TrainError> {
+        let Some(Loaded { batch, teacher }) = self.batches.front() else { return Ok(None) };
+        let Snapshot { weights, optimiser, .. } = snapshot;
+        let mut parameters: BTreeMap<String, Vec<f32>> =
+            weights.tensors.into_iter().chain(optimiser.tensors).map(|(name, tensor)| (name, tensor.data)).collect();
+        let numbers = self.inputs(step);
+        let mut inputs = vec![
+            ("image", Elements::F32(&batch.images)),
+            ("targets", Elements::F32(&batch.targets)),
+            ("rate", Elements::F32(std::slice::from_ref(&numbers.rate))),
+            ("step", Elements::F32(std::slice::from_ref(&numbers.step))),
+            ("seed", Elements::I32(&numbers.seed)),
+            ("average_decay", Elements::F32(std::slice::from_ref(&numbers.average_decay))),
+        ];
+        inputs.extend(teacher.as_ref().map(|logits| ("teacher", Elements::F32(logits))));
+        inputs.retain(|(name, _)| self.graph.graph.inputs().any(|(_, input)| input.name == *name));
+        Ok(first_non_finite(device, &self.graph.graph, &inputs, &mut parameters)?)
+    }
+}
