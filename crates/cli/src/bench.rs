@@ -7,12 +7,12 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use vit::bench::{self, BenchOptions, Isa, Measurement};
-use vit::data::{Preprocess, find_images};
-use vit::train::finite_json;
-use vit::{DeviceChoice, Precision};
+use vit_data::{Preprocess, find_images};
+use vit_train::finite_json;
 
 use crate::Outcome;
 use crate::checkpoints::ArchitectureArgument;
+use crate::device_options::DeviceArguments;
 use crate::pictures::parse_size;
 use crate::table::{Align, Table, bytes};
 
@@ -73,19 +73,11 @@ struct ModelArguments {
     /// Another image size: one number, or HEIGHTxWIDTH
     #[arg(long, value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
-    /// Threads of the CPU; by default all cores
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: Option<u32>,
-    /// Where to run: auto, cpu, cuda or cuda:N
-    #[arg(long, default_value = "auto")]
-    device: DeviceChoice,
+    #[command(flatten)]
+    device: DeviceArguments,
     /// CPU instructions: amx, avx512, avx2, neon or portable [default: the best]
-    #[arg(long)]
+    #[arg(long, help_heading = "How to run")]
     isa: Option<Isa>,
-    /// How precisely: f32; tf32 or bf16 on GPUs; forward only: f16 or fp8 on
-    /// GPUs, int8 on CPUs
-    #[arg(long, default_value = "f32")]
-    precision: Precision,
     /// Seconds to measure
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
@@ -107,10 +99,8 @@ impl ModelArguments {
             model: self.name(),
             batch: self.batch as usize,
             image_size: self.image_size,
-            device: self.device,
-            threads: self.threads.map(|t| t as usize),
+            device: self.device.inference(),
             isa: self.isa,
-            precision: self.precision,
             time: seconds(self.seconds),
             recompute: false,
         }
@@ -136,12 +126,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             let mut out = std::io::stdout().lock();
             if json {
                 let object = json!({
-                    "pictures": m.pictures, "decode_ms": decode, "resize_ms": resize, "normalise_ms": normalise,
+                    "pictures": m.images, "decode_ms": decode, "resize_ms": resize, "normalise_ms": normalise,
                     "images_per_s": m.images_per_s,
                 });
                 writeln!(out, "{:#}", finite_json(object))?;
             } else {
-                writeln!(out, "{:.0} pictures/s on one core ({} pictures)", m.images_per_s, m.pictures)?;
+                writeln!(out, "{:.0} images/s on one core ({} images)", m.images_per_s, m.images)?;
                 writeln!(out, "decode {decode:.2} ms, resize and crop {resize:.2} ms, normalise {normalise:.2} ms")?;
             }
             Ok(Outcome::Fine)
@@ -153,7 +143,7 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
     let mut out = std::io::stdout().lock();
     if arguments.json {
         let mut object = json!({
-            "model": arguments.name(), "batch": arguments.batch, "device": m.device, "precision": arguments.precision.to_string(),
+            "model": arguments.name(), "batch": arguments.batch, "device": m.device, "precision": arguments.device.inference().precision.to_string(),
             "runs": m.runs, "median_ms": m.median_ms, "p10_ms": m.p10_ms, "p90_ms": m.p90_ms,
             "images_per_s": m.images_per_s, "gflops": m.gflops, "peak_gflops": m.peak_gflops,
             "peak_share": m.peak_share, "peak_memory_bytes": m.peak_memory_bytes,
@@ -166,7 +156,14 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
         return Ok(Outcome::Fine);
     }
     let threads = m.threads.map_or(String::new(), |threads| format!(", {threads} threads"));
-    writeln!(out, "{}, batch {}, {}{threads}, {}", arguments.name(), arguments.batch, m.device, arguments.precision)?;
+    writeln!(
+        out,
+        "{}, batch {}, {}{threads}, {}",
+        arguments.name(),
+        arguments.batch,
+        m.device,
+        arguments.device.inference().precision
+    )?;
     writeln!(out, "median   {:.2} ms (p10 {:.2}, p90 {:.2}; {} runs)", m.median_ms, m.p10_ms, m.p90_ms, m.runs)?;
     writeln!(out, "rate     {:.1} pictures/s, {:.1} GFLOP/s", m.images_per_s, m.gflops)?;
     writeln!(out, "peak     {:.1} GFLOP/s measured, {:.1}% of it reached", m.peak_gflops, 100.0 * m.peak_share)?;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use clap::Args;
 use clap::error::ErrorKind;
-use vit::graph::GraphError;
-use vit::models::run::model_of;
-use vit::models::{Changes, Checkpoint, ModelError, OpenOptions, builtin, variant};
+use vit_models::run::model_of;
+use vit_models::{Changes, Checkpoint, ModelError, OpenOptions, builtin, variant};
 
+use crate::hints::unsuitable_size;
 use crate::terminal;
 
 /// What a model may be, for messages.
@@ -81,20 +81,15 @@ pub fn open(path: &Path, allow_unmatched: bool) -> anyhow::Result<Checkpoint> {
     let path = &*model_of(path);
     let _busy = terminal::busy(format!("reading {}", path.display()));
     let options = OpenOptions { weights: None, allow_unmatched };
-    Checkpoint::open(&folder_of_config(path), options).map_err(|error| match error {
-        ModelError::Unmatched(_) => {
-            anyhow!(
-                "{}\n--allow-unmatched starts anew what is missing and drops what is left over",
-                unmatched(path, error)
-            )
-        }
-        other => other.into(),
-    })
+    Checkpoint::open(&folder_of_config(path), options).map_err(|error| named(path, error))
 }
 
-/// Says which file the weights that do not fit are in.
-pub fn unmatched(path: &Path, error: impl ToString) -> anyhow::Error {
-    anyhow!("{}: {}", path.display(), error.to_string().replace(": \n", ":\n"))
+/// An error of a checkpoint, with its path where the error does not name one.
+pub fn named(path: &Path, error: ModelError) -> anyhow::Error {
+    match error {
+        ModelError::Unmatched(_) => anyhow::Error::new(error).context(path.display().to_string()),
+        other => other.into(),
+    }
 }
 
 /// Who gives the `config.json` means the folder that it is in.
@@ -129,14 +124,6 @@ pub fn change(checkpoint: &mut Checkpoint, changes: Changes) -> anyhow::Result<(
         ModelError::Graph(error) => unsuitable_size(error),
         other => other.into(),
     })
-}
-
-/// A graph that cannot be built for the image size that was asked for.
-pub fn unsuitable_size(error: GraphError) -> anyhow::Error {
-    match error {
-        GraphError::Shape { reason, .. } => anyhow!("{reason}; choose another --image-size"),
-        other => other.into(),
-    }
 }
 
 /// Says what was changed about the weights.

@@ -5,14 +5,15 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use vit::models::ProblemType;
-use vit::{Model, Prediction, device_for};
+use vit::{Model, Prediction};
+use vit_models::ProblemType;
 use vit_system::csv_line;
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
+use crate::hints::describe;
 use crate::pictures::{PictureArguments, report_failures};
-use crate::terminal::{self, Meaning, describe, printable, styled};
+use crate::terminal::{self, Meaning, printable, styled};
 
 /// Say what is in pictures
 #[derive(Args)]
@@ -70,8 +71,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let format = if arguments.json { Format::Jsonl } else { arguments.format };
     let options = pictures.options(sources.len());
     let checkpoint = pictures.checkpoint()?;
-    let device = device_for(options.device, options.precision, options.threads)?;
-    let mut model = Model::new(checkpoint, device.as_ref(), &options)?;
+    let mut model = Model::new(checkpoint, options.device.open()?.as_ref(), &options)?;
     report_changes(&pictures.model, model.report());
     let mut out = std::io::stdout().lock();
     if format == Format::Csv {

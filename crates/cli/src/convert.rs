@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use vit::models::weights::Scheme;
-use vit::models::weights::safetensors::Dtype;
-use vit::models::{Changes, Layout};
-use vit::train::finite_json;
+use vit_models::weights::Scheme;
+use vit_models::weights::safetensors::Dtype;
+use vit_models::{Changes, Layout};
+use vit_train::finite_json;
 
 use crate::Outcome;
 use crate::checkpoints;

@@ -1,15 +1,15 @@
-//! `vit devices`: what this machine can run models on.
+//! `vit devices`: the devices of this machine.
 
 use std::io::Write;
 
 use clap::Args;
 use serde_json::json;
-use vit::{DeviceChoice, Precision, Processor};
+use vit_cpu::Cpu;
 
 use crate::Outcome;
 use crate::table::{Align, Table, bytes};
 
-/// Show the processors that models can run on
+/// Show the devices that models can run on
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -22,9 +22,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let cpu = Processor::open(DeviceChoice::Cpu, Precision::F32, None)?;
-    let Processor::Cpu(cpu) = cpu else { anyhow::bail!("the CPU is missing") };
-    let gpus = vit::cuda::devices();
+    let cpu = Cpu::new(None);
+    let gpus = vit_cuda::devices();
     let mut out = std::io::stdout().lock();
     if arguments.json {
         let listed: Vec<_> = gpus

@@ -12,8 +12,9 @@ use vit::{Embed, Pool};
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
+use crate::hints::describe;
 use crate::pictures::{PictureArguments, report_failures};
-use crate::terminal::{self, describe};
+use crate::terminal;
 
 /// Turn pictures into vectors
 #[derive(Args)]

@@ -6,16 +6,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use vit::data::Samples;
-use vit::data::dataset::Split;
-use vit::models::{Changes, ProblemType};
-use vit::train::{
-    self, EvaluationOptions, Measure, Measured, RunFolder, TrainError, evaluate, evaluation_json, open_to_measure,
-    write_evaluation,
+use vit_data::Samples;
+use vit_data::dataset::Split;
+use vit_models::{Changes, ProblemType};
+use vit_train::{
+    EvaluationOptions, Measure, Measured, RunFolder, evaluate, evaluation_json, open_to_measure, write_evaluation,
 };
-use vit::{DeviceChoice, Precision, Processor};
 
 use crate::checkpoints::ModelArgument;
+use crate::device_options::DeviceArguments;
 use crate::pictures::{parse_size, report_failures};
 use crate::table::{Align, Table};
 use crate::{Outcome, checkpoints, terminal};
@@ -62,15 +61,8 @@ pub struct Arguments {
     /// Pictures that are run at once
     #[arg(long, value_name = "N", help_heading = "How to run", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
-    /// Where to run: auto, cpu, cuda or cuda:N
-    #[arg(long, default_value = "auto", help_heading = "How to run")]
-    device: DeviceChoice,
-    /// How precisely: f32; tf32, bf16, f16 or fp8 on a GPU
-    #[arg(long, default_value = "f32", help_heading = "How to run")]
-    precision: Precision,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: Option<u32>,
+    #[command(flatten)]
+    device: DeviceArguments,
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
@@ -89,13 +81,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let labels = &checkpoint.config.labels;
     let classes = Some(labels.as_slice()).filter(|labels| !labels.is_empty());
     let run = RunFolder::of_model(&model);
-    let data = open_to_measure(&arguments.data, measure, run.as_ref(), classes).map_err(|error| match error {
-        TrainError::NothingHeldOut { validation: Some(_), .. } => {
-            anyhow!("{error}: name that with --data, or measure the training images with --split all")
-        }
-        TrainError::NothingHeldOut { .. } => anyhow!("{error}; --split all measures them all the same"),
-        other => other.into(),
-    })?;
+    let data = open_to_measure(&arguments.data, measure, run.as_ref(), classes)?;
     let samples = data.samples;
     if samples.classes().len() > checkpoint.config.architecture.classes() {
         let (found, known) = (samples.classes().len(), checkpoint.config.architecture.classes());
@@ -119,11 +105,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         data.which
     ));
 
-    let processor = Processor::open(arguments.device, arguments.precision, arguments.threads.map(|n| n as usize))?;
-    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+    let device = arguments.device.inference().open()?;
     let options = EvaluationOptions {
         batch: arguments.batch as usize,
-        threads: arguments.threads.map_or_else(cores, |n| n as usize),
+        threads: arguments.device.placement.threads(),
         worst: arguments.worst,
     };
     let bar = progress(samples.len());
@@ -132,7 +117,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         true
     };
     let outcome =
-        evaluate(processor.device(), &checkpoint.config, &mut checkpoint.weights, samples.as_ref(), &options, watch)?;
+        evaluate(device.as_ref(), &checkpoint.config, &mut checkpoint.weights, samples.as_ref(), &options, watch)?;
     bar.finish_and_clear();
     let Some(outcome) = outcome else { bail!("the evaluation was stopped") };
     for (name, reason) in &outcome.unreadable {
@@ -159,7 +144,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 }
 
 /// Why a model cannot be measured whose logits are NaN or infinite.
-fn non_finite(model: &Path, outcome: &train::Outcome) -> anyhow::Error {
+fn non_finite(model: &Path, outcome: &vit_train::Outcome) -> anyhow::Error {
     // The device has the weights in its own form, so they are read again.
     if let Ok(Err(error)) = checkpoints::open(model, false).map(|checkpoint| checkpoint.check_finite()) {
         return error.into();

@@ -11,19 +11,19 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vit::Explain;
-use vit::data::{Image, Region};
-use vit::insight::{
+use vit_data::{Image, Region};
+use vit_insight::{
     ExplainOptions, Explanation, Map, Method, Page, PageEntry, Subject, explanation_sheet, side_by_side,
 };
-use vit::models::Config;
-use vit::models::weights::npy;
-use vit::plot;
+use vit_models::Config;
+use vit_models::weights::npy;
 use vit_system::atomic_file;
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
+use crate::hints::describe;
 use crate::pictures::{PictureArguments, Source, make_folder, report_failures};
-use crate::terminal::{self, describe};
+use crate::terminal;
 
 /// Show what a model looks at in pictures
 #[derive(Args)]
@@ -277,7 +277,7 @@ fn write_files(
     let title = Path::new(&source.name()).file_name().map_or(source.name(), |n| n.to_string_lossy().into_owned());
     write(".png", &explanation_sheet(&title, subtitle, image, region, &named).png(2.0)?)?;
     if let Some(first) = maps.first() {
-        write(".overlay.png", &plot::png(&side_by_side(image, region, first))?)?;
+        write(".overlay.png", &vit_plot::png(&side_by_side(image, region, first))?)?;
         let [rows, columns] = first.grid();
         let values: Vec<f32> = maps.iter().flat_map(|map| map.values()).copied().collect();
         let path = out.join(format!("{stem}.npy"));

@@ -5,11 +5,12 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
-use vit::graph::cost::Cost;
-use vit::models::{Config, Mode, ProblemType};
-use vit::{DeviceChoice, config_of, device};
+use vit::{DeviceOptions, config_of};
+use vit_graph::cost::Cost;
+use vit_models::{Config, Mode, ProblemType};
 
-use crate::checkpoints::{ArchitectureArgument, folder_of_config, unsuitable_size};
+use crate::checkpoints::{ArchitectureArgument, folder_of_config};
+use crate::hints::unsuitable_size;
 use crate::pictures::parse_size;
 use crate::table::{Align, Table, bytes, short, thousands};
 use crate::{Outcome, memory};
@@ -51,7 +52,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     }
     let batch = arguments.batch as usize;
     let cost = Cost::of(&config.architecture.build(1, Mode::Inference).map_err(unsuitable_size)?);
-    let device = device(DeviceChoice::Auto, None)?;
+    let device = DeviceOptions::new().open()?;
     let inference = device.plan(&config.architecture.build(batch, Mode::Inference)?)?;
     let training = match arguments.train {
         true => Some(memory::of_training(&config, batch, device.as_ref())?),

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use vit::data::Image;
-use vit::insight::{Inspector, Sample, card, report};
-use vit::{device_for, preprocess};
+use vit::preprocess;
+use vit_data::Image;
+use vit_insight::{Inspector, Sample, card, report};
 
 use crate::Outcome;
 use crate::checkpoints::{ModelArgument, report_changes};
+use crate::hints::describe;
 use crate::pictures::{RunArguments, Source, make_folder, report_failures, sources};
-use crate::terminal::{self, describe};
+use crate::terminal;
 
 /// Draw what a model learned: filters, positions, attention
 #[derive(Args)]
@@ -51,7 +52,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     checkpoint.check_finite()?;
     make_folder(out)?;
     let options = how.options(sources.len().max(1));
-    let device = device_for(options.device, options.precision, options.threads)?;
+    let device = options.device.open()?;
     let config = &checkpoint.config;
     let preprocess = preprocess(&config.preprocessing)?;
     let mut inspector = {

@@ -7,17 +7,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use vit::data::Samples;
-use vit::data::dataset::{self, Dataset, OpenOptions};
-use vit::models::ProblemType;
-use vit::train::{PseudoLabel, PseudoLabelChoice, RunFolder, splits_of_run};
-use vit::{Model, Prediction, device_for};
+use vit::{Model, Prediction};
+use vit_data::Samples;
+use vit_data::dataset::{self, Dataset, OpenOptions};
+use vit_models::ProblemType;
 use vit_system::{atomic_file, csv_line};
+use vit_train::{PseudoLabel, PseudoLabelChoice, RunFolder, splits_of_run};
 
 use crate::checkpoints::report_changes;
 use crate::classify::{THRESHOLD, probability};
+use crate::hints::describe;
 use crate::pictures::{PictureArguments, Source, report_failures};
-use crate::terminal::{self, describe};
+use crate::terminal;
 use crate::{Outcome, classify};
 
 /// Label pictures with a model, for another to learn from
@@ -83,8 +84,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let sources = pictures.sources()?;
     let options = pictures.options(sources.len());
     let checkpoint = pictures.checkpoint()?;
-    let device = device_for(options.device, options.precision, options.threads)?;
-    let mut model = Model::new(checkpoint, device.as_ref(), &options)?;
+    let mut model = Model::new(checkpoint, options.device.open()?.as_ref(), &options)?;
     report_changes(&pictures.model, model.report());
     let names = class_names(&model.config().labels, model.config().architecture.classes());
 

@@ -4,10 +4,12 @@ mod bench;
 mod checkpoints;
 mod classify;
 mod convert;
+mod device_options;
 mod devices;
 mod embed;
 mod eval;
 mod explain;
+mod hints;
 mod info;
 mod inspect;
 mod interrupt;
@@ -122,7 +124,7 @@ fn main() -> ExitCode {
             // Errors of files name them; what comes from the system alone was meant for standard output.
             let alone = error.chain().len() == 1 && error.is::<std::io::Error>();
             let error = if alone { error.context("standard output") } else { error };
-            terminal::error(terminal::describe(&error));
+            terminal::error(hints::describe(&error));
             ExitCode::from(1)
         }
     }
@@ -131,7 +133,7 @@ fn main() -> ExitCode {
 /// People are told of a bug in one line. Panics of decoders that the data crate catches are none: the picture's error
 /// message says it all.
 fn stop(panic: &PanicHookInfo) {
-    if vit::data::decode::catches_panics() {
+    if vit_data::decode::catches_panics() {
         return;
     }
     let payload = panic.payload();

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use anyhow::bail;
 use serde_json::json;
-use vit::graph::device::{Device, Memory};
-use vit::graph::{Graph, GraphError};
-use vit::models::Config;
-use vit::train::{
+use vit::Precision;
+use vit_graph::Graph;
+use vit_graph::device::Device;
+use vit_models::Config;
+use vit_system::host::{self, FreeMemory, MemoryLimit};
+use vit_train::{
     Alternatives, Before, ImageSizes, Recipe, RunDisk, RunMemory, Setup, Shortage, TrainError, TrainerOptions, When,
     Workload, free_disk,
 };
-use vit::{Precision, Processor, plan_without_gpu};
-use vit_system::host::{self, FreeMemory, MemoryLimit};
 
 use crate::{table, terminal};
 
-/// A run's memory on an open processor.
+/// A run's memory on an open device.
 pub struct Planned<'a> {
-    pub processor: &'a Processor,
+    pub device: &'a dyn Device,
     pub memory: RunMemory,
     workload: Workload,
 }
@@ -30,7 +30,7 @@ fn amount(bytes: u64) -> String {
     if bytes < 1_000_000_000 { table::bytes(bytes) } else { format!("{:.2} GB", bytes as f64 / 1e9) }
 }
 
-/// What the process and the processor hold now.
+/// The memory in use now, by the process and on the device.
 fn before(device: Option<FreeMemory>) -> Before {
     let device = device.filter(|room| room.limit == MemoryLimit::Gpu);
     Before { resident: host::resident().unwrap_or(0), device, own_memory: device.is_some() }
@@ -39,20 +39,19 @@ fn before(device: Option<FreeMemory>) -> Before {
 impl<'a> Planned<'a> {
     /// Plans a run that goes on from a snapshot of so many bytes, or begins.
     pub fn new(
-        processor: &'a Processor,
+        device: &'a dyn Device,
         setup: &Setup,
         options: &TrainerOptions,
         snapshot: u64,
     ) -> Result<Planned<'a>, TrainError> {
-        let device = processor.device();
         let workload = Workload::of(setup, options, snapshot);
         let memory = RunMemory::new(&workload, &|graph: &Graph| device.plan(graph), before(device.free_memory()))?;
-        Ok(Planned { processor, memory, workload })
+        Ok(Planned { device, memory, workload })
     }
 
     /// Refuses a run that does not fit, with what would.
     pub fn ensure_fits(&self) -> anyhow::Result<()> {
-        let device = self.processor.device();
+        let device = self.device;
         let own = device.free_memory().filter(|room| room.limit == MemoryLimit::Gpu);
         let rooms = (host::free_memory(), own);
         let Some(shortage) = self.memory.shortage(rooms.0, rooms.1) else { return Ok(()) };
@@ -66,18 +65,11 @@ impl<'a> Planned<'a> {
     }
 }
 
-/// Plans a run for an H100 or H200 on a machine without one; `None` for a precision that GPUs lack.
-pub fn without_gpu(setup: &Setup, options: &TrainerOptions, precision: Precision) -> anyhow::Result<Option<RunMemory>> {
-    if matches!(precision, Precision::Int8) {
-        return Ok(None);
-    }
-    let plan = |graph: &Graph| match plan_without_gpu(graph, precision) {
-        Ok(memory) => Ok(memory.unwrap_or(Memory { stored_bytes: 0, arena_bytes: 0 })),
-        Err(vit::Error::Graph(error)) => Err(error),
-        Err(other) => Err(GraphError::device("cuda", other.to_string())),
-    };
+/// Plans a run for an H100 or H200 on a machine without one.
+pub fn without_gpu(setup: &Setup, options: &TrainerOptions, precision: Precision) -> anyhow::Result<RunMemory> {
+    let plan = |graph: &Graph| vit_cuda::plan_without_gpu(graph, precision);
     let before = Before { own_memory: true, ..before(None) };
-    Ok(Some(RunMemory::new(&Workload::of(setup, options, 0), &plan, before)?))
+    Ok(RunMemory::new(&Workload::of(setup, options, 0), &plan, before)?)
 }
 
 /// One sentence: what is needed for what, what there is, and what to type.

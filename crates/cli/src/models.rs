@@ -4,8 +4,8 @@ use std::io::Write;
 
 use clap::Args;
 use serde_json::json;
-use vit::graph::cost::Cost;
-use vit::models::{Mode, Variant, variants};
+use vit_graph::cost::Cost;
+use vit_models::{Mode, Variant, variants};
 
 use crate::Outcome;
 use crate::table::{Align, Table, short};

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
-use vit::insight::patches;
 use vit::preprocess;
+use vit_insight::patches;
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;

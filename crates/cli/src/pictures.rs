@@ -9,10 +9,11 @@ use std::sync::mpsc;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
-use vit::data::{self, DecodeOptions, Image, ImageError, Preprocess, find_images_each};
-use vit::models::{Changes, Checkpoint, builtin};
-use vit::{DeviceChoice, ModelOptions, Precision};
+use vit::ModelOptions;
+use vit_data::{DecodeOptions, Image, Preprocess, find_images_each};
+use vit_models::{Changes, Checkpoint, builtin};
 
+use crate::device_options::DeviceArguments;
 use crate::{checkpoints, terminal};
 
 /// The arguments of every command that looks at pictures.
@@ -45,16 +46,8 @@ pub struct RunArguments {
     /// Refuse pictures with more pixels than this [default: 178956970, as Pillow]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u64).range(1..))]
     max_pixels: Option<u64>,
-    /// Where to run: auto, cpu, cuda or cuda:N
-    #[arg(long, default_value = "auto", help_heading = "How to run")]
-    device: DeviceChoice,
-    /// How precisely: f32; tf32, bf16, f16 or fp8, faster on GPUs; int8, faster on
-    /// CPUs
-    #[arg(long, default_value = "f32", help_heading = "How to run")]
-    precision: Precision,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: Option<u32>,
+    #[command(flatten)]
+    device: DeviceArguments,
     /// Use weights that do not match the model: what is missing starts anew
     #[arg(long, help_heading = "How to run")]
     allow_unmatched: bool,
@@ -79,26 +72,10 @@ impl Source {
 
     fn decode(&self, options: &DecodeOptions) -> anyhow::Result<Image> {
         match self {
-            Source::File(path) => data::open(path, options).map_err(raise_the_limit),
-            Source::StandardInput(bytes) => {
-                data::decode(bytes, options).map_err(raise_the_limit).context("standard input")
-            }
+            Source::File(path) => Ok(vit_data::open(path, options)?),
+            Source::StandardInput(bytes) => vit_data::decode(bytes, options).context("standard input"),
             Source::Missing(_, error) => Err(anyhow!("{error}")),
         }
-    }
-}
-
-/// An error of an image, with the option that lets it pass where there is one.
-fn raise_the_limit(error: ImageError) -> anyhow::Error {
-    let too_large = match &error {
-        ImageError::File { error, .. } => error.as_ref(),
-        other => other,
-    };
-    match too_large {
-        ImageError::TooLarge { width, height, .. } => {
-            anyhow!("{error}, or raise the limit with --max-pixels {}", width.saturating_mul(*height))
-        }
-        _ => error.into(),
     }
 }
 
@@ -153,15 +130,11 @@ impl RunArguments {
 
     /// Options for a model that will see this many pictures.
     pub fn options(&self, pictures: usize) -> ModelOptions {
-        ModelOptions {
-            batch: pictures.min(self.batch.unwrap_or(8) as usize),
-            image_size: self.image_size,
-            device: self.device,
-            threads: self.threads.map(|t| t as usize),
-            precision: self.precision,
-            allow_unmatched: self.allow_unmatched,
-            ..ModelOptions::default()
-        }
+        let options = ModelOptions::new()
+            .batch(pictures.min(self.batch.unwrap_or(8) as usize))
+            .device(self.device.inference())
+            .allow_unmatched(self.allow_unmatched);
+        self.image_size.map_or(options.clone(), |size| options.image_size(size))
     }
 
     /// Decodes one picture.
@@ -198,8 +171,7 @@ impl RunArguments {
         mut each: impl FnMut(Vec<(&Source, anyhow::Result<T>)>, &ProgressBar) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (options, prepare) = (&self.decode_options(), &prepare);
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = self.threads.map_or_else(cores, |n| n as usize).min(sources.len());
+        let threads = self.device.placement.threads().min(sources.len());
         let progress = progress(sources.len());
         progress.tick();
         std::thread::scope(|scope| {
@@ -244,7 +216,7 @@ fn standard_input() -> anyhow::Result<StandardInput> {
     }
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("standard input")?;
-    if data::Format::of(&bytes).is_ok() {
+    if vit_data::Format::of(&bytes).is_ok() {
         return Ok(StandardInput::Picture(bytes));
     }
     let paths = paths(&bytes);

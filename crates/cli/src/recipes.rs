@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::{Args, Subcommand};
-use vit::train::Recipe;
+use vit_train::Recipe;
 
 use crate::Outcome;
 use crate::table::{Align, Table};

@@ -4,17 +4,15 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{anyhow, ensure};
+use anyhow::ensure;
 use clap::Args;
-use vit::Precision;
-use vit::data::loader::UnreadableLimit;
-use vit::train::{
-    BegunRun, Clock, RunSettings, Study, StudyPlan, StudyResult, StudyRun, StudyTable, TrainError, train,
-};
+use vit_data::loader::UnreadableLimit;
+use vit_train::{BegunRun, Clock, RunSettings, Study, StudyPlan, StudyResult, StudyRun, StudyTable, train};
 
+use crate::device_options::PrecisionArgument;
 use crate::interrupt::Interrupt;
 use crate::table::{Align, Table};
-use crate::train::{Machine, ensure_trains, name_the_option, parse_share, read_recipe, validation_anywhere};
+use crate::train::{MachineArguments, parse_share, read_recipe, validation_anywhere};
 use crate::training_view::View;
 use crate::{Outcome, terminal};
 
@@ -70,11 +68,10 @@ pub struct Arguments {
     /// convolutional one]
     #[arg(long, value_name = "NAME", help_heading = "How to train")]
     teacher: Option<String>,
-    /// How precisely: f32, tf32 or bf16 [default: bf16 on a GPU, f32 on the CPU]
-    #[arg(long, help_heading = "How to run")]
-    precision: Option<Precision>,
     #[command(flatten)]
-    machine: Machine,
+    precision: PrecisionArgument,
+    #[command(flatten)]
+    machine: MachineArguments,
 }
 
 /// From where the story begins to where the paper leaves it, for pictures of 32 pixels.
@@ -91,8 +88,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let mut recipe = read_recipe(&arguments.recipe)?;
     recipe.set_all(all.into_iter().map(String::as_str))?;
     let own = own.into_iter().filter_map(|setting| for_one_model(setting));
-    ensure_trains(arguments.precision)?;
-    let (processor, precision) = arguments.machine.open(arguments.precision)?;
+    let (device, precision) = arguments.precision.for_training()?.open(arguments.machine.placement)?;
     let plan = StudyPlan {
         models: arguments.models,
         fractions: arguments.fractions,
@@ -109,12 +105,12 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         },
         recipe,
         own: own.map(|(model, setting)| (model.into(), setting.into())).collect(),
-        launch: arguments.machine.launch(&processor),
+        launch: arguments.machine.launch(device.as_ref()),
     };
     ensure!(arguments.data.exists() || is_pattern(&arguments.data), "{}: no such data set", arguments.data.display());
     let out = arguments.out.unwrap_or_else(|| usual_folder(&arguments.data));
     let study = Study::open(&out, plan)?;
-    terminal::note(format_args!("training on {} in {precision}", processor.description()));
+    terminal::note(format_args!("training on {} in {precision}", device.description()));
     let interrupt = Interrupt::listen()?;
     let count = study.runs().len();
     for (number, run) in study.runs().iter().enumerate() {
@@ -125,20 +121,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         }
         let mut begun = {
             let _busy = terminal::busy(&name);
-            study.begin(run).map_err(|error| match error {
-                TrainError::ChangedData { .. } => {
-                    anyhow!("{error}. Put the data back, or begin another study with another --out")
-                }
-                other => other.into(),
-            })?
+            study.begin(run)?
         };
         announce(&name, run, &begun);
         let mut view = View::brief();
         let BegunRun { setup, folder, from } = &mut begun;
         let options = arguments.machine.options();
-        let finished = train(processor.device(), setup, folder, from.take(), &options, &mut view, &interrupt.stop);
+        let finished = train(device.as_ref(), setup, folder, from.take(), &options, &mut view, &interrupt.stop);
         view.close();
-        let finished = finished.map_err(name_the_option)?;
+        let finished = finished?;
         if !finished.complete {
             terminal::note("stopped and saved; the same command goes on");
             return Ok(interrupt.outcome());

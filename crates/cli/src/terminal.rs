@@ -49,21 +49,6 @@ fn spelled_out(text: &str, unwanted: impl Fn(char) -> bool) -> Cow<'_, str> {
     text.chars().map(spell).collect::<String>().into()
 }
 
-/// An error and its causes in one line, each said once: many errors already quote their cause.
-pub fn describe(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if text.contains(&cause) {
-            continue;
-        }
-        if !text.is_empty() {
-            text.push_str(": ");
-        }
-        text.push_str(&cause);
-    }
-    text
-}
-
 /// Says on standard error what went wrong.
 pub fn error(message: impl Display) {
     let label = if coloured(&std::io::stderr()) { paint("error:", Meaning::Bad) } else { "error:".into() };
@@ -118,16 +103,6 @@ impl Drop for Busy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::Context;
-
-    #[test]
-    fn a_cause_is_said_once() {
-        let inner = std::io::Error::other("disk on fire");
-        let quoting = anyhow::Error::new(inner).context("a.jpg: disk on fire");
-        assert_eq!(describe(&quoting), "a.jpg: disk on fire");
-        let adding = Err::<(), _>(std::io::Error::other("disk on fire")).context("a.jpg").unwrap_err();
-        assert_eq!(describe(&adding), "a.jpg: disk on fire");
-    }
 
     #[test]
     fn names_cannot_move_the_cursor() {

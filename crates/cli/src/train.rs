@@ -1,30 +1,31 @@
-//! `vit train`, `vit finetune` and `vit resume`: from a data set to a trained model.
+//! `vit train` and `vit finetune`: from a dataset to a trained model.
+
+mod machine;
+mod resume;
+mod run;
+
+pub use machine::MachineArguments;
+pub use resume::{ResumeArguments, resume};
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use serde_json::json;
-use vit::data::dataset::Validation;
-use vit::data::loader::{LoaderError, UnreadableLimit};
-use vit::graph::GraphError;
-use vit::graph::device::Parameters;
-use vit::models::{builtin, variant};
-use vit::train::{
-    ChangedData, Clock, Existing, Finished, Launch, ModelChoice, Recipe, RunConfig, RunError, RunFolder, RunSettings,
-    Setup, Snapshot, Teaching, TrainError, TrainerOptions, estimate, train,
-};
-use vit::{DeviceChoice, Precision, Processor};
-use vit_system::host;
+use vit::{DeviceChoice, Precision};
+use vit_data::dataset::Validation;
+use vit_data::loader::UnreadableLimit;
+use vit_graph::device::Device;
+use vit_models::{builtin, variant};
+use vit_train::{Clock, Existing, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Teaching, estimate};
 
 use crate::checkpoints::ModelArgument;
-use crate::interrupt::Interrupt;
+use crate::device_options::{PrecisionArgument, TrainingPrecision};
 use crate::memory::{self, Planned};
 use crate::pictures::parse_size;
-use crate::table::bytes;
-use crate::training_view::{Reporting, View};
-use crate::{Outcome, checkpoints, shell, terminal};
+use crate::training_view::Reporting;
+use crate::{Outcome, checkpoints, terminal};
+use run::PlannedRun;
 
 /// Train a model on your own pictures
 #[derive(Args)]
@@ -48,7 +49,7 @@ pub struct Arguments {
     #[arg(long, short, value_name = "NAME")]
     model: Option<String>,
     #[command(flatten)]
-    common: Common,
+    common: TrainingArguments,
 }
 
 /// Train a published or own checkpoint further, on other pictures
@@ -71,12 +72,12 @@ pub struct FinetuneArguments {
     #[arg(long, value_name = "WHAT")]
     freeze: Option<String>,
     #[command(flatten)]
-    common: Common,
+    common: TrainingArguments,
 }
 
-/// What both take.
+/// The options of both.
 #[derive(Args)]
-struct Common {
+struct TrainingArguments {
     /// The data set: a folder, a file or a pattern
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
@@ -127,94 +128,12 @@ struct Common {
     /// Only say what would happen: data, weights, memory, time
     #[arg(long)]
     dry_run: bool,
-    /// How precisely: f32, tf32 or bf16 [default: bf16 on a GPU, f32 on the CPU]
-    #[arg(long, help_heading = "How to run")]
-    precision: Option<Precision>,
+    #[command(flatten)]
+    precision: PrecisionArgument,
+    #[command(flatten)]
+    machine: MachineArguments,
     #[command(flatten)]
     reporting: Reporting,
-    #[command(flatten)]
-    machine: Machine,
-}
-
-/// Where and how a run is carried out; nothing here changes its result on the same kind of device.
-#[derive(Args)]
-pub struct Machine {
-    /// Where to run: auto, cpu, cuda or cuda:N [default: auto; a resumed run goes on
-    /// where it was begun]
-    #[arg(long, help_heading = "How to run")]
-    device: Option<DeviceChoice>,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: Option<u32>,
-    /// Memory for decoded images, in megabytes [default: 2048]
-    #[arg(long, value_name = "MB", help_heading = "How to run")]
-    cache: Option<u64>,
-    /// The longest time between two saves, in minutes [default: 5]
-    #[arg(long, value_name = "MINUTES", help_heading = "How to run")]
-    save_every: Option<f64>,
-    /// Compute activations again in the backward pass instead of keeping them:
-    /// much less memory, about a third more time, the same result
-    #[arg(long, help_heading = "How to run")]
-    recompute: bool,
-}
-
-impl Machine {
-    fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        self.threads.map_or_else(cores, |n| n as usize)
-    }
-
-    /// Opens the processor and says how precisely it computes: as asked, else bf16 on a GPU and f32 on the CPU.
-    pub fn open(&self, asked: Option<Precision>) -> Result<(Processor, Precision), vit::Error> {
-        let device = self.device.unwrap_or_default();
-        let open = |precision| {
-            let processor = Processor::open(device, precision, self.threads.map(|n| n as usize))?;
-            Ok((processor, precision))
-        };
-        match (asked, device) {
-            (Some(precision), _) => open(precision),
-            (None, DeviceChoice::Cpu) => open(Precision::F32),
-            (None, DeviceChoice::Cuda(_)) => open(Precision::Bf16),
-            (None, DeviceChoice::Auto) => open(Precision::Bf16).or_else(|_| open(Precision::F32)),
-        }
-    }
-
-    pub fn options(&self) -> TrainerOptions {
-        TrainerOptions {
-            threads: self.threads(),
-            cache_bytes: self.cache.unwrap_or(2048) << 20,
-            save_every: Duration::try_from_secs_f64(60.0 * self.save_every.unwrap_or(5.0)).unwrap_or(Duration::MAX),
-            recompute: self.recompute,
-        }
-    }
-
-    /// What a run's folder keeps of how it was started.
-    pub fn launch(&self, processor: &Processor) -> Launch {
-        Launch {
-            command: shell::this_command(),
-            folder: std::env::current_dir().unwrap_or_default(),
-            device: processor.name(),
-            threads: self.threads,
-            cache: self.cache,
-            save_every: self.save_every,
-            recompute: self.recompute,
-        }
-    }
-
-    /// With what was not asked for as it was when the run was begun.
-    fn or_as_begun(self, launch: &Launch) -> anyhow::Result<Machine> {
-        let begun_on = match launch.device.as_str() {
-            "" => None,
-            device => Some(device.parse::<DeviceChoice>().map_err(anyhow::Error::msg)?),
-        };
-        Ok(Machine {
-            device: self.device.or(begun_on),
-            threads: self.threads.or(launch.threads),
-            cache: self.cache.or(launch.cache),
-            save_every: self.save_every.or(launch.save_every),
-            recompute: self.recompute || launch.recompute,
-        })
-    }
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
@@ -273,7 +192,7 @@ pub fn read_recipe(name: &str) -> anyhow::Result<Recipe> {
     Recipe::parse(&text).with_context(|| name.to_string())
 }
 
-impl Common {
+impl TrainingArguments {
     /// The recipe with everything that the options change about it.
     fn recipe(&self, usual: &str, more: &[String]) -> anyhow::Result<Recipe> {
         let mut recipe = read_recipe(self.recipe.as_deref().unwrap_or(usual))?;
@@ -316,58 +235,54 @@ impl Common {
             setup.settings.model = setup.config.name.clone().unwrap_or_default();
         }
         describe(&setup)?;
-        ensure_trains(self.precision)?;
-        let opened = self.machine.open(self.precision);
+        let precision = self.precision.for_training()?;
+        let opened = precision.open(self.machine.placement);
         if self.dry_run {
-            return self.only_say(&mut setup, opened);
+            return self.estimate(&mut setup, precision, opened);
         }
-        let (processor, precision) = opened?;
+        let (device, precision) = opened?;
         setup.settings.precision = precision.to_string();
-        let out = match &self.out {
-            Some(out) => out.clone(),
-            None => free_folder(&self.data),
-        };
-        let planned = Planned::new(&processor, &setup, &self.machine.options(), 0)?;
+        let out = self.out.clone().unwrap_or_else(|| free_folder(&self.data));
+        let planned = Planned::new(device.as_ref(), &setup, &self.machine.options(), 0)?;
         planned.ensure_fits()?;
         memory::announce(&planned.memory);
         memory::ensure_disk(&planned.memory, &setup, &out)?;
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
-        let launch = self.machine.launch(&processor);
-        let run = create(&out, &setup.to_toml(&launch), existing)?;
-        carry_out(&planned, &mut setup, &run, None, &self.machine, self.reporting, &launch)
+        let launch = self.machine.launch(device.as_ref());
+        let folder = &RunFolder::create(&out, &setup.to_toml(&launch), existing)?;
+        PlannedRun { planned: &planned, folder, machine: &self.machine, reporting: self.reporting, launch: &launch }
+            .train(&mut setup, None)
     }
 
-    /// What a run would take. Memory is known from the plan, also where there is no GPU; time is measured.
-    fn only_say(
+    /// Prints the memory, disk and time that a run would take. Memory is planned, also for a GPU on a machine without one;
+    /// time is measured.
+    fn estimate(
         &self,
         setup: &mut Setup,
-        opened: Result<(Processor, Precision), vit::Error>,
+        precision: TrainingPrecision,
+        opened: Result<(Arc<dyn Device>, Precision), vit::Error>,
     ) -> anyhow::Result<Outcome> {
         let options = self.machine.options();
         let out = self.out.clone().unwrap_or_else(|| free_folder(&self.data));
-        let (processor, precision) = match opened {
+        let (device, precision) = match opened {
             Ok(opened) => opened,
             Err(reason) => {
-                let precision = self.precision.unwrap_or(Precision::Bf16);
-                let Some(DeviceChoice::Cuda(_)) = self.machine.device else { return Err(reason.into()) };
-                let Some(memory) = memory::without_gpu(setup, &options, precision)? else { return Err(reason.into()) };
+                let Some(DeviceChoice::Cuda(_)) = self.machine.placement.device else { return Err(reason.into()) };
+                let precision = precision.on_gpu();
+                let memory = memory::without_gpu(setup, &options, precision)?;
                 memory::show(&memory, &format!("an H100 or H200 in {precision}"), None);
                 memory::ensure_disk(&memory, setup, &out)?;
                 terminal::note(format_args!("time: not measured, because {reason}"));
                 return Ok(Outcome::Fine);
             }
         };
-        let planned = Planned::new(&processor, setup, &options, 0)?;
-        memory::show(
-            &planned.memory,
-            &format!("{} in {precision}", processor.description()),
-            processor.device().free_memory(),
-        );
+        let planned = Planned::new(device.as_ref(), setup, &options, 0)?;
+        memory::show(&planned.memory, &format!("{} in {precision}", device.description()), device.free_memory());
         memory::ensure_disk(&planned.memory, setup, &out)?;
         planned.ensure_fits()?;
-        let estimate = estimate(processor.device(), setup, &options)?;
+        let estimate = estimate(device.as_ref(), setup, &options)?;
         terminal::note(format_args!(
-            "{} steps of {} pictures per epoch, {} steps in all",
+            "{} steps of {} images per epoch, {} steps in all",
             estimate.steps_per_epoch, setup.recipe.batch, estimate.steps
         ));
         terminal::note(format_args!(
@@ -378,25 +293,6 @@ impl Common {
         ));
         Ok(Outcome::Fine)
     }
-}
-
-/// Refuses what is for inference alone.
-pub fn ensure_trains(precision: Option<Precision>) -> anyhow::Result<()> {
-    if let Some(precision @ (Precision::F16 | Precision::Fp8 | Precision::Int8)) = precision {
-        bail!("--precision {precision} is for inference; train in f32, tf32 or bf16");
-    }
-    Ok(())
-}
-
-/// Begins a run's folder.
-fn create(out: &Path, config: &str, existing: Existing) -> anyhow::Result<RunFolder> {
-    RunFolder::create(out, config, existing).map_err(|error| match error {
-        RunError::Exists { path } => {
-            let run = shell::quoted(path.as_os_str());
-            anyhow!("{run} already holds a run: `vit resume {run}` goes on with it, --overwrite replaces it, another --out keeps it")
-        }
-        other => other.into(),
-    })
 }
 
 /// The first of `runs/NAME-1`, `runs/NAME-2` … that is not there yet.
@@ -418,154 +314,6 @@ fn describe(setup: &Setup) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Continue a run that was interrupted
-#[derive(Args)]
-#[command(after_help = "\
-Example:
-  vit resume runs/photos-1
-
-The run goes on from its last checkpoint, on the device on which it was begun,
-and ends with the same weights, bit for bit, as if it had never been
-interrupted. If images were added, removed, replaced or relabelled since, it
-says so and stops.")]
-pub struct ResumeArguments {
-    /// The run's folder
-    #[arg(value_name = "RUN")]
-    run: PathBuf,
-    /// Go on although the data changed, with the split kept: what was held out stays
-    /// so, new images are trained on
-    #[arg(long)]
-    accept_changed_data: bool,
-    /// Stop if more than this share of the training or validation images cannot be
-    /// read, as 5% or 0.05 [default: as begun]
-    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
-    max_unreadable: Option<f64>,
-    #[command(flatten)]
-    reporting: Reporting,
-    #[command(flatten)]
-    machine: Machine,
-}
-
-pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
-    let ResumeArguments { run, accept_changed_data, max_unreadable, reporting, machine } = arguments;
-    reporting.apply();
-    let run = RunFolder::resume(&run)?;
-    let launch = RunConfig::of(&run)?.launch;
-    if run.last().is_empty() {
-        bail!(
-            "{}: this run was stopped before its first checkpoint; begin it again with `vit train` and --overwrite",
-            run.path().display()
-        );
-    }
-    let opened = run.last().open()?;
-    opened.notes.iter().for_each(terminal::note);
-    let snapshot = opened.snapshot;
-    let changed = if accept_changed_data { ChangedData::Accept } else { ChangedData::Refuse };
-    let mut setup = {
-        let _busy = terminal::busy(format!("opening the data of {}", run.path().display()));
-        Setup::resume(&run, snapshot.config.clone(), changed)
-    }
-    .map_err(|error| match error {
-        TrainError::ChangedData { .. } => anyhow!(
-            "{error}. Put the data back, or go on with --accept-changed-data: the images that were held out stay so, and \
-             new ones are trained on"
-        ),
-        other => other.into(),
-    })?;
-    setup.settings.max_unreadable = max_unreadable.unwrap_or(setup.settings.max_unreadable);
-    setup.report.iter().for_each(terminal::note);
-    let precision: Precision = setup.settings.precision.parse().map_err(anyhow::Error::msg)?;
-    let chosen = machine.device.is_some();
-    let machine = machine.or_as_begun(&launch)?;
-    let (processor, _) = machine.open(Some(precision)).map_err(|error| match chosen || launch.device.is_empty() {
-        true => anyhow!("{error}"),
-        false => anyhow!(
-            "{}: the run was begun on {} in {precision}, and that cannot be had here: {error}. Resume it where there is \
-             such a device, or name another with --device",
-            run.path().display(),
-            launch.device
-        ),
-    })?;
-    let held = snapshot.weights.held_bytes() + snapshot.optimiser.held_bytes();
-    let planned = Planned::new(&processor, &setup, &machine.options(), held)?;
-    planned.ensure_fits()?;
-    memory::announce(&planned.memory);
-    carry_out(&planned, &mut setup, &run, Some(snapshot), &machine, reporting, &launch)
-}
-
-fn carry_out(
-    planned: &Planned,
-    setup: &mut Setup,
-    run: &RunFolder,
-    from: Option<Snapshot>,
-    machine: &Machine,
-    reporting: Reporting,
-    launch: &Launch,
-) -> anyhow::Result<Outcome> {
-    let processor = planned.processor;
-    terminal::note(format_args!("training on {} in {}", processor.description(), setup.settings.precision));
-    let command = format!("vit resume {}", shell::quoted(run.path().as_os_str()));
-    run.write_command(&commands(run.path(), launch)?)?;
-    let interrupt = Interrupt::listen()?;
-    let mut view = View::new(reporting);
-    let finished = train(processor.device(), setup, run, from, &machine.options(), &mut view, &interrupt.stop);
-    view.close();
-    let Finished { complete, early, position, waiting, seconds } = match finished {
-        // The device failed, not the run: it can go on where the device works again.
-        Err(error @ TrainError::Graph(GraphError::Device { .. } | GraphError::Memory { .. }))
-            if !run.last().is_empty() =>
-        {
-            bail!("{error}. The run is kept: `{command}` goes on from its last checkpoint");
-        }
-        Err(error) => return Err(name_the_option(error)),
-        Ok(finished) => finished,
-    };
-    let (memory, disk) = (host::peak(), run.bytes_on_disk()?);
-    reporting.event(&json!({
-        "event": "end", "complete": complete, "early": early, "step": position.step, "run": run.path(),
-        "best": position.best, "seconds": seconds, "waiting": waiting, "peak_memory": memory,
-        "planned_memory": planned.memory.host(), "disk": disk,
-    }));
-    let memory = memory.map_or(String::new(), |most| memory::compared(most, &planned.memory));
-    let taken = format!("{memory}{} on disk in {}", bytes(disk), run.path().display());
-    if !complete {
-        terminal::note(format_args!("stopped and saved after step {}; `{command}` goes on", position.step));
-        terminal::note(taken);
-        return Ok(interrupt.outcome());
-    }
-    if early {
-        terminal::note(format_args!(
-            "stopped early after step {}: {} evaluations in a row gave no new best",
-            position.step, setup.recipe.patience
-        ));
-    }
-    let seconds = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-    terminal::note(format_args!("done in {}, {:.1}% of it waiting for data", Clock(seconds), 100.0 * waiting));
-    terminal::note(taken);
-    match &position.best {
-        Some(best) => terminal::note(format_args!(
-            "best {} {:.2}% after step {}: {}",
-            best.metric,
-            100.0 * best.value,
-            best.step,
-            run.best().path().display()
-        )),
-        None => terminal::note(format_args!("the model: {}", run.last().path().display())),
-    }
-    ensure!(position.step > 0, "the recipe has no steps; check `length`");
-    Ok(Outcome::Fine)
-}
-
-/// An error of a run, with the option that helps where there is one.
-pub fn name_the_option(error: TrainError) -> anyhow::Error {
-    let (found, of) = match &error {
-        TrainError::Loader(LoaderError::TooManyUnreadable { found, seen, .. }) => (*found, *seen),
-        TrainError::UnreadableValidation { found, of, .. } => (*found, *of),
-        _ => return error.into(),
-    };
-    anyhow!("{error} with --max-unreadable {}%", (100 * found).div_ceil(of.max(1)))
-}
-
 /// A share: `5%` or `0.05`.
 pub fn parse_share(text: &str) -> Result<f64, String> {
     let share = match text.strip_suffix('%') {
@@ -573,14 +321,4 @@ pub fn parse_share(text: &str) -> Result<f64, String> {
         None => text.parse(),
     };
     share.ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "should be a share such as 5% or 0.05".into())
-}
-
-/// The script that is kept with a run: the command that began it, and the one that goes on.
-fn commands(run: &Path, launch: &Launch) -> anyhow::Result<String> {
-    let resume = format!("vit resume {}", shell::quoted(std::path::absolute(run)?.as_os_str()));
-    if launch.command.is_empty() {
-        return Ok(resume);
-    }
-    let folder = shell::quoted(launch.folder.as_os_str());
-    Ok(format!("# Begun in {folder} with:\n# {}\n# Goes on with:\n{resume}", launch.command))
 }

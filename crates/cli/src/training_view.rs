@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write};
 use clap::Args;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use vit::train::{Clock, Measured, Observer, Outcome, Progress, finite_json};
+use vit_train::{Clock, Measured, Observer, Outcome, Progress, finite_json};
 
 use crate::table::bytes;
 use crate::terminal;

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use vit::models::run::model_of;
-use vit::models::{ModelError, builtin};
-use vit::train::finite_json;
-use vit::{Comparison, DeviceChoice, Precision, VerifyOptions};
+use vit::{Comparison, VerifyOptions};
+use vit_models::builtin;
+use vit_models::run::model_of;
+use vit_train::finite_json;
 
 use crate::Outcome;
-use crate::checkpoints::{ModelArgument, folder_of_config, unmatched};
+use crate::checkpoints::{ModelArgument, folder_of_config, named};
+use crate::device_options::DeviceArguments;
 use crate::table::{Align, Table, difference};
 use crate::terminal::{self, Meaning, styled};
 
@@ -38,15 +39,8 @@ pub struct Arguments {
     /// The weights file, where the folder has several
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
-    /// Where to run: auto, cpu, cuda or cuda:N
-    #[arg(long, default_value = "auto")]
-    device: DeviceChoice,
-    /// How precisely: f32, tf32, bf16, f16, fp8 or int8
-    #[arg(long, default_value = "f32")]
-    precision: Precision,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    threads: Option<u32>,
+    #[command(flatten)]
+    device: DeviceArguments,
     /// Largest absolute difference allowed [default: 2e-5; tokens 5e-5, attention
     /// 5e-6; training: loss and gradients 1e-5, their norm 1e-4, final weights 1e-5,
     /// 1e-4 with Adam; 500 times that in tf32, 4000 times in bf16 and int8]
@@ -82,9 +76,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         None => &*given,
     };
     let options = VerifyOptions {
-        device: arguments.device,
-        precision: arguments.precision,
-        threads: arguments.threads.map(|t| t as usize),
+        device: arguments.device.inference(),
         tolerance: arguments.tolerance,
         weights: match arguments.weights {
             Some(file) => Some(beside(folder, file)),
@@ -104,7 +96,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let verification = {
         let _busy = terminal::busy(format!("verifying {}", folder.display()));
         vit::verify(folder, &options).map_err(|error| match error {
-            vit::Error::Model(ModelError::Unmatched(_)) => unmatched(folder, error),
+            vit::Error::Model(error) => named(folder, error),
             other => other.into(),
         })?
     };

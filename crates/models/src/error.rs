@@ -44,8 +44,8 @@ pub enum ModelError {
     /// An image size that the model cannot have.
     #[error("{0}")]
     ImageSize(String),
-    /// Weights that do not fit the model.
-    #[error("the weights do not fit the model: {0}")]
+    /// Weights that do not match the model: one line for each tensor.
+    #[error("the weights do not match the model:{0}")]
     Unmatched(String),
     /// Weights with NaN or infinity among them.
     #[error(

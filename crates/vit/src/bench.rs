@@ -1,7 +1,6 @@
-//! Measurements: how fast a model runs, what in it takes the time, and how fast pictures are loaded.
+//! Benchmarks of models, of their operations, and of loading images.
 //!
-//! Every figure of a run is a median over repeated runs, beside the fastest that the machine multiplies and adds, which
-//! is measured before and after.
+//! Times are medians over repeated runs. Rates are compared with the machine's peak, which is measured before and after.
 
 mod data;
 mod ops;
@@ -12,35 +11,33 @@ pub use data::{DataMeasurement, data};
 pub use ops::{OpMeasurement, ops};
 pub use steps::{Measurement, infer, train};
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vit_cpu::Cpu;
 pub use vit_cpu::Isa;
+use vit_graph::device::Device;
 use vit_models::Architecture;
 
-use crate::{DeviceChoice, Error, Precision, Processor, config_of};
+use crate::{DeviceOptions, Error, config_of};
 use peak::Peak;
 
 /// What to measure.
 #[derive(Debug, Clone)]
 pub struct BenchOptions {
-    /// A model's name, a checkpoint or a run. Weights are random: they do not change the time.
+    /// A model's name, a checkpoint or a run. Its weights are random, since they do not change the time.
     pub model: String,
-    /// Pictures at once.
+    /// Images in one run.
     pub batch: usize,
     /// Another image size.
     pub image_size: Option<[usize; 2]>,
-    /// The processor.
-    pub device: DeviceChoice,
-    /// Threads of the CPU.
-    pub threads: Option<usize>,
-    /// The CPU's instructions, where not the best are meant.
+    /// The device and its precision.
+    pub device: DeviceOptions,
+    /// The CPU's instruction set, if not the best; it implies the CPU.
     pub isa: Option<Isa>,
-    /// How precisely to compute, in inference.
-    pub precision: Precision,
     /// How long to measure.
     pub time: Duration,
-    /// In training, compute activations again in the backward pass instead of keeping them.
+    /// In training, recompute activations in the backward pass instead of keeping them.
     pub recompute: bool,
 }
 
@@ -53,33 +50,47 @@ impl BenchOptions {
         Ok(architecture)
     }
 
-    fn processor(&self) -> Result<Processor, Error> {
-        match self.isa {
-            Some(isa) if !isa.is_available() => Err(Error::Unsuitable(format!("this CPU has no {isa}"))),
-            // Whoever names instructions of the CPU means the CPU.
-            Some(isa) => Ok(Processor::Cpu(Cpu::with_isa(isa, self.threads))),
-            None => Processor::open(self.device, self.precision, self.threads),
+    fn open(&self) -> Result<BenchDevice, Error> {
+        if let Some(isa) = self.isa.filter(|isa| !isa.is_available()) {
+            return Err(Error::Device {
+                device: format!("cpu ({isa})"),
+                reason: "this CPU lacks the instructions".into(),
+            });
+        }
+        let device = if self.isa.is_none() { Some(self.device.open()?) } else { None };
+        match device {
+            Some(device) if device.name() != "cpu" => Ok(BenchDevice { device, cpu: None }),
+            _ => {
+                let cpu = Cpu::with_isa(self.isa.unwrap_or_else(Isa::detect), self.device.threads);
+                Ok(BenchDevice { device: Arc::new(cpu.clone()), cpu: Some(cpu) })
+            }
         }
     }
 }
 
-/// How long one of the two looks at the machine's peak takes.
+/// An open device. The CPU's peak is measured by a function of the CPU, a GPU's by a graph.
+struct BenchDevice {
+    device: Arc<dyn Device>,
+    cpu: Option<Cpu>,
+}
+
+/// How long the machine's peak is measured, before and after.
 const PEAK_TIME: Duration = Duration::from_millis(400);
 
-/// Runs something until the time is over, at least a few times, after warming up; gives the seconds of each run and
-/// the peak around them in FLOP/s.
+/// Runs a function until the time is over, at least five times, after a warm-up; returns the seconds of each run and the
+/// peak in FLOP/s.
 fn repeat(
-    processor: &Processor,
-    time: Duration,
+    device: &BenchDevice,
+    options: &BenchOptions,
     mut run: impl FnMut() -> Result<(), Error>,
 ) -> Result<(Vec<f64>, f64), Error> {
-    let mut seconds = Vec::new();
+    let (mut seconds, time) = (Vec::new(), options.time);
     let warm = Instant::now();
     run()?;
     while warm.elapsed() < time / 8 {
         run()?;
     }
-    let mut peak = Peak::new(processor)?;
+    let mut peak = Peak::new(device, options)?;
     let before = peak.flops(PEAK_TIME)?;
     let start = Instant::now();
     while start.elapsed() < time || seconds.len() < 5 {
@@ -90,7 +101,7 @@ fn repeat(
     Ok((seconds, before.max(peak.flops(PEAK_TIME)?)))
 }
 
-/// The value below which a share of the others lie.
+/// The value below which this share of the values lies.
 fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

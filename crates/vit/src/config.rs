@@ -1,4 +1,4 @@
-//! What a model is, without its weights.
+//! The configuration of a model, without its weights.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use vit_models::{
 
 use crate::Error;
 
-/// The configuration of a checkpoint folder, a weights file, a run's folder or the built-in model, if there is such a path,
-/// else of the named variant.
+/// The configuration of a checkpoint folder, a weights file, a run's folder or the built-in model if the path exists, else
+/// of the named variant.
 pub fn config_of(model: &str) -> Result<Config, Error> {
     let path = model_of(Path::new(model));
     if path.exists() || builtin::is_meant(&path) {
-        // A folder's own description is enough; only without one are the weights needed.
+        // Weights are read only where the folder has no configuration.
         let described = if path.is_dir() { read_config(&path)? } else { None };
         return match described {
             Some(config) => Ok(config),

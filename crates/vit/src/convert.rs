@@ -1,4 +1,4 @@
-//! From any published format to a checkpoint folder, with proof that both give the same outputs.
+//! Conversion of any published format to a checkpoint folder, with proof that both give the same outputs.
 
 use std::path::Path;
 
@@ -7,27 +7,24 @@ use vit_models::weights::safetensors::Dtype;
 use vit_models::{Checkpoint, Layout, Mode, OpenOptions, config};
 
 use crate::verify::largest_difference;
-use crate::{DeviceChoice, Error, device};
+use crate::{DeviceOptions, Error};
 
 /// What a conversion did.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conversion {
-    /// What was changed, or what the other library will do differently, one line each.
+    /// What was changed, and what the other library does differently, one line each.
     pub report: Vec<String>,
     /// The largest absolute difference of each output between the original and the written model.
     pub differences: Vec<(String, f64)>,
 }
 
 /// Writes a checkpoint as a folder in another layout and element type, opens it again, and compares the outputs of both
-/// on the same picture.
+/// for the same input.
 pub fn convert(mut checkpoint: Checkpoint, folder: &Path, layout: Layout, dtype: Dtype) -> Result<Conversion, Error> {
     if let (true, Some(same)) = (folder.is_dir(), checkpoint.source.parent())
         && same.canonicalize().ok() == folder.canonicalize().ok()
     {
-        return Err(Error::Unsuitable(format!(
-            "{}: the converted checkpoint needs a folder of its own",
-            folder.display()
-        )));
+        return Err(Error::file(folder, "the weights come from this folder; the converted ones need another"));
     }
     let mut report = std::mem::take(&mut checkpoint.report);
     report.extend(match layout {
@@ -36,7 +33,7 @@ pub fn convert(mut checkpoint: Checkpoint, folder: &Path, layout: Layout, dtype:
     });
     checkpoint.save(folder, layout, dtype)?;
     let written = Checkpoint::open(folder, OpenOptions::default())?;
-    let device = device(DeviceChoice::Auto, None)?;
+    let device = DeviceOptions::new().open()?;
     let (before, after) = (outputs(checkpoint, device.as_ref())?, outputs(written, device.as_ref())?);
     let mut differences = Vec::new();
     for ((name, a), (_, b)) in before.iter().zip(&after) {
@@ -45,7 +42,7 @@ pub fn convert(mut checkpoint: Checkpoint, folder: &Path, layout: Layout, dtype:
     Ok(Conversion { report, differences })
 }
 
-/// All outputs of a model for one fixed picture of noise.
+/// All outputs of a model for one fixed input of noise.
 fn outputs(mut checkpoint: Checkpoint, device: &dyn Device) -> Result<Vec<(String, Vec<f32>)>, Error> {
     let graph = checkpoint.config.architecture.build(1, Mode::Inference)?;
     let mut executable = device.compile(&graph, &mut checkpoint.weights)?;

@@ -1,21 +1,18 @@
-//! Which processor runs a model, and how precisely.
+//! The device that runs a model, and its precision.
 
-use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, Once, OnceLock};
 
 use vit_cpu::Cpu;
-use vit_cuda::{Cuda, Unavailable};
-pub use vit_graph::Precision;
-use vit_graph::device::{Device, Memory};
-use vit_graph::{Graph, GraphError, rewrite};
+use vit_graph::device::Device;
+use vit_graph::{Graph, GraphError, Precision, rewrite};
 
 use crate::Error;
 
-/// The processor asked for.
+/// A device by name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The fastest there is: a GPU, else the CPU.
+    /// The first GPU if it can be used, else the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -38,7 +35,76 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Rewrites a graph for a precision: `int8` marks the linear layers.
+/// Which device to open, and in which precision it computes.
+///
+/// ```
+/// use vit::{DeviceChoice, DeviceOptions};
+///
+/// let device = DeviceOptions::new().device(DeviceChoice::Cpu).threads(1).open()?;
+/// assert_eq!(device.name(), "cpu");
+/// # Ok::<(), vit::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceOptions {
+    /// The device.
+    pub device: DeviceChoice,
+    /// Its precision.
+    pub precision: Precision,
+    /// Threads of the CPU; `None` for all cores.
+    pub threads: Option<usize>,
+}
+
+impl DeviceOptions {
+    /// The fastest device there is, in f32, on all cores.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// On this device.
+    pub fn device(self, device: DeviceChoice) -> Self {
+        Self { device, ..self }
+    }
+
+    /// In this precision.
+    pub fn precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+
+    /// On this many threads of the CPU.
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads: Some(threads), ..self }
+    }
+
+    /// Opens the device. Threads may share it: every model that it runs keeps its own memory there.
+    pub fn open(&self) -> Result<Arc<dyn Device>, Error> {
+        let precision = self.precision;
+        let runs_on_cpu = matches!(precision, Precision::F32 | Precision::Int8);
+        let cpu = || Arc::new(Cpu::new(self.threads));
+        let needs_gpu = |why: &str| Error::Precision { precision, reason: format!("needs a GPU, and {why}") };
+        match self.device {
+            DeviceChoice::Cpu if runs_on_cpu => Ok(cpu()),
+            DeviceChoice::Cpu => Err(needs_gpu("the CPU was asked for; it has f32 and int8")),
+            DeviceChoice::Auto if precision == Precision::Int8 => Ok(cpu()),
+            DeviceChoice::Auto => match gpu::open(0, precision) {
+                Ok(gpu) => Ok(gpu),
+                Err(reason) if runs_on_cpu => {
+                    report_fallback(&reason);
+                    Ok(cpu())
+                }
+                Err(reason) => Err(needs_gpu(&reason.to_string())),
+            },
+            DeviceChoice::Cuda(_) if precision == Precision::Int8 => Err(Error::Precision {
+                precision,
+                reason: "is only for the CPU; use f32, tf32, bf16, f16 or fp8 on a GPU".into(),
+            }),
+            DeviceChoice::Cuda(ordinal) => gpu::open(ordinal, precision)
+                .map_err(|reason| Error::Device { device: format!("cuda:{ordinal}"), reason: reason.to_string() }),
+        }
+    }
+}
+
+/// Rewrites a graph for a precision: `int8` marks its linear layers, the others leave it alone.
 pub(crate) fn quantised(graph: Graph, precision: Precision) -> Result<Graph, GraphError> {
     match precision {
         // `patchify` first: a patch embedding counts as the first layer only once it is a matrix product.
@@ -47,119 +113,82 @@ pub(crate) fn quantised(graph: Graph, precision: Precision) -> Result<Graph, Gra
     }
 }
 
-fn runs_on_cpu(precision: Precision) -> bool {
-    matches!(precision, Precision::F32 | Precision::Int8)
-}
-
-/// A processor that is open.
-#[derive(Clone)]
-pub enum Processor {
-    /// The CPU.
-    Cpu(Cpu),
-    /// A GPU.
-    Cuda(Cuda),
-}
-
-impl Processor {
-    /// Opens the processor asked for, in this precision; `threads` limits the CPU's.
-    pub fn open(choice: DeviceChoice, precision: Precision, threads: Option<usize>) -> Result<Self, Error> {
-        let cpu = || Processor::Cpu(Cpu::new(threads));
-        let only_gpu = |why: String| Error::Unsuitable(format!("{precision} needs a GPU, and {why}"));
-        match choice {
-            DeviceChoice::Cpu if runs_on_cpu(precision) => Ok(cpu()),
-            DeviceChoice::Cpu => Err(only_gpu("the CPU was asked for; it has f32 and int8".into())),
-            DeviceChoice::Auto if precision == Precision::Int8 => Ok(cpu()),
-            DeviceChoice::Auto => match Cuda::new(0, precision) {
-                Ok(cuda) => Ok(Processor::Cuda(cuda)),
-                Err(reason) if runs_on_cpu(precision) => {
-                    tell_fallback(&reason);
-                    Ok(cpu())
-                }
-                Err(reason) => Err(only_gpu(reason.to_string())),
-            },
-            DeviceChoice::Cuda(ordinal) => match Cuda::new(ordinal, precision) {
-                Ok(cuda) => Ok(Processor::Cuda(cuda)),
-                Err(reason @ Unavailable::CpuPrecision(_)) => Err(Error::Unsuitable(reason.to_string())),
-                Err(reason) => Err(Error::Unsuitable(format!("cuda:{ordinal} cannot be used: {reason}"))),
-            },
-        }
-    }
-
-    /// As what runs graphs.
-    pub fn device(&self) -> &dyn Device {
-        match self {
-            Processor::Cpu(cpu) => cpu,
-            Processor::Cuda(cuda) => cuda,
-        }
-    }
-
-    /// What [`DeviceChoice`] calls it: `cpu` or `cuda:N`.
-    pub fn name(&self) -> String {
-        match self {
-            Processor::Cpu(_) => "cpu".into(),
-            Processor::Cuda(cuda) => format!("cuda:{}", cuda.info().ordinal),
-        }
-    }
-
-    /// What it is, in a few words.
-    pub fn description(&self) -> String {
-        match self {
-            Processor::Cpu(cpu) => format!("cpu ({})", cpu.isa()),
-            Processor::Cuda(cuda) => format!("cuda:{} ({})", cuda.info().ordinal, cuda.info().name),
-        }
-    }
-}
-
 static LISTENER: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Names the function that is told, once and in one line, why a GPU that seems to be there is not used when the processor
-/// is chosen automatically. Only the first call counts; without one nobody is told.
+/// Sets the function that is called, once per process, with the reason why [`DeviceChoice::Auto`] fell back to the CPU
+/// although the machine seems to have a GPU. Only the first call has an effect.
 pub fn on_cpu_fallback(listener: fn(&str)) {
     let _ = LISTENER.set(listener);
 }
 
-fn tell_fallback(reason: &Unavailable) {
-    static TOLD: Once = Once::new();
-    let present = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists());
-    let hidden = std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|gpus| ["", "-1"].contains(&gpus.trim()));
-    if let (Some(listener), true) = (LISTENER.get(), worth_telling(reason, present, hidden)) {
-        TOLD.call_once(|| listener(&format!("running on the CPU, since no GPU can be used: {reason}")));
+fn report_fallback(reason: &gpu::Unavailable) {
+    static REPORTED: Once = Once::new();
+    if let (Some(listener), true) = (LISTENER.get(), gpu::was_expected(reason)) {
+        REPORTED.call_once(|| listener(&format!("running on the CPU, since no GPU can be used: {reason}")));
     }
 }
 
-/// Whether someone may have expected a GPU. A machine without a driver is the ordinary case, unless the kernel shows a
-/// GPU (`present`), as in a container that lacks the library; and whoever hides all GPUs knows.
-fn worth_telling(reason: &Unavailable, present: bool, hidden: bool) -> bool {
-    match reason {
-        _ if hidden => false,
-        Unavailable::NoDriver => present,
-        _ => true,
+#[cfg(feature = "cuda")]
+mod gpu {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use vit_cuda::Cuda;
+    pub use vit_cuda::Unavailable;
+    use vit_graph::Precision;
+    use vit_graph::device::Device;
+
+    pub fn open(ordinal: usize, precision: Precision) -> Result<Arc<dyn Device>, Unavailable> {
+        Ok(Arc::new(Cuda::new(ordinal, precision)?))
+    }
+
+    /// Whether a user of this machine may have expected a GPU.
+    pub fn was_expected(reason: &Unavailable) -> bool {
+        let present = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists());
+        let hidden = std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|gpus| ["", "-1"].contains(&gpus.trim()));
+        is_surprising(reason, present, hidden)
+    }
+
+    /// A machine without a driver is the ordinary case, unless the kernel shows a GPU (`present`), as in a container that
+    /// lacks the library; GPUs that were hidden on purpose are no surprise either.
+    fn is_surprising(reason: &Unavailable, present: bool, hidden: bool) -> bool {
+        match reason {
+            _ if hidden => false,
+            Unavailable::NoDriver => present,
+            _ => true,
+        }
+    }
+
+    #[test]
+    fn a_broken_gpu_is_reported_and_a_missing_one_is_not() {
+        let broken = Unavailable::Driver("initialisation failed".into());
+        assert!(is_surprising(&broken, false, false));
+        assert!(is_surprising(&Unavailable::NoLibrary("NVRTC"), true, false));
+        assert!(is_surprising(&Unavailable::NoDriver, true, false));
+        assert!(!is_surprising(&Unavailable::NoDriver, false, false));
+        assert!(!is_surprising(&Unavailable::NoGpu { wanted: 0, found: 0 }, true, true));
     }
 }
 
-/// What running a graph would take on an H100 or H200, known on any machine; `None` for a precision that GPUs lack.
-pub fn plan_without_gpu(graph: &Graph, precision: Precision) -> Result<Option<Memory>, Error> {
-    match precision {
-        Precision::Int8 => Ok(None),
-        precision => Ok(Some(vit_cuda::plan_without_gpu(graph, precision)?)),
+#[cfg(not(feature = "cuda"))]
+mod gpu {
+    use std::sync::Arc;
+
+    use vit_graph::Precision;
+    use vit_graph::device::Device;
+
+    /// Why no GPU can be used.
+    #[derive(Debug, thiserror::Error)]
+    #[error("this program was built without the feature `cuda`")]
+    pub struct Unavailable;
+
+    pub fn open(_ordinal: usize, _precision: Precision) -> Result<Arc<dyn Device>, Unavailable> {
+        Err(Unavailable)
     }
-}
 
-/// Opens a device that computes in this precision; `threads` limits the CPU's.
-pub fn device_for(
-    choice: DeviceChoice,
-    precision: Precision,
-    threads: Option<usize>,
-) -> Result<Arc<dyn Device>, Error> {
-    Ok(match Processor::open(choice, precision, threads)? {
-        Processor::Cpu(cpu) => Arc::new(cpu),
-        Processor::Cuda(cuda) => Arc::new(cuda),
-    })
-}
-
-/// Opens a device that computes in f32; `threads` limits the CPU's.
-pub fn device(choice: DeviceChoice, threads: Option<usize>) -> Result<Arc<dyn Device>, Error> {
-    device_for(choice, Precision::F32, threads)
+    pub fn was_expected(_reason: &Unavailable) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]
@@ -167,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_named_as_people_write_them() {
+    fn devices_have_names() {
         assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
         assert_eq!("cuda:3".parse(), Ok(DeviceChoice::Cuda(3)));
         for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:-1"] {
@@ -176,18 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_fails_is_told_of_and_a_machine_without_one_is_not() {
-        let broken = Unavailable::Driver("initialisation failed".into());
-        assert!(worth_telling(&broken, false, false));
-        assert!(worth_telling(&Unavailable::NoLibrary("NVRTC"), true, false));
-        assert!(worth_telling(&Unavailable::NoDriver, true, false));
-        assert!(!worth_telling(&Unavailable::NoDriver, false, false));
-        assert!(!worth_telling(&Unavailable::NoGpu { wanted: 0, found: 0 }, true, true));
-    }
-
-    #[test]
-    fn a_precision_that_a_processor_lacks_is_refused() {
-        let refused = |choice, precision| Processor::open(choice, precision, Some(1)).err().unwrap().to_string();
+    fn a_precision_that_a_device_lacks_is_refused() {
+        let refused = |device, precision| {
+            DeviceOptions::new().device(device).precision(precision).threads(1).open().err().unwrap().to_string()
+        };
         assert_eq!(
             refused(DeviceChoice::Cpu, Precision::Bf16),
             "bf16 needs a GPU, and the CPU was asked for; it has f32 and int8"

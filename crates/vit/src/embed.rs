@@ -1,15 +1,15 @@
-//! Pictures as vectors.
+//! Images as embedding vectors.
 
 use std::str::FromStr;
 
 use vit_models::Checkpoint;
 
-use crate::{Error, Model, ModelOptions, device_for};
+use crate::{Error, Image, Model, ModelOptions};
 
-/// Which vector stands for a picture.
+/// The vector that stands for an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Pool {
-    /// What the classification head sees.
+    /// The input of the classification head.
     #[default]
     Features,
     /// The class token after the encoder.
@@ -33,7 +33,19 @@ impl FromStr for Pool {
     }
 }
 
-/// A model that turns pictures into vectors.
+/// A model that turns images into embedding vectors.
+///
+/// ```
+/// use vit::models::{Checkpoint, OpenOptions};
+/// use vit::{Embed, Image, ModelOptions, Pool};
+///
+/// let checkpoint = Checkpoint::open("cifar10".as_ref(), OpenOptions::default())?;
+/// let mut model = Embed::new(checkpoint, Pool::Features, true, &ModelOptions::new().batch(2))?;
+/// let images = [32, 48, 64].map(|side| Image::from_rgb(side, side, vec![side as u8; 3 * side * side]).unwrap());
+/// let embeddings = model.embed(&images)?;
+/// assert_eq!((embeddings.len(), embeddings[0].len()), (3, 256));
+/// # Ok::<(), vit::Error>(())
+/// ```
 pub struct Embed {
     model: Model,
     pool: Pool,
@@ -46,9 +58,9 @@ impl Embed {
     pub fn new(checkpoint: Checkpoint, pool: Pool, normalise: bool, options: &ModelOptions) -> Result<Embed, Error> {
         let architecture = &checkpoint.config.architecture;
         if pool == Pool::Class && !architecture.has_class_token() {
-            return Err(Error::Unsuitable("this model has no class token; use --pool mean or features".into()));
+            return Err(Error::NoClassToken);
         }
-        // Where there are no tokens, the pixels of the last feature map take their place.
+        // Models without tokens have the pixels of their last feature map instead.
         let output = match (pool, architecture.prefix_tokens()) {
             (Pool::Features, _) => "features",
             (_, Some(_)) => "tokens",
@@ -56,8 +68,8 @@ impl Embed {
         };
         let prefix = architecture.prefix_tokens().unwrap_or(0);
         let options = ModelOptions { outputs: vec![output.into()], ..options.clone() };
-        let device = device_for(options.device, options.precision, options.threads)?;
-        Ok(Embed { model: Model::new(checkpoint, device.as_ref(), &options)?, pool, normalise, prefix })
+        let model = Model::new(checkpoint, options.device.open()?.as_ref(), &options)?;
+        Ok(Embed { model, pool, normalise, prefix })
     }
 
     /// The model underneath.
@@ -65,7 +77,7 @@ impl Embed {
         &self.model
     }
 
-    /// The shape of one picture's embedding: `[dim]`, or `[patches, dim]`.
+    /// The shape of one image's embedding: `[dim]`, or `[patches, dim]`.
     pub fn shape(&self) -> Vec<usize> {
         let [tokens, dim] = self.tokens();
         match self.pool {
@@ -74,15 +86,28 @@ impl Embed {
         }
     }
 
-    /// Tokens, or pixels of the feature map, and their width; one for the features.
+    /// Number and width of the tokens, or of the feature map's pixels; the features count as one token.
     fn tokens(&self) -> [usize; 2] {
         let shape = &self.model.outputs()[0].1;
         let dim = shape.last().copied().unwrap_or(1);
         [shape[1..shape.len() - 1].iter().product(), dim]
     }
 
-    /// Embeddings of preprocessed pictures, at most a batch. An error inside is that of one image, whose embedding is NaN
-    /// or infinite; the others are fine.
+    /// The embeddings of any number of images, run in batches of [`Model::batch`].
+    pub fn embed(&mut self, images: &[Image]) -> Result<Vec<Vec<f32>>, Error> {
+        let mut all = Vec::with_capacity(images.len());
+        for images in images.chunks(self.model.batch()) {
+            let prepared = images.iter().map(|image| Ok(self.model.preprocess().apply(image)?));
+            let prepared = prepared.collect::<Result<Vec<_>, Error>>()?;
+            for embedding in self.run_prepared(&prepared)? {
+                all.push(embedding?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Embeddings of preprocessed images, at most a batch. An inner error concerns one image, whose embedding is NaN or
+    /// infinite; the others are fine.
     pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<Result<Vec<f32>, Error>>, Error> {
         let name = self.model.outputs()[0].0.clone();
         let outputs = self.model.finite_outputs(&name, images)?;

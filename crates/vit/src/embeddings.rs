@@ -23,7 +23,7 @@ pub const ENDINGS: [&str; 3] = ["npy", "safetensors", "parquet"];
 /// `.npy` (with the files' names beside it in `.files.txt`), `.safetensors` (names in its metadata), or `.parquet` (a
 /// row per file with its name). The file is complete before it takes its name.
 pub fn write(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> Result<(), Error> {
-    let failed = |reason: String| Error::Unsuitable(format!("{}: {reason}", path.display()));
+    let failed = |reason: String| Error::file(path, reason);
     let each: usize = shape.iter().product();
     if files.len() * each != values.len() {
         return Err(failed(format!("{} files of {shape:?} are not {} values", files.len(), values.len())));
@@ -33,7 +33,7 @@ pub fn write(path: &Path, files: &[String], shape: &[usize], values: &[f32]) -> 
         Some("npy") => {
             npy::write(path, &whole, values).map_err(|e| failed(e.to_string()))?;
             let names = path.with_extension("files.txt");
-            write_names(&names, files).map_err(|e| Error::Unsuitable(format!("{}: {e}", names.display())))
+            write_names(&names, files).map_err(|error| Error::file(names, error))
         }
         Some("safetensors") => {
             let names = serde_json::to_string(files).map_err(|e| failed(e.to_string()))?;

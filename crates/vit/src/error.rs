@@ -1,9 +1,15 @@
-//! One error for everything that this crate does.
+//! One error for everything that this crate does. Its text is complete: it includes the cause, and names no option of any
+//! program.
 
-/// What went wrong, in one sentence that says where and what to do.
+use std::path::PathBuf;
+
+use vit_graph::Precision;
+
+/// What went wrong.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
-    /// A model, its configuration or its weights.
+    /// A model, its configuration or its checkpoint.
     #[error(transparent)]
     Model(#[from] vit_models::ModelError),
     /// A weights file.
@@ -12,18 +18,83 @@ pub enum Error {
     /// A graph or a device.
     #[error(transparent)]
     Graph(#[from] vit_graph::GraphError),
-    /// A training step.
+    /// A training run.
+    #[cfg(feature = "train")]
     #[error(transparent)]
-    Step(#[from] vit_train::StepError),
-    /// A look inside.
+    Train(#[from] vit_train::TrainError),
+    /// An explanation or an inspection.
+    #[cfg(feature = "explain")]
     #[error(transparent)]
     Insight(#[from] vit_insight::InsightError),
-    /// A picture.
+    /// An image that cannot be read.
     #[error(transparent)]
     Image(#[from] vit_data::ImageError),
-    /// Preprocessing that does not work.
+    /// Preprocessing that cannot be done.
     #[error("the model's preprocessing: {0}")]
-    Preprocess(#[from] vit_data::PreprocessError),
+    Preprocess(vit_data::PreprocessError),
+    /// A device that cannot be opened.
+    #[error("{device} cannot be used: {reason}")]
+    Device {
+        /// The device: `cuda:0`.
+        device: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A precision that the device or the task does not have.
+    #[error("{precision} {reason}")]
+    Precision {
+        /// The precision.
+        precision: Precision,
+        /// Why not, after the precision's name.
+        reason: String,
+    },
+    /// A model without a classification head, which has features but no logits.
+    #[error("this model has no classification head")]
+    NoHead,
+    /// A model without a class token to read the embedding from.
+    #[error("this model has no class token")]
+    NoClassToken,
+    /// An output that the model does not have.
+    #[error(
+        "the model has no output `{name}`; it has {}, and intermediates {}",
+        outputs.join(", "),
+        intermediates.join(", ")
+    )]
+    UnknownOutput {
+        /// The name.
+        name: String,
+        /// The outputs.
+        outputs: Vec<String>,
+        /// The named intermediates, which can be requested as well.
+        intermediates: Vec<String>,
+    },
+    /// An output that was not requested when the model was opened.
+    #[error("the output `{name}` was not requested; there are {}", requested.join(", "))]
+    NotRequested {
+        /// The name.
+        name: String,
+        /// The outputs that were.
+        requested: Vec<String>,
+    },
+    /// A list of images that is empty.
+    #[error("there are no images")]
+    NoImages,
+    /// More images than the model takes in one run.
+    #[error("{images} images do not fit into a batch of {batch}")]
+    Batch {
+        /// How many were given.
+        images: usize,
+        /// How many fit.
+        batch: usize,
+    },
+    /// A preprocessed image of another length than the model's input.
+    #[error("a preprocessed image of {found} elements, where the model takes {expected}")]
+    Length {
+        /// Its elements.
+        found: usize,
+        /// Elements of the model's input.
+        expected: usize,
+    },
     /// An image for which a model with finite weights gives NaN or infinity, while others are fine.
     #[error(
         "the model's {output} for this image are NaN or infinite, although its weights are finite: values overflow \
@@ -41,11 +112,44 @@ pub enum Error {
     )]
     Overflow {
         /// The weights file.
-        path: std::path::PathBuf,
+        path: PathBuf,
         /// The output.
         output: String,
     },
-    /// A request that this model or machine cannot meet.
-    #[error("{0}")]
-    Unsuitable(String),
+    /// Recorded outputs or training steps that cannot be compared with.
+    #[error("{}: {what}", path.display())]
+    Recording {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("{}: {what}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+impl Error {
+    /// A file that cannot be read or written.
+    pub(crate) fn file(path: impl Into<PathBuf>, what: impl ToString) -> Self {
+        Error::File { path: path.into(), what: what.to_string() }
+    }
+}
+
+impl From<vit_data::PreprocessError> for Error {
+    fn from(error: vit_data::PreprocessError) -> Self {
+        Error::Preprocess(error)
+    }
+}
+
+#[cfg(feature = "train")]
+impl From<vit_train::StepError> for Error {
+    fn from(error: vit_train::StepError) -> Self {
+        Error::Train(error.into())
+    }
 }

@@ -1,4 +1,4 @@
-//! What a model looks at, in one picture after another.
+//! Explanations of a model's answers: maps over images.
 
 use std::path::PathBuf;
 
@@ -8,18 +8,18 @@ use vit_models::{Checkpoint, Config};
 
 use crate::finite::{blame_weights, is_finite};
 use crate::model::preprocess;
-use crate::{Error, Image, ModelOptions, Precision, device_for};
+use crate::{Error, Image, ModelOptions, Precision};
 
-/// A model that explains what it sees.
+/// A model that explains its answers by maps over the image.
 ///
 /// ```
-/// use vit::insight::ExplainOptions;
+/// use vit::explain::ExplainOptions;
 /// use vit::models::{Checkpoint, OpenOptions};
 /// use vit::{Explain, Image, ModelOptions};
 ///
 /// let checkpoint = Checkpoint::open("cifar10".as_ref(), OpenOptions::default())?;
 /// let mut model = Explain::new(checkpoint, &ExplainOptions::default(), &ModelOptions::default())?;
-/// let explanation = model.explain(&Image::open("../../examples/images/dog.jpg")?)?;
+/// let explanation = model.explain(&Image::from_rgb(32, 32, vec![127; 3 * 32 * 32]).unwrap())?;
 /// let (subject, map) = &explanation.maps[0];
 /// assert_eq!((subject.to_string().as_str(), map.grid()), ("attention rollout", [8, 8]));
 /// # Ok::<(), vit::Error>(())
@@ -33,14 +33,13 @@ pub struct Explain {
 }
 
 impl Explain {
-    /// Prepares a checkpoint. Device, threads, precision and batch are the model's options; the outputs are not used.
+    /// Prepares a checkpoint, on the device and with the batch of `model`; its other options have no effect.
     pub fn new(checkpoint: Checkpoint, options: &ExplainOptions, model: &ModelOptions) -> Result<Explain, Error> {
-        if model.precision == Precision::Int8 {
-            return Err(Error::Unsuitable(
-                "explanations need gradients and attention in full precision; leave out --precision int8".into(),
-            ));
+        if model.device.precision == Precision::Int8 {
+            let reason = "has no gradients, which explanations need".into();
+            return Err(Error::Precision { precision: Precision::Int8, reason });
         }
-        let device = device_for(model.device, model.precision, model.threads)?;
+        let device = model.device.open()?;
         let Checkpoint { config, weights, source, report, .. } = checkpoint;
         let options = ExplainOptions { batch: model.batch, ..options.clone() };
         let explainer = Explainer::new(&config, &weights, device.as_ref(), &options)?;
@@ -52,39 +51,39 @@ impl Explain {
         &self.config
     }
 
-    /// What was changed about the weights to make them fit, one line each.
+    /// What was changed to adapt the weights, one line each.
     pub fn report(&self) -> &[String] {
         &self.report
     }
 
-    /// How pictures become the model's input.
+    /// The preprocessing from an image to the model's input.
     pub fn preprocess(&self) -> &Preprocess {
         &self.preprocess
     }
 
-    /// How many pictures are run at once.
+    /// Images in one run.
     pub fn batch(&self) -> usize {
         self.explainer.batch()
     }
 
-    /// What the first, second, … map of every explanation is, in a few words.
+    /// The titles of every explanation's maps, in order.
     pub fn maps(&self) -> Vec<String> {
         self.explainer.maps(|class| self.label(class))
     }
 
-    /// The name of a class, or its number where names are not known.
+    /// The name of a class, or `class N` if the model does not name its classes.
     pub fn label(&self, class: usize) -> String {
         self.config.labels.get(class).cloned().unwrap_or_else(|| format!("class {class}"))
     }
 
-    /// Explains one picture.
+    /// Explains one image.
     pub fn explain(&mut self, image: &Image) -> Result<Explanation, Error> {
         let prepared = self.preprocess.apply(image)?;
         self.explain_prepared(&[&prepared])?.remove(0)
     }
 
-    /// Explains preprocessed pictures, at most a batch. An error inside is that of one image, whose logits or maps are NaN
-    /// or infinite; the others are fine.
+    /// Explains preprocessed images, at most a batch. An inner error concerns one image, whose logits or maps are NaN or
+    /// infinite; the others are fine.
     pub fn explain_prepared(&mut self, images: &[&[f32]]) -> Result<Vec<Result<Explanation, Error>>, Error> {
         let found = self.explainer.explain(images)?;
         if let Some(output) = found.iter().find_map(non_finite) {
@@ -101,7 +100,7 @@ impl Explain {
     }
 }
 
-/// What of an explanation is NaN or infinite.
+/// The part of an explanation that is NaN or infinite.
 fn non_finite(explanation: &Explanation) -> Option<&'static str> {
     match explanation {
         _ if !is_finite(&explanation.logits) => Some("logits"),

@@ -1,4 +1,4 @@
-//! Outputs that are NaN or infinite, and whose fault that is: the weights', or a single image's.
+//! Outputs that are NaN or infinite, and their cause: the weights, or a single image.
 
 use std::path::Path;
 
@@ -11,15 +11,15 @@ pub(crate) fn is_finite(values: &[f32]) -> bool {
     values.iter().all(|value| value.is_finite())
 }
 
-/// Looks for the reason of an output that is not finite: an error where the weights are it, nothing where only single
-/// images are. The weights are read again for this, since a device keeps them in its own form; a model with finite outputs
-/// never pays for it. `blank_is_finite` says whether a blank image gives finite outputs.
+/// Finds the cause of an output that is not finite: an error if it is the weights or an overflow inside the model for any
+/// image, `Ok` if it is single images. The weights are read again, since a device keeps them in its own form; a model with
+/// finite outputs never pays for it. `blank_is_finite` tells whether a blank image gives finite outputs.
 pub(crate) fn blame_weights(
     weights: &Path,
     output: &str,
     blank_is_finite: impl FnOnce() -> Result<bool, Error>,
 ) -> Result<(), Error> {
-    // A checkpoint that was made in memory has no file, then the blank image decides alone.
+    // A checkpoint that was made in memory has no file; then the blank image alone decides.
     if let Ok(checkpoint) = Checkpoint::open(weights, OpenOptions { weights: None, allow_unmatched: true }) {
         checkpoint.check_finite()?;
     }

@@ -43,13 +43,14 @@ mod verify;
 
 pub use config::config_of;
 pub use convert::{Conversion, convert};
-pub use device::{DeviceChoice, Precision, Processor, device, device_for, on_cpu_fallback, plan_without_gpu};
+pub use device::{DeviceChoice, DeviceOptions, on_cpu_fallback};
 pub use embed::{Embed, Pool};
 pub use error::Error;
 pub use explain::Explain;
 pub use model::{Model, ModelOptions, Prediction, preprocess};
 pub use verify::{Comparison, Verification, VerifyOptions, verify};
 pub use vit_data::Image;
+pub use vit_graph::Precision;
 
 pub use vit_cuda as cuda;
 pub use vit_data as data;

@@ -1,4 +1,4 @@
-//! A model that is ready to look at pictures.
+//! A model on a device.
 
 use std::path::{Path, PathBuf};
 
@@ -11,43 +11,82 @@ use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
 
 use crate::device::quantised;
 use crate::finite::{blame_weights, is_finite};
-use crate::{DeviceChoice, Error, Image, Precision, device_for};
+use crate::{DeviceOptions, Error, Image, Precision};
 
 /// How to open a model.
-#[derive(Debug, Clone, Default)]
+///
+/// ```
+/// use vit::{ModelOptions, Precision};
+///
+/// let options = ModelOptions::new().batch(8).precision(Precision::Int8).image_size([224, 320]);
+/// assert_eq!(options.batch, 8);
+/// ```
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
 pub struct ModelOptions {
-    /// Pictures that are run at once; 0 means 1.
+    /// Images in one run; 0 counts as 1. More images are run in several batches.
     pub batch: usize,
-    /// The outputs wanted; empty means `logits`. See the architecture's `build` for what there is.
+    /// Outputs and named intermediates to compute; empty for `logits`.
     pub outputs: Vec<String>,
     /// Another image size than the weights were trained for, height and width.
     pub image_size: Option<[usize; 2]>,
-    /// The processor.
-    pub device: DeviceChoice,
-    /// Threads of the CPU; `None` for all cores.
-    pub threads: Option<usize>,
-    /// How precisely to compute.
-    pub precision: Precision,
-    /// Start anew what the weights lack, and drop what they have too much.
+    /// The device and its precision.
+    pub device: DeviceOptions,
+    /// Initialise parameters that the weights lack, and drop tensors that the model lacks.
     pub allow_unmatched: bool,
 }
 
 impl ModelOptions {
-    /// Asks for one more output or named intermediate, such as `blocks.5.attn` or `blocks.5.attn.weights`.
-    pub fn tap(mut self, name: &str) -> Self {
+    /// One image at a time, in f32, on the fastest device there is.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// So many images in one run.
+    pub fn batch(self, batch: usize) -> Self {
+        Self { batch, ..self }
+    }
+
+    /// Requests one more output or named intermediate, such as `blocks.5.attn` or `blocks.5.attn.weights`.
+    pub fn output(mut self, name: impl Into<String>) -> Self {
         self.outputs.push(name.into());
         self
     }
+
+    /// Another image size, height and width; position embeddings are resampled.
+    pub fn image_size(self, size: [usize; 2]) -> Self {
+        Self { image_size: Some(size), ..self }
+    }
+
+    /// On this device.
+    pub fn device(self, device: DeviceOptions) -> Self {
+        Self { device, ..self }
+    }
+
+    /// In this precision.
+    pub fn precision(self, precision: Precision) -> Self {
+        Self { device: self.device.precision(precision), ..self }
+    }
+
+    /// On this many threads of the CPU.
+    pub fn threads(self, threads: usize) -> Self {
+        Self { device: self.device.threads(threads), ..self }
+    }
+
+    /// Accepts weights that do not match the model.
+    pub fn allow_unmatched(self, allow_unmatched: bool) -> Self {
+        Self { allow_unmatched, ..self }
+    }
 }
 
-/// One class and how sure the model is of it.
+/// A class and its probability.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// The class's number.
+    /// The index of the class.
     pub class: usize,
-    /// Its name, or its number where names are not known.
+    /// Its name, or `class N` if the model does not name its classes.
     pub label: String,
-    /// From 0 to 1. All classes together 1 where an image has one label, each by itself where it may have several.
+    /// From a softmax over all classes; from a sigmoid of its own if images may have several labels.
     pub probability: f32,
 }
 
@@ -64,54 +103,52 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a checkpoint folder or a weights file for one picture at a time.
+    /// Opens a checkpoint folder, a weights file, or the best model of a training run; `cifar10` is the built-in model.
     pub fn open(path: impl AsRef<Path>) -> Result<Model, Error> {
         Model::open_with(path, &ModelOptions::default())
     }
 
-    /// Opens a checkpoint with options.
+    /// Opens a model with options.
     pub fn open_with(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Model, Error> {
         let open = OpenOptions { weights: None, allow_unmatched: options.allow_unmatched };
         let mut checkpoint = Checkpoint::open(path.as_ref(), open)?;
         checkpoint.change(Changes { image_size: options.image_size, ..Changes::default() })?;
-        let device = device_for(options.device, options.precision, options.threads)?;
-        Model::new(checkpoint, device.as_ref(), options)
+        Model::new(checkpoint, options.device.open()?.as_ref(), options)
     }
 
-    /// Brings a checkpoint onto a device.
+    /// Brings a checkpoint onto a device that is open, as [`DeviceOptions::open`] with `options.device` gives it.
     pub fn new(checkpoint: Checkpoint, device: &dyn Device, options: &ModelOptions) -> Result<Model, Error> {
-        if options.precision == Precision::Int8 {
+        let precision = options.device.precision;
+        if precision == Precision::Int8 {
             // Rounding to integers would turn NaN into a plausible value.
             checkpoint.check_finite()?;
         }
         let Checkpoint { config, mut weights, source, report, .. } = checkpoint;
-        let wanted = if options.outputs.is_empty() { vec!["logits".to_string()] } else { options.outputs.clone() };
+        let requested = if options.outputs.is_empty() { vec!["logits".to_string()] } else { options.outputs.clone() };
         let batch = options.batch.max(1);
         let build = |batch: usize| {
             let mut graph = config.architecture.build(batch, Mode::Inference)?;
-            for name in wanted.iter().filter(|name| graph.taps().contains_key(*name)).cloned().collect::<Vec<_>>() {
+            for name in requested.iter().filter(|name| graph.taps().contains_key(*name)).cloned().collect::<Vec<_>>() {
                 graph.request(&name)?;
             }
             Ok::<Graph, GraphError>(graph)
         };
         let mut graph = build(batch)?;
         let mut outputs = Vec::new();
-        for name in wanted.clone() {
+        for name in requested.clone() {
             if name == "logits" && graph.output(&name).is_err() {
-                return Err(Error::Unsuitable(
-                    "this model has no classification head; `vit embed` gives its features".into(),
-                ));
+                return Err(Error::NoHead);
             }
             let value = graph.output(&name).map_err(|_| unknown_output(&graph, &name))?;
             outputs.push((name, graph.shape(value).to_vec()));
         }
         graph.retain_outputs(|name| outputs.iter().any(|(n, _)| n == name));
-        let graph = quantised(dead_code(&graph)?, options.precision)?;
+        let graph = quantised(dead_code(&graph)?, precision)?;
         let held = weights.held_bytes();
         let executable = device.compile(&graph, &mut weights).map_err(|error| {
             suggest_batch(error, device, batch, held, |batch| {
                 let mut graph = build(batch)?;
-                graph.retain_outputs(|name| wanted.iter().any(|wanted| wanted == name));
+                graph.retain_outputs(|name| requested.iter().any(|requested| requested == name));
                 dead_code(&graph)
             })
         })?;
@@ -125,12 +162,12 @@ impl Model {
         &self.config
     }
 
-    /// What was changed about the weights to make them fit, one line each.
+    /// What was changed to adapt the weights, one line each.
     pub fn report(&self) -> &[String] {
         &self.report
     }
 
-    /// How many pictures are run at once.
+    /// Images in one run.
     pub fn batch(&self) -> usize {
         self.batch
     }
@@ -140,7 +177,7 @@ impl Model {
         &self.outputs
     }
 
-    /// How pictures become the model's input.
+    /// The preprocessing from an image to the model's input.
     pub fn preprocess(&self) -> &Preprocess {
         &self.preprocess
     }
@@ -150,26 +187,33 @@ impl Model {
         self.executable.memory_bytes() + 4 * self.input.len()
     }
 
-    /// The classes of a picture, the likeliest first.
+    /// The classes of an image, the likeliest first.
     pub fn classify(&mut self, image: &Image) -> Result<Vec<Prediction>, Error> {
         Ok(self.classify_batch(std::slice::from_ref(image))?.remove(0))
     }
 
-    /// The classes of several pictures, at most a batch.
+    /// The classes of any number of images, run in batches of [`Model::batch`].
     pub fn classify_batch(&mut self, images: &[Image]) -> Result<Vec<Vec<Prediction>>, Error> {
-        let prepared = images.iter().map(|i| Ok(self.preprocess.apply(i)?)).collect::<Result<Vec<_>, Error>>()?;
-        self.classify_prepared(&prepared)?.into_iter().collect()
+        let mut all = Vec::with_capacity(images.len());
+        for images in images.chunks(self.batch) {
+            let prepared = images.iter().map(|image| Ok(self.preprocess.apply(image)?));
+            let prepared = prepared.collect::<Result<Vec<_>, Error>>()?;
+            for predictions in self.classify_prepared(&prepared)? {
+                all.push(predictions?);
+            }
+        }
+        Ok(all)
     }
 
-    /// The classes of several preprocessed pictures, at most a batch. An error inside is that of one image, whose logits
-    /// are NaN or infinite; the others are fine.
+    /// The classes of preprocessed images, at most a batch. An inner error concerns one image, whose logits are NaN or
+    /// infinite; the others are fine.
     #[allow(clippy::type_complexity)]
     pub fn classify_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<Result<Vec<Prediction>, Error>>, Error> {
         let rows = self.finite_outputs("logits", images)?;
         Ok(rows.into_iter().map(|row| Ok(self.predictions(&row?))).collect())
     }
 
-    /// Runs the model on preprocessed images and gives one output for each, where all its elements are finite.
+    /// Runs the model on preprocessed images, at most a batch; one output for each image whose elements are finite.
     pub(crate) fn finite_outputs(
         &mut self,
         name: &str,
@@ -192,47 +236,35 @@ impl Model {
         Ok(values.chunks(each).map(checked).collect())
     }
 
-    /// Runs the model on one picture; [`Model::output`] then gives what was asked for.
+    /// Runs the model on one image; [`Model::output`] then gives the requested outputs.
     pub fn run(&mut self, image: &Image) -> Result<(), Error> {
         let prepared = self.preprocess.apply(image)?;
         self.run_prepared(&[prepared])
     }
 
-    /// Runs the model on preprocessed pictures, `[channels, height, width]` each, at most a batch.
+    /// Runs the model on preprocessed images, `[channels, height, width]` each, at most a batch.
     pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<(), Error> {
         if images.len() > self.batch {
-            return Err(Error::Unsuitable(format!(
-                "{} pictures do not fit into a batch of {}",
-                images.len(),
-                self.batch
-            )));
+            return Err(Error::Batch { images: images.len(), batch: self.batch });
         }
         let each = self.input.len() / self.batch;
-        for (place, image) in self.input.chunks_mut(each).zip(images) {
+        for (slot, image) in self.input.chunks_mut(each).zip(images) {
             if image.len() != each {
-                let size = self.config.architecture.image_size();
-                return Err(Error::Unsuitable(format!(
-                    "a picture of {} values is not one of {size:?} pixels",
-                    image.len()
-                )));
+                return Err(Error::Length { found: image.len(), expected: each });
             }
-            place.copy_from_slice(image);
+            slot.copy_from_slice(image);
         }
-        // What an earlier, fuller batch left behind would only cost accuracy in nothing, but zeros cost nothing either.
         self.input[images.len() * each..].fill(0.0);
         self.executable.write("image", Elements::F32(&self.input))?;
         self.executable.run()?;
         Ok(())
     }
 
-    /// An output of the last run, for the first `count` pictures.
+    /// An output of the last run, for the first `count` images.
     pub fn output(&self, name: &str, count: usize) -> Result<Vec<f32>, Error> {
         let Some((_, shape)) = self.outputs.iter().find(|(n, _)| n == name) else {
-            let known: Vec<&str> = self.outputs.iter().map(|(n, _)| n.as_str()).collect();
-            return Err(Error::Unsuitable(format!(
-                "the output `{name}` was not asked for; there are {}",
-                known.join(", ")
-            )));
+            let requested = self.outputs.iter().map(|(name, _)| name.clone()).collect();
+            return Err(Error::NotRequested { name: name.into(), requested });
         };
         let mut values = vec![0.0; shape.iter().product()];
         self.executable.read(name, &mut values)?;
@@ -254,18 +286,13 @@ impl Model {
     }
 }
 
-/// Says what could have been asked for.
 fn unknown_output(graph: &Graph, name: &str) -> Error {
-    let outputs: Vec<&str> = graph.outputs().iter().map(|(n, _)| n.as_str()).collect();
-    let taps: Vec<&str> = graph.taps().keys().map(String::as_str).filter(|n| !outputs.contains(n)).collect();
-    Error::Unsuitable(format!(
-        "the model has no output `{name}`; it has {}, and on the way there {}",
-        outputs.join(", "),
-        taps.join(", ")
-    ))
+    let outputs: Vec<String> = graph.outputs().iter().map(|(name, _)| name.clone()).collect();
+    let intermediates = graph.taps().keys().filter(|name| !outputs.contains(name)).cloned().collect();
+    Error::UnknownOutput { name: name.into(), outputs, intermediates }
 }
 
 /// The transform that a model's preprocessing describes.
 pub fn preprocess(p: &Preprocessing) -> Result<Preprocess, Error> {
-    vit_train::preprocess(p).map_err(|error| Error::Unsuitable(error.to_string()))
+    Ok(vit_train::preprocess(p)?)
 }

@@ -15,18 +15,14 @@ use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
 use vit_system::regular_file;
 
 use crate::device::quantised;
-use crate::{DeviceChoice, Error, Precision, device_for};
+use crate::{DeviceOptions, Error, Precision};
 
 /// How to verify.
 #[derive(Debug, Clone, Default)]
 pub struct VerifyOptions {
-    /// The processor.
-    pub device: DeviceChoice,
-    /// How precisely to compute.
-    pub precision: Precision,
-    /// Threads of the CPU.
-    pub threads: Option<usize>,
-    /// One tolerance for everything, instead of the usual one for each array.
+    /// The device and its precision.
+    pub device: DeviceOptions,
+    /// One tolerance for everything, instead of the default for each array.
     pub tolerance: Option<f64>,
     /// The weights file, where the folder has several.
     pub weights: Option<PathBuf>,
@@ -70,8 +66,8 @@ impl Verification {
     }
 }
 
-/// The largest absolute error that f32 arithmetic in another order explains, for models of ordinary size; with fewer
-/// bits, as much more as the rounding of operands makes of it.
+/// The largest absolute error that f32 sums in another order explain in models of ordinary size; in other precisions,
+/// times the ratio of their rounding error to that of f32.
 fn usual_tolerance(name: &str, precision: Precision) -> f64 {
     let exact = match name {
         _ if name.starts_with("attention_") => 5e-6,
@@ -87,7 +83,7 @@ fn usual_tolerance(name: &str, precision: Precision) -> f64 {
     }
 }
 
-/// The model's name for a recorded array: `attention_3` is what block 3 attends to.
+/// The model's name for a recorded array: `attention_3` is the attention weights of block 3.
 fn tap(name: &str) -> String {
     match name.strip_prefix("attention_") {
         Some(block) => format!("blocks.{block}.attn.weights"),
@@ -95,28 +91,25 @@ fn tap(name: &str) -> String {
     }
 }
 
-/// Rebuilds the model of a folder, runs it on the `input` of its `io.safetensors`, and compares all other arrays in it.
-/// With `images` in place of `input` it is a training run: its steps are made again as config.json says.
+/// Builds the model of a folder, runs it on the `input` of its `io.safetensors`, and compares all other arrays in it.
+/// With `images` in place of `input` it is a recorded training run, whose steps are replayed as config.json describes.
 pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Error> {
     let open = OpenOptions { weights: options.weights.as_deref(), allow_unmatched: false };
     let mut checkpoint = Checkpoint::open(folder, open)?;
     let recorded = folder.join("io.safetensors");
     if !recorded.is_file() {
-        let what = format!(
-            "{}: there is nothing to compare with; record `input` and outputs such as `logits` there",
-            recorded.display()
-        );
-        return Err(Error::Unsuitable(what));
+        let what = "there is nothing to compare with; record `input` and outputs such as `logits` there".into();
+        return Err(Error::Recording { path: recorded, what });
     }
     let mut io = safetensors::read(&recorded)?;
     if let Some(map) = io.tensors.get_mut("feature_map").filter(|_| channels_first(folder)) {
         *map = channels_last(map);
     }
-    let unsuitable = |what: String| Error::Unsuitable(format!("{}: {what}", recorded.display()));
+    let unsuitable = |what: String| Error::Recording { path: recorded.clone(), what };
     if io.tensors.contains_key("images") {
         let arrays = training::replay(folder, &mut checkpoint, io, options).map_err(|error| match error {
-            Error::Unsuitable(what) => unsuitable(what),
-            other => other,
+            ReplayError::Recording(what) => unsuitable(what),
+            ReplayError::Other(error) => error,
         })?;
         return Ok(Verification { weights: checkpoint.source, arrays });
     }
@@ -138,15 +131,15 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         io.tensors.keys().filter(|name| request(&mut graph, &tap(name)).is_ok()).cloned().collect();
     graph.retain_outputs(|output| available.iter().any(|name| tap(name) == output));
     let graph = dead_code(&graph)?;
-    let graph = quantised(graph, options.precision)?;
-    let device = device_for(options.device, options.precision, options.threads)?;
+    let graph = quantised(graph, options.device.precision)?;
+    let device = options.device.open()?;
     let mut executable = device.compile(&graph, &mut checkpoint.weights)?;
     executable.write("image", Elements::F32(&input.data))?;
     executable.run()?;
 
     let mut arrays = Vec::new();
     for (name, expected) in io.tensors {
-        let tolerance = options.tolerance.unwrap_or_else(|| usual_tolerance(&name, options.precision));
+        let tolerance = options.tolerance.unwrap_or_else(|| usual_tolerance(&name, options.device.precision));
         let (difference, note) = if available.contains(&name) {
             let value = graph.output(&tap(&name))?;
             let shape = graph.shape(value);
@@ -165,8 +158,21 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
     Ok(Verification { weights: checkpoint.source, arrays })
 }
 
+/// Why recorded steps cannot be replayed.
+enum ReplayError {
+    /// The recording lacks something, or contradicts itself.
+    Recording(String),
+    Other(Error),
+}
+
+impl<E: Into<Error>> From<E> for ReplayError {
+    fn from(error: E) -> Self {
+        ReplayError::Other(error.into())
+    }
+}
+
 impl Comparison {
-    /// A recorded array against what was found, if anything was.
+    /// A recorded array against the model's, if it has one.
     fn new(name: String, expected: &Tensor, found: Option<&[f32]>, tolerance: f64) -> Self {
         let (difference, note) = match found {
             Some(found) if found.len() == expected.data.len() => {
@@ -179,14 +185,14 @@ impl Comparison {
     }
 }
 
-/// Whether the folder's recording says that its feature map has the channels before rows and columns.
+/// Whether the recorded feature map is NCHW.
 fn channels_first(folder: &Path) -> bool {
     let text = regular_file::read_to_string(&folder.join("config.json")).unwrap_or_default();
     let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     config["feature_map_layout"] == "NCHW"
 }
 
-/// A feature map `[batch, channels, rows, columns]` as models here give it, channels last.
+/// A feature map `[batch, channels, rows, columns]` in the order of this project's models, channels last.
 fn channels_last(map: &Tensor) -> Tensor {
     let [batch, channels, rows, columns] = map.shape[..] else { return map.clone() };
     let pixels = rows * columns;

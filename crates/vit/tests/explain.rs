@@ -25,7 +25,7 @@ fn explain(
     method: Option<Method>,
     inputs: &[Vec<f32>],
 ) -> Result<Vec<Explanation>, vit::Error> {
-    let model = ModelOptions { batch: inputs.len(), threads: Some(1), ..ModelOptions::default() };
+    let model = ModelOptions::new().batch(inputs.len()).threads(1);
     let mut model = Explain::new(checkpoint.clone(), &options(method), &model)?;
     model.explain_prepared(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>())?.into_iter().collect()
 }
@@ -119,8 +119,8 @@ fn grad_cam_of_pooled_features_is_the_heads_own_map() {
     let checkpoint = open(case);
     let inputs = inputs(case, &checkpoint);
     let found = explain(&checkpoint, Some(Method::GradCam), &inputs).unwrap();
-    let options = ModelOptions { batch: inputs.len(), ..ModelOptions::default() }.tap("feature_map");
-    let device = vit::device(options.device, Some(1)).unwrap();
+    let options = ModelOptions::new().batch(inputs.len()).threads(1).output("feature_map");
+    let device = options.device.open().unwrap();
     let mut model = vit::Model::new(checkpoint.clone(), device.as_ref(), &options).unwrap();
     model.run_prepared(&inputs).unwrap();
     let features = model.output("feature_map", inputs.len()).unwrap();
@@ -150,7 +150,7 @@ fn class_maps_without_a_class_token_start_from_what_each_token_adds() {
         let maps = &recorded.tensors["maps"];
         let [pictures, classes, places] = maps.shape[..] else { panic!("{:?}", maps.shape) };
         let options = ExplainOptions { classes: (0..classes).collect(), ..options(Some(Method::Gradient)) };
-        let model = ModelOptions { batch: pictures, threads: Some(1), ..ModelOptions::default() };
+        let model = ModelOptions::new().batch(pictures).threads(1);
         let mut model = Explain::new(checkpoint, &options, &model).unwrap();
         let found = model.explain_prepared(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
         for (explanation, expected) in found.iter().flatten().zip(maps.data.chunks(classes * places)) {
@@ -239,14 +239,14 @@ fn what_cannot_be_shown_is_said_with_a_way_out() {
     assert_eq!(explain(&headless, None, &inputs).unwrap()[0].maps.len(), 1, "rollout needs no head");
     assert!(refused(&headless, Method::Gradient, &inputs).contains("no classification head"));
 
-    let int8 = ModelOptions { precision: Precision::Int8, ..ModelOptions::default() };
+    let int8 = ModelOptions::new().precision(Precision::Int8);
     let error = Explain::new(checkpoint, &options(None), &int8).err().unwrap().to_string();
     assert!(error.contains("--precision int8"), "{error}");
 }
 
 #[test]
 fn every_model_can_be_inspected_with_and_without_pictures() {
-    let device = vit::device(vit::DeviceChoice::Cpu, Some(1)).unwrap();
+    let device = vit::DeviceOptions::new().device(vit::DeviceChoice::Cpu).threads(1).open().unwrap();
     for case in CASES.into_iter().chain(FAMILY) {
         let checkpoint = open(case);
         let inputs = inputs(case, &checkpoint);
@@ -309,15 +309,15 @@ fn what_nobody_asks_for_costs_nothing() {
 fn the_last_attention_can_be_asked_for_alone() {
     let checkpoint = open("timm_vit");
     let inputs = inputs("timm_vit", &checkpoint);
-    let options = ModelOptions { batch: inputs.len(), ..ModelOptions::default() }.tap("blocks.2.attn.weights");
-    let device = vit::device(options.device, Some(1)).unwrap();
+    let options = ModelOptions::new().batch(inputs.len()).threads(1).output("blocks.2.attn.weights");
+    let device = options.device.open().unwrap();
     let mut model = vit::Model::new(checkpoint.clone(), device.as_ref(), &options).unwrap();
     model.run_prepared(&inputs).unwrap();
     let found = model.output("blocks.2.attn.weights", inputs.len()).unwrap();
     let difference = support::difference(&found, &recorded("timm_vit").tensors["attention_2"].data);
     assert!(difference < 1e-5, "{difference}");
 
-    let unknown = ModelOptions::default().tap("blocks.9.attn");
+    let unknown = ModelOptions::new().output("blocks.9.attn");
     let error = vit::Model::new(checkpoint, device.as_ref(), &unknown).err().unwrap().to_string();
     assert!(error.contains("no output `blocks.9.attn`") && error.contains("blocks.2.attn.weights"), "{error}");
 }

@@ -13,8 +13,8 @@ fn output(checkpoint: &Checkpoint, input: &[f32], name: &str) -> Vec<f32> {
     let architecture = &checkpoint.config.architecture;
     let each = architecture.channels() * architecture.image_size().iter().product::<usize>();
     let images: Vec<Vec<f32>> = input.chunks(each).map(<[f32]>::to_vec).collect();
-    let options = ModelOptions { batch: images.len(), outputs: vec![name.into()], ..ModelOptions::default() };
-    let device = vit::device(options.device, Some(1)).unwrap();
+    let options = ModelOptions::new().batch(images.len()).threads(1).output(name);
+    let device = options.device.open().unwrap();
     let mut model = Model::new(checkpoint.clone(), device.as_ref(), &options).unwrap();
     model.run_prepared(&images).unwrap();
     model.output(name, images.len()).unwrap()
@@ -121,7 +121,7 @@ fn a_feature_map_takes_the_place_of_tokens() {
     let io = recorded("tv_resnet_bottleneck");
     let each = 3 * 64 * 64;
     let images: Vec<Vec<f32>> = io.tensors["input"].data.chunks(each).map(<[f32]>::to_vec).collect();
-    let options = ModelOptions { batch: 2, ..ModelOptions::default() };
+    let options = ModelOptions::new().batch(2);
     let embed = |pool| {
         let mut embed = Embed::new(checkpoint.clone(), pool, false, &options).unwrap();
         let found: Vec<Vec<f32>> = embed.run_prepared(&images).unwrap().into_iter().map(Result::unwrap).collect();

@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 
 use support::{fixture, recorded};
 use vit::models::{Checkpoint, OpenOptions};
-use vit::{DeviceChoice, Image, Model, ModelOptions, Precision, device};
+use vit::{DeviceChoice, DeviceOptions, Image, Model, ModelOptions, Precision};
 
 /// The largest relative error of the logits that is allowed: what ONNX Runtime's dynamic quantisation has on ViT-B/16.
 const ALLOWED: f64 = 0.04;
 
 fn logits(path: &Path, precision: Precision, images: &[Vec<f32>]) -> Vec<f32> {
     let checkpoint = Checkpoint::open(path, OpenOptions::default()).unwrap();
-    let options = ModelOptions { batch: images.len(), precision, ..ModelOptions::default() };
-    let device = device(DeviceChoice::Cpu, None).unwrap();
+    let device = DeviceOptions::new().device(DeviceChoice::Cpu);
+    let options = ModelOptions::new().batch(images.len()).device(device).precision(precision);
+    let device = options.device.open().unwrap();
     let mut model = Model::new(checkpoint, device.as_ref(), &options).unwrap();
     model.run_prepared(images).unwrap();
     model.output("logits", images.len()).unwrap()
@@ -41,7 +42,7 @@ fn recorded_models_lose_little_in_eight_bits() {
 fn the_trained_example_says_the_same_in_eight_bits() {
     let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let open = |precision| {
-        let options = ModelOptions { precision, ..ModelOptions::default() };
+        let options = ModelOptions::new().precision(precision);
         Model::open_with("cifar10", &options).unwrap()
     };
     let (mut exact, mut rough) = (open(Precision::F32), open(Precision::Int8));

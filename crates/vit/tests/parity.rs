@@ -5,7 +5,7 @@ mod support;
 
 use support::{CASES, FAMILY, copy, fixture, open, recorded, write};
 use vit::models::weights::{self, Tensor};
-use vit::{Error, Model, ModelOptions, VerifyOptions, verify};
+use vit::{DeviceOptions, Error, Model, ModelOptions, VerifyOptions, verify};
 use vit_cpu::{Cpu, Isa};
 
 const ONE_HEAD: &[&str] = &["attention_0", "attention_1", "features", "logits", "tokens"];
@@ -17,7 +17,11 @@ const MAPPED: &[&str] = &["feature_map", "features", "logits"];
 fn agrees(case: &str, weights: Option<&str>, arrays: &[&str]) {
     let weights = weights.map(|name| fixture(case).join(name));
     for threads in [1, 2] {
-        let options = VerifyOptions { threads: Some(threads), weights: weights.clone(), ..VerifyOptions::default() };
+        let options = VerifyOptions {
+            device: DeviceOptions::new().threads(threads),
+            weights: weights.clone(),
+            ..VerifyOptions::default()
+        };
         let verification = verify(&fixture(case), &options).unwrap();
         for array in &verification.arrays {
             assert!(array.passes(), "{case} on {threads} threads: {array:?}");
@@ -86,11 +90,8 @@ fn every_instruction_set_agrees() {
             let input = io.tensors.remove("input").unwrap();
             // Attention weights and feature maps come in tests of their own; here the last link of each chain is enough.
             io.tensors.retain(|name, _| !name.starts_with("attention_") && name != "feature_map");
-            let options = ModelOptions {
-                batch: input.shape[0],
-                outputs: io.tensors.keys().cloned().collect(),
-                ..ModelOptions::default()
-            };
+            let options = ModelOptions::new().batch(input.shape[0]);
+            let options = io.tensors.keys().fold(options, |options, name| options.output(name));
             let mut model = Model::new(open(case), &device, &options).unwrap();
             let each = input.data.len() / input.shape[0];
             let images: Vec<Vec<f32>> = input.data.chunks(each).map(<[f32]>::to_vec).collect();
@@ -150,7 +151,7 @@ fn a_not_a_number_is_a_difference() {
 
 fn refusal(folder: &std::path::Path) -> String {
     match verify(folder, &VerifyOptions::default()) {
-        Err(Error::Unsuitable(what)) => what,
+        Err(error @ Error::Recording { .. }) => error.to_string(),
         other => panic!("{other:?}"),
     }
 }

@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use support::{scratch, write};
 use vit::models::weights;
-use vit::{Comparison, Error, VerifyOptions, verify};
+use vit::{Comparison, DeviceOptions, Error, VerifyOptions, verify};
 
 fn recorded(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures").join(case)
 }
 
 fn compare(folder: &Path) -> Vec<Comparison> {
-    verify(folder, &VerifyOptions { threads: Some(2), ..VerifyOptions::default() }).unwrap().arrays
+    verify(folder, &VerifyOptions { device: DeviceOptions::new().threads(2), ..VerifyOptions::default() })
+        .unwrap()
+        .arrays
 }
 
 /// A copy of a recording to be changed.
@@ -104,7 +106,7 @@ fn one_wrong_gradient_is_found() {
 #[test]
 fn what_cannot_be_replayed_is_refused() {
     let refusal = |folder: &Path| match verify(folder, &VerifyOptions::default()) {
-        Err(Error::Unsuitable(what)) => what,
+        Err(error @ Error::Recording { .. }) => error.to_string(),
         other => panic!("{other:?}"),
     };
     let folder = copy("train_step", "unknown_optimiser");

@@ -1,4 +1,4 @@
-//! Loading pictures on one core: reading them from memory, decoding, resizing and cropping, normalising.
+//! Loading images on one core: decoding from memory, resizing and cropping, normalising.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,28 +9,28 @@ use vit_system::regular_file;
 use super::quantile;
 use crate::Error;
 
-/// How fast pictures are loaded on one core.
+/// How fast images are loaded on one core.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataMeasurement {
-    /// Pictures measured.
-    pub pictures: usize,
-    /// Median milliseconds of a picture for each stage: decode, resize and crop, normalise.
+    /// Images measured.
+    pub images: usize,
+    /// Median milliseconds per image of each stage: decode, resize and crop, normalise.
     pub stages_ms: [f64; 3],
-    /// Pictures per second, all stages.
+    /// Images per second, all stages.
     pub images_per_s: f64,
 }
 
-/// Loads pictures again and again with one model's preprocessing.
+/// Loads images repeatedly with one model's preprocessing.
 pub fn data(files: &[PathBuf], preprocess: &Preprocess, time: Duration) -> Result<DataMeasurement, Error> {
     let mut bytes = Vec::new();
     for path in files {
-        let content = regular_file::read(path).map_err(|e| Error::Unsuitable(format!("{}: {e}", path.display())))?;
-        // One look before the clock runs: a file that is no picture is named here.
+        let content = regular_file::read(path).map_err(|error| Error::file(path, error))?;
+        // Decoded once before the clock starts: an error of `open` names the file.
         vit_data::open(path, &DecodeOptions::default())?;
         bytes.push(content);
     }
     if bytes.is_empty() {
-        return Err(Error::Unsuitable("there are no pictures to measure with".into()));
+        return Err(Error::NoImages);
     }
     let mut tensor = vec![0.0; preprocess.output_len()];
     let mut stages: [Vec<f64>; 3] = Default::default();
@@ -52,7 +52,7 @@ pub fn data(files: &[PathBuf], preprocess: &Preprocess, time: Duration) -> Resul
         rounds.push(round.elapsed().as_secs_f64());
     }
     Ok(DataMeasurement {
-        pictures: bytes.len(),
+        images: bytes.len(),
         stages_ms: stages.map(|stage| 1e3 * quantile(&stage, 0.5)),
         images_per_s: bytes.len() as f64 / quantile(&rounds, 0.5),
     })

@@ -34,8 +34,8 @@ pub struct OpMeasurement {
 /// Times every operation of the forward pass, or of a training step; the slowest first.
 pub fn ops(options: &BenchOptions, training: bool) -> Result<Vec<OpMeasurement>, Error> {
     let graph = if training { training_graph(options, &options.architecture()?)? } else { inference_graph(options)? };
-    let processor = options.processor()?;
-    let mut executable = processor.device().compile(&graph, &mut Initial { seed: 0 })?;
+    let opened = options.open()?;
+    let mut executable = opened.device.compile(&graph, &mut Initial { seed: 0 })?;
     fill_inputs(&graph, executable.as_mut())?;
     let steps = executable.steps();
     let mut seconds = vec![0.0; steps.len()];
@@ -45,7 +45,7 @@ pub fn ops(options: &BenchOptions, training: bool) -> Result<Vec<OpMeasurement>,
         executable.run_timed(&mut seconds)?;
         all.iter_mut().zip(&seconds).for_each(|(all, &s)| all.push(s));
     }
-    let peak = Peak::new(&processor)?.flops(PEAK_TIME)?;
+    let peak = Peak::new(&opened, options)?.flops(PEAK_TIME)?;
     let medians: Vec<f64> = all.iter().map(|runs| quantile(runs, 0.5)).collect();
     let total: f64 = medians.iter().sum();
     let mut groups: HashMap<(String, String), (usize, f64, u64, u64)> = HashMap::new();

@@ -1,46 +1,45 @@
-//! The fastest that a processor multiplies and adds.
+//! The peak of a device in FLOP/s.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use vit_cpu::{Cpu, fma_peak};
-use vit_cuda::{Cuda, Precision};
 use vit_graph::device::{Device, Elements, Executable};
-use vit_graph::{DType, Init, Tensor};
+use vit_graph::{DType, Init, Precision, Tensor};
 
-use super::quantile;
-use crate::{Error, Processor};
+use super::{BenchDevice, BenchOptions, quantile};
+use crate::Error;
 
-/// What is measured: a CPU's registers, or a GPU's largest usual matrix product.
+/// The measurement: multiply-adds in registers on a CPU, a large matrix product on a GPU.
 pub(super) enum Peak {
     Registers(Cpu),
     Product { executable: Box<dyn Executable>, side: usize },
 }
 
 impl Peak {
-    pub fn new(processor: &Processor) -> Result<Self, Error> {
-        match processor {
-            Processor::Cpu(cpu) => Ok(Peak::Registers(cpu.clone())),
-            Processor::Cuda(cuda) => Self::product(cuda),
+    pub fn new(opened: &BenchDevice, options: &BenchOptions) -> Result<Self, Error> {
+        match &opened.cpu {
+            Some(cpu) => Ok(Peak::Registers(cpu.clone())),
+            None => Self::product(opened.device.as_ref(), options.device.precision),
         }
     }
 
-    fn product(cuda: &Cuda) -> Result<Self, Error> {
-        let side = if cuda.precision() == Precision::F32 { 4096 } else { 8192 };
+    fn product(device: &dyn Device, precision: Precision) -> Result<Self, Error> {
+        let side = if precision == Precision::F32 { 4096 } else { 8192 };
         let x = Tensor::input("x", DType::F32, [side, side]);
         let [weight, gamma, beta] = [("weight", vec![side, side]), ("gamma", vec![side]), ("beta", vec![side])]
             .map(|(name, shape)| x.parameter(name, shape, Init::Zeros));
-        // Several products in a row: the first also converts the input, the others show what the units can do. The norms
-        // keep numbers in a range, which eight bits need.
+        // Several products in a row: the first also converts the input, the others run at full rate. The norms keep
+        // values in the range of fp8.
         let layer = |x: &Tensor| x.layer_norm(&gamma, &beta, 1e-6).linear(&weight, None);
         layer(&layer(&layer(&x))).output("y");
         let mut row = vec![0.0; side];
         Init::Normal { std: 1.0 }.fill(0, "row", &mut row);
-        // Zeros would need less power than numbers do.
+        // Noise, since zeros draw less power and so allow higher clocks.
         let noise: Vec<f32> = (0..side * side).map(|i| row[(i % side * 3 + i / side * 7) % side]).collect();
         let mut parameters = BTreeMap::from([("weight".to_string(), noise)]);
         parameters.extend([("gamma", 1.0), ("beta", 0.0)].map(|(name, start)| (name.to_string(), vec![start; side])));
-        let mut executable = cuda.compile(&x.finish()?, &mut parameters)?;
+        let mut executable = device.compile(&x.finish()?, &mut parameters)?;
         executable.write("x", Elements::F32(&parameters["weight"]))?;
         Ok(Peak::Product { executable, side })
     }

@@ -1,5 +1,6 @@
 //! Whole passes: inference, and training steps.
 
+use vit_cpu::Cpu;
 use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Elements, Executable, Initial};
 use vit_graph::rewrite::dead_code;
@@ -9,8 +10,8 @@ use vit_system::host::{self, FreeMemory, MemoryLimit};
 use vit_train::{StepOptions, TrainingStep};
 
 use super::{BenchOptions, quantile, repeat};
+use crate::Error;
 use crate::device::quantised;
-use crate::{Error, Processor};
 
 /// How fast something ran.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,7 +66,7 @@ pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
     let mut graph = architecture.build(options.batch, Mode::Inference)?;
     let wanted = if architecture.classes() > 0 { "logits" } else { "features" };
     graph.retain_outputs(|name| name == wanted);
-    Ok(quantised(dead_code(&graph)?, options.precision)?)
+    Ok(quantised(dead_code(&graph)?, options.device.precision)?)
 }
 
 /// Memory besides the model's: buffers of the measurement of the peak, stacks, code that is run for the first time.
@@ -74,8 +75,8 @@ const BESIDES: u64 = 8 << 20;
 const BESIDES_ON_GPU: u64 = 96 << 20;
 
 fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>) -> Result<Measurement, Error> {
-    let processor = options.processor()?;
-    let device = processor.device();
+    let opened = options.open()?;
+    let device = opened.device.as_ref();
     let own = |room: &FreeMemory| room.limit == MemoryLimit::Gpu;
     let taken = |room: FreeMemory| room.total - room.free;
     let (before, resident) = (device.free_memory().filter(own).map(taken), host::resident().unwrap_or(0));
@@ -97,7 +98,7 @@ fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>
         .compile(graph, &mut Initial { seed: 0 })
         .map_err(|error| suggest_batch(error, device, options.batch, 0, build))?;
     fill_inputs(graph, executable.as_mut())?;
-    let (seconds, peak) = repeat(&processor, options.time, || {
+    let (seconds, peak) = repeat(&opened, options, || {
         executable.run()?;
         Ok(executable.wait()?)
     })?;
@@ -106,8 +107,8 @@ fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>
     let flops: u64 = executable.steps().iter().map(|step| step.flops).sum();
     let gflops = flops as f64 / median / 1e9;
     Ok(Measurement {
-        device: processor.description(),
-        threads: if let Processor::Cpu(cpu) = &processor { Some(cpu.threads()) } else { None },
+        device: device.description(),
+        threads: opened.cpu.as_ref().map(Cpu::threads),
         runs: seconds.len(),
         median_ms: 1e3 * median,
         p10_ms: 1e3 * quantile(&seconds, 0.1),

@@ -1,6 +1,6 @@
-//! Replays recorded mixup and cutmix batches: pictures, targets, and what the model makes of them.
+//! Replays recorded mixup and cutmix batches: images, targets, logits, losses and gradients.
 //!
-//! Each picture's partner is the one at the same place from the end. `io.safetensors` holds `images`, `labels`, and for
+//! The partner of image `i` is image `batch - 1 - i`. `io.safetensors` holds `images`, `labels`, and for
 //! each kind `KIND_images`, `KIND_targets`, `KIND_logits`, `KIND_loss`; `grad.NAME` are gradients of `mixup_loss`.
 
 use serde_json::Value;
@@ -9,19 +9,18 @@ use vit_models::weights::{Tensor, Weights};
 use vit_train::{Method, Optimiser};
 
 use super::training::{Replay, compare_gradients, gradients, one_hot, take};
-use super::{Comparison, VerifyOptions, settings, usual_tolerance};
-use crate::Error;
+use super::{Comparison, ReplayError, VerifyOptions, settings, usual_tolerance};
 
 /// Mixing is two products and a sum.
 const MIXED: f64 = 1e-6;
 const LOSS: f64 = 1e-5;
 const GRADIENT: f64 = 1e-5;
 
-/// How two pictures become one.
+/// How two images become one.
 enum Mix {
-    /// `share` of the picture and the rest of its partner, everywhere.
+    /// `share` of the image and `1 - share` of its partner, in every pixel.
     Mixup { share: f32 },
-    /// The partner's rows and columns in a box; the labels are mixed by area.
+    /// The partner's pixels inside a box; the labels are mixed by area.
     Cutmix { rows: [usize; 2], columns: [usize; 2], share: f32 },
 }
 
@@ -72,18 +71,18 @@ pub(super) fn replay(
     images: Tensor,
     mut io: Weights,
     options: &VerifyOptions,
-) -> Result<Vec<Comparison>, Error> {
+) -> Result<Vec<Comparison>, ReplayError> {
     let [batch, _, height, width] = images.shape[..] else {
-        return Err(Error::Unsuitable("`images` should be [batch, channels, height, width]".into()));
+        return Err(ReplayError::Recording("`images` should be [batch, channels, height, width]".into()));
     };
     let classes = checkpoint.config.architecture.classes();
-    let smoothing = settings::label_smoothing(config).map_err(Error::Unsuitable)?;
+    let smoothing = settings::label_smoothing(config).map_err(ReplayError::Recording)?;
     let targets = one_hot(&take(&mut io, "labels")?.data, classes, smoothing)?;
     if targets.len() != batch * classes {
-        return Err(Error::Unsuitable(format!("there should be {batch} labels")));
+        return Err(ReplayError::Recording(format!("there should be {batch} labels")));
     }
     let gradients = gradients(&mut io)?;
-    // The weights stay as they are: the learning rate is zero.
+    // With a learning rate of zero the weights stay unchanged.
     let method = Method::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
     let still = Optimiser { method, weight_decay: 0.0, clip: None, ..Optimiser::default() };
     let mut replay = Replay::new(checkpoint, batch, &still.into(), options)?;
@@ -93,13 +92,13 @@ pub(super) fn replay(
         if !io.tensors.contains_key(&format!("{kind}_images")) {
             continue;
         }
-        let mix = Mix::parse(kind, config).map_err(Error::Unsuitable)?;
+        let mix = Mix::parse(kind, config).map_err(ReplayError::Recording)?;
         let (images, targets) = (mix.images(&images, [height, width]), mix.targets(&targets, classes));
         replay.run(&images, &targets, 0.0, 1)?;
         for (name, found, usual) in [
             ("images", images, MIXED),
             ("targets", targets, MIXED),
-            ("logits", replay.read("logits")?, usual_tolerance("logits", options.precision)),
+            ("logits", replay.read("logits")?, usual_tolerance("logits", options.device.precision)),
             ("loss", replay.read("loss")?, LOSS),
         ] {
             let name = format!("{kind}_{name}");

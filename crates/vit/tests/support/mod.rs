@@ -90,12 +90,9 @@ pub fn outputs(checkpoint: &Checkpoint, input: &[f32]) -> Vec<Vec<f32>> {
     let ([height, width], channels) =
         (checkpoint.config.architecture.image_size(), checkpoint.config.architecture.channels());
     let each = channels * height * width;
-    let options = ModelOptions {
-        batch: input.len() / each,
-        outputs: names.iter().map(|n| n.to_string()).collect(),
-        ..ModelOptions::default()
-    };
-    let device = vit::device(options.device, Some(1)).unwrap();
+    let options = ModelOptions::new().batch(input.len() / each).threads(1);
+    let options = names.iter().fold(options, |options, name| options.output(*name));
+    let device = options.device.open().unwrap();
     let mut model = Model::new(checkpoint.clone(), device.as_ref(), &options).unwrap();
     let images: Vec<Vec<f32>> = input.chunks(each).map(<[f32]>::to_vec).collect();
     model.run_prepared(&images).unwrap();
