@@ -268,7 +268,7 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         }
         let eight: &[(&'static str, &str)] = match source.name {
             "norm" => &[("X", "bf16"), ("Y", "e4m3")],
-            "activation" => &[("X", "bf16"), ("Y", "e4m3"), ("KIND", "2")],
+            "activation" => &[("X", "bf16"), ("Y", "e4m3"), ("ACTIVATION", "gelu_tanh")],
             "gemm" => &[("X", "e4m3"), ("Y", "e4m3"), ("B", "bf16")],
             _ => &[],
         };
@@ -279,13 +279,22 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
             "channel_norm" => &[("BATCH", &[0]), ("RELU", &[1, 2]), ("VEC", &[8]), ("LANES", &[8, 16])],
             "pool" => &[("MAX", &[0]), ("VEC", &[8])],
             "windows" => &[("VEC", &[2, 4, 8])],
-            "activation" => &[("KIND", &[0, 2, 3, 4, 5, 6])],
             "conv_layout" => &[("VEC", &[4])],
             "dropout" => &[("VEC", &[8])],
             "depthwise" => &[("VEC", &[8]), ("KERNEL_WIDTH", &[1, 5, 31])],
             "arithmetic" | "movement" | "patchify" | "reduce" => &[("VEC", &[1, 2, 4, 8])],
             _ => &[],
         };
+        // Operations that are structs of their file.
+        let selector = match source.name {
+            "arithmetic" => Some(("FUNCTION", "ELEMENTWISE(", ",")),
+            "activation" => Some(("ACTIVATION", "struct ", " {")),
+            _ => None,
+        };
+        if let Some((name, before, after)) = selector {
+            let structs = source.text.lines().filter_map(|line| line.strip_prefix(before)?.split_once(after));
+            variants.extend(structs.map(|(function, _)| Variant::new(source).with(name, function)));
+        }
         variants
             .extend(more.iter().flat_map(|(name, values)| values.iter().map(|v| Variant::new(source).with(name, v))));
     }

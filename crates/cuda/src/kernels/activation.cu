@@ -1,8 +1,9 @@
-// Activations, their gradients, and what follows a linear layer's product where cuBLASLt cannot do it.
+// Activations, their gradients, and the epilogue of a linear layer where cuBLASLt has none.
 //
-// KIND: 0 none, 1 gelu, 2 gelu_tanh, 3 relu, 4 silu, 5 tanh, 6 sigmoid. X, DY, Y, R: storage types.
-#ifndef KIND
-#define KIND 1
+// ACTIVATION: one of the structs in `activations`, which have the names of the graph's activations; `identity` for none.
+// X, DY, Y, R: storage types.
+#ifndef ACTIVATION
+#define ACTIVATION gelu
 #endif
 #ifndef X
 #define X float
@@ -25,8 +26,8 @@
 #define TANH_SCALE 0.79788456080286536f
 #define TANH_CUBIC 0.044715f
 
-// e^(-x²/2) and Φ(x), the normal distribution. What is stored as bf16 is computed with a polynomial (Abramowitz and
-// Stegun, 26.2.17) that is off by less than 1e-7, where erff would take longer than memory does.
+// e^(-x²/2) and Φ(x) of the normal distribution. For results in bf16, a polynomial (Abramowitz and Stegun, 26.2.17) with an
+// error below 1e-7: with erff the kernel would be bound by arithmetic, not by memory.
 template <class T> __device__ __forceinline__ float2 normal(float x) {
     return make_float2(expf(-0.5f * x * x), 0.5f * (1.0f + erff(x * INVERSE_SQRT2)));
 }
@@ -40,44 +41,73 @@ template <> __device__ __forceinline__ float2 normal<bf16>(float x) {
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// For a result that is stored as T.
-template <class T> __device__ __forceinline__ float activate(float x) {
-    if (KIND == 1) return x * normal<T>(x).y;
-    if (KIND == 2) return 0.5f * x * (1.0f + tanhf(TANH_SCALE * (x + TANH_CUBIC * x * x * x)));
-    if (KIND == 3) return relu(x);
-    if (KIND == 4) return x * sigmoid(x);
-    if (KIND == 5) return tanhf(x);
-    if (KIND == 6) return sigmoid(x);
-    return x;
-}
+// One struct per activation: `value` and `derivative` at x, for a result that is stored as T.
+namespace activations {
+struct identity {
+    template <class T> static __device__ __forceinline__ float value(float x) { return x; }
+    template <class T> static __device__ __forceinline__ float derivative(float) { return 1.0f; }
+};
 
-template <class T> __device__ __forceinline__ float derivative(float x) {
-    if (KIND == 1) {
+// x Φ(x) (Hendrycks and Gimpel, 2016).
+struct gelu {
+    template <class T> static __device__ __forceinline__ float value(float x) { return x * normal<T>(x).y; }
+    template <class T> static __device__ __forceinline__ float derivative(float x) {
         const float2 n = normal<T>(x);
         return n.y + x * INVERSE_SQRT_2PI * n.x;
     }
-    if (KIND == 2) {
+};
+
+// Its approximation with tanh, the form that cuBLASLt and flax have.
+struct gelu_tanh {
+    template <class T> static __device__ __forceinline__ float value(float x) {
+        return 0.5f * x * (1.0f + tanhf(TANH_SCALE * (x + TANH_CUBIC * x * x * x)));
+    }
+    template <class T> static __device__ __forceinline__ float derivative(float x) {
         const float t = tanhf(TANH_SCALE * (x + TANH_CUBIC * x * x * x));
         return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * TANH_SCALE * (1.0f + 3.0f * TANH_CUBIC * x * x);
     }
-    // 0 or NaN.
-    if (KIND == 3) return x > 0.0f ? 1.0f : relu(x);
-    if (KIND == 4) {
-        const float s = sigmoid(x);
+};
+
+struct relu {
+    template <class T> static __device__ __forceinline__ float value(float x) { return ::relu(x); }
+    // NaN at NaN.
+    template <class T> static __device__ __forceinline__ float derivative(float x) { return x > 0.0f ? 1.0f : ::relu(x); }
+};
+
+struct silu {
+    template <class T> static __device__ __forceinline__ float value(float x) { return x * ::sigmoid(x); }
+    template <class T> static __device__ __forceinline__ float derivative(float x) {
+        const float s = ::sigmoid(x);
         return s * (1.0f + x * (1.0f - s));
     }
-    if (KIND == 5) {
+};
+
+struct tanh {
+    template <class T> static __device__ __forceinline__ float value(float x) { return tanhf(x); }
+    template <class T> static __device__ __forceinline__ float derivative(float x) {
         const float t = tanhf(x);
         return 1.0f - t * t;
     }
-    if (KIND == 6) {
-        const float s = sigmoid(x);
+};
+
+struct sigmoid {
+    template <class T> static __device__ __forceinline__ float value(float x) { return ::sigmoid(x); }
+    template <class T> static __device__ __forceinline__ float derivative(float x) {
+        const float s = ::sigmoid(x);
         return s * (1.0f - s);
     }
-    return 1.0f;
+};
+} // namespace activations
+
+template <class T> __device__ __forceinline__ float activate(float x) {
+    return activations::ACTIVATION::value<T>(x);
 }
 
-// Every thread has two packs, which are read before either is computed.
+template <class T> __device__ __forceinline__ float derivative(float x) {
+    return activations::ACTIVATION::derivative<T>(x);
+}
+
+// Every thread has two vectors and loads both before it computes either, to have more loads in flight.
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation(const X* __restrict__ x, Y* __restrict__ y, u64 count) {
     const u64 first = ((u64)blockIdx.x * 2 * THREADS + threadIdx.x) * VEC, second = first + THREADS * VEC;
@@ -97,11 +127,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The same times a factor that belongs to the whole result.
+// The same for a quantised result: times its quantisation scale.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    activation_scaled(const X* x, Y* y, const float* factor, u64 count) {
+    activation_quantised(const X* x, Y* y, const float* scale, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
-    const float multiplier = *factor;
+    const float multiplier = *scale;
     if (first + VEC <= count) {
         float v[VEC];
         load<VEC>(x + first, v);
@@ -127,8 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) activation_grad(const X* x
     }
 }
 
-// The same over rows of `columns`, a multiple of VEC, with the sums of every column of dx: `sums [splits, columns]`, each
-// over rows_per_split rows. A block has LANES packs of columns and all groups of rows.
+// dx [rows, columns] and the sums of its columns, which are the gradient of a bias: sums [splits, columns], each over
+// rows_per_split rows. `columns` is a multiple of VEC. A block has LANES vectors of columns and all rows of its split.
 #define LANES 8
 #define GROUPS (THREADS / LANES)
 #define AT_ONCE 2
@@ -167,11 +197,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x < LANES * VEC && own < columns) sums[(u64)blockIdx.y * columns + own] = total;
 }
 
-// y = residual + scale · activation(y), in place, over rows of `columns`; scale and residual may be missing.
+// y = residual + scale · activation(y), in place, y [rows, columns]; `scale` and `residual` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    linear_tail(Y* y, const float* scale, const R* residual, u32 columns, u64 count) {
+    linear_epilogue(Y* y, const float* scale, const R* residual, u32 columns, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
-    // A pack that crosses into the next row or beyond the end goes element by element.
+    // A vector that crosses into the next row or past the end is done element by element.
     const u32 column = (u32)(first % columns);
     if (first + VEC <= count && column + VEC <= columns) {
         float v[VEC], r[VEC];

@@ -1,8 +1,9 @@
-// Sums, differences and products with broadcasting, scaling, powers, and conversion between storage types.
+// Elementwise operations of one or two inputs, the latter with broadcasting; conversion between storage types.
 //
-// OP: 0 add, 1 sub, 2 mul. A, B, Y: storage types. INDEX: a type that can count the elements.
-#ifndef OP
-#define OP 0
+// FUNCTION: one of the structs in `functions`, which have the names of the graph's operations. A, B, Y: storage types.
+// INDEX: a type that can count the elements.
+#ifndef FUNCTION
+#define FUNCTION add
 #endif
 #ifndef A
 #define A float
@@ -22,13 +23,38 @@
 
 #define THREADS 256
 
-__device__ __forceinline__ float combine(float a, float b) {
-    if (OP == 0) return a + b;
-    if (OP == 1) return a - b;
-    return a * b;
+// To add an operation: a struct here, and an arm in `lower::node`. The second argument of an operation of one input is the
+// operation's parameter.
+#define ELEMENTWISE(name, ...)                                                                                         \
+    struct name {                                                                                                      \
+        static __device__ __forceinline__ float of(float a, float b) { return __VA_ARGS__; }                           \
+    }
+namespace functions {
+ELEMENTWISE(add, a + b);
+ELEMENTWISE(sub, a - b);
+ELEMENTWISE(mul, a * b);
+ELEMENTWISE(scale, b * a);
+ELEMENTWISE(power, powf(a, b));
+} // namespace functions
+
+__device__ __forceinline__ float combine(float a, float b) { return functions::FUNCTION::of(a, b); }
+
+// y[i] = f(a[i], parameter). With `scale` by 1 it converts from A to Y.
+extern "C" __global__ void __launch_bounds__(THREADS) elementwise(const A* a, Y* y, float parameter, u64 count) {
+    const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
+    if (first + VEC <= count) {
+        float v[VEC];
+        load<VEC>(a + first, v);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) v[i] = combine(v[i], parameter);
+        store<VEC>(y + first, v);
+    } else {
+        for (u64 i = first; i < count; i++) y[i] = from_float<Y>(combine(to_float(a[i]), parameter));
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) binary(const A* a, const B* b, Y* y, u64 count) {
+// y[i] = f(a[i], b[i]).
+extern "C" __global__ void __launch_bounds__(THREADS) elementwise2(const A* a, const B* b, Y* y, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
     if (first + VEC <= count) {
         float v[VEC], w[VEC];
@@ -42,9 +68,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) binary(const A* a, const B
     }
 }
 
-// Two operands read with strides of their own; the innermost of `axes` is walked in packs of VEC, along which a stride
-// is 0 or 1.
-struct Walk {
+// The strides of two operands over the axes of the result. The innermost axis counts vectors of VEC elements, along which
+// an operand's stride is 0 or 1 (`a_inner`, `b_inner`).
+struct BroadcastStrides {
     u32 axes;
     u32 a_inner;
     u32 b_inner;
@@ -54,24 +80,24 @@ struct Walk {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    binary_broadcast(const A* a, const B* b, Y* y, const Walk walk, u64 packs) {
-    const u64 pack = (u64)blockIdx.x * THREADS + threadIdx.x;
-    if (pack >= packs) return;
-    INDEX rest = (INDEX)pack;
+    elementwise2_broadcast(const A* a, const B* b, Y* y, const BroadcastStrides strides, u64 vectors) {
+    const u64 vector = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (vector >= vectors) return;
+    INDEX rest = (INDEX)vector;
     u64 at_a = 0, at_b = 0;
-    for (int axis = (int)walk.axes - 1; axis >= 0; axis--) {
-        const INDEX position = rest % walk.extents[axis];
-        rest /= walk.extents[axis];
-        at_a += position * walk.a[axis], at_b += position * walk.b[axis];
+    for (int axis = (int)strides.axes - 1; axis >= 0; axis--) {
+        const INDEX position = rest % strides.extents[axis];
+        rest /= strides.extents[axis];
+        at_a += position * strides.a[axis], at_b += position * strides.b[axis];
     }
     float v[VEC], w[VEC];
-    if (walk.a_inner) {
+    if (strides.a_inner) {
         load<VEC>(a + at_a, v);
     } else {
 #pragma unroll
         for (int i = 0; i < VEC; i++) v[i] = to_float(a[at_a]);
     }
-    if (walk.b_inner) {
+    if (strides.b_inner) {
         load<VEC>(b + at_b, w);
     } else {
 #pragma unroll
@@ -79,29 +105,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int i = 0; i < VEC; i++) v[i] = combine(v[i], w[i]);
-    store<VEC>(y + pack * VEC, v);
+    store<VEC>(y + vector * VEC, v);
 }
 
-// y = factor · a, which with a factor of 1 is a conversion.
-extern "C" __global__ void __launch_bounds__(THREADS) scale(const A* a, Y* y, float factor, u64 count) {
-    const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
-    if (first + VEC <= count) {
-        float v[VEC];
-        load<VEC>(a + first, v);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[i] *= factor;
-        store<VEC>(y + first, v);
-    } else {
-        for (u64 i = first; i < count; i++) y[i] = from_float<Y>(factor * to_float(a[i]));
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) power(const A* a, Y* y, float exponent, u64 count) {
-    const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
-    if (i < count) y[i] = from_float<Y>(powf(to_float(a[i]), exponent));
-}
-
-// Numbers around 1 of either sign in both storage types, to time kernels with: zeros would run faster than real data.
+// Fills memory with values of magnitude around 1 and either sign, whether read as f32 or bf16: matrix products of zeros
+// would be timed as faster than those of real data.
 extern "C" __global__ void __launch_bounds__(THREADS) noise(uint4* to, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;

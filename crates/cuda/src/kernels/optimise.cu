@@ -1,13 +1,17 @@
-// The optimiser's update of all parameters in one launch, moving averages likewise, and the norm of all gradients in two.
+// Optimiser updates of all parameters in one launch (multi-tensor apply), moving averages likewise, and the global norm of
+// all gradients in two launches.
 //
-// Tensors are cut into chunks of CHUNK elements; a table says which chunk belongs to which tensor, so that one grid
-// covers tensors of any size.
+// Tensors are divided into chunks of CHUNK elements, one for each block. A table names the tensor and the chunk of every
+// block, so that one grid covers tensors of any size.
 #define THREADS 256
 #define CHUNK 8192
 
 struct Chunk {
     u32 tensor;
-    u32 number;
+    u32 index;
+
+    __device__ __forceinline__ u64 begin() const { return (u64)index * CHUNK; }
+    __device__ __forceinline__ u64 end(u64 count) const { return begin() + CHUNK < count ? begin() + CHUNK : count; }
 };
 
 struct Gradient {
@@ -15,13 +19,12 @@ struct Gradient {
     u64 count;
 };
 
-// The sum of squares of every chunk.
+// The sum of squares of every chunk: partials[blocks].
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_squares(const Gradient* gradients, const Chunk* chunks, float* partials) {
     const Chunk chunk = chunks[blockIdx.x];
     const Gradient gradient = gradients[chunk.tensor];
-    const u64 begin = (u64)chunk.number * CHUNK;
-    const u64 end = begin + CHUNK < gradient.count ? begin + CHUNK : gradient.count;
+    const u64 begin = chunk.begin(), end = chunk.end(gradient.count);
     float sum = 0.0f;
     for (u64 i = begin + 4 * threadIdx.x; i < end; i += 4 * THREADS) {
         if (i + 4 <= end) {
@@ -36,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-// The root of their sum, by one block.
+// norm = sqrt(sum of partials), by one block, in double precision.
 extern "C" __global__ void __launch_bounds__(THREADS) root_of_sum(const float* partials, u32 count, float* norm) {
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < count; i += THREADS) sum += (double)partials[i];
@@ -44,49 +47,55 @@ extern "C" __global__ void __launch_bounds__(THREADS) root_of_sum(const float* p
     if (threadIdx.x == 0) *norm = (float)sqrt(sum);
 }
 
-// One parameter: what is read, and where the new values go, which may be the same place or, for one that nobody wants,
-// nowhere. `copy` is the parameter in bf16, for the next run's matrix products.
-// One tensor: an optimiser's parameter, gradient and state, or a moving average with its value as the gradient and its
-// decay as the rate. A place that nobody wants is null.
-struct Row {
+// One tensor's update. New values may overwrite the old ones; an output without a consumer is null.
+// A moving average has its new sample as the gradient and its decay as the rate.
+struct TensorUpdate {
     const float *parameter, *gradient, *mean, *variance;
     float *new_parameter, *new_mean, *new_variance;
+    // The parameter in bf16, which the matrix products of the next run read.
     bf16* copy;
     const float* rate;
     u64 count;
-    // Decay that is added to the gradient, and decay that is added to the update.
+    // Weight decay that is added to the gradient, and weight decay that is added to the update (AdamW).
     float coupled, decoupled;
     u32 trust_ratio;
-    // The first block that works on it.
+    // The first block of this tensor in the grid.
     u32 first_block;
+
+    __device__ __forceinline__ void store_parameter(u64 i, float value) const {
+        if (new_parameter) new_parameter[i] = value;
+        if (copy) copy[i] = from_float<bf16>(value);
+    }
 };
 
 __device__ __forceinline__ bool is_finite(float v) { return fabsf(v) < INFINITY; }
 
-// What gradients are scaled by; a negative number where the norm is not finite, and so nothing is to change.
+// The factor of the gradients, min(1, clip / (norm + epsilon)); -1 where the norm is not finite: then nothing changes.
 __device__ __forceinline__ float clip_factor(u32 clips, float clip, float clip_epsilon, float norm) {
     if (!is_finite(norm)) return -1.0f;
     return clips ? fminf(clip / (norm + clip_epsilon), 1.0f) : 1.0f;
 }
 
-// Writes four neighbours, or the last few, wherever they are wanted.
-template <int N> __device__ __forceinline__ void put(float* to, u64 i, const float (&v)[N]) {
+template <int N> __device__ __forceinline__ void store_if_used(float* to, u64 i, const float (&v)[N]) {
     if (to) store<N>(to + i, v);
 }
+
+// Adam (Kingma and Ba, 2015), AdamW (Loshchilov and Hutter, 2019) and LAMB (You et al., 2020).
 
 struct Adam {
     float beta1, beta2, epsilon, clip, clip_epsilon;
     u32 clips;
 };
 
-struct Step {
+// 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t), and the clip factor.
+struct AdamStep {
     float rate, scale, root, factor;
 };
 
-__device__ __forceinline__ Step adam_step(const Row& p, const Adam& adam, const float* step, const float* norm) {
+__device__ __forceinline__ AdamStep adam_step(const TensorUpdate& p, const Adam& adam, const float* step, const float* norm) {
     const double correct1 = 1.0 - pow((double)adam.beta1, (double)*step);
     const double correct2 = 1.0 - pow((double)adam.beta2, (double)*step);
-    Step s;
+    AdamStep s;
     s.rate = *p.rate;
     s.scale = (float)(1.0 / correct1);
     s.root = (float)(1.0 / sqrt(correct2));
@@ -94,13 +103,14 @@ __device__ __forceinline__ Step adam_step(const Row& p, const Adam& adam, const 
     return s;
 }
 
-__device__ __forceinline__ float direction(const Row& p, const Adam& adam, const Step& s, float w, float m, float v) {
+__device__ __forceinline__ float direction(const TensorUpdate& p, const Adam& adam, const AdamStep& s, float w, float m, float v) {
     return s.scale * m / (sqrtf(v) * s.root + adam.epsilon) + p.decoupled * w;
 }
 
-// N elements of Adam from i on; with a trust ratio only the moments, and the squares of parameter and update.
+// The N elements from i on. With a trust ratio only the moments are written, and the squares of parameter and update are
+// added to `squares`.
 template <int N>
-__device__ __forceinline__ void adam_elements(const Row& p, const Adam& adam, const Step& s, u64 i, float (&squares)[2]) {
+__device__ __forceinline__ void adam_elements(const TensorUpdate& p, const Adam& adam, const AdamStep& s, u64 i, float (&squares)[2]) {
     float w[N], g[N], m[N], v[N];
     load<N>(p.parameter + i, w);
     load<N>(p.gradient + i, g);
@@ -121,23 +131,22 @@ __device__ __forceinline__ void adam_elements(const Row& p, const Adam& adam, co
             }
         }
     }
-    put<N>(p.new_mean, i, m);
-    put<N>(p.new_variance, i, v);
+    store_if_used<N>(p.new_mean, i, m);
+    store_if_used<N>(p.new_variance, i, v);
     if (p.trust_ratio) return;
-    put<N>(p.new_parameter, i, w);
+    store_if_used<N>(p.new_parameter, i, w);
     if (p.copy) store<N>(p.copy + i, w);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adam(const Row* rows, const Chunk* chunks, const float* step, const float* norm, float* partials, const Adam adam) {
+    adam(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, float* partials, const Adam adam) {
     const Chunk chunk = chunks[blockIdx.x];
-    const Row p = rows[chunk.tensor];
-    __shared__ Step shared;
+    const TensorUpdate p = tensors[chunk.tensor];
+    __shared__ AdamStep shared;
     if (threadIdx.x == 0) shared = adam_step(p, adam, step, norm);
     __syncthreads();
-    const Step s = shared;
-    const u64 begin = (u64)chunk.number * CHUNK;
-    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    const AdamStep s = shared;
+    const u64 begin = chunk.begin(), end = chunk.end(p.count);
     float squares[2] = {0.0f, 0.0f};
     for (u64 i = begin + 4 * threadIdx.x; i < end; i += 4 * THREADS) {
         if (i + 4 <= end) {
@@ -152,13 +161,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) partials[2 * blockIdx.x] = squares[0], partials[2 * blockIdx.x + 1] = squares[1];
 }
 
-// After all moments are there: the step of the parameters that have a trust ratio. Every block adds up the squares of its
-// tensor for itself, in the same order as all others.
+// The second pass: steps the parameters that have a trust ratio, |parameter| / |update|. Every block adds up the partial
+// sums of its tensor, all in the same order.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adam_with_trust(const Row* rows, const Chunk* chunks, const float* step, const float* norm, const float* partials,
+    adam_with_trust(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, const float* partials,
                     const Adam adam) {
     const Chunk chunk = chunks[blockIdx.x];
-    const Row p = rows[chunk.tensor];
+    const TensorUpdate p = tensors[chunk.tensor];
     const u32 blocks = (u32)((p.count + CHUNK - 1) / CHUNK);
     double squares[2] = {0.0, 0.0};
     for (u32 i = threadIdx.x; i < blocks; i += THREADS) {
@@ -167,39 +176,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     squares[0] = block_sum<THREADS>(squares[0]);
     squares[1] = block_sum<THREADS>(squares[1]);
-    __shared__ Step shared;
+    __shared__ AdamStep shared;
     if (threadIdx.x == 0) {
         shared = adam_step(p, adam, step, norm);
         if (squares[0] > 0.0 && squares[1] > 0.0) shared.rate *= (float)(sqrt(squares[0]) / sqrt(squares[1]));
     }
     __syncthreads();
-    const Step s = shared;
-    const u64 begin = (u64)chunk.number * CHUNK;
-    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    const AdamStep s = shared;
+    const u64 begin = chunk.begin(), end = chunk.end(p.count);
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
         float w = p.parameter[i];
         if (s.factor >= 0.0f) w -= s.rate * direction(p, adam, s, w, p.new_mean[i], p.new_variance[i]);
-        if (p.new_parameter) p.new_parameter[i] = w;
-        if (p.copy) p.copy[i] = from_float<bf16>(w);
+        p.store_parameter(i, w);
     }
 }
 
+// Stochastic gradient descent with momentum, as PyTorch defines it; the momentum buffer is `mean`.
 struct Sgd {
     float momentum, dampening, clip, clip_epsilon;
     u32 nesterov, clips;
 };
 
-// The buffer is the mean.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sgd(const Row* rows, const Chunk* chunks, const float* step, const float* norm, const Sgd sgd) {
+    sgd(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, const Sgd sgd) {
     const Chunk chunk = chunks[blockIdx.x];
-    const Row p = rows[chunk.tensor];
+    const TensorUpdate p = tensors[chunk.tensor];
     const float factor = clip_factor(sgd.clips, sgd.clip, sgd.clip_epsilon, *norm), rate = *p.rate;
     const bool first = *step <= 1.0f || sgd.momentum == 0.0f;
     const float keep = first ? 0.0f : sgd.momentum, add = first ? 1.0f : 1.0f - sgd.dampening;
     const float of_buffer = sgd.nesterov ? sgd.momentum : 1.0f, of_gradient = sgd.nesterov ? 1.0f : 0.0f;
-    const u64 begin = (u64)chunk.number * CHUNK;
-    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    const u64 begin = chunk.begin(), end = chunk.end(p.count);
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
         float w = p.parameter[i], buffer = p.mean[i];
         if (factor >= 0.0f) {
@@ -207,38 +213,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             buffer = keep * buffer + add * g;
             w -= rate * (of_buffer * buffer + of_gradient * g);
         }
-        if (p.new_parameter) p.new_parameter[i] = w;
         if (p.new_mean) p.new_mean[i] = buffer;
-        if (p.copy) p.copy[i] = from_float<bf16>(w);
+        p.store_parameter(i, w);
     }
 }
 
+// average = decay · average + (1 - decay) · sample, unless the norm is not finite.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    moving_average(const Row* rows, const Chunk* chunks, const float* norm) {
+    moving_average(const TensorUpdate* tensors, const Chunk* chunks, const float* norm) {
     const Chunk chunk = chunks[blockIdx.x];
-    const Row p = rows[chunk.tensor];
+    const TensorUpdate p = tensors[chunk.tensor];
     const bool counts = is_finite(*norm);
     const float decay = *p.rate;
-    const u64 begin = (u64)chunk.number * CHUNK;
-    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    const u64 begin = chunk.begin(), end = chunk.end(p.count);
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
         const float old = p.parameter[i];
         const float average = counts ? decay * old + (1.0f - decay) * p.gradient[i] : old;
-        if (p.new_parameter) p.new_parameter[i] = average;
-        if (p.copy) p.copy[i] = from_float<bf16>(average);
+        p.store_parameter(i, average);
     }
 }
 
-// The new value is the gradient, the norm the rate.
-extern "C" __global__ void __launch_bounds__(THREADS) guarded_update(const Row* rows, const Chunk* chunks) {
+// Takes the new value (in `gradient`) unless the norm (in `rate`) is not finite.
+extern "C" __global__ void __launch_bounds__(THREADS) guarded_update(const TensorUpdate* tensors, const Chunk* chunks) {
     const Chunk chunk = chunks[blockIdx.x];
-    const Row p = rows[chunk.tensor];
+    const TensorUpdate p = tensors[chunk.tensor];
     const float* source = is_finite(*p.rate) ? p.gradient : p.parameter;
-    const u64 begin = (u64)chunk.number * CHUNK;
-    const u64 end = begin + CHUNK < p.count ? begin + CHUNK : p.count;
+    const u64 begin = chunk.begin(), end = chunk.end(p.count);
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
-        const float value = source[i];
-        if (p.new_parameter) p.new_parameter[i] = value;
-        if (p.copy) p.copy[i] = from_float<bf16>(value);
+        p.store_parameter(i, source[i]);
     }
 }

@@ -1,44 +1,51 @@
-//! Sums, differences and products with broadcasting; powers.
-
-use vit_graph::ops::Binary;
+//! Elementwise operations: a kernel of `arithmetic.cu` for each function of one or two elements, which has the name of the
+//! graph's operation.
 
 use super::movement::{MAX_AXES, collapse, index_type, vector};
-use super::{Emitter, PACK};
+use super::{Emitter, PACK, THREADS};
 use crate::compile::{self, Variant};
+use crate::plan::storage::Storage;
 use crate::run::arguments::{Arguments, Fields};
+use crate::run::launch::Kernel;
 
-pub(super) fn scale(factor: f32, e: &mut Emitter) {
+/// `function` of every element and a parameter of the operation.
+pub(super) fn elementwise(function: &str, parameter: f32, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
-    let variant = Variant::new(&compile::ARITHMETIC).with("A", x.storage.name()).with("Y", y.storage.name());
-    let arguments = Arguments::new().pointer(x.address).pointer(y.address).f32(factor).u64(count);
-    e.spread(variant, "scale", count, PACK, arguments);
+    let variant = variant(function, x.storage, y.storage);
+    let arguments = Arguments::new().pointer(x.address).pointer(y.address).f32(parameter).u64(count);
+    e.spread(variant, "elementwise", count, PACK, arguments);
 }
 
-pub(super) fn power(exponent: f32, e: &mut Emitter) {
-    let (x, y) = (&e.inputs[0], &e.outputs[0]);
-    let count = y.shape.elements();
-    let variant = Variant::new(&compile::ARITHMETIC).with("A", x.storage.name()).with("Y", y.storage.name());
-    let arguments = Arguments::new().pointer(x.address).pointer(y.address).f32(exponent).u64(count);
-    e.spread(variant, "power", count, 1, arguments);
+fn variant(function: &str, a: Storage, y: Storage) -> Variant {
+    Variant::new(&compile::ARITHMETIC).with("FUNCTION", function).with("A", a.name()).with("Y", y.name())
 }
 
-pub(super) fn binary(op: Binary, e: &mut Emitter) -> Result<(), String> {
+/// `count` elements copied from one storage type to another.
+pub(crate) fn conversion((from, a): (u64, Storage), (to, y): (u64, Storage), count: usize) -> Kernel {
+    Kernel {
+        variant: variant("scale", a, y),
+        name: "elementwise",
+        grid: [count.div_ceil(PACK * THREADS).max(1), 1, 1],
+        threads: THREADS,
+        shared: 0,
+        maps: Vec::new(),
+        arguments: Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count),
+    }
+}
+
+/// `function` of the elements of two inputs that are broadcast to the shape of the output.
+pub(super) fn elementwise2(function: &str, e: &mut Emitter) -> Result<(), String> {
     let (a, b, y) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let count = y.shape.elements();
-    let kind = match op {
-        Binary::Add => 0,
-        Binary::Sub => 1,
-        Binary::Mul => 2,
-    };
     let variant = Variant::new(&compile::ARITHMETIC)
-        .with("OP", kind)
+        .with("FUNCTION", function)
         .with("A", a.storage.name())
         .with("B", b.storage.name())
         .with("Y", y.storage.name());
     let pointers = Arguments::new().pointers(&[a.address, b.address, y.address]);
     if a.shape == b.shape {
-        e.spread(variant, "binary", count, PACK, pointers.u64(count));
+        e.spread(variant, "elementwise2", count, PACK, pointers.u64(count));
         return Ok(());
     }
     let strides = [a.shape.broadcast_strides(&y.shape), b.shape.broadcast_strides(&y.shape)];
@@ -54,18 +61,18 @@ pub(super) fn binary(op: Binary, e: &mut Emitter) -> Result<(), String> {
         *extent /= vec;
         strides.iter_mut().filter_map(|s| s.last_mut()).for_each(|step| *step *= vec);
     }
-    let packs = count / vec;
+    let vectors = count / vec;
     let axes = extents.len();
     let padded = |list: &[usize]| [list, &vec![0; MAX_AXES - list.len()]].concat();
-    let walk = Fields::new()
+    let broadcast = Fields::new()
         .u32(axes)
-        // With packs of one, an element is loaded the same way whatever its stride.
+        // A vector of one element is loaded the same way whatever its stride.
         .u32(if vec == 1 { 1 } else { inners[0] })
         .u32(if vec == 1 { 1 } else { inners[1] })
         .u32s(&padded(&extents))
         .u64s(&padded(&strides[0]))
         .u64s(&padded(&strides[1]));
-    let variant = variant.with("VEC", vec).with("INDEX", index_type(packs));
-    e.spread(variant, "binary_broadcast", packs, 1, pointers.fields(walk).u64(packs));
+    let variant = variant.with("VEC", vec).with("INDEX", index_type(vectors));
+    e.spread(variant, "elementwise2_broadcast", vectors, 1, pointers.fields(broadcast).u64(vectors));
     Ok(())
 }

@@ -2,9 +2,8 @@
 
 use vit_graph::ops::{Activation, Linear, MatMul};
 
-use super::rows::kind;
+use super::rows::activation_variant;
 use super::{Emitter, Operand, PACK};
-use crate::compile::{self, Variant};
 use crate::gemm::{Factors, Matrix, Product, WORKSPACE};
 use crate::plan::fp8::INVERSE;
 use crate::plan::storage::Storage;
@@ -124,16 +123,16 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
 fn tail(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
     let [_, scale, residual] = op.optional_inputs();
     let (count, n) = (y.shape.elements(), y.shape.last());
-    let variant = Variant::new(&compile::ACTIVATION).with("KIND", kind(op.activation)).with("Y", y.storage.name());
+    let variant = activation_variant(op.activation).with("Y", y.storage.name());
     if y.storage == Storage::E4m3 {
         let arguments = Arguments::new().pointers(&[x.address, y.address, y.factors]).u64(count);
-        e.spread(variant.with("X", x.storage.name()), "activation_scaled", count, PACK, arguments);
+        e.spread(variant.with("X", x.storage.name()), "activation_quantised", count, PACK, arguments);
         return;
     }
     let (scale, residual) = (scale.map_or(0, |i| e.inputs[i].address), residual.map(|i| e.inputs[i].clone()));
     let variant = variant.with("R", residual.as_ref().map_or(y.storage, |r| r.storage).name());
     let arguments = Arguments::new().pointers(&[y.address, scale, residual.map_or(0, |r| r.address)]);
-    e.spread(variant, "linear_tail", count, PACK, arguments.u32(n).u64(count));
+    e.spread(variant, "linear_epilogue", count, PACK, arguments.u32(n).u64(count));
 }
 
 pub(super) fn matmul(op: &MatMul, e: &mut Emitter) {

@@ -20,9 +20,10 @@ mod reduce;
 mod rows;
 mod windows;
 
+pub(crate) use arithmetic::conversion;
 pub(crate) use attention::{hopper_variants, mma_variants};
 pub(crate) use conv::convolution_variants;
-use vit_graph::ops::{Activation, Dropout, LayerNorm, Op};
+use vit_graph::ops::{Activation, Dropout, LayerNorm, Op, Operation};
 use vit_graph::{Hint, Shape};
 
 use crate::Precision;
@@ -194,9 +195,9 @@ impl Emitter {
     }
 
     fn convert(&mut self, from: u64, stored: Storage, to: u64, storage: Storage, count: usize) {
-        let variant = Variant::new(&compile::ARITHMETIC).with("A", stored.name()).with("Y", storage.name());
-        let arguments = Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count);
-        self.spread(variant, "scale", count, PACK, arguments);
+        if count > 0 {
+            self.requests.push(Request::Kernel(conversion((from, stored), (to, storage), count)));
+        }
     }
 
     /// The address of an input in eight bits, quantised into scratch memory if need be.
@@ -274,9 +275,9 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::SoftmaxGrad(_) => rows::softmax_grad(e),
         Op::Activation(op) => rows::activation(*op, e),
         Op::ActivationGrad(op) => rows::activation_grad(op.0, e),
-        Op::Binary(op) => arithmetic::binary(*op, e)?,
-        Op::Power(op) => arithmetic::power(op.0, e),
-        Op::Scale(op) => arithmetic::scale(op.0, e),
+        Op::Binary(op) => arithmetic::elementwise2(op.name(), e)?,
+        Op::Power(op) => arithmetic::elementwise(op.name(), op.0, e),
+        Op::Scale(op) => arithmetic::elementwise(op.name(), op.0, e),
         Op::Dropout(op) => rows::dropout(*op, e),
         Op::Permute(op) => movement::permute(op, e)?,
         Op::Slice(op) => movement::slice(op, e)?,
@@ -291,19 +292,15 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::GlobalNorm(_) => optimise::global_norm(e),
         Op::SigmoidCrossEntropy(_) => loss::sigmoid_cross_entropy(e),
         Op::OneHotMax(_) => loss::one_hot_max(e),
-        Op::Adam(_) | Op::Sgd(_) | Op::MovingAverage(_) | Op::GuardedUpdate(_) => optimise::updates(&[op], e),
-        #[allow(unreachable_patterns, reason = "operations may be added to the graph before they are here")]
-        other => {
-            use vit_graph::ops::Operation;
-            // What is left are fusions that the CPU's own rewrites make.
-            return Err(format!("{} is only for the CPU", other.name()).into());
-        }
+        update if optimise::is_update(update) => optimise::updates(&[update], e),
+        // Fusions that only the CPU's rewrites make.
+        other => return Err(format!("{} is only for the CPU", other.name()).into()),
     }
     Ok(())
 }
 
 pub(crate) use norm::Along as NormGradAlong;
-pub(crate) use optimise::alike;
+pub(crate) use optimise::{is_optimiser, share_launch};
 pub(crate) use rows::takes_sums;
 
 /// The updates of several parameters, all of a kind; inputs and outputs stand one after another.

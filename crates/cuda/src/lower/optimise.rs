@@ -1,18 +1,25 @@
-//! Optimiser updates and the norm of gradients, each for all tensors at once.
+//! Optimiser updates and the global norm of the gradients, each for all tensors in few launches (multi-tensor apply).
+//!
+//! To add an optimiser: a kernel in `kernels/optimise.cu`, an arm in [`UpdateRule::of`].
 
-use vit_graph::ops::{Adam, CLIP_EPSILON, Op, Sgd};
+use vit_graph::Node;
+use vit_graph::ops::{CLIP_EPSILON, Op};
 
 use super::{Emitter, Operand};
 use crate::compile::{self, Variant};
 use crate::run::arguments::{Arguments, Fields};
 
-/// Elements of one block, as the kernels have it.
+/// Elements of one block: `CHUNK` of the kernels.
 const CHUNK: usize = 8192;
 
-/// Which block works on which part of which tensor.
+fn blocks(elements: usize) -> usize {
+    elements.div_ceil(CHUNK)
+}
+
+/// `Chunk` of the kernels for every block: the tensor and the chunk of it.
 fn chunks(counts: &[usize]) -> Vec<u8> {
-    let parts = counts.iter().enumerate().flat_map(|(i, count)| (0..count.div_ceil(CHUNK)).map(move |part| [i, part]));
-    parts.flat_map(|numbers| Fields::new().u32s(&numbers).finish()).collect()
+    let parts = counts.iter().enumerate().flat_map(|(tensor, &count)| (0..blocks(count)).map(move |i| [tensor, i]));
+    parts.flat_map(|chunk| Fields::new().u32s(&chunk).finish()).collect()
 }
 
 pub(super) fn global_norm(e: &mut Emitter) {
@@ -20,7 +27,7 @@ pub(super) fn global_norm(e: &mut Emitter) {
     let gradients =
         e.inputs.iter().zip(&counts).flat_map(|(x, &n)| Fields::new().u64(x.address).u64(n as u64).finish());
     let gradients = gradients.collect();
-    let blocks: usize = counts.iter().map(|count| count.div_ceil(CHUNK)).sum();
+    let blocks: usize = counts.iter().map(|&count| blocks(count)).sum();
     let (gradients, chunks) = (e.table(gradients), e.table(chunks(&counts)));
     let (partials, norm) = (e.scratch(4 * blocks), e.outputs[0].address);
     let variant = Variant::new(&compile::OPTIMISE);
@@ -32,170 +39,170 @@ pub(super) fn global_norm(e: &mut Emitter) {
     e.kernel(variant, "root_of_sum", [1, 1, 1], 256, 0, arguments);
 }
 
-/// Where the kernels find one tensor's numbers; what an update does not have is empty.
-struct Row {
-    count: usize,
-    /// Parameter, gradient, mean and variance.
-    inputs: [u64; 4],
-    /// Parameter, mean and variance, and the parameter's copy in bf16.
-    outputs: [u64; 4],
-    rate: u64,
-    /// Weight decay of the gradient and of the update.
-    decay: [f32; 2],
+/// How the kernels compute one update.
+///
+/// Its inputs are the parameter, the gradient (or new value), `state` tensors of optimiser state, the learning rate (or
+/// whatever else each tensor has one of), and scalars that all tensors share. Its outputs are the new parameter and state.
+struct UpdateRule {
+    kernel: &'static str,
+    /// Tensors of optimiser state, at most two.
+    state: usize,
+    /// Scalar inputs after the rate; a launch passes those of the first tensor.
+    shared_scalars: usize,
+    /// The kernel's struct of hyperparameters, one for all tensors of a launch.
+    hyperparameters: Option<Fields>,
+    /// Weight decay of this tensor, added to the gradient and to the update (decoupled, as in AdamW).
+    weight_decay: [f32; 2],
+    /// Whether the update is scaled by the ratio of the parameter's norm to its own (LAMB).
     trust_ratio: bool,
+    /// The kernel of the second pass, over tensors with a trust ratio. Both passes take partial sums of the norms.
+    second_pass: Option<&'static str>,
 }
 
-impl Row {
-    fn new(inputs: &[Operand], outputs: &[Operand], state: usize, rate: usize) -> Self {
-        let mut row = Row {
+impl UpdateRule {
+    fn of(op: &Op) -> Option<UpdateRule> {
+        let rule = UpdateRule {
+            kernel: "",
+            state: 0,
+            shared_scalars: 0,
+            hyperparameters: None,
+            weight_decay: [0.0; 2],
+            trust_ratio: false,
+            second_pass: None,
+        };
+        Some(match op {
+            Op::Adam(adam) => UpdateRule {
+                kernel: "adam",
+                state: 2,
+                shared_scalars: 2,
+                hyperparameters: Some(
+                    Fields::new()
+                        .f32(adam.beta1)
+                        .f32(adam.beta2)
+                        .f32(adam.epsilon)
+                        .f32(adam.clip.unwrap_or(0.0))
+                        .f32(CLIP_EPSILON)
+                        .u32(usize::from(adam.clip.is_some())),
+                ),
+                weight_decay: if adam.decoupled { [0.0, adam.weight_decay] } else { [adam.weight_decay, 0.0] },
+                trust_ratio: adam.trust_ratio,
+                second_pass: Some("adam_with_trust"),
+            },
+            Op::Sgd(sgd) => UpdateRule {
+                kernel: "sgd",
+                state: 1,
+                shared_scalars: 2,
+                hyperparameters: Some(
+                    Fields::new()
+                        .f32(sgd.momentum)
+                        .f32(sgd.dampening)
+                        .f32(sgd.clip.unwrap_or(0.0))
+                        .f32(CLIP_EPSILON)
+                        .u32(usize::from(sgd.nesterov))
+                        .u32(usize::from(sgd.clip.is_some())),
+                ),
+                weight_decay: [sgd.weight_decay, 0.0],
+                ..rule
+            },
+            Op::MovingAverage(_) => UpdateRule { kernel: "moving_average", shared_scalars: 1, ..rule },
+            // The kernel reads the norm where an optimiser has its rate.
+            Op::GuardedUpdate(_) => UpdateRule { kernel: "guarded_update", ..rule },
+            _ => return None,
+        })
+    }
+
+    /// `TensorUpdate` of the kernels. `inputs` and `outputs` are those of one update.
+    fn tensor(&self, inputs: &[Operand], outputs: &[Operand]) -> TensorUpdate {
+        let mut tensor = TensorUpdate {
             count: inputs[0].shape.elements(),
             inputs: [0; 4],
             outputs: [0; 4],
-            rate: inputs[rate].address,
-            decay: [0.0; 2],
-            trust_ratio: false,
+            rate: inputs[2 + self.state].address,
+            weight_decay: self.weight_decay,
+            trust_ratio: self.trust_ratio,
         };
-        inputs[..2 + state].iter().zip(&mut row.inputs).for_each(|(operand, place)| *place = operand.address);
-        outputs[..1 + state].iter().zip(&mut row.outputs).for_each(|(operand, place)| *place = operand.address);
-        row.outputs[3] = outputs[0].copy;
-        row
+        inputs[..2 + self.state].iter().zip(&mut tensor.inputs).for_each(|(operand, to)| *to = operand.address);
+        outputs[..1 + self.state].iter().zip(&mut tensor.outputs).for_each(|(operand, to)| *to = operand.address);
+        tensor.outputs[3] = outputs[0].copy;
+        tensor
     }
 }
 
-/// The rows of several updates, one after another in the node's inputs and outputs, as `row` reads them.
-fn rows(e: &mut Emitter, count: usize, row: impl Fn(usize, &[Operand], &[Operand]) -> Row) -> (Vec<Row>, usize) {
-    let arity = [e.inputs.len() / count, e.outputs.len() / count];
-    let parts = e.inputs.chunks(arity[0]).zip(e.outputs.chunks(arity[1])).enumerate();
-    let rows: Vec<Row> = parts.map(|(i, (inputs, outputs))| row(i, inputs, outputs)).collect();
-    let blocks = rows.iter().map(|row| row.count.div_ceil(CHUNK)).sum();
-    (rows, blocks)
+/// The addresses of one tensor's update; 0 where it has no such operand.
+struct TensorUpdate {
+    count: usize,
+    /// Parameter, gradient, first and second state.
+    inputs: [u64; 4],
+    /// Parameter, first and second state, and the parameter's 16-bit copy.
+    outputs: [u64; 4],
+    rate: u64,
+    weight_decay: [f32; 2],
+    trust_ratio: bool,
 }
 
-/// The tables of rows and of chunks.
-fn tables(e: &mut Emitter, rows: &[Row]) -> [u64; 2] {
+/// The tables of tensors and of chunks.
+fn tables(e: &mut Emitter, tensors: &[TensorUpdate]) -> [u64; 2] {
     let (mut table, mut first_block) = (Vec::new(), 0);
-    for row in rows {
-        let places = row.inputs.iter().chain(&row.outputs).chain([&row.rate]);
-        let fields = places.fold(Fields::new(), |fields, &place| fields.u64(place)).u64(row.count as u64);
-        let [coupled, decoupled] = row.decay;
-        table.extend(fields.f32(coupled).f32(decoupled).u32(usize::from(row.trust_ratio)).u32(first_block).finish());
-        first_block += row.count.div_ceil(CHUNK);
+    for tensor in tensors {
+        let addresses = tensor.inputs.iter().chain(&tensor.outputs).chain([&tensor.rate]);
+        let fields = addresses.fold(Fields::new(), |fields, &address| fields.u64(address)).u64(tensor.count as u64);
+        let [coupled, decoupled] = tensor.weight_decay;
+        let fields = fields.f32(coupled).f32(decoupled).u32(usize::from(tensor.trust_ratio)).u32(first_block);
+        table.extend(fields.finish());
+        first_block += blocks(tensor.count);
     }
-    let counts: Vec<usize> = rows.iter().map(|row| row.count).collect();
+    let counts: Vec<usize> = tensors.iter().map(|tensor| tensor.count).collect();
     [e.table(table), e.table(chunks(&counts))]
 }
 
-/// Few launches for all these updates, which are of one kind and differ only in what [`alike`] leaves out. Each has its
-/// inputs and outputs, one after another.
+/// Whether an operation is the update of a parameter.
+pub(super) fn is_update(op: &Op) -> bool {
+    UpdateRule::of(op).is_some()
+}
+
+/// Whether an operation updates a parameter from its gradient.
+pub(crate) fn is_optimiser(op: &Op) -> bool {
+    is_update(op) && !matches!(op, Op::MovingAverage(_) | Op::GuardedUpdate(_))
+}
+
+/// Whether two updates can share a launch: everything that they differ in is in the tables.
+pub(crate) fn share_launch(a: &Node, b: &Node) -> bool {
+    let (Some(x), Some(y)) = (UpdateRule::of(&a.op), UpdateRule::of(&b.op)) else { return false };
+    let shared = |node: &Node| node.inputs[node.inputs.len() - x.shared_scalars..].to_vec();
+    x.kernel == y.kernel && x.hyperparameters == y.hyperparameters && shared(a) == shared(b)
+}
+
+/// The launches of updates of which any two [`share_launch`]; the emitter has the inputs and outputs of all of them, one
+/// update after another.
 pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
-    match ops.first() {
-        Some(Op::Adam(_)) => {
-            let ops: Vec<Adam> =
-                ops.iter().filter_map(|op| if let Op::Adam(op) = op { Some(*op) } else { None }).collect();
-            adam(&ops, e);
-        }
-        Some(Op::Sgd(_)) => {
-            let ops: Vec<Sgd> =
-                ops.iter().filter_map(|op| if let Op::Sgd(op) = op { Some(*op) } else { None }).collect();
-            sgd(&ops, e);
-        }
-        Some(Op::GuardedUpdate(_)) => guarded_update(ops.len(), e),
-        _ => moving_average(ops.len(), e),
-    }
-}
-
-/// Whether two updates can share a launch: what they differ in is in the tables.
-pub(crate) fn alike(a: &Op, b: &Op) -> bool {
-    match (a, b) {
-        (Op::Adam(a), Op::Adam(b)) => {
-            let Adam { weight_decay, decoupled, trust_ratio, .. } = *b;
-            Adam { weight_decay, decoupled, trust_ratio, ..*a } == *b
-        }
-        (Op::Sgd(a), Op::Sgd(b)) => Sgd { weight_decay: b.weight_decay, ..*a } == *b,
-        (Op::MovingAverage(_), Op::MovingAverage(_)) | (Op::GuardedUpdate(_), Op::GuardedUpdate(_)) => true,
-        _ => false,
-    }
-}
-
-fn adam(ops: &[Adam], e: &mut Emitter) {
-    let Some(first) = ops.first() else { return };
-    let (mut rows, blocks) = rows(e, ops.len(), |i, inputs, outputs| {
-        let decay = ops[i].weight_decay;
-        Row {
-            decay: if ops[i].decoupled { [0.0, decay] } else { [decay, 0.0] },
-            trust_ratio: ops[i].trust_ratio,
-            ..Row::new(inputs, outputs, 2, 4)
-        }
-    });
-    // The second launch reads the moments of the first, even if nobody else does.
-    for row in rows.iter_mut().filter(|row| row.trust_ratio) {
-        for moment in &mut row.outputs[1..3] {
-            if *moment == 0 {
-                *moment = e.scratch(4 * row.count);
-            }
+    let rules: Vec<UpdateRule> = ops.iter().filter_map(|op| UpdateRule::of(op)).collect();
+    let Some(first) = rules.first() else { return };
+    let (inputs, outputs) = (e.inputs.len() / ops.len(), e.outputs.len() / ops.len());
+    let operands = e.inputs.chunks(inputs).zip(e.outputs.chunks(outputs));
+    let mut tensors: Vec<TensorUpdate> =
+        rules.iter().zip(operands).map(|(rule, (inputs, outputs))| rule.tensor(inputs, outputs)).collect();
+    // The second pass reads the state that the first one wrote, even if it has no other consumer.
+    for tensor in tensors.iter_mut().filter(|tensor| tensor.trust_ratio) {
+        for state in tensor.outputs[1..3].iter_mut().filter(|state| **state == 0) {
+            *state = e.scratch(4 * tensor.count);
         }
     }
-    let [table, all] = tables(e, &rows);
-    let trusted: Vec<usize> = rows.iter().map(|row| if row.trust_ratio { row.count } else { 0 }).collect();
-    let trusted_blocks: usize = trusted.iter().map(|count| count.div_ceil(CHUNK)).sum();
-    let partials = if trusted_blocks > 0 { e.scratch(8 * blocks) } else { 0 };
-    let [step, norm] = [e.inputs[5].address, e.inputs[6].address];
-    let numbers = Fields::new()
-        .f32(first.beta1)
-        .f32(first.beta2)
-        .f32(first.epsilon)
-        .f32(first.clip.unwrap_or(0.0))
-        .f32(CLIP_EPSILON)
-        .u32(usize::from(first.clip.is_some()));
-    let launch = |e: &mut Emitter, name: &'static str, chunks: u64, blocks: usize| {
-        let arguments = Arguments::new().pointers(&[table, chunks, step, norm, partials]).fields(numbers.clone());
+    let [table, chunk_table] = tables(e, &tensors);
+    let all_blocks: usize = tensors.iter().map(|tensor| blocks(tensor.count)).sum();
+    let scaled: Vec<usize> = tensors.iter().map(|t| if t.trust_ratio { t.count } else { 0 }).collect();
+    let scaled_blocks: usize = scaled.iter().map(|&count| blocks(count)).sum();
+    let scalars: Vec<u64> = e.inputs[inputs - first.shared_scalars..inputs].iter().map(|x| x.address).collect();
+    let partials = first.second_pass.map(|_| if scaled_blocks > 0 { e.scratch(8 * all_blocks) } else { 0 });
+    let launch = |e: &mut Emitter, kernel: &'static str, chunks: u64, blocks: usize| {
+        let arguments = Arguments::new().pointers(&[table, chunks]).pointers(&scalars).pointers(partials.as_slice());
+        let arguments = first.hyperparameters.iter().fold(arguments, |all, fields| all.fields(fields.clone()));
         if blocks > 0 {
-            e.kernel(Variant::new(&compile::OPTIMISE), name, [blocks, 1, 1], 256, 0, arguments);
+            e.kernel(Variant::new(&compile::OPTIMISE), kernel, [blocks, 1, 1], 256, 0, arguments);
         }
     };
-    launch(e, "adam", all, blocks);
-    if trusted_blocks > 0 {
-        let chunks = e.table(chunks(&trusted));
-        launch(e, "adam_with_trust", chunks, trusted_blocks);
-    }
-}
-
-fn sgd(ops: &[Sgd], e: &mut Emitter) {
-    let Some(first) = ops.first() else { return };
-    let (rows, blocks) = rows(e, ops.len(), |i, inputs, outputs| Row {
-        decay: [ops[i].weight_decay, 0.0],
-        ..Row::new(inputs, outputs, 1, 3)
-    });
-    let [table, chunks] = tables(e, &rows);
-    let numbers = Fields::new()
-        .f32(first.momentum)
-        .f32(first.dampening)
-        .f32(first.clip.unwrap_or(0.0))
-        .f32(CLIP_EPSILON)
-        .u32(usize::from(first.nesterov))
-        .u32(usize::from(first.clip.is_some()));
-    let arguments =
-        Arguments::new().pointers(&[table, chunks, e.inputs[4].address, e.inputs[5].address]).fields(numbers);
-    if blocks > 0 {
-        e.kernel(Variant::new(&compile::OPTIMISE), "sgd", [blocks, 1, 1], 256, 0, arguments);
-    }
-}
-
-fn moving_average(count: usize, e: &mut Emitter) {
-    let (rows, blocks) = rows(e, count, |_, inputs, outputs| Row::new(inputs, outputs, 0, 2));
-    let [table, chunks] = tables(e, &rows);
-    if blocks > 0 {
-        let arguments = Arguments::new().pointers(&[table, chunks, e.inputs[3].address]);
-        e.kernel(Variant::new(&compile::OPTIMISE), "moving_average", [blocks, 1, 1], 256, 0, arguments);
-    }
-}
-
-/// The kernel finds the norm where an optimiser has its rate.
-fn guarded_update(count: usize, e: &mut Emitter) {
-    let (rows, blocks) = rows(e, count, |_, inputs, outputs| Row::new(inputs, outputs, 0, 2));
-    let [table, chunks] = tables(e, &rows);
-    if blocks > 0 {
-        let arguments = Arguments::new().pointers(&[table, chunks]);
-        e.kernel(Variant::new(&compile::OPTIMISE), "guarded_update", [blocks, 1, 1], 256, 0, arguments);
+    launch(e, first.kernel, chunk_table, all_blocks);
+    if let (Some(second_pass), true) = (first.second_pass, scaled_blocks > 0) {
+        let chunks = e.table(chunks(&scaled));
+        launch(e, second_pass, chunks, scaled_blocks);
     }
 }

@@ -1,32 +1,21 @@
 //! Softmax, activations and dropout.
 
-use vit_graph::ops::{Activation, Dropout, Granularity};
+use vit_graph::ops::{Activation, Dropout, Granularity, Operation};
 
 use super::reduce::{self, Splits};
 use super::{Emitter, PACK, THREADS};
 use crate::compile::{self, Variant};
 use crate::run::arguments::{Arguments, Fields};
 
-/// The kernels' number for an activation.
-pub(super) fn kind(activation: Option<Activation>) -> usize {
-    match activation {
-        None => 0,
-        Some(Activation::Gelu) => 1,
-        Some(Activation::GeluTanh) => 2,
-        Some(Activation::Relu) => 3,
-        Some(Activation::Silu) => 4,
-        Some(Activation::Tanh) => 5,
-        Some(Activation::Sigmoid) => 6,
-    }
+/// `activation.cu` for an activation, whose struct there has the name that it has in the graph.
+pub(super) fn activation_variant(activation: Option<Activation>) -> Variant {
+    Variant::new(&compile::ACTIVATION).with("ACTIVATION", activation.map_or("identity", |activation| activation.name()))
 }
 
 pub(super) fn activation(op: Activation, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
-    let variant = Variant::new(&compile::ACTIVATION)
-        .with("KIND", kind(Some(op)))
-        .with("X", x.storage.name())
-        .with("Y", y.storage.name());
+    let variant = activation_variant(Some(op)).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = Arguments::new().pointer(x.address).pointer(y.address).u64(count);
     e.spread(variant, "activation", count, 2 * PACK, arguments);
 }
@@ -34,8 +23,7 @@ pub(super) fn activation(op: Activation, e: &mut Emitter) {
 pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
     let (x, dy, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let count = dx.shape.elements();
-    let variant = Variant::new(&compile::ACTIVATION)
-        .with("KIND", kind(Some(op)))
+    let variant = activation_variant(Some(op))
         .with("X", x.storage.name())
         .with("DY", dy.storage.name())
         .with("Y", dx.storage.name());
@@ -57,8 +45,7 @@ pub(super) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
     let columns = sums.shape.elements();
     let rows = dx.shape.elements() / columns;
     let splits = Splits::new(e, rows, columns, COLUMNS);
-    let variant = Variant::new(&compile::ACTIVATION)
-        .with("KIND", kind(Some(op)))
+    let variant = activation_variant(Some(op))
         .with("X", x.storage.name())
         .with("DY", dy.storage.name())
         .with("Y", dx.storage.name());

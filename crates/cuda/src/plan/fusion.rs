@@ -10,7 +10,7 @@ use vit_graph::memory::storage;
 use vit_graph::ops::{Activation, ActivationGrad, Binary, Dropout, Granularity, Op, Reduce};
 use vit_graph::{Graph, Node, NodeId, Value};
 
-use crate::lower::{alike, takes_sums};
+use crate::lower::{is_optimiser, share_launch, takes_sums};
 
 /// Several nodes as one.
 #[derive(Debug, Clone, PartialEq)]
@@ -118,18 +118,11 @@ impl Groups {
                 guarded.push(id);
             }
             let average = matches!(node.op, Op::MovingAverage(_));
-            let joins = joins && (average || matches!(node.op, Op::Adam(_) | Op::Sgd(_)));
-            // What a launch has once for all of them: step and norm, of averages the norm.
-            let agrees = |others: &[NodeId], numbers: usize| {
-                others.last().is_none_or(|&other| {
-                    let other = graph.node(other);
-                    let first = node.inputs.len().saturating_sub(numbers);
-                    alike(&node.op, &other.op) && node.inputs[first..] == other.inputs[first..]
-                })
-            };
+            let joins = joins && (average || is_optimiser(&node.op));
+            let agrees = |others: &[NodeId]| others.last().is_none_or(|&other| share_launch(node, graph.node(other)));
             let waits = match (joins, average) {
-                (true, true) => reads(&averages) || !agrees(&averages, 1),
-                (true, false) => reads(&open) || reads(&averages) || !agrees(&open, 2),
+                (true, true) => reads(&averages) || !agrees(&averages),
+                (true, false) => reads(&open) || reads(&averages) || !agrees(&open),
                 (false, _) => reads(&open) || reads(&averages),
             };
             if waits {

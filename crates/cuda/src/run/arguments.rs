@@ -1,7 +1,7 @@
 //! Kernel arguments: numbers and addresses laid out as C lays them out.
 
 /// The fields of a C struct, each aligned to its own size.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Fields {
     bytes: Vec<u8>,
     alignment: usize,

@@ -11,12 +11,12 @@ use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
 use vit_graph::ops::{Data, Op};
 use vit_graph::{GraphError, NodeId, Type, Value};
 
-use crate::compile;
-use crate::compile::Variant;
+use crate::compile::{self, Variant};
 use crate::driver::failure;
 use crate::driver::memory::{DeviceBuffer, PinnedBuffer, download, upload};
 use crate::driver::{Gpu, check, error};
 use crate::gemm::tuning::Event;
+use crate::lower::conversion;
 use crate::plan::fp8;
 use crate::plan::prepare::{Bases, Prepared};
 use crate::plan::storage::Storage;
@@ -323,19 +323,6 @@ fn constants(gpu: &Gpu, p: &Prepared, bases: &Bases, scratch: u64) -> Result<Vec
     Ok(requests)
 }
 
-/// A conversion of a value's f32 form to another.
-fn conversion(from: u64, to: u64, storage: Storage, count: usize) -> Request {
-    Request::Kernel(Kernel {
-        variant: Variant::new(&compile::ARITHMETIC).with("A", "float").with("Y", storage.name()),
-        name: "scale",
-        grid: [count.div_ceil(8 * 256).max(1), 1, 1],
-        threads: 256,
-        shared: 0,
-        maps: Vec::new(),
-        arguments: Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count),
-    })
-}
-
 /// The forms in 16 bits of what a node computes once.
 fn copies_of_results(p: &Prepared, node: NodeId, base: u64) -> Vec<Request> {
     let outputs = p.graph.node(node).outputs.iter().enumerate();
@@ -343,7 +330,8 @@ fn copies_of_results(p: &Prepared, node: NodeId, base: u64) -> Vec<Request> {
         .filter_map(|(output, ty)| {
             let forms = p.stored.get(&Value { node, output })?;
             let short = Storage::half(p.profile.precision)?;
-            Some(conversion(base + forms.f32? as u64, base + forms.short? as u64, short, ty.shape.elements()))
+            let (from, to) = (base + forms.f32? as u64, base + forms.short? as u64);
+            Some(Request::Kernel(conversion((from, Storage::F32), (to, short), ty.shape.elements())))
         })
         .collect()
 }
@@ -357,7 +345,8 @@ fn updates(p: &Prepared, bases: &Bases) -> Vec<Request> {
         if to.address != from.address && count > 0 {
             requests.push(Request::Copy { to: to.address, from: from.address, bytes: 4 * count });
             if to.copy != 0 {
-                requests.push(conversion(from.address, to.copy, p.storages.operand(), count));
+                let copy = (to.copy, p.storages.operand());
+                requests.push(Request::Kernel(conversion((from.address, Storage::F32), copy, count)));
             }
         }
     }
