@@ -8,6 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use vit_graph::device::Device;
+use vit_models::vit::Vit;
 use vit_models::weights::Weights;
 use vit_models::{Architecture, Config, Mode, ProblemType};
 
@@ -156,7 +157,7 @@ impl Explainer {
         let batch = options.batch.max(1);
         let plain = architecture.build(batch, Mode::Inference)?;
         let layers = attention_layers(architecture, &plain);
-        let is_vit = matches!(architecture, Architecture::Vit(_));
+        let is_vit = architecture.downcast_ref::<Vit>().is_some();
         let classes = architecture.classes();
         let methods = match options.method {
             Some(method) => vec![method],
@@ -335,9 +336,9 @@ fn flows_of(flows: &[Vec<f32>], batch: usize, index: usize) -> Vec<&[f32]> {
 
 /// The patch tokens as a map.
 fn patches(architecture: &Architecture, tokens: Vec<f32>) -> Result<Map, InsightError> {
-    let Architecture::Vit(vit) = architecture else {
+    let Some(sequence) = architecture.tokens() else {
         return Err(InsightError::Unsuitable("only Vision Transformers have patch tokens".into()));
     };
-    let values = tokens[vit.prefix_tokens().min(tokens.len())..].to_vec();
-    Map::new(vit.grid(), values, vit.image_size, covered(architecture, vit.grid()))
+    let values = tokens[sequence.prefix.min(tokens.len())..].to_vec();
+    Map::new(sequence.grid, values, architecture.image_size(), covered(architecture, sequence.grid))
 }

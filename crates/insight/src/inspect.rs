@@ -207,8 +207,8 @@ fn with_weights(graph: &mut Graph, layers: &[Layer]) -> Result<Graph, InsightErr
 
 /// Rows and columns of the last feature map; of a Vision Transformer, of its patches.
 pub(crate) fn last_grid(architecture: &Architecture) -> Result<[usize; 2], InsightError> {
-    if let Architecture::Vit(vit) = architecture {
-        return Ok(vit.grid());
+    if let Some(tokens) = architecture.tokens() {
+        return Ok(tokens.grid);
     }
     let graph = architecture.build(1, Mode::Inference)?;
     let shape = graph.taps().get("feature_map").map(|&value| graph.shape(value).clone());

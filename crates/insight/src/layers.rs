@@ -2,7 +2,7 @@
 
 use vit_graph::ops::{Op, Windows};
 use vit_graph::{Graph, Value};
-use vit_models::Architecture;
+use vit_models::{Architecture, PatchGrid, TokenSequence};
 
 use crate::{InsightError, Map};
 
@@ -48,8 +48,8 @@ pub fn attention_layers(architecture: &Architecture, graph: &Graph) -> Vec<Layer
         .filter_map(|(name, &weights)| {
             let name = name.trim_end_matches(".weights").to_string();
             let result = *graph.taps().get(&name)?;
-            let tokens = match (architecture, &graph.node(result.node).op) {
-                (Architecture::Vit(vit), _) => Tokens::Sequence { prefix: vit.prefix_tokens(), grid: vit.grid() },
+            let tokens = match (architecture.tokens(), &graph.node(result.node).op) {
+                (Some(TokenSequence { prefix, grid, .. }), _) => Tokens::Sequence { prefix, grid },
                 (_, Op::Unwindows(op)) => Tokens::Windowed { windows: op.windows, grid: [op.image[1], op.image[2]] },
                 _ => {
                     let shape = graph.shape(result);
@@ -65,9 +65,11 @@ pub fn attention_layers(architecture: &Architecture, graph: &Graph) -> Vec<Layer
 
 /// Height and width of the input that a grid covers: a Vision Transformer drops a border narrower than a patch.
 pub fn covered(architecture: &Architecture, grid: [usize; 2]) -> [usize; 2] {
-    match architecture {
-        Architecture::Vit(vit) if vit.backbone.is_none() => [0, 1].map(|axis| grid[axis] * vit.patch_size[axis]),
-        other => other.image_size(),
+    match architecture.patches() {
+        Some(PatchGrid { grid: patches, size: Some(size) }) if patches == grid => {
+            [0, 1].map(|axis| grid[axis] * size[axis])
+        }
+        _ => architecture.image_size(),
     }
 }
 
@@ -88,7 +90,8 @@ impl Layer {
         match self.tokens {
             Tokens::Sequence { prefix, .. } => {
                 let tokens = prefix + places;
-                let queries = if architecture.has_class_token() { 0..1 } else { prefix..tokens };
+                let queries =
+                    if architecture.tokens().is_some_and(|tokens| tokens.class_token) { 0..1 } else { prefix..tokens };
                 let share = 1.0 / queries.len() as f32;
                 let expected = tokens * tokens;
                 if weights.len() != expected {

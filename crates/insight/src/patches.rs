@@ -1,7 +1,7 @@
 //! An image divided into patches, before and after preprocessing.
 
 use vit_data::{Filter, Image, Preprocess, Region, resize};
-use vit_models::Architecture;
+use vit_models::{Architecture, PatchGrid};
 use vit_plot::palette::{Colour, INK, MUTED, ORANGE, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
 
@@ -52,11 +52,10 @@ pub fn patches(
 
 /// Rows and columns of the grid, and what its cells are.
 fn grid(architecture: &Architecture) -> Result<([usize; 2], &'static str), InsightError> {
-    Ok(match architecture {
-        Architecture::Vit(vit) if vit.backbone.is_none() => (vit.grid(), "patches"),
-        Architecture::Vit(vit) => (vit.grid(), "patches of a convolutional feature map"),
-        Architecture::Swin(swin) => (swin.grid(), "patches"),
-        other => (last_grid(other)?, "cells of the last feature map (this model has no patches)"),
+    Ok(match architecture.patches() {
+        Some(PatchGrid { grid, size: Some(_) }) => (grid, "patches"),
+        Some(PatchGrid { grid, size: None }) => (grid, "patches of a convolutional feature map"),
+        None => (last_grid(architecture)?, "cells of the last feature map (this model has no patches)"),
     })
 }
 

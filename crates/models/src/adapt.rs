@@ -5,10 +5,9 @@ use std::collections::HashSet;
 
 use vit_graph::Graph;
 
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, PositionLayout};
 use crate::error::ModelError;
 use crate::layers::Mode;
-use crate::vit::{PositionsOn, Vit};
 use crate::weights::positions::{Method, resample};
 use crate::weights::{Scheme, Tensor, Weights, patch_filters, relative};
 
@@ -63,7 +62,9 @@ impl Adaptation<'_> {
             let (name, shape) = (parameter.name.as_str(), parameter.shape.to_vec());
             let head = to.is_head(name);
             let tensor = match self.old.tensors.get(name).filter(|_| !(head && self.leniency.other_classes)) {
-                Some(tensor) if tensor.shape == shape && !moved(name, from, to) => continue,
+                Some(tensor) if tensor.shape == shape && from.position_layout(name) == to.position_layout(name) => {
+                    continue;
+                }
                 Some(tensor) if head && self.leniency.new_head => {
                     self.note_head(name, &tensor.shape, &shape);
                     None
@@ -129,72 +130,28 @@ impl Adaptation<'_> {
             self.report.push(format!("{name}: {} -> {c} input channels", tensor.shape[1]));
             return Ok(Some(patch_filters::adapt_channels(tensor.clone(), c)?));
         }
-        if let Some((old, new)) = window(name, from).zip(window(name, to)) {
-            let adapted = resample_window(tensor, old, new)?.filter(|t| t.shape == shape);
-            // A line for the first block of a stage is enough.
-            if adapted.is_some() && name.contains("blocks.0.") {
-                let ([h, w], [new_h, new_w]) = (old, new);
-                self.report.push(format!("{name}: windows of {h}x{w} -> {new_h}x{new_w}, positions resampled"));
+        let (Some(old), Some(new)) = (from.position_layout(name), to.position_layout(name)) else { return Ok(None) };
+        let method = self.method();
+        let adapted = match (old, new) {
+            (PositionLayout::Tokens { grid: old, .. }, PositionLayout::Tokens { prefix, grid: new }) => {
+                resample_tokens(tensor, prefix, old, new, method)?
             }
-            return Ok(adapted);
-        }
-        let (Architecture::Vit(from), Architecture::Vit(to)) = (from, to) else { return Ok(None) };
-        let adapted = match name {
-            "pos_embed" => self.resample_learned(tensor, from, to)?,
-            "pos_embed_row" => self.resample_line(tensor, shape, shape[1])?,
-            "pos_embed_column" => self.resample_line(tensor, shape, shape[2])?,
-            _ if name.ends_with("relative_position_bias_table") => self.resample_table(tensor, from, to)?,
+            (PositionLayout::Line(_), PositionLayout::Line(new)) => resample_line(tensor, shape, new, method)?,
+            (PositionLayout::Offsets(old), PositionLayout::Offsets(new)) => resample_offsets(tensor, old, new, method)?,
+            (PositionLayout::Window(old), PositionLayout::Window(new)) => resample_window(tensor, old, new)?,
             _ => None,
         };
-        Ok(adapted.filter(|t| t.shape == shape).inspect(|t| {
-            let method = if self.method() == Method::Linear { "linear" } else { "bicubic" };
-            let place = if name.starts_with("blocks.") && !name.starts_with("blocks.0.") { return } else { name };
-            let change = if t.shape == tensor.shape {
-                let ([rows, columns], [new_rows, new_columns]) = (from.grid(), to.grid());
-                format!("{rows}x{columns} -> {new_rows}x{new_columns} patches")
-            } else {
-                format!("{:?} -> {:?}", tensor.shape, t.shape)
-            };
-            self.report.push(format!("{place}: {change}, positions resampled ({method})"));
-        }))
+        let adapted = adapted.filter(|t| t.shape == shape);
+        // All blocks of a stage are alike: one line is enough.
+        if adapted.is_some() && (!name.contains("blocks.") || name.contains("blocks.0.")) {
+            self.report.push(format!("{name}: {}", change(tensor, shape, old, new, method)));
+        }
+        Ok(adapted)
     }
 
-    /// The JAX code resamples linearly, everyone else as timm.
+    /// The JAX code resamples linearly, all others as timm does.
     fn method(&self) -> Method {
         if self.scheme == Scheme::Jax { Method::Linear } else { Method::Bicubic }
-    }
-
-    fn resample_learned(&self, tensor: &Tensor, from: &Vit, to: &Vit) -> Result<Option<Tensor>, ModelError> {
-        let prefix = if to.positions_on == PositionsOn::AllTokens { to.prefix_tokens() } else { 0 };
-        let [_, tokens, _] = tensor.shape[..] else { return Ok(None) };
-        let Some(patches) = tokens.checked_sub(prefix) else { return Ok(None) };
-        let old = Some(from.grid()).filter(|[rows, columns]| rows * columns == patches);
-        if old.is_none() && patches.isqrt().pow(2) != patches {
-            return Ok(None);
-        }
-        Ok(Some(resample(tensor, prefix, old, to.grid(), self.method())?))
-    }
-
-    /// Positions along one side of the image.
-    fn resample_line(&self, tensor: &Tensor, shape: &[usize], new: usize) -> Result<Option<Tensor>, ModelError> {
-        let Some(&dim) = tensor.shape.last().filter(|&&dim| dim > 0) else { return Ok(None) };
-        let old = tensor.data.len() / dim;
-        let flat = Tensor::new(vec![1, old, dim], tensor.data.clone())?;
-        let resized = resample(&flat, 0, Some([old, 1]), [new, 1], self.method())?;
-        Ok(Some(Tensor::new(shape.to_vec(), resized.data)?))
-    }
-
-    /// Relative positions: the offsets between patches form a grid; rows for prefix tokens follow it.
-    fn resample_table(&self, tensor: &Tensor, from: &Vit, to: &Vit) -> Result<Option<Tensor>, ModelError> {
-        let [rows, heads] = tensor.shape[..] else { return Ok(None) };
-        let offsets = |vit: &Vit| vit.grid().map(|extent| 2 * extent - 1);
-        let (old, new) = (offsets(from), offsets(to));
-        let Some(extra) = rows.checked_sub(old[0] * old[1]) else { return Ok(None) };
-        let (grid, rest) = tensor.data.split_at(old[0] * old[1] * heads);
-        let grid = Tensor::new(vec![1, old[0] * old[1], heads], grid.to_vec())?;
-        let mut resized = resample(&grid, 0, Some(old), new, self.method())?.data;
-        resized.extend_from_slice(rest);
-        Ok(Some(Tensor::new(vec![new[0] * new[1] + extra, heads], resized)?))
     }
 
     /// The names of tensors that the model does not have.
@@ -215,18 +172,67 @@ impl Adaptation<'_> {
     }
 }
 
-/// The window that a table of relative positions belongs to, where the architecture has windows.
-fn window(name: &str, architecture: &Architecture) -> Option<[usize; 2]> {
-    name.strip_suffix("relative_position_bias_table")?;
-    let stage = |prefix: &str| name.strip_prefix(prefix)?.split('.').next()?.parse::<usize>().ok();
-    match architecture {
-        Architecture::Swin(swin) => {
-            let stage = stage("layers.").filter(|&stage| stage < swin.windows.len())?;
-            Some(swin.window(stage).size)
+/// What happens to positions, in words.
+fn change(tensor: &Tensor, shape: &[usize], old: PositionLayout, new: PositionLayout, method: Method) -> String {
+    let between = |unit: &str, [h, w]: [usize; 2], [new_h, new_w]: [usize; 2]| match unit {
+        "patches" => format!("{h}x{w} -> {new_h}x{new_w} patches"),
+        _ => format!("{unit} of {h}x{w} -> {new_h}x{new_w}"),
+    };
+    let method = if method == Method::Linear { "linear" } else { "bicubic" };
+    match (old, new) {
+        (PositionLayout::Window(old), PositionLayout::Window(new)) => {
+            format!("{}, positions resampled", between("windows", old, new))
         }
-        Architecture::CoAtNet(net) => Some(net.grid(stage("stages.").filter(|&stage| stage < net.stages.len())?)),
-        _ => None,
+        (PositionLayout::Tokens { grid: old, .. }, PositionLayout::Tokens { grid: new, .. })
+        | (PositionLayout::Offsets(old), PositionLayout::Offsets(new))
+            if tensor.shape == shape =>
+        {
+            format!("{}, positions resampled ({method})", between("patches", old, new))
+        }
+        _ => format!("{:?} -> {shape:?}, positions resampled ({method})", tensor.shape),
     }
+}
+
+fn resample_tokens(
+    tensor: &Tensor,
+    prefix: usize,
+    old: [usize; 2],
+    new: [usize; 2],
+    method: Method,
+) -> Result<Option<Tensor>, ModelError> {
+    let [_, tokens, _] = tensor.shape[..] else { return Ok(None) };
+    let Some(patches) = tokens.checked_sub(prefix) else { return Ok(None) };
+    // Weights of another size than their configuration says have a square grid, or none that can be known.
+    let old = Some(old).filter(|[rows, columns]| rows * columns == patches);
+    if old.is_none() && patches.isqrt().pow(2) != patches {
+        return Ok(None);
+    }
+    Ok(Some(resample(tensor, prefix, old, new, method)?))
+}
+
+fn resample_line(tensor: &Tensor, shape: &[usize], new: usize, method: Method) -> Result<Option<Tensor>, ModelError> {
+    let Some(&dim) = tensor.shape.last().filter(|&&dim| dim > 0) else { return Ok(None) };
+    let old = tensor.data.len() / dim;
+    let flat = Tensor::new(vec![1, old, dim], tensor.data.clone())?;
+    let resized = resample(&flat, 0, Some([old, 1]), [new, 1], method)?;
+    Ok(Some(Tensor::new(shape.to_vec(), resized.data)?))
+}
+
+/// Offsets between patches form a grid; rows for prefix tokens follow it.
+fn resample_offsets(
+    tensor: &Tensor,
+    old: [usize; 2],
+    new: [usize; 2],
+    method: Method,
+) -> Result<Option<Tensor>, ModelError> {
+    let [rows, heads] = tensor.shape[..] else { return Ok(None) };
+    let [old, new] = [old, new].map(|grid| grid.map(|extent| 2 * extent - 1));
+    let Some(others) = rows.checked_sub(old[0] * old[1]) else { return Ok(None) };
+    let (grid, rest) = tensor.data.split_at(old[0] * old[1] * heads);
+    let grid = Tensor::new(vec![1, old[0] * old[1], heads], grid.to_vec())?;
+    let mut resized = resample(&grid, 0, Some(old), new, method)?.data;
+    resized.extend_from_slice(rest);
+    Ok(Some(Tensor::new(vec![new[0] * new[1] + others, heads], resized)?))
 }
 
 fn resample_window(tensor: &Tensor, old: [usize; 2], new: [usize; 2]) -> Result<Option<Tensor>, ModelError> {
@@ -238,16 +244,6 @@ fn resample_window(tensor: &Tensor, old: [usize; 2], new: [usize; 2]) -> Result<
         [_, _, _] => Some(relative::resample_by_head(tensor, old, new)?),
         _ => None,
     })
-}
-
-/// Whether positions belong to another grid, which may have as many patches: 4x4 and 2x8.
-fn moved(name: &str, from: &Architecture, to: &Architecture) -> bool {
-    if let (old @ Some(_), new) = (window(name, from), window(name, to)) {
-        return old != new;
-    }
-    let (Architecture::Vit(from), Architecture::Vit(to)) = (from, to) else { return false };
-    let positions = name == "pos_embed" || name.ends_with("relative_position_bias_table");
-    positions && from.grid() != to.grid()
 }
 
 /// The first lines of a long list, and how many there are.

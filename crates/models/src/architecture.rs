@@ -1,195 +1,327 @@
-//! One type for every architecture, so that callers need no special cases.
+//! What the system needs to know of an architecture, and the handle through which it is used.
 
-use vit_graph::{Graph, GraphError};
+use std::any::Any;
+use std::fmt::Debug;
+use std::ops::{Deref, DerefMut};
 
-use crate::coatnet::CoAtNet;
-use crate::efficientnet::EfficientNet;
-use crate::layers::Mode;
-use crate::lenet::LeNet;
-use crate::resnet::{ResNet, Stem};
-use crate::resnetv2::{self, ResNetV2};
-use crate::swin::Swin;
-use crate::vit::Vit;
+use serde_json::{Map, Value};
+use vit_graph::{Graph, GraphError, Tensor};
 
-macro_rules! architectures {
-    ($($name:ident),*) => {
-        /// Any model of the family. To add one: a file with its struct, a variant here, its names in `variant.rs`.
-        #[derive(Debug, Clone, PartialEq)]
-        #[allow(missing_docs)]
-        pub enum Architecture { $($name($name)),* }
+use crate::config::{Arguments, Config, TimmForm};
+use crate::layers::{Building, Mode};
+use crate::preprocessing::Preprocessing;
+use crate::variant::Variant;
+use crate::weights::{Scheme, Weights};
 
-        $(impl From<$name> for Architecture {
-            fn from(model: $name) -> Self {
-                Architecture::$name(model)
-            }
-        })*
+/// One architecture, as a struct of its choices.
+///
+/// # An architecture of your own
+/// Implement this trait for a struct that derives `Debug`, `Clone` and `PartialEq`. [`forward`](Network::forward) is the
+/// model itself, written with the layers of [`crate::layers`]; it has the outputs `features` and, if there are classes,
+/// `logits`. [`Architecture::from`] makes the struct one that can be trained, evaluated, explained and saved; call
+/// [`register`](crate::register) for its named variants, and for its saved checkpoints to be opened again.
+///
+/// Explanations find a model's intermediates by their taps ([`Tensor::tap`]): `stages.N` after each stage,
+/// `feature_map [batch, rows, columns, channels]` before the mean over pixels, and for each attention layer a tap that ends
+/// in `.attn`, with its `.attn.weights`. A model of one sequence of tokens has `blocks.N` instead of stages, the output
+/// `tokens`, and describes them in [`tokens`](Network::tokens).
+pub trait Network: NetworkObject {
+    /// The architecture in words, as in `Vision Transformer`.
+    fn kind(&self) -> &'static str;
 
-        /// Does the same with every model: all of them have these fields and methods.
-        macro_rules! each {
-            ($self:expr, $model:ident => $body:expr) => {
-                match $self { $(Architecture::$name($model) => $body),* }
-            };
+    /// Image size, channels and classes.
+    fn dimensions(&self) -> Dimensions;
+
+    /// Changes image size, channels and classes.
+    fn set_dimensions(&mut self, dimensions: Dimensions);
+
+    /// Appends the model to the graph of its input, `image [batch, channels, height, width]`. Only called where there is no
+    /// [`contradiction`](Network::contradiction).
+    fn forward(&self, image: &Tensor, building: &Building);
+
+    /// Why no model can be built with these choices.
+    fn contradiction(&self) -> Option<String> {
+        None
+    }
+
+    /// All rates of dropout and stochastic depth: if one is above zero, a graph for training has an input `seed i32[4]`.
+    fn rates(&self) -> Vec<f32> {
+        Vec::new()
+    }
+
+    /// The graph for a batch of images.
+    fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
+        let Dimensions { image_size, channels, .. } = self.dimensions();
+        let (image, building) = Building::start(batch, channels, image_size, mode, &self.rates());
+        match self.contradiction() {
+            Some(reason) => drop(image.refuse(self.kind(), reason)),
+            None => self.forward(&image, &building),
         }
-    };
-}
-
-architectures!(Vit, ResNet, ResNetV2, LeNet, EfficientNet, Swin, CoAtNet);
-
-impl Architecture {
-    /// The graph for a batch of images; see the architecture's own `build` for its inputs, outputs and taps.
-    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
-        each!(self, model => model.build(batch, mode))
+        image.finish()
     }
 
-    /// Height and width of the image.
-    pub fn image_size(&self) -> [usize; 2] {
-        each!(self, model => model.image_size)
-    }
+    /// Changes dropout: in a Vision Transformer after every layer, in others before the head.
+    fn set_dropout(&mut self, _rate: f32) {}
 
-    /// Changes the image size.
-    pub fn set_image_size(&mut self, size: [usize; 2]) {
-        each!(self, model => model.image_size = size);
-    }
+    /// Changes dropout of attention weights.
+    fn set_attention_dropout(&mut self, _rate: f32) {}
 
-    /// Why an image size does not suit the model, and the nearest that do: whole patches must cover the image. Some
-    /// published models leave a margin out; that is their own choice of size, not one to make by accident.
-    pub fn refuses_image_size(&self, size: [usize; 2]) -> Option<String> {
-        let (patch, backbone) = match self {
-            Architecture::Vit(vit) => (vit.patch_size, vit.backbone.as_deref()),
-            Architecture::Swin(swin) => (swin.patch_size, None),
-            _ => return None,
-        };
-        let fits = |axis: usize, extent: usize| {
-            let pixels = backbone.map_or(extent, |backbone| backbone.feature_grid([extent; 2])[0]);
-            pixels > 0 && patch[axis] > 0 && pixels.is_multiple_of(patch[axis])
-        };
-        if fits(0, size[0]) && fits(1, size[1]) {
-            return None;
-        }
-        let below = [0, 1].map(|axis| (1..=size[axis]).rev().find(|extent| fits(axis, *extent)));
-        let above =
-            [0, 1].map(|axis| (size[axis]..=size[axis].saturating_add(1 << 12)).find(|extent| fits(axis, *extent)));
-        let sizes = [below, above].map(|[height, width]| Some(format!("{}x{}", height?, width?)));
-        let sizes: Vec<String> = sizes.into_iter().flatten().collect();
-        let ([height, width], [rows, columns]) = (size, patch);
-        let what = if backbone.is_some() { "a feature map that divides into patches" } else { "patches" };
-        Some(format!(
-            "an image of {height}x{width} pixels cannot be cut into {what} of {rows}x{columns}; sizes that can are {}",
-            sizes.join(" and ")
-        ))
-    }
-
-    /// Colour channels.
-    pub fn channels(&self) -> usize {
-        each!(self, model => model.channels)
-    }
-
-    /// Changes the number of colour channels.
-    pub fn set_channels(&mut self, channels: usize) {
-        each!(self, model => model.channels = channels);
-    }
-
-    /// Classes; 0 without a head.
-    pub fn classes(&self) -> usize {
-        each!(self, model => model.classes)
-    }
-
-    /// Changes the number of classes.
-    pub fn set_classes(&mut self, classes: usize) {
-        each!(self, model => model.classes = classes);
-    }
-
-    /// Changes stochastic depth: the rate of the last block, to which earlier ones grow. LeNet has no blocks to leave out.
-    pub fn set_drop_path(&mut self, rate: f32) {
-        match self {
-            Architecture::Vit(model) => model.drop_path = rate,
-            Architecture::ResNet(model) => model.drop_path = rate,
-            Architecture::ResNetV2(model) => model.drop_path = rate,
-            Architecture::EfficientNet(model) => model.drop_path = rate,
-            Architecture::Swin(model) => model.drop_path = rate,
-            Architecture::CoAtNet(model) => model.drop_path = rate,
-            Architecture::LeNet(_) => {}
-        }
-    }
-
-    /// Changes dropout: in a Vision Transformer that of the paper, in the others the one before the head. LeNet has none.
-    pub fn set_dropout(&mut self, rate: f32) {
-        match self {
-            Architecture::Vit(model) => model.dropout = rate,
-            Architecture::ResNet(model) => model.dropout = rate,
-            Architecture::ResNetV2(model) => model.dropout = rate,
-            Architecture::EfficientNet(model) => model.dropout = rate,
-            Architecture::Swin(model) => model.dropout = rate,
-            Architecture::CoAtNet(model) => model.dropout = rate,
-            Architecture::LeNet(_) => {}
-        }
-    }
+    /// Changes stochastic depth: the rate of the last block, to which earlier ones grow linearly.
+    fn set_drop_path(&mut self, _rate: f32) {}
 
     /// The layers that give the logits, by name.
-    pub fn heads(&self) -> &'static [&'static str] {
-        match self {
-            Architecture::Vit(_) => &["head", "head_dist"],
-            Architecture::ResNet(_) => &["fc"],
-            Architecture::LeNet(_) => &["fc3"],
-            Architecture::EfficientNet(_) => &["classifier"],
-            Architecture::ResNetV2(_) | Architecture::Swin(_) | Architecture::CoAtNet(_) => &["head.fc"],
-        }
-    }
-
-    /// Changes dropout of attention weights, where there are any.
-    pub fn set_attention_dropout(&mut self, rate: f32) {
-        match self {
-            Architecture::Vit(model) => model.attention_dropout = rate,
-            Architecture::Swin(model) => model.attention_dropout = rate,
-            Architecture::CoAtNet(model) => model.transformers.attention_dropout = rate,
-            _ => {}
-        }
-    }
+    fn heads(&self) -> &'static [&'static str];
 
     /// Whether a parameter belongs to a layer that gives the logits.
-    pub fn is_head(&self, parameter: &str) -> bool {
+    fn is_head(&self, parameter: &str) -> bool {
         let layer = parameter.rsplit_once('.').map_or("", |(layer, _)| layer);
         self.heads().contains(&layer)
     }
 
-    /// The filters that see the colours, by name.
-    pub fn first_filters(&self) -> String {
-        let stem = |net: &ResNetV2| match (net.depths.is_empty(), net.stem) {
-            (true, resnetv2::Stem::Plain | resnetv2::Stem::Small) => "conv",
-            (true, _) => "conv1",
-            (false, resnetv2::Stem::Plain | resnetv2::Stem::Small) => "stem.conv",
-            (false, _) => "stem.conv1",
-        };
-        let layer = match self {
-            Architecture::Vit(vit) => match &vit.backbone {
-                Some(backbone) => format!("patch_embed.backbone.{}", stem(backbone)),
-                None => "patch_embed.proj".into(),
-            },
-            Architecture::ResNet(ResNet { stem: Stem::Deep { .. } | Stem::Tiered { .. }, .. }) => "conv1.0".into(),
-            Architecture::ResNet(_) | Architecture::LeNet(_) => "conv1".into(),
-            Architecture::ResNetV2(net) => stem(net).into(),
-            Architecture::EfficientNet(_) => "conv_stem".into(),
-            Architecture::Swin(_) => "patch_embed.proj".into(),
-            Architecture::CoAtNet(_) => "stem.conv1".into(),
-        };
-        layer + ".weight"
+    /// The name of the filters `[out, channels, height, width]` that see the image.
+    fn first_filters(&self) -> String;
+
+    /// Why an image size does not suit the model, and the nearest ones that do.
+    fn refuses_image_size(&self, _size: [usize; 2]) -> Option<String> {
+        None
     }
 
-    /// Tokens that are not patches, where the model is made of tokens; others have a `feature_map` instead.
-    pub fn prefix_tokens(&self) -> Option<usize> {
-        match self {
-            Architecture::Vit(vit) => Some(vit.prefix_tokens()),
-            _ => None,
-        }
+    /// The patches that the image is cut into, where it is.
+    fn patches(&self) -> Option<PatchGrid> {
+        None
     }
 
-    /// Whether a part of the model is there to follow a teacher (DeiT's distillation head).
-    pub fn follows_teacher(&self) -> bool {
-        matches!(self, Architecture::Vit(vit) if vit.distillation_head)
+    /// The tokens, where all blocks work on the same sequence of them.
+    fn tokens(&self) -> Option<TokenSequence> {
+        None
     }
 
-    /// Whether there is a class token.
-    pub fn has_class_token(&self) -> bool {
-        matches!(self, Architecture::Vit(vit) if vit.class_token)
+    /// Whether a part of the model learns from a teacher alone (DeiT's distillation head).
+    fn follows_teacher(&self) -> bool {
+        false
+    }
+
+    /// How a parameter that depends on the image size is laid out; it is resampled when that changes.
+    fn position_layout(&self, _parameter: &str) -> Option<PositionLayout> {
+        None
+    }
+
+    /// Lines of the model card, by name, besides those that every model has.
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
+    /// The class, as in `timm.models.resnet.ResNet`, and the arguments of its constructor that make this model.
+    fn constructor(&self) -> (&'static str, Map<String, Value>);
+
+    /// Changes the model as arguments of its class's constructor say.
+    fn configure(&mut self, arguments: &Arguments) -> Result<(), String>;
+
+    /// Changes the model by what [`TimmForm::extra`] says of it.
+    fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
+        extra.finish(&[])
+    }
+
+    /// How timm builds the model by name.
+    fn timm(&self) -> TimmForm {
+        TimmForm::published(self.constructor().1)
+    }
+
+    /// Whether another model is the same but for what timm's arguments leave out.
+    fn same_in_timm(&self, other: &Architecture) -> bool {
+        self.equals(&**other)
+    }
+
+    /// The classes that make models of this architecture: name, the model made without arguments, and how the class's
+    /// published weights take images.
+    fn classes() -> Vec<(&'static str, Self, Preprocessing)>
+    where
+        Self: Sized;
+
+    /// The published models, smallest first.
+    fn variants() -> Vec<Variant>
+    where
+        Self: Sized,
+    {
+        Vec::new()
+    }
+
+    /// The model of a name that is not among the published ones but has their form.
+    fn variant(_name: &str) -> Option<Variant>
+    where
+        Self: Sized,
+    {
+        None
+    }
+
+    /// Guesses the configuration from the shapes of weights with canonical names. Without a guess, named variants with
+    /// exactly these parameters are considered.
+    fn guess(_weights: &Weights, _scheme: Scheme) -> Option<Config>
+    where
+        Self: Sized,
+    {
+        None
+    }
+}
+
+/// What comes in and what goes out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dimensions {
+    /// Height and width of the image.
+    pub image_size: [usize; 2],
+    /// Colour channels.
+    pub channels: usize,
+    /// Classes; 0 without a head.
+    pub classes: usize,
+}
+
+/// The patches that an image is cut into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PatchGrid {
+    /// Rows and columns of patches.
+    pub grid: [usize; 2],
+    /// Height and width of a patch in pixels; `None` for patches of a convolutional feature map.
+    pub size: Option<[usize; 2]>,
+}
+
+/// A sequence of tokens: first those that are not patches, then the patches, row by row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenSequence {
+    /// Class, distillation and register tokens.
+    pub prefix: usize,
+    /// Whether the first token is a class token.
+    pub class_token: bool,
+    /// Rows and columns of patches.
+    pub grid: [usize; 2],
+}
+
+/// How a parameter with one entry per position is laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PositionLayout {
+    /// `[1, prefix + rows * columns, width]`: one vector per token.
+    Tokens {
+        /// Tokens that are not patches.
+        prefix: usize,
+        /// Rows and columns of patches.
+        grid: [usize; 2],
+    },
+    /// So many vectors, one per row or per column.
+    Line(usize),
+    /// `[offsets + others, heads]`: one bias per offset between two patches of this grid, then others.
+    Offsets([usize; 2]),
+    /// `[offsets, heads]` or `[heads, rows of offsets, columns of offsets]`: one bias per offset inside a window of this size.
+    Window([usize; 2]),
+}
+
+/// Any model: a [`Network`] that can be cloned and compared.
+pub struct Architecture(Box<dyn Network>);
+
+impl Architecture {
+    /// The model as the struct of its architecture, if it is of this one.
+    pub fn downcast_ref<N: Network>(&self) -> Option<&N> {
+        self.0.as_any().downcast_ref()
+    }
+
+    /// The model as the struct of its architecture, to be changed.
+    pub fn downcast_mut<N: Network>(&mut self) -> Option<&mut N> {
+        self.0.as_any_mut().downcast_mut()
+    }
+
+    /// Height and width of the image.
+    pub fn image_size(&self) -> [usize; 2] {
+        self.dimensions().image_size
+    }
+
+    /// Colour channels.
+    pub fn channels(&self) -> usize {
+        self.dimensions().channels
+    }
+
+    /// Classes; 0 without a head.
+    pub fn classes(&self) -> usize {
+        self.dimensions().classes
+    }
+
+    /// Changes the image size.
+    pub fn set_image_size(&mut self, image_size: [usize; 2]) {
+        self.0.set_dimensions(Dimensions { image_size, ..self.0.dimensions() });
+    }
+
+    /// Changes the number of colour channels.
+    pub fn set_channels(&mut self, channels: usize) {
+        self.0.set_dimensions(Dimensions { channels, ..self.0.dimensions() });
+    }
+
+    /// Changes the number of classes.
+    pub fn set_classes(&mut self, classes: usize) {
+        self.0.set_dimensions(Dimensions { classes, ..self.0.dimensions() });
+    }
+}
+
+impl<N: Network> From<N> for Architecture {
+    fn from(network: N) -> Self {
+        Architecture(Box::new(network))
+    }
+}
+
+impl Deref for Architecture {
+    type Target = dyn Network;
+
+    fn deref(&self) -> &dyn Network {
+        &*self.0
+    }
+}
+
+impl DerefMut for Architecture {
+    fn deref_mut(&mut self) -> &mut dyn Network {
+        &mut *self.0
+    }
+}
+
+/// What a [`Network`] needs to be used through a handle; every one that derives `Clone`, `PartialEq` and `Debug` has it.
+pub trait NetworkObject: Any + Debug + Send + Sync {
+    #[doc(hidden)]
+    fn boxed(&self) -> Box<dyn Network>;
+    #[doc(hidden)]
+    fn equals(&self, other: &dyn Network) -> bool;
+    #[doc(hidden)]
+    fn as_any(&self) -> &dyn Any;
+    #[doc(hidden)]
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+impl<N: Network + Clone + PartialEq> NetworkObject for N {
+    fn boxed(&self) -> Box<dyn Network> {
+        Box::new(self.clone())
+    }
+
+    fn equals(&self, other: &dyn Network) -> bool {
+        other.as_any().downcast_ref() == Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+impl Clone for Architecture {
+    fn clone(&self) -> Self {
+        Architecture(self.0.boxed())
+    }
+}
+
+impl PartialEq for Architecture {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.equals(&**other)
+    }
+}
+
+impl Debug for Architecture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
     }
 }

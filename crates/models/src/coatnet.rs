@@ -2,15 +2,19 @@
 //! positions over the whole feature map. Parameters have timm's names.
 
 mod blocks;
+mod timm;
 mod variants;
 
-pub use variants::variants;
-
+use serde_json::{Map, Value};
+use vit_graph::Tensor;
 use vit_graph::ops::Activation;
-use vit_graph::{Graph, GraphError, Tensor};
 
-use crate::layers::{Building, Conv, Mode, Norm, Padding, channels_last, drop_path_rate, head, linear};
-use blocks::Place;
+use crate::architecture::{Dimensions, Network, PositionLayout};
+use crate::config::{Arguments, TimmForm};
+use crate::layers::{Building, Conv, Forward, Norm, Padding, channels_last, drop_path_rate, head, linear};
+use crate::preprocessing::Preprocessing;
+use crate::variant::Variant;
+use blocks::BlockGeometry;
 
 /// The most pixels that attend to one another.
 const LARGEST_MAP: usize = 1 << 13;
@@ -225,67 +229,23 @@ impl CoAtNet {
     pub fn grid(&self, stage: usize) -> [usize; 2] {
         self.image_size.map(|extent| (0..=stage).fold(extent / 2, |extent, _| extent.saturating_sub(1) / 2 + 1))
     }
+}
 
-    /// The graph for a batch of images.
-    ///
-    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random. Outputs:
-    /// `features` before the head's last layer, and `logits` if there are classes. Taps: `stages.N`, `stages.N.blocks.M`,
-    /// `stages.N.blocks.M.attn` and its `.weights`, and `feature_map [batch, rows, columns, channels]`.
-    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
-        let t = &self.transformers;
-        let positions = if let RelativePositions::Network(_) = t.positions { blocks::NETWORK_DROPOUT } else { 0.0 };
-        let rates = [self.dropout, self.drop_path, t.attention_dropout, t.projection_dropout, positions];
-        let (image, building) = Building::start(batch, self.channels, self.image_size, mode, &rates);
-        self.run(&image, &building);
-        image.finish()
+impl Network for CoAtNet {
+    fn kind(&self) -> &'static str {
+        "CoAtNet"
     }
 
-    fn run(&self, image: &Tensor, building: &Building) {
-        if let Some(reason) = self.contradiction() {
-            image.refuse("coatnet", reason);
-            return;
-        }
-        let mut x = self.stem(&channels_last(image), building);
-        let (mut index, blocks) = (0, self.stages.iter().map(Vec::len).sum());
-        for (stage, (kinds, &width)) in self.stages.iter().zip(&self.widths).enumerate() {
-            for (block, kind) in kinds.iter().enumerate() {
-                let _scope = x.scope(&format!("stages.{stage}.blocks.{block}"));
-                let stride = if block == 0 { 2 } else { 1 };
-                let drop_path = drop_path_rate(self.drop_path, index, blocks);
-                let place = Place { width, stride, grid: self.grid(stage), drop_path };
-                x = match kind {
-                    BlockKind::Convolution => blocks::convolution(&self.convolutions, building, &x, place),
-                    BlockKind::Transformer => blocks::transformer(&self.transformers, building, &x, place),
-                };
-                x.tap("");
-                index += 1;
-            }
-            x.tap(&format!("stages.{stage}"));
-        }
-        self.head(&x, building);
+    fn dimensions(&self) -> Dimensions {
+        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
     }
 
-    fn stem(&self, x: &Tensor, building: &Building) -> Tensor {
-        let _scope = x.scope("stem");
-        let conv = |filters| Conv { bias: self.stem_bias, padding: self.convolutions.padding, ..Conv::new(filters, 3) };
-        let x = Conv { stride: 2, ..conv(self.stem_widths[0]) }.apply(x, "conv1");
-        let x = building.norm(&x, self.convolutions.norm, "norm1").activation(self.convolutions.activation);
-        let x = conv(self.stem_widths[1]).apply(&x, "conv2");
-        x.tap("");
-        x
+    fn set_dimensions(&mut self, to: Dimensions) {
+        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
     }
 
-    fn head(&self, x: &Tensor, building: &Building) {
-        let norm = self.transformers.norm;
-        let Some(hidden) = self.head_hidden else {
-            let x = building.norm(x, norm, "norm");
-            x.tap("feature_map");
-            return head(&building.dropout(x.mean([1, 2]), self.dropout), self.classes, "head.fc");
-        };
-        x.tap("feature_map");
-        let y = building.norm(&x.mean([1, 2]), norm, "head.norm");
-        let y = linear(&y, hidden, true, "head.pre_logits.fc").tanh();
-        head(&building.dropout(y, self.dropout), self.classes, "head.fc");
+    fn forward(&self, image: &Tensor, building: &Building) {
+        Forward { net: self, building }.run(image);
     }
 
     fn contradiction(&self) -> Option<String> {
@@ -323,5 +283,106 @@ impl CoAtNet {
         let [rows, columns] = self.grid(self.stages.len() - 1);
         (height < 4 || width < 4 || rows == 0 || columns == 0 || height.max(width) > 1 << 16)
             .then(|| format!("an image of {height}x{width} pixels is too small or too large"))
+    }
+
+    fn rates(&self) -> Vec<f32> {
+        let t = &self.transformers;
+        let positions = if let RelativePositions::Network(_) = t.positions { blocks::NETWORK_DROPOUT } else { 0.0 };
+        vec![self.dropout, self.drop_path, t.attention_dropout, t.projection_dropout, positions]
+    }
+
+    fn set_dropout(&mut self, rate: f32) {
+        self.dropout = rate;
+    }
+
+    fn set_drop_path(&mut self, rate: f32) {
+        self.drop_path = rate;
+    }
+
+    fn set_attention_dropout(&mut self, rate: f32) {
+        self.transformers.attention_dropout = rate;
+    }
+
+    fn heads(&self) -> &'static [&'static str] {
+        &["head.fc"]
+    }
+
+    fn first_filters(&self) -> String {
+        "stem.conv1.weight".into()
+    }
+
+    fn position_layout(&self, parameter: &str) -> Option<PositionLayout> {
+        parameter.strip_suffix("relative_position_bias_table")?;
+        let stage: usize = parameter.strip_prefix("stages.")?.split('.').next()?.parse().ok()?;
+        (stage < self.stages.len()).then(|| PositionLayout::Window(self.grid(stage)))
+    }
+
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        (timm::CLASS, timm::arguments(self))
+    }
+
+    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
+        timm::configure(arguments, self)
+    }
+
+    fn timm(&self) -> TimmForm {
+        timm::form(self)
+    }
+
+    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
+        vec![(timm::CLASS, timm::constructed(), Preprocessing::inception())]
+    }
+
+    fn variants() -> Vec<Variant> {
+        variants::variants()
+    }
+}
+
+impl Forward<'_, CoAtNet> {
+    /// Outputs: `features` before the head's last layer, and `logits` if there are classes. Taps: `stem`, `stages.N`,
+    /// `stages.N.blocks.M`, `stages.N.blocks.M.attn` and its `.weights`, and `feature_map [batch, rows, columns, channels]`.
+    fn run(&self, image: &Tensor) {
+        let net = self.net;
+        let mut x = self.stem(&channels_last(image));
+        let (mut index, blocks) = (0, net.stages.iter().map(Vec::len).sum());
+        for (stage, (kinds, &width)) in net.stages.iter().zip(&net.widths).enumerate() {
+            for (block, kind) in kinds.iter().enumerate() {
+                let _scope = x.scope(&format!("stages.{stage}.blocks.{block}"));
+                let stride = if block == 0 { 2 } else { 1 };
+                let drop_path = drop_path_rate(net.drop_path, index, blocks);
+                let geometry = BlockGeometry { width, stride, grid: net.grid(stage), drop_path };
+                x = match kind {
+                    BlockKind::Convolution => blocks::convolution(&net.convolutions, self.building, &x, geometry),
+                    BlockKind::Transformer => blocks::transformer(&net.transformers, self.building, &x, geometry),
+                };
+                x.tap("");
+                index += 1;
+            }
+            x.tap(&format!("stages.{stage}"));
+        }
+        self.head(&x);
+    }
+
+    fn stem(&self, x: &Tensor) -> Tensor {
+        let (net, _scope) = (self.net, x.scope("stem"));
+        let conv = |filters| Conv { bias: net.stem_bias, padding: net.convolutions.padding, ..Conv::new(filters, 3) };
+        let x = Conv { stride: 2, ..conv(net.stem_widths[0]) }.apply(x, "conv1");
+        let x = self.building.norm(&x, net.convolutions.norm, "norm1").activation(net.convolutions.activation);
+        let x = conv(net.stem_widths[1]).apply(&x, "conv2");
+        x.tap("");
+        x
+    }
+
+    fn head(&self, x: &Tensor) {
+        let (net, norm) = (self.net, self.net.transformers.norm);
+        let Some(hidden) = net.head_hidden else {
+            let x = self.building.norm(x, norm, "norm");
+            x.tap("feature_map");
+            return head(&self.building.dropout(x.mean([1, 2]), net.dropout), net.classes, "head.fc");
+        };
+        x.tap("feature_map");
+        let y = self.building.norm(&x.mean([1, 2]), norm, "head.norm");
+        let y = linear(&y, hidden, true, "head.pre_logits.fc").tanh();
+        head(&self.building.dropout(y, net.dropout), net.classes, "head.fc");
     }
 }

@@ -2,15 +2,20 @@
 //! and squeeze-excitation. Parameters have timm's names.
 
 mod definition;
+mod timm;
 mod variants;
 
 pub use definition::{Scaling, parse_stages};
-pub use variants::variants;
 
+use serde_json::{Map, Value};
+use vit_graph::Tensor;
 use vit_graph::ops::Activation;
-use vit_graph::{Graph, GraphError, Tensor};
 
-use crate::layers::{Building, Conv, Mode, Norm, Padding, channels_last, head, squeeze_excite};
+use crate::architecture::{Dimensions, Network};
+use crate::config::Arguments;
+use crate::layers::{Building, Conv, Forward, Norm, Padding, channels_last, head, round_width, squeeze_excite};
+use crate::preprocessing::Preprocessing;
+use crate::variant::Variant;
 
 /// The kind of block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,17 +93,21 @@ pub struct EfficientNet {
     pub drop_path: f32,
 }
 
-impl EfficientNet {
-    /// The graph for a batch of images.
-    ///
-    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random. Outputs:
-    /// `features` before the head, and `logits` if there are classes. Taps: `stages.N`, `blocks.N.M`, and
-    /// `feature_map [batch, rows, columns, channels]`.
-    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
-        let rates = [self.dropout, self.drop_path];
-        let (image, building) = Building::start(batch, self.channels, self.image_size, mode, &rates);
-        Layers { net: self, building }.run(&image);
-        image.finish()
+impl Network for EfficientNet {
+    fn kind(&self) -> &'static str {
+        "EfficientNet"
+    }
+
+    fn dimensions(&self) -> Dimensions {
+        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
+    }
+
+    fn set_dimensions(&mut self, to: Dimensions) {
+        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
+    }
+
+    fn forward(&self, image: &Tensor, building: &Building) {
+        Forward { net: self, building }.run(image);
     }
 
     fn contradiction(&self) -> Option<String> {
@@ -119,28 +128,57 @@ impl EfficientNet {
         (self.stem_width > 1 << 16 || self.features > 1 << 16 || !(1..64).contains(&self.stem_kernel))
             .then(|| format!("a stem of {} and {} features cannot be built", self.stem_width, self.features))
     }
+
+    fn rates(&self) -> Vec<f32> {
+        vec![self.dropout, self.drop_path]
+    }
+
+    fn set_dropout(&mut self, rate: f32) {
+        self.dropout = rate;
+    }
+
+    fn set_drop_path(&mut self, rate: f32) {
+        self.drop_path = rate;
+    }
+
+    fn heads(&self) -> &'static [&'static str] {
+        &["classifier"]
+    }
+
+    fn first_filters(&self) -> String {
+        "conv_stem.weight".into()
+    }
+
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        (timm::CLASS, timm::arguments(self))
+    }
+
+    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
+        timm::configure(arguments, self)
+    }
+
+    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
+        vec![(timm::CLASS, timm::constructed(), Preprocessing::imagenet())]
+    }
+
+    fn variants() -> Vec<Variant> {
+        variants::variants()
+    }
 }
 
-struct Layers<'a> {
-    net: &'a EfficientNet,
-    building: Building,
-}
-
-/// Where a block stands.
+/// What a block does to the resolution, and its rate of stochastic depth.
 #[derive(Clone, Copy)]
-struct Place {
+struct BlockGeometry {
     stride: usize,
     dilation: usize,
     drop_path: f32,
 }
 
-impl Layers<'_> {
+impl Forward<'_, EfficientNet> {
+    /// Outputs: `features` before the head, and `logits` if there are classes. Taps: `stem`, `stages.N`, `blocks.N.M`, and
+    /// `feature_map [batch, rows, columns, channels]`.
     fn run(&self, image: &Tensor) {
         let net = self.net;
-        if let Some(reason) = net.contradiction() {
-            image.refuse("efficientnet", reason);
-            return;
-        }
         let stem = Conv { stride: 2, ..self.conv(net.stem_width, net.stem_kernel) };
         let mut x = self.norm_act(&stem.apply(&channels_last(image), "conv_stem"), net.activation, "bn1");
         x.tap("stem");
@@ -148,15 +186,16 @@ impl Layers<'_> {
         let (mut stride_so_far, mut dilation, mut index) = (2, 1, 0);
         for (s, stage) in net.stages.iter().enumerate() {
             for (b, block) in stage.iter().enumerate() {
-                let mut place = Place { stride: if b == 0 { block.stride } else { 1 }, dilation, drop_path: 0.0 };
-                if place.stride > 1 && stride_so_far * place.stride > net.output_stride {
-                    dilation *= place.stride;
-                    place.stride = 1;
+                let mut geometry =
+                    BlockGeometry { stride: if b == 0 { block.stride } else { 1 }, dilation, drop_path: 0.0 };
+                if geometry.stride > 1 && stride_so_far * geometry.stride > net.output_stride {
+                    dilation *= geometry.stride;
+                    geometry.stride = 1;
                 }
-                stride_so_far *= place.stride;
-                place.drop_path = net.drop_path * index as f32 / count as f32;
+                stride_so_far *= geometry.stride;
+                geometry.drop_path = net.drop_path * index as f32 / count as f32;
                 let _scope = x.scope(&format!("blocks.{s}.{b}"));
-                x = self.block(&x, block, place);
+                x = self.block(&x, block, geometry);
                 x.tap("");
                 index += 1;
             }
@@ -182,13 +221,13 @@ impl Layers<'_> {
         self.norm(x, name).activation(activation)
     }
 
-    fn block(&self, x: &Tensor, block: &MobileBlock, place: Place) -> Tensor {
+    fn block(&self, x: &Tensor, block: &MobileBlock, geometry: BlockGeometry) -> Tensor {
         let act = block.activation.unwrap_or(self.net.activation);
         let inputs = x.extent(3);
-        let inside = crate::layers::round_width(block.expand_from.unwrap_or(inputs) as f64 * block.expansion);
+        let inside = round_width(block.expand_from.unwrap_or(inputs) as f64 * block.expansion);
         let spatial = |filters: usize, kernel: usize, channels: usize| {
             let groups = channels.checked_div(block.group_size).unwrap_or(1).max(1);
-            Conv { stride: place.stride, dilation: place.dilation, groups, ..self.conv(filters, kernel) }
+            Conv { stride: geometry.stride, dilation: geometry.dilation, groups, ..self.conv(filters, kernel) }
         };
         let y = match block.kind {
             MobileBlockKind::Separable { active } => {
@@ -212,8 +251,8 @@ impl Layers<'_> {
                 self.norm_act(&spatial(block.width, block.kernel, inputs).apply(x, "conv"), act, "bn1")
             }
         };
-        if block.skip && place.stride == 1 && inputs == block.width {
-            self.building.drop_path(y, place.drop_path) + x
+        if block.skip && geometry.stride == 1 && inputs == block.width {
+            self.building.drop_path(y, geometry.drop_path) + x
         } else {
             y
         }

@@ -1,123 +1,26 @@
-//! A model's configuration from its weights alone: widths and depths are in the shapes, the rest is what the library
-//! that wrote them does.
-
-use vit_graph::ops::Activation;
+//! A model's configuration from its weights alone.
 
 use crate::architecture::Architecture;
-use crate::config::{Config, google_stages};
+use crate::config::Config;
 use crate::layers::Mode;
-use crate::preprocessing::Preprocessing;
 use crate::problem_type::ProblemType;
-use crate::resnetv2::{ResNetV2, Stem};
+use crate::registry::registered;
 use crate::variant::{Variant, variants};
-use crate::vit::{FinalNorm, PAPER_SIZES, Pooling, Positions, PositionsOn, Vit};
 use crate::weights::{Scheme, Weights};
 
-/// Reads a model off weights with canonical names, or says what is missing: a Vision Transformer from its shapes, others
-/// by the named variant that has exactly these parameters.
+/// Guesses the configuration of weights with canonical names: from their shapes where the architecture can, otherwise by
+/// the named variant that has exactly these parameters.
 pub fn guess(weights: &Weights, scheme: Scheme) -> Result<Config, String> {
-    let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());
-    if shape("cls_token").is_none()
-        && shape("pos_embed").is_none()
-        && let Some(found) = named(weights)?
-    {
+    if let Some(found) = registered().iter().find_map(|architecture| (architecture.guess)(weights, scheme)) {
         return Ok(found);
     }
-    let Some(&[dim, channels, ph, pw]) = shape("patch_embed.proj.weight") else {
-        return Err("the weights are no Vision Transformer's, nor those of a model known by name; a config.json beside them would say what they are".into());
-    };
-    let backbone = backbone(weights, scheme);
-    let channels = backbone.as_ref().map_or(channels, |b| b.channels);
-    let depth = (0..).take_while(|i| shape(&format!("blocks.{i}.norm1.weight")).is_some()).count();
-    let first = |name: &str| shape(&format!("blocks.0.{name}"));
-    let mlp_dim = first("mlp.fc1.weight").and_then(|s| s.first().copied()).unwrap_or(4 * dim);
-    let head_dim = first("attn.q_norm.weight").and_then(|s| s.first().copied()).filter(|&d| d > 0);
-    let class_token = shape("cls_token").is_some();
-    let distillation_token = shape("dist_token").is_some();
-    let registers = shape("reg_token").and_then(|s| s.get(1).copied()).unwrap_or(0);
-    let pooling = match () {
-        () if shape("attn_pool.latent").is_some() => Pooling::Map,
-        () if class_token && shape("fc_norm.weight").is_none() => Pooling::Token,
-        () => Pooling::Mean,
-    };
-    let mut vit = Vit {
-        patch_size: [ph, pw],
-        backbone: backbone.map(Box::new),
-        channels,
-        classes: shape("head.weight").and_then(|s| s.first().copied()).unwrap_or(0),
-        dim,
-        depth,
-        heads: head_dim.map_or_else(|| usual_heads(dim, depth), |head_dim| dim / head_dim),
-        mlp_dim,
-        class_token,
-        distillation_token,
-        distillation_head: shape("head_dist.weight").is_some(),
-        registers,
-        pooling,
-        pre_norm: shape("norm_pre.weight").is_some(),
-        final_norm: if shape("fc_norm.weight").is_some() { FinalNorm::AfterPooling } else { FinalNorm::BeforePooling },
-        pre_logits: shape("pre_logits.fc.weight").and_then(|s| s.first().copied()),
-        qkv_bias: first("attn.qkv.bias").is_some(),
-        qk_norm: head_dim.is_some(),
-        layer_scale: first("ls1.gamma").is_some().then_some(1e-5),
-        activation: if scheme == Scheme::Jax { Activation::GeluTanh } else { Activation::Gelu },
-        norm_epsilon: if scheme == Scheme::HuggingFace { 1e-12 } else { 1e-6 },
-        ..Vit::default()
-    };
-    place_positions(&mut vit, shape("pos_embed"));
-    let preprocessing = preprocessing(&vit, scheme);
-    let name = variants().into_iter().find(|v| v.architecture == vit.clone().into()).map(|v| v.name);
-    Ok(Config {
-        name,
-        architecture: vit.into(),
-        preprocessing,
-        labels: Vec::new(),
-        problem_type: ProblemType::default(),
+    named(weights)?.ok_or_else(|| {
+        "the weights are no Vision Transformer's, nor those of a model known by name; a config.json beside them would say what they are".into()
     })
 }
 
-/// The image size follows from the number of positions, if the grid is square.
-fn place_positions(vit: &mut Vit, pos_embed: Option<&[usize]>) {
-    let Some(&[_, tokens, _]) = pos_embed else {
-        vit.positions = Positions::None;
-        return;
-    };
-    let square = |patches: usize| Some(patches.isqrt()).filter(|side| side * side == patches && *side > 0);
-    let prefix = vit.prefix_tokens();
-    let side = match tokens.checked_sub(prefix).and_then(square) {
-        Some(side) => Some(side),
-        None => {
-            vit.positions_on = PositionsOn::Patches;
-            square(tokens)
-        }
-    };
-    if let Some(side) = side {
-        // Every stage of convolutions after the first halves what the stem has quartered or left as it was.
-        let coarser = vit.backbone.as_ref().map_or(1, |b| b.stem_stride() << b.depths.len().saturating_sub(1));
-        vit.image_size = [side * vit.patch_size[0] * coarser, side * vit.patch_size[1] * coarser];
-    }
-}
-
-/// The convolutional stages before a hybrid's encoder, with the epsilons of the library that wrote them.
-fn backbone(weights: &Weights, scheme: Scheme) -> Option<ResNetV2> {
-    let shape = |name: &str| weights.tensors.get(&format!("patch_embed.backbone.{name}")).map(|t| t.shape.as_slice());
-    let stem = shape("stem.conv.weight").or_else(|| shape("conv.weight"))?;
-    let &[stem_width, channels, kernel, _] = stem else { return None };
-    let block = |stage: usize, block: usize| shape(&format!("stages.{stage}.blocks.{block}.conv3.weight"));
-    let stages = (0..8).take_while(|&stage| block(stage, 0).is_some());
-    let (mut depths, mut widths) = (Vec::new(), Vec::new());
-    for stage in stages {
-        depths.push((0..).take_while(|&b| block(stage, b).is_some()).count());
-        widths.extend(block(stage, 0).and_then(|s| s.first().copied()));
-    }
-    let google = google_stages(&[], stem_width);
-    let base = if scheme == Scheme::Jax { google } else { ResNetV2::before_tokens(&[]) };
-    let stem = if kernel == 3 { Stem::Small } else { base.stem };
-    Some(ResNetV2 { channels, depths, widths, stem_width, stem, ..base })
-}
-
-/// The variant with these parameters, but for its classes and channels. Where two that compute differently have the same
-/// parameters, nothing in the weights tells them apart.
+/// The variant with these parameters, whatever its classes and channels. Two variants that compute differently may have the
+/// same parameters: then it is an error.
 fn named(weights: &Weights) -> Result<Option<Config>, String> {
     let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());
     let fits = |architecture: &Architecture| {
@@ -153,17 +56,4 @@ fn named(weights: &Weights) -> Result<Option<Config>, String> {
         labels: Vec::new(),
         problem_type: ProblemType::default(),
     }))
-}
-
-/// The paper's number of heads for its sizes, 64 channels to a head for all others.
-fn usual_heads(dim: usize, depth: usize) -> usize {
-    let known = PAPER_SIZES.iter().find(|s| s.dim == dim && s.depth == depth);
-    known.map_or((dim / 64).max(1), |s| s.heads)
-}
-
-fn preprocessing(vit: &Vit, scheme: Scheme) -> Preprocessing {
-    let imagenet = scheme == Scheme::Torchvision || vit.distillation_token;
-    let usual = if imagenet { Preprocessing::imagenet() } else { Preprocessing::inception() };
-    let whole = vit.image_size[0] > 224 || scheme == Scheme::Jax;
-    Preprocessing { image_size: vit.image_size, crop_pct: if whole { 1.0 } else { usual.crop_pct }, ..usual }
 }

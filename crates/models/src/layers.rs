@@ -2,11 +2,16 @@
 
 mod building;
 mod conv;
+mod patches;
 mod relative;
+mod residual;
 
+pub(crate) use building::Forward;
 pub use building::{Building, Norm, drop_path_rate};
 pub use conv::{Conv, Padding, Standardise, average_down, channels_last, max_pool, pointwise};
+pub use patches::refuses_patches;
 pub use relative::{TABLE, log_offsets, relative_bias, relative_index};
+pub use residual::{ResidualBlock, Stem, residual_stages, stages_contradiction};
 
 use vit_graph::ops::Activation;
 use vit_graph::{Init, Tensor};

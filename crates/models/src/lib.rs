@@ -23,6 +23,7 @@ pub mod layers;
 pub mod lenet;
 mod preprocessing;
 mod problem_type;
+mod registry;
 pub mod resnet;
 pub mod resnetv2;
 pub mod run;
@@ -32,7 +33,7 @@ pub mod vit;
 pub mod weights;
 
 pub use adapt::{Leniency, adapt};
-pub use architecture::Architecture;
+pub use architecture::{Architecture, Dimensions, Network, NetworkObject, PatchGrid, PositionLayout, TokenSequence};
 pub use checkpoint::{Changes, Checkpoint, Layout, OpenOptions, read_config};
 pub use config::Config;
 pub use error::ModelError;
@@ -40,4 +41,18 @@ pub use guess::guess;
 pub use layers::Mode;
 pub use preprocessing::Preprocessing;
 pub use problem_type::ProblemType;
+pub use registry::register;
 pub use variant::{Variant, suggestions, variant, variants};
+
+use registry::Registered;
+
+/// Every architecture, in the order in which their variants are listed.
+const ARCHITECTURES: [Registered; 7] = [
+    Registered::of::<vit::Vit>(),
+    Registered::of::<resnetv2::ResNetV2>(),
+    Registered::of::<resnet::ResNet>(),
+    Registered::of::<efficientnet::EfficientNet>(),
+    Registered::of::<swin::Swin>(),
+    Registered::of::<coatnet::CoAtNet>(),
+    Registered::of::<lenet::LeNet>(),
+];

@@ -2,14 +2,21 @@
 //! bottleneck on its 3x3 filters. With groups it is ResNeXt, with wider bottlenecks Wide ResNet, with a deep stem and
 //! averaged shortcuts ResNet-D. Parameters have timm's names, which are torchvision's.
 
+mod timm;
 mod variants;
 
-pub use variants::{variant, variants};
-
+use serde_json::{Map, Value};
+use vit_graph::Tensor;
 use vit_graph::ops::Activation;
-use vit_graph::{Graph, GraphError, Tensor};
 
-use crate::layers::{Building, Conv, Mode, Norm, average_down, channels_last, drop_path_rate, head, max_pool};
+use crate::architecture::{Dimensions, Network};
+use crate::config::{Arguments, TimmForm};
+use crate::layers::{
+    Building, Conv, Forward, Norm, ResidualBlock, Stem, average_down, channels_last, head, max_pool, residual_stages,
+    stages_contradiction,
+};
+use crate::preprocessing::Preprocessing;
+use crate::variant::Variant;
 
 /// The two kinds of residual block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,25 +35,6 @@ impl ResNetBlock {
             ResNetBlock::Bottleneck => 4,
         }
     }
-}
-
-/// What comes before the first stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stem {
-    /// 64 filters of 7x7 at every other pixel, then pooling.
-    Plain,
-    /// 64 filters of 3x3 at every pixel and no pooling: for pictures of 32 pixels, as everyone trains them on CIFAR.
-    Small,
-    /// Three layers of 3x3 filters, `width`, `width` and twice as many.
-    Deep {
-        /// Filters of the first two layers.
-        width: usize,
-    },
-    /// The same with three quarters of `width` in the first.
-    Tiered {
-        /// Filters of the second layer.
-        width: usize,
-    },
 }
 
 /// One ResNet.
@@ -70,6 +58,8 @@ pub struct ResNet {
     pub group_width: usize,
     /// The first layers.
     pub stem: Stem,
+    /// Filters of the first two convolutions of a deep stem, half as many as of the third.
+    pub stem_width: usize,
     /// Shortcuts average pixels before they change width, instead of leaving pixels out.
     pub average_down: bool,
     /// Filters of the shortcuts that change the resolution.
@@ -101,6 +91,7 @@ impl Default for ResNet {
             groups: 1,
             group_width: 64,
             stem: Stem::Plain,
+            stem_width: 64,
             average_down: false,
             down_kernel: 1,
             reduce_first: 1,
@@ -113,42 +104,29 @@ impl Default for ResNet {
     }
 }
 
-/// Where a block stands: what it does to the resolution, and how far its filters' taps are apart.
-#[derive(Clone, Copy)]
-struct Place {
-    width: usize,
-    stride: usize,
-    first_dilation: usize,
-    dilation: usize,
-    drop_path: f32,
-}
+impl Network for ResNet {
+    fn kind(&self) -> &'static str {
+        "ResNet"
+    }
 
-impl ResNet {
-    /// The graph for a batch of images.
-    ///
-    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random. Outputs:
-    /// `features` before the head, and `logits` if there are classes. Taps: `stages.N`, `layerN.M` for every block, and
-    /// `feature_map [batch, rows, columns, channels]`.
-    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
-        let rates = [self.dropout, self.drop_path];
-        let (image, building) = Building::start(batch, self.channels, self.image_size, mode, &rates);
-        Layers { net: self, building }.run(&image);
-        image.finish()
+    fn dimensions(&self) -> Dimensions {
+        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
+    }
+
+    fn set_dimensions(&mut self, to: Dimensions) {
+        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
+    }
+
+    fn forward(&self, image: &Tensor, building: &Building) {
+        Forward { net: self, building }.run(image);
     }
 
     fn contradiction(&self) -> Option<String> {
-        if self.depths.len() != self.widths.len() || self.depths.is_empty() {
-            return Some(format!(
-                "there are {} stages and {} widths; each stage needs one width",
-                self.depths.len(),
-                self.widths.len()
-            ));
+        if self.depths.is_empty() {
+            return Some("there are no stages".into());
         }
-        if self.depths.iter().any(|&d| d == 0 || d > 1 << 10) || self.widths.iter().any(|&w| w == 0 || w > 1 << 16) {
-            return Some(format!(
-                "the stages have {:?} blocks and widths {:?}; 1 to 1024 blocks and widths from 1 to 65536 are possible",
-                self.depths, self.widths
-            ));
+        if let Some(reason) = stages_contradiction(&self.depths, &self.widths) {
+            return Some(reason);
         }
         if self.groups == 0 || self.groups > 1 << 16 || self.group_width > 1 << 16 || self.reduce_first == 0 {
             return Some(format!(
@@ -162,41 +140,65 @@ impl ResNet {
         (![8, 16, 32].contains(&self.output_stride))
             .then(|| format!("an output stride of {} is not 8, 16 or 32", self.output_stride))
     }
+
+    fn rates(&self) -> Vec<f32> {
+        vec![self.dropout, self.drop_path]
+    }
+
+    fn set_dropout(&mut self, rate: f32) {
+        self.dropout = rate;
+    }
+
+    fn set_drop_path(&mut self, rate: f32) {
+        self.drop_path = rate;
+    }
+
+    fn heads(&self) -> &'static [&'static str] {
+        &["fc"]
+    }
+
+    fn first_filters(&self) -> String {
+        let deep = matches!(self.stem, Stem::Deep | Stem::Tiered);
+        if deep { "conv1.0.weight" } else { "conv1.weight" }.into()
+    }
+
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        (timm::CLASS, timm::arguments(self))
+    }
+
+    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
+        timm::configure(arguments, self)
+    }
+
+    fn timm(&self) -> TimmForm {
+        timm::form(self)
+    }
+
+    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
+        vec![(timm::CLASS, ResNet::default(), Preprocessing::imagenet())]
+    }
+
+    fn variants() -> Vec<Variant> {
+        variants::variants()
+    }
+
+    fn variant(name: &str) -> Option<Variant> {
+        variants::variant(name)
+    }
 }
 
-struct Layers<'a> {
-    net: &'a ResNet,
-    building: Building,
-}
-
-impl Layers<'_> {
+impl Forward<'_, ResNet> {
+    /// Outputs: `features` before the head, and `logits` if there are classes. Taps: `stem`, `stages.N`, `layerN.M` for every
+    /// block, and `feature_map [batch, rows, columns, channels]`.
     fn run(&self, image: &Tensor) {
         let net = self.net;
-        if let Some(reason) = net.contradiction() {
-            image.refuse("resnet", reason);
-            return;
-        }
         let mut x = self.stem(image);
-        let stem_stride = if net.stem == Stem::Small { 1 } else { 4 };
-        let (mut stride_so_far, mut dilation, mut previous, mut index) = (stem_stride, 1, 1, 0);
-        let blocks: usize = net.depths.iter().sum();
-        for (stage, (&depth, &width)) in net.depths.iter().zip(&net.widths).enumerate() {
-            let mut stride = if stage == 0 { 1 } else { 2 };
-            if stride_so_far >= net.output_stride {
-                dilation *= stride;
-                stride = 1;
-            } else {
-                stride_so_far *= stride;
-            }
-            for block in 0..depth {
-                let stride = if block == 0 { stride } else { 1 };
-                let drop_path = drop_path_rate(net.drop_path, index, blocks);
-                let place = Place { width, stride, first_dilation: previous, dilation, drop_path };
-                let _scope = x.scope(&format!("layer{}.{block}", stage + 1));
-                x = self.block(&x, place);
+        let stages = residual_stages(&net.depths, &net.widths, net.stem, net.output_stride, net.drop_path);
+        for (stage, blocks) in stages.into_iter().enumerate() {
+            for (index, block) in blocks.into_iter().enumerate() {
+                let _scope = x.scope(&format!("layer{}.{index}", stage + 1));
+                x = self.block(&x, block);
                 x.tap("");
-                previous = dilation;
-                index += 1;
             }
             x.tap(&format!("stages.{stage}"));
         }
@@ -215,8 +217,8 @@ impl Layers<'_> {
         let x = match self.net.stem {
             Stem::Plain => strided(64, 7).apply(&x, "conv1"),
             Stem::Small => Conv::new(64, 3).apply(&x, "conv1"),
-            Stem::Deep { width } => deep(width, width),
-            Stem::Tiered { width } => deep(3 * (width / 4), width),
+            Stem::Deep => deep(self.net.stem_width, self.net.stem_width),
+            Stem::Tiered => deep(3 * (self.net.stem_width / 4), self.net.stem_width),
         };
         let x = self.norm_act(&x, "bn1");
         x.tap("stem");
@@ -231,34 +233,34 @@ impl Layers<'_> {
         self.norm(x, name).activation(self.net.activation)
     }
 
-    fn block(&self, x: &Tensor, place: Place) -> Tensor {
+    fn block(&self, x: &Tensor, block: ResidualBlock) -> Tensor {
         let branch = match self.net.block {
-            ResNetBlock::Basic => self.basic(x, place),
-            ResNetBlock::Bottleneck => self.bottleneck(x, place),
+            ResNetBlock::Basic => self.basic(x, block),
+            ResNetBlock::Bottleneck => self.bottleneck(x, block),
         };
-        let branch = self.building.drop_path(branch, place.drop_path);
-        (branch + self.shortcut(x, place)).activation(self.net.activation)
+        let branch = self.building.drop_path(branch, block.drop_path);
+        (branch + self.shortcut(x, block)).activation(self.net.activation)
     }
 
-    fn basic(&self, x: &Tensor, place: Place) -> Tensor {
-        let Place { width, stride, first_dilation, dilation, .. } = place;
-        let first = Conv { stride, dilation: first_dilation, ..Conv::new(width / self.net.reduce_first, 3) };
+    fn basic(&self, x: &Tensor, block: ResidualBlock) -> Tensor {
+        let ResidualBlock { width, stride, previous_dilation, dilation, .. } = block;
+        let first = Conv { stride, dilation: previous_dilation, ..Conv::new(width / self.net.reduce_first, 3) };
         let y = self.norm_act(&first.apply(x, "conv1"), "bn1");
         self.norm(&Conv { dilation, ..Conv::new(width, 3) }.apply(&y, "conv2"), "bn2")
     }
 
-    fn bottleneck(&self, x: &Tensor, place: Place) -> Tensor {
-        let (net, Place { width, stride, first_dilation, .. }) = (self.net, place);
+    fn bottleneck(&self, x: &Tensor, block: ResidualBlock) -> Tensor {
+        let (net, ResidualBlock { width, stride, previous_dilation, .. }) = (self.net, block);
         let inner = width * net.group_width / 64 * net.groups;
         let y = self.norm_act(&Conv::new(inner / net.reduce_first, 1).apply(x, "conv1"), "bn1");
-        let middle = Conv { stride, dilation: first_dilation, groups: net.groups, ..Conv::new(inner, 3) };
+        let middle = Conv { stride, dilation: previous_dilation, groups: net.groups, ..Conv::new(inner, 3) };
         let y = self.norm_act(&middle.apply(&y, "conv2"), "bn2");
         self.norm(&Conv::new(width * net.block.expansion(), 1).apply(&y, "conv3"), "bn3")
     }
 
     /// The input as it is, or changed to the block's width and resolution.
-    fn shortcut(&self, x: &Tensor, place: Place) -> Tensor {
-        let (net, Place { width, stride, first_dilation, dilation, .. }) = (self.net, place);
+    fn shortcut(&self, x: &Tensor, block: ResidualBlock) -> Tensor {
+        let (net, ResidualBlock { width, stride, previous_dilation, dilation, .. }) = (self.net, block);
         let width = width * net.block.expansion();
         if stride == 1 && x.extent(3) == width {
             return x.clone();
@@ -268,7 +270,7 @@ impl Layers<'_> {
             return self.norm(&Conv::new(width, 1).apply(&pooled, "downsample.1"), "downsample.2");
         }
         let kernel = if stride == 1 && dilation == 1 { 1 } else { net.down_kernel };
-        let dilation = if kernel > 1 { first_dilation } else { 1 };
+        let dilation = if kernel > 1 { previous_dilation } else { 1 };
         let conv = Conv { stride, dilation, ..Conv::new(width, kernel) };
         self.norm(&conv.apply(x, "downsample.0"), "downsample.1")
     }

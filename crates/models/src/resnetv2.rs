@@ -1,30 +1,21 @@
 //! ResNet v2 with group norm and standardised weights: Big Transfer (Kolesnikov et al., 2020), and the stages before a
 //! hybrid Vision Transformer. Parameters have timm's names.
 
+mod timm;
 mod variants;
 
-pub use variants::variants;
-
+use serde_json::{Map, Value};
 use vit_graph::ops::Activation;
-use vit_graph::{Graph, GraphError, Init, Tensor};
+use vit_graph::{Init, Tensor};
 
+use crate::architecture::{Dimensions, Network};
+use crate::config::Arguments;
 use crate::layers::{
-    Building, Conv, Mode, Norm, Padding, Standardise, average_down, channels_last, drop_path_rate, max_pool, pointwise,
-    round_width,
+    Building, Conv, Forward, Norm, Padding, ResidualBlock, Standardise, Stem, average_down, channels_last, max_pool,
+    pointwise, residual_stages, round_width, stages_contradiction,
 };
-
-/// The first convolutions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stem {
-    /// One of 7x7, then pooling.
-    Plain,
-    /// One of 3x3 at every pixel and no pooling: for pictures of 32 pixels.
-    Small,
-    /// Three of 3x3, half the width in the first two.
-    Deep,
-    /// The same with three eighths in the first.
-    Tiered,
-}
+use crate::preprocessing::Preprocessing;
+use crate::variant::Variant;
 
 /// How the stem's pooling continues the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,40 +106,7 @@ impl Default for ResNetV2 {
     }
 }
 
-/// Where a block stands.
-#[derive(Clone, Copy)]
-struct Place {
-    width: usize,
-    stride: usize,
-    first_dilation: usize,
-    dilation: usize,
-    first: bool,
-    drop_path: f32,
-}
-
 impl ResNetV2 {
-    /// The graph for a batch of images.
-    ///
-    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random. Outputs:
-    /// `features` before the head, and `logits` if there are classes. Taps: `stages.N`, `stages.N.blocks.M`, and
-    /// `feature_map [batch, rows, columns, channels]`.
-    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
-        let rates = [self.dropout, self.drop_path];
-        let (image, building) = Building::start(batch, self.channels, self.image_size, mode, &rates);
-        let x = self.stages(&building, &channels_last(&image));
-        let x = match self.block {
-            ResNetV2Block::PostActivation => x,
-            _ => building.norm(&x, self.norm, "norm").activation(self.activation),
-        };
-        x.tap("feature_map");
-        let features = building.dropout(x.mean([1, 2]), self.dropout);
-        features.output("features");
-        if self.classes > 0 {
-            pointwise(&features, self.classes, Init::Zeros, "head.fc").output("logits");
-        }
-        image.finish()
-    }
-
     /// The stages of a hybrid Vision Transformer: norms after convolutions, and TensorFlow's border.
     pub fn before_tokens(depths: &[usize]) -> Self {
         let base = ResNetV2::default();
@@ -163,14 +121,6 @@ impl ResNetV2 {
         }
     }
 
-    /// Stem and stages, on a channels-last image.
-    pub(crate) fn stages(&self, building: &Building, image: &Tensor) -> Tensor {
-        if let Some(reason) = self.contradiction() {
-            return image.refuse("resnetv2", reason);
-        }
-        Layers { net: self, building }.run(image)
-    }
-
     /// Rows and columns of the last stage's result for an image of this size.
     pub fn feature_grid(&self, image_size: [usize; 2]) -> [usize; 2] {
         image_size.map(|extent| {
@@ -180,7 +130,7 @@ impl ResNetV2 {
                 let pooling = if self.stem_pooling == StemPooling::Same { Padding::Same } else { Padding::Symmetric };
                 extent = pooling.results(stem, 3, 2);
             }
-            let mut stride = self.stem_stride();
+            let mut stride = self.stem.stride();
             for _ in 1..self.depths.len() {
                 if stride < self.output_stride {
                     extent = self.padding.results(extent, 3, 2);
@@ -191,29 +141,32 @@ impl ResNetV2 {
         })
     }
 
-    /// How much coarser the stem's result is than the image.
-    pub fn stem_stride(&self) -> usize {
-        if self.stem == Stem::Small { 1 } else { 4 }
-    }
-
     /// The width of the last stage.
     pub fn features(&self) -> usize {
         self.widths.last().copied().unwrap_or(self.stem_width)
     }
+}
+
+impl Network for ResNetV2 {
+    fn kind(&self) -> &'static str {
+        "ResNet v2 (BiT)"
+    }
+
+    fn dimensions(&self) -> Dimensions {
+        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
+    }
+
+    fn set_dimensions(&mut self, to: Dimensions) {
+        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
+    }
+
+    fn forward(&self, image: &Tensor, building: &Building) {
+        Forward { net: self, building }.run(image);
+    }
 
     fn contradiction(&self) -> Option<String> {
-        if self.depths.len() != self.widths.len() {
-            return Some(format!(
-                "there are {} stages and {} widths; each stage needs one width",
-                self.depths.len(),
-                self.widths.len()
-            ));
-        }
-        if self.depths.iter().any(|&d| d == 0 || d > 1 << 10) || self.widths.iter().any(|&w| w == 0 || w > 1 << 16) {
-            return Some(format!(
-                "the stages have {:?} blocks and widths {:?}; 1 to 1024 blocks and widths from 1 to 65536 are possible",
-                self.depths, self.widths
-            ));
+        if let Some(reason) = stages_contradiction(&self.depths, &self.widths) {
+            return Some(reason);
         }
         if self.stem_width == 0 || self.stem_width > 1 << 16 || !(self.bottleneck > 0.0 && self.bottleneck <= 16.0) {
             return Some(format!(
@@ -223,50 +176,75 @@ impl ResNetV2 {
         }
         None
     }
+
+    fn rates(&self) -> Vec<f32> {
+        vec![self.dropout, self.drop_path]
+    }
+
+    fn set_dropout(&mut self, rate: f32) {
+        self.dropout = rate;
+    }
+
+    fn set_drop_path(&mut self, rate: f32) {
+        self.drop_path = rate;
+    }
+
+    fn heads(&self) -> &'static [&'static str] {
+        &["head.fc"]
+    }
+
+    fn first_filters(&self) -> String {
+        let prefix = if self.depths.is_empty() { "" } else { "stem." };
+        let deep = matches!(self.stem, Stem::Deep | Stem::Tiered);
+        format!("{prefix}{}.weight", if deep { "conv1" } else { "conv" })
+    }
+
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        (timm::CLASS, timm::arguments(self))
+    }
+
+    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
+        timm::configure(arguments, self)
+    }
+
+    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
+        vec![(timm::CLASS, timm::constructed(), Preprocessing::inception())]
+    }
+
+    fn variants() -> Vec<Variant> {
+        variants::variants()
+    }
 }
 
-struct Layers<'a> {
-    net: &'a ResNetV2,
-    building: &'a Building,
-}
-
-impl Layers<'_> {
-    fn run(&self, image: &Tensor) -> Tensor {
+impl Forward<'_, ResNetV2> {
+    /// Outputs: `features` before the head, and `logits` if there are classes. Taps: `stem`, `stages.N`,
+    /// `stages.N.blocks.M`, and `feature_map [batch, rows, columns, channels]`.
+    fn run(&self, image: &Tensor) {
         let net = self.net;
-        // A stem alone is no part of anything, and has no name of its own.
+        let x = self.stages(&channels_last(image));
+        let x = if net.block == ResNetV2Block::PostActivation { x } else { self.norm_act(&x, "norm") };
+        x.tap("feature_map");
+        let features = self.building.dropout(x.mean([1, 2]), net.dropout);
+        features.output("features");
+        if net.classes > 0 {
+            pointwise(&features, net.classes, Init::Zeros, "head.fc").output("logits");
+        }
+    }
+
+    /// Stem and stages, on a channels-last image.
+    pub(crate) fn stages(&self, image: &Tensor) -> Tensor {
+        let net = self.net;
+        // timm names the parameters of a stem without stages as if it were the whole model.
         let mut x = self.stem(image, if net.depths.is_empty() { "" } else { "stem" });
-        let (mut stride_so_far, mut dilation, mut index) = (net.stem_stride(), 1, 0);
-        let blocks: usize = net.depths.iter().sum();
-        for (stage, (&depth, &width)) in net.depths.iter().zip(&net.widths).enumerate() {
-            let mut stride = if stage == 0 { 1 } else { 2 };
-            if stride_so_far >= net.output_stride {
-                dilation *= stride;
-                stride = 1;
-            }
-            stride_so_far *= stride;
-            for block in 0..depth {
-                let first = block == 0;
-                let place = Place {
-                    width,
-                    stride: if first { stride } else { 1 },
-                    first_dilation: if first && dilation <= 2 {
-                        1
-                    } else if first {
-                        2
-                    } else {
-                        dilation
-                    },
-                    dilation,
-                    first,
-                    drop_path: drop_path_rate(net.drop_path, index, blocks),
-                };
-                let _scope = x.scope(&format!("stages.{stage}.blocks.{block}"));
+        let stages = residual_stages(&net.depths, &net.widths, net.stem, net.output_stride, net.drop_path);
+        for (stage, blocks) in stages.into_iter().enumerate() {
+            for (index, block) in blocks.into_iter().enumerate() {
+                let _scope = x.scope(&format!("stages.{stage}.blocks.{index}"));
                 x = match net.block {
-                    ResNetV2Block::Bottleneck | ResNetV2Block::Basic => self.pre_activation(&x, place),
-                    ResNetV2Block::PostActivation => self.post_activation(&x, place),
+                    ResNetV2Block::Bottleneck | ResNetV2Block::Basic => self.pre_activation(&x, block),
+                    ResNetV2Block::PostActivation => self.post_activation(&x, block),
                 };
                 x.tap("");
-                index += 1;
             }
             x.tap(&format!("stages.{stage}"));
         }
@@ -314,12 +292,13 @@ impl Layers<'_> {
         round_width(width as f64 * self.net.bottleneck)
     }
 
-    fn pre_activation(&self, x: &Tensor, place: Place) -> Tensor {
-        let Place { width, stride, first_dilation, dilation, .. } = place;
+    fn pre_activation(&self, x: &Tensor, block: ResidualBlock) -> Tensor {
+        let ResidualBlock { width, stride, dilation, .. } = block;
+        let first_dilation = first_dilation(block);
         let active = self.norm_act(x, "norm1");
         let basic = self.net.block == ResNetV2Block::Basic;
         let changes = !basic || stride != 1 || first_dilation != dilation || x.extent(3) != width;
-        let shortcut = if place.first && changes { self.downsample(&active, place) } else { x.clone() };
+        let shortcut = if block.first && changes { self.downsample(&active, block) } else { x.clone() };
         let strided = |filters| Conv { stride, dilation: first_dilation, ..self.plain(filters, 3) };
         let y = if basic {
             let y = strided(self.inner(width)).apply(&active, "conv1");
@@ -329,30 +308,35 @@ impl Layers<'_> {
             let y = strided(self.inner(width)).apply(&self.norm_act(&y, "norm2"), "conv2");
             self.plain(width, 1).apply(&self.norm_act(&y, "norm3"), "conv3")
         };
-        self.building.drop_path(y, place.drop_path) + shortcut
+        self.building.drop_path(y, block.drop_path) + shortcut
     }
 
-    fn post_activation(&self, x: &Tensor, place: Place) -> Tensor {
-        let Place { width, stride, first_dilation, .. } = place;
-        let shortcut = if place.first {
-            let changed = self.downsample(x, place);
+    fn post_activation(&self, x: &Tensor, block: ResidualBlock) -> Tensor {
+        let ResidualBlock { width, stride, .. } = block;
+        let shortcut = if block.first {
+            let changed = self.downsample(x, block);
             self.building.norm(&changed, self.net.norm, "downsample.norm")
         } else {
             x.clone()
         };
         let y = self.norm_act(&self.plain(self.inner(width), 1).apply(x, "conv1"), "norm1");
-        let middle = Conv { stride, dilation: first_dilation, ..self.plain(self.inner(width), 3) };
+        let middle = Conv { stride, dilation: first_dilation(block), ..self.plain(self.inner(width), 3) };
         let y = self.norm_act(&middle.apply(&y, "conv2"), "norm2");
         let y = self.building.norm(&self.plain(width, 1).apply(&y, "conv3"), self.net.norm, "norm3");
-        (self.building.drop_path(y, place.drop_path) + shortcut).activation(self.net.activation)
+        (self.building.drop_path(y, block.drop_path) + shortcut).activation(self.net.activation)
     }
 
-    fn downsample(&self, x: &Tensor, place: Place) -> Tensor {
-        let Place { width, stride, dilation, .. } = place;
+    fn downsample(&self, x: &Tensor, block: ResidualBlock) -> Tensor {
+        let ResidualBlock { width, stride, dilation, .. } = block;
         if !self.net.average_down {
             return Conv { stride, ..self.plain(width, 1) }.apply(x, "downsample.conv");
         }
         let pooled = average_down(x, stride, dilation);
         self.plain(width, 1).apply(&pooled, "downsample.conv")
     }
+}
+
+/// The dilation of a block's spatial convolution: timm gives the first one of a stage at most 2.
+fn first_dilation(block: ResidualBlock) -> usize {
+    if block.first { block.previous_dilation.min(2) } else { block.dilation }
 }

@@ -1,16 +1,21 @@
 //! Swin Transformer (Liu et al., 2021): attention inside windows, which every second block shifts, and patches merged
 //! between stages. Parameters have timm's names.
 
+mod timm;
 mod variants;
 
-pub use variants::variants;
+use serde_json::{Map, Value};
+use vit_graph::ops::{Activation, Attention, Constant, Conv2d, Pad, Unwindows, Windows};
+use vit_graph::{Init, Tensor};
 
-use vit_graph::ops::{Activation, Attention, Constant, Conv2d, Dropout, Granularity, Pad, Unwindows, Windows};
-use vit_graph::{Graph, GraphError, Init, Tensor};
-
+use crate::architecture::{Dimensions, Network, PatchGrid, PositionLayout};
+use crate::config::{Arguments, TimmForm};
 use crate::layers::{
-    Building, Mode, TABLE, channels_last, drop_path_rate, head, layer_norm, linear, mlp, relative_bias,
+    Building, Forward, TABLE, channels_last, drop_path_rate, head, layer_norm, linear, mlp, refuses_patches,
+    relative_bias,
 };
+use crate::preprocessing::Preprocessing;
+use crate::variant::Variant;
 
 /// What separates windows that only meet because the image was moved: e⁻¹⁰⁰ is nothing, as in the original code.
 const APART: f32 = -100.0;
@@ -104,18 +109,23 @@ impl Swin {
         let size = [0, 1].map(|axis| resolution[axis].min(target[axis]));
         Windows { size, shift: [0, 1].map(|axis| if resolution[axis] <= size[axis] { 0 } else { shift[axis] }) }
     }
+}
 
-    /// The graph for a batch of images.
-    ///
-    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random. Outputs:
-    /// `features` before the head, and `logits` if there are classes. Taps: `patch_embed`, `stages.N`,
-    /// `layers.N.blocks.M`, `layers.N.blocks.M.attn` and its `.weights` (window by window), and
-    /// `feature_map [batch, rows, columns, channels]` after the last norm.
-    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
-        let rates = [self.dropout, self.projection_dropout, self.attention_dropout, self.drop_path];
-        let (image, building) = Building::start(batch, self.channels, self.image_size, mode, &rates);
-        Layers { swin: self, building }.run(&image);
-        image.finish()
+impl Network for Swin {
+    fn kind(&self) -> &'static str {
+        "Swin Transformer"
+    }
+
+    fn dimensions(&self) -> Dimensions {
+        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
+    }
+
+    fn set_dimensions(&mut self, to: Dimensions) {
+        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
+    }
+
+    fn forward(&self, image: &Tensor, building: &Building) {
+        Forward { net: self, building }.run(image);
     }
 
     fn contradiction(&self) -> Option<String> {
@@ -163,20 +173,72 @@ impl Swin {
         (ih % ph != 0 || iw % pw != 0)
             .then(|| format!("an image of {ih}x{iw} pixels cannot be cut into patches of {ph}x{pw}"))
     }
+
+    fn rates(&self) -> Vec<f32> {
+        vec![self.dropout, self.projection_dropout, self.attention_dropout, self.drop_path]
+    }
+
+    fn set_dropout(&mut self, rate: f32) {
+        self.dropout = rate;
+    }
+
+    fn set_drop_path(&mut self, rate: f32) {
+        self.drop_path = rate;
+    }
+
+    fn set_attention_dropout(&mut self, rate: f32) {
+        self.attention_dropout = rate;
+    }
+
+    fn heads(&self) -> &'static [&'static str] {
+        &["head.fc"]
+    }
+
+    fn first_filters(&self) -> String {
+        "patch_embed.proj.weight".into()
+    }
+
+    fn refuses_image_size(&self, size: [usize; 2]) -> Option<String> {
+        refuses_patches(size, self.patch_size, "patches", |extent| extent)
+    }
+
+    fn patches(&self) -> Option<PatchGrid> {
+        Some(PatchGrid { grid: self.grid(), size: Some(self.patch_size) })
+    }
+
+    fn position_layout(&self, parameter: &str) -> Option<PositionLayout> {
+        parameter.strip_suffix("relative_position_bias_table")?;
+        let stage: usize = parameter.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
+        (stage < self.windows.len()).then(|| PositionLayout::Window(self.window(stage).size))
+    }
+
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        (timm::CLASS, timm::arguments(self))
+    }
+
+    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
+        timm::configure(arguments, self)
+    }
+
+    fn timm(&self) -> TimmForm {
+        timm::form(self)
+    }
+
+    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
+        vec![(timm::CLASS, Swin::default(), Preprocessing::imagenet())]
+    }
+
+    fn variants() -> Vec<Variant> {
+        variants::variants()
+    }
 }
 
-struct Layers<'a> {
-    swin: &'a Swin,
-    building: Building,
-}
-
-impl Layers<'_> {
+impl Forward<'_, Swin> {
+    /// Outputs: `features` before the head, and `logits` if there are classes. Taps: `patch_embed`, `stages.N`,
+    /// `layers.N.blocks.M`, `layers.N.blocks.M.attn` and its `.weights` (window by window), and
+    /// `feature_map [batch, rows, columns, channels]` after the last norm.
     fn run(&self, image: &Tensor) {
-        let swin = self.swin;
-        if let Some(reason) = swin.contradiction() {
-            image.refuse("swin", reason);
-            return;
-        }
+        let swin = self.net;
         let mut x = self.patches(image);
         let (mut index, blocks) = (0, swin.depths.iter().sum());
         for (stage, &depth) in swin.depths.iter().enumerate() {
@@ -198,7 +260,7 @@ impl Layers<'_> {
     }
 
     fn patches(&self, image: &Tensor) -> Tensor {
-        let (swin, [ph, pw]) = (self.swin, self.swin.patch_size);
+        let (swin, [ph, pw]) = (self.net, self.net.patch_size);
         let _scope = image.scope("patch_embed");
         let weight = image.parameter(
             "proj.weight",
@@ -223,11 +285,11 @@ impl Layers<'_> {
         // Column by column inside each four, as in the original code.
         let fours =
             even.reshape([b, h / 2, 2, w / 2, 2, c]).permute([0, 1, 3, 4, 2, 5]).reshape([b, h / 2, w / 2, 4 * c]);
-        linear(&layer_norm(&fours, self.swin.norm_epsilon, "norm"), width, false, "reduction")
+        linear(&layer_norm(&fours, self.net.norm_epsilon, "norm"), width, false, "reduction")
     }
 
     fn block(&self, x: &Tensor, stage: usize, block: usize, drop_path: f32) -> Tensor {
-        let swin = self.swin;
+        let swin = self.net;
         let _scope = x.scope(&format!("blocks.{block}"));
         let mut windows = swin.window(stage);
         if block.is_multiple_of(2) {
@@ -244,7 +306,7 @@ impl Layers<'_> {
     }
 
     fn attention(&self, x: &Tensor, stage: usize, windows: Windows) -> Tensor {
-        let (swin, image) = (self.swin, x.shape());
+        let (swin, image) = (self.net, x.shape());
         let _scope = x.scope("attn");
         let (width, heads) = (swin.widths[stage], swin.heads[stage]);
         let head_dim = swin.head_dims[stage].unwrap_or(width / heads);
@@ -256,18 +318,9 @@ impl Layers<'_> {
         if windows.shift != [0, 0] {
             bias = bias + x.constant(mask(&image, windows));
         }
-        let dropout = self.building.seed().filter(|_| swin.attention_dropout > 0.0).map(|seed| {
-            let rate = swin.attention_dropout;
-            (Dropout { rate, stream: x.random_stream(), granularity: Granularity::Element }, seed)
-        });
-        let op = Attention {
-            heads,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            packed: true,
-            bias: true,
-            dropout: dropout.as_ref().map(|(dropout, _)| *dropout),
-        };
-        let others: Vec<&Tensor> = std::iter::once(&bias).chain(dropout.map(|(_, seed)| seed)).collect();
+        let (dropout, seed) = self.building.attention_dropout(x, swin.attention_dropout);
+        let op = Attention { heads, scale: 1.0 / (head_dim as f32).sqrt(), packed: true, bias: true, dropout };
+        let others: Vec<&Tensor> = std::iter::once(&bias).chain(seed).collect();
         let [y, weights] = qkv.attention(op, &others);
         weights.tap("weights");
         let y = self.building.dropout(linear(&y, width, true, "proj"), swin.projection_dropout);

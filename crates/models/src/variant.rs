@@ -2,7 +2,7 @@
 
 use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
-use crate::{coatnet, efficientnet, lenet, resnet, resnetv2, swin, vit};
+use crate::registry::registered;
 
 /// A model by name.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,14 +21,7 @@ pub struct Variant {
 
 /// All published variants.
 pub fn variants() -> Vec<Variant> {
-    let mut all = vit::variants();
-    all.extend(resnetv2::variants());
-    all.extend(resnet::variants());
-    all.extend(efficientnet::variants());
-    all.extend(swin::variants());
-    all.extend(coatnet::variants());
-    all.extend(lenet::variants());
-    all
+    registered().into_iter().flat_map(|architecture| (architecture.variants)()).collect()
 }
 
 /// The variant of a name; a tag after a dot, as in `vit_base_patch16_224.augreg_in21k`, says which weights and is
@@ -37,9 +30,8 @@ pub fn variant(name: &str) -> Option<Variant> {
     let name = name.strip_prefix("hf_hub:").unwrap_or(name);
     let name = name.rsplit_once("timm/").map_or(name, |(_, name)| name);
     let find = |name: &str| {
-        let published = || variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
-        let form = || vit::variant(name).or_else(|| resnet::variant(name)).or_else(|| lenet::variant(name));
-        published().or_else(form)
+        let published = variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
+        published.or_else(|| registered().into_iter().find_map(|architecture| (architecture.variant)(name)))
     };
     find(name).or_else(|| find(name.split('.').next()?))
 }
@@ -85,7 +77,7 @@ mod tests {
         assert_eq!(variant("H/14").unwrap().name, "vit_huge_patch14_224");
         assert_eq!(variant("Ti/4@32").unwrap().name, "vit_tiny_patch4_32");
         assert!(variant("vit_base_patch0_224").is_none());
-        // The stem of a "D" form is not the one that small pictures replace.
+        // The stem of a "D" form is not the one that small images replace.
         assert!(variant("resnet18_cifar").is_some() && variant("resnet18d_cifar").is_none());
         assert_eq!(suggestions("vit_bse_patch16_224")[0], "vit_base_patch16_224");
     }

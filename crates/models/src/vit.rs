@@ -1,19 +1,24 @@
 //! The Vision Transformer (Dosovitskiy et al., 2021) and what its successors changed in it, as options.
 //!
-//! [`Vit::build`] follows the paper's figure from left to right: patches, tokens and positions, encoder blocks, head.
+//! The layers follow the paper's figure from left to right: patches, tokens and positions, encoder blocks, head.
 //! Parameters have timm's names.
 
+mod guess;
 mod mimetic;
+mod network;
 mod positions;
+mod timm;
 mod variants;
 
 pub use positions::{Positions, PositionsOn, sin_cos};
-pub use variants::{PAPER_SIZES, Size, variant, variants};
+pub use variants::{PAPER_SIZES, Size};
 
-use vit_graph::ops::{Activation, Attention, Conv2d, Dropout, Granularity};
-use vit_graph::{DType, Graph, GraphError, Init, Tensor};
+use vit_graph::ops::{Activation, Attention, Conv2d};
+use vit_graph::{Init, Tensor};
 
-use crate::layers::{Building, Mode, channels_last, glorot, layer_norm, layer_scale, linear, linear_from, mlp};
+use crate::layers::{
+    Forward, channels_last, drop_path_rate, glorot, layer_norm, layer_scale, linear, linear_from, mlp,
+};
 use crate::resnetv2::ResNetV2;
 
 /// How the tokens become one vector.
@@ -144,42 +149,19 @@ impl Vit {
     pub fn prefix_tokens(&self) -> usize {
         usize::from(self.class_token) + usize::from(self.distillation_token) + self.registers
     }
+}
 
-    /// The graph for a batch of images.
-    ///
-    /// Input: `image [batch, channels, height, width]`, and in training `seed i32[4]` if anything is random.
+impl Forward<'_, Vit> {
     /// Outputs: `tokens` after the encoder, `features` before the head, and `logits` if there are classes; with a
-    /// distillation token `logits_cls` and `logits_dist` too. Taps: `patch_embed`, `blocks.N`, `blocks.N.attn`,
+    /// distillation head `logits_cls` and `logits_dist` too. Taps: `patch_embed`, `blocks.N`, `blocks.N.attn`,
     /// `blocks.N.attn.weights`.
-    pub fn build(&self, batch: usize, mode: Mode) -> Result<Graph, GraphError> {
-        let [height, width] = self.image_size;
-        let image = Tensor::input("image", DType::F32, [batch, self.channels, height, width]);
-        let random = [self.dropout, self.attention_dropout, self.drop_path].iter().any(|&rate| rate > 0.0);
-        let seed = (mode == Mode::Training && random).then(|| image.another_input("seed", DType::I32, [4]));
-        Encoder { vit: self, seed, mode }.run(&image);
-        image.finish()
-    }
-}
-
-/// A model in the making: its choices, and the seed if it is being trained.
-struct Encoder<'a> {
-    vit: &'a Vit,
-    seed: Option<Tensor>,
-    mode: Mode,
-}
-
-impl Encoder<'_> {
     fn run(&self, image: &Tensor) {
-        if let Some(reason) = self.vit.contradiction() {
-            image.refuse("vit", reason);
-            return;
-        }
         let mut x = self.embed(image);
-        for depth in 0..self.vit.depth {
+        for depth in 0..self.net.depth {
             x = self.block(x, depth);
         }
-        if self.vit.final_norm == FinalNorm::BeforePooling {
-            x = layer_norm(&x, self.vit.norm_epsilon, "norm");
+        if self.net.final_norm == FinalNorm::BeforePooling {
+            x = layer_norm(&x, self.net.norm_epsilon, "norm");
         }
         x.output("tokens");
         self.head(&x);
@@ -190,16 +172,16 @@ impl Encoder<'_> {
         let patches = self.patches(image);
         patches.tap("patch_embed");
         let tokens = self.prefix(&patches);
-        let x = match self.vit.positions_on {
-            PositionsOn::Patches => prepend(&tokens, positions::add(self.vit, &patches)),
-            PositionsOn::AllTokens => positions::add(self.vit, &prepend(&tokens, patches)),
+        let x = match self.net.positions_on {
+            PositionsOn::Patches => prepend(&tokens, positions::add(self.net, &patches)),
+            PositionsOn::AllTokens => positions::add(self.net, &prepend(&tokens, patches)),
         };
         let x = self.drop(x);
-        if self.vit.pre_norm { layer_norm(&x, self.vit.norm_epsilon, "norm_pre") } else { x }
+        if self.net.pre_norm { layer_norm(&x, self.net.norm_epsilon, "norm_pre") } else { x }
     }
 
     fn patches(&self, image: &Tensor) -> Tensor {
-        let vit = self.vit;
+        let vit = self.net;
         let [ph, pw] = vit.patch_size;
         let map = self.feature_map(image);
         let _scope = image.scope("patch_embed.proj");
@@ -216,14 +198,14 @@ impl Encoder<'_> {
     /// The image itself, or what convolutional stages make of it.
     fn feature_map(&self, image: &Tensor) -> Tensor {
         let image = channels_last(image);
-        let Some(backbone) = &self.vit.backbone else { return image };
+        let Some(backbone) = &self.net.backbone else { return image };
         let _scope = image.scope("patch_embed.backbone");
-        backbone.stages(&Building::within(self.mode, self.seed.clone()), &image)
+        Forward { net: &**backbone, building: self.building }.stages(&image)
     }
 
     /// Class, distillation and register tokens, in this order.
     fn prefix(&self, patches: &Tensor) -> Vec<Tensor> {
-        let (vit, batch) = (self.vit, patches.extent(0));
+        let (vit, batch) = (self.net, patches.extent(0));
         [
             ("cls_token", usize::from(vit.class_token)),
             ("dist_token", usize::from(vit.distillation_token)),
@@ -241,9 +223,9 @@ impl Encoder<'_> {
     /// Equations 2 and 3: attention and MLP, each after a norm, each with a residual.
     fn block(&self, x: Tensor, depth: usize) -> Tensor {
         let _scope = x.scope(&format!("blocks.{depth}"));
-        let h = layer_norm(&x, self.vit.norm_epsilon, "norm1");
+        let h = layer_norm(&x, self.net.norm_epsilon, "norm1");
         let x = x + self.branch(self.attention(&h, "attn"), depth, "ls1");
-        let h = layer_norm(&x, self.vit.norm_epsilon, "norm2");
+        let h = layer_norm(&x, self.net.norm_epsilon, "norm2");
         let x = x + self.branch(self.mlp(&h, "mlp"), depth, "ls2");
         x.tap("");
         x
@@ -251,13 +233,13 @@ impl Encoder<'_> {
 
     /// Multi-head self-attention (appendix A).
     fn attention(&self, x: &Tensor, name: &str) -> Tensor {
-        let (vit, [batch, tokens]) = (self.vit, [x.extent(0), x.extent(1)]);
+        let (vit, [batch, tokens]) = (self.net, [x.extent(0), x.extent(1)]);
         let _scope = x.scope(name);
         let head_dim = vit.dim / vit.heads;
         // Three matrices in one, each started by itself.
         let qkv = linear_from(x, 3 * vit.dim, vit.qkv_bias, glorot(vit.dim, vit.dim), "qkv");
         let bias = positions::relative_bias(vit, x);
-        let (dropout, seed) = self.attention_dropout(x);
+        let (dropout, seed) = self.building.attention_dropout(x, vit.attention_dropout);
         let op = Attention {
             heads: vit.heads,
             scale: 1.0 / (head_dim as f32).sqrt(),
@@ -265,7 +247,7 @@ impl Encoder<'_> {
             bias: bias.is_some(),
             dropout,
         };
-        let others: Vec<&Tensor> = bias.iter().chain(&seed).collect();
+        let others: Vec<&Tensor> = bias.iter().chain(seed).collect();
         let [y, weights] = if vit.qk_norm {
             let part = |i: usize| qkv.slice(2, i * vit.dim, vit.dim);
             let normed = |part: Tensor, name| {
@@ -284,23 +266,19 @@ impl Encoder<'_> {
     }
 
     fn mlp(&self, x: &Tensor, name: &str) -> Tensor {
-        mlp(x, self.vit.mlp_dim, self.vit.activation, |h| self.drop(h), name)
+        mlp(x, self.net.mlp_dim, self.net.activation, |h| self.drop(h), name)
     }
 
     /// What a residual branch passes before it is added: layer scale, stochastic depth.
     fn branch(&self, x: Tensor, depth: usize, name: &str) -> Tensor {
-        let vit = self.vit;
+        let vit = self.net;
         let x = vit.layer_scale.map_or(x.clone(), |initial| layer_scale(&x, initial, name));
-        let rate = vit.drop_path * depth as f32 / vit.depth.saturating_sub(1).max(1) as f32;
-        match &self.seed {
-            Some(seed) if rate > 0.0 => x.dropout(rate, Granularity::Sample, seed),
-            _ => x,
-        }
+        self.building.drop_path(x, drop_path_rate(vit.drop_path, depth, vit.depth))
     }
 
     /// Equation 4 and the classification head.
     fn head(&self, x: &Tensor) {
-        let vit = self.vit;
+        let vit = self.net;
         if vit.distillation_head {
             return self.two_heads(x);
         }
@@ -320,9 +298,9 @@ impl Encoder<'_> {
     }
 
     fn pool(&self, x: &Tensor) -> Tensor {
-        let prefix = self.vit.prefix_tokens();
+        let prefix = self.net.prefix_tokens();
         let patches = || if prefix == 0 { x.clone() } else { x.slice(1, prefix, x.extent(1) - prefix) };
-        match self.vit.pooling {
+        match self.net.pooling {
             Pooling::Token => token(x, 0),
             Pooling::Mean => patches().mean([1]),
             Pooling::Map => self.attention_pool(&patches(), "attn_pool"),
@@ -331,7 +309,7 @@ impl Encoder<'_> {
 
     /// A learned query attends to the patches; a residual MLP follows.
     fn attention_pool(&self, x: &Tensor, name: &str) -> Tensor {
-        let (vit, batch) = (self.vit, x.extent(0));
+        let (vit, batch) = (self.net, x.extent(0));
         let _scope = x.scope(name);
         let latent = x.parameter("latent", [1, 1, vit.dim], Init::TruncatedNormal { std: (vit.dim as f32).powf(-0.5) });
         let q = linear(&latent, vit.dim, true, "q").broadcast([batch, 1, vit.dim]);
@@ -354,8 +332,8 @@ impl Encoder<'_> {
     fn two_heads(&self, x: &Tensor) {
         let (class, distillation) = (token(x, 0), token(x, 1));
         (&class + &distillation).scale(0.5).output("features");
-        if self.vit.classes > 0 {
-            let head = |token: Tensor, name| linear_from(&self.drop(token), self.vit.classes, true, Init::Zeros, name);
+        if self.net.classes > 0 {
+            let head = |token: Tensor, name| linear_from(&self.drop(token), self.net.classes, true, Init::Zeros, name);
             let (class, distillation) = (head(class, "head"), head(distillation, "head_dist"));
             class.output("logits_cls");
             distillation.output("logits_dist");
@@ -364,21 +342,7 @@ impl Encoder<'_> {
     }
 
     fn drop(&self, x: Tensor) -> Tensor {
-        match &self.seed {
-            Some(seed) if self.vit.dropout > 0.0 => x.dropout(self.vit.dropout, Granularity::Element, seed),
-            _ => x,
-        }
-    }
-
-    fn attention_dropout(&self, x: &Tensor) -> (Option<Dropout>, Option<Tensor>) {
-        let rate = self.vit.attention_dropout;
-        match &self.seed {
-            Some(seed) if rate > 0.0 => {
-                let dropout = Dropout { rate, stream: x.random_stream(), granularity: Granularity::Element };
-                (Some(dropout), Some(seed.clone()))
-            }
-            _ => (None, None),
-        }
+        self.building.dropout(x, self.net.dropout)
     }
 }
 
@@ -390,48 +354,4 @@ fn prepend(tokens: &[Tensor], x: Tensor) -> Tensor {
 /// One token of every sample.
 fn token(x: &Tensor, index: usize) -> Tensor {
     x.slice(1, index, 1).reshape([x.extent(0), x.extent(2)])
-}
-
-impl Vit {
-    /// What makes this choice of options impossible, if anything does.
-    fn contradiction(&self) -> Option<String> {
-        for (what, found, least, most) in [
-            ("image height", self.image_size[0], 1, 1 << 16),
-            ("image width", self.image_size[1], 1, 1 << 16),
-            ("patch height", self.patch_size[0], 1, 1 << 16),
-            ("patch width", self.patch_size[1], 1, 1 << 16),
-            ("number of channels", self.channels, 1, 1 << 12),
-            ("number of classes", self.classes, 0, 1 << 24),
-            ("width", self.dim, 1, 1 << 16),
-            ("depth", self.depth, 0, 1 << 10),
-            ("width of the MLP", self.mlp_dim, 1, 1 << 18),
-            ("number of registers", self.registers, 0, 1 << 12),
-        ] {
-            if !(least..=most).contains(&found) {
-                return Some(format!("the {what} is {found}, it must be from {least} to {most}"));
-            }
-        }
-        let [rows, columns] = self.grid();
-        let ([ih, iw], [ph, pw]) = (self.image_size, self.patch_size);
-        if rows == 0 || columns == 0 {
-            return Some(format!("an image of {ih}x{iw} pixels is smaller than a patch of {ph}x{pw}"));
-        }
-        if self.heads == 0 || !self.dim.is_multiple_of(self.heads) {
-            return Some(format!("a width of {} cannot be divided among {} heads", self.dim, self.heads));
-        }
-        if self.pooling == Pooling::Token && !self.class_token {
-            return Some("pooling by the class token needs a class token".into());
-        }
-        let plain =
-            self.pooling == Pooling::Token && self.pre_logits.is_none() && self.final_norm != FinalNorm::AfterPooling;
-        if self.distillation_head && !(self.distillation_token && plain) {
-            return Some(
-                "a distillation head needs a distillation token, token pooling, and linear heads after the norm".into(),
-            );
-        }
-        if self.distillation_token && !self.class_token {
-            return Some("a distillation token needs a class token".into());
-        }
-        positions::contradiction(self)
-    }
 }

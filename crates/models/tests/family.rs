@@ -3,7 +3,8 @@
 
 use vit_graph::cost::Cost;
 use vit_graph::ops::Operation;
-use vit_models::{Architecture, Config, Mode, Preprocessing, ProblemType, config, variant, variants};
+use vit_models::vit::Vit;
+use vit_models::{Config, Mode, Preprocessing, ProblemType, config, variant, variants};
 
 const HALF: [f32; 2] = [0.5, 0.5];
 const IMAGENET: [f32; 2] = [0.485, 0.229];
@@ -120,7 +121,7 @@ fn parameters_are_as_many_as_timms() {
 
 #[test]
 fn every_variant_beside_the_plain_vits_is_in_the_table() {
-    let plain = |v: &vit_models::Variant| matches!(&v.architecture, Architecture::Vit(vit) if vit.backbone.is_none());
+    let plain = |v: &vit_models::Variant| v.architecture.downcast_ref().is_some_and(|vit: &Vit| vit.backbone.is_none());
     for v in variants().iter().filter(|v| !plain(v)) {
         assert!(TIMM.iter().any(|(name, ..)| *name == v.name) || v.family == "LeNet", "{}", v.name);
     }
@@ -351,6 +352,5 @@ fn forms_for_small_pictures() {
     }
     assert_eq!(variant("R20+Lite/4@32").unwrap().name, "vit_lite_r20_s4_32");
     // Tokens of four pixels each, as the ViT has them.
-    let Architecture::Vit(hybrid) = small("vit_lite_r20_s4_32").architecture else { panic!() };
-    assert_eq!(hybrid.grid(), [8, 8]);
+    assert_eq!(small("vit_lite_r20_s4_32").architecture.patches().unwrap().grid, [8, 8]);
 }

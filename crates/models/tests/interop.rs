@@ -1,8 +1,12 @@
 //! What is written for timm and transformers, field by field, as `bench/interop` showed that these libraries build it.
 
 use serde_json::{Value, json};
+use vit_models::coatnet::CoAtNet;
 use vit_models::config::{self, hugging_face_config, hugging_face_preprocessor, timm_config, timm_differences};
-use vit_models::{Architecture, Config, Preprocessing, ProblemType, variant, variants};
+use vit_models::resnet::ResNet;
+use vit_models::swin::Swin;
+use vit_models::vit::Vit;
+use vit_models::{Config, Preprocessing, ProblemType, variant, variants};
 
 fn named(name: &str) -> Config {
     let found = variant(name).unwrap();
@@ -42,7 +46,8 @@ fn own_small_models_are_written_under_names_that_timm_has() {
         assert_eq!(json["architecture"], base, "{name}");
         assert_eq!(json["vit"]["name"], if name == base { Value::Null } else { json!(name) });
         assert!(timm_differences(&named(name)).is_empty(), "{name}");
-        let Architecture::Vit(vit) = named(name).architecture else { panic!() };
+        let model = named(name).architecture;
+        let vit: &Vit = model.downcast_ref().unwrap();
         let args = &json["model_args"];
         for (argument, value) in [
             ("img_size", json!(vit.image_size)),
@@ -79,7 +84,7 @@ fn rates_of_dropout_do_not_hide_a_published_model_from_timm() {
 #[test]
 fn other_sizes_of_a_class_are_arguments_where_timm_takes_them() {
     let mut net = named("resnet26");
-    let Architecture::ResNet(resnet) = &mut net.architecture else { panic!() };
+    let resnet: &mut ResNet = net.architecture.downcast_mut().unwrap();
     (resnet.depths, resnet.widths) = (vec![1, 1], vec![16, 32]);
     net.name = None;
     let json = written(&net);
@@ -89,7 +94,7 @@ fn other_sizes_of_a_class_are_arguments_where_timm_takes_them() {
     assert!(json["model_args"].get("block").is_none() && json["model_args"].get("norm_layer").is_none());
 
     let mut net = named("coatnet_rmlp_nano_rw_224");
-    let Architecture::CoAtNet(coatnet) = &mut net.architecture else { panic!() };
+    let coatnet: &mut CoAtNet = net.architecture.downcast_mut().unwrap();
     coatnet.transformers.head_dim = 16;
     net.name = None;
     let json = written(&net);
@@ -99,7 +104,7 @@ fn other_sizes_of_a_class_are_arguments_where_timm_takes_them() {
     assert_eq!(json["model_args"]["block_type"], json!(["C", "C", "T", "T"]));
 
     let mut net = named("swin_tiny_patch4_window7_224");
-    let Architecture::Swin(swin) = &mut net.architecture else { panic!() };
+    let swin: &mut Swin = net.architecture.downcast_mut().unwrap();
     (swin.widths, swin.heads) = (vec![32, 64, 128, 256], vec![1, 2, 4, 8]);
     net.name = None;
     let json = written(&net);

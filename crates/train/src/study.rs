@@ -333,7 +333,7 @@ impl StudyPlan {
             });
         }
         let mut largest: Option<(u64, &Variant)> = None;
-        for variant in able().filter(|v| v.architecture.prefix_tokens().is_none()) {
+        for variant in able().filter(|v| v.architecture.tokens().is_none()) {
             let parameters = Cost::of(&variant.architecture.build(1, Mode::Inference)?).parameters();
             if largest.is_none_or(|(most, _)| parameters > most) {
                 largest = Some((parameters, variant));

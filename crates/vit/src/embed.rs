@@ -57,16 +57,16 @@ impl Embed {
     /// Prepares a checkpoint; with `normalise` every vector has length 1.
     pub fn new(checkpoint: Checkpoint, pool: Pool, normalise: bool, options: &ModelOptions) -> Result<Embed, Error> {
         let architecture = &checkpoint.config.architecture;
-        if pool == Pool::Class && !architecture.has_class_token() {
+        if pool == Pool::Class && !architecture.tokens().is_some_and(|tokens| tokens.class_token) {
             return Err(Error::NoClassToken);
         }
         // Models without tokens have the pixels of their last feature map instead.
-        let output = match (pool, architecture.prefix_tokens()) {
+        let output = match (pool, architecture.tokens()) {
             (Pool::Features, _) => "features",
             (_, Some(_)) => "tokens",
             (_, None) => "feature_map",
         };
-        let prefix = architecture.prefix_tokens().unwrap_or(0);
+        let prefix = architecture.tokens().map_or(0, |tokens| tokens.prefix);
         let options = ModelOptions { outputs: vec![output.into()], ..options.clone() };
         let model = Model::new(checkpoint, options.device.open()?.as_ref(), &options)?;
         Ok(Embed { model, pool, normalise, prefix })

@@ -5,6 +5,7 @@ mod support;
 
 use support::{CASES, FAMILY, open, recorded};
 use vit::insight::{Attention, ExplainOptions, Explanation, Inspector, Method, Sample, Subject, report, rollout};
+use vit::models::vit::Vit;
 use vit::models::weights::safetensors;
 use vit::models::{Architecture, Changes, Checkpoint};
 use vit::{Explain, ModelOptions, Precision};
@@ -34,6 +35,10 @@ fn refused(checkpoint: &Checkpoint, method: Method, inputs: &[Vec<f32>]) -> Stri
     explain(checkpoint, Some(method), inputs).expect_err("it should be refused").to_string()
 }
 
+fn attends(architecture: &Architecture) -> bool {
+    ["Vision Transformer", "Swin Transformer", "CoAtNet"].contains(&architecture.kind())
+}
+
 const ATTENTION: Method = Method::Attention { layer: None, head: None };
 
 #[test]
@@ -42,8 +47,8 @@ fn every_model_can_be_explained_by_every_method_that_suits_it() {
         let checkpoint = open(case);
         let architecture = &checkpoint.config.architecture;
         let inputs = inputs(case, &checkpoint);
-        let is_vit = matches!(architecture, Architecture::Vit(_));
-        let has_attention = is_vit || matches!(architecture, Architecture::Swin(_) | Architecture::CoAtNet(_));
+        let is_vit = architecture.downcast_ref::<Vit>().is_some();
+        let has_attention = attends(architecture);
         let mut methods = vec![(None, if is_vit { 3 } else { 2 }), (Some(Method::GradCam), 2)];
         if is_vit {
             methods.extend([(Some(Method::Rollout), 1), (Some(Method::Gradient), 2)]);
@@ -93,7 +98,7 @@ fn rollout_is_that_of_the_attention_recorded_from_timm() {
             let layers: Vec<Attention> = (0..depth).map(layer).collect();
             let tokens = layers[0].tokens();
             let flow = rollout(&layers).unwrap();
-            let Architecture::Vit(vit) = &checkpoint.config.architecture else { panic!("{case}") };
+            let vit: &Vit = checkpoint.config.architecture.downcast_ref().unwrap();
             // What pools takes: the class token, or all patches alike.
             let expected: Vec<f32> = if vit.pooling == vit::models::vit::Pooling::Token {
                 flow[prefix..tokens].to_vec()
@@ -261,13 +266,7 @@ fn every_model_can_be_inspected_with_and_without_pictures() {
             let inspection = inspector.finish().unwrap_or_else(|e| panic!("{case}: {e}"));
             let names: Vec<&str> = inspection.figures.iter().map(|figure| figure.name).collect();
             assert!(names.contains(&"filters") && names.contains(&"receptive_field"), "{case}: {names:?}");
-            let attends = !matches!(
-                checkpoint.config.architecture,
-                Architecture::ResNet(_)
-                    | Architecture::ResNetV2(_)
-                    | Architecture::LeNet(_)
-                    | Architecture::EfficientNet(_)
-            );
+            let attends = attends(&checkpoint.config.architecture);
             assert_eq!(names.contains(&"attention_distance"), attends && pictures > 0, "{case}: {names:?}");
             for figure in &inspection.figures {
                 figure.scene.assert_readable();

@@ -11,7 +11,7 @@ use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{Graph, Init, autodiff};
 use vit_models::config::{Config, parse, timm_config};
 use vit_models::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
-use vit_models::{Mode, Preprocessing, ProblemType};
+use vit_models::{Mode, Network, Preprocessing, ProblemType};
 
 const POSITIONS: [Positions; 5] =
     [Positions::None, Positions::Learned, Positions::Learned2d, Positions::SinCos, Positions::Relative];

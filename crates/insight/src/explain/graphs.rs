@@ -55,10 +55,7 @@ impl InitialRelevance {
             InitialRelevance::Fixed(start) => Ok(vec![start.clone(); runner.batch()]),
             InitialRelevance::Contributed { prefix } => contributions::read(runner, *prefix),
             InitialRelevance::Pooled { prefix } => {
-                let [rows, columns] = match architecture {
-                    Architecture::Vit(vit) => vit.grid(),
-                    _ => [0, 0],
-                };
+                let [rows, columns] = architecture.tokens().map_or([0, 0], |tokens| tokens.grid);
                 let pooled = runner.read(POOL)?;
                 let whole = |part: &[f32]| [vec![0.0; *prefix], part.to_vec()].concat();
                 Ok(pooled.chunks((rows * columns).max(1)).map(whole).collect())
@@ -73,8 +70,8 @@ fn tokens_throughout<'a>(
     layers: &[Layer],
     method: Method,
 ) -> Result<&'a Vit, InsightError> {
-    match architecture {
-        Architecture::Vit(vit) if !layers.is_empty() => Ok(vit),
+    match architecture.downcast_ref::<Vit>() {
+        Some(vit) if !layers.is_empty() => Ok(vit),
         _ if layers.is_empty() => {
             let reason = "this model has no attention";
             Err(InsightError::Method { method, reason, instead: &[Method::GradCam] })
@@ -137,8 +134,8 @@ pub(super) fn by_class(
             instead: &[Method::Rollout, Method::Attention { layer: None, head: None }],
         });
     };
-    let last = match (architecture, method) {
-        (Architecture::Vit(vit), Method::Gradient) => ContributionSource::find(&graph, vit)?,
+    let last = match (architecture.downcast_ref::<Vit>(), method) {
+        (Some(vit), Method::Gradient) => ContributionSource::find(&graph, vit)?,
         _ => None,
     };
     // The logits stay an output: devices require that a norm whose statistics are used also has its result used.
@@ -211,9 +208,9 @@ fn weight_gradient(graph: &mut Graph, weights: Value, dy: Value) -> Result<Value
 }
 
 fn feature_evidence(graph: &mut Graph, architecture: &Architecture, score: Value) -> Result<Evidence, InsightError> {
-    let (tap, prefix) = match architecture {
+    let (tap, prefix) = match architecture.downcast_ref::<Vit>() {
         // With token pooling the last block's patch tokens have no gradient, so take those before it.
-        Architecture::Vit(vit) => match vit.depth.checked_sub(if vit.pooling == Pooling::Token { 2 } else { 1 }) {
+        Some(vit) => match vit.depth.checked_sub(if vit.pooling == Pooling::Token { 2 } else { 1 }) {
             Some(block) => (format!("blocks.{block}"), vit.prefix_tokens()),
             None => ("patch_embed".to_string(), 0),
         },
@@ -225,9 +222,9 @@ fn feature_evidence(graph: &mut Graph, architecture: &Architecture, score: Value
     let gradients = autodiff::gradients(graph, score, &[features])?[0];
     graph.set_output(FEATURES, features)?;
     graph.set_output(GRADIENTS, gradients)?;
-    let grid = match architecture {
-        Architecture::Vit(vit) => vit.grid(),
-        _ => [graph.shape(features)[1], graph.shape(features)[2]],
+    let grid = match architecture.tokens() {
+        Some(tokens) => tokens.grid,
+        None => [graph.shape(features)[1], graph.shape(features)[2]],
     };
     Ok(Evidence::Features { grid, prefix })
 }
@@ -337,7 +334,7 @@ mod tests {
             if architecture.classes() == 0 {
                 architecture.set_classes(7);
             }
-            let is_vit = matches!(architecture, Architecture::Vit(_));
+            let is_vit = architecture.downcast_ref::<Vit>().is_some();
             by_class(&architecture, 1, Method::GradCam).unwrap_or_else(|e| panic!("{name}: {e}"));
             assert_eq!(by_class(&architecture, 1, Method::Gradient).is_ok(), is_vit, "{name}");
             let mut graph = architecture.build(1, Mode::Inference).unwrap();

@@ -67,7 +67,7 @@ impl AttentionMaps {
             json!({ "layer": layer.name, "grid": map.grid(), "mean_over_images": map.values(),
                     "share_on_patches": sum / images.max(1) as f64 })
         });
-        let class_token = architecture.has_class_token();
+        let class_token = architecture.tokens().is_some_and(|tokens| tokens.class_token);
         let (title, what) = match class_token {
             true => ("What the class token attends to", "the class token's attention to the patches"),
             false => {

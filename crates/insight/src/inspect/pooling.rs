@@ -4,7 +4,7 @@
 use vit_graph::device::Device;
 use vit_models::vit::{FinalNorm, Pooling, Vit};
 use vit_models::weights::Weights;
-use vit_models::{Architecture, Config, Mode, ProblemType};
+use vit_models::{Architecture, Config, Mode, Network, ProblemType};
 use vit_plot::axis::Axis;
 use vit_plot::palette::{BLUE, FRAME, GRID, INK, MUTED, RED, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
@@ -35,14 +35,12 @@ pub(super) struct PoolingComparison {
 
 /// Why a model cannot be evaluated with both poolings.
 pub(super) fn impossible(architecture: &Architecture) -> String {
-    let why = match architecture {
-        Architecture::Vit(vit) if !vit.class_token => "this model has no class token",
-        Architecture::Vit(vit) if vit.classes == 0 => "this model has no classification head",
-        Architecture::Vit(vit) if vit.pooling == Pooling::Map => "this model pools by attention",
-        Architecture::Vit(vit) if vit.distillation_head => {
-            "this model has two heads, on the class and distillation tokens"
-        }
-        Architecture::Vit(_) => "this model's last norm belongs to one kind of pooling",
+    let why = match architecture.downcast_ref::<Vit>() {
+        Some(vit) if !vit.class_token => "this model has no class token",
+        Some(vit) if vit.classes == 0 => "this model has no classification head",
+        Some(vit) if vit.pooling == Pooling::Map => "this model pools by attention",
+        Some(vit) if vit.distillation_head => "this model has two heads, on the class and distillation tokens",
+        Some(_) => "this model's last norm belongs to one kind of pooling",
         _ => "this model is not made of tokens",
     };
     format!("Class token against mean pooling: {why}.")
@@ -56,7 +54,7 @@ impl PoolingComparison {
         device: &dyn Device,
         batch: usize,
     ) -> Result<Option<Self>, InsightError> {
-        let Architecture::Vit(vit) = &config.architecture else { return Ok(None) };
+        let Some(vit) = config.architecture.downcast_ref::<Vit>() else { return Ok(None) };
         let both = vit.class_token
             && vit.classes > 0
             && vit.pooling != Pooling::Map

@@ -15,18 +15,14 @@ const MOST: usize = 16;
 const SIDE: f32 = 620.0;
 
 pub(super) fn figure(architecture: &Architecture, weights: &Weights) -> Result<Figure, InsightError> {
-    let vit = match architecture {
-        Architecture::Vit(vit) => vit,
-        Architecture::Swin(_) | Architecture::CoAtNet(_) => {
-            return Err(InsightError::Unsuitable(
-                "Similarity of positions: this model has no position embeddings, only relative positions.".into(),
-            ));
-        }
-        _ => {
-            return Err(InsightError::Unsuitable(
-                "Similarity of positions: a convolutional network has no position embeddings.".into(),
-            ));
-        }
+    let Some(vit) = architecture.downcast_ref::<Vit>() else {
+        let relative =
+            weights.tensors.keys().any(|name| name.contains("rel_pos") || name.contains("relative_position"));
+        return Err(InsightError::Unsuitable(if relative {
+            "Similarity of positions: this model has no position embeddings, only relative positions.".into()
+        } else {
+            "Similarity of positions: a convolutional network has no position embeddings.".into()
+        }));
     };
     let embeddings = embeddings(vit, weights)?;
     let similarity = cosine_similarity(&embeddings, vit.dim)?;

@@ -6,7 +6,7 @@ use vit_graph::device::Device;
 use vit_graph::ops::{Reduce, Reshape, Slice};
 use vit_graph::{Graph, Value, autodiff};
 use vit_models::weights::Weights;
-use vit_models::{Architecture, Mode};
+use vit_models::{Architecture, Mode, TokenSequence};
 use vit_plot::palette::{Colour, FRAME, MUTED};
 use vit_plot::{Anchor, Area, ColourMap, Scene, Text};
 use vit_system::csv_line;
@@ -84,22 +84,14 @@ impl ReceptiveFields {
 
 /// The taps to measure, by depth.
 fn depths(architecture: &Architecture) -> Vec<String> {
-    let names: Vec<String> = match architecture {
-        Architecture::Vit(vit) => (0..vit.depth).map(|block| format!("blocks.{block}")).collect(),
-        other => match other.build(1, Mode::Inference) {
-            Ok(graph) => {
-                let mut taps: Vec<(&String, Value)> = graph
-                    .taps()
-                    .iter()
-                    .filter(|(name, _)| name.strip_prefix("stages.").is_some_and(|rest| !rest.contains('.')))
-                    .map(|(name, &value)| (name, value))
-                    .collect();
-                taps.sort_by_key(|(_, value)| value.node);
-                taps.into_iter().map(|(name, _)| name.clone()).collect()
-            }
-            Err(_) => Vec::new(),
-        },
+    let is_depth = |name: &str| {
+        let number = name.strip_prefix("blocks.").or_else(|| name.strip_prefix("stages."));
+        number.is_some_and(|number| !number.contains('.'))
     };
+    let Ok(graph) = architecture.build(1, Mode::Inference) else { return Vec::new() };
+    let mut taps: Vec<(&String, &Value)> = graph.taps().iter().filter(|(name, _)| is_depth(name)).collect();
+    taps.sort_by_key(|(_, value)| value.node);
+    let names: Vec<String> = taps.into_iter().map(|(name, _)| name.clone()).collect();
     match names.len() {
         count if count <= MOST => names,
         count => (0..MOST).map(|i| names[i * (count - 1) / (MOST - 1)].clone()).collect(),
@@ -115,10 +107,9 @@ fn centre_gradient(architecture: &Architecture, batch: usize, tap: &str) -> Resu
     let image = graph.inputs().find(|(_, input)| input.name == "image").map(|(node, _)| Value { node, output: 0 });
     let Some(image) = image else { return Err(InsightError::Unsuitable("the model has no image".into())) };
     let shape = graph.shape(features).clone();
-    let centre = match (architecture, shape.len()) {
-        (Architecture::Vit(vit), 3) => {
-            let [rows, columns] = vit.grid();
-            let start = vit.prefix_tokens() + rows / 2 * columns + columns / 2;
+    let centre = match (architecture.tokens(), shape.len()) {
+        (Some(TokenSequence { prefix, grid: [rows, columns], .. }), 3) => {
+            let start = prefix + rows / 2 * columns + columns / 2;
             graph.value(Slice { axis: 1, start, length: 1 }, &[features])?
         }
         _ => {

@@ -1,6 +1,6 @@
 //! The two blocks of CoAtNet.
 
-use vit_graph::ops::{Activation, Attention, Constant, Dropout, Granularity, Pool2d, PoolMode};
+use vit_graph::ops::{Activation, Attention, Constant, Pool2d, PoolMode};
 use vit_graph::{Init, Tensor};
 
 use super::{Convolutions, Downsample, RelativePositions, StrideOn, Transformers};
@@ -11,9 +11,9 @@ use crate::layers::{
 /// Dropout inside the network that makes relative positions.
 pub(super) const NETWORK_DROPOUT: f32 = 0.125;
 
-/// Where a block stands.
+/// The shape of a block's result, and its rate of stochastic depth.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct BlockGeometry {
     pub width: usize,
     pub stride: usize,
     /// Rows and columns of the block's result.
@@ -45,8 +45,8 @@ fn downsample(x: &Tensor, width: usize, how: Downsample, padding: Padding, bias:
 }
 
 /// An inverted bottleneck with norms before its convolutions.
-pub(super) fn convolution(c: &Convolutions, building: &Building, x: &Tensor, place: Place) -> Tensor {
-    let Place { width, stride, .. } = place;
+pub(super) fn convolution(c: &Convolutions, building: &Building, x: &Tensor, geometry: BlockGeometry) -> Tensor {
+    let BlockGeometry { width, stride, .. } = geometry;
     let inputs = x.extent(3);
     let inside = round_width(if c.expand_output { width } else { inputs } as f64 * c.expansion);
     let shortcut = match stride {
@@ -82,13 +82,13 @@ pub(super) fn convolution(c: &Convolutions, building: &Building, x: &Tensor, pla
         squeeze(&norm_act(&y, "norm2"), "se")
     };
     let y = Conv { bias: c.output_bias, ..Conv::new(width, 1) }.apply(&y, "conv3_1x1");
-    building.drop_path(y, place.drop_path) + shortcut
+    building.drop_path(y, geometry.drop_path) + shortcut
 }
 
 /// Attention and MLP, each after a norm, each with a residual.
-pub(super) fn transformer(t: &Transformers, building: &Building, x: &Tensor, place: Place) -> Tensor {
-    let width = place.width;
-    let (shortcut, h) = if place.stride == 2 {
+pub(super) fn transformer(t: &Transformers, building: &Building, x: &Tensor, geometry: BlockGeometry) -> Tensor {
+    let width = geometry.width;
+    let (shortcut, h) = if geometry.stride == 2 {
         let shortcut = downsample(x, width, t.pooling, Padding::Symmetric, t.shortcut_bias, "shortcut");
         let h = building.norm(x, t.norm, "norm1.norm");
         (shortcut, pool(&h, t.pooling, Padding::Symmetric))
@@ -97,9 +97,9 @@ pub(super) fn transformer(t: &Transformers, building: &Building, x: &Tensor, pla
     };
     let branch = |y: Tensor, name: &str| {
         let y = t.layer_scale.map_or(y.clone(), |initial| layer_scale(&y, initial, name));
-        building.drop_path(y, place.drop_path)
+        building.drop_path(y, geometry.drop_path)
     };
-    let x = shortcut + branch(attention(t, building, &h, place), "ls1");
+    let x = shortcut + branch(attention(t, building, &h, geometry), "ls1");
     let h = building.norm(&x, t.norm, "norm2");
     let hidden = (width as f64 * t.mlp_ratio) as usize;
     let scope = x.scope("mlp");
@@ -115,32 +115,23 @@ fn stored_as_filters(x: &Tensor, width: usize, bias: bool, name: &str) -> Tensor
 }
 
 /// Multi-head attention over all pixels.
-fn attention(t: &Transformers, building: &Building, x: &Tensor, place: Place) -> Tensor {
+fn attention(t: &Transformers, building: &Building, x: &Tensor, geometry: BlockGeometry) -> Tensor {
     let _scope = x.scope("attn");
     let [batch, rows, columns, inputs] = [0, 1, 2, 3].map(|axis| x.extent(axis));
-    let width = if t.expand_first { place.width } else { inputs };
+    let width = if t.expand_first { geometry.width } else { inputs };
     let (heads, d, tokens) = (width / t.head_dim, t.head_dim, rows * columns);
     if heads == 0 || !width.is_multiple_of(d) {
         return x.refuse("coatnet", format!("a width of {width} cannot be divided into heads of {d}"));
     }
-    let bias = relative(t, building, x, heads, place.grid);
-    let dropout = building.seed().filter(|_| t.attention_dropout > 0.0).map(|seed| {
-        let rate = t.attention_dropout;
-        (Dropout { rate, stream: x.random_stream(), granularity: Granularity::Element }, seed)
-    });
-    let op = Attention {
-        heads,
-        scale: 1.0 / (d as f32).sqrt(),
-        packed: true,
-        bias: bias.is_some(),
-        dropout: dropout.as_ref().map(|(dropout, _)| *dropout),
-    };
-    let others: Vec<&Tensor> = bias.iter().chain(dropout.map(|(_, seed)| seed)).collect();
+    let bias = relative(t, building, x, heads, geometry.grid);
+    let (dropout, seed) = building.attention_dropout(x, t.attention_dropout);
+    let op = Attention { heads, scale: 1.0 / (d as f32).sqrt(), packed: true, bias: bias.is_some(), dropout };
+    let others: Vec<&Tensor> = bias.iter().chain(seed).collect();
     let qkv = by_head(t, x, heads).reshape([batch, tokens, 3 * width]);
     let [y, weights] = qkv.attention(op, &others);
     weights.tap("weights");
     let y = y.reshape([batch, rows, columns, width]);
-    let y = building.dropout(stored_as_filters(&y, place.width, t.attention_bias, "proj"), t.projection_dropout);
+    let y = building.dropout(stored_as_filters(&y, geometry.width, t.attention_bias, "proj"), t.projection_dropout);
     y.tap("");
     y
 }

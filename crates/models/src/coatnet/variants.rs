@@ -19,7 +19,7 @@ const TWO: Size = Size { widths: [128, 256, 512, 1024], stem: [64, 128] };
 const THREE: Size = Size { widths: [192, 384, 768, 1536], stem: [96, 192] };
 
 /// The published variants.
-pub fn variants() -> Vec<Variant> {
+pub(super) fn variants() -> Vec<Variant> {
     let mut all = paper();
     all.extend(own());
     all

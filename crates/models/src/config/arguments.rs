@@ -1,4 +1,4 @@
-//! Reads the arguments of a constructor by name, and notices those that nobody asked for.
+//! Reads the arguments of a constructor by name, and refuses those that were not read.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -8,12 +8,12 @@ use serde_json::{Map, Value};
 use vit_graph::ops::Activation;
 
 /// A whole number.
-pub(super) fn whole(value: &Value) -> Option<usize> {
+pub(crate) fn whole(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|n| usize::try_from(n).ok())
 }
 
 /// One number for both sides, or height and width.
-pub(super) fn pair(value: &Value) -> Option<[usize; 2]> {
+pub(crate) fn pair(value: &Value) -> Option<[usize; 2]> {
     match value.as_array().map(Vec::as_slice) {
         Some([h, w]) => whole(h).zip(whole(w)).map(|(h, w)| [h, w]),
         Some([one]) => whole(one).map(|n| [n, n]),
@@ -22,22 +22,24 @@ pub(super) fn pair(value: &Value) -> Option<[usize; 2]> {
     }
 }
 
-/// A JSON object whose keys are a constructor's arguments.
-pub(super) struct Arguments<'a> {
+/// The arguments of a constructor, in a JSON object. Each method reads one: `None` where it is absent or null, an error
+/// where it is of another type.
+pub struct Arguments<'a> {
     map: &'a Map<String, Value>,
-    /// The library, for messages.
-    library: &'static str,
-    asked: RefCell<BTreeSet<String>>,
+    /// Named in error messages.
+    library: &'a str,
+    read: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Arguments<'a> {
-    pub fn new(library: &'static str, map: &'a Map<String, Value>) -> Self {
-        Arguments { map, library, asked: RefCell::default() }
+    /// The arguments in `map`, of a constructor of this library.
+    pub fn new(library: &'a str, map: &'a Map<String, Value>) -> Self {
+        Arguments { map, library, read: RefCell::default() }
     }
 
-    /// An argument that is there and not null.
+    /// A value of any type.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
-        self.asked.borrow_mut().insert(name.to_string());
+        self.read.borrow_mut().insert(name.to_string());
         self.map.get(name).filter(|v| !v.is_null())
     }
 
@@ -45,22 +47,27 @@ impl<'a> Arguments<'a> {
         format!("{}'s option `{name}` should be {expected}, not {}", self.library, self.map[name])
     }
 
+    /// A whole number.
     pub fn count(&self, name: &str) -> Result<Option<usize>, String> {
         self.get(name).map(|v| whole(v).ok_or_else(|| self.wrong(name, "a whole number"))).transpose()
     }
 
+    /// A number.
     pub fn number(&self, name: &str) -> Result<Option<f64>, String> {
         self.get(name).map(|v| v.as_f64().ok_or_else(|| self.wrong(name, "a number"))).transpose()
     }
 
+    /// True or false.
     pub fn flag(&self, name: &str) -> Result<Option<bool>, String> {
         self.get(name).map(|v| v.as_bool().ok_or_else(|| self.wrong(name, "true or false"))).transpose()
     }
 
+    /// A string.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>, String> {
         self.get(name).map(|v| v.as_str().ok_or_else(|| self.wrong(name, "a string"))).transpose()
     }
 
+    /// A nested object.
     pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, String> {
         self.get(name).map(|v| v.as_object().ok_or_else(|| self.wrong(name, "an object"))).transpose()
     }
@@ -96,7 +103,7 @@ impl<'a> Arguments<'a> {
         self.get(name).map(read).transpose()
     }
 
-    /// A share from 0 to below 1.
+    /// A rate of dropout, from 0 to below 1.
     pub fn rate(&self, name: &str) -> Result<Option<f32>, String> {
         match self.number(name)? {
             Some(rate) if !(0.0..1.0).contains(&rate) => Err(self.wrong(name, "from 0 to below 1")),
@@ -104,7 +111,7 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// The name of an activation, in any library's words.
+    /// An activation, by any library's name.
     pub fn activation(&self, name: &str) -> Result<Option<Activation>, String> {
         self.text(name)?
             .map(|text| match text {
@@ -119,13 +126,13 @@ impl<'a> Arguments<'a> {
             .transpose()
     }
 
-    /// Refuses what would change the model and was not read; `ignored` options do not change what it computes.
+    /// Refuses arguments that were not read; those in `ignored` do not change what a model computes.
     pub fn finish(&self, ignored: &[&str]) -> Result<(), String> {
-        let asked = self.asked.borrow();
+        let read = self.read.borrow();
         let unknown: Vec<&str> = self
             .map
             .iter()
-            .filter(|(name, value)| !value.is_null() && !asked.contains(*name) && !ignored.contains(&name.as_str()))
+            .filter(|(name, value)| !value.is_null() && !read.contains(*name) && !ignored.contains(&name.as_str()))
             .map(|(name, _)| name.as_str())
             .collect();
         if unknown.is_empty() {

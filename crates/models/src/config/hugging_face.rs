@@ -3,9 +3,8 @@
 use serde_json::{Map, Value, json};
 use vit_graph::ops::Activation;
 
-use super::timm::{self, short};
-use super::{Arguments, Config};
-use crate::architecture::Architecture;
+use super::timm::{short, square};
+use super::{Arguments, Config, hub};
 use crate::preprocessing::Preprocessing;
 use crate::problem_type::ProblemType;
 use crate::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
@@ -143,7 +142,7 @@ fn share(crop: f64, size: f64) -> f64 {
 /// Hugging Face's `config.json` of a model, or why its classes cannot express it and what to write instead.
 pub fn hugging_face_config(config: &Config) -> Result<Value, String> {
     expressed(config).map_err(|reason| {
-        let instead = if timm::can_build(config) {
+        let instead = if hub::can_build(config) {
             "write timm's layout, which transformers opens too where timm is installed"
         } else {
             "timm's layout keeps it for vit, but neither library can build this model"
@@ -153,7 +152,7 @@ pub fn hugging_face_config(config: &Config) -> Result<Value, String> {
 }
 
 fn expressed(config: &Config) -> Result<Value, String> {
-    let Architecture::Vit(vit) = &config.architecture else {
+    let Some(vit) = config.architecture.downcast_ref::<Vit>() else {
         return Err("Hugging Face's layout is written for Vision Transformers only, as ViT or DeiT".into());
     };
     for (what, differs) in [
@@ -194,7 +193,6 @@ fn expressed(config: &Config) -> Result<Value, String> {
     let label = |i: usize| config.labels.get(i).cloned().unwrap_or_else(|| format!("LABEL_{i}"));
     let id2label: Map<String, Value> = (0..vit.classes).map(|i| (i.to_string(), json!(label(i)))).collect();
     let label2id: Map<String, Value> = (0..vit.classes).map(|i| (label(i), json!(i))).collect();
-    let side = |size: [usize; 2]| if size[0] == size[1] { json!(size[0]) } else { json!(size) };
     let mut root = json!({
         "architectures": [class],
         "model_type": kind,
@@ -202,8 +200,8 @@ fn expressed(config: &Config) -> Result<Value, String> {
         "num_hidden_layers": vit.depth,
         "num_attention_heads": vit.heads,
         "intermediate_size": vit.mlp_dim,
-        "image_size": side(vit.image_size),
-        "patch_size": side(vit.patch_size),
+        "image_size": square(vit.image_size),
+        "patch_size": square(vit.patch_size),
         "num_channels": vit.channels,
         "hidden_act": activation,
         "layer_norm_eps": short(vit.norm_epsilon),
@@ -242,7 +240,7 @@ pub fn hugging_face_differences(config: &Config) -> Vec<String> {
 
 /// Hugging Face's `preprocessor_config.json` for a model's preprocessing.
 pub fn hugging_face_preprocessor(config: &Config) -> Value {
-    let distilled = matches!(&config.architecture, Architecture::Vit(vit) if vit.distillation_token);
+    let distilled = config.architecture.downcast_ref().is_some_and(|vit: &Vit| vit.distillation_token);
     let p = &config.preprocessing;
     let resample = match p.interpolation.as_str() {
         "nearest" => 0,

@@ -1,16 +1,18 @@
 //! Configurations in the forms in which they are published: timm's hub, Hugging Face's, and the class and arguments of
-//! a constructor. One file per library; each says what it does not understand instead of guessing.
+//! a constructor. What a file says and this project does not support is an error that names it.
 
 mod arguments;
 mod big_vision;
+mod hub;
 mod hugging_face;
-mod lenet;
-mod timm;
+pub(crate) mod timm;
 mod torchvision;
 mod vision_transformer;
 
+pub use arguments::Arguments;
+pub(crate) use arguments::{pair, whole};
+pub use hub::{TimmForm, timm_config, timm_differences};
 pub use hugging_face::{hugging_face_config, hugging_face_differences, hugging_face_preprocessor};
-pub use timm::{timm_config, timm_differences};
 pub(crate) use vision_transformer::google_stages;
 
 use serde_json::{Map, Value};
@@ -18,7 +20,7 @@ use serde_json::{Map, Value};
 use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
 use crate::problem_type::ProblemType;
-use arguments::{Arguments, pair, whole};
+use crate::registry::registered;
 
 /// What a configuration says.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +29,7 @@ pub struct Config {
     pub name: Option<String>,
     /// The model.
     pub architecture: Architecture,
-    /// How its pictures are prepared.
+    /// How its images are prepared.
     pub preprocessing: Preprocessing,
     /// The classes' names, in order; empty where they are not known.
     pub labels: Vec<String>,
@@ -43,7 +45,7 @@ pub fn parse(config: &Value, preprocessor: Option<&Value>) -> Result<Config, Str
     } else if map.contains_key("model_type") {
         hugging_face::parse(map, preprocessor)
     } else if map.contains_key("architecture") {
-        timm::parse(map)
+        hub::parse(map)
     } else {
         Err("this is none of the known forms: timm's (`architecture`), Hugging Face's (`model_type`), or `class` with `args`".into())
     }
@@ -54,32 +56,49 @@ fn from_constructor(map: &Map<String, Value>) -> Result<Config, String> {
     let class = map["class"].as_str().ok_or("`class` is not a string")?;
     let args = map["args"].as_object().ok_or("`args` is not an object")?;
     let input = input_size(map)?;
-    let (library, name) = (class.split('.').next().unwrap_or_default(), class.rsplit('.').next().unwrap_or_default());
-    let unknown = || {
-        Err(format!(
-            "the class `{class}` is not known here; timm's VisionTransformer, ResNet, ResNetV2, EfficientNet, SwinTransformer and MaxxVit are, torchvision's ResNet and VisionTransformer, transformers' ViT and DeiT, vit_jax, big_vision and lenet5"
-        ))
-    };
-    let mut config = match (library, name) {
-        ("timm", _) => timm::from_arguments(name, args, input).unwrap_or_else(unknown),
-        ("transformers", _) => hugging_face::from_arguments(name, args),
+    let mut config = match library_and_name(class) {
+        ("transformers", name) => hugging_face::from_arguments(name, args),
         ("torchvision", "VisionTransformer") => torchvision::vision_transformer(args),
         ("torchvision", "ResNet") => torchvision::resnet(args, input),
         ("vit_jax", "VisionTransformer") => vision_transformer::from_arguments(args, input),
         ("big_vision", _) => big_vision::from_arguments(args, input),
-        ("lenet5", _) => lenet::from_arguments(args, input),
-        _ => unknown(),
+        _ => from_registered(class, args, input),
     }?;
-    // A checkpoint written here says how its pictures are prepared, and what its classes are.
+    // Checkpoints that this project wrote say how images are prepared, and what the classes are.
     if let Some(pretrained) = map.get("pretrained_cfg").and_then(Value::as_object) {
-        config.preprocessing = timm::preprocessing(pretrained, config.preprocessing);
+        config.preprocessing = hub::preprocessing(pretrained, config.preprocessing);
     }
-    config.labels = timm::labels(map, config.architecture.classes());
+    config.labels = hub::labels(map, config.architecture.classes());
     if map.contains_key(ProblemType::KEY) {
         config.problem_type = ProblemType::parse(map)?;
     }
-    config.name = timm::apply_extra(map, &mut config.architecture)?;
+    config.name = hub::apply_extra(map, &mut config.architecture)?;
     Ok(config)
+}
+
+/// `timm` and `ResNet` of `timm.models.resnet.ResNet`.
+fn library_and_name(class: &str) -> (&str, &str) {
+    (class.split('.').next().unwrap_or_default(), class.rsplit('.').next().unwrap_or_default())
+}
+
+/// A model of a registered architecture.
+fn from_registered(class: &str, args: &Map<String, Value>, input: Option<[usize; 2]>) -> Result<Config, String> {
+    let all: Vec<_> = registered().into_iter().flat_map(|architecture| (architecture.classes)()).collect();
+    let Some((name, mut model, usual)) =
+        all.iter().find(|(name, ..)| library_and_name(name) == library_and_name(class)).cloned()
+    else {
+        let known: Vec<&str> = all.iter().map(|(name, ..)| *name).collect();
+        return Err(format!(
+            "the class `{class}` is not known here; those that are: {}, torchvision's ResNet and VisionTransformer, transformers' ViT and DeiT, vit_jax and big_vision",
+            known.join(", ")
+        ));
+    };
+    // Convolutional networks have no argument for the image size; it is recorded beside the arguments.
+    if let Some(size) = input.filter(|_| !args.contains_key("img_size")) {
+        model.set_image_size(size);
+    }
+    model.configure(&Arguments::new(library_and_name(name).0, args))?;
+    Ok(unnamed(model, usual))
 }
 
 /// Height and width of a recorded `input_shape`, `[batch, channels, height, width]`.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::{Arguments, Config, unnamed};
 use crate::layers::Norm;
 use crate::preprocessing::Preprocessing;
-use crate::resnet::ResNet;
+use crate::resnet::{ResNet, ResNetBlock};
 use crate::vit::Vit;
 
 pub(super) fn vision_transformer(args: &Map<String, Value>) -> Result<Config, String> {
@@ -39,7 +39,7 @@ pub(super) fn resnet(args: &Map<String, Value>, input: Option<[usize; 2]>) -> Re
     let net = ResNet {
         image_size: input.unwrap_or(base.image_size),
         classes: args.count("num_classes")?.unwrap_or(1000),
-        block: super::timm::block(block)?,
+        block: ResNetBlock::of_class(block)?,
         widths: (0..depths.len().min(16)).map(|stage| (64 << stage) / divisor).collect(),
         depths,
         groups: args.count("groups")?.unwrap_or(1),

@@ -126,7 +126,7 @@ const SECOND: [(&str, &[&str], usize, Taken, Taken); 4] = [
 ];
 
 /// The published variants, smallest first.
-pub fn variants() -> Vec<Variant> {
+pub(super) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for (prefix, tensorflow) in [("efficientnet_", false), ("tf_efficientnet_", true)] {
         for (i, (size, width, depth)) in SCALES.into_iter().enumerate() {

@@ -1,11 +1,11 @@
-//! A model in the making: whether it is being trained, and where its random numbers come from then.
+//! What layers depend on besides their input: whether the graph is for training, and the seed of its dropout.
 
-use vit_graph::ops::{BatchNorm, Constant, Granularity, GroupNorm};
+use vit_graph::ops::{BatchNorm, Constant, Dropout, Granularity, GroupNorm};
 use vit_graph::{DType, Init, Shape, Tensor};
 
 use super::{Mode, layer_norm};
 
-/// A normalisation and its numbers.
+/// A normalisation and its constants.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Norm {
@@ -22,14 +22,21 @@ impl Norm {
     pub const BATCH: Norm = Norm::Batch { epsilon: 1e-5, momentum: 0.1 };
 }
 
-/// What layers need to know besides their input.
+/// A graph that is being built.
 pub struct Building {
     mode: Mode,
     seed: Option<Tensor>,
 }
 
+/// The forward pass of a network: each architecture's layers are methods of `Forward<'_, Itself>`.
+pub(crate) struct Forward<'a, N> {
+    pub net: &'a N,
+    pub building: &'a Building,
+}
+
 impl Building {
-    /// Starts a graph with its `image [batch, channels, height, width]`, and a `seed` if one of these rates needs it.
+    /// Starts a graph with its input `image [batch, channels, height, width]`, and `seed` if it is trained with one of these
+    /// rates of dropout above zero.
     pub fn start(
         batch: usize,
         channels: usize,
@@ -41,16 +48,6 @@ impl Building {
         let random = mode == Mode::Training && rates.iter().any(|&rate| rate > 0.0);
         let seed = random.then(|| image.another_input("seed", DType::I32, [4]));
         (image, Building { mode, seed })
-    }
-
-    /// The parts of a model whose input is already there.
-    pub fn within(mode: Mode, seed: Option<Tensor>) -> Building {
-        Building { mode, seed }
-    }
-
-    /// The seed, where anything is random.
-    pub fn seed(&self) -> Option<&Tensor> {
-        self.seed.as_ref()
     }
 
     /// Normalises a channels-last value.
@@ -92,7 +89,18 @@ impl Building {
         }
     }
 
-    /// Stochastic depth: a residual branch is left out for whole samples.
+    /// Dropout of attention weights, as the attribute and the last input of an attention operation.
+    pub fn attention_dropout(&self, x: &Tensor, rate: f32) -> (Option<Dropout>, Option<&Tensor>) {
+        match &self.seed {
+            Some(seed) if rate > 0.0 => {
+                let dropout = Dropout { rate, stream: x.random_stream(), granularity: Granularity::Element };
+                (Some(dropout), Some(seed))
+            }
+            _ => (None, None),
+        }
+    }
+
+    /// Stochastic depth: a residual branch is dropped for whole samples.
     pub fn drop_path(&self, x: Tensor, rate: f32) -> Tensor {
         match &self.seed {
             Some(seed) if rate > 0.0 => x.dropout(rate, Granularity::Sample, seed),
@@ -101,7 +109,7 @@ impl Building {
     }
 }
 
-/// The rate of stochastic depth of one block of many: it grows linearly from the first to the last.
+/// The rate of stochastic depth of one block: it grows linearly from the first to the last.
 pub fn drop_path_rate(rate: f32, block: usize, blocks: usize) -> f32 {
     rate * block as f32 / blocks.saturating_sub(1).max(1) as f32
 }

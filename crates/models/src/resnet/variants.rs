@@ -1,7 +1,7 @@
 //! The named ResNets: the paper's depths, their "D" forms, and the grouped and the wide ones.
 
-use super::{ResNet, ResNetBlock, Stem};
-use crate::architecture::Architecture;
+use super::{ResNet, ResNetBlock};
+use crate::layers::Stem;
 use crate::preprocessing::Preprocessing;
 use crate::variant::Variant;
 
@@ -15,11 +15,11 @@ struct Entry {
 }
 
 /// The published variants, smallest first.
-pub fn variants() -> Vec<Variant> {
+pub(super) fn variants() -> Vec<Variant> {
     let depth = |block, depths: &[usize]| ResNet { block, depths: depths.to_vec(), ..ResNet::default() };
     let (basic, bottleneck) =
         (|d: &[usize]| depth(ResNetBlock::Basic, d), |d: &[usize]| depth(ResNetBlock::Bottleneck, d));
-    let deep = |net: ResNet| ResNet { stem: Stem::Deep { width: 32 }, average_down: true, ..net };
+    let deep = |net: ResNet| ResNet { stem: Stem::Deep, stem_width: 32, average_down: true, ..net };
     let grouped = |groups, group_width, net: ResNet| ResNet { groups, group_width, ..net };
     let entry =
         |name, paper, net, image, crop_pct, interpolation| Entry { name, paper, net, image, crop_pct, interpolation };
@@ -46,17 +46,13 @@ pub fn variants() -> Vec<Variant> {
     all.into_iter().map(published).collect()
 }
 
-/// The variant of a name; with `_cifar` behind it, the form for small pictures.
-pub fn variant(name: &str) -> Option<Variant> {
-    let find = |name: &str| variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
-    find(name).or_else(|| find(name.strip_suffix("_cifar")?).and_then(|v| small(v, name)))
-}
-
-/// A first layer that leaves pictures of 32 pixels their size; what it replaces must be the plain one.
-fn small(variant: Variant, name: &str) -> Option<Variant> {
-    let Architecture::ResNet(net @ ResNet { stem: Stem::Plain, .. }) = variant.architecture else { return None };
+/// The variant for small images of a name that ends in `_cifar`; its stem must have been the plain one.
+pub(super) fn variant(name: &str) -> Option<Variant> {
+    let published = name.strip_suffix("_cifar")?;
+    let variant = variants().into_iter().find(|v| v.name == published || v.paper_name.as_deref() == Some(published))?;
+    let net = variant.architecture.downcast_ref::<ResNet>().filter(|net| net.stem == Stem::Plain)?;
     let preprocessing = Preprocessing::cifar();
-    let net = ResNet { stem: Stem::Small, image_size: preprocessing.image_size, ..net };
+    let net = ResNet { stem: Stem::Small, image_size: preprocessing.image_size, ..net.clone() };
     Some(Variant { name: name.into(), paper_name: None, architecture: net.into(), preprocessing, ..variant })
 }
 

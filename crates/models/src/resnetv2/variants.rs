@@ -17,7 +17,7 @@ const PUBLISHED: [Entry; 6] = [
 ];
 
 /// The published variants, as the paper orders them.
-pub fn variants() -> Vec<Variant> {
+pub(super) fn variants() -> Vec<Variant> {
     let variant = |(name, paper, depths, factor, image, crop_pct, interpolation): Entry| {
         let image_size = [image; 2];
         let base = ResNetV2::default();

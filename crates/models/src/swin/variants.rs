@@ -9,7 +9,7 @@ const SIZES: [(&str, &str, usize, usize, usize); 4] =
     [("tiny", "T", 96, 3, 6), ("small", "S", 96, 3, 18), ("base", "B", 128, 4, 18), ("large", "L", 192, 6, 18)];
 
 /// The published variants, smallest first.
-pub fn variants() -> Vec<Variant> {
+pub(super) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for (size, letter, width, heads, third) in SIZES {
         let larger = matches!(size, "base" | "large").then_some((12, 384));

@@ -9,8 +9,8 @@ use vit_graph::GraphError;
 use vit_graph::device::{Initial, Parameters};
 
 use super::{Positions, Vit, sin_cos};
-use crate::Mode;
 use crate::weights::{Tensor, Weights};
+use crate::{Mode, Network};
 
 /// How much of the keys are queries, and how much noise.
 const KEYS: f32 = 0.7;
@@ -57,7 +57,6 @@ impl Vit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Architecture;
 
     fn product(dim: usize, a: &[f32], b: &[f32]) -> Vec<f32> {
         (0..dim * dim).map(|i| (0..dim).map(|k| a[k * dim + i / dim] * b[k * dim + i % dim]).sum()).collect()
@@ -76,7 +75,7 @@ mod tests {
     #[test]
     fn attention_starts_near_the_identity_and_its_negative() {
         let variant = crate::variant("vit_lite_patch4_32").unwrap();
-        let Architecture::Vit(vit) = variant.architecture else { panic!("a Vision Transformer") };
+        let vit: &Vit = variant.architecture.downcast_ref().unwrap();
         let (weights, dim) = (vit.mimetic(3).unwrap(), vit.dim);
         for block in [0, vit.depth - 1] {
             let of = |layer: &str| &weights.tensors[&format!("blocks.{block}.attn.{layer}.weight")].data;

@@ -1,9 +1,9 @@
 //! The named Vision Transformers: the paper's sizes at their patch sizes, and the models that followed.
 
 use super::{FinalNorm, Pooling, PositionsOn, Vit};
-use crate::architecture::Architecture;
+use crate::layers::Stem;
 use crate::preprocessing::Preprocessing;
-use crate::resnetv2::{ResNetV2, Stem, StemPooling};
+use crate::resnetv2::{ResNetV2, StemPooling};
 use crate::variant::Variant;
 
 /// Widths and depths that belong to a name.
@@ -81,7 +81,7 @@ fn by_timm(name: &str) -> Option<&'static Size> {
 }
 
 /// The published variants, smallest first.
-pub fn variants() -> Vec<Variant> {
+pub(super) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for (name, published) in PUBLISHED {
         let size = by_timm(name).expect("every published size is in the table");
@@ -100,21 +100,21 @@ pub fn variants() -> Vec<Variant> {
     all
 }
 
-/// The variant of a name: published ones first, then any patch and image size in timm's or the paper's form
+/// The variant of a name that was not published: any patch and image size in timm's or the paper's form
 /// (`vit_base_patch4_32`, `B/4@32`; `vit_base_patch4_gap_32` for the mean of the patches instead of a class token), of
 /// DeiT (`deit_tiny_distilled_patch4_32`), or of a hybrid for small pictures (`vit_tiny_r20_s4_32`, `R20+Ti/4@32`).
-pub fn variant(name: &str) -> Option<Variant> {
-    let known = variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));
-    let forms = [from_timm_form, from_deit_form, from_hybrid_form, from_paper_form];
-    known.or_else(|| forms.iter().find_map(|form| form(name)))
+pub(super) fn variant(name: &str) -> Option<Variant> {
+    [from_timm_form, from_deit_form, from_hybrid_form, from_paper_form].iter().find_map(|form| form(name))
 }
 
 fn from_timm_form(name: &str) -> Option<Variant> {
     let (size, rest) = name.strip_prefix("vit_")?.split_once("_patch")?;
     let (patch, rest) = rest.split_once('_')?;
-    let image = rest.strip_prefix("gap_");
-    let variant = plain(by_timm(size)?, positive(patch)?, positive(image.unwrap_or(rest))?);
-    Some(if image.is_some() { pooled(variant, name) } else { variant })
+    let (size, patch) = (by_timm(size)?, positive(patch)?);
+    let Some(image) = rest.strip_prefix("gap_") else { return Some(plain(size, patch, positive(rest)?)) };
+    let image = positive(image)?;
+    let vit = Vit { class_token: false, pooling: Pooling::Mean, ..size.vit(patch, image) };
+    Some(Variant { name: name.into(), paper_name: None, architecture: vit.into(), ..plain(size, patch, image) })
 }
 
 fn from_deit_form(name: &str) -> Option<Variant> {
@@ -144,13 +144,6 @@ fn from_hybrid_form(name: &str) -> Option<Variant> {
     let vit = Vit { backbone: Some(Box::new(stages)), ..size.vit(1, image) };
     let variant = inception(&format!("vit_{}_r20_s4_{image}", size.timm), "Hybrid ViT", vit, 1.0);
     Some(Variant { paper_name: Some(format!("R20+{}/4@{image}", size.paper)), ..variant })
-}
-
-/// Without a class token: the head reads the mean of the patches.
-fn pooled(variant: Variant, name: &str) -> Variant {
-    let Architecture::Vit(vit) = variant.architecture else { return variant };
-    let vit = Vit { class_token: false, pooling: Pooling::Mean, ..vit };
-    Variant { name: name.into(), paper_name: None, architecture: vit.into(), ..variant }
 }
 
 fn from_paper_form(name: &str) -> Option<Variant> {

@@ -2,6 +2,7 @@
 //! and cannot be had is an error; what a named recipe brings along for other models is left out, in a line of the report.
 
 use vit_graph::GraphError;
+use vit_models::vit::Vit;
 use vit_models::{Architecture, Mode};
 
 use super::{Recipe, Start};
@@ -25,7 +26,7 @@ impl Recipe {
         let mut found = Vec::new();
         let mut add = |key, value: String, why: &str| found.push(Unfollowed { key, value, why: why.into() });
         let model = &self.model;
-        if model.start == Start::Mimetic && !matches!(architecture, Architecture::Vit(_)) {
+        if model.start == Start::Mimetic && architecture.downcast_ref::<Vit>().is_none() {
             add("model.start", "mimetic".into(), "only a Vision Transformer starts that way");
         } else if model.start == Start::Mimetic && !scratch {
             add("model.start", "mimetic".into(), "its weights come from a checkpoint");
@@ -34,12 +35,17 @@ impl Recipe {
         // Every kind of dropout draws from streams of its own.
         type Set = fn(&mut Architecture, f32);
         let rates: [(&str, f64, Set, &str); 3] = [
-            ("model.drop_path", model.drop_path, Architecture::set_drop_path, "it has no blocks to leave out"),
-            ("model.dropout", model.dropout, Architecture::set_dropout, "it has no dropout"),
+            (
+                "model.drop_path",
+                model.drop_path,
+                |model, rate| model.set_drop_path(rate),
+                "it has no blocks to leave out",
+            ),
+            ("model.dropout", model.dropout, |model, rate| model.set_dropout(rate), "it has no dropout"),
             (
                 "model.attention_dropout",
                 model.attention_dropout,
-                Architecture::set_attention_dropout,
+                |model, rate| model.set_attention_dropout(rate),
                 "it has no attention",
             ),
         ];

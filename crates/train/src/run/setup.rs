@@ -12,6 +12,7 @@ use vit_data::dataset::{
     self, Changes as DataChanges, Dataset, Fingerprint, OpenOptions, Report, SampleRecord, Splits, Validation,
 };
 use vit_data::loader::UnreadableLimit;
+use vit_models::vit::Vit;
 use vit_models::weights::Weights;
 use vit_models::{
     Architecture, Changes, Checkpoint, Config, Mode, OpenOptions as CheckpointOptions, ProblemType, Variant,
@@ -123,8 +124,8 @@ pub struct Setup {
 
 /// The first weights of a model from scratch.
 fn first_weights(architecture: &Architecture, recipe: &Recipe) -> Result<FirstWeights, TrainError> {
-    match (architecture, recipe.model.start) {
-        (Architecture::Vit(vit), Start::Mimetic) => Ok(FirstWeights::Given(vit.mimetic(recipe.seed)?)),
+    match (architecture.downcast_ref::<Vit>(), recipe.model.start) {
+        (Some(vit), Start::Mimetic) => Ok(FirstWeights::Given(vit.mimetic(recipe.seed)?)),
         _ => Ok(FirstWeights::Random),
     }
 }

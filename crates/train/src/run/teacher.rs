@@ -91,7 +91,7 @@ mod tests {
     /// A checkpoint of a small ResNet whose every number is random, running statistics too.
     fn resnet() -> Checkpoint {
         let mut config = config("resnet18_cifar");
-        let vit_models::Architecture::ResNet(net) = &mut config.architecture else { unreachable!() };
+        let net = config.architecture.downcast_mut::<vit_models::resnet::ResNet>().unwrap();
         (net.depths, net.widths) = (vec![1, 1], vec![8, 16]);
         let mut weights = Weights::default();
         for (_, p) in config.architecture.build(1, Mode::Inference).unwrap().parameters() {

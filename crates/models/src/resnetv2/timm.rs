@@ -3,10 +3,12 @@
 use serde_json::{Map, Value, json};
 use vit_graph::ops::Operation;
 
-use super::super::Arguments;
-use super::{described, mean_pooling, norm, short};
-use crate::layers::{Padding, Standardise, round_width};
-use crate::resnetv2::{ResNetV2, ResNetV2Block, Stem, StemPooling};
+use super::{ResNetV2, ResNetV2Block, StemPooling};
+use crate::config::Arguments;
+use crate::config::timm::{described, mean_pooling, norm, object, short};
+use crate::layers::{Padding, Standardise, Stem, round_width};
+
+pub(super) const CLASS: &str = "timm.models.resnetv2.ResNetV2";
 
 /// What the constructor makes without arguments: BiT's models change the stem and an epsilon.
 pub(super) fn constructed() -> ResNetV2 {
@@ -17,15 +19,14 @@ pub(super) fn constructed() -> ResNetV2 {
     }
 }
 
-/// Changes a model as the constructor's arguments say.
-pub(super) fn apply(args: &Arguments, mut net: ResNetV2) -> Result<ResNetV2, String> {
+pub(super) fn configure(args: &Arguments, net: &mut ResNetV2) -> Result<(), String> {
     let factor = args.number("width_factor")?.unwrap_or(1.0);
     if !(factor > 0.0 && factor <= 64.0) {
         return Err(format!("timm's option `width_factor` should be above 0 and at most 64, not {factor}"));
     }
     let scaled = |width: usize| round_width(width as f64 * factor);
-    net.depths = args.counts("layers")?.unwrap_or(net.depths);
-    net.widths = args.counts("channels")?.unwrap_or(net.widths).into_iter().map(scaled).collect();
+    net.depths = args.counts("layers")?.unwrap_or_else(|| net.depths.clone());
+    net.widths = args.counts("channels")?.unwrap_or_else(|| net.widths.clone()).into_iter().map(scaled).collect();
     net.widths.truncate(net.depths.len());
     net.stem_width = scaled(args.count("stem_chs")?.unwrap_or(net.stem_width));
     net.classes = args.count("num_classes")?.unwrap_or(net.classes);
@@ -65,8 +66,7 @@ pub(super) fn apply(args: &Arguments, mut net: ResNetV2) -> Result<ResNetV2, Str
     net.dropout = args.rate("drop_rate")?.unwrap_or(net.dropout);
     net.drop_path = args.rate("drop_path_rate")?.unwrap_or(net.drop_path);
     mean_pooling(args)?;
-    args.finish(&["zero_init_last", "pretrained", "features_only"])?;
-    Ok(net)
+    args.finish(&["zero_init_last", "pretrained", "features_only"])
 }
 
 fn stem(kind: &str) -> Result<(Stem, StemPooling), String> {
@@ -77,7 +77,7 @@ fn stem(kind: &str) -> Result<(Stem, StemPooling), String> {
     };
     match kind {
         "" | "fixed" | "same" => Ok((Stem::Plain, pooling)),
-        // Not timm's: it has no stem for small pictures.
+        // Not timm's: it has no stem for small images.
         "small" => Ok((Stem::Small, pooling)),
         "deep" | "deep_fixed" | "deep_same" => Ok((Stem::Deep, pooling)),
         "tiered" => Ok((Stem::Tiered, pooling)),
@@ -107,7 +107,7 @@ pub(super) fn arguments(net: &ResNetV2) -> Map<String, Value> {
         Some(Standardise::Variance(epsilon)) => json!({ class: { "eps": short(epsilon) } }),
         Some(Standardise::Deviation(epsilon)) => json!({ class: { "eps_on_std": short(epsilon) } }),
     };
-    let all = json!({
+    object(json!({
         "layers": net.depths,
         "channels": net.widths,
         "stem_chs": net.stem_width,
@@ -124,6 +124,5 @@ pub(super) fn arguments(net: &ResNetV2) -> Map<String, Value> {
         "act_layer": net.activation.name(),
         "drop_rate": short(net.dropout),
         "drop_path_rate": short(net.drop_path),
-    });
-    all.as_object().cloned().unwrap_or_default()
+    }))
 }

@@ -2,25 +2,25 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::{Arguments, pair, whole};
-use super::hub::{Entry, rates};
-use super::{mean_pooling, norm, short, square};
+use super::Swin;
+use crate::config::timm::{mean_pooling, norm, object, short, square};
+use crate::config::{Arguments, TimmForm, pair, whole};
 use crate::layers::Norm;
-use crate::swin::Swin;
 
-/// Changes a model as the constructor's arguments say.
-pub(super) fn apply(args: &Arguments, mut swin: Swin) -> Result<Swin, String> {
+pub(super) const CLASS: &str = "timm.models.swin_transformer.SwinTransformer";
+
+pub(super) fn configure(args: &Arguments, swin: &mut Swin) -> Result<(), String> {
     swin.image_size = args.pair("img_size")?.unwrap_or(swin.image_size);
     swin.patch_size = args.pair("patch_size")?.unwrap_or(swin.patch_size);
     swin.channels = args.count("in_chans")?.unwrap_or(swin.channels);
     swin.classes = args.count("num_classes")?.unwrap_or(swin.classes);
-    swin.depths = args.counts("depths")?.unwrap_or(swin.depths);
+    swin.depths = args.counts("depths")?.unwrap_or_else(|| swin.depths.clone());
     let stages = swin.depths.len();
     let wrong = |name: &str| format!("timm's option `{name}` does not fit {stages} stages");
     if stages == 0 || stages > 16 {
         return Err(wrong("depths"));
     }
-    swin.heads = args.counts("num_heads")?.unwrap_or(swin.heads);
+    swin.heads = args.counts("num_heads")?.unwrap_or_else(|| swin.heads.clone());
     let first = swin.widths[0];
     swin.widths = match args.get("embed_dim") {
         Some(value) => match whole(value) {
@@ -52,8 +52,7 @@ pub(super) fn apply(args: &Arguments, mut swin: Swin) -> Result<Swin, String> {
     swin.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(swin.attention_dropout);
     swin.drop_path = args.rate("drop_path_rate")?.unwrap_or(swin.drop_path);
     mean_pooling(args)?;
-    args.finish(&["strict_img_size", "weight_init", "pretrained", "features_only"])?;
-    Ok(swin)
+    args.finish(&["strict_img_size", "weight_init", "pretrained", "features_only"])
 }
 
 /// One size for all stages, one pair for all, or one of either for each.
@@ -74,7 +73,7 @@ fn per_stage<T: Clone>(value: &Value, stages: usize, read: impl Fn(&Value) -> Op
 /// The constructor's arguments that make this model.
 pub(super) fn arguments(swin: &Swin) -> Map<String, Value> {
     let uniform = swin.windows.windows(2).all(|two| two[0] == two[1]);
-    let all = json!({
+    object(json!({
         "img_size": swin.image_size,
         "patch_size": square(swin.patch_size),
         "in_chans": swin.channels,
@@ -92,19 +91,17 @@ pub(super) fn arguments(swin: &Swin) -> Map<String, Value> {
         "proj_drop_rate": short(swin.projection_dropout),
         "attn_drop_rate": short(swin.attention_dropout),
         "drop_path_rate": short(swin.drop_path),
-    });
-    all.as_object().cloned().unwrap_or_default()
+    }))
 }
 
-/// What a published name does not say.
-pub(super) fn beyond_name(swin: &Swin) -> Map<String, Value> {
-    let mut args = rates(arguments(swin));
-    args.insert("img_size".into(), json!(swin.image_size));
-    args
+pub(super) fn form(swin: &Swin) -> TimmForm {
+    let mut form = TimmForm { base: base(swin), fixed_image_size: true, ..TimmForm::published(arguments(swin)) };
+    form.beside_name.insert("img_size".into(), json!(swin.image_size));
+    form
 }
 
-/// How timm builds this model, or why it cannot.
-pub(super) fn entry(swin: &Swin) -> Result<Entry, String> {
+/// The model that timm changes into this one and the arguments, or why it cannot.
+fn base(swin: &Swin) -> Result<(String, Map<String, Value>), String> {
     let doubling = swin.widths.iter().enumerate().all(|(stage, &width)| width == swin.widths[0] << stage);
     if !doubling {
         return Err("timm's Swin doubles its width from stage to stage".into());
@@ -127,5 +124,5 @@ pub(super) fn entry(swin: &Swin) -> Result<Entry, String> {
     if args["window_size"].is_array() {
         args.insert("window_size".into(), json!(swin.windows));
     }
-    Ok(Entry::new("swin_tiny_patch4_window7_224", args))
+    Ok(("swin_tiny_patch4_window7_224".into(), args))
 }

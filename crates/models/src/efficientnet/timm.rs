@@ -3,18 +3,19 @@
 use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
-use super::super::Arguments;
-use super::{described, mean_pooling, norm, short};
-use crate::efficientnet::{EfficientNet, MobileBlock, MobileBlockKind, Scaling, parse_stages};
+use super::{EfficientNet, MobileBlock, MobileBlockKind, Scaling, parse_stages};
+use crate::config::Arguments;
+use crate::config::timm::{described, mean_pooling, norm, object, short};
 use crate::layers::{Norm, Padding};
+
+pub(super) const CLASS: &str = "timm.models.efficientnet.EfficientNet";
 
 /// What the constructor makes without arguments.
 pub(super) fn constructed() -> EfficientNet {
     EfficientNet { activation: Activation::Relu, ..EfficientNet::default() }
 }
 
-/// Changes a model as the constructor's arguments say.
-pub(super) fn apply(args: &Arguments, mut net: EfficientNet) -> Result<EfficientNet, String> {
+pub(super) fn configure(args: &Arguments, net: &mut EfficientNet) -> Result<(), String> {
     let multiplier = |name| match args.number(name)? {
         Some(n) if !(n > 0.0 && n <= 64.0) => {
             Err(format!("timm's option `{name}` should be above 0 and at most 64, not {n}"))
@@ -54,8 +55,7 @@ pub(super) fn apply(args: &Arguments, mut net: EfficientNet) -> Result<Efficient
     net.dropout = args.rate("drop_rate")?.unwrap_or(net.dropout);
     net.drop_path = args.rate("drop_path_rate")?.unwrap_or(net.drop_path);
     mean_pooling(args)?;
-    args.finish(&["pretrained", "features_only", "depth_trunc"])?;
-    Ok(net)
+    args.finish(&["pretrained", "features_only", "depth_trunc"])
 }
 
 /// A block as a definition that needs no scaling.
@@ -97,7 +97,7 @@ fn definition(block: &MobileBlock) -> String {
 /// The constructor's arguments that make this model.
 pub(super) fn arguments(net: &EfficientNet) -> Map<String, Value> {
     let stages: Vec<Vec<String>> = net.stages.iter().map(|stage| stage.iter().map(definition).collect()).collect();
-    let all = json!({
+    object(json!({
         "arch_def": stages,
         "stem_size": net.stem_width,
         "fix_stem": true,
@@ -111,6 +111,5 @@ pub(super) fn arguments(net: &EfficientNet) -> Map<String, Value> {
         "norm_layer": described(net.norm),
         "drop_rate": short(net.dropout),
         "drop_path_rate": short(net.drop_path),
-    });
-    all.as_object().cloned().unwrap_or_default()
+    }))
 }

@@ -3,11 +3,12 @@
 use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
-use super::super::Arguments;
-use super::hub::{Entry, rates};
-use super::{mean_pooling, short};
-use crate::coatnet::{BlockKind, CoAtNet, Convolutions, Downsample, RelativePositions, StrideOn, Transformers};
+use super::{BlockKind, CoAtNet, Convolutions, Downsample, RelativePositions, StrideOn, Transformers};
+use crate::config::timm::{mean_pooling, object, rates, short};
+use crate::config::{Arguments, TimmForm};
 use crate::layers::{Norm, Padding};
+
+pub(super) const CLASS: &str = "timm.models.maxxvit.MaxxVit";
 
 /// What only timm's MaxViT blocks look at, and what does not change what a model computes.
 const IGNORED: [&str; 8] = [
@@ -29,8 +30,7 @@ pub(super) fn constructed() -> CoAtNet {
     CoAtNet { head_hidden: None, ..CoAtNet::default() }
 }
 
-/// Changes a model as the constructor's arguments say.
-pub(super) fn apply(args: &Arguments, mut net: CoAtNet) -> Result<CoAtNet, String> {
+pub(super) fn configure(args: &Arguments, net: &mut CoAtNet) -> Result<(), String> {
     net.image_size = args.pair("img_size")?.unwrap_or(net.image_size);
     net.channels = args.count("in_chans")?.unwrap_or(net.channels);
     net.classes = args.count("num_classes")?.unwrap_or(net.classes);
@@ -38,13 +38,12 @@ pub(super) fn apply(args: &Arguments, mut net: CoAtNet) -> Result<CoAtNet, Strin
     net.drop_path = args.rate("drop_path_rate")?.unwrap_or(net.drop_path);
     mean_pooling(args)?;
     if let Some(cfg) = args.object("cfg")? {
-        net = configured(&Arguments::new("timm", cfg), net)?;
+        configure_parts(&Arguments::new("timm", cfg), net)?;
     }
-    if let Some(cfg) = overlaid(args, &net) {
-        net = configured(&Arguments::new("timm", &cfg), net)?;
+    if let Some(cfg) = overlaid(args, net) {
+        configure_parts(&Arguments::new("timm", &cfg), net)?;
     }
-    args.finish(&["pretrained", "features_only"])?;
-    Ok(net)
+    args.finish(&["pretrained", "features_only"])
 }
 
 /// The configuration of a named model with the arguments laid over it, whose names begin with `conv_` and `transformer_`
@@ -66,8 +65,8 @@ fn overlaid(args: &Arguments, net: &CoAtNet) -> Option<Map<String, Value>> {
     changed.then_some(cfg)
 }
 
-fn configured(cfg: &Arguments, mut net: CoAtNet) -> Result<CoAtNet, String> {
-    net.widths = cfg.counts("embed_dim")?.unwrap_or(net.widths);
+fn configure_parts(cfg: &Arguments, net: &mut CoAtNet) -> Result<(), String> {
+    net.widths = cfg.counts("embed_dim")?.unwrap_or_else(|| net.widths.clone());
     let depths = cfg.counts("depths")?.unwrap_or_else(|| net.stages.iter().map(Vec::len).collect());
     if depths.len() > 16 || depths.iter().any(|&d| d > 1 << 10) {
         return Err(format!("timm's option `depths` is out of bounds: {depths:?}"));
@@ -89,8 +88,7 @@ fn configured(cfg: &Arguments, mut net: CoAtNet) -> Result<CoAtNet, String> {
     if let Some(transformer) = cfg.object("transformer_cfg")? {
         net.transformers = transformers(&Arguments::new("timm", transformer))?;
     }
-    cfg.finish(&["weight_init"])?;
-    Ok(net)
+    cfg.finish(&["weight_init"])
 }
 
 /// A kind for all blocks of a stage, or for its first ones, the last of them repeated.
@@ -234,7 +232,7 @@ pub(super) fn arguments(net: &CoAtNet) -> Map<String, Value> {
         RelativePositions::Network(hidden) => ("mlp", hidden),
     };
     let name = |a: Activation| a.name();
-    let all = json!({
+    object(json!({
         "img_size": net.image_size,
         "in_chans": net.channels,
         "num_classes": net.classes,
@@ -283,8 +281,7 @@ pub(super) fn arguments(net: &CoAtNet) -> Map<String, Value> {
                 "proj_drop": short(t.projection_dropout),
             },
         },
-    });
-    all.as_object().cloned().unwrap_or_default()
+    }))
 }
 
 /// The blocks of a stage: one letter where they are all of a kind.
@@ -317,14 +314,9 @@ fn flat(net: &CoAtNet) -> Map<String, Value> {
     args
 }
 
-/// What a published name does not say.
-pub(super) fn beyond_name(net: &CoAtNet) -> Map<String, Value> {
-    let mut args = rates(flat(net));
-    args.insert("img_size".into(), json!(net.image_size));
-    args
-}
-
-/// How timm builds this model.
-pub(super) fn entry(net: &CoAtNet) -> Entry {
-    Entry::new("coatnet_0_rw_224", flat(net))
+pub(super) fn form(net: &CoAtNet) -> TimmForm {
+    let mut beside_name = rates(flat(net));
+    beside_name.insert("img_size".into(), json!(net.image_size));
+    let base = Ok(("coatnet_0_rw_224".into(), flat(net)));
+    TimmForm { beside_name, base, fixed_image_size: true, ..TimmForm::published(Map::new()) }
 }

@@ -3,23 +3,23 @@
 use serde_json::{Map, Value, json};
 use vit_graph::ops::Operation;
 
-use super::super::Arguments;
-use super::hub::Entry;
-use super::{described, mean_pooling, norm, short};
-use crate::layers::Norm;
-use crate::resnet::{ResNet, ResNetBlock, Stem};
+use super::{ResNet, ResNetBlock};
+use crate::config::timm::{described, mean_pooling, norm, object, short};
+use crate::config::{Arguments, TimmForm};
+use crate::layers::{Norm, Stem};
+
+pub(super) const CLASS: &str = "timm.models.resnet.ResNet";
 
 /// Options that change how timm trains or starts a model, not what the model computes.
 const IGNORED: [&str; 4] = ["zero_init_last", "pretrained", "drop_block_rate", "features_only"];
 
-/// Changes a model as the constructor's arguments say.
-pub(super) fn apply(args: &Arguments, mut net: ResNet) -> Result<ResNet, String> {
-    if let Some((block, bound)) = args.class("block")? {
-        net.block = self::block(block)?;
+pub(super) fn configure(args: &Arguments, net: &mut ResNet) -> Result<(), String> {
+    if let Some((class, bound)) = args.class("block")? {
+        net.block = ResNetBlock::of_class(class)?;
         bound.finish(&[])?;
     }
-    net.depths = args.counts("layers")?.unwrap_or(net.depths);
-    net.widths = args.counts("channels")?.unwrap_or(net.widths);
+    net.depths = args.counts("layers")?.unwrap_or_else(|| net.depths.clone());
+    net.widths = args.counts("channels")?.unwrap_or_else(|| net.widths.clone());
     net.widths.truncate(net.depths.len());
     net.classes = args.count("num_classes")?.unwrap_or(net.classes);
     net.channels = args.count("in_chans")?.unwrap_or(net.channels);
@@ -29,26 +29,21 @@ pub(super) fn apply(args: &Arguments, mut net: ResNet) -> Result<ResNet, String>
     net.reduce_first = args.count("block_reduce_first")?.unwrap_or(net.reduce_first);
     net.down_kernel = args.count("down_kernel_size")?.unwrap_or(net.down_kernel);
     net.average_down = args.flag("avg_down")?.unwrap_or(net.average_down);
-    let width = args.count("stem_width")?;
-    let old = match net.stem {
-        Stem::Plain => None,
-        Stem::Small => Some(("small", 64)),
-        Stem::Deep { width } => Some(("deep", width)),
-        Stem::Tiered { width } => Some(("deep_tiered", width)),
-    };
-    let width = width.or(old.map(|(_, width)| width)).unwrap_or(64);
-    net.stem = match args.text("stem_type")?.or(old.map(|(kind, _)| kind)).unwrap_or_default() {
-        "" => Stem::Plain,
-        // Not timm's: it has no stem for small pictures.
-        "small" => Stem::Small,
-        "deep" => Stem::Deep { width },
-        "deep_tiered" => Stem::Tiered { width },
-        other => {
-            return Err(format!(
-                "timm's option `stem_type` should be deep, deep_tiered, small or empty, not `{other}`"
-            ));
-        }
-    };
+    net.stem_width = args.count("stem_width")?.unwrap_or(net.stem_width);
+    if let Some(stem) = args.text("stem_type")? {
+        net.stem = match stem {
+            "" => Stem::Plain,
+            // Not timm's: it has no stem for small images.
+            "small" => Stem::Small,
+            "deep" => Stem::Deep,
+            "deep_tiered" => Stem::Tiered,
+            other => {
+                return Err(format!(
+                    "timm's option `stem_type` should be deep, deep_tiered, small or empty, not `{other}`"
+                ));
+            }
+        };
+    }
     net.activation = args.activation("act_layer")?.unwrap_or(net.activation);
     net.norm = norm(args, "norm_layer", net.norm)?;
     net.dropout = args.rate("drop_rate")?.unwrap_or(net.dropout);
@@ -60,28 +55,29 @@ pub(super) fn apply(args: &Arguments, mut net: ResNet) -> Result<ResNet, String>
     if args.object("block_args")?.is_some_and(|map| !map.is_empty()) {
         return Err("timm's option `block_args` cannot be used here yet".into());
     }
-    args.finish(&IGNORED)?;
-    Ok(net)
+    args.finish(&IGNORED)
 }
 
-/// A block by its class, with or without its module.
-pub(in crate::config) fn block(class: &str) -> Result<ResNetBlock, String> {
-    match class.rsplit('.').next().unwrap_or_default() {
-        "BasicBlock" => Ok(ResNetBlock::Basic),
-        "Bottleneck" => Ok(ResNetBlock::Bottleneck),
-        other => Err(format!("the option `block` should be BasicBlock or Bottleneck, not `{other}`")),
+impl ResNetBlock {
+    /// A block by the class that timm and torchvision have for it, with or without its module.
+    pub(crate) fn of_class(class: &str) -> Result<Self, String> {
+        match class.rsplit('.').next().unwrap_or_default() {
+            "BasicBlock" => Ok(ResNetBlock::Basic),
+            "Bottleneck" => Ok(ResNetBlock::Bottleneck),
+            other => Err(format!("the option `block` should be BasicBlock or Bottleneck, not `{other}`")),
+        }
     }
 }
 
 /// The constructor's arguments that make this model.
 pub(super) fn arguments(net: &ResNet) -> Map<String, Value> {
-    let (kind, width) = match net.stem {
-        Stem::Plain => ("", 64),
-        Stem::Small => ("small", 64),
-        Stem::Deep { width } => ("deep", width),
-        Stem::Tiered { width } => ("deep_tiered", width),
+    let stem = match net.stem {
+        Stem::Plain => "",
+        Stem::Small => "small",
+        Stem::Deep => "deep",
+        Stem::Tiered => "deep_tiered",
     };
-    let all = json!({
+    object(json!({
         "block": if net.block == ResNetBlock::Basic { "BasicBlock" } else { "Bottleneck" },
         "layers": net.depths,
         "channels": net.widths,
@@ -93,18 +89,21 @@ pub(super) fn arguments(net: &ResNet) -> Map<String, Value> {
         "block_reduce_first": net.reduce_first,
         "down_kernel_size": net.down_kernel,
         "avg_down": net.average_down,
-        "stem_type": kind,
-        "stem_width": width,
+        "stem_type": stem,
+        "stem_width": net.stem_width,
         "act_layer": net.activation.name(),
         "norm_layer": described(net.norm),
         "drop_rate": short(net.dropout),
         "drop_path_rate": short(net.drop_path),
-    });
-    all.as_object().cloned().unwrap_or_default()
+    }))
 }
 
-/// How timm builds this model, or why it cannot.
-pub(super) fn entry(net: &ResNet) -> Result<Entry, String> {
+pub(super) fn form(net: &ResNet) -> TimmForm {
+    TimmForm { base: base(net), ..TimmForm::published(arguments(net)) }
+}
+
+/// The model that timm changes into this one and the arguments, or why it cannot.
+fn base(net: &ResNet) -> Result<(String, Map<String, Value>), String> {
     if net.stem == Stem::Small {
         return Err("timm's ResNet has no first layer for small images, with 3x3 filters and no pooling".into());
     }
@@ -119,5 +118,6 @@ pub(super) fn entry(net: &ResNet) -> Result<Entry, String> {
         }
         _ => return Err("timm reads no epsilon, momentum or groups of a norm from a file".into()),
     }
-    Ok(Entry::new(if net.block == ResNetBlock::Basic { "resnet18" } else { "resnet50" }, args))
+    let base = if net.block == ResNetBlock::Basic { "resnet18" } else { "resnet50" };
+    Ok((base.into(), args))
 }

@@ -3,12 +3,15 @@
 use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
-use super::super::Arguments;
-use super::hub::Entry;
-use super::{resnetv2, short, square};
-use crate::architecture::Architecture;
+use super::{FinalNorm, Pooling, Positions, PositionsOn, Vit, variants};
+use crate::architecture::Network;
+use crate::config::timm::{object, short, square};
+use crate::config::{Arguments, TimmForm};
 use crate::resnetv2::ResNetV2;
-use crate::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
+
+pub(super) const CLASS: &str = "timm.models.vision_transformer.VisionTransformer";
+pub(super) const HYBRID: &str = "timm.models.vision_transformer.VisionTransformer+HybridEmbed";
+pub(super) const DISTILLED: &str = "timm.models.deit.VisionTransformerDistilled";
 
 /// Options that change how timm trains or starts a model, not what the model computes.
 const IGNORED: [&str; 9] = [
@@ -23,8 +26,7 @@ const IGNORED: [&str; 9] = [
     "drop_rate",
 ];
 
-/// Changes a model as the constructor's arguments say.
-pub(super) fn apply(args: &Arguments, mut vit: Vit) -> Result<Vit, String> {
+pub(super) fn configure(args: &Arguments, vit: &mut Vit) -> Result<(), String> {
     let old_ratio = vit.mlp_dim as f64 / vit.dim as f64;
     vit.image_size = args.pair("img_size")?.unwrap_or(vit.image_size);
     vit.patch_size = args.pair("patch_size")?.unwrap_or(vit.patch_size);
@@ -73,7 +75,6 @@ pub(super) fn apply(args: &Arguments, mut vit: Vit) -> Result<Vit, String> {
     vit.dropout = rates.into_iter().flatten().fold(vit.dropout, f32::max);
     vit.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(vit.attention_dropout);
     vit.drop_path = args.rate("drop_path_rate")?.unwrap_or(vit.drop_path);
-    // What timm has off by default is understood as long as it stays off.
     for name in ["pool_include_prefix", "scale_attn_norm", "scale_mlp_norm"] {
         if args.flag(name)? == Some(true) {
             return Err(format!("timm's option `{name}` cannot be used here yet"));
@@ -83,14 +84,15 @@ pub(super) fn apply(args: &Arguments, mut vit: Vit) -> Result<Vit, String> {
         return Err("timm's option `proj_bias: false` cannot be used here yet".into());
     }
     if let Some(backbone) = args.object("backbone")? {
-        let base = ResNetV2 { classes: 0, ..ResNetV2::default() };
-        vit.backbone = Some(Box::new(resnetv2::apply(&Arguments::new("timm", backbone), base)?));
+        let mut stages = ResNetV2 { classes: 0, ..ResNetV2::default() };
+        stages.configure(&Arguments::new("timm", backbone))?;
+        vit.backbone = Some(Box::new(stages));
     }
-    args.finish(&IGNORED)?;
-    Ok(vit)
+    args.finish(&IGNORED)
 }
 
-pub(super) fn apply_extra(extra: &Arguments, vit: &mut Vit) -> Result<(), String> {
+/// What [`form`] writes for this project alone.
+pub(super) fn configure_extra(extra: &Arguments, vit: &mut Vit) -> Result<(), String> {
     vit.norm_epsilon = extra.number("norm_epsilon")?.map_or(vit.norm_epsilon, |e| e as f32);
     vit.pre_logits = extra.count("pre_logits")?.or(vit.pre_logits);
     vit.distillation_token = extra.flag("distillation_token")?.unwrap_or(vit.distillation_token);
@@ -107,8 +109,23 @@ pub(super) fn apply_extra(extra: &Arguments, vit: &mut Vit) -> Result<(), String
     extra.finish(&[])
 }
 
-/// The constructor's arguments that make this model.
-pub(super) fn arguments(vit: &Vit) -> Map<String, Value> {
+pub(super) fn constructor(vit: &Vit) -> (&'static str, Map<String, Value>) {
+    let class = match (&vit.backbone, vit.distillation_head) {
+        (Some(_), _) => HYBRID,
+        (None, true) => DISTILLED,
+        (None, false) => CLASS,
+    };
+    let mut args = arguments(vit);
+    args.insert("num_classes".into(), json!(vit.classes));
+    args.insert("in_chans".into(), json!(vit.channels));
+    if let Some(backbone) = &vit.backbone {
+        args.insert("backbone".into(), Value::Object(backbone.constructor().1));
+    }
+    (class, args)
+}
+
+/// The arguments that `create_model` takes beside a name, image channels and classes.
+fn arguments(vit: &Vit) -> Map<String, Value> {
     let mut args = Map::new();
     let mut set = |name: &str, value: Value| args.insert(name.into(), value);
     set("img_size", json!(vit.image_size));
@@ -147,9 +164,6 @@ pub(super) fn arguments(vit: &Vit) -> Map<String, Value> {
     if vit.positions == Positions::None {
         set("pos_embed", json!("none"));
     }
-    if let Some(backbone) = &vit.backbone {
-        args.insert("backbone".into(), Value::Object(resnetv2::arguments(backbone)));
-    }
     args
 }
 
@@ -159,8 +173,24 @@ fn mlp_ratio(vit: &Vit) -> f64 {
     if (vit.dim as f64 * ratio) as usize == vit.mlp_dim { ratio } else { ratio.next_up() }
 }
 
-/// How timm builds this model, or why it cannot; `own` is the model's name where timm has it, too.
-pub(super) fn entry(vit: &Vit, own: Option<&str>) -> Result<Entry, String> {
+pub(super) fn form(vit: &Vit) -> TimmForm {
+    let usual = Vit::default().norm_epsilon;
+    let difference = format!(
+        "timm computes with an epsilon of {usual:e} in its layer norms instead of {:e}; its outputs differ a little",
+        vit.norm_epsilon
+    );
+    TimmForm {
+        beside_name: arguments(vit),
+        base: base(vit).map(|name| (name, arguments(vit))),
+        fixed_image_size: true,
+        keys: object(json!({ "num_features": vit.dim, "global_pool": pooling(vit) })),
+        extra: extra(vit),
+        differences: if vit.norm_epsilon == usual { Vec::new() } else { vec![difference] },
+    }
+}
+
+/// The name of the model that timm changes into this one, or why it cannot.
+fn base(vit: &Vit) -> Result<String, String> {
     let positions = match vit.positions {
         Positions::None | Positions::Learned => None,
         Positions::Learned2d => Some("positions that are learned for rows and columns"),
@@ -176,30 +206,21 @@ pub(super) fn entry(vit: &Vit, own: Option<&str>) -> Result<Entry, String> {
     if let Some(what) = missing.into_iter().flatten().next() {
         return Err(format!("timm's VisionTransformer has no option for {what}"));
     }
-    let mut args = arguments(vit);
-    args.remove("backbone");
-    let usual = match (&vit.backbone, vit.distillation_head) {
-        (None, false) => Some("vit_base_patch16_224".to_string()),
-        (None, true) => Some("deit_base_distilled_patch16_224".into()),
-        (Some(_), _) => hybrid(vit),
-    };
-    let names = own.map(str::to_string).into_iter().chain(usual);
-    let model = Architecture::from(vit.clone());
-    let found = names.map(|name| Entry { name, args: args.clone() }).find(|entry| entry.builds(&model));
-    found.ok_or_else(|| match &vit.backbone {
-        Some(_) => "timm has no such convolutional stages before the encoder".into(),
-        None => "timm's arguments cannot describe this model".into(),
-    })
+    match (&vit.backbone, vit.distillation_head) {
+        (None, false) => Ok("vit_base_patch16_224".into()),
+        (None, true) => Ok("deit_base_distilled_patch16_224".into()),
+        (Some(_), _) => hybrid(vit).ok_or_else(|| "timm has no such convolutional stages before the encoder".into()),
+    }
 }
 
 /// A published hybrid with the same stages.
 fn hybrid(vit: &Vit) -> Option<String> {
-    let same = |a: &Architecture| matches!(a, Architecture::Vit(other) if other.backbone == vit.backbone);
-    crate::vit::variants().into_iter().find(|v| same(&v.architecture)).map(|v| v.name)
+    let stages = |other: &Vit| other.backbone == vit.backbone;
+    variants::variants().into_iter().find(|v| v.architecture.downcast_ref().is_some_and(stages)).map(|v| v.name)
 }
 
 /// timm's name of a way to pool.
-pub(super) fn pooling(vit: &Vit) -> &'static str {
+fn pooling(vit: &Vit) -> &'static str {
     match vit.pooling {
         Pooling::Token => "token",
         Pooling::Mean => "avg",
@@ -207,8 +228,8 @@ pub(super) fn pooling(vit: &Vit) -> &'static str {
     }
 }
 
-/// What timm's options cannot say about a model.
-pub(super) fn extra(vit: &Vit) -> Map<String, Value> {
+/// What timm's arguments cannot say about a model.
+fn extra(vit: &Vit) -> Map<String, Value> {
     let mut extra = Map::new();
     if vit.norm_epsilon != Vit::default().norm_epsilon {
         extra.insert("norm_epsilon".into(), json!(short(vit.norm_epsilon)));

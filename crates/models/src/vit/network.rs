@@ -1,0 +1,222 @@
+//! What the system needs to know of a Vision Transformer besides its layers.
+
+use serde_json::{Map, Value};
+use vit_graph::Tensor;
+
+use super::{FinalNorm, Pooling, Positions, PositionsOn, Vit, guess, positions, timm, variants};
+use crate::architecture::{Architecture, Dimensions, Network, PatchGrid, PositionLayout, TokenSequence};
+use crate::config::{Arguments, Config, TimmForm};
+use crate::layers::{Building, Forward, refuses_patches};
+use crate::preprocessing::Preprocessing;
+use crate::variant::Variant;
+use crate::weights::{Scheme, Weights};
+
+impl Network for Vit {
+    fn kind(&self) -> &'static str {
+        "Vision Transformer"
+    }
+
+    fn dimensions(&self) -> Dimensions {
+        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
+    }
+
+    fn set_dimensions(&mut self, to: Dimensions) {
+        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
+    }
+
+    fn forward(&self, image: &Tensor, building: &Building) {
+        Forward { net: self, building }.run(image);
+    }
+
+    fn contradiction(&self) -> Option<String> {
+        for (what, found, least, most) in [
+            ("image height", self.image_size[0], 1, 1 << 16),
+            ("image width", self.image_size[1], 1, 1 << 16),
+            ("patch height", self.patch_size[0], 1, 1 << 16),
+            ("patch width", self.patch_size[1], 1, 1 << 16),
+            ("number of channels", self.channels, 1, 1 << 12),
+            ("number of classes", self.classes, 0, 1 << 24),
+            ("width", self.dim, 1, 1 << 16),
+            ("depth", self.depth, 0, 1 << 10),
+            ("width of the MLP", self.mlp_dim, 1, 1 << 18),
+            ("number of registers", self.registers, 0, 1 << 12),
+        ] {
+            if !(least..=most).contains(&found) {
+                return Some(format!("the {what} is {found}, it must be from {least} to {most}"));
+            }
+        }
+        let [rows, columns] = self.grid();
+        let ([ih, iw], [ph, pw]) = (self.image_size, self.patch_size);
+        if rows == 0 || columns == 0 {
+            return Some(format!("an image of {ih}x{iw} pixels is smaller than a patch of {ph}x{pw}"));
+        }
+        if self.heads == 0 || !self.dim.is_multiple_of(self.heads) {
+            return Some(format!("a width of {} cannot be divided among {} heads", self.dim, self.heads));
+        }
+        if self.pooling == Pooling::Token && !self.class_token {
+            return Some("pooling by the class token needs a class token".into());
+        }
+        let plain =
+            self.pooling == Pooling::Token && self.pre_logits.is_none() && self.final_norm != FinalNorm::AfterPooling;
+        if self.distillation_head && !(self.distillation_token && plain) {
+            return Some(
+                "a distillation head needs a distillation token, token pooling, and linear heads after the norm".into(),
+            );
+        }
+        if self.distillation_token && !self.class_token {
+            return Some("a distillation token needs a class token".into());
+        }
+        let backbone = self.backbone.as_ref().and_then(|backbone| backbone.contradiction());
+        backbone.or_else(|| positions::contradiction(self))
+    }
+
+    fn rates(&self) -> Vec<f32> {
+        vec![self.dropout, self.attention_dropout, self.drop_path]
+    }
+
+    fn set_dropout(&mut self, rate: f32) {
+        self.dropout = rate;
+    }
+
+    fn set_attention_dropout(&mut self, rate: f32) {
+        self.attention_dropout = rate;
+    }
+
+    fn set_drop_path(&mut self, rate: f32) {
+        self.drop_path = rate;
+    }
+
+    fn heads(&self) -> &'static [&'static str] {
+        if self.distillation_head { &["head", "head_dist"] } else { &["head"] }
+    }
+
+    /// The second head of distilled weights is one also to a model without it, and is dropped when classes change.
+    fn is_head(&self, parameter: &str) -> bool {
+        ["head.", "head_dist."].iter().any(|layer| parameter.starts_with(layer))
+    }
+
+    fn first_filters(&self) -> String {
+        match &self.backbone {
+            Some(backbone) => format!("patch_embed.backbone.{}", backbone.first_filters()),
+            None => "patch_embed.proj.weight".into(),
+        }
+    }
+
+    fn refuses_image_size(&self, size: [usize; 2]) -> Option<String> {
+        match &self.backbone {
+            Some(backbone) => {
+                refuses_patches(size, self.patch_size, "a feature map that divides into patches", |extent| {
+                    backbone.feature_grid([extent; 2])[0]
+                })
+            }
+            None => refuses_patches(size, self.patch_size, "patches", |extent| extent),
+        }
+    }
+
+    fn patches(&self) -> Option<PatchGrid> {
+        Some(PatchGrid { grid: self.grid(), size: self.backbone.is_none().then_some(self.patch_size) })
+    }
+
+    fn tokens(&self) -> Option<TokenSequence> {
+        Some(TokenSequence { prefix: self.prefix_tokens(), class_token: self.class_token, grid: self.grid() })
+    }
+
+    fn follows_teacher(&self) -> bool {
+        self.distillation_head
+    }
+
+    fn position_layout(&self, parameter: &str) -> Option<PositionLayout> {
+        let [rows, columns] = self.grid();
+        match parameter {
+            "pos_embed" => {
+                let prefix = if self.positions_on == PositionsOn::AllTokens { self.prefix_tokens() } else { 0 };
+                Some(PositionLayout::Tokens { prefix, grid: self.grid() })
+            }
+            "pos_embed_row" => Some(PositionLayout::Line(rows)),
+            "pos_embed_column" => Some(PositionLayout::Line(columns)),
+            _ if parameter.ends_with("relative_position_bias_table") => Some(PositionLayout::Offsets(self.grid())),
+            _ => None,
+        }
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let ([rows, columns], [high, wide]) = (self.grid(), self.patch_size);
+        let of = if self.backbone.is_some() { "of a convolutional feature map" } else { "pixels" };
+        let mut others = Vec::new();
+        if self.class_token {
+            others.push("a class token".to_string());
+        }
+        if self.distillation_token {
+            others.push("a distillation token".into());
+        }
+        if self.registers > 0 {
+            others.push(format!("{} registers", self.registers));
+        }
+        let others = if others.is_empty() { "nothing else".into() } else { others.join(", ") };
+        let positions = match self.positions {
+            Positions::None => "none",
+            Positions::Learned => "learned, one vector per token",
+            Positions::Learned2d => "learned, by row and column",
+            Positions::SinCos => "sines and cosines",
+            Positions::Relative => "relative, a bias on attention",
+        };
+        let pooling = match self.pooling {
+            Pooling::Token => "the class token",
+            Pooling::Mean => "the mean of the patch tokens",
+            Pooling::Map => "attention pooling",
+        };
+        vec![
+            ("Tokens", format!("{rows} x {columns} = {} patches of {high} x {wide} {of}; {others}", rows * columns)),
+            (
+                "Encoder",
+                format!("{} blocks, width {}, {} heads, MLP {}", self.depth, self.dim, self.heads, self.mlp_dim),
+            ),
+            ("Positions", positions.into()),
+            ("Answers from", pooling.into()),
+        ]
+    }
+
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        timm::constructor(self)
+    }
+
+    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
+        timm::configure(arguments, self)
+    }
+
+    fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
+        timm::configure_extra(extra, self)
+    }
+
+    fn timm(&self) -> TimmForm {
+        timm::form(self)
+    }
+
+    /// Rates of dropout belong to a training run here, and the epsilon is not among timm's arguments.
+    fn same_in_timm(&self, other: &Architecture) -> bool {
+        let Some(other) = other.downcast_ref::<Vit>() else { return false };
+        let Vit { dropout, attention_dropout, drop_path, norm_epsilon, .. } = *self;
+        Vit { dropout, attention_dropout, drop_path, norm_epsilon, ..other.clone() } == *self
+    }
+
+    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
+        let distilled = Vit { distillation_token: true, distillation_head: true, ..Vit::default() };
+        vec![
+            (timm::CLASS, Vit::default(), Preprocessing::inception()),
+            (timm::HYBRID, Vit::default(), Preprocessing::inception()),
+            (timm::DISTILLED, distilled, Preprocessing::imagenet()),
+        ]
+    }
+
+    fn variants() -> Vec<Variant> {
+        variants::variants()
+    }
+
+    fn variant(name: &str) -> Option<Variant> {
+        variants::variant(name)
+    }
+
+    fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
+        guess::guess(weights, scheme)
+    }
+}
