@@ -12,14 +12,15 @@ pub use keys::RecipeError;
 pub use span::Span;
 pub use unfollowed::Unfollowed;
 
+pub use crate::step::optimiser::{MethodName, OptimiserSettings};
+
 use serde::{Deserialize, Serialize};
 use vit_models::Architecture;
 
 use crate::step::StepOptions;
 use crate::step::average::Average;
-use crate::step::groups::{DecayOn, Freeze};
+use crate::step::groups::Freeze;
 use crate::step::objective::{Distillation, Loss, Objective};
-use crate::step::optimiser::{Method, Optimiser};
 use crate::step::schedule::{Decay, Schedule};
 
 /// Every setting of a training run. Each key's meaning is the comment that [`Recipe::to_toml`] prints beside it.
@@ -134,33 +135,6 @@ pub struct ObjectiveSettings {
     pub temperature: f64,
 }
 
-/// The optimisers by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum MethodName {
-    AdamW,
-    Adam,
-    Lamb,
-    Sgd,
-}
-
-/// How parameters move.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct OptimiserSettings {
-    pub method: MethodName,
-    pub betas: [f64; 2],
-    pub epsilon: f64,
-    pub momentum: f64,
-    pub nesterov: bool,
-    pub weight_decay: f64,
-    pub decay_on: DecayOn,
-    pub layer_decay: f64,
-    pub clip: f64,
-}
-
 /// The curves by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -226,14 +200,7 @@ impl Recipe {
 
     /// The step that this recipe trains with.
     pub fn step_options(&self) -> StepOptions {
-        let (o, d) = (&self.optimiser, &self.objective);
-        let [beta1, beta2, epsilon] = [o.betas[0], o.betas[1], o.epsilon].map(|v| v as f32);
-        let method = match o.method {
-            MethodName::AdamW => Method::AdamW { beta1, beta2, epsilon },
-            MethodName::Adam => Method::Adam { beta1, beta2, epsilon },
-            MethodName::Lamb => Method::Lamb { beta1, beta2, epsilon },
-            MethodName::Sgd => Method::Sgd { momentum: o.momentum as f32, dampening: 0.0, nesterov: o.nesterov },
-        };
+        let d = &self.objective;
         let distillation = match d.distillation {
             Teaching::None => None,
             Teaching::Soft => Some(Distillation::Soft { temperature: d.temperature as f32 }),
@@ -241,13 +208,7 @@ impl Recipe {
         };
         StepOptions {
             objective: Objective { loss: d.loss, distillation: distillation.map(|kind| (kind, d.alpha as f32)) },
-            optimiser: Optimiser {
-                method,
-                weight_decay: o.weight_decay as f32,
-                decay_on: o.decay_on,
-                layer_decay: o.layer_decay as f32,
-                clip: (o.clip > 0.0).then_some(o.clip as f32),
-            },
+            optimiser: self.optimiser.optimiser(),
             accumulate: self.accumulate,
             average: self.average().is_some(),
             freeze: self.model.freeze.clone(),

@@ -18,7 +18,7 @@ use vit_models::{Architecture, Mode};
 
 use groups::Freeze;
 use objective::{Heads, Objective};
-use optimiser::{Numbers, Optimiser};
+use optimiser::{Optimiser, UpdateInputs};
 
 /// What a step does besides running the model.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -137,7 +137,7 @@ impl TrainingStep {
             graph.update(old, guarded)?;
         }
         let numbers =
-            Numbers { rate: inputs.rate, step: inputs.step, norm: guard, average_decay: inputs.average_decay };
+            UpdateInputs { rate: inputs.rate, step: inputs.step, norm: guard, average_decay: inputs.average_decay };
         let state = options.optimiser.build(&mut graph, &trained, &found, &names, &numbers)?;
         let gradients = trained.into_iter().map(|(_, p)| p.name).zip(found).collect();
         let step = TrainingStep { graph, gradients, state };

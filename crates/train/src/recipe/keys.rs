@@ -5,10 +5,10 @@ use std::fmt::Write;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{NAMED, Recipe, Span, Teaching};
+use super::{NAMED, OptimiserSettings, Recipe, Span, Teaching};
 
-/// Every key with its meaning, in the order in which they are printed.
-const KEYS: [(&str, &str); 53] = [
+/// Every key with its meaning, except those of [`OptimiserSettings`].
+const KEYS: [(&str, &str); 44] = [
     ("base", "the recipe that keys left out come from"),
     ("about", "what it is for"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -47,15 +47,6 @@ const KEYS: [(&str, &str); 53] = [
     ("objective.teacher", "the teacher's checkpoint"),
     ("objective.alpha", "how much of the loss the teacher is"),
     ("objective.temperature", "soft: what logits are divided by"),
-    ("optimiser.method", "adamw, adam, lamb or sgd"),
-    ("optimiser.betas", "adamw, adam, lamb: what stays of the moments"),
-    ("optimiser.epsilon", "adamw, adam, lamb: added to the root of the second moment"),
-    ("optimiser.momentum", "sgd: what stays of the last update"),
-    ("optimiser.nesterov", "sgd: look ahead"),
-    ("optimiser.weight_decay", "pull towards zero"),
-    ("optimiser.decay_on", "weights, matrices (tokens and positions too) or everything"),
-    ("optimiser.layer_decay", "the rate's factor for each layer below the head; 1: none"),
-    ("optimiser.clip", "largest global norm of gradients; 0: none"),
     ("schedule.rate", "the highest learning rate"),
     ("schedule.rate_batch", "the batch that the rate is meant for, scaled linearly to others; 0: any"),
     ("schedule.warmup", "time of linear growth from zero: \"5 epochs\", \"500 steps\", \"3%\""),
@@ -66,6 +57,10 @@ const KEYS: [(&str, &str); 53] = [
     ("average.decay", "what stays of the weights' moving average at each step; 0: none"),
     ("average.warmup", "start with less"),
 ];
+
+fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+    KEYS.into_iter().chain(OptimiserSettings::KEYS)
+}
 
 /// What keys are called in PyTorch and timm.
 const ELSEWHERE: [(&str, &str); 11] = [
@@ -148,7 +143,7 @@ impl RecipeError {
             _ if known.starts_with(&format!("{key}.")) => 2,
             (a, b) => (1 + strsim::osa_distance(known, key)).min(2 + strsim::osa_distance(a, b)),
         };
-        let nearest = KEYS.iter().map(|(known, _)| (distance(known), *known)).min_by_key(|(distance, _)| *distance);
+        let nearest = keys().map(|(known, _)| (distance(known), known)).min_by_key(|(distance, _)| *distance);
         let near = |(distance, known): &(usize, &str)| *distance <= leaf(known).len().max(4) / 2;
         let suggestion = nearest.filter(near).map(|(_, known)| known.to_string());
         RecipeError::UnknownKey { key: key.into(), suggestion }
@@ -313,7 +308,7 @@ impl Recipe {
                 section = format!("{name}.");
             }
             let key = line.split_once(" = ").map(|(key, _)| format!("{section}{key}"));
-            let comment = key.and_then(|key| KEYS.iter().find(|(known, _)| *known == key)).map(|(_, comment)| comment);
+            let comment = key.and_then(|key| keys().find(|(known, _)| *known == key)).map(|(_, comment)| comment);
             let line = readable(line);
             // Writing to a String cannot fail.
             let _ = match comment {

@@ -1,37 +1,97 @@
-//! Optimisers: which update every parameter gets in a training step, and what it remembers between steps.
+//! Optimisers: their settings in a recipe, the update of every parameter in a training step, and its state.
 
+use serde::{Deserialize, Serialize};
 use vit_graph::ops::{Adam, MovingAverage, Op, Parameter, Scale, Sgd};
 use vit_graph::{Graph, GraphError, Init, Value};
 
 use crate::step::groups::{DecayOn, rate_factors};
 
-/// How parameters follow their gradients.
+/// The optimisers by their names in a recipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum MethodName {
+    AdamW,
+    Adam,
+    Lamb,
+    Sgd,
+}
+
+/// The optimiser's section of a recipe.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct OptimiserSettings {
+    pub method: MethodName,
+    pub betas: [f64; 2],
+    pub epsilon: f64,
+    pub momentum: f64,
+    pub nesterov: bool,
+    pub weight_decay: f64,
+    pub decay_on: DecayOn,
+    pub layer_decay: f64,
+    pub clip: f64,
+}
+
+impl OptimiserSettings {
+    /// Its keys with their meaning.
+    pub(crate) const KEYS: [(&'static str, &'static str); 9] = [
+        ("optimiser.method", "adamw, adam, lamb or sgd"),
+        ("optimiser.betas", "adamw, adam, lamb: decay of the first and second moment"),
+        ("optimiser.epsilon", "adamw, adam, lamb: added to the root of the second moment"),
+        ("optimiser.momentum", "sgd: decay of the momentum buffer"),
+        ("optimiser.nesterov", "sgd: Nesterov momentum"),
+        ("optimiser.weight_decay", "weight decay"),
+        ("optimiser.decay_on", "weights, matrices (tokens and positions too) or everything"),
+        ("optimiser.layer_decay", "the rate's factor for each layer below the head; 1: none"),
+        ("optimiser.clip", "largest global norm of gradients; 0: none"),
+    ];
+
+    /// The optimiser with these settings.
+    pub(crate) fn optimiser(&self) -> Optimiser {
+        let [beta1, beta2, epsilon] = [self.betas[0], self.betas[1], self.epsilon].map(|v| v as f32);
+        let method = match self.method {
+            MethodName::AdamW => Method::AdamW { beta1, beta2, epsilon },
+            MethodName::Adam => Method::Adam { beta1, beta2, epsilon },
+            MethodName::Lamb => Method::Lamb { beta1, beta2, epsilon },
+            MethodName::Sgd => Method::Sgd { momentum: self.momentum as f32, dampening: 0.0, nesterov: self.nesterov },
+        };
+        Optimiser {
+            method,
+            weight_decay: self.weight_decay as f32,
+            decay_on: self.decay_on,
+            layer_decay: self.layer_decay as f32,
+            clip: (self.clip > 0.0).then_some(self.clip as f32),
+        }
+    }
+}
+
+/// An update rule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Method {
-    /// Adam with weight decay beside the gradient (Loshchilov and Hutter, 2019).
+    /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
     AdamW { beta1: f32, beta2: f32, epsilon: f32 },
-    /// Adam with weight decay in the gradient (Kingma and Ba, 2015).
+    /// Adam with L2 regularisation (Kingma and Ba, 2015).
     Adam { beta1: f32, beta2: f32, epsilon: f32 },
-    /// AdamW's update scaled to each parameter's length (You et al., 2020); as in timm, parameters without weight decay
-    /// are not scaled.
+    /// AdamW with a trust ratio per parameter (You et al., 2020); as in timm, parameters without weight decay have none.
     Lamb { beta1: f32, beta2: f32, epsilon: f32 },
-    /// Gradient descent with momentum, weight decay in the gradient, as in PyTorch.
+    /// Gradient descent with momentum and L2 regularisation, as in PyTorch.
     Sgd { momentum: f32, dampening: f32, nesterov: bool },
 }
 
-/// How parameters move.
+/// An update rule with what all of them have in common.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Optimiser {
-    /// The rule.
+    /// The update rule.
     pub method: Method,
-    /// How strongly parameters are pulled towards zero.
+    /// The factor of weight decay.
     pub weight_decay: f32,
-    /// Which of them.
+    /// The parameters with weight decay.
     pub decay_on: DecayOn,
-    /// What the learning rate is multiplied by for every layer below the head; 1 for the same rate everywhere.
+    /// The learning rate's factor for every layer below the head; 1 for the same rate everywhere.
     pub layer_decay: f32,
-    /// The largest global norm of the gradients; longer ones are scaled down.
+    /// The largest global norm of the gradients; longer ones are scaled to it.
     pub clip: Option<f32>,
 }
 
@@ -47,17 +107,17 @@ impl Default for Optimiser {
     }
 }
 
-/// Numbers that a step's updates share.
-pub(crate) struct Numbers {
+/// Scalars that all updates of a step take.
+pub(crate) struct UpdateInputs {
     pub rate: Value,
     pub step: Value,
     pub norm: Value,
-    /// The decay of averages, if there are any.
+    /// The decay of moving averages, if there are any.
     pub average_decay: Option<Value>,
 }
 
 impl Optimiser {
-    /// The update of one parameter, and the names of what it remembers.
+    /// The update of one parameter, and the suffixes of its state's names.
     fn op(&self, parameter: &Parameter) -> (Op, &'static [&'static str]) {
         let decays = self.decay_on.includes(&parameter.name, &parameter.shape);
         let (weight_decay, clip) = (if decays { self.weight_decay } else { 0.0 }, self.clip);
@@ -75,51 +135,50 @@ impl Optimiser {
         }
     }
 
-    /// Adds the updates of parameters; gives the names of everything else that is kept between steps. `all` are the
-    /// names of all parameters, by which layers are counted.
+    /// Adds the updates of all trained parameters and returns the names of their state. `all` are the names of all
+    /// parameters, from which layers are numbered.
     pub(crate) fn build(
         &self,
         graph: &mut Graph,
         trained: &[(Value, Parameter)],
         gradients: &[Value],
         all: &[&str],
-        numbers: &Numbers,
+        inputs: &UpdateInputs,
     ) -> Result<Vec<String>, GraphError> {
-        let mut rates: Vec<(f32, Value)> = vec![(1.0, numbers.rate)];
+        let mut rates: Vec<(f32, Value)> = vec![(1.0, inputs.rate)];
         let factors = rate_factors(all, self.layer_decay);
-        let mut kept = Vec::new();
+        let mut names = Vec::new();
         for ((value, parameter), &gradient) in trained.iter().zip(gradients) {
             let factor = all.iter().position(|name| *name == parameter.name).map_or(1.0, |at| factors[at]);
             let rate = match rates.iter().find(|(f, _)| *f == factor) {
                 Some((_, rate)) => *rate,
                 None => {
-                    let rate = graph.value(Scale(factor), &[numbers.rate])?;
+                    let rate = graph.value(Scale(factor), &[inputs.rate])?;
                     rates.push((factor, rate));
                     rate
                 }
             };
             let mut state = |graph: &mut Graph, suffix: &str| {
                 let name = format!("{}.{suffix}", parameter.name);
-                kept.push(name.clone());
+                names.push(name.clone());
                 graph.value(Parameter::new(name, parameter.shape.clone(), Init::Zeros), &[])
             };
-            let (op, remembered) = self.op(parameter);
-            let remembered =
-                remembered.iter().map(|suffix| state(graph, suffix)).collect::<Result<Vec<Value>, GraphError>>()?;
-            let mut inputs = vec![*value, gradient];
-            inputs.extend(&remembered);
-            inputs.extend([rate, numbers.step, numbers.norm]);
-            let node = graph.add(op, &inputs)?;
-            for (output, target) in [*value].into_iter().chain(remembered).enumerate() {
+            let (op, suffixes) = self.op(parameter);
+            let state_values = suffixes.iter().map(|suffix| state(graph, suffix)).collect::<Result<Vec<Value>, _>>()?;
+            let mut operands = vec![*value, gradient];
+            operands.extend(&state_values);
+            operands.extend([rate, inputs.step, inputs.norm]);
+            let node = graph.add(op, &operands)?;
+            for (output, target) in [*value].into_iter().chain(state_values).enumerate() {
                 graph.update(target, Value { node, output })?;
             }
-            if let Some(decay) = numbers.average_decay {
+            if let Some(decay) = inputs.average_decay {
                 let average = state(graph, "average")?;
-                let new = graph.value(MovingAverage, &[average, Value { node, output: 0 }, decay, numbers.norm])?;
+                let new = graph.value(MovingAverage, &[average, Value { node, output: 0 }, decay, inputs.norm])?;
                 graph.update(average, new)?;
             }
         }
-        Ok(kept)
+        Ok(names)
     }
 }
 
@@ -183,9 +242,9 @@ mod tests {
                 (graph.value(parameter.clone(), &[]).unwrap(), parameter)
             });
             let norm = graph.value(GlobalNorm, &gradients).unwrap();
-            let numbers_of_step = Numbers { rate, step, norm, average_decay: average.map(|_| decay) };
+            let inputs = UpdateInputs { rate, step, norm, average_decay: average.map(|_| decay) };
             let names = shapes.clone().map(|(name, _)| name);
-            let state = optimiser(case).build(&mut graph, &parameters, &gradients, &names, &numbers_of_step).unwrap();
+            let state = optimiser(case).build(&mut graph, &parameters, &gradients, &names, &inputs).unwrap();
 
             let scalar = |n: f64| Array::filled(Shape::default(), n);
             let mut bindings = Bindings::new()
