@@ -1,0 +1,83 @@
+//! The dataset of a run, and what happens if it changed since the run was begun.
+
+use std::path::Path;
+
+use vit_data::dataset::{self, Changes, OpenOptions, SampleRecord, Splits, Validation};
+
+use super::RunSettings;
+use crate::error::TrainError;
+
+/// What to do if a run's data changed since it was begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChangedData {
+    /// Fail with the changes.
+    Refuse,
+    /// Continue with the run's split: new samples are trained on, unless the dataset has them in a validation split.
+    Accept,
+}
+
+/// Checks whether a run may continue with data that changed.
+pub(super) fn accept(
+    data: &Path,
+    record: &SampleRecord,
+    changes: &Changes,
+    changed: ChangedData,
+) -> Result<(), TrainError> {
+    let validation = record.validation_len();
+    if validation > 0 && changes.held_out == 0 {
+        return Err(TrainError::Unsuitable(format!(
+            "{}: none of the {validation} images that the run is measured on is there any more; put the data back, or \
+             begin another run",
+            data.display()
+        )));
+    }
+    match changed {
+        ChangedData::Accept => Ok(()),
+        ChangedData::Refuse => Err(TrainError::ChangedData { path: data.into(), changes: Box::new(changes.clone()) }),
+    }
+}
+
+/// The report's line about data that changed.
+pub(super) fn accepted(data: &Path, record: &SampleRecord, changes: &Changes) -> String {
+    let (before, left) = (record.validation_len(), changes.held_out);
+    let validation = if left == before { format!("the {before}") } else { format!("{left} of the {before}") };
+    let new = match changes.new_in_validation {
+        0 => String::new(),
+        new => format!(" and on {new} new ones of the validation split"),
+    };
+    format!(
+        "{}: the data changed: {changes}. The split of the run is kept: it is measured on {validation} validation images \
+         that it had{new}, and {} new images are trained on",
+        data.display(),
+        changes.new_in_training
+    )
+}
+
+/// The classes that a dataset's labels index.
+pub(crate) enum Classes<'a> {
+    /// The dataset's.
+    Own,
+    /// These, in this order.
+    Exactly(&'a [String]),
+    /// The dataset's, in this order if it has exactly these.
+    InOrder(&'a [String]),
+}
+
+pub(crate) fn open_data(settings: &RunSettings, seed: u64, classes: Classes) -> Result<Splits, TrainError> {
+    let given = |names: &[String]| Some(names.to_vec()).filter(|names| !names.is_empty());
+    let (classes, class_order) = match classes {
+        Classes::Own => (None, None),
+        Classes::Exactly(names) => (given(names), None),
+        Classes::InOrder(names) => (None, given(names)),
+    };
+    let options = OpenOptions {
+        validation: settings.validation.as_deref().map_or(Validation::Automatic, Validation::from_argument),
+        validation_fraction: settings.validation_fraction,
+        fraction: settings.fraction,
+        seed,
+        classes,
+        class_order,
+        ..OpenOptions::default()
+    };
+    Ok(dataset::open(&settings.data, &options)?)
+}

@@ -1,0 +1,77 @@
+//! The model of a run: by name, or a default for the size of the images.
+
+use std::path::Path;
+
+use vit_data::Samples;
+use vit_models::vit::Vit;
+use vit_models::weights::Weights;
+use vit_models::{Architecture, Config, ProblemType, Variant};
+
+use crate::error::TrainError;
+use crate::recipe::{Recipe, Start};
+
+/// The model that a run trains.
+pub enum ModelChoice<'a> {
+    /// A small one that suits the size of the images.
+    Usual,
+    /// A named variant, from scratch.
+    Named(&'a str),
+    /// A checkpoint folder or weights file, to be fine-tuned.
+    Checkpoint(&'a Path),
+}
+
+/// The weights that training starts from.
+pub enum FirstWeights {
+    /// The model's initialisers.
+    Random,
+    /// A checkpoint's, under canonical names, adapted to the model.
+    Given(Weights),
+}
+
+/// The weights of a model that starts from scratch.
+pub(super) fn first_weights(architecture: &Architecture, recipe: &Recipe) -> Result<FirstWeights, TrainError> {
+    match (architecture.downcast_ref::<Vit>(), recipe.model.start) {
+        (Some(vit), Start::Mimetic) => Ok(FirstWeights::Given(vit.mimetic(recipe.seed)?)),
+        _ => Ok(FirstWeights::Random),
+    }
+}
+
+/// A model by its name.
+pub(crate) fn named_variant(name: &str) -> Result<Variant, TrainError> {
+    vit_models::variant(name).ok_or_else(|| {
+        TrainError::Unsuitable(format!(
+            "there is no model named `{name}`; `vit models` lists them, and the forms N/4@32 and \
+             vit_nano_patch4_32 give any patch and image size"
+        ))
+    })
+}
+
+pub(super) fn named(name: &str) -> Result<Config, TrainError> {
+    let variant = named_variant(name)?;
+    let Variant { name, architecture, mut preprocessing, .. } = variant;
+    preprocessing.image_size = architecture.image_size();
+    Ok(Config { name: Some(name), architecture, preprocessing, labels: vec![], problem_type: ProblemType::default() })
+}
+
+/// Images with a side below this are not centre-cropped.
+pub(super) const SMALL: usize = 128;
+
+/// The default model for images whose shorter side is below a limit. All have 64 patches, which a laptop trains in
+/// minutes, and average pooling, which learns faster than a class token in short training.
+const USUAL: [(usize, &str); 3] =
+    [(48, "vit_pico_patch4_gap_32"), (96, "vit_pico_patch8_gap_64"), (usize::MAX, "vit_pico_patch16_gap_128")];
+
+/// The default model for these images.
+pub(super) fn usual_model(samples: &dyn Samples) -> Result<Config, TrainError> {
+    // The median of a few samples from the whole dataset.
+    let stride = samples.len().div_ceil(25).max(1);
+    let mut sides: Vec<usize> = (0..samples.len())
+        .step_by(stride)
+        .filter_map(|index| samples.image(index).ok())
+        .map(|image| image.width().min(image.height()))
+        .collect();
+    sides.sort_unstable();
+    let middle = sides.get(sides.len() / 2).copied().unwrap_or(0);
+    let name = USUAL.iter().find(|(limit, _)| middle < *limit).map_or(USUAL[2].1, |(_, name)| name);
+    named(name)
+}
