@@ -1,17 +1,18 @@
-//! Why a run could not be begun, or could not go on.
+//! Errors of training and evaluation.
 
 use std::path::PathBuf;
 
 use vit_data::dataset::{Changes, DatasetError};
 use vit_data::loader::LoaderError;
-use vit_graph::GraphError;
+use vit_graph::{GraphError, Hint, Hints};
+
 use vit_models::ModelError;
 
 use crate::evaluate::metrics::MetricsError;
 use crate::step::finite::NonFinite;
 use crate::{RecipeError, RunError, SaveError, StepError, Unfollowed};
 
-/// What can go wrong in training and evaluation.
+/// An error of training or evaluation.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum TrainError {
@@ -33,13 +34,13 @@ pub enum TrainError {
     Metrics(#[from] MetricsError),
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// A model whose pictures nobody can prepare.
+    /// A model whose preprocessing is not supported.
     #[error("the model's preprocessing: {0}")]
     Preprocessing(String),
-    /// A recipe and a data set, or a model and a data set, that do not go together.
+    /// A recipe or a model that does not suit the dataset.
     #[error("{0}")]
     Unsuitable(String),
-    /// A setting that was asked for and makes no difference to the model.
+    /// A setting that has no effect on the model.
     #[error("{model} cannot follow {} = {}: {}; leave that setting out", setting.key, setting.value, setting.why)]
     Setting {
         /// The model.
@@ -47,15 +48,15 @@ pub enum TrainError {
         /// The setting.
         setting: Unfollowed,
     },
-    /// A teacher that cannot teach this student.
+    /// A teacher that does not suit the student.
     #[error("the teacher {}: {what}", path.display())]
     Teacher {
         /// Its checkpoint.
         path: PathBuf,
-        /// What stands in the way.
+        /// Why not.
         what: String,
     },
-    /// A run that is to go on with other data than it was begun with.
+    /// A resumed run whose data changed since it was begun.
     #[error("{}: the data changed since the run was begun: {changes}", path.display())]
     ChangedData {
         /// The dataset.
@@ -79,7 +80,7 @@ pub enum TrainError {
         /// Some of them, with reasons.
         examples: String,
     },
-    /// Nothing of a dataset is left to measure a model on.
+    /// A run that held out no samples for evaluation.
     #[error(
         "{}: {} trained on all of these images and held none out{}",
         data.display(),
@@ -91,7 +92,7 @@ pub enum TrainError {
         data: PathBuf,
         /// The run.
         run: PathBuf,
-        /// What the run is measured on instead.
+        /// The dataset that the run is validated on.
         validation: Option<PathBuf>,
     },
     /// A configuration that cannot be read.
@@ -104,10 +105,11 @@ pub enum TrainError {
     },
     /// A step whose loss or gradients are infinite or NaN.
     #[error(
-        "step {step}: the {what} is not finite{}; {kept} {}. {}",
+        "step {step}: the {what} is not finite{}; {kept} {}{}{}",
         place.as_ref().map(|p| format!(" (first in {p})")).unwrap_or_default(),
         path.display(),
-        place.as_ref().map_or("Lower schedule.rate, or go on past such steps with --skip-non-finite", |p| p.advice())
+        place.as_ref().and_then(|p| p.origin()).map(|origin| format!("; {origin}")).unwrap_or_default(),
+        Hints(non_finite_hints(place.as_deref()))
     )]
     NonFinite {
         /// The step, from 1.
@@ -116,7 +118,7 @@ pub enum TrainError {
         what: &'static str,
         /// The first operation whose result is not finite.
         place: Option<Box<NonFinite>>,
-        /// What is in the last checkpoint.
+        /// The content of the last checkpoint.
         kept: Kept,
         /// The last checkpoint.
         path: PathBuf,
@@ -131,17 +133,36 @@ pub enum TrainError {
     },
 }
 
-/// What the last checkpoint of a run holds that was stopped by a loss that is not finite.
+impl TrainError {
+    /// What can be done about the error, as far as it is known.
+    pub fn hints(&self) -> &[Hint] {
+        match self {
+            TrainError::Graph(error) => error.hints(),
+            TrainError::NonFinite { place, .. } => non_finite_hints(place.as_deref()),
+            _ => &[],
+        }
+    }
+}
+
+/// A cause outside of the step is no matter of its learning rate.
+fn non_finite_hints(place: Option<&NonFinite>) -> &'static [Hint] {
+    match place.and_then(NonFinite::origin) {
+        Some(_) => &[],
+        None => &[Hint::LowerLearningRate, Hint::SkipNonFinite],
+    }
+}
+
+/// The content of the last checkpoint of a run that stopped at a loss that is not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// The weights with which it was stopped, saved then.
+    /// The weights before the step that failed.
     Saved {
-        /// The last step that changed them: the one before, or one that was started before the loss was known.
+        /// The last step that changed them. A step that ran before the loss was known may be later than the one that failed.
         step: u64,
     },
-    /// What was saved before: the weights with which it was stopped are not finite either.
+    /// An earlier save, since the weights are not finite either.
     Before {
-        /// The step after which it was saved.
+        /// The step after which it was written.
         step: u64,
     },
 }

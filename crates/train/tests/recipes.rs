@@ -88,7 +88,7 @@ fn mistakes_are_explained() {
             "there is no recipe key `optimizer.weight_decay`; did you mean `optimiser.weight_decay`?",
         ),
         ("lr=1", "there is no recipe key `lr`; did you mean `schedule.rate`?"),
-        ("zebra=1", "there is no recipe key `zebra`; `vit recipes show small` prints all keys with their meaning"),
+        ("zebra=1", "there is no recipe key `zebra`"),
         ("rate=1", "there is no recipe key `rate`; did you mean `schedule.rate`?"),
         ("data.colour_jiter=1", "there is no recipe key `data.colour_jiter`; did you mean `data.colour_jitter`?"),
         ("batchsize=1", "there is no recipe key `batchsize`; did you mean `batch`?"),

@@ -87,7 +87,7 @@ pub enum RecipeError {
         name: String,
     },
     /// A key that recipes do not have.
-    #[error("there is no recipe key `{key}`; {}", nearest(suggestion.as_deref()))]
+    #[error("there is no recipe key `{key}`{}", suggestion.as_ref().map(|key| format!("; did you mean `{key}`?")).unwrap_or_default())]
     UnknownKey {
         /// The key.
         key: String,
@@ -113,14 +113,6 @@ pub enum RecipeError {
     /// Text that should set one key.
     #[error("`{0}` should be KEY=VALUE, like schedule.rate=1e-3")]
     Setting(String),
-}
-
-/// The key that was probably meant, or where to find all of them.
-fn nearest(suggestion: Option<&str>) -> String {
-    match suggestion {
-        Some(key) => format!("did you mean `{key}`?"),
-        None => "`vit recipes show small` prints all keys with their meaning".into(),
-    }
 }
 
 impl RecipeError {

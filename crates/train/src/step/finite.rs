@@ -1,4 +1,4 @@
-//! Finds where numbers stop being numbers: the first operation of a graph whose result is infinite or not a number.
+//! Finds the first operation of a graph whose result has an infinity or NaN.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use vit_graph::ops::{Op, Operation};
 use vit_graph::rewrite::dead_code;
 use vit_graph::{DType, Graph, GraphError, NodeId, Value};
 
-/// Bytes of results that are looked at in one run: a graph's results together may be far more than memory holds.
+/// Bytes of results that one run outputs: all results of a graph together may exceed memory.
 const WINDOW: usize = 1 << 30;
 
 /// The first result that is not finite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NonFinite {
-    /// The operation, or `input NAME` or `parameter NAME` where the trouble came from outside.
+    /// The operation, or `input NAME` or `parameter NAME` if that is not finite already.
     pub op: String,
-    /// Its place in the model, e.g. `blocks.3.attn`; `backward.` before it in the backward pass.
+    /// Its scope in the model, such as `blocks.3.attn`.
     pub scope: String,
     /// How many of its elements are not finite.
     pub elements: usize,
@@ -32,21 +32,18 @@ impl std::fmt::Display for NonFinite {
 }
 
 impl NonFinite {
-    /// What to do about it.
-    pub(crate) fn advice(&self) -> &'static str {
-        match self.op.split_once(' ') {
-            Some(("input", "teacher")) => "The teacher's logits are not finite: check its weights",
-            Some(("input", _)) => {
-                "What the step was given is not finite: check the images and the model's mean and std"
-            }
-            Some(("parameter", _)) => "The weights were not finite before this step: begin from another checkpoint",
-            _ => "Lower schedule.rate, or go on past such steps with --skip-non-finite",
+    /// The cause, if it lies outside of the step.
+    pub(crate) fn origin(&self) -> Option<&'static str> {
+        match self.op.split_once(' ')? {
+            ("input", "teacher") => Some("the teacher's logits are not finite: check its weights"),
+            ("input", _) => Some("the step's inputs are not finite: check the images and the model's mean and std"),
+            ("parameter", _) => Some("the weights were not finite before this step: start from another checkpoint"),
+            _ => None,
         }
     }
 }
 
-/// Runs a graph, with what it needs, and finds the first operation whose result is not finite, if there is one. Nothing
-/// is updated.
+/// Runs a graph without its updates and finds the first input, parameter or operation that is not finite.
 pub fn first_non_finite(
     device: &dyn Device,
     graph: &Graph,
@@ -88,7 +85,7 @@ pub fn first_non_finite(
     Ok(None)
 }
 
-/// Runs a graph with these values as its outputs and looks at them in order.
+/// Runs a graph with these values as its outputs and searches them in order.
 fn run_window(
     device: &dyn Device,
     graph: &Graph,

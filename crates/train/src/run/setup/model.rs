@@ -40,8 +40,7 @@ pub(super) fn first_weights(architecture: &Architecture, recipe: &Recipe) -> Res
 pub(crate) fn named_variant(name: &str) -> Result<Variant, TrainError> {
     vit_models::variant(name).ok_or_else(|| {
         TrainError::Unsuitable(format!(
-            "there is no model named `{name}`; `vit models` lists them, and the forms N/4@32 and \
-             vit_nano_patch4_32 give any patch and image size"
+            "there is no model named `{name}`; the forms N/4@32 and vit_nano_patch4_32 give any patch and image size"
         ))
     })
 }
