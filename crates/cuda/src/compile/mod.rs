@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::nvrtc::sys::{self as rtc, nvrtcResult};
 
-use crate::driver::libraries::{Needed, Unavailable};
+use crate::driver::libraries::{CudaLibrary, Unavailable};
 
 /// A file of kernels.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Source {
+pub(crate) struct KernelSource {
     /// Its name without `.cu`.
     pub name: &'static str,
     text: &'static str,
 }
 
-impl Source {
+impl KernelSource {
     /// Whether its kernels are for Hopper's tensor cores.
     pub fn is_hopper(&self) -> bool {
         self.name.starts_with("hopper")
@@ -31,18 +31,18 @@ const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 macro_rules! sources {
     ($($constant:ident $name:literal),* $(,)?) => {
-        $(pub(crate) static $constant: Source =
-            Source { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) };)*
+        $(pub(crate) static $constant: KernelSource =
+            KernelSource { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) };)*
 
         /// All files.
-        static SOURCES: &[&Source] = &[$(&$constant),*];
+        static SOURCES: &[&KernelSource] = &[$(&$constant),*];
     };
 }
 
 /// Kernels of several files that stand one after another.
 macro_rules! family {
     ($folder:literal $constant:ident $name:literal $($file:literal)*) => {
-        pub(crate) static $constant: Source = Source {
+        pub(crate) static $constant: KernelSource = KernelSource {
             name: $name,
             text: concat!(
                 include_str!(concat!("../kernels/", $folder, "/instructions.cu")),
@@ -90,14 +90,14 @@ sources!(
 
 /// A file with values for its macros: storage types, extents that are worth knowing when compiling.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Variant {
-    pub source: &'static Source,
+pub(crate) struct KernelVariant {
+    pub source: &'static KernelSource,
     defines: BTreeMap<&'static str, String>,
 }
 
-impl Variant {
-    pub fn new(source: &'static Source) -> Self {
-        Variant { source, defines: BTreeMap::new() }
+impl KernelVariant {
+    pub fn new(source: &'static KernelSource) -> Self {
+        KernelVariant { source, defines: BTreeMap::new() }
     }
 
     /// With one more macro.
@@ -106,7 +106,7 @@ impl Variant {
         self
     }
 
-    fn options(&self, target: &Target) -> Vec<String> {
+    fn options(&self, target: &CompileTarget) -> Vec<String> {
         let prefix = if target.ptx { "compute" } else { "sm" };
         let mut options =
             vec![format!("--gpu-architecture={prefix}_{}", target.architecture), "--std=c++17".to_string()];
@@ -117,7 +117,7 @@ impl Variant {
 
 /// What to compile for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct CompileTarget {
     /// The number of the architecture: `80`, `90a`.
     architecture: String,
     /// Whether the driver does the last step, because NVRTC does not know a GPU that new.
@@ -126,9 +126,9 @@ pub(crate) struct Target {
     versions: String,
 }
 
-impl Target {
+impl CompileTarget {
     /// The target for a GPU; NVRTC must be there.
-    pub fn of((major, minor): (u32, u32), driver: &str) -> Target {
+    pub fn of((major, minor): (u32, u32), driver: &str) -> CompileTarget {
         let own = 10 * major + minor;
         let (mut count, mut rtc_major, mut rtc_minor) = (0, 0, 0);
         // SAFETY: NVRTC is there (everyone who has a GPU to name asked for it), the pointers are to live memory of the
@@ -143,7 +143,7 @@ impl Target {
         let nearest = known.iter().map(|&a| a as u32).filter(|&a| a <= own).max().unwrap_or(own);
         // Hopper's own instructions are only in the architecture-specific target.
         let architecture = if own == 90 && nearest == 90 { "90a".to_string() } else { nearest.to_string() };
-        Target { architecture, ptx: nearest != own, versions: format!("{rtc_major}.{rtc_minor} {driver}") }
+        CompileTarget { architecture, ptx: nearest != own, versions: format!("{rtc_major}.{rtc_minor} {driver}") }
     }
 
     /// Whether kernels may use the instructions that only Hopper has: wgmma, TMA, setmaxnreg.
@@ -153,7 +153,7 @@ impl Target {
 }
 
 /// Compiles or finds all of these, in the order given, on all cores.
-pub(crate) fn compile_all(variants: &[&Variant], target: &Target) -> Vec<Result<Vec<u8>, String>> {
+pub(crate) fn compile_all(variants: &[&KernelVariant], target: &CompileTarget) -> Vec<Result<Vec<u8>, String>> {
     let next = AtomicUsize::new(0);
     let empty = variants.iter().map(|_| Err("a kernel was not compiled".to_string())).collect();
     let results: Mutex<Vec<Result<Vec<u8>, String>>> = Mutex::new(empty);
@@ -174,7 +174,7 @@ pub(crate) fn compile_all(variants: &[&Variant], target: &Target) -> Vec<Result<
 }
 
 /// The machine code of a variant, from disk where it was compiled before.
-fn image(variant: &Variant, target: &Target) -> Result<Vec<u8>, String> {
+fn image(variant: &KernelVariant, target: &CompileTarget) -> Result<Vec<u8>, String> {
     let options = variant.options(target);
     let key = vit_system::hash::fingerprint(&[
         PRELUDE.as_bytes(),
@@ -192,16 +192,16 @@ fn image(variant: &Variant, target: &Target) -> Result<Vec<u8>, String> {
 }
 
 /// A program of NVRTC, destroyed in the end.
-struct Program(rtc::nvrtcProgram);
+struct NvrtcProgram(rtc::nvrtcProgram);
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: the program was created and is not used any more.
         unsafe { rtc::nvrtcDestroyProgram(&mut self.0) };
     }
 }
 
-fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, String> {
+fn compile(source: &KernelSource, options: &[String], ptx: bool) -> Result<Vec<u8>, String> {
     let fail = |what: &str| format!("{what} {}.cu failed", source.name);
     let text = |text: String| CString::new(text).map_err(|_| fail("reading"));
     let (code, name) = (text(format!("{PRELUDE}{}", source.text))?, text(format!("{}.cu", source.name))?);
@@ -211,7 +211,7 @@ fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, St
         nvrtcResult::NVRTC_SUCCESS => Ok(()),
         other => Err(format!("{} ({other:?})", fail(what))),
     };
-    let mut program = Program(std::ptr::null_mut());
+    let mut program = NvrtcProgram(std::ptr::null_mut());
     // SAFETY: NVRTC is there, all texts end with a zero and outlive the calls, all buffers have the sizes that NVRTC
     // asked for.
     unsafe {
@@ -252,8 +252,8 @@ fn compile(source: &Source, options: &[String], ptx: bool) -> Result<Vec<u8>, St
 /// with e4m3 where that is used, without a GPU; gives what failed. Hopper's kernels are compiled for `90a` alone: no other
 /// architecture has their instructions.
 pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
-    Needed::Nvrtc.find()?;
-    let target = Target { architecture: architecture.into(), ptx: false, versions: String::new() };
+    CudaLibrary::Nvrtc.find()?;
+    let target = CompileTarget { architecture: architecture.into(), ptx: false, versions: String::new() };
     let mut variants = Vec::new();
     for &source in SOURCES {
         let types: Vec<&'static str> = source
@@ -262,9 +262,9 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
             .filter_map(|line| line.strip_prefix("#define ")?.strip_suffix(" float"))
             .filter(|name| name.chars().all(|c| c.is_ascii_uppercase()))
             .collect();
-        variants.push(Variant::new(source));
+        variants.push(KernelVariant::new(source));
         for short in ["bf16", "f16"] {
-            variants.push(types.iter().fold(Variant::new(source), |v, name| v.with(name, short)));
+            variants.push(types.iter().fold(KernelVariant::new(source), |v, name| v.with(name, short)));
         }
         let eight: &[(&'static str, &str)] = match source.name {
             "norm" => &[("X", "bf16"), ("Y", "e4m3")],
@@ -272,7 +272,7 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
             "gemm" => &[("X", "e4m3"), ("Y", "e4m3"), ("B", "bf16")],
             _ => &[],
         };
-        variants.push(eight.iter().fold(Variant::new(source), |v, (name, value)| v.with(name, value)));
+        variants.push(eight.iter().fold(KernelVariant::new(source), |v, (name, value)| v.with(name, value)));
         let more: &[(&'static str, &[usize])] = match source.name {
             "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1]), ("DROP", &[1])],
             "attention" => &[("HEAD", &[1, 20, 128])],
@@ -293,10 +293,11 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
         };
         if let Some((name, before, after)) = selector {
             let structs = source.text.lines().filter_map(|line| line.strip_prefix(before)?.split_once(after));
-            variants.extend(structs.map(|(function, _)| Variant::new(source).with(name, function)));
+            variants.extend(structs.map(|(function, _)| KernelVariant::new(source).with(name, function)));
         }
-        variants
-            .extend(more.iter().flat_map(|(name, values)| values.iter().map(|v| Variant::new(source).with(name, v))));
+        variants.extend(
+            more.iter().flat_map(|(name, values)| values.iter().map(|v| KernelVariant::new(source).with(name, v))),
+        );
     }
     variants.extend(crate::lower::mma_variants());
     if target.is_hopper() {

@@ -8,11 +8,11 @@ use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys::{self as cu, CUresult};
 use vit_graph::{GraphError, Hint};
 
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::driver::failure;
 use crate::driver::info::{self, DeviceInfo};
 use crate::driver::libraries::Unavailable;
-use crate::gemm::tuning::Choices;
+use crate::gemm::tuning::AlgorithmChoices;
 
 /// The device's name in errors and on the command line.
 pub(crate) const NAME: &str = "cuda";
@@ -52,12 +52,12 @@ pub(crate) fn check(result: CUresult, doing: &str) -> Result<(), GraphError> {
 pub(crate) struct Gpu {
     pub info: DeviceInfo,
     /// The architecture that kernels are compiled for.
-    pub target: compile::Target,
+    pub target: compile::CompileTarget,
     pub lt: lt::cublasLtHandle_t,
-    choices: Mutex<Choices>,
+    choices: Mutex<AlgorithmChoices>,
     device: cu::CUdevice,
     context: cu::CUcontext,
-    modules: Mutex<HashMap<Variant, Module>>,
+    modules: Mutex<HashMap<KernelVariant, Module>>,
 }
 
 struct Module(cu::CUmodule);
@@ -69,7 +69,7 @@ unsafe impl Sync for Gpu {}
 
 /// A kernel that is ready to be launched.
 #[derive(Clone, Copy)]
-pub(crate) struct Function(pub cu::CUfunction);
+pub(crate) struct KernelFunction(pub cu::CUfunction);
 
 impl Gpu {
     /// Opens GPU number `ordinal`, or joins those who have.
@@ -94,7 +94,7 @@ impl Gpu {
         if major < 8 {
             return Err(Unavailable::OldGpu { name: info.name, found: format!("{major}.{minor}") });
         }
-        let target = compile::Target::of(info.compute_capability, &info.driver);
+        let target = compile::CompileTarget::of(info.compute_capability, &info.driver);
         let started = |result: CUresult| match result {
             CUresult::CUDA_SUCCESS => Ok(()),
             other => Err(Unavailable::Driver(message(other))),
@@ -111,7 +111,7 @@ impl Gpu {
                 return Err(Unavailable::Driver(format!("cuBLASLt does not start ({status:?})")));
             }
         }
-        let choices = Mutex::new(Choices::remembered(&info));
+        let choices = Mutex::new(AlgorithmChoices::remembered(&info));
         Ok(Gpu { info, target, lt: handle, choices, device, context, modules: Mutex::default() })
     }
 
@@ -122,14 +122,14 @@ impl Gpu {
     }
 
     /// The algorithms of matrix products.
-    pub fn choices(&self) -> MutexGuard<'_, Choices> {
+    pub fn choices(&self) -> MutexGuard<'_, AlgorithmChoices> {
         self.choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Compiles and loads what is not there yet, on all cores.
-    pub fn load(&self, variants: &[Variant]) -> Result<(), GraphError> {
+    pub fn load(&self, variants: &[KernelVariant]) -> Result<(), GraphError> {
         let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let mut missing: Vec<&Variant> = Vec::new();
+        let mut missing: Vec<&KernelVariant> = Vec::new();
         for variant in variants.iter().filter(|v| !modules.contains_key(v)) {
             if !missing.contains(&variant) {
                 missing.push(variant);
@@ -147,7 +147,7 @@ impl Gpu {
     }
 
     /// A kernel by its name, compiled if need be.
-    pub fn function(&self, variant: &Variant, name: &str) -> Result<Function, GraphError> {
+    pub fn function(&self, variant: &KernelVariant, name: &str) -> Result<KernelFunction, GraphError> {
         self.load(std::slice::from_ref(variant))?;
         let modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let module = modules.get(variant).ok_or_else(|| error("a module vanished"))?;
@@ -156,7 +156,7 @@ impl Gpu {
         // SAFETY: the module is loaded and stays so, the name ends with a zero.
         let result = unsafe { cu::cuModuleGetFunction(&mut function, module.0, text.as_ptr()) };
         check(result, &format!("looking for the kernel {name}"))?;
-        Ok(Function(function))
+        Ok(KernelFunction(function))
     }
 
     /// Free and total bytes of the GPU's memory.

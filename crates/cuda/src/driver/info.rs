@@ -6,7 +6,7 @@ use std::fmt;
 use cudarc::driver::sys::{self as cu, CUdevice_attribute as Attribute};
 use cudarc::{cublaslt, nvrtc};
 
-use crate::driver::libraries::{Needed, Unavailable};
+use crate::driver::libraries::{CudaLibrary, Unavailable};
 use crate::driver::message;
 
 /// The oldest driver that has all functions that are called: CUDA 12.8.
@@ -58,7 +58,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Unavailable> {
 
 /// How many GPUs there are. Everything that calls into CUDA comes through here first.
 pub(crate) fn count() -> Result<usize, Unavailable> {
-    Needed::Driver.find()?;
+    CudaLibrary::Driver.find()?;
     let start = |result: cu::CUresult| match result {
         cu::CUresult::CUDA_SUCCESS => Ok(()),
         cu::CUresult::CUDA_ERROR_NO_DEVICE => Err(Unavailable::NoGpu { wanted: 0, found: 0 }),
@@ -79,8 +79,8 @@ pub(crate) fn count() -> Result<usize, Unavailable> {
     if count == 0 {
         return Err(Unavailable::NoGpu { wanted: 0, found: 0 });
     }
-    Needed::Nvrtc.find()?;
-    Needed::CublasLt.find()?;
+    CudaLibrary::Nvrtc.find()?;
+    CudaLibrary::CublasLt.find()?;
     let (mut nvrtc, mut minor) = (0, 0);
     // SAFETY: both libraries are there, and the pointers are to live numbers.
     let cublas = unsafe {

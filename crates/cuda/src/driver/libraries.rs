@@ -73,22 +73,22 @@ pub enum Unavailable {
 
 /// A library that this crate calls.
 #[derive(Clone, Copy)]
-pub(crate) enum Needed {
+pub(crate) enum CudaLibrary {
     Driver,
     Nvrtc,
     CublasLt,
 }
 
-impl Needed {
+impl CudaLibrary {
     /// Whether calling into it will work. The bindings would panic where a library is missing, so everyone asks first.
     pub fn find(self) -> Result<(), Unavailable> {
         static FOUND: [OnceLock<bool>; 3] = [const { OnceLock::new() }; 3];
         let found = *FOUND[self as usize].get_or_init(|| self.present() || self.load_from_known_folders());
         match self {
             _ if found => Ok(()),
-            Needed::Driver => Err(Unavailable::NoDriver),
-            Needed::Nvrtc => Err(Unavailable::NoLibrary("NVRTC")),
-            Needed::CublasLt => Err(Unavailable::NoLibrary("cuBLASLt")),
+            CudaLibrary::Driver => Err(Unavailable::NoDriver),
+            CudaLibrary::Nvrtc => Err(Unavailable::NoLibrary("NVRTC")),
+            CudaLibrary::CublasLt => Err(Unavailable::NoLibrary("cuBLASLt")),
         }
     }
 
@@ -96,9 +96,9 @@ impl Needed {
         // SAFETY: this loads NVIDIA's own libraries by name, whose initialisers do nothing but set themselves up.
         unsafe {
             match self {
-                Needed::Driver => driver::sys::is_culib_present(),
-                Needed::Nvrtc => nvrtc::sys::is_culib_present(),
-                Needed::CublasLt => cublaslt::sys::is_culib_present(),
+                CudaLibrary::Driver => driver::sys::is_culib_present(),
+                CudaLibrary::Nvrtc => nvrtc::sys::is_culib_present(),
+                CudaLibrary::CublasLt => cublaslt::sys::is_culib_present(),
             }
         }
     }
@@ -107,11 +107,11 @@ impl Needed {
     /// name, because a loaded library answers to its name.
     fn load_from_known_folders(self) -> bool {
         let start = match self {
-            Needed::Driver => return false,
-            Needed::Nvrtc if cfg!(windows) => "nvrtc64_",
-            Needed::Nvrtc => "libnvrtc.so",
-            Needed::CublasLt if cfg!(windows) => "cublasLt64_",
-            Needed::CublasLt => "libcublasLt.so",
+            CudaLibrary::Driver => return false,
+            CudaLibrary::Nvrtc if cfg!(windows) => "nvrtc64_",
+            CudaLibrary::Nvrtc => "libnvrtc.so",
+            CudaLibrary::CublasLt if cfg!(windows) => "cublasLt64_",
+            CudaLibrary::CublasLt => "libcublasLt.so",
         };
         known_folders().iter().any(|folder| {
             let starts =

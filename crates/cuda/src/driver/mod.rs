@@ -6,4 +6,4 @@ pub(crate) mod info;
 pub(crate) mod libraries;
 pub(crate) mod memory;
 
-pub(crate) use gpu::{Function, Gpu, NAME, check, error, error_with_hints, message};
+pub(crate) use gpu::{Gpu, KernelFunction, NAME, check, error, error_with_hints, message};

@@ -11,12 +11,12 @@ use cudarc::driver::sys::CUstream;
 use vit_graph::GraphError;
 
 use crate::Precision;
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::driver::Gpu;
 use crate::driver::failure;
 use crate::plan::storage::Storage;
-use crate::run::arguments::{Arguments, Fields};
-use crate::run::launch::{Kernel, Launch};
+use crate::run::arguments::{CStruct, KernelArguments};
+use crate::run::launch::{KernelLaunch, ReadyLaunch};
 
 /// Scratch memory for cuBLASLt, as NVIDIA recommends it for Hopper.
 pub(crate) const WORKSPACE: usize = 32 << 20;
@@ -43,7 +43,7 @@ impl Matrix {
 /// Where the factors of eight-bit matrices lie: those that bring operands back, and the one on the result; 0 where there is
 /// none.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Factors {
+pub(crate) struct QuantisationScales {
     pub a: u64,
     pub b: u64,
     pub d: u64,
@@ -51,19 +51,19 @@ pub(crate) struct Factors {
 
 /// `d = op(a) · op(b) + bias + c`, over a batch.
 #[derive(Debug, Clone)]
-pub(crate) struct Product {
+pub(crate) struct MatrixProduct {
     pub batch: usize,
     pub m: usize,
     pub n: usize,
     pub k: usize,
     pub a: Matrix,
     pub b: Matrix,
-    pub factors: Factors,
+    pub factors: QuantisationScales,
     /// Whether GELU follows the bias, in the form with tanh, which is all that cuBLASLt has.
     pub gelu: bool,
-    /// Added to every row; stored as [`Product::beside`] says.
+    /// Added to every row; stored as [`MatrixProduct::beside`] says.
     pub bias: Option<u64>,
-    /// Added to the result; stored as [`Product::beside`] says, and possibly in its place.
+    /// Added to the result; stored as [`MatrixProduct::beside`] says, and possibly in its place.
     pub c: Option<Matrix>,
     pub d: Matrix,
     /// What `a` and `b` are stored as.
@@ -75,7 +75,7 @@ pub(crate) struct Product {
     pub workspace: u64,
 }
 
-impl Product {
+impl MatrixProduct {
     /// What bias and `c` are stored as: what the result is, or bf16 for one of eight bits.
     pub fn beside(&self) -> Storage {
         if self.result == Storage::E4m3 { Storage::Bf16 } else { self.result }
@@ -114,29 +114,29 @@ impl Product {
     }
 
     /// Chooses an algorithm, or the plain kernel where cuBLASLt has none.
-    pub fn resolve(self, gpu: &Gpu, stream: CUstream) -> Result<Launch, GraphError> {
+    pub fn resolve(self, gpu: &Gpu, stream: CUstream) -> Result<ReadyLaunch, GraphError> {
         match self.algorithm(gpu, stream)? {
-            Some(gemm) => Ok(Launch::Gemm(gemm)),
+            Some(gemm) => Ok(ReadyLaunch::Matmul(gemm)),
             None => self.plain().resolve(gpu),
         }
     }
 
     /// The product by cuBLASLt's fastest algorithm, if it has any.
-    pub fn algorithm(&self, gpu: &Gpu, stream: CUstream) -> Result<Option<Gemm>, GraphError> {
-        match Gemm::new(self)? {
+    pub fn algorithm(&self, gpu: &Gpu, stream: CUstream) -> Result<Option<CublasMatmul>, GraphError> {
+        match CublasMatmul::new(self)? {
             Some(gemm) if self.k > 0 => tuning::choose(gpu, stream, self, gemm),
             _ => Ok(None),
         }
     }
 
-    fn plain(&self) -> Kernel {
+    fn plain(&self) -> KernelLaunch {
         let place = |m: &Matrix| {
             let (rows, columns) = if m.transposed { (1, m.row) } else { (m.row, 1) };
-            Fields::new().u64s(&[rows, columns, m.batch])
+            CStruct::new().u64s(&[rows, columns, m.batch])
         };
         let c = self.c.unwrap_or(Matrix::dense(0, 0));
-        Kernel {
-            variant: Variant::new(&compile::GEMM)
+        KernelLaunch {
+            variant: KernelVariant::new(&compile::GEMM)
                 .with("X", self.operand.name())
                 .with("Y", self.result.name())
                 .with("B", self.beside().name()),
@@ -145,9 +145,9 @@ impl Product {
             threads: 256,
             shared: 0,
             maps: Vec::new(),
-            arguments: Arguments::new()
+            arguments: KernelArguments::new()
                 .pointers(&[self.a.address, self.b.address, c.address, self.bias.unwrap_or(0), self.d.address])
-                .fields(Fields::new().u64(self.factors.a).u64(self.factors.b).u64(self.factors.d))
+                .fields(CStruct::new().u64(self.factors.a).u64(self.factors.b).u64(self.factors.d))
                 .fields(place(&self.a))
                 .fields(place(&self.b))
                 .fields(place(&c))
@@ -160,9 +160,9 @@ impl Product {
 }
 
 /// A matrix's layout for cuBLASLt, destroyed in the end.
-struct Layout(lt::cublasLtMatrixLayout_t);
+struct MatrixLayout(lt::cublasLtMatrixLayout_t);
 
-impl Drop for Layout {
+impl Drop for MatrixLayout {
     fn drop(&mut self) {
         // SAFETY: the layout was created and is not used any more.
         unsafe { lt::cublasLtMatrixLayoutDestroy(self.0) };
@@ -170,9 +170,9 @@ impl Drop for Layout {
 }
 
 /// A product's description for cuBLASLt, destroyed in the end.
-struct Description(lt::cublasLtMatmulDesc_t);
+struct MatmulDescriptor(lt::cublasLtMatmulDesc_t);
 
-impl Drop for Description {
+impl Drop for MatmulDescriptor {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe { lt::cublasLtMatmulDescDestroy(self.0) };
@@ -180,9 +180,9 @@ impl Drop for Description {
 }
 
 /// What a search may use, destroyed in the end.
-struct Preference(lt::cublasLtMatmulPreference_t);
+struct MatmulPreference(lt::cublasLtMatmulPreference_t);
 
-impl Drop for Preference {
+impl Drop for MatmulPreference {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe { lt::cublasLtMatmulPreferenceDestroy(self.0) };
@@ -193,9 +193,9 @@ impl Drop for Preference {
 ///
 /// cuBLASLt thinks in columns, so it computes the transpose: its first operand is `b`, its second `a`, and its rows are
 /// the result's columns, along which the bias lies.
-pub(crate) struct Gemm {
-    description: Description,
-    layouts: [Layout; 4],
+pub(crate) struct CublasMatmul {
+    description: MatmulDescriptor,
+    layouts: [MatrixLayout; 4],
     addresses: [u64; 4],
     beta: f32,
     workspace: u64,
@@ -204,7 +204,7 @@ pub(crate) struct Gemm {
 }
 
 // SAFETY: descriptions and layouts are plain memory that only their owner changes.
-unsafe impl Send for Gemm {}
+unsafe impl Send for CublasMatmul {}
 
 fn succeeded(status: Status, what: &str) -> Result<(), GraphError> {
     match status {
@@ -232,9 +232,9 @@ macro_rules! attribute {
     }};
 }
 
-impl Gemm {
+impl CublasMatmul {
     /// Describes a product; `None` where its extents are beyond cuBLASLt.
-    pub fn new(product: &Product) -> Result<Option<Gemm>, GraphError> {
+    pub fn new(product: &MatrixProduct) -> Result<Option<CublasMatmul>, GraphError> {
         let p = product;
         if [p.m, p.n, p.k, p.batch].iter().any(|&extent| extent > i32::MAX as usize) {
             return Ok(None);
@@ -243,7 +243,7 @@ impl Gemm {
             Precision::Tf32 if p.operand == Storage::F32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => Compute::CUBLAS_COMPUTE_32F,
         };
-        let mut description = Description(std::ptr::null_mut());
+        let mut description = MatmulDescriptor(std::ptr::null_mut());
         // SAFETY: the pointer is to a live variable.
         let status = unsafe { lt::cublasLtMatmulDescCreate(&mut description.0, compute, cudaDataType::CUDA_R_32F) };
         succeeded(status, "describing a product")?;
@@ -289,7 +289,7 @@ impl Gemm {
             layout(beside, (p.n, p.m), &c, p.batch)?,
             layout(result, (p.n, p.m), &p.d, p.batch)?,
         ];
-        Ok(Some(Gemm {
+        Ok(Some(CublasMatmul {
             description,
             layouts,
             addresses: [p.b.address, p.a.address, at_c, p.d.address],
@@ -302,7 +302,7 @@ impl Gemm {
 
     /// The algorithms that cuBLASLt expects to be the fastest, the best first.
     pub fn candidates(&self, gpu: &Gpu, most: usize) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, GraphError> {
-        let mut preference = Preference(std::ptr::null_mut());
+        let mut preference = MatmulPreference(std::ptr::null_mut());
         // SAFETY: the pointer is to a live variable.
         succeeded(unsafe { lt::cublasLtMatmulPreferenceCreate(&mut preference.0) }, "preparing a search")?;
         let set = lt::cublasLtMatmulPreferenceSetAttribute;
@@ -399,8 +399,8 @@ fn layout(
     (rows, columns): (usize, usize),
     matrix: &Matrix,
     batch: usize,
-) -> Result<Layout, GraphError> {
-    let mut layout = Layout(std::ptr::null_mut());
+) -> Result<MatrixLayout, GraphError> {
+    let mut layout = MatrixLayout(std::ptr::null_mut());
     // SAFETY: the pointer is to a live variable.
     let status = unsafe {
         lt::cublasLtMatrixLayoutCreate(&mut layout.0, data, rows as u64, columns as u64, matrix.row.max(1) as i64)

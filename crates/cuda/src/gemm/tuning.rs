@@ -1,7 +1,7 @@
 //! The fastest algorithm for every matrix product: timed once, remembered for the process and on disk.
 //!
 //! Which one is fastest depends on the minute, and each sums in an order of its own. So that a training run has the same
-//! bits in every process, it keeps what was chosen ([`Choices::record`]) and gives it back ([`Choices::restore`]).
+//! bits in every process, it keeps what was chosen ([`AlgorithmChoices::record`]) and gives it back ([`AlgorithmChoices::restore`]).
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use vit_graph::device::Algorithms;
 use crate::compile::cache;
 use crate::driver::info::DeviceInfo;
 use crate::driver::{Gpu, check};
-use crate::gemm::{Gemm, Product};
+use crate::gemm::{CublasMatmul, MatrixProduct};
 use crate::plan::storage::Storage;
 
 /// How many algorithms are timed.
@@ -26,7 +26,7 @@ const RUNS: usize = 5;
 const WORTH_TIMING: f64 = 1e8;
 
 /// The algorithms chosen so far, by product.
-pub(crate) struct Choices {
+pub(crate) struct AlgorithmChoices {
     /// The name of the file that remembers timings for other processes.
     file: String,
     /// Timed in this process or an earlier one.
@@ -37,7 +37,7 @@ pub(crate) struct Choices {
     restored: BTreeMap<String, Algorithm>,
 }
 
-impl Choices {
+impl AlgorithmChoices {
     /// What an earlier run on the same GPU with the same libraries has found.
     pub fn remembered(info: &DeviceInfo) -> Self {
         let versions = format!("{} {} {}", info.name, info.driver, info.cublas);
@@ -45,7 +45,7 @@ impl Choices {
         let text = cache::read(&file).and_then(|content| String::from_utf8(content).ok()).unwrap_or_default();
         let timed = text.lines().filter_map(|line| line.rsplit_once('='));
         let timed = timed.filter_map(|(key, words)| Some((key.to_string(), parse(words)?))).collect();
-        Choices { file, timed, used: BTreeMap::new(), restored: BTreeMap::new() }
+        AlgorithmChoices { file, timed, used: BTreeMap::new(), restored: BTreeMap::new() }
     }
 
     /// What a product was given before: by the run that goes on, in this process, or in an earlier one.
@@ -88,9 +88,9 @@ fn parse(notation: &str) -> Option<Algorithm> {
 pub(crate) fn choose(
     gpu: &Gpu,
     stream: CUstream,
-    product: &Product,
-    mut gemm: Gemm,
-) -> Result<Option<Gemm>, GraphError> {
+    product: &MatrixProduct,
+    mut gemm: CublasMatmul,
+) -> Result<Option<CublasMatmul>, GraphError> {
     let key = product.key();
     let mut choices = gpu.choices();
     let chosen = choices.find(&key).find(|algorithm| gemm.accepts(gpu, algorithm)).copied();
@@ -121,7 +121,7 @@ pub(crate) fn choose(
 }
 
 /// Milliseconds of the fastest of a few runs; an algorithm that does not run is infinitely slow.
-fn time(gpu: &Gpu, stream: CUstream, gemm: &Gemm) -> Result<f32, GraphError> {
+fn time(gpu: &Gpu, stream: CUstream, gemm: &CublasMatmul) -> Result<f32, GraphError> {
     let (start, end) = (Event::new()?, Event::new()?);
     let mut fastest = f32::INFINITY;
     for run in 0..=RUNS {

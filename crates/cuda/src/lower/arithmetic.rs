@@ -3,34 +3,34 @@
 
 use super::movement::{MAX_AXES, collapse, index_type, vector};
 use super::{Emitter, PACK, THREADS};
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
-use crate::run::arguments::{Arguments, Fields};
-use crate::run::launch::Kernel;
+use crate::run::arguments::{CStruct, KernelArguments};
+use crate::run::launch::KernelLaunch;
 
 /// `function` of every element and a parameter of the operation.
 pub(super) fn elementwise(function: &str, parameter: f32, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
     let variant = variant(function, x.storage, y.storage);
-    let arguments = Arguments::new().pointer(x.address).pointer(y.address).f32(parameter).u64(count);
+    let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).f32(parameter).u64(count);
     e.spread(variant, "elementwise", count, PACK, arguments);
 }
 
-fn variant(function: &str, a: Storage, y: Storage) -> Variant {
-    Variant::new(&compile::ARITHMETIC).with("FUNCTION", function).with("A", a.name()).with("Y", y.name())
+fn variant(function: &str, a: Storage, y: Storage) -> KernelVariant {
+    KernelVariant::new(&compile::ARITHMETIC).with("FUNCTION", function).with("A", a.name()).with("Y", y.name())
 }
 
 /// `count` elements copied from one storage type to another.
-pub(crate) fn conversion((from, a): (u64, Storage), (to, y): (u64, Storage), count: usize) -> Kernel {
-    Kernel {
+pub(crate) fn conversion((from, a): (u64, Storage), (to, y): (u64, Storage), count: usize) -> KernelLaunch {
+    KernelLaunch {
         variant: variant("scale", a, y),
         name: "elementwise",
         grid: [count.div_ceil(PACK * THREADS).max(1), 1, 1],
         threads: THREADS,
         shared: 0,
         maps: Vec::new(),
-        arguments: Arguments::new().pointer(from).pointer(to).f32(1.0).u64(count),
+        arguments: KernelArguments::new().pointer(from).pointer(to).f32(1.0).u64(count),
     }
 }
 
@@ -38,12 +38,12 @@ pub(crate) fn conversion((from, a): (u64, Storage), (to, y): (u64, Storage), cou
 pub(super) fn elementwise2(function: &str, e: &mut Emitter) -> Result<(), String> {
     let (a, b, y) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let count = y.shape.elements();
-    let variant = Variant::new(&compile::ARITHMETIC)
+    let variant = KernelVariant::new(&compile::ARITHMETIC)
         .with("FUNCTION", function)
         .with("A", a.storage.name())
         .with("B", b.storage.name())
         .with("Y", y.storage.name());
-    let pointers = Arguments::new().pointers(&[a.address, b.address, y.address]);
+    let pointers = KernelArguments::new().pointers(&[a.address, b.address, y.address]);
     if a.shape == b.shape {
         e.spread(variant, "elementwise2", count, PACK, pointers.u64(count));
         return Ok(());
@@ -64,7 +64,7 @@ pub(super) fn elementwise2(function: &str, e: &mut Emitter) -> Result<(), String
     let vectors = count / vec;
     let axes = extents.len();
     let padded = |list: &[usize]| [list, &vec![0; MAX_AXES - list.len()]].concat();
-    let broadcast = Fields::new()
+    let broadcast = CStruct::new()
         .u32(axes)
         // A vector of one element is loaded the same way whatever its stride.
         .u32(if vec == 1 { 1 } else { inners[0] })

@@ -1,13 +1,13 @@
 //! Attention: which parts of which inputs are query, key and value, and which kernel computes with them.
 //!
-//! [`forward`] and [`backward`] are where kernels are chosen: a [`Job`] knows storage type, head size, lengths and options,
+//! [`forward`] and [`backward`] are where kernels are chosen: a [`AttentionCall`] knows storage type, head size, lengths and options,
 //! which is all that a choice can depend on. Attention in 16 bits on Hopper without bias and dropout is [`hopper`]'s; other
 //! attention in bf16 over a few hundred tokens is [`mma`]'s; the rest is for the kernels of `attention.cu`, which do
 //! everything.
 
 mod hopper;
 mod mma;
-mod plan;
+mod tiling;
 
 use vit_graph::Type;
 use vit_graph::ops::Attention;
@@ -17,9 +17,9 @@ pub(crate) use mma::mma_variants;
 
 use super::rows::mask;
 use super::{Emitter, Operand};
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
-use crate::run::arguments::{Arguments, Fields};
+use crate::run::arguments::{CStruct, KernelArguments};
 
 /// The largest head whose tiles fit into the shared memory of every GPU that is supported.
 const LARGEST_HEAD: usize = 128;
@@ -29,7 +29,7 @@ const TILE: usize = 32;
 const THREADS: usize = 256;
 
 /// One attention with the addresses of its operands.
-struct Job {
+struct AttentionCall {
     op: Attention,
     extents: Extents,
     /// Query, key and value, all stored alike, and the elements between their tokens.
@@ -66,7 +66,7 @@ impl Extents {
 }
 
 /// What a gradient by tensor cores reads and writes besides the operands.
-struct Gradient {
+struct AttentionGradients {
     out: u64,
     dy: u64,
     lse: u64,
@@ -76,9 +76,9 @@ struct Gradient {
     bias: Option<Operand>,
 }
 
-impl Job {
+impl AttentionCall {
     /// Reads the attention's inputs, of which the first is number `first`.
-    fn new(op: &Attention, first: usize, e: &mut Emitter) -> Result<Job, String> {
+    fn new(op: &Attention, first: usize, e: &mut Emitter) -> Result<AttentionCall, String> {
         let types: Vec<Type> = e.inputs[first..].iter().map(|x| Type::f32(x.shape.clone())).collect();
         let x = op.extents(&types);
         let extents = Extents { batch: x.batch, heads: x.heads, queries: x.queries, keys: x.keys, head: x.head_dim };
@@ -96,21 +96,21 @@ impl Job {
         let bias = op.bias.then(|| e.inputs[next].clone());
         let groups = bias.as_ref().map_or(1, |b| b.shape[0]);
         let seed = op.dropout.map_or(0, |_| e.inputs[next + usize::from(op.bias)].address);
-        Ok(Job { op: *op, extents, operands, rows, storage, bias, groups, seed })
+        Ok(AttentionCall { op: *op, extents, operands, rows, storage, bias, groups, seed })
     }
 
-    fn variant(&self) -> Variant {
+    fn variant(&self) -> KernelVariant {
         let bias = self.bias.as_ref().map_or(Storage::F32, |b| b.storage);
-        Variant::new(&compile::ATTENTION)
+        KernelVariant::new(&compile::ATTENTION)
             .with("HEAD", self.extents.head)
             .with("Q", self.storage.name())
             .with("B", bias.name())
     }
 
     /// The kernels' `Shape`; `gradients` are the elements between tokens of the operands' gradients.
-    fn shape(&self, gradients: [usize; 3]) -> Fields {
+    fn shape(&self, gradients: [usize; 3]) -> CStruct {
         let x = self.extents;
-        Fields::new()
+        CStruct::new()
             .u32s(&[x.heads, x.queries, x.keys, self.groups, x.batch])
             .f32(self.op.scale)
             .u64s(&self.rows)
@@ -118,8 +118,8 @@ impl Job {
             .u64s(&gradients)
     }
 
-    fn mask(&self) -> Fields {
-        self.op.dropout.map_or_else(|| Fields::new().u32s(&[0, 0]).f32(1.0), mask)
+    fn mask(&self) -> CStruct {
+        self.op.dropout.map_or_else(|| CStruct::new().u32s(&[0, 0]).f32(1.0), mask)
     }
 
     fn bias(&self) -> u64 {
@@ -134,7 +134,7 @@ impl Job {
 }
 
 pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
-    let job = Job::new(op, 0, e)?;
+    let job = AttentionCall::new(op, 0, e)?;
     let x = job.extents;
     let [out, lse, weights] = [0, 1, 2].map(|i| e.outputs[i].clone());
     if x.score_rows() == 0 {
@@ -155,7 +155,7 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
         if mma::takes(&job, e) && stored == Storage::Bf16 {
             mma::forward(&job, to, lse, e);
         } else {
-            let arguments = Arguments::new()
+            let arguments = KernelArguments::new()
                 .pointers(&[q, k, v, job.bias(), job.seed, to, lse])
                 .fields(job.shape([0; 3]))
                 .fields(job.mask());
@@ -167,7 +167,8 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
         }
     }
     if weights.wanted() {
-        let arguments = Arguments::new().pointers(&[q, k, job.bias(), lse, weights.address]).fields(job.shape([0; 3]));
+        let arguments =
+            KernelArguments::new().pointers(&[q, k, job.bias(), lse, weights.address]).fields(job.shape([0; 3]));
         e.kernel(variant, "attention_weights", [x.score_rows(), 1, 1], THREADS, 0, arguments);
     }
     Ok(())
@@ -175,7 +176,7 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
 
 /// From `dy`, the result, its log-sum-exp and the attention's own inputs to the gradients of operands and bias.
 pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
-    let job = Job::new(op, 3, e)?;
+    let job = AttentionCall::new(op, 3, e)?;
     let x = job.extents;
     if x.score_rows() == 0 {
         return Ok(());
@@ -195,7 +196,7 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     if all_bf16 && gradients.iter().all(|&(address, _)| address != 0) {
         let results = gradients.map(|(address, _)| address);
         let bias = dbias.clone();
-        let gradient = Gradient { out: out.address, dy: dy.address, lse, results, row: rows[0], bias };
+        let gradient = AttentionGradients { out: out.address, dy: dy.address, lse, results, row: rows[0], bias };
         if hopper::takes(&job, e) {
             hopper::backward(&job, &gradient, e);
             return Ok(());
@@ -208,12 +209,12 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let delta = e.scratch(4 * x.score_rows());
     let variant = job.variant().with("DY", dy.storage.name()).with("O", out.storage.name());
     let arguments =
-        Arguments::new().pointers(&[out.address, dy.address, delta]).fields(job.shape(rows)).u64(x.score_rows());
+        KernelArguments::new().pointers(&[out.address, dy.address, delta]).fields(job.shape(rows)).u64(x.score_rows());
     let grid = [x.score_rows().div_ceil(THREADS / 32), 1, 1];
     e.kernel(variant.clone(), "attention_delta", grid, THREADS, 0, arguments);
 
     let [q, k, v] = job.operands;
-    let common = Arguments::new().pointers(&[q, k, v, job.bias(), job.seed, dy.address, lse, delta]);
+    let common = KernelArguments::new().pointers(&[q, k, v, job.bias(), job.seed, dy.address, lse, delta]);
     let [(dq, dq_storage), (dk, dk_storage), (dv, dv_storage)] = gradients;
     // Key and value gradients come from one launch where they are stored alike, else from two.
     let launches = if dk_storage == dv_storage {
@@ -250,7 +251,7 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
 /// Adds up what blocks have found of a bias's gradient, each from its share of the samples.
 fn add_shares(partial: u64, shares: usize, dbias: &Operand, e: &mut Emitter) {
     let count = dbias.shape.elements();
-    let variant = Variant::new(&compile::BIAS_GRADIENT).with("DX", dbias.storage.name());
-    let arguments = Arguments::new().pointers(&[partial, dbias.address]).u32(shares).u64(count);
+    let variant = KernelVariant::new(&compile::BIAS_GRADIENT).with("DX", dbias.storage.name());
+    let arguments = KernelArguments::new().pointers(&[partial, dbias.address]).u32(shares).u64(count);
     e.kernel(variant, "bias_gradient", [count.div_ceil(32), 1, 1], THREADS, 0, arguments);
 }

@@ -3,12 +3,12 @@
 use vit_graph::ops::{BatchNorm, GroupNorm};
 
 use super::{Emitter, Operand, THREADS};
-use crate::compile::{self, Variant};
-use crate::run::arguments::{Arguments, Fields};
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::{CStruct, KernelArguments};
 
 /// How elements share statistics.
 #[derive(Clone, Copy)]
-struct Cut {
+struct NormShape {
     /// Whether statistics belong to a channel of the whole batch.
     batch: bool,
     rows: usize,
@@ -18,17 +18,17 @@ struct Cut {
     groups: usize,
 }
 
-impl Cut {
+impl NormShape {
     /// Without groups, a batch norm's.
     fn new(shape: &[usize], groups: Option<usize>) -> Self {
         let channels = shape[shape.len() - 1];
         let rows: usize = shape[..shape.len() - 1].iter().product();
         let pixels = rows / shape[0].max(1);
-        Cut { batch: groups.is_none(), rows, channels, pixels, groups: groups.unwrap_or(1) }
+        NormShape { batch: groups.is_none(), rows, channels, pixels, groups: groups.unwrap_or(1) }
     }
 
-    fn fields(&self) -> Fields {
-        Fields::new().u64(self.rows as u64).u32s(&[self.channels, self.pixels, self.groups])
+    fn fields(&self) -> CStruct {
+        CStruct::new().u64(self.rows as u64).u32s(&[self.channels, self.pixels, self.groups])
     }
 
     /// How many statistics there are.
@@ -61,8 +61,8 @@ impl Cut {
         split(self.rows, wanted.div_ceil(self.blocks()), 8 * THREADS / self.lanes())
     }
 
-    fn variant(&self) -> Variant {
-        Variant::new(&compile::CHANNEL_NORM)
+    fn variant(&self) -> KernelVariant {
+        KernelVariant::new(&compile::CHANNEL_NORM)
             .with("BATCH", usize::from(self.batch))
             .with("VEC", self.pack())
             .with("LANES", self.lanes())
@@ -82,85 +82,85 @@ const MANY: usize = 1 << 15;
 type Partials = (u64, usize);
 
 /// Two sums for every group: of x and x², or of dy · gamma and dy · gamma · normed.
-fn group_sums(e: &mut Emitter, variant: &Variant, cut: Cut, pointers: [u64; 5]) -> Partials {
-    let (each, splits) = split(cut.size(), (8 * e.multiprocessors).div_ceil(cut.statistics()), 2048);
-    let partials = e.scratch(16 * splits * cut.statistics());
-    let arguments = Arguments::new().pointers(&pointers).pointer(partials).fields(cut.fields()).u32(each);
-    e.kernel(variant.clone(), "group_sums", [cut.statistics(), splits, 1], THREADS, 0, arguments);
+fn group_sums(e: &mut Emitter, variant: &KernelVariant, shape: NormShape, pointers: [u64; 5]) -> Partials {
+    let (each, splits) = split(shape.size(), (8 * e.multiprocessors).div_ceil(shape.statistics()), 2048);
+    let partials = e.scratch(16 * splits * shape.statistics());
+    let arguments = KernelArguments::new().pointers(&pointers).pointer(partials).fields(shape.fields()).u32(each);
+    e.kernel(variant.clone(), "group_sums", [shape.statistics(), splits, 1], THREADS, 0, arguments);
     (partials, splits)
 }
 
 /// What a batch norm's result goes through: a relu, after the sum with another value.
 #[derive(Default)]
-struct Tail {
+struct NormEpilogue {
     relu: bool,
     residual: Option<Operand>,
 }
 
 pub(super) fn batch(op: &BatchNorm, e: &mut Emitter) {
-    batch_with(op, Tail::default(), e);
+    batch_with(op, NormEpilogue::default(), e);
 }
 
 /// A batch norm and the relu of its result, which is the first output; with a sixth input, of its sum with that.
 pub(super) fn batch_and_relu(op: &BatchNorm, e: &mut Emitter) {
     let residual = e.inputs.get(5).cloned();
-    batch_with(op, Tail { relu: true, residual }, e);
+    batch_with(op, NormEpilogue { relu: true, residual }, e);
 }
 
-fn batch_with(op: &BatchNorm, tail: Tail, e: &mut Emitter) {
+fn batch_with(op: &BatchNorm, tail: NormEpilogue, e: &mut Emitter) {
     let places = [e.inputs[3].address, e.inputs[4].address, e.outputs[3].address, e.outputs[4].address];
-    let running = places.iter().fold(Fields::new(), |fields, &place| fields.u64(place)).f32(op.momentum);
+    let running = places.iter().fold(CStruct::new(), |fields, &place| fields.u64(place)).f32(op.momentum);
     forward(None, op.epsilon, running, tail, e);
 }
 
 pub(super) fn group(op: &GroupNorm, e: &mut Emitter) {
-    forward(Some(op.groups), op.epsilon, Fields::new().u64s(&[0; 4]).f32(0.0), Tail::default(), e);
+    forward(Some(op.groups), op.epsilon, CStruct::new().u64s(&[0; 4]).f32(0.0), NormEpilogue::default(), e);
 }
 
-fn forward(groups: Option<usize>, epsilon: f32, running: Fields, tail: Tail, e: &mut Emitter) {
+fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, tail: NormEpilogue, e: &mut Emitter) {
     let (x, y) = (e.inputs[0].clone(), e.outputs[0].clone());
-    let cut = Cut::new(&x.shape, groups);
+    let shape = NormShape::new(&x.shape, groups);
     if x.shape.elements() == 0 {
         return;
     }
     let [gamma, beta] = [e.inputs[1].address, e.inputs[2].address];
     let [mean, rstd] = [1, 2].map(|i| wanted_or_scratch(i, e));
-    let variant = cut.variant().with("X", x.storage.name());
-    let (partials, splits) = if cut.batch {
-        let (each, splits) = cut.split(3 * e.multiprocessors);
-        let partials = e.scratch(16 * splits * cut.channels);
-        let arguments = Arguments::new().pointers(&[x.address, partials]).fields(cut.fields()).u32(each);
-        e.kernel(variant.clone(), "channel_moments", [cut.blocks(), splits, 1], THREADS, 0, arguments);
+    let variant = shape.variant().with("X", x.storage.name());
+    let (partials, splits) = if shape.batch {
+        let (each, splits) = shape.split(3 * e.multiprocessors);
+        let partials = e.scratch(16 * splits * shape.channels);
+        let arguments = KernelArguments::new().pointers(&[x.address, partials]).fields(shape.fields()).u32(each);
+        e.kernel(variant.clone(), "channel_moments", [shape.blocks(), splits, 1], THREADS, 0, arguments);
         (partials, splits)
     } else {
-        group_sums(e, &variant, cut, [x.address, 0, 0, 0, 0])
+        group_sums(e, &variant, shape, [x.address, 0, 0, 0, 0])
     };
-    let arguments = Arguments::new()
+    let arguments = KernelArguments::new()
         .pointer(partials)
         .u32(splits)
-        .u32(cut.statistics())
-        .u64(cut.size())
+        .u32(shape.statistics())
+        .u64(shape.size())
         .f32(epsilon)
         .pointers(&[x.address, mean, rstd])
         .fields(running);
-    e.kernel(variant.clone(), "moments", [cut.statistics().div_ceil(8), 1, 1], THREADS, 0, arguments);
+    e.kernel(variant.clone(), "moments", [shape.statistics().div_ceil(8), 1, 1], THREADS, 0, arguments);
     if y.wanted() {
         let residual = tail.residual.as_ref();
         let variant = variant
             .with("Y", y.storage.name())
             .with("R", residual.map_or(x.storage, |r| r.storage).name())
             .with("RELU", usize::from(tail.relu));
-        let (each, splits) = cut.split(MANY);
-        let arguments = Arguments::new()
+        let (each, splits) = shape.split(MANY);
+        let arguments = KernelArguments::new()
             .pointers(&[x.address, gamma, beta, mean, rstd, residual.map_or(0, |r| r.address), y.address])
-            .fields(cut.fields())
+            .fields(shape.fields())
             .u32(each);
-        e.kernel(variant, "normalise", [cut.blocks(), splits, 1], THREADS, 0, arguments);
+        e.kernel(variant, "normalise", [shape.blocks(), splits, 1], THREADS, 0, arguments);
     }
 }
 
 /// What the gradient of a norm's result went back through on its way.
-enum Gate {
+enum ReluGrad {
     Nothing,
     /// A relu of the result itself, which had this `beta`.
     Relu(u64),
@@ -175,44 +175,44 @@ enum Gate {
 
 /// From `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`; groups for a group norm's.
 pub(super) fn backward(groups: Option<usize>, e: &mut Emitter) {
-    backward_with(groups, Gate::Nothing, e);
+    backward_with(groups, ReluGrad::Nothing, e);
 }
 
 /// The gradient of a batch norm whose result went through a relu; `beta` is the sixth input.
 pub(super) fn backward_of_relu(e: &mut Emitter) {
     let beta = e.inputs[5].address;
-    backward_with(None, Gate::Relu(beta), e);
+    backward_with(None, ReluGrad::Relu(beta), e);
 }
 
 /// The gradient of a batch norm whose result went through a relu together with something else. The relu's result is the
 /// sixth input, a gradient to be added to `dy` the seventh if there is one; the relu's gradient is the fourth output.
 pub(super) fn backward_of_sum(e: &mut Emitter) {
     let (result, more, passed) = (e.inputs[5].clone(), e.inputs.get(6).cloned(), e.outputs[3].clone());
-    backward_with(None, Gate::Sum { result, more, passed }, e);
+    backward_with(None, ReluGrad::Sum { result, more, passed }, e);
 }
 
-fn backward_with(groups: Option<usize>, gate: Gate, e: &mut Emitter) {
+fn backward_with(groups: Option<usize>, gate: ReluGrad, e: &mut Emitter) {
     let (mut dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
-    let cut = Cut::new(&x.shape, groups);
+    let shape = NormShape::new(&x.shape, groups);
     let [gamma, mean, rstd] = [2, 3, 4].map(|i| e.inputs[i].address);
     let [dgamma, dbeta] = [1, 2].map(|i| wanted_or_scratch(i, e));
     if x.shape.elements() == 0 {
         for to in [dgamma, dbeta] {
-            e.requests.push(crate::run::launch::Request::Clear { to, bytes: 4 * cut.channels });
+            e.requests.push(crate::run::launch::Request::Clear { to, bytes: 4 * shape.channels });
         }
         return;
     }
-    let variant = cut.variant().with("X", x.storage.name());
+    let variant = shape.variant().with("X", x.storage.name());
     let whole = |e: &mut Emitter, (partials, splits): Partials, count: usize, first: u64, second: u64| {
-        let arguments = Arguments::new().pointer(partials).u32(splits).u32(count).pointers(&[first, second]);
+        let arguments = KernelArguments::new().pointer(partials).u32(splits).u32(count).pointers(&[first, second]);
         e.kernel(variant.clone(), "whole_sums", [count.div_ceil(8), 1, 1], THREADS, 0, arguments);
     };
     let mut sums = variant.clone().with("DY", dy.storage.name());
     let (mut gates, mut beta, mut relu) = ([0; 3], 0, 0);
     match &gate {
-        Gate::Nothing => {}
-        Gate::Relu(of) => (beta, relu) = (*of, 1),
-        Gate::Sum { result, more, passed } => {
+        ReluGrad::Nothing => {}
+        ReluGrad::Relu(of) => (beta, relu) = (*of, 1),
+        ReluGrad::Sum { result, more, passed } => {
             relu = 2;
             gates = [result.address, more.as_ref().map_or(0, |m| m.address), passed.address];
             sums = sums
@@ -221,39 +221,39 @@ fn backward_with(groups: Option<usize>, gate: Gate, e: &mut Emitter) {
                 .with("Y", passed.storage.name());
         }
     }
-    let (each, splits) = cut.split(2 * e.multiprocessors);
-    let partials = e.scratch(16 * splits * cut.channels);
-    let arguments = Arguments::new()
+    let (each, splits) = shape.split(2 * e.multiprocessors);
+    let partials = e.scratch(16 * splits * shape.channels);
+    let arguments = KernelArguments::new()
         .pointers(&[x.address, dy.address, gamma, beta, mean, rstd, partials])
-        .fields(cut.fields())
+        .fields(shape.fields())
         .u32(each)
-        .fields(gates.iter().fold(Fields::new(), |fields, &address| fields.u64(address)));
-    e.kernel(sums.with("RELU", relu), "channel_dots", [cut.blocks(), splits, 1], THREADS, 0, arguments);
-    whole(e, (partials, splits), cut.channels, dbeta, dgamma);
+        .fields(gates.iter().fold(CStruct::new(), |fields, &address| fields.u64(address)));
+    e.kernel(sums.with("RELU", relu), "channel_dots", [shape.blocks(), splits, 1], THREADS, 0, arguments);
+    whole(e, (partials, splits), shape.channels, dbeta, dgamma);
     if !dx.wanted() {
         return;
     }
-    if let Gate::Sum { passed, .. } = gate {
+    if let ReluGrad::Sum { passed, .. } = gate {
         (dy, relu) = (passed, 0);
     }
-    let (sum, dot) = if cut.batch {
+    let (sum, dot) = if shape.batch {
         (dbeta, dgamma)
     } else {
-        let [sum, dot] = [e.scratch(4 * cut.statistics()), e.scratch(4 * cut.statistics())];
+        let [sum, dot] = [e.scratch(4 * shape.statistics()), e.scratch(4 * shape.statistics())];
         let variant = variant.clone().with("DY", dy.storage.name());
-        let sums = group_sums(e, &variant, cut, [x.address, dy.address, gamma, mean, rstd]);
-        whole(e, sums, cut.statistics(), sum, dot);
+        let sums = group_sums(e, &variant, shape, [x.address, dy.address, gamma, mean, rstd]);
+        whole(e, sums, shape.statistics(), sum, dot);
         (sum, dot)
     };
-    let (each, splits) = cut.split(MANY);
-    let arguments = Arguments::new()
+    let (each, splits) = shape.split(MANY);
+    let arguments = KernelArguments::new()
         .pointers(&[x.address, dy.address, gamma, beta, mean, rstd, sum, dot])
-        .f32(1.0 / cut.size() as f32)
+        .f32(1.0 / shape.size() as f32)
         .pointer(dx.address)
-        .fields(cut.fields())
+        .fields(shape.fields())
         .u32(each);
     let variant = variant.clone().with("DY", dy.storage.name()).with("Y", dx.storage.name()).with("RELU", relu);
-    e.kernel(variant, "normalise_grad", [cut.blocks(), splits, 1], THREADS, 0, arguments);
+    e.kernel(variant, "normalise_grad", [shape.blocks(), splits, 1], THREADS, 0, arguments);
 }
 
 /// Where an f32 output goes that other kernels of the node read.

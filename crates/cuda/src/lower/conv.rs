@@ -7,9 +7,9 @@ pub(crate) use hopper::convolution_variants;
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 
 use super::Emitter;
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::gemm::Matrix;
-use crate::run::arguments::{Arguments, Fields};
+use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
 /// The most scratch memory for rows of patches.
@@ -17,7 +17,7 @@ const MOST_ROWS_BYTES: usize = 256 << 20;
 
 /// Everything about one convolution that its shapes tell.
 #[derive(Clone, Copy)]
-struct Plan {
+struct ConvGeometry {
     conv: Conv2d,
     batch: usize,
     /// Height, width and channels of the image.
@@ -28,9 +28,16 @@ struct Plan {
     kernel: [usize; 2],
 }
 
-impl Plan {
+impl ConvGeometry {
     fn new(conv: Conv2d, x: &[usize], w: &[usize], y: &[usize]) -> Self {
-        Plan { conv, batch: x[0], image: [x[1], x[2], x[3]], output: [y[1], y[2]], filters: w[0], kernel: [w[2], w[3]] }
+        ConvGeometry {
+            conv,
+            batch: x[0],
+            image: [x[1], x[2], x[3]],
+            output: [y[1], y[2]],
+            filters: w[0],
+            kernel: [w[2], w[3]],
+        }
     }
 
     fn channels(&self) -> usize {
@@ -66,9 +73,9 @@ impl Plan {
         starts.flat_map(|s| (0..self.conv.groups).map(move |g| (s, images.min(self.batch - s), g))).collect()
     }
 
-    fn shape(&self, group: usize) -> Fields {
+    fn shape(&self, group: usize) -> CStruct {
         let Conv2d { stride, padding, dilation, .. } = self.conv;
-        Fields::new()
+        CStruct::new()
             .u32s(&self.image)
             .u32s(&self.output)
             .u32s(&self.kernel)
@@ -80,7 +87,7 @@ impl Plan {
 }
 
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
-    let plan = Plan::new(*op, &e.inputs[0].shape, &e.inputs[1].shape, &e.outputs[0].shape);
+    let plan = ConvGeometry::new(*op, &e.inputs[0].shape, &e.inputs[1].shape, &e.outputs[0].shape);
     if hopper::takes(&plan, e) {
         return hopper::forward(&plan, e);
     }
@@ -91,10 +98,10 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let rows = e.scratch(images * plan.rows() * plan.row() * operand.bytes());
     let (per_group, row) = (plan.filters_per_group(), plan.row());
     for (start, count, group) in plan.parts(images) {
-        let variant = Variant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
+        let variant = KernelVariant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
         let elements = count * plan.rows() * row;
         let from = x + (start * plan.image_len() * stored.bytes()) as u64;
-        let arguments = Arguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
+        let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
         e.spread(variant, "image_to_rows", elements, 1, arguments);
         let filters = weight + (group * per_group * row * operand.bytes()) as u64;
         let first = start * plan.rows() * plan.filters + group * per_group;
@@ -110,7 +117,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
 }
 
 pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
-    let plan = Plan::new(op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
+    let plan = ConvGeometry::new(op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
     if hopper::takes_grad_input(&plan, e) {
         return hopper::grad_input(&plan, e);
     }
@@ -129,16 +136,16 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
             (Matrix::dense(rows, row), operand),
         );
         e.multiply(product);
-        let variant = Variant::new(&compile::CONV).with("X", operand.name()).with("Y", dx.storage.name());
+        let variant = KernelVariant::new(&compile::CONV).with("X", operand.name()).with("Y", dx.storage.name());
         let elements = count * plan.image[0] * plan.image[1] * plan.channels();
         let to = dx.address + (start * plan.image_len() * dx.storage.bytes()) as u64;
-        let arguments = Arguments::new().pointer(rows).pointer(to).fields(plan.shape(group)).u64(elements);
+        let arguments = KernelArguments::new().pointer(rows).pointer(to).fields(plan.shape(group)).u64(elements);
         e.spread(variant, "rows_to_image", elements, 1, arguments);
     }
 }
 
 pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
-    let plan = Plan::new(op.conv, &e.inputs[1].shape, &op.weight, &e.inputs[0].shape);
+    let plan = ConvGeometry::new(op.conv, &e.inputs[1].shape, &op.weight, &e.inputs[0].shape);
     if hopper::takes(&plan, e) {
         return hopper::grad_weight(&plan, e);
     }
@@ -151,10 +158,10 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
         e.requests.push(Request::Clear { to: dw.address, bytes: dw.shape.elements() * dw.storage.bytes() });
     }
     for (start, count, group) in plan.parts(images) {
-        let variant = Variant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
+        let variant = KernelVariant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
         let elements = count * plan.rows() * row;
         let from = x + (start * plan.image_len() * stored.bytes()) as u64;
-        let arguments = Arguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
+        let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
         e.spread(variant, "image_to_rows", elements, 1, arguments);
         let first = start * plan.rows() * plan.filters + group * per_group;
         let to = Matrix::dense(dw.address + (group * per_group * row * dw.storage.bytes()) as u64, row);

@@ -3,8 +3,8 @@
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 
 use super::{Emitter, PACK, THREADS};
-use crate::compile::{self, Variant};
-use crate::run::arguments::{Arguments, Fields};
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::{CStruct, KernelArguments};
 
 /// Neighbouring results of a thread, and threads side by side where sums over places are computed, as the kernels have
 /// them.
@@ -22,8 +22,8 @@ pub(super) fn is_depthwise(op: &Conv2d, weight: &[usize]) -> bool {
     op.groups > 1 && weight[1] == 1 && weight[0] == op.groups
 }
 
-fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> Fields {
-    Fields::new()
+fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> CStruct {
+    CStruct::new()
         .u32s(&x[1..4])
         .u32s(&y[1..3])
         .u32s(&weight[2..4])
@@ -47,8 +47,8 @@ fn ordered_taps(e: &mut Emitter) -> u64 {
     let ((from, stored), weight) = (e.kept(1), e.inputs[1].shape.clone());
     let (channels, count) = (weight[0], weight[2] * weight[3]);
     let taps = e.scratch(4 * channels * count);
-    let variant = Variant::new(&compile::DEPTHWISE).with("W", stored.name());
-    let arguments = Arguments::new().pointers(&[from, taps]).u32(channels).u32(count);
+    let variant = KernelVariant::new(&compile::DEPTHWISE).with("W", stored.name());
+    let arguments = KernelArguments::new().pointers(&[from, taps]).u32(channels).u32(count);
     e.spread(variant, "order_taps", channels * count, 1, arguments);
     taps
 }
@@ -58,12 +58,12 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let fields = shape(op, &e.inputs[0].shape, &e.inputs[1].shape, &y.shape);
     let (x, taps) = (e.kept(0), ordered_taps(e));
     let bias = if op.bias { e.form(2, y.storage) } else { 0 };
-    let variant = Variant::new(&compile::DEPTHWISE)
+    let variant = KernelVariant::new(&compile::DEPTHWISE)
         .with("VEC", pack(y.shape[3]))
         .with("X", x.1.name())
         .with("Y", y.storage.name());
     let count = runs(&y.shape);
-    let arguments = Arguments::new().pointers(&[x.0, taps, bias, y.address]).fields(fields).u64(count);
+    let arguments = KernelArguments::new().pointers(&[x.0, taps, bias, y.address]).fields(fields).u64(count);
     e.spread(variant, "depthwise", count, 1, arguments);
 }
 
@@ -71,12 +71,12 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let dx = e.outputs[0].clone();
     let fields = shape(&op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
     let (dy, taps) = (e.kept(0), ordered_taps(e));
-    let variant = Variant::new(&compile::DEPTHWISE)
+    let variant = KernelVariant::new(&compile::DEPTHWISE)
         .with("VEC", pack(dx.shape[3]))
         .with("DY", dy.1.name())
         .with("Y", dx.storage.name());
     let count = runs(&dx.shape);
-    let arguments = Arguments::new().pointers(&[dy.0, taps, dx.address]).fields(fields).u64(count);
+    let arguments = KernelArguments::new().pointers(&[dy.0, taps, dx.address]).fields(fields).u64(count);
     e.spread(variant, "depthwise_grad_input", count, 1, arguments);
 }
 
@@ -93,15 +93,16 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let splits = places.div_ceil(per_split);
     let partials = e.scratch(4 * splits * taps * channels);
     if splits > 0 {
-        let variant = Variant::new(&compile::DEPTHWISE)
+        let variant = KernelVariant::new(&compile::DEPTHWISE)
             .with("DY", dy.1.name())
             .with("X", x.1.name())
             .with("VEC", pack)
             .with("KERNEL_WIDTH", weight[3]);
-        let arguments = Arguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u32(places).u32(per_split);
+        let arguments =
+            KernelArguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u32(places).u32(per_split);
         e.kernel(variant, "depthwise_grad_weight", [across, weight[2], splits], THREADS, 0, arguments);
     }
-    let variant = Variant::new(&compile::DEPTHWISE).with("Y", dw.storage.name());
-    let arguments = Arguments::new().pointers(&[partials, dw.address]).u32(splits).u32(taps).u32(channels);
+    let variant = KernelVariant::new(&compile::DEPTHWISE).with("Y", dw.storage.name());
+    let arguments = KernelArguments::new().pointers(&[partials, dw.address]).u32(splits).u32(taps).u32(channels);
     e.spread(variant, "depthwise_weight", taps * channels, 1, arguments);
 }

@@ -1,24 +1,24 @@
 //! Rows of a table by index, and their gradient.
 
 use super::Emitter;
-use crate::compile::{self, Variant};
-use crate::run::arguments::Arguments;
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::KernelArguments;
 
 pub(super) fn gather(e: &mut Emitter) {
     let (table, indices, y) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, inner) = (table.shape[0], table.shape[1..].iter().product::<usize>());
     let count = y.shape.elements();
-    let variant = Variant::new(&compile::GATHER).with("X", table.storage.name()).with("Y", y.storage.name());
+    let variant = KernelVariant::new(&compile::GATHER).with("X", table.storage.name()).with("Y", y.storage.name());
     let arguments =
-        Arguments::new().pointers(&[table.address, indices.address, y.address]).u32(rows).u32(inner).u64(count);
+        KernelArguments::new().pointers(&[table.address, indices.address, y.address]).u32(rows).u32(inner).u64(count);
     e.spread(variant, "gather", count, 1, arguments);
 }
 
 pub(super) fn gather_grad(e: &mut Emitter) {
     let (dy, indices, dtable) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, inner) = (dtable.shape[0], dtable.shape[1..].iter().product::<usize>());
-    let variant = Variant::new(&compile::GATHER).with("X", dy.storage.name()).with("Y", dtable.storage.name());
-    let arguments = Arguments::new()
+    let variant = KernelVariant::new(&compile::GATHER).with("X", dy.storage.name()).with("Y", dtable.storage.name());
+    let arguments = KernelArguments::new()
         .pointers(&[dy.address, indices.address, dtable.address])
         .u32(inner)
         .u32(indices.shape.elements());

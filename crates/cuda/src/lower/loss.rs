@@ -1,8 +1,8 @@
 //! Losses.
 
 use super::Emitter;
-use crate::compile::{self, Variant};
-use crate::run::arguments::Arguments;
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::KernelArguments;
 
 /// Threads of a block, as the kernels have it.
 const THREADS: usize = 128;
@@ -18,8 +18,8 @@ pub(super) fn sigmoid_cross_entropy(e: &mut Emitter) {
 pub(super) fn one_hot_max(e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (rows, columns) = (y.shape.rows(), y.shape.last());
-    let variant = Variant::new(&compile::LOSS).with("X", x.storage.name()).with("Y", y.storage.name());
-    let arguments = Arguments::new().pointer(x.address).pointer(y.address).u64(rows).u32(columns);
+    let variant = KernelVariant::new(&compile::LOSS).with("X", x.storage.name()).with("Y", y.storage.name());
+    let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).u64(rows).u32(columns);
     if rows * columns > 0 {
         e.kernel(variant, "one_hot_max", [rows.div_ceil(THREADS / 32), 1, 1], THREADS, 0, arguments);
     }
@@ -31,18 +31,18 @@ fn mean_of_rows(kernel: &'static str, e: &mut Emitter) {
     let (rows, classes) = (e.inputs[0].shape[0], e.inputs[0].shape[1]);
     let loss = e.outputs[0].address;
     let losses = e.scratch(8 * rows);
-    let variant = Variant::new(&compile::LOSS);
-    let arguments = Arguments::new().pointers(&[logits, targets, losses]).u32(classes);
+    let variant = KernelVariant::new(&compile::LOSS);
+    let arguments = KernelArguments::new().pointers(&[logits, targets, losses]).u32(classes);
     e.kernel(variant.clone(), kernel, [rows, 1, 1], THREADS, 0, arguments);
-    let arguments = Arguments::new().pointer(losses).pointer(loss).u32(rows);
+    let arguments = KernelArguments::new().pointer(losses).pointer(loss).u32(rows);
     e.kernel(variant, "cross_entropy_mean", [1, 1, 1], THREADS, 0, arguments);
 }
 
 pub(super) fn cross_entropy_grad(e: &mut Emitter) {
     let dx = &e.outputs[0];
     let (rows, classes) = (dx.shape[0], dx.shape[1]);
-    let variant = Variant::new(&compile::LOSS).with("Y", dx.storage.name());
-    let arguments = Arguments::new()
+    let variant = KernelVariant::new(&compile::LOSS).with("Y", dx.storage.name());
+    let arguments = KernelArguments::new()
         .pointers(&[e.inputs[0].address, e.inputs[1].address, e.inputs[2].address, dx.address])
         .u32(rows)
         .u32(classes);

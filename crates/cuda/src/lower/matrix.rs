@@ -4,10 +4,10 @@ use vit_graph::ops::{Activation, Linear, MatMul};
 
 use super::rows::activation_variant;
 use super::{Emitter, Operand, PACK};
-use crate::gemm::{Factors, Matrix, Product, WORKSPACE};
+use crate::gemm::{Matrix, MatrixProduct, QuantisationScales, WORKSPACE};
 use crate::plan::fp8::INVERSE;
 use crate::plan::storage::Storage;
-use crate::run::arguments::Arguments;
+use crate::run::arguments::KernelArguments;
 use crate::run::launch::Request;
 
 /// Smaller results stay in the GPU's cache between two kernels.
@@ -27,20 +27,20 @@ impl Emitter {
         a: Matrix,
         b: Matrix,
         d: (Matrix, Storage),
-    ) -> Product {
+    ) -> MatrixProduct {
         let workspace = match self.workspace {
             Some(workspace) => workspace,
             None => self.scratch(WORKSPACE),
         };
         self.workspace = Some(workspace);
-        Product {
+        MatrixProduct {
             batch,
             m,
             n,
             k,
             a,
             b,
-            factors: Factors::default(),
+            factors: QuantisationScales::default(),
             gelu: false,
             bias: None,
             c: None,
@@ -52,7 +52,7 @@ impl Emitter {
         }
     }
 
-    pub(super) fn multiply(&mut self, product: Product) {
+    pub(super) fn multiply(&mut self, product: MatrixProduct) {
         if product.batch * product.m * product.n > 0 {
             self.requests.push(Request::Product(product));
         }
@@ -64,7 +64,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     let (m, n, k) = (e.inputs[0].shape.rows(), e.inputs[1].shape[0], e.inputs[1].shape[1]);
     let [bias, scale, residual] = op.optional_inputs();
     let y = e.outputs[0].clone();
-    let mut factors = Factors::default();
+    let mut factors = QuantisationScales::default();
     let (x, weight, operand) = if e.inputs[0].factors != 0 && e.inputs[1].eight != 0 {
         // The inverse follows the factor.
         (factors.a, factors.b) = (e.inputs[0].factors + INVERSE, e.inputs[1].factors + INVERSE);
@@ -125,13 +125,13 @@ fn tail(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
     let (count, n) = (y.shape.elements(), y.shape.last());
     let variant = activation_variant(op.activation).with("Y", y.storage.name());
     if y.storage == Storage::E4m3 {
-        let arguments = Arguments::new().pointers(&[x.address, y.address, y.factors]).u64(count);
+        let arguments = KernelArguments::new().pointers(&[x.address, y.address, y.factors]).u64(count);
         e.spread(variant.with("X", x.storage.name()), "activation_quantised", count, PACK, arguments);
         return;
     }
     let (scale, residual) = (scale.map_or(0, |i| e.inputs[i].address), residual.map(|i| e.inputs[i].clone()));
     let variant = variant.with("R", residual.as_ref().map_or(y.storage, |r| r.storage).name());
-    let arguments = Arguments::new().pointers(&[y.address, scale, residual.map_or(0, |r| r.address)]);
+    let arguments = KernelArguments::new().pointers(&[y.address, scale, residual.map_or(0, |r| r.address)]);
     e.spread(variant, "linear_epilogue", count, PACK, arguments.u32(n).u64(count));
 }
 

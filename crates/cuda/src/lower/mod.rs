@@ -27,12 +27,12 @@ use vit_graph::ops::{Activation, Dropout, LayerNorm, Op, Operation};
 use vit_graph::{Hint, Shape};
 
 use crate::Precision;
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::driver::memory::ALIGNMENT;
 use crate::plan::prepare::Profile;
 use crate::plan::storage::Storage;
-use crate::run::arguments::Arguments;
-use crate::run::launch::{Kernel, Request};
+use crate::run::arguments::KernelArguments;
+use crate::run::launch::{KernelLaunch, Request};
 
 /// A value as a kernel sees it.
 #[derive(Debug, Clone)]
@@ -69,24 +69,24 @@ pub(crate) struct Emitter {
     /// Whether the node is part of a training step.
     pub training: bool,
     pub requests: Vec<Request>,
-    scratch: Region,
+    scratch: BumpRegion,
     /// Scratch memory of the node's products, which run one after another.
     workspace: Option<u64>,
-    tables: Region,
+    tables: BumpRegion,
     /// What the tables hold, to be there before the first run.
     pub contents: Vec<(u64, Vec<u8>)>,
 }
 
 /// Memory that is handed out piece by piece.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Region {
+pub(crate) struct BumpRegion {
     pub base: u64,
     pub used: usize,
 }
 
-impl Region {
+impl BumpRegion {
     pub fn at(base: u64) -> Self {
-        Region { base, used: 0 }
+        BumpRegion { base, used: 0 }
     }
 
     fn take(&mut self, bytes: usize) -> u64 {
@@ -117,9 +117,9 @@ impl Emitter {
             hopper,
             training: false,
             requests: Vec::new(),
-            scratch: Region::at(scratch),
+            scratch: BumpRegion::at(scratch),
             workspace: None,
-            tables: Region::at(tables),
+            tables: BumpRegion::at(tables),
             contents: Vec::new(),
         }
     }
@@ -148,14 +148,14 @@ impl Emitter {
 
     fn kernel(
         &mut self,
-        variant: Variant,
+        variant: KernelVariant,
         name: &'static str,
         grid: [usize; 3],
         threads: usize,
         shared: usize,
-        arguments: Arguments,
+        arguments: KernelArguments,
     ) {
-        self.requests.push(Request::Kernel(Kernel {
+        self.requests.push(Request::Kernel(KernelLaunch {
             variant,
             name,
             grid,
@@ -167,7 +167,14 @@ impl Emitter {
     }
 
     /// A kernel whose threads have `each` of `count` elements.
-    fn spread(&mut self, variant: Variant, name: &'static str, count: usize, each: usize, arguments: Arguments) {
+    fn spread(
+        &mut self,
+        variant: KernelVariant,
+        name: &'static str,
+        count: usize,
+        each: usize,
+        arguments: KernelArguments,
+    ) {
         if count > 0 {
             self.kernel(variant, name, [count.div_ceil(each * THREADS), 1, 1], THREADS, 0, arguments);
         }
@@ -212,8 +219,8 @@ impl Emitter {
     }
 
     fn quantise(&mut self, (from, stored): (u64, Storage), to: u64, factors: u64, count: usize) {
-        let variant = Variant::new(&compile::FP8).with("X", stored.name());
-        self.spread(variant, "quantise", count, PACK, Arguments::new().pointers(&[from, to, factors]).u64(count));
+        let variant = KernelVariant::new(&compile::FP8).with("X", stored.name());
+        self.spread(variant, "quantise", count, PACK, KernelArguments::new().pointers(&[from, to, factors]).u64(count));
     }
 }
 
@@ -270,7 +277,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::AttentionGrad(op) => attention::backward(&op.0, e)?,
         Op::LayerNorm(op) => norm::forward(op, None, None, e),
         Op::AddLayerNorm(op) => norm::forward(&op.0, Some(1), None, e),
-        Op::LayerNormGrad(_) => norm::backward(norm::Along::default(), e),
+        Op::LayerNormGrad(_) => norm::backward(norm::NormGradFusion::default(), e),
         Op::Softmax(_) => rows::softmax(e),
         Op::SoftmaxGrad(_) => rows::softmax_grad(e),
         Op::Activation(op) => rows::activation(*op, e),
@@ -299,7 +306,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
     Ok(())
 }
 
-pub(crate) use norm::Along as NormGradAlong;
+pub(crate) use norm::NormGradFusion;
 pub(crate) use optimise::{is_optimiser, share_launch};
 pub(crate) use rows::takes_sums;
 
@@ -314,7 +321,7 @@ pub(crate) fn dropped_add_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
 }
 
 /// A layer norm's gradient and what runs with it: inputs and outputs of that follow its own.
-pub(crate) fn norm_grad(along: NormGradAlong, e: &mut Emitter) {
+pub(crate) fn norm_grad(along: NormGradFusion, e: &mut Emitter) {
     norm::backward(along, e);
 }
 

@@ -3,8 +3,8 @@
 use vit_graph::ops::{Broadcast, Concat, Pad, Permute, Slice};
 
 use super::{Emitter, Operand};
-use crate::compile::{self, Variant};
-use crate::run::arguments::{Arguments, Fields};
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
 /// As many axes as a kernel walks.
@@ -72,7 +72,7 @@ fn copy(
     }
     let packs = count / vec;
     let padded = |list: &[usize]| [list, &vec![0; MAX_AXES - list.len()]].concat();
-    let walk = Fields::new()
+    let walk = CStruct::new()
         .u32(extents.len())
         .u32(if vec == 1 { 1 } else { from_inner })
         .u32s(&padded(&extents))
@@ -80,12 +80,12 @@ fn copy(
         .u64s(&padded(&strides[1]))
         .u64(from_offset as u64)
         .u64(to_offset as u64);
-    let variant = Variant::new(&compile::MOVEMENT)
+    let variant = KernelVariant::new(&compile::MOVEMENT)
         .with("X", from.storage.name())
         .with("Y", to.storage.name())
         .with("VEC", vec)
         .with("INDEX", index_type(packs));
-    let arguments = Arguments::new().pointer(from.address).pointer(to.address).fields(walk).u64(packs);
+    let arguments = KernelArguments::new().pointer(from.address).pointer(to.address).fields(walk).u64(packs);
     e.spread(variant, "copy", packs, 1, arguments);
     Ok(())
 }

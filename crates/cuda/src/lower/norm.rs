@@ -4,9 +4,9 @@ use vit_graph::Shape;
 use vit_graph::ops::{Dropout, LayerNorm};
 
 use super::{Emitter, rows};
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
-use crate::run::arguments::{Arguments, Fields};
+use crate::run::arguments::{CStruct, KernelArguments};
 
 /// How many threads share a row: part of a warp for short rows, a warp up to 1024 elements, a block for more.
 fn lanes(dim: usize) -> usize {
@@ -26,11 +26,11 @@ const BLOCKS: usize = 6;
 
 /// What a kernel needs to know of stochastic depth, with the seed at an address; rows of `shape` that belong to one sample
 /// share a decision.
-fn depth(drop: Option<(Dropout, u64)>, shape: &Shape) -> Fields {
+fn depth(drop: Option<(Dropout, u64)>, shape: &Shape) -> CStruct {
     let rows = shape.rows() / shape.first().copied().unwrap_or(1).max(1);
     match drop {
         Some((op, seed)) => rows::mask(op).u32(rows.max(1)).u64(seed),
-        None => Fields::new().u32s(&[0, 0]).f32(1.0).u32(1).u64(0),
+        None => CStruct::new().u32s(&[0, 0]).f32(1.0).u32(1).u64(0),
     }
 }
 
@@ -41,7 +41,7 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropou
     let (rows, dim) = (y.shape.rows(), y.shape.last());
     let (lanes, parameters) = (lanes(dim), 1 + addend.map_or(0, |_| 1));
     let [gamma, beta] = [e.inputs[parameters].address, e.inputs[parameters + 1].address];
-    let mut variant = Variant::new(&compile::NORM)
+    let mut variant = KernelVariant::new(&compile::NORM)
         .with("DIM", dim)
         .with("LANES", lanes)
         .with("X", x.storage.name())
@@ -62,7 +62,7 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropou
     let per_block = rows_per_block(lanes);
     // A short input is spread over all multiprocessors first.
     let turns = rows.div_ceil(per_block * 8 * e.multiprocessors).clamp(1, TURNS);
-    let arguments = Arguments::new()
+    let arguments = KernelArguments::new()
         .pointers(&[x, second, gamma, beta])
         .f32(op.epsilon)
         .u32(rows)
@@ -76,7 +76,7 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropou
 
 /// What runs with the gradient of a norm.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Along {
+pub(crate) struct NormGradFusion {
     /// A term that is added to `dx`.
     pub residual: bool,
     /// The gradient of stochastic depth, which takes `dx`.
@@ -87,7 +87,7 @@ pub(crate) struct Along {
 
 /// From `dy, x, gamma, mean, rstd`, and perhaps a term that is added to `dx` and the seed of what drops samples, to
 /// `dx, dgamma, dbeta`, and perhaps to what is left of `dx` and to sums over all rows.
-pub(super) fn backward(along: Along, e: &mut Emitter) {
+pub(super) fn backward(along: NormGradFusion, e: &mut Emitter) {
     let (dy, x, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, dim) = (x.shape.rows(), x.shape.last());
     let lanes = lanes(dim);
@@ -97,7 +97,7 @@ pub(super) fn backward(along: Along, e: &mut Emitter) {
     let dropped = along.drop.map_or((0, dx.storage), |_| (e.outputs[3].address, e.outputs[3].storage));
     let sums = e.outputs.last().filter(|_| along.sums).map_or((0, Storage::F32), |s| (s.address, s.storage));
     let parts = 2 + usize::from(along.sums);
-    let variant = Variant::new(&compile::NORM)
+    let variant = KernelVariant::new(&compile::NORM)
         .with("DIM", dim)
         .with("LANES", lanes)
         .with("DY", dy.storage.name())
@@ -116,14 +116,14 @@ pub(super) fn backward(along: Along, e: &mut Emitter) {
     // Few blocks with many rows: each adds up its own share of the parameters' gradients.
     let blocks = rows.div_ceil(per_block).clamp(1, BLOCKS * e.multiprocessors);
     let partials = if dgamma | dbeta | sums != 0 { e.scratch(blocks * parts * dim * 4) } else { 0 };
-    let arguments = Arguments::new()
+    let arguments = KernelArguments::new()
         .pointers(&[dy, x, gamma, mean, rstd, residual.0])
         .u32(rows)
         .pointers(&[dx, partials, dropped.0])
         .fields(depth);
     e.kernel(variant.clone(), "layer_norm_grad", [blocks, 1, 1], per_block * lanes, 0, arguments);
     if partials != 0 {
-        let arguments = Arguments::new().pointer(partials).u32(blocks).pointers(&[dgamma, dbeta, sums]);
+        let arguments = KernelArguments::new().pointer(partials).u32(blocks).pointers(&[dgamma, dbeta, sums]);
         e.kernel(variant, "layer_norm_grad_parameters", [(parts * dim).div_ceil(8), 1, 1], 256, 0, arguments);
     }
 }

@@ -1,13 +1,13 @@
 //! Optimiser updates and the global norm of the gradients, each for all tensors in few launches (multi-tensor apply).
 //!
-//! To add an optimiser: a kernel in `kernels/optimise.cu`, an arm in [`UpdateRule::of`].
+//! To add an optimiser: a kernel in `kernels/optimise.cu`, an arm in [`UpdateKernel::of`].
 
 use vit_graph::Node;
 use vit_graph::ops::{CLIP_EPSILON, Op};
 
 use super::{Emitter, Operand};
-use crate::compile::{self, Variant};
-use crate::run::arguments::{Arguments, Fields};
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::{CStruct, KernelArguments};
 
 /// Elements of one block: `CHUNK` of the kernels.
 const CHUNK: usize = 8192;
@@ -19,23 +19,23 @@ fn blocks(elements: usize) -> usize {
 /// `Chunk` of the kernels for every block: the tensor and the chunk of it.
 fn chunks(counts: &[usize]) -> Vec<u8> {
     let parts = counts.iter().enumerate().flat_map(|(tensor, &count)| (0..blocks(count)).map(move |i| [tensor, i]));
-    parts.flat_map(|chunk| Fields::new().u32s(&chunk).finish()).collect()
+    parts.flat_map(|chunk| CStruct::new().u32s(&chunk).finish()).collect()
 }
 
 pub(super) fn global_norm(e: &mut Emitter) {
     let counts: Vec<usize> = e.inputs.iter().map(|x| x.shape.elements()).collect();
     let gradients =
-        e.inputs.iter().zip(&counts).flat_map(|(x, &n)| Fields::new().u64(x.address).u64(n as u64).finish());
+        e.inputs.iter().zip(&counts).flat_map(|(x, &n)| CStruct::new().u64(x.address).u64(n as u64).finish());
     let gradients = gradients.collect();
     let blocks: usize = counts.iter().map(|&count| blocks(count)).sum();
     let (gradients, chunks) = (e.table(gradients), e.table(chunks(&counts)));
     let (partials, norm) = (e.scratch(4 * blocks), e.outputs[0].address);
-    let variant = Variant::new(&compile::OPTIMISE);
+    let variant = KernelVariant::new(&compile::OPTIMISE);
     if blocks > 0 {
-        let arguments = Arguments::new().pointers(&[gradients, chunks, partials]);
+        let arguments = KernelArguments::new().pointers(&[gradients, chunks, partials]);
         e.kernel(variant.clone(), "sum_squares", [blocks, 1, 1], 256, 0, arguments);
     }
-    let arguments = Arguments::new().pointer(partials).u32(blocks).pointer(norm);
+    let arguments = KernelArguments::new().pointer(partials).u32(blocks).pointer(norm);
     e.kernel(variant, "root_of_sum", [1, 1, 1], 256, 0, arguments);
 }
 
@@ -43,14 +43,14 @@ pub(super) fn global_norm(e: &mut Emitter) {
 ///
 /// Its inputs are the parameter, the gradient (or new value), `state` tensors of optimiser state, the learning rate (or
 /// whatever else each tensor has one of), and scalars that all tensors share. Its outputs are the new parameter and state.
-struct UpdateRule {
+struct UpdateKernel {
     kernel: &'static str,
     /// Tensors of optimiser state, at most two.
     state: usize,
     /// Scalar inputs after the rate; a launch passes those of the first tensor.
     shared_scalars: usize,
     /// The kernel's struct of hyperparameters, one for all tensors of a launch.
-    hyperparameters: Option<Fields>,
+    hyperparameters: Option<CStruct>,
     /// Weight decay of this tensor, added to the gradient and to the update (decoupled, as in AdamW).
     weight_decay: [f32; 2],
     /// Whether the update is scaled by the ratio of the parameter's norm to its own (LAMB).
@@ -59,9 +59,9 @@ struct UpdateRule {
     second_pass: Option<&'static str>,
 }
 
-impl UpdateRule {
-    fn of(op: &Op) -> Option<UpdateRule> {
-        let rule = UpdateRule {
+impl UpdateKernel {
+    fn of(op: &Op) -> Option<UpdateKernel> {
+        let rule = UpdateKernel {
             kernel: "",
             state: 0,
             shared_scalars: 0,
@@ -71,12 +71,12 @@ impl UpdateRule {
             second_pass: None,
         };
         Some(match op {
-            Op::Adam(adam) => UpdateRule {
+            Op::Adam(adam) => UpdateKernel {
                 kernel: "adam",
                 state: 2,
                 shared_scalars: 2,
                 hyperparameters: Some(
-                    Fields::new()
+                    CStruct::new()
                         .f32(adam.beta1)
                         .f32(adam.beta2)
                         .f32(adam.epsilon)
@@ -88,12 +88,12 @@ impl UpdateRule {
                 trust_ratio: adam.trust_ratio,
                 second_pass: Some("adam_with_trust"),
             },
-            Op::Sgd(sgd) => UpdateRule {
+            Op::Sgd(sgd) => UpdateKernel {
                 kernel: "sgd",
                 state: 1,
                 shared_scalars: 2,
                 hyperparameters: Some(
-                    Fields::new()
+                    CStruct::new()
                         .f32(sgd.momentum)
                         .f32(sgd.dampening)
                         .f32(sgd.clip.unwrap_or(0.0))
@@ -104,9 +104,9 @@ impl UpdateRule {
                 weight_decay: [sgd.weight_decay, 0.0],
                 ..rule
             },
-            Op::MovingAverage(_) => UpdateRule { kernel: "moving_average", shared_scalars: 1, ..rule },
+            Op::MovingAverage(_) => UpdateKernel { kernel: "moving_average", shared_scalars: 1, ..rule },
             // The kernel reads the norm where an optimiser has its rate.
-            Op::GuardedUpdate(_) => UpdateRule { kernel: "guarded_update", ..rule },
+            Op::GuardedUpdate(_) => UpdateKernel { kernel: "guarded_update", ..rule },
             _ => return None,
         })
     }
@@ -145,7 +145,7 @@ fn tables(e: &mut Emitter, tensors: &[TensorUpdate]) -> [u64; 2] {
     let (mut table, mut first_block) = (Vec::new(), 0);
     for tensor in tensors {
         let addresses = tensor.inputs.iter().chain(&tensor.outputs).chain([&tensor.rate]);
-        let fields = addresses.fold(Fields::new(), |fields, &address| fields.u64(address)).u64(tensor.count as u64);
+        let fields = addresses.fold(CStruct::new(), |fields, &address| fields.u64(address)).u64(tensor.count as u64);
         let [coupled, decoupled] = tensor.weight_decay;
         let fields = fields.f32(coupled).f32(decoupled).u32(usize::from(tensor.trust_ratio)).u32(first_block);
         table.extend(fields.finish());
@@ -157,7 +157,7 @@ fn tables(e: &mut Emitter, tensors: &[TensorUpdate]) -> [u64; 2] {
 
 /// Whether an operation is the update of a parameter.
 pub(super) fn is_update(op: &Op) -> bool {
-    UpdateRule::of(op).is_some()
+    UpdateKernel::of(op).is_some()
 }
 
 /// Whether an operation updates a parameter from its gradient.
@@ -167,7 +167,7 @@ pub(crate) fn is_optimiser(op: &Op) -> bool {
 
 /// Whether two updates can share a launch: everything that they differ in is in the tables.
 pub(crate) fn share_launch(a: &Node, b: &Node) -> bool {
-    let (Some(x), Some(y)) = (UpdateRule::of(&a.op), UpdateRule::of(&b.op)) else { return false };
+    let (Some(x), Some(y)) = (UpdateKernel::of(&a.op), UpdateKernel::of(&b.op)) else { return false };
     let shared = |node: &Node| node.inputs[node.inputs.len() - x.shared_scalars..].to_vec();
     x.kernel == y.kernel && x.hyperparameters == y.hyperparameters && shared(a) == shared(b)
 }
@@ -175,7 +175,7 @@ pub(crate) fn share_launch(a: &Node, b: &Node) -> bool {
 /// The launches of updates of which any two [`share_launch`]; the emitter has the inputs and outputs of all of them, one
 /// update after another.
 pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
-    let rules: Vec<UpdateRule> = ops.iter().filter_map(|op| UpdateRule::of(op)).collect();
+    let rules: Vec<UpdateKernel> = ops.iter().filter_map(|op| UpdateKernel::of(op)).collect();
     let Some(first) = rules.first() else { return };
     let (inputs, outputs) = (e.inputs.len() / ops.len(), e.outputs.len() / ops.len());
     let operands = e.inputs.chunks(inputs).zip(e.outputs.chunks(outputs));
@@ -194,10 +194,11 @@ pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
     let scalars: Vec<u64> = e.inputs[inputs - first.shared_scalars..inputs].iter().map(|x| x.address).collect();
     let partials = first.second_pass.map(|_| if scaled_blocks > 0 { e.scratch(8 * all_blocks) } else { 0 });
     let launch = |e: &mut Emitter, kernel: &'static str, chunks: u64, blocks: usize| {
-        let arguments = Arguments::new().pointers(&[table, chunks]).pointers(&scalars).pointers(partials.as_slice());
+        let arguments =
+            KernelArguments::new().pointers(&[table, chunks]).pointers(&scalars).pointers(partials.as_slice());
         let arguments = first.hyperparameters.iter().fold(arguments, |all, fields| all.fields(fields.clone()));
         if blocks > 0 {
-            e.kernel(Variant::new(&compile::OPTIMISE), kernel, [blocks, 1, 1], 256, 0, arguments);
+            e.kernel(KernelVariant::new(&compile::OPTIMISE), kernel, [blocks, 1, 1], 256, 0, arguments);
         }
     };
     launch(e, first.kernel, chunk_table, all_blocks);

@@ -5,17 +5,17 @@ use vit_graph::ops::{ImageLayout, Patchify, Unpatchify};
 
 use super::Emitter;
 use super::movement::index_type;
-use crate::compile::{self, Variant};
-use crate::run::arguments::{Arguments, Fields};
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::{CStruct, KernelArguments};
 
-fn cut(op: &Patchify, image: &Shape) -> Fields {
+fn cut(op: &Patchify, image: &Shape) -> CStruct {
     let [_, height, width, channels] = op.extents(image);
     let [rows, columns] = op.grid(image);
     let strides = match op.layout {
         ImageLayout::ChannelsLast => [height * width * channels, width * channels, channels, 1],
         ImageLayout::ChannelsFirst => [height * width * channels, width, 1, height * width],
     };
-    Fields::new().u32s(&[height, width, channels, op.patch[0], op.patch[1], rows, columns]).u64s(&strides)
+    CStruct::new().u32s(&[height, width, channels, op.patch[0], op.patch[1], rows, columns]).u64s(&strides)
 }
 
 /// Elements that are neighbours in the image and in a patch, and start at a multiple of their number in both.
@@ -30,21 +30,21 @@ pub(super) fn patchify(op: &Patchify, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let vec = pack(op, &x.shape);
     let packs = y.shape.elements() / vec;
-    let variant = Variant::new(&compile::PATCHIFY)
+    let variant = KernelVariant::new(&compile::PATCHIFY)
         .with("X", x.storage.name())
         .with("Y", y.storage.name())
         .with("VEC", vec)
         .with("INDEX", index_type(packs));
-    let arguments = Arguments::new().pointer(x.address).pointer(y.address).fields(cut(op, &x.shape)).u64(packs);
+    let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).fields(cut(op, &x.shape)).u64(packs);
     e.spread(variant, "patchify", packs, 1, arguments);
 }
 
 pub(super) fn unpatchify(op: &Unpatchify, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
-    let variant = Variant::new(&compile::PATCHIFY).with("X", x.storage.name()).with("Y", y.storage.name());
+    let variant = KernelVariant::new(&compile::PATCHIFY).with("X", x.storage.name()).with("Y", y.storage.name());
     let first = usize::from(op.patchify.layout == ImageLayout::ChannelsFirst);
-    let arguments = Arguments::new()
+    let arguments = KernelArguments::new()
         .pointer(x.address)
         .pointer(y.address)
         .fields(cut(&op.patchify, &op.image))

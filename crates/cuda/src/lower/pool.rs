@@ -3,19 +3,19 @@
 use vit_graph::ops::{Pool2d, PoolMode};
 
 use super::{Emitter, PACK};
-use crate::compile::{self, Variant};
-use crate::run::arguments::{Arguments, Fields};
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::{CStruct, KernelArguments};
 
-fn shape(op: &Pool2d, x: &[usize], y: &[usize]) -> Fields {
-    Fields::new().u32s(&x[1..4]).u32s(&y[1..3]).u32s(&op.kernel).u32s(&op.stride).u32s(&[
+fn shape(op: &Pool2d, x: &[usize], y: &[usize]) -> CStruct {
+    CStruct::new().u32s(&x[1..4]).u32s(&y[1..3]).u32s(&op.kernel).u32s(&op.stride).u32s(&[
         op.padding[0][0],
         op.padding[1][0],
         usize::from(op.count_padding),
     ])
 }
 
-fn variant(op: &Pool2d, pack: usize) -> Variant {
-    Variant::new(&compile::POOL).with("MAX", usize::from(op.pooling == PoolMode::Max)).with("VEC", pack)
+fn variant(op: &Pool2d, pack: usize) -> KernelVariant {
+    KernelVariant::new(&compile::POOL).with("MAX", usize::from(op.pooling == PoolMode::Max)).with("VEC", pack)
 }
 
 /// Neighbouring channels of a thread.
@@ -28,7 +28,8 @@ pub(super) fn forward(op: &Pool2d, e: &mut Emitter) {
     let pack = pack(x.shape.last());
     let count = y.shape.elements() / pack;
     let variant = variant(op, pack).with("X", x.storage.name()).with("Y", y.storage.name());
-    let arguments = Arguments::new().pointers(&[x.address, y.address]).fields(shape(op, &x.shape, &y.shape)).u64(count);
+    let arguments =
+        KernelArguments::new().pointers(&[x.address, y.address]).fields(shape(op, &x.shape, &y.shape)).u64(count);
     e.spread(variant, "pool", count, 1, arguments);
 }
 
@@ -44,11 +45,11 @@ pub(super) fn backward(op: &Pool2d, e: &mut Emitter) {
     if op.pooling == PoolMode::Max {
         taps = e.scratch(bytes * dy.shape.elements());
         let count = dy.shape.elements() / pack;
-        let arguments = Arguments::new().pointers(&[x.address, taps]).fields(shape.clone()).u64(count);
+        let arguments = KernelArguments::new().pointers(&[x.address, taps]).fields(shape.clone()).u64(count);
         e.spread(variant.clone().with("X", x.storage.name()), "choose", count, 1, arguments);
     }
     let count = dx.shape.elements() / pack;
     let variant = variant.with("DY", dy.storage.name()).with("Y", dx.storage.name());
-    let arguments = Arguments::new().pointers(&[dy.address, taps, dx.address]).fields(shape).u64(count);
+    let arguments = KernelArguments::new().pointers(&[dy.address, taps, dx.address]).fields(shape).u64(count);
     e.spread(variant, "pool_grad", count, 1, arguments);
 }

@@ -4,9 +4,9 @@ use vit_graph::ops::{Reduce, Reduction};
 
 use super::movement::{MAX_AXES, collapse};
 use super::{Emitter, Operand, THREADS};
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
-use crate::run::arguments::{Arguments, Fields};
+use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
 /// The most blocks along a grid's last axis.
@@ -58,51 +58,56 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
                 part
             };
             let axes = summed.iter().filter(|s| **s).count();
-            let walk = Fields::new()
+            let walk = CStruct::new()
                 .u32(summed.len() - axes)
                 .u32(axes)
                 .u32s(&part(false, &extents))
                 .u32s(&part(true, &extents))
                 .u64s(&part(false, &from))
                 .u64s(&part(true, &from));
-            let arguments =
-                Arguments::new().pointer(x.address).pointer(y.address).fields(walk).u64(results).u64(count).f32(factor);
+            let arguments = KernelArguments::new()
+                .pointer(x.address)
+                .pointer(y.address)
+                .fields(walk)
+                .u64(results)
+                .u64(count)
+                .f32(factor);
             e.kernel(variant(&x, y.storage), "sum_strided", [results.div_ceil(WARPS), 1, 1], THREADS, 0, arguments);
         }
     }
     Ok(())
 }
 
-fn variant(x: &Operand, y: Storage) -> Variant {
-    Variant::new(&compile::REDUCE).with("X", x.storage.name()).with("Y", y.name())
+fn variant(x: &Operand, y: Storage) -> KernelVariant {
+    KernelVariant::new(&compile::REDUCE).with("X", x.storage.name()).with("Y", y.name())
 }
 
 fn sum_rows(e: &mut Emitter, x: &Operand, y: &Operand, rows: usize, count: usize, factor: f32) {
-    let arguments = Arguments::new().pointer(x.address).pointer(y.address).u64(rows).u64(count).f32(factor);
+    let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).u64(rows).u64(count).f32(factor);
     e.kernel(variant(x, y.storage), "sum_rows", [rows.div_ceil(WARPS), 1, 1], THREADS, 0, arguments);
 }
 
 /// How the rows of a matrix are divided among blocks that each add up some of its columns.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Splits {
+pub(super) struct RowSplits {
     pub count: usize,
     pub rows: usize,
 }
 
-impl Splits {
+impl RowSplits {
     /// For blocks of `columns` out of `all` columns: one split would leave most of the GPU idle, and a few blocks more than
     /// have room at once would run alone in the end.
     pub fn new(e: &Emitter, rows: usize, all: usize, columns: usize) -> Self {
         let wanted = (8 * e.multiprocessors / all.div_ceil(columns).max(1)).max(1);
         let of_each = rows.div_ceil(wanted).max(64);
-        Splits { count: rows.div_ceil(of_each), rows: of_each }
+        RowSplits { count: rows.div_ceil(of_each), rows: of_each }
     }
 }
 
 /// Sums of columns, in two stages where one would leave most of the GPU idle.
 fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], factor: f32) {
     let [outer, count, inner] = extents;
-    let splits = Splits::new(e, count, outer * inner, columns_of_a_block(inner));
+    let splits = RowSplits::new(e, count, outer * inner, columns_of_a_block(inner));
     if splits.count == 1 {
         columns(e, variant(x, y.storage), [x.address, y.address], extents, splits, factor);
         return;
@@ -114,21 +119,21 @@ fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], f
 
 /// Adds up what the splits of a first stage left, one row of results for each.
 pub(super) fn sum_splits(e: &mut Emitter, partials: u64, y: &Operand, count: usize, factor: f32) {
-    let variant = Variant::new(&compile::REDUCE).with("X", "float").with("Y", y.storage.name());
+    let variant = KernelVariant::new(&compile::REDUCE).with("X", "float").with("Y", y.storage.name());
     let extents = [1, count, y.shape.elements()];
-    columns(e, variant, [partials, y.address], extents, Splits { count: 1, rows: count }, factor);
+    columns(e, variant, [partials, y.address], extents, RowSplits { count: 1, rows: count }, factor);
 }
 
 fn columns(
     e: &mut Emitter,
-    variant: Variant,
+    variant: KernelVariant,
     [from, to]: [u64; 2],
     [outer, count, inner]: [usize; 3],
-    splits: Splits,
+    splits: RowSplits,
     factor: f32,
 ) {
     let grid = [inner.div_ceil(columns_of_a_block(inner)), splits.count, outer];
-    let arguments = Arguments::new().pointer(from).pointer(to).u32(count).u64(inner).u32(splits.rows).f32(factor);
+    let arguments = KernelArguments::new().pointer(from).pointer(to).u32(count).u64(inner).u32(splits.rows).f32(factor);
     e.kernel(variant.with("VEC", pack(inner)), "sum_columns", grid, THREADS, 0, arguments);
 }
 

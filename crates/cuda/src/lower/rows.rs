@@ -2,21 +2,22 @@
 
 use vit_graph::ops::{Activation, Dropout, Granularity, Operation};
 
-use super::reduce::{self, Splits};
+use super::reduce::{self, RowSplits};
 use super::{Emitter, PACK, THREADS};
-use crate::compile::{self, Variant};
-use crate::run::arguments::{Arguments, Fields};
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::{CStruct, KernelArguments};
 
 /// `activation.cu` for an activation, whose struct there has the name that it has in the graph.
-pub(super) fn activation_variant(activation: Option<Activation>) -> Variant {
-    Variant::new(&compile::ACTIVATION).with("ACTIVATION", activation.map_or("identity", |activation| activation.name()))
+pub(super) fn activation_variant(activation: Option<Activation>) -> KernelVariant {
+    KernelVariant::new(&compile::ACTIVATION)
+        .with("ACTIVATION", activation.map_or("identity", |activation| activation.name()))
 }
 
 pub(super) fn activation(op: Activation, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
     let variant = activation_variant(Some(op)).with("X", x.storage.name()).with("Y", y.storage.name());
-    let arguments = Arguments::new().pointer(x.address).pointer(y.address).u64(count);
+    let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).u64(count);
     e.spread(variant, "activation", count, 2 * PACK, arguments);
 }
 
@@ -27,7 +28,7 @@ pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
         .with("X", x.storage.name())
         .with("DY", dy.storage.name())
         .with("Y", dx.storage.name());
-    let arguments = Arguments::new().pointers(&[x.address, dy.address, dx.address]).u64(count);
+    let arguments = KernelArguments::new().pointers(&[x.address, dy.address, dx.address]).u64(count);
     e.spread(variant, "activation_grad", count, PACK, arguments);
 }
 
@@ -44,13 +45,13 @@ pub(super) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
     let (x, dy, dx, sums) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone(), e.outputs[1].clone());
     let columns = sums.shape.elements();
     let rows = dx.shape.elements() / columns;
-    let splits = Splits::new(e, rows, columns, COLUMNS);
+    let splits = RowSplits::new(e, rows, columns, COLUMNS);
     let variant = activation_variant(Some(op))
         .with("X", x.storage.name())
         .with("DY", dy.storage.name())
         .with("Y", dx.storage.name());
     let partials = e.scratch(4 * splits.count * columns);
-    let arguments = Arguments::new()
+    let arguments = KernelArguments::new()
         .pointers(&[x.address, dy.address, dx.address])
         .u32(rows)
         .u32(columns)
@@ -67,8 +68,8 @@ const ROW_THREADS: usize = 128;
 pub(super) fn softmax(e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (rows, columns) = (y.shape.rows(), y.shape.last());
-    let variant = Variant::new(&compile::SOFTMAX).with("X", x.storage.name()).with("Y", y.storage.name());
-    let arguments = Arguments::new().pointer(x.address).pointer(y.address).u32(columns);
+    let variant = KernelVariant::new(&compile::SOFTMAX).with("X", x.storage.name()).with("Y", y.storage.name());
+    let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).u32(columns);
     if rows * columns > 0 {
         e.kernel(variant, "softmax", [rows, 1, 1], ROW_THREADS, 0, arguments);
     }
@@ -77,20 +78,20 @@ pub(super) fn softmax(e: &mut Emitter) {
 pub(super) fn softmax_grad(e: &mut Emitter) {
     let (y, dy, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, columns) = (dx.shape.rows(), dx.shape.last());
-    let variant = Variant::new(&compile::SOFTMAX)
+    let variant = KernelVariant::new(&compile::SOFTMAX)
         .with("X", y.storage.name())
         .with("DY", dy.storage.name())
         .with("Y", dx.storage.name());
-    let arguments = Arguments::new().pointers(&[y.address, dy.address, dx.address]).u32(columns);
+    let arguments = KernelArguments::new().pointers(&[y.address, dy.address, dx.address]).u32(columns);
     if rows * columns > 0 {
         e.kernel(variant, "softmax_grad", [rows, 1, 1], ROW_THREADS, 0, arguments);
     }
 }
 
 /// The mask of a dropout: a random word is kept if it is at least `rate · 2^32`.
-pub(super) fn mask(op: Dropout) -> Fields {
+pub(super) fn mask(op: Dropout) -> CStruct {
     let keep_from = (f64::from(op.rate) * 4294967296.0).ceil() as usize;
-    Fields::new().u32(op.stream as usize).u32(keep_from).f32(1.0 / (1.0 - op.rate))
+    CStruct::new().u32(op.stream as usize).u32(keep_from).f32(1.0 / (1.0 - op.rate))
 }
 
 pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
@@ -98,8 +99,8 @@ pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
     let count = y.shape.elements();
     let ty = vit_graph::Type::f32(x.shape.clone());
     let covers = op.elements_per_decision(&ty).max(1);
-    let variant = Variant::new(&compile::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
-    let arguments = Arguments::new().pointers(&[x.address, seed.address, y.address]).fields(mask(op));
+    let variant = KernelVariant::new(&compile::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
+    let arguments = KernelArguments::new().pointers(&[x.address, seed.address, y.address]).fields(mask(op));
     match op.granularity {
         Granularity::Element => e.spread(variant, "dropout_elements", count, 4, arguments.u64(count)),
         Granularity::Sample => {

@@ -3,8 +3,8 @@
 use vit_graph::ops::{Unwindows, Windows};
 
 use super::Emitter;
-use crate::compile::{self, Variant};
-use crate::run::arguments::{Arguments, Fields};
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::{CStruct, KernelArguments};
 
 pub(super) fn cut(op: &Windows, e: &mut Emitter) {
     let image = e.inputs[0].shape.to_vec();
@@ -20,18 +20,18 @@ fn move_pixels(kernel: &'static str, op: &Windows, image: &[usize], e: &mut Emit
     let (height, width, channels) = (image[1], image[2], image[3]);
     let vec = [8, 4, 2].into_iter().find(|&v| channels.is_multiple_of(v)).unwrap_or(1);
     let packs = y.shape.elements() / vec;
-    let fields = Fields::new()
+    let fields = CStruct::new()
         .u32s(&[height, width, channels / vec])
         .u32s(&op.grid(image))
         .u32s(&op.size)
         .u32s(&[op.shift[0] % height.max(1), op.shift[1] % width.max(1)]);
     // Divisions in 64 bits would take longer than the memory does.
     let index = if packs < 1 << 31 { "u32" } else { "u64" };
-    let variant = Variant::new(&compile::WINDOWS)
+    let variant = KernelVariant::new(&compile::WINDOWS)
         .with("VEC", vec)
         .with("INDEX", index)
         .with("X", x.storage.name())
         .with("Y", y.storage.name());
-    let arguments = Arguments::new().pointers(&[x.address, y.address]).fields(fields).u64(packs);
+    let arguments = KernelArguments::new().pointers(&[x.address, y.address]).fields(fields).u64(packs);
     e.spread(variant, kernel, packs, 1, arguments);
 }

@@ -15,11 +15,11 @@ use vit_graph::memory::storage;
 use vit_graph::ops::{Activation, Attention, Linear, Op};
 use vit_graph::{Graph, NodeId, Value};
 
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::lower::Operand;
 use crate::plan::storage::Storage;
-use crate::run::arguments::Arguments;
-use crate::run::launch::{Kernel, Request};
+use crate::run::arguments::KernelArguments;
+use crate::run::launch::{KernelLaunch, Request};
 
 /// How far from a factor its inverse lies: cuBLASLt takes factors at multiples of 16 bytes only.
 pub(crate) const INVERSE: u64 = 16;
@@ -155,8 +155,13 @@ impl EightBits {
             let columns = graph.shape(bound.gamma).elements();
             match &bound.linear {
                 None => {
-                    let arguments = Arguments::new().pointers(&[gamma, beta, scratch]).u32(columns);
-                    requests.push(kernel(Variant::new(&compile::FP8), "norm_bounds", count.div_ceil(256), arguments));
+                    let arguments = KernelArguments::new().pointers(&[gamma, beta, scratch]).u32(columns);
+                    requests.push(kernel(
+                        KernelVariant::new(&compile::FP8),
+                        "norm_bounds",
+                        count.div_ceil(256),
+                        arguments,
+                    ));
                 }
                 Some(rows) => {
                     let weight = operand(rows.weight);
@@ -166,18 +171,18 @@ impl EightBits {
                     });
                     let first =
                         |start: u64, bytes: usize| if start == 0 { 0 } else { start + (rows.first * bytes) as u64 };
-                    let arguments = Arguments::new()
+                    let arguments = KernelArguments::new()
                         .pointers(&[first(weight.eight, columns), weight.factors, gamma, beta])
                         .pointers(&[first(bias.0, bias.1.bytes()), scratch])
                         .u32(count)
                         .u32(columns);
-                    let variant = Variant::new(&compile::FP8).with("B", bias.1.name());
+                    let variant = KernelVariant::new(&compile::FP8).with("B", bias.1.name());
                     requests.push(kernel(variant, "linear_bounds", count.div_ceil(8), arguments));
                 }
             }
             let to = factors.get(value).copied().unwrap_or_default();
-            let arguments = Arguments::new().pointer(scratch).u32(count).pointer(to);
-            requests.push(kernel(Variant::new(&compile::FP8), "choose_factor", 1, arguments));
+            let arguments = KernelArguments::new().pointer(scratch).u32(count).pointer(to);
+            requests.push(kernel(KernelVariant::new(&compile::FP8), "choose_factor", 1, arguments));
         }
         requests
     }
@@ -195,8 +200,8 @@ impl Bound {
     }
 }
 
-fn kernel(variant: Variant, name: &'static str, blocks: usize, arguments: Arguments) -> Request {
-    Request::Kernel(Kernel {
+fn kernel(variant: KernelVariant, name: &'static str, blocks: usize, arguments: KernelArguments) -> Request {
+    Request::Kernel(KernelLaunch {
         variant,
         name,
         grid: [blocks.max(1), 1, 1],

@@ -12,7 +12,7 @@ use crate::Precision;
 use crate::driver::error_with_hints;
 use crate::driver::failure::Training;
 use crate::driver::memory::ALIGNMENT;
-use crate::lower::{self, Emitter, NormGradAlong, Operand};
+use crate::lower::{self, Emitter, NormGradFusion, Operand};
 use crate::plan::fusion::{Gate, Group, Groups, drops_samples};
 use crate::plan::storage::{Storage, Storages};
 use crate::run::launch::Request;
@@ -290,7 +290,7 @@ impl Prepared {
             }
             Some(Group::NormGrad(group)) => {
                 let drop = group.drop.and_then(|drop| drops_samples(&self.graph.node(drop).op));
-                let along = NormGradAlong { residual: group.residual.is_some(), drop, sums: group.sums.is_some() };
+                let along = NormGradFusion { residual: group.residual.is_some(), drop, sums: group.sums.is_some() };
                 lower::norm_grad(along, &mut emitter);
             }
             Some(Group::DroppedAddNorm(group)) => {

@@ -1,15 +1,15 @@
-//! Kernel arguments: numbers and addresses laid out as C lays them out.
+//! KernelLaunch arguments: numbers and addresses laid out as C lays them out.
 
 /// The fields of a C struct, each aligned to its own size.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Fields {
+pub(crate) struct CStruct {
     bytes: Vec<u8>,
     alignment: usize,
 }
 
-impl Fields {
+impl CStruct {
     pub fn new() -> Self {
-        Fields::default()
+        CStruct::default()
     }
 
     fn push(mut self, field: &[u8]) -> Self {
@@ -49,14 +49,14 @@ impl Fields {
 
 /// The arguments of one launch, each in words of its own.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Arguments {
+pub(crate) struct KernelArguments {
     words: Vec<u64>,
     starts: Vec<usize>,
 }
 
-impl Arguments {
+impl KernelArguments {
     pub fn new() -> Self {
-        Arguments::default()
+        KernelArguments::default()
     }
 
     fn push(mut self, bytes: &[u8]) -> Self {
@@ -89,20 +89,20 @@ impl Arguments {
         self.push(&number.to_ne_bytes())
     }
 
-    pub fn fields(self, fields: Fields) -> Self {
+    pub fn fields(self, fields: CStruct) -> Self {
         self.push(&fields.finish())
     }
 
     /// With structs of 128 bytes before these.
     pub fn after(self, structs: &[[u64; 16]]) -> Self {
-        let first = structs.iter().fold(Arguments::new(), |arguments, words| {
+        let first = structs.iter().fold(KernelArguments::new(), |arguments, words| {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             arguments.push(&bytes)
         });
         let (mut words, mut starts) = (first.words, first.starts);
         starts.extend(self.starts.iter().map(|start| start + words.len()));
         words.extend(self.words);
-        Arguments { words, starts }
+        KernelArguments { words, starts }
     }
 
     /// Where each argument lies, as the driver wants to know it. Valid while `self` is neither moved nor dropped.
@@ -117,10 +117,10 @@ mod tests {
 
     #[test]
     fn structs_are_laid_out_as_in_c() {
-        let bytes = Fields::new().u32(1).u64(2).u32(3).finish();
+        let bytes = CStruct::new().u32(1).u64(2).u32(3).finish();
         assert_eq!(bytes.len(), 24);
         assert_eq!(bytes[8], 2);
         assert_eq!(bytes[16], 3);
-        assert_eq!(Fields::new().u32(1).f32(0.5).u32(7).finish().len(), 12);
+        assert_eq!(CStruct::new().u32(1).f32(0.5).u32(7).finish().len(), 12);
     }
 }

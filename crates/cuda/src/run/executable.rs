@@ -11,7 +11,7 @@ use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
 use vit_graph::ops::{Data, Op};
 use vit_graph::{GraphError, NodeId, Type, Value};
 
-use crate::compile::{self, Variant};
+use crate::compile::{self, KernelVariant};
 use crate::driver::failure;
 use crate::driver::memory::{DeviceBuffer, PinnedBuffer, download, upload};
 use crate::driver::{Gpu, check, error};
@@ -20,29 +20,29 @@ use crate::lower::conversion;
 use crate::plan::fp8;
 use crate::plan::prepare::{Bases, Prepared};
 use crate::plan::storage::Storage;
-use crate::run::arguments::Arguments;
-use crate::run::inputs::{Input, inputs};
-use crate::run::launch::{Kernel, Launch, Request};
-use crate::run::read_back::Answers;
+use crate::run::arguments::KernelArguments;
+use crate::run::inputs::{DeviceInput, inputs};
+use crate::run::launch::{KernelLaunch, ReadyLaunch, Request};
+use crate::run::read_back::ReadBack;
 
 /// One node, or a group of nodes.
-struct Step {
+struct LaunchStep {
     info: StepInfo,
-    launches: Vec<Launch>,
+    launches: Vec<ReadyLaunch>,
 }
 
 /// How far an executable has come.
-enum State {
+enum CaptureState {
     /// Nothing has run: the first run launches every kernel by itself, so that the libraries load what they need.
     Fresh,
     /// Everything has run once; the next run is captured.
     Warm,
     /// Graphs hold the whole run.
-    Captured(Vec<Segment>),
+    Captured(Vec<CapturedSegment>),
 }
 
 /// A stretch of a run, up to a step after which an input may be written again or to the end.
-struct Segment {
+struct CapturedSegment {
     graph: CapturedGraph,
     last: usize,
 }
@@ -80,15 +80,15 @@ impl Drop for Stream {
 /// A graph that is ready to run on a GPU.
 pub(crate) struct CudaExecutable {
     // Dropped in this order, after waiting for the stream.
-    state: State,
-    steps: Vec<Step>,
+    state: CaptureState,
+    steps: Vec<LaunchStep>,
     /// After all steps: new values of parameters that no kernel wrote in place, and copies of them in 16 bits.
-    updates: Vec<Launch>,
-    inputs: HashMap<String, Input>,
+    updates: Vec<ReadyLaunch>,
+    inputs: HashMap<String, DeviceInput>,
     outputs: HashMap<String, (Type, u64)>,
     parameters: HashMap<String, (Type, u64)>,
     staging: PinnedBuffer,
-    answers: Answers,
+    answers: ReadBack,
     arena: DeviceBuffer,
     stored: DeviceBuffer,
     prepared: Prepared,
@@ -129,7 +129,7 @@ impl CudaExecutable {
         }
         let updates = updates(p, &bases);
         let kernels = every_time.iter().flat_map(|(_, _, requests)| requests).chain(&once).chain(&updates);
-        let variants: Vec<Variant> = kernels.flat_map(Request::variants).collect();
+        let variants: Vec<KernelVariant> = kernels.flat_map(Request::variants).collect();
         gpu.load(&variants)?;
 
         let resolve = |requests: Vec<Request>| resolved(requests, &gpu, stream.0);
@@ -141,11 +141,11 @@ impl CudaExecutable {
         let order: Vec<NodeId> = every_time.iter().map(|(node, ..)| *node).collect();
         let mut steps = Vec::with_capacity(every_time.len());
         for (_, info, requests) in every_time {
-            steps.push(Step { info, launches: resolve(requests)? });
+            steps.push(LaunchStep { info, launches: resolve(requests)? });
         }
         let updates = resolve(updates)?;
         if arena.bytes > 0 {
-            Launch::Clear { to: arena.address, bytes: arena.bytes }.enqueue(&gpu, stream.0)?;
+            ReadyLaunch::Clear { to: arena.address, bytes: arena.bytes }.enqueue(&gpu, stream.0)?;
         }
         wait(&gpu, stream.0)?;
 
@@ -157,8 +157,8 @@ impl CudaExecutable {
             .filter(|(_, (_, address))| *address != 0)
             .collect();
         let staging = PinnedBuffer::new(&gpu, staged)?;
-        let answers = Answers::new(&gpu, p.graph.outputs().len())?;
-        let state = State::Fresh;
+        let answers = ReadBack::new(&gpu, p.graph.outputs().len())?;
+        let state = CaptureState::Fresh;
         Ok(CudaExecutable {
             state,
             steps,
@@ -199,7 +199,7 @@ impl CudaExecutable {
     }
 
     /// Records the whole run, in as many graphs as have marks between them.
-    fn capture(&self) -> Result<Vec<Segment>, GraphError> {
+    fn capture(&self) -> Result<Vec<CapturedSegment>, GraphError> {
         let mut ends: Vec<usize> = self.inputs.values().filter_map(|input| Some(input.free.as_ref()?.after)).collect();
         ends.push(self.steps.len());
         ends.sort_unstable();
@@ -207,7 +207,7 @@ impl CudaExecutable {
         let mut first = 0;
         let mut segments = Vec::with_capacity(ends.len());
         for last in ends {
-            segments.push(Segment { graph: self.capture_steps(first..=last)?, last });
+            segments.push(CapturedSegment { graph: self.capture_steps(first..=last)?, last });
             first = last + 1;
         }
         Ok(segments)
@@ -240,18 +240,18 @@ fn wait(gpu: &Gpu, stream: cu::CUstream) -> Result<(), GraphError> {
     check(unsafe { cu::cuStreamSynchronize(stream) }, "running")
 }
 
-fn resolved(requests: Vec<Request>, gpu: &Gpu, stream: cu::CUstream) -> Result<Vec<Launch>, GraphError> {
+fn resolved(requests: Vec<Request>, gpu: &Gpu, stream: cu::CUstream) -> Result<Vec<ReadyLaunch>, GraphError> {
     let mut launches = Vec::with_capacity(requests.len());
     for request in requests {
         match request {
             Request::Kernel(kernel) => launches.push(kernel.resolve(gpu)?),
             Request::Product(product) => launches.push(product.resolve(gpu, stream)?),
             Request::Fused(product, parts) => match product.algorithm(gpu, stream)? {
-                Some(gemm) => launches.push(Launch::Gemm(gemm)),
+                Some(gemm) => launches.push(ReadyLaunch::Matmul(gemm)),
                 None => launches.extend(resolved(parts, gpu, stream)?),
             },
-            Request::Clear { to, bytes } => launches.push(Launch::Clear { to, bytes }),
-            Request::Copy { to, from, bytes } => launches.push(Launch::Copy { to, from, bytes }),
+            Request::Clear { to, bytes } => launches.push(ReadyLaunch::Clear { to, bytes }),
+            Request::Copy { to, from, bytes } => launches.push(ReadyLaunch::Copy { to, from, bytes }),
         }
     }
     Ok(launches)
@@ -358,14 +358,14 @@ fn fill_with_noise(gpu: &Gpu, stream: cu::CUstream, buffer: &DeviceBuffer) -> Re
     if count == 0 {
         return Ok(());
     }
-    let kernel = Kernel {
-        variant: Variant::new(&compile::ARITHMETIC),
+    let kernel = KernelLaunch {
+        variant: KernelVariant::new(&compile::ARITHMETIC),
         name: "noise",
         grid: [count.div_ceil(256), 1, 1],
         threads: 256,
         shared: 0,
         maps: Vec::new(),
-        arguments: Arguments::new().pointer(buffer.address).u64(count),
+        arguments: KernelArguments::new().pointer(buffer.address).u64(count),
     };
     kernel.resolve(gpu)?.enqueue(gpu, stream)
 }
@@ -415,18 +415,18 @@ impl Executable for CudaExecutable {
         self.gpu.enter()?;
         self.await_inputs()?;
         match &self.state {
-            State::Fresh => {
+            CaptureState::Fresh => {
                 for step in 0..=self.steps.len() {
                     self.enqueue(step)?;
                     self.mark(step)?;
                 }
-                self.state = State::Warm;
+                self.state = CaptureState::Warm;
                 return Ok(());
             }
-            State::Warm => self.state = State::Captured(self.capture()?),
-            State::Captured(_) => {}
+            CaptureState::Warm => self.state = CaptureState::Captured(self.capture()?),
+            CaptureState::Captured(_) => {}
         }
-        if let State::Captured(segments) = &self.state {
+        if let CaptureState::Captured(segments) = &self.state {
             for segment in segments {
                 // SAFETY: the graph and the stream are live.
                 check(unsafe { cu::cuGraphLaunch(segment.graph.0, self.stream.0) }, "starting a run")?;

@@ -10,12 +10,12 @@ use crate::gemm::tuning::Event;
 use crate::plan::prepare::{Bases, Prepared};
 
 /// An input: its place on the GPU and in the host's buffer.
-pub(crate) struct Input {
+pub(crate) struct DeviceInput {
     pub ty: Type,
     pub address: u64,
     pub staged_at: usize,
     /// Where it may be written again; `None` for what is copied between runs.
-    pub free: Option<Free>,
+    pub free: Option<LastRead>,
     /// When the last copy from the host's buffer is done.
     pub copied: Event,
     /// Whether the next run must wait for that copy.
@@ -23,7 +23,7 @@ pub(crate) struct Input {
 }
 
 /// Until when a run reads an input: the next one is copied while the run goes on.
-pub(crate) struct Free {
+pub(crate) struct LastRead {
     /// The last step that reads it; the number of steps where what follows them does.
     pub after: usize,
     /// When the last run had come past that step.
@@ -38,7 +38,7 @@ pub(crate) fn inputs(
     p: &Prepared,
     bases: &Bases,
     steps: &[NodeId],
-) -> Result<(HashMap<String, Input>, usize), GraphError> {
+) -> Result<(HashMap<String, DeviceInput>, usize), GraphError> {
     let (mut inputs, mut staged) = (HashMap::new(), 0);
     let last_reads = last_reads(p, steps);
     for (node, input) in p.graph.inputs() {
@@ -48,8 +48,8 @@ pub(crate) fn inputs(
         let ty = input.ty.clone();
         let bytes = ty.bytes();
         let after = last_reads.get(&node).copied().filter(|_| bytes >= WORTH_OVERLAPPING);
-        let free = after.map(|after| Ok::<_, GraphError>(Free { after, reached: Event::new()? })).transpose()?;
-        let place = Input { ty, address, staged_at: staged, free, copied: Event::new()?, pending: false };
+        let free = after.map(|after| Ok::<_, GraphError>(LastRead { after, reached: Event::new()? })).transpose()?;
+        let place = DeviceInput { ty, address, staged_at: staged, free, copied: Event::new()?, pending: false };
         inputs.insert(input.name.clone(), place);
         staged += bytes.next_multiple_of(ALIGNMENT);
     }

@@ -4,18 +4,18 @@
 use cudarc::driver::sys as cu;
 use vit_graph::GraphError;
 
-use crate::compile::Variant;
-use crate::driver::{Function, Gpu, check};
-use crate::gemm::{Gemm, Product};
-use crate::run::arguments::Arguments;
+use crate::compile::KernelVariant;
+use crate::driver::{Gpu, KernelFunction, check};
+use crate::gemm::{CublasMatmul, MatrixProduct};
+use crate::run::arguments::KernelArguments;
 use crate::run::tensor_map::TensorMap;
 
 /// One thing for the GPU to do.
 pub(crate) enum Request {
-    Kernel(Kernel),
-    Product(Product),
+    Kernel(KernelLaunch),
+    Product(MatrixProduct),
     /// A product with everything that follows it in its epilogue, or these where cuBLASLt cannot do that.
-    Fused(Product, Vec<Request>),
+    Fused(MatrixProduct, Vec<Request>),
     /// Sets bytes to zero.
     Clear {
         to: u64,
@@ -30,7 +30,7 @@ pub(crate) enum Request {
 
 impl Request {
     /// The kernels to compile for it.
-    pub fn variants(&self) -> Vec<Variant> {
+    pub fn variants(&self) -> Vec<KernelVariant> {
         match self {
             Request::Kernel(kernel) => vec![kernel.variant.clone()],
             Request::Fused(_, parts) => parts.iter().flat_map(Request::variants).collect(),
@@ -40,8 +40,8 @@ impl Request {
 }
 
 /// A kernel with its grid and arguments.
-pub(crate) struct Kernel {
-    pub variant: Variant,
+pub(crate) struct KernelLaunch {
+    pub variant: KernelVariant,
     pub name: &'static str,
     pub grid: [usize; 3],
     pub threads: usize,
@@ -49,13 +49,13 @@ pub(crate) struct Kernel {
     pub shared: usize,
     /// Tensor maps, which are the first arguments.
     pub maps: Vec<TensorMap>,
-    pub arguments: Arguments,
+    pub arguments: KernelArguments,
 }
 
 /// A request that has its kernel or algorithm.
-pub(crate) enum Launch {
-    Kernel { function: Function, grid: [u32; 3], threads: u32, shared: u32, arguments: Arguments },
-    Gemm(Gemm),
+pub(crate) enum ReadyLaunch {
+    Kernel { function: KernelFunction, grid: [u32; 3], threads: u32, shared: u32, arguments: KernelArguments },
+    Matmul(CublasMatmul),
     Clear { to: u64, bytes: usize },
     Copy { to: u64, from: u64, bytes: usize },
 }
@@ -63,9 +63,9 @@ pub(crate) enum Launch {
 /// What a block may have of shared memory without asking.
 const PLAIN_SHARED: usize = 48 << 10;
 
-impl Kernel {
+impl KernelLaunch {
     /// Looks the kernel up, and asks for the shared memory that it needs.
-    pub fn resolve(self, gpu: &Gpu) -> Result<Launch, GraphError> {
+    pub fn resolve(self, gpu: &Gpu) -> Result<ReadyLaunch, GraphError> {
         let function = gpu.function(&self.variant, self.name)?;
         if self.shared > PLAIN_SHARED {
             let attribute = cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -74,7 +74,7 @@ impl Kernel {
             check(result, &format!("giving {} bytes of shared memory to {}", self.shared, self.name))?;
         }
         let maps = self.maps.iter().map(TensorMap::encode).collect::<Result<Vec<_>, _>>()?;
-        Ok(Launch::Kernel {
+        Ok(ReadyLaunch::Kernel {
             function,
             grid: self.grid.map(|extent| extent as u32),
             threads: self.threads as u32,
@@ -84,11 +84,11 @@ impl Kernel {
     }
 }
 
-impl Launch {
+impl ReadyLaunch {
     /// Puts it into a stream. The GPU's context must be current.
     pub fn enqueue(&self, gpu: &Gpu, stream: cu::CUstream) -> Result<(), GraphError> {
         match self {
-            Launch::Kernel { function, grid, threads, shared, arguments } => {
+            ReadyLaunch::Kernel { function, grid, threads, shared, arguments } => {
                 let mut addresses = arguments.addresses();
                 // SAFETY: the function is loaded, `addresses` has one live pointer for each of its parameters, which the
                 // driver copies before it returns, and the memory plan keeps what the arguments point to.
@@ -109,12 +109,12 @@ impl Launch {
                 };
                 check(result, "launching a kernel")
             }
-            Launch::Gemm(gemm) => gemm.enqueue(gpu, stream),
-            Launch::Clear { to, bytes } => {
+            ReadyLaunch::Matmul(gemm) => gemm.enqueue(gpu, stream),
+            ReadyLaunch::Clear { to, bytes } => {
                 // SAFETY: the range is a block of the executable's own memory.
                 check(unsafe { cu::cuMemsetD8Async(*to, 0, *bytes, stream) }, "clearing memory")
             }
-            Launch::Copy { to, from, bytes } => {
+            ReadyLaunch::Copy { to, from, bytes } => {
                 // SAFETY: both ranges are blocks of the executable's own memory and do not overlap.
                 check(unsafe { cu::cuMemcpyDtoDAsync_v2(*to, *from, *bytes, stream) }, "copying on the GPU")
             }

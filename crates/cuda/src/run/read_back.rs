@@ -14,7 +14,7 @@ use crate::gemm::tuning::Event;
 const QUESTIONS: usize = 2;
 
 /// Where numbers arrive on the host.
-pub(crate) struct Answers {
+pub(crate) struct ReadBack {
     buffer: PinnedBuffer,
     /// The most numbers of one question.
     numbers: usize,
@@ -26,12 +26,12 @@ pub(crate) struct Answers {
     waiting: VecDeque<(usize, usize)>,
 }
 
-impl Answers {
+impl ReadBack {
     /// Room for questions of at most so many numbers.
     pub fn new(gpu: &Arc<Gpu>, numbers: usize) -> Result<Self, GraphError> {
         let buffer = PinnedBuffer::new(gpu, 4 * QUESTIONS * numbers)?;
         let there = (0..QUESTIONS).map(|_| Event::new()).collect::<Result<_, GraphError>>()?;
-        Ok(Answers { buffer, numbers, there, next: 0, waiting: VecDeque::with_capacity(QUESTIONS) })
+        Ok(ReadBack { buffer, numbers, there, next: 0, waiting: VecDeque::with_capacity(QUESTIONS) })
     }
 
     /// Copies the numbers at these addresses, once the stream has come here.

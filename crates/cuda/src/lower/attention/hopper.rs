@@ -1,16 +1,16 @@
 //! Attention in 16 bits by Hopper's tensor cores.
 
-use super::plan::{LARGEST_SLOT, Plan, Which};
-use super::{Emitter, Extents, Gradient, Job, LARGEST_HEAD, Operand};
-use crate::compile::Variant;
+use super::tiling::{HopperKernel, HopperTiling, LARGEST_SLOT};
+use super::{AttentionCall, AttentionGradients, Emitter, Extents, LARGEST_HEAD, Operand};
+use crate::compile::KernelVariant;
 use crate::plan::storage::Storage;
-use crate::run::arguments::Arguments;
-use crate::run::launch::{Kernel, Request};
+use crate::run::arguments::KernelArguments;
+use crate::run::launch::{KernelLaunch, Request};
 use crate::run::tensor_map::TensorMap;
 
 /// Whether the kernels can do this: operands of 16 bits in rows of whole 16 bytes, neither bias nor dropout. Those and f32 are
 /// for the kernels that run on every GPU.
-pub(super) fn takes(job: &Job, e: &Emitter) -> bool {
+pub(super) fn takes(job: &AttentionCall, e: &Emitter) -> bool {
     let x = &job.extents;
     e.hopper
         && matches!(job.storage, Storage::Bf16 | Storage::F16)
@@ -23,7 +23,7 @@ pub(super) fn takes(job: &Job, e: &Emitter) -> bool {
         && x.keys > 0
 }
 
-impl Job {
+impl AttentionCall {
     /// The tensor maps of query, key and value.
     fn maps(&self, rows: usize) -> Vec<TensorMap> {
         let tokens = [self.extents.queries, self.extents.keys, self.extents.keys];
@@ -36,25 +36,25 @@ impl Job {
         TensorMap { address, batch, tokens, heads, head, row, rows }
     }
 
-    fn sizes(&self, arguments: Arguments) -> Arguments {
+    fn sizes(&self, arguments: KernelArguments) -> KernelArguments {
         let x = &self.extents;
         arguments.u32(x.batch).u32(x.heads).u32(x.queries).u32(x.keys).f32(self.op.scale)
     }
 }
 
-fn push(e: &mut Emitter, which: Which, plan: &Plan, maps: Vec<TensorMap>, arguments: Arguments) {
+fn push(e: &mut Emitter, which: HopperKernel, plan: &HopperTiling, maps: Vec<TensorMap>, arguments: KernelArguments) {
     push_variant(e, which, plan, plan.variant(), maps, arguments);
 }
 
 fn push_variant(
     e: &mut Emitter,
-    which: Which,
-    plan: &Plan,
-    variant: Variant,
+    which: HopperKernel,
+    plan: &HopperTiling,
+    variant: KernelVariant,
     maps: Vec<TensorMap>,
-    arguments: Arguments,
+    arguments: KernelArguments,
 ) {
-    e.requests.push(Request::Kernel(Kernel {
+    e.requests.push(Request::Kernel(KernelLaunch {
         variant,
         name: which.name(),
         grid: [plan.grid, 1, 1],
@@ -66,16 +66,16 @@ fn push_variant(
 }
 
 /// The result at `address`, stored as `out` says, and the rows' log-sum-exp unless its address is 0.
-pub(super) fn forward(job: &Job, address: u64, out: &Operand, lse: u64, e: &mut Emitter) {
-    let plan = Plan::new(Which::Forward, &job.extents, e.multiprocessors);
+pub(super) fn forward(job: &AttentionCall, address: u64, out: &Operand, lse: u64, e: &mut Emitter) {
+    let plan = HopperTiling::new(HopperKernel::Forward, &job.extents, e.multiprocessors);
     let factor = if out.storage == Storage::E4m3 { out.factors } else { 0 };
-    let arguments = job.sizes(Arguments::new().pointers(&[address, lse, factor]));
+    let arguments = job.sizes(KernelArguments::new().pointers(&[address, lse, factor]));
     let variant = plan.variant().with("ELEMENT", job.storage.name()).with("OUT", out.storage.name());
-    push_variant(e, Which::Forward, &plan, variant, job.maps(plan.rows), arguments);
+    push_variant(e, HopperKernel::Forward, &plan, variant, job.maps(plan.rows), arguments);
 }
 
 /// The gradients of query, key and value.
-pub(super) fn backward(job: &Job, g: &Gradient, e: &mut Emitter) {
+pub(super) fn backward(job: &AttentionCall, g: &AttentionGradients, e: &mut Emitter) {
     let x = &job.extents;
     let [dq, dk, dv] = g.results;
     let with_dy = |rows: usize| {
@@ -84,8 +84,8 @@ pub(super) fn backward(job: &Job, g: &Gradient, e: &mut Emitter) {
         maps
     };
     if whole_heads(x, e.multiprocessors) {
-        let plan = Plan::new(Which::Backward, x, e.multiprocessors);
-        let arguments = Arguments::new()
+        let plan = HopperTiling::new(HopperKernel::Backward, x, e.multiprocessors);
+        let arguments = KernelArguments::new()
             .pointers(&[g.out, g.dy, g.lse, dq, dk, dv])
             .u64(g.row)
             .u64(g.row)
@@ -93,15 +93,15 @@ pub(super) fn backward(job: &Job, g: &Gradient, e: &mut Emitter) {
             .u32(x.heads)
             .u32(x.queries)
             .f32(job.op.scale);
-        return push(e, Which::Backward, &plan, with_dy(plan.rows), arguments);
+        return push(e, HopperKernel::Backward, &plan, with_dy(plan.rows), arguments);
     }
     let delta = e.scratch(4 * x.score_rows());
-    let plan = Plan::new(Which::BackwardQueries, x, e.multiprocessors);
-    let arguments = job.sizes(Arguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.row));
-    push(e, Which::BackwardQueries, &plan, with_dy(plan.rows), arguments);
-    let plan = Plan::new(Which::BackwardKeys, x, e.multiprocessors);
-    let arguments = job.sizes(Arguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.row));
-    push(e, Which::BackwardKeys, &plan, with_dy(plan.rows), arguments);
+    let plan = HopperTiling::new(HopperKernel::BackwardQueries, x, e.multiprocessors);
+    let arguments = job.sizes(KernelArguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.row));
+    push(e, HopperKernel::BackwardQueries, &plan, with_dy(plan.rows), arguments);
+    let plan = HopperTiling::new(HopperKernel::BackwardKeys, x, e.multiprocessors);
+    let arguments = job.sizes(KernelArguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.row));
+    push(e, HopperKernel::BackwardKeys, &plan, with_dy(plan.rows), arguments);
 }
 
 /// Whether one kernel that takes whole heads is faster than two that divide them: it reads everything once, but needs a
@@ -111,7 +111,7 @@ fn whole_heads(x: &Extents, multiprocessors: usize) -> bool {
 }
 
 /// What is compiled for shapes of every kind, to see that it can be.
-pub(crate) fn hopper_variants() -> Vec<Variant> {
+pub(crate) fn hopper_variants() -> Vec<KernelVariant> {
     let shapes = [
         (256, 197, 197, 64),
         (1, 197, 197, 64),
@@ -129,14 +129,15 @@ pub(crate) fn hopper_variants() -> Vec<Variant> {
     for (batch, queries, keys, head) in shapes {
         let x = Extents { batch, heads: 12, queries, keys, head };
         variants.extend(
-            [Which::Forward, Which::BackwardQueries, Which::BackwardKeys].map(|w| Plan::new(w, &x, 132).variant()),
+            [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys]
+                .map(|w| HopperTiling::new(w, &x, 132).variant()),
         );
         if whole_heads(&x, 132) {
-            variants.push(Plan::new(Which::Backward, &x, 132).variant());
+            variants.push(HopperTiling::new(HopperKernel::Backward, &x, 132).variant());
         }
     }
     let x = Extents { batch: 256, heads: 12, queries: 197, keys: 197, head: 64 };
-    let forward = || Plan::new(Which::Forward, &x, 132).variant();
+    let forward = || HopperTiling::new(HopperKernel::Forward, &x, 132).variant();
     variants.push(forward().with("ELEMENT", "f16").with("OUT", "f16"));
     variants.push(forward().with("ELEMENT", "bf16").with("OUT", "e4m3"));
     variants

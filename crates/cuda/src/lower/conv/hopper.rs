@@ -5,11 +5,11 @@
 
 use vit_graph::ops::Conv2d;
 
-use super::Plan;
-use crate::compile::{self, Variant};
+use super::ConvGeometry;
+use crate::compile::{self, KernelVariant};
 use crate::lower::Emitter;
 use crate::plan::storage::Storage;
-use crate::run::arguments::{Arguments, Fields};
+use crate::run::arguments::{CStruct, KernelArguments};
 
 /// Channels that one step of a product takes, and bytes of them in a row of a tile.
 const STEP: usize = 64;
@@ -28,7 +28,7 @@ const THREADS: usize = 256;
 const MOST_PART_BYTES: usize = 256 << 20;
 
 /// Whether the kernels can do this convolution and its filters' gradient.
-pub(super) fn takes(plan: &Plan, e: &Emitter) -> bool {
+pub(super) fn takes(plan: &ConvGeometry, e: &Emitter) -> bool {
     let (channels, result) = (plan.image[2], plan.rows() * plan.filters);
     // An image with its border is no larger than what the filters reach.
     let reached = |axis: usize| {
@@ -48,29 +48,29 @@ pub(super) fn takes(plan: &Plan, e: &Emitter) -> bool {
 }
 
 /// Whether they can do the gradient of its image: taps that a pixel meets must be a regular grid.
-pub(super) fn takes_grad_input(plan: &Plan, e: &Emitter) -> bool {
+pub(super) fn takes_grad_input(plan: &ConvGeometry, e: &Emitter) -> bool {
     takes(plan, e)
         && plan.image[2].is_multiple_of(8)
         && plan.image.iter().all(|&extent| extent > 0)
         && (0..2).all(|axis| plan.conv.stride[axis] == 1 || plan.conv.dilation[axis] == 1)
 }
 
-/// `Places` of the kernels: results of a product, and where they lie.
+/// `OutputPixels` of the kernels: results of a product, and where they lie.
 #[derive(Clone, Copy)]
-struct Places {
+struct OutputPixels {
     images: usize,
     size: [usize; 2],
     /// Elements from an image, a row and a place to the next.
     strides: [usize; 3],
 }
 
-impl Places {
+impl OutputPixels {
     fn count(&self) -> usize {
         self.images * self.size[0] * self.size[1]
     }
 
-    fn fields(&self) -> Fields {
-        let fields = Fields::new().u32(self.count());
+    fn fields(&self) -> CStruct {
+        let fields = CStruct::new().u32(self.count());
         self.size.iter().fold(fields, |fields, &extent| fields.u32s(&divisor(extent))).u32s(&self.strides)
     }
 }
@@ -82,9 +82,9 @@ fn divisor(by: usize) -> [usize; 3] {
     [by, factor as usize, shift as usize]
 }
 
-/// `Reach` of the kernels: the pixels that a place meets.
+/// `InputTaps` of the kernels: the pixels that a place meets.
 #[derive(Clone, Copy)]
-struct Reach {
+struct InputTaps {
     size: [usize; 2],
     strides: [usize; 3],
     first: [isize; 2],
@@ -94,11 +94,11 @@ struct Reach {
     channels: usize,
 }
 
-impl Reach {
-    fn fields(&self) -> Fields {
+impl InputTaps {
+    fn fields(&self) -> CStruct {
         // Negative numbers keep their lower 32 bits.
         let signed = |numbers: [isize; 2]| numbers.map(|n| n as usize);
-        Fields::new()
+        CStruct::new()
             .u32s(&self.size)
             .u32s(&self.strides)
             .u32s(&signed(self.first))
@@ -122,8 +122,8 @@ impl Reach {
     }
 }
 
-/// `Order` of the kernel that orders filters.
-struct Order {
+/// `FilterOrder` of the kernel that orders filters.
+struct FilterOrder {
     rows: usize,
     inner: usize,
     strides: [usize; 2],
@@ -135,23 +135,23 @@ struct Order {
 }
 
 /// The image of a convolution as its products read it.
-struct View {
+struct ImageView {
     address: u64,
-    reach: Reach,
+    reach: InputTaps,
     /// Channels and columns of a tap with those of zeros.
     padded: usize,
     padded_width: usize,
 }
 
-fn view(plan: &Plan, input: usize, e: &mut Emitter) -> View {
+fn view(plan: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageView {
     let ([height, width, channels], kernel, stride) = (plan.image, plan.kernel, plan.conv.stride);
     let tap = plan.conv.dilation.map(|d| d as isize);
     if channels.is_multiple_of(8) {
         let address = e.form(input, Storage::Bf16);
         let first = [0, 1].map(|axis| -(plan.conv.padding[axis][0] as isize));
         let strides = [height * width * channels, width * channels, channels];
-        let reach = Reach { size: [height, width], strides, first, step: stride, tap, taps: kernel, channels };
-        return View { address, reach, padded: channels, padded_width: kernel[1] };
+        let reach = InputTaps { size: [height, width], strides, first, step: stride, tap, taps: kernel, channels };
+        return ImageView { address, reach, padded: channels, padded_width: kernel[1] };
     }
     // Runs begin at multiples of 16 bytes.
     let padded = if channels <= 4 && stride[1].is_multiple_of(2) { 4 } else { 8 };
@@ -161,13 +161,13 @@ fn view(plan: &Plan, input: usize, e: &mut Emitter) -> View {
     let pixels = plan.batch * new_height * new_width;
     let address = e.scratch(2 * pixels * padded);
     let (from, stored) = e.kept(input);
-    let border = Fields::new()
+    let border = CStruct::new()
         .u32s(&[height, width, channels, new_height, new_width])
         .u32s(&[plan.conv.padding[0][0], plan.conv.padding[1][0]]);
-    let variant = Variant::new(&compile::CONV_LAYOUT).with("X", stored.name()).with("VEC", padded);
-    let arguments = Arguments::new().pointers(&[from, address]).fields(border).u64(pixels);
+    let variant = KernelVariant::new(&compile::CONV_LAYOUT).with("X", stored.name()).with("VEC", padded);
+    let arguments = KernelArguments::new().pointers(&[from, address]).fields(border).u64(pixels);
     e.spread(variant, "border_image", pixels, 1, arguments);
-    let reach = Reach {
+    let reach = InputTaps {
         size: [new_height, new_width],
         strides: [new_height * new_width * padded, new_width * padded, padded],
         first: [0, 0],
@@ -176,14 +176,14 @@ fn view(plan: &Plan, input: usize, e: &mut Emitter) -> View {
         taps: [kernel[0], 1],
         channels: padded_width * padded,
     };
-    View { address, reach, padded, padded_width }
+    ImageView { address, reach, padded, padded_width }
 }
 
 /// Filters in the order in which a product meets them, in scratch memory.
-fn ordered(filters: u64, order: &Order, reach: &Reach, e: &mut Emitter) -> u64 {
+fn ordered(filters: u64, order: &FilterOrder, reach: &InputTaps, e: &mut Emitter) -> u64 {
     let depth = reach.steps() * STEP;
     let rows = e.scratch(2 * order.rows * depth);
-    let fields = Fields::new()
+    let fields = CStruct::new()
         .u32s(&[order.rows, order.inner])
         .u32s(&order.strides)
         .u32s(&order.kernel)
@@ -191,15 +191,15 @@ fn ordered(filters: u64, order: &Order, reach: &Reach, e: &mut Emitter) -> u64 {
         .u32s(&order.first)
         .u32s(&order.jump)
         .u32s(&[order.padded, usize::from(reach.whole_steps()), depth]);
-    let variant = Variant::new(&compile::CONV_LAYOUT);
-    let arguments = Arguments::new().pointers(&[filters, rows]).fields(fields);
+    let variant = KernelVariant::new(&compile::CONV_LAYOUT);
+    let arguments = KernelArguments::new().pointers(&[filters, rows]).fields(fields);
     e.spread(variant, "order_filters", order.rows * depth, 1, arguments);
     rows
 }
 
 /// The block of a product, and the stages of shared memory that it takes turns with. Chosen by measuring on an H200.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Block {
+struct BlockTile {
     /// Rows of the left and of the right operand.
     m: usize,
     n: usize,
@@ -208,26 +208,26 @@ struct Block {
     shared_by: usize,
 }
 
-impl Block {
+impl BlockTile {
     /// For a product of places and filters. Of two heights the one is taken that leaves fewer multiprocessors idle in
     /// the last round.
     fn of_places(places: usize, filters: usize, multiprocessors: usize) -> Self {
         if filters <= 64 {
-            return Block { m: 128, n: 64, stages: 4, shared_by: 2 };
+            return BlockTile { m: 128, n: 64, stages: 4, shared_by: 2 };
         }
         let time = |m: usize| (places.div_ceil(m) * filters.div_ceil(128)).div_ceil(multiprocessors) * m;
         let m = if time(192) < time(256) { 192 } else { 256 };
-        Block { m, n: 128, stages: 4, shared_by: 1 }
+        BlockTile { m, n: 128, stages: 4, shared_by: 1 }
     }
 
     /// For the gradient of filters. Narrow blocks fetch more for what they compute.
     fn of_filters(filters: usize, columns: usize) -> Self {
         let narrow = 5 * columns.next_multiple_of(128) < 4 * columns.next_multiple_of(192);
         match (filters <= 64, narrow) {
-            (true, true) => Block { m: 64, n: 128, stages: 4, shared_by: 2 },
-            (true, false) => Block { m: 64, n: 192, stages: 3, shared_by: 2 },
-            (false, true) => Block { m: 128, n: 128, stages: 3, shared_by: 2 },
-            (false, false) => Block { m: 128, n: 192, stages: 5, shared_by: 1 },
+            (true, true) => BlockTile { m: 64, n: 128, stages: 4, shared_by: 2 },
+            (true, false) => BlockTile { m: 64, n: 192, stages: 3, shared_by: 2 },
+            (false, true) => BlockTile { m: 128, n: 128, stages: 3, shared_by: 2 },
+            (false, false) => BlockTile { m: 128, n: 192, stages: 5, shared_by: 1 },
         }
     }
 
@@ -239,8 +239,8 @@ impl Block {
         self.m / 64
     }
 
-    fn convolve(&self, whole_steps: bool, y: Storage) -> Variant {
-        Variant::new(&compile::HOPPER_CONVOLVE)
+    fn convolve(&self, whole_steps: bool, y: Storage) -> KernelVariant {
+        KernelVariant::new(&compile::HOPPER_CONVOLVE)
             .with("WARPGROUPS", self.warpgroups())
             .with("BLOCK_N", self.n)
             .with("STAGES", self.stages)
@@ -249,8 +249,8 @@ impl Block {
             .with("Y", y.name())
     }
 
-    fn correlate(&self) -> Variant {
-        Variant::new(&compile::HOPPER_CORRELATE)
+    fn correlate(&self) -> KernelVariant {
+        KernelVariant::new(&compile::HOPPER_CORRELATE)
             .with("BLOCK_M", self.m)
             .with("BLOCK_N", self.n)
             .with("STAGES", self.stages)
@@ -263,13 +263,13 @@ fn convolve(
     e: &mut Emitter,
     [x, filters, bias, y]: [u64; 4],
     stored: Storage,
-    places: Places,
-    reach: &Reach,
+    places: OutputPixels,
+    reach: &InputTaps,
     count: usize,
 ) {
-    let block = Block::of_places(places.count(), count, e.multiprocessors);
+    let block = BlockTile::of_places(places.count(), count, e.multiprocessors);
     let variant = block.convolve(reach.whole_steps(), stored);
-    let arguments = Arguments::new()
+    let arguments = KernelArguments::new()
         .pointers(&[x, filters, bias, y])
         .fields(places.fields())
         .fields(reach.fields())
@@ -280,17 +280,17 @@ fn convolve(
 }
 
 /// The places of a convolution's results.
-fn results(plan: &Plan) -> Places {
+fn results(plan: &ConvGeometry) -> OutputPixels {
     let strides = [plan.rows() * plan.filters, plan.output[1] * plan.filters, plan.filters];
-    Places { images: plan.batch, size: plan.output, strides }
+    OutputPixels { images: plan.batch, size: plan.output, strides }
 }
 
-pub(super) fn forward(plan: &Plan, e: &mut Emitter) {
+pub(super) fn forward(plan: &ConvGeometry, e: &mut Emitter) {
     let (y, weight) = (e.outputs[0].clone(), e.form(1, Storage::Bf16));
     let bias = if plan.conv.bias { e.form(2, y.storage) } else { 0 };
     let view = view(plan, 0, e);
     let taps = plan.kernel[0] * plan.kernel[1];
-    let order = Order {
+    let order = FilterOrder {
         rows: plan.filters,
         inner: plan.image[2],
         strides: [plan.image[2] * taps, taps],
@@ -305,7 +305,7 @@ pub(super) fn forward(plan: &Plan, e: &mut Emitter) {
 }
 
 /// With a stride, pixels fall into classes by the taps that reach them; each class is a product of its own.
-pub(super) fn grad_input(plan: &Plan, e: &mut Emitter) {
+pub(super) fn grad_input(plan: &ConvGeometry, e: &mut Emitter) {
     let (dx, dy, weight) = (e.outputs[0].clone(), e.form(0, Storage::Bf16), e.form(1, Storage::Bf16));
     let ([height, width, channels], stride) = (plan.image, plan.conv.stride);
     let taps = plan.kernel[0] * plan.kernel[1];
@@ -318,7 +318,7 @@ pub(super) fn grad_input(plan: &Plan, e: &mut Emitter) {
         let first = [0, 1].map(|axis| reached[axis] % stride[axis]);
         let met = [0, 1].map(|axis| plan.kernel[axis].saturating_sub(first[axis]).div_ceil(stride[axis]));
         let met = if met.contains(&0) { [0, 1] } else { met };
-        let reach = Reach {
+        let reach = InputTaps {
             size: plan.output,
             strides: results(plan).strides,
             first: [0, 1].map(|axis| (reached[axis] / stride[axis]) as isize),
@@ -327,7 +327,7 @@ pub(super) fn grad_input(plan: &Plan, e: &mut Emitter) {
             taps: met,
             channels: plan.filters,
         };
-        let order = Order {
+        let order = FilterOrder {
             rows: channels,
             inner: plan.filters,
             strides: [taps, channels * taps],
@@ -339,17 +339,17 @@ pub(super) fn grad_input(plan: &Plan, e: &mut Emitter) {
         };
         let filters = ordered(weight, &order, &reach, e);
         let strides = [height * width * channels, stride[0] * width * channels, stride[1] * channels];
-        let places = Places { images: plan.batch, size, strides };
+        let places = OutputPixels { images: plan.batch, size, strides };
         let to = dx.address + ((class[0] * width + class[1]) * channels * dx.storage.bytes()) as u64;
         convolve(e, [dy, filters, 0, to], dx.storage, places, &reach, channels);
     }
 }
 
-pub(super) fn grad_weight(plan: &Plan, e: &mut Emitter) {
+pub(super) fn grad_weight(plan: &ConvGeometry, e: &mut Emitter) {
     let (dw, dy) = (e.outputs[0].clone(), e.form(0, Storage::Bf16));
     let view = view(plan, 1, e);
     let (places, columns) = (results(plan), view.reach.columns());
-    let block = Block::of_filters(plan.filters, columns);
+    let block = BlockTile::of_filters(plan.filters, columns);
     let tiles = plan.filters.div_ceil(block.m) * columns.div_ceil(block.n);
     let part_bytes = 4 * plan.filters * columns;
     let steps = places.count().div_ceil(STEP);
@@ -358,7 +358,7 @@ pub(super) fn grad_weight(plan: &Plan, e: &mut Emitter) {
     // With 64 filters every block writes two parts.
     let parts = blocks * 128 / block.m;
     let partials = e.scratch(parts * part_bytes);
-    let arguments = Arguments::new()
+    let arguments = KernelArguments::new()
         .pointers(&[dy, view.address, partials])
         .fields(places.fields())
         .fields(view.reach.fields())
@@ -366,11 +366,11 @@ pub(super) fn grad_weight(plan: &Plan, e: &mut Emitter) {
         .u32(columns)
         .u32(each);
     e.kernel(block.correlate(), "correlate", [tiles, blocks, 1], 2 * WARPGROUP, block.shared(), arguments);
-    let variant = Variant::new(&compile::CONV_LAYOUT).with("Y", dw.storage.name());
+    let variant = KernelVariant::new(&compile::CONV_LAYOUT).with("Y", dw.storage.name());
     let arguments = [parts, plan.filters, columns, plan.image[2], plan.kernel[0], plan.kernel[1]]
         .iter()
         .chain(&[view.padded, view.padded_width])
-        .fold(Arguments::new().pointers(&[partials, dw.address]), |arguments, &n| arguments.u32(n));
+        .fold(KernelArguments::new().pointers(&[partials, dw.address]), |arguments, &n| arguments.u32(n));
     e.kernel(variant, "add_parts", [(plan.filters * columns).div_ceil(THREADS), 1, 1], THREADS, 0, arguments);
 }
 
@@ -390,12 +390,13 @@ fn steps_of_a_part(steps: usize, tiles: usize, slots: usize, part_bytes: usize) 
 }
 
 /// What is compiled to see that it can be.
-pub(crate) fn convolution_variants() -> Vec<Variant> {
-    let blocks = [(1000, 64), (50176, 256), (12544, 512)].map(|(m, n)| Block::of_places(m, n, 132));
+pub(crate) fn convolution_variants() -> Vec<KernelVariant> {
+    let blocks = [(1000, 64), (50176, 256), (12544, 512)].map(|(m, n)| BlockTile::of_places(m, n, 132));
     let convolve = blocks.iter().flat_map(|block| {
         [false, true].into_iter().flat_map(|whole| [Storage::F32, Storage::Bf16].map(|y| block.convolve(whole, y)))
     });
-    let correlate = [(64, 224), (64, 576), (128, 256), (128, 1152)].map(|(m, n)| Block::of_filters(m, n).correlate());
+    let correlate =
+        [(64, 224), (64, 576), (128, 256), (128, 1152)].map(|(m, n)| BlockTile::of_filters(m, n).correlate());
     convolve.chain(correlate).collect()
 }
 
@@ -449,7 +450,7 @@ mod tests {
     fn parts_of_a_sum_keep_all_multiprocessors_busy() {
         // Filters' gradients of ResNet-50 at a batch of 256: filters, columns, steps.
         for (filters, columns, steps) in [(64, 576, 12544), (128, 1152, 3136), (256, 2304, 784), (512, 4608, 196)] {
-            let block = Block::of_filters(filters, columns);
+            let block = BlockTile::of_filters(filters, columns);
             let (tiles, slots) = (filters.div_ceil(block.m) * columns.div_ceil(block.n), 132 * block.shared_by);
             let each = steps_of_a_part(steps, tiles, slots, 4 * filters * columns);
             let blocks = tiles * steps.div_ceil(each);
@@ -460,10 +461,10 @@ mod tests {
 
     #[test]
     fn blocks_fit_into_a_multiprocessor() {
-        let of_places = [64, 128].map(|filters| Block::of_places(1 << 20, filters, 132));
-        let lower = Block::of_places(12544, 512, 132);
+        let of_places = [64, 128].map(|filters| BlockTile::of_places(1 << 20, filters, 132));
+        let lower = BlockTile::of_places(12544, 512, 132);
         assert_eq!(lower.m, 192);
-        let of_filters = [(64, 128), (64, 192), (128, 128), (128, 192)].map(|(m, n)| Block::of_filters(m, n));
+        let of_filters = [(64, 128), (64, 192), (128, 128), (128, 192)].map(|(m, n)| BlockTile::of_filters(m, n));
         for block in of_places.into_iter().chain([lower]).chain(of_filters) {
             // What a multiprocessor of Hopper has, less what it keeps for itself.
             assert!(block.shared_by * (block.shared() + 1024) <= 228 << 10, "{block:?}");

@@ -2,7 +2,7 @@
 //! described in `kernels/hopper/tiles.cu`.
 
 use super::Extents;
-use crate::compile::{self, Source, Variant};
+use crate::compile::{self, KernelSource, KernelVariant};
 use crate::run::tensor_map::box_columns;
 
 /// Bytes of shared memory that one block may have, and that a multiprocessor has for all its blocks; each block takes
@@ -18,7 +18,7 @@ const TILE: usize = 64;
 
 /// The kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Which {
+pub(super) enum HopperKernel {
     Forward,
     /// The whole gradient, a head at a time.
     Backward,
@@ -28,39 +28,39 @@ pub(super) enum Which {
     BackwardKeys,
 }
 
-impl Which {
-    pub fn source(self) -> &'static Source {
+impl HopperKernel {
+    pub fn source(self) -> &'static KernelSource {
         match self {
-            Which::Forward => &compile::HOPPER_FORWARD,
-            Which::Backward => &compile::HOPPER_BACKWARD,
-            Which::BackwardQueries => &compile::HOPPER_BACKWARD_QUERIES,
-            Which::BackwardKeys => &compile::HOPPER_BACKWARD_KEYS,
+            HopperKernel::Forward => &compile::HOPPER_FORWARD,
+            HopperKernel::Backward => &compile::HOPPER_BACKWARD,
+            HopperKernel::BackwardQueries => &compile::HOPPER_BACKWARD_QUERIES,
+            HopperKernel::BackwardKeys => &compile::HOPPER_BACKWARD_KEYS,
         }
     }
 
     pub fn name(self) -> &'static str {
         match self {
-            Which::Forward => "attention_forward",
-            Which::Backward => "attention_backward",
-            Which::BackwardQueries => "attention_backward_q",
-            Which::BackwardKeys => "attention_backward_kv",
+            HopperKernel::Forward => "attention_forward",
+            HopperKernel::Backward => "attention_backward",
+            HopperKernel::BackwardQueries => "attention_backward_q",
+            HopperKernel::BackwardKeys => "attention_backward_kv",
         }
     }
 
     /// Slots that a unit fills where it meets one slot of rows.
     fn uses(self) -> usize {
-        if self == Which::Forward { 3 } else { 4 }
+        if self == HopperKernel::Forward { 3 } else { 4 }
     }
 
     /// What the warpgroups share out of a unit of so many tiles.
     fn items(self, tiles: usize) -> usize {
-        if self == Which::Backward { 2 * tiles } else { tiles }
+        if self == HopperKernel::Backward { 2 * tiles } else { tiles }
     }
 
     /// Registers of a computing and of the feeding warpgroup. Where the latter also fetches the rows' statistics, it
     /// needs more.
     fn registers(self, warpgroups: usize, blocks_per_sm: usize) -> [usize; 2] {
-        let statistics = matches!(self, Which::Backward | Which::BackwardKeys);
+        let statistics = matches!(self, HopperKernel::Backward | HopperKernel::BackwardKeys);
         match (warpgroups, blocks_per_sm, statistics) {
             (1, ..) => [0, 0],
             (_, 2, _) => [104, 24],
@@ -74,8 +74,8 @@ impl Which {
 
 /// How one kernel is compiled and launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Plan {
-    which: Which,
+pub(super) struct HopperTiling {
+    which: HopperKernel,
     head: usize,
     /// Tokens of a slot.
     pub rows: usize,
@@ -90,34 +90,34 @@ pub(super) struct Plan {
     pub grid: usize,
 }
 
-impl Plan {
-    pub fn new(which: Which, x: &Extents, multiprocessors: usize) -> Plan {
+impl HopperTiling {
+    pub fn new(which: HopperKernel, x: &Extents, multiprocessors: usize) -> HopperTiling {
         let padded = x.head.next_multiple_of(16);
-        let (own, other) = if which == Which::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) };
-        let widest = if which == Which::Forward { 128 } else { 96 };
+        let (own, other) = if which == HopperKernel::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) };
+        let widest = if which == HopperKernel::Forward { 128 } else { 96 };
         let cap = if padded <= widest { LARGEST_SLOT } else { 128 };
         let streamed = other > cap;
         // A streamed forward keeps its sums besides a whole slot of scores.
-        let wide = padded > 64 || (which == Which::Forward && streamed);
+        let wide = padded > 64 || (which == HopperKernel::Forward && streamed);
         let (rows, mut tiles, mut warpgroups, single) = slots_of(own, other, cap, if wide { 2 } else { 3 });
-        if which == Which::BackwardKeys {
+        if which == HopperKernel::BackwardKeys {
             // The statistics of the queries have two stages.
             warpgroups = warpgroups.min(2 * tiles);
         }
         let few = x.batch * x.heads * own.div_ceil(TILE * tiles) * 2 < multiprocessors;
-        if few && which != Which::Backward && rows >= TILE {
+        if few && which != HopperKernel::Backward && rows >= TILE {
             (tiles, warpgroups) = (1, 1);
         }
         let mut blocks_per_sm = 1;
         // Short rows leave registers and shared memory for two blocks, which hide each other's latency.
-        if which == Which::Forward && single && rows <= 80 && padded <= 64 && !few && warpgroups > 1 {
+        if which == HopperKernel::Forward && single && rows <= 80 && padded <= 64 && !few && warpgroups > 1 {
             (warpgroups, blocks_per_sm) = (2, 2);
         }
         let units = match which {
-            Which::Backward => x.batch * x.heads,
+            HopperKernel::Backward => x.batch * x.heads,
             _ => x.batch * x.heads * own.div_ceil(TILE).div_ceil(tiles),
         };
-        let mut plan = Plan {
+        let mut plan = HopperTiling {
             which,
             head: x.head,
             rows,
@@ -169,9 +169,9 @@ impl Plan {
         (self.warpgroups + 1) * 128
     }
 
-    pub fn variant(&self) -> Variant {
+    pub fn variant(&self) -> KernelVariant {
         let [consumer, producer] = self.registers;
-        Variant::new(self.which.source())
+        KernelVariant::new(self.which.source())
             .with("HEAD_DIM", self.head)
             .with("ROWS", self.rows)
             .with("TILES", self.tiles)
@@ -209,8 +209,8 @@ mod tests {
     use super::*;
 
     /// What the kernels rely on.
-    fn check(which: Which, x: &Extents, multiprocessors: usize) {
-        let p = Plan::new(which, x, multiprocessors);
+    fn check(which: HopperKernel, x: &Extents, multiprocessors: usize) {
+        let p = HopperTiling::new(which, x, multiprocessors);
         let text = format!("{p:?} for {x:?}");
         assert!(
             p.rows.is_multiple_of(16) && p.rows <= LARGEST_SLOT && p.tiles >= 1 && p.tiles * 64 < p.rows + 64,
@@ -229,19 +229,19 @@ mod tests {
             "{text}"
         );
 
-        let (own, other) = if which == Which::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) };
-        let kept = if which == Which::Forward { 1 } else { 2 };
+        let (own, other) = if which == HopperKernel::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) };
+        let kept = if which == HopperKernel::Forward { 1 } else { 2 };
         if p.single {
             let (uses, items) = (which.uses(), which.items(p.tiles));
             assert!(other <= p.rows && p.rows < other + 16, "{text}");
             assert!(p.slots >= uses, "{text}");
             assert!(p.warpgroups <= items || p.slots >= p.warpgroups.div_ceil(items) * uses, "{text}");
         } else {
-            assert!(which != Which::Backward && p.warpgroups == p.tiles && p.slots >= kept + 2, "{text}");
+            assert!(which != HopperKernel::Backward && p.warpgroups == p.tiles && p.slots >= kept + 2, "{text}");
         }
         match which {
-            Which::Backward => assert!(p.single && own <= p.tiles * 64, "{text}"),
-            Which::BackwardKeys => assert!(p.warpgroups <= 2 * p.tiles, "{text}"),
+            HopperKernel::Backward => assert!(p.single && own <= p.tiles * 64, "{text}"),
+            HopperKernel::BackwardKeys => assert!(p.warpgroups <= 2 * p.tiles, "{text}"),
             _ => {}
         }
     }
@@ -253,11 +253,11 @@ mod tests {
             for &head in &heads {
                 for batch in [1, 256] {
                     let x = Extents { batch, heads: 3, queries: tokens, keys: tokens, head };
-                    for which in [Which::Forward, Which::BackwardQueries, Which::BackwardKeys] {
+                    for which in [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys] {
                         check(which, &x, 132);
                     }
                     if tokens <= LARGEST_SLOT && head <= 64 {
-                        check(Which::Backward, &x, 132);
+                        check(HopperKernel::Backward, &x, 132);
                     }
                 }
             }
@@ -270,7 +270,7 @@ mod tests {
             for keys in (1..=640).step_by(5) {
                 for head in [8, 24, 64, 80, 96, 128] {
                     let x = Extents { batch: 40, heads: 4, queries, keys, head };
-                    for which in [Which::Forward, Which::BackwardQueries, Which::BackwardKeys] {
+                    for which in [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys] {
                         check(which, &x, 132);
                     }
                 }
