@@ -18,6 +18,7 @@ mod archive;
 mod choose;
 mod cifar;
 mod classes;
+mod custom;
 mod error;
 mod folders;
 mod idx;
@@ -44,6 +45,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use custom::from_samples;
 pub use error::DatasetError;
 pub use listing::Skipped;
 pub use record::{Change, Changes, Fingerprint, Part, SampleRecord};
@@ -71,6 +73,8 @@ pub enum Format {
     Cifar100,
     /// MNIST and its relatives.
     Idx,
+    /// Samples of the caller.
+    Custom,
 }
 
 impl fmt::Display for Format {
@@ -84,6 +88,7 @@ impl fmt::Display for Format {
             Format::Cifar10 => "CIFAR-10 binary",
             Format::Cifar100 => "CIFAR-100 binary",
             Format::Idx => "IDX",
+            Format::Custom => "samples of the program",
         })
     }
 }
@@ -174,7 +179,11 @@ pub struct Splits {
 /// Opens the data set at `path` (a folder, a file or a pattern such as `shards/*.tar`) for training.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Splits, DatasetError> {
     check_options(options)?;
-    let mut listing = read(path, Purpose::Training, &options.read)?;
+    divide(read(path, Purpose::Training, &options.read)?, options)
+}
+
+/// Divides the samples of a listing into splits.
+fn divide(mut listing: Listing, options: &OpenOptions) -> Result<Splits, DatasetError> {
     let all: Vec<u32> = (0..listing.len() as u32).collect();
     let target = match (&options.classes, &options.class_order) {
         (None, Some(order)) => classes::are_those_of(&listing, order)?.then_some(order),

@@ -87,7 +87,7 @@ pub(super) fn add(listing: &mut Listing, rows: Vec<Row>) {
         match labels {
             Labels::None if !listing.multi_label => listing.skip("without a label", || match &place {
                 Place::File(path) => path.display().to_string(),
-                Place::Range { name, .. } => name.to_string(),
+                Place::Range { name, .. } | Place::Custom { name, .. } => name.to_string(),
                 Place::Row { row, .. } => format!("row {row}"),
             }),
             Labels::None => listing.push(place, split, [] as [&str; 0]),

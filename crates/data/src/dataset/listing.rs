@@ -6,8 +6,10 @@ use super::split::Split;
 use super::store::{Encoding, Store};
 use crate::decode::{DecodeOptions, ImageError, MAX_FILE_BYTES, decode, open};
 use crate::image::Image;
+use crate::samples::Samples;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where a sample lies.
 pub(super) enum Place {
@@ -17,6 +19,8 @@ pub(super) enum Place {
     Range { store: u32, offset: u64, length: u64, name: Box<str> },
     /// A row of a table that is a store.
     Row { store: u32, row: u32 },
+    /// A sample of the caller, and its name.
+    Custom { index: u32, name: Box<str> },
 }
 
 /// Samples that were left out for one reason.
@@ -35,6 +39,8 @@ pub(super) struct Pictures {
     pub(super) root: PathBuf,
     pub(super) stores: Vec<Store>,
     pub(super) places: Vec<Place>,
+    /// The samples of the caller that places of the kind `Custom` refer to.
+    pub(super) custom: Option<Arc<dyn Samples>>,
 }
 
 impl Pictures {
@@ -47,6 +53,7 @@ impl Pictures {
             Place::Range { store, name, .. } => format!("{}/{name}", self.stores[*store as usize].key),
             Place::Row { row, .. } if self.stores.len() == 1 => format!("row {row}"),
             Place::Row { store, row } => format!("{}/row {row}", self.stores[*store as usize].key),
+            Place::Custom { name, .. } => name.to_string(),
         }
     }
 
@@ -56,6 +63,7 @@ impl Pictures {
             Place::File(path) => self.root.join(path).display().to_string(),
             Place::Range { store, name, .. } => format!("{}: {name}", self.stores[*store as usize].path.display()),
             Place::Row { store, row } => format!("{}: row {row}", self.stores[*store as usize].path.display()),
+            Place::Custom { name, .. } => name.to_string(),
         }
     }
 
@@ -63,7 +71,7 @@ impl Pictures {
     pub(super) fn file(&self, index: usize) -> Option<PathBuf> {
         match &self.places[index] {
             Place::File(path) => Some(self.root.join(path)),
-            Place::Range { .. } | Place::Row { .. } => None,
+            Place::Range { .. } | Place::Row { .. } | Place::Custom { .. } => None,
         }
     }
 
@@ -73,7 +81,7 @@ impl Pictures {
             Place::File(path) => std::fs::metadata(self.root.join(path)).ok().map(|file| file.len()),
             Place::Range { length, .. } => Some(*length),
             // Known only once its page is read.
-            Place::Row { .. } => None,
+            Place::Row { .. } | Place::Custom { .. } => None,
         }
     }
 
@@ -85,6 +93,10 @@ impl Pictures {
                 let bytes = self.stores[*store as usize].row((*row).into());
                 decode(&bytes.map_err(|error| named(ImageError::Io(error)))?, options).map_err(named)
             }
+            Place::Custom { index, .. } => match &self.custom {
+                Some(samples) => samples.image(*index as usize),
+                None => Err(named(ImageError::Io(std::io::ErrorKind::NotFound.into()))),
+            },
             Place::Range { length, .. } if *length > MAX_FILE_BYTES => Err(named(ImageError::FileTooLarge)),
             Place::Range { store, offset, length, .. } => {
                 let store = &self.stores[*store as usize];
@@ -153,7 +165,7 @@ impl Listing {
         Self {
             format,
             path,
-            pictures: Pictures { root, stores: Vec::new(), places: Vec::new() },
+            pictures: Pictures { root, stores: Vec::new(), places: Vec::new(), custom: None },
             splits: Vec::new(),
             labels: Vec::new(),
             label_ends: Vec::new(),

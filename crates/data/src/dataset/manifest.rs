@@ -91,7 +91,7 @@ pub(super) fn read(path: &Path, sources: &[Source]) -> Result<Listing, DatasetEr
 fn check_paths(manifest: &Path, root: &Path, rows: &[Row]) -> Result<(), DatasetError> {
     let mut files = rows.iter().filter_map(|row| match &row.place {
         Place::File(file) => Some(file),
-        Place::Range { .. } | Place::Row { .. } => None,
+        Place::Range { .. } | Place::Row { .. } | Place::Custom { .. } => None,
     });
     let sample: Vec<&PathBuf> = files.by_ref().take(100).collect();
     match sample.first() {

@@ -110,6 +110,7 @@ pub fn splits_of_run(
     }
     let mut splits = open_data(
         &RunSettings { data: data.into(), ..settings },
+        None,
         recipe.seed,
         classes.map_or(Classes::Own, Classes::Exactly),
     )?;

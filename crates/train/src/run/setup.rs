@@ -71,20 +71,42 @@ impl Setup {
         settings: RunSettings,
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
+        Self::with_data(None, choice, image_size, settings, recipe)
+    }
+
+    /// Prepares a model for samples of the caller; `settings.data` only names them. Such a run cannot be resumed.
+    pub fn of_samples(
+        samples: Arc<dyn Samples>,
+        choice: ModelChoice,
+        image_size: Option<[usize; 2]>,
+        settings: RunSettings,
+        recipe: Recipe,
+    ) -> Result<Setup, TrainError> {
+        Self::with_data(Some(samples), choice, image_size, settings, recipe)
+    }
+
+    fn with_data(
+        samples: Option<Arc<dyn Samples>>,
+        choice: ModelChoice,
+        image_size: Option<[usize; 2]>,
+        settings: RunSettings,
+        recipe: Recipe,
+    ) -> Result<Setup, TrainError> {
         match choice {
-            ModelChoice::Checkpoint(path) => Self::finetune(path, image_size, settings, recipe),
-            ModelChoice::Named(name) => Self::from_scratch(Some(name), image_size, settings, recipe),
-            ModelChoice::Usual => Self::from_scratch(None, image_size, settings, recipe),
+            ModelChoice::Checkpoint(path) => Self::finetune(samples, path, image_size, settings, recipe),
+            ModelChoice::Named(name) => Self::from_scratch(samples, Some(name), image_size, settings, recipe),
+            ModelChoice::Usual => Self::from_scratch(samples, None, image_size, settings, recipe),
         }
     }
 
     fn from_scratch(
+        samples: Option<Arc<dyn Samples>>,
         name: Option<&str>,
         image_size: Option<[usize; 2]>,
         settings: RunSettings,
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
-        let splits = open_data(&settings, recipe.seed, Classes::Own)?;
+        let splits = open_data(&settings, samples, recipe.seed, Classes::Own)?;
         let mut report = Vec::new();
         let mut config = match name {
             Some(name) => named(name)?,
@@ -117,6 +139,7 @@ impl Setup {
 
     /// Fine-tuning as in the ViT paper: a new head that starts from zero, position embeddings resized.
     fn finetune(
+        samples: Option<Arc<dyn Samples>>,
         path: &Path,
         image_size: Option<[usize; 2]>,
         settings: RunSettings,
@@ -124,7 +147,7 @@ impl Setup {
     ) -> Result<Setup, TrainError> {
         let mut checkpoint = Checkpoint::open(path, OpenOptions::default())?;
         // If the dataset has the checkpoint's classes, its labels follow their order.
-        let splits = open_data(&settings, recipe.seed, Classes::InOrder(&checkpoint.config.labels))?;
+        let splits = open_data(&settings, samples, recipe.seed, Classes::InOrder(&checkpoint.config.labels))?;
         let classes = splits.train.classes().len();
         let same = splits.train.classes() == checkpoint.config.labels;
         checkpoint.change(Changes { image_size, classes: Some(classes), new_head: !same, channels: None })?;
@@ -139,7 +162,7 @@ impl Setup {
     /// A run that is continued from its folder.
     pub fn resume(run: &RunFolder, config: Config, changed: ChangedData) -> Result<Setup, TrainError> {
         let RunConfig { settings, recipe, .. } = RunConfig::of(run)?;
-        let mut splits = open_data(&settings, recipe.seed, Classes::Exactly(&config.labels))?;
+        let mut splits = open_data(&settings, None, recipe.seed, Classes::Exactly(&config.labels))?;
         let (mut report, mut fingerprint) = (vec![], None);
         match run.samples()? {
             None => report.push(

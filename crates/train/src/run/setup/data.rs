@@ -1,7 +1,9 @@
 //! The dataset of a run, and what happens if it changed since the run was begun.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use vit_data::Samples;
 use vit_data::dataset::{self, Changes, OpenOptions, SampleRecord, Splits, Validation};
 
 use super::RunSettings;
@@ -63,7 +65,12 @@ pub(crate) enum Classes<'a> {
     InOrder(&'a [String]),
 }
 
-pub(crate) fn open_data(settings: &RunSettings, seed: u64, classes: Classes) -> Result<Splits, TrainError> {
+pub(crate) fn open_data(
+    settings: &RunSettings,
+    samples: Option<Arc<dyn Samples>>,
+    seed: u64,
+    classes: Classes,
+) -> Result<Splits, TrainError> {
     let given = |names: &[String]| Some(names.to_vec()).filter(|names| !names.is_empty());
     let (classes, class_order) = match classes {
         Classes::Own => (None, None),
@@ -79,5 +86,8 @@ pub(crate) fn open_data(settings: &RunSettings, seed: u64, classes: Classes) -> 
         class_order,
         ..OpenOptions::default()
     };
-    Ok(dataset::open(&settings.data, &options)?)
+    Ok(match samples {
+        Some(samples) => dataset::from_samples(samples, &options)?,
+        None => dataset::open(&settings.data, &options)?,
+    })
 }
