@@ -144,7 +144,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 }
 
 /// Why a model cannot be measured whose logits are NaN or infinite.
-fn non_finite(model: &Path, outcome: &vit_train::Outcome) -> anyhow::Error {
+fn non_finite(model: &Path, outcome: &vit_train::EvaluationOutcome) -> anyhow::Error {
     // The device has the weights in its own form, so they are read again.
     if let Ok(Err(error)) = checkpoints::open(model, false).map(|checkpoint| checkpoint.check_finite()) {
         return error.into();

@@ -12,8 +12,8 @@ use vit_graph::device::Device;
 use vit_models::Config;
 use vit_system::host::{self, FreeMemory, MemoryLimit};
 use vit_train::{
-    Alternatives, Before, ImageSizes, Recipe, RunDisk, RunMemory, Setup, Shortage, TrainError, TrainerOptions, When,
-    Workload, free_disk,
+    Alternatives, ImageSizes, MemoryBaseline, MemoryPhase, Recipe, RunDisk, RunMemory, Setup, Shortage, TrainError,
+    TrainerOptions, Workload, free_disk,
 };
 
 use crate::{table, terminal};
@@ -31,9 +31,9 @@ fn amount(bytes: u64) -> String {
 }
 
 /// The memory in use now, by the process and on the device.
-fn before(device: Option<FreeMemory>) -> Before {
+fn before(device: Option<FreeMemory>) -> MemoryBaseline {
     let device = device.filter(|room| room.limit == MemoryLimit::Gpu);
-    Before { resident: host::resident().unwrap_or(0), device, own_memory: device.is_some() }
+    MemoryBaseline { resident: host::resident().unwrap_or(0), device, own_memory: device.is_some() }
 }
 
 impl<'a> Planned<'a> {
@@ -68,7 +68,7 @@ impl<'a> Planned<'a> {
 /// Plans a run for an H100 or H200 on a machine without one.
 pub fn without_gpu(setup: &Setup, options: &TrainerOptions, precision: Precision) -> anyhow::Result<RunMemory> {
     let plan = |graph: &Graph| vit_cuda::plan_without_gpu(graph, precision);
-    let before = Before { own_memory: true, ..before(None) };
+    let before = MemoryBaseline { own_memory: true, ..before(None) };
     Ok(RunMemory::new(&Workload::of(setup, options, 0), &plan, before)?)
 }
 
@@ -122,9 +122,9 @@ pub fn lines(memory: &RunMemory, own: Option<FreeMemory>) -> Vec<String> {
     let heading = on_gpu.then(|| line("", "host", "GPU", ""));
     let parts = memory.parts.iter().map(|part| {
         let when = match part.when {
-            When::Always => "",
-            When::Evaluating => "while evaluating",
-            When::Saving => "while saving",
+            MemoryPhase::Always => "",
+            MemoryPhase::Evaluating => "while evaluating",
+            MemoryPhase::Saving => "while saving",
         };
         line(part.name, &cell(part.host), &cell(part.device), when)
     });

@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write};
 use clap::Args;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use vit_train::{Clock, Measured, Observer, Outcome, Progress, finite_json};
+use vit_train::{Clock, EvaluationOutcome, Measured, Observer, Progress, finite_json};
 
 use crate::table::bytes;
 use crate::terminal;
@@ -144,7 +144,7 @@ impl Observer for View {
         bar.set_position(done as u64);
     }
 
-    fn evaluated(&mut self, step: u64, outcome: &Outcome, best: bool) {
+    fn evaluated(&mut self, step: u64, outcome: &EvaluationOutcome, best: bool) {
         let mut event = json!({"event": "evaluation", "step": step, "best": best, "loss": outcome.measured.loss()});
         let percent = |share: f64| if share.is_finite() { format!("{:.2}%", 100.0 * share) } else { "unknown".into() };
         let figures = match &outcome.measured {

@@ -8,7 +8,7 @@ use vit_data::Image;
 use vit_graph::random::Seed;
 use vit_train::metrics::Evaluation;
 use vit_train::plots::{Scene, SheetEntry, confusion_matrix, contact_sheet, curves, reliability};
-use vit_train::{Row, columns};
+use vit_train::{MetricsRow, columns};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).unwrap_or_else(|| "plots".into());
@@ -53,13 +53,13 @@ fn random(stream: u32, index: usize) -> f64 {
     f64::from(Seed::new(1, 0).word(stream, index as u64)) / f64::from(u32::MAX)
 }
 
-fn run(rows: usize) -> Vec<Row> {
+fn run(rows: usize) -> Vec<MetricsRow> {
     let mut all = Vec::new();
     for row in 1..=rows {
         let done = row as f64 / rows as f64;
         let rate = (done / 0.08).min(1.0) * 0.5 * (1.0 + (std::f64::consts::PI * done).cos()) * 1e-3;
         let loss = 1.1 + 3.5 * (-5.0 * done).exp() + 0.5 * (random(0, row) - 0.5);
-        let new = Row::new(row as u64 * 50)
+        let new = MetricsRow::new(row as u64 * 50)
             .epoch(90.0 * done)
             .with(columns::TRAIN_LOSS, loss)
             .with(columns::RATE, rate)

@@ -89,7 +89,7 @@ impl Measured {
 
 /// A measurement, and the samples that could not be part of it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
+pub struct EvaluationOutcome {
     /// What was measured.
     pub measured: Measured,
     /// Samples that could not be read: name and reason.
@@ -107,7 +107,7 @@ pub fn evaluate(
     samples: &dyn Samples,
     options: &EvaluationOptions,
     progress: impl FnMut(usize, usize) -> bool,
-) -> Result<Option<Outcome>, TrainError> {
+) -> Result<Option<EvaluationOutcome>, TrainError> {
     let batch = options.batch.clamp(1, samples.len().max(1));
     let mut evaluator = Evaluator::new(device, config, parameters, batch)?;
     evaluator.run(samples, options.threads, options.worst, progress)

@@ -28,24 +28,25 @@ pub use evaluate::held_out::{ImagesToMeasure, Measure, SplitsOfRun, open_to_meas
 pub use evaluate::metrics;
 pub use evaluate::pseudo_labels::{PseudoLabel, PseudoLabelChoice};
 pub use evaluate::report::{evaluation_json, write_evaluation};
-pub use evaluate::{EvaluationOptions, Measured, Outcome, evaluate};
+pub use evaluate::{EvaluationOptions, EvaluationOutcome, Measured, evaluate};
 pub use json::finite_json;
 pub use recipe::preprocess::preprocess;
 pub use recipe::*;
 pub use run::disk_space::{RunDisk, free_disk};
-pub use run::folder::{Existing, MetricsLog, Row, RunError, RunFolder, columns};
+pub use run::folder::{Existing, MetricsLog, MetricsRow, RunError, RunFolder, columns};
 pub use run::memory::{
-    Alternatives, Before, GraphPlan, ImageSizes, Part, RunMemory, Shortage, StateBytes, When, Workload,
+    Alternatives, GraphPlan, ImageSizes, MemoryBaseline, MemoryPart, MemoryPhase, RunMemory, Shortage, StateBytes,
+    Workload,
 };
 pub use run::progress::{Clock, Pace, Progress};
-pub use run::saving::{Best, Opened, Position, SaveError, Slot, Snapshot};
+pub use run::saving::{Best, Opened, RunPosition, SaveError, Slot, Snapshot};
 pub use run::setup::{ChangedData, FirstWeights, Launch, ModelChoice, RunConfig, RunSettings, Setup};
 pub use run::trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train, training_step};
 pub use step::average::Average;
 pub use step::finite::{NonFinite, first_non_finite};
 pub use step::groups::{DecayOn, Freeze, layers, rate_factors};
 pub use step::objective::{Distillation, Loss, Objective};
-pub use step::optimiser::{Method, Optimiser};
+pub use step::optimiser::{Optimiser, OptimiserMethod};
 pub use step::schedule::{Decay, Schedule};
-pub use step::{Start, StepError, StepOptions, TrainingStep};
+pub use step::{StepError, StepOptions, StepParameters, TrainingStep};
 pub use study::{BegunRun, Study, StudyPlan, StudyResult, StudyRun, StudyTable};

@@ -50,7 +50,7 @@ pub struct Recipe {
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct ModelSettings {
-    pub start: Start,
+    pub start: Initialisation,
     pub drop_path: f64,
     pub dropout: f64,
     pub attention_dropout: f64,
@@ -60,7 +60,7 @@ pub struct ModelSettings {
 /// How a Vision Transformer's attention and positions start from scratch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Start {
+pub enum Initialisation {
     /// At random, as the paper's code does.
     Random,
     /// As they look in trained models.
@@ -70,7 +70,7 @@ pub enum Start {
 /// How a picture becomes the model's input while training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Crop {
+pub enum CropSetting {
     /// A part of random size and shape, resized.
     RandomResized,
     /// Padded, then a part of the model's size at a random place.
@@ -95,7 +95,7 @@ pub enum Normalise {
 #[allow(missing_docs)]
 pub struct DataSettings {
     pub normalise: Normalise,
-    pub crop: Crop,
+    pub crop: CropSetting,
     pub crop_scale: [f64; 2],
     pub crop_ratio: [f64; 2],
     pub crop_padding: usize,

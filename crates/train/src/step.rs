@@ -20,21 +20,20 @@ use groups::Freeze;
 use objective::{Heads, Objective};
 use optimiser::{Optimiser, UpdateInputs};
 
-/// What a step does besides running the model.
+/// How a model is trained in one step.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepOptions {
-    /// What is made small.
+    /// The objective that is minimised.
     pub objective: Objective,
-    /// How parameters move.
+    /// The optimiser.
     pub optimiser: Optimiser,
-    /// Micro-batches that the batch is split into and run one after another; 0 and 1 mean the whole at once.
+    /// Micro-batches whose gradients are accumulated; 0 and 1 both mean the whole batch at once.
     pub accumulate: usize,
     /// Keep a moving average of every trained parameter.
     pub average: bool,
-    /// Parameters that stay as they are.
+    /// Parameters that are not trained.
     pub freeze: Freeze,
-    /// Compute activations of the model's blocks again in the backward pass instead of keeping them: less memory, more
-    /// arithmetic, the same result.
+    /// Recompute activations of the model's blocks in the backward pass: less memory, more arithmetic, the same bits.
     pub recompute: bool,
 }
 
@@ -44,7 +43,7 @@ impl From<Optimiser> for StepOptions {
     }
 }
 
-/// Why there is no such step.
+/// Why a step cannot be built.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StepError {
     /// The model cannot be built or differentiated.
@@ -55,12 +54,12 @@ pub enum StepError {
         "a batch of {batch} cannot be split into {parts} micro-batches of one size; choose a batch that is a multiple of {parts}"
     )]
     Uneven {
-        /// Pictures in a batch.
+        /// Images in a batch.
         batch: usize,
         /// Micro-batches.
         parts: usize,
     },
-    /// Nothing moves.
+    /// No parameter is trained.
     #[error("every parameter is frozen, so there is nothing to train; leave out the head at least: [\"backbone\"]")]
     Frozen,
 }
@@ -69,15 +68,14 @@ pub enum StepError {
 ///
 /// Inputs: `image`, `targets [batch, classes]`, `rate`, `step` (from 1 on); with anything random `seed`, with a teacher
 /// `teacher [batch, classes]`, with averages `average_decay`. Outputs: `loss`, the gradients' `grad_norm` before
-/// clipping, `logits`. A run updates every trained parameter `NAME`, what the optimiser remembers of it
-/// (`NAME.adam_mean`, `NAME.adam_variance`, `NAME.sgd_buffer`), its `NAME.average` and the running statistics of batch
-/// norms; where `loss` or `grad_norm` is not finite it updates nothing.
+/// clipping, `logits`. A run updates every trained parameter `NAME`, the optimiser's state (such as `NAME.adam_mean`), its
+/// `NAME.average` and the running statistics of batch norms; if `loss` or `grad_norm` is not finite, it updates nothing.
 pub struct TrainingStep {
     /// The graph.
     pub graph: Graph,
-    /// The trained parameters and their gradients, which can be made outputs.
+    /// The names of the trained parameters with their gradients.
     pub gradients: Vec<(String, Value)>,
-    /// What is kept between steps besides the model's parameters; all of it starts at zero.
+    /// The names of the optimiser's state and of the averages, all of which start at zero.
     pub state: Vec<String>,
 }
 
@@ -105,7 +103,7 @@ impl TrainingStep {
         }
 
         let wrt: Vec<Value> = trained.iter().map(|(value, _)| *value).collect();
-        // Each loss is a mean over its micro-batch; with their shares they add up to the mean over the batch.
+        // The loss of a micro-batch is a mean, so the mean over the batch is the sum of `loss / parts`.
         let mut statistics = Statistics::default();
         let mut run = |graph: &mut Graph, part: usize| {
             let (loss, logits) = inputs.forward(graph, &forward, &options.objective, (part, parts), &mut statistics)?;
@@ -124,21 +122,21 @@ impl TrainingStep {
         graph.set_output("loss", loss)?;
         let norm = graph.value(GlobalNorm, &found)?;
         graph.set_output("grad_norm", norm)?;
-        // The norm to the last bit while the loss is finite: a loss can overflow where its gradients do not.
+        // A loss can overflow where its gradients do not. Adding 0 * loss leaves a finite norm unchanged to the bit.
         let nothing = graph.value(Scale(0.0), &[loss])?;
         let guard = graph.value(Binary::Add, &[norm, nothing])?;
         let logits = if parts == 1 { logits[0] } else { graph.value(Concat { axis: 0 }, &logits)? };
         graph.set_output("logits", logits)?;
 
         for (name, new) in statistics.0 {
-            // The forward pass knows them long before anyone knows whether the step counts.
+            // Computed in the forward pass, before the norm of the gradients that guards all updates.
             let old = graph.parameter(&name)?;
             let guarded = graph.value(GuardedUpdate, &[old, new, guard])?;
             graph.update(old, guarded)?;
         }
-        let numbers =
-            UpdateInputs { rate: inputs.rate, step: inputs.step, norm: guard, average_decay: inputs.average_decay };
-        let state = options.optimiser.build(&mut graph, &trained, &found, &names, &numbers)?;
+        let Inputs { rate, step, average_decay, .. } = inputs;
+        let update = UpdateInputs { rate, step, norm: guard, average_decay };
+        let state = options.optimiser.build(&mut graph, &trained, &found, &names, &update)?;
         let gradients = trained.into_iter().map(|(_, p)| p.name).zip(found).collect();
         let step = TrainingStep { graph, gradients, state };
         if options.recompute { Ok(step.recomputing()?) } else { Ok(step) }
@@ -146,9 +144,9 @@ impl TrainingStep {
 }
 
 impl TrainingStep {
-    /// The same step with less in memory.
+    /// The same step with activations recomputed in the backward pass.
     fn recomputing(mut self) -> Result<Self, GraphError> {
-        // Gradients keep their names through the rewrite as outputs.
+        // As outputs, gradients can be found again after the rewrite.
         let output = |name: &str| format!("gradient of {name}");
         for (name, value) in &self.gradients {
             self.graph.set_output(&output(name), *value)?;
@@ -162,12 +160,12 @@ impl TrainingStep {
     }
 }
 
-/// The model's forward pass on a micro-batch, without what no logit depends on: in the last block of a Vision Transformer,
-/// all tokens but that which the head reads.
+/// The model's forward pass on a micro-batch, reduced to what the logits depend on: in the last block of a Vision
+/// Transformer, to the tokens that the head reads.
 fn forward(architecture: &Architecture, batch: usize) -> Result<Graph, GraphError> {
     let mut graph = architecture.build(batch, Mode::Training)?;
     graph.retain_outputs(|name| name.starts_with("logits"));
-    // Before differentiating, so that the gradients are products of matrices too, and of no more rows.
+    // Rewritten before differentiation, so that gradients are matrix products of the same few rows.
     needed_rows(&patchify(&dead_code(&graph)?)?)
 }
 
@@ -201,7 +199,7 @@ impl Inputs {
         })
     }
 
-    /// One of several micro-batches through the model: its loss and its logits.
+    /// The loss and the logits of micro-batch `part` of `parts`.
     fn forward(
         &self,
         graph: &mut Graph,
@@ -228,7 +226,7 @@ impl Inputs {
     }
 }
 
-/// Running statistics, which the forward pass itself updates: every micro-batch goes on from the one before it.
+/// The running statistics of batch norms, carried from one micro-batch to the next.
 #[derive(Default)]
 struct Statistics(Vec<(String, Value)>);
 
@@ -243,15 +241,15 @@ impl Statistics {
     }
 }
 
-/// Parameters of a step at its start: the model's from somewhere else, what is kept besides them at zero.
-pub struct Start<'a> {
+/// The parameters of a step before its first run: the model's, and the optimiser's state at zero.
+pub struct StepParameters<'a> {
     /// The model's parameters.
     pub model: &'a mut dyn Parameters,
     /// The names in [`TrainingStep::state`].
     pub state: &'a [String],
 }
 
-impl Parameters for Start<'_> {
+impl Parameters for StepParameters<'_> {
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
         if self.state.contains(&parameter.name) {
             return Some(Cow::Owned(vec![0.0; parameter.shape.elements()]));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use vit_graph::random::Seed;
 use vit_models::weights::{Tensor, Weights};
 use vit_models::{Checkpoint, Config, OpenOptions, ProblemType};
-use vit_train::{Position, RunFolder, SaveError, Slot, Snapshot};
+use vit_train::{RunFolder, RunPosition, SaveError, Slot, Snapshot};
 
 const FOLDER: &str = "VIT_TEST_SAVE_INTO";
 const CHILD: &str = "the_child_saves_until_it_is_stopped";
@@ -32,7 +32,7 @@ fn snapshot(step: u64) -> Snapshot {
         config,
         weights: tensors(step),
         optimiser: tensors(2 * step),
-        position: Position { step, ..Position::default() },
+        position: RunPosition { step, ..RunPosition::default() },
     }
 }
 
@@ -114,7 +114,7 @@ fn the_best_checkpoint_is_a_model_folder() {
     .unwrap();
     let folder = tempfile::tempdir().unwrap();
     let run = RunFolder::create(folder.path().join("run"), "", vit_train::Existing::Refuse).unwrap();
-    let position = Position { step: 5, ..Position::default() };
+    let position = RunPosition { step: 5, ..RunPosition::default() };
     let (config, weights) = (model.config.clone(), model.weights.clone());
     run.best().save(&Snapshot { config, weights, optimiser: Weights::default(), position }).unwrap();
     let opened = Checkpoint::open(&folder.path().join("run/checkpoints/best"), OpenOptions::default()).unwrap();

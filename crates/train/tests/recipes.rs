@@ -1,6 +1,6 @@
 //! Recipes: the named ones are whole and print as their files, changes are checked, mistakes are explained.
 
-use vit_train::{Decay, DecayOn, Method, Recipe, Span};
+use vit_train::{Decay, DecayOn, OptimiserMethod, Recipe, Span};
 
 fn error(result: Result<impl Sized, vit_train::RecipeError>) -> String {
     result.err().expect("an error").to_string()
@@ -26,7 +26,7 @@ fn named_recipes_print_as_their_files_and_read_back() {
 fn the_paper_recipes_say_what_the_paper_says() {
     let pretrain = Recipe::named("vit-pretrain").unwrap();
     let step = pretrain.step_options();
-    assert_eq!(step.optimiser.method, Method::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 });
+    assert_eq!(step.optimiser.method, OptimiserMethod::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 });
     assert_eq!((step.optimiser.weight_decay, step.optimiser.decay_on), (0.1, DecayOn::Everything));
     assert_eq!(pretrain.batch, 4096);
     let schedule = pretrain.schedule(1000);
@@ -35,7 +35,7 @@ fn the_paper_recipes_say_what_the_paper_says() {
 
     let finetune = Recipe::named("vit-finetune").unwrap();
     let step = finetune.step_options();
-    assert_eq!(step.optimiser.method, Method::Sgd { momentum: 0.9, dampening: 0.0, nesterov: false });
+    assert_eq!(step.optimiser.method, OptimiserMethod::Sgd { momentum: 0.9, dampening: 0.0, nesterov: false });
     assert_eq!((step.optimiser.weight_decay, step.optimiser.clip, finetune.batch), (0.0, Some(1.0), 512));
     assert!(matches!(finetune.schedule(1).decay, Decay::Cosine { end: 0.0 }));
 

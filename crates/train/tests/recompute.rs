@@ -18,7 +18,7 @@ fn model(name: &str, size: usize) -> Architecture {
 fn train(architecture: &Architecture, options: StepOptions) -> (Vec<u32>, Vec<Vec<u32>>, usize) {
     let step = TrainingStep::new(architecture, 4, options.clone()).unwrap();
     let device = Cpu::new(Some(1));
-    let mut executable = device.compile(&step.graph, &mut Start(&step.state)).unwrap();
+    let mut executable = device.compile(&step.graph, &mut StepParameters(&step.state)).unwrap();
     for (_, input) in step.graph.inputs() {
         let mut data = vec![1e-3; input.ty.shape.elements()];
         match input.name.as_str() {
@@ -53,9 +53,9 @@ fn train(architecture: &Architecture, options: StepOptions) -> (Vec<u32>, Vec<Ve
 }
 
 /// Weights as they start, and zeros for what the optimiser remembers.
-struct Start<'a>(&'a [String]);
+struct StepParameters<'a>(&'a [String]);
 
-impl vit_graph::device::Parameters for Start<'_> {
+impl vit_graph::device::Parameters for StepParameters<'_> {
     fn take(&mut self, parameter: &vit_graph::ops::Parameter) -> Option<std::borrow::Cow<'_, [f32]>> {
         if self.0.contains(&parameter.name) {
             return Some(vec![0.0; parameter.shape.elements()].into());

@@ -7,7 +7,7 @@ use vit_cpu::{Cpu, Isa};
 use vit_graph::device::{Device, Elements};
 use vit_models::weights::safetensors;
 use vit_models::{Checkpoint, OpenOptions};
-use vit_train::{DecayOn, Optimiser, Start, TrainingStep};
+use vit_train::{DecayOn, Optimiser, StepParameters, TrainingStep};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/train_step")
@@ -38,7 +38,7 @@ fn five_steps_of_adamw_end_where_pytorch_ends() {
     for (isa, threads) in Isa::available().into_iter().zip([2, 1, 3, 2]) {
         let device = Cpu::with_isa(isa, Some(threads));
         let mut weights = checkpoint.weights.clone();
-        let mut start = Start { model: &mut weights, state: &step.state };
+        let mut start = StepParameters { model: &mut weights, state: &step.state };
         let mut executable = device.compile(&step.graph, &mut start).unwrap();
         for s in 0..steps {
             let size = images.data.len() / steps;

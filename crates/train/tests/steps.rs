@@ -12,8 +12,8 @@ use vit_models::Architecture;
 use vit_models::resnet::{ResNet, ResNetBlock};
 use vit_models::vit::Vit;
 use vit_train::{
-    Average, Distillation, Freeze, Loss, Method, Objective, Optimiser, Start, StepError, StepOptions, TrainingStep,
-    first_non_finite,
+    Average, Distillation, Freeze, Loss, Objective, Optimiser, OptimiserMethod, StepError, StepOptions, StepParameters,
+    TrainingStep, first_non_finite,
 };
 
 const BATCH: usize = 6;
@@ -60,7 +60,7 @@ impl Run {
             step.graph.set_output(&format!("grad.{name}"), gradient).unwrap();
         }
         let mut weights = parameters(&step.graph, &step.state);
-        let mut start = Start { model: &mut weights, state: &step.state };
+        let mut start = StepParameters { model: &mut weights, state: &step.state };
         let executable = Cpu::new(Some(2)).compile(&step.graph, &mut start).unwrap();
         Run { executable, step }
     }
@@ -236,7 +236,7 @@ fn averages_follow_the_weights() {
 fn lower_layers_learn_slower() {
     let model = Architecture::from(model());
     let moved = |layer_decay: f32| {
-        let method = Method::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
+        let method = OptimiserMethod::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
         let optimiser = Optimiser { method, weight_decay: 0.0, layer_decay, clip: None, ..Optimiser::default() };
         let mut run = Run::new(&model, &optimiser.into());
         let before = parameters(&run.step.graph, &run.step.state);
@@ -266,7 +266,7 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_explained() {
         ("step", Elements::F32(&[1.0])),
     ];
     let find = |weights: &mut BTreeMap<String, Vec<f32>>| {
-        let mut start = Start { model: weights, state: &step.state };
+        let mut start = StepParameters { model: weights, state: &step.state };
         first_non_finite(&device, &step.graph, &inputs, &mut start).unwrap().map(|found| found.to_string())
     };
     assert_eq!(find(&mut weights), None);
@@ -278,7 +278,7 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_explained() {
     assert!(what.starts_with("linear in blocks.1.mlp.fc1: "), "{what}");
 
     let before = weights.clone();
-    let mut start = Start { model: &mut weights, state: &step.state };
+    let mut start = StepParameters { model: &mut weights, state: &step.state };
     let mut executable = device.compile(&step.graph, &mut start).unwrap();
     inputs.iter().for_each(|(name, elements)| executable.write(name, *elements).unwrap());
     executable.run().unwrap();
@@ -338,7 +338,7 @@ fn a_loss_that_is_not_finite_moved_weights_if_its_gradients_were() {
     let step = TrainingStep::new(&model, BATCH, StepOptions::default()).unwrap();
     let mut weights = parameters(&step.graph, &step.state);
     weights.get_mut("head.bias").unwrap()[0] = f32::NEG_INFINITY;
-    let mut start = Start { model: &mut weights, state: &step.state };
+    let mut start = StepParameters { model: &mut weights, state: &step.state };
     let executable = Cpu::new(Some(2)).compile(&step.graph, &mut start).unwrap();
     let mut run = Run { executable, step };
     let before = run.state();

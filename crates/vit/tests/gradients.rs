@@ -12,7 +12,7 @@ use vit::graph::ops::{CrossEntropy, Input, Parameter};
 use vit::graph::{DType, Graph, Type, Value};
 use vit::models::weights::{Weights, safetensors};
 use vit::models::{Checkpoint, Mode};
-use vit::train::{Method, Optimiser, Start, StepOptions, TrainingStep};
+use vit::train::{Optimiser, OptimiserMethod, StepOptions, StepParameters, TrainingStep};
 use vit_cpu::Cpu;
 
 /// One pass of a checkpoint over recorded images: outputs `logits`, `loss` and `grad.NAME`, and what it updates.
@@ -96,7 +96,7 @@ fn batch_norm_under_gradient_accumulation() {
     let (checkpoint, io) = (open("train_resnet"), recorded("train_resnet"));
     let (images, labels) = (&io.tensors["images"].data, &io.tensors["labels"].data);
     let (batch, classes) = (labels.len(), checkpoint.config.architecture.classes());
-    let method = Method::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
+    let method = OptimiserMethod::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
     let optimiser = Optimiser { method, weight_decay: 0.0, clip: None, ..Optimiser::default() };
     let options = StepOptions { optimiser, accumulate: 2, ..StepOptions::default() };
     let mut step = TrainingStep::new(&checkpoint.config.architecture, batch, options).unwrap();
@@ -105,7 +105,7 @@ fn batch_norm_under_gradient_accumulation() {
         step.graph.set_output(&format!("grad.{name}"), gradient).unwrap();
     }
     let mut weights = checkpoint.weights.clone();
-    let mut start = Start { model: &mut weights, state: &step.state };
+    let mut start = StepParameters { model: &mut weights, state: &step.state };
     let mut executable = Cpu::new(Some(2)).compile(&step.graph, &mut start).unwrap();
     let mut one_hot = vec![0.0; batch * classes];
     labels.iter().enumerate().for_each(|(i, &label)| one_hot[i * classes + label as usize] = 1.0);

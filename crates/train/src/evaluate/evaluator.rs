@@ -8,7 +8,7 @@ use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_models::{Config, ProblemType};
 
 use super::metrics::{Evaluation, MultiLabelEvaluation};
-use super::{Measured, Outcome, inference};
+use super::{EvaluationOutcome, Measured, inference};
 use crate::error::TrainError;
 use crate::recipe::preprocess::preprocess;
 
@@ -50,7 +50,7 @@ impl Evaluator {
         threads: usize,
         worst: usize,
         mut progress: impl FnMut(usize, usize) -> bool,
-    ) -> Result<Option<Outcome>, TrainError> {
+    ) -> Result<Option<EvaluationOutcome>, TrainError> {
         let Evaluator { executable, preprocess, classes, batch, .. } = self;
         let (classes, batch) = (*classes, *batch);
         let mut measured = match self.problem_type {
@@ -94,7 +94,7 @@ impl Evaluator {
             present.clear();
             Ok(progress(index + 1, samples.len()))
         })?;
-        Ok(finished.then_some(Outcome { measured, unreadable, non_finite }))
+        Ok(finished.then_some(EvaluationOutcome { measured, unreadable, non_finite }))
     }
 }
 

@@ -10,12 +10,12 @@ use vit_system::{atomic_file, csv_line};
 
 use crate::error::TrainError;
 use crate::evaluate::metrics::{ClassMeasures, Evaluation};
-use crate::evaluate::{Measured, Outcome};
+use crate::evaluate::{EvaluationOutcome, Measured};
 use crate::json::finite_json;
 use crate::plots::{self, Scene, SheetEntry};
 
 /// The figures of an evaluation for programs.
-pub fn evaluation_json(outcome: &Outcome, samples: &dyn Samples) -> Value {
+pub fn evaluation_json(outcome: &EvaluationOutcome, samples: &dyn Samples) -> Value {
     let names = samples.classes();
     let class = |(name, (m, average_precision)): (&String, &(ClassMeasures, Option<f64>))| {
         let mut class = json!({"class": name, "precision": m.precision, "recall": m.recall, "f1": m.f1,
@@ -55,7 +55,7 @@ fn worst_json(evaluation: &Evaluation, samples: &dyn Samples) -> Value {
 pub fn write_evaluation(
     folder: &Path,
     title: &str,
-    outcome: &Outcome,
+    outcome: &EvaluationOutcome,
     samples: &dyn Samples,
 ) -> Result<Vec<&'static str>, TrainError> {
     let write = |name: &str, content: &[u8]| {

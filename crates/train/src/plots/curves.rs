@@ -1,6 +1,6 @@
 //! Training curves: loss, accuracy, learning rate and speed, each in a panel of its own, as far as they were logged.
 
-use crate::run::folder::{Row, columns};
+use crate::run::folder::{MetricsRow, columns};
 use vit_plot::axis::{Axis, figure, labels, ticks, ticks_around};
 use vit_plot::palette::{BLUE, Colour, FRAME, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
@@ -75,10 +75,10 @@ fn panels() -> Vec<Panel> {
 }
 
 /// The curves of a run from its rows, 1000 pixels wide.
-pub fn curves(title: &str, rows: &[Row]) -> Scene {
+pub fn curves(title: &str, rows: &[MetricsRow]) -> Scene {
     // Epochs mean more to people than steps, where every row has one.
     let by_epoch = !rows.is_empty() && rows.iter().all(|row| row.epoch.is_some_and(f64::is_finite));
-    let place = |row: &Row| if by_epoch { row.epoch.unwrap_or(0.0) } else { row.step as f64 };
+    let place = |row: &MetricsRow| if by_epoch { row.epoch.unwrap_or(0.0) } else { row.step as f64 };
     let mut panels = panels();
     for panel in &mut panels {
         panel.series.retain(|series| rows.iter().any(|row| row.get(series.column).is_some_and(f64::is_finite)));
@@ -253,11 +253,11 @@ fn thin(points: &[[f64; 2]], x: Axis) -> Vec<[f64; 2]> {
 mod tests {
     use super::*;
 
-    fn run(steps: u64, scale: f64) -> Vec<Row> {
+    fn run(steps: u64, scale: f64) -> Vec<MetricsRow> {
         (1..=steps)
             .map(|step| {
                 let done = step as f64 / steps as f64;
-                let row = Row::new(step * 50)
+                let row = MetricsRow::new(step * 50)
                     .epoch(done * 90.0)
                     .with(columns::TRAIN_LOSS, scale * (7.0 - 5.0 * done))
                     .with(columns::RATE, scale * 1e-3 * (1.0 - done))

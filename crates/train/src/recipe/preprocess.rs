@@ -3,11 +3,11 @@
 
 use vit_data::augment::{ColourJitter, Erasing, Fill};
 use vit_data::loader::{Labels, LoaderSettings};
-use vit_data::{Augmentation, Crop as CropOf, CropMode, Filter, Mix, Preprocess, TrainTransform, TransformError};
+use vit_data::{Augmentation, Crop, CropMode, Filter, Mix, Preprocess, TrainTransform, TransformError};
 use vit_models::Preprocessing;
 
 use crate::error::TrainError;
-use crate::recipe::{Crop, DataSettings, Recipe};
+use crate::recipe::{CropSetting, DataSettings, Recipe};
 use crate::step::objective::Loss;
 
 /// The transform for evaluation that a model's preprocessing describes.
@@ -56,9 +56,9 @@ pub(crate) fn loader_settings(
 fn augmentation(data: &DataSettings) -> Augmentation {
     Augmentation {
         crop: match data.crop {
-            Crop::RandomResized => CropOf::Resized { scale: data.crop_scale, ratio: data.crop_ratio },
-            Crop::Padded => CropOf::Padded { pixels: data.crop_padding, fill: Fill::default() },
-            Crop::Centre => CropOf::Centre,
+            CropSetting::RandomResized => Crop::Resized { scale: data.crop_scale, ratio: data.crop_ratio },
+            CropSetting::Padded => Crop::Padded { pixels: data.crop_padding, fill: Fill::default() },
+            CropSetting::Centre => Crop::Centre,
         },
         flip: data.flip,
         vertical_flip: 0.0,

@@ -5,7 +5,7 @@ use vit_graph::GraphError;
 use vit_models::vit::Vit;
 use vit_models::{Architecture, Mode};
 
-use super::{Recipe, Start};
+use super::{Initialisation, Recipe};
 use crate::error::TrainError;
 use crate::step::groups::rate_factors;
 
@@ -26,9 +26,9 @@ impl Recipe {
         let mut found = Vec::new();
         let mut add = |key, value: String, why: &str| found.push(Unfollowed { key, value, why: why.into() });
         let model = &self.model;
-        if model.start == Start::Mimetic && architecture.downcast_ref::<Vit>().is_none() {
+        if model.start == Initialisation::Mimetic && architecture.downcast_ref::<Vit>().is_none() {
             add("model.start", "mimetic".into(), "only a Vision Transformer starts that way");
-        } else if model.start == Start::Mimetic && !scratch {
+        } else if model.start == Initialisation::Mimetic && !scratch {
             add("model.start", "mimetic".into(), "its weights come from a checkpoint");
         }
 
@@ -111,7 +111,7 @@ impl Recipe {
     /// Gives a setting the value that asks for nothing, and says so.
     fn leave_out(&mut self, model: &str, Unfollowed { key, value, why }: &Unfollowed) -> String {
         match *key {
-            "model.start" => self.model.start = Start::Random,
+            "model.start" => self.model.start = Initialisation::Random,
             "model.drop_path" => self.model.drop_path = 0.0,
             "model.dropout" => self.model.dropout = 0.0,
             "model.attention_dropout" => self.model.attention_dropout = 0.0,

@@ -27,7 +27,7 @@ use vit_graph::device::Algorithms;
 
 pub use error::RunError;
 pub use log::MetricsLog;
-pub use row::{Row, columns};
+pub use row::{MetricsRow, columns};
 
 use vit_data::dataset::SampleRecord;
 use vit_models::run::{CHECKPOINTS, CONFIG};
@@ -208,10 +208,10 @@ impl RunFolder {
     }
 
     /// Every row logged so far. A line that a killed process left half written is not a row.
-    pub fn rows(&self) -> Result<Vec<Row>, RunError> {
+    pub fn rows(&self) -> Result<Vec<MetricsRow>, RunError> {
         let path = self.path.join(ROWS);
         match regular_file::read_to_string(&path) {
-            Ok(text) => Ok(text.lines().filter_map(Row::from_json).collect()),
+            Ok(text) => Ok(text.lines().filter_map(MetricsRow::from_json).collect()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(vec![]),
             Err(error) => Err(RunError::io(&path, error)),
         }

@@ -94,7 +94,7 @@ impl Workload {
 
 /// When a part of a run's memory is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum When {
+pub enum MemoryPhase {
     /// From the first step to the last.
     Always,
     /// While the model is measured.
@@ -105,7 +105,7 @@ pub enum When {
 
 /// A part of what a run takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct MemoryPart {
     /// What it is for.
     pub name: &'static str,
     /// Bytes of the host's memory.
@@ -113,14 +113,14 @@ pub struct Part {
     /// Bytes of the device's own memory.
     pub device: u64,
     /// When it is held.
-    pub when: When,
+    pub when: MemoryPhase,
 }
 
 /// What a run takes of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunMemory {
     /// The parts, of which the first is what the process and the device hold already.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MemoryPart>,
     /// What a checkpoint of the run holds.
     pub state: StateBytes,
     /// Bytes that the process holds already, weights included.
@@ -138,7 +138,7 @@ pub struct Shortage {
 
 /// What the process and the device hold before a run begins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Before {
+pub struct MemoryBaseline {
     /// Bytes of host memory that the process holds.
     pub resident: u64,
     /// What is left of the device's own memory, if it has some.
@@ -155,13 +155,13 @@ const GPU_LIBRARIES: u64 = 96 << 20;
 
 impl RunMemory {
     /// Plans a run: `plan` says what a graph takes on the device.
-    pub fn new(workload: &Workload, plan: GraphPlan, before: Before) -> Result<RunMemory, TrainError> {
+    pub fn new(workload: &Workload, plan: GraphPlan, before: MemoryBaseline) -> Result<RunMemory, TrainError> {
         let Workload { config, recipe, options, images, .. } = workload;
         let place = |name, bytes: u64, when| match before.own_memory {
-            true => Part { name, host: 0, device: bytes, when },
-            false => Part { name, host: bytes, device: 0, when },
+            true => MemoryPart { name, host: 0, device: bytes, when },
+            false => MemoryPart { name, host: bytes, device: 0, when },
         };
-        let host = |name, bytes, when| Part { name, host: bytes, device: 0, when };
+        let host = |name, bytes, when| MemoryPart { name, host: bytes, device: 0, when };
 
         let how = StepOptions { recompute: options.recompute, ..recipe.step_options() };
         let step = TrainingStep::new(&config.architecture, recipe.batch, how)?;
@@ -174,38 +174,39 @@ impl RunMemory {
         let taken = before.device.map_or(0, |room| room.total - room.free);
         let small = SMALL_THINGS + if before.own_memory { inputs } else { 0 };
         let libraries = if before.own_memory { GPU_LIBRARIES } else { 0 };
-        let weights = place("weights", (memory.stored_bytes as u64).saturating_sub(sizes.optimiser), When::Always);
+        let weights =
+            place("weights", (memory.stored_bytes as u64).saturating_sub(sizes.optimiser), MemoryPhase::Always);
         // What a step leaves as it is, a device need not keep as it was: the run does, for its checkpoints.
-        let weights = Part { host: weights.host + frozen, ..weights };
+        let weights = MemoryPart { host: weights.host + frozen, ..weights };
         let mut parts = vec![
-            Part {
+            MemoryPart {
                 name: "process",
                 host: before.resident.saturating_sub(workload.held) + small,
                 device: taken + libraries,
-                when: When::Always,
+                when: MemoryPhase::Always,
             },
             weights,
-            place("optimiser", sizes.optimiser.min(memory.stored_bytes as u64), When::Always),
-            place("activations", memory.arena_bytes as u64, When::Always),
+            place("optimiser", sizes.optimiser.min(memory.stored_bytes as u64), MemoryPhase::Always),
+            place("activations", memory.arena_bytes as u64, MemoryPhase::Always),
         ];
 
         let settings = loader_settings(recipe, &config.preprocessing, images.count.max(1))?;
-        parts.push(host("batches", batches(&settings, config, before.own_memory), When::Always));
+        parts.push(host("batches", batches(&settings, config, before.own_memory), MemoryPhase::Always));
         // A file, the decoded image and what it becomes on its way to the model's size, in every thread.
         let decoding = options.threads as u64 * 3 * images.largest;
         let cached = options.cache_bytes.min(images.bytes());
-        parts.push(host("decoded images", decoding + cached, When::Always));
+        parts.push(host("decoded images", decoding + cached, MemoryPhase::Always));
         if !recipe.objective.teacher.is_empty() {
             let (memory, images) = teacher(recipe, config, plan)?;
-            let part = place("teacher", memory, When::Always);
-            parts.push(Part { host: part.host + images, ..part });
+            let part = place("teacher", memory, MemoryPhase::Always);
+            parts.push(MemoryPart { host: part.host + images, ..part });
         }
         if workload.validation > 0 {
             let (memory, images) = evaluation(workload, plan)?;
-            parts.push(place("evaluation", memory, When::Always));
-            parts.push(host("evaluated images", images, When::Evaluating));
+            parts.push(place("evaluation", memory, MemoryPhase::Always));
+            parts.push(host("evaluated images", images, MemoryPhase::Evaluating));
         }
-        parts.push(host("saving", sizes.model + sizes.optimiser, When::Saving));
+        parts.push(host("saving", sizes.model + sizes.optimiser, MemoryPhase::Saving));
         parts.retain(|part| part.host + part.device > 0);
         Ok(RunMemory { parts, state: sizes, resident: before.resident })
     }
@@ -220,9 +221,9 @@ impl RunMemory {
         self.peak(|part| part.device)
     }
 
-    fn peak(&self, of: impl Fn(&Part) -> u64) -> u64 {
+    fn peak(&self, of: impl Fn(&MemoryPart) -> u64) -> u64 {
         let sum = |when| self.parts.iter().filter(|part| part.when == when).map(&of).sum::<u64>();
-        sum(When::Always) + sum(When::Evaluating).max(sum(When::Saving))
+        sum(MemoryPhase::Always) + sum(MemoryPhase::Evaluating).max(sum(MemoryPhase::Saving))
     }
 
     /// What is missing, where this does not fit into what is left.
@@ -365,7 +366,7 @@ mod tests {
         Workload { config, recipe, options, images, validation: 100, held: 0 }
     }
 
-    fn planned(workload: &Workload, before: Before) -> RunMemory {
+    fn planned(workload: &Workload, before: MemoryBaseline) -> RunMemory {
         let cpu = vit_cpu::Cpu::new(Some(1));
         RunMemory::new(workload, &|graph| vit_graph::device::Device::plan(&cpu, graph), before).unwrap()
     }
@@ -377,13 +378,13 @@ mod tests {
     #[test]
     fn a_run_that_does_not_fit_is_known_before_it_begins_with_what_would_fit() {
         let workload = workload(256);
-        let memory = planned(&workload, Before::default());
+        let memory = planned(&workload, MemoryBaseline::default());
         assert!(memory.shortage(free_memory(memory.host()), None).is_none());
         let limit = free_memory(memory.host() / 2);
         let shortage = memory.shortage(limit, None).unwrap();
         assert_eq!((shortage.needed, Some(shortage.room)), (memory.host(), limit));
 
-        let fits = |other: &Workload| planned(other, Before::default()).shortage(limit, None).is_none();
+        let fits = |other: &Workload| planned(other, MemoryBaseline::default()).shortage(limit, None).is_none();
         let found = Alternatives::of(&workload, &fits);
         let batch = found.batch.unwrap();
         let mut smaller = workload.clone();
@@ -396,7 +397,7 @@ mod tests {
 
     #[test]
     fn every_part_is_counted_once_and_saving_never_meets_evaluation() {
-        let memory = planned(&workload(64), Before { resident: 1 << 20, ..Before::default() });
+        let memory = planned(&workload(64), MemoryBaseline { resident: 1 << 20, ..MemoryBaseline::default() });
         let part = |name| memory.parts.iter().find(|part| part.name == name).copied().unwrap();
         let model = part("saving").host - part("optimiser").host;
         // AdamW keeps two values for each parameter, and the recipe averages or does not.
@@ -404,14 +405,14 @@ mod tests {
         assert_eq!(part("batches").host, 4 * 7 * 64 * (3 * 32 * 32 + 10));
         // A thousand images of 3 KiB would be more than the cache holds.
         assert_eq!(part("decoded images").host, (1 << 20) + 2 * 3 * 3072);
-        let always: u64 = memory.parts.iter().filter(|p| p.when == When::Always).map(|p| p.host).sum();
+        let always: u64 = memory.parts.iter().filter(|p| p.when == MemoryPhase::Always).map(|p| p.host).sum();
         assert_eq!(memory.host(), always + part("evaluated images").host.max(part("saving").host));
     }
 
     #[test]
     fn a_device_with_memory_of_its_own_is_asked_about_its_own() {
         let gpu = FreeMemory { free: 70_000_000_000, total: 80_000_000_000, limit: MemoryLimit::Gpu };
-        let memory = planned(&workload(64), Before { resident: 0, device: Some(gpu), own_memory: true });
+        let memory = planned(&workload(64), MemoryBaseline { resident: 0, device: Some(gpu), own_memory: true });
         assert!(memory.device() > 10_000_000_000 && memory.host() < 1_000_000_000, "{:?}", memory.parts);
         assert!(memory.shortage(None, Some(gpu)).is_none());
         let full = FreeMemory { free: 1_000_000, ..gpu };

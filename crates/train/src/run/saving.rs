@@ -24,7 +24,7 @@ use vit_system::regular_file;
 use disk::{Disk, LocalDisk};
 pub use error::SaveError;
 use manifest::{Hashed, Manifest};
-pub use position::{Best, Position};
+pub use position::{Best, RunPosition};
 
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
@@ -41,7 +41,7 @@ pub struct Snapshot {
     /// The optimiser's tensors: moments, running averages. Empty where only the model is kept.
     pub optimiser: Weights,
     /// Where in the run it was taken.
-    pub position: Position,
+    pub position: RunPosition,
 }
 
 /// A checkpoint that was opened.
@@ -192,34 +192,34 @@ fn write(disk: &impl Disk, folder: &Path, snapshot: &Snapshot) -> Result<(), Sav
     let state = snapshot.position.to_json().map_err(|what| SaveError::State { path: folder.join(STATE), what })?;
     disk.create_folder(folder).map_err(|error| SaveError::io(folder, error))?;
     let mut manifest = Manifest::default();
-    let mut file = |name: &str, content: Content| {
+    let mut file = |name: &str, content: FileContent| {
         let path = folder.join(name);
         let hashed = write_file(disk, &path, content)?;
         manifest.add(name, hashed);
         Ok::<_, SaveError>(())
     };
-    file(WEIGHTS, Content::Tensors(&snapshot.weights))?;
-    file(CONFIG, Content::Text(&format!("{:#}\n", timm_config(&snapshot.config))))?;
+    file(WEIGHTS, FileContent::Tensors(&snapshot.weights))?;
+    file(CONFIG, FileContent::Text(&format!("{:#}\n", timm_config(&snapshot.config))))?;
     if !snapshot.optimiser.tensors.is_empty() {
-        file(OPTIMISER, Content::Tensors(&snapshot.optimiser))?;
+        file(OPTIMISER, FileContent::Tensors(&snapshot.optimiser))?;
     }
-    file(STATE, Content::Text(&state))?;
-    write_file(disk, &folder.join(manifest::NAME), Content::Text(&manifest.to_json()))?;
+    file(STATE, FileContent::Text(&state))?;
+    write_file(disk, &folder.join(manifest::NAME), FileContent::Text(&manifest.to_json()))?;
     disk.sync_folder(folder).map_err(|error| SaveError::io(folder, error))
 }
 
-enum Content<'a> {
+enum FileContent<'a> {
     Tensors(&'a Weights),
     Text(&'a str),
 }
 
-fn write_file(disk: &impl Disk, path: &Path, content: Content) -> Result<manifest::Entry, SaveError> {
+fn write_file(disk: &impl Disk, path: &Path, content: FileContent) -> Result<manifest::FileDigest, SaveError> {
     let io = |error| SaveError::io(path, error);
     let file = disk.create(path).map_err(io)?;
     let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, file));
     match content {
-        Content::Text(text) => out.write_all(text.as_bytes()).map_err(io)?,
-        Content::Tensors(tensors) => {
+        FileContent::Text(text) => out.write_all(text.as_bytes()).map_err(io)?,
+        FileContent::Tensors(tensors) => {
             safetensors::write_to(&mut out, tensors.iter(), Dtype::F32, &tensors.metadata).map_err(
                 |error| match error {
                     WeightsError::Io(error) => io(error),

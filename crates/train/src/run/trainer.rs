@@ -21,7 +21,7 @@ use crate::error::TrainError;
 use crate::evaluate::evaluator::Evaluator;
 use crate::run::folder::{MetricsLog, RunFolder};
 use crate::run::progress::Pace;
-use crate::run::saving::{Position, Snapshot};
+use crate::run::saving::{RunPosition, Snapshot};
 use crate::run::setup::Setup;
 use crate::step::{StepError, StepOptions, TrainingStep};
 use algorithms::KeptAlgorithms;
@@ -50,7 +50,7 @@ pub struct Finished {
     /// Whether it ended before the recipe's length because evaluations no longer improved.
     pub early: bool,
     /// Where it stopped.
-    pub position: Position,
+    pub position: RunPosition,
     /// The share of the time in which steps waited for data.
     pub waiting: f64,
     /// Seconds of this session.

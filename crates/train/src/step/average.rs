@@ -1,17 +1,16 @@
-//! The moving average of weights: how much of it stays at each step.
+//! The exponential moving average of weights (EMA).
 
 /// An exponential moving average of the trained weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Average {
-    /// How much of the average stays at each step, once warm.
+    /// The decay after the warm-up.
     pub decay: f32,
-    /// Start with less and approach `decay`, so that the first random weights are soon forgotten.
+    /// Let the decay rise from 0 to `decay`, so that the random initial weights are soon forgotten.
     pub warmup: bool,
 }
 
 impl Average {
-    /// The input `average_decay` of a step, counted from 1, as timm's `ModelEmaV3` has it: the first step copies the
-    /// weights.
+    /// The input `average_decay` of a step, counted from 1, as in timm's `ModelEmaV3`: the first step copies the weights.
     pub fn decay_at(&self, step: u64) -> f32 {
         let before = step.saturating_sub(1) as f64;
         match (step, self.warmup) {

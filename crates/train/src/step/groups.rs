@@ -1,9 +1,10 @@
-//! Which parameters are trained, which of them decay, and how fast each moves: all read off their names and shapes.
+//! Parameter groups, decided by names and shapes: which parameters are frozen, which have weight decay, and the factor of
+//! each one's learning rate.
 
 use serde::{Deserialize, Serialize};
 use vit_graph::Shape;
 
-/// Which parameters weight decay pulls towards zero.
+/// The parameters with weight decay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DecayOn {
@@ -16,11 +17,11 @@ pub enum DecayOn {
     Everything,
 }
 
-/// Parameters that stand for tokens or positions, whatever their shape.
+/// Last components of the names of tokens, and of layer scale.
 const TOKENS: [&str; 5] = ["cls_token", "dist_token", "reg_token", "latent", "gamma"];
 
 impl DecayOn {
-    /// Whether the parameter of this name and shape decays.
+    /// Whether the parameter of this name and shape has weight decay.
     pub fn includes(self, name: &str, shape: &Shape) -> bool {
         let last = name.rsplit('.').next().unwrap_or(name);
         let token = TOKENS.contains(&last) || last.starts_with("pos_embed") || last == "relative_position_bias_table";
@@ -32,7 +33,7 @@ impl DecayOn {
     }
 }
 
-/// Where a parameter stands between picture and answer, in timm's order.
+/// The depth of a parameter's layer, in timm's order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Depth {
     Embedding,
@@ -40,11 +41,11 @@ enum Depth {
     Head,
 }
 
-/// What comes before the first block: tokens and positions, or the stem of a convolutional network.
+/// Names before the first block: tokens and positions, or the stem of a convolutional network.
 const EMBEDDING: [&str; 9] =
     ["cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "stem.", "conv_stem.", "conv1.", "bn1."];
 
-/// What comes after the last block and belongs to it, with CLIP's `norm_pre`, as timm counts it.
+/// Names after the last block that belong to it, as in timm; CLIP's `norm_pre` does, too.
 const LAST: [&str; 3] = ["norm", "conv_head.", "bn2."];
 
 /// LeNet's layers between its first and its last.
@@ -69,7 +70,7 @@ fn depth(name: &str) -> Option<Depth> {
     let mut numbers: Vec<usize> =
         parts.windows(2).filter(|pair| STACKS.contains(&pair[0])).filter_map(|pair| pair[1].parse().ok()).collect();
     match (numbers.len(), parts.contains(&"blocks")) {
-        // What leads into a stage belongs to its first block.
+        // The downsampling before a stage belongs to its first block.
         (1, false) => numbers.push(0),
         (0, _) if LAST.iter().any(|start| name.starts_with(start)) => return None,
         (0, _) => return Some(Depth::Head),
@@ -78,8 +79,8 @@ fn depth(name: &str) -> Option<Depth> {
     Some(Depth::Block(numbers))
 }
 
-/// The layer of every parameter: 0 for patches, tokens and positions, then the blocks, and the head last. Norms outside
-/// blocks belong to the last block, as in timm.
+/// The layer of every parameter: 0 for the embedding, then the blocks, and the head last. Norms outside of blocks belong to
+/// the last block, as in timm.
 pub fn layers(names: &[&str]) -> Vec<usize> {
     let depths: Vec<Option<Depth>> = names.iter().map(|name| depth(name)).collect();
     let mut distinct: Vec<&Depth> = depths.iter().flatten().collect();
@@ -90,7 +91,7 @@ pub fn layers(names: &[&str]) -> Vec<usize> {
     depths.iter().map(layer).collect()
 }
 
-/// What each parameter's learning rate is multiplied by: `decay` once for every layer above it.
+/// The factor of each parameter's learning rate: `decay` to the power of the number of layers above it.
 pub fn rate_factors(names: &[&str], decay: f32) -> Vec<f32> {
     let layers = layers(names);
     let top = layers.iter().copied().max().unwrap_or(0);

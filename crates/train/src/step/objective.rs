@@ -1,25 +1,25 @@
-//! What a training step makes small: cross-entropy with labels, and with a teacher (DeiT).
+//! The training objective: cross-entropy with the labels, and distillation from a teacher (DeiT).
 
 use serde::{Deserialize, Serialize};
 use vit_graph::ops::{Binary, CrossEntropy, OneHotMax, Scale, SigmoidCrossEntropy, Softmax};
 use vit_graph::{Graph, GraphError, Value};
 
-/// How logits are compared with targets.
+/// The loss of logits and targets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loss {
-    /// One distribution over all classes; targets may be smoothed or mixed.
+    /// Softmax cross-entropy; targets may be smoothed or mixed.
     #[default]
     Softmax,
-    /// Every class by itself: summed over classes, the mean over the batch. What is shown is the mean over classes, too.
+    /// Binary cross-entropy of every class, summed over classes, averaged over the batch.
     Sigmoid,
 }
 
 impl Loss {
-    /// What a step's loss is multiplied by where it is shown or logged. Gradients are those of the sum over classes, as in
-    /// big_vision's `sigmoid_xent`, so that learning rates do not depend on the number of classes; but what is shown is
-    /// their mean, PyTorch's `BCEWithLogitsLoss`, in training and in validation.
-    pub(crate) fn shown(self, classes: usize) -> f64 {
+    /// The factor of a step's loss in logs. Gradients are those of the sum over classes, as in big_vision's `sigmoid_xent`,
+    /// so that learning rates do not depend on the number of classes. Logs have the mean over classes, as in PyTorch's
+    /// `BCEWithLogitsLoss`.
+    pub(crate) fn logged_scale(self, classes: usize) -> f64 {
         match self {
             Loss::Softmax => 1.0,
             Loss::Sigmoid => 1.0 / classes.max(1) as f64,
@@ -27,7 +27,7 @@ impl Loss {
     }
 }
 
-/// How a student follows its teacher, whose logits are the input `teacher`.
+/// Distillation from a teacher, whose logits are the input `teacher`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Distillation {
     /// Kullback-Leibler divergence from the teacher's distribution at this temperature, times its square, divided by
@@ -36,20 +36,20 @@ pub enum Distillation {
         /// What both sides' logits are divided by.
         temperature: f32,
     },
-    /// Cross-entropy with the teacher's decision.
+    /// Cross-entropy with the teacher's most likely class.
     Hard,
 }
 
-/// What is made small.
+/// The objective that a step minimises.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Objective {
-    /// How logits are compared with the targets.
+    /// The loss of the labels.
     pub loss: Loss,
-    /// The teacher, and how much of the objective it is, from 0 to 1.
+    /// The kind of distillation and its weight alpha, from 0 to 1.
     pub distillation: Option<(Distillation, f32)>,
 }
 
-/// The logits of a model: one head, or one for the labels and one for the teacher.
+/// The logits that are compared with the labels and with the teacher; the same for a model with one head.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Heads {
     pub labels: Value,
@@ -57,8 +57,8 @@ pub(crate) struct Heads {
 }
 
 impl Objective {
-    /// The heads that this objective trains. Without a teacher it is what the model answers with, the mean of two heads
-    /// where it has two.
+    /// The heads that this objective trains; without a teacher, the model's output, which is the mean of two heads if it
+    /// has two.
     pub(crate) fn heads(&self, graph: &Graph) -> Result<Heads, GraphError> {
         let one = graph.output("logits")?;
         match (self.distillation, graph.output("logits_cls"), graph.output("logits_dist")) {
@@ -99,7 +99,7 @@ impl Distillation {
                 let student = graph.value(Scale(1.0 / temperature), &[student])?;
                 let teacher = graph.value(Scale(1.0 / temperature), &[teacher])?;
                 let targets = graph.value(Softmax, &[teacher])?;
-                // The divergence is the cross-entropy without what the teacher's own entropy is of it.
+                // KL divergence = cross-entropy - entropy of the teacher.
                 let crossed = graph.value(CrossEntropy, &[student, targets])?;
                 let own = graph.value(CrossEntropy, &[teacher, targets])?;
                 let divergence = graph.value(Binary::Sub, &[crossed, own])?;

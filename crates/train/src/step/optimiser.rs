@@ -51,10 +51,12 @@ impl OptimiserSettings {
     pub(crate) fn optimiser(&self) -> Optimiser {
         let [beta1, beta2, epsilon] = [self.betas[0], self.betas[1], self.epsilon].map(|v| v as f32);
         let method = match self.method {
-            MethodName::AdamW => Method::AdamW { beta1, beta2, epsilon },
-            MethodName::Adam => Method::Adam { beta1, beta2, epsilon },
-            MethodName::Lamb => Method::Lamb { beta1, beta2, epsilon },
-            MethodName::Sgd => Method::Sgd { momentum: self.momentum as f32, dampening: 0.0, nesterov: self.nesterov },
+            MethodName::AdamW => OptimiserMethod::AdamW { beta1, beta2, epsilon },
+            MethodName::Adam => OptimiserMethod::Adam { beta1, beta2, epsilon },
+            MethodName::Lamb => OptimiserMethod::Lamb { beta1, beta2, epsilon },
+            MethodName::Sgd => {
+                OptimiserMethod::Sgd { momentum: self.momentum as f32, dampening: 0.0, nesterov: self.nesterov }
+            }
         };
         Optimiser {
             method,
@@ -69,7 +71,7 @@ impl OptimiserSettings {
 /// An update rule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
-pub enum Method {
+pub enum OptimiserMethod {
     /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
     AdamW { beta1: f32, beta2: f32, epsilon: f32 },
     /// Adam with L2 regularisation (Kingma and Ba, 2015).
@@ -84,7 +86,7 @@ pub enum Method {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Optimiser {
     /// The update rule.
-    pub method: Method,
+    pub method: OptimiserMethod,
     /// The factor of weight decay.
     pub weight_decay: f32,
     /// The parameters with weight decay.
@@ -98,7 +100,7 @@ pub struct Optimiser {
 impl Default for Optimiser {
     fn default() -> Self {
         Optimiser {
-            method: Method::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 },
+            method: OptimiserMethod::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 },
             weight_decay: 0.1,
             decay_on: DecayOn::default(),
             layer_decay: 1.0,
@@ -126,10 +128,10 @@ impl Optimiser {
             (op.into(), &["adam_mean", "adam_variance"][..])
         };
         match self.method {
-            Method::AdamW { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], true, false),
-            Method::Adam { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], false, false),
-            Method::Lamb { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], true, weight_decay != 0.0),
-            Method::Sgd { momentum, dampening, nesterov } => {
+            OptimiserMethod::AdamW { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], true, false),
+            OptimiserMethod::Adam { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], false, false),
+            OptimiserMethod::Lamb { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], true, weight_decay != 0.0),
+            OptimiserMethod::Sgd { momentum, dampening, nesterov } => {
                 (Sgd { momentum, dampening, nesterov, weight_decay, clip }.into(), &["sgd_buffer"])
             }
         }
@@ -200,14 +202,14 @@ mod tests {
         let number = |key: &str| case[key].as_f64().unwrap() as f32;
         let betas = || numbers(&case["betas"]).into_iter().map(|b| b as f32).collect::<Vec<_>>();
         let method = match case["method"].as_str().unwrap() {
-            "sgd" => Method::Sgd {
+            "sgd" => OptimiserMethod::Sgd {
                 momentum: number("momentum"),
                 dampening: number("dampening"),
                 nesterov: case["nesterov"].as_bool().unwrap(),
             },
-            "adam" => Method::Adam { beta1: betas()[0], beta2: betas()[1], epsilon: number("epsilon") },
-            "adamw" => Method::AdamW { beta1: betas()[0], beta2: betas()[1], epsilon: number("epsilon") },
-            "lamb" => Method::Lamb { beta1: betas()[0], beta2: betas()[1], epsilon: number("epsilon") },
+            "adam" => OptimiserMethod::Adam { beta1: betas()[0], beta2: betas()[1], epsilon: number("epsilon") },
+            "adamw" => OptimiserMethod::AdamW { beta1: betas()[0], beta2: betas()[1], epsilon: number("epsilon") },
+            "lamb" => OptimiserMethod::Lamb { beta1: betas()[0], beta2: betas()[1], epsilon: number("epsilon") },
             other => panic!("{other}"),
         };
         let everything = case["everything"].as_bool().unwrap();

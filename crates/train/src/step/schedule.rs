@@ -1,48 +1,48 @@
-//! The learning rate as a pure function of the step: a linear warm-up, a decay, and a linear cool-down where wanted.
+//! The learning rate as a pure function of the step: a linear warm-up, a decay, and an optional linear cool-down.
 //! The curves are those of Google's vision_transformer and big_vision.
 
 use std::f64::consts::PI;
 
-/// How the rate falls after the warm-up.
+/// The decay of the learning rate after the warm-up.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decay {
-    /// Not at all.
+    /// None.
     Constant,
-    /// Half a wave of the cosine, down to `end`.
+    /// Half a period of the cosine, down to `end`.
     Cosine {
         /// The last rate.
         end: f64,
     },
-    /// A power of the time left, down to `end`; a straight line for the power 1.
+    /// A power of the time left, down to `end`; linear for the power 1.
     Polynomial {
         /// The last rate.
         end: f64,
         /// The exponent.
         power: f64,
     },
-    /// One over the square root of the time since the warm-up, however long training goes on.
+    /// One over the square root of the time since the warm-up, independent of the number of steps.
     ReciprocalSqrt {
         /// Steps after which the rate has fallen by the square root of two.
         timescale: f64,
-        /// Steps that are taken as past already when decay begins.
+        /// Steps that are added to the time since the warm-up.
         shift: f64,
     },
-    /// From each of these steps on the base rate times a number.
+    /// From each of these steps on, the base rate times a factor.
     Stair(Vec<(u64, f64)>),
 }
 
-/// A learning-rate curve.
+/// A learning-rate schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// The highest rate.
     pub base: f64,
-    /// Steps in all.
+    /// All steps.
     pub steps: u64,
     /// Steps in which the rate rises from zero.
     pub warmup: u64,
-    /// Last steps in which the rate falls to zero.
+    /// Last steps, in which the rate falls to zero.
     pub cooldown: u64,
-    /// What happens in between.
+    /// The decay in between.
     pub decay: Decay,
 }
 

@@ -6,7 +6,7 @@
 use serde_json::Value;
 use vit_models::Checkpoint;
 use vit_models::weights::{Tensor, Weights};
-use vit_train::{Method, Optimiser};
+use vit_train::{Optimiser, OptimiserMethod};
 
 use super::training::{Replay, compare_gradients, gradients, one_hot, take};
 use super::{Comparison, ReplayError, VerifyOptions, settings, usual_tolerance};
@@ -83,7 +83,7 @@ pub(super) fn replay(
     }
     let gradients = gradients(&mut io)?;
     // With a learning rate of zero the weights stay unchanged.
-    let method = Method::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
+    let method = OptimiserMethod::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
     let still = Optimiser { method, weight_decay: 0.0, clip: None, ..Optimiser::default() };
     let mut replay = Replay::new(checkpoint, batch, &still.into(), options)?;
     let tolerance = |usual: f64| options.tolerance.unwrap_or(usual);

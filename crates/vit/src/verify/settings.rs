@@ -1,7 +1,7 @@
 //! What a recorded training run says about itself in config.json: optimiser, clipping, smoothing, mixing.
 
 use serde_json::{Map, Value};
-use vit_train::{DecayOn, Method, Optimiser};
+use vit_train::{DecayOn, Optimiser, OptimiserMethod};
 
 /// How recorded steps were made.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,20 +40,20 @@ pub(super) fn parse(config: &Value) -> Result<Settings, String> {
     let (method, usual_decay) = match name.to_lowercase().as_str() {
         "adam" if !decoupled => {
             let [beta1, beta2, epsilon] = adam(1e-8)?;
-            (Method::Adam { beta1, beta2, epsilon }, 0.0)
+            (OptimiserMethod::Adam { beta1, beta2, epsilon }, 0.0)
         }
         "adam" | "adamw" => {
             let [beta1, beta2, epsilon] = adam(1e-8)?;
-            (Method::AdamW { beta1, beta2, epsilon }, 0.01)
+            (OptimiserMethod::AdamW { beta1, beta2, epsilon }, 0.01)
         }
         "lamb" => {
             let [beta1, beta2, epsilon] = adam(1e-6)?;
-            (Method::Lamb { beta1, beta2, epsilon }, 0.01)
+            (OptimiserMethod::Lamb { beta1, beta2, epsilon }, 0.01)
         }
         "sgd" => {
             let (momentum, dampening) = (number(optimiser, "momentum", 0.0)?, number(optimiser, "dampening", 0.0)?);
             let nesterov = optimiser.get("nesterov").and_then(Value::as_bool).unwrap_or(false);
-            (Method::Sgd { momentum, dampening, nesterov }, 0.0)
+            (OptimiserMethod::Sgd { momentum, dampening, nesterov }, 0.0)
         }
         other => return Err(format!("the optimizer `{other}` is not known; AdamW, Adam, LAMB and SGD are")),
     };
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn defaults_are_pytorchs_and_absence_is_no_clipping() {
         let settings = parse(&json!({ "optimizer": { "optimizer": "AdamW", "lr": 0.1 } })).unwrap();
-        assert_eq!(settings.optimiser.method, Method::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 });
+        assert_eq!(settings.optimiser.method, OptimiserMethod::AdamW { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 });
         assert_eq!((settings.optimiser.weight_decay, settings.optimiser.clip), (0.01, None));
         assert_eq!((settings.rate(0), settings.rate(9), settings.label_smoothing), (0.1, 0.1, 0.0));
 
@@ -162,7 +162,7 @@ mod tests {
             "label_smoothing": { "value": 0.2 },
         });
         let settings = parse(&config).unwrap();
-        let method = Method::Sgd { momentum: 0.5, dampening: 0.0, nesterov: true };
+        let method = OptimiserMethod::Sgd { momentum: 0.5, dampening: 0.0, nesterov: true };
         assert_eq!((settings.optimiser.method, settings.optimiser.clip), (method, None));
         assert_eq!((settings.rate(0), settings.rate(1), settings.rate(2)), (0.1, 0.2, 0.2));
         assert_eq!((settings.optimiser.weight_decay, settings.label_smoothing), (0.1, 0.2));

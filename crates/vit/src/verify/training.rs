@@ -13,7 +13,7 @@ use vit_graph::device::{Elements, Executable};
 use vit_models::weights::{Tensor, Weights, names};
 use vit_models::{Changes, Checkpoint, OpenOptions};
 use vit_system::regular_file;
-use vit_train::{Method, Start, StepOptions, TrainingStep};
+use vit_train::{OptimiserMethod, StepOptions, StepParameters, TrainingStep};
 
 use super::{Comparison, ReplayError, VerifyOptions, mixing, settings};
 
@@ -106,7 +106,7 @@ fn steps(
     let last = folder.join("final.safetensors");
     if last.is_file() {
         let open = OpenOptions { weights: Some(&last), allow_unmatched: false };
-        let adam = !matches!(settings.optimiser.method, Method::Sgd { .. });
+        let adam = !matches!(settings.optimiser.method, OptimiserMethod::Sgd { .. });
         let weights = Checkpoint::open(folder, open)?.weights;
         // With a norm on the keys, their bias has a gradient.
         let free = |name: &str| !weights.tensors.contains_key(&name.replace("qkv.bias", "k_norm.weight"));
@@ -200,7 +200,7 @@ impl Replay {
         for (name, gradient) in &step.gradients {
             step.graph.set_output(&format!("grad.{name}"), *gradient)?;
         }
-        let mut start = Start { model: &mut checkpoint.weights, state: &step.state };
+        let mut start = StepParameters { model: &mut checkpoint.weights, state: &step.state };
         let executable = device.compile(&step.graph, &mut start)?;
         Ok(Replay { step, executable })
     }

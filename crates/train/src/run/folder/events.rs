@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::row::{EPOCH, Row};
+use super::row::{EPOCH, MetricsRow};
 
 const PREFIX: &str = "events.out.tfevents.";
 
@@ -42,7 +42,7 @@ pub(super) fn first_record(time: f64) -> Vec<u8> {
 }
 
 /// One event with all measurements of a row.
-pub(super) fn scalars(row: &Row, time: f64) -> Vec<u8> {
+pub(super) fn scalars(row: &MetricsRow, time: f64) -> Vec<u8> {
     let mut summary = Vec::new();
     let epoch = row.epoch.map(|epoch| (EPOCH, epoch));
     for (tag, value) in row.values.iter().map(|(name, value)| (name.as_str(), *value)).chain(epoch) {
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_file_is_cut_after_a_step_and_before_damage() {
-        let rows: Vec<Row> = (0..5).map(|i| Row::new(i * 100).with("loss", 0.5)).collect();
+        let rows: Vec<MetricsRow> = (0..5).map(|i| MetricsRow::new(i * 100).with("loss", 0.5)).collect();
         let mut file = first_record(1.0);
         let mut expected = file.clone();
         for row in &rows {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use vit_system::{atomic_file, regular_file};
 
 use super::row::{EPOCH, STEP, csv_header};
-use super::{ROWS, Row, RunError, RunFolder, TABLE, events};
+use super::{MetricsRow, ROWS, RunError, RunFolder, TABLE, events};
 use crate::json::NOT_FINITE;
 
 /// Writes the rows of a run.
@@ -62,7 +62,7 @@ impl MetricsLog {
         Self::open(run, &rows)
     }
 
-    fn open(run: &RunFolder, rows: &[Row]) -> Result<Self, RunError> {
+    fn open(run: &RunFolder, rows: &[MetricsRow]) -> Result<Self, RunError> {
         let mut columns = Vec::new();
         rows.iter().for_each(|row| add_columns(&mut columns, row));
         let table = run.path.join(TABLE);
@@ -84,7 +84,7 @@ impl MetricsLog {
 
     /// Adds a row. When this returns, the row survives the end of the process; after [`sync`](Self::sync), also a
     /// power cut.
-    pub fn append(&mut self, row: &Row) -> Result<(), RunError> {
+    pub fn append(&mut self, row: &MetricsRow) -> Result<(), RunError> {
         if let Some((name, _)) = row.values.iter().find(|(name, _)| [STEP, EPOCH, NOT_FINITE].contains(&name.as_str()))
         {
             return Err(RunError::Reserved { name: name.clone() });
@@ -110,14 +110,14 @@ impl MetricsLog {
     fn rewrite_table(&mut self) -> Result<(), RunError> {
         let text =
             regular_file::read_to_string(&self.rows.path).map_err(|error| RunError::io(&self.rows.path, error))?;
-        let rows: Vec<Row> = text.lines().filter_map(Row::from_json).collect();
+        let rows: Vec<MetricsRow> = text.lines().filter_map(MetricsRow::from_json).collect();
         write_whole(&self.table.path, table_text(&self.columns, &rows).as_bytes())?;
         self.table = Output::append(self.table.path.clone())?;
         Ok(())
     }
 }
 
-fn add_columns(columns: &mut Vec<String>, row: &Row) {
+fn add_columns(columns: &mut Vec<String>, row: &MetricsRow) {
     for (name, _) in &row.values {
         if !columns.contains(name) {
             columns.push(name.clone());
@@ -125,7 +125,7 @@ fn add_columns(columns: &mut Vec<String>, row: &Row) {
     }
 }
 
-fn table_text(columns: &[String], rows: &[Row]) -> String {
+fn table_text(columns: &[String], rows: &[MetricsRow]) -> String {
     let mut text = csv_header(columns);
     text.extend(rows.iter().map(|row| row.to_csv(columns)));
     text
@@ -147,8 +147,8 @@ mod tests {
         (folder, run)
     }
 
-    fn row(step: u64) -> Row {
-        Row::new(step).epoch(step as f64 / 10.0).with(columns::TRAIN_LOSS, 1.0 / step as f64)
+    fn row(step: u64) -> MetricsRow {
+        MetricsRow::new(step).epoch(step as f64 / 10.0).with(columns::TRAIN_LOSS, 1.0 / step as f64)
     }
 
     #[test]
@@ -157,8 +157,8 @@ mod tests {
         let mut log = MetricsLog::create(&run).unwrap();
         let rows = [
             row(3),
-            Row::new(4).with("a", f64::NAN).with("b", f64::INFINITY).with("c", f64::NEG_INFINITY),
-            Row::new(5).with("a", 0.1 + 0.2).with("a", 5e-324),
+            MetricsRow::new(4).with("a", f64::NAN).with("b", f64::INFINITY).with("c", f64::NEG_INFINITY),
+            MetricsRow::new(5).with("a", 0.1 + 0.2).with("a", 5e-324),
         ];
         rows.iter().for_each(|row| log.append(row).unwrap());
         let read = run.rows().unwrap();
@@ -167,7 +167,7 @@ mod tests {
         let text = fs::read_to_string(folder.path().join(ROWS)).unwrap();
         let written: serde_json::Value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
         assert_eq!(written, serde_json::json!({ "step": 4, "not_finite": ["a", "b", "c"] }));
-        let before = Row::from_json(r#"{"step":4,"a":"NaN","b":"inf"}"#).unwrap();
+        let before = MetricsRow::from_json(r#"{"step":4,"a":"NaN","b":"inf"}"#).unwrap();
         assert!(before.get("a").unwrap().is_nan() && before.get("b") == Some(f64::INFINITY), "older runs have text");
         assert_eq!(read[2].values, [("a".to_string(), 5e-324)]);
     }
@@ -178,7 +178,7 @@ mod tests {
         let mut log = MetricsLog::create(&run).unwrap();
         log.append(&row(1)).unwrap();
         log.append(&row(2)).unwrap();
-        log.append(&Row::new(2).with("val/top1", 0.25).with("a \"b\", c", 1.0)).unwrap();
+        log.append(&MetricsRow::new(2).with("val/top1", 0.25).with("a \"b\", c", 1.0)).unwrap();
         log.append(&row(4)).unwrap();
         let table = fs::read_to_string(folder.path().join(TABLE)).unwrap();
         let expected =
@@ -222,6 +222,6 @@ mod tests {
     fn a_measurement_cannot_be_named_step() {
         let (_folder, run) = new_run();
         let mut log = MetricsLog::create(&run).unwrap();
-        assert!(matches!(log.append(&Row::new(1).with("step", 1.0)), Err(RunError::Reserved { .. })));
+        assert!(matches!(log.append(&MetricsRow::new(1).with("step", 1.0)), Err(RunError::Reserved { .. })));
     }
 }

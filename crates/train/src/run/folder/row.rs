@@ -28,7 +28,7 @@ pub(super) const EPOCH: &str = "epoch";
 
 /// What was measured at one step.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Row {
+pub struct MetricsRow {
     /// Optimiser steps taken.
     pub step: u64,
     /// Epochs behind it, with a fraction.
@@ -37,7 +37,7 @@ pub struct Row {
     pub values: Vec<(String, f64)>,
 }
 
-impl Row {
+impl MetricsRow {
     /// A row without measurements.
     pub fn new(step: u64) -> Self {
         Self { step, ..Self::default() }
@@ -80,9 +80,9 @@ impl Row {
         Value::Object(map).to_string()
     }
 
-    pub(super) fn from_json(line: &str) -> Option<Row> {
+    pub(super) fn from_json(line: &str) -> Option<MetricsRow> {
         let Value::Object(map) = serde_json::from_str(line).ok()? else { return None };
-        let mut row = Row::new(map.get(STEP)?.as_u64()?);
+        let mut row = MetricsRow::new(map.get(STEP)?.as_u64()?);
         for (name, value) in &map {
             match (name.as_str(), as_number(value)) {
                 (STEP, _) => {}

@@ -16,7 +16,7 @@ pub(super) const NAME: &str = "manifest.json";
 /// One file's length and checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Entry {
+pub(super) struct FileDigest {
     bytes: u64,
     xxh3: String,
 }
@@ -25,11 +25,11 @@ pub(super) struct Entry {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
-    files: BTreeMap<String, Entry>,
+    files: BTreeMap<String, FileDigest>,
 }
 
 impl Manifest {
-    pub(super) fn add(&mut self, name: &str, entry: Entry) {
+    pub(super) fn add(&mut self, name: &str, entry: FileDigest) {
         self.files.insert(name.into(), entry);
     }
 
@@ -61,7 +61,7 @@ impl Manifest {
             if name.contains(['/', '\\', ':']) || name.starts_with('.') {
                 return Err(format!("{NAME} lists `{name}`, which is not a plain file name"));
             }
-            let found = Entry::of_file(&folder.join(name)).map_err(|error| format!("{name}: {error}"))?;
+            let found = FileDigest::of_file(&folder.join(name)).map_err(|error| format!("{name}: {error}"))?;
             if found.bytes != expected.bytes {
                 return Err(format!("{name} has {} bytes instead of {}", found.bytes, expected.bytes));
             }
@@ -73,8 +73,8 @@ impl Manifest {
     }
 }
 
-impl Entry {
-    fn of_file(path: &Path) -> io::Result<Entry> {
+impl FileDigest {
+    fn of_file(path: &Path) -> io::Result<FileDigest> {
         let mut file = regular_file::open(path)?;
         let mut hashed = Hashed::new(io::sink());
         let mut buffer = vec![0; 1 << 18];
@@ -99,8 +99,8 @@ impl<W: Write> Hashed<W> {
         Self { out, hash: Xxh3::new(), bytes: 0 }
     }
 
-    pub(super) fn finish(self) -> (W, Entry) {
-        (self.out, Entry { bytes: self.bytes, xxh3: format!("{:016x}", self.hash.digest()) })
+    pub(super) fn finish(self) -> (W, FileDigest) {
+        (self.out, FileDigest { bytes: self.bytes, xxh3: format!("{:016x}", self.hash.digest()) })
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 /// The place in a run, `state.json` of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Position {
+pub struct RunPosition {
     /// Optimiser steps taken.
     pub step: u64,
     /// Whole epochs behind it.
@@ -47,11 +47,11 @@ impl Best {
     }
 }
 
-impl Position {
+impl RunPosition {
     /// The text of `state.json`, once it is sure that reading it gives the same position.
     pub(super) fn to_json(&self) -> Result<String, String> {
         let text = serde_json::to_string_pretty(self).map_err(|error| error.to_string())? + "\n";
-        match serde_json::from_str::<Position>(&text) {
+        match serde_json::from_str::<RunPosition>(&text) {
             Ok(position) if position == *self => Ok(text),
             _ => Err("the position holds a number that JSON cannot (NaN or infinite), or one field twice".into()),
         }

@@ -143,7 +143,7 @@ fn snapshot(step: u64) -> Snapshot {
     };
     let best = Some(Best { metric: "val/top1".into(), value: 0.1 + 0.2, loss: Some(0.7), step });
     let mut position =
-        Position { step, epoch: 3, batch: 17, seed: u64::MAX, seconds: 1.0 / 3.0, best, ..Position::default() };
+        RunPosition { step, epoch: 3, batch: 17, seed: u64::MAX, seconds: 1.0 / 3.0, best, ..RunPosition::default() };
     position.more.insert("stream".into(), serde_json::json!([1, 2]));
     Snapshot { config, weights: tensors(step), optimiser: tensors(step + 1000), position }
 }

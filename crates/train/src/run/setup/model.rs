@@ -8,7 +8,7 @@ use vit_models::weights::Weights;
 use vit_models::{Architecture, Config, ProblemType, Variant};
 
 use crate::error::TrainError;
-use crate::recipe::{Recipe, Start};
+use crate::recipe::{Initialisation, Recipe};
 
 /// The model that a run trains.
 pub enum ModelChoice<'a> {
@@ -31,7 +31,7 @@ pub enum FirstWeights {
 /// The weights of a model that starts from scratch.
 pub(super) fn first_weights(architecture: &Architecture, recipe: &Recipe) -> Result<FirstWeights, TrainError> {
     match (architecture.downcast_ref::<Vit>(), recipe.model.start) {
-        (Some(vit), Start::Mimetic) => Ok(FirstWeights::Given(vit.mimetic(recipe.seed)?)),
+        (Some(vit), Initialisation::Mimetic) => Ok(FirstWeights::Given(vit.mimetic(recipe.seed)?)),
         _ => Ok(FirstWeights::Random),
     }
 }

@@ -8,9 +8,9 @@ use vit_data::loader::UnreadableLimit;
 
 use super::Trainer;
 use crate::error::TrainError;
-use crate::evaluate::{Measured, Outcome};
+use crate::evaluate::{EvaluationOutcome, Measured};
 use crate::plots;
-use crate::run::folder::{Row, columns};
+use crate::run::folder::{MetricsRow, columns};
 use crate::run::saving::Best;
 use crate::run::setup::Setup;
 
@@ -46,7 +46,7 @@ impl Trainer<'_> {
     }
 
     /// Logs an evaluation, and saves the model if it is the best so far.
-    fn record(&mut self, outcome: &Outcome) -> Result<(), TrainError> {
+    fn record(&mut self, outcome: &EvaluationOutcome) -> Result<(), TrainError> {
         let session = &mut self.session;
         let step = session.position.step;
         let ((metric, value), loss) = (outcome.measured.score(), outcome.measured.loss());
@@ -57,7 +57,7 @@ impl Trainer<'_> {
             self.observer.note(&format!("step {step}: {why}; this model is not kept as the best"));
         }
         let epoch = step as f64 / session.steps_per_epoch as f64;
-        self.log.append(&measurements(Row::new(step).epoch(epoch), &outcome.measured))?;
+        self.log.append(&measurements(MetricsRow::new(step).epoch(epoch), &outcome.measured))?;
         if better {
             session.position.best = Some(Best { metric: metric.into(), value, loss: Some(loss), step });
             self.run.best().save(&session.best_snapshot(self.setup)?)?;
@@ -74,7 +74,7 @@ fn too_many(unreadable: &[(String, String)], of: usize, limit: f64) -> TrainErro
 }
 
 /// Why an evaluated model cannot be the best: its logits or its score are not finite.
-fn flaw(outcome: &Outcome, metric: &str, value: f64) -> Option<String> {
+fn flaw(outcome: &EvaluationOutcome, metric: &str, value: f64) -> Option<String> {
     match outcome.non_finite.as_slice() {
         [] if value.is_finite() => None,
         [] => Some(format!("{metric} cannot be computed, since no validation image that could be read has a label")),
@@ -95,7 +95,7 @@ fn title(setup: &Setup) -> String {
 }
 
 /// The metrics of an evaluation as columns.
-fn measurements(row: Row, measured: &Measured) -> Row {
+fn measurements(row: MetricsRow, measured: &Measured) -> MetricsRow {
     match measured {
         Measured::Single(evaluation) => {
             let m = evaluation.measures();

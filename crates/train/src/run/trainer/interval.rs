@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::session::{Losses, Session};
-use crate::run::folder::{Row, columns};
+use crate::run::folder::{MetricsRow, columns};
 use crate::run::progress::{Pace, Progress};
 
 /// Sums and times since the last logged step.
@@ -62,9 +62,9 @@ impl Interval {
         }
     }
 
-    pub fn row(&self, session: &Session, progress: &Progress) -> Row {
+    pub fn row(&self, session: &Session, progress: &Progress) -> MetricsRow {
         let epoch = progress.step as f64 / session.steps_per_epoch as f64;
-        let mut row = Row::new(progress.step).epoch(epoch).with(columns::RATE, progress.rate);
+        let mut row = MetricsRow::new(progress.step).epoch(epoch).with(columns::RATE, progress.rate);
         if self.steps > 0 {
             let mean = |sum: f64| sum / f64::from(self.steps);
             row = row.with(columns::TRAIN_LOSS, mean(self.loss)).with("train/grad_norm", mean(self.grad_norm));

@@ -1,7 +1,7 @@
 //! Who watches a run: a terminal, a log, a test.
 
 use crate::Progress;
-use crate::evaluate::Outcome;
+use crate::evaluate::EvaluationOutcome;
 
 /// Hears what happens in a run. Nothing it does changes the run.
 pub trait Observer {
@@ -15,7 +15,7 @@ pub trait Observer {
     fn evaluating(&mut self, _done: usize, _of: usize) {}
 
     /// After a measurement, and whether it is the best so far.
-    fn evaluated(&mut self, _step: u64, _outcome: &Outcome, _best: bool) {}
+    fn evaluated(&mut self, _step: u64, _outcome: &EvaluationOutcome, _best: bool) {}
 
     /// Something a person should know.
     fn note(&mut self, _message: &str) {}

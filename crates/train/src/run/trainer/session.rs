@@ -20,7 +20,7 @@ use crate::error::TrainError;
 use crate::evaluate::evaluation_batch;
 use crate::evaluate::evaluator::Evaluator;
 use crate::recipe::preprocess::loader_settings;
-use crate::run::saving::{Position, Snapshot};
+use crate::run::saving::{RunPosition, Snapshot};
 use crate::run::setup::{FirstWeights, Setup};
 use crate::run::teacher::Teacher;
 use crate::step::TrainingStep;
@@ -79,7 +79,7 @@ pub(super) struct Session {
     pub steps: u64,
     pub steps_per_epoch: u64,
     pub batch: usize,
-    pub position: Position,
+    pub position: RunPosition,
     /// Time that steps waited for pictures.
     pub waiting: Duration,
 }
@@ -102,7 +102,7 @@ impl Session {
     ) -> Result<Session, TrainError> {
         let recipe = &setup.recipe;
         let graph = training_step(setup, options)?;
-        let mut position = Position { seed: recipe.seed, ..Position::default() };
+        let mut position = RunPosition { seed: recipe.seed, ..RunPosition::default() };
         let mut state = Weights::default();
         let mut first = std::mem::replace(&mut setup.weights, FirstWeights::Random);
         if let Some(snapshot) = from {
@@ -147,7 +147,7 @@ impl Session {
             steps: recipe.steps(steps_per_epoch),
             average: recipe.average(),
             has_seed,
-            loss_scale: recipe.objective.loss.shown(setup.config.architecture.classes()),
+            loss_scale: recipe.objective.loss.logged_scale(setup.config.architecture.classes()),
             batch: recipe.batch,
             waiting: Duration::ZERO,
             batches: VecDeque::new(),
