@@ -10,7 +10,8 @@ use vit_data::Samples;
 use vit_data::dataset::Split;
 use vit_models::{Changes, ProblemType};
 use vit_train::{
-    EvaluationOptions, Measure, Measured, RunFolder, evaluate, evaluation_json, open_to_measure, write_evaluation,
+    EvaluatedSplit, EvaluationOptions, RunFolder, TaskEvaluation, evaluate, evaluation_json, open_for_evaluation,
+    write_evaluation,
 };
 
 use crate::checkpoints::ModelArgument;
@@ -19,7 +20,7 @@ use crate::pictures::{parse_size, report_failures};
 use crate::table::{Align, Table};
 use crate::{Outcome, checkpoints, terminal};
 
-/// Measure a model on a data set, and see where it is wrong
+/// EvaluatedSplit a model on a data set, and see where it is wrong
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -71,17 +72,17 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     checkpoints::change(&mut checkpoint, Changes { image_size: arguments.image_size, ..Changes::default() })?;
     checkpoints::report_changes(&model, &checkpoint.report);
     let measure = match arguments.split.as_deref() {
-        None => Measure::Usual,
-        Some("all") => Measure::All,
+        None => EvaluatedSplit::Usual,
+        Some("all") => EvaluatedSplit::All,
         Some(name) => match Split::from_name(name) {
-            Some(split) => Measure::Split(split),
+            Some(split) => EvaluatedSplit::Split(split),
             None => bail!("--split {name}: should be train, val, test or all"),
         },
     };
     let labels = &checkpoint.config.labels;
     let classes = Some(labels.as_slice()).filter(|labels| !labels.is_empty());
     let run = RunFolder::of_model(&model);
-    let data = open_to_measure(&arguments.data, measure, run.as_ref(), classes)?;
+    let data = open_for_evaluation(&arguments.data, measure, run.as_ref(), classes)?;
     let samples = data.samples;
     if samples.classes().len() > checkpoint.config.architecture.classes() {
         let (found, known) = (samples.classes().len(), checkpoint.config.architecture.classes());
@@ -133,7 +134,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     if arguments.json {
         writeln!(out, "{}", evaluation_json(&outcome, samples.as_ref()))?;
     } else {
-        print(&mut out, &outcome.measured, samples.classes())?;
+        print(&mut out, &outcome.evaluation, samples.classes())?;
     }
     if let Some(folder) = &arguments.out {
         let title = format!("{} on {}", model.display(), arguments.data.display());
@@ -149,7 +150,7 @@ fn non_finite(model: &Path, outcome: &vit_train::EvaluationOutcome) -> anyhow::E
     if let Ok(Err(error)) = checkpoints::open(model, false).map(|checkpoint| checkpoint.check_finite()) {
         return error.into();
     }
-    let (count, all) = (outcome.non_finite.len(), outcome.measured.samples());
+    let (count, all) = (outcome.non_finite.len(), outcome.evaluation.samples());
     anyhow!(
         "the model's logits are NaN or infinite for {count} of {all} images, the first {}, although its weights are \
          finite: values overflow inside the model; use --precision f32, or another checkpoint",
@@ -157,11 +158,11 @@ fn non_finite(model: &Path, outcome: &vit_train::EvaluationOutcome) -> anyhow::E
     )
 }
 
-fn print(out: &mut impl Write, measured: &Measured, names: &[String]) -> std::io::Result<()> {
+fn print(out: &mut impl Write, evaluation: &TaskEvaluation, names: &[String]) -> std::io::Result<()> {
     let percent = |share: f64| if share.is_finite() { format!("{:.2}%", 100.0 * share) } else { "unknown".into() };
-    let figures = match measured {
-        Measured::Single(evaluation) => {
-            let m = evaluation.measures();
+    let figures = match evaluation {
+        TaskEvaluation::Single(evaluation) => {
+            let m = evaluation.metrics();
             vec![
                 ("top-1", percent(m.top1)),
                 ("top-5", percent(m.top5)),
@@ -172,8 +173,8 @@ fn print(out: &mut impl Write, measured: &Measured, names: &[String]) -> std::io
                 ("samples", m.samples.to_string()),
             ]
         }
-        Measured::Multi(evaluation) => {
-            let m = evaluation.measures();
+        TaskEvaluation::Multi(evaluation) => {
+            let m = evaluation.metrics();
             vec![
                 ("mean average precision", percent(m.mean_average_precision)),
                 ("micro F1", percent(m.micro_f1)),
@@ -183,7 +184,7 @@ fn print(out: &mut impl Write, measured: &Measured, names: &[String]) -> std::io
             ]
         }
     };
-    let multi = matches!(measured, Measured::Multi(_));
+    let multi = matches!(evaluation, TaskEvaluation::Multi(_));
     let mut columns = vec![
         ("class", Align::Left),
         ("precision", Align::Right),
@@ -194,7 +195,8 @@ fn print(out: &mut impl Write, measured: &Measured, names: &[String]) -> std::io
     ];
     columns.retain(|(name, _)| multi || *name != "AP");
     let mut table = Table::new(&columns);
-    for (name, (m, average_precision)) in names.iter().zip(&measured.per_class()).filter(|(_, (m, _))| m.support > 0) {
+    for (name, (m, average_precision)) in names.iter().zip(&evaluation.per_class()).filter(|(_, (m, _))| m.support > 0)
+    {
         let name = terminal::printable(name).into_owned();
         let mut row = vec![name, percent(m.precision), percent(m.recall), percent(m.f1)];
         row.extend(average_precision.map(percent));

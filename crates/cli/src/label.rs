@@ -122,7 +122,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
                 None => top.probability,
                 Some(_) => answer.iter().map(|p| p.probability.max(1.0 - p.probability)).fold(1.0, f32::min),
             };
-            labels.push(PseudoLabel { picture: paths.len(), class: top.class, confidence });
+            labels.push(PseudoLabel { image: paths.len(), class: top.class, confidence });
             values.push(match threshold {
                 Some(threshold) => several(&answer, &names, threshold),
                 None if arguments.soft => soft(&answer, &names),

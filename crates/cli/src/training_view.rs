@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write};
 use clap::Args;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use vit_train::{Clock, EvaluationOutcome, Measured, Observer, Progress, finite_json};
+use vit_train::{Clock, EvaluationOutcome, Observer, Progress, TaskEvaluation, finite_json};
 
 use crate::table::bytes;
 use crate::terminal;
@@ -145,17 +145,17 @@ impl Observer for View {
     }
 
     fn evaluated(&mut self, step: u64, outcome: &EvaluationOutcome, best: bool) {
-        let mut event = json!({"event": "evaluation", "step": step, "best": best, "loss": outcome.measured.loss()});
+        let mut event = json!({"event": "evaluation", "step": step, "best": best, "loss": outcome.evaluation.loss()});
         let percent = |share: f64| if share.is_finite() { format!("{:.2}%", 100.0 * share) } else { "unknown".into() };
-        let figures = match &outcome.measured {
+        let figures = match &outcome.evaluation {
             _ if !outcome.non_finite.is_empty() => "not finite".into(),
-            Measured::Single(evaluation) => {
-                let m = evaluation.measures();
+            TaskEvaluation::Single(evaluation) => {
+                let m = evaluation.metrics();
                 (event["top1"], event["top5"]) = (m.top1.into(), m.top5.into());
                 format!("top-1 {}  top-5 {}  loss {:.4}", percent(m.top1), percent(m.top5), m.loss)
             }
-            Measured::Multi(evaluation) => {
-                let m = evaluation.measures();
+            TaskEvaluation::Multi(evaluation) => {
+                let m = evaluation.metrics();
                 (event["map"], event["micro_f1"]) = (m.mean_average_precision.into(), m.micro_f1.into());
                 let (map, micro_f1) = (percent(m.mean_average_precision), percent(m.micro_f1));
                 format!("mAP {map}  micro F1 {micro_f1}  loss {:.4}", m.loss)

@@ -16,20 +16,20 @@ use crate::error::TrainError;
 use crate::recipe::Recipe;
 use crate::run::folder::columns;
 use evaluator::Evaluator;
-use metrics::{ClassMeasures, Evaluation, MultiLabelEvaluation};
+use metrics::{ClassMetrics, Evaluation, MultiLabelEvaluation};
 
 /// How to evaluate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvaluationOptions {
-    /// Pictures that are run at once.
+    /// Images in a batch.
     pub batch: usize,
-    /// Threads that decode pictures.
+    /// Threads that prepare images.
     pub threads: usize,
     /// How many of the most confident mistakes are kept.
     pub worst: usize,
 }
 
-/// Images that a run measures at once: as many as a step computes at once, within reason.
+/// The batch of evaluations during training: that of a micro-batch, up to a limit.
 pub(crate) fn evaluation_batch(recipe: &Recipe) -> usize {
     (recipe.batch / recipe.accumulate.max(1)).clamp(1, 256)
 }
@@ -41,60 +41,59 @@ pub(crate) fn inference(config: &Config, batch: usize) -> Result<Graph, GraphErr
     dead_code(&graph)
 }
 
-/// What was measured.
+/// The evaluation of a single-label or multi-label classifier.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Measured {
-    /// One label per picture.
+pub enum TaskEvaluation {
+    /// One label per image.
     Single(Box<Evaluation>),
-    /// Any number of labels per picture.
+    /// Any number of labels per image.
     Multi(MultiLabelEvaluation),
 }
 
-impl Measured {
-    /// How many samples were measured.
+impl TaskEvaluation {
+    /// The number of samples.
     pub fn samples(&self) -> usize {
         match self {
-            Measured::Single(evaluation) => evaluation.measures().samples as usize,
-            Measured::Multi(evaluation) => evaluation.measures().samples,
+            TaskEvaluation::Single(evaluation) => evaluation.metrics().samples as usize,
+            TaskEvaluation::Multi(evaluation) => evaluation.metrics().samples,
         }
     }
 
-    /// Precision, recall and F1 of every class, and for several labels per image its average precision, where it has
-    /// samples.
-    pub fn per_class(&self) -> Vec<(ClassMeasures, Option<f64>)> {
+    /// The metrics of every class; in a multi-label evaluation with the average precision of classes that have samples.
+    pub fn per_class(&self) -> Vec<(ClassMetrics, Option<f64>)> {
         match self {
-            Measured::Single(evaluation) => evaluation.per_class().into_iter().map(|m| (m, None)).collect(),
-            Measured::Multi(evaluation) => {
+            TaskEvaluation::Single(evaluation) => evaluation.per_class().into_iter().map(|m| (m, None)).collect(),
+            TaskEvaluation::Multi(evaluation) => {
                 evaluation.per_class().into_iter().zip(evaluation.average_precisions()).collect()
             }
         }
     }
 
-    /// The measurement that models are judged by: its column and its value, the more the better.
+    /// The metric that decides which model is best: its column and its value; higher is better.
     pub fn score(&self) -> (&'static str, f64) {
         match self {
-            Measured::Single(evaluation) => (columns::VAL_TOP1, evaluation.measures().top1),
-            Measured::Multi(evaluation) => (columns::VAL_MAP, evaluation.measures().mean_average_precision),
+            TaskEvaluation::Single(evaluation) => (columns::VAL_TOP1, evaluation.metrics().top1),
+            TaskEvaluation::Multi(evaluation) => (columns::VAL_MAP, evaluation.metrics().mean_average_precision),
         }
     }
 
     /// The mean loss of the samples.
     pub fn loss(&self) -> f64 {
         match self {
-            Measured::Single(evaluation) => evaluation.measures().loss,
-            Measured::Multi(evaluation) => evaluation.measures().loss,
+            TaskEvaluation::Single(evaluation) => evaluation.metrics().loss,
+            TaskEvaluation::Multi(evaluation) => evaluation.metrics().loss,
         }
     }
 }
 
-/// A measurement, and the samples that could not be part of it.
+/// An evaluation, and the samples that spoilt or escaped it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvaluationOutcome {
-    /// What was measured.
-    pub measured: Measured,
+    /// The metrics.
+    pub evaluation: TaskEvaluation,
     /// Samples that could not be read: name and reason.
     pub unreadable: Vec<(String, String)>,
-    /// Samples whose logits are NaN or infinite, by name. Where there are any, what was measured says nothing.
+    /// Names of samples whose logits are NaN or infinite. If there are any, the metrics are void.
     pub non_finite: Vec<String>,
 }
 

@@ -24,11 +24,11 @@ mod step;
 mod study;
 
 pub use error::{Kept, TrainError};
-pub use evaluate::held_out::{ImagesToMeasure, Measure, SplitsOfRun, open_to_measure, splits_of_run};
+pub use evaluate::held_out::{EvaluatedSplit, EvaluationImages, SplitsOfRun, open_for_evaluation, splits_of_run};
 pub use evaluate::metrics;
 pub use evaluate::pseudo_labels::{PseudoLabel, PseudoLabelChoice};
 pub use evaluate::report::{evaluation_json, write_evaluation};
-pub use evaluate::{EvaluationOptions, EvaluationOutcome, Measured, evaluate};
+pub use evaluate::{EvaluationOptions, EvaluationOutcome, TaskEvaluation, evaluate};
 pub use json::finite_json;
 pub use recipe::preprocess::preprocess;
 pub use recipe::*;

@@ -42,7 +42,7 @@ fn evaluate(case: &Value, size: usize) -> Evaluation {
 fn classification_agrees_with_scikit_learn() {
     let case = recorded("single");
     let evaluation = evaluate(&case, 10);
-    let measures = evaluation.measures();
+    let measures = evaluation.metrics();
     close(measures.loss, &case["loss"]);
     close(measures.top1, &case["top1"]);
     close(measures.top5, &case["top5"]);
@@ -86,7 +86,7 @@ fn several_labels_agree_with_scikit_learn() {
     for (logits, labels) in logits.chunks(5 * 16).zip(labels.chunks(16)) {
         evaluation.add(logits, labels).unwrap();
     }
-    let measures = evaluation.measures();
+    let measures = evaluation.metrics();
     close(measures.loss, &case["loss"]);
     close(measures.mean_average_precision, &case["mean_average_precision"]);
     close(measures.micro_f1, &case["micro_f1"]);
@@ -109,7 +109,7 @@ fn batches_do_not_matter_and_workers_add_up() {
     first.add(&logits[..8 * 40], &labels[..40], &indices[..40]).unwrap();
     second.add(&logits[8 * 40..], &labels[40..], &indices[40..]).unwrap();
     second.merge(&first).unwrap();
-    let (merged, whole) = (second.measures(), (whole.measures(), whole.worst().to_vec(), whole.confusion().clone()));
+    let (merged, whole) = (second.metrics(), (whole.metrics(), whole.worst().to_vec(), whole.confusion().clone()));
     assert!((merged.loss - whole.0.loss).abs() < 1e-12 && (merged.ece - whole.0.ece).abs() < 1e-12);
     assert_eq!((merged.top1, merged.top5), (whole.0.top1, whole.0.top5));
     assert_eq!((second.worst(), second.confusion()), (&whole.1[..], &whole.2));
@@ -122,7 +122,7 @@ fn logits_that_are_not_numbers_count_as_wrong() {
     let nan = f32::NAN;
     let logits = [nan, 1.0, 2.0, 0.0, f32::INFINITY, 0.0, f32::NEG_INFINITY, f32::NEG_INFINITY];
     evaluation.add(&logits, &[1, 0, 0, 0], &[0, 1, 2, 3]).unwrap();
-    let measures = evaluation.measures();
+    let measures = evaluation.metrics();
     assert_eq!((measures.samples, measures.not_finite, measures.top1), (4, 3, 0.25));
     assert!(measures.loss.is_nan());
     let classes = evaluation.per_class();
@@ -134,7 +134,7 @@ fn logits_that_are_not_numbers_count_as_wrong() {
 fn a_class_that_is_ruled_out_is_a_number() {
     let mut evaluation = Evaluation::new(2, 5);
     evaluation.add(&[f32::NEG_INFINITY, 3.0, 0.0, f32::NEG_INFINITY], &[1, 1], &[0, 1]).unwrap();
-    let measures = evaluation.measures();
+    let measures = evaluation.metrics();
     assert_eq!((measures.not_finite, measures.top1, measures.loss), (0, 0.5, f64::INFINITY));
 }
 
@@ -142,7 +142,7 @@ fn a_class_that_is_ruled_out_is_a_number() {
 fn of_equal_logits_the_lower_class_is_predicted() {
     let mut evaluation = Evaluation::new(6, 5);
     evaluation.add(&[0.0; 18], &[0, 4, 5], &[0, 1, 2]).unwrap();
-    let measures = evaluation.measures();
+    let measures = evaluation.metrics();
     assert_eq!((measures.top1, measures.top5), (1.0 / 3.0, 2.0 / 3.0));
     assert_eq!(evaluation.confusion().count(5, 0), 1);
     assert_eq!(evaluation.worst().iter().map(|m| m.index).collect::<Vec<_>>(), [1, 2]);
@@ -155,7 +155,7 @@ fn batches_that_do_not_fit_change_nothing() {
     assert!(matches!(evaluation.add(&[0.0; 6], &[0, 1], &[0]), Err(MetricsError::Indices { .. })));
     assert!(matches!(evaluation.add(&[0.0; 6], &[0, 3], &[0, 1]), Err(MetricsError::Label { label: 3, .. })));
     assert_eq!(evaluation, Evaluation::new(3, 5));
-    assert!(evaluation.measures().top1.is_nan());
+    assert!(evaluation.metrics().top1.is_nan());
     let mut evaluation = MultiLabelEvaluation::new(3);
     assert!(evaluation.add(&[0.0; 3], &[[0, 3]]).is_err());
     assert_eq!(evaluation, MultiLabelEvaluation::new(3));

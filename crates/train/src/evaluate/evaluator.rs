@@ -8,7 +8,7 @@ use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_models::{Config, ProblemType};
 
 use super::metrics::{Evaluation, MultiLabelEvaluation};
-use super::{EvaluationOutcome, Measured, inference};
+use super::{EvaluationOutcome, TaskEvaluation, inference};
 use crate::error::TrainError;
 use crate::recipe::preprocess::preprocess;
 
@@ -53,9 +53,9 @@ impl Evaluator {
     ) -> Result<Option<EvaluationOutcome>, TrainError> {
         let Evaluator { executable, preprocess, classes, batch, .. } = self;
         let (classes, batch) = (*classes, *batch);
-        let mut measured = match self.problem_type {
-            ProblemType::SingleLabel => Measured::Single(Box::new(Evaluation::new(classes, worst))),
-            ProblemType::MultiLabel => Measured::Multi(MultiLabelEvaluation::new(classes)),
+        let mut evaluation = match self.problem_type {
+            ProblemType::SingleLabel => TaskEvaluation::Single(Box::new(Evaluation::new(classes, worst))),
+            ProblemType::MultiLabel => TaskEvaluation::Multi(MultiLabelEvaluation::new(classes)),
         };
         let (mut unreadable, mut non_finite) = (Vec::new(), Vec::new());
         let size = preprocess.output_len();
@@ -80,13 +80,13 @@ impl Evaluator {
             let finite = |row: &[f32]| row.iter().all(|logit| logit.is_finite());
             let named = present.iter().zip(rows.chunks(classes.max(1))).filter(|(_, row)| !finite(row));
             non_finite.extend(named.map(|(&index, _)| samples.name(index)));
-            match &mut measured {
-                Measured::Single(evaluation) => {
+            match &mut evaluation {
+                TaskEvaluation::Single(evaluation) => {
                     let label = |&index: &usize| samples.labels(index).first().copied().unwrap_or(u32::MAX);
                     let labels: Vec<u32> = present.iter().map(label).collect();
                     evaluation.add(rows, &labels, &present)?;
                 }
-                Measured::Multi(evaluation) => {
+                TaskEvaluation::Multi(evaluation) => {
                     let labels: Vec<&[u32]> = present.iter().map(|&index| samples.labels(index)).collect();
                     evaluation.add(rows, &labels)?;
                 }
@@ -94,7 +94,7 @@ impl Evaluator {
             present.clear();
             Ok(progress(index + 1, samples.len()))
         })?;
-        Ok(finished.then_some(EvaluationOutcome { measured, unreadable, non_finite }))
+        Ok(finished.then_some(EvaluationOutcome { evaluation, unreadable, non_finite }))
     }
 }
 
@@ -110,7 +110,7 @@ fn prepared(
     let threads = threads.clamp(1, samples.len().max(1));
     let prepare = |index: usize| -> Result<Vec<f32>, String> {
         let image = samples.image(index).map_err(|error| match error {
-            // The name already says which file it is.
+            // The sample's name names the file.
             ImageError::File { error, .. } => error.to_string(),
             other => other.to_string(),
         })?;

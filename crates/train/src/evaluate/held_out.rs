@@ -1,4 +1,4 @@
-//! Which images of a dataset a run held out: its model is measured on those, and not on what it learned from.
+//! The images of a dataset that a run held out, so that its model is not evaluated on its training images.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,41 +11,40 @@ use crate::error::TrainError;
 use crate::run::folder::RunFolder;
 use crate::run::setup::{Classes, RunConfig, RunSettings, open_data};
 
-/// Which images of a dataset to measure on.
+/// The images of a dataset to evaluate on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Measure {
-    /// The validation split, else the test split; where there is neither, what the run held out, or all images if there is
-    /// no run.
+pub enum EvaluatedSplit {
+    /// The validation split, else the test split, else what the run held out, else all images.
     #[default]
     Usual,
-    /// This split: the dataset's own or else the run's.
+    /// This split of the dataset, or of the run if the dataset has none.
     Split(Split),
     /// All images.
     All,
 }
 
-/// The images to measure a model on.
-pub struct ImagesToMeasure {
+/// The images that a model is evaluated on.
+pub struct EvaluationImages {
     /// The images.
     pub samples: Arc<Dataset>,
     /// The format of their dataset.
     pub format: Format,
-    /// Which images of the dataset they are, for people.
+    /// Which images of the dataset they are, as text.
     pub which: String,
 }
 
-/// Opens the images of a dataset that the model of a run, or a model without one, is measured on.
-pub fn open_to_measure(
+/// Opens the images of a dataset that a model, possibly that of a run, is evaluated on.
+pub fn open_for_evaluation(
     data: &Path,
-    measure: Measure,
+    measure: EvaluatedSplit,
     run: Option<&RunFolder>,
     classes: Option<&[String]>,
-) -> Result<ImagesToMeasure, TrainError> {
+) -> Result<EvaluationImages, TrainError> {
     let options = ReadOptions::default();
     let asked = match measure {
-        Measure::All => return Ok(whole(open_all(data, classes, &options)?, "all images".into())),
-        Measure::Usual => None,
-        Measure::Split(split) => Some(split),
+        EvaluatedSplit::All => return Ok(whole(open_all(data, classes, &options)?, "all images".into())),
+        EvaluatedSplit::Usual => None,
+        EvaluatedSplit::Split(split) => Some(split),
     };
     let undivided = |error: &DatasetError| matches!(error, DatasetError::NoSplit { found, .. } if found.is_empty());
     let all = match open_split(data, asked, classes, &options) {
@@ -53,7 +52,7 @@ pub fn open_to_measure(
             Some(split) => return Ok(whole(evaluation, format!("the {split} split"))),
             None => evaluation,
         },
-        // A dataset without splits has those that a run made of it.
+        // The run may have divided a dataset that has no splits.
         Err(error) if undivided(&error) && run.is_some() && asked != Some(Split::Test) => {
             open_all(data, classes, &options)?
         }
@@ -79,22 +78,22 @@ pub fn open_to_measure(
             validation: config.settings.validation_path().map(Path::to_path_buf),
         });
     };
-    Ok(ImagesToMeasure { samples, format: all.format, which: format!("the images that {name} {what}{}", of_run.note) })
+    Ok(EvaluationImages { samples, format: all.format, which: format!("the images that {name} {what}{}", of_run.note) })
 }
 
-fn whole(evaluation: Evaluation, which: String) -> ImagesToMeasure {
-    ImagesToMeasure { samples: evaluation.samples, format: evaluation.format, which }
+fn whole(evaluation: Evaluation, which: String) -> EvaluationImages {
+    EvaluationImages { samples: evaluation.samples, format: evaluation.format, which }
 }
 
-/// The splits that a run made of its dataset.
+/// The splits into which a run divided its dataset.
 pub struct SplitsOfRun {
     /// The splits.
     pub splits: Splits,
-    /// What a person should know about them, to be added to a sentence; mostly empty.
+    /// A remark about them that ends a sentence, or empty.
     pub note: String,
 }
 
-/// A dataset as a run divided it; none if it is not the dataset that the run was trained on, nor a copy of it.
+/// A dataset as a run divided it; `None` if the run was trained on neither this dataset nor a copy of it.
 pub fn splits_of_run(
     run: &RunFolder,
     data: &Path,
@@ -104,7 +103,7 @@ pub fn splits_of_run(
     let trained_on = settings.data.clone();
     let same = is_same(&trained_on, data);
     let record = run.samples()?;
-    // Another dataset may not have the splits that the run took from its own.
+    // A copy can be recognised only by the record, and only if the run divided the dataset itself.
     if !same && (record.is_none() || settings.validation.is_some()) {
         return Ok(None);
     }
@@ -137,7 +136,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
 }
 
 impl RunSettings {
-    /// The dataset that the run is measured on, where it is one of its own.
+    /// The dataset for validation, if it is not a split of the training dataset.
     pub fn validation_path(&self) -> Option<&Path> {
         let path = self.validation.as_deref()?;
         matches!(Validation::from_argument(path), Validation::Path(_)).then_some(path)

@@ -1,5 +1,5 @@
-//! How good a model is. Measures are fed batch by batch with logits and labels, need no second pass, and add up over
-//! several workers. All sums are in f64 and in the order of the samples.
+//! Metrics of classifiers, accumulated over batches of logits and labels in one pass; those of several workers can be
+//! merged. All sums are in f64 and in the order of the samples.
 
 mod calibration;
 mod classification;
@@ -9,8 +9,8 @@ mod multi_label;
 mod worst;
 
 pub use calibration::{Calibration, ReliabilityBin};
-pub use classification::{Evaluation, Measures};
-pub use confusion::{ClassMeasures, Confusion};
+pub use classification::{Evaluation, Metrics};
+pub use confusion::{ClassMetrics, Confusion};
 pub use error::MetricsError;
-pub use multi_label::{MultiLabelEvaluation, MultiLabelMeasures};
+pub use multi_label::{MultiLabelEvaluation, MultiLabelMetrics};
 pub use worst::{Mistake, WorstMistakes};

@@ -1,41 +1,40 @@
-//! Which of a teacher's labels a student learns (Noisy Student, Xie et al., 2020): those that the teacher is sure enough
-//! of, and as many of each class.
+//! Selection of pseudo-labels (Noisy Student, Xie et al., 2020) by confidence, balanced over classes.
 
-/// What a teacher says of one picture.
+/// A teacher's label of one image.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PseudoLabel {
-    /// The picture's number.
-    pub picture: usize,
-    /// The likeliest class.
+    /// The index of the image.
+    pub image: usize,
+    /// The most probable class.
     pub class: usize,
-    /// How likely it is.
+    /// Its probability.
     pub confidence: f32,
 }
 
-/// Which labels are learned.
+/// Which pseudo-labels are used.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PseudoLabelChoice {
-    /// Labels that the teacher was less sure of are dropped.
+    /// The lowest confidence.
     pub min_confidence: f32,
-    /// The surest so many of each class; where there are fewer, they are repeated.
+    /// The number of labels of each class: the most confident ones, repeated if there are fewer.
     pub per_class: Option<usize>,
 }
 
 impl PseudoLabelChoice {
-    /// The labels chosen, by their places among all, in the order of the pictures; some more than once.
+    /// The indices of the chosen labels in the order of the images, with repetitions.
     pub fn of(&self, labels: &[PseudoLabel]) -> Vec<usize> {
         let sure = |place: &usize| labels[*place].confidence >= self.min_confidence;
         let mut chosen: Vec<usize> = (0..labels.len()).filter(sure).collect();
         if let Some(count) = self.per_class {
-            // Classes together, the surest first; equal ones in the order of the pictures.
+            // By class, the most confident first.
             chosen.sort_by(|&a, &b| {
                 let (a, b) = (&labels[a], &labels[b]);
-                a.class.cmp(&b.class).then(b.confidence.total_cmp(&a.confidence)).then(a.picture.cmp(&b.picture))
+                a.class.cmp(&b.class).then(b.confidence.total_cmp(&a.confidence)).then(a.image.cmp(&b.image))
             });
             let classes = chosen.chunk_by(|&a, &b| labels[a].class == labels[b].class);
             chosen = classes.flat_map(|class| class.iter().copied().cycle().take(count)).collect();
         }
-        chosen.sort_by_key(|&place| labels[place].picture);
+        chosen.sort_by_key(|&place| labels[place].image);
         chosen
     }
 }
@@ -46,21 +45,21 @@ mod tests {
 
     fn labels() -> Vec<PseudoLabel> {
         let all = [(0, 0.9), (1, 0.2), (0, 0.5), (1, 0.6), (0, 0.7), (2, 0.1)];
-        let label = |(picture, (class, confidence))| PseudoLabel { picture, class, confidence };
+        let label = |(image, (class, confidence))| PseudoLabel { image, class, confidence };
         all.into_iter().enumerate().map(label).collect()
     }
 
     #[test]
-    fn what_a_teacher_doubts_is_dropped() {
+    fn labels_below_the_lowest_confidence_are_dropped() {
         let choice = PseudoLabelChoice { min_confidence: 0.5, per_class: None };
         assert_eq!(choice.of(&labels()), [0, 2, 3, 4]);
     }
 
     #[test]
-    fn classes_are_made_even_by_the_surest_and_by_repetition() {
+    fn classes_are_balanced_by_selection_and_repetition() {
         let choice = PseudoLabelChoice { min_confidence: 0.15, per_class: Some(2) };
         assert_eq!(choice.of(&labels()), [0, 1, 3, 4]);
-        // The second class has one sure picture, which stands for two.
+        // The second class has one confident image, which is repeated.
         let choice = PseudoLabelChoice { min_confidence: 0.3, per_class: Some(2) };
         assert_eq!(choice.of(&labels()), [0, 3, 3, 4]);
         let choice = PseudoLabelChoice { min_confidence: 0.95, per_class: Some(2) };

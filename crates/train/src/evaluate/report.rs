@@ -1,5 +1,4 @@
-//! What an evaluation leaves in a folder: the figures as JSON, the classes and the confusion matrix as CSV, and pictures of
-//! what people would rather look at.
+//! The files of an evaluation: metrics as JSON, classes and confusion matrix as CSV, plots.
 
 use std::fs;
 use std::path::Path;
@@ -9,15 +8,15 @@ use vit_data::Samples;
 use vit_system::{atomic_file, csv_line};
 
 use crate::error::TrainError;
-use crate::evaluate::metrics::{ClassMeasures, Evaluation};
-use crate::evaluate::{EvaluationOutcome, Measured};
+use crate::evaluate::metrics::{ClassMetrics, Evaluation};
+use crate::evaluate::{EvaluationOutcome, TaskEvaluation};
 use crate::json::finite_json;
 use crate::plots::{self, Scene, SheetEntry};
 
-/// The figures of an evaluation for programs.
+/// The metrics of an evaluation as JSON.
 pub fn evaluation_json(outcome: &EvaluationOutcome, samples: &dyn Samples) -> Value {
     let names = samples.classes();
-    let class = |(name, (m, average_precision)): (&String, &(ClassMeasures, Option<f64>))| {
+    let class = |(name, (m, average_precision)): (&String, &(ClassMetrics, Option<f64>))| {
         let mut class = json!({"class": name, "precision": m.precision, "recall": m.recall, "f1": m.f1,
             "support": m.support});
         if let Some(average_precision) = average_precision {
@@ -27,18 +26,18 @@ pub fn evaluation_json(outcome: &EvaluationOutcome, samples: &dyn Samples) -> Va
     };
     let unreadable: Vec<Value> =
         outcome.unreadable.iter().map(|(name, reason)| json!({"name": name, "reason": reason})).collect();
-    let mut figures = match &outcome.measured {
-        Measured::Single(evaluation) => finite_json(evaluation.measures()),
-        Measured::Multi(evaluation) => finite_json(evaluation.measures()),
+    let mut metrics = match &outcome.evaluation {
+        TaskEvaluation::Single(evaluation) => finite_json(evaluation.metrics()),
+        TaskEvaluation::Multi(evaluation) => finite_json(evaluation.metrics()),
     };
-    if let Value::Object(map) = &mut figures {
-        map.insert("classes".into(), names.iter().zip(&outcome.measured.per_class()).map(class).collect());
-        if let Measured::Single(evaluation) = &outcome.measured {
+    if let Value::Object(map) = &mut metrics {
+        map.insert("classes".into(), names.iter().zip(&outcome.evaluation.per_class()).map(class).collect());
+        if let TaskEvaluation::Single(evaluation) = &outcome.evaluation {
             map.insert("worst".into(), worst_json(evaluation, samples));
         }
         map.insert("unreadable".into(), unreadable.into());
     }
-    figures
+    metrics
 }
 
 fn worst_json(evaluation: &Evaluation, samples: &dyn Samples) -> Value {
@@ -51,7 +50,7 @@ fn worst_json(evaluation: &Evaluation, samples: &dyn Samples) -> Value {
         .collect()
 }
 
-/// Writes everything about an evaluation into a folder; gives the files' names.
+/// Writes the files of an evaluation into a folder and returns their names.
 pub fn write_evaluation(
     folder: &Path,
     title: &str,
@@ -66,11 +65,11 @@ pub fn write_evaluation(
     let mut files = vec!["evaluation.json", "classes.csv"];
     write(files[0], format!("{:#}\n", evaluation_json(outcome, samples)).as_bytes())?;
     let names = samples.classes();
-    let multi = matches!(outcome.measured, Measured::Multi(_));
+    let multi = matches!(outcome.evaluation, TaskEvaluation::Multi(_));
     let mut header = vec!["class", "precision", "recall", "f1", "support"];
     header.extend(multi.then_some("average_precision"));
     let mut table = csv_line(header);
-    for (name, (m, average_precision)) in names.iter().zip(&outcome.measured.per_class()) {
+    for (name, (m, average_precision)) in names.iter().zip(&outcome.evaluation.per_class()) {
         let mut fields = vec![name.clone()];
         fields.extend([m.precision, m.recall, m.f1].map(|measure| format!("{measure:.6}")));
         fields.push(m.support.to_string());
@@ -78,7 +77,7 @@ pub fn write_evaluation(
         table += &csv_line(fields);
     }
     write(files[1], table.as_bytes())?;
-    let Measured::Single(evaluation) = &outcome.measured else { return Ok(files) };
+    let TaskEvaluation::Single(evaluation) = &outcome.evaluation else { return Ok(files) };
 
     write("confusion.csv", confusion_csv(evaluation, names).as_bytes())?;
     let mut draw = |name: &'static str, scene: &Scene| -> Result<(), TrainError> {

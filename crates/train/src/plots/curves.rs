@@ -16,7 +16,7 @@ struct Series {
     colour: Colour,
     /// Mark the best point: is it the largest?
     best: Option<Best>,
-    /// Measured on few samples, so that a smooth line is drawn over a pale one.
+    /// Averaged over few samples, so that a smooth line is drawn over a pale one.
     noisy: bool,
 }
 

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::{Calibration, ClassMeasures, Confusion, MetricsError, Mistake, WorstMistakes};
+use super::{Calibration, ClassMetrics, Confusion, MetricsError, Mistake, WorstMistakes};
 
-/// Everything that is known about a classifier after the batches so far.
+/// The accumulated evaluation of a classifier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     classes: usize,
@@ -18,10 +18,10 @@ pub struct Evaluation {
     worst: WorstMistakes,
 }
 
-/// The figures of an evaluation.
+/// The metrics of an evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Measures {
-    /// Samples measured.
+pub struct Metrics {
+    /// The number of samples.
     pub samples: u64,
     /// Mean cross-entropy, natural logarithm.
     pub loss: f64,
@@ -33,24 +33,24 @@ pub struct Measures {
     pub balanced_accuracy: f64,
     /// Mean F1 of the classes that have samples or were predicted.
     pub macro_f1: f64,
-    /// Mean distance of confidence and accuracy over 15 bins, weighted by their samples.
+    /// Expected calibration error over 15 bins.
     pub ece: f64,
-    /// Samples whose logits are not numbers. They count as wrong.
+    /// Samples whose logits have no finite maximum. They count as wrong.
     pub not_finite: u64,
 }
 
-/// One sample's logits, understood.
+/// The prediction that one sample's logits make.
 struct Prediction {
     class: usize,
     confidence: f64,
     /// Natural logarithm of the label's probability, negated.
     loss: f64,
-    /// How many classes come before the label.
+    /// The number of classes that are ranked above the label.
     rank: usize,
 }
 
 impl Evaluation {
-    /// An evaluation of a model with so many classes that keeps the `worst` most confident mistakes.
+    /// An empty evaluation, which keeps the `worst` most confident mistakes.
     pub fn new(classes: usize, worst: usize) -> Self {
         Self {
             classes,
@@ -65,8 +65,8 @@ impl Evaluation {
         }
     }
 
-    /// Adds a batch: logits row by row, one label and one index into the data set for each row. A batch that does not
-    /// fit is refused as a whole.
+    /// Adds a batch: logits `[samples][classes]`, and a label and an index into the dataset for each sample. An invalid batch
+    /// changes nothing.
     pub fn add(&mut self, logits: &[f32], labels: &[u32], indices: &[usize]) -> Result<(), MetricsError> {
         let classes = self.classes;
         check_logits(logits, labels.len(), classes)?;
@@ -97,7 +97,7 @@ impl Evaluation {
         Ok(())
     }
 
-    /// Adds what another worker measured on other samples.
+    /// Adds the evaluation of other samples.
     pub fn merge(&mut self, other: &Evaluation) -> Result<(), MetricsError> {
         if self.classes != other.classes {
             return Err(MetricsError::Classes { classes: self.classes, other: other.classes });
@@ -113,12 +113,12 @@ impl Evaluation {
         Ok(())
     }
 
-    /// The figures so far; NaN where there are no samples.
-    pub fn measures(&self) -> Measures {
+    /// The metrics so far; NaN without samples.
+    pub fn metrics(&self) -> Metrics {
         let share = |count: u64| count as f64 / self.samples as f64;
         let classes = self.per_class();
         let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
-        Measures {
+        Metrics {
             samples: self.samples,
             loss: self.loss / self.samples as f64,
             top1: share(self.top1),
@@ -131,16 +131,16 @@ impl Evaluation {
     }
 
     /// Precision, recall and F1 of every class.
-    pub fn per_class(&self) -> Vec<ClassMeasures> {
+    pub fn per_class(&self) -> Vec<ClassMetrics> {
         self.confusion.per_class()
     }
 
-    /// Which class is taken for which.
+    /// The confusion matrix.
     pub fn confusion(&self) -> &Confusion {
         &self.confusion
     }
 
-    /// Whether confidence can be believed.
+    /// The calibration of confidences.
     pub fn calibration(&self) -> &Calibration {
         &self.calibration
     }
@@ -159,7 +159,8 @@ pub(super) fn check_logits(logits: &[f32], samples: usize, classes: usize) -> Re
     }
 }
 
-/// Softmax of one row. Of equal logits the lower class comes first. Nothing if the row has no largest number.
+/// The prediction of one row of logits; of equal logits the lower class ranks first. `None` if a logit is NaN or the
+/// largest one is infinite.
 fn predict(logits: &[f32], label: usize) -> Option<Prediction> {
     let mut class = 0;
     for (candidate, &logit) in logits.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! The confusion matrix and what follows from it for every class. Only cells that occur take memory, so that 21843
-//! classes are no trouble.
+//! The confusion matrix and the metrics of every class. It is sparse, since a dense one of 21843 classes would take
+//! gigabytes.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// How often each class was taken for each.
+/// A confusion matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confusion {
     classes: usize,
@@ -13,16 +13,16 @@ pub struct Confusion {
     unpredicted: BTreeMap<usize, u64>,
 }
 
-/// The figures of one class. A figure whose denominator is zero is zero.
+/// The metrics of one class. A metric whose denominator is zero is zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct ClassMeasures {
-    /// Share of the samples predicted as this class that are of it.
+pub struct ClassMetrics {
+    /// Share of the samples predicted as this class that have its label.
     pub precision: f64,
-    /// Share of the samples of this class that are predicted as it.
+    /// Share of the samples with this label that are predicted as it.
     pub recall: f64,
     /// Harmonic mean of the two.
     pub f1: f64,
-    /// Samples of this class.
+    /// Samples with this label.
     pub support: u64,
     /// Samples predicted as this class.
     pub predicted: u64,
@@ -39,7 +39,7 @@ impl Confusion {
         self.classes
     }
 
-    /// How many samples of class `label` were predicted as class `predicted`.
+    /// The number of samples of class `label` that were predicted as class `predicted`.
     pub fn count(&self, label: usize, predicted: usize) -> u64 {
         self.cells.get(&(label, predicted)).copied().unwrap_or(0)
     }
@@ -58,8 +58,8 @@ impl Confusion {
     }
 
     /// Precision, recall and F1 of every class.
-    pub fn per_class(&self) -> Vec<ClassMeasures> {
-        let mut classes = vec![ClassMeasures::default(); self.classes];
+    pub fn per_class(&self) -> Vec<ClassMetrics> {
+        let mut classes = vec![ClassMetrics::default(); self.classes];
         for (label, predicted, count) in self.cells() {
             classes[label].support += count;
             classes[predicted].predicted += count;
@@ -81,7 +81,7 @@ impl Confusion {
         *self.cells.entry((label, predicted)).or_default() += 1;
     }
 
-    /// A sample for which the model predicts nothing.
+    /// Adds a sample whose logits give no prediction.
     pub(super) fn add_unpredicted(&mut self, label: usize) {
         *self.unpredicted.entry(label).or_default() += 1;
     }

@@ -1,6 +1,6 @@
-//! Why a batch cannot be measured.
+//! Errors of metrics.
 
-/// A batch whose parts do not fit each other.
+/// An invalid batch, or evaluations that cannot be merged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MetricsError {
     /// The number of logits is not samples times classes.
@@ -29,7 +29,7 @@ pub enum MetricsError {
         /// Classes of the model.
         classes: usize,
     },
-    /// Two evaluations of different kinds cannot be added.
+    /// Evaluations with different numbers of classes.
     #[error("an evaluation of {other} classes cannot be added to one of {classes}")]
     Classes {
         /// Classes here.

@@ -1,12 +1,12 @@
-//! Evaluation where a sample has any number of labels: every class is a yes-or-no question of its own.
+//! Evaluation of a multi-label classifier: every class is a binary decision.
 
 use serde::Serialize;
 
 use super::classification::check_logits;
-use super::{ClassMeasures, MetricsError};
+use super::{ClassMetrics, MetricsError};
 
-/// Logits and labels so far. Average precision needs all scores in order, so all are kept: four bytes for each sample
-/// and class.
+/// The accumulated logits and labels. Average precision sorts all scores, so all are kept: four bytes for each sample and
+/// class.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MultiLabelEvaluation {
     classes: usize,
@@ -17,30 +17,30 @@ pub struct MultiLabelEvaluation {
     positives: Vec<Vec<usize>>,
 }
 
-/// The figures of a multi-label evaluation.
+/// The metrics of a multi-label evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct MultiLabelMeasures {
-    /// Samples measured.
+pub struct MultiLabelMetrics {
+    /// The number of samples.
     pub samples: usize,
     /// Mean binary cross-entropy over samples and classes, natural logarithm.
     pub loss: f64,
     /// Mean of the classes' average precisions, over classes that have samples.
     pub mean_average_precision: f64,
-    /// F1 of all yes-or-no answers together, yes where the probability is above one half.
+    /// F1 of all decisions together, positive where the probability is above one half.
     pub micro_f1: f64,
     /// Mean F1 of the classes.
     pub macro_f1: f64,
-    /// Samples with logits that are not numbers.
+    /// Samples with logits that are not finite.
     pub not_finite: u64,
 }
 
 impl MultiLabelEvaluation {
-    /// An evaluation of a model with so many classes.
+    /// An empty evaluation of a model with this number of classes.
     pub fn new(classes: usize) -> Self {
         Self { classes, samples: 0, loss: 0.0, not_finite: 0, scores: vec![], positives: vec![vec![]; classes] }
     }
 
-    /// Adds a batch: logits row by row, and the labels of each row.
+    /// Adds a batch: logits `[samples][classes]`, and the labels of each sample.
     pub fn add<L: AsRef<[u32]>>(&mut self, logits: &[f32], labels: &[L]) -> Result<(), MetricsError> {
         let classes = self.classes;
         check_logits(logits, labels.len(), classes)?;
@@ -48,11 +48,11 @@ impl MultiLabelEvaluation {
             return Err(MetricsError::Label { label, classes });
         }
         for (logits, labels) in logits.chunks_exact(classes.max(1)).zip(labels) {
-            // ln(1 + e^x), minus x where the answer is yes, without overflow for large x.
+            // Binary cross-entropy ln(1 + e^x) - x * target, without overflow for large x.
             self.loss +=
                 logits.iter().map(|&x| f64::from(x)).map(|x| x.max(0.0) + (-x.abs()).exp().ln_1p()).sum::<f64>();
             for (class, positives) in self.positives.iter_mut().enumerate() {
-                // A label that is named twice is one label.
+                // Duplicate labels count once.
                 if labels.as_ref().contains(&(class as u32)) {
                     positives.push(self.samples);
                     self.loss -= f64::from(logits[class]);
@@ -65,13 +65,13 @@ impl MultiLabelEvaluation {
         Ok(())
     }
 
-    /// The figures so far; NaN where there are no samples.
-    pub fn measures(&self) -> MultiLabelMeasures {
+    /// The metrics so far; NaN without samples.
+    pub fn metrics(&self) -> MultiLabelMetrics {
         let precisions: Vec<f64> = self.average_precisions().into_iter().flatten().collect();
         let classes = self.per_class();
         let answers: u64 = classes.iter().map(|c| c.support + c.predicted).sum();
         let right: u64 = (0..self.classes).map(|class| self.right(class)).sum();
-        MultiLabelMeasures {
+        MultiLabelMetrics {
             samples: self.samples,
             loss: self.loss / (self.samples * self.classes) as f64,
             mean_average_precision: precisions.iter().sum::<f64>() / precisions.len() as f64,
@@ -81,7 +81,7 @@ impl MultiLabelEvaluation {
         }
     }
 
-    /// The average precision of every class; nothing for a class without samples. Equal scores are one threshold.
+    /// The average precision of every class that has samples. Equal scores are one threshold.
     pub fn average_precisions(&self) -> Vec<Option<f64>> {
         let mut order: Vec<usize> = Vec::with_capacity(self.samples);
         let mut is_positive = vec![false; self.samples];
@@ -107,14 +107,14 @@ impl MultiLabelEvaluation {
         self.positives.iter().enumerate().map(precision).collect()
     }
 
-    /// Precision, recall and F1 of every class, yes where the probability is above one half.
-    pub fn per_class(&self) -> Vec<ClassMeasures> {
+    /// Precision, recall and F1 of every class, positive where the probability is above one half.
+    pub fn per_class(&self) -> Vec<ClassMetrics> {
         let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
         let measures = |class: usize| {
             let support = self.positives[class].len() as u64;
             let predicted = (0..self.samples).filter(|&sample| self.is_predicted(sample, class)).count() as u64;
             let right = self.right(class);
-            ClassMeasures {
+            ClassMetrics {
                 precision: share(right, predicted),
                 recall: share(right, support),
                 f1: share(2 * right, support + predicted),

@@ -1,21 +1,21 @@
-//! The mistakes of which a model is surest: wrong labels and confusing pictures show up here first.
+//! The most confident mistakes of a model, among which are wrong labels and ambiguous images.
 
 use serde::Serialize;
 
 /// A wrong prediction.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Mistake {
-    /// The sample's place in the data set.
+    /// The sample's index in the dataset.
     pub index: usize,
-    /// What it is labelled as.
+    /// Its label.
     pub label: u32,
-    /// What the model takes it for.
+    /// The predicted class.
     pub predicted: u32,
-    /// The probability that the model gives to that.
+    /// The probability of the predicted class.
     pub confidence: f64,
 }
 
-/// The few most confident mistakes seen so far.
+/// The most confident mistakes seen so far.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorstMistakes {
     limit: usize,
@@ -33,7 +33,7 @@ impl WorstMistakes {
         &self.mistakes
     }
 
-    /// Keeps a mistake if it is among the worst, whatever the order in which they come.
+    /// Keeps a mistake if it is among the worst; the order of calls makes no difference.
     pub fn add(&mut self, mistake: Mistake) {
         let before = |kept: &Mistake| {
             kept.confidence.total_cmp(&mistake.confidence).reverse().then(kept.index.cmp(&mistake.index)).is_lt()

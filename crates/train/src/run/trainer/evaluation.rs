@@ -8,7 +8,7 @@ use vit_data::loader::UnreadableLimit;
 
 use super::Trainer;
 use crate::error::TrainError;
-use crate::evaluate::{EvaluationOutcome, Measured};
+use crate::evaluate::{EvaluationOutcome, TaskEvaluation};
 use crate::plots;
 use crate::run::folder::{MetricsRow, columns};
 use crate::run::saving::Best;
@@ -49,7 +49,7 @@ impl Trainer<'_> {
     fn record(&mut self, outcome: &EvaluationOutcome) -> Result<(), TrainError> {
         let session = &mut self.session;
         let step = session.position.step;
-        let ((metric, value), loss) = (outcome.measured.score(), outcome.measured.loss());
+        let ((metric, value), loss) = (outcome.evaluation.score(), outcome.evaluation.loss());
         let flaw = flaw(outcome, metric, value);
         let best = session.position.best.as_ref().filter(|best| best.metric == metric);
         let better = flaw.is_none() && best.is_none_or(|best| best.is_beaten_by(value, loss));
@@ -57,7 +57,7 @@ impl Trainer<'_> {
             self.observer.note(&format!("step {step}: {why}; this model is not kept as the best"));
         }
         let epoch = step as f64 / session.steps_per_epoch as f64;
-        self.log.append(&measurements(MetricsRow::new(step).epoch(epoch), &outcome.measured))?;
+        self.log.append(&measurements(MetricsRow::new(step).epoch(epoch), &outcome.evaluation))?;
         if better {
             session.position.best = Some(Best { metric: metric.into(), value, loss: Some(loss), step });
             self.run.best().save(&session.best_snapshot(self.setup)?)?;
@@ -79,7 +79,7 @@ fn flaw(outcome: &EvaluationOutcome, metric: &str, value: f64) -> Option<String>
         [] if value.is_finite() => None,
         [] => Some(format!("{metric} cannot be computed, since no validation image that could be read has a label")),
         [first, ..] => {
-            let (count, all) = (outcome.non_finite.len(), outcome.measured.samples());
+            let (count, all) = (outcome.non_finite.len(), outcome.evaluation.samples());
             Some(format!("the logits of {count} of {all} validation images are NaN or infinite, first of {first}"))
         }
     }
@@ -95,18 +95,18 @@ fn title(setup: &Setup) -> String {
 }
 
 /// The metrics of an evaluation as columns.
-fn measurements(row: MetricsRow, measured: &Measured) -> MetricsRow {
+fn measurements(row: MetricsRow, measured: &TaskEvaluation) -> MetricsRow {
     match measured {
-        Measured::Single(evaluation) => {
-            let m = evaluation.measures();
+        TaskEvaluation::Single(evaluation) => {
+            let m = evaluation.metrics();
             row.with(columns::VAL_LOSS, m.loss)
                 .with(columns::VAL_TOP1, m.top1)
                 .with(columns::VAL_TOP5, m.top5)
                 .with("val/macro_f1", m.macro_f1)
                 .with("val/ece", m.ece)
         }
-        Measured::Multi(evaluation) => {
-            let m = evaluation.measures();
+        TaskEvaluation::Multi(evaluation) => {
+            let m = evaluation.metrics();
             row.with(columns::VAL_LOSS, m.loss)
                 .with(columns::VAL_MAP, m.mean_average_precision)
                 .with("val/micro_f1", m.micro_f1)
