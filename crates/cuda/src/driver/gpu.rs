@@ -111,7 +111,7 @@ impl Gpu {
                 return Err(Unavailable::Driver(format!("cuBLASLt does not start ({status:?})")));
             }
         }
-        let choices = Mutex::new(AlgorithmChoices::remembered(&info));
+        let choices = Mutex::new(AlgorithmChoices::cached(&info));
         Ok(Gpu { info, target, lt: handle, choices, device, context, modules: Mutex::default() })
     }
 

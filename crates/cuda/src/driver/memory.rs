@@ -1,4 +1,4 @@
-//! Memory of the GPU and memory of the host that the GPU copies from, freed when dropped.
+//! Device memory and page-locked host memory, freed when dropped.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use vit_graph::{GraphError, Hint};
 
 use crate::driver::{Gpu, check, error_with_hints};
 
-/// Blocks start at multiples of this: the alignment that cuBLASLt's fastest kernels take for granted.
+/// Values start at multiples of this: cuBLASLt's fastest kernels require it.
 pub(crate) const ALIGNMENT: usize = 256;
 
-/// A stretch of the GPU's memory.
+/// One allocation of device memory.
 pub(crate) struct DeviceBuffer {
     gpu: Arc<Gpu>,
     pub address: u64,
@@ -18,12 +18,12 @@ pub(crate) struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates; `what` says for what in the error where there is not enough.
+    /// Allocates memory for `what`, which the error names where there is not enough.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize, what: &str) -> Result<Self, GraphError> {
         gpu.enter()?;
         let mut address = 0;
         if bytes > 0 {
-            // SAFETY: the context is current, the pointer is to a live number.
+            // SAFETY: the context is current, the pointer is to a live variable.
             match unsafe { cu::cuMemAlloc_v2(&mut address, bytes) } {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                     let free = gpu.memory().map_or(0, |(free, _)| free);
@@ -39,18 +39,46 @@ impl DeviceBuffer {
         }
         Ok(DeviceBuffer { gpu: gpu.clone(), address, bytes })
     }
+
+    /// Whether `bytes` bytes from `address` on lie in this buffer.
+    pub fn contains(&self, address: u64, bytes: usize) -> bool {
+        let offset = address.checked_sub(self.address).map(|offset| offset as usize);
+        offset.and_then(|offset| offset.checked_add(bytes)).is_some_and(|end| end <= self.bytes)
+    }
+
+    /// Copies to an address in this buffer and waits for the copy.
+    pub fn upload(&self, address: u64, data: &[u8]) -> Result<(), GraphError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        assert!(self.contains(address, data.len()), "an upload stays inside its buffer");
+        self.gpu.enter()?;
+        // SAFETY: the range lies in this buffer.
+        check(unsafe { cu::cuMemcpyHtoD_v2(address, data.as_ptr().cast(), data.len()) }, "copying to the GPU")
+    }
+
+    /// Copies from an address in this buffer and waits for the copy.
+    pub fn download(&self, address: u64, into: &mut [u8]) -> Result<(), GraphError> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        assert!(self.contains(address, into.len()), "a download stays inside its buffer");
+        self.gpu.enter()?;
+        // SAFETY: the range lies in this buffer.
+        check(unsafe { cu::cuMemcpyDtoH_v2(into.as_mut_ptr().cast(), address, into.len()) }, "copying from the GPU")
+    }
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if self.bytes > 0 && self.gpu.enter().is_ok() {
-            // SAFETY: the memory was allocated here and nobody uses it any more: its owner waited for the stream.
+            // SAFETY: the memory was allocated by `new`; its owner has synchronised the streams that used it.
             unsafe { cu::cuMemFree_v2(self.address) };
         }
     }
 }
 
-/// Host memory that stays where it is, so that the GPU can copy from it and to it on its own.
+/// Page-locked host memory, which the GPU copies from and to asynchronously.
 pub(crate) struct PinnedBuffer {
     gpu: Arc<Gpu>,
     start: *mut u8,
@@ -66,10 +94,10 @@ impl PinnedBuffer {
         Ok(PinnedBuffer { gpu: gpu.clone(), start: start.cast(), bytes })
     }
 
-    /// Writes bytes and gives the address of what was written.
+    /// Writes `data` at an offset and returns its address.
     pub fn write(&mut self, offset: usize, data: &[u8]) -> *const std::ffi::c_void {
         assert!(offset + data.len() <= self.bytes, "an input stays inside its buffer");
-        // SAFETY: the range is inside the buffer, which `self` owns and borrows exclusively; `data` is another's.
+        // SAFETY: the range lies in the buffer, which `self` borrows exclusively; `data` is other memory.
         unsafe {
             let to = self.start.add(offset);
             std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
@@ -77,10 +105,10 @@ impl PinnedBuffer {
         }
     }
 
-    /// The place of a number.
-    pub fn number(&self, index: usize) -> *mut f32 {
-        assert!(4 * (index + 1) <= self.bytes, "a number stays inside its buffer");
-        // SAFETY: the place is inside the buffer, which is aligned for any number.
+    /// The address of the f32 with this index.
+    pub fn element(&self, index: usize) -> *mut f32 {
+        assert!(4 * (index + 1) <= self.bytes, "an element stays inside its buffer");
+        // SAFETY: the element lies in the buffer, which is aligned for any type.
         unsafe { self.start.cast::<f32>().add(index) }
     }
 }
@@ -88,28 +116,8 @@ impl PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if self.gpu.enter().is_ok() {
-            // SAFETY: the memory was allocated here and no copy from it is under way: its owner waited for the stream.
+            // SAFETY: the memory was allocated by `new`; its owner has synchronised the streams that used it.
             unsafe { cu::cuMemFreeHost(self.start.cast()) };
         }
     }
-}
-
-/// Copies to the GPU and waits until it is done.
-pub(crate) fn upload(gpu: &Gpu, address: u64, data: &[u8]) -> Result<(), GraphError> {
-    if data.is_empty() {
-        return Ok(());
-    }
-    gpu.enter()?;
-    // SAFETY: the caller gives a range of a buffer that is as long as the data.
-    check(unsafe { cu::cuMemcpyHtoD_v2(address, data.as_ptr().cast(), data.len()) }, "copying to the GPU")
-}
-
-/// Copies from the GPU and waits until it is done.
-pub(crate) fn download(gpu: &Gpu, address: u64, into: &mut [u8]) -> Result<(), GraphError> {
-    if into.is_empty() {
-        return Ok(());
-    }
-    gpu.enter()?;
-    // SAFETY: as above.
-    check(unsafe { cu::cuMemcpyDtoH_v2(into.as_mut_ptr().cast(), address, into.len()) }, "copying from the GPU")
 }

@@ -1,4 +1,4 @@
-//! Matrix products through cuBLASLt, and by a plain kernel where it refuses a shape.
+//! Matrix products by cuBLASLt, or by a plain kernel where it supports no such product.
 
 pub(crate) mod tuning;
 
@@ -7,25 +7,23 @@ use cudarc::cublaslt::sys::{
     cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute,
     cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t as Status, cudaDataType,
 };
-use cudarc::driver::sys::CUstream;
 use vit_graph::GraphError;
 
 use crate::Precision;
 use crate::compile::{self, KernelVariant};
-use crate::driver::Gpu;
-use crate::driver::failure;
+use crate::driver::{Gpu, Stream, failure};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::{KernelLaunch, ReadyLaunch};
 
-/// Scratch memory for cuBLASLt, as NVIDIA recommends it for Hopper.
+/// Bytes of workspace for cuBLASLt: NVIDIA's recommendation for Hopper.
 pub(crate) const WORKSPACE: usize = 32 << 20;
 
-/// A matrix in memory, row after row.
+/// A row-major matrix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Matrix {
     pub address: u64,
-    /// Elements from one row to the next.
+    /// The leading dimension: elements from one row to the next.
     pub row: usize,
     /// Whether the product takes its transpose.
     pub transposed: bool,
@@ -40,8 +38,8 @@ impl Matrix {
     }
 }
 
-/// Where the factors of eight-bit matrices lie: those that bring operands back, and the one on the result; 0 where there is
-/// none.
+/// The addresses of the quantisation scales of e4m3 matrices; 0 where there is none. `a` and `b` dequantise the operands,
+/// `d` quantises the result.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct QuantisationScales {
     pub a: u64,
@@ -58,17 +56,17 @@ pub(crate) struct MatrixProduct {
     pub k: usize,
     pub a: Matrix,
     pub b: Matrix,
-    pub factors: QuantisationScales,
-    /// Whether GELU follows the bias, in the form with tanh, which is all that cuBLASLt has.
+    pub scales: QuantisationScales,
+    /// Whether GELU follows the bias, in the form with tanh, the only one in cuBLASLt.
     pub gelu: bool,
-    /// Added to every row; stored as [`MatrixProduct::beside`] says.
+    /// Added to every row; stored as [`MatrixProduct::addend_storage`].
     pub bias: Option<u64>,
-    /// Added to the result; stored as [`MatrixProduct::beside`] says, and possibly in its place.
+    /// Added to the result; stored as [`MatrixProduct::addend_storage`]. It may be `d`.
     pub c: Option<Matrix>,
     pub d: Matrix,
-    /// What `a` and `b` are stored as.
+    /// The storage type of `a` and `b`.
     pub operand: Storage,
-    /// What `d` is stored as.
+    /// The storage type of `d`.
     pub result: Storage,
     pub precision: Precision,
     /// [`WORKSPACE`] bytes.
@@ -76,12 +74,12 @@ pub(crate) struct MatrixProduct {
 }
 
 impl MatrixProduct {
-    /// What bias and `c` are stored as: what the result is, or bf16 for one of eight bits.
-    pub fn beside(&self) -> Storage {
+    /// The storage type of bias and `c`: that of the result, or bf16 where that is e4m3.
+    pub fn addend_storage(&self) -> Storage {
         if self.result == Storage::E4m3 { Storage::Bf16 } else { self.result }
     }
 
-    /// What tells this product's best algorithm from another's.
+    /// Everything that the choice of an algorithm depends on, as text: it is a key of files.
     pub fn key(&self) -> String {
         let matrix = |m: &Matrix| format!("{}{}/{}", if m.transposed { "t" } else { "n" }, m.row, m.batch);
         let c = self.c.as_ref().map_or("-".into(), matrix);
@@ -107,30 +105,40 @@ impl MatrixProduct {
         )
     }
 
-    /// What all addresses are multiples of, at most 256.
+    /// The alignment of all addresses, at most 256.
     fn alignment(&self) -> u32 {
         let addresses = [Some(self.a.address), Some(self.b.address), Some(self.d.address), self.c.map(|c| c.address)];
         addresses.iter().flatten().map(|a| 1 << a.trailing_zeros().min(8)).min().unwrap_or(256)
     }
 
     /// Chooses an algorithm, or the plain kernel where cuBLASLt has none.
-    pub fn resolve(self, gpu: &Gpu, stream: CUstream) -> Result<ReadyLaunch, GraphError> {
-        match self.algorithm(gpu, stream)? {
-            Some(gemm) => Ok(ReadyLaunch::Matmul(gemm)),
+    ///
+    /// # Safety
+    ///
+    /// As for [`CublasMatmul::enqueue`].
+    pub unsafe fn resolve(self, gpu: &Gpu, stream: &Stream) -> Result<ReadyLaunch, GraphError> {
+        // SAFETY: as for this function.
+        match unsafe { self.algorithm(gpu, stream) }? {
+            Some(matmul) => Ok(ReadyLaunch::Matmul(matmul)),
             None => self.plain().resolve(gpu),
         }
     }
 
     /// The product by cuBLASLt's fastest algorithm, if it has any.
-    pub fn algorithm(&self, gpu: &Gpu, stream: CUstream) -> Result<Option<CublasMatmul>, GraphError> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`CublasMatmul::enqueue`].
+    pub unsafe fn algorithm(&self, gpu: &Gpu, stream: &Stream) -> Result<Option<CublasMatmul>, GraphError> {
         match CublasMatmul::new(self)? {
-            Some(gemm) if self.k > 0 => tuning::choose(gpu, stream, self, gemm),
+            // SAFETY: as for this function.
+            Some(matmul) if self.k > 0 => unsafe { tuning::choose(gpu, stream, self, matmul) },
             _ => Ok(None),
         }
     }
 
     fn plain(&self) -> KernelLaunch {
-        let place = |m: &Matrix| {
+        let strides = |m: &Matrix| {
             let (rows, columns) = if m.transposed { (1, m.row) } else { (m.row, 1) };
             CStruct::new().u64s(&[rows, columns, m.batch])
         };
@@ -139,7 +147,7 @@ impl MatrixProduct {
             variant: KernelVariant::new(&compile::GEMM)
                 .with("X", self.operand.name())
                 .with("Y", self.result.name())
-                .with("B", self.beside().name()),
+                .with("B", self.addend_storage().name()),
             name: "product",
             grid: [self.n.div_ceil(32), self.m.div_ceil(32), self.batch],
             threads: 256,
@@ -147,11 +155,11 @@ impl MatrixProduct {
             maps: Vec::new(),
             arguments: KernelArguments::new()
                 .pointers(&[self.a.address, self.b.address, c.address, self.bias.unwrap_or(0), self.d.address])
-                .fields(CStruct::new().u64(self.factors.a).u64(self.factors.b).u64(self.factors.d))
-                .fields(place(&self.a))
-                .fields(place(&self.b))
-                .fields(place(&c))
-                .fields(place(&self.d))
+                .fields(CStruct::new().u64(self.scales.a).u64(self.scales.b).u64(self.scales.d))
+                .fields(strides(&self.a))
+                .fields(strides(&self.b))
+                .fields(strides(&c))
+                .fields(strides(&self.d))
                 .u32(self.m)
                 .u32(self.n)
                 .u32(self.k),
@@ -159,7 +167,6 @@ impl MatrixProduct {
     }
 }
 
-/// A matrix's layout for cuBLASLt, destroyed in the end.
 struct MatrixLayout(lt::cublasLtMatrixLayout_t);
 
 impl Drop for MatrixLayout {
@@ -169,7 +176,6 @@ impl Drop for MatrixLayout {
     }
 }
 
-/// A product's description for cuBLASLt, destroyed in the end.
 struct MatmulDescriptor(lt::cublasLtMatmulDesc_t);
 
 impl Drop for MatmulDescriptor {
@@ -179,7 +185,6 @@ impl Drop for MatmulDescriptor {
     }
 }
 
-/// What a search may use, destroyed in the end.
 struct MatmulPreference(lt::cublasLtMatmulPreference_t);
 
 impl Drop for MatmulPreference {
@@ -189,12 +194,12 @@ impl Drop for MatmulPreference {
     }
 }
 
-/// A product that cuBLASLt can run.
+/// A product as cuBLASLt describes it.
 ///
-/// cuBLASLt thinks in columns, so it computes the transpose: its first operand is `b`, its second `a`, and its rows are
-/// the result's columns, along which the bias lies.
+/// cuBLASLt is column-major, so it computes the transpose: its first operand is `b`, its second `a`, and its rows are the
+/// columns of the result, along which the bias lies.
 pub(crate) struct CublasMatmul {
-    description: MatmulDescriptor,
+    descriptor: MatmulDescriptor,
     layouts: [MatrixLayout; 4],
     addresses: [u64; 4],
     beta: f32,
@@ -203,7 +208,7 @@ pub(crate) struct CublasMatmul {
     alignment: u32,
 }
 
-// SAFETY: descriptions and layouts are plain memory that only their owner changes.
+// SAFETY: descriptors and layouts are plain memory that only their owner changes.
 unsafe impl Send for CublasMatmul {}
 
 fn succeeded(status: Status, what: &str) -> Result<(), GraphError> {
@@ -222,18 +227,18 @@ fn data_type(storage: Storage) -> cudaDataType {
     }
 }
 
-/// The bytes of a number, for an attribute.
+/// Sets an attribute of a descriptor, layout or preference.
 macro_rules! attribute {
     ($set:path, $target:expr, $attribute:expr, $value:expr) => {{
         let value = $value;
         // SAFETY: the target was created, and cuBLASLt copies the value, whose size is given, before it returns.
         let status = unsafe { $set($target, $attribute, (&raw const value).cast(), size_of_val(&value)) };
-        succeeded(status, "taking an attribute")
+        succeeded(status, "setting an attribute")
     }};
 }
 
 impl CublasMatmul {
-    /// Describes a product; `None` where its extents are beyond cuBLASLt.
+    /// `None` where an extent does not fit cuBLASLt's 32 bits.
     pub fn new(product: &MatrixProduct) -> Result<Option<CublasMatmul>, GraphError> {
         let p = product;
         if [p.m, p.n, p.k, p.batch].iter().any(|&extent| extent > i32::MAX as usize) {
@@ -243,54 +248,54 @@ impl CublasMatmul {
             Precision::Tf32 if p.operand == Storage::F32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => Compute::CUBLAS_COMPUTE_32F,
         };
-        let mut description = MatmulDescriptor(std::ptr::null_mut());
+        let mut descriptor = MatmulDescriptor(std::ptr::null_mut());
         // SAFETY: the pointer is to a live variable.
-        let status = unsafe { lt::cublasLtMatmulDescCreate(&mut description.0, compute, cudaDataType::CUDA_R_32F) };
+        let status = unsafe { lt::cublasLtMatmulDescCreate(&mut descriptor.0, compute, cudaDataType::CUDA_R_32F) };
         succeeded(status, "describing a product")?;
         let set = lt::cublasLtMatmulDescSetAttribute;
         // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
-        attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(p.b.transposed))?;
-        attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(p.a.transposed))?;
+        attribute!(set, descriptor.0, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(p.b.transposed))?;
+        attribute!(set, descriptor.0, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(p.a.transposed))?;
         let epilogue = match (p.bias, p.gelu) {
             (None, false) => Epilogue::CUBLASLT_EPILOGUE_DEFAULT,
             (None, true) => Epilogue::CUBLASLT_EPILOGUE_GELU,
             (Some(_), false) => Epilogue::CUBLASLT_EPILOGUE_BIAS,
             (Some(_), true) => Epilogue::CUBLASLT_EPILOGUE_GELU_BIAS,
         };
-        attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
+        attribute!(set, descriptor.0, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
         if let Some(bias) = p.bias {
-            attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
-            let stored = data_type(p.beside()) as u32;
-            attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, stored)?;
+            attribute!(set, descriptor.0, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+            let stored = data_type(p.addend_storage()) as u32;
+            attribute!(set, descriptor.0, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, stored)?;
         }
         for (attribute, address) in [
-            (DescAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.factors.b),
-            (DescAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.factors.a),
-            (DescAttribute::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, p.factors.d),
+            (DescAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.scales.b),
+            (DescAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.scales.a),
+            (DescAttribute::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, p.scales.d),
         ] {
             if address != 0 {
-                attribute!(set, description.0, attribute, address)?;
+                attribute!(set, descriptor.0, attribute, address)?;
             }
         }
         if p.operand == Storage::E4m3 {
-            // Sums keep fewer bits than f32 has, and many more than the operands.
-            attribute!(set, description.0, DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, 1i8)?;
+            // Faster, with fewer mantissa bits than f32 in the sums, but many more than the operands have.
+            attribute!(set, descriptor.0, DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, 1i8)?;
         }
         let c = p.c.unwrap_or(p.d);
-        // Where nothing is added, `c` is the result itself; stored otherwise than the result it must not be there at all.
-        let at_c = if p.c.is_none() && p.beside() != p.result { 0 } else { c.address };
-        let (operand, beside, result) = (data_type(p.operand), data_type(p.beside()), data_type(p.result));
-        // Rows and columns as they lie in memory, column by column.
+        // Without an addend, `c` is the result itself (beta is 0), or null where its storage type would differ.
+        let at_c = if p.c.is_none() && p.addend_storage() != p.result { 0 } else { c.address };
+        let (operand, addend, result) = (data_type(p.operand), data_type(p.addend_storage()), data_type(p.result));
+        // Rows and columns in column-major order.
         let stored =
             |m: &Matrix, rows: usize, columns: usize| if m.transposed { (rows, columns) } else { (columns, rows) };
         let layouts = [
             layout(operand, stored(&p.b, p.k, p.n), &p.b, p.batch)?,
             layout(operand, stored(&p.a, p.m, p.k), &p.a, p.batch)?,
-            layout(beside, (p.n, p.m), &c, p.batch)?,
+            layout(addend, (p.n, p.m), &c, p.batch)?,
             layout(result, (p.n, p.m), &p.d, p.batch)?,
         ];
         Ok(Some(CublasMatmul {
-            description,
+            descriptor,
             layouts,
             addresses: [p.b.address, p.a.address, at_c, p.d.address],
             beta: if p.c.is_some() { 1.0 } else { 0.0 },
@@ -300,7 +305,7 @@ impl CublasMatmul {
         }))
     }
 
-    /// The algorithms that cuBLASLt expects to be the fastest, the best first.
+    /// The algorithms that cuBLASLt's heuristic suggests, best first.
     pub fn candidates(&self, gpu: &Gpu, most: usize) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, GraphError> {
         let mut preference = MatmulPreference(std::ptr::null_mut());
         // SAFETY: the pointer is to a live variable.
@@ -324,11 +329,11 @@ impl CublasMatmul {
         };
         let (mut results, mut found) = (vec![empty; most], 0);
         let [b, a, c, d] = self.layouts.each_ref().map(|l| l.0);
-        // SAFETY: everything was created above, and there is room for as many results as are asked for.
+        // SAFETY: all handles are live, and `results` has room for `most` results.
         let status = unsafe {
             lt::cublasLtMatmulAlgoGetHeuristic(
                 gpu.lt,
-                self.description.0,
+                self.descriptor.0,
                 b,
                 a,
                 c,
@@ -357,23 +362,27 @@ impl CublasMatmul {
             reserved: [0; 4],
         };
         let [b, a, c, d] = self.layouts.each_ref().map(|l| l.0);
-        // SAFETY: everything was created, the result is a live variable.
+        // SAFETY: all handles are live, the pointer is to a live variable.
         let status =
-            unsafe { lt::cublasLtMatmulAlgoCheck(gpu.lt, self.description.0, b, a, c, d, algorithm, &mut result) };
+            unsafe { lt::cublasLtMatmulAlgoCheck(gpu.lt, self.descriptor.0, b, a, c, d, algorithm, &mut result) };
         status == Status::CUBLAS_STATUS_SUCCESS && result.workspaceSize <= WORKSPACE
     }
 
-    /// Puts the product into a stream.
-    pub fn enqueue(&self, gpu: &Gpu, stream: CUstream) -> Result<(), GraphError> {
+    /// Enqueues the product.
+    ///
+    /// # Safety
+    ///
+    /// The GPU's context must be current. The product's addresses must point to device memory of its extents, and
+    /// `workspace` to [`WORKSPACE`] bytes, all of which stay allocated until the stream has run the product.
+    pub unsafe fn enqueue(&self, gpu: &Gpu, stream: &Stream) -> Result<(), GraphError> {
         let alpha = 1.0f32;
         let [b, a, c, d] = self.layouts.each_ref().map(|l| l.0);
         let [at_b, at_a, at_c, at_d] = self.addresses.map(|address| address as *mut std::ffi::c_void);
-        // SAFETY: the description and layouts fit the memory that the plan gives these addresses, the workspace has the
-        // size given, and cuBLASLt copies the two factors before it returns.
+        // SAFETY: the caller guarantees the device memory; cuBLASLt copies alpha and beta before it returns.
         let status = unsafe {
             lt::cublasLtMatmul(
                 gpu.lt,
-                self.description.0,
+                self.descriptor.0,
                 (&raw const alpha).cast(),
                 at_b,
                 b,
@@ -387,7 +396,7 @@ impl CublasMatmul {
                 &self.algorithm,
                 self.workspace as *mut std::ffi::c_void,
                 WORKSPACE,
-                stream.cast(),
+                stream.raw().cast(),
             )
         };
         succeeded(status, "running a product")

@@ -40,7 +40,7 @@ impl Emitter {
             k,
             a,
             b,
-            factors: QuantisationScales::default(),
+            scales: QuantisationScales::default(),
             gelu: false,
             bias: None,
             c: None,
@@ -64,10 +64,10 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     let (m, n, k) = (e.inputs[0].shape.rows(), e.inputs[1].shape[0], e.inputs[1].shape[1]);
     let [bias, scale, residual] = op.optional_inputs();
     let y = e.outputs[0].clone();
-    let mut factors = QuantisationScales::default();
+    let mut scales = QuantisationScales::default();
     let (x, weight, operand) = if e.inputs[0].factors != 0 && e.inputs[1].eight != 0 {
         // The inverse follows the factor.
-        (factors.a, factors.b) = (e.inputs[0].factors + INVERSE, e.inputs[1].factors + INVERSE);
+        (scales.a, scales.b) = (e.inputs[0].factors + INVERSE, e.inputs[1].factors + INVERSE);
         (e.eight_bits(0), e.inputs[1].eight, Storage::E4m3)
     } else {
         let operand = e.operand_storage();
@@ -75,14 +75,14 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     };
     let weight = Matrix { transposed: true, ..Matrix::dense(weight, k) };
     let mut product = e.product([1, m, n, k], Matrix::dense(x, k), weight, (Matrix::dense(y.address, n), y.storage));
-    (product.operand, product.factors) = (operand, factors);
-    product.bias = bias.map(|i| e.form(i, product.beside()));
+    (product.operand, product.scales) = (operand, scales);
+    product.bias = bias.map(|i| e.form(i, product.addend_storage()));
     let mut whole = product.clone();
     if y.storage == Storage::E4m3 {
-        whole.factors.d = y.factors;
+        whole.scales.d = y.factors;
     }
     if op.activation.is_none() && scale.is_none() {
-        whole.c = residual.map(|i| Matrix::dense(e.form(i, whole.beside()), n));
+        whole.c = residual.map(|i| Matrix::dense(e.form(i, whole.addend_storage()), n));
         if operand == Storage::E4m3 && residual.is_some() && m * n > 0 {
             let before = e.requests.len();
             e.multiply(product);
@@ -97,7 +97,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     // The activation by a kernel of its own, which reads what the product wrote.
     let mut between = y.clone();
     if y.storage == Storage::E4m3 {
-        between.storage = product.beside();
+        between.storage = product.addend_storage();
         between.address = e.scratch(m * n * between.storage.bytes());
         (product.d.address, product.result) = (between.address, between.storage);
     }

@@ -1,45 +1,45 @@
-//! The inputs of a graph: where they lie, and when the next run's may take their place.
+//! The inputs of a graph: their addresses, and when the next run's may overwrite them.
 
 use std::collections::HashMap;
 
 use vit_graph::memory::storage;
 use vit_graph::{GraphError, NodeId, Type, Value};
 
+use crate::driver::Event;
 use crate::driver::memory::ALIGNMENT;
-use crate::gemm::tuning::Event;
 use crate::plan::prepare::{Bases, Prepared};
 
-/// An input: its place on the GPU and in the host's buffer.
 pub(crate) struct DeviceInput {
     pub ty: Type,
     pub address: u64,
-    pub staged_at: usize,
-    /// Where it may be written again; `None` for what is copied between runs.
-    pub free: Option<LastRead>,
-    /// When the last copy from the host's buffer is done.
+    /// Its offset in the staging buffer of the host.
+    pub staging_offset: usize,
+    /// Given for an input that is copied while the run before it is still under way.
+    pub last_read: Option<LastRead>,
+    /// Recorded after the last copy from the staging buffer.
     pub copied: Event,
     /// Whether the next run must wait for that copy.
     pub pending: bool,
 }
 
-/// Until when a run reads an input: the next one is copied while the run goes on.
+/// The end of an input's live range within a run.
 pub(crate) struct LastRead {
-    /// The last step that reads it; the number of steps where what follows them does.
-    pub after: usize,
-    /// When the last run had come past that step.
-    pub reached: Event,
+    /// The last step that reads it; the number of steps for the updates after them.
+    pub step: usize,
+    /// Recorded after that step.
+    pub done: Event,
 }
 
-/// Smaller inputs are copied between runs: it takes less time than waiting for another stream.
+/// Smaller inputs are copied between runs, which takes less time than to synchronise two streams.
 const WORTH_OVERLAPPING: usize = 1 << 20;
 
-/// The graph's inputs, and the bytes that they take in the host's buffer; `steps` says which node runs when.
+/// The graph's inputs by name, and the bytes of their staging buffer. `steps` are the nodes in the order in which they run.
 pub(crate) fn inputs(
     p: &Prepared,
     bases: &Bases,
     steps: &[NodeId],
 ) -> Result<(HashMap<String, DeviceInput>, usize), GraphError> {
-    let (mut inputs, mut staged) = (HashMap::new(), 0);
+    let (mut inputs, mut staging_offset) = (HashMap::new(), 0);
     let last_reads = last_reads(p, steps);
     for (node, input) in p.graph.inputs() {
         let value = Value { node, output: 0 };
@@ -47,16 +47,19 @@ pub(crate) fn inputs(
         let address = p.operand(value, Some(bases)).address;
         let ty = input.ty.clone();
         let bytes = ty.bytes();
-        let after = last_reads.get(&node).copied().filter(|_| bytes >= WORTH_OVERLAPPING);
-        let free = after.map(|after| Ok::<_, GraphError>(LastRead { after, reached: Event::new()? })).transpose()?;
-        let place = DeviceInput { ty, address, staged_at: staged, free, copied: Event::new()?, pending: false };
-        inputs.insert(input.name.clone(), place);
-        staged += bytes.next_multiple_of(ALIGNMENT);
+        let last_read = match last_reads.get(&node) {
+            Some(&step) if bytes >= WORTH_OVERLAPPING => Some(LastRead { step, done: Event::new()? }),
+            _ => None,
+        };
+        let copied = Event::new()?;
+        inputs
+            .insert(input.name.clone(), DeviceInput { ty, address, staging_offset, last_read, copied, pending: false });
+        staging_offset += bytes.next_multiple_of(ALIGNMENT);
     }
-    Ok((inputs, staged))
+    Ok((inputs, staging_offset))
 }
 
-/// The last step that reads each input. One that leaves the graph, or becomes a parameter, is read until the end.
+/// The last step that reads each input. An input that is an output or an update of the graph is read until the end.
 fn last_reads(p: &Prepared, steps: &[NodeId]) -> HashMap<NodeId, usize> {
     let position: HashMap<NodeId, usize> = steps.iter().enumerate().map(|(i, &node)| (node, i)).collect();
     let mut last: HashMap<NodeId, usize> = HashMap::new();
@@ -69,7 +72,7 @@ fn last_reads(p: &Prepared, steps: &[NodeId]) -> HashMap<NodeId, usize> {
             node.inputs.iter().for_each(|&value| read(value, step));
         }
     }
-    let leaving = p.graph.outputs().iter().map(|(_, v)| *v).chain(p.graph.updates().iter().map(|(_, v)| *v));
-    leaving.for_each(|value| read(value, steps.len()));
+    let results = p.graph.outputs().iter().map(|(_, v)| *v).chain(p.graph.updates().iter().map(|(_, v)| *v));
+    results.for_each(|value| read(value, steps.len()));
     last
 }

@@ -1,20 +1,20 @@
-//! What a run consists of: kernels, matrix products, copies; first as requests with addresses, then ready to be put into
-//! a stream.
+//! The work of a run: kernels, matrix products, copies. Lowering makes requests with addresses; resolving gives each its
+//! compiled kernel or its algorithm, so that a run only enqueues.
 
 use cudarc::driver::sys as cu;
 use vit_graph::GraphError;
 
 use crate::compile::KernelVariant;
-use crate::driver::{Gpu, KernelFunction, check};
+use crate::driver::{Gpu, KernelFunction, Stream, check};
 use crate::gemm::{CublasMatmul, MatrixProduct};
 use crate::run::arguments::KernelArguments;
 use crate::run::tensor_map::TensorMap;
 
-/// One thing for the GPU to do.
+/// What lowering asks of the GPU.
 pub(crate) enum Request {
     Kernel(KernelLaunch),
     Product(MatrixProduct),
-    /// A product with everything that follows it in its epilogue, or these where cuBLASLt cannot do that.
+    /// A product with its whole epilogue, or the requests that replace it where cuBLASLt has no such epilogue.
     Fused(MatrixProduct, Vec<Request>),
     /// Sets bytes to zero.
     Clear {
@@ -29,7 +29,7 @@ pub(crate) enum Request {
 }
 
 impl Request {
-    /// The kernels to compile for it.
+    /// The kernels to compile.
     pub fn variants(&self) -> Vec<KernelVariant> {
         match self {
             Request::Kernel(kernel) => vec![kernel.variant.clone()],
@@ -37,6 +37,43 @@ impl Request {
             Request::Product(_) | Request::Clear { .. } | Request::Copy { .. } => Vec::new(),
         }
     }
+
+    /// Looks up kernels and chooses algorithms, which may time products in the stream.
+    ///
+    /// # Safety
+    ///
+    /// As for [`ReadyLaunch::enqueue`].
+    pub unsafe fn resolve(self, gpu: &Gpu, stream: &Stream) -> Result<Vec<ReadyLaunch>, GraphError> {
+        // SAFETY: the caller guarantees the addresses of all parts.
+        unsafe {
+            Ok(vec![match self {
+                Request::Kernel(kernel) => kernel.resolve(gpu)?,
+                Request::Product(product) => product.resolve(gpu, stream)?,
+                Request::Fused(product, parts) => match product.algorithm(gpu, stream)? {
+                    Some(matmul) => ReadyLaunch::Matmul(matmul),
+                    None => return resolve_all(parts, gpu, stream),
+                },
+                Request::Clear { to, bytes } => ReadyLaunch::Clear { to, bytes },
+                Request::Copy { to, from, bytes } => ReadyLaunch::Copy { to, from, bytes },
+            }])
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`ReadyLaunch::enqueue`].
+pub(crate) unsafe fn resolve_all(
+    requests: Vec<Request>,
+    gpu: &Gpu,
+    stream: &Stream,
+) -> Result<Vec<ReadyLaunch>, GraphError> {
+    let mut launches = Vec::with_capacity(requests.len());
+    for request in requests {
+        // SAFETY: the caller guarantees the addresses.
+        launches.extend(unsafe { request.resolve(gpu, stream) }?);
+    }
+    Ok(launches)
 }
 
 /// A kernel with its grid and arguments.
@@ -60,14 +97,14 @@ pub(crate) enum ReadyLaunch {
     Copy { to: u64, from: u64, bytes: usize },
 }
 
-/// What a block may have of shared memory without asking.
-const PLAIN_SHARED: usize = 48 << 10;
+/// The shared memory that a block may have without `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const DEFAULT_SHARED: usize = 48 << 10;
 
 impl KernelLaunch {
-    /// Looks the kernel up, and asks for the shared memory that it needs.
+    /// Looks the kernel up and raises its limit of shared memory if it needs more than the default.
     pub fn resolve(self, gpu: &Gpu) -> Result<ReadyLaunch, GraphError> {
         let function = gpu.function(&self.variant, self.name)?;
-        if self.shared > PLAIN_SHARED {
+        if self.shared > DEFAULT_SHARED {
             let attribute = cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function belongs to a module that stays loaded.
             let result = unsafe { cu::cuFuncSetAttribute(function.0, attribute, self.shared as i32) };
@@ -85,13 +122,19 @@ impl KernelLaunch {
 }
 
 impl ReadyLaunch {
-    /// Puts it into a stream. The GPU's context must be current.
-    pub fn enqueue(&self, gpu: &Gpu, stream: cu::CUstream) -> Result<(), GraphError> {
+    /// Puts the launch into a stream.
+    ///
+    /// # Safety
+    ///
+    /// The GPU's context must be current. Every address of the launch must point to device memory of the size and alignment
+    /// that it was lowered for, which stays allocated until the stream has run the launch; the ranges of a copy must not
+    /// overlap.
+    pub unsafe fn enqueue(&self, gpu: &Gpu, stream: &Stream) -> Result<(), GraphError> {
         match self {
             ReadyLaunch::Kernel { function, grid, threads, shared, arguments } => {
                 let mut addresses = arguments.addresses();
                 // SAFETY: the function is loaded, `addresses` has one live pointer for each of its parameters, which the
-                // driver copies before it returns, and the memory plan keeps what the arguments point to.
+                // driver copies before it returns; the caller guarantees the device memory.
                 let result = unsafe {
                     cu::cuLaunchKernel(
                         function.0,
@@ -102,21 +145,22 @@ impl ReadyLaunch {
                         1,
                         1,
                         *shared,
-                        stream,
+                        stream.raw(),
                         addresses.as_mut_ptr(),
                         std::ptr::null_mut(),
                     )
                 };
                 check(result, "launching a kernel")
             }
-            ReadyLaunch::Matmul(gemm) => gemm.enqueue(gpu, stream),
+            // SAFETY: the caller guarantees the device memory.
+            ReadyLaunch::Matmul(matmul) => unsafe { matmul.enqueue(gpu, stream) },
             ReadyLaunch::Clear { to, bytes } => {
-                // SAFETY: the range is a block of the executable's own memory.
-                check(unsafe { cu::cuMemsetD8Async(*to, 0, *bytes, stream) }, "clearing memory")
+                // SAFETY: as above.
+                check(unsafe { cu::cuMemsetD8Async(*to, 0, *bytes, stream.raw()) }, "clearing memory")
             }
             ReadyLaunch::Copy { to, from, bytes } => {
-                // SAFETY: both ranges are blocks of the executable's own memory and do not overlap.
-                check(unsafe { cu::cuMemcpyDtoDAsync_v2(*to, *from, *bytes, stream) }, "copying on the GPU")
+                // SAFETY: as above.
+                check(unsafe { cu::cuMemcpyDtoDAsync_v2(*to, *from, *bytes, stream.raw()) }, "copying on the GPU")
             }
         }
     }

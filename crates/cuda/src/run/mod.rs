@@ -1,8 +1,10 @@
 //! A compiled graph and its runs: launches with their arguments, stream capture, inputs and asynchronous read-back.
 
 pub(crate) mod arguments;
+mod capture;
 pub(crate) mod executable;
 mod inputs;
 pub(crate) mod launch;
 mod read_back;
 pub(crate) mod tensor_map;
+mod weights;

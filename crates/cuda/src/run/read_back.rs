@@ -1,4 +1,4 @@
-//! Single numbers on their way from the GPU: copied when a run is done, while the next one begins.
+//! Asynchronous read-back of scalars: they are copied to the host when a run is done, while the next one begins.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,62 +7,65 @@ use cudarc::driver::sys as cu;
 use vit_graph::GraphError;
 
 use crate::driver::memory::PinnedBuffer;
-use crate::driver::{Gpu, check, error};
-use crate::gemm::tuning::Event;
+use crate::driver::{Event, Gpu, Stream, check, error};
 
-/// Questions that may wait at a time: that of the run that is done and that of the run under way.
-const QUESTIONS: usize = 2;
+/// Read-backs that may be pending at a time: that of the finished run and that of the current one.
+const SLOTS: usize = 2;
 
-/// Where numbers arrive on the host.
 pub(crate) struct ReadBack {
+    /// `[SLOTS][capacity]` elements.
     buffer: PinnedBuffer,
-    /// The most numbers of one question.
-    numbers: usize,
-    /// When each place was last filled.
-    there: Vec<Event>,
-    /// The next place to be filled.
+    /// The most scalars of one read-back.
+    capacity: usize,
+    /// Recorded after the copies into each slot.
+    copied: Vec<Event>,
     next: usize,
-    /// Places that are being filled, each with how many numbers it gets.
-    waiting: VecDeque<(usize, usize)>,
+    /// Slots that are being filled, each with its number of scalars.
+    pending: VecDeque<(usize, usize)>,
 }
 
 impl ReadBack {
-    /// Room for questions of at most so many numbers.
-    pub fn new(gpu: &Arc<Gpu>, numbers: usize) -> Result<Self, GraphError> {
-        let buffer = PinnedBuffer::new(gpu, 4 * QUESTIONS * numbers)?;
-        let there = (0..QUESTIONS).map(|_| Event::new()).collect::<Result<_, GraphError>>()?;
-        Ok(ReadBack { buffer, numbers, there, next: 0, waiting: VecDeque::with_capacity(QUESTIONS) })
+    pub fn new(gpu: &Arc<Gpu>, capacity: usize) -> Result<Self, GraphError> {
+        let buffer = PinnedBuffer::new(gpu, 4 * SLOTS * capacity)?;
+        let copied = (0..SLOTS).map(|_| Event::new()).collect::<Result<_, GraphError>>()?;
+        Ok(ReadBack { buffer, capacity, copied, next: 0, pending: VecDeque::with_capacity(SLOTS) })
     }
 
-    /// Copies the numbers at these addresses, once the stream has come here.
-    pub fn ask(&mut self, addresses: &[u64], stream: cu::CUstream) -> Result<(), GraphError> {
-        if self.waiting.len() == QUESTIONS || addresses.len() > self.numbers {
+    /// Enqueues the copies of the f32 scalars at these device addresses.
+    ///
+    /// # Safety
+    ///
+    /// Each address must hold an f32 in device memory that stays allocated, and `self` must live, until the stream has run
+    /// the copies.
+    pub unsafe fn read_async(&mut self, addresses: &[u64], stream: &Stream) -> Result<(), GraphError> {
+        if self.pending.len() == SLOTS || addresses.len() > self.capacity {
             return Err(error("two read-backs are pending already; take the first one before requesting another"));
         }
-        let place = self.next;
+        let slot = self.next;
         for (i, &from) in addresses.iter().enumerate() {
-            let to = self.buffer.number(place * self.numbers + i);
-            // SAFETY: the number's place is inside the buffer, which outlives the copy (its owner waits for the stream
-            // before it goes), and nobody reads or fills it again before the event below.
-            check(unsafe { cu::cuMemcpyDtoHAsync_v2(to.cast(), from, 4, stream) }, "copying a number from the GPU")?;
+            let to = self.buffer.element(slot * self.capacity + i);
+            // SAFETY: `to` lies in the buffer and is neither read nor copied to before the event below; the caller
+            // guarantees `from`.
+            let result = unsafe { cu::cuMemcpyDtoHAsync_v2(to.cast(), from, 4, stream.raw()) };
+            check(result, "copying a scalar from the GPU")?;
         }
-        self.there[place].record(stream)?;
-        self.next = (place + 1) % QUESTIONS;
-        self.waiting.push_back((place, addresses.len()));
+        self.copied[slot].record(stream)?;
+        self.next = (slot + 1) % SLOTS;
+        self.pending.push_back((slot, addresses.len()));
         Ok(())
     }
 
-    /// The answer to the oldest question.
-    pub fn take(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
-        let Some(&(place, _)) = self.waiting.front().filter(|(_, count)| *count == into.len()) else {
-            let requested = self.waiting.front().map_or(0, |(_, count)| *count);
+    /// The scalars of the oldest read-back; waits for them.
+    pub fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+        let Some(&(slot, _)) = self.pending.front().filter(|(_, count)| *count == into.len()) else {
+            let requested = self.pending.front().map_or(0, |(_, count)| *count);
             return Err(error(format!("{} values were read back, but {requested} were requested", into.len())));
         };
-        self.waiting.pop_front();
-        self.there[place].wait()?;
-        for (i, number) in into.iter_mut().enumerate() {
-            // SAFETY: the copy to this place is done: the event was recorded behind it.
-            *number = unsafe { *self.buffer.number(place * self.numbers + i) };
+        self.pending.pop_front();
+        self.copied[slot].synchronize()?;
+        for (i, value) in into.iter_mut().enumerate() {
+            // SAFETY: the event was recorded after the copy to this element.
+            *value = unsafe { *self.buffer.element(slot * self.capacity + i) };
         }
         Ok(())
     }

@@ -1,0 +1,54 @@
+//! Stream capture: a run as CUDA graphs.
+
+use std::ops::RangeInclusive;
+
+use cudarc::driver::sys as cu;
+use vit_graph::GraphError;
+
+use crate::driver::{Stream, check};
+
+/// A CUDA graph that was instantiated from a captured stream.
+pub(crate) struct CapturedGraph(cu::CUgraphExec);
+
+impl CapturedGraph {
+    /// Captures what `enqueue` puts into the stream for each of these steps.
+    pub fn new(
+        stream: &Stream,
+        mut steps: RangeInclusive<usize>,
+        enqueue: impl Fn(usize) -> Result<(), GraphError>,
+    ) -> Result<Self, GraphError> {
+        let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is live.
+        check(unsafe { cu::cuStreamBeginCapture_v2(stream.raw(), mode) }, "capturing")?;
+        let enqueued = steps.try_for_each(enqueue);
+        let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // The capture must end even if a step failed.
+        // SAFETY: the stream is live, the pointers are to live variables.
+        let ended = check(unsafe { cu::cuStreamEndCapture(stream.raw(), &mut graph) }, "capturing");
+        enqueued?;
+        ended?;
+        // SAFETY: the graph was just captured.
+        let made = check(unsafe { cu::cuGraphInstantiateWithFlags(&mut executable, graph, 0) }, "preparing the run");
+        // SAFETY: the instantiated graph does not refer to the captured one.
+        unsafe { cu::cuGraphDestroy(graph) };
+        made?;
+        Ok(CapturedGraph(executable))
+    }
+
+    /// Runs the graph in a stream.
+    ///
+    /// # Safety
+    ///
+    /// As for [`super::launch::ReadyLaunch::enqueue`], for every launch that was captured.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<(), GraphError> {
+        // SAFETY: the graph and the stream are live; the caller guarantees the device memory.
+        check(unsafe { cu::cuGraphLaunch(self.0, stream.raw()) }, "starting a run")
+    }
+}
+
+impl Drop for CapturedGraph {
+    fn drop(&mut self) {
+        // SAFETY: the graph was instantiated by `new`; its owner has synchronised the stream that it ran in.
+        unsafe { cu::cuGraphExecDestroy(self.0) };
+    }
+}
