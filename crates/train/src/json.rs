@@ -1,15 +1,14 @@
-//! Measurements as JSON. JSON has neither NaN nor infinity, and this is the one rule for what is written instead, in every
-//! file and for every `--json`: a member that is not finite is left out of its object, and the object's `not_finite` names
-//! it. So a member is a number wherever it is there, and a reader sees why another is missing.
+//! Metrics as JSON, which has neither NaN nor infinity. In all files and outputs, a member that is not finite is left out
+//! of its object, and the object's `not_finite` lists its name.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// The member that names those that are left out.
+/// The member that lists those that are left out.
 pub(crate) const NOT_FINITE: &str = "not_finite";
 
-/// A value as JSON, by the rule above. What is absent for another reason must not be serialised at all
-/// (`skip_serializing_if`), since `null` stands for a float that is not finite here.
+/// A value as JSON. `null` means a float that is not finite here, so an absent `Option` must not be serialised
+/// (`skip_serializing_if`).
 pub fn finite_json(value: impl Serialize) -> Value {
     let mut json = serde_json::json!(value);
     leave_out(&mut json);

@@ -1,4 +1,4 @@
-//! A run from its setup to its last checkpoint: what it needs of memory and disk, the loop, and the folder it leaves.
+//! A training run: its setup, its planned memory and disk space, the training loop, and its folder.
 
 pub(crate) mod disk_space;
 pub(crate) mod folder;

@@ -1,4 +1,4 @@
-//! How much disk a run's folder takes, known before the run begins.
+//! The disk space that a run's folder takes, known before the run begins.
 
 use std::path::Path;
 
@@ -7,9 +7,9 @@ use crate::run::memory::StateBytes;
 /// Bytes that a run's checkpoints take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunDisk {
-    /// Between two saves: the last checkpoint and the one before it, and of the best model the weights, twice.
+    /// Between two saves: the last two checkpoints, and the weights of the last two best models.
     pub at_rest: u64,
-    /// While the next checkpoint is written beside them.
+    /// While the next checkpoint is written.
     pub peak: u64,
 }
 
@@ -22,7 +22,7 @@ impl RunDisk {
     }
 }
 
-/// Bytes that are free for this user where a path is, or would be; `None` where the system does not say.
+/// Bytes that this user can write at a path, which need not exist; `None` if unknown.
 pub fn free_disk(path: &Path) -> Option<u64> {
     let path = std::path::absolute(path).ok()?;
     let there = path.ancestors().find(|path| path.exists())?;
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_checkpoints_are_there_while_the_next_is_written() {
+    fn the_peak_is_three_checkpoints() {
         let state = StateBytes { model: 10, optimiser: 20 };
         assert_eq!(RunDisk::new(state, true), RunDisk { at_rest: 80, peak: 110 });
         assert_eq!(RunDisk::new(state, false), RunDisk { at_rest: 60, peak: 90 });
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn a_folder_that_is_not_there_yet_is_on_the_disk_of_the_one_around_it() {
+    fn a_folder_that_does_not_exist_is_on_the_disk_of_its_parent() {
         let folder = tempfile::tempdir().unwrap();
         assert!(free_disk(&folder.path().join("runs/one")).unwrap() > 0);
     }

@@ -1,16 +1,15 @@
-//! What a training run leaves on disk. A run folder describes itself: the configuration as it was resolved, every
-//! measurement, the checkpoints, the curves, what was skipped in the data, and the command that resumes it.
+//! The folder of a training run.
 //!
 //! ```text
 //! RUN/config.toml                 the resolved configuration
 //! RUN/command.txt                 the command that began the run and the one that resumes it
-//! RUN/algorithms.json             what the bits of its results depend on besides the recipe and the data
+//! RUN/algorithms.json             the device and its chosen algorithms, on which the bits of results depend
 //! RUN/data.txt, data.json         what was read and what was skipped
 //! RUN/samples.tsv.zst             every sample with its split, labels and size
 //! RUN/metrics.jsonl, metrics.csv  one row per logged step
 //! RUN/events.out.tfevents.*       the same rows for TensorBoard
-//! RUN/curves.svg, curves.png      the same rows for the eye
-//! RUN/checkpoints/last, best      model folders, with the state of training beside the weights
+//! RUN/curves.svg, curves.png      the same rows as curves
+//! RUN/checkpoints/last, best      model folders; `last` with the optimiser's state
 //! ```
 
 mod error;
@@ -47,9 +46,9 @@ const LOCK: &str = "run.lock";
 /// What to do with a run that is already in the folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// Refuse: nobody loses a run by a slip of the hand.
+    /// Fail.
     Refuse,
-    /// Remove the run's files, and only those, then begin anew.
+    /// Remove the run's files, and only those.
     Replace,
 }
 
@@ -57,7 +56,7 @@ pub enum Existing {
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Held by the process that trains; the system lets go of it however the process ends.
+    /// Held by the process that trains; the system releases it when the process ends.
     _lock: Option<File>,
 }
 
@@ -67,7 +66,7 @@ impl RunFolder {
         let path = path.into();
         fs::create_dir_all(&path).map_err(|error| RunError::io(&path, error))?;
         let lock = lock(&path)?;
-        let found = leavings(&path)?;
+        let found = files_of_run(&path)?;
         if existing == Existing::Refuse && !found.is_empty() {
             return Err(RunError::Exists { path });
         }
@@ -82,7 +81,7 @@ impl RunFolder {
         Ok(run)
     }
 
-    /// Bytes of all its files.
+    /// The size of all files in bytes.
     pub fn bytes_on_disk(&self) -> Result<u64, RunError> {
         fn bytes(folder: &Path) -> io::Result<u64> {
             fs::read_dir(folder)?.try_fold(0, |sum, entry| {
@@ -93,16 +92,16 @@ impl RunFolder {
         bytes(&self.path).map_err(|error| RunError::io(&self.path, error))
     }
 
-    /// Opens a run in order to train on.
+    /// Opens a run in order to continue training.
     pub fn resume(path: impl Into<PathBuf>) -> Result<RunFolder, RunError> {
         let run = RunFolder::open(path)?;
         Ok(RunFolder { _lock: lock(&run.path)?, ..run })
     }
 
-    /// The run whose folder or whose checkpoint this is.
+    /// The run whose folder or checkpoint is at a path.
     pub fn of_model(path: &Path) -> Option<RunFolder> {
         let path = std::path::absolute(path).ok().filter(|path| path.exists())?;
-        // The folder itself, a checkpoint in it, or a file of that.
+        // The folder itself, a checkpoint in it, or a file of a checkpoint.
         let holds = |folder: &&Path| folder.join(CHECKPOINTS).is_dir();
         let run = path
             .ancestors()
@@ -112,7 +111,7 @@ impl RunFolder {
         RunFolder::open(run).ok()
     }
 
-    /// Opens a run in order to look at it, also while it trains.
+    /// Opens a run for reading, even while it trains.
     pub fn open(path: impl Into<PathBuf>) -> Result<RunFolder, RunError> {
         let path = path.into();
         if !path.join(CONFIG).is_file() {
@@ -131,23 +130,23 @@ impl RunFolder {
         Slot::new(self.path.join(CHECKPOINTS).join("last"))
     }
 
-    /// The checkpoint with the best measurement.
+    /// The checkpoint with the best metric.
     pub fn best(&self) -> Slot {
         Slot::new(self.path.join(CHECKPOINTS).join("best"))
     }
 
-    /// The configuration with which the run was begun.
+    /// The text of `config.toml`.
     pub fn config(&self) -> Result<String, RunError> {
         let path = self.path.join(CONFIG);
         regular_file::read_to_string(&path).map_err(|error| RunError::io(&path, error))
     }
 
-    /// Keeps the commands that began the run and that resume it, as a script that resumes.
+    /// Writes a script that resumes the run, with the command that began it.
     pub fn write_command(&self, script: &str) -> Result<(), RunError> {
         self.write(COMMAND, format!("{}\n", script.trim_end()).as_bytes())
     }
 
-    /// The samples that the run learns from and is measured on, if they were recorded.
+    /// The record of the run's samples, if there is one.
     pub fn samples(&self) -> Result<Option<SampleRecord>, RunError> {
         let path = self.path.join(SAMPLES);
         match regular_file::open(&path).and_then(SampleRecord::read) {
@@ -157,42 +156,42 @@ impl RunFolder {
         }
     }
 
-    /// Records the samples that the run learns from and is measured on.
+    /// Writes the record of the run's samples.
     pub fn write_samples(&self, record: &SampleRecord) -> Result<(), RunError> {
         let mut table = Vec::new();
         record.write(&mut table).map_err(|error| RunError::io(&self.path.join(SAMPLES), error))?;
         self.write(SAMPLES, &table)
     }
 
-    /// Keeps the report of what was read and skipped, for people and for programs.
+    /// Writes the report on the data, as text and as JSON.
     pub fn write_data_report(&self, text: &str, json: &serde_json::Value) -> Result<(), RunError> {
         self.write(DATA[0], text.as_bytes())?;
         self.write(DATA[1], format!("{json:#}\n").as_bytes())
     }
 
-    /// The report for programs that [`RunFolder::write_data_report`] wrote; null if there is none.
+    /// The JSON of [`RunFolder::write_data_report`]; null if there is none.
     pub fn data_report(&self) -> serde_json::Value {
         let text = fs::read_to_string(self.path.join(DATA[1])).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
     }
 
-    /// Keeps the training curves.
+    /// Writes the training curves.
     pub fn write_curves(&self, svg: &str, png: &[u8]) -> Result<(), RunError> {
         self.write(CURVES[0], svg.as_bytes())?;
         self.write(CURVES[1], png)
     }
 
-    /// Keeps what the bits of the run's results depend on.
+    /// Writes the algorithms that the bits of the run's results depend on.
     pub fn write_algorithms(&self, algorithms: &Algorithms) -> Result<(), RunError> {
         let Algorithms { environment, chosen } = algorithms;
         let json = serde_json::json!({"environment": environment, "chosen": chosen});
         self.write(ALGORITHMS, format!("{json:#}\n").as_bytes())
     }
 
-    /// What was kept by [`RunFolder::write_algorithms`], if anything was.
+    /// The content of [`RunFolder::write_algorithms`], if there is any.
     pub fn algorithms(&self) -> Result<Option<Algorithms>, RunError> {
         #[derive(serde::Deserialize)]
-        struct Kept {
+        struct AlgorithmsFile {
             environment: BTreeMap<String, String>,
             chosen: BTreeMap<String, String>,
         }
@@ -202,12 +201,12 @@ impl RunFolder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(RunError::io(&path, error)),
         };
-        let Kept { environment, chosen } =
+        let AlgorithmsFile { environment, chosen } =
             serde_json::from_str(&text).map_err(|error| RunError::io(&path, error.into()))?;
         Ok(Some(Algorithms { environment, chosen }))
     }
 
-    /// Every row logged so far. A line that a killed process left half written is not a row.
+    /// All rows of the log, without a last line that a killed process left incomplete.
     pub fn rows(&self) -> Result<Vec<MetricsRow>, RunError> {
         let path = self.path.join(ROWS);
         match regular_file::read_to_string(&path) {
@@ -223,15 +222,15 @@ impl RunFolder {
     }
 }
 
-/// The files and folders here that a run has written.
-fn leavings(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
+/// The files and folders of a run in a folder.
+fn files_of_run(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
     let names = [&[CONFIG, COMMAND, ALGORITHMS, SAMPLES, ROWS, TABLE, CHECKPOINTS], &DATA[..], &CURVES[..]].concat();
     let mut found: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect();
     found.extend(events::files(folder).map_err(|error| RunError::io(folder, error))?);
     Ok(found)
 }
 
-/// Keeps a second process out; a file system without locks (some network ones) keeps nobody out.
+/// Locks a folder against a second process; without effect on file systems that have no locks (some network ones).
 fn lock(folder: &Path) -> Result<Option<File>, RunError> {
     let path = folder.join(LOCK);
     let file = File::create(&path).map_err(|error| RunError::io(&path, error))?;
@@ -253,7 +252,7 @@ mod tests {
         fs::create_dir(&path).unwrap();
         fs::write(path.join("notes.md"), "mine").unwrap();
         let run = RunFolder::create(&path, "rate = 0.1\n", Existing::Refuse).unwrap();
-        run.write_command("vit train --resume run").unwrap();
+        run.write_command("vit resume run").unwrap();
         run.write_data_report("12 skipped", &serde_json::json!({"skipped": 12})).unwrap();
         fs::write(path.join("checkpoints/kept"), "").unwrap();
         drop(run);

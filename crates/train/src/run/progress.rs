@@ -1,10 +1,9 @@
-//! How far a run is and when it will be done, as plain numbers. A terminal draws them, a log prints them one line at a
-//! time; neither is the business of this module.
+//! The progress of a run and the estimate of its remaining time, without any output to a terminal.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What a run says about itself while it runs.
+/// The progress of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Progress {
     /// The current epoch, from 1.
@@ -17,19 +16,19 @@ pub struct Progress {
     pub steps: u64,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
-    /// Mean loss since the report before.
+    /// Mean loss since the last logged step.
     pub loss: Option<f64>,
     /// Learning rate.
     pub rate: f64,
-    /// Training speed since the report before.
+    /// Training speed since the last logged step.
     pub images_per_second: Option<f64>,
     /// Share of the time in which the device waited for data, 0 to 1.
     pub waiting: f64,
-    /// Peak memory of the device in bytes, where it is known.
+    /// Memory of the step on its device in bytes, if known.
     pub memory: Option<u64>,
     /// Time since the session began.
     pub elapsed: Duration,
-    /// Time until the end of the run, once it can be told.
+    /// Estimated time until the end of the run.
     pub remaining: Option<Duration>,
 }
 
@@ -51,7 +50,7 @@ impl fmt::Display for Progress {
         if let Some(speed) = self.images_per_second {
             write!(f, "  {speed:.0} images/s")?;
         }
-        // Below a twentieth there is nothing to gain from a faster loader.
+        // A smaller share is not worth a faster loader.
         if self.waiting >= 0.05 {
             write!(f, "  waiting for data {:.0} %", 100.0 * self.waiting)?;
         }
@@ -65,7 +64,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// A duration as a person says it: `42s`, `3m 05s`, `2h 07m`, `5d 03h`.
+/// A duration as text: `42s`, `3m 05s`, `2h 07m`, `5d 03h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Clock(pub Duration);
 
@@ -82,14 +81,14 @@ impl fmt::Display for Clock {
     }
 }
 
-/// How long the rest of a run takes, from how long the latter half of this session took. So a slow start is forgotten,
-/// evaluation and saving are counted, and one slow step hardly moves the answer.
+/// Estimates the remaining time of a run from the latter half of this session: a slow start is excluded, evaluations and
+/// saves are included, and one slow step has little weight.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pace {
     steps: u64,
     /// Times and steps, evenly spaced and never more than [`Self::POINTS`].
     points: Vec<(Duration, u64)>,
-    /// One of so many observations is kept.
+    /// Every how many observations one is kept.
     every: u64,
     observed: u64,
 }
@@ -97,19 +96,19 @@ pub struct Pace {
 impl Pace {
     const POINTS: usize = 512;
 
-    /// The pace of a run of `steps` that begins, or goes on, with `step` steps taken.
+    /// The pace of a run of `steps` steps of which `step` are taken.
     pub fn new(step: u64, steps: u64) -> Self {
         Self { steps, points: vec![(Duration::ZERO, step)], every: 1, observed: 0 }
     }
 
-    /// Notes that `step` steps are taken, `elapsed` after the session began, and says how long the rest will take: not
-    /// before two steps, since the first of a session is unlike all others.
+    /// Adds that `step` steps are taken `elapsed` after the session began, and estimates the remaining time, if two steps
+    /// were taken in this session: its first step takes longer than all others.
     pub fn observe(&mut self, step: u64, elapsed: Duration) -> Option<Duration> {
         self.observed += 1;
         let first = self.points[0].1;
         let half = elapsed / 2;
         let after_half = self.points.partition_point(|(time, _)| *time < half);
-        // The first step compiles and fills caches: measured from its end, where there is one in the notes.
+        // The first step fills caches, so it is excluded as soon as there is a second point.
         let from = after_half.clamp(usize::from(self.points.len() > 1), self.points.len() - 1);
         let (since, before) = self.points[from];
         if self.observed.is_multiple_of(self.every) {
@@ -154,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn even_steps_are_foretold_exactly() {
+    fn even_steps_are_estimated_exactly() {
         let errors = errors(5000, |_| 0.25);
         assert_eq!(errors[0], None);
         assert!(errors[1..].iter().all(|error| error.unwrap().abs() < 1e-3));
     }
 
     #[test]
-    fn a_slow_first_step_is_not_held_against_the_rest() {
+    fn a_slow_first_step_is_excluded() {
         let errors = errors(1000, |step| if step == 0 { 30.0 } else { 0.1 });
         assert!(errors[1..].iter().all(|error| error.unwrap().abs() < 1e-3));
     }
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_stand_or_run_backwards_are_no_trouble() {
+    fn clocks_that_stand_still_or_run_backwards_give_no_estimate() {
         let mut pace = Pace::new(0, 10);
         pace.observe(1, seconds(1.0));
         pace.observe(2, seconds(1.0));

@@ -262,7 +262,7 @@ impl<'a> Trainer<'a> {
     /// Whether the session before this one ended within an evaluation, which is then repeated.
     fn evaluation_was_interrupted(&self) -> bool {
         let step = self.session.position.step;
-        step > 0 && !self.session.measured() && self.is_evaluated_after(step)
+        step > 0 && !self.session.is_evaluated() && self.is_evaluated_after(step)
     }
 
     fn set_seconds(&mut self) {

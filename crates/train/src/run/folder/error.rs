@@ -1,4 +1,4 @@
-//! What can be wrong with a run folder.
+//! Errors of run folders.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// An error with a run folder.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The system refused.
+    /// A file operation failed.
     #[error("{}: {error}", path.display())]
     Io {
         /// The file or folder.
@@ -14,7 +14,7 @@ pub enum RunError {
         /// The system's reason.
         error: io::Error,
     },
-    /// A new run was to begin where there is one.
+    /// A new run in the folder of another.
     #[error("{} already holds a run; resume it, replace it, or choose another folder", path.display())]
     Exists {
         /// The folder.
@@ -32,7 +32,7 @@ pub enum RunError {
         /// The folder.
         path: PathBuf,
     },
-    /// A measurement with a name that means something else.
+    /// A metric with a reserved name.
     #[error("a measurement cannot be named `{name}`: every row has that column already")]
     Reserved {
         /// The name.

@@ -1,5 +1,5 @@
-//! TensorBoard's event files: records of a length, its checksum, a protocol buffer and its checksum. Only scalars are
-//! written; only the step of an event is read, in order to cut a file off where a run resumes.
+//! TensorBoard's event files. A record is a length, its checksum, a protocol buffer and its checksum. Only scalars are
+//! written; only the steps of events are read, in order to truncate a file where a run resumes.
 
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ pub(super) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The name of a file that begins now: TensorBoard reads files in the order of this number.
+/// The name of a new file: TensorBoard reads files in the order of their timestamps.
 pub(super) fn new_name() -> String {
     format!("{PREFIX}{:010}.vit", now() as u64)
 }
@@ -41,7 +41,7 @@ pub(super) fn first_record(time: f64) -> Vec<u8> {
     record(&event)
 }
 
-/// One event with all measurements of a row.
+/// One event with all metrics of a row.
 pub(super) fn scalars(row: &MetricsRow, time: f64) -> Vec<u8> {
     let mut summary = Vec::new();
     let epoch = row.epoch.map(|epoch| (EPOCH, epoch));
@@ -60,7 +60,7 @@ pub(super) fn scalars(row: &MetricsRow, time: f64) -> Vec<u8> {
     record(&event)
 }
 
-/// The part of a file whose records are whole and not after `step`.
+/// The records of a file that are complete and not after `step`.
 pub(super) fn cut_after(file: &[u8], step: u64) -> Vec<u8> {
     let mut kept = Vec::with_capacity(file.len());
     let mut rest = file;
@@ -73,7 +73,7 @@ pub(super) fn cut_after(file: &[u8], step: u64) -> Vec<u8> {
     kept
 }
 
-/// The first event of some bytes and the length of its record, if the record is whole.
+/// The first event and the length of its record, if the record is complete.
 fn first_event(bytes: &[u8]) -> Option<(&[u8], usize)> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
     let (length_check, rest) = rest.split_first_chunk::<4>()?;
@@ -155,7 +155,7 @@ fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// A checksum turned and shifted, as the format asks: data that contain their own checksum would weaken a plain one.
+/// A masked checksum, as the format requires: a plain CRC of data that contains CRCs is weak.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -1,5 +1,5 @@
-//! The log of a run: every row goes to `metrics.jsonl`, `metrics.csv` and TensorBoard's events. The first of them is
-//! the truth; the table is made from it again where a column is new or a run resumes.
+//! The log of a run: every row goes to `metrics.jsonl`, `metrics.csv` and TensorBoard's events. The CSV is rewritten from
+//! the JSON lines when a column is new or a run resumes.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -33,7 +33,7 @@ impl Output {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), RunError> {
-        // One call for a whole row, so that a killed process rarely leaves half of one.
+        // One write per row, so that a killed process rarely leaves an incomplete one.
         self.file.write_all(bytes).map_err(|error| RunError::io(&self.path, error))
     }
 
@@ -48,8 +48,8 @@ impl MetricsLog {
         Self::open(run, &[])
     }
 
-    /// The log of a run that goes on after `step`: rows of later steps, logged between the checkpoint and the end of
-    /// the process, are cut off everywhere, since they will be logged again.
+    /// The log of a run that continues after `step`. Rows of later steps, logged after the checkpoint, are removed from all
+    /// files, since they will be logged again.
     pub fn resume(run: &RunFolder, step: u64) -> Result<Self, RunError> {
         let mut rows = run.rows()?;
         rows.retain(|row| row.step <= step);
@@ -82,8 +82,7 @@ impl MetricsLog {
         Ok(log)
     }
 
-    /// Adds a row. When this returns, the row survives the end of the process; after [`sync`](Self::sync), also a
-    /// power cut.
+    /// Adds a row, which survives the end of the process; after [`sync`](Self::sync), also a power cut.
     pub fn append(&mut self, row: &MetricsRow) -> Result<(), RunError> {
         if let Some((name, _)) = row.values.iter().find(|(name, _)| [STEP, EPOCH, NOT_FINITE].contains(&name.as_str()))
         {
@@ -100,7 +99,7 @@ impl MetricsLog {
         self.events.write(&events::scalars(row, events::now()))
     }
 
-    /// Flushes all rows to the disk. To be called before a checkpoint is saved, so that no row before it is missing.
+    /// Flushes all rows to the disk. Must be called before a checkpoint is saved, so that no row before it is missing.
     pub fn sync(&self) -> Result<(), RunError> {
         self.rows.sync()?;
         self.table.sync()?;
@@ -192,7 +191,7 @@ mod tests {
         let mut log = MetricsLog::create(&run).unwrap();
         (1..=5).for_each(|step| log.append(&row(step)).unwrap());
         drop(log);
-        // The process was killed while it wrote.
+        // As left by a killed process.
         let rows = folder.path().join(ROWS);
         let text = fs::read_to_string(&rows).unwrap() + "{\"step\":6,\"trai";
         fs::write(&rows, text).unwrap();

@@ -1,13 +1,13 @@
-//! One row of measurements, as a line of JSON and as a line of CSV.
+//! One row of metrics, as a line of JSON and as a line of CSV.
 
 use serde_json::{Map, Number, Value};
 use vit_system::csv_line;
 
 use crate::json::NOT_FINITE;
 
-/// The columns that the training loop writes and the curves show. Others are welcome.
+/// The columns that the training loop writes and the curves show. Further ones are allowed.
 pub mod columns {
-    /// Mean training loss since the row before.
+    /// Mean training loss since the previous row.
     pub const TRAIN_LOSS: &str = "train/loss";
     /// Learning rate.
     pub const RATE: &str = "train/learning_rate";
@@ -15,30 +15,30 @@ pub mod columns {
     pub const IMAGES_PER_SECOND: &str = "train/images_per_second";
     /// Loss on the validation set.
     pub const VAL_LOSS: &str = "val/loss";
-    /// Share of the validation set whose label is predicted.
+    /// Top-1 accuracy on the validation set.
     pub const VAL_TOP1: &str = "val/top1";
-    /// Mean average precision on the validation set, where images have several labels.
+    /// Mean average precision on a multi-label validation set.
     pub const VAL_MAP: &str = "val/map";
-    /// Share of the validation set whose label is among the first five.
+    /// Top-5 accuracy on the validation set.
     pub const VAL_TOP5: &str = "val/top5";
 }
 
 pub(super) const STEP: &str = "step";
 pub(super) const EPOCH: &str = "epoch";
 
-/// What was measured at one step.
+/// The metrics of one step.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MetricsRow {
     /// Optimiser steps taken.
     pub step: u64,
-    /// Epochs behind it, with a fraction.
+    /// Epochs done, with a fraction.
     pub epoch: Option<f64>,
-    /// Measurements by column; a row has those that are known.
+    /// Metrics by column.
     pub values: Vec<(String, f64)>,
 }
 
 impl MetricsRow {
-    /// A row without measurements.
+    /// A row without metrics.
     pub fn new(step: u64) -> Self {
         Self { step, ..Self::default() }
     }
@@ -48,7 +48,7 @@ impl MetricsRow {
         Self { epoch: Some(epoch), ..self }
     }
 
-    /// With one more measurement, or another value for one that it has.
+    /// With one more metric, or another value for one that it has.
     pub fn with(mut self, column: &str, value: f64) -> Self {
         match self.values.iter_mut().find(|(name, _)| name == column) {
             Some((_, old)) => *old = value,
@@ -57,7 +57,7 @@ impl MetricsRow {
         self
     }
 
-    /// The measurement of a column.
+    /// The metric of a column.
     pub fn get(&self, column: &str) -> Option<f64> {
         self.values.iter().find(|(name, _)| name == column).map(|(_, value)| *value)
     }
@@ -112,7 +112,7 @@ pub(super) fn csv_header(columns: &[String]) -> String {
     csv_line([STEP, EPOCH].into_iter().chain(columns.iter().map(String::as_str)))
 }
 
-/// Numbers; also as text, as runs begun by older versions have what is not finite.
+/// Numbers, or text: older versions wrote NaN and infinities as strings.
 fn as_number(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }

@@ -1,17 +1,17 @@
-//! The algorithms that the bits of a run depend on: kept in its folder before anything computed with them is, and taken
-//! up again when it is resumed.
+//! The algorithms that the bits of a run depend on: written to its folder before the first checkpoint, and restored when it
+//! is resumed.
 
 use vit_graph::device::{Algorithms, Device};
 
 use super::Observer;
 use crate::run::folder::{RunError, RunFolder};
 
-/// What a run's folder says of its algorithms.
+/// The algorithms recorded in a run's folder.
 pub(super) struct KeptAlgorithms(Option<Algorithms>);
 
 impl KeptAlgorithms {
-    /// Lets the device take the algorithms of the sessions before. On another kind of device they mean nothing; then the
-    /// observer hears that results will differ.
+    /// Makes the device use the algorithms of earlier sessions. Another kind of device has other algorithms; the observer is
+    /// then notified that results will differ.
     pub fn restore(
         device: &dyn Device,
         run: &RunFolder,
@@ -29,7 +29,7 @@ impl KeptAlgorithms {
                 };
                 observer.note(&format!(
                     "until now this run was computed with {}, here it is {}: from here on its weights agree with those of \
-                     an undisturbed run to rounding, not to the bit",
+                     an uninterrupted run to rounding, not to the bit",
                     list(&before.environment),
                     list(&here)
                 ));
@@ -38,7 +38,7 @@ impl KeptAlgorithms {
         Ok(KeptAlgorithms(kept))
     }
 
-    /// Writes down what the device has chosen since.
+    /// Records the algorithms that the device has chosen.
     pub fn keep(&mut self, device: &dyn Device, run: &RunFolder) -> Result<(), RunError> {
         let now = device.algorithms();
         if self.0.as_ref() != Some(&now) {

@@ -1,5 +1,4 @@
-//! What was read of a dataset and what was not, for the run's folder; images that cannot be read are said when they are first
-//! met.
+//! The report on a run's data in its folder: classes, skipped files, and images that could not be read.
 
 use std::collections::BTreeMap;
 
@@ -13,20 +12,20 @@ use crate::error::TrainError;
 use crate::run::folder::RunFolder;
 use crate::run::setup::Setup;
 
-/// Images that are named one by one; more are counted.
+/// Unreadable images that are reported one by one; further ones are counted.
 const NAMED: usize = 3;
 
-/// The images of a run that could not be read: their names and why.
+/// The images of a run that could not be read, by name, with the reason.
 #[derive(Default)]
 pub(super) struct UnreadableImages {
     train: BTreeMap<String, String>,
     validation: BTreeMap<String, String>,
-    /// How many of the training images were said.
-    said: usize,
+    /// How many of the training images were reported.
+    reported: usize,
 }
 
 impl UnreadableImages {
-    /// Those that the run met before it was resumed.
+    /// Those of earlier sessions.
     pub fn of(run: &RunFolder) -> UnreadableImages {
         let report = run.data_report();
         let listed = |key: &str| -> BTreeMap<String, String> {
@@ -35,11 +34,10 @@ impl UnreadableImages {
             list.iter().filter_map(|entry| Some((text(entry, "name")?, text(entry, "reason")?))).collect()
         };
         let train = listed("unreadable");
-        UnreadableImages { said: train.len(), train, validation: listed("unreadable_validation") }
+        UnreadableImages { reported: train.len(), train, validation: listed("unreadable_validation") }
     }
 
-    /// Takes note of the training images met so far: the first are said by name; of more, how many there are, where
-    /// `counted` asks for it.
+    /// Adds training images. The first ones are reported by name, their number if `counted`.
     pub fn met_in_training<'a>(
         &mut self,
         met: impl ExactSizeIterator<Item = &'a Unreadable>,
@@ -53,24 +51,24 @@ impl UnreadableImages {
             if self.train.contains_key(&image.name) {
                 continue;
             }
-            if self.said < NAMED {
-                self.said += 1;
+            if self.reported < NAMED {
+                self.reported += 1;
                 let Unreadable { name, reason, .. } = image;
                 observer.note(&format!("{name} cannot be read ({reason}); other images take its place"));
             }
             self.train.insert(image.name.clone(), image.reason.clone());
         }
-        if counted && self.train.len() > self.said {
-            self.said = self.train.len();
-            observer.note(&format!("{} training images cannot be read so far; data.txt lists them", self.said));
+        if counted && self.train.len() > self.reported {
+            self.reported = self.train.len();
+            observer.note(&format!("{} training images cannot be read so far; data.txt lists them", self.reported));
         }
     }
 
-    /// Takes note of the validation images that could not be read.
+    /// Adds validation images.
     pub fn met_in_validation(&mut self, met: &[(String, String)], observer: &mut dyn Observer) {
         let new: Vec<&(String, String)> = met.iter().filter(|(name, _)| !self.validation.contains_key(name)).collect();
         for (name, reason) in new.iter().take(NAMED) {
-            observer.note(&format!("{name} cannot be read ({reason}); the model is not measured on it"));
+            observer.note(&format!("{name} cannot be read ({reason}); the model is not evaluated on it"));
         }
         if new.len() > NAMED {
             observer.note(&format!("{} validation images cannot be read; data.txt lists them", met.len()));
@@ -78,12 +76,12 @@ impl UnreadableImages {
         self.validation.extend(new.into_iter().cloned());
     }
 
-    /// Writes what is known about the data into the run's folder.
+    /// Writes the report into the run's folder.
     pub fn write(&self, setup: &Setup, run: &RunFolder) -> Result<(), TrainError> {
         Ok(run.write_data_report(&self.text(setup), &self.json(setup))?)
     }
 
-    /// What was read and what was skipped, for people.
+    /// The report as text.
     fn text(&self, setup: &Setup) -> String {
         let mut text = format!("{}\n{}\n", setup.settings.data.display(), setup.data_report);
         for (class, count) in setup.train.classes().iter().zip(&setup.data_report.classes) {
@@ -92,7 +90,7 @@ impl UnreadableImages {
         }
         let parts = [
             (&self.train, "training images could not be read; others took their places"),
-            (&self.validation, "validation images could not be read; the model is not measured on them"),
+            (&self.validation, "validation images could not be read; the model is not evaluated on them"),
         ];
         for (images, what) in parts.into_iter().filter(|(images, _)| !images.is_empty()) {
             text.push_str(&format!("\n{} {what}:\n", images.len()));
@@ -101,7 +99,7 @@ impl UnreadableImages {
         text
     }
 
-    /// The same for programs.
+    /// The report as JSON.
     fn json(&self, setup: &Setup) -> Value {
         let classes: Vec<Value> = (setup.train.classes().iter().zip(&setup.data_report.classes))
             .map(|(class, c)| json!({"class": class, "train": c.train, "validation": c.validation, "test": c.test}))

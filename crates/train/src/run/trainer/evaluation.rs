@@ -37,7 +37,7 @@ impl Trainer<'_> {
             }
             self.record(&outcome)?;
         }
-        self.session.set_measured();
+        self.session.set_evaluated();
         let scene = plots::curves(&title(setup), &run.rows()?);
         if let Ok(png) = scene.png(2.0) {
             run.write_curves(&scene.svg(), &png)?;
@@ -95,8 +95,8 @@ fn title(setup: &Setup) -> String {
 }
 
 /// The metrics of an evaluation as columns.
-fn measurements(row: MetricsRow, measured: &TaskEvaluation) -> MetricsRow {
-    match measured {
+fn measurements(row: MetricsRow, evaluation: &TaskEvaluation) -> MetricsRow {
+    match evaluation {
         TaskEvaluation::Single(evaluation) => {
             let m = evaluation.metrics();
             row.with(columns::VAL_LOSS, m.loss)

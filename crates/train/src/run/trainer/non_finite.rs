@@ -13,7 +13,7 @@ use crate::run::setup::Setup;
 use crate::step::finite::{NonFinite, first_non_finite};
 
 impl Session {
-    /// The error of a step whose result is not finite: looks for the operation where it began, and saves.
+    /// Saves, and makes the error of a step whose loss or gradients are not finite.
     pub fn non_finite(
         &mut self,
         device: &dyn Device,
@@ -22,9 +22,9 @@ impl Session {
         run: &RunFolder,
     ) -> Result<TrainError, TrainError> {
         let (step, what) = (self.position.step, losses.non_finite().unwrap_or("loss"));
-        // Steps whose gradients are not finite change nothing, so the weights are those after the last whose are.
+        // A step whose gradients are not finite changes nothing.
         let mut unchanged_since = if losses.grad_norm.is_finite() { step } else { step - 1 };
-        if self.is_ahead() && self.answer()?.grad_norm.is_finite() {
+        if self.is_ahead() && self.read_losses()?.grad_norm.is_finite() {
             unchanged_since = self.started;
         }
         self.set_step(unchanged_since);
@@ -36,12 +36,12 @@ impl Session {
         } else {
             Kept::Before { step: run.last().open()?.snapshot.position.step }
         };
-        // After saving, since the search takes memory and time.
+        // After saving, since the search may run out of memory.
         let place = self.find_non_finite(device, snapshot, step).ok().flatten();
         Ok(TrainError::NonFinite { step, what, place: place.map(Box::new), kept, path: run.last().path().into() })
     }
 
-    /// Runs a step again from a snapshot and looks for the first operation whose result is not finite.
+    /// Repeats a step from a snapshot to find the first operation whose result is not finite.
     fn find_non_finite(
         &self,
         device: &dyn Device,
@@ -52,14 +52,14 @@ impl Session {
         let Snapshot { weights, optimiser, .. } = snapshot;
         let mut parameters: BTreeMap<String, Vec<f32>> =
             weights.tensors.into_iter().chain(optimiser.tensors).map(|(name, tensor)| (name, tensor.data)).collect();
-        let numbers = self.inputs(step);
+        let scalars = self.inputs(step);
         let mut inputs = vec![
             ("image", Elements::F32(&batch.images)),
             ("targets", Elements::F32(&batch.targets)),
-            ("rate", Elements::F32(std::slice::from_ref(&numbers.rate))),
-            ("step", Elements::F32(std::slice::from_ref(&numbers.step))),
-            ("seed", Elements::I32(&numbers.seed)),
-            ("average_decay", Elements::F32(std::slice::from_ref(&numbers.average_decay))),
+            ("rate", Elements::F32(std::slice::from_ref(&scalars.rate))),
+            ("step", Elements::F32(std::slice::from_ref(&scalars.step))),
+            ("seed", Elements::I32(&scalars.seed)),
+            ("average_decay", Elements::F32(std::slice::from_ref(&scalars.average_decay))),
         ];
         inputs.extend(teacher.as_ref().map(|logits| ("teacher", Elements::F32(logits))));
         inputs.retain(|(name, _)| self.graph.graph.inputs().any(|(_, input)| input.name == *name));

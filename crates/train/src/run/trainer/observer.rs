@@ -1,9 +1,9 @@
-//! Who watches a run: a terminal, a log, a test.
+//! Observers of a run: a terminal, a log, a test.
 
 use crate::Progress;
 use crate::evaluate::EvaluationOutcome;
 
-/// Hears what happens in a run. Nothing it does changes the run.
+/// Callbacks of a run, none of which can change it.
 pub trait Observer {
     /// After every step.
     fn step(&mut self, _progress: &Progress) {}
@@ -11,15 +11,15 @@ pub trait Observer {
     /// After every step that is logged.
     fn logged(&mut self, _progress: &Progress) {}
 
-    /// While a model is measured: how many samples of how many.
+    /// During an evaluation: the samples done, and all samples.
     fn evaluating(&mut self, _done: usize, _of: usize) {}
 
-    /// After a measurement, and whether it is the best so far.
+    /// After an evaluation; `best` if the model is the best so far.
     fn evaluated(&mut self, _step: u64, _outcome: &EvaluationOutcome, _best: bool) {}
 
-    /// Something a person should know.
+    /// A message for the user.
     fn note(&mut self, _message: &str) {}
 }
 
-/// Nobody.
+/// No observer.
 impl Observer for () {}

@@ -1,5 +1,4 @@
-//! The state of a run while it runs: the step on its device, the loader, the position. It takes one step at a time and
-//! can be written down after any of them.
+//! The state of a run in memory: the step on its device, the loader, the position. A snapshot can be taken after any step.
 
 use std::borrow::Cow;
 use std::collections::{HashSet, VecDeque};
@@ -27,20 +26,20 @@ use crate::step::TrainingStep;
 use crate::step::average::Average;
 use crate::step::schedule::Schedule;
 
-/// The step after which the model was last measured, in `state.json`.
-const MEASURED: &str = "measured";
+/// The key of the step after which the model was last evaluated, in `state.json`.
+const EVALUATED: &str = "measured";
 
-/// Evaluations in a row without a new best, in `state.json`.
+/// The key of the number of evaluations since the last best, in `state.json`.
 const WITHOUT_IMPROVEMENT: &str = "evaluations_without_improvement";
 
-/// What one step gave.
+/// The scalar outputs of a step.
 pub(super) struct Losses {
     pub loss: f64,
     pub grad_norm: f64,
 }
 
 impl Losses {
-    /// What is not finite, if anything is.
+    /// The first of them that is not finite.
     pub fn non_finite(&self) -> Option<&'static str> {
         if !self.loss.is_finite() {
             Some("loss")
@@ -52,7 +51,7 @@ impl Losses {
     }
 }
 
-/// A batch, and what the teacher said to it.
+/// A batch with the teacher's logits.
 pub(super) struct Loaded {
     pub batch: Batch,
     pub teacher: Option<Vec<f32>>,
@@ -62,29 +61,30 @@ pub(super) struct Session {
     pub(super) graph: TrainingStep,
     executable: Box<dyn Executable>,
     loader: Loader,
-    /// The batch of the last step that is done, and those of steps that were started since.
+    /// The batch of the last finished step, and those of steps that were started after it. Kept to find the operation that is
+    /// not finite.
     pub(super) batches: VecDeque<Loaded>,
-    /// Steps that were started: one more than are done while one is under way.
+    /// The number of steps started: at most one more than finished.
     pub(super) started: u64,
-    /// The batch of the coming step, already on its way to the device.
+    /// The batch of the next step, already written to the device.
     next: Option<Loaded>,
     teacher: Option<Teacher>,
     schedule: Schedule,
     average: Option<Average>,
-    /// Parameters that steps leave as they are.
+    /// Parameters that steps do not change.
     unchanged: Weights,
     has_seed: bool,
-    /// What the step's loss is multiplied by to be shown.
+    /// The factor of the step's loss in logs.
     loss_scale: f64,
     pub steps: u64,
     pub steps_per_epoch: u64,
     pub batch: usize,
     pub position: RunPosition,
-    /// Time that steps waited for pictures.
+    /// Time that steps waited for batches.
     pub waiting: Duration,
 }
 
-/// The numbers that one step needs besides its batch.
+/// The inputs of a step besides its batch.
 pub(super) struct StepInputs {
     pub rate: f32,
     pub step: f32,
@@ -93,7 +93,7 @@ pub(super) struct StepInputs {
 }
 
 impl Session {
-    /// Brings a run onto a device, at its beginning or where a snapshot was taken.
+    /// Compiles the step of a run, at its beginning or from a snapshot.
     pub fn new(
         device: &dyn Device,
         setup: &mut Setup,
@@ -177,7 +177,7 @@ impl Session {
         self.schedule.rate(self.position.step.saturating_sub(1))
     }
 
-    /// Takes the next batch and sends it to the device.
+    /// Fetches the next batch and writes it to the device.
     fn load(&mut self) -> Result<(), TrainError> {
         let batch = self.loader.next()?;
         let teacher = self.teacher.as_mut().map(|teacher| teacher.answer(&batch.images)).transpose()?;
@@ -190,7 +190,7 @@ impl Session {
         Ok(())
     }
 
-    /// Starts the next step on the batch that is there, and meanwhile fetches another.
+    /// Starts the next step, and fetches the batch after it while an asynchronous device runs.
     fn start(&mut self) -> Result<(), TrainError> {
         if self.next.is_none() {
             self.load()?;
@@ -215,13 +215,13 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a step is under way that is not counted yet.
+    /// Whether a step was started whose losses were not read yet.
     pub fn is_ahead(&self) -> bool {
         self.started > self.position.step
     }
 
-    /// Takes one step. With `go_on`, a device that works by itself has the next one to do before this one's losses are
-    /// looked at; without, nothing is under way afterwards.
+    /// Takes one step. With `go_on`, an asynchronous device is given the next step before the losses of this one are read;
+    /// without, no step is running afterwards.
     pub fn step(&mut self, go_on: bool) -> Result<Losses, TrainError> {
         if !self.is_ahead() {
             self.start()?;
@@ -230,22 +230,22 @@ impl Session {
         if go_on && self.executable.is_async() && step < self.steps {
             self.start()?;
         }
-        let losses = self.answer()?;
+        let losses = self.read_losses()?;
         self.set_step(step);
-        let under_way = (self.started - step) as usize;
-        self.batches.drain(..self.batches.len() - 1 - under_way);
+        let running = (self.started - step) as usize;
+        self.batches.drain(..self.batches.len() - 1 - running);
         self.waiting = self.loader.waited();
         Ok(losses)
     }
 
-    /// The losses of the first step whose losses were not looked at yet.
-    pub(super) fn answer(&mut self) -> Result<Losses, TrainError> {
-        let mut numbers = [0.0; 2];
-        self.executable.poll(&mut numbers)?;
-        Ok(Losses { loss: self.loss_scale * f64::from(numbers[0]), grad_norm: f64::from(numbers[1]) })
+    /// The losses of the oldest step whose losses were not read yet.
+    pub(super) fn read_losses(&mut self) -> Result<Losses, TrainError> {
+        let mut losses = [0.0; 2];
+        self.executable.poll(&mut losses)?;
+        Ok(Losses { loss: self.loss_scale * f64::from(losses[0]), grad_norm: f64::from(losses[1]) })
     }
 
-    /// Moves the position to just after a step.
+    /// Sets the position to just after a step.
     pub(super) fn set_step(&mut self, step: u64) {
         self.position.images = self.position.images + step * self.batch as u64 - self.position.step * self.batch as u64;
         self.position.step = step;
@@ -253,14 +253,14 @@ impl Session {
         self.position.batch = step % self.steps_per_epoch;
     }
 
-    /// Whether the model was measured after the last step.
-    pub fn measured(&self) -> bool {
-        self.position.more.get(MEASURED).and_then(|step| step.as_u64()) == Some(self.position.step)
+    /// Whether the model was evaluated after the last step.
+    pub fn is_evaluated(&self) -> bool {
+        self.position.more.get(EVALUATED).and_then(|step| step.as_u64()) == Some(self.position.step)
     }
 
-    /// Notes that the model was measured after the last step.
-    pub fn set_measured(&mut self) {
-        self.position.more.insert(MEASURED.into(), self.position.step.into());
+    /// Records that the model was evaluated after the last step.
+    pub fn set_evaluated(&mut self) {
+        self.position.more.insert(EVALUATED.into(), self.position.step.into());
     }
 
     /// Counts an evaluation towards the recipe's patience.
@@ -269,17 +269,17 @@ impl Session {
         self.position.more.insert(WITHOUT_IMPROVEMENT.into(), count.into());
     }
 
-    /// Evaluations in a row that gave no new best.
+    /// Evaluations since the last best.
     pub fn evaluations_without_improvement(&self) -> u64 {
         self.position.more.get(WITHOUT_IMPROVEMENT).and_then(|count| count.as_u64()).unwrap_or(0)
     }
 
-    /// Samples that could not be read so far.
+    /// Samples that could not be read.
     pub fn unreadable(&self) -> impl ExactSizeIterator<Item = &Unreadable> {
         self.loader.unreadable()
     }
 
-    /// Bytes that the step takes on its device.
+    /// Bytes of the step on its device.
     pub fn memory_bytes(&self) -> u64 {
         self.executable.memory_bytes() as u64
     }
@@ -306,7 +306,7 @@ impl Session {
         parameters.error.map_or(result, Err)
     }
 
-    /// Everything that the run needs to go on from here.
+    /// Everything that a resumed run needs.
     pub fn snapshot(&self, setup: &Setup) -> Result<Snapshot, TrainError> {
         let (mut weights, mut optimiser) = (self.unchanged.clone(), Weights::default());
         for (_, parameter) in self.graph.graph.parameters() {
@@ -321,7 +321,7 @@ impl Session {
         Ok(Snapshot { config: setup.config.clone(), weights, optimiser, position: self.position.clone() })
     }
 
-    /// The model as it is measured, without what only training needs.
+    /// The model as it is evaluated, without the optimiser's state.
     pub fn best_snapshot(&self, setup: &Setup) -> Result<Snapshot, TrainError> {
         let weights = self.evaluated_weights()?;
         let position = self.position.clone();
