@@ -28,12 +28,12 @@ impl Cuda {
         let gpu = Gpu::open(ordinal)?;
         let (major, minor) = gpu.info.compute_capability;
         if precision == Precision::Fp8 && (major, minor) < (8, 9) {
-            return Err(Unavailable::NoEightBits { name: gpu.info.name.clone(), found: format!("{major}.{minor}") });
+            return Err(Unavailable::NoFp8 { name: gpu.info.name.clone(), found: format!("{major}.{minor}") });
         }
         Ok(Cuda { gpu, precision })
     }
 
-    /// What the GPU is.
+    /// The GPU's properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.gpu.info
     }
@@ -61,7 +61,7 @@ impl Cuda {
     }
 }
 
-/// What running a graph would take on an H100 or H200, known without one.
+/// The memory that a graph needs on an H100 or H200, planned without one.
 pub fn plan_without_gpu(graph: &Graph, precision: Precision) -> Result<Memory, GraphError> {
     Ok(Prepared::new(rewritten(graph)?, Profile { precision, multiprocessors: 132, hopper: true })?.memory())
 }

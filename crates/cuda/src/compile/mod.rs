@@ -1,138 +1,35 @@
-//! Kernels from CUDA C to machine code: NVRTC for the GPU found, several files at once, remembered on disk.
+//! Kernels from CUDA C to machine code: by NVRTC for the GPU at hand, in parallel, cached on disk.
 
 pub(crate) mod cache;
+mod every;
+mod sources;
 
-use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::nvrtc::sys::{self as rtc, nvrtcResult};
 
-use crate::driver::libraries::{CudaLibrary, Unavailable};
+pub use every::compile_every_kernel;
+pub(crate) use sources::*;
 
-/// A file of kernels.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct KernelSource {
-    /// Its name without `.cu`.
-    pub name: &'static str,
-    text: &'static str,
-}
-
-impl KernelSource {
-    /// Whether its kernels are for Hopper's tensor cores.
-    pub fn is_hopper(&self) -> bool {
-        self.name.starts_with("hopper")
-    }
-}
-
-/// What every file starts with.
-const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
-
-macro_rules! sources {
-    ($($constant:ident $name:literal),* $(,)?) => {
-        $(pub(crate) static $constant: KernelSource =
-            KernelSource { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) };)*
-
-        /// All files.
-        static SOURCES: &[&KernelSource] = &[$(&$constant),*];
-    };
-}
-
-/// Kernels of several files that stand one after another.
-macro_rules! family {
-    ($folder:literal $constant:ident $name:literal $($file:literal)*) => {
-        pub(crate) static $constant: KernelSource = KernelSource {
-            name: $name,
-            text: concat!(
-                include_str!(concat!("../kernels/", $folder, "/instructions.cu")),
-                $(include_str!(concat!("../kernels/", $folder, "/", $file, ".cu")),)*
-            ),
-        };
-    };
-}
-
-family!("hopper" HOPPER_FORWARD "hopper_forward" "tiles" "forward");
-family!("hopper" HOPPER_BACKWARD "hopper_backward" "tiles" "steps_keys" "steps_queries" "backward");
-family!("hopper" HOPPER_BACKWARD_QUERIES "hopper_backward_queries" "tiles" "steps_queries" "backward_queries");
-family!("hopper" HOPPER_BACKWARD_KEYS "hopper_backward_keys" "tiles" "steps_keys" "backward_keys");
-family!("hopper" HOPPER_CONVOLVE "hopper_convolve" "gather" "convolve");
-family!("hopper" HOPPER_CORRELATE "hopper_correlate" "gather" "correlate");
-
-family!("mma" MMA_FORWARD "mma_forward" "tiles" "bias" "forward");
-family!("mma" MMA_BACKWARD "mma_backward" "tiles" "bias" "backward");
-family!("mma" MMA_BACKWARD_QUERIES "mma_backward_queries" "tiles" "bias" "backward_queries");
-family!("mma" MMA_BACKWARD_KEYS "mma_backward_keys" "tiles" "bias" "backward_keys");
-
-sources!(
-    ACTIVATION "activation",
-    ARITHMETIC "arithmetic",
-    ATTENTION "attention",
-    BIAS_GRADIENT "bias_gradient",
-    CHANNEL_NORM "channel_norm",
-    CONV "conv",
-    CONV_LAYOUT "conv_layout",
-    DEPTHWISE "depthwise",
-    DROPOUT "dropout",
-    FP8 "fp8",
-    GATHER "gather",
-    GEMM "gemm",
-    LOSS "loss",
-    MOVEMENT "movement",
-    NORM "norm",
-    OPTIMISE "optimise",
-    PATCHIFY "patchify",
-    POOL "pool",
-    REDUCE "reduce",
-    SOFTMAX "softmax",
-    WINDOWS "windows",
-);
-
-/// A file with values for its macros: storage types, extents that are worth knowing when compiling.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct KernelVariant {
-    pub source: &'static KernelSource,
-    defines: BTreeMap<&'static str, String>,
-}
-
-impl KernelVariant {
-    pub fn new(source: &'static KernelSource) -> Self {
-        KernelVariant { source, defines: BTreeMap::new() }
-    }
-
-    /// With one more macro.
-    pub fn with(mut self, name: &'static str, value: impl ToString) -> Self {
-        self.defines.insert(name, value.to_string());
-        self
-    }
-
-    fn options(&self, target: &CompileTarget) -> Vec<String> {
-        let prefix = if target.ptx { "compute" } else { "sm" };
-        let mut options =
-            vec![format!("--gpu-architecture={prefix}_{}", target.architecture), "--std=c++17".to_string()];
-        options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
-        options
-    }
-}
-
-/// What to compile for.
+/// The GPU to compile for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CompileTarget {
-    /// The number of the architecture: `80`, `90a`.
+    /// `80`, `90a`.
     architecture: String,
-    /// Whether the driver does the last step, because NVRTC does not know a GPU that new.
+    /// Whether NVRTC is older than the GPU and emits PTX, which the driver compiles.
     ptx: bool,
-    /// The versions that the machine code may depend on.
+    /// Versions of NVRTC and driver, on which the machine code may depend.
     versions: String,
 }
 
 impl CompileTarget {
-    /// The target for a GPU; NVRTC must be there.
+    /// The target for a GPU of this compute capability. NVRTC must be loaded.
     pub fn of((major, minor): (u32, u32), driver: &str) -> CompileTarget {
         let own = 10 * major + minor;
         let (mut count, mut rtc_major, mut rtc_minor) = (0, 0, 0);
-        // SAFETY: NVRTC is there (everyone who has a GPU to name asked for it), the pointers are to live memory of the
-        // length that NVRTC asked for.
+        // SAFETY: NVRTC is loaded (`info::count`), the pointers are to live memory of the length that it returned.
         let known = unsafe {
             rtc::nvrtcVersion(&mut rtc_major, &mut rtc_minor);
             rtc::nvrtcGetNumSupportedArchs(&mut count);
@@ -141,18 +38,26 @@ impl CompileTarget {
             known
         };
         let nearest = known.iter().map(|&a| a as u32).filter(|&a| a <= own).max().unwrap_or(own);
-        // Hopper's own instructions are only in the architecture-specific target.
+        // wgmma and TMA need the architecture-specific target.
         let architecture = if own == 90 && nearest == 90 { "90a".to_string() } else { nearest.to_string() };
         CompileTarget { architecture, ptx: nearest != own, versions: format!("{rtc_major}.{rtc_minor} {driver}") }
     }
 
-    /// Whether kernels may use the instructions that only Hopper has: wgmma, TMA, setmaxnreg.
+    /// NVRTC's options for a variant.
+    fn options(&self, variant: &KernelVariant) -> Vec<String> {
+        let prefix = if self.ptx { "compute" } else { "sm" };
+        let mut options = vec![format!("--gpu-architecture={prefix}_{}", self.architecture), "--std=c++17".to_string()];
+        options.extend(variant.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        options
+    }
+
+    /// Whether kernels may use wgmma, TMA and setmaxnreg.
     pub fn is_hopper(&self) -> bool {
         self.architecture == "90a"
     }
 }
 
-/// Compiles or finds all of these, in the order given, on all cores.
+/// The machine code of all variants, in the order given, compiled on all cores where it is not cached.
 pub(crate) fn compile_all(variants: &[&KernelVariant], target: &CompileTarget) -> Vec<Result<Vec<u8>, String>> {
     let next = AtomicUsize::new(0);
     let empty = variants.iter().map(|_| Err("a kernel was not compiled".to_string())).collect();
@@ -173,9 +78,9 @@ pub(crate) fn compile_all(variants: &[&KernelVariant], target: &CompileTarget) -
     results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The machine code of a variant, from disk where it was compiled before.
+/// The machine code of a variant, from the cache if possible.
 fn image(variant: &KernelVariant, target: &CompileTarget) -> Result<Vec<u8>, String> {
-    let options = variant.options(target);
+    let options = target.options(variant);
     let key = vit_system::hash::fingerprint(&[
         PRELUDE.as_bytes(),
         variant.source.text.as_bytes(),
@@ -191,7 +96,6 @@ fn image(variant: &KernelVariant, target: &CompileTarget) -> Result<Vec<u8>, Str
     Ok(image)
 }
 
-/// A program of NVRTC, destroyed in the end.
 struct NvrtcProgram(rtc::nvrtcProgram);
 
 impl Drop for NvrtcProgram {
@@ -212,8 +116,8 @@ fn compile(source: &KernelSource, options: &[String], ptx: bool) -> Result<Vec<u
         other => Err(format!("{} ({other:?})", fail(what))),
     };
     let mut program = NvrtcProgram(std::ptr::null_mut());
-    // SAFETY: NVRTC is there, all texts end with a zero and outlive the calls, all buffers have the sizes that NVRTC
-    // asked for.
+    // SAFETY: NVRTC is loaded, all strings are zero-terminated and outlive the calls, all buffers have the sizes that NVRTC
+    // returned.
     unsafe {
         let created = rtc::nvrtcCreateProgram(
             &mut program.0,
@@ -246,64 +150,4 @@ fn compile(source: &KernelSource, options: &[String], ptx: bool) -> Result<Vec<u
         done(got, "compiling")?;
         Ok(image)
     }
-}
-
-/// Compiles every kernel file for an architecture such as `80` or `90a`, with every storage type f32, bf16 and f16, and
-/// with e4m3 where that is used, without a GPU; gives what failed. Hopper's kernels are compiled for `90a` alone: no other
-/// architecture has their instructions.
-pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
-    CudaLibrary::Nvrtc.find()?;
-    let target = CompileTarget { architecture: architecture.into(), ptx: false, versions: String::new() };
-    let mut variants = Vec::new();
-    for &source in SOURCES {
-        let types: Vec<&'static str> = source
-            .text
-            .lines()
-            .filter_map(|line| line.strip_prefix("#define ")?.strip_suffix(" float"))
-            .filter(|name| name.chars().all(|c| c.is_ascii_uppercase()))
-            .collect();
-        variants.push(KernelVariant::new(source));
-        for short in ["bf16", "f16"] {
-            variants.push(types.iter().fold(KernelVariant::new(source), |v, name| v.with(name, short)));
-        }
-        let eight: &[(&'static str, &str)] = match source.name {
-            "norm" => &[("X", "bf16"), ("Y", "e4m3")],
-            "activation" => &[("X", "bf16"), ("Y", "e4m3"), ("ACTIVATION", "gelu_tanh")],
-            "gemm" => &[("X", "e4m3"), ("Y", "e4m3"), ("B", "bf16")],
-            _ => &[],
-        };
-        variants.push(eight.iter().fold(KernelVariant::new(source), |v, (name, value)| v.with(name, value)));
-        let more: &[(&'static str, &[usize])] = match source.name {
-            "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1]), ("DROP", &[1])],
-            "attention" => &[("HEAD", &[1, 20, 128])],
-            "channel_norm" => &[("BATCH", &[0]), ("RELU", &[1, 2]), ("VEC", &[8]), ("LANES", &[8, 16])],
-            "pool" => &[("MAX", &[0]), ("VEC", &[8])],
-            "windows" => &[("VEC", &[2, 4, 8])],
-            "conv_layout" => &[("VEC", &[4])],
-            "dropout" => &[("VEC", &[8])],
-            "depthwise" => &[("VEC", &[8]), ("KERNEL_WIDTH", &[1, 5, 31])],
-            "arithmetic" | "movement" | "patchify" | "reduce" => &[("VEC", &[1, 2, 4, 8])],
-            _ => &[],
-        };
-        // Operations that are structs of their file.
-        let selector = match source.name {
-            "arithmetic" => Some(("FUNCTION", "ELEMENTWISE(", ",")),
-            "activation" => Some(("ACTIVATION", "struct ", " {")),
-            _ => None,
-        };
-        if let Some((name, before, after)) = selector {
-            let structs = source.text.lines().filter_map(|line| line.strip_prefix(before)?.split_once(after));
-            variants.extend(structs.map(|(function, _)| KernelVariant::new(source).with(name, function)));
-        }
-        variants.extend(
-            more.iter().flat_map(|(name, values)| values.iter().map(|v| KernelVariant::new(source).with(name, v))),
-        );
-    }
-    variants.extend(crate::lower::mma_variants());
-    if target.is_hopper() {
-        variants.extend(crate::lower::hopper_variants());
-        variants.extend(crate::lower::convolution_variants());
-    }
-    let compiled = variants.iter().map(|v| compile(v.source, &v.options(&target), false));
-    Ok(compiled.filter_map(Result::err).collect())
 }

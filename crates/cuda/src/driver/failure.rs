@@ -1,4 +1,4 @@
-//! What the driver's and cuBLASLt's results mean, and what to do about them, as sentences.
+//! Failures of the driver and of cuBLASLt as errors with hints.
 
 use cudarc::cublaslt::sys::cublasStatus_t as Status;
 use cudarc::driver::sys::CUresult;
@@ -7,10 +7,10 @@ use vit_graph::{GraphError, Hint};
 
 use crate::driver::{NAME, error, error_with_hints};
 
-/// The error of a call that failed while doing something; `said` is the driver's own text.
-pub(crate) fn of_driver(result: CUresult, doing: &str, said: &str) -> GraphError {
+/// The error of a driver call that failed while `doing` something; `text` is the driver's.
+pub(crate) fn of_driver(result: CUresult, doing: &str, text: &str) -> GraphError {
     if is_lost(result) {
-        return lost(doing, said);
+        return lost(doing, text);
     }
     match result {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => error_with_hints(
@@ -21,13 +21,13 @@ pub(crate) fn of_driver(result: CUresult, doing: &str, said: &str) -> GraphError
         | CUresult::CUDA_ERROR_INVALID_PTX
         | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
         | CUresult::CUDA_ERROR_INVALID_IMAGE => error(format!(
-            "{doing} failed: {said}; the driver is older than the CUDA toolkit that compiles kernels: update the driver"
+            "{doing} failed: {text}; the driver is older than the CUDA toolkit that compiles kernels: update the driver"
         )),
-        _ => error(format!("{doing} failed: {said}")),
+        _ => error(format!("{doing} failed: {text}")),
     }
 }
 
-/// Whether the driver refuses everything that follows in this process.
+/// Whether the context is lost: every later call of this process fails as well.
 pub(crate) fn is_lost(result: CUresult) -> bool {
     matches!(
         result,
@@ -52,9 +52,9 @@ pub(crate) fn is_lost(result: CUresult) -> bool {
     )
 }
 
-fn lost(doing: &str, said: &str) -> GraphError {
+fn lost(doing: &str, text: &str) -> GraphError {
     error(format!(
-        "the GPU was lost while {doing}: {said}; start the program again, and if it happens again look at `nvidia-smi` \
+        "the GPU was lost while {doing}: {text}; start the program again, and if it happens again look at `nvidia-smi` \
          and the system's log"
     ))
 }
@@ -62,7 +62,7 @@ fn lost(doing: &str, said: &str) -> GraphError {
 /// The error of a call of cuBLASLt.
 pub(crate) fn of_cublas(status: Status, doing: &str) -> GraphError {
     match status {
-        // It tells no more of a GPU that stopped before.
+        // The only statuses of cuBLASLt for a context that was lost before.
         Status::CUBLAS_STATUS_EXECUTION_FAILED | Status::CUBLAS_STATUS_INTERNAL_ERROR => {
             lost(doing, &format!("cuBLASLt says {status:?}"))
         }
@@ -101,10 +101,10 @@ pub(crate) fn too_large(wanted: Memory, (free, total): (usize, usize), training:
     }
 }
 
-/// What is known of a training step that does not fit.
+/// A training step that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Training {
-    /// Whether it computes activations again already.
+    /// Whether it recomputes activations already.
     pub recomputes: bool,
 }
 
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lost_gpu_is_told_from_a_call_that_failed() {
+    fn a_lost_gpu_differs_from_a_failed_call() {
         let text = |result| of_driver(result, "running", "it says so").to_string();
         for result in [
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -132,17 +132,17 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_there_is_counted() {
+    fn too_little_memory_is_an_error_with_sizes_and_hints() {
         let wanted = Memory { stored_bytes: 1_500_000_000, arena_bytes: 59_730_000_000 };
-        let there = (44_100_000_000, 80_000_000_000);
+        let free = (44_100_000_000, 80_000_000_000);
         assert_eq!(
-            too_large(wanted, there, Some(Training { recomputes: false })).to_string(),
+            too_large(wanted, free, Some(Training { recomputes: false })).to_string(),
             "cuda: a training step needs 61.23 GB of GPU memory (1.50 for weights and optimiser, 59.73 for activations), \
              and 44.10 of 80.00 GB are free; take a smaller batch, split the batch into micro-batches, recompute \
              activations in the backward pass, or close other programs that use the GPU"
         );
-        let recomputing = too_large(wanted, there, Some(Training { recomputes: true }));
+        let recomputing = too_large(wanted, free, Some(Training { recomputes: true }));
         assert_eq!(recomputing.hints(), [Hint::SmallerBatch, Hint::MicroBatches, Hint::FreeDeviceMemory]);
-        assert!(too_large(wanted, there, None).to_string().contains("1.50 for weights, 59.73"));
+        assert!(too_large(wanted, free, None).to_string().contains("1.50 for weights, 59.73"));
     }
 }

@@ -1,4 +1,4 @@
-//! A GPU in use: its context, its loaded kernels, its cuBLASLt handle; and the driver's errors as sentences.
+//! A GPU in use: its context, its loaded kernels, its cuBLASLt handle.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -25,11 +25,11 @@ pub(crate) fn error_with_hints(reason: impl Into<String>, hints: &[Hint]) -> Gra
     GraphError::Device { device: NAME, reason: reason.into(), hints: hints.to_vec() }
 }
 
-/// What the driver says about a result.
+/// The driver's text and name of a result.
 pub(crate) fn message(result: CUresult) -> String {
     let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();
-        // SAFETY: the driver gives a pointer to a text of its own that stays, or none for results that it does not know.
+        // SAFETY: the driver returns a pointer to a static string, or none for an unknown result.
         unsafe {
             match get(result, &mut text) {
                 CUresult::CUDA_SUCCESS if !text.is_null() => CStr::from_ptr(text).to_string_lossy().into_owned(),
@@ -40,7 +40,7 @@ pub(crate) fn message(result: CUresult) -> String {
     format!("{} ({})", text(cu::cuGetErrorString), text(cu::cuGetErrorName))
 }
 
-/// Turns a result into an error that says what was being done and what to do.
+/// An error that names what was being done, unless the result is a success.
 pub(crate) fn check(result: CUresult, doing: &str) -> Result<(), GraphError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -48,10 +48,9 @@ pub(crate) fn check(result: CUresult, doing: &str) -> Result<(), GraphError> {
     }
 }
 
-/// One GPU, shared by everything in this process that uses it.
+/// One GPU, shared by all devices and executables of this process that use it.
 pub(crate) struct Gpu {
     pub info: DeviceInfo,
-    /// The architecture that kernels are compiled for.
     pub target: compile::CompileTarget,
     pub lt: lt::cublasLtHandle_t,
     choices: Mutex<AlgorithmChoices>,
@@ -72,7 +71,7 @@ unsafe impl Sync for Gpu {}
 pub(crate) struct KernelFunction(pub cu::CUfunction);
 
 impl Gpu {
-    /// Opens GPU number `ordinal`, or joins those who have.
+    /// Opens GPU number `ordinal`, or returns it if it is open already.
     pub fn open(ordinal: usize) -> Result<Arc<Gpu>, Unavailable> {
         static OPEN: Mutex<Vec<(usize, Weak<Gpu>)>> = Mutex::new(Vec::new());
         let found = info::count()?;
@@ -100,7 +99,7 @@ impl Gpu {
             other => Err(Unavailable::Driver(message(other))),
         };
         let (mut device, mut context, mut handle) = (0, std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the driver and cuBLASLt are there (`info::count` looked for them), the pointers are to live variables.
+        // SAFETY: `info::count` has found the driver and cuBLASLt, the pointers are to live variables.
         unsafe {
             started(cu::cuDeviceGet(&mut device, info.ordinal as i32))?;
             started(cu::cuDevicePrimaryCtxRetain(&mut context, device))?;
@@ -115,7 +114,7 @@ impl Gpu {
         Ok(Gpu { info, target, lt: handle, choices, device, context, modules: Mutex::default() })
     }
 
-    /// Makes this GPU the one that calls of this thread go to.
+    /// Makes the GPU's context current in this thread.
     pub fn enter(&self) -> Result<(), GraphError> {
         // SAFETY: the context lives as long as `self`.
         check(unsafe { cu::cuCtxSetCurrent(self.context) }, "choosing the GPU")
@@ -126,7 +125,7 @@ impl Gpu {
         self.choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Compiles and loads what is not there yet, on all cores.
+    /// Compiles and loads the variants that are not loaded yet, on all cores.
     pub fn load(&self, variants: &[KernelVariant]) -> Result<(), GraphError> {
         let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut missing: Vec<&KernelVariant> = Vec::new();
@@ -138,7 +137,7 @@ impl Gpu {
         for (variant, image) in missing.iter().zip(compile::compile_all(&missing, &self.target)) {
             let image = image.map_err(|reason| error_with_hints(reason, &[Hint::Device("cpu"), Hint::Report]))?;
             let mut module = std::ptr::null_mut();
-            // SAFETY: the image is a complete cubin, or PTX that ends with a zero.
+            // SAFETY: the image is a complete cubin, or zero-terminated PTX.
             let result = unsafe { cu::cuModuleLoadData(&mut module, image.as_ptr().cast()) };
             check(result, &format!("loading the kernels of {}.cu", variant.source.name))?;
             modules.insert((*variant).clone(), Module(module));
@@ -146,14 +145,14 @@ impl Gpu {
         Ok(())
     }
 
-    /// A kernel by its name, compiled if need be.
+    /// A kernel by its name, compiled if it is not loaded yet.
     pub fn function(&self, variant: &KernelVariant, name: &str) -> Result<KernelFunction, GraphError> {
         self.load(std::slice::from_ref(variant))?;
         let modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let module = modules.get(variant).ok_or_else(|| error("a module vanished"))?;
+        let module = modules.get(variant).ok_or_else(|| error("a module is not loaded"))?;
         let text = CString::new(name).map_err(|_| error("a kernel's name has a zero in it"))?;
         let mut function = std::ptr::null_mut();
-        // SAFETY: the module is loaded and stays so, the name ends with a zero.
+        // SAFETY: the module stays loaded, the name is zero-terminated.
         let result = unsafe { cu::cuModuleGetFunction(&mut function, module.0, text.as_ptr()) };
         check(result, &format!("looking for the kernel {name}"))?;
         Ok(KernelFunction(function))
@@ -163,8 +162,8 @@ impl Gpu {
     pub fn memory(&self) -> Result<(usize, usize), GraphError> {
         let (mut free, mut total) = (0, 0);
         self.enter()?;
-        // SAFETY: the context is current, the pointers are to live numbers.
-        check(unsafe { cu::cuMemGetInfo_v2(&mut free, &mut total) }, "asking for free memory")?;
+        // SAFETY: the context is current, the pointers are to live variables.
+        check(unsafe { cu::cuMemGetInfo_v2(&mut free, &mut total) }, "reading the free memory")?;
         Ok((free, total))
     }
 }
@@ -172,7 +171,7 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         let modules = self.modules.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // SAFETY: nothing uses the GPU any more: whoever did held an `Arc` of this. Errors have nobody left to tell.
+        // SAFETY: every user of the GPU held an `Arc` of it, so none is left. Errors cannot be returned from here.
         unsafe {
             cu::cuCtxSetCurrent(self.context);
             for (_, module) in modules.drain() {

@@ -1,4 +1,4 @@
-//! What GPUs there are and what they run with.
+//! The GPUs of this machine, and the versions of driver and libraries.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -9,10 +9,10 @@ use cudarc::{cublaslt, nvrtc};
 use crate::driver::libraries::{CudaLibrary, Unavailable};
 use crate::driver::message;
 
-/// The oldest driver that has all functions that are called: CUDA 12.8.
+/// The oldest driver with all functions that are called: CUDA 12.8.
 const OLDEST_DRIVER: i32 = 12080;
 
-/// The oldest CUDA toolkit whose libraries have them.
+/// The oldest major version of the CUDA toolkit whose libraries have them.
 const OLDEST_TOOLKIT: usize = 12;
 
 /// One GPU.
@@ -51,30 +51,30 @@ impl fmt::Display for DeviceInfo {
     }
 }
 
-/// All GPUs of this machine, or why there are none to use.
+/// All GPUs of this machine, or why none can be used.
 pub fn devices() -> Result<Vec<DeviceInfo>, Unavailable> {
     (0..count()?).map(DeviceInfo::read).collect()
 }
 
-/// How many GPUs there are. Everything that calls into CUDA comes through here first.
+/// The number of GPUs. It loads the libraries, so it must be the first call into CUDA.
 pub(crate) fn count() -> Result<usize, Unavailable> {
     CudaLibrary::Driver.find()?;
-    let start = |result: cu::CUresult| match result {
+    let succeeded = |result: cu::CUresult| match result {
         cu::CUresult::CUDA_SUCCESS => Ok(()),
         cu::CUresult::CUDA_ERROR_NO_DEVICE => Err(Unavailable::NoGpu { wanted: 0, found: 0 }),
-        // The library was updated and the kernel's part of the driver was not, or the other way round.
+        // The driver's library and its kernel module have different versions.
         cu::CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => Err(Unavailable::DriverMismatch),
         other => Err(Unavailable::Driver(message(other))),
     };
     let (mut version, mut count) = (0, 0);
-    // SAFETY: the driver is there, and the pointers are to live numbers.
+    // SAFETY: the driver is loaded, the pointers are to live variables.
     unsafe {
-        start(cu::cuInit(0))?;
-        start(cu::cuDriverGetVersion(&mut version))?;
+        succeeded(cu::cuInit(0))?;
+        succeeded(cu::cuDriverGetVersion(&mut version))?;
         if version < OLDEST_DRIVER {
             return Err(Unavailable::OldDriver { found: cuda_version(version), needed: "12.8" });
         }
-        start(cu::cuDeviceGetCount(&mut count))?;
+        succeeded(cu::cuDeviceGetCount(&mut count))?;
     }
     if count == 0 {
         return Err(Unavailable::NoGpu { wanted: 0, found: 0 });
@@ -82,7 +82,7 @@ pub(crate) fn count() -> Result<usize, Unavailable> {
     CudaLibrary::Nvrtc.find()?;
     CudaLibrary::CublasLt.find()?;
     let (mut nvrtc, mut minor) = (0, 0);
-    // SAFETY: both libraries are there, and the pointers are to live numbers.
+    // SAFETY: both libraries are loaded, the pointers are to live variables.
     let cublas = unsafe {
         nvrtc::sys::nvrtcVersion(&mut nvrtc, &mut minor);
         cublaslt::sys::cublasLtGetVersion() / 10000
@@ -96,27 +96,27 @@ pub(crate) fn count() -> Result<usize, Unavailable> {
 }
 
 impl DeviceInfo {
-    /// Reads about GPU number `ordinal`, which must be one of [`count`].
+    /// Reads the properties of GPU number `ordinal`, which must be below [`count`].
     pub(crate) fn read(ordinal: usize) -> Result<DeviceInfo, Unavailable> {
-        let fail = |result: cu::CUresult| match result {
+        let succeeded = |result: cu::CUresult| match result {
             cu::CUresult::CUDA_SUCCESS => Ok(()),
             other => Err(Unavailable::Driver(message(other))),
         };
         let (mut device, mut memory, mut version) = (0, 0, 0);
         let mut name: [c_char; 256] = [0; 256];
-        // SAFETY: the driver is there, the pointers are to live memory of the lengths given, and the driver ends names
-        // with a zero.
+        // SAFETY: the driver is loaded, the pointers are to live memory of the given lengths, and the driver terminates
+        // names with a zero.
         let name = unsafe {
-            fail(cu::cuDriverGetVersion(&mut version))?;
-            fail(cu::cuDeviceGet(&mut device, ordinal as c_int))?;
-            fail(cu::cuDeviceTotalMem_v2(&mut memory, device))?;
-            fail(cu::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
+            succeeded(cu::cuDriverGetVersion(&mut version))?;
+            succeeded(cu::cuDeviceGet(&mut device, ordinal as c_int))?;
+            succeeded(cu::cuDeviceTotalMem_v2(&mut memory, device))?;
+            succeeded(cu::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
             CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
         };
         let attribute = |which: Attribute| {
             let mut value = 0;
             // SAFETY: as above.
-            fail(unsafe { cu::cuDeviceGetAttribute(&mut value, which, device) })?;
+            succeeded(unsafe { cu::cuDeviceGetAttribute(&mut value, which, device) })?;
             Ok(value as u32)
         };
         let compute_capability = (
@@ -125,7 +125,7 @@ impl DeviceInfo {
         );
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: both libraries are there (`count` looked for them), and the pointers are to live numbers.
+        // SAFETY: `count` has loaded both libraries, the pointers are to live variables.
         let cublas = unsafe {
             nvrtc::sys::nvrtcVersion(&mut major, &mut minor);
             cublaslt::sys::cublasLtGetVersion()

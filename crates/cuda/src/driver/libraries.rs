@@ -1,4 +1,4 @@
-//! Finding the driver and the libraries, and saying what is missing before anything is called.
+//! Finding the driver, NVRTC and cuBLASLt at run time, before any of their functions is called.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -32,9 +32,9 @@ pub enum Unavailable {
     /// There is a driver but no GPU, or not one of this number.
     #[error("there is no GPU number {wanted}; the driver finds {found}")]
     NoGpu {
-        /// The number asked for.
+        /// The requested number.
         wanted: usize,
-        /// How many there are.
+        /// The number of GPUs.
         found: usize,
     },
     /// The GPU is too old.
@@ -45,9 +45,9 @@ pub enum Unavailable {
         /// Its compute capability.
         found: String,
     },
-    /// The GPU has no eight-bit floating point.
+    /// The GPU has no fp8.
     #[error("{name} has compute capability {found}, and fp8 needs 8.9 (Ada) or newer; use bf16 or f16")]
-    NoEightBits {
+    NoFp8 {
         /// The GPU's name.
         name: String,
         /// Its compute capability.
@@ -71,7 +71,7 @@ pub enum Unavailable {
     },
 }
 
-/// A library that this crate calls.
+/// A library that this crate loads.
 #[derive(Clone, Copy)]
 pub(crate) enum CudaLibrary {
     Driver,
@@ -80,7 +80,7 @@ pub(crate) enum CudaLibrary {
 }
 
 impl CudaLibrary {
-    /// Whether calling into it will work. The bindings would panic where a library is missing, so everyone asks first.
+    /// Loads the library. It must succeed before any call into it: the bindings panic where their library is missing.
     pub fn find(self) -> Result<(), Unavailable> {
         static FOUND: [OnceLock<bool>; 3] = [const { OnceLock::new() }; 3];
         let found = *FOUND[self as usize].get_or_init(|| self.present() || self.load_from_known_folders());
@@ -103,10 +103,10 @@ impl CudaLibrary {
         }
     }
 
-    /// Loads the library by its path where the system's loader does not know its folder; the bindings then find it by
-    /// name, because a loaded library answers to its name.
+    /// Loads the library by its path where the system's loader does not search its folder. The bindings then find it by
+    /// name, since the loader returns a library of that name that is already loaded.
     fn load_from_known_folders(self) -> bool {
-        let start = match self {
+        let prefix = match self {
             CudaLibrary::Driver => return false,
             CudaLibrary::Nvrtc if cfg!(windows) => "nvrtc64_",
             CudaLibrary::Nvrtc => "libnvrtc.so",
@@ -114,12 +114,12 @@ impl CudaLibrary {
             CudaLibrary::CublasLt => "libcublasLt.so",
         };
         known_folders().iter().any(|folder| {
-            let starts =
-                |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with(start));
-            files(folder).into_iter().filter(starts).any(|path| {
-                // SAFETY: as above.
+            let matches =
+                |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with(prefix));
+            files(folder).into_iter().filter(matches).any(|path| {
+                // SAFETY: as in `present`.
                 match unsafe { Library::new(&path) } {
-                    // Never unloaded: its functions are called until the end.
+                    // Never unloaded: its functions are called until the process ends.
                     Ok(library) => {
                         std::mem::forget(library);
                         self.present()
@@ -131,7 +131,7 @@ impl CudaLibrary {
     }
 }
 
-/// Where CUDA is usually installed, and where Python environments keep it.
+/// The usual folders of the CUDA toolkit and of its Python packages.
 fn known_folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);

@@ -1,6 +1,6 @@
-//! KernelLaunch arguments: numbers and addresses laid out as C lays them out.
+//! Kernel arguments in the layout of C.
 
-/// The fields of a C struct, each aligned to its own size.
+/// A C struct, whose fields are aligned to their size.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct CStruct {
     bytes: Vec<u8>,
@@ -19,25 +19,25 @@ impl CStruct {
         self
     }
 
-    pub fn u32(self, number: usize) -> Self {
-        // Lowering checks extents against `u32::MAX` before it comes here.
-        self.push(&(number as u32).to_ne_bytes())
+    pub fn u32(self, value: usize) -> Self {
+        // `lower::node` has checked that extents fit 32 bits.
+        self.push(&(value as u32).to_ne_bytes())
     }
 
-    pub fn u64(self, number: u64) -> Self {
-        self.push(&number.to_ne_bytes())
+    pub fn u64(self, value: u64) -> Self {
+        self.push(&value.to_ne_bytes())
     }
 
-    pub fn f32(self, number: f32) -> Self {
-        self.push(&number.to_ne_bytes())
+    pub fn f32(self, value: f32) -> Self {
+        self.push(&value.to_ne_bytes())
     }
 
-    pub fn u32s(self, numbers: &[usize]) -> Self {
-        numbers.iter().fold(self, |fields, &n| fields.u32(n))
+    pub fn u32s(self, values: &[usize]) -> Self {
+        values.iter().fold(self, |fields, &n| fields.u32(n))
     }
 
-    pub fn u64s(self, numbers: &[usize]) -> Self {
-        numbers.iter().fold(self, |fields, &n| fields.u64(n as u64))
+    pub fn u64s(self, values: &[usize]) -> Self {
+        values.iter().fold(self, |fields, &n| fields.u64(n as u64))
     }
 
     /// The struct with the padding at its end.
@@ -47,11 +47,11 @@ impl CStruct {
     }
 }
 
-/// The arguments of one launch, each in words of its own.
+/// The arguments of one launch. Each starts at a multiple of 8 bytes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KernelArguments {
     words: Vec<u64>,
-    starts: Vec<usize>,
+    offsets: Vec<usize>,
 }
 
 impl KernelArguments {
@@ -60,7 +60,7 @@ impl KernelArguments {
     }
 
     fn push(mut self, bytes: &[u8]) -> Self {
-        self.starts.push(self.words.len());
+        self.offsets.push(self.words.len());
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
@@ -77,37 +77,37 @@ impl KernelArguments {
         addresses.iter().fold(self, |arguments, &a| arguments.pointer(a))
     }
 
-    pub fn u32(self, number: usize) -> Self {
-        self.push(&(number as u32).to_ne_bytes())
+    pub fn u32(self, value: usize) -> Self {
+        self.push(&(value as u32).to_ne_bytes())
     }
 
-    pub fn u64(self, number: usize) -> Self {
-        self.push(&(number as u64).to_ne_bytes())
+    pub fn u64(self, value: usize) -> Self {
+        self.push(&(value as u64).to_ne_bytes())
     }
 
-    pub fn f32(self, number: f32) -> Self {
-        self.push(&number.to_ne_bytes())
+    pub fn f32(self, value: f32) -> Self {
+        self.push(&value.to_ne_bytes())
     }
 
     pub fn fields(self, fields: CStruct) -> Self {
         self.push(&fields.finish())
     }
 
-    /// With structs of 128 bytes before these.
+    /// Puts structs of 128 bytes (tensor maps) before these arguments.
     pub fn after(self, structs: &[[u64; 16]]) -> Self {
         let first = structs.iter().fold(KernelArguments::new(), |arguments, words| {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             arguments.push(&bytes)
         });
-        let (mut words, mut starts) = (first.words, first.starts);
-        starts.extend(self.starts.iter().map(|start| start + words.len()));
+        let (mut words, mut offsets) = (first.words, first.offsets);
+        offsets.extend(self.offsets.iter().map(|offset| offset + words.len()));
         words.extend(self.words);
-        KernelArguments { words, starts }
+        KernelArguments { words, offsets }
     }
 
-    /// Where each argument lies, as the driver wants to know it. Valid while `self` is neither moved nor dropped.
+    /// The address of each argument, for `cuLaunchKernel`. Valid while `self` is neither moved nor dropped.
     pub fn addresses(&self) -> Vec<*mut std::ffi::c_void> {
-        self.starts.iter().map(|&start| std::ptr::from_ref(&self.words[start]).cast_mut().cast()).collect()
+        self.offsets.iter().map(|&offset| std::ptr::from_ref(&self.words[offset]).cast_mut().cast()).collect()
     }
 }
 

@@ -1,11 +1,11 @@
-//! Tensor maps: how Hopper's copy engine finds boxes of rows of one head in bf16 queries, keys, values and gradients.
+//! Tensor maps, the descriptors with which Hopper's TMA copies boxes of queries, keys, values and gradients.
 
 use cudarc::driver::sys as cu;
 use vit_graph::GraphError;
 
 use crate::driver::check;
 
-/// Values `[batch, tokens, heads, head]` in bf16, of which a box has some columns of `rows` tokens of one head.
+/// A tensor `[batch, tokens, heads, head]` of 16-bit elements. A box has [`box_columns`] columns of `rows` tokens of one head.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TensorMap {
     pub address: u64,
@@ -19,8 +19,7 @@ pub(crate) struct TensorMap {
     pub rows: usize,
 }
 
-/// The columns of a box for heads of this size: the most that one swizzle pattern spans and that divide the head, padded
-/// to a multiple of 16.
+/// The columns of a box for heads of this size: the widest swizzle span that divides the head, padded to a multiple of 16.
 pub(crate) fn box_columns(head: usize) -> usize {
     match head.next_multiple_of(16) {
         padded if padded % 64 == 0 => 64,
@@ -30,7 +29,7 @@ pub(crate) fn box_columns(head: usize) -> usize {
 }
 
 impl TensorMap {
-    /// The words that a kernel takes; only the real address will do.
+    /// The `CUtensorMap` that a kernel takes. The driver checks the address, so it must be the final one.
     pub fn encode(&self) -> Result<[u64; 16], GraphError> {
         use cu::CUtensorMapSwizzle_enum as Swizzle;
         let columns = box_columns(self.head);
@@ -43,8 +42,8 @@ impl TensorMap {
         let strides = [self.head, self.row, self.tokens * self.row].map(|elements| 2 * elements as u64);
         let boxes = [columns as u32, 1, self.rows as u32, 1];
         let mut map = cu::CUtensorMap { opaque: [0; 16] };
-        // SAFETY: all pointers are to live arrays of four (three strides) numbers, the map is aligned as its type asks
-        // for, and the address is only written down.
+        // SAFETY: all pointers are to live arrays of four (strides: three) elements, the map is aligned as its type requires,
+        // and the address is not dereferenced.
         let result = unsafe {
             cu::cuTensorMapEncodeTiled(
                 &mut map,
@@ -61,7 +60,7 @@ impl TensorMap {
                 cu::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        check(result, "describing an attention operand to the copy engine")?;
+        check(result, "encoding a tensor map")?;
         Ok(map.opaque)
     }
 }
