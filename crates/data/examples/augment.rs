@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use vit_data::augment::{ColourJitter, Erasing, Fill, Operation, SampleRandom, Sampling};
 use vit_data::augment::{blur, enhance, geometry, hue};
 use vit_data::{
-    Augmentation, Crop, Filter, Image, ImageError, Loader, LoaderSettings, Mix, Position, Preprocess, Samples,
+    Augmentation, BatchPosition, Crop, Filter, Image, ImageError, Loader, LoaderSettings, Mix, Preprocess, Samples,
     TrainTransform,
 };
 
@@ -109,7 +109,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let transform = TrainTransform::new(&preprocess, &augmentation)?;
         let settings =
             LoaderSettings { threads: 1, cache_bytes: 1 << 30, mix, ..LoaderSettings::training(transform, 128, 1) };
-        let mut loader = Loader::new(Arc::new(Small::new()?), settings, Position::default())?;
+        let mut loader = Loader::new(Arc::new(Small::new()?), settings, BatchPosition::default())?;
         // The first epoch fills the cache.
         for _ in 0..loader.batches_per_epoch() {
             loader.next()?;

@@ -8,21 +8,22 @@ mod unreadable;
 mod work;
 
 use crate::mix::{Mix, MixError, Mixing};
+use crate::pipeline::lock;
 use crate::preprocess::Preprocess;
 use crate::samples::Samples;
 use crate::transform::{Augmentation, TrainTransform, TransformError};
-use order::Plan;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use order::EpochPlan;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use unreadable::Met;
+use unreadable::UnreadableTally;
 pub use unreadable::{Unreadable, UnreadableLimit};
-use work::Shared;
+use work::LoaderState;
 
 /// A place in a run: the epoch and the batch in it, both counted from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub struct Position {
+pub struct BatchPosition {
     /// The epoch.
     pub epoch: u64,
     /// The batch of the epoch.
@@ -109,8 +110,8 @@ impl LoaderSettings {
         self.plan(samples).batches()
     }
 
-    fn plan(&self, samples: usize) -> Plan {
-        Plan {
+    fn plan(&self, samples: usize) -> EpochPlan {
+        EpochPlan {
             samples,
             batch: self.batch,
             repeated: self.transform.augmentation().repeated,
@@ -221,21 +222,21 @@ pub struct Batch {
     /// How the batch was mixed.
     pub mixing: Mixing,
     /// Which batch it is.
-    pub position: Position,
-    pool: Arc<Pool>,
+    pub position: BatchPosition,
+    pool: Arc<BufferPool>,
 }
 
 impl Drop for Batch {
     fn drop(&mut self) {
         let [images, targets] = [&mut self.images, &mut self.targets].map(std::mem::take);
         let [samples, replaced] = [&mut self.samples, &mut self.replaced].map(std::mem::take);
-        self.pool.give(Buffers { images, targets, samples, replaced });
+        self.pool.give(BatchBuffers { images, targets, samples, replaced });
     }
 }
 
 /// The memory of a batch.
 #[derive(Debug, Default)]
-struct Buffers {
+struct BatchBuffers {
     images: Vec<f32>,
     targets: Vec<f32>,
     samples: Vec<usize>,
@@ -244,29 +245,24 @@ struct Buffers {
 
 /// Memory of former batches.
 #[derive(Debug, Default)]
-struct Pool(Mutex<Vec<Buffers>>);
+struct BufferPool(Mutex<Vec<BatchBuffers>>);
 
-impl Pool {
-    fn take(&self) -> Buffers {
+impl BufferPool {
+    fn take(&self) -> BatchBuffers {
         lock(&self.0).pop().unwrap_or_default()
     }
 
-    fn give(&self, buffers: Buffers) {
+    fn give(&self, buffers: BatchBuffers) {
         lock(&self.0).push(buffers);
     }
 }
 
-/// No state that is guarded here can be left half changed by a panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Gives the batches of a data set in order.
 pub struct Loader {
-    shared: Arc<Shared>,
+    state: Arc<LoaderState>,
     threads: Vec<JoinHandle<()>>,
     next: u64,
-    met: Met,
+    met: UnreadableTally,
     waited: Duration,
     waited_before: Duration,
     failed: Option<LoaderError>,
@@ -275,25 +271,25 @@ pub struct Loader {
 impl Loader {
     /// Checks the settings and starts to prepare batches from `start` on. A batch number behind the end of an epoch
     /// counts on into the next.
-    pub fn new(samples: Arc<dyn Samples>, settings: LoaderSettings, start: Position) -> Result<Self, LoaderError> {
+    pub fn new(samples: Arc<dyn Samples>, settings: LoaderSettings, start: BatchPosition) -> Result<Self, LoaderError> {
         let plan = check(&*samples, &settings)?;
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if settings.threads == 0 { cores() } else { settings.threads };
-        let shared = Arc::new(Shared::new(samples, settings, plan, threads, start));
+        let state = Arc::new(LoaderState::new(samples, settings, plan, threads, start));
         let mut loader = Self {
             next: plan.step(start),
-            shared,
+            state,
             threads: Vec::with_capacity(threads),
-            met: Met::default(),
+            met: UnreadableTally::default(),
             waited: Duration::ZERO,
             waited_before: Duration::ZERO,
             failed: None,
         };
         for number in 0..threads {
-            let shared = loader.shared.clone();
+            let state = loader.state.clone();
             let thread = std::thread::Builder::new().name(format!("vit-loader-{number}"));
             // On failure the loader is dropped, which ends those that were started.
-            let thread = thread.spawn(move || shared.run()).map_err(|error| LoaderError::Thread(error.to_string()))?;
+            let thread = thread.spawn(move || state.work()).map_err(|error| LoaderError::Thread(error.to_string()))?;
             loader.threads.push(thread);
         }
         Ok(loader)
@@ -308,41 +304,41 @@ impl Loader {
         let batch = self.take();
         if let Err(error) = &batch {
             self.failed = Some(error.clone());
-            self.shared.stop();
+            self.state.stop();
         }
         batch
     }
 
     fn take(&mut self) -> Result<Batch, LoaderError> {
-        if let Some(epochs) = self.shared.settings.epochs
+        if let Some(epochs) = self.state.settings.epochs
             && self.position().epoch >= epochs
         {
             return Err(LoaderError::Finished(epochs));
         }
         let mut since = None;
-        let open = self.shared.take_first(|| since = Some(Instant::now()))?;
+        let batch = self.state.receive(|| since = Some(Instant::now()))?;
         self.waited += since.map_or(Duration::ZERO, |since| since.elapsed());
         self.next += 1;
-        let (position, count) = (open.position, open.count);
-        let content = open.into_content();
+        let (position, count) = (batch.position, batch.count);
+        let content = batch.into_content();
         if let Some(error) = content.error {
             return Err(error);
         }
-        let (samples, limit) = (self.shared.plan.samples, self.shared.settings.unreadable);
+        let (samples, limit) = (self.state.plan.samples, self.state.settings.unreadable);
         self.met.batch(count, content.unreadable, samples, limit)?;
-        let Buffers { images, targets, samples, replaced } = content.buffers;
-        let pool = self.shared.pool.clone();
+        let BatchBuffers { images, targets, samples, replaced } = content.buffers;
+        let pool = self.state.pool.clone();
         Ok(Batch { images, targets, samples, replaced, mixing: content.mixing, position, pool })
     }
 
     /// Where the next batch is, to resume there.
-    pub fn position(&self) -> Position {
-        self.shared.plan.position(self.next)
+    pub fn position(&self) -> BatchPosition {
+        self.state.plan.position(self.next)
     }
 
     /// Batches of every epoch.
     pub fn batches_per_epoch(&self) -> u64 {
-        self.shared.plan.batches()
+        self.state.plan.batches()
     }
 
     /// The samples met so far that cannot be read, each once, by number.
@@ -365,7 +361,7 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        self.shared.stop();
+        self.state.stop();
         for thread in self.threads.drain(..) {
             // A panic inside was caught and reported.
             let _ = thread.join();
@@ -373,7 +369,7 @@ impl Drop for Loader {
     }
 }
 
-fn check(samples: &dyn Samples, settings: &LoaderSettings) -> Result<Plan, LoaderError> {
+fn check(samples: &dyn Samples, settings: &LoaderSettings) -> Result<EpochPlan, LoaderError> {
     let classes = samples.classes().len();
     if samples.is_empty() || classes == 0 {
         return Err(LoaderError::Empty { samples: samples.len(), classes });

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use vit_data::augment::{ColourJitter, Erasing};
 use vit_data::loader::{Labels, UnreadableLimit};
 use vit_data::{
-    Augmentation, Batch, Crop, Image, ImageError, LastBatch, Loader, LoaderError, LoaderSettings, Mix, Mixing,
-    Position, Preprocess, Samples, TrainTransform,
+    Augmentation, Batch, BatchPosition, Crop, Image, ImageError, LastBatch, Loader, LoaderError, LoaderSettings, Mix,
+    Mixing, Preprocess, Samples, TrainTransform,
 };
 
 /// Small pictures made from their number, some of which are broken.
@@ -96,7 +96,7 @@ struct Seen {
     samples: Vec<usize>,
     replaced: Vec<usize>,
     mixing: Mixing,
-    position: Position,
+    position: BatchPosition,
 }
 
 impl From<Batch> for Seen {
@@ -113,20 +113,21 @@ impl From<Batch> for Seen {
     }
 }
 
-fn run(samples: Made, settings: LoaderSettings, start: Position, batches: usize) -> Vec<Seen> {
+fn run(samples: Made, settings: LoaderSettings, start: BatchPosition, batches: usize) -> Vec<Seen> {
     let mut loader = Loader::new(Arc::new(samples), settings, start).unwrap();
     (0..batches).map(|_| loader.next().unwrap().into()).collect()
 }
 
 #[test]
 fn threads_prefetch_and_cache_change_nothing() {
-    let expected = run(Made::new(23), LoaderSettings { threads: 1, prefetch: 1, ..busy() }, Position::default(), 12);
+    let expected =
+        run(Made::new(23), LoaderSettings { threads: 1, prefetch: 1, ..busy() }, BatchPosition::default(), 12);
     for (threads, prefetch, cache_bytes) in [(2, 1, 0), (3, 4, 1 << 20), (8, 2, 1000), (5, 0, 0)] {
         let samples = Made { delay: Duration::from_micros(200), ..Made::new(23) };
         let settings = LoaderSettings { threads, prefetch, cache_bytes, ..busy() };
-        assert_eq!(run(samples, settings, Position::default(), 12), expected, "{threads} threads");
+        assert_eq!(run(samples, settings, BatchPosition::default(), 12), expected, "{threads} threads");
     }
-    let other = run(Made::new(23), LoaderSettings { seed: 43, ..busy() }, Position::default(), 12);
+    let other = run(Made::new(23), LoaderSettings { seed: 43, ..busy() }, BatchPosition::default(), 12);
     assert_ne!(other, expected);
 }
 
@@ -134,7 +135,7 @@ fn threads_prefetch_and_cache_change_nothing() {
 fn every_position_can_be_resumed() {
     for last in [LastBatch::Drop, LastBatch::Short, LastBatch::Padded] {
         let settings = LoaderSettings { last, ..busy() };
-        let whole = run(Made { broken: |i| i == 7, ..Made::new(23) }, settings.clone(), Position::default(), 14);
+        let whole = run(Made { broken: |i| i == 7, ..Made::new(23) }, settings.clone(), BatchPosition::default(), 14);
         for (done, batch) in whole.iter().enumerate() {
             let samples = Made { broken: |i| i == 7, ..Made::new(23) };
             let resumed = run(samples, settings.clone(), batch.position, whole.len() - done);
@@ -145,7 +146,7 @@ fn every_position_can_be_resumed() {
 
 #[test]
 fn a_position_behind_an_epoch_is_in_the_next() {
-    let from = |epoch, batch| run(Made::new(20), busy(), Position { epoch, batch }, 3);
+    let from = |epoch, batch| run(Made::new(20), busy(), BatchPosition { epoch, batch }, 3);
     assert_eq!(from(0, 5), from(1, 0));
     assert_eq!(from(0, 12), from(2, 2));
 }
@@ -153,7 +154,7 @@ fn a_position_behind_an_epoch_is_in_the_next() {
 #[test]
 fn an_epoch_shows_every_sample_once_and_the_next_in_another_order() {
     let settings = LoaderSettings { last: LastBatch::Short, ..busy() };
-    let seen = run(Made::new(23), settings, Position::default(), 12);
+    let seen = run(Made::new(23), settings, BatchPosition::default(), 12);
     let order = |epoch: &[Seen]| epoch.iter().flat_map(|batch| batch.samples.clone()).collect::<Vec<_>>();
     let (first, second) = (order(&seen[..6]), order(&seen[6..]));
     let sorted = |mut order: Vec<usize>| {
@@ -164,8 +165,8 @@ fn an_epoch_shows_every_sample_once_and_the_next_in_another_order() {
     assert_ne!(first, sorted(first.clone()));
     assert_eq!(sorted(first), (0..23).collect::<Vec<_>>());
     assert_eq!(sorted(second), (0..23).collect::<Vec<_>>());
-    assert_eq!(seen[5].position, Position { epoch: 0, batch: 5 });
-    assert_eq!(seen[6].position, Position { epoch: 1, batch: 0 });
+    assert_eq!(seen[5].position, BatchPosition { epoch: 0, batch: 5 });
+    assert_eq!(seen[6].position, BatchPosition { epoch: 1, batch: 0 });
     assert_eq!(seen[5].images.len(), 3 * 3 * 64);
 }
 
@@ -173,7 +174,7 @@ fn an_epoch_shows_every_sample_once_and_the_next_in_another_order() {
 fn repeated_augmentation_shows_versions_of_fewer_samples() {
     let augmentation = Augmentation { crop: Crop::usual(), repeated: 3, ..Augmentation::default() };
     let settings = LoaderSettings::training(transform(&augmentation), 6, 1);
-    let seen = run(Made::new(24), settings, Position::default(), 4);
+    let seen = run(Made::new(24), settings, BatchPosition::default(), 4);
     let samples: Vec<usize> = seen.iter().flat_map(|batch| batch.samples.clone()).collect();
     for three in samples.chunks(3) {
         assert!(three.iter().all(|sample| *sample == three[0]));
@@ -189,7 +190,7 @@ fn evaluation_is_in_order_and_padded() {
     let preprocess = Preprocess { image_size: [8, 8], ..Preprocess::default() };
     let settings = LoaderSettings { threads: 2, ..LoaderSettings::evaluation(&preprocess, 4).unwrap() };
     let samples = Arc::new(Made::new(10));
-    let mut loader = Loader::new(samples.clone(), settings, Position::default()).unwrap();
+    let mut loader = Loader::new(samples.clone(), settings, BatchPosition::default()).unwrap();
     assert_eq!(loader.batches_per_epoch(), 3);
     for number in 0..3 {
         let batch = loader.next().unwrap();
@@ -215,7 +216,7 @@ fn an_unreadable_sample_is_replaced_by_the_next_and_listed_once() {
     let settings = LoaderSettings { last: LastBatch::Short, shuffle: false, ..busy() };
     let settings = LoaderSettings { unreadable: UnreadableLimit { share: 0.2, after: 10 }, ..settings };
     let mut loader =
-        Loader::new(Arc::new(Made { broken, ..Made::new(12) }), settings.clone(), Position::default()).unwrap();
+        Loader::new(Arc::new(Made { broken, ..Made::new(12) }), settings.clone(), BatchPosition::default()).unwrap();
     let seen: Vec<Seen> = (0..6).map(|_| loader.next().unwrap().into()).collect();
     assert_eq!(seen[0].samples, [0, 1, 2, 4]);
     assert_eq!(seen[0].replaced, [3]);
@@ -226,7 +227,7 @@ fn an_unreadable_sample_is_replaced_by_the_next_and_listed_once() {
     assert_eq!(listed, [(3, "sample 3".to_owned(), reason.clone()), (11, "sample 11".to_owned(), reason)]);
     for threads in [1, 4] {
         let samples = Made { broken, delay: Duration::from_micros(300), ..Made::new(12) };
-        assert_eq!(run(samples, LoaderSettings { threads, ..settings.clone() }, Position::default(), 6), seen);
+        assert_eq!(run(samples, LoaderSettings { threads, ..settings.clone() }, BatchPosition::default(), 6), seen);
     }
 }
 
@@ -238,7 +239,7 @@ fn too_many_unreadable_samples_stop_the_run() {
         .map(|threads| {
             let samples = Made { broken, ..Made::new(200) };
             let settings = LoaderSettings { threads, ..settings.clone() };
-            let mut loader = Loader::new(Arc::new(samples), settings, Position::default()).unwrap();
+            let mut loader = Loader::new(Arc::new(samples), settings, BatchPosition::default()).unwrap();
             let mut delivered = 0;
             loop {
                 match loader.next() {
@@ -257,7 +258,7 @@ fn too_many_unreadable_samples_stop_the_run() {
 #[test]
 fn a_data_set_without_a_readable_sample_is_an_error() {
     let samples = Made { broken: |_| true, ..Made::new(10) };
-    let mut loader = Loader::new(Arc::new(samples), busy(), Position::default()).unwrap();
+    let mut loader = Loader::new(Arc::new(samples), busy(), BatchPosition::default()).unwrap();
     let message = loader.next().unwrap_err().to_string();
     assert!(message.contains("none of 10 samples") && message.contains("bad sector"), "{message}");
 }
@@ -267,7 +268,7 @@ fn a_panic_is_an_error_that_names_the_sample() {
     for threads in [1, 3] {
         let samples = Made { panics_at: Some(6), ..Made::new(12) };
         let settings = LoaderSettings { threads, shuffle: false, ..busy() };
-        let mut loader = Loader::new(Arc::new(samples), settings, Position::default()).unwrap();
+        let mut loader = Loader::new(Arc::new(samples), settings, BatchPosition::default()).unwrap();
         loader.next().unwrap();
         let error = loader.next().unwrap_err();
         let message = error.to_string();
@@ -305,7 +306,7 @@ impl Samples for Forgetful {
 #[test]
 fn a_panic_outside_of_any_sample_is_an_error_too() {
     let samples = Forgetful(Made::new(12), AtomicUsize::new(0));
-    let mut loader = Loader::new(Arc::new(samples), busy(), Position::default()).unwrap();
+    let mut loader = Loader::new(Arc::new(samples), busy(), BatchPosition::default()).unwrap();
     let message = loader.next().unwrap_err().to_string();
     assert!(message.contains("the labels are gone"), "{message}");
 }
@@ -313,7 +314,7 @@ fn a_panic_outside_of_any_sample_is_an_error_too() {
 #[test]
 fn what_cannot_work_is_refused_at_once() {
     let error = |samples: Made, settings: LoaderSettings| {
-        Loader::new(Arc::new(samples), settings, Position::default()).err().unwrap().to_string()
+        Loader::new(Arc::new(samples), settings, BatchPosition::default()).err().unwrap().to_string()
     };
     assert!(error(Made::new(0), busy()).contains("0 samples"));
     assert!(error(Made { classes: vec![], ..Made::new(3) }, busy()).contains("0 classes"));
@@ -330,9 +331,9 @@ fn what_cannot_work_is_refused_at_once() {
 #[test]
 fn a_set_smaller_than_a_batch_makes_one() {
     for (last, rows) in [(LastBatch::Short, 3), (LastBatch::Padded, 4)] {
-        let seen = run(Made::new(3), LoaderSettings { last, ..busy() }, Position::default(), 2);
+        let seen = run(Made::new(3), LoaderSettings { last, ..busy() }, BatchPosition::default(), 2);
         assert_eq!((seen[0].samples.len(), seen[0].images.len()), (3, rows * 192));
-        assert_eq!(seen[1].position, Position { epoch: 1, batch: 0 });
+        assert_eq!(seen[1].position, BatchPosition { epoch: 1, batch: 0 });
     }
 }
 
@@ -341,7 +342,7 @@ fn multiple_labels_make_multi_hot_targets() {
     let labels: Vec<Vec<u32>> = (0..8).map(|i| (0..i as u32 % 4).collect()).collect();
     let settings = LoaderSettings { labels: Labels::Multiple, mix: Mix::default(), ..busy() };
     let samples = Made { labels: labels.clone(), ..Made::new(8) };
-    for batch in run(samples, settings, Position::default(), 2) {
+    for batch in run(samples, settings, BatchPosition::default(), 2) {
         for (sample, row) in batch.samples.iter().zip(batch.targets.chunks(5)) {
             let expected: Vec<u32> =
                 (0..5).map(|class| if labels[*sample].contains(&class) { 1f32.to_bits() } else { 0 }).collect();
@@ -355,7 +356,7 @@ fn the_cache_reads_every_sample_once_and_keeps_its_limit() {
     let reads = |cache_bytes: u64| {
         let samples = Arc::new(Made::new(12));
         let settings = LoaderSettings { cache_bytes, epochs: Some(5), threads: 1, ..busy() };
-        let mut loader = Loader::new(samples.clone(), settings, Position::default()).unwrap();
+        let mut loader = Loader::new(samples.clone(), settings, BatchPosition::default()).unwrap();
         for _ in 0..15 {
             loader.next().unwrap();
         }
@@ -369,7 +370,7 @@ fn the_cache_reads_every_sample_once_and_keeps_its_limit() {
 
 #[test]
 fn memory_of_batches_is_used_again() {
-    let mut loader = Loader::new(Arc::new(Made::new(40)), busy(), Position::default()).unwrap();
+    let mut loader = Loader::new(Arc::new(Made::new(40)), busy(), BatchPosition::default()).unwrap();
     let mut addresses = std::collections::HashSet::new();
     for _ in 0..50 {
         addresses.insert(loader.next().unwrap().images.as_ptr() as usize);
@@ -382,7 +383,7 @@ fn memory_of_batches_is_used_again() {
 fn waiting_is_measured() {
     let slow = Made { delay: Duration::from_millis(40), ..Made::new(8) };
     let settings = LoaderSettings { threads: 1, ..busy() };
-    let mut loader = Loader::new(Arc::new(slow), settings, Position::default()).unwrap();
+    let mut loader = Loader::new(Arc::new(slow), settings, BatchPosition::default()).unwrap();
     let start = Instant::now();
     loader.next().unwrap();
     let first = loader.waited_since();
@@ -397,7 +398,7 @@ fn waiting_is_measured() {
 fn dropping_does_not_wait_for_the_window() {
     let slow = Made { delay: Duration::from_millis(60), ..Made::new(400) };
     let settings = LoaderSettings { batch: 100, threads: 4, prefetch: 3, ..busy() };
-    let loader = Loader::new(Arc::new(slow), settings, Position::default()).unwrap();
+    let loader = Loader::new(Arc::new(slow), settings, BatchPosition::default()).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     let start = Instant::now();
     drop(loader);

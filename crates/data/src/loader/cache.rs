@@ -1,5 +1,4 @@
-//! Decoded pictures that stay in memory, up to a limit: whoever comes first, stays. Results never depend on what is
-//! cached, only the time does.
+//! Decoded images that stay in memory up to a limit, the first ones first. The cache changes the time, never a result.
 
 use crate::decode::ImageError;
 use crate::image::Image;
@@ -7,16 +6,16 @@ use crate::samples::Samples;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub(super) struct Cache {
+pub(super) struct ImageCache {
     /// Empty if nothing is to be cached.
-    pictures: Vec<OnceLock<Image>>,
+    images: Vec<OnceLock<Image>>,
     left: AtomicU64,
 }
 
-impl Cache {
+impl ImageCache {
     pub(super) fn new(samples: usize, limit: u64) -> Self {
-        let pictures = if limit == 0 { Vec::new() } else { (0..samples).map(|_| OnceLock::new()).collect() };
-        Self { pictures, left: AtomicU64::new(limit) }
+        let images = if limit == 0 { Vec::new() } else { (0..samples).map(|_| OnceLock::new()).collect() };
+        Self { images, left: AtomicU64::new(limit) }
     }
 
     /// Calls `work` with a sample's picture, from memory if it is there.
@@ -26,7 +25,7 @@ impl Cache {
         index: usize,
         work: impl FnOnce(&Image) -> R,
     ) -> Result<R, ImageError> {
-        let Some(place) = self.pictures.get(index) else {
+        let Some(place) = self.images.get(index) else {
             return Ok(work(&samples.image(index)?));
         };
         if let Some(image) = place.get() {

@@ -1,20 +1,20 @@
-//! Which samples make up which batch: a function of seed, epoch and the size of the data set, nothing else.
+//! The samples of each batch: a function of seed, epoch and the size of the dataset alone.
 
-use super::{LastBatch, Position};
+use super::{BatchPosition, LastBatch};
 use crate::augment::SampleRandom;
 
 /// How an epoch is divided into batches.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct EpochPlan {
     pub(super) samples: usize,
     pub(super) batch: usize,
     pub(super) repeated: usize,
     pub(super) last: LastBatch,
-    /// `None` for the order of the data set.
+    /// `None` for the order of the dataset.
     pub(super) shuffle_seed: Option<u64>,
 }
 
-impl Plan {
+impl EpochPlan {
     pub(super) fn batches(&self) -> u64 {
         let full = self.samples / self.batch;
         let rest = usize::from(!self.samples.is_multiple_of(self.batch) && self.last != LastBatch::Drop);
@@ -27,41 +27,41 @@ impl Plan {
     }
 
     /// How many batches come before a position, over all epochs.
-    pub(super) fn step(&self, position: Position) -> u64 {
+    pub(super) fn step(&self, position: BatchPosition) -> u64 {
         position.epoch * self.batches() + position.batch
     }
 
-    pub(super) fn position(&self, step: u64) -> Position {
-        Position { epoch: step / self.batches(), batch: step % self.batches() }
+    pub(super) fn position(&self, step: u64) -> BatchPosition {
+        BatchPosition { epoch: step / self.batches(), batch: step % self.batches() }
     }
 
-    pub(super) fn order(&self, epoch: u64) -> Order {
+    pub(super) fn order(&self, epoch: u64) -> EpochOrder {
         let shuffled = self.shuffle_seed.map(|seed| SampleRandom::for_order(seed, epoch).permutation(self.samples));
-        Order { shuffled, plan: *self }
+        EpochOrder { shuffled, plan: *self }
     }
 }
 
 /// The samples of an epoch in order.
-pub(super) struct Order {
+pub(super) struct EpochOrder {
     shuffled: Option<Vec<u32>>,
-    plan: Plan,
+    plan: EpochPlan,
 }
 
 /// A sample and how many times the epoch has shown it before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(super) struct SampleTurn {
     /// Where the sample stands among the distinct ones.
     pub(super) place: usize,
     pub(super) sample: usize,
     pub(super) repetition: u32,
 }
 
-impl Order {
+impl EpochOrder {
     /// The turn at a place of a batch.
-    pub(super) fn turn(&self, batch: u64, within: usize) -> Turn {
+    pub(super) fn turn(&self, batch: u64, within: usize) -> SampleTurn {
         let at = batch as usize * self.plan.batch + within;
         let place = at / self.plan.repeated;
-        Turn { place, sample: self.sample(place), repetition: (at % self.plan.repeated) as u32 }
+        SampleTurn { place, sample: self.sample(place), repetition: (at % self.plan.repeated) as u32 }
     }
 
     /// The sample at a place, counted on from the start behind the last.

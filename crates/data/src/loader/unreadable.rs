@@ -1,15 +1,17 @@
-//! Samples that cannot be read. A few are normal in a large data set and are replaced; many mean that something is
-//! wrong with all of it, and the run should stop and say so.
+//! Samples that cannot be read. A few are normal in a large dataset and are replaced; a larger share is an error of
+//! the run.
 
 use super::LoaderError;
+use crate::decode::ImageError;
+use crate::pipeline::lock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A sample that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// Its number in the data set.
+    /// Its number in the dataset.
     pub sample: usize,
     /// Its name.
     pub name: String,
@@ -17,17 +19,28 @@ pub struct Unreadable {
     pub reason: String,
 }
 
+impl Unreadable {
+    /// A sample and the error of reading it. The reason does not repeat the path, which the name has already.
+    pub fn new(sample: usize, name: String, error: &ImageError) -> Self {
+        let reason = match error {
+            ImageError::File { error, .. } => error.to_string(),
+            other => other.to_string(),
+        };
+        Self { sample, name, reason }
+    }
+}
+
 /// When unreadable samples are too many.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UnreadableLimit {
     /// The greatest share of the samples seen that may be unreadable.
     pub share: f64,
-    /// How many samples must have been seen before the share counts, if the data set has as many.
+    /// How many samples must have been seen before the share counts, if the dataset has as many.
     pub after: usize,
 }
 
 impl UnreadableLimit {
-    /// Whether so many of so many samples are too many. A single one says nothing about all of them, however few they are.
+    /// Whether `found` unreadable samples of `of` are too many. A single one is never too many, unless none is allowed.
     pub fn is_exceeded(&self, found: usize, of: usize) -> bool {
         found as f64 > self.share * of as f64 && (found > 1 || self.share == 0.0)
     }
@@ -39,38 +52,38 @@ impl Default for UnreadableLimit {
     }
 }
 
-/// What all threads know to be unreadable, so that nothing is tried twice.
+/// The unreadable samples that any thread has met, so that none is decoded twice.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct KnownUnreadable {
     any: AtomicBool,
     samples: Mutex<HashMap<usize, Arc<Unreadable>>>,
 }
 
-impl Known {
+impl KnownUnreadable {
     pub(super) fn get(&self, sample: usize) -> Option<Arc<Unreadable>> {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
-        self.samples.lock().unwrap_or_else(PoisonError::into_inner).get(&sample).cloned()
+        lock(&self.samples).get(&sample).cloned()
     }
 
     pub(super) fn add(&self, unreadable: Unreadable) -> Arc<Unreadable> {
-        let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samples = lock(&self.samples);
         let added = samples.entry(unreadable.sample).or_insert_with(|| Arc::new(unreadable)).clone();
         self.any.store(true, Ordering::Release);
         added
     }
 }
 
-/// What the consumer has met, in the order of batches and so independent of timing.
+/// The unreadable samples in the batches delivered so far: in the order of batches, and so independent of timing.
 #[derive(Default)]
-pub(super) struct Met {
+pub(super) struct UnreadableTally {
     seen: usize,
     pub(super) unreadable: BTreeMap<usize, Arc<Unreadable>>,
 }
 
-impl Met {
-    /// Takes note of a batch; an error if it is one too many.
+impl UnreadableTally {
+    /// Counts a batch; an error if the share of unreadable samples is above the limit.
     pub(super) fn batch(
         &mut self,
         count: usize,
@@ -93,7 +106,7 @@ impl Met {
     }
 }
 
-/// Some of them, for a person to look at.
+/// The first of them with their reasons, for an error's text.
 pub(super) fn examples<'a>(unreadable: impl Iterator<Item = &'a Unreadable>) -> String {
     let some: Vec<String> = unreadable.take(3).map(|one| format!("{} ({})", one.name, one.reason)).collect();
     some.join(", ")

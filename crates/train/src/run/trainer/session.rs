@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vit_data::Samples;
-use vit_data::loader::{self, Batch, Loader, LoaderSettings, Unreadable, UnreadableLimit};
+use vit_data::loader::{Batch, BatchPosition, Loader, LoaderSettings, Unreadable, UnreadableLimit};
 use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_graph::ops::Parameter;
 use vit_graph::random::Seed;
@@ -138,7 +138,7 @@ impl Session {
             unreadable: UnreadableLimit { share: setup.settings.max_unreadable, ..UnreadableLimit::default() },
             ..loader_settings(recipe, &setup.config.preprocessing, samples.len())?
         };
-        let start = loader::Position { epoch: position.epoch, batch: position.batch };
+        let start = BatchPosition { epoch: position.epoch, batch: position.batch };
         let loader = Loader::new(samples, settings, start)?;
         let steps_per_epoch = loader.batches_per_epoch();
         let has_seed = graph.graph.inputs().any(|(_, input)| input.name == "seed");
