@@ -8,6 +8,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use vit_data::Samples;
 use vit_data::dataset::Split;
+use vit_data::loader::Unreadable;
 use vit_models::{Changes, ProblemType};
 use vit_train::{
     EvaluatedSplit, EvaluationOptions, RunFolder, TaskEvaluation, evaluate, evaluation_json, open_for_evaluation,
@@ -121,7 +122,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         evaluate(device.as_ref(), &checkpoint.config, &mut checkpoint.weights, samples.as_ref(), &options, watch)?;
     bar.finish_and_clear();
     let Some(outcome) = outcome else { bail!("the evaluation was stopped") };
-    for (name, reason) in &outcome.unreadable {
+    for Unreadable { name, reason, .. } in &outcome.unreadable {
         terminal::error(format_args!("{name}: {reason}"));
     }
     if outcome.unreadable.len() == samples.len() {

@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{IsTerminal, Read};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use vit::ModelOptions;
-use vit_data::{DecodeOptions, Image, Preprocess, find_images_each};
+use vit_data::{DecodeOptions, Image, Pipeline, Preprocess, find_images_each};
 use vit_models::{Changes, Checkpoint, builtin};
 
 use crate::device_options::DeviceArguments;
@@ -161,8 +161,8 @@ impl RunArguments {
         self.for_each_batch_of(sources, |image| Ok(preprocess.apply(&image)?), batch, each)
     }
 
-    /// Decodes pictures and makes something of them on all cores, and hands that over in order, `batch` at a time. At most
-    /// a few batches wait. What `each` prints, it prints while the bar is suspended.
+    /// Decodes images and applies `prepare` to them on worker threads; calls `each` with the results in order, `batch` at
+    /// a time. `each` suspends the progress bar where it prints.
     pub fn for_each_batch_of<T: Send>(
         &self,
         sources: &[Source],
@@ -170,37 +170,28 @@ impl RunArguments {
         batch: usize,
         mut each: impl FnMut(Vec<(&Source, anyhow::Result<T>)>, &ProgressBar) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let (options, prepare) = (&self.decode_options(), &prepare);
-        let threads = self.device.placement.threads().min(sources.len());
+        let options = self.decode_options();
         let progress = progress(sources.len());
         progress.tick();
-        std::thread::scope(|scope| {
-            // One channel per thread keeps the order without sorting: picture i comes from thread i mod n.
-            let channels: Vec<mpsc::Receiver<anyhow::Result<T>>> = (0..threads)
-                .map(|thread| {
-                    let (sender, receiver) = mpsc::sync_channel(2 * batch.div_ceil(threads));
-                    scope.spawn(move || {
-                        for source in sources.iter().skip(thread).step_by(threads) {
-                            if sender.send(source.decode(options).and_then(prepare)).is_err() {
-                                return; // Whoever receives has stopped with an error.
-                            }
-                        }
-                    });
-                    receiver
-                })
-                .collect();
-            let mut next = channels.iter().cycle();
-            for group in sources.chunks(batch) {
-                let mut prepared = Vec::with_capacity(group.len());
-                for (source, channel) in group.iter().zip(&mut next) {
-                    prepared.push((source, channel.recv().context("a decoding thread stopped")?));
+        let threads = self.device.placement.threads();
+        let name = |index: usize| sources[index].name();
+        let mut prepared = Vec::with_capacity(batch);
+        let pipeline = Pipeline { threads, look_ahead: 2 * batch.max(threads), name: &name };
+        let finished = pipeline.run(
+            sources.len(),
+            |index| sources[index].decode(&options).and_then(&prepare),
+            |index, result| {
+                prepared.push((&sources[index], result));
+                if prepared.len() == batch || index + 1 == sources.len() {
+                    let images = prepared.len() as u64;
+                    each(std::mem::take(&mut prepared), &progress)?;
+                    progress.inc(images);
                 }
-                each(prepared, &progress)?;
-                progress.inc(group.len() as u64);
-            }
-            progress.finish_and_clear();
-            Ok(())
-        })
+                Ok::<_, anyhow::Error>(ControlFlow::Continue(()))
+            },
+        );
+        progress.finish_and_clear();
+        finished.map(drop)
     }
 }
 

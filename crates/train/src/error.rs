@@ -123,14 +123,6 @@ pub enum TrainError {
         /// The last checkpoint.
         path: PathBuf,
     },
-    /// A thread of the run panicked.
-    #[error("a thread that {thread} panicked: {message}")]
-    Panic {
-        /// What the thread does.
-        thread: &'static str,
-        /// What the panic said.
-        message: String,
-    },
 }
 
 impl TrainError {

@@ -7,6 +7,7 @@ pub(crate) mod pseudo_labels;
 pub(crate) mod report;
 
 use vit_data::Samples;
+use vit_data::loader::Unreadable;
 use vit_graph::device::{Device, Parameters};
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError};
@@ -92,7 +93,7 @@ pub struct EvaluationOutcome {
     /// The metrics.
     pub evaluation: TaskEvaluation,
     /// Samples that could not be read: name and reason.
-    pub unreadable: Vec<(String, String)>,
+    pub unreadable: Vec<Unreadable>,
     /// Names of samples whose logits are NaN or infinite. If there are any, the metrics are void.
     pub non_finite: Vec<String>,
 }

@@ -1,8 +1,9 @@
 //! A model compiled for evaluation. It stays compiled while a run trains: each evaluation only replaces its parameters.
 
-use std::sync::mpsc;
+use std::ops::ControlFlow;
 
-use vit_data::{ImageError, Preprocess, Samples};
+use vit_data::loader::Unreadable;
+use vit_data::{Pipeline, Preprocess, PreprocessError, Samples};
 use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_models::{Config, ProblemType};
@@ -61,17 +62,27 @@ impl Evaluator {
         let size = preprocess.output_len();
         let (mut images, mut logits) = (vec![0.0; batch * size], vec![0.0; batch * classes]);
         let mut present = Vec::with_capacity(batch);
-        let finished = prepared(samples, preprocess, threads, batch, |index, image| {
+        let prepare = |index: usize| {
+            let image = samples.image(index).map_err(|error| Unreadable::new(index, samples.name(index), &error))?;
+            let failed = |error: PreprocessError| Unreadable {
+                sample: index,
+                name: samples.name(index),
+                reason: error.to_string(),
+            };
+            preprocess.apply(&image).map_err(failed)
+        };
+        let pipeline = Pipeline { threads, look_ahead: 2 * batch.max(threads), name: &|index| samples.name(index) };
+        let end = pipeline.run(samples.len(), prepare, |index, image| {
             match image {
                 Ok(pixels) => {
                     images[present.len() * size..][..size].copy_from_slice(&pixels);
                     present.push(index);
                 }
-                Err(reason) => unreadable.push((samples.name(index), reason)),
+                Err(sample) => unreadable.push(sample),
             }
             let last = index + 1 == samples.len();
             if present.len() < batch && !(last && !present.is_empty()) {
-                return Ok(true);
+                return Ok(ControlFlow::Continue(()));
             }
             executable.write("image", Elements::F32(&images))?;
             executable.run()?;
@@ -92,68 +103,9 @@ impl Evaluator {
                 }
             }
             present.clear();
-            Ok(progress(index + 1, samples.len()))
+            let wanted = progress(index + 1, samples.len());
+            Ok::<_, TrainError>(if wanted { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         })?;
-        Ok(finished.then_some(EvaluationOutcome { evaluation, unreadable, non_finite }))
-    }
-}
-
-/// Calls `each` with every preprocessed sample in order. All threads together prepare at most two batches ahead. Ends early
-/// where `each` returns `false`, and returns whether all samples were visited.
-fn prepared(
-    samples: &dyn Samples,
-    preprocess: &Preprocess,
-    threads: usize,
-    batch: usize,
-    mut each: impl FnMut(usize, Result<Vec<f32>, String>) -> Result<bool, TrainError>,
-) -> Result<bool, TrainError> {
-    let threads = threads.clamp(1, samples.len().max(1));
-    let prepare = |index: usize| -> Result<Vec<f32>, String> {
-        let image = samples.image(index).map_err(|error| match error {
-            // The sample's name names the file.
-            ImageError::File { error, .. } => error.to_string(),
-            other => other.to_string(),
-        })?;
-        preprocess.apply(&image).map_err(|error| error.to_string())
-    };
-    std::thread::scope(|scope| {
-        // One channel per thread keeps the order without sorting: sample i comes from thread i mod n.
-        let mut threads: Vec<_> = (0..threads)
-            .map(|thread| {
-                let (sender, receiver) = mpsc::sync_channel(2 * batch.div_ceil(threads));
-                let prepare_all = move || {
-                    for index in (thread..samples.len()).step_by(threads) {
-                        if sender.send(prepare(index)).is_err() {
-                            return; // The evaluation ended early.
-                        }
-                    }
-                };
-                (receiver, Some(scope.spawn(prepare_all)))
-            })
-            .collect();
-        for index in 0..samples.len() {
-            let thread = index % threads.len();
-            let (receiver, handle) = &mut threads[thread];
-            let Ok(image) = receiver.recv() else {
-                // Joined here, since the scope would pass the panic on.
-                let panic = handle.take().and_then(|handle| handle.join().err());
-                return Err(TrainError::Panic {
-                    thread: "prepares images",
-                    message: panic.map_or_else(String::new, message),
-                });
-            };
-            if !each(index, image)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    })
-}
-
-/// What a panic said.
-fn message(panic: Box<dyn std::any::Any + Send>) -> String {
-    match panic.downcast::<String>() {
-        Ok(message) => *message,
-        Err(other) => other.downcast_ref::<&str>().copied().unwrap_or_default().to_string(),
+        Ok(end.is_continue().then_some(EvaluationOutcome { evaluation, unreadable, non_finite }))
     }
 }

@@ -25,7 +25,7 @@ pub fn evaluation_json(outcome: &EvaluationOutcome, samples: &dyn Samples) -> Va
         class
     };
     let unreadable: Vec<Value> =
-        outcome.unreadable.iter().map(|(name, reason)| json!({"name": name, "reason": reason})).collect();
+        outcome.unreadable.iter().map(|one| json!({"name": one.name, "reason": one.reason})).collect();
     let mut metrics = match &outcome.evaluation {
         TaskEvaluation::Single(evaluation) => finite_json(evaluation.metrics()),
         TaskEvaluation::Multi(evaluation) => finite_json(evaluation.metrics()),

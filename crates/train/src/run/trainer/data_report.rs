@@ -65,15 +65,15 @@ impl UnreadableImages {
     }
 
     /// Adds validation images.
-    pub fn met_in_validation(&mut self, met: &[(String, String)], observer: &mut dyn Observer) {
-        let new: Vec<&(String, String)> = met.iter().filter(|(name, _)| !self.validation.contains_key(name)).collect();
-        for (name, reason) in new.iter().take(NAMED) {
+    pub fn met_in_validation(&mut self, met: &[Unreadable], observer: &mut dyn Observer) {
+        let new: Vec<&Unreadable> = met.iter().filter(|one| !self.validation.contains_key(&one.name)).collect();
+        for Unreadable { name, reason, .. } in new.iter().take(NAMED) {
             observer.note(&format!("{name} cannot be read ({reason}); the model is not evaluated on it"));
         }
         if new.len() > NAMED {
             observer.note(&format!("{} validation images cannot be read; data.txt lists them", met.len()));
         }
-        self.validation.extend(new.into_iter().cloned());
+        self.validation.extend(new.into_iter().map(|one| (one.name.clone(), one.reason.clone())));
     }
 
     /// Writes the report into the run's folder.

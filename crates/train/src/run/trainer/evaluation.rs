@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use vit_data::Samples;
-use vit_data::loader::UnreadableLimit;
+use vit_data::loader::{Unreadable, UnreadableLimit};
 
 use super::Trainer;
 use crate::error::TrainError;
@@ -68,8 +68,9 @@ impl Trainer<'_> {
     }
 }
 
-fn too_many(unreadable: &[(String, String)], of: usize, limit: f64) -> TrainError {
-    let examples: Vec<String> = unreadable.iter().take(3).map(|(name, why)| format!("{name} ({why})")).collect();
+fn too_many(unreadable: &[Unreadable], of: usize, limit: f64) -> TrainError {
+    let example = |one: &Unreadable| format!("{} ({})", one.name, one.reason);
+    let examples: Vec<String> = unreadable.iter().take(3).map(example).collect();
     TrainError::UnreadableValidation { found: unreadable.len(), of, limit, examples: examples.join(", ") }
 }
 
