@@ -1,7 +1,9 @@
 //! The optimisers' update rules, applied in place to a parameter and its state in one pass over memory.
 //! Products and sums are rounded separately, never fused: every instruction set gives the same bits.
 //!
-//! An optimiser is added with a type that implements [`UpdateRule`], and the lowering that makes one for each step.
+//! An optimiser is added with a type that implements [`UpdateRule`], and an arm in [`optimiser_step`].
+
+use vit_graph::ops::{Adam, OptimiserUpdate, Sgd};
 
 use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
@@ -21,6 +23,49 @@ pub(crate) trait UpdateRule<const READS: usize, const STATE: usize>: Copy + Send
         reads: [S::V; READS],
         state: [S::V; STATE],
     ) -> (S::V, [S::V; STATE]);
+}
+
+/// The scalars of a step.
+#[derive(Clone, Copy)]
+pub(crate) struct StepScalars {
+    pub learning_rate: f32,
+    /// From 1 on.
+    pub step: f32,
+    /// Clipping, as a factor of the gradient.
+    pub gradient_scale: f32,
+}
+
+/// Applies an optimiser to a parameter and its state, which are the outputs.
+pub(crate) fn optimiser_step(
+    pool: &Pool,
+    isa: Isa,
+    op: &OptimiserUpdate,
+    scalars: StepScalars,
+    gradient: &[f32],
+    outputs: &mut [&mut [f32]],
+    workspace: &mut [f32],
+) {
+    match (op, outputs) {
+        (OptimiserUpdate::Adam(op), [parameter, mean, variance]) => {
+            let rule = AdamRule::new(op, scalars);
+            match op.trust_ratio {
+                true => lamb(pool, isa, rule, parameter, gradient, [mean, variance], workspace),
+                false => update(pool, isa, rule, parameter, [gradient], [mean, variance]),
+            }
+        }
+        (OptimiserUpdate::Sgd(op), [parameter, buffer]) => {
+            update(pool, isa, SgdRule::new(op, scalars), parameter, [gradient], [buffer]);
+        }
+        _ => unreachable!("the graph checked the number of outputs"),
+    }
+}
+
+/// Elements of workspace that [`optimiser_step`] needs for a parameter of this length.
+pub(crate) fn step_workspace(op: OptimiserUpdate, length: usize) -> usize {
+    match op {
+        OptimiserUpdate::Adam(Adam { trust_ratio: true, .. }) => lamb_workspace(length),
+        _ => 0,
+    }
 }
 
 /// Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019); the state is mean and variance.
@@ -43,6 +88,22 @@ pub(crate) struct AdamRule {
 }
 
 impl AdamRule {
+    fn new(op: &Adam, StepScalars { learning_rate, step, gradient_scale }: StepScalars) -> Self {
+        let [correct1, correct2] = [op.beta1, op.beta2].map(|beta| 1.0 - f64::from(beta).powf(f64::from(step)));
+        let (gradient_decay, update_decay) = if op.decoupled { (0.0, op.weight_decay) } else { (op.weight_decay, 0.0) };
+        AdamRule {
+            learning_rate,
+            beta1: op.beta1,
+            beta2: op.beta2,
+            epsilon: op.epsilon,
+            gradient_scale,
+            mean_correction: (1.0 / correct1) as f32,
+            root_correction: (1.0 / correct2.sqrt()) as f32,
+            gradient_decay,
+            update_decay,
+        }
+    }
+
     #[inline(always)]
     fn moments<S: Simd>(&self, s: S, parameter: S::V, gradient: S::V, [mean, variance]: [S::V; 2]) -> [S::V; 2] {
         let scaled = s.mul(s.splat(self.gradient_scale), gradient);
@@ -80,6 +141,19 @@ pub(crate) struct SgdRule {
     pub buffer_weights: [f32; 2],
     /// The update, as weights of the new buffer and the gradient.
     pub update_weights: [f32; 2],
+}
+
+impl SgdRule {
+    fn new(op: &Sgd, StepScalars { learning_rate, step, gradient_scale }: StepScalars) -> Self {
+        let [old_buffer, add_gradient, of_buffer, of_gradient] = op.weights(step);
+        SgdRule {
+            learning_rate,
+            weight_decay: op.weight_decay,
+            gradient_scale,
+            buffer_weights: [old_buffer, add_gradient],
+            update_weights: [of_buffer, of_gradient],
+        }
+    }
 }
 
 impl UpdateRule<1, 1> for SgdRule {

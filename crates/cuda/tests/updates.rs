@@ -44,7 +44,8 @@ fn training_step(optimiser: fn(f32) -> Op) -> Graph {
             graph.value(Parameter::new(name, parameter.shape.clone(), Init::Zeros), &[]).unwrap()
         };
         let op = optimiser(if parameter.shape.len() > 1 { 0.1 } else { 0.0 });
-        let count = if matches!(op, Op::Adam(_)) { 2 } else { 1 };
+        let Op::OptimiserUpdate(update) = op else { panic!("{op:?} is not an optimiser") };
+        let count = update.state_len();
         let remembered: Vec<Value> = (0..count).map(|which| state(&mut graph, which)).collect();
         // Layers learn at rates of their own.
         let own_rate = graph.value(Scale(1.0 / (1.0 + i as f32)), &[rate]).unwrap();

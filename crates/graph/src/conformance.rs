@@ -570,7 +570,7 @@ fn optimisers(dice: &mut Dice, all: &mut Vec<Case>) -> Result<(), GraphError> {
         clip: None,
     };
     let sgd = Sgd { momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0, clip: Some(0.5) };
-    let ops: [(Op, f32, f32); 10] = [
+    let rules: [(OptimiserUpdate, f32, f32); 10] = [
         (adam.into(), 7.0, 1.0),
         (Adam { clip: Some(0.5), ..adam }.into(), 7.0, 1.0),
         (Adam { decoupled: false, ..adam }.into(), 1.0, 1.0),
@@ -582,25 +582,22 @@ fn optimisers(dice: &mut Dice, all: &mut Vec<Case>) -> Result<(), GraphError> {
         (sgd.into(), 3.0, f32::INFINITY),
         (Adam { trust_ratio: true, ..adam }.into(), 7.0, f32::NAN),
     ];
-    for (op, step, finite) in ops {
-        all.push(case(op.name(), dice, |m| {
+    for (rule, step, finite) in rules {
+        all.push(case(rule.name(), dice, |m| {
             let shape = [m.dice.extent(), *m.dice.pick(&[1, 7, 33, 1500])];
             let (p, g, state) = (m.float(shape), m.float(shape), m.float(shape));
             let number = |n: f32| p.constant(Constant::filled(Shape::default(), n));
             let norm = g.apply(GlobalNorm, &[&state]) * number(finite);
             let mut others = vec![g, state.clone()];
-            let states = match op {
-                Op::Adam(_) => {
-                    let variance = m.float(shape);
-                    others.push(&variance * &variance);
-                    2
-                }
-                _ => 1,
-            };
+            // A second state tensor is a variance.
+            if rule.state_len() == 2 {
+                let root = m.float(shape);
+                others.push(&root * &root);
+            }
             others.extend([number(1e-2), number(step), norm]);
             // A device that works in place must also cope with outputs that nobody wants.
-            let wanted = *m.dice.pick(&[1, 1 + states]);
-            Outputs::Forward(p.apply_outputs(op.clone(), &others.iter().collect::<Vec<_>>(), wanted))
+            let wanted = *m.dice.pick(&[1, 1 + rule.state_len()]);
+            Outputs::Forward(p.apply_outputs(rule, &others.iter().collect::<Vec<_>>(), wanted))
         })?);
     }
     all.push(case("moving_average", dice, |m| {

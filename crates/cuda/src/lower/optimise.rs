@@ -3,7 +3,7 @@
 //! To add an optimiser: a kernel in `kernels/optimise.cu`, an arm in [`UpdateKernel::of`].
 
 use vit_graph::Node;
-use vit_graph::ops::{CLIP_EPSILON, Op};
+use vit_graph::ops::{CLIP_EPSILON, Op, OptimiserUpdate};
 
 use super::{Emitter, Operand};
 use crate::compile::{self, KernelVariant};
@@ -71,7 +71,7 @@ impl UpdateKernel {
             second_pass: None,
         };
         Some(match op {
-            Op::Adam(adam) => UpdateKernel {
+            Op::OptimiserUpdate(OptimiserUpdate::Adam(adam)) => UpdateKernel {
                 kernel: "adam",
                 state: 2,
                 shared_scalars: 2,
@@ -88,7 +88,7 @@ impl UpdateKernel {
                 trust_ratio: adam.trust_ratio,
                 second_pass: Some("adam_with_trust"),
             },
-            Op::Sgd(sgd) => UpdateKernel {
+            Op::OptimiserUpdate(OptimiserUpdate::Sgd(sgd)) => UpdateKernel {
                 kernel: "sgd",
                 state: 1,
                 shared_scalars: 2,
@@ -162,7 +162,7 @@ pub(super) fn is_update(op: &Op) -> bool {
 
 /// Whether an operation updates a parameter from its gradient.
 pub(crate) fn is_optimiser(op: &Op) -> bool {
-    is_update(op) && !matches!(op, Op::MovingAverage(_) | Op::GuardedUpdate(_))
+    matches!(op, Op::OptimiserUpdate(_))
 }
 
 /// Whether two updates can share a launch: everything that they differ in is in the tables.

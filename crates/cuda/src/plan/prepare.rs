@@ -392,9 +392,8 @@ fn in_place_updates(graph: &Graph) -> HashMap<Value, Value> {
     }
     let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();
     let in_place = |(parameter, new): &(Value, Value)| {
-        let pairs: &[(usize, usize)] = match graph.node(new.node).op {
-            Op::Adam(_) => &[(0, 0), (2, 1), (3, 2)],
-            Op::Sgd(_) => &[(0, 0), (2, 1)],
+        let pairs: &[(usize, usize)] = match &graph.node(new.node).op {
+            Op::OptimiserUpdate(update) => update.in_place(),
             Op::MovingAverage(_) | Op::GuardedUpdate(_) => &[(0, 0)],
             // Running statistics, which no product reads: they have no copy in bf16 to be kept up with.
             Op::BatchNorm(_) => &[(3, 3), (4, 4)],

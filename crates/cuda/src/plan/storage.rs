@@ -142,7 +142,7 @@ fn read_exactly(graph: &Graph) -> HashSet<Value> {
 fn wants_f32(op: &Op, input: usize) -> bool {
     match op {
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::SigmoidCrossEntropy(_) | Op::OneHotMax(_) => true,
-        Op::GlobalNorm(_) | Op::Adam(_) | Op::Sgd(_) | Op::MovingAverage(_) | Op::GuardedUpdate(_) => true,
+        Op::GlobalNorm(_) | Op::OptimiserUpdate(_) | Op::MovingAverage(_) | Op::GuardedUpdate(_) => true,
         Op::BatchNorm(_) | Op::GroupNorm(_) => input > 0,
         Op::BatchNormGrad(_) | Op::GroupNormGrad(_) => input > 1,
         Op::LayerNorm(_) => input > 0,
@@ -162,7 +162,7 @@ fn is_statistic(op: &Op, output: usize) -> bool {
         Op::Attention(_) => output > 0,
         Op::BatchNorm(_) | Op::BatchNormGrad(_) | Op::GroupNorm(_) | Op::GroupNormGrad(_) => output > 0,
         Op::CrossEntropy(_) | Op::SigmoidCrossEntropy(_) | Op::GlobalNorm(_) => true,
-        Op::Adam(_) | Op::Sgd(_) | Op::MovingAverage(_) | Op::GuardedUpdate(_) => true,
+        Op::OptimiserUpdate(_) | Op::MovingAverage(_) | Op::GuardedUpdate(_) => true,
         _ => false,
     }
 }

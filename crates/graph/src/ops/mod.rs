@@ -42,7 +42,7 @@ pub use loss::{CrossEntropy, CrossEntropyGrad, OneHotMax, SigmoidCrossEntropy};
 pub use matmul::{MatMul, MatMulTimes};
 pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
 pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad, LayerNormGradAdd};
-pub use optimise::{Adam, CLIP_EPSILON, GlobalNorm, GuardedUpdate, MovingAverage, Sgd};
+pub use optimise::*;
 pub use patchify::{ImageLayout, Patchify, Unpatchify};
 pub use pool::{Pool2d, Pool2dGrad, PoolMode};
 pub use reduce::{Reduce, Reduction};
@@ -178,8 +178,7 @@ operations!(
     SigmoidCrossEntropy,
     OneHotMax,
     GlobalNorm,
-    Adam,
-    Sgd,
+    OptimiserUpdate,
     MovingAverage,
     GuardedUpdate,
 );

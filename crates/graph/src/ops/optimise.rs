@@ -4,7 +4,7 @@
 //! finite nothing changes, so that a step that went wrong can be looked into with the weights that it started from, or be
 //! skipped. What the forward pass itself updates, running statistics, waits for the norm in a [`GuardedUpdate`].
 
-use super::{Operation, arity, expect_shape};
+use super::{Op, Operation, arity, expect_shape};
 use crate::reference::Array;
 use crate::{Shape, Type};
 
@@ -42,22 +42,119 @@ fn clip_factor(clip: Option<f32>, norm: f64) -> Option<f64> {
     norm.is_finite().then_some(factor)
 }
 
-/// Checks what an update takes: the parameter, values of its shape, then numbers.
-fn check(inputs: &[Type], same: &[&str], numbers: &[&str]) -> Result<(), String> {
-    arity(inputs, 1 + same.len() + numbers.len())?;
+/// Checks the inputs of an update: the parameter, values of its shape, then scalars.
+fn check(inputs: &[Type], same: &[&str], scalars: &[&str]) -> Result<(), String> {
+    arity(inputs, 1 + same.len() + scalars.len())?;
     for (what, input) in same.iter().zip(&inputs[1..]) {
         expect_shape(what, input, &inputs[0].shape)?;
     }
-    for (what, input) in numbers.iter().zip(&inputs[1 + same.len()..]) {
+    for (what, input) in scalars.iter().zip(&inputs[1 + same.len()..]) {
         expect_shape(what, input, &[])?;
     }
     Ok(())
 }
 
-/// One step of Adam (Kingma and Ba, 2015) and of what grew from it: AdamW, LAMB.
-///
-/// Inputs: `parameter`, `gradient`, `mean`, `variance` of one shape, then the numbers `rate`, `step` (from 1 on) and
-/// the gradients' global `norm`. Outputs: the new parameter, mean and variance.
+/// The definition of an optimiser: what distinguishes one [`OptimiserUpdate`] from another.
+trait UpdateRule {
+    fn name(&self) -> &'static str;
+
+    /// Its state tensors, of the parameter's shape, as errors name them.
+    fn state(&self) -> &'static [&'static str];
+
+    /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`.
+    fn clip(&self) -> Option<f32>;
+
+    /// The new parameter and state, in f64.
+    fn update(&self, old: UpdateOperands) -> Vec<Array>;
+}
+
+/// What an update rule computes with.
+struct UpdateOperands<'a> {
+    shape: &'a Shape,
+    parameter: &'a [f64],
+    /// The gradient, clipped.
+    gradient: &'a [f64],
+    state: Vec<&'a [f64]>,
+    rate: f64,
+    /// From 1 on.
+    step: f64,
+}
+
+macro_rules! optimisers {
+    ($($name:ident),* $(,)?) => {
+        /// One step of an optimiser for one parameter.
+        ///
+        /// Inputs: `parameter`, `gradient` and the optimiser's state, of one shape; then the scalars `rate`, `step` (from 1
+        /// on) and the gradients' global `norm`. Outputs: the new parameter and state.
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        #[allow(missing_docs)]
+        pub enum OptimiserUpdate { $($name($name)),* }
+
+        $(impl From<$name> for OptimiserUpdate {
+            fn from(rule: $name) -> OptimiserUpdate { OptimiserUpdate::$name(rule) }
+        }
+
+        impl From<$name> for Op {
+            fn from(rule: $name) -> Op { Op::OptimiserUpdate(rule.into()) }
+        })*
+
+        impl OptimiserUpdate {
+            fn rule(&self) -> &dyn UpdateRule {
+                match self { $(OptimiserUpdate::$name(rule) => rule),* }
+            }
+        }
+    };
+}
+
+optimisers!(Adam, Sgd);
+
+impl OptimiserUpdate {
+    /// The number of state tensors.
+    pub fn state_len(&self) -> usize {
+        self.rule().state().len()
+    }
+
+    /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`.
+    pub fn clip(&self) -> Option<f32> {
+        self.rule().clip()
+    }
+
+    /// Pairs of an input and the output that may overwrite it.
+    pub fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0), (2, 1), (3, 2)][..1 + self.state_len()]
+    }
+}
+
+impl Operation for OptimiserUpdate {
+    fn name(&self) -> &'static str {
+        self.rule().name()
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        let same = [&["the gradient"], self.rule().state()].concat();
+        check(inputs, &same, &["the rate", "the step", "the norm"])?;
+        Ok(vec![inputs[0].clone(); 1 + self.state_len()])
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let state = &inputs[2..2 + self.state_len()];
+        let [rate, step, norm] = [0, 1, 2].map(|i| inputs[2 + state.len() + i].data()[0]);
+        let Some(factor) = clip_factor(self.clip(), norm) else {
+            return inputs[..1].iter().chain(state).map(|&old| old.clone()).collect();
+        };
+        let gradient: Vec<f64> = inputs[1].data().iter().map(|g| factor * g).collect();
+        self.rule().update(UpdateOperands {
+            shape: &outputs[0].shape,
+            parameter: inputs[0].data(),
+            gradient: &gradient,
+            state: state.iter().map(|old| old.data()).collect(),
+            rate,
+            step,
+        })
+    }
+}
+
+/// Adam (Kingma and Ba, 2015) and its descendants AdamW and LAMB. Its state is the mean and the variance of gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub struct Adam {
@@ -67,13 +164,13 @@ pub struct Adam {
     pub weight_decay: f32,
     /// Weight decay is added to the update (AdamW), not to the gradient.
     pub decoupled: bool,
-    /// The update is scaled to the parameter's length (LAMB); unless one of the two has none.
+    /// The update is scaled to the parameter's length (LAMB), unless one of the two is zero.
     pub trust_ratio: bool,
     /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`.
     pub clip: Option<f32>,
 }
 
-impl Operation for Adam {
+impl UpdateRule for Adam {
     fn name(&self) -> &'static str {
         match (self.trust_ratio, self.decoupled) {
             (true, _) => "lamb",
@@ -82,26 +179,23 @@ impl Operation for Adam {
         }
     }
 
-    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        check(inputs, &["the gradient", "the mean", "the variance"], &["the rate", "the step", "the norm"])?;
-        Ok(vec![inputs[0].clone(), inputs[2].clone(), inputs[3].clone()])
+    fn state(&self) -> &'static [&'static str] {
+        &["the mean", "the variance"]
     }
 
-    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
-        let [parameter, gradient, mean, variance] = [0, 1, 2, 3].map(|i| inputs[i].data());
-        let [rate, step, norm] = [4, 5, 6].map(|i| inputs[i].data()[0]);
+    fn clip(&self) -> Option<f32> {
+        self.clip
+    }
+
+    fn update(&self, UpdateOperands { shape, parameter, gradient, state, rate, step }: UpdateOperands) -> Vec<Array> {
         let [beta1, beta2, epsilon, decay] = [self.beta1, self.beta2, self.epsilon, self.weight_decay].map(f64::from);
-        let Some(factor) = clip_factor(self.clip, norm) else {
-            return [0, 2, 3].map(|i| inputs[i].clone()).to_vec();
-        };
         let (coupled, decoupled) = if self.decoupled { (0.0, decay) } else { (decay, 0.0) };
-        let gradient = |i: usize| factor * gradient[i] + coupled * parameter[i];
-        let shape = &outputs[0].shape;
-        let new_mean = Array::from_fn(shape, |i| beta1 * mean[i] + (1.0 - beta1) * gradient(i));
-        let new_variance = Array::from_fn(shape, |i| beta2 * variance[i] + (1.0 - beta2) * gradient(i).powi(2));
+        let gradient = |i: usize| gradient[i] + coupled * parameter[i];
+        let mean = Array::from_fn(shape, |i| beta1 * state[0][i] + (1.0 - beta1) * gradient(i));
+        let variance = Array::from_fn(shape, |i| beta2 * state[1][i] + (1.0 - beta2) * gradient(i).powi(2));
         let (correct1, correct2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
         let update = Array::from_fn(shape, |i| {
-            let (m, v) = (new_mean.data()[i] / correct1, new_variance.data()[i] / correct2);
+            let (m, v) = (mean.data()[i] / correct1, variance.data()[i] / correct2);
             m / (v.sqrt() + epsilon) + decoupled * parameter[i]
         });
         let lengths = (length(parameter.iter().copied()), length(update.data().iter().copied()));
@@ -109,16 +203,13 @@ impl Operation for Adam {
             (parameter, update) if self.trust_ratio && parameter > 0.0 && update > 0.0 => parameter / update,
             _ => 1.0,
         };
-        let new_parameter = Array::from_fn(shape, |i| parameter[i] - rate * ratio * update.data()[i]);
-        vec![new_parameter, new_mean, new_variance]
+        let parameter = Array::from_fn(shape, |i| parameter[i] - rate * ratio * update.data()[i]);
+        vec![parameter, mean, variance]
     }
 }
 
-/// One step of stochastic gradient descent with momentum, as PyTorch defines it: weight decay is added to the gradient,
-/// and the first step puts the whole gradient into the buffer.
-///
-/// Inputs: `parameter`, `gradient`, `buffer` of one shape, then the numbers `rate`, `step` (from 1 on) and the
-/// gradients' global `norm`. Outputs: the new parameter and buffer.
+/// Stochastic gradient descent with momentum, as PyTorch defines it: weight decay is added to the gradient, and the first
+/// step puts the whole gradient into the buffer. Its state is the momentum buffer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub struct Sgd {
@@ -131,7 +222,7 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    /// What buffer and gradient count for in the new buffer, and both in the update.
+    /// The weights of old buffer and gradient in the new buffer, and of new buffer and gradient in the update.
     pub fn weights(&self, step: f32) -> [f32; 4] {
         let first = step <= 1.0 || self.momentum == 0.0;
         let (keep, add) = if first { (0.0, 1.0) } else { (self.momentum, 1.0 - self.dampening) };
@@ -140,30 +231,26 @@ impl Sgd {
     }
 }
 
-impl Operation for Sgd {
+impl UpdateRule for Sgd {
     fn name(&self) -> &'static str {
         "sgd"
     }
 
-    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        check(inputs, &["the gradient", "the buffer"], &["the rate", "the step", "the norm"])?;
-        Ok(vec![inputs[0].clone(), inputs[2].clone()])
+    fn state(&self) -> &'static [&'static str] {
+        &["the buffer"]
     }
 
-    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
-        let [parameter, gradient, buffer] = [0, 1, 2].map(|i| inputs[i].data());
-        let [rate, step, norm] = [3, 4, 5].map(|i| inputs[i].data()[0]);
-        let Some(factor) = clip_factor(self.clip, norm) else {
-            return [0, 2].map(|i| inputs[i].clone()).to_vec();
-        };
+    fn clip(&self) -> Option<f32> {
+        self.clip
+    }
+
+    fn update(&self, UpdateOperands { shape, parameter, gradient, state, rate, step }: UpdateOperands) -> Vec<Array> {
         let [keep, add, of_buffer, of_gradient] = self.weights(step as f32).map(f64::from);
-        let gradient = |i: usize| factor * gradient[i] + f64::from(self.weight_decay) * parameter[i];
-        let shape = &outputs[0].shape;
-        let new_buffer = Array::from_fn(shape, |i| keep * buffer[i] + add * gradient(i));
-        let new_parameter = Array::from_fn(shape, |i| {
-            parameter[i] - rate * (of_buffer * new_buffer.data()[i] + of_gradient * gradient(i))
-        });
-        vec![new_parameter, new_buffer]
+        let gradient = |i: usize| gradient[i] + f64::from(self.weight_decay) * parameter[i];
+        let buffer = Array::from_fn(shape, |i| keep * state[0][i] + add * gradient(i));
+        let parameter =
+            Array::from_fn(shape, |i| parameter[i] - rate * (of_buffer * buffer.data()[i] + of_gradient * gradient(i)));
+        vec![parameter, buffer]
     }
 }
 

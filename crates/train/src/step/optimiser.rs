@@ -1,7 +1,7 @@
 //! Optimisers: their settings in a recipe, the update of every parameter in a training step, and its state.
 
 use serde::{Deserialize, Serialize};
-use vit_graph::ops::{Adam, MovingAverage, Op, Parameter, Scale, Sgd};
+use vit_graph::ops::{Adam, MovingAverage, OptimiserUpdate, Parameter, Scale, Sgd};
 use vit_graph::{Graph, GraphError, Init, Value};
 
 use crate::step::groups::{DecayOn, rate_factors};
@@ -120,7 +120,7 @@ pub(crate) struct UpdateInputs {
 
 impl Optimiser {
     /// The update of one parameter, and the suffixes of its state's names.
-    fn op(&self, parameter: &Parameter) -> (Op, &'static [&'static str]) {
+    fn op(&self, parameter: &Parameter) -> (OptimiserUpdate, &'static [&'static str]) {
         let decays = self.decay_on.includes(&parameter.name, &parameter.shape);
         let (weight_decay, clip) = (if decays { self.weight_decay } else { 0.0 }, self.clip);
         let adam = |[beta1, beta2, epsilon]: [f32; 3], decoupled, trust_ratio| {
