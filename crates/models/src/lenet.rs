@@ -2,12 +2,12 @@
 //! and averages, or with ReLU and maxima.
 
 use serde_json::{Map, Value, json};
-use vit_graph::ops::{Activation, Conv2d, Operation, Pool2d, PoolMode};
+use vit_graph::ops::{Activation, Operation, Pool2d, PoolMode};
 use vit_graph::{Init, Tensor};
 
 use crate::architecture::{Dimensions, Network};
 use crate::config::{Arguments, TimmForm};
-use crate::layers::{Building, Conv, channels_last, head, linear_from};
+use crate::layers::{Building, Conv, Padding, channels_last, head, linear_from};
 use crate::preprocessing::Preprocessing;
 use crate::variant::Variant;
 
@@ -51,9 +51,11 @@ impl Network for LeNet {
     fn forward(&self, image: &Tensor, _: &Building) {
         let pool = Pool2d::tiles(self.pooling, 2);
         // The first filters are padded by two pixels, so that images of 28 pixels suffice where the paper's have 32.
-        let x = biased(6).apply(&channels_last(image), "conv1").activation(self.activation).pool2d(pool);
+        let conv1 = Conv { bias: true, ..Conv::new(6, 5) };
+        let conv2 = Conv { padding: Padding::None, bias: true, ..Conv::new(16, 5) };
+        let x = conv1.apply(&channels_last(image), "conv1").activation(self.activation).pool2d(pool);
         x.tap("stages.0");
-        let x = unpadded(&x, 16, "conv2").activation(self.activation).pool2d(pool);
+        let x = conv2.apply(&x, "conv2").activation(self.activation).pool2d(pool);
         x.tap("stages.1");
         x.tap("feature_map");
         // The published order of the flattened image: channel, row, column.
@@ -136,19 +138,6 @@ fn digits() -> Preprocessing {
         std: vec![0.3081],
         ..Preprocessing::imagenet()
     }
-}
-
-fn biased(filters: usize) -> Conv {
-    Conv { bias: true, ..Conv::new(filters, 5) }
-}
-
-fn unpadded(x: &Tensor, filters: usize, name: &str) -> Tensor {
-    let _scope = x.scope(name);
-    let init = Init::Normal { std: (2.0 / (25 * filters) as f32).sqrt() };
-    let weight = x.parameter("weight", [filters, x.extent(3), 5, 5], init);
-    let bias = x.parameter("bias", [filters], Init::Zeros);
-    let conv = Conv2d { stride: [1; 2], padding: [[0; 2]; 2], dilation: [1; 2], groups: 1, bias: true };
-    x.conv2d(conv, &weight, Some(&bias))
 }
 
 fn dense(x: &Tensor, features: usize, name: &str) -> Tensor {

@@ -47,7 +47,7 @@ pub use variant::{Variant, suggestions, variant, variants};
 use registry::Registered;
 
 /// Every architecture, in the order in which their variants are listed.
-const ARCHITECTURES: [Registered; 7] = [
+const ARCHITECTURES: &[Registered] = &[
     Registered::of::<vit::Vit>(),
     Registered::of::<resnetv2::ResNetV2>(),
     Registered::of::<resnet::ResNet>(),

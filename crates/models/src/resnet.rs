@@ -193,7 +193,7 @@ impl Forward<'_, ResNet> {
     fn run(&self, image: &Tensor) {
         let net = self.net;
         let mut x = self.stem(image);
-        let stages = residual_stages(&net.depths, &net.widths, net.stem, net.output_stride, net.drop_path);
+        let stages = residual_stages(&net.depths, &net.widths, net.stem.stride(), net.output_stride, net.drop_path);
         for (stage, blocks) in stages.into_iter().enumerate() {
             for (index, block) in blocks.into_iter().enumerate() {
                 let _scope = x.scope(&format!("layer{}.{index}", stage + 1));

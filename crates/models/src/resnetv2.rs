@@ -236,7 +236,7 @@ impl Forward<'_, ResNetV2> {
         let net = self.net;
         // timm names the parameters of a stem without stages as if it were the whole model.
         let mut x = self.stem(image, if net.depths.is_empty() { "" } else { "stem" });
-        let stages = residual_stages(&net.depths, &net.widths, net.stem, net.output_stride, net.drop_path);
+        let stages = residual_stages(&net.depths, &net.widths, net.stem.stride(), net.output_stride, net.drop_path);
         for (stage, blocks) in stages.into_iter().enumerate() {
             for (index, block) in blocks.into_iter().enumerate() {
                 let _scope = x.scope(&format!("stages.{stage}.blocks.{index}"));
@@ -294,7 +294,7 @@ impl Forward<'_, ResNetV2> {
 
     fn pre_activation(&self, x: &Tensor, block: ResidualBlock) -> Tensor {
         let ResidualBlock { width, stride, dilation, .. } = block;
-        let first_dilation = first_dilation(block);
+        let first_dilation = block.first_dilation();
         let active = self.norm_act(x, "norm1");
         let basic = self.net.block == ResNetV2Block::Basic;
         let changes = !basic || stride != 1 || first_dilation != dilation || x.extent(3) != width;
@@ -320,7 +320,7 @@ impl Forward<'_, ResNetV2> {
             x.clone()
         };
         let y = self.norm_act(&self.plain(self.inner(width), 1).apply(x, "conv1"), "norm1");
-        let middle = Conv { stride, dilation: first_dilation(block), ..self.plain(self.inner(width), 3) };
+        let middle = Conv { stride, dilation: block.first_dilation(), ..self.plain(self.inner(width), 3) };
         let y = self.norm_act(&middle.apply(&y, "conv2"), "norm2");
         let y = self.building.norm(&self.plain(width, 1).apply(&y, "conv3"), self.net.norm, "norm3");
         (self.building.drop_path(y, block.drop_path) + shortcut).activation(self.net.activation)
@@ -334,9 +334,4 @@ impl Forward<'_, ResNetV2> {
         let pooled = average_down(x, stride, dilation);
         self.plain(width, 1).apply(&pooled, "downsample.conv")
     }
-}
-
-/// The dilation of a block's spatial convolution: timm gives the first one of a stage at most 2.
-fn first_dilation(block: ResidualBlock) -> usize {
-    if block.first { block.previous_dilation.min(2) } else { block.dilation }
 }

@@ -32,7 +32,7 @@ fn pool(x: &Tensor, how: Downsample, padding: Padding) -> Tensor {
     // Where the border is filled up as TensorFlow does, timm counts it in means.
     let (padding, count_padding) = match padding {
         Padding::Same => (Padding::Same.around(x, kernel, 2, 1), pooling == PoolMode::Mean),
-        Padding::Symmetric => ([[kernel / 3; 2]; 2], false),
+        _ => ([[kernel / 3; 2]; 2], false),
     };
     x.pool2d(Pool2d { pooling, kernel: [kernel; 2], stride: [2; 2], padding, count_padding })
 }

@@ -43,6 +43,11 @@ impl<'a> Arguments<'a> {
         self.map.get(name).filter(|v| !v.is_null())
     }
 
+    /// Whether there is such an argument, if only as null.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.contains_key(name)
+    }
+
     fn wrong(&self, name: &str, expected: &str) -> String {
         format!("{}'s option `{name}` should be {expected}, not {}", self.library, self.map[name])
     }

@@ -10,6 +10,8 @@ pub enum Padding {
     Symmetric,
     /// As much as it takes for `ceil(size / stride)` results, an odd one after, as in TensorFlow and JAX.
     Same,
+    /// Not at all: a border narrower than the stride is left out.
+    None,
 }
 
 impl Padding {
@@ -17,6 +19,7 @@ impl Padding {
     pub fn amount(self, extent: usize, kernel: usize, stride: usize, dilation: usize) -> [usize; 2] {
         let reach = dilation * kernel.saturating_sub(1);
         match self {
+            Padding::None => [0; 2],
             Padding::Symmetric => [(stride.saturating_sub(1) + reach) / 2; 2],
             Padding::Same => {
                 let last = extent.div_ceil(stride.max(1)).saturating_sub(1) * stride;
@@ -75,6 +78,8 @@ pub struct Conv {
     pub padding: Padding,
     pub bias: bool,
     pub standardise: Option<Standardise>,
+    /// How the weights start; by default so that the size of activations is kept (He et al., 2015).
+    pub init: Option<Init>,
 }
 
 impl Conv {
@@ -89,16 +94,17 @@ impl Conv {
             padding: Padding::Symmetric,
             bias: false,
             standardise: None,
+            init: None,
         }
     }
 
-    /// Applies it to a channels-last image. Weights start so that the size of activations is kept (He et al., 2015).
+    /// Applies it to a channels-last image.
     pub fn apply(&self, x: &Tensor, name: &str) -> Tensor {
         let _scope = x.scope(name);
         let Conv { filters, kernel, stride, dilation, groups, .. } = *self;
         let groups = groups.max(1);
         let fan_out = (kernel * kernel * filters / groups).max(1);
-        let init = Init::Normal { std: (2.0 / fan_out as f32).sqrt() };
+        let init = self.init.unwrap_or(Init::Normal { std: (2.0 / fan_out as f32).sqrt() });
         let weight = x.parameter("weight", [filters, x.extent(3) / groups, kernel, kernel], init);
         let weight = self.standardise.map_or(weight.clone(), |how| how.apply(&weight));
         let bias = self.bias.then(|| x.parameter("bias", [filters], Init::Zeros));

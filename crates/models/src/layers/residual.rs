@@ -39,20 +39,27 @@ pub struct ResidualBlock {
     pub drop_path: f32,
 }
 
-/// The blocks of each stage. Every stage but the first halves the resolution; where it would become coarser than
-/// `output_stride`, convolutions are dilated instead.
+impl ResidualBlock {
+    /// The dilation of the convolution that changes the resolution, at most 2 in timm's later networks.
+    pub fn first_dilation(&self) -> usize {
+        if self.first { self.previous_dilation.min(2) } else { self.dilation }
+    }
+}
+
+/// The blocks of each stage. Every stage halves the resolution, but not the first after a stem of stride 4; where it would
+/// become coarser than `output_stride`, convolutions are dilated instead.
 pub fn residual_stages(
     depths: &[usize],
     widths: &[usize],
-    stem: Stem,
+    stem_stride: usize,
     output_stride: usize,
     drop_path: f32,
 ) -> Vec<Vec<ResidualBlock>> {
-    let (mut total_stride, mut dilation, mut previous_dilation, mut index) = (stem.stride(), 1, 1, 0);
+    let (mut total_stride, mut dilation, mut previous_dilation, mut index) = (stem_stride, 1, 1, 0);
     let blocks: usize = depths.iter().sum();
     let mut stages = Vec::new();
     for (stage, (&depth, &width)) in depths.iter().zip(widths).enumerate() {
-        let mut stage_stride = if stage == 0 { 1 } else { 2 };
+        let mut stage_stride = if stage == 0 && stem_stride != 2 { 1 } else { 2 };
         if total_stride >= output_stride {
             dilation *= stage_stride;
             stage_stride = 1;

@@ -100,7 +100,7 @@ pub(super) fn arguments(net: &ResNetV2) -> Map<String, Value> {
     let class = match (net.standardise, net.padding) {
         (None, _) => "create_conv2d",
         (Some(_), Padding::Same) => "StdConv2dSame",
-        (Some(_), Padding::Symmetric) => "StdConv2d",
+        (Some(_), _) => "StdConv2d",
     };
     let conv = match net.standardise {
         None => json!(class),
