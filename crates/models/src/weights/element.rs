@@ -27,7 +27,7 @@ pub(super) enum Element {
 
 /// The byte order of a file's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum ByteOrder {
     Little,
     Big,
 }
@@ -43,9 +43,9 @@ impl Element {
         }
     }
 
-    /// The elements in `bytes` as `f32`; `name` is the tensor's, for the error. Trailing bytes that do not fill an
-    /// element are the caller's to refuse.
-    pub fn decode(self, name: &str, bytes: &[u8], order: Order) -> Result<Vec<f32>, WeightsError> {
+    /// The elements in `bytes` as `f32`; `name` is the tensor's, for errors. The caller must refuse trailing bytes that do not
+    /// fill an element.
+    pub fn decode(self, name: &str, bytes: &[u8], order: ByteOrder) -> Result<Vec<f32>, WeightsError> {
         Ok(match self {
             Self::F64 => floats(bytes, order, |b| f64::from_le_bytes(b) as f32),
             Self::F32 => floats(bytes, order, f32::from_le_bytes),
@@ -67,26 +67,26 @@ impl Element {
     }
 }
 
-fn floats<const N: usize>(bytes: &[u8], order: Order, convert: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+fn floats<const N: usize>(bytes: &[u8], order: ByteOrder, convert: impl Fn([u8; N]) -> f32) -> Vec<f32> {
     let (elements, _) = bytes.as_chunks::<N>();
     match order {
-        Order::Little => elements.iter().map(|&b| convert(b)).collect(),
-        Order::Big => elements.iter().map(|&b| convert(reversed(b))).collect(),
+        ByteOrder::Little => elements.iter().map(|&b| convert(b)).collect(),
+        ByteOrder::Big => elements.iter().map(|&b| convert(reversed(b))).collect(),
     }
 }
 
 fn integers<const N: usize>(
     name: &str,
     bytes: &[u8],
-    order: Order,
+    order: ByteOrder,
     convert: impl Fn([u8; N]) -> i128,
 ) -> Result<Vec<f32>, WeightsError> {
     let (elements, _) = bytes.as_chunks::<N>();
     let mut values = Vec::with_capacity(elements.len());
     for &element in elements {
         let element = match order {
-            Order::Little => element,
-            Order::Big => reversed(element),
+            ByteOrder::Little => element,
+            ByteOrder::Big => reversed(element),
         };
         let exact = convert(element);
         let value = exact as f32;
@@ -103,7 +103,7 @@ fn reversed<const N: usize>(mut bytes: [u8; N]) -> [u8; N] {
     bytes
 }
 
-/// The `e4m3fn` kind: no infinities, and only all-ones is NaN.
+/// The `e4m3fn` variant: no infinities, and only all ones is NaN.
 fn f8_e4m3(bits: u8) -> f32 {
     let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
     let exponent = i32::from(bits >> 3 & 0xf);
@@ -120,21 +120,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn eight_bit_floats_have_their_published_values() {
-        let e4m3 = |b: u8| Element::F8E4M3.decode("x", &[b], Order::Little).unwrap()[0];
+    fn fp8_values_are_as_published() {
+        let e4m3 = |b: u8| Element::F8E4M3.decode("x", &[b], ByteOrder::Little).unwrap()[0];
         assert_eq!(e4m3(0x7e), 448.0);
         assert_eq!(e4m3(0x38), 1.0);
         assert_eq!(e4m3(0x01), 2f32.powi(-9));
         assert_eq!(e4m3(0xb8), -1.0);
         assert!(e4m3(0x7f).is_nan());
-        let e5m2 = |b: u8| Element::F8E5M2.decode("x", &[b], Order::Little).unwrap()[0];
+        let e5m2 = |b: u8| Element::F8E5M2.decode("x", &[b], ByteOrder::Little).unwrap()[0];
         assert_eq!(e5m2(0x7b), 57344.0);
         assert_eq!(e5m2(0x3c), 1.0);
     }
 
     #[test]
     fn integers_that_f32_cannot_hold_are_refused_by_name() {
-        let decode = |v: i64| Element::I64.decode("steps", &v.to_le_bytes(), Order::Little);
+        let decode = |v: i64| Element::I64.decode("steps", &v.to_le_bytes(), ByteOrder::Little);
         assert_eq!(decode(1 << 24).unwrap(), [16777216.0]);
         assert_eq!(decode(i64::MIN).unwrap(), [-9.223372e18]);
         assert!(decode((1 << 24) + 1).unwrap_err().to_string().contains("`steps`"));
@@ -144,6 +144,6 @@ mod tests {
     #[test]
     fn big_endian_is_reversed() {
         let bytes = 1.5f32.to_be_bytes();
-        assert_eq!(Element::F32.decode("x", &bytes, Order::Big).unwrap(), [1.5]);
+        assert_eq!(Element::F32.decode("x", &bytes, ByteOrder::Big).unwrap(), [1.5]);
     }
 }

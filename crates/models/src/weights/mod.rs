@@ -54,7 +54,7 @@ impl Tensor {
     }
 }
 
-/// Everything a weights file holds: its tensors by name, and the text it carries beside them.
+/// The content of a weights file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Weights {
     /// The tensors by name.
@@ -69,7 +69,7 @@ impl Weights {
         self.tensors.get(name).ok_or_else(|| WeightsError::Missing { name: name.into() })
     }
 
-    /// Removes and gives the tensor of that name, or an error that names it.
+    /// Removes and returns the tensor of that name, or an error that names it.
     pub fn take(&mut self, name: &str) -> Result<Tensor, WeightsError> {
         self.tensors.remove(name).ok_or_else(|| WeightsError::Missing { name: name.into() })
     }
@@ -79,7 +79,7 @@ impl Weights {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), &tensor.shape[..], &tensor.data[..]))
     }
 
-    /// Adds a tensor; a name that is already there is an error, so that no mapping can silently lose one.
+    /// Adds a tensor; a second one of the same name is an error, so that no mapping silently loses one.
     pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Result<(), WeightsError> {
         let name = name.into();
         if self.tensors.contains_key(&name) {
@@ -96,7 +96,7 @@ pub fn read(path: &Path) -> Result<Weights, WeightsError> {
     if is_safetensors(&first_bytes(path)?) {
         return safetensors::read(path);
     }
-    // An archive is in memory as it is and as f32 at once.
+    // The archive's bytes and its f32 tensors are in memory together.
     let length = std::fs::metadata(path).map_or(0, |file| file.len());
     ensure_room(length.saturating_mul(2), host::free_memory()).map_err(|error| error.in_file(path))?;
     let bytes = read_file(path)?;
@@ -121,11 +121,11 @@ pub fn from_bytes(bytes: &[u8]) -> Result<Weights, WeightsError> {
     if is_safetensors(bytes) {
         return safetensors::from_bytes(bytes);
     }
-    Err(WeightsError::UnknownFormat { guess: guess(bytes) })
+    Err(WeightsError::UnknownFormat { guess: likely_format(bytes) })
 }
 
-/// What the first bytes suggest a file is when it is none of the formats read here, and what to do about it.
-fn guess(bytes: &[u8]) -> &'static str {
+/// What the first bytes of an unsupported file suggest that it is, and what to do about it.
+fn likely_format(bytes: &[u8]) -> &'static str {
     const KNOWN: [(&[u8], &str); 7] = [
         (b"version https://git-lfs", "it is a Git LFS pointer, not the file itself: run `git lfs pull`"),
         (b"\x93NUMPY", "it is one array (.npy): save the named arrays with numpy.savez"),
@@ -151,14 +151,14 @@ fn is_safetensors(bytes: &[u8]) -> bool {
     bytes.get(8) == Some(&b'{') && !bytes.starts_with(b"PK") && !pickle::is_legacy(bytes)
 }
 
-/// Enough of a file to tell formats apart.
+/// As many bytes as distinguish the formats.
 fn first_bytes(path: &Path) -> Result<Vec<u8>, WeightsError> {
     let mut bytes = Vec::new();
     let read = regular_file::open(path).and_then(|file| file.take(64).read_to_end(&mut bytes));
     read.map(|_| bytes).map_err(|error| WeightsError::Io(error).in_file(path))
 }
 
-/// Refuses what is more than there is, before any of it is read.
+/// Refuses weights that do not fit into free memory, before they are read.
 fn ensure_room(needed: u64, room: Option<FreeMemory>) -> Result<(), WeightsError> {
     match room {
         Some(room) if needed > room.free => Err(WeightsError::Memory { needed, room }),
@@ -170,8 +170,8 @@ fn read_file(path: &Path) -> Result<Vec<u8>, WeightsError> {
     regular_file::read(path).map_err(|error| WeightsError::Io(error).in_file(path))
 }
 
-/// The product of a shape, or nothing where it does not fit. An axis of length zero excuses no other: every part of a
-/// shape that passes can be multiplied without a check.
+/// The product of a shape; `None` if it overflows. An axis of length 0 does not hide an overflow of the others, so in a
+/// shape that passes every partial product fits.
 fn element_count(shape: &[usize]) -> Option<usize> {
     let product = shape.iter().try_fold(1usize, |product, &axis| product.checked_mul(axis.max(1)))?;
     Some(if shape.contains(&0) { 0 } else { product })
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_axis_excuses_no_overflow() {
+    fn an_empty_axis_hides_no_overflow() {
         assert_eq!(element_count(&[]), Some(1));
         assert_eq!(element_count(&[2, 0, 3]), Some(0));
         assert_eq!(element_count(&[0, usize::MAX, 2]), None);

@@ -1,5 +1,5 @@
-//! The names that each library gives to the same weights, one file per scheme, mapped onto timm's. A tensor whose name
-//! a scheme does not know keeps it, so that whoever loads the weights can report it.
+//! The names that each library gives to the same weights, one file per scheme, mapped onto timm's. Unknown names are kept,
+//! and reported when the weights are adapted to a model.
 
 pub mod big_transfer;
 pub mod hugging_face;
@@ -25,7 +25,7 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// The scheme of some weights; nothing where no Vision Transformer's names are recognised.
+    /// The scheme of weights; `None` where no Vision Transformer's names are recognised.
     pub fn detect(weights: &Weights) -> Option<Self> {
         if jax::detect(weights) {
             Some(Self::Jax)
@@ -43,8 +43,8 @@ impl Scheme {
     }
 }
 
-/// The same weights under canonical names and in canonical shapes, and the scheme they came in. Names that no scheme
-/// recognises are taken for timm's, since other architectures (ResNet, EfficientNet) use the canonical names as they are.
+/// Weights with canonical names and shapes, and the scheme that they had. Where no scheme is recognised, names are taken as
+/// timm's, which are canonical for the other architectures.
 pub fn canonical(weights: Weights) -> Result<(Weights, Scheme), WeightsError> {
     let scheme = Scheme::detect(&weights).unwrap_or(Scheme::Timm);
     let weights = match scheme {
@@ -57,7 +57,7 @@ pub fn canonical(weights: Weights) -> Result<(Weights, Scheme), WeightsError> {
     Ok((weights, scheme))
 }
 
-/// Renames every tensor: `rename` gives the new name, or nothing for a tensor that is to be left out.
+/// Renames every tensor; one whose new name is `None` is dropped.
 fn rename(weights: Weights, mut rename: impl FnMut(&str) -> Option<String>) -> Result<Weights, WeightsError> {
     let mut renamed = Weights { metadata: weights.metadata, ..Weights::default() };
     for (name, tensor) in weights.tensors {

@@ -1,4 +1,4 @@
-//! Writes one array as NumPy saves it. Reading is the npz reader's job.
+//! Writes one array as NumPy saves it; `npz` reads them.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub fn write(path: &Path, shape: &[usize], values: &[f32]) -> std::io::Result<()
 pub fn start(out: &mut impl Write, shape: &[usize]) -> std::io::Result<()> {
     let extents: String = shape.iter().map(|n| format!("{n}, ")).collect();
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", extents.trim_end());
-    // Ten bytes stand before the header; the data start at a multiple of 64, after a line's end.
+    // The header follows 10 bytes, ends with a newline, and is padded so that the data start at a multiple of 64.
     let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
     header.push_str(&" ".repeat(padding));
     header.push('\n');

@@ -1,5 +1,5 @@
-//! Reads NumPy's npz archives, the format of Google's vision_transformer and big_vision checkpoints. Arrays of numbers
-//! are read, in C or Fortran order; object arrays, which are pickles, are refused.
+//! Reads NumPy's npz archives, the format of Google's vision_transformer and big_vision checkpoints. Numeric arrays are
+//! read, in C or Fortran order; object arrays, which are pickles, are refused.
 
 mod npy;
 
@@ -24,7 +24,7 @@ pub(super) fn from_archive(archive: &Archive) -> Result<Weights, WeightsError> {
         let Some(name) = member.strip_suffix(".npy") else {
             continue;
         };
-        if is_optimizer_state(name) {
+        if is_optimiser_state(name) {
             continue;
         }
         if let Some(content) = archive.member(member)? {
@@ -40,8 +40,8 @@ pub(super) fn from_archive(archive: &Archive) -> Result<Weights, WeightsError> {
     Ok(weights)
 }
 
-/// big_vision keeps the optimiser's moments beside the parameters, at twice their size; the parameters themselves lie
-/// under `opt/target` in its oldest files.
-fn is_optimizer_state(name: &str) -> bool {
+/// big_vision's files hold the optimiser's moments, twice the size of the parameters. In its oldest files the parameters are
+/// under `opt/target`.
+fn is_optimiser_state(name: &str) -> bool {
     name.starts_with("opt/") && !name.starts_with("opt/target/")
 }

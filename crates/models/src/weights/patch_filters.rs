@@ -1,14 +1,14 @@
-//! Patch filters for another number of input channels, as timm adapts them: a model trained on RGB keeps most of what
-//! it knows when it is given grey or multispectral images.
+//! First filters for another number of input channels, as timm adapts them, so that a model trained on RGB can be fine-tuned
+//! on grey or multispectral images.
 
 use super::{Tensor, WeightsError};
 
-/// More than any sensor has; it keeps a wrong setting from asking for all memory.
+/// More than any sensor has: a wrong setting must not take all memory.
 const MOST_CHANNELS: usize = 1 << 12;
 
-/// Adapts `patch_embed.proj.weight` (`[out, channels, height, width]`) to `channels`. To one channel the filters are
-/// summed, so that a grey image gives what it gave as RGB; to others the three are repeated in turn and scaled by
-/// `3 / channels`, so that activations keep their size.
+/// Adapts filters `[out, channels, height, width]` to `channels`. To one channel they are summed, so that a grey image gives
+/// the same activations as its RGB form; to others the three are repeated in turn and scaled by `3 / channels`, so that
+/// activations keep their size.
 pub fn adapt_channels(filters: Tensor, channels: usize) -> Result<Tensor, WeightsError> {
     let &[out, from, height, width] = filters.shape.as_slice() else {
         return Err(WeightsError::shape("patch_embed.proj.weight", &filters.shape, "[out, channels, height, width]"));

@@ -7,13 +7,14 @@ mod document;
 mod globals;
 mod legacy;
 mod machine;
+mod opcodes;
 mod state_dict;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::element::Order;
+use super::element::ByteOrder;
 use super::zip::Archive;
 use super::{Tensor, Weights, WeightsError, element_count, read_file, strided};
 use document::TensorRef;
@@ -46,13 +47,13 @@ pub(super) fn from_archive(archive: &Archive, file_length: usize) -> Result<Weig
     };
     let folder = &name[..name.len() - "data.pkl".len()];
     let pickle = archive.member(name)?.unwrap_or_default();
-    // PyTorch stores without deflating: a pickle longer than its file can only be meant to exhaust memory.
+    // PyTorch does not compress, so only a hostile file has a pickle longer than itself.
     if pickle.len() > file_length {
         return Err(WeightsError::damaged(FORMAT, format!("`{name}` is longer than the whole file")));
     }
     let order = match archive.member(&format!("{folder}byteorder"))?.as_deref() {
-        None | Some(b"little") => Order::Little,
-        Some(b"big") => Order::Big,
+        None | Some(b"little") => ByteOrder::Little,
+        Some(b"big") => ByteOrder::Big,
         Some(_) => {
             return Err(WeightsError::damaged(FORMAT, "byteorder is neither little nor big"));
         }
@@ -78,11 +79,11 @@ pub(super) fn from_archive(archive: &Archive, file_length: usize) -> Result<Weig
 fn materialise<'a>(
     state: state_dict::StateDict<'a, '_>,
     storages: &HashMap<&'a str, Cow<[u8]>>,
-    order: Order,
+    order: ByteOrder,
     file_length: usize,
 ) -> Result<Weights, WeightsError> {
-    // Tied weights share a storage, and a stride of zero repeats one element without end: together the tensors may
-    // hold a few times what the file does, no more.
+    // Tied weights share a storage and a stride of 0 repeats one element, so that a small file can describe huge tensors:
+    // the file's length bounds their total.
     let allowed = file_length.saturating_mul(2).saturating_add(4096);
     let mut total = 0usize;
     let mut weights = Weights::default();
@@ -108,7 +109,7 @@ fn materialise<'a>(
     Ok(weights)
 }
 
-fn tensor_values(name: &str, tensor: &TensorRef, storage: &[u8], order: Order) -> Result<Vec<f32>, WeightsError> {
+fn tensor_values(name: &str, tensor: &TensorRef, storage: &[u8], order: ByteOrder) -> Result<Vec<f32>, WeightsError> {
     let declared = tensor.storage.length.checked_mul(tensor.storage.element_size());
     if declared != Some(storage.len()) {
         return Err(WeightsError::tensor(

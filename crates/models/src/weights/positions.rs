@@ -1,9 +1,9 @@
-//! Position embeddings for another number of patches. Two methods, each as its users know it: timm's bicubic with
-//! antialiasing, and the linear zoom of Google's vision_transformer. Sums are taken in f64.
+//! Position embeddings for another number of patches, by timm's bicubic interpolation with antialiasing or the linear zoom of
+//! Google's vision_transformer. Sums are in f64.
 
 use super::{Tensor, WeightsError};
 
-/// More patches a side than any image has; it keeps a wrong setting from asking for all memory.
+/// More patches a side than any image has: a wrong setting must not take all memory.
 const LARGEST_SIDE: usize = 1 << 14;
 
 /// How a grid of position embeddings is resized.
@@ -16,15 +16,14 @@ pub enum Method {
     Linear,
 }
 
-/// What one output position takes from the inputs: the first of them, and the weight of each from there on.
+/// The filter of one output position: its first input, and the weights from there on.
 struct Taps {
     first: usize,
     weights: Vec<f64>,
 }
 
 /// Resizes the embeddings in `positions` (`[1, prefix + rows * columns, dim]`) to the grid `new`, rows first. The first
-/// `prefix` tokens (class, distillation, registers) have no place in the grid and stay as they are. Without `old` the
-/// grid is taken to be square.
+/// `prefix` tokens (class, distillation, registers) are not in the grid and are kept. Without `old` the grid must be square.
 pub fn resample(
     positions: &Tensor,
     prefix: usize,
@@ -121,7 +120,7 @@ fn cubic_taps(old: usize, new: usize) -> Vec<Taps> {
     (0..new)
         .map(|i| {
             let centre = scale * (i as f64 + 0.5);
-            // Saturating casts: what would start before the first cell starts at it.
+            // Casts saturate: a filter that would start before the first cell starts at it.
             let first = (centre - support + 0.5) as usize;
             let end = ((centre + support + 0.5) as usize).min(old);
             let mut weights: Vec<f64> = (first..end).map(|j| cubic((j as f64 - centre + 0.5) / widening)).collect();

@@ -1,9 +1,9 @@
-//! Tables of relative position biases for another window. Offsets of the old window are spread over the new one, near
-//! ones closer together than far ones, and biases between them are interpolated linearly, as timm does (after BEiT).
+//! Tables of relative position biases for another window, as timm resizes them (after BEiT): the old offsets are spread over
+//! the new window, near ones closer together than far ones, and biases between them interpolated linearly.
 
 use super::{Tensor, WeightsError};
 
-/// Resizes a table of `heads` biases for each offset between places of a window, rows of offsets first.
+/// Resizes a table `[offsets, heads]`, rows of offsets first.
 pub fn resample_table(table: &[f32], heads: usize, old: [usize; 2], new: [usize; 2]) -> Result<Vec<f32>, WeightsError> {
     let offsets = |window: [usize; 2]| window.map(|side| (2 * side).saturating_sub(1));
     let ([rows, columns], [new_rows, new_columns]) = (offsets(old), offsets(new));
@@ -55,7 +55,7 @@ fn taps(old: usize, new: usize) -> Vec<(usize, f64)> {
     (0..new).map(tap).collect()
 }
 
-/// Where the old offsets lie among the new ones: steps grow by a constant factor from the middle outwards.
+/// The old offsets in units of the new ones: steps grow by a constant factor from the middle outwards.
 fn places(old: usize, new: usize) -> Vec<f64> {
     let (steps, reach) = (old / 2, (new / 2) as f64);
     let (mut low, mut high, mut factor) = (1.01f64, 1.5f64, 1.01f64);
@@ -67,7 +67,7 @@ fn places(old: usize, new: usize) -> Vec<f64> {
     let mut side = Vec::with_capacity(steps);
     let mut at = 1.0;
     for i in 0..steps {
-        // The reference holds these in single precision.
+        // timm has these in f32.
         side.push(f64::from(at as f32));
         at += factor.powi(i as i32 + 1);
     }

@@ -1,6 +1,6 @@
-//! Reads and writes safetensors, also split into shards with an index. The header is checked before any tensor is
-//! touched: tensors must cover the data exactly, without overlap or hole, and match their shapes. Writing gives the
-//! same bytes for the same weights and replaces a file only once it is complete.
+//! Reads and writes safetensors, also split into shards with an index. The header is checked before any tensor is read:
+//! tensors must cover the data exactly, without overlap or gap, and match their shapes. Equal weights are written as equal
+//! bytes.
 
 mod header;
 mod write;
@@ -12,13 +12,13 @@ use std::path::Path;
 use serde::Deserialize;
 use vit_system::regular_file;
 
-use super::element::Order;
+use super::element::ByteOrder;
 use super::{Tensor, Weights, WeightsError, element_count, ensure_room, host, read_file};
 pub use write::{Dtype, to_bytes, write, write_to};
 
 const FORMAT: &str = "safetensors";
 
-/// Reads one safetensors file, tensor by tensor, so that never more than one of them is in memory twice.
+/// Reads one safetensors file, tensor by tensor, so that at most one of them is in memory twice.
 pub fn read(path: &Path) -> Result<Weights, WeightsError> {
     read_tensors(path).map_err(|error| error.in_file(path))
 }
@@ -35,7 +35,7 @@ fn read_tensors(path: &Path) -> Result<Weights, WeightsError> {
     file.read_exact(&mut json).map_err(WeightsError::Io)?;
     let header = header::check_json(&json, rest - json.len())?;
 
-    // The tensors cover the data without a hole, so in the order of their places no seeking is needed.
+    // The tensors cover the data without a gap, so reading them by offset needs no seeking.
     let mut entries: Vec<_> = header.tensors.into_iter().collect();
     entries.sort_by_key(|(_, entry)| (entry.start, entry.end));
     let elements = entries.iter().filter_map(|(_, entry)| element_count(&entry.shape)).map(|count| count as u64);
@@ -46,7 +46,7 @@ fn read_tensors(path: &Path) -> Result<Weights, WeightsError> {
     for (name, entry) in entries {
         bytes.resize(entry.end - entry.start, 0);
         file.read_exact(&mut bytes).map_err(WeightsError::Io)?;
-        let values = entry.element.decode(&name, &bytes, Order::Little)?;
+        let values = entry.element.decode(&name, &bytes, ByteOrder::Little)?;
         weights.tensors.insert(name, Tensor::new(entry.shape, values)?);
     }
     Ok(weights)
@@ -57,7 +57,7 @@ pub fn from_bytes(bytes: &[u8]) -> Result<Weights, WeightsError> {
     let (header, data) = header::parse(bytes)?;
     let mut weights = Weights { metadata: header.metadata, ..Weights::default() };
     for (name, entry) in header.tensors {
-        let values = entry.element.decode(&name, &data[entry.start..entry.end], Order::Little)?;
+        let values = entry.element.decode(&name, &data[entry.start..entry.end], ByteOrder::Little)?;
         weights.tensors.insert(name, Tensor::new(entry.shape, values)?);
     }
     Ok(weights)
@@ -80,7 +80,7 @@ fn read_shards(path: &Path) -> Result<Weights, WeightsError> {
 
     let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, shard) in &index.weight_map {
-        // A shard lies beside its index: a path would let a downloaded index read any file.
+        // A path would let a downloaded index read any file.
         if shard.is_empty() || shard.contains(['/', '\\', ':']) || shard == ".." || shard == "." {
             return Err(damaged(format!("shard `{shard}` is not a plain file name")));
         }

@@ -3,8 +3,9 @@
 
 use std::borrow::Cow;
 
-/// The bytes of the view of `storage` that starts `offset` elements in and steps by `strides` elements, in row-major
-/// order, borrowed where they lie so already. Nothing where it leaves the storage or a product does not fit. The caller bounds the number of elements.
+/// The bytes of a view of `storage` in row-major order, borrowed if they are contiguous; `offset` and `strides` are in
+/// elements of `size` bytes. `None` if the view leaves the storage or a product overflows. The caller must bound the number
+/// of elements.
 pub(super) fn gather<'a>(
     storage: &'a [u8],
     size: usize,
@@ -58,7 +59,7 @@ pub(super) fn fortran(shape: &[usize]) -> Option<Vec<usize>> {
     Some(strides)
 }
 
-/// Whether the view is row-major already. The stride of an axis of length one is never used, so it may be anything.
+/// Whether the view is row-major. The stride of an axis of length 1 does not matter.
 fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
     let mut expected = 1;
     for (&axis, &stride) in shape.iter().zip(strides).rev() {

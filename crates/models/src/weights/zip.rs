@@ -1,6 +1,5 @@
-//! Reads the zip archives that NumPy and PyTorch write, over bytes that are already in memory: stored members are
-//! borrowed, deflated ones are inflated. It never believes a size before the bytes are there, and refuses archives
-//! whose members claim far more than the file could honestly hold.
+//! Reads the zip archives that NumPy and PyTorch write, from bytes in memory: stored members are borrowed, deflated ones
+//! inflated. Sizes are checked against the bytes, and archives whose members claim many times the file's size are refused.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,8 +18,8 @@ const LOCATOR64_LENGTH: usize = 20;
 const CENTRAL: &[u8] = b"PK\x01\x02";
 const LOCAL: &[u8] = b"PK\x03\x04";
 
-/// What all members together may claim: this many times the file, and a little for small files. Trained weights hardly
-/// deflate at all; only members of nearly all zeros shrink by more.
+/// All members together may claim this many times the file's size, and some more in small files. Trained weights hardly
+/// compress; only members of nearly all zeros exceed the ratio.
 const LARGEST_RATIO: usize = 32;
 const ALWAYS_ALLOWED: usize = 4 << 20;
 
@@ -66,7 +65,7 @@ impl<'a> Archive<'a> {
         self.members.keys().map(String::as_str)
     }
 
-    /// The content of a member, checked against its checksum; nothing where there is no such member.
+    /// The content of a member, checked against its checksum; `None` if there is no such member.
     pub fn member(&self, name: &str) -> Result<Option<Cow<'a, [u8]>>, WeightsError> {
         let Some(member) = self.members.get(name) else {
             return Ok(None);
@@ -74,7 +73,7 @@ impl<'a> Archive<'a> {
         let packed = self.packed(member).ok_or_else(|| damaged(format!("member `{name}` reaches past the file")))?;
         let content = if member.deflated {
             let mut inflated = Vec::new();
-            // One byte more than claimed shows a member that goes on.
+            // One byte more than claimed shows a member that is longer.
             DeflateDecoder::new(packed)
                 .take(member.size as u64 + 1)
                 .read_to_end(&mut inflated)
@@ -95,7 +94,7 @@ impl<'a> Archive<'a> {
         Ok(Some(content))
     }
 
-    /// The bytes of a member as they lie in the file, after its local header.
+    /// The bytes of a member in the file, after its local header.
     fn packed(&self, member: &Member) -> Option<&'a [u8]> {
         let mut header = Fields { bytes: self.bytes, at: member.local };
         if header.take(4)? != LOCAL {
@@ -152,7 +151,7 @@ fn end_record(bytes: &[u8], end: usize) -> Option<(usize, usize)> {
     Some((count, fields.length()?))
 }
 
-/// Little-endian fields one after another; nothing past the end.
+/// Reads consecutive little-endian fields; `None` past the end.
 struct Fields<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -226,7 +225,7 @@ impl<'a> Fields<'a> {
         let extra = self.take(extra.into())?;
         self.take(comment.into())?;
 
-        // Fields that do not fit 32 bits are all ones, and their values follow in the zip64 extra, in this order.
+        // A field that exceeds 32 bits is all ones, and its value is in the zip64 extra field, in this order.
         let mut long = Fields { bytes: zip64_extra(extra), at: 0 };
         let mut widen = |short: u32| match short {
             u32::MAX => long.length(),

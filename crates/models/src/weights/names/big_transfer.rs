@@ -15,7 +15,7 @@ pub fn detect(weights: &Weights) -> bool {
 pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
     let mut ours = Weights { metadata: weights.metadata, ..Weights::default() };
     for (name, tensor) in weights.tensors {
-        // What training leaves beside the model: momenta, step counters.
+        // The optimiser's state is outside.
         let Some(inside) = name.strip_prefix(ROOT) else { continue };
         let (name, tensor) = match canonical_name(inside) {
             Some(ours) if inside.ends_with("kernel") => (ours, conv(&name, tensor)?),

@@ -1,10 +1,10 @@
-//! The names of transformers' ViT and DeiT, in both directions. Query, key and value are apart there and one matrix
-//! here; the pooler, which classifiers do not use, is left out.
+//! The names of transformers' ViT and DeiT, in both directions. transformers has one matrix each for query, key and value,
+//! timm one for all three; the pooler, which no classifier uses, is dropped.
 
 use super::{concat, rename};
 use crate::weights::{Tensor, Weights, WeightsError};
 
-/// What a whole model's names start with inside a classifier.
+/// Prefixes of a model inside a classifier.
 const BASES: [&str; 2] = ["vit.", "deit."];
 
 const OUTSIDE: [(&str, &str); 8] = [
@@ -18,8 +18,8 @@ const OUTSIDE: [(&str, &str); 8] = [
     ("distillation_classifier.", "head_dist."),
 ];
 
-/// Inside a layer, but for query, key and value. Of two with the same meaning the first is the one written to files;
-/// the second is what transformers 5 names the same layer in memory, so what `torch.save` of a state dict gives.
+/// Names inside a layer, without query, key and value. Of two for the same tensor the first is that of published files, the
+/// second that of transformers 5's modules, which `torch.save` of a state dict writes.
 const INSIDE: [(&str, &str); 8] = [
     ("layernorm_before.", "norm1."),
     ("layernorm_after.", "norm2."),
@@ -32,7 +32,7 @@ const INSIDE: [(&str, &str); 8] = [
 ];
 
 const QKV: [&str; 3] = ["attention.attention.query", "attention.attention.key", "attention.attention.value"];
-/// Their names here until they are stacked.
+/// Their temporary names, until they are stacked.
 const APART: [&str; 3] = ["query", "key", "value"];
 const QKV_IN_MEMORY: [&str; 3] = ["attention.q_proj", "attention.k_proj", "attention.v_proj"];
 
@@ -71,9 +71,8 @@ pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
     Ok(weights)
 }
 
-/// transformers' names for canonical ones: DeiT's where there is a distillation token, else ViT's; the class token's
-/// head has another name where the distillation token has one too. What these classes have no place for is an error
-/// that names it.
+/// transformers' names for canonical ones: DeiT's if there is a distillation token, else ViT's; the class token's head has
+/// another name if the distillation token has one too. A tensor that these classes do not have is an error.
 pub fn from_canonical(weights: &Weights) -> Result<Weights, WeightsError> {
     let base = if weights.tensors.contains_key("dist_token") { "deit." } else { "vit." };
     let head = if weights.tensors.contains_key("head_dist.weight") { "cls_classifier" } else { "classifier" };
@@ -88,12 +87,12 @@ pub fn from_canonical(weights: &Weights) -> Result<Weights, WeightsError> {
         let Some(renamed) = hugging_face_name(name, base, head) else {
             return Err(WeightsError::tensor(
                 name,
-                "transformers' ViT and DeiT have no place for it; write timm's names instead",
+                "transformers' ViT and DeiT have no such tensor; write timm's names instead",
             ));
         };
         theirs.insert(renamed, tensor.clone())?;
     }
-    // Both classes always have one, and would start it at random where the file does not.
+    // Both classes always have a class token, and would initialise a missing one at random.
     weights.get("cls_token")?;
     Ok(theirs)
 }
@@ -107,7 +106,6 @@ fn canonical_name(name: &str) -> Option<String> {
     if let Some(inside) = inside {
         let (layer, part) = inside.split_once('.')?;
         let layer: usize = layer.parse().ok()?;
-        // Query, key and value keep names of their own until they are stacked.
         for names in [QKV, QKV_IN_MEMORY] {
             for (theirs, ours) in names.iter().zip(APART) {
                 if let Some(rest) = part.strip_prefix(theirs) {

@@ -1,6 +1,6 @@
-//! The names of Google's vision_transformer and of big_vision. Dense kernels are `[in, out]` there and convolutions
-//! height, width, in, out; query, key and value are apart and split into heads. Blocks may be stacked along a leading
-//! axis, where the model was scanned over its layers.
+//! The names of Google's vision_transformer and of big_vision. Their dense kernels are `[in, out]`, their convolutions
+//! `[height, width, in, out]`; query, key and value are separate and split into heads. Where the model was scanned over its
+//! layers, blocks are stacked along a leading axis.
 
 mod arrays;
 mod stages;
@@ -10,10 +10,10 @@ use crate::weights::{Tensor, Weights, WeightsError};
 pub(super) use arrays::conv;
 use arrays::{bias, dense, from_heads, positions, unstack};
 
-/// Where the parameters of one model lie, in files that hold more than one thing; the first that fits is taken.
+/// Prefixes of a model's parameters, in files that hold more than these; the first that matches is used.
 const ROOTS: [&str; 7] = ["", "params/", "params/img/", "img/", "opt/target/", "target/", "params/params/"];
 const STACKED: &str = "Transformer/encoderblock/";
-/// The parts of big_vision's attention pooling head, which its first files keep at the top.
+/// Parts of big_vision's attention pooling head, which its first files have at the top level.
 const MAP_PARTS: [&str; 4] = ["probe", "LayerNorm_0/", "MultiHeadDotProductAttention_0/", "MlpBlock_0/"];
 
 /// Whether these are the names of a vision_transformer or big_vision checkpoint.
@@ -76,7 +76,7 @@ fn unstacked(weights: Weights) -> Result<Weights, WeightsError> {
     Ok(apart)
 }
 
-/// The blocks that are there, in the order of their numbers, each with the start of its names.
+/// The blocks in order, each with the prefix of its names.
 fn blocks(weights: &Weights) -> Vec<(usize, String)> {
     let mut blocks: Vec<(usize, String)> = weights
         .tensors
@@ -93,7 +93,7 @@ fn blocks(weights: &Weights) -> Vec<(usize, String)> {
 }
 
 fn encoder_block(theirs: &mut Weights, ours: &mut Weights, block: &str, to: &str) -> Result<(), WeightsError> {
-    // The published files number a block's layers through; today's code numbers each kind of layer apart.
+    // Published files number all layers of a block consecutively, current Flax each kind of layer separately.
     let published = theirs.tensors.contains_key(&format!("{block}LayerNorm_2/scale"));
     let (norm2, attention, mlp) = match published {
         true => ("LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3"),
@@ -108,7 +108,7 @@ fn encoder_block(theirs: &mut Weights, ours: &mut Weights, block: &str, to: &str
     feed_forward(theirs, ours, &format!("{block}{mlp}"), &format!("{to}.mlp"))
 }
 
-/// big_vision's attention pooling: a learned probe asks, the tokens answer, a residual MLP follows.
+/// big_vision's attention pooling: attention from a learned probe to the tokens, then a residual MLP.
 fn map_head(theirs: &mut Weights, ours: &mut Weights) -> Result<(), WeightsError> {
     let probe = theirs.take("MAPHead_0/probe")?;
     ours.insert("attn_pool.latent", probe)?;
@@ -177,7 +177,7 @@ fn feed_forward(theirs: &mut Weights, ours: &mut Weights, from: &str, to: &str) 
     Ok(())
 }
 
-/// What lies outside the blocks. Unknown names stay as they are.
+/// Tensors outside the blocks; unknown names are kept.
 fn outside(name: String, tensor: Tensor) -> Result<(String, Tensor), WeightsError> {
     let ours = match name.as_str() {
         "cls" => "cls_token",

@@ -1,10 +1,10 @@
-//! timm's own names, which are the canonical ones. Only what older files and the repositories around timm do
-//! differently is changed.
+//! timm's names, which are the canonical ones. Those of older files and of original repositories (DeiT III, DINOv2, Swin)
+//! are converted.
 
 use super::rename;
 use crate::weights::{Weights, WeightsError};
 
-/// Wrappers that training code leaves in front of every name.
+/// Prefixes that data-parallel and compiled modules put before every name.
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
 
 const BUFFERS: [&str; 4] = [".num_batches_tracked", ".relative_position_index", ".attn_mask", ".relative_coords_table"];
@@ -17,18 +17,18 @@ pub fn detect(weights: &Weights) -> bool {
     })
 }
 
-/// Canonical names for timm's, and for those of the original DeiT III and DINOv2 files.
+/// Canonical names.
 pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
     let original_swin = weights.tensors.keys().any(|name| unwrapped(name) == "layers.0.downsample.reduction.weight");
     rename(weights, |name| {
         let name = unwrapped(name);
         match name {
             "register_tokens" => return Some("reg_token".into()),
-            // Only masked pre-training uses it; no classifier has a place for it.
+            // Only used in masked pre-training.
             "mask_token" => return None,
             _ => {}
         }
-        // Counters and tables that follow from the configuration.
+        // Buffers follow from the configuration.
         if BUFFERS.iter().any(|buffer| name.ends_with(buffer)) {
             return None;
         }

@@ -1,7 +1,6 @@
 //! One array as NumPy saves it: a magic word, a header that is a Python dict of three known keys, and the elements.
-//! Only that dict is understood, not Python.
 
-use crate::weights::element::{Element, Order};
+use crate::weights::element::{ByteOrder, Element};
 use crate::weights::{Tensor, WeightsError, element_count, strided};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -12,7 +11,7 @@ const MOST_AXES: usize = 64;
 #[derive(Debug, PartialEq)]
 struct Header {
     element: Element,
-    order: Order,
+    order: ByteOrder,
     fortran: bool,
     shape: Vec<usize>,
 }
@@ -81,7 +80,7 @@ impl<'a> Dict<'a> {
             rest = after.trim_start().strip_prefix(':')?.trim_start();
             match key {
                 "descr" => {
-                    // A list here is a structured type; it is kept as text, to be named in the error.
+                    // A list is a structured type, which the error names.
                     let (descr, after) = quoted(rest).or_else(|| {
                         rest.find(']').map(|end| rest.split_at(end + 1)).filter(|_| rest.starts_with('['))
                     })?;
@@ -143,7 +142,7 @@ fn lengths(text: &str) -> Option<Vec<usize>> {
         }
         let axis = axis.trim();
         let digits = axis.strip_suffix('L').unwrap_or(axis);
-        // Digits alone: the standard parser would also take a plus sign.
+        // The standard parser would accept a plus sign, too.
         if !digits.bytes().all(|b| b.is_ascii_digit()) {
             return None;
         }
@@ -152,18 +151,18 @@ fn lengths(text: &str) -> Option<Vec<usize>> {
     Some(shape)
 }
 
-fn element(descr: &str) -> Option<(Element, Order)> {
+fn element(descr: &str) -> Option<(Element, ByteOrder)> {
     let (order, kind) = descr.split_at_checked(1)?;
     let order = match order {
-        "<" | "|" => Order::Little,
-        ">" => Order::Big,
+        "<" | "|" => ByteOrder::Little,
+        ">" => ByteOrder::Big,
         _ => return None,
     };
     let element = match kind {
         "f8" => Element::F64,
         "f4" => Element::F32,
         "f2" => Element::F16,
-        // NumPy knows no bfloat16 and writes it as two bytes of nothing in particular; big_vision's files have these.
+        // NumPy has no bfloat16 and writes it as raw bytes of width 2; big_vision's files have these.
         "V2" => Element::BF16,
         "i8" => Element::I64,
         "i4" => Element::I32,

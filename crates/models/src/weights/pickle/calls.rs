@@ -4,7 +4,7 @@ use super::document::{Node, StorageRef, TensorRef, Value};
 use super::globals::Global;
 use super::machine::{Fault, Machine, Step, broken};
 
-/// Weights have five axes at most; a call takes five bytes, so what it makes has to stay small.
+/// Weights have at most five axes. A call is a few bytes long, so what it allocates must be bounded.
 const MOST_AXES: usize = 8;
 
 impl<'a> Machine<'a> {
@@ -42,7 +42,7 @@ impl<'a> Machine<'a> {
         Ok(Value::Node(self.nodes.len() - 1))
     }
 
-    /// Python 2 gave a list of pairs.
+    /// Python 2 passes a list of pairs.
     fn ordered_dict(&self, items: Value<'a>) -> Step<Node<'a>> {
         let items = self.items(items).ok_or(Fault::Broken("an OrderedDict of something else"))?;
         items
@@ -78,7 +78,7 @@ impl<'a> Machine<'a> {
         let (Some(element), Some(offset), Some(shape), Some(strides)) =
             (element, length(offset), self.lengths(size), self.lengths(stride))
         else {
-            return broken("a tensor whose type, offset, size or stride is not of the kind");
+            return broken("a tensor whose type, offset, size or stride has another type");
         };
         Ok(Node::Tensor(Box::new(TensorRef { storage, element, offset, shape, strides })))
     }
@@ -91,7 +91,7 @@ impl<'a> Machine<'a> {
         items.iter().map(|&item| length(item)).collect()
     }
 
-    /// What a persistent id stands for: ('storage', type, key, device, length), in old files with a view behind.
+    /// The storage of a persistent id: ('storage', type, key, device, length), in old files followed by a view.
     pub(super) fn storage(&self, id: Value<'a>) -> Step<StorageRef<'a>> {
         let Some(&[Value::Str("storage"), kind, Value::Str(key), _, count, ref view @ ..]) = self.items(id) else {
             return broken("a persistent id that is not a storage (a whole model was saved?)");

@@ -1,5 +1,5 @@
-//! What a pickle describes, without Python: values, containers and tensors that are not read yet. Containers live in one
-//! arena and refer to one another by number, so that deep nesting cannot overflow the stack and a cycle cannot leak.
+//! What a pickle describes: values, containers, and tensors whose data are not read yet. Containers are in one arena and
+//! refer to one another by index, so that deep nesting cannot overflow the stack and a cycle cannot leak.
 
 use super::globals::Global;
 use crate::weights::element::Element;
@@ -11,7 +11,7 @@ pub(super) enum Value<'a> {
     Str(&'a str),
     Global(Global),
     Node(usize),
-    /// None, booleans, floats, bytes: things that describe no tensor.
+    /// None, booleans, floats, bytes: no part of a tensor's description.
     Other,
 }
 
@@ -29,7 +29,7 @@ pub(super) enum Node<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StorageRef<'a> {
     pub key: &'a str,
-    /// Nothing for a storage of plain bytes.
+    /// `None` for an untyped storage.
     pub element: Option<Element>,
     /// In elements.
     pub length: usize,
@@ -41,7 +41,7 @@ impl StorageRef<'_> {
     }
 }
 
-/// A tensor that the pickle describes; nothing is checked yet against the storage itself.
+/// A tensor that the pickle describes, not yet checked against its storage.
 #[derive(Debug)]
 pub(super) struct TensorRef<'a> {
     pub storage: StorageRef<'a>,
@@ -52,7 +52,7 @@ pub(super) struct TensorRef<'a> {
     pub strides: Vec<usize>,
 }
 
-/// What a pickle described.
+/// The result of a pickle.
 #[derive(Debug)]
 pub(super) struct Document<'a> {
     pub nodes: Vec<Node<'a>>,

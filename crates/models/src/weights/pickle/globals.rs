@@ -9,13 +9,13 @@ pub(super) enum Global {
     OrderedDict,
     /// `_rebuild_tensor` and `_rebuild_tensor_v2`: storage, offset, size, stride.
     RebuildTensor,
-    /// The same over a storage of bytes, with the element type apart.
+    /// The same over an untyped storage, with the element type as an argument.
     RebuildTensorV3,
     /// A parameter around a tensor, with or without attributes.
     RebuildParameter,
     Size,
     Device,
-    /// A storage; of bytes where it has no element type of its own.
+    /// A storage; untyped without an element type.
     Storage(Option<Element>),
     Dtype(Element),
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use super::document::{Document, Node, Value};
 use super::machine;
 use super::{FORMAT, materialise, state_dict};
-use crate::weights::element::Order;
+use crate::weights::element::ByteOrder;
 use crate::weights::{Weights, WeightsError};
 
 /// The magic number as a pickled long, after the two bytes that name the pickle's protocol.
@@ -28,7 +28,7 @@ pub(super) fn from_bytes(bytes: &[u8]) -> Result<Weights, WeightsError> {
     let (document, at) = machine::run(bytes, at)?;
     let (keys, at) = machine::run(bytes, at)?;
     let storages = storages(bytes, &document, &keys, at)?;
-    materialise(state_dict::find(&document)?, &storages, Order::Little, bytes.len())
+    materialise(state_dict::find(&document)?, &storages, ByteOrder::Little, bytes.len())
 }
 
 /// The storages' bytes by key, in the order that the last pickle gives.
@@ -63,7 +63,7 @@ fn storages<'a>(
     Ok(storages)
 }
 
-/// A number of elements and then that many.
+/// A count of elements, then as many.
 fn counted<'a>(bytes: &'a [u8], at: &mut usize, size: usize) -> Option<&'a [u8]> {
     let (count, rest) = bytes.get(*at..)?.split_first_chunk()?;
     let length = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(size)?;

@@ -1,23 +1,22 @@
-//! The pickle machine. It knows the opcodes that PyTorch's checkpoints are made of; calling is limited to the few
-//! functions that describe a tensor, and those build descriptions, not tensors. Containers live in one arena and refer
-//! to one another by number, so that a file can neither nest deeply enough to overflow the stack nor make a cycle that
-//! leaks; the number of steps bounds memory and time.
+//! The pickle machine. It executes the opcodes of PyTorch's checkpoints; calls are limited to the few functions that
+//! describe a tensor, and return descriptions, not tensors. Limits on steps, stack and marks bound memory and time.
 
 use std::collections::BTreeMap;
 
 use super::FORMAT;
 use super::document::{Document, Node, Value};
 use super::globals;
+use super::opcodes::*;
 use crate::weights::WeightsError;
 
 /// The largest real checkpoints take some hundred thousand steps.
 const MOST_STEPS: usize = 1 << 22;
 const MOST_STACK: usize = 1 << 18;
 const MOST_MARKS: usize = 1 << 12;
-/// No name is longer. A long text that is used as a key a million times would take hours to compare.
+/// No name is longer. Without a limit, a file with one long key a million times would take hours to compare.
 const LONGEST_NAME: usize = 1 << 12;
 
-/// Runs the pickle that starts at `start`; gives what it describes and where it ends.
+/// Runs the pickle that starts at `start`; returns what it describes and where it ends.
 pub(super) fn run(input: &[u8], start: usize) -> Result<(Document<'_>, usize), WeightsError> {
     let mut machine =
         Machine { input, at: start, stack: Vec::new(), marks: Vec::new(), memo: BTreeMap::new(), nodes: Vec::new() };
@@ -36,8 +35,9 @@ pub(super) fn run(input: &[u8], start: usize) -> Result<(Document<'_>, usize), W
     Err(WeightsError::damaged(FORMAT, format!("the pickle takes more than {MOST_STEPS} steps")))
 }
 
-/// Why a step failed: what it says about the pickle, to which the place is added, or an error that says all.
+/// Why a step failed.
 pub(super) enum Fault {
+    /// The pickle breaks a rule; the byte's position is added.
     Broken(&'static str),
     Refused(WeightsError),
 }
@@ -52,169 +52,176 @@ pub(super) struct Machine<'a> {
     input: &'a [u8],
     at: usize,
     stack: Vec<Value<'a>>,
-    /// Where on the stack the open marks are.
+    /// The stack's length at each open mark.
     marks: Vec<usize>,
-    /// A tree, because a hash table twice its size while it grows would be the largest thing here.
+    /// A tree: a hash table would take twice its size while it grows, more than all else here.
     memo: BTreeMap<u64, Value<'a>>,
     pub(super) nodes: Vec<Node<'a>>,
 }
 
 impl<'a> Machine<'a> {
-    /// One opcode; gives the result once the pickle stops.
+    /// Executes one opcode; returns the result once the pickle stops.
     fn step(&mut self) -> Step<Option<Value<'a>>> {
-        match self.byte()? {
-            b'.' => return self.pop().map(Some),
-            // Protocol and frame lengths say nothing that is needed.
-            0x80 => drop(self.take(1)?),
-            0x95 => drop(self.take(8)?),
+        let opcode = self.byte()?;
+        if opcode == STOP {
+            return self.pop().map(Some);
+        }
+        let known = self.stack_opcode(opcode)?
+            || self.scalar_opcode(opcode)?
+            || self.string_opcode(opcode)?
+            || self.container_opcode(opcode)?
+            || self.memo_opcode(opcode)?
+            || self.object_opcode(opcode)?;
+        if known { Ok(None) } else { broken("an opcode that checkpoints do not use") }
+    }
 
-            b'(' => {
-                if self.marks.len() == MOST_MARKS {
-                    return broken("too many open marks");
-                }
-                self.marks.push(self.stack.len());
-            }
-            b'0' => {
-                // As in Python, a mark counts as an item here.
-                if self.marks.last() == Some(&self.stack.len()) {
-                    self.marks.pop();
-                } else {
-                    self.pop()?;
-                }
-            }
-            b'1' => drop(self.pop_mark()?),
-            b'2' => {
+    fn stack_opcode(&mut self, opcode: u8) -> Step<bool> {
+        match opcode {
+            // Protocol and frame length are not needed.
+            PROTO => drop(self.take(1)?),
+            FRAME => drop(self.take(8)?),
+            MARK if self.marks.len() == MOST_MARKS => return broken("too many open marks"),
+            MARK => self.marks.push(self.stack.len()),
+            // As in Python, a mark counts as an item here.
+            POP if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
+            POP => drop(self.pop()?),
+            POP_MARK => drop(self.pop_mark()?),
+            DUP => {
                 let top = self.pop()?;
                 self.push(top)?;
                 self.push(top)?;
             }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
 
-            b'N' | 0x88 | 0x89 => self.push(Value::Other)?,
-            b'K' => {
-                let value = self.unsigned(1)?;
-                self.push(Value::Int(value as i64))?;
-            }
-            b'M' => {
-                let value = self.unsigned(2)?;
-                self.push(Value::Int(value as i64))?;
-            }
-            b'J' => {
-                let value = self.unsigned(4)? as u32 as i32;
-                self.push(Value::Int(value.into()))?;
-            }
-            b'I' | b'L' => {
+    fn scalar_opcode(&mut self, opcode: u8) -> Step<bool> {
+        let value = match opcode {
+            NONE | NEWTRUE | NEWFALSE => Value::Other,
+            BININT1 => Value::Int(self.unsigned(1)? as i64),
+            BININT2 => Value::Int(self.unsigned(2)? as i64),
+            BININT => Value::Int((self.unsigned(4)? as u32 as i32).into()),
+            INT | LONG => {
                 let line = self.line()?;
-                let digits = line.strip_suffix('L').unwrap_or(line);
-                let value = digits.parse().map_or(Value::Other, Value::Int);
-                self.push(value)?;
+                line.strip_suffix('L').unwrap_or(line).parse().map_or(Value::Other, Value::Int)
             }
-            0x8a => {
-                let length = self.unsigned(1)?;
-                self.long(length)?;
-            }
-            0x8b => {
-                let length = self.unsigned(4)?;
-                self.long(length)?;
-            }
-            b'G' => {
+            LONG1 => self.long(1)?,
+            LONG4 => self.long(4)?,
+            BINFLOAT => {
                 self.take(8)?;
-                self.push(Value::Other)?;
+                Value::Other
             }
-            b'F' => {
+            FLOAT => {
                 self.line()?;
-                self.push(Value::Other)?;
+                Value::Other
             }
+            _ => return Ok(false),
+        };
+        self.push(value)?;
+        Ok(true)
+    }
 
-            0x8c => self.text(1)?,
-            b'X' => self.text(4)?,
-            0x8d => self.text(8)?,
-            b'V' => {
-                let line = self.line()?;
-                self.push(name(line))?;
-            }
-            // Python 2 strings: names where they are text, else nothing of use.
-            b'U' => self.bytes_or_text(1)?,
-            b'T' => self.bytes_or_text(4)?,
-            b'S' => {
+    fn string_opcode(&mut self, opcode: u8) -> Step<bool> {
+        let value = match opcode {
+            SHORT_BINUNICODE => self.text(1)?,
+            BINUNICODE => self.text(4)?,
+            BINUNICODE8 => self.text(8)?,
+            UNICODE => name(self.line()?),
+            // Python 2's strings are bytes, and names only if they are UTF-8.
+            SHORT_BINSTRING => self.bytes_or_text(1)?,
+            BINSTRING => self.bytes_or_text(4)?,
+            STRING => {
                 let line = self.line()?;
                 let quoted = line.strip_prefix(['\'', '"']).unwrap_or(line);
-                self.push(name(quoted.strip_suffix(['\'', '"']).unwrap_or(quoted)))?;
+                name(quoted.strip_suffix(['\'', '"']).unwrap_or(quoted))
             }
-            b'C' => self.skip_bytes(1)?,
-            b'B' => self.skip_bytes(4)?,
-            0x8e | 0x96 => self.skip_bytes(8)?,
+            SHORT_BINBYTES => self.skipped_bytes(1)?,
+            BINBYTES => self.skipped_bytes(4)?,
+            BINBYTES8 | BYTEARRAY8 => self.skipped_bytes(8)?,
+            _ => return Ok(false),
+        };
+        self.push(value)?;
+        Ok(true)
+    }
 
-            b')' => self.push_node(Node::Tuple(Box::new([])))?,
-            b't' => {
+    /// Sets are read as lists: their members are never looked up.
+    fn container_opcode(&mut self, opcode: u8) -> Step<bool> {
+        match opcode {
+            EMPTY_TUPLE => self.push_node(Node::Tuple(Box::new([])))?,
+            TUPLE => {
                 let items = self.pop_mark()?;
                 self.push_node(Node::Tuple(items.into()))?;
             }
-            0x85 => self.tuple(1)?,
-            0x86 => self.tuple(2)?,
-            0x87 => self.tuple(3)?,
-            // Sets serve as lists: nothing here asks whether they hold something.
-            b']' | 0x8f => self.push_node(Node::List(Vec::new()))?,
-            b'l' | 0x91 => {
+            TUPLE1 => self.tuple(1)?,
+            TUPLE2 => self.tuple(2)?,
+            TUPLE3 => self.tuple(3)?,
+            EMPTY_LIST | EMPTY_SET => self.push_node(Node::List(Vec::new()))?,
+            LIST | FROZENSET => {
                 let items = self.pop_mark()?;
                 self.push_node(Node::List(items))?;
             }
-            b'a' => {
+            APPEND => {
                 let item = self.pop()?;
                 self.list()?.push(item);
             }
-            b'e' | 0x90 => {
+            APPENDS | ADDITEMS => {
                 let items = self.pop_mark()?;
                 self.list()?.extend(items);
             }
-            b'}' => self.push_node(Node::Dict(Vec::new()))?,
-            b'd' => {
+            EMPTY_DICT => self.push_node(Node::Dict(Vec::new()))?,
+            DICT => {
                 let items = self.pop_mark()?;
                 self.push_node(Node::Dict(pairs(&items)?))?;
             }
-            b's' => {
+            SETITEM => {
                 let value = self.pop()?;
                 let key = self.pop()?;
                 self.dict()?.push((key, value));
             }
-            b'u' => {
-                let items = self.pop_mark()?;
-                let items = pairs(&items)?;
+            SETITEMS => {
+                let items = pairs(&self.pop_mark()?)?;
                 self.dict()?.extend(items);
             }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
 
-            b'q' => self.put(1)?,
-            b'r' => self.put(4)?,
-            b'p' => {
-                let key = self.decimal()?;
-                self.remember(key)?;
-            }
-            0x94 => self.remember(self.memo.len() as u64)?,
-            b'h' => self.get(1)?,
-            b'j' => self.get(4)?,
-            b'g' => {
-                let key = self.decimal()?;
-                self.recall(key)?;
-            }
+    fn memo_opcode(&mut self, opcode: u8) -> Step<bool> {
+        let key = match opcode {
+            BINPUT | BINGET => self.unsigned(1)?,
+            LONG_BINPUT | LONG_BINGET => self.unsigned(4)?,
+            PUT | GET => self.decimal()?,
+            MEMOIZE => self.memo.len() as u64,
+            _ => return Ok(false),
+        };
+        match opcode {
+            BINGET | LONG_BINGET | GET => self.recall(key)?,
+            _ => self.remember(key)?,
+        }
+        Ok(true)
+    }
 
-            b'c' => {
-                let module = self.line()?;
-                let name = self.line()?;
+    fn object_opcode(&mut self, opcode: u8) -> Step<bool> {
+        match opcode {
+            GLOBAL => {
+                let (module, name) = (self.line()?, self.line()?);
                 self.global(module, name)?;
             }
-            0x93 => {
+            STACK_GLOBAL => {
                 let (Value::Str(name), Value::Str(module)) = (self.pop()?, self.pop()?) else {
                     return broken("a global whose name is not text");
                 };
                 self.global(module, name)?;
             }
-            // An object of a class that is named on the spot: a refusal should name it.
-            b'i' => {
-                let module = self.line()?;
-                let name = self.line()?;
+            // Resolved only so that the refusal names the class.
+            INST => {
+                let (module, name) = (self.line()?, self.line()?);
                 self.global(module, name)?;
                 return broken("an instance of a class");
             }
-            b'R' | 0x81 => {
+            REDUCE | NEWOBJ => {
                 let arguments = self.pop()?;
                 let Value::Global(function) = self.pop()? else {
                     return broken("a call of something that is not a function");
@@ -222,16 +229,16 @@ impl<'a> Machine<'a> {
                 let result = self.call(function, arguments)?;
                 self.push(result)?;
             }
-            // Attributes of a dict or parameter: hooks and versions, nothing of the tensor.
-            b'b' => drop(self.pop()?),
-            b'Q' => {
+            // Attributes of a dict or parameter, such as hooks; none describes a tensor.
+            BUILD => drop(self.pop()?),
+            BINPERSID => {
                 let id = self.pop()?;
                 let storage = self.storage(id)?;
                 self.push_node(Node::Storage(storage))?;
             }
-            _ => return broken("an opcode that checkpoints do not use"),
+            _ => return Ok(false),
         }
-        Ok(None)
+        Ok(true)
     }
 
     fn take(&mut self, length: usize) -> Step<&'a [u8]> {
@@ -249,7 +256,7 @@ impl<'a> Machine<'a> {
         Ok(self.take(1)?[0])
     }
 
-    /// A little-endian number of up to eight bytes.
+    /// A little-endian integer of up to eight bytes.
     fn unsigned(&mut self, width: usize) -> Step<u64> {
         let bytes = self.take(width)?;
         Ok(bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
@@ -277,7 +284,7 @@ impl<'a> Machine<'a> {
     fn decimal(&mut self) -> Step<u64> {
         match self.line()?.parse() {
             Ok(value) => Ok(value),
-            Err(_) => broken("a number of the memo that is none"),
+            Err(_) => broken("a key of the memo that is not a number"),
         }
     }
 
@@ -289,7 +296,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// An item above the last mark: what lies below belongs to whoever set the mark.
+    /// An item above the last mark; those below it cannot be popped before the mark.
     fn pop(&mut self) -> Step<Value<'a>> {
         let floor = self.marks.last().copied().unwrap_or(0);
         if self.stack.len() <= floor {
@@ -310,36 +317,32 @@ impl<'a> Machine<'a> {
         self.push(Value::Node(self.nodes.len() - 1))
     }
 
-    fn text(&mut self, width: usize) -> Step<()> {
+    fn text(&mut self, width: usize) -> Step<Value<'a>> {
         match std::str::from_utf8(self.counted(width)?) {
-            Ok(text) => self.push(name(text)),
+            Ok(text) => Ok(name(text)),
             Err(_) => broken("a text that is not UTF-8"),
         }
     }
 
-    fn bytes_or_text(&mut self, width: usize) -> Step<()> {
-        let bytes = self.counted(width)?;
-        self.push(std::str::from_utf8(bytes).map_or(Value::Other, name))
+    fn bytes_or_text(&mut self, width: usize) -> Step<Value<'a>> {
+        Ok(std::str::from_utf8(self.counted(width)?).map_or(Value::Other, name))
     }
 
-    fn skip_bytes(&mut self, width: usize) -> Step<()> {
+    fn skipped_bytes(&mut self, width: usize) -> Step<Value<'a>> {
         self.counted(width)?;
-        self.push(Value::Other)
+        Ok(Value::Other)
     }
 
-    /// A two's-complement number; one beyond 64 bits counts no elements and is not kept.
-    fn long(&mut self, length: u64) -> Step<()> {
-        let Ok(length) = usize::try_from(length) else {
-            return broken("a length beyond this machine's memory");
-        };
-        let bytes = self.take(length)?;
+    /// A two's-complement integer after its length; one beyond 64 bits is not kept, since no length or offset has as many.
+    fn long(&mut self, width: usize) -> Step<Value<'a>> {
+        let bytes = self.counted(width)?;
         if bytes.len() > 8 {
-            return self.push(Value::Other);
+            return Ok(Value::Other);
         }
         let negative = bytes.last().is_some_and(|&byte| byte & 0x80 != 0);
         let mut wide = if negative { [0xff; 8] } else { [0; 8] };
         wide[..bytes.len()].copy_from_slice(bytes);
-        self.push(Value::Int(i64::from_le_bytes(wide)))
+        Ok(Value::Int(i64::from_le_bytes(wide)))
     }
 
     fn tuple(&mut self, length: usize) -> Step<()> {
@@ -372,22 +375,12 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn put(&mut self, width: usize) -> Step<()> {
-        let key = self.unsigned(width)?;
-        self.remember(key)
-    }
-
     fn remember(&mut self, key: u64) -> Step<()> {
         let Some(&top) = self.stack.last() else {
             return broken("the stack is empty");
         };
         self.memo.insert(key, top);
         Ok(())
-    }
-
-    fn get(&mut self, width: usize) -> Step<()> {
-        let key = self.unsigned(width)?;
-        self.recall(key)
     }
 
     fn recall(&mut self, key: u64) -> Step<()> {
@@ -403,7 +396,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Key and value by turns.
+/// Alternating keys and values.
 fn pairs<'a>(items: &[Value<'a>]) -> Step<Vec<(Value<'a>, Value<'a>)>> {
     match items.as_chunks() {
         (pairs, []) => Ok(pairs.iter().map(|&[key, value]| (key, value)).collect()),
@@ -411,7 +404,7 @@ fn pairs<'a>(items: &[Value<'a>]) -> Step<Vec<(Value<'a>, Value<'a>)>> {
     }
 }
 
-/// A text as far as it can be a name.
+/// A string, unless it is too long for a name.
 fn name(text: &str) -> Value<'_> {
     if text.len() > LONGEST_NAME {
         return Value::Other;

@@ -1,5 +1,5 @@
-//! Finds the state dict in what a checkpoint describes. Training code wraps it in dicts of its own; the usual keys are
-//! followed, averaged weights first, as timm does.
+//! Finds the state dict in a checkpoint. Training code nests it in other dicts; the usual keys are followed, averaged
+//! weights first, as timm does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::weights::WeightsError;
 const USUAL: [&str; 9] =
     ["state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "module", "net", "network", "teacher"];
 const DEEPEST: usize = 4;
-/// What wrappers (data parallel, compile) put before every name.
+/// Prefixes that data-parallel and compiled modules put before every name.
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
 
 /// Tensors by name.
@@ -57,7 +57,7 @@ fn usual<'a>(document: &Document<'a>, items: &[(Value<'a>, Value<'a>)]) -> Optio
 
 /// The one dict of tensors among other things, whatever its key.
 fn only<'a>(document: &Document<'a>, items: &[(Value<'a>, Value<'a>)]) -> Option<Value<'a>> {
-    // Each container once: a file may mention the same one a million times.
+    // Each container once: a hostile file may refer to one of them a million times.
     let containers: BTreeSet<usize> = items
         .iter()
         .filter_map(|&(_, value)| match value {

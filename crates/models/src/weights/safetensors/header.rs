@@ -1,5 +1,5 @@
-//! The header of a safetensors file: a length, then JSON. Everything the rest of the reader relies on is proved here,
-//! so that slicing the data afterwards cannot fail.
+//! The header of a safetensors file: a length, then JSON. All offsets are checked here, so that slicing the data afterwards
+//! cannot fail.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -104,15 +104,15 @@ fn check(name: &str, raw: RawEntry, data: usize) -> Result<Entry, WeightsError> 
     Ok(Entry { element, shape: raw.shape, start, end })
 }
 
-/// Tensors must follow one another from the first byte to the last: bytes that belong to two tensors or to none can
-/// hide something from one reader that another sees.
+/// Tensors must cover the data from the first byte to the last: bytes of two tensors or of none would be read differently by
+/// different readers.
 fn check_cover(tensors: &BTreeMap<String, Entry>, data: usize) -> Result<(), WeightsError> {
     let mut by_place: Vec<_> = tensors.iter().collect();
     by_place.sort_by_key(|(_, entry)| (entry.start, entry.end));
     let mut covered = 0;
     for (name, entry) in by_place {
         if entry.start != covered {
-            let what = if entry.start < covered { "overlaps the tensor before it" } else { "leaves a hole before it" };
+            let what = if entry.start < covered { "overlaps the tensor before it" } else { "leaves a gap before it" };
             return Err(WeightsError::damaged(FORMAT, format!("tensor `{name}` at byte {} {what}", entry.start)));
         }
         covered = entry.end;
@@ -144,7 +144,7 @@ fn element(dtype: &str) -> Option<Element> {
     })
 }
 
-// Written out because a derived map keeps the last of two equal keys, and a tensor must not depend on the reader.
+// Not derived: a derived map keeps the last of two equal keys, and which one counts would depend on the reader.
 impl<'de> Deserialize<'de> for RawHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;

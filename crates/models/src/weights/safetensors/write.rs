@@ -1,5 +1,5 @@
-//! Writing safetensors: tensors in the order of their names, the header padded to eight bytes, so that equal weights
-//! give equal files. The file is written beside its destination, flushed and renamed over it.
+//! Writes safetensors: tensors in the order of their names, the header padded to eight bytes, so that equal weights give
+//! equal files.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -41,11 +41,11 @@ impl Dtype {
     }
 }
 
-/// The tensors to write, by name, so that their order never depends on the caller's.
+/// The tensors to write, sorted by name, whatever the caller's order.
 type Tensors<'a> = BTreeMap<&'a str, (&'a [usize], &'a [f32])>;
 
-/// Writes tensors of (name, shape, values) to `path`, which is replaced only once the new file is complete. The
-/// metadata `format: pt` is added where it is missing, because timm and transformers ask for it.
+/// Writes tensors of (name, shape, values) to `path`, which is replaced once the new file is complete. The metadata
+/// `format: pt` is added if it is missing: timm and transformers require it.
 pub fn write<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>,
@@ -68,7 +68,7 @@ pub fn to_bytes<'a>(
     Ok(bytes)
 }
 
-/// Writes the same bytes to any destination, in pieces; flushing to a disk is the caller's business.
+/// Writes the same bytes to any destination, in pieces; the caller must flush them to disk.
 pub fn write_to<'a>(
     out: &mut impl Write,
     tensors: impl IntoIterator<Item = (&'a str, &'a [usize], &'a [f32])>,
@@ -130,7 +130,7 @@ fn header(tensors: &Tensors, dtype: Dtype, metadata: &BTreeMap<String, String>) 
 
 fn emit_values(out: &mut impl Write, name: &str, values: &[f32], dtype: Dtype) -> Result<(), WeightsError> {
     let mut bytes = Vec::new();
-    // In pieces, so that writing needs little memory beside the weights themselves.
+    // In pieces, so that writing needs little memory.
     for piece in values.chunks(1 << 16) {
         bytes.clear();
         match dtype {

@@ -1,4 +1,4 @@
-//! The same numbers in another order: flax keeps inputs before outputs and heads apart, timm the other way round.
+//! Flax's layouts (`[in, out]`, with an axis of heads) to timm's (`[out, in]`, without).
 
 use crate::weights::{Tensor, WeightsError};
 
@@ -12,7 +12,7 @@ pub(super) fn dense(name: &str, kernel: Tensor, inputs: usize) -> Result<Tensor,
     Tensor::new(vec![columns, rows], transposed(&kernel.data, rows, columns))
 }
 
-/// The attention's output kernel `[heads, head dim, out]` as `[out, in]`; `[in, out]` is taken too.
+/// The attention's output kernel `[heads, head dim, out]` as `[out, in]`; `[in, out]` is accepted too.
 pub(super) fn from_heads(name: &str, kernel: Tensor) -> Result<Tensor, WeightsError> {
     let inputs = kernel.shape.len().saturating_sub(1);
     dense(name, kernel, inputs)

@@ -4,8 +4,8 @@
 use super::arrays::{bias, conv};
 use crate::weights::{Tensor, WeightsError};
 
-/// The canonical name and shape of a stage's tensor; nothing for what is none. Without any block the stem is all there
-/// is, and has no name of its own.
+/// The canonical name and shape of a stage's tensor; `None` for other tensors. A stem without blocks has no prefix in
+/// timm.
 pub(super) fn canonical(
     name: &str,
     tensor: &Tensor,
