@@ -1,7 +1,7 @@
 //! The backward pass: the weights are computed again from the saved logarithms, tile by tile, never stored.
 
 use super::forward::{prefetch_row, row_add, row_mul};
-use super::tile::{AHEAD, Finish, PackKeys, PackValues, Product};
+use super::microkernel::{AHEAD, Finish, PackKeys, PackValues, Product};
 use super::{AttentionShape, Dropout, Output, ScoreTile, View, ViewMut, check_bias};
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;

@@ -1,7 +1,7 @@
 //! The forward pass: scores of a tile of queries, softmax, weighted sum of the values.
 
 use super::exponentials::{Exponentials, Rest};
-use super::tile::{Finish, LINE, PackKeys, PackValues, Product};
+use super::microkernel::{Finish, LINE, PackKeys, PackValues, Product};
 use super::{AttentionShape, Dropout, Output, View, ViewMut, check_bias};
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;

@@ -5,7 +5,7 @@
 mod backward;
 mod exponentials;
 mod forward;
-mod tile;
+mod microkernel;
 
 pub use backward::{AttentionGrad, GradOutputs, backward, backward_workspace};
 pub use forward::{Attention, forward, forward_workspace};
