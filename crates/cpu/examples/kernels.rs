@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use vit_cpu::activation::Activation;
 use vit_cpu::attention::{
-    Attention, AttentionGrad, AttentionShape, GradOutputs, View, ViewMut, backward, backward_workspace, forward,
-    forward_workspace,
+    AttentionArgs, AttentionGradArgs, AttentionShape, GradOutputs, HeadView, HeadViewMut, backward, backward_workspace,
+    forward, forward_workspace,
 };
 use vit_cpu::gemm::{
     ALayout, BLayout, Epilogue, Gemm, Matmul, gemm, gemm_workspace, matmul, matmul_workspace, pack_b, packed_len,
@@ -165,14 +165,14 @@ fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize, rows: usize) -> 
     let mut out = Aligned::new(batch * rows * heads * head_dim);
     let mut workspace = Aligned::new(forward_workspace(isa, pool.threads(), &shape));
     let time = best(|| {
-        let [q, k, v] = View::packed_qkv(qkv.get(), rows, heads, head_dim);
-        let attention = Attention {
+        let [q, k, v] = HeadView::packed_qkv(qkv.get(), rows, heads, head_dim);
+        let attention = AttentionArgs {
             shape,
             scale: 0.125,
             q,
             k,
             v,
-            out: ViewMut::dense(out.get_mut(), rows, heads, head_dim),
+            out: HeadViewMut::dense(out.get_mut(), rows, heads, head_dim),
             lse: None,
             weights: None,
             bias: None,
@@ -225,15 +225,15 @@ fn attention_gradient(pool: &Pool, isa: Isa, batch: usize, heads: usize) -> f64 
     let mut dqkv = Aligned::new(3 * length);
     let mut workspace = Aligned::new(backward_workspace(pool.threads(), &shape));
     let time = best(|| {
-        let [q, k, v] = View::packed_qkv(qkv.get(), rows, heads, head_dim);
-        let grad = AttentionGrad {
+        let [q, k, v] = HeadView::packed_qkv(qkv.get(), rows, heads, head_dim);
+        let grad = AttentionGradArgs {
             shape,
             scale: 0.125,
             q,
             k,
             v,
-            out: View::dense(out.get(), rows, heads, head_dim),
-            dout: View::dense(dout.get(), rows, heads, head_dim),
+            out: HeadView::dense(out.get(), rows, heads, head_dim),
+            dout: HeadView::dense(dout.get(), rows, heads, head_dim),
             lse: &lse,
             bias: None,
             dropout: None,

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use vit_cpu::activation::{Activation, apply};
 use vit_cpu::attention::{
-    Attention, AttentionGrad, AttentionShape, GradOutputs, View, ViewMut, backward, backward_workspace, forward,
-    forward_workspace,
+    AttentionArgs, AttentionGradArgs, AttentionShape, GradOutputs, HeadView, HeadViewMut, backward, backward_workspace,
+    forward, forward_workspace,
 };
 use vit_cpu::gemm::{ALayout, BLayout, Epilogue, Matmul, matmul, matmul_workspace};
 use vit_cpu::isa::Isa;
@@ -85,28 +85,28 @@ fn running_allocates_nothing() {
             slope: None,
         };
         matmul(&pool, isa, product, &mut workspace);
-        let [q, k, v] = View::packed_qkv(&qkv, rows, heads, head_dim);
-        let attention = Attention {
+        let [q, k, v] = HeadView::packed_qkv(&qkv, rows, heads, head_dim);
+        let attention = AttentionArgs {
             shape,
             scale: 0.25,
             q,
             k,
             v,
-            out: ViewMut::dense(&mut out, rows, heads, head_dim),
+            out: HeadViewMut::dense(&mut out, rows, heads, head_dim),
             lse: Some(&mut lse),
             weights: None,
             bias: None,
             dropout: None,
         };
         forward(&pool, isa, attention, &mut workspace);
-        let grad = AttentionGrad {
+        let grad = AttentionGradArgs {
             shape,
             scale: 0.25,
             q,
             k,
             v,
-            out: View::dense(&out, rows, heads, head_dim),
-            dout: View::dense(&x, rows, heads, head_dim),
+            out: HeadView::dense(&out, rows, heads, head_dim),
+            dout: HeadView::dense(&x, rows, heads, head_dim),
             lse: &lse,
             bias: None,
             dropout: None,

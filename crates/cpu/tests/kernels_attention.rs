@@ -4,8 +4,8 @@ mod kernels_support;
 
 use kernels_support::{Random, close, on_all};
 use vit_cpu::attention::{
-    Attention, AttentionGrad, AttentionShape, Dropout, GradOutputs, View, ViewMut, backward, backward_workspace,
-    forward, forward_workspace,
+    AttentionArgs, AttentionGradArgs, AttentionShape, GradOutputs, HeadView, HeadViewMut, WeightDropout, backward,
+    backward_workspace, forward, forward_workspace,
 };
 use vit_cpu::isa::Isa;
 use vit_cpu::pool::Pool;
@@ -135,21 +135,21 @@ impl Case {
         let e = self.expected();
         let what = format!("{:?} bias {:?} dropout {}", self.shape, self.bias.as_ref().map(|b| b.1), self.dropout);
         let rows = batch * heads * queries;
-        let view = |data, rows| View::dense(data, rows, heads, head_dim);
+        let view = |data, rows| HeadView::dense(data, rows, heads, head_dim);
         let bias = self.bias.as_ref().map(|(b, g)| (&b[..], *g));
-        let dropout = self.dropout.then_some(Dropout { factors: &factors });
+        let dropout = self.dropout.then_some(WeightDropout { factors: &factors });
         let run = |pool: &Pool, isa: Isa, extras: bool| {
             let mut out = vec![f32::NAN; self.q.len()];
             let mut lse = vec![f32::NAN; rows];
             let mut weights = vec![f32::NAN; rows * keys];
             let mut workspace = vec![f32::NAN; forward_workspace(isa, pool.threads(), &self.shape)];
-            let attention = Attention {
+            let attention = AttentionArgs {
                 shape: self.shape,
                 scale: self.scale,
                 q: view(&self.q, queries),
                 k: view(&self.k, keys),
                 v: view(&self.v, keys),
-                out: ViewMut::dense(&mut out, queries, heads, head_dim),
+                out: HeadViewMut::dense(&mut out, queries, heads, head_dim),
                 lse: extras.then_some(&mut lse[..]),
                 weights: extras.then_some(&mut weights[..]),
                 bias,
@@ -179,21 +179,21 @@ impl Case {
             let groups = bias.map_or(1, |b| b.1);
             let mut workspace = vec![f32::NAN; backward_workspace(pool.threads(), &self.shape)];
             for want_dbias in [false, true] {
-                let attention = AttentionGrad {
+                let attention = AttentionGradArgs {
                     shape: self.shape,
                     scale: self.scale,
                     q: view(&self.q, queries),
                     k: view(&self.k, keys),
                     v: view(&self.v, keys),
-                    out: View::dense(&out, queries, heads, head_dim),
+                    out: HeadView::dense(&out, queries, heads, head_dim),
                     dout: view(&self.dout, queries),
                     lse: &lse,
                     bias,
                     dropout,
                     outputs: GradOutputs::Separate {
-                        dq: ViewMut::dense(&mut dq, queries, heads, head_dim),
-                        dk: ViewMut::dense(&mut dk, keys, heads, head_dim),
-                        dv: ViewMut::dense(&mut dv, keys, heads, head_dim),
+                        dq: HeadViewMut::dense(&mut dq, queries, heads, head_dim),
+                        dk: HeadViewMut::dense(&mut dk, keys, heads, head_dim),
+                        dv: HeadViewMut::dense(&mut dv, keys, heads, head_dim),
                     },
                     dbias: want_dbias.then_some((&mut dbias[..], groups)),
                 };
@@ -269,14 +269,14 @@ fn a_packed_buffer_gives_what_separate_ones_give() {
         let mut out = vec![f32::NAN; case.q.len()];
         let mut lse = vec![f32::NAN; batch * heads * rows];
         let mut workspace = vec![f32::NAN; forward_workspace(isa, pool.threads(), &shape)];
-        let [q, k, v] = View::packed_qkv(&qkv, rows, heads, head_dim);
-        let attention = Attention {
+        let [q, k, v] = HeadView::packed_qkv(&qkv, rows, heads, head_dim);
+        let attention = AttentionArgs {
             shape,
             scale: case.scale,
             q,
             k,
             v,
-            out: ViewMut::dense(&mut out, rows, heads, head_dim),
+            out: HeadViewMut::dense(&mut out, rows, heads, head_dim),
             lse: Some(&mut lse),
             weights: None,
             bias: None,
@@ -285,14 +285,14 @@ fn a_packed_buffer_gives_what_separate_ones_give() {
         forward(pool, isa, attention, &mut workspace);
         let mut dqkv = vec![f32::NAN; qkv.len()];
         let mut workspace = vec![f32::NAN; backward_workspace(pool.threads(), &shape)];
-        let grad = AttentionGrad {
+        let grad = AttentionGradArgs {
             shape,
             scale: case.scale,
             q,
             k,
             v,
-            out: View::dense(&out, rows, heads, head_dim),
-            dout: View::dense(&case.dout, rows, heads, head_dim),
+            out: HeadView::dense(&out, rows, heads, head_dim),
+            dout: HeadView::dense(&case.dout, rows, heads, head_dim),
             lse: &lse,
             bias: None,
             dropout: None,
@@ -309,13 +309,13 @@ fn one_head(q: &[f32], bias: Option<&[f32]>, isa: Isa) -> Vec<f32> {
     let shape = shape(1, 1, 2, 3, 1);
     let mut out = vec![0.0; 2];
     let mut workspace = vec![0.0; forward_workspace(isa, 1, &shape)];
-    let attention = Attention {
+    let attention = AttentionArgs {
         shape,
         scale: 1.0,
-        q: View::dense(q, 2, 1, 1),
-        k: View::dense(&[1.0, 2.0, 3.0], 3, 1, 1),
-        v: View::dense(&[1.0, 2.0, 3.0], 3, 1, 1),
-        out: ViewMut::dense(&mut out, 2, 1, 1),
+        q: HeadView::dense(q, 2, 1, 1),
+        k: HeadView::dense(&[1.0, 2.0, 3.0], 3, 1, 1),
+        v: HeadView::dense(&[1.0, 2.0, 3.0], 3, 1, 1),
+        out: HeadViewMut::dense(&mut out, 2, 1, 1),
         lse: None,
         weights: None,
         bias: bias.map(|b| (b, 1)),
@@ -355,13 +355,13 @@ fn overlapping_output_rows_are_refused() {
     let isa = Isa::Portable;
     let mut out = [0.0; 16];
     let mut workspace = vec![0.0; forward_workspace(isa, 1, &shape)];
-    let attention = Attention {
+    let attention = AttentionArgs {
         shape,
         scale: 1.0,
-        q: View::dense(&[0.0; 8], 2, 1, 4),
-        k: View::dense(&[0.0; 4], 1, 1, 4),
-        v: View::dense(&[0.0; 4], 1, 1, 4),
-        out: ViewMut { data: &mut out, batch_stride: 8, row_stride: 3, head_stride: 4 },
+        q: HeadView::dense(&[0.0; 8], 2, 1, 4),
+        k: HeadView::dense(&[0.0; 4], 1, 1, 4),
+        v: HeadView::dense(&[0.0; 4], 1, 1, 4),
+        out: HeadViewMut { data: &mut out, batch_stride: 8, row_stride: 3, head_stride: 4 },
         lse: None,
         weights: None,
         bias: None,

@@ -1,76 +1,109 @@
-//! The exponentials of a tile of scores, row by row: softmax needs other units of the processor than the products do, so
-//! that while the weighted sums of one tile are computed, the scores of the next become weights, a vector at a time.
+//! The exponentials of a block of scores, a vector at a time, so that they can be interleaved with the product of the block
+//! before: exponentials and matrix products use different execution units.
+
+use std::marker::PhantomData;
 
 use crate::simd::math::exp2;
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, MAX_LANES, Simd};
 
-/// A tile of scores on its way to `exp((score - top) * scale)`, in place, with the sums of the rows.
-///
-/// Making one is a promise: `rows` rows of whole vectors of scores are valid, those beyond `keys` minus infinity, and as
-/// many tops and vectors of sums.
-pub(super) struct Exponentials {
-    pub scores: *mut f32,
-    pub stride: usize,
-    /// How many rows are left.
-    pub rows: usize,
-    pub keys: usize,
-    pub scale: f32,
-    /// The largest score of each row.
-    pub tops: *const f32,
-    /// `[rows][LANES]`, which takes the sums in parts, one for each lane.
-    pub sums: *mut f32,
+/// Replaces scores by `exp((score - maximum of the row) * scale)` in place and sums the rows.
+pub(super) struct Exponentials<'a> {
+    /// The next row.
+    scores: *mut f32,
+    stride: usize,
+    /// Rows left.
+    rows: usize,
+    keys: usize,
+    /// With the factor that turns `exp` into `exp2`.
+    scale: f32,
+    maxima: *const f32,
+    sums: *mut f32,
+    _slices: PhantomData<&'a mut [f32]>,
 }
 
-impl Exponentials {
-    /// Vectors of a row.
+impl<'a> Exponentials<'a> {
+    /// Rows of `keys` scores that are `stride` apart and padded to whole vectors with minus infinity; `sums` takes a sum
+    /// for each row and lane, `[rows][LANES]`.
+    ///
+    /// # Panics
+    /// If a slice is too short.
     #[inline(always)]
-    pub fn vectors<S: Simd>(&self) -> usize {
+    pub fn new(
+        [rows, keys]: [usize; 2],
+        scale: f32,
+        (scores, stride): (&'a mut [f32], usize),
+        maxima: &'a [f32],
+        sums: &'a mut [f32],
+    ) -> Self {
+        assert!(
+            stride >= keys.next_multiple_of(MAX_LANES) && scores.len() >= rows * stride,
+            "attention: too few scores"
+        );
+        assert!(maxima.len() >= rows && sums.len() >= rows * MAX_LANES, "attention: too few sums");
+        Exponentials {
+            scores: scores.as_mut_ptr(),
+            stride,
+            rows,
+            keys,
+            scale: scale * std::f32::consts::LOG2_E,
+            maxima: maxima.as_ptr(),
+            sums: sums.as_mut_ptr(),
+            _slices: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    pub fn rows_left(&self) -> usize {
+        self.rows
+    }
+
+    #[inline(always)]
+    pub fn vectors_per_row<S: Simd>(&self) -> usize {
         self.keys.div_ceil(S::LANES)
     }
 
     /// # Safety
     /// A row must be left.
     #[inline(always)]
-    pub unsafe fn begin<S: Simd>(&self, s: S) -> Row<S> {
-        // SAFETY: there is a top for each row.
-        let top = s.splat(unsafe { *self.tops });
-        let scale = s.splat(self.scale * std::f32::consts::LOG2_E);
-        Row { next: self.scores, top, scale, sum: s.splat(0.0) }
+    pub unsafe fn begin_row<S: Simd>(&self, s: S) -> ExponentialRow<S> {
+        // SAFETY: there is a maximum for each row.
+        let maximum = s.splat(unsafe { *self.maxima });
+        ExponentialRow { next: self.scores, maximum, scale: s.splat(self.scale), sum: s.splat(0.0) }
     }
 
-    /// Goes on to the next row.
+    /// Stores the sum of a row and moves on to the next.
     ///
     /// # Safety
-    /// `row` must be what [`Self::begin`] gave, with all its vectors done.
+    /// `row` must come from [`Self::begin_row`], after as many [`ExponentialRow::advance`] as it has vectors.
     #[inline(always)]
-    pub unsafe fn end<S: Simd>(&mut self, s: S, row: Row<S>) {
+    pub unsafe fn end_row<S: Simd>(&mut self, s: S, row: ExponentialRow<S>) {
         // SAFETY: there is a vector of sums for each row.
         unsafe { s.store(self.sums, row.sum) };
         self.rows -= 1;
         self.scores = self.scores.wrapping_add(self.stride);
-        self.tops = self.tops.wrapping_add(1);
+        self.maxima = self.maxima.wrapping_add(1);
         self.sums = self.sums.wrapping_add(S::LANES);
     }
 }
 
-/// A row that has begun.
-pub(super) struct Row<S: Simd> {
+/// A row of which some vectors are done.
+pub(super) struct ExponentialRow<S: Simd> {
     next: *mut f32,
-    top: S::V,
+    maximum: S::V,
     scale: S::V,
     sum: S::V,
 }
 
-impl<S: Simd> Row<S> {
-    /// One vector.
+impl<S: Simd> ExponentialRow<S> {
+    /// Computes one vector.
     ///
     /// # Safety
     /// The row must have one more.
     #[inline(always)]
     pub unsafe fn advance(&mut self, s: S) {
-        // SAFETY: the caller vouches for the vector.
+        // SAFETY: rows are whole vectors, and the caller has one left.
         unsafe {
-            let x = exp2(s, s.mul(s.sub(s.load(self.next), self.top), self.scale));
+            let x = exp2(s, s.mul(s.sub(s.load(self.next), self.maximum), self.scale));
             s.store(self.next, x);
             self.sum = s.add(self.sum, x);
         }
@@ -78,22 +111,22 @@ impl<S: Simd> Row<S> {
     }
 }
 
-/// All rows that are left.
-pub(super) struct Rest<'a>(pub &'a mut Exponentials);
+/// Computes all rows that are left.
+pub(super) struct FinishExponentials<'a, 'b>(pub &'a mut Exponentials<'b>);
 
-impl Kernel for Rest<'_> {
+impl Kernel for FinishExponentials<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         while self.0.rows > 0 {
-            // SAFETY: the promise of whoever made the exponentials.
+            // SAFETY: a row is left, and all its vectors are computed.
             unsafe {
-                let mut row = self.0.begin(s);
-                for _ in 0..self.0.vectors::<S>() {
+                let mut row = self.0.begin_row(s);
+                for _ in 0..self.0.vectors_per_row::<S>() {
                     row.advance(s);
                 }
-                self.0.end(s, row);
+                self.0.end_row(s, row);
             }
         }
     }

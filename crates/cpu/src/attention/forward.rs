@@ -1,29 +1,31 @@
-//! The forward pass: scores of a tile of queries, softmax, weighted sum of the values.
+//! The forward pass: scores of a block of queries, softmax, weighted sum of the values.
 
-use super::exponentials::{Exponentials, Rest};
-use super::microkernel::{Finish, LINE, PackKeys, PackValues, Product};
-use super::{AttentionShape, Dropout, Output, View, ViewMut, check_bias};
+use super::exponentials::{Exponentials, FinishExponentials};
+use super::microkernel::{HeadEpilogue, HeadProduct, PanelSource, multiply};
+use super::packing::{PackRows, PackTransposed, prefetch_row};
+use super::{
+    AttentionShape, HeadView, HeadViewMut, MAX_BLOCK_SCORES, OutputView, WeightDropout, check_bias, head_bias,
+};
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
-use crate::simd::{Kernel, MAX_LANES, Simd};
-use crate::softmax::{row_max, row_scale};
+use crate::simd::{Kernel, MAX_LANES, Simd, row};
 
 /// `out = dropout(softmax(scale * q kᵀ + bias)) v`, head by head.
 #[derive(Debug)]
-pub struct Attention<'a> {
-    /// Sizes.
+pub struct AttentionArgs<'a> {
+    /// Extents.
     pub shape: AttentionShape,
     /// Multiplies the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// Queries.
-    pub q: View<'a>,
+    pub q: HeadView<'a>,
     /// Keys.
-    pub k: View<'a>,
+    pub k: HeadView<'a>,
     /// Values.
-    pub v: View<'a>,
+    pub v: HeadView<'a>,
     /// The result, laid out as the queries are.
-    pub out: ViewMut<'a>,
+    pub out: HeadViewMut<'a>,
     /// Takes the logarithm of the sum of exponentials, `[batch, heads, queries]`, for the gradient.
     pub lse: Option<&'a mut [f32]>,
     /// Takes the weights before dropout, `[batch, heads, queries, keys]`.
@@ -31,84 +33,99 @@ pub struct Attention<'a> {
     /// `[groups, heads, queries, keys]` and the number of groups; sample `b` uses group `b % groups`.
     pub bias: Option<(&'a [f32], usize)>,
     /// Dropout of the weights.
-    pub dropout: Option<Dropout<'a>>,
+    pub dropout: Option<WeightDropout<'a>>,
 }
 
-/// How many numbers of workspace [`forward`] needs.
+impl AttentionArgs<'_> {
+    fn check(&self) {
+        let AttentionShape { batch, heads, queries, keys, .. } = self.shape;
+        let rows = batch * heads * queries;
+        self.q.check("q", &self.shape, queries);
+        self.k.check("k", &self.shape, keys);
+        self.v.check("v", &self.shape, keys);
+        if let Some(lse) = &self.lse {
+            assert_eq!(lse.len(), rows, "attention: lse has the wrong length");
+        }
+        if let Some(weights) = &self.weights {
+            assert_eq!(weights.len(), rows * keys, "attention: weights have the wrong length");
+        }
+        if let Some((bias, groups)) = self.bias {
+            check_bias("bias", bias.len(), groups, &self.shape);
+        }
+    }
+}
+
+/// Elements of workspace that [`forward`] needs.
 pub fn forward_workspace(isa: Isa, threads: usize, shape: &AttentionShape) -> usize {
-    Plan::new(isa, threads, shape).workspace(threads)
+    ForwardBlocking::new(isa, threads, shape).workspace_len(threads)
 }
 
-/// The most queries of a tile: their scores stay in the first-level cache at the usual lengths.
-const TILE_QUERIES: usize = 12;
-/// The most scores of a tile, which share the second-level cache with keys and values.
-const TILE_SCORES: usize = 48 * 1024;
-/// Heads for each thread that even out without being divided.
+/// The most queries of a block: their scores stay in the first-level cache at the usual numbers of keys.
+const MAX_BLOCK_QUERIES: usize = 12;
+/// From this many heads per thread on, whole heads balance the load well enough.
 const HEADS_PER_THREAD: usize = 6;
 
-/// How the work is divided. All sizes are multiples of a cache line.
+/// How queries are divided into blocks and tasks, and the layout of the workspace, whose parts are whole cache lines.
 #[derive(Clone, Copy)]
-struct Plan {
-    /// Queries of a tile.
-    rows: usize,
-    /// Distance of the rows of scores.
-    stride: usize,
-    /// Queries of a task: two tiles, one of which overlaps the other, where there are too few heads for the threads, else
-    /// a head.
-    task: usize,
-    /// Lengths of what is packed of a head.
-    keys: usize,
-    values: usize,
+struct ForwardBlocking {
+    block_queries: usize,
+    /// Distance between rows of scores.
+    score_stride: usize,
+    /// A whole head; or, where there are too few heads for the threads, two blocks, the fewest that can be pipelined.
+    task_queries: usize,
+    packed_keys_len: usize,
+    /// 0 where the values are read in place.
+    packed_values_len: usize,
 }
 
-impl Plan {
-    fn new(isa: Isa, threads: usize, shape: &AttentionShape) -> Plan {
+impl ForwardBlocking {
+    fn new(isa: Isa, threads: usize, shape: &AttentionShape) -> Self {
         let AttentionShape { batch, heads, queries, keys, head_dim } = *shape;
-        let stride = keys.next_multiple_of(MAX_LANES);
-        let unit = isa.dispatch(TileRows);
-        let tiles = queries.div_ceil(unit).max(1);
-        let most = (TILE_SCORES / stride.max(1)).min(TILE_QUERIES) / unit;
-        let parts = tiles.div_ceil(most.max(1));
-        let rows = tiles.div_ceil(parts) * unit;
-        let whole = threads == 1 || batch * heads >= HEADS_PER_THREAD * threads;
-        Plan {
-            rows,
-            stride,
-            task: if whole { queries.max(1) } else { 2 * rows },
-            keys: stride * head_dim,
-            // Rows of whole vectors are read where they lie.
-            values: if head_dim % MAX_LANES == 0 { 0 } else { keys * head_dim.next_multiple_of(MAX_LANES) },
+        let score_stride = keys.next_multiple_of(MAX_LANES);
+        let tile_rows = isa.dispatch(HeadTileRows);
+        let tiles = queries.div_ceil(tile_rows).max(1);
+        let most = (MAX_BLOCK_SCORES / score_stride.max(1)).min(MAX_BLOCK_QUERIES) / tile_rows;
+        let blocks = tiles.div_ceil(most.max(1));
+        let block_queries = tiles.div_ceil(blocks) * tile_rows;
+        let whole_heads = threads == 1 || batch * heads >= HEADS_PER_THREAD * threads;
+        // Values whose rows are whole vectors are read in place.
+        let in_place = head_dim % MAX_LANES == 0;
+        ForwardBlocking {
+            block_queries,
+            score_stride,
+            task_queries: if whole_heads { queries.max(1) } else { 2 * block_queries },
+            packed_keys_len: score_stride * head_dim,
+            packed_values_len: if in_place { 0 } else { keys * head_dim.next_multiple_of(MAX_LANES) },
         }
     }
 
-    fn packed(&self) -> usize {
-        self.keys + self.values
+    fn packed_len(&self) -> usize {
+        self.packed_keys_len + self.packed_values_len
     }
 
-    /// What a thread needs for a tile: scores, sums and largest scores.
-    fn tile(&self) -> usize {
-        self.rows * (self.stride + MAX_LANES) + self.rows.next_multiple_of(MAX_LANES)
+    /// Scores, sums by lane, and maxima of a block.
+    fn block_len(&self) -> usize {
+        self.block_queries * (self.score_stride + MAX_LANES) + self.block_queries.next_multiple_of(MAX_LANES)
     }
 
-    /// What a thread needs beside what is packed: two tiles, factors of dropout and of rows.
-    fn own(&self) -> usize {
-        2 * self.tile() + self.stride + self.rows.next_multiple_of(MAX_LANES)
+    /// Two blocks, dropout factors of a row of scores, and a factor for each query.
+    fn scratch_len(&self) -> usize {
+        2 * self.block_len() + self.score_stride + self.block_queries.next_multiple_of(MAX_LANES)
     }
 
-    /// What a thread needs, the number of the packed head included.
-    fn room(&self) -> usize {
-        MAX_LANES + self.packed() + self.own()
+    /// The number of the packed head, its packed keys and values, and scratch.
+    fn worker_len(&self) -> usize {
+        MAX_LANES + self.packed_len() + self.scratch_len()
     }
 
-    fn workspace(&self, threads: usize) -> usize {
-        threads * self.room() + ALIGN
+    fn workspace_len(&self, threads: usize) -> usize {
+        threads * self.worker_len() + ALIGN
     }
 }
 
-/// The rows of attention's register tile.
-struct TileRows;
+struct HeadTileRows;
 
-impl Kernel for TileRows {
+impl Kernel for HeadTileRows {
     type Output = usize;
 
     #[inline(always)]
@@ -121,325 +138,274 @@ impl Kernel for TileRows {
 ///
 /// # Panics
 /// If a slice is too short for the shape, or rows of the output overlap.
-pub fn forward(pool: &Pool, isa: Isa, attention: Attention<'_>, workspace: &mut [f32]) {
-    let shape = attention.shape;
+pub fn forward(pool: &Pool, isa: Isa, args: AttentionArgs<'_>, workspace: &mut [f32]) {
+    args.check();
+    let AttentionArgs { shape, scale, q, k, v, out, lse, weights, bias, dropout } = args;
     let AttentionShape { batch, heads, queries, keys, head_dim } = shape;
-    let rows = batch * heads * queries;
-    attention.q.check("q", &shape, queries);
-    attention.k.check("k", &shape, keys);
-    attention.v.check("v", &shape, keys);
-    let out = attention.out.check("out", &shape, queries);
-    if let Some(lse) = &attention.lse {
-        assert_eq!(lse.len(), rows, "attention: lse has the wrong length");
-    }
-    if let Some(weights) = &attention.weights {
-        assert_eq!(weights.len(), rows * keys, "attention: weights have the wrong length");
-    }
-    if let Some((bias, groups)) = attention.bias {
-        check_bias("bias", bias.len(), groups, &shape);
-    }
-    let plan = Plan::new(isa, pool.threads(), &shape);
-    let room = plan.workspace(pool.threads());
-    check_workspace("attention", workspace.len(), room);
-    if rows == 0 || head_dim == 0 {
+    let out = out.into_checked("out", &shape, queries);
+    let blocking = ForwardBlocking::new(isa, pool.threads(), &shape);
+    let needed = blocking.workspace_len(pool.threads());
+    check_workspace("attention", workspace.len(), needed);
+    if batch * heads * queries == 0 || head_dim == 0 {
         return;
     }
     assert!(keys > 0, "attention: no keys");
     assert!(batch * heads < u32::MAX as usize, "attention: too many heads");
 
-    let workspace = aligned(workspace, room - ALIGN).0;
-    // No head is packed yet.
-    workspace.chunks_exact_mut(plan.room()).for_each(|own| own[0] = f32::from_bits(u32::MAX));
+    let workspace = aligned(workspace, needed - ALIGN).0;
+    // The first element of a worker's part holds the number of its packed head, as bits; at first no head is packed.
+    workspace.chunks_exact_mut(blocking.worker_len()).for_each(|part| part[0] = f32::from_bits(u32::MAX));
     let workspaces = DisjointMut::new(workspace);
-    let lse = attention.lse.map(DisjointMut::new);
-    let weights = attention.weights.map(DisjointMut::new);
-    let parts = queries.div_ceil(plan.task);
-    pool.run_with_worker(batch * heads * parts, &|task, worker| {
-        let (head, first) = (task / parts, task % parts * plan.task);
+    let (lse, weights) = (lse.map(DisjointMut::new), weights.map(DisjointMut::new));
+    let tasks_per_head = queries.div_ceil(blocking.task_queries);
+    pool.run_with_worker(batch * heads * tasks_per_head, &|task, worker| {
+        let (head, first) = (task / tasks_per_head, task % tasks_per_head * blocking.task_queries);
         let (b, h) = (head / heads, head % heads);
-        let count = plan.task.min(queries - first);
+        let count = blocking.task_queries.min(queries - first);
         let row = head * queries + first;
-        // SAFETY: tasks have rows of lse and weights of their own, and a worker index is used by one thread at a time.
-        unsafe {
-            let (packed_head, rest) = workspaces.slice(worker * plan.room(), plan.room()).split_at_mut(MAX_LANES);
-            let (packed, own) = rest.split_at_mut(plan.packed());
-            // The tasks of a head follow one another, so that a thread seldom packs a head more than once.
-            if packed_head[0].to_bits() != head as u32 {
-                packed_head[0] = f32::from_bits(head as u32);
-                let (packed_k, packed_v) = packed.split_at_mut(plan.keys);
-                isa.dispatch(PackKeys { view: attention.k, b, h, keys, head_dim, dst: packed_k.as_mut_ptr() });
-                if !packed_v.is_empty() {
-                    isa.dispatch(PackValues {
-                        view: attention.v,
-                        b,
-                        h,
-                        first: 0,
-                        keys,
-                        head_dim,
-                        dst: packed_v.as_mut_ptr(),
-                    });
-                }
+        // SAFETY: a worker index is used by one thread at a time.
+        let part = unsafe { workspaces.slice(worker * blocking.worker_len(), blocking.worker_len()) };
+        let (packed_head, rest) = part.split_at_mut(MAX_LANES);
+        let (packed, scratch) = rest.split_at_mut(blocking.packed_len());
+        let (packed_keys, packed_values) = packed.split_at_mut(blocking.packed_keys_len);
+        // The tasks of a head follow one another, so that a thread rarely packs a head more than once.
+        if packed_head[0].to_bits() != head as u32 {
+            packed_head[0] = f32::from_bits(head as u32);
+            isa.dispatch(PackTransposed { view: k, b, h, rows: keys, head_dim, packed: &mut *packed_keys });
+            if !packed_values.is_empty() {
+                isa.dispatch(PackRows { view: v, b, h, first: 0, rows: keys, head_dim, packed: &mut *packed_values });
             }
-            isa.dispatch(Rows {
-                shape,
-                plan,
-                scale: attention.scale,
-                b,
-                h,
-                first,
-                count,
-                q: attention.q,
-                v: attention.v,
-                packed: packed.as_ptr(),
-                out,
-                lse: lse.as_ref().map(|p| p.slice(row, count)),
-                weights: weights.as_ref().map(|p| p.slice(row * keys, count * keys)),
-                bias: attention
-                    .bias
-                    .map(|(bias, groups)| &bias[((b % groups) * heads + h) * queries * keys..][..queries * keys]),
-                dropout: attention.dropout,
-                own,
-            });
         }
+        isa.dispatch(HeadQueries {
+            shape,
+            blocking,
+            scale,
+            b,
+            h,
+            first,
+            count,
+            q,
+            v,
+            packed_keys,
+            packed_values,
+            out,
+            // SAFETY: each task has its own rows of lse and weights.
+            lse: lse.as_ref().map(|lse| unsafe { lse.slice(row, count) }),
+            // SAFETY: as above.
+            weights: weights.as_ref().map(|weights| unsafe { weights.slice(row * keys, count * keys) }),
+            bias: head_bias(bias, &shape, b, h),
+            dropout,
+            scratch,
+        });
     });
 }
 
-/// Some queries of one head; the views have been checked.
-struct Rows<'a> {
+/// Some queries of one head. The views have been checked, and only this task writes these rows of the output.
+struct HeadQueries<'a> {
     shape: AttentionShape,
-    plan: Plan,
+    blocking: ForwardBlocking,
     scale: f32,
     b: usize,
     h: usize,
     first: usize,
     count: usize,
-    q: View<'a>,
-    v: View<'a>,
-    /// Keys, and values if they are packed.
-    packed: *const f32,
-    out: Output,
+    q: HeadView<'a>,
+    v: HeadView<'a>,
+    packed_keys: &'a [f32],
+    /// Empty where the values are read in place.
+    packed_values: &'a [f32],
+    out: OutputView,
     lse: Option<&'a mut [f32]>,
     weights: Option<&'a mut [f32]>,
-    /// Of this group and head, `[queries, keys]`.
+    /// `[queries, keys]`
     bias: Option<&'a [f32]>,
-    dropout: Option<Dropout<'a>>,
-    own: &'a mut [f32],
+    dropout: Option<WeightDropout<'a>>,
+    scratch: &'a mut [f32],
 }
 
-/// The numbers of a tile of queries.
-struct Tile<'a> {
-    /// Scores, then the weights before they are divided by their sum.
+struct QueryBlock<'a> {
+    /// `[rows][score_stride]`: scores, then the weights before they are divided by their sum.
     scores: &'a mut [f32],
-    /// The largest score of each lane of each row, then the sums.
+    /// `[rows][LANES]`: the maximum of each lane, then the sum of each lane.
     lanes: &'a mut [f32],
-    /// The largest score of each row.
-    tops: &'a mut [f32],
-    /// Its place among the queries of the task.
+    /// The maximum of each row.
+    maxima: &'a mut [f32],
+    /// The first query, counted from the first of the task.
     first: usize,
     rows: usize,
 }
 
-impl<'a> Tile<'a> {
+impl<'a> QueryBlock<'a> {
     #[inline(always)]
-    fn new(plan: &Plan, own: &'a mut [f32]) -> Tile<'a> {
-        let (scores, rest) = own.split_at_mut(plan.rows * plan.stride);
-        let (lanes, tops) = rest.split_at_mut(plan.rows * MAX_LANES);
-        Tile { scores, lanes, tops, first: 0, rows: 0 }
+    fn new(blocking: &ForwardBlocking, memory: &'a mut [f32]) -> Self {
+        let (scores, rest) = memory.split_at_mut(blocking.block_queries * blocking.score_stride);
+        let (lanes, maxima) = rest.split_at_mut(blocking.block_queries * MAX_LANES);
+        QueryBlock { scores, lanes, maxima, first: 0, rows: 0 }
+    }
+
+    #[inline(always)]
+    fn lanes_of<S: Simd>(&self, s: S, row: usize) -> S::V {
+        let lanes = &self.lanes[row * S::LANES..][..S::LANES];
+        // SAFETY: the slice has LANES elements.
+        unsafe { s.load(lanes.as_ptr()) }
     }
 }
 
-impl Kernel for Rows<'_> {
+impl Kernel for HeadQueries<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let plan = self.plan;
-        let (first, rest) = std::mem::take(&mut self.own).split_at_mut(plan.tile());
-        let (second, rest) = rest.split_at_mut(plan.tile());
-        let (factors, inverse) = rest.split_at_mut(plan.stride);
-        let (mut tile, mut before) = (Tile::new(&plan, first), Tile::new(&plan, second));
-        let mut done = 0;
-        // While the values of one tile are summed up, the scores of the next become weights.
-        while done < self.count || before.rows > 0 {
-            tile.first = done;
-            tile.rows = plan.rows.min(self.count - done);
-            done += tile.rows;
-            self.score(s, &mut tile);
-            let mut exponentials = Exponentials {
-                scores: tile.scores.as_mut_ptr(),
-                stride: plan.stride,
-                rows: tile.rows,
-                keys: self.shape.keys,
-                scale: self.exp_scale(),
-                tops: tile.tops.as_ptr(),
-                sums: tile.lanes.as_mut_ptr(),
-            };
-            self.weigh(s, &mut before, factors, inverse, &mut exponentials);
-            s.vectorize(Rest(&mut exponentials));
-            std::mem::swap(&mut tile, &mut before);
+        let blocking = self.blocking;
+        let (first, rest) = std::mem::take(&mut self.scratch).split_at_mut(blocking.block_len());
+        let (second, rest) = rest.split_at_mut(blocking.block_len());
+        let (dropout_factors, inverse_sums) = rest.split_at_mut(blocking.score_stride);
+        let (mut next, mut current) = (QueryBlock::new(&blocking, first), QueryBlock::new(&blocking, second));
+        let mut scored = 0;
+        // Software pipelining: the exponentials of the next block are interleaved with the weighted sums of the current.
+        while scored < self.count || current.rows > 0 {
+            next.first = scored;
+            next.rows = blocking.block_queries.min(self.count - scored);
+            scored += next.rows;
+            self.score(s, &mut next);
+            let mut exponentials = Exponentials::new(
+                [next.rows, self.shape.keys],
+                self.exp_scale(),
+                (next.scores, blocking.score_stride),
+                next.maxima,
+                next.lanes,
+            );
+            self.finish_weights(s, &mut current, dropout_factors, inverse_sums);
+            self.sum_values(s, &current, inverse_sums, &mut exponentials);
+            s.vectorize(FinishExponentials(&mut exponentials));
+            std::mem::swap(&mut next, &mut current);
         }
     }
 }
 
-impl Rows<'_> {
-    /// Whether the scores are scaled before the exponential, which without a bias does it on the way.
+impl HeadQueries<'_> {
+    /// Whether scores are scaled before the exponential, instead of by it: a bias is added to scaled scores, and a scale
+    /// that is not positive changes which score is the maximum.
     #[inline(always)]
-    fn early(&self) -> bool {
+    fn scales_early(&self) -> bool {
         self.bias.is_some() || self.scale <= 0.0
     }
 
     #[inline(always)]
     fn exp_scale(&self) -> f32 {
-        if self.early() { 1.0 } else { self.scale }
+        if self.scales_early() { 1.0 } else { self.scale }
     }
 
-    /// The scores of a tile, and the largest of each row.
+    /// The scores of a block, padded to whole vectors with minus infinity, and the maximum of each row.
     #[inline(always)]
-    fn score<S: Simd>(&mut self, s: S, tile: &mut Tile<'_>) {
+    fn score<S: Simd>(&mut self, s: S, block: &mut QueryBlock<'_>) {
         let AttentionShape { keys, head_dim, .. } = self.shape;
-        let (b, h, stride) = (self.b, self.h, self.plan.stride);
-        let (rows, query) = (tile.rows, self.first + tile.first);
+        let (b, h, stride) = (self.b, self.h, self.blocking.score_stride);
+        let (rows, query) = (block.rows, self.first + block.first);
         for r in rows..2 * rows {
             prefetch_row(s, self.q.at(b, query + r, h), head_dim);
         }
-        tile.lanes.fill(f32::NEG_INFINITY);
-        s.vectorize(Product {
+        block.lanes.fill(f32::NEG_INFINITY);
+        let product = HeadProduct {
             rows,
             columns: keys,
             k: head_dim,
             a: self.q.at(b, query, h),
             lda: self.q.row_stride,
             transposed: false,
-            b: self.packed,
-            ldb: 0,
-            out: tile.scores.as_mut_ptr(),
+            b: PanelSource::Packed(self.packed_keys.as_ptr()),
+            out: block.scores.as_mut_ptr(),
             ldo: stride,
-            finish: Finish::Largest(tile.lanes.as_mut_ptr()),
-            meanwhile: std::ptr::null_mut(),
-        });
-        // What is slow to come is computed for all rows at once: one need not wait for the other.
+            epilogue: HeadEpilogue::StoreAndMax(block.lanes.as_mut_ptr()),
+        };
+        // SAFETY: the view has these queries, all keys are packed, and the block has `rows` rows of scores of whole vectors
+        // and of lanes.
+        unsafe { multiply(s, product, None) };
+        // A loop of its own: the horizontal maxima of the rows are independent, and their latencies overlap.
         for r in 0..rows {
-            let p = tile.scores[r * stride..][..keys].as_mut_ptr();
-            // SAFETY: all rows have `keys` numbers, and there is a vector of the largest of each.
-            tile.tops[r] = unsafe {
-                if self.early() {
-                    row_scale(s, p, keys, self.scale);
-                    if let Some(bias) = self.bias {
-                        row_add(s, p, bias[(query + r) * keys..][..keys].as_ptr(), keys);
-                    }
-                    row_max(s, p, keys)
-                } else {
-                    s.largest(s.load(tile.lanes[r * S::LANES..][..S::LANES].as_ptr()))
+            let scores = &mut block.scores[r * stride..][..stride];
+            block.maxima[r] = if self.scales_early() {
+                row::scale(s, &mut scores[..keys], self.scale);
+                if let Some(bias) = self.bias {
+                    row::add(s, &mut scores[..keys], &bias[(query + r) * keys..][..keys]);
                 }
+                row::max(s, &scores[..keys])
+            } else {
+                s.largest(block.lanes_of(s, r))
             };
             let last = keys % S::LANES;
             if last > 0 {
-                // SAFETY: rows are of whole vectors.
+                let padded = &mut block.scores[r * stride + keys - last..][..S::LANES];
+                // SAFETY: the slice has LANES elements.
                 unsafe {
-                    let p = p.add(keys - last);
-                    s.store(p, s.first_or(s.load(p), last, s.splat(f32::NEG_INFINITY)));
+                    let v = s.first_or(s.load(padded.as_ptr()), last, s.splat(f32::NEG_INFINITY));
+                    s.store(padded.as_mut_ptr(), v);
                 }
             }
         }
     }
 
-    /// The weighted sums of the values.
+    /// Log-sum-exp, inverse sums and dropout of a block whose exponentials are known, and a copy of its weights.
     #[inline(always)]
-    fn weigh<S: Simd>(
+    fn finish_weights<S: Simd>(
         &mut self,
         s: S,
-        tile: &mut Tile<'_>,
-        factors: &mut [f32],
-        inverse: &mut [f32],
-        meanwhile: &mut Exponentials,
+        block: &mut QueryBlock<'_>,
+        dropout_factors: &mut [f32],
+        inverse_sums: &mut [f32],
     ) {
-        let AttentionShape { heads, queries, keys, head_dim, .. } = self.shape;
-        let (b, h, stride) = (self.b, self.h, self.plan.stride);
-        let (rows, query) = (tile.rows, self.first + tile.first);
+        let AttentionShape { heads, queries, keys, .. } = self.shape;
         let exp_scale = self.exp_scale();
-        for r in 0..rows {
-            let row = &mut tile.scores[r * stride..][..keys];
-            let p = row.as_mut_ptr();
-            // SAFETY: there is a vector of sums of each row.
-            let sum = s.sum(unsafe { s.load(tile.lanes[r * S::LANES..][..S::LANES].as_ptr()) });
+        for r in 0..block.rows {
+            let sum = s.sum(block.lanes_of(s, r));
+            let exponentials = &mut block.scores[r * self.blocking.score_stride..][..keys];
+            inverse_sums[r] = 1.0 / sum;
+            let row = block.first + r;
             if let Some(lse) = &mut self.lse {
-                lse[tile.first + r] = tile.tops[r] * exp_scale + sum.ln();
+                lse[row] = block.maxima[r] * exp_scale + sum.ln();
             }
-            inverse[r] = 1.0 / sum;
             if let Some(weights) = &mut self.weights {
-                let weights = &mut weights[(tile.first + r) * keys..][..keys];
-                weights.copy_from_slice(row);
-                // SAFETY: the row has `keys` numbers.
-                unsafe { row_scale(s, weights.as_mut_ptr(), keys, inverse[r]) };
+                let weights = &mut weights[row * keys..][..keys];
+                weights.copy_from_slice(exponentials);
+                row::scale(s, weights, inverse_sums[r]);
             }
             if let Some(dropout) = self.dropout {
-                let index = ((b * heads + h) * queries + query + r) * keys;
-                (dropout.factors)(index as u64, &mut factors[..keys]);
-                // SAFETY: both rows have `keys` numbers.
-                unsafe { row_mul(s, p, factors.as_ptr(), keys) };
+                let index = ((self.b * heads + self.h) * queries + self.first + row) * keys;
+                (dropout.factors)(index as u64, &mut dropout_factors[..keys]);
+                row::mul(s, exponentials, &dropout_factors[..keys]);
             }
         }
-        let (values, ldb) = match self.plan.values {
-            0 => (self.v.at(b, 0, h), self.v.row_stride),
-            _ => (self.packed.wrapping_add(self.plan.keys), 0),
+    }
+
+    /// The weighted sums of the values, interleaved with the exponentials of the next block.
+    #[inline(always)]
+    fn sum_values<S: Simd>(
+        &mut self,
+        s: S,
+        block: &QueryBlock<'_>,
+        inverse_sums: &[f32],
+        exponentials: &mut Exponentials<'_>,
+    ) {
+        let AttentionShape { keys, head_dim, .. } = self.shape;
+        let (b, h, query) = (self.b, self.h, self.first + block.first);
+        let values = match self.packed_values {
+            [] => PanelSource::Rows(self.v.at(b, 0, h), self.v.row_stride),
+            packed => PanelSource::Packed(packed.as_ptr()),
         };
-        s.vectorize(Product {
-            rows,
+        let product = HeadProduct {
+            rows: block.rows,
             columns: head_dim,
             k: keys,
-            a: tile.scores.as_ptr(),
-            lda: stride,
+            a: block.scores.as_ptr(),
+            lda: self.blocking.score_stride,
             transposed: false,
             b: values,
-            ldb,
             out: self.out.at(b, query, h),
             ldo: self.out.row_stride,
-            finish: Finish::Scale(inverse.as_ptr()),
-            meanwhile,
-        });
-    }
-}
-
-/// Asks for a row of `n` numbers, which need not be valid.
-#[inline(always)]
-pub(super) fn prefetch_row<S: Simd>(s: S, x: *const f32, n: usize) {
-    let mut i = 0;
-    while i < n {
-        s.prefetch(x.wrapping_add(i));
-        i += LINE;
-    }
-}
-
-/// `x += y`.
-///
-/// # Safety
-/// `n` numbers must be readable at `y` and writable at `x`.
-#[inline(always)]
-pub(super) unsafe fn row_add<S: Simd>(s: S, x: *mut f32, y: *const f32, n: usize) {
-    let mut i = 0;
-    while i < n {
-        // SAFETY: reads and writes stay below n.
-        unsafe {
-            let v = s.add(s.load_up_to(x.add(i), n - i), s.load_up_to(y.add(i), n - i));
-            s.store_up_to(x.add(i), v, n - i);
-        }
-        i += S::LANES;
-    }
-}
-
-/// `x *= y`.
-///
-/// # Safety
-/// `n` numbers must be readable at `y` and writable at `x`.
-#[inline(always)]
-pub(super) unsafe fn row_mul<S: Simd>(s: S, x: *mut f32, y: *const f32, n: usize) {
-    let mut i = 0;
-    while i < n {
-        // SAFETY: reads and writes stay below n.
-        unsafe {
-            let v = s.mul(s.load_up_to(x.add(i), n - i), s.load_up_to(y.add(i), n - i));
-            s.store_up_to(x.add(i), v, n - i);
-        }
-        i += S::LANES;
+            epilogue: HeadEpilogue::ScaleRows(inverse_sums.as_ptr()),
+        };
+        // SAFETY: the block has `rows` rows of weights and inverse sums, values that are read in place have rows of whole
+        // vectors, and only this task writes these rows of the output.
+        unsafe { multiply(s, product, Some(exponentials)) };
     }
 }

@@ -1,16 +1,20 @@
-//! Attention, forward and backward, one tile of queries at a time: the scores of a tile against all keys stay in the
-//! cache, and the whole score matrix is never written unless the caller asks for the weights.
+//! Multi-head attention, forward and backward, one block of queries at a time.
+//!
+//! As in FlashAttention, the score matrix is never written (unless the caller wants the weights), and the backward pass
+//! recomputes it from the saved log-sum-exp. Unlike there, a query block sees all keys at once, since its scores fit into
+//! the cache: softmax needs no running maximum and no rescaling.
 //! A query whose keys are all masked by minus infinity gives NaN, as softmax does.
 
 mod backward;
 mod exponentials;
 mod forward;
 mod microkernel;
+mod packing;
 
-pub use backward::{AttentionGrad, GradOutputs, backward, backward_workspace};
-pub use forward::{Attention, forward, forward_workspace};
+pub use backward::{AttentionGradArgs, GradOutputs, backward, backward_workspace};
+pub use forward::{AttentionArgs, forward, forward_workspace};
 
-/// Sizes of an attention.
+/// Extents of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
     /// Samples.
@@ -25,10 +29,10 @@ pub struct AttentionShape {
     pub head_dim: usize,
 }
 
-/// Rows of a head inside a larger buffer: element `d` of row `r` of head `h` of sample `b` is at
+/// The rows of all heads inside a larger buffer: element `d` of row `r` of head `h` of sample `b` is at
 /// `b * batch_stride + r * row_stride + h * head_stride + d`.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
+pub struct HeadView<'a> {
     /// The buffer, from the first element on.
     pub data: &'a [f32],
     /// Distance of samples.
@@ -39,16 +43,16 @@ pub struct View<'a> {
     pub head_stride: usize,
 }
 
-impl<'a> View<'a> {
+impl<'a> HeadView<'a> {
     /// All of a `[batch, rows, heads, head_dim]` buffer.
-    pub fn dense(data: &'a [f32], rows: usize, heads: usize, head_dim: usize) -> View<'a> {
-        View { data, batch_stride: rows * heads * head_dim, row_stride: heads * head_dim, head_stride: head_dim }
+    pub fn dense(data: &'a [f32], rows: usize, heads: usize, head_dim: usize) -> HeadView<'a> {
+        HeadView { data, batch_stride: rows * heads * head_dim, row_stride: heads * head_dim, head_stride: head_dim }
     }
 
     /// Queries, keys and values of a `[batch, rows, 3, heads, head_dim]` buffer.
-    pub fn packed_qkv(data: &'a [f32], rows: usize, heads: usize, head_dim: usize) -> [View<'a>; 3] {
+    pub fn packed_qkv(data: &'a [f32], rows: usize, heads: usize, head_dim: usize) -> [HeadView<'a>; 3] {
         let width = heads * head_dim;
-        [0, 1, 2].map(|part| View {
+        [0, 1, 2].map(|part| HeadView {
             data: data.get(part * width..).unwrap_or_default(),
             batch_stride: rows * 3 * width,
             row_stride: 3 * width,
@@ -61,15 +65,35 @@ impl<'a> View<'a> {
         check_len(name, self.data.len(), strides, shape, rows);
     }
 
+    fn offset(&self, b: usize, row: usize, h: usize) -> usize {
+        b * self.batch_stride + row * self.row_stride + h * self.head_stride
+    }
+
+    /// A pointer to a row, which may be outside the buffer.
     fn at(&self, b: usize, row: usize, h: usize) -> *const f32 {
-        let offset = b * self.batch_stride + row * self.row_stride + h * self.head_stride;
-        self.data.as_ptr().wrapping_add(offset)
+        self.data.as_ptr().wrapping_add(self.offset(b, row, h))
+    }
+
+    fn row(&self, b: usize, row: usize, h: usize, head_dim: usize) -> &'a [f32] {
+        &self.data[self.offset(b, row, h)..][..head_dim]
+    }
+
+    /// A pointer to the first of `count` rows, all of which are inside the buffer.
+    ///
+    /// # Panics
+    /// If they are not.
+    fn first_of(&self, count: usize, b: usize, first: usize, h: usize, head_dim: usize) -> *const f32 {
+        if count > 0 {
+            let end = self.offset(b, first + count - 1, h) + head_dim;
+            assert!(end <= self.data.len(), "attention: rows end at {end} of {} elements", self.data.len());
+        }
+        self.at(b, first, h)
     }
 }
 
-/// A [`View`] to write to.
+/// A [`HeadView`] to write to.
 #[derive(Debug)]
-pub struct ViewMut<'a> {
+pub struct HeadViewMut<'a> {
     /// The buffer, from the first element on.
     pub data: &'a mut [f32],
     /// Distance of samples.
@@ -80,14 +104,14 @@ pub struct ViewMut<'a> {
     pub head_stride: usize,
 }
 
-impl<'a> ViewMut<'a> {
+impl<'a> HeadViewMut<'a> {
     /// All of a `[batch, rows, heads, head_dim]` buffer.
-    pub fn dense(data: &'a mut [f32], rows: usize, heads: usize, head_dim: usize) -> ViewMut<'a> {
-        ViewMut { data, batch_stride: rows * heads * head_dim, row_stride: heads * head_dim, head_stride: head_dim }
+    pub fn dense(data: &'a mut [f32], rows: usize, heads: usize, head_dim: usize) -> HeadViewMut<'a> {
+        HeadViewMut { data, batch_stride: rows * heads * head_dim, row_stride: heads * head_dim, head_stride: head_dim }
     }
 
-    /// Checks that the shape fits and that no two rows share memory, so that tasks can write heads of their own.
-    fn check(self, name: &str, shape: &AttentionShape, rows: usize) -> Output {
+    /// Checks that the buffer is long enough and that no two rows overlap, so that each task can write its own heads.
+    fn into_checked(self, name: &str, shape: &AttentionShape, rows: usize) -> OutputView {
         let strides = [self.batch_stride, self.row_stride, self.head_stride];
         check_len(name, self.data.len(), strides, shape, rows);
         let mut axes = [(self.batch_stride, shape.batch), (self.row_stride, rows), (self.head_stride, shape.heads)];
@@ -99,7 +123,7 @@ impl<'a> ViewMut<'a> {
                 span += stride * (count - 1);
             }
         }
-        Output {
+        OutputView {
             start: self.data.as_mut_ptr(),
             batch_stride: self.batch_stride,
             row_stride: self.row_stride,
@@ -108,38 +132,38 @@ impl<'a> ViewMut<'a> {
     }
 }
 
-/// A checked [`ViewMut`] that tasks share.
+/// A checked [`HeadViewMut`] that tasks share.
 #[derive(Clone, Copy)]
-struct Output {
+struct OutputView {
     start: *mut f32,
     batch_stride: usize,
     row_stride: usize,
     head_stride: usize,
 }
 
-// SAFETY: it stands for a `&mut [f32]` that the call holds; its tasks write different heads or rows.
-unsafe impl Send for Output {}
+// SAFETY: it stands for a `&mut [f32]` that the call holds; dereferencing what `at` returns is the tasks' unsafe code.
+unsafe impl Send for OutputView {}
 // SAFETY: as above.
-unsafe impl Sync for Output {}
+unsafe impl Sync for OutputView {}
 
-impl Output {
+impl OutputView {
     fn at(&self, b: usize, row: usize, h: usize) -> *mut f32 {
         let offset = b * self.batch_stride + row * self.row_stride + h * self.head_stride;
         self.start.wrapping_add(offset)
     }
 }
 
-/// Dropout of the weights. It is given by its effect, so that the generator stays with the caller.
+/// Dropout of the weights, as a function that computes the factors: the random generator is the caller's.
 #[derive(Clone, Copy)]
-pub struct Dropout<'a> {
-    /// Writes the factors of consecutive elements of `[batch, heads, queries, keys]`, the index of the first of which
-    /// is given: 0 where a weight is dropped, `1 / (1 - rate)` where it is kept.
+pub struct WeightDropout<'a> {
+    /// Writes the factors of consecutive elements of `[batch, heads, queries, keys]`, given the index of the first: 0
+    /// where a weight is dropped, `1 / (1 - rate)` where it is kept.
     pub factors: &'a (dyn Fn(u64, &mut [f32]) + Sync),
 }
 
-impl std::fmt::Debug for Dropout<'_> {
+impl std::fmt::Debug for WeightDropout<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Dropout")
+        f.write_str("WeightDropout")
     }
 }
 
@@ -161,28 +185,12 @@ fn check_bias(name: &str, len: usize, groups: usize, shape: &AttentionShape) {
     );
 }
 
-/// The most scores of a tile: they share the second-level cache with keys and values.
-const TILE: usize = 48 * 1024;
-
-/// The scores of a tile of queries: how many rows, and how far apart.
-#[derive(Clone, Copy)]
-struct ScoreTile {
-    rows: usize,
-    stride: usize,
+/// The `[queries, keys]` bias of one head of one sample; sample `b` uses group `b % groups`.
+fn head_bias<'a>(bias: Option<(&'a [f32], usize)>, shape: &AttentionShape, b: usize, h: usize) -> Option<&'a [f32]> {
+    let (bias, groups) = bias?;
+    let len = shape.queries * shape.keys;
+    Some(&bias[((b % groups) * shape.heads + h) * len..][..len])
 }
 
-impl ScoreTile {
-    /// Decided by the shape alone, since the gradient sums over tiles.
-    fn new(shape: &AttentionShape) -> ScoreTile {
-        // One vector more than needed keeps rows from falling onto the same sets of the cache.
-        let stride = shape.keys.next_multiple_of(16) + 16;
-        let most = (TILE / stride).max(8);
-        let tiles = shape.queries.div_ceil(most).max(1);
-        let rows = shape.queries.div_ceil(tiles).next_multiple_of(8);
-        ScoreTile { rows, stride }
-    }
-
-    fn len(self) -> usize {
-        self.rows * self.stride
-    }
-}
+/// The most scores of a query block: they share the second-level cache with keys and values.
+const MAX_BLOCK_SCORES: usize = 48 * 1024;

@@ -5,7 +5,7 @@ use vit_graph::ops::{Attention, AttentionGrad};
 
 use super::dropout::Mask;
 use super::{Lowered, wanted};
-use crate::attention::{self, AttentionShape, Dropout, GradOutputs, View, ViewMut};
+use crate::attention::{self, AttentionShape, GradOutputs, HeadView, HeadViewMut, WeightDropout};
 use crate::device::Processor;
 
 fn shape_of(op: &Attention, operands: &[Type]) -> AttentionShape {
@@ -13,12 +13,12 @@ fn shape_of(op: &Attention, operands: &[Type]) -> AttentionShape {
     AttentionShape { batch: x.batch, heads: x.heads, queries: x.queries, keys: x.keys, head_dim: x.head_dim }
 }
 
-fn views<'a>(op: &Attention, shape: &AttentionShape, operands: &[&'a [f32]]) -> [View<'a>; 3] {
+fn views<'a>(op: &Attention, shape: &AttentionShape, operands: &[&'a [f32]]) -> [HeadView<'a>; 3] {
     let AttentionShape { queries, keys, heads, head_dim, .. } = *shape;
     if op.packed {
-        View::packed_qkv(operands[0], queries, heads, head_dim)
+        HeadView::packed_qkv(operands[0], queries, heads, head_dim)
     } else {
-        [(0, queries), (1, keys), (2, keys)].map(|(i, rows)| View::dense(operands[i], rows, heads, head_dim))
+        [(0, queries), (1, keys), (2, keys)].map(|(i, rows)| HeadView::dense(operands[i], rows, heads, head_dim))
     }
 }
 
@@ -31,17 +31,17 @@ pub(super) fn forward(processor: &Processor, op: &Attention, inputs: &[Type]) ->
         let [q, k, v] = views(&op, &shape, inputs);
         let mask = op.dropout.map(|d| Mask::new(d, inputs[inputs.len() - 1]));
         let factors = |first: u64, into: &mut [f32]| mask.iter().for_each(|m| m.factors(first, into));
-        let job = attention::Attention {
+        let job = attention::AttentionArgs {
             shape,
             scale: op.scale,
             q,
             k,
             v,
-            out: ViewMut::dense(out, shape.queries, shape.heads, shape.head_dim),
+            out: HeadViewMut::dense(out, shape.queries, shape.heads, shape.head_dim),
             lse: wanted(lse),
             weights: wanted(weights),
             bias: op.bias.then(|| (inputs[op.operands()], groups)),
-            dropout: mask.as_ref().map(|_| Dropout { factors: &factors }),
+            dropout: mask.as_ref().map(|_| WeightDropout { factors: &factors }),
         };
         attention::forward(&p.pool, p.isa, job, workspace);
     })
@@ -58,7 +58,7 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
         let own = &inputs[3..];
         let [q, k, v] = views(&op, &shape, own);
         let AttentionShape { queries, keys, heads, head_dim, .. } = shape;
-        let dense = |data, rows| View::dense(data, rows, heads, head_dim);
+        let dense = |data, rows| HeadView::dense(data, rows, heads, head_dim);
         let mask = op.dropout.map(|d| Mask::new(d, inputs[inputs.len() - 1]));
         let factors = |first: u64, into: &mut [f32]| mask.iter().for_each(|m| m.factors(first, into));
         let (spare, workspace) = workspace.split_at_mut(sizes.iter().sum());
@@ -69,14 +69,14 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
             let [dq, dk, dv] = operands else { unreachable!("three operands have three gradients") };
             let (spare_q, spare) = spare.split_at_mut(sizes[0]);
             let (spare_k, spare_v) = spare.split_at_mut(sizes[1]);
-            let view = |d, spare, rows| ViewMut::dense(wanted(d).unwrap_or(spare), rows, heads, head_dim);
+            let view = |d, spare, rows| HeadViewMut::dense(wanted(d).unwrap_or(spare), rows, heads, head_dim);
             GradOutputs::Separate {
                 dq: view(dq, spare_q, queries),
                 dk: view(dk, spare_k, keys),
                 dv: view(dv, spare_v, keys),
             }
         };
-        let job = attention::AttentionGrad {
+        let job = attention::AttentionGradArgs {
             shape,
             scale: op.scale,
             q,
@@ -86,7 +86,7 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
             dout: dense(inputs[0], queries),
             lse: inputs[2],
             bias: op.bias.then(|| (own[op.operands()], groups)),
-            dropout: mask.as_ref().map(|_| Dropout { factors: &factors }),
+            dropout: mask.as_ref().map(|_| WeightDropout { factors: &factors }),
             outputs: written,
             dbias: dbias.first_mut().and_then(|d| wanted(d)).map(|d| (d, groups)),
         };

@@ -11,6 +11,7 @@ pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+pub(crate) mod row;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;

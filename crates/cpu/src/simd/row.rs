@@ -1,0 +1,125 @@
+//! Operations on one row of elements: what softmax, attention and norms have in common.
+
+use super::Simd;
+use super::math::exp2;
+
+/// The maximum; undefined for a row with NaN.
+#[inline(always)]
+pub(crate) fn max<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let (x, n) = (x.as_ptr(), x.len());
+    let lowest = s.splat(f32::NEG_INFINITY);
+    let mut largest = [lowest; 2];
+    let mut i = 0;
+    // SAFETY: reads stay below n.
+    unsafe {
+        while i + 2 * S::LANES <= n {
+            largest[0] = s.max(largest[0], s.load(x.add(i)));
+            largest[1] = s.max(largest[1], s.load(x.add(i + S::LANES)));
+            i += 2 * S::LANES;
+        }
+        while i < n {
+            let len = (n - i).min(S::LANES);
+            let v = s.first_or(s.load_up_to(x.add(i), len), len, lowest);
+            largest[0] = s.max(largest[0], v);
+            i += S::LANES;
+        }
+    }
+    s.largest(s.max(largest[0], largest[1]))
+}
+
+/// Writes `exp(x - shift)`, which must not be large, and returns the sum.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(s: S, x: &[f32], shift: f32, out: &mut [f32]) -> f32 {
+    let n = x.len().min(out.len());
+    let (x, out) = (x.as_ptr(), out.as_mut_ptr());
+    let shift = s.splat(shift);
+    let scale = s.splat(std::f32::consts::LOG2_E);
+    let mut sum = [s.splat(0.0); 2];
+    let mut i = 0;
+    // SAFETY: reads and writes stay below n.
+    unsafe {
+        while i + 2 * S::LANES <= n {
+            let a = exp2(s, s.mul(s.sub(s.load(x.add(i)), shift), scale));
+            let b = exp2(s, s.mul(s.sub(s.load(x.add(i + S::LANES)), shift), scale));
+            s.store(out.add(i), a);
+            s.store(out.add(i + S::LANES), b);
+            sum[0] = s.add(sum[0], a);
+            sum[1] = s.add(sum[1], b);
+            i += 2 * S::LANES;
+        }
+        while i < n {
+            let len = (n - i).min(S::LANES);
+            let v = exp2(s, s.mul(s.sub(s.load_up_to(x.add(i), len), shift), scale));
+            s.store_up_to(out.add(i), v, len);
+            sum[0] = s.add(sum[0], s.first_or(v, len, s.splat(0.0)));
+            i += S::LANES;
+        }
+    }
+    s.sum(s.add(sum[0], sum[1]))
+}
+
+/// `x *= factor`
+#[inline(always)]
+pub(crate) fn scale<S: Simd>(s: S, x: &mut [f32], factor: f32) {
+    let (x, n) = (x.as_mut_ptr(), x.len());
+    let factor = s.splat(factor);
+    let mut i = 0;
+    while i < n {
+        // SAFETY: reads and writes stay below n.
+        unsafe {
+            let v = s.mul(s.load_up_to(x.add(i), n - i), factor);
+            s.store_up_to(x.add(i), v, n - i);
+        }
+        i += S::LANES;
+    }
+}
+
+/// `x += y`
+#[inline(always)]
+pub(crate) fn add<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
+    let n = x.len().min(y.len());
+    let (x, y) = (x.as_mut_ptr(), y.as_ptr());
+    let mut i = 0;
+    while i < n {
+        // SAFETY: reads and writes stay below n.
+        unsafe {
+            let v = s.add(s.load_up_to(x.add(i), n - i), s.load_up_to(y.add(i), n - i));
+            s.store_up_to(x.add(i), v, n - i);
+        }
+        i += S::LANES;
+    }
+}
+
+/// `x *= y`
+#[inline(always)]
+pub(crate) fn mul<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
+    let n = x.len().min(y.len());
+    let (x, y) = (x.as_mut_ptr(), y.as_ptr());
+    let mut i = 0;
+    while i < n {
+        // SAFETY: reads and writes stay below n.
+        unsafe {
+            let v = s.mul(s.load_up_to(x.add(i), n - i), s.load_up_to(y.add(i), n - i));
+            s.store_up_to(x.add(i), v, n - i);
+        }
+        i += S::LANES;
+    }
+}
+
+/// `sum(x * y)`
+#[inline(always)]
+pub(crate) fn dot<S: Simd>(s: S, x: &[f32], y: &[f32]) -> f32 {
+    let n = x.len().min(y.len());
+    let (x, y) = (x.as_ptr(), y.as_ptr());
+    let mut sum = s.splat(0.0);
+    let mut i = 0;
+    while i < n {
+        // SAFETY: reads stay below n.
+        unsafe {
+            let x = s.load_up_to(x.add(i), n - i);
+            sum = s.mul_add(x, s.load_up_to(y.add(i), n - i), sum);
+        }
+        i += S::LANES;
+    }
+    s.sum(sum)
+}
