@@ -1,27 +1,28 @@
-//! Norms that take their statistics over pixels: group norm, and batch norm, which is the same with all samples as one
-//! and a group for every channel. Sums are taken in chunks that the shape alone decides, then the chunks in order.
+//! Group norm, and batch norm as the group norm of one sample that has all pixels, with a group for each channel.
+//! Sums are taken over chunks of pixels whose size depends on the shape alone, then over the chunks in order.
 
 use std::ops::Range;
 
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
+use crate::reduce::SumRows;
 use crate::simd::{Kernel, Simd};
 
-/// What is done with a chunk: its sample, its elements, its sums.
+/// A function of a chunk: its sample, the range of its elements, its two rows of sums.
 type OnChunk<'a> = &'a (dyn Fn(usize, Range<usize>, &mut [f32]) + Sync);
 
-/// A channels-last value `[samples, pixels, channels]` whose channels fall into groups.
+/// A channels-last tensor `[samples, pixels, channels]` whose channels are divided into groups.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct ChannelNormShape {
     pub samples: usize,
     pub pixels: usize,
     pub channels: usize,
     pub groups: usize,
 }
 
-impl Shape {
-    /// Chunks of a sample's pixels, and pixels in one.
+impl ChannelNormShape {
+    /// The number of chunks of a sample, and the pixels of one.
     fn chunks(&self) -> (usize, usize) {
         let per_chunk = self.pixels.div_ceil(64).max(32);
         (self.pixels.div_ceil(per_chunk), per_chunk)
@@ -31,22 +32,22 @@ impl Shape {
         self.channels / self.groups
     }
 
-    /// Elements in a group.
+    /// Elements of a group, over which statistics are taken.
     fn count(&self) -> f32 {
         (self.pixels * self.group_channels()) as f32
     }
 
-    /// Two rows of sums for every chunk, and four rows of numbers for every sample.
+    /// Two rows of sums for every chunk, and four rows of values for every sample.
     pub fn workspace(&self) -> usize {
         self.samples * self.channels * (2 * self.chunks().0 + 4)
     }
 
     fn check(&self, x: &[f32], workspace: &[f32]) {
-        assert_eq!(x.len(), self.samples * self.pixels * self.channels, "norm: a value of the wrong length");
+        assert_eq!(x.len(), self.samples * self.pixels * self.channels, "norm: an input of the wrong length");
         check_workspace("norm", workspace.len(), self.workspace());
     }
 
-    /// The workspace in its parts: sums `[samples, chunks, 2, channels]`, then four times `[samples, channels]`.
+    /// Divides the workspace into sums `[samples, chunks, 2, channels]` and four times `[samples, channels]`.
     fn split<'a>(&self, workspace: &'a mut [f32]) -> (&'a mut [f32], [&'a mut [f32]; 4]) {
         let each = self.samples * self.channels;
         let (sums, rest) = workspace.split_at_mut(2 * each * self.chunks().0);
@@ -56,7 +57,7 @@ impl Shape {
         (sums, [a, b, c, &mut rest[..each]])
     }
 
-    /// Calls `f(sample, chunk's first element, chunk's sums)` on the threads of the pool.
+    /// Calls `f` for all chunks on the threads of the pool, with sums that are zero at first.
     fn each_chunk(&self, pool: &Pool, sums: &mut [f32], f: OnChunk<'_>) {
         let (chunks, per_chunk) = self.chunks();
         pool.run_chunks(sums, 2 * self.channels, &|task, sums| {
@@ -69,7 +70,8 @@ impl Shape {
         });
     }
 
-    /// The sum of row `which` of a sample's chunks, over the channels of each group, given to every channel of it.
+    /// Sums row `which` of the sums over the chunks of a sample and, weighted, over the channels of each group; every
+    /// channel of a group gets the sum.
     fn gather_groups(&self, sums: &[f32], which: usize, weights: Option<&[f32]>, into: &mut [f32]) {
         let (chunks, size) = (self.chunks().0, self.group_channels());
         for (sample, row) in into.chunks_exact_mut(self.channels).enumerate() {
@@ -88,14 +90,14 @@ impl Shape {
         }
     }
 
-    /// One number of each group of channels.
+    /// One value of each group, whose channels all have the same.
     fn per_group(&self, of_channels: &[f32], into: &mut [f32]) {
         let size = self.group_channels();
         into.iter_mut().zip(of_channels.chunks_exact(size)).for_each(|(into, group)| *into = group[0]);
     }
 }
 
-/// What a norm writes besides its result, each `[samples, groups]`; empty where nobody wants it.
+/// The statistics that a norm writes besides its result, each `[samples, groups]`; empty where they are unused.
 pub(crate) struct Statistics<'a> {
     pub mean: &'a mut [f32],
     pub rstd: &'a mut [f32],
@@ -108,7 +110,7 @@ pub(crate) struct Statistics<'a> {
 pub(crate) fn forward(
     pool: &Pool,
     isa: Isa,
-    shape: &Shape,
+    shape: &ChannelNormShape,
     epsilon: f32,
     [x, gamma, beta]: [&[f32]; 3],
     y: &mut [f32],
@@ -117,13 +119,14 @@ pub(crate) fn forward(
 ) {
     shape.check(x, workspace);
     let (sums, [mean, variance, scale, _]) = shape.split(workspace);
-    shape
-        .each_chunk(pool, sums, &|_, range, sums| isa.dispatch(Sum { x: &x[range], out: &mut sums[..shape.channels] }));
+    shape.each_chunk(pool, sums, &|_, range, sums| {
+        isa.dispatch(SumRows { x: &x[range], cols: shape.channels, out: &mut sums[..shape.channels] });
+    });
     shape.gather_groups(sums, 0, None, mean);
     mean.iter_mut().for_each(|m| *m /= shape.count());
     shape.each_chunk(pool, sums, &|sample, range, sums| {
         let mean = &mean[sample * shape.channels..][..shape.channels];
-        isa.dispatch(Squares { x: &x[range], mean, out: &mut sums[..shape.channels] });
+        isa.dispatch(SumSquares { x: &x[range], mean, out: &mut sums[..shape.channels] });
     });
     shape.gather_groups(sums, 0, None, variance);
     variance.iter_mut().for_each(|v| *v /= shape.count());
@@ -143,31 +146,38 @@ pub(crate) fn forward(
         let channels = sample * shape.channels..(sample + 1) * shape.channels;
         // SAFETY: chunks do not overlap.
         let y = unsafe { y.slice(range.start, range.len()) };
-        isa.dispatch(Apply { x: &x[range], mean: &mean[channels.clone()], scale: &scale[channels], shift: beta, y });
+        isa.dispatch(Normalise {
+            x: &x[range],
+            mean: &mean[channels.clone()],
+            scale: &scale[channels],
+            shift: beta,
+            y,
+        });
     });
 }
 
-/// The gradient: of the value, `gamma` and `beta`, each of them empty where nobody wants it.
+/// The gradients of `x`, `gamma` and `beta`; an output that is not needed is empty.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn backward(
     pool: &Pool,
     isa: Isa,
-    shape: &Shape,
+    shape: &ChannelNormShape,
     [dy, x, gamma, mean, rstd]: [&[f32]; 5],
     [dx, dgamma, dbeta]: [&mut [f32]; 3],
     workspace: &mut [f32],
 ) {
     shape.check(x, workspace);
     assert_eq!(dy.len(), x.len(), "norm: a gradient of the wrong length");
-    let (sums, [means, slope, offset, factor]) = shape.split(workspace);
+    let (sums, [means, dy_factor, offset, x_factor]) = shape.split(workspace);
     let size = shape.group_channels();
     means.iter_mut().enumerate().for_each(|(i, m)| *m = mean[i / size]);
-    slope.iter_mut().enumerate().for_each(|(i, r)| *r = rstd[i / size]);
+    // Holds rstd until the sums are known.
+    dy_factor.iter_mut().enumerate().for_each(|(i, r)| *r = rstd[i / size]);
     shape.each_chunk(pool, sums, &|sample, range, sums| {
         let channels = sample * shape.channels..(sample + 1) * shape.channels;
-        let (plain, normed) = sums.split_at_mut(shape.channels);
-        let (mean, rstd) = (&means[channels.clone()], &slope[channels]);
-        isa.dispatch(Products { dy: &dy[range.clone()], x: &x[range], mean, rstd, plain, normed });
+        let (dbeta, dgamma) = sums.split_at_mut(shape.channels);
+        let (mean, rstd) = (&means[channels.clone()], &dy_factor[channels]);
+        isa.dispatch(SumGradients { dy: &dy[range.clone()], x: &x[range], mean, rstd, dbeta, dgamma });
     });
     for (which, out) in [(1, dgamma), (0, dbeta)] {
         if !out.is_empty() {
@@ -182,68 +192,38 @@ pub(crate) fn backward(
         return;
     }
     shape.gather_groups(sums, 0, Some(gamma), offset);
-    shape.gather_groups(sums, 1, Some(gamma), factor);
-    for i in 0..slope.len() {
-        let rstd = slope[i];
-        slope[i] = rstd * gamma[i % shape.channels];
+    shape.gather_groups(sums, 1, Some(gamma), x_factor);
+    for i in 0..dy_factor.len() {
+        let rstd = dy_factor[i];
+        dy_factor[i] = rstd * gamma[i % shape.channels];
         offset[i] *= -rstd / shape.count();
-        factor[i] *= -rstd * rstd / shape.count();
+        x_factor[i] *= -rstd * rstd / shape.count();
     }
     let dx = DisjointMut::new(dx);
-    let (means, slope, offset, factor) = (&*means, &*slope, &*offset, &*factor);
+    let (means, dy_factor, offset, x_factor) = (&*means, &*dy_factor, &*offset, &*x_factor);
     shape.each_chunk(pool, sums, &|sample, range, _| {
         let channels = sample * shape.channels..(sample + 1) * shape.channels;
-        // SAFETY: chunks do not overlap.
-        let dx = unsafe { dx.slice(range.start, range.len()) };
-        let part = |values: &'_ [f32]| values[channels.clone()].as_ptr();
-        isa.dispatch(ApplyGrad {
+        isa.dispatch(NormaliseGrad {
             dy: &dy[range.clone()],
-            x: &x[range],
-            channels: shape.channels,
-            mean: part(means),
-            slope: part(slope),
-            offset: part(offset),
-            factor: part(factor),
-            dx,
+            x: &x[range.clone()],
+            mean: &means[channels.clone()],
+            dy_factor: &dy_factor[channels.clone()],
+            offset: &offset[channels.clone()],
+            x_factor: &x_factor[channels],
+            // SAFETY: chunks do not overlap.
+            dx: unsafe { dx.slice(range.start, range.len()) },
         });
     });
 }
 
-/// `out += x`, over rows.
-struct Sum<'a> {
-    x: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Kernel for Sum<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let n = self.out.len();
-        let out = self.out.as_mut_ptr();
-        for row in self.x.chunks_exact(n) {
-            let mut i = 0;
-            while i < n {
-                // SAFETY: rows and sums have n numbers.
-                unsafe {
-                    let sum = s.add(s.load_up_to(out.add(i), n - i), s.load_up_to(row.as_ptr().add(i), n - i));
-                    s.store_up_to(out.add(i), sum, n - i);
-                }
-                i += S::LANES;
-            }
-        }
-    }
-}
-
 /// `out += (x - mean)²`, over rows.
-struct Squares<'a> {
+struct SumSquares<'a> {
     x: &'a [f32],
     mean: &'a [f32],
     out: &'a mut [f32],
 }
 
-impl Kernel for Squares<'_> {
+impl Kernel for SumSquares<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -253,7 +233,7 @@ impl Kernel for Squares<'_> {
         for row in self.x.chunks_exact(n) {
             let mut i = 0;
             while i < n {
-                // SAFETY: rows, means and sums have n numbers.
+                // SAFETY: rows, means and sums have n elements.
                 unsafe {
                     let d = s.sub(s.load_up_to(row.as_ptr().add(i), n - i), s.load_up_to(mean.add(i), n - i));
                     let sum = s.mul_add(d, d, s.load_up_to(out.add(i), n - i));
@@ -266,7 +246,7 @@ impl Kernel for Squares<'_> {
 }
 
 /// `y = (x - mean) · scale + shift`, over rows.
-struct Apply<'a> {
+struct Normalise<'a> {
     x: &'a [f32],
     mean: &'a [f32],
     scale: &'a [f32],
@@ -274,7 +254,7 @@ struct Apply<'a> {
     y: &'a mut [f32],
 }
 
-impl Kernel for Apply<'_> {
+impl Kernel for Normalise<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -284,7 +264,7 @@ impl Kernel for Apply<'_> {
         for (row, y) in self.x.chunks_exact(n).zip(self.y.chunks_exact_mut(n)) {
             let mut i = 0;
             while i < n {
-                // SAFETY: all rows have n numbers.
+                // SAFETY: all rows have n elements.
                 unsafe {
                     let d = s.sub(s.load_up_to(row.as_ptr().add(i), n - i), s.load_up_to(mean.add(i), n - i));
                     let v = s.mul_add(d, s.load_up_to(scale.add(i), n - i), s.load_up_to(shift.add(i), n - i));
@@ -296,34 +276,34 @@ impl Kernel for Apply<'_> {
     }
 }
 
-/// `plain += dy` and `normed += dy · (x - mean) · rstd`, over rows.
-struct Products<'a> {
+/// `dbeta += dy` and `dgamma += dy · (x - mean) · rstd`, over rows.
+struct SumGradients<'a> {
     dy: &'a [f32],
     x: &'a [f32],
     mean: &'a [f32],
     rstd: &'a [f32],
-    plain: &'a mut [f32],
-    normed: &'a mut [f32],
+    dbeta: &'a mut [f32],
+    dgamma: &'a mut [f32],
 }
 
-impl Kernel for Products<'_> {
+impl Kernel for SumGradients<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let n = self.plain.len().min(self.normed.len()).min(self.mean.len()).min(self.rstd.len());
+        let n = self.dbeta.len().min(self.dgamma.len()).min(self.mean.len()).min(self.rstd.len());
         let (mean, rstd) = (self.mean.as_ptr(), self.rstd.as_ptr());
-        let (plain, normed) = (self.plain.as_mut_ptr(), self.normed.as_mut_ptr());
+        let (dbeta, dgamma) = (self.dbeta.as_mut_ptr(), self.dgamma.as_mut_ptr());
         for (dy, x) in self.dy.chunks_exact(n).zip(self.x.chunks_exact(n)) {
             let mut i = 0;
             while i < n {
-                // SAFETY: all rows have n numbers.
+                // SAFETY: all rows have n elements.
                 unsafe {
                     let dy = s.load_up_to(dy.as_ptr().add(i), n - i);
                     let d = s.sub(s.load_up_to(x.as_ptr().add(i), n - i), s.load_up_to(mean.add(i), n - i));
                     let d = s.mul(d, s.load_up_to(rstd.add(i), n - i));
-                    s.store_up_to(plain.add(i), s.add(s.load_up_to(plain.add(i), n - i), dy), n - i);
-                    s.store_up_to(normed.add(i), s.mul_add(dy, d, s.load_up_to(normed.add(i), n - i)), n - i);
+                    s.store_up_to(dbeta.add(i), s.add(s.load_up_to(dbeta.add(i), n - i), dy), n - i);
+                    s.store_up_to(dgamma.add(i), s.mul_add(dy, d, s.load_up_to(dgamma.add(i), n - i)), n - i);
                 }
                 i += S::LANES;
             }
@@ -331,40 +311,36 @@ impl Kernel for Products<'_> {
     }
 }
 
-/// `dx = slope · dy + offset + factor · (x - mean)`, over rows.
-///
-/// Making one is a promise: the pointers are to `channels` numbers each.
-struct ApplyGrad<'a> {
+/// `dx = dy_factor · dy + offset + x_factor · (x - mean)`, over rows.
+struct NormaliseGrad<'a> {
     dy: &'a [f32],
     x: &'a [f32],
-    channels: usize,
-    mean: *const f32,
-    slope: *const f32,
-    offset: *const f32,
-    factor: *const f32,
+    mean: &'a [f32],
+    dy_factor: &'a [f32],
+    offset: &'a [f32],
+    x_factor: &'a [f32],
     dx: &'a mut [f32],
 }
 
-impl Kernel for ApplyGrad<'_> {
+impl Kernel for NormaliseGrad<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let n = self.channels;
+        let n = self.mean.len();
+        assert!([self.dy_factor.len(), self.offset.len(), self.x_factor.len()] == [n; 3], "norm: channels differ");
+        let (mean, offset) = (self.mean.as_ptr(), self.offset.as_ptr());
+        let (dy_factor, x_factor) = (self.dy_factor.as_ptr(), self.x_factor.as_ptr());
         let rows = self.dy.chunks_exact(n).zip(self.x.chunks_exact(n)).zip(self.dx.chunks_exact_mut(n));
         for ((dy, x), dx) in rows {
             let mut i = 0;
             while i < n {
-                // SAFETY: all rows have n numbers.
+                // SAFETY: all rows have n elements.
                 unsafe {
-                    let d = s.sub(s.load_up_to(x.as_ptr().add(i), n - i), s.load_up_to(self.mean.add(i), n - i));
-                    let rest =
-                        s.mul_add(d, s.load_up_to(self.factor.add(i), n - i), s.load_up_to(self.offset.add(i), n - i));
-                    let v = s.mul_add(
-                        s.load_up_to(self.slope.add(i), n - i),
-                        s.load_up_to(dy.as_ptr().add(i), n - i),
-                        rest,
-                    );
+                    let d = s.sub(s.load_up_to(x.as_ptr().add(i), n - i), s.load_up_to(mean.add(i), n - i));
+                    let rest = s.mul_add(d, s.load_up_to(x_factor.add(i), n - i), s.load_up_to(offset.add(i), n - i));
+                    let dy = s.load_up_to(dy.as_ptr().add(i), n - i);
+                    let v = s.mul_add(s.load_up_to(dy_factor.add(i), n - i), dy, rest);
                     s.store_up_to(dx.as_mut_ptr().add(i), v, n - i);
                 }
                 i += S::LANES;

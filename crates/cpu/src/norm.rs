@@ -1,12 +1,12 @@
-//! Layer normalisation over the last axis, fused with the addition before it, and its gradient.
-//! The variance is the biased one, taken in a second pass over the row, so a large mean costs no accuracy.
+//! Layer normalisation over the last axis, optionally fused with the residual addition before it, and its gradient.
+//! The variance is the biased one, computed in a second pass over the row, so that a large mean costs no accuracy.
 
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd};
 
-/// `out = (x - mean) / sqrt(variance + eps) * gamma + beta` for each of `rows` rows of `dim` numbers.
+/// `out = (x - mean) / sqrt(variance + eps) * gamma + beta` for each of `rows` rows of `dim` elements.
 ///
 /// `mean` and `rstd` take the statistics of each row, which [`layer_norm_grad`] needs.
 ///
@@ -52,7 +52,7 @@ pub fn add_layer_norm(
     forward(pool, isa, x, Some(y), gamma, beta, eps, rows, dim, Some(sum), out, mean, rstd);
 }
 
-/// Rows that one task handles: some tens of thousands of numbers.
+/// Rows of one task: some tens of thousands of elements.
 fn rows_per_task(dim: usize) -> usize {
     (16 * 1024 / dim.max(1)).max(1)
 }
@@ -98,9 +98,9 @@ fn forward(
         let first = task * chunk;
         let rows = chunk.min(rows - first);
         let (start, len) = (first * dim, rows * dim);
-        // SAFETY: tasks have rows of their own.
+        // SAFETY: the rows of tasks are disjoint.
         unsafe {
-            isa.dispatch(Forward {
+            isa.dispatch(LayerNormRows {
                 x: &x[start..][..len],
                 y: y.map(|y| &y[start..][..len]),
                 gamma,
@@ -120,7 +120,7 @@ fn check(name: &str, len: usize, expected: usize) {
     assert_eq!(len, expected, "layer norm: {name} has the wrong length");
 }
 
-struct Forward<'a> {
+struct LayerNormRows<'a> {
     x: &'a [f32],
     y: Option<&'a [f32]>,
     gamma: Option<&'a [f32]>,
@@ -133,7 +133,7 @@ struct Forward<'a> {
     rstd: Option<&'a mut [f32]>,
 }
 
-impl Kernel for Forward<'_> {
+impl Kernel for LayerNormRows<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -145,28 +145,28 @@ impl Kernel for Forward<'_> {
         let rows = self.out.len() / dim;
         let mut first = 0;
         while first < rows {
-            let batch = BATCH.min(rows - first);
-            self.some(s, first, batch);
-            first += batch;
+            let count = INTERLEAVED_ROWS.min(rows - first);
+            self.normalise(s, first, count);
+            first += count;
         }
     }
 }
 
-/// Rows that go through each step together: what one waits for, the others fill.
-const BATCH: usize = 4;
+/// Rows that go through each step together: their horizontal sums are independent, so that the latencies overlap.
+const INTERLEAVED_ROWS: usize = 4;
 
-impl Forward<'_> {
+impl LayerNormRows<'_> {
     #[inline(always)]
-    fn some<S: Simd>(&mut self, s: S, first: usize, batch: usize) {
+    fn normalise<S: Simd>(&mut self, s: S, first: usize, count: usize) {
         let dim = self.dim;
-        let (start, len) = (first * dim, batch * dim);
+        let (start, len) = (first * dim, count * dim);
         let mut x = self.x[start..][..len].as_ptr();
         if let (Some(y), Some(sum)) = (self.y, &mut self.sum) {
             let y = y[start..][..len].as_ptr();
             let sum = sum[start..][..len].as_mut_ptr();
             let mut i = 0;
             while i < len {
-                // SAFETY: the rows have `len` numbers in all.
+                // SAFETY: the rows have `len` elements in all.
                 unsafe {
                     let v = s.add(s.load_up_to(x.add(i), len - i), s.load_up_to(y.add(i), len - i));
                     s.store_up_to(sum.add(i), v, len - i);
@@ -175,29 +175,29 @@ impl Forward<'_> {
             }
             x = sum;
         }
-        let (mut mean, mut rstd) = ([0.0; BATCH], [0.0; BATCH]);
-        // SAFETY: `x` has `batch` rows of `dim` numbers.
+        let (mut mean, mut rstd) = ([0.0; INTERLEAVED_ROWS], [0.0; INTERLEAVED_ROWS]);
+        // SAFETY: `x` has `count` rows of `dim` elements.
         unsafe {
-            for (row, mean) in mean[..batch].iter_mut().enumerate() {
+            for (row, mean) in mean[..count].iter_mut().enumerate() {
                 *mean = row_mean(s, x.add(row * dim), dim);
             }
-            for (row, (rstd, &mean)) in rstd[..batch].iter_mut().zip(&mean).enumerate() {
+            for (row, (rstd, &mean)) in rstd[..count].iter_mut().zip(&mean).enumerate() {
                 *rstd = 1.0 / (row_variance(s, x.add(row * dim), dim, mean) + self.eps).sqrt();
             }
         }
         if let Some(means) = &mut self.mean {
-            means[first..][..batch].copy_from_slice(&mean[..batch]);
+            means[first..][..count].copy_from_slice(&mean[..count]);
         }
         if let Some(rstds) = &mut self.rstd {
-            rstds[first..][..batch].copy_from_slice(&rstd[..batch]);
+            rstds[first..][..count].copy_from_slice(&rstd[..count]);
         }
         let out = self.out[start..][..len].as_mut_ptr();
-        for row in 0..batch {
+        for row in 0..count {
             let (mean, rstd) = (s.splat(mean[row]), s.splat(rstd[row]));
             let mut i = 0;
             while i < dim {
                 let n = dim - i;
-                // SAFETY: rows, gamma and beta have `dim` numbers.
+                // SAFETY: rows, gamma and beta have `dim` elements.
                 unsafe {
                     let mut v = s.mul(s.sub(s.load_up_to(x.add(row * dim + i), n), mean), rstd);
                     if let Some(gamma) = self.gamma {
@@ -217,7 +217,7 @@ impl Forward<'_> {
 /// The mean of a row. Four partial sums hide the latency of the additions.
 ///
 /// # Safety
-/// `dim` numbers at `x` must be readable, at least one.
+/// `dim` elements at `x` must be readable, at least one.
 #[inline(always)]
 unsafe fn row_mean<S: Simd>(s: S, x: *const f32, dim: usize) -> f32 {
     let mut sums = [s.splat(0.0); 4];
@@ -269,19 +269,19 @@ unsafe fn row_variance<S: Simd>(s: S, x: *const f32, dim: usize, mean: f32) -> f
     total / dim as f32
 }
 
-/// Partial sums of the parameter gradients: as many as are useful, decided by the shape alone.
+/// The number of chunks of rows, and the rows of one. Each chunk has its own partial sums of the parameters' gradients, so
+/// the shape alone decides.
 fn chunks(rows: usize) -> (usize, usize) {
     let per_chunk = rows.div_ceil(64).max(16);
     (rows.div_ceil(per_chunk), per_chunk)
 }
 
-/// How many numbers of workspace [`layer_norm_grad`] needs.
+/// Elements of workspace that [`layer_norm_grad`] needs.
 pub fn layer_norm_grad_workspace(rows: usize, dim: usize) -> usize {
     chunks(rows).0 * 2 * dim
 }
 
-/// The gradient of [`layer_norm`]: `dx`, to which `residual` is added, and the sums over rows `dgamma` and `dbeta` where
-/// they are wanted.
+/// The gradient of [`layer_norm`]: `dx`, to which `residual` is added, and the sums over rows `dgamma` and `dbeta`.
 ///
 /// # Panics
 /// If a length does not fit the shape.
@@ -330,9 +330,9 @@ pub fn layer_norm_grad(
             let first = task * per_chunk;
             let rows = per_chunk.min(rows - first);
             let (start, len) = (first * dim, rows * dim);
-            // SAFETY: tasks have rows and partial sums of their own.
+            // SAFETY: the rows and partial sums of tasks are disjoint.
             unsafe {
-                isa.dispatch(Backward {
+                isa.dispatch(LayerNormGradRows {
                     dy: &dy[start..][..len],
                     x: &x[start..][..len],
                     gamma,
@@ -359,7 +359,7 @@ pub fn layer_norm_grad(
     }
 }
 
-struct Backward<'a> {
+struct LayerNormGradRows<'a> {
     dy: &'a [f32],
     x: &'a [f32],
     gamma: Option<&'a [f32]>,
@@ -368,10 +368,11 @@ struct Backward<'a> {
     residual: Option<&'a [f32]>,
     dim: usize,
     dx: &'a mut [f32],
+    /// Partial sums of dgamma, then of dbeta.
     partial: &'a mut [f32],
 }
 
-impl Kernel for Backward<'_> {
+impl Kernel for LayerNormGradRows<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -393,20 +394,20 @@ impl Kernel for Backward<'_> {
             let mut i = 0;
             while i < dim {
                 let n = (dim - i).min(S::LANES);
-                // SAFETY: rows and partial sums have `dim` numbers, gamma too. Lanes past the end have dy = 0, and
-                // what they hold otherwise is not stored.
+                // SAFETY: rows, partial sums and gamma have `dim` elements. Lanes past the end have dy = 0, so they add
+                // nothing to the sums.
                 unsafe {
                     let dy = s.load_up_to(dy.add(i), n);
                     let d = s.sub(s.load_up_to(x.add(i), n), mean);
-                    let normal = s.mul(d, rstd);
+                    let normalised = s.mul(d, rstd);
                     let g = match self.gamma {
                         Some(gamma) => s.mul(dy, s.load_up_to(gamma.as_ptr().add(i), n)),
                         None => dy,
                     };
                     sum = s.add(sum, g);
-                    product = s.mul_add(g, normal, product);
+                    product = s.mul_add(g, normalised, product);
                     let old = s.load_up_to(dgamma.add(i), n);
-                    s.store_up_to(dgamma.add(i), s.mul_add(dy, normal, old), n);
+                    s.store_up_to(dgamma.add(i), s.mul_add(dy, normalised, old), n);
                     let old = s.load_up_to(dbeta.add(i), n);
                     s.store_up_to(dbeta.add(i), s.add(dy, old), n);
                 }
@@ -420,12 +421,12 @@ impl Kernel for Backward<'_> {
                 // SAFETY: as above.
                 unsafe {
                     let dy = s.load_up_to(dy.add(i), n);
-                    let normal = s.mul(s.sub(s.load_up_to(x.add(i), n), mean), rstd);
+                    let normalised = s.mul(s.sub(s.load_up_to(x.add(i), n), mean), rstd);
                     let g = match self.gamma {
                         Some(gamma) => s.mul(dy, s.load_up_to(gamma.as_ptr().add(i), n)),
                         None => dy,
                     };
-                    let mut v = s.mul(s.neg_mul_add(normal, product, s.sub(g, sum)), rstd);
+                    let mut v = s.mul(s.neg_mul_add(normalised, product, s.sub(g, sum)), rstd);
                     if let Some(residual) = residual {
                         v = s.add(v, s.load_up_to(residual.add(i), n));
                     }

@@ -1,17 +1,18 @@
 //! Sums over the rows of a matrix, such as the gradient of a bias.
-//! Rows are summed in chunks that the shape alone decides, then the chunks in order.
+//! Rows are summed in chunks whose size depends on the shape alone, then the chunks in order.
 
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Simd, row};
 
+/// The number of chunks, and the rows of one.
 fn chunks(rows: usize) -> (usize, usize) {
     let per_chunk = rows.div_ceil(64).max(32);
     (rows.div_ceil(per_chunk), per_chunk)
 }
 
-/// How many numbers of workspace [`column_sum`] needs.
+/// Elements of workspace that [`column_sum`] needs.
 pub fn column_sum_workspace(rows: usize, cols: usize) -> usize {
     chunks(rows).0 * cols
 }
@@ -36,7 +37,7 @@ pub fn column_sum(pool: &Pool, isa: Isa, rows: usize, cols: usize, x: &[f32], ou
         pool.run(tasks, &|task| {
             let start = task * per_chunk;
             let rows = per_chunk.min(rows - start);
-            // SAFETY: tasks have partial sums of their own.
+            // SAFETY: the partial sums of tasks are disjoint.
             let out = unsafe { partial.slice(task * cols, cols) };
             let x = &x[start * cols..][..rows * cols];
             isa.dispatch(SumRows { x, cols, out });
@@ -45,10 +46,11 @@ pub fn column_sum(pool: &Pool, isa: Isa, rows: usize, cols: usize, x: &[f32], ou
     isa.dispatch(SumRows { x: workspace, cols, out });
 }
 
-struct SumRows<'a> {
-    x: &'a [f32],
-    cols: usize,
-    out: &'a mut [f32],
+/// `out[c] = sum over r of x[r, c]`, in the order of the rows.
+pub(crate) struct SumRows<'a> {
+    pub x: &'a [f32],
+    pub cols: usize,
+    pub out: &'a mut [f32],
 }
 
 impl Kernel for SumRows<'_> {
@@ -60,19 +62,8 @@ impl Kernel for SumRows<'_> {
         if self.cols == 0 {
             return;
         }
-        let n = self.cols.min(self.out.len());
-        let out = self.out.as_mut_ptr();
         for row in self.x.chunks_exact(self.cols) {
-            let mut i = 0;
-            while i < n {
-                // SAFETY: the row and the output have at least n numbers.
-                unsafe {
-                    let v = s.load_up_to(row.as_ptr().add(i), n - i);
-                    let v = s.add(s.load_up_to(out.add(i), n - i), v);
-                    s.store_up_to(out.add(i), v, n - i);
-                }
-                i += S::LANES;
-            }
+            row::add(s, self.out, row);
         }
     }
 }

@@ -4,15 +4,15 @@ use vit_graph::Type;
 use vit_graph::ops::{BatchNorm, GroupNorm};
 
 use super::Lowered;
-use crate::channel_norm::{Shape, Statistics, backward, forward};
+use crate::channel_norm::{ChannelNormShape, Statistics, backward, forward};
 
-fn grouped(groups: usize, x: &Type) -> Shape {
+fn grouped(groups: usize, x: &Type) -> ChannelNormShape {
     let (samples, channels) = (x.shape[0], x.shape.last());
-    Shape { samples, pixels: x.shape.rows() / samples.max(1), channels, groups }
+    ChannelNormShape { samples, pixels: x.shape.rows() / samples.max(1), channels, groups }
 }
 
-fn batched(x: &Type) -> Shape {
-    Shape { samples: 1, pixels: x.shape.rows(), channels: x.shape.last(), groups: x.shape.last() }
+fn batched(x: &Type) -> ChannelNormShape {
+    ChannelNormShape { samples: 1, pixels: x.shape.rows(), channels: x.shape.last(), groups: x.shape.last() }
 }
 
 pub(super) fn group_norm(op: &GroupNorm, x: &Type) -> Lowered {
@@ -44,7 +44,7 @@ pub(super) fn batch_norm(op: &BatchNorm, x: &Type) -> Lowered {
     .with_workspace(shape.workspace() + 2 * shape.channels)
 }
 
-fn gradient(shape: Shape) -> Lowered {
+fn gradient(shape: ChannelNormShape) -> Lowered {
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [dx, dgamma, dbeta] = outputs else { unreachable!("the gradient of a norm has three outputs") };
         let [dy, x, gamma, mean, rstd] = inputs else { unreachable!("the gradient of a norm has five inputs") };
