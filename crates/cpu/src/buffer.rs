@@ -1,14 +1,14 @@
-//! Memory for f32 elements that starts on a cache line; much of it comes in huge pages where the system has them, since
-//! kernels that step from row to row otherwise spend time on finding pages.
+//! Memory for f32 elements, aligned to cache lines. Large buffers are mapped in huge pages where the system has them:
+//! kernels with long strides otherwise miss the TLB.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use vit_graph::{GraphError, Hint};
 
-/// A cache line.
+/// Bytes of a cache line.
 const LINE: usize = 64;
-/// A huge page of common processors.
+/// Bytes of a huge page on x86-64 and AArch64.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -16,26 +16,26 @@ const HUGE_PAGE: usize = 2 << 20;
 pub(crate) struct Buffer {
     start: NonNull<f32>,
     len: usize,
-    memory: Memory,
+    allocation: Allocation,
 }
 
-/// What a buffer gives back in the end.
-enum Memory {
-    Allocated(Layout),
+/// Where the memory comes from, for `drop`.
+enum Allocation {
+    Heap(Layout),
     #[cfg(target_os = "linux")]
-    Mapped {
+    Mapping {
         start: *mut libc::c_void,
         bytes: usize,
     },
 }
 
-// SAFETY: a buffer owns its memory and hands it out only as its own borrows allow.
+// SAFETY: a buffer owns its memory and lends it under its own borrow, as a `Vec<f32>` does.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Zeros; where the system has no more memory, that is an error.
+    /// Zeros, or an error where the system refuses the memory.
     pub fn new(len: usize) -> Result<Self, GraphError> {
         let refused = || GraphError::Memory {
             device: "cpu",
@@ -50,25 +50,29 @@ impl Buffer {
         }
         let bytes = len.checked_mul(4).and_then(|bytes| bytes.checked_next_multiple_of(LINE)).ok_or_else(refused)?;
         let layout = Layout::from_size_align(bytes.max(LINE), LINE).map_err(|_| refused())?;
-        // SAFETY: the layout has a size; zero bytes are f32 zeros.
+        // SAFETY: the size of the layout is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }.cast()).ok_or_else(refused)?;
-        Ok(Buffer { start, len, memory: Memory::Allocated(layout) })
+        Ok(Buffer { start, len, allocation: Allocation::Heap(layout) })
     }
 
-    /// Memory from the system, which gives zeros, asked to be in huge pages. What is not touched takes none.
+    /// An anonymous mapping, which is zero and takes no memory before it is written.
     #[cfg(target_os = "linux")]
     fn mapped(len: usize) -> Option<Self> {
         let bytes = (4 * len).checked_add(HUGE_PAGE)?;
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping touches nothing that exists.
+        // SAFETY: a new mapping at an address of the system's choice.
         let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
         if memory == libc::MAP_FAILED {
             return None;
         }
         let start = memory.wrapping_byte_add(memory.align_offset(HUGE_PAGE));
-        // SAFETY: the range is inside the mapping. A system that refuses leaves it as it is, which is good enough.
+        // SAFETY: the range is inside the mapping. Where the system refuses, pages stay small, which is correct as well.
         unsafe { libc::madvise(start, 4 * len, libc::MADV_HUGEPAGE) };
-        Some(Buffer { start: NonNull::new(start.cast())?, len, memory: Memory::Mapped { start: memory, bytes } })
+        Some(Buffer {
+            start: NonNull::new(start.cast())?,
+            len,
+            allocation: Allocation::Mapping { start: memory, bytes },
+        })
     }
 
     pub fn from(elements: &[f32]) -> Result<Self, GraphError> {
@@ -78,7 +82,7 @@ impl Buffer {
     }
 
     pub fn as_slice(&self) -> &[f32] {
-        // SAFETY: the memory holds `len` f32, all of them set.
+        // SAFETY: the memory holds `len` initialised f32.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -100,12 +104,12 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match self.memory {
+        match self.allocation {
             // SAFETY: it was allocated with this layout.
-            Memory::Allocated(layout) => unsafe { dealloc(self.start.as_ptr().cast(), layout) },
+            Allocation::Heap(layout) => unsafe { dealloc(self.start.as_ptr().cast(), layout) },
             #[cfg(target_os = "linux")]
-            // SAFETY: this is the mapping that was made.
-            Memory::Mapped { start, bytes } => unsafe {
+            // SAFETY: this mapping was made by `mapped` and is not used afterwards.
+            Allocation::Mapping { start, bytes } => unsafe {
                 libc::munmap(start, bytes);
             },
         }
@@ -117,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_memory_than_there_is_is_an_error_and_no_abort() {
+    fn a_refused_allocation_is_an_error_and_no_abort() {
         for len in [usize::MAX, usize::MAX / 4, 1 << 60] {
             let Err(error) = Buffer::new(len) else { panic!("{len} elements") };
             assert!(error.to_string().starts_with("cpu: the system refused"), "{error}");

@@ -1,4 +1,4 @@
-//! The CPU as a device: which instructions it has, its one pool of threads, and how it prepares a graph.
+//! The CPU as a device: its instruction set, its thread pool, and the rewrites it applies to a graph.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::executable::{CpuExecutable, Prepared};
 use crate::isa::Isa;
 use crate::pool::Pool;
 
-/// What a running kernel needs besides its operands.
+/// The context in which kernels run.
 pub(crate) struct Processor {
     pub isa: Isa,
     pub pool: Pool,
@@ -24,24 +24,26 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The best instructions found, on this many threads; `None` takes all cores.
+    /// The fastest instruction set of this machine, on this many threads; `None` takes all cores.
     pub fn new(threads: Option<usize>) -> Self {
         Cpu::with_isa(Isa::detect(), threads)
     }
 
-    /// Instructions of one's own choice, for tests and comparisons; they must be available.
+    /// A given instruction set, for tests and comparisons.
+    ///
+    /// # Panics
+    /// If this machine does not have it.
     pub fn with_isa(isa: Isa, threads: Option<usize>) -> Self {
         assert!(isa.is_available(), "this CPU has no {isa}");
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         Cpu { processor: Arc::new(Processor { isa, pool: Pool::new(threads.unwrap_or_else(cores).max(1)) }) }
     }
 
-    /// The instructions in use.
+    /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.processor.isa
     }
 
-    /// The threads.
     pub(crate) fn pool(&self) -> &Pool {
         &self.processor.pool
     }
@@ -66,14 +68,14 @@ impl Device for Cpu {
     }
 
     fn algorithms(&self) -> Algorithms {
-        // Shapes and the instruction set alone decide in which order a kernel sums.
+        // The order in which a kernel sums depends on shapes and the instruction set alone.
         let environment = BTreeMap::from([("instruction set".to_string(), self.processor.isa.to_string())]);
         Algorithms { environment, chosen: BTreeMap::new() }
     }
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
         let prepared = Prepared::new(&self.processor, prepare(graph)?)?;
-        fits(
+        check_memory(
             prepared.memory(self.processor.isa),
             self.free_memory(),
             parameters.held_bytes(),
@@ -83,10 +85,10 @@ impl Device for Cpu {
     }
 }
 
-/// Refuses what is more than there is, before any of it is taken: Linux grants memory that it does not have, and ends the
-/// process once that is written to.
-fn fits(wanted: Memory, room: Option<FreeMemory>, held: u64, training: bool) -> Result<(), GraphError> {
-    let Some(room) = room.filter(|room| wanted.bytes().saturating_sub(held) > room.free) else { return Ok(()) };
+/// Refuses a graph that needs more than the free memory, before any of it is allocated: Linux overcommits memory and kills
+/// the process that writes to it.
+fn check_memory(wanted: Memory, free: Option<FreeMemory>, held: u64, training: bool) -> Result<(), GraphError> {
+    let Some(free) = free.filter(|memory| wanted.bytes().saturating_sub(held) > memory.free) else { return Ok(()) };
     let gb = |bytes: usize| bytes as f64 / 1e9;
     let (whole, stored) = match training {
         true => ("a training step", "weights and optimiser"),
@@ -95,7 +97,7 @@ fn fits(wanted: Memory, room: Option<FreeMemory>, held: u64, training: bool) -> 
     Err(GraphError::Memory {
         device: "cpu",
         what: format!(
-            "{whole} needs {:.2} GB of memory ({:.2} for {stored}, {:.2} for activations), and {room}",
+            "{whole} needs {:.2} GB of memory ({:.2} for {stored}, {:.2} for activations), and {free}",
             gb(wanted.stored_bytes + wanted.arena_bytes),
             gb(wanted.stored_bytes),
             gb(wanted.arena_bytes),
@@ -104,10 +106,10 @@ fn fits(wanted: Memory, room: Option<FreeMemory>, held: u64, training: bool) -> 
     })
 }
 
-/// The rewrites that pay on a CPU.
+/// Applies the rewrites that make a graph faster on a CPU.
 fn prepare(graph: &Graph) -> Result<Graph, GraphError> {
-    // Residuals go into the matrix products first: there they cost nothing, while a sum fused with a norm still
-    // passes over memory once.
+    // `fuse_linear` comes before `fuse_add_norm`: a residual addition is free in the epilogue of a matrix product, but
+    // takes another pass over memory in a norm.
     let graph = rewrite::needed_rows(graph)?;
     let graph = rewrite::fold_norm(&graph)?;
     let graph = rewrite::fuse_conv(&graph)?;
@@ -125,19 +127,19 @@ mod tests {
     use vit_system::host::MemoryLimit;
 
     #[test]
-    fn what_is_more_than_there_is_is_refused_before_it_is_taken() {
+    fn a_graph_beyond_the_free_memory_is_refused_before_it_is_allocated() {
         let wanted = Memory { stored_bytes: 1_500_000_000, arena_bytes: 59_730_000_000 };
         let room = |free| Some(FreeMemory { free, total: 64_000_000_000, limit: MemoryLimit::ControlGroup });
-        let refused = fits(wanted, room(44_100_000_000), 0, true).unwrap_err().to_string();
+        let refused = check_memory(wanted, room(44_100_000_000), 0, true).unwrap_err().to_string();
         assert_eq!(
             refused,
             "cpu: a training step needs 61.23 GB of memory (1.50 for weights and optimiser, 59.73 for activations), and \
              44.10 of the 64.00 GB are free that its control group allows; take a smaller batch"
         );
-        assert!(fits(wanted, room(61_230_000_000), 0, true).is_ok());
-        // Weights that are in memory already make room for themselves.
-        assert!(fits(wanted, room(59_800_000_000), 0, false).is_err());
-        assert!(fits(wanted, room(59_800_000_000), 1_500_000_000, false).is_ok());
-        assert!(fits(wanted, None, 0, true).is_ok());
+        assert!(check_memory(wanted, room(61_230_000_000), 0, true).is_ok());
+        // Weights that are in memory already are not counted twice.
+        assert!(check_memory(wanted, room(59_800_000_000), 0, false).is_err());
+        assert!(check_memory(wanted, room(59_800_000_000), 1_500_000_000, false).is_ok());
+        assert!(check_memory(wanted, None, 0, true).is_ok());
     }
 }

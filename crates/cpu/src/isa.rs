@@ -1,5 +1,5 @@
-//! The instruction sets the kernels are compiled for, and the choice of one at run time.
-//! One binary holds every path; nothing here depends on the machine that compiled it.
+//! The instruction sets that kernels are compiled for, and the choice of one at run time. A binary holds every path of its
+//! architecture.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use crate::simd::{Kernel, Simd};
 /// An instruction set that kernels can run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// AVX-512 and the matrix unit AMX, for large products of f32 and of bytes.
+    /// AVX-512 and the matrix unit AMX, for large f32 and int8 matrix products.
     Amx,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
@@ -59,7 +59,7 @@ impl Isa {
         }
     }
 
-    /// Runs a kernel with the vectors of this instruction set.
+    /// Runs a kernel, compiled for this instruction set.
     ///
     /// # Panics
     /// If this machine does not have the instruction set.
@@ -99,7 +99,7 @@ impl fmt::Display for Isa {
     }
 }
 
-/// The text names no instruction set.
+/// The text is not the name of an instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown instruction set {0:?}: expected amx, avx512, avx2, neon or portable")]
 pub struct UnknownIsa(pub String);
@@ -115,8 +115,8 @@ impl FromStr for Isa {
     }
 }
 
-/// Runs `loops` rounds of independent fused multiply-adds in registers and returns how many operations they were: the
-/// peak that a benchmark compares kernels with.
+/// Runs `loops` rounds of independent multiply-adds in registers and returns the number of floating-point operations, to
+/// measure the peak that benchmarks compare kernels with.
 pub fn fma_loop(isa: Isa, loops: usize) -> u64 {
     isa.dispatch(FmaLoop(loops))
 }
@@ -130,7 +130,7 @@ impl Kernel for FmaLoop {
     fn run<S: Simd>(self, s: S) -> u64 {
         const CHAINS: usize = 12;
         let mut sums = [s.splat(1.0); CHAINS];
-        // The compiler must not know the factor, or it would do the work itself.
+        // An opaque factor, or the compiler would evaluate the loop.
         let x = s.splat(std::hint::black_box(0.999));
         for _ in 0..self.0 {
             for sum in &mut sums {

@@ -1,4 +1,4 @@
-//! The fastest that this CPU multiplies and adds, to hold kernels against.
+//! The peak rate of multiply-adds of this CPU, to compare kernels with.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::Cpu;
 use crate::isa::fma_loop;
 
-/// Measures the peak rate of fused multiply-adds over all threads of a device, in FLOP/s: the best of several short
-/// runs, because anything else that runs on the machine can only lower it.
+/// Measures the peak rate of multiply-adds over all threads of a device, in FLOP/s: the best of several short runs, since
+/// other load on the machine can only lower it.
 pub fn fma_peak(cpu: &Cpu, time: Duration) -> f64 {
     let (pool, isa, threads) = (cpu.pool(), cpu.isa(), cpu.threads());
     let (mut best, start, mut loops) = (0.0f64, Instant::now(), 1 << 12);
@@ -19,7 +19,7 @@ pub fn fma_peak(cpu: &Cpu, time: Duration) -> f64 {
         });
         let seconds = begin.elapsed().as_secs_f64();
         best = best.max(operations.into_inner() as f64 / seconds);
-        // Long enough that starting the threads does not count, short enough to fit between two interruptions.
+        // Long enough to amortise waking the threads, short enough to fit between two preemptions.
         if seconds < 5e-3 {
             loops *= 2;
         }
