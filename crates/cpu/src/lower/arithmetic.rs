@@ -4,7 +4,7 @@
 use vit_graph::ops::Binary;
 use vit_graph::{Shape, Type};
 
-use super::movement::Walk;
+use super::movement::RowStrides;
 use super::{Lowered, TASK};
 
 /// `f` of every element.
@@ -55,7 +55,7 @@ pub(super) fn elementwise2(
     }
     // The loops below run over the last axis, which a scalar does not have.
     let shape = if output.shape.is_empty() { Shape::from([1]) } else { output.shape.clone() };
-    let (a, b) = (Walk::broadcast(&inputs[0].shape, &shape)?, Walk::broadcast(&inputs[1].shape, &shape)?);
+    let (a, b) = (RowStrides::broadcast(&inputs[0].shape, &shape)?, RowStrides::broadcast(&inputs[1].shape, &shape)?);
     let row = shape.last().max(1);
     let rows_per_task = TASK.div_ceil(row);
     Ok(Lowered::new(move |p, inputs, outputs, _| {

@@ -1,9 +1,9 @@
-//! Attention forward and backward: which parts of which inputs are query, key and value.
+//! Attention and its gradient: the views of inputs and outputs as queries, keys and values.
 
 use vit_graph::Type;
 use vit_graph::ops::{Attention, AttentionGrad};
 
-use super::dropout::Mask;
+use super::dropout::DropoutMask;
 use super::{Lowered, wanted};
 use crate::attention::{self, AttentionShape, GradOutputs, HeadView, HeadViewMut, WeightDropout};
 use crate::device::Processor;
@@ -27,11 +27,11 @@ pub(super) fn forward(processor: &Processor, op: &Attention, inputs: &[Type]) ->
     let groups = if op.bias { inputs[op.operands()].shape[0] } else { 1 };
     let workspace = attention::forward_workspace(processor.isa, processor.pool.threads(), &shape);
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let [out, lse, weights] = outputs else { unreachable!("attention has three outputs") };
+        let [out, lse, weights] = outputs else { unreachable!("three outputs") };
         let [q, k, v] = views(&op, &shape, inputs);
-        let mask = op.dropout.map(|d| Mask::new(d, inputs[inputs.len() - 1]));
+        let mask = op.dropout.map(|d| DropoutMask::new(d, inputs[inputs.len() - 1]));
         let factors = |first: u64, into: &mut [f32]| mask.iter().for_each(|m| m.factors(first, into));
-        let job = attention::AttentionArgs {
+        let args = attention::AttentionArgs {
             shape,
             scale: op.scale,
             q,
@@ -43,7 +43,7 @@ pub(super) fn forward(processor: &Processor, op: &Attention, inputs: &[Type]) ->
             bias: op.bias.then(|| (inputs[op.operands()], groups)),
             dropout: mask.as_ref().map(|_| WeightDropout { factors: &factors }),
         };
-        attention::forward(&p.pool, p.isa, job, workspace);
+        attention::forward(&p.pool, p.isa, args, workspace);
     })
     .with_workspace(workspace)
 }
@@ -52,21 +52,21 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
     let (op, shape) = (op.0, shape_of(&op.0, &inputs[3..]));
     let groups = if op.bias { inputs[3 + op.operands()].shape[0] } else { 1 };
     let workspace = attention::backward_workspace(processor.pool.threads(), &shape);
-    // The kernel writes all gradients of query, key and value; one that nobody wants goes into the workspace.
+    // The kernel writes the gradients of query, key and value; one without consumers goes to the workspace.
     let sizes: [usize; 3] = if op.packed { [0; 3] } else { [0, 1, 2].map(|i| inputs[3 + i].shape.elements()) };
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let own = &inputs[3..];
-        let [q, k, v] = views(&op, &shape, own);
+        let forward_inputs = &inputs[3..];
+        let [q, k, v] = views(&op, &shape, forward_inputs);
         let AttentionShape { queries, keys, heads, head_dim, .. } = shape;
         let dense = |data, rows| HeadView::dense(data, rows, heads, head_dim);
-        let mask = op.dropout.map(|d| Mask::new(d, inputs[inputs.len() - 1]));
+        let mask = op.dropout.map(|d| DropoutMask::new(d, inputs[inputs.len() - 1]));
         let factors = |first: u64, into: &mut [f32]| mask.iter().for_each(|m| m.factors(first, into));
         let (spare, workspace) = workspace.split_at_mut(sizes.iter().sum());
         let (operands, dbias) = outputs.split_at_mut(op.operands());
-        let written = if op.packed {
+        let outputs = if op.packed {
             GradOutputs::Packed(operands[0])
         } else {
-            let [dq, dk, dv] = operands else { unreachable!("three operands have three gradients") };
+            let [dq, dk, dv] = operands else { unreachable!("three gradients") };
             let (spare_q, spare) = spare.split_at_mut(sizes[0]);
             let (spare_k, spare_v) = spare.split_at_mut(sizes[1]);
             let view = |d, spare, rows| HeadViewMut::dense(wanted(d).unwrap_or(spare), rows, heads, head_dim);
@@ -76,7 +76,7 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
                 dv: view(dv, spare_v, keys),
             }
         };
-        let job = attention::AttentionGradArgs {
+        let args = attention::AttentionGradArgs {
             shape,
             scale: op.scale,
             q,
@@ -85,12 +85,12 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
             out: dense(inputs[1], queries),
             dout: dense(inputs[0], queries),
             lse: inputs[2],
-            bias: op.bias.then(|| (own[op.operands()], groups)),
+            bias: op.bias.then(|| (forward_inputs[op.operands()], groups)),
             dropout: mask.as_ref().map(|_| WeightDropout { factors: &factors }),
-            outputs: written,
+            outputs,
             dbias: dbias.first_mut().and_then(|d| wanted(d)).map(|d| (d, groups)),
         };
-        attention::backward(&p.pool, p.isa, job, workspace);
+        attention::backward(&p.pool, p.isa, args, workspace);
     })
     .with_workspace(workspace + sizes.iter().sum::<usize>())
 }

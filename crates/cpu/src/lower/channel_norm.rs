@@ -18,7 +18,7 @@ fn batched(x: &Type) -> ChannelNormShape {
 pub(super) fn group_norm(op: &GroupNorm, x: &Type) -> Lowered {
     let (shape, epsilon) = (grouped(op.groups, x), op.epsilon);
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let [y, mean, rstd] = outputs else { unreachable!("a group norm has three outputs") };
+        let [y, mean, rstd] = outputs else { unreachable!("three outputs") };
         let statistics = Statistics { mean, rstd, variance: &mut [] };
         forward(&p.pool, p.isa, &shape, epsilon, [inputs[0], inputs[1], inputs[2]], y, statistics, workspace);
     })
@@ -28,26 +28,27 @@ pub(super) fn group_norm(op: &GroupNorm, x: &Type) -> Lowered {
 pub(super) fn batch_norm(op: &BatchNorm, x: &Type) -> Lowered {
     let (shape, op) = (batched(x), *op);
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let [y, mean, rstd, new_mean, new_variance] = outputs else { unreachable!("a batch norm has five outputs") };
-        let (found, workspace) = workspace.split_at_mut(2 * shape.channels);
-        let (found_mean, found_variance) = found.split_at_mut(shape.channels);
-        let statistics = Statistics { mean: &mut *found_mean, rstd, variance: &mut *found_variance };
+        let [y, mean, rstd, new_mean, new_variance] = outputs else { unreachable!("five outputs") };
+        let (batch, workspace) = workspace.split_at_mut(2 * shape.channels);
+        let (batch_mean, batch_variance) = batch.split_at_mut(shape.channels);
+        let statistics = Statistics { mean: &mut *batch_mean, rstd, variance: &mut *batch_variance };
         forward(&p.pool, p.isa, &shape, op.epsilon, [inputs[0], inputs[1], inputs[2]], y, statistics, workspace);
-        let wanted = mean.len();
-        mean.copy_from_slice(&found_mean[..wanted]);
-        let moved = |old: &f32, found: f32| old + op.momentum * (found - old);
+        // Empty, if it has no consumers.
+        let mean_len = mean.len();
+        mean.copy_from_slice(&batch_mean[..mean_len]);
+        let moved = |running: &f32, batch: f32| running + op.momentum * (batch - running);
         let unbiased = shape.pixels as f32 / (shape.pixels as f32 - 1.0);
-        new_mean.iter_mut().zip(inputs[3]).zip(found_mean).for_each(|((new, old), found)| *new = moved(old, *found));
-        let variances = new_variance.iter_mut().zip(inputs[4]).zip(found_variance);
-        variances.for_each(|((new, old), found)| *new = moved(old, unbiased * *found));
+        new_mean.iter_mut().zip(inputs[3]).zip(batch_mean).for_each(|((new, old), batch)| *new = moved(old, *batch));
+        let variances = new_variance.iter_mut().zip(inputs[4]).zip(batch_variance);
+        variances.for_each(|((new, old), batch)| *new = moved(old, unbiased * *batch));
     })
     .with_workspace(shape.workspace() + 2 * shape.channels)
 }
 
 fn gradient(shape: ChannelNormShape) -> Lowered {
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let [dx, dgamma, dbeta] = outputs else { unreachable!("the gradient of a norm has three outputs") };
-        let [dy, x, gamma, mean, rstd] = inputs else { unreachable!("the gradient of a norm has five inputs") };
+        let [dx, dgamma, dbeta] = outputs else { unreachable!("three outputs") };
+        let [dy, x, gamma, mean, rstd] = inputs else { unreachable!("five inputs") };
         backward(&p.pool, p.isa, &shape, [dy, x, gamma, mean, rstd], [dx, dgamma, dbeta], workspace);
     })
     .with_workspace(shape.workspace())

@@ -1,4 +1,4 @@
-//! Dropout masks, computed from their position whenever they are needed.
+//! Dropout masks, computed from seed and position wherever they are used, never stored.
 
 use vit_graph::Type;
 use vit_graph::ops::Dropout;
@@ -7,20 +7,20 @@ use vit_graph::random::Seed;
 use super::{Lowered, TASK};
 
 /// The mask of one dropout in one run.
-pub(super) struct Mask {
+pub(super) struct DropoutMask {
     seed: Seed,
     stream: u32,
     rate: f32,
 }
 
-impl Mask {
+impl DropoutMask {
     /// `seed` is the value of the graph's seed input.
     pub fn new(op: Dropout, seed: &[f32]) -> Self {
         let words: &[i32] = bytemuck::cast_slice(seed);
-        Mask { seed: Seed([words[0], words[1], words[2], words[3]]), stream: op.stream, rate: op.rate }
+        DropoutMask { seed: Seed([words[0], words[1], words[2], words[3]]), stream: op.stream, rate: op.rate }
     }
 
-    /// What the elements from `first` on are multiplied with: 0, or the inverse of the share that is kept.
+    /// The factors of the elements from `first` on: 0, or `1 / (1 - rate)`.
     pub fn factors(&self, first: u64, into: &mut [f32]) {
         let kept = 1.0 / (1.0 - self.rate);
         for (i, factor) in (first..).zip(into) {
@@ -30,14 +30,14 @@ impl Mask {
 }
 
 pub(super) fn dropout(op: Dropout, x: &Type) -> Lowered {
-    let covers = op.elements_per_decision(x).max(1);
+    let per_decision = op.elements_per_decision(x).max(1);
     Lowered::new(move |p, inputs, outputs, _| {
-        let mask = Mask::new(op, inputs[1]);
+        let mask = DropoutMask::new(op, inputs[1]);
         p.pool.run_chunks(&mut *outputs[0], TASK, &|chunk, out| {
             let mut factor = [0.0];
             let mut decided = None;
             for (i, out) in (chunk * TASK..).zip(out) {
-                let decision = (i / covers) as u64;
+                let decision = (i / per_decision) as u64;
                 if decided != Some(decision) {
                     mask.factors(decision, &mut factor);
                     decided = Some(decision);

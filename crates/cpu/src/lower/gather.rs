@@ -1,4 +1,4 @@
-//! Rows of a table by index, and their gradient.
+//! Gathers rows of a table by index, and scatters their gradient; an index outside the table reads zeros.
 
 use vit_graph::Type;
 use vit_graph::ops::GatherGrad;

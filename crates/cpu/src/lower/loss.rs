@@ -4,7 +4,7 @@ use vit_graph::Type;
 
 use super::Lowered;
 
-/// The largest value of a row and the logarithm of the sum of its exponentials, summed in f64: rows are few.
+/// The log-sum-exp of a row, in f64, which costs little for the few rows of a batch.
 fn log_sum_exp(row: &[f32]) -> f64 {
     let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     f64::from(largest) + row.iter().map(|&v| f64::from(v - largest).exp()).sum::<f64>().ln()

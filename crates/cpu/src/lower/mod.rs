@@ -1,5 +1,5 @@
-//! From operations to kernels: what each operation becomes on this CPU, with everything that depends on shapes worked
-//! out beforehand, so that running a kernel allocates nothing.
+//! Lowering: every operation becomes a kernel, a closure that holds whatever follows from the shapes, so that running it
+//! allocates nothing.
 
 mod arithmetic;
 mod attention;
@@ -25,17 +25,17 @@ use crate::device::Processor;
 use crate::isa::Isa;
 use crate::{gemm, int8};
 
-/// A prepared operation: reads inputs, writes outputs (one that is not wanted has no elements), may use the workspace.
+/// Reads inputs and writes outputs, given the workspace it asked for; an output without consumers is an empty slice.
 pub(crate) type Kernel = Box<dyn Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send>;
 
-/// An input that the kernel takes in packed form.
+/// An input that the kernel reads in packed form.
 #[derive(Clone, Copy)]
 pub(crate) struct Packing {
     pub input: usize,
     pub form: PackedForm,
 }
 
-/// How the weight `[n, k]` of a linear layer is kept.
+/// How the weight `[n, k]` of a linear layer is stored.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum PackedForm {
     F32,
@@ -59,13 +59,13 @@ impl PackedForm {
     }
 }
 
-/// What an operation becomes.
+/// An operation as a kernel.
 pub(crate) struct Lowered {
     pub kernel: Kernel,
-    /// Elements of scratch memory.
+    /// Elements of workspace.
     pub workspace: usize,
     pub packing: Option<Packing>,
-    /// Inputs that the kernel finds in outputs, already there when it starts, and changes in place.
+    /// Pairs of an input and an output that it is updated in: the output holds the input when the kernel starts.
     pub in_place: &'static [(usize, usize)],
 }
 
@@ -85,7 +85,7 @@ impl Lowered {
     }
 }
 
-/// Prepares an operation; `fixed` says which inputs never change between runs.
+/// Lowers an operation; `fixed` tells which inputs never change between runs.
 pub(crate) fn lower(
     processor: &Processor,
     op: &Op,
@@ -107,8 +107,8 @@ pub(crate) fn lower(
         Op::Unpatchify(op) => patchify::unpatchify(op),
         Op::Pool2d(op) => pool::forward(op, &inputs[0], &outputs[0]),
         Op::Pool2dGrad(op) => pool::backward(&op.0, &inputs[0], &inputs[1]),
-        Op::Windows(op) => windows::cut(op, &inputs[0]),
-        Op::Unwindows(op) => windows::join(op),
+        Op::Windows(op) => windows::partition(op, &inputs[0]),
+        Op::Unwindows(op) => windows::reverse(op),
         Op::Attention(op) => attention::forward(processor, op, inputs),
         Op::AttentionGrad(op) => attention::backward(processor, op, inputs),
         Op::LayerNorm(op) => rows::layer_norm(op, &inputs[0]),
@@ -146,11 +146,11 @@ pub(crate) fn lower(
     })
 }
 
-/// An output, unless nobody wants it.
+/// An output, or `None` if it has no consumers.
 fn wanted(output: &mut [f32]) -> Option<&mut [f32]> {
     (!output.is_empty()).then_some(output)
 }
 
-/// How many elements one task of a cheap kernel handles: enough to be worth handing to a thread, fixed so that results
-/// cannot depend on the number of threads.
+/// Elements of one task of an elementwise kernel: enough to outweigh its scheduling, and fixed, so that results do not
+/// depend on the number of threads.
 const TASK: usize = 1 << 14;

@@ -1,17 +1,16 @@
-//! Operations that only move elements: one strided copy does them all.
+//! Operations that only move elements: permute, slice and broadcast are one strided copy.
 
 use vit_graph::ops::{Broadcast, Concat, Pad, Permute, Slice};
 use vit_graph::{Shape, Type};
 
 use super::{Lowered, TASK};
 
-/// As many axes as any model here has, so that walking needs no memory of its own.
+/// Axes of [`RowStrides`], a fixed number so that it needs no allocation.
 const MAX_AXES: usize = 8;
 
-/// Rows of a value that is read or written with strides of its own: all axes but the last are walked, the last is the
-/// row.
+/// A strided view as rows: the last axis is the row, all others number the rows.
 #[derive(Clone, Copy)]
-pub(super) struct Walk {
+pub(super) struct RowStrides {
     axes: usize,
     extents: [usize; MAX_AXES],
     strides: [usize; MAX_AXES],
@@ -19,25 +18,25 @@ pub(super) struct Walk {
     offset: usize,
 }
 
-impl Walk {
+impl RowStrides {
     pub fn new(shape: &[usize], strides: &[usize], offset: usize) -> Result<Self, String> {
         let axes = shape.len().saturating_sub(1);
         if axes > MAX_AXES {
             return Err(format!("{} axes are more than {}", shape.len(), MAX_AXES + 1));
         }
-        let mut walk = Walk { axes, extents: [1; MAX_AXES], strides: [0; MAX_AXES], inner: 1, offset };
-        walk.extents[..axes].copy_from_slice(&shape[..axes]);
-        walk.strides[..axes].copy_from_slice(&strides[..axes]);
-        walk.inner = strides.last().copied().unwrap_or(1);
-        Ok(walk)
+        let mut view = RowStrides { axes, extents: [1; MAX_AXES], strides: [0; MAX_AXES], inner: 1, offset };
+        view.extents[..axes].copy_from_slice(&shape[..axes]);
+        view.strides[..axes].copy_from_slice(&strides[..axes]);
+        view.inner = strides.last().copied().unwrap_or(1);
+        Ok(view)
     }
 
-    /// A value read as if it were repeated to `shape`.
+    /// A tensor broadcast to `shape`.
     pub fn broadcast(value: &Shape, shape: &Shape) -> Result<Self, String> {
-        Walk::new(shape, &value.broadcast_strides(shape), 0)
+        RowStrides::new(shape, &value.broadcast_strides(shape), 0)
     }
 
-    /// Where row number `index` starts.
+    /// The offset of row `index`.
     pub fn row(&self, mut index: usize) -> usize {
         let mut at = self.offset;
         for axis in (0..self.axes).rev() {
@@ -47,21 +46,21 @@ impl Walk {
         at
     }
 
-    /// The step from one element of a row to the next.
+    /// The stride between the elements of a row.
     pub fn inner(&self) -> usize {
         self.inner
     }
 }
 
-/// The copy of an input, read through a walk over `shape`, to a dense output.
-fn gather(shape: &Shape, walk: Walk) -> Lowered {
+/// Copies an input, read through a view of this shape, to a dense output.
+fn strided_copy(shape: &Shape, view: RowStrides) -> Lowered {
     let row = shape.last().max(1);
     let rows_per_task = TASK.div_ceil(row);
     Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], rows_per_task * row, &|chunk, out| {
             for (i, out) in out.chunks_exact_mut(row).enumerate() {
-                let at = walk.row(chunk * rows_per_task + i);
-                match walk.inner() {
+                let at = view.row(chunk * rows_per_task + i);
+                match view.inner() {
                     1 => out.copy_from_slice(&inputs[0][at..][..row]),
                     0 => out.fill(inputs[0][at]),
                     step => out.iter_mut().enumerate().for_each(|(j, out)| *out = inputs[0][at + j * step]),
@@ -74,21 +73,21 @@ fn gather(shape: &Shape, walk: Walk) -> Lowered {
 pub(super) fn permute(op: &Permute, x: &Type) -> Result<Lowered, String> {
     let strides = x.shape.strides();
     let shape: Vec<usize> = op.0.iter().map(|&axis| x.shape[axis]).collect();
-    let walk = Walk::new(&shape, &op.0.iter().map(|&axis| strides[axis]).collect::<Vec<_>>(), 0)?;
-    Ok(gather(&Shape::from(shape), walk))
+    let view = RowStrides::new(&shape, &op.0.iter().map(|&axis| strides[axis]).collect::<Vec<_>>(), 0)?;
+    Ok(strided_copy(&Shape::from(shape), view))
 }
 
 pub(super) fn broadcast(op: &Broadcast, x: &Type) -> Result<Lowered, String> {
-    Ok(gather(&op.0, Walk::broadcast(&x.shape, &op.0)?))
+    Ok(strided_copy(&op.0, RowStrides::broadcast(&x.shape, &op.0)?))
 }
 
 pub(super) fn slice(op: &Slice, x: &Type) -> Result<Lowered, String> {
     let strides = x.shape.strides();
     let shape = x.shape.with(op.axis, op.length);
-    Ok(gather(&shape, Walk::new(&shape, &strides, op.start * strides[op.axis])?))
+    Ok(strided_copy(&shape, RowStrides::new(&shape, &strides, op.start * strides[op.axis])?))
 }
 
-/// Extents around an axis: how often its block repeats, and how many elements one entry of it has.
+/// The products of the extents before and after an axis.
 fn around(shape: &Shape, axis: usize) -> (usize, usize) {
     (shape[..axis].iter().product(), shape[axis + 1..].iter().product())
 }

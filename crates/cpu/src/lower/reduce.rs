@@ -1,13 +1,13 @@
-//! Sums and means over axes, in an order that only the shape decides.
+//! Sums and means over axes, in an order that depends on the shape alone.
 
 use vit_graph::Type;
 use vit_graph::ops::{Reduce, Reduction};
 
 use super::Lowered;
-use super::movement::Walk;
+use super::movement::RowStrides;
 use crate::reduce::{column_sum, column_sum_workspace};
 
-/// Partial sums of a long row, so that rounding errors do not pile up in one place and vectors can be used.
+/// Partial sums of a row: the compiler can use vectors, and rounding errors stay small.
 const LANES: usize = 16;
 
 pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
@@ -19,7 +19,7 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
     if leading && !op.axes.is_empty() && op.axes.len() < x.shape.len() {
         return Ok(columns(x, [0, op.axes.len()], factor));
     }
-    // All axes between the first ones and the last: the pixels of a channels-last image.
+    // All axes from the first of them to the one before the last: the pixels of a channels-last image.
     if let Some(&first) = op.axes.first()
         && op.axes.iter().enumerate().all(|(i, &axis)| first + i == axis)
         && first + op.axes.len() + 1 == x.shape.len()
@@ -33,17 +33,17 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
         extents.push(extent);
         strides.push(stride);
     }
-    // A trailing axis of 1 turns every element into a row of its own, which `Walk` then numbers.
-    let walk = |(mut extents, mut steps): (Vec<usize>, Vec<usize>)| {
+    // With a trailing axis of 1, a row is one element of these axes.
+    let elements_of = |(mut extents, mut strides): (Vec<usize>, Vec<usize>)| {
         extents.push(1);
-        steps.push(1);
-        Walk::new(&extents, &steps, 0).map(|walk| (walk, extents.iter().product::<usize>()))
+        strides.push(1);
+        RowStrides::new(&extents, &strides, 0).map(|view| (view, extents.iter().product::<usize>()))
     };
     let last_is_summed = op.axes.last() == Some(&(x.shape.len().wrapping_sub(1)));
     if last_is_summed {
         let row = summed.0.pop().unwrap_or(1);
         summed.1.pop();
-        let ((outer, _), (inner, count)) = (walk(kept)?, walk(summed)?);
+        let ((outer, _), (inner, count)) = (elements_of(kept)?, elements_of(summed)?);
         return Ok(Lowered::new(move |p, inputs, outputs, _| {
             p.pool.run_chunks(&mut *outputs[0], 64, &|chunk, out| {
                 for (i, out) in out.iter_mut().enumerate() {
@@ -55,7 +55,7 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
     }
     let row = kept.0.pop().unwrap_or(1);
     kept.1.pop();
-    let ((outer, _), (inner, count)) = (walk(kept)?, walk(summed)?);
+    let ((outer, _), (inner, count)) = (elements_of(kept)?, elements_of(summed)?);
     Ok(Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], row.max(1), &|chunk, out| {
             let start = outer.row(chunk);
@@ -69,8 +69,7 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
     }))
 }
 
-/// Neighbouring axes from `first` to before `end` are summed, in each of the blocks that the axes before them number:
-/// sums of columns.
+/// Sums the axes from `first` to before `end`: column sums of a matrix for each index of the axes before them.
 fn columns(x: &Type, [first, end]: [usize; 2], factor: f32) -> Lowered {
     let rows = x.shape[first..end].iter().product();
     let columns: usize = x.shape[end..].iter().product();

@@ -1,4 +1,4 @@
-//! Operations on rows and single elements: norms, softmax, activations.
+//! Layer norm, softmax and activations.
 
 use vit_graph::Type;
 use vit_graph::ops::{Activation, AddLayerNorm, LayerNorm};
@@ -9,7 +9,7 @@ use crate::{activation, norm, softmax as soft};
 pub(super) fn layer_norm(op: &LayerNorm, x: &Type) -> Lowered {
     let (eps, rows, dim) = (op.epsilon, x.shape.rows(), x.shape.last());
     Lowered::new(move |p, inputs, outputs, _| {
-        let [out, mean, rstd] = outputs else { unreachable!("a norm has three outputs") };
+        let [out, mean, rstd] = outputs else { unreachable!("three outputs") };
         let (gamma, beta) = (Some(inputs[1]), Some(inputs[2]));
         norm::layer_norm(&p.pool, p.isa, inputs[0], gamma, beta, eps, rows, dim, out, wanted(mean), wanted(rstd));
     })
@@ -17,10 +17,10 @@ pub(super) fn layer_norm(op: &LayerNorm, x: &Type) -> Lowered {
 
 pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
     let (eps, rows, dim) = (op.0.epsilon, x.shape.rows(), x.shape.last());
-    // Where nobody else wants the sum, it goes into the workspace.
+    // A sum without consumers goes to the workspace.
     let spare = x.shape.elements();
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let [out, mean, rstd, sum] = outputs else { unreachable!("a sum with its norm has four outputs") };
+        let [out, mean, rstd, sum] = outputs else { unreachable!("four outputs") };
         let sum = wanted(sum).unwrap_or(&mut workspace[..spare]);
         let (x, y, gamma, beta) = (inputs[0], inputs[1], Some(inputs[2]), Some(inputs[3]));
         norm::add_layer_norm(&p.pool, p.isa, x, y, gamma, beta, eps, rows, dim, sum, out, wanted(mean), wanted(rstd));
@@ -28,11 +28,11 @@ pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
     .with_workspace(spare)
 }
 
-/// With the residual stream's part, if there is a sixth input.
+/// A sixth input is the gradient of the residual stream, which is added.
 pub(super) fn layer_norm_grad(x: &Type) -> Lowered {
     let (rows, dim, spare) = (x.shape.rows(), x.shape.last(), x.shape.elements());
     Lowered::new(move |p, inputs, outputs, workspace| {
-        let [dx, dgamma, dbeta] = outputs else { unreachable!("the gradient of a norm has three outputs") };
+        let [dx, dgamma, dbeta] = outputs else { unreachable!("three outputs") };
         let (spare, workspace) = workspace.split_at_mut(spare);
         let (dy, x, gamma, mean, rstd) = (inputs[0], inputs[1], Some(inputs[2]), inputs[3], inputs[4]);
         let residual = inputs.get(5).copied();

@@ -1,12 +1,12 @@
-//! Cutting an image into windows and putting it together again: rows of channels are copied, one by one.
+//! Partitions an image into windows and reverses it, pixel by pixel.
 
 use vit_graph::Type;
 use vit_graph::ops::{Unwindows, Windows};
 
 use super::Lowered;
 
-/// Cuts; a task is a window.
-pub(super) fn cut(op: &Windows, image: &Type) -> Lowered {
+/// A task is a window.
+pub(super) fn partition(op: &Windows, image: &Type) -> Lowered {
     let (op, [h, w, channels]) = (*op, [image.shape[1], image.shape[2], image.shape[3]]);
     let ([rows, columns], [height, width]) = (op.grid(&image.shape), op.size);
     Lowered::new(move |p, inputs, outputs, _| {
@@ -23,8 +23,8 @@ pub(super) fn cut(op: &Windows, image: &Type) -> Lowered {
     })
 }
 
-/// Joins; a task is a row of pixels.
-pub(super) fn join(op: &Unwindows) -> Lowered {
+/// A task is a row of pixels.
+pub(super) fn reverse(op: &Unwindows) -> Lowered {
     let (windows, image) = (op.windows, op.image.clone());
     let [h, w, channels] = [image[1], image[2], image[3]];
     let ([rows, columns], [height, width]) = (windows.grid(&image), windows.size);

@@ -22,15 +22,15 @@ fn enabled<K: Kernel>(s: Avx2, kernel: K) -> K::Output {
     kernel.run(s)
 }
 
-/// A kernel with many register tiles only allocates registers well if each stays a function of its own. The attribute
-/// has no effect on `enabled`, where the compiler drops it because of the other one.
+/// Registers are allocated well only if each register tile stays a separate function. `enabled` cannot be
+/// `inline(never)` itself: the attribute has no effect beside `target_feature`.
 #[inline(never)]
 fn outlined<K: Kernel>(s: Avx2, kernel: K) -> K::Output {
     // SAFETY: `s` proves that the instructions are available.
     unsafe { enabled(s, kernel) }
 }
 
-/// Eight set words followed by eight clear ones: a window into it is the mask of the first `n` lanes.
+/// Loaded from element `8 - n` on, the mask of the first `n` lanes.
 static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
 #[inline(always)]
@@ -134,7 +134,7 @@ unsafe impl Simd for Avx2 {
         neg_mul_add(a, b, c) = _mm256_fnmadd_ps(a, b, c);
         min(a, b) = _mm256_min_ps(a, b);
         max(a, b) = _mm256_max_ps(a, b);
-        // Each gives its second operand where either is NaN; the bits of a NaN and of anything make a NaN.
+        // `max` returns its second operand where either is NaN, and the bits of a NaN OR any bits are a NaN.
         max_or_nan(a, b) = _mm256_or_ps(_mm256_max_ps(a, b), _mm256_max_ps(b, a));
         sqrt(a) = _mm256_sqrt_ps(a);
         abs(a) = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
@@ -143,7 +143,7 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     fn scale_by_power(self, a: __m256, n: __m256) -> __m256 {
-        // Two factors, because one cannot reach the subnormal numbers.
+        // Two factors: a single power of two cannot produce subnormals.
         // SAFETY: `self` proves that the instructions are available.
         unsafe {
             let n = _mm256_cvtps_epi32(n);

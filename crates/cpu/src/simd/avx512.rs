@@ -22,8 +22,8 @@ fn enabled<K: Kernel>(s: Avx512, kernel: K) -> K::Output {
     kernel.run(s)
 }
 
-/// A kernel with many register tiles only allocates registers well if each stays a function of its own. The attribute
-/// has no effect on `enabled`, where the compiler drops it because of the other one.
+/// Registers are allocated well only if each register tile stays a separate function. `enabled` cannot be
+/// `inline(never)` itself: the attribute has no effect beside `target_feature`.
 #[inline(never)]
 fn outlined<K: Kernel>(s: Avx512, kernel: K) -> K::Output {
     // SAFETY: `s` proves that the instructions are available.
@@ -103,16 +103,16 @@ unsafe impl Simd for Avx512 {
         neg_mul_add(a, b, c) = _mm512_fnmadd_ps(a, b, c);
         min(a, b) = _mm512_min_ps(a, b);
         max(a, b) = _mm512_max_ps(a, b);
-        // Each gives its second operand where either is NaN; the bits of a NaN and of anything make a NaN.
+        // `max` returns its second operand where either is NaN, and the bits of a NaN OR any bits are a NaN.
         max_or_nan(a, b) = _mm512_or_ps(_mm512_max_ps(a, b), _mm512_max_ps(b, a));
         sqrt(a) = _mm512_sqrt_ps(a);
         abs(a) = _mm512_abs_ps(a);
         round(a) = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
-        // The smaller absolute value, without its sign.
+        // Selects the smaller absolute value and clears its sign.
         abs_up_to(limit, a) = _mm512_range_ps::<0b1010>(limit, a);
-        // The number of binary places is in the upper half.
-        beyond_half(a) = _mm512_reduce_ps::<{ 1 << 4 }>(a);
-        beyond_sixteenth(a) = _mm512_reduce_ps::<{ 4 << 4 }>(a);
+        // The upper half of the immediate is the number of fraction bits.
+        from_half(a) = _mm512_reduce_ps::<{ 1 << 4 }>(a);
+        from_sixteenth(a) = _mm512_reduce_ps::<{ 4 << 4 }>(a);
         scale_by_power(a, n) = _mm512_scalef_ps(a, n);
     }
 

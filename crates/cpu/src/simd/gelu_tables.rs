@@ -1,19 +1,18 @@
-//! Piecewise polynomials for GELU, where an instruction picks numbers from a table of sixteen: a polynomial of degree 6
-//! for each half of a unit, in the distance from its middle, so that adding alone finds piece and distance. Fitted for
-//! the least largest error, 1.5e-8 in GELU and 3.5e-8 in its slope, rounding included; the first ones are exact at 0, the
-//! last ones end at 0.
+//! Piecewise polynomials for GELU, for instruction sets that look up a table of sixteen elements with one instruction. Each
+//! piece is 1/2 wide, with a polynomial of degree 6 in the distance from its middle. The minimax error is 1.5e-8 in GELU and
+//! 3.5e-8 in its derivative, rounding included; the first pieces are exact at 0, the last end at 0.
 
-/// Where the last piece ends: what is beyond counts as this.
+/// The end of the last piece, to which arguments are clamped.
 pub(crate) const END: f32 = 6.5;
-/// Added to this, a number is rounded to the nearest half, and the lowest bits count the halves.
+/// 1.5 * 2^22: adding it rounds to the nearest 1/2, and the lowest bits of the sum count the halves.
 pub(crate) const HALVES: f32 = 6_291_456.0;
 
-/// The coefficients of all pieces, the highest power first.
+/// `[coefficient][piece]`, the highest power first.
 pub(crate) type Table = [[f32; 16]; 7];
 
-/// What GELU loses to its positive part: `t` times the upper tail of the normal distribution.
+/// `t` times the upper tail of the normal distribution: `max(t, 0) - gelu(t)`.
 #[rustfmt::skip]
-pub(crate) static LOST: Table = [
+pub(crate) static TAIL: Table = [
     [-9.666_236e-3, -3.027_124_3e-3, 5.925_681e-3, 4.840_672_5e-3, -4.015_495e-4, -1.922_980_5e-3, -7.819_003e-4, 4.545_146_7e-5, 1.469_211_7e-4, 6.178_217e-5, 1.455_659_1e-5, 2.264_493_8e-6, 2.470_461_3e-7, 0.0, 0.0, 0.0],
     [-9.038_944e-5, -2.211_191e-2, -1.599_529_2e-2, 2.570_494_3e-3, 8.877_038e-3, 4.282_924_3e-3, 3.959_329e-5, -8.362_636_4e-4, -4.392_528_8e-4, -1.253_858_5e-4, -2.354_837_3e-5, -3.105_417_4e-6, -2.967_917e-7, 0.0, 0.0, 0.0],
     [6.649_957_6e-2, 3.392_199_8e-2, -2.015_867_3e-2, -3.608_766_6e-2, -1.799_916_3e-2, -5.033_345e-4, 4.062_811e-3, 2.484_320_2e-3, 8.253_501e-4, 1.813_317_5e-4, 2.810_814_8e-5, 3.170_101e-6, 2.647_245_2e-7, 0.0, 0.0, 0.0],
@@ -23,9 +22,9 @@ pub(crate) static LOST: Table = [
     [0.0, 0.154_268_77, 0.158_655_26, 0.100_210_8, 4.550_026_4e-2, 1.552_416_3e-2, 4.049_694e-3, 8.142_018e-4, 1.266_849_7e-4, 1.528_952_8e-5, 1.433_257_2e-6, 1.044_424_5e-7, 5.919_503_6e-9, 0.0, 0.0, 0.0],
 ];
 
-/// The slope of GELU at `-t`: the tail less `t` times the density.
+/// The derivative of GELU at `-t`: the tail minus `t` times the density.
 #[rustfmt::skip]
-pub(crate) static SLOPE: Table = [
+pub(crate) static DERIVATIVE: Table = [
     [6.963_429e-3, 2.220_081_5e-2, 8.696_542e-3, -1.019_395_05e-2, -7.746_134e-3, 9.129_861e-4, 2.517_038_3e-3, 7.532_124_3e-4, -1.280_952e-4, -1.484_122_9e-4, -4.854_345e-5, -9.260_627e-6, -1.176_672e-6, 0.0, 0.0, 0.0],
     [-6.177_643_3e-2, -1.815_958_9e-2, 3.552_650_7e-2, 2.903_499_5e-2, -2.398_755_9e-3, -1.153_100_2e-2, -4.692_702_6e-3, 2.709_643_4e-4, 8.811_976_3e-4, 3.708_15e-4, 8.741_622e-5, 1.360_616_35e-5, 1.485_192_9e-6, 0.0, 0.0, 0.0],
     [2.489_095_5e-4, -0.112_292_92, -8.065_503e-2, 1.364_810_3e-2, 4.499_009_3e-2, 2.134_385_3e-2, 1.410_369_6e-6, -4.240_164e-3, -2.186_286_7e-3, -6.153_369e-4, -1.139_484_45e-4, -1.480_316_7e-5, -1.391_945_4e-6, 0.0, 0.0, 0.0],

@@ -1,8 +1,8 @@
-//! The transcendental functions that activations and softmax need, on vectors.
-//! Accurate to about one unit in the last place; NaN in gives NaN out.
+//! The transcendental functions of activations and softmax, on vectors.
+//! Accurate to about one unit in the last place; NaN gives NaN.
 
 use super::Simd;
-use super::gelu_tables::{END, HALVES, LOST, SLOPE, Table};
+use super::gelu_tables::{DERIVATIVE, END, HALVES, TAIL, Table};
 
 /// `c[0] * x^(n-1) + ... + c[n-1]`.
 #[inline(always)]
@@ -14,12 +14,12 @@ fn polynomial<S: Simd, const N: usize>(s: S, x: S::V, coefficients: [f32; N]) ->
     y
 }
 
-/// e to the x; exactly 0 far below and infinity far above.
+/// `e^x`; underflows to 0 and overflows to infinity.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     let x = s.max(s.splat(-105.0), s.min(s.splat(89.0), x));
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
-    // ln 2 in two parts, the first short enough that n times it is exact.
+    // ln 2 as a sum, whose first part has few enough bits that n times it is exact (Cody and Waite).
     let r = s.neg_mul_add(n, s.splat(0.693_359_4), x);
     let r = s.neg_mul_add(n, s.splat(-2.121_944_4e-4), r);
     let p = polynomial(s, r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
@@ -27,16 +27,17 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     s.scale_by_power(y, n)
 }
 
-/// 2 to the x, for x that are not above 100; exactly 0 far below.
+/// `2^x` for x up to 100; underflows to 0.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
     if S::LOOKUP {
         let x = s.max(s.splat(-127.0), x);
         let index = s.add(x, s.splat(SIXTEENTHS));
-        let r = s.beyond_sixteenth(x);
-        let slope = polynomial(s, r, [5.550_508_6e-2, 2.402_335_6e-1, 6.931_472e-1]);
-        let start = s.add_exponent(s.lookup(&POWERS, index), index);
-        return s.mul_add(s.mul(slope, r), start, start);
+        let r = s.from_sixteenth(x);
+        let quotient = polynomial(s, r, [5.550_508_6e-2, 2.402_335_6e-1, 6.931_472e-1]);
+        let power = s.add_exponent(s.lookup(&POWERS, index), index);
+        // 2^r = 1 + r * quotient
+        return s.mul_add(s.mul(quotient, r), power, power);
     }
     let x = s.max(s.splat(-150.0), x);
     let n = s.round(x);
@@ -48,10 +49,10 @@ pub(crate) fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
     s.scale_by_power(y, n)
 }
 
-/// Added to this, a number is rounded to the nearest sixteenth, and the lowest bits count the sixteenths.
+/// 1.5 * 2^19: adding it rounds to the nearest 1/16, and the lowest bits of the sum count the sixteenths.
 const SIXTEENTHS: f32 = 786_432.0;
 
-/// 2 to the power of each sixteenth, less the bits of the sixteenth itself that [`Simd::add_exponent`] adds to it.
+/// `2^(i/16)`, minus the fraction bits `i` that [`Simd::add_exponent`] adds.
 #[rustfmt::skip]
 static POWERS: [f32; 16] = [
     1.0, 0.990_886_87, 0.982_753_9, 0.975_644_3, 0.969_603_54, 0.964_678_9, 0.960_919_8, 0.958_377_8,
@@ -60,8 +61,8 @@ static POWERS: [f32; 16] = [
 
 /// The upper tail of the normal distribution, `erfc(t / sqrt 2) / 2`, for t from 0 to 16.
 ///
-/// Its logarithm is so smooth that one polynomial fits it, to 5e-9 in what GELU makes of it; the last coefficient takes
-/// the result to 0 beyond the range of the fit, which ends at 6.
+/// One polynomial approximates its logarithm on [0, 6], with an error of 5e-9 in GELU; beyond, the leading coefficient
+/// takes the result to 0.
 #[inline(always)]
 pub(crate) fn normal_tail<S: Simd>(s: S, t: S::V) -> S::V {
     let log = polynomial(
@@ -84,14 +85,14 @@ pub(crate) fn normal_tail<S: Simd>(s: S, t: S::V) -> S::V {
     exp2(s, log)
 }
 
-/// Where a number falls among the pieces of the tables: its piece in the lowest bits, and the distance from its middle.
+/// The piece of the tables' piecewise polynomials: its index, in the lowest bits, and the distance from its middle.
 #[inline(always)]
 fn piece<S: Simd>(s: S, t: S::V) -> (S::V, S::V) {
-    (s.add(t, s.splat(HALVES)), s.beyond_half(t))
+    (s.add(t, s.splat(HALVES)), s.from_half(t))
 }
 
 #[inline(always)]
-fn by_table<S: Simd>(s: S, (index, distance): (S::V, S::V), table: &'static Table) -> S::V {
+fn piecewise_polynomial<S: Simd>(s: S, (index, distance): (S::V, S::V), table: &'static Table) -> S::V {
     let mut y = s.lookup(&table[0], index);
     for coefficients in &table[1..] {
         y = s.mul_add(y, distance, s.lookup(coefficients, index));
@@ -99,39 +100,39 @@ fn by_table<S: Simd>(s: S, (index, distance): (S::V, S::V), table: &'static Tabl
     y
 }
 
-/// GELU, `x (1 + erf(x / sqrt 2)) / 2`: what the tail takes away from the positive part.
+/// GELU, `x (1 + erf(x / sqrt 2)) / 2`, as `max(x, 0) - |x| tail(|x|)`.
 #[inline(always)]
 pub(crate) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
     let positive = s.max(s.splat(0.0), x);
     if S::LOOKUP {
         let t = s.abs_up_to(s.splat(END), x);
-        return s.sub(positive, by_table(s, piece(s, t), &LOST));
+        return s.sub(positive, piecewise_polynomial(s, piece(s, t), &TAIL));
     }
     let t = s.min(s.splat(16.0), s.abs(x));
     s.neg_mul_add(t, normal_tail(s, t), positive)
 }
 
-/// GELU and its slope, the distribution function plus x times the density.
+/// GELU and its derivative, the distribution function plus x times the density.
 #[inline(always)]
 pub(crate) fn gelu_and_derivative<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     let positive = s.max(s.splat(0.0), x);
     let (value, below) = if S::LOOKUP {
         let t = s.min(s.splat(END), s.abs(x));
         let piece = piece(s, t);
-        (s.sub(positive, by_table(s, piece, &LOST)), by_table(s, piece, &SLOPE))
+        (s.sub(positive, piecewise_polynomial(s, piece, &TAIL)), piecewise_polynomial(s, piece, &DERIVATIVE))
     } else {
         let t = s.min(s.splat(16.0), s.abs(x));
         let tail = normal_tail(s, t);
-        (s.neg_mul_add(t, tail, positive), s.mul(tail, slope_over_tail(s, t)))
+        (s.neg_mul_add(t, tail, positive), s.mul(tail, derivative_over_tail(s, t)))
     };
-    // The slopes at x and -x add up to 1.
+    // The derivatives at x and -x add up to 1.
     (value, s.select(s.lt(x, s.splat(0.0)), below, s.sub(s.splat(1.0), below)))
 }
 
-/// The slope of GELU at -t as a multiple of the tail: the density is the tail times something smooth. What is fitted is
-/// one minus t times that, to 1.1e-8 in what the slope makes of it.
+/// The derivative of GELU at -t divided by the tail, `1 - t density(t) / tail(t)`, which is smooth; the error of the
+/// derivative is 1.1e-8.
 #[inline(always)]
-fn slope_over_tail<S: Simd>(s: S, t: S::V) -> S::V {
+fn derivative_over_tail<S: Simd>(s: S, t: S::V) -> S::V {
     polynomial(
         s,
         t,
@@ -150,7 +151,7 @@ fn slope_over_tail<S: Simd>(s: S, t: S::V) -> S::V {
     )
 }
 
-/// x within plus or minus `limit`; slopes are constant long before, and this keeps infinity times 0 out of them.
+/// x clamped to plus or minus `limit`, where derivatives are constant: avoids infinity times 0.
 #[inline(always)]
 pub(crate) fn clamp<S: Simd>(s: S, x: S::V, limit: f32) -> S::V {
     s.max(s.splat(-limit), s.min(s.splat(limit), x))
@@ -177,7 +178,7 @@ pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
     s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
 }
 
-/// The logistic function of x and of -x: their product is accurate where one minus the other would not be.
+/// The logistic function of x and of -x; unlike `1 - sigmoid(x)`, the latter is accurate for large x.
 #[inline(always)]
 pub(crate) fn sigmoid_pair<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     let one = s.splat(1.0);

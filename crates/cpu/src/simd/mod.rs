@@ -1,6 +1,6 @@
-//! The vector operations that every kernel is written in, once, generic over [`Simd`].
-//! A value of a `Simd` type is a token: holding one proves that the machine has its instructions, so arithmetic on
-//! it is safe; only loads and stores through pointers are not.
+//! The vector operations that kernels are written in, once, generic over [`Simd`].
+//! A value of a `Simd` type is a token: it proves that the machine has the instructions, so that arithmetic is safe; only
+//! loads and stores through pointers are not.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -21,10 +21,10 @@ pub(crate) use avx512::Avx512;
 pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
-/// Work that is compiled once for each instruction set.
+/// A function that is compiled once for each instruction set.
 ///
-/// `run` and everything generic it calls must be `#[inline(always)]`: only then does the code end up inside the
-/// function that has the instructions enabled. Closures do not, so kernels have none.
+/// `run` and every generic function it calls must be `#[inline(always)]`: only then is their code compiled inside the
+/// function that enables the instructions. The loops of kernels have no closures, which cannot be marked so.
 pub(crate) trait Kernel {
     type Output;
     fn run<S: Simd>(self, s: S) -> Self::Output;
@@ -35,51 +35,51 @@ pub(crate) trait Kernel {
 /// # Safety
 /// `LANES` must be the number of `f32` that `load` reads and `store` writes, and at most [`MAX_LANES`].
 pub(crate) unsafe trait Simd: Copy {
-    /// A vector of `LANES` numbers.
+    /// A vector of `LANES` elements.
     type V: Copy;
     /// The result of a comparison.
     type M: Copy;
-    /// Numbers in a vector.
+    /// Elements of a vector.
     const LANES: usize;
     /// Rows of the matrix product's register tile.
     const TILE_ROWS: usize;
-    /// Vectors in a row of the register tile. Tile, two operands and a row of B fit in the registers.
+    /// Vectors in a row of the register tile. The tile, a row of B and an element of A fit into the registers.
     const TILE_VECTORS: usize;
     /// Whether [`Simd::lookup`] is one instruction.
     const LOOKUP: bool = false;
-    /// Whether there are registers for a function beside a full tile, to apply it to one tile while the next is computed.
+    /// Whether registers are left beside a full tile to interleave a function of the tile before (software pipelining).
     const OVERLAP: bool = false;
-    /// Rows of attention's register tile: with as many registers as the other, it takes a head of 64 numbers at once.
+    /// Rows of attention's register tile, which is as large, but on AVX-512 wide enough for a head of 64 elements.
     const HEAD_TILE_ROWS: usize = Self::TILE_ROWS;
     /// Vectors in a row of attention's register tile, at most 4.
     const HEAD_TILE_VECTORS: usize = Self::TILE_VECTORS;
 
-    /// Calls the kernel as a function of its own, compiled with the instructions enabled.
+    /// Calls the kernel as a separate function with the instructions enabled.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
 
     fn splat(self, x: f32) -> Self::V;
     /// # Safety
-    /// `LANES` numbers at `p` must be readable.
+    /// `LANES` elements at `p` must be readable.
     unsafe fn load(self, p: *const f32) -> Self::V;
     /// The first `n` lanes from memory, zero in the others.
     /// # Safety
-    /// `n <= LANES` numbers at `p` must be readable.
+    /// `n <= LANES` elements at `p` must be readable.
     unsafe fn load_first(self, p: *const f32, n: usize) -> Self::V;
     /// # Safety
-    /// `LANES` numbers at `p` must be writable.
+    /// `LANES` elements at `p` must be writable.
     unsafe fn store(self, p: *mut f32, v: Self::V);
     /// # Safety
-    /// `n <= LANES` numbers at `p` must be writable.
+    /// `n <= LANES` elements at `p` must be writable.
     unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize);
-    /// Asks for the cache line at `p`, which need not be valid, ahead of its use.
+    /// Prefetches the cache line at `p`, which need not be valid.
     fn prefetch(self, p: *const f32);
-    /// The first `n` lanes of `v`, those of `fill` after them.
+    /// The first `n` lanes of `v`, then those of `fill`.
     fn first_or(self, v: Self::V, n: usize, fill: Self::V) -> Self::V;
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`.
+    /// `a * b + c`, fused unless [`Portable`].
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `c - a * b`.
     fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -96,7 +96,7 @@ pub(crate) unsafe trait Simd: Copy {
         self.min(limit, self.abs(a))
     }
     fn sqrt(self, a: Self::V) -> Self::V;
-    /// To the nearest integer.
+    /// The nearest integer.
     fn round(self, a: Self::V) -> Self::V;
     /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included.
     fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
@@ -104,26 +104,26 @@ pub(crate) unsafe trait Simd: Copy {
     fn lt(self, a: Self::V, b: Self::V) -> Self::M;
     /// `a` where the mask is set, `b` elsewhere.
     fn select(self, mask: Self::M, a: Self::V, b: Self::V) -> Self::V;
-    /// For each lane the entry of the table that the lowest four bits of `index` say; only where `LOOKUP` is set.
+    /// The entry of the table at the lowest four bits of each lane of `index`; only where `LOOKUP` is set.
     #[inline(always)]
     fn lookup(self, _table: &[f32; 16], _index: Self::V) -> Self::V {
-        unreachable!("there is no such instruction")
+        unreachable!("not an instruction of this set")
     }
-    /// What is lost when `a` is rounded to the nearest half; only where `LOOKUP` is set.
+    /// `a` minus the nearest multiple of 1/2; only where `LOOKUP` is set.
     #[inline(always)]
-    fn beyond_half(self, _a: Self::V) -> Self::V {
-        unreachable!("there is no such instruction")
+    fn from_half(self, _a: Self::V) -> Self::V {
+        unreachable!("not an instruction of this set")
     }
-    /// What is lost when `a` is rounded to the nearest sixteenth; only where `LOOKUP` is set.
+    /// `a` minus the nearest multiple of 1/16; only where `LOOKUP` is set.
     #[inline(always)]
-    fn beyond_sixteenth(self, _a: Self::V) -> Self::V {
-        unreachable!("there is no such instruction")
+    fn from_sixteenth(self, _a: Self::V) -> Self::V {
+        unreachable!("not an instruction of this set")
     }
-    /// The bits of `a` plus the lowest of `sixteenths`, moved to where they multiply by 2 to the power of so many sixteenths;
-    /// only where `LOOKUP` is set.
+    /// The bits of `a` plus the bits of `sixteenths` shifted left by 19: the lowest four go to the top of the fraction, the
+    /// others to the exponent; only where `LOOKUP` is set.
     #[inline(always)]
     fn add_exponent(self, _a: Self::V, _sixteenths: Self::V) -> Self::V {
-        unreachable!("there is no such instruction")
+        unreachable!("not an instruction of this set")
     }
     /// The sum of the lanes, in a fixed order.
     fn sum(self, a: Self::V) -> f32;
@@ -131,18 +131,18 @@ pub(crate) unsafe trait Simd: Copy {
     fn largest(self, a: Self::V) -> f32;
     /// The first `min(n, LANES)` lanes from memory, zero in the others.
     /// # Safety
-    /// Those numbers must be readable.
+    /// Those elements must be readable.
     #[inline(always)]
     unsafe fn load_up_to(self, p: *const f32, n: usize) -> Self::V {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller's promise.
         unsafe { if n >= Self::LANES { self.load(p) } else { self.load_first(p, n) } }
     }
     /// Writes the first `min(n, LANES)` lanes.
     /// # Safety
-    /// Those numbers must be writable.
+    /// Those elements must be writable.
     #[inline(always)]
     unsafe fn store_up_to(self, p: *mut f32, v: Self::V, n: usize) {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller's promise.
         unsafe { if n >= Self::LANES { self.store(p, v) } else { self.store_first(p, v, n) } }
     }
     /// `to[c * to_stride + r] = from[r * from_stride + c]` for `r` and `c` below `TRANSPOSE`.
@@ -152,7 +152,7 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         for r in 0..TRANSPOSE {
             for c in 0..TRANSPOSE {
-                // SAFETY: the caller vouches for these elements.
+                // SAFETY: the caller's promise.
                 unsafe { *to.add(c * to_stride + r) = *from.add(r * from_stride + c) };
             }
         }
@@ -165,7 +165,7 @@ pub(crate) const MAX_LANES: usize = 16;
 pub(crate) const MAX_TILE_ROWS: usize = 8;
 /// The most vectors in a row of any register tile.
 pub(crate) const MAX_TILE_VECTORS: usize = 3;
-/// The side of the square that [`Simd::transpose`] turns.
+/// The side of the square that [`Simd::transpose`] transposes.
 pub(crate) const TRANSPOSE: usize = 8;
 
 /// The shape of a register tile, for code that runs before an instruction set is chosen.

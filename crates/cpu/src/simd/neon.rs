@@ -1,4 +1,4 @@
-//! Vectors of 4 with NEON, which every AArch64 machine we run on has.
+//! Vectors of 4 with NEON.
 
 use std::arch::aarch64::*;
 
@@ -22,8 +22,8 @@ fn enabled<K: Kernel>(s: Neon, kernel: K) -> K::Output {
     kernel.run(s)
 }
 
-/// A kernel with many register tiles only allocates registers well if each stays a function of its own. The attribute
-/// has no effect on `enabled`, where the compiler drops it because of the other one.
+/// Registers are allocated well only if each register tile stays a separate function. `enabled` cannot be
+/// `inline(never)` itself: the attribute has no effect beside `target_feature`.
 #[inline(never)]
 fn outlined<K: Kernel>(s: Neon, kernel: K) -> K::Output {
     // SAFETY: `s` proves that the instructions are available.
@@ -112,7 +112,7 @@ unsafe impl Simd for Neon {
 
     #[inline(always)]
     fn scale_by_power(self, a: float32x4_t, n: float32x4_t) -> float32x4_t {
-        // Two factors, because one cannot reach the subnormal numbers.
+        // Two factors: a single power of two cannot produce subnormals.
         // SAFETY: `self` proves that the instructions are available.
         unsafe {
             let n = vcvtnq_s32_f32(n);

@@ -1,9 +1,9 @@
-//! Vectors of 4 in plain Rust, for machines without a path of their own.
-//! Multiplication and addition are rounded separately: a fused one would be a library call there.
+//! Vectors of 4 in plain Rust, for all other machines.
+//! Multiplication and addition are rounded separately: a fused multiply-add would be a library call.
 
 use super::{Kernel, Simd};
 
-/// The path that every machine has.
+/// The path that runs on every machine.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
@@ -100,7 +100,7 @@ unsafe impl Simd for Portable {
         max_or_nan(a, b) = if a > b || a.is_nan() { a } else { b };
         sqrt(a) = a.sqrt();
         abs(a) = a.abs();
-        // Adding and taking away 1.5 * 2^23 rounds to the nearest integer; the library call is far slower.
+        // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer; the library call is far slower.
         round(a) = if a.abs() < 4_194_304.0 { (a + 12_582_912.0) - 12_582_912.0 } else { a };
     }
 
@@ -108,7 +108,7 @@ unsafe impl Simd for Portable {
     fn scale_by_power(self, a: [f32; 4], n: [f32; 4]) -> [f32; 4] {
         let mut out = [0.0; 4];
         for i in 0..4 {
-            // Two factors, because one cannot reach the subnormal numbers.
+            // Two factors: a single power of two cannot produce subnormals.
             let n = n[i] as i32;
             let half = n >> 1;
             let power = |n: i32| f32::from_bits(((n + 127) as u32) << 23);
