@@ -1,33 +1,14 @@
 //! Running a graph a second time allocates nothing, on any thread.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod counting_allocator;
 
+use std::collections::BTreeMap;
+
+use counting_allocator::allocations;
 use vit_cpu::Cpu;
 use vit_graph::DType;
 use vit_graph::conformance::cases;
 use vit_graph::device::{Device, Elements};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is handed on to the system's allocator; only a counter is added.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 #[test]
 fn running_again_allocates_nothing() {
@@ -51,9 +32,8 @@ fn running_again_allocates_nothing() {
             executable.read("y0", &mut out).unwrap();
         };
         step();
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = allocations();
         step();
-        let after = ALLOCATIONS.load(Ordering::Relaxed);
-        assert_eq!(after - before, 0, "{}", case.name);
+        assert_eq!(allocations() - before, 0, "{}", case.name);
     }
 }

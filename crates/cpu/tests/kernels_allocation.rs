@@ -1,8 +1,8 @@
-//! Running a kernel allocates nothing: the promise that the executor's memory plan rests on.
+//! Running a kernel allocates nothing: the executor's memory plan relies on it.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod counting_allocator;
 
+use counting_allocator::allocations;
 use vit_cpu::activation::{Activation, apply};
 use vit_cpu::attention::{
     AttentionArgs, AttentionGradArgs, AttentionShape, GradOutputs, HeadView, HeadViewMut, backward, backward_workspace,
@@ -12,27 +12,6 @@ use vit_cpu::gemm::{ALayout, BLayout, Epilogue, Matmul, matmul, matmul_workspace
 use vit_cpu::isa::Isa;
 use vit_cpu::norm::{layer_norm, layer_norm_grad, layer_norm_grad_workspace};
 use vit_cpu::pool::Pool;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: it only counts what the system's allocator does.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn running_allocates_nothing() {
@@ -47,28 +26,28 @@ fn running_allocates_nothing() {
     let mut qkv = vec![0.0; total * 3 * width];
     let mut dqkv = qkv.clone();
     let mut out = x.clone();
-    let mut normal = x.clone();
+    let mut normalised = x.clone();
     let mut dx = x.clone();
     let mut lse = vec![0.0; batch * heads * rows];
     let (mut mean, mut rstd) = (vec![0.0; total], vec![0.0; total]);
     let (mut dgamma, mut dbeta) = (vec![0.0; width], vec![0.0; width]);
-    let room = [
+    let workspaces = [
         matmul_workspace(isa, 2, 1, total, 3 * width, width),
         forward_workspace(isa, 2, &shape),
         backward_workspace(2, &shape),
         layer_norm_grad_workspace(total, width),
     ];
-    let mut workspace = vec![0.0; room.into_iter().max().unwrap_or_default()];
+    let mut workspace = vec![0.0; workspaces.into_iter().max().unwrap_or_default()];
 
     let mut step = || {
         let (m, r) = (Some(&mut mean[..]), Some(&mut rstd[..]));
-        layer_norm(&pool, isa, &x, None, None, 1e-6, total, width, &mut normal, m, r);
+        layer_norm(&pool, isa, &x, None, None, 1e-6, total, width, &mut normalised, m, r);
         let product = Matmul {
             batch: 1,
             m: total,
             n: 3 * width,
             k: width,
-            a: &normal,
+            a: &normalised,
             lda: width,
             a_layout: ALayout::RowMajor,
             a_batch_stride: 0,
@@ -118,13 +97,13 @@ fn running_allocates_nothing() {
         layer_norm_grad(&pool, isa, &out, &x, None, &mean, &rstd, None, total, width, &mut dx, dg, db, &mut workspace);
         apply(&pool, isa, Activation::Silu, &dx, &mut out);
     };
-    // The first round may set up locks and the features of the machine.
+    // The first rounds may initialise locks and the detection of CPU features.
     step();
     std::thread::sleep(std::time::Duration::from_millis(5));
     step();
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = allocations();
     for _ in 0..5 {
         step();
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(allocations() - before, 0);
 }
