@@ -7,93 +7,54 @@ use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd};
 
 /// `out = (x - mean) / sqrt(variance + eps) * gamma + beta` for each of `rows` rows of `dim` elements.
-///
-/// `mean` and `rstd` take the statistics of each row, which [`layer_norm_grad`] needs.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct LayerNormArgs<'a> {
+    pub rows: usize,
+    pub dim: usize,
+    pub x: &'a [f32],
+    /// A value that is added to `x` first, and where the sum goes.
+    pub residual: Option<(&'a [f32], &'a mut [f32])>,
+    pub gamma: Option<&'a [f32]>,
+    pub beta: Option<&'a [f32]>,
+    pub eps: f32,
+    pub out: &'a mut [f32],
+    /// Takes the mean of each row, for the gradient.
+    pub mean: Option<&'a mut [f32]>,
+    /// Takes `1 / sqrt(variance + eps)` of each row, for the gradient.
+    pub rstd: Option<&'a mut [f32]>,
+}
+
+impl<'a> LayerNormArgs<'a> {
+    /// Without residual, parameters and statistics.
+    pub fn new([rows, dim]: [usize; 2], x: &'a [f32], eps: f32, out: &'a mut [f32]) -> Self {
+        LayerNormArgs { rows, dim, x, residual: None, gamma: None, beta: None, eps, out, mean: None, rstd: None }
+    }
+}
+
+/// Normalises rows on the threads of the pool.
 ///
 /// # Panics
 /// If a length does not fit the shape.
-#[allow(clippy::too_many_arguments)]
-pub fn layer_norm(
-    pool: &Pool,
-    isa: Isa,
-    x: &[f32],
-    gamma: Option<&[f32]>,
-    beta: Option<&[f32]>,
-    eps: f32,
-    rows: usize,
-    dim: usize,
-    out: &mut [f32],
-    mean: Option<&mut [f32]>,
-    rstd: Option<&mut [f32]>,
-) {
-    forward(pool, isa, x, None, gamma, beta, eps, rows, dim, None, out, mean, rstd);
-}
-
-/// `sum = x + y; out = layer_norm(sum)`.
-///
-/// # Panics
-/// If a length does not fit the shape.
-#[allow(clippy::too_many_arguments)]
-pub fn add_layer_norm(
-    pool: &Pool,
-    isa: Isa,
-    x: &[f32],
-    y: &[f32],
-    gamma: Option<&[f32]>,
-    beta: Option<&[f32]>,
-    eps: f32,
-    rows: usize,
-    dim: usize,
-    sum: &mut [f32],
-    out: &mut [f32],
-    mean: Option<&mut [f32]>,
-    rstd: Option<&mut [f32]>,
-) {
-    forward(pool, isa, x, Some(y), gamma, beta, eps, rows, dim, Some(sum), out, mean, rstd);
-}
-
-/// Rows of one task: some tens of thousands of elements.
-fn rows_per_task(dim: usize) -> usize {
-    (16 * 1024 / dim.max(1)).max(1)
-}
-
-#[allow(clippy::too_many_arguments)]
-fn forward(
-    pool: &Pool,
-    isa: Isa,
-    x: &[f32],
-    y: Option<&[f32]>,
-    gamma: Option<&[f32]>,
-    beta: Option<&[f32]>,
-    eps: f32,
-    rows: usize,
-    dim: usize,
-    sum: Option<&mut [f32]>,
-    out: &mut [f32],
-    mean: Option<&mut [f32]>,
-    rstd: Option<&mut [f32]>,
-) {
+pub fn layer_norm(pool: &Pool, isa: Isa, args: LayerNormArgs<'_>) {
+    let LayerNormArgs { rows, dim, x, residual, gamma, beta, eps, out, mean, rstd } = args;
+    let (added, sum) = residual.unzip();
     let total = rows * dim;
-    check("x", x.len(), total);
-    check("out", out.len(), total);
-    for (name, slice, len) in [("y", y, total), ("gamma", gamma, dim), ("beta", beta, dim)] {
-        if let Some(slice) = slice {
-            check(name, slice.len(), len);
-        }
-    }
-    if let Some(sum) = &sum {
-        check("sum", sum.len(), total);
-    }
-    for (name, slice) in [("mean", &mean), ("rstd", &rstd)] {
-        if let Some(slice) = slice {
-            check(name, slice.len(), rows);
-        }
+    for (name, len, expected) in [
+        ("x", Some(x.len()), total),
+        ("residual", added.map(<[f32]>::len), total),
+        ("sum", sum.as_deref().map(<[f32]>::len), total),
+        ("gamma", gamma.map(<[f32]>::len), dim),
+        ("beta", beta.map(<[f32]>::len), dim),
+        ("out", Some(out.len()), total),
+        ("mean", mean.as_deref().map(<[f32]>::len), rows),
+        ("rstd", rstd.as_deref().map(<[f32]>::len), rows),
+    ] {
+        check(name, len, expected);
     }
     let chunk = rows_per_task(dim);
-    let sum = sum.map(DisjointMut::new);
-    let out = DisjointMut::new(out);
-    let mean = mean.map(DisjointMut::new);
-    let rstd = rstd.map(DisjointMut::new);
+    let (sum, out) = (sum.map(DisjointMut::new), DisjointMut::new(out));
+    let (mean, rstd) = (mean.map(DisjointMut::new), rstd.map(DisjointMut::new));
     pool.run(rows.div_ceil(chunk), &|task| {
         let first = task * chunk;
         let rows = chunk.min(rows - first);
@@ -102,27 +63,32 @@ fn forward(
         unsafe {
             isa.dispatch(LayerNormRows {
                 x: &x[start..][..len],
-                y: y.map(|y| &y[start..][..len]),
+                added: added.map(|added| &added[start..][..len]),
                 gamma,
                 beta,
                 eps,
                 dim,
-                sum: sum.as_ref().map(|p| p.slice(start, len)),
+                sum: sum.as_ref().map(|sum| sum.slice(start, len)),
                 out: out.slice(start, len),
-                mean: mean.as_ref().map(|p| p.slice(first, rows)),
-                rstd: rstd.as_ref().map(|p| p.slice(first, rows)),
+                mean: mean.as_ref().map(|mean| mean.slice(first, rows)),
+                rstd: rstd.as_ref().map(|rstd| rstd.slice(first, rows)),
             });
         }
     });
 }
 
-fn check(name: &str, len: usize, expected: usize) {
-    assert_eq!(len, expected, "layer norm: {name} has the wrong length");
+/// Rows of one task: some tens of thousands of elements.
+fn rows_per_task(dim: usize) -> usize {
+    (16 * 1024 / dim.max(1)).max(1)
+}
+
+fn check(name: &str, len: Option<usize>, expected: usize) {
+    assert_eq!(len.unwrap_or(expected), expected, "layer norm: {name} has the wrong length");
 }
 
 struct LayerNormRows<'a> {
     x: &'a [f32],
-    y: Option<&'a [f32]>,
+    added: Option<&'a [f32]>,
     gamma: Option<&'a [f32]>,
     beta: Option<&'a [f32]>,
     eps: f32,
@@ -161,14 +127,14 @@ impl LayerNormRows<'_> {
         let dim = self.dim;
         let (start, len) = (first * dim, count * dim);
         let mut x = self.x[start..][..len].as_ptr();
-        if let (Some(y), Some(sum)) = (self.y, &mut self.sum) {
-            let y = y[start..][..len].as_ptr();
+        if let (Some(added), Some(sum)) = (self.added, &mut self.sum) {
+            let added = added[start..][..len].as_ptr();
             let sum = sum[start..][..len].as_mut_ptr();
             let mut i = 0;
             while i < len {
                 // SAFETY: the rows have `len` elements in all.
                 unsafe {
-                    let v = s.add(s.load_up_to(x.add(i), len - i), s.load_up_to(y.add(i), len - i));
+                    let v = s.add(s.load_up_to(x.add(i), len - i), s.load_up_to(added.add(i), len - i));
                     s.store_up_to(sum.add(i), v, len - i);
                 }
                 i += S::LANES;
@@ -281,43 +247,44 @@ pub fn layer_norm_grad_workspace(rows: usize, dim: usize) -> usize {
     chunks(rows).0 * 2 * dim
 }
 
-/// The gradient of [`layer_norm`]: `dx`, to which `residual` is added, and the sums over rows `dgamma` and `dbeta`.
+/// The gradient of [`LayerNormArgs`].
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct LayerNormGradArgs<'a> {
+    pub rows: usize,
+    pub dim: usize,
+    pub dy: &'a [f32],
+    /// The rows that were normalised: the sum, where a residual was added.
+    pub x: &'a [f32],
+    pub gamma: Option<&'a [f32]>,
+    pub mean: &'a [f32],
+    pub rstd: &'a [f32],
+    /// Added to `dx`.
+    pub residual: Option<&'a [f32]>,
+    pub dx: &'a mut [f32],
+    pub dgamma: Option<&'a mut [f32]>,
+    pub dbeta: Option<&'a mut [f32]>,
+}
+
+/// Computes the gradients on the threads of the pool.
 ///
 /// # Panics
 /// If a length does not fit the shape.
-#[allow(clippy::too_many_arguments)]
-pub fn layer_norm_grad(
-    pool: &Pool,
-    isa: Isa,
-    dy: &[f32],
-    x: &[f32],
-    gamma: Option<&[f32]>,
-    mean: &[f32],
-    rstd: &[f32],
-    residual: Option<&[f32]>,
-    rows: usize,
-    dim: usize,
-    dx: &mut [f32],
-    dgamma: Option<&mut [f32]>,
-    dbeta: Option<&mut [f32]>,
-    workspace: &mut [f32],
-) {
+pub fn layer_norm_grad(pool: &Pool, isa: Isa, args: LayerNormGradArgs<'_>, workspace: &mut [f32]) {
+    let LayerNormGradArgs { rows, dim, dy, x, gamma, mean, rstd, residual, dx, dgamma, dbeta } = args;
     let total = rows * dim;
-    check("dy", dy.len(), total);
-    check("x", x.len(), total);
-    check("dx", dx.len(), total);
-    if let Some(residual) = residual {
-        check("residual", residual.len(), total);
-    }
-    check("mean", mean.len(), rows);
-    check("rstd", rstd.len(), rows);
-    if let Some(gamma) = gamma {
-        check("gamma", gamma.len(), dim);
-    }
-    for (name, slice) in [("dgamma", &dgamma), ("dbeta", &dbeta)] {
-        if let Some(slice) = slice {
-            check(name, slice.len(), dim);
-        }
+    for (name, len, expected) in [
+        ("dy", Some(dy.len()), total),
+        ("x", Some(x.len()), total),
+        ("gamma", gamma.map(<[f32]>::len), dim),
+        ("mean", Some(mean.len()), rows),
+        ("rstd", Some(rstd.len()), rows),
+        ("residual", residual.map(<[f32]>::len), total),
+        ("dx", Some(dx.len()), total),
+        ("dgamma", dgamma.as_deref().map(<[f32]>::len), dim),
+        ("dbeta", dbeta.as_deref().map(<[f32]>::len), dim),
+    ] {
+        check(name, len, expected);
     }
     let needed = layer_norm_grad_workspace(rows, dim);
     check_workspace("layer norm gradient", workspace.len(), needed);

@@ -10,7 +10,7 @@ use vit_cpu::attention::{
 };
 use vit_cpu::gemm::{ALayout, BLayout, Epilogue, Matmul, matmul, matmul_workspace};
 use vit_cpu::isa::Isa;
-use vit_cpu::norm::{layer_norm, layer_norm_grad, layer_norm_grad_workspace};
+use vit_cpu::norm::{LayerNormArgs, LayerNormGradArgs, layer_norm, layer_norm_grad, layer_norm_grad_workspace};
 use vit_cpu::pool::Pool;
 
 #[test]
@@ -40,8 +40,8 @@ fn running_allocates_nothing() {
     let mut workspace = vec![0.0; workspaces.into_iter().max().unwrap_or_default()];
 
     let mut step = || {
-        let (m, r) = (Some(&mut mean[..]), Some(&mut rstd[..]));
-        layer_norm(&pool, isa, &x, None, None, 1e-6, total, width, &mut normalised, m, r);
+        let args = LayerNormArgs::new([total, width], &x, 1e-6, &mut normalised);
+        layer_norm(&pool, isa, LayerNormArgs { mean: Some(&mut mean), rstd: Some(&mut rstd), ..args });
         let product = Matmul {
             batch: 1,
             m: total,
@@ -93,8 +93,20 @@ fn running_allocates_nothing() {
             dbias: None,
         };
         backward(&pool, isa, grad, &mut workspace);
-        let (dg, db) = (Some(&mut dgamma[..]), Some(&mut dbeta[..]));
-        layer_norm_grad(&pool, isa, &out, &x, None, &mean, &rstd, None, total, width, &mut dx, dg, db, &mut workspace);
+        let args = LayerNormGradArgs {
+            rows: total,
+            dim: width,
+            dy: &out,
+            x: &x,
+            gamma: None,
+            mean: &mean,
+            rstd: &rstd,
+            residual: None,
+            dx: &mut dx,
+            dgamma: Some(&mut dgamma),
+            dbeta: Some(&mut dbeta),
+        };
+        layer_norm_grad(&pool, isa, args, &mut workspace);
         apply(&pool, isa, Activation::Silu, &dx, &mut out);
     };
     // The first rounds may initialise locks and the detection of CPU features.

@@ -5,7 +5,7 @@ mod kernels_support;
 use kernels_support::{Random, close, on_all};
 use vit_cpu::activation::{Activation, apply, apply_grad};
 use vit_cpu::isa::Isa;
-use vit_cpu::norm::{add_layer_norm, layer_norm, layer_norm_grad, layer_norm_grad_workspace};
+use vit_cpu::norm::{LayerNormArgs, LayerNormGradArgs, layer_norm, layer_norm_grad, layer_norm_grad_workspace};
 use vit_cpu::pool::Pool;
 use vit_cpu::reduce::{column_sum, column_sum_workspace};
 use vit_cpu::softmax::{softmax, softmax_grad};
@@ -51,7 +51,7 @@ fn layer_norm_and_its_fused_addition_are_right() {
                 }
                 [out, means, rstds].concat()
             };
-            // The statistics of one number, or of two, amplify rounding without bound.
+            // The statistics of one or two elements amplify rounding without bound.
             let tolerance = if dim < 4 {
                 2e-2
             } else if offset > 0.0 {
@@ -63,9 +63,11 @@ fn layer_norm_and_its_fused_addition_are_right() {
                 let mut out = vec![f32::NAN; rows * dim];
                 let (mut mean, mut rstd) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
                 let (m, r) = (Some(&mut mean[..]), Some(&mut rstd[..]));
-                layer_norm(pool, isa, &x, gamma, beta, eps, rows, dim, &mut out, m, r);
+                let args = LayerNormArgs::new([rows, dim], &x, eps, &mut out);
+                layer_norm(pool, isa, LayerNormArgs { gamma, beta, mean: m, rstd: r, ..args });
                 let mut again = vec![f32::NAN; rows * dim];
-                layer_norm(pool, isa, &x, gamma, beta, eps, rows, dim, &mut again, None, None);
+                let args = LayerNormArgs::new([rows, dim], &x, eps, &mut again);
+                layer_norm(pool, isa, LayerNormArgs { gamma, beta, ..args });
                 assert_eq!(out, again);
                 [out, mean, rstd].concat()
             };
@@ -81,9 +83,11 @@ fn layer_norm_and_its_fused_addition_are_right() {
                 let mut sum = vec![f32::NAN; rows * dim];
                 let mut out = vec![f32::NAN; rows * dim];
                 let mut plain = vec![f32::NAN; rows * dim];
-                add_layer_norm(pool, isa, &x, &y, gamma, beta, eps, rows, dim, &mut sum, &mut out, None, None);
+                let args = LayerNormArgs::new([rows, dim], &x, eps, &mut out);
+                layer_norm(pool, isa, LayerNormArgs { residual: Some((&y, &mut sum)), gamma, beta, ..args });
                 assert_eq!(sum, total);
-                layer_norm(pool, isa, &total, gamma, beta, eps, rows, dim, &mut plain, None, None);
+                let args = LayerNormArgs::new([rows, dim], &total, eps, &mut plain);
+                layer_norm(pool, isa, LayerNormArgs { gamma, beta, ..args });
                 assert_eq!(out, plain, "the fused norm differs from the plain one");
                 out
             };
@@ -123,23 +127,20 @@ fn the_gradient_of_layer_norm_is_right() {
                 let mut dx = vec![f32::NAN; rows * dim];
                 let (mut dgamma, mut dbeta) = (vec![f32::NAN; dim], vec![f32::NAN; dim]);
                 let mut workspace = vec![f32::NAN; layer_norm_grad_workspace(rows, dim)];
-                let (dg, db) = (Some(&mut dgamma[..]), Some(&mut dbeta[..]));
-                layer_norm_grad(
-                    pool,
-                    isa,
-                    &dy,
-                    &x,
-                    gamma,
-                    &mean,
-                    &rstd,
-                    residual,
+                let args = LayerNormGradArgs {
                     rows,
                     dim,
-                    &mut dx,
-                    dg,
-                    db,
-                    &mut workspace,
-                );
+                    dy: &dy,
+                    x: &x,
+                    gamma,
+                    mean: &mean,
+                    rstd: &rstd,
+                    residual,
+                    dx: &mut dx,
+                    dgamma: Some(&mut dgamma),
+                    dbeta: Some(&mut dbeta),
+                };
+                layer_norm_grad(pool, isa, args, &mut workspace);
                 [dx, dgamma, dbeta].concat()
             };
             let want = [&dx[..], &dgamma, &dbeta].concat();
@@ -290,5 +291,6 @@ fn a_short_gamma_is_refused() {
     let pool = Pool::new(1);
     let x = [0.0; 6];
     let mut out = [0.0; 6];
-    layer_norm(&pool, Isa::Portable, &x, Some(&[1.0; 2]), None, 1e-6, 2, 3, &mut out, None, None);
+    let args = LayerNormArgs::new([2, 3], &x, 1e-6, &mut out);
+    layer_norm(&pool, Isa::Portable, LayerNormArgs { gamma: Some(&[1.0; 2]), ..args });
 }

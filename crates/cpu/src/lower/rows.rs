@@ -4,14 +4,21 @@ use vit_graph::Type;
 use vit_graph::ops::{Activation, AddLayerNorm, LayerNorm};
 
 use super::{Lowered, wanted};
+use crate::norm::{LayerNormArgs, LayerNormGradArgs};
 use crate::{activation, norm, softmax as soft};
 
 pub(super) fn layer_norm(op: &LayerNorm, x: &Type) -> Lowered {
     let (eps, rows, dim) = (op.epsilon, x.shape.rows(), x.shape.last());
     Lowered::new(move |p, inputs, outputs, _| {
         let [out, mean, rstd] = outputs else { unreachable!("three outputs") };
-        let (gamma, beta) = (Some(inputs[1]), Some(inputs[2]));
-        norm::layer_norm(&p.pool, p.isa, inputs[0], gamma, beta, eps, rows, dim, out, wanted(mean), wanted(rstd));
+        let args = LayerNormArgs {
+            gamma: Some(inputs[1]),
+            beta: Some(inputs[2]),
+            mean: wanted(mean),
+            rstd: wanted(rstd),
+            ..LayerNormArgs::new([rows, dim], inputs[0], eps, out)
+        };
+        norm::layer_norm(&p.pool, p.isa, args);
     })
 }
 
@@ -22,8 +29,15 @@ pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [out, mean, rstd, sum] = outputs else { unreachable!("four outputs") };
         let sum = wanted(sum).unwrap_or(&mut workspace[..spare]);
-        let (x, y, gamma, beta) = (inputs[0], inputs[1], Some(inputs[2]), Some(inputs[3]));
-        norm::add_layer_norm(&p.pool, p.isa, x, y, gamma, beta, eps, rows, dim, sum, out, wanted(mean), wanted(rstd));
+        let args = LayerNormArgs {
+            residual: Some((inputs[1], sum)),
+            gamma: Some(inputs[2]),
+            beta: Some(inputs[3]),
+            mean: wanted(mean),
+            rstd: wanted(rstd),
+            ..LayerNormArgs::new([rows, dim], inputs[0], eps, out)
+        };
+        norm::layer_norm(&p.pool, p.isa, args);
     })
     .with_workspace(spare)
 }
@@ -34,13 +48,20 @@ pub(super) fn layer_norm_grad(x: &Type) -> Lowered {
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [dx, dgamma, dbeta] = outputs else { unreachable!("three outputs") };
         let (spare, workspace) = workspace.split_at_mut(spare);
-        let (dy, x, gamma, mean, rstd) = (inputs[0], inputs[1], Some(inputs[2]), inputs[3], inputs[4]);
-        let residual = inputs.get(5).copied();
-        let dx = wanted(dx).unwrap_or(spare);
-        let (dgamma, dbeta) = (wanted(dgamma), wanted(dbeta));
-        norm::layer_norm_grad(
-            &p.pool, p.isa, dy, x, gamma, mean, rstd, residual, rows, dim, dx, dgamma, dbeta, workspace,
-        );
+        let args = LayerNormGradArgs {
+            rows,
+            dim,
+            dy: inputs[0],
+            x: inputs[1],
+            gamma: Some(inputs[2]),
+            mean: inputs[3],
+            rstd: inputs[4],
+            residual: inputs.get(5).copied(),
+            dx: wanted(dx).unwrap_or(spare),
+            dgamma: wanted(dgamma),
+            dbeta: wanted(dbeta),
+        };
+        norm::layer_norm_grad(&p.pool, p.isa, args, workspace);
     })
     .with_workspace(spare + norm::layer_norm_grad_workspace(rows, dim))
 }
