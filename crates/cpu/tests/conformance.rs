@@ -1,5 +1,5 @@
-//! The device test-suite on every kernel path of this machine: every operation, forward and backward, on random shapes,
-//! against the reference interpreter; and the same bits for any number of threads.
+//! The device test suite on every instruction set of this machine: every operation, forward and backward, on random
+//! shapes, against the reference interpreter; and the same bits for any number of threads.
 
 use std::collections::BTreeMap;
 
@@ -31,9 +31,9 @@ fn every_operation_agrees_with_the_reference_on_every_instruction_set() {
     }
 }
 
-/// One NaN or infinity among the inputs: where the reference has NaN a kernel has NaN, elsewhere its values are untouched.
+/// With one NaN or infinity among the inputs, a kernel has NaN where the reference has NaN, and correct values elsewhere.
 #[test]
-fn a_number_that_is_not_finite_stays_where_it_belongs_on_every_instruction_set() {
+fn a_value_that_is_not_finite_spreads_as_in_the_reference_on_every_instruction_set() {
     let mut wrong = Vec::new();
     for isa in Isa::available() {
         let device = Cpu::with_isa(isa, Some(2));
@@ -51,7 +51,7 @@ fn a_number_that_is_not_finite_stays_where_it_belongs_on_every_instruction_set()
 }
 
 #[test]
-fn a_parameter_written_in_place_was_new_to_those_that_wanted_the_old_one() {
+fn every_consumer_of_a_parameter_reads_the_value_before_its_in_place_update() {
     for finite in [true, false] {
         for (what, difference) in check_updates(&Cpu::new(Some(2)), &updates(finite).unwrap(), 3).unwrap() {
             assert!(difference <= TOLERANCE, "finite: {finite}, {what} differs by {difference:e}");
@@ -119,7 +119,7 @@ fn an_executable_with_new_parameters_computes_what_one_compiled_with_them_does()
     }
 }
 
-/// A patch embedding as a model writes it, or with padding that no filter reaches, which keeps it a convolution.
+/// A patch embedding; with padding that no filter reaches, it stays a convolution instead of becoming a matrix product.
 fn patch_embedding(
     batch: usize,
     grid: [usize; 2],
@@ -144,12 +144,12 @@ proptest! {
         batch in 1usize..4, grid in (1usize..5, 1usize..5), patch in (2usize..9, 2usize..9), channels in 1usize..5, dim in 1usize..70,
     ) {
         let (grid, patch) = ([grid.0, grid.1], [patch.0, patch.1]);
-        let numbers = |count: usize, step: f32| (0..count).map(|i| (i as f32 * step).sin()).collect::<Vec<_>>();
-        let image = numbers(batch * grid[0] * patch[0] * grid[1] * patch[1] * channels, 0.7);
+        let values = |count: usize, step: f32| (0..count).map(|i| (i as f32 * step).sin()).collect::<Vec<_>>();
+        let image = values(batch * grid[0] * patch[0] * grid[1] * patch[1] * channels, 0.7);
         let columns = channels * patch[0] * patch[1];
-        // Weights of the size that keeps sums near 1, so that a bound means the same for every shape.
-        let weight: Vec<f32> = numbers(dim * columns, 0.3).iter().map(|w| w / (columns as f32).sqrt()).collect();
-        let mut parameters = BTreeMap::from([("weight".to_string(), weight), ("bias".to_string(), numbers(dim, 0.9))]);
+        // Scaled so that sums are near 1 for every shape.
+        let weight: Vec<f32> = values(dim * columns, 0.3).iter().map(|w| w / (columns as f32).sqrt()).collect();
+        let mut parameters = BTreeMap::from([("weight".to_string(), weight), ("bias".to_string(), values(dim, 0.9))]);
         for isa in Isa::available() {
             let device = Cpu::with_isa(isa, Some(2));
             let mut results = [0, 1].map(|padding| {
@@ -162,8 +162,8 @@ proptest! {
                 y
             });
             let [product, convolution] = &mut results;
-            // Two orders of summing differ by what rounding does to the terms, not to their sum: each addition rounds what
-            // is there by then, whose magnitude is at most that of all terms together, and roundings go either way.
+            // Two orders of summation differ by their rounding errors: each addition rounds a partial sum, whose magnitude
+            // is at most the sum of the terms' magnitudes, and the errors have random signs.
             let magnitudes = 1.0 + 0.41 * (columns as f32).sqrt();
             let bound = 2.0 * f32::EPSILON * (columns as f32).sqrt() * magnitudes;
             for (a, b) in product.iter().zip(convolution) {
@@ -174,7 +174,7 @@ proptest! {
 }
 
 #[test]
-fn missing_and_wrong_values_are_named() {
+fn errors_name_missing_parameters_wrong_lengths_and_unknown_inputs() {
     let graph = patch_embedding(1, [2, 2], [2, 2], 1, 3, 0);
     let device = Cpu::new(Some(1));
     let error = |parameters: &[(&str, usize)]| {
@@ -192,6 +192,6 @@ fn missing_and_wrong_values_are_named() {
         .into_iter()
         .collect::<BTreeMap<_, _>>();
     let mut executable = device.compile(&graph, &mut map).unwrap();
-    let wrong = executable.write("picture", Elements::F32(&[])).unwrap_err().to_string();
-    assert_eq!(wrong, "the graph has no input named `picture`; it has: image");
+    let wrong = executable.write("pixels", Elements::F32(&[])).unwrap_err().to_string();
+    assert_eq!(wrong, "the graph has no input named `pixels`; it has: image");
 }

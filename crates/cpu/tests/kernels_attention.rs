@@ -21,7 +21,7 @@ struct Case {
     dropout: bool,
 }
 
-/// Any function of the index will do: a third of the weights go.
+/// A function of the index that drops a quarter of the weights.
 fn factor(index: u64) -> f32 {
     if index.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40 & 3 == 0 { 0.0 } else { 4.0 / 3.0 }
 }
@@ -50,7 +50,7 @@ impl Case {
         let bias = (groups > 0).then(|| {
             let mut bias = random.numbers(groups * heads * queries * keys);
             for (i, x) in bias.iter_mut().enumerate() {
-                // The first key of a row stays, or the row would be NaN.
+                // The first key of a row is never masked, or the row would be NaN.
                 if i % keys > 0 && random.size(0, 4) == 0 {
                     *x = f32::NEG_INFINITY;
                 }
@@ -340,7 +340,7 @@ fn nan_and_full_masks_stay_in_their_row() {
 #[test]
 fn huge_scores_do_not_overflow() {
     for isa in Isa::available() {
-        // However the largest score is rounded, it counts as itself.
+        // The exponent of the largest score is exactly 0, however the score is rounded.
         for size in [1e8, 3.3e15, 7.7e22, 1e30, 1.1e30, 1.3e37] {
             let out = one_head(&[size, -size], None, isa);
             assert_eq!(out, [3.0, 1.0], "{isa}, {size}");

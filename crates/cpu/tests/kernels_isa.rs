@@ -1,4 +1,4 @@
-//! Names and choice of instruction sets.
+//! Names of instruction sets, and which of them are available.
 
 use vit_cpu::isa::Isa;
 
@@ -12,7 +12,7 @@ fn names_parse_back() {
 }
 
 #[test]
-fn the_portable_path_is_always_there() {
+fn the_portable_path_is_always_available() {
     let available = Isa::available();
     assert!(available.contains(&Isa::Portable));
     assert_eq!(available[0], Isa::detect());

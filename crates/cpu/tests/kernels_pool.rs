@@ -1,4 +1,4 @@
-//! The thread pool's promises.
+//! The guarantees of the thread pool.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

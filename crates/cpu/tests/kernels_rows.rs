@@ -28,7 +28,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
 fn layer_norm_and_its_fused_addition_are_right() {
     let mut random = Random(21);
     for (case, (rows, dim)) in SHAPES.into_iter().enumerate() {
-        // A mean far from zero is where a one-pass variance fails.
+        // A one-pass variance would fail for a mean far from zero.
         let offset = if case % 2 == 0 { 50.0 } else { 0.0 };
         let x: Vec<f32> = random.numbers(rows * dim).iter().map(|x| x + offset).collect();
         let y = random.numbers(rows * dim);
@@ -103,8 +103,10 @@ fn the_gradient_of_layer_norm_is_right() {
         let x = random.numbers(rows * dim);
         let dy = random.numbers(rows * dim);
         let weights = random.numbers(dim);
-        let stream = random.numbers(rows * dim);
-        for (gamma, residual) in [(None, None), (Some(&weights[..]), Some(&stream[..])), (Some(&weights[..]), None)] {
+        let residual_stream = random.numbers(rows * dim);
+        for (gamma, residual) in
+            [(None, None), (Some(&weights[..]), Some(&residual_stream[..])), (Some(&weights[..]), None)]
+        {
             let (mut mean, mut rstd) = (vec![], vec![]);
             let (mut dx, mut dgamma, mut dbeta) = (vec![], vec![0.0; dim], vec![0.0; dim]);
             for (row, dy) in wide(&x).chunks(dim).zip(wide(&dy).chunks(dim)) {
@@ -112,14 +114,14 @@ fn the_gradient_of_layer_norm_is_right() {
                 mean.push(m as f32);
                 rstd.push(r as f32);
                 let (m, r) = (f64::from(m as f32), f64::from(r as f32));
-                let normal: Vec<f64> = row.iter().map(|x| (x - m) * r).collect();
+                let normalised: Vec<f64> = row.iter().map(|x| (x - m) * r).collect();
                 let g: Vec<f64> = (0..dim).map(|i| dy[i] * gamma.map_or(1.0, |g| f64::from(g[i]))).collect();
                 let sum = g.iter().sum::<f64>() / dim as f64;
-                let product = g.iter().zip(&normal).map(|(a, b)| a * b).sum::<f64>() / dim as f64;
+                let product = g.iter().zip(&normalised).map(|(a, b)| a * b).sum::<f64>() / dim as f64;
                 for i in 0..dim {
                     let residual = residual.map_or(0.0, |x| f64::from(x[dx.len()]));
-                    dx.push(r * (g[i] - sum - normal[i] * product) + residual);
-                    dgamma[i] += dy[i] * normal[i];
+                    dx.push(r * (g[i] - sum - normalised[i] * product) + residual);
+                    dgamma[i] += dy[i] * normalised[i];
                     dbeta[i] += dy[i];
                 }
             }
@@ -181,7 +183,7 @@ fn softmax_and_its_gradient_are_right() {
             softmax_grad(pool, isa, &y, &dy, rows, dim, &mut dx);
             [y, dx].concat()
         };
-        // The gradient is linear in dy, so what rounding may do to it grows with dy.
+        // The gradient is linear in dy, and so is its rounding error.
         let largest = dy.iter().fold(1.0f32, |m, dy| m.max(dy.abs()));
         on_all(compute, |isa, got| {
             let (found_y, found_dx) = got.split_at(rows * dim);
@@ -225,7 +227,7 @@ const ACTIVATIONS: [Activation; 6] =
 
 #[test]
 fn activations_are_accurate_everywhere() {
-    // Fine steps through the bend, coarse ones far out, and some powers of two around zero.
+    // Fine steps near zero, coarse ones far out, and powers of two down to 2^-39.
     let mut x: Vec<f32> = (-60_000..60_000).map(|i| i as f32 * 2e-4).collect();
     x.extend((-1000..1000).map(|i| i as f32 * 0.1));
     x.extend((0..40).flat_map(|i| [0.5f32.powi(i), -(0.5f32.powi(i))]));
@@ -238,7 +240,7 @@ fn activations_are_accurate_everywhere() {
             apply(pool, isa, f, &x, &mut y);
             y
         };
-        // `close` allows a few roundings of the value besides.
+        // In addition, `close` allows a relative error of a few roundings.
         on_all(compute, |isa, got| close(&format!("{isa} {f:?}"), got, &want, 5e-8));
         let compute = |pool: &Pool, isa: Isa| {
             let mut dx = vec![f32::NAN; x.len()];
@@ -250,7 +252,7 @@ fn activations_are_accurate_everywhere() {
 }
 
 #[test]
-fn activations_keep_nan_and_bear_infinity() {
+fn activations_propagate_nan_and_have_limits_at_infinity() {
     let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30];
     for isa in Isa::available() {
         let pool = Pool::new(1);
