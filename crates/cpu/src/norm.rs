@@ -4,7 +4,7 @@
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Simd, row};
 
 /// `out = (x - mean) / sqrt(variance + eps) * gamma + beta` for each of `rows` rows of `dim` elements.
 #[derive(Debug)]
@@ -126,30 +126,18 @@ impl LayerNormRows<'_> {
     fn normalise<S: Simd>(&mut self, s: S, first: usize, count: usize) {
         let dim = self.dim;
         let (start, len) = (first * dim, count * dim);
-        let mut x = self.x[start..][..len].as_ptr();
+        let mut x = &self.x[start..][..len];
         if let (Some(added), Some(sum)) = (self.added, &mut self.sum) {
-            let added = added[start..][..len].as_ptr();
-            let sum = sum[start..][..len].as_mut_ptr();
-            let mut i = 0;
-            while i < len {
-                // SAFETY: the rows have `len` elements in all.
-                unsafe {
-                    let v = s.add(s.load_up_to(x.add(i), len - i), s.load_up_to(added.add(i), len - i));
-                    s.store_up_to(sum.add(i), v, len - i);
-                }
-                i += S::LANES;
-            }
+            let sum = &mut sum[start..][..len];
+            row::add_into(s, x, &added[start..][..len], sum);
             x = sum;
         }
         let (mut mean, mut rstd) = ([0.0; INTERLEAVED_ROWS], [0.0; INTERLEAVED_ROWS]);
-        // SAFETY: `x` has `count` rows of `dim` elements.
-        unsafe {
-            for (row, mean) in mean[..count].iter_mut().enumerate() {
-                *mean = row_mean(s, x.add(row * dim), dim);
-            }
-            for (row, (rstd, &mean)) in rstd[..count].iter_mut().zip(&mean).enumerate() {
-                *rstd = 1.0 / (row_variance(s, x.add(row * dim), dim, mean) + self.eps).sqrt();
-            }
+        for (x, mean) in x.chunks_exact(dim).zip(&mut mean) {
+            *mean = row::mean(s, x);
+        }
+        for ((x, &mean), rstd) in x.chunks_exact(dim).zip(&mean).zip(&mut rstd) {
+            *rstd = 1.0 / (row::variance(s, x, mean) + self.eps).sqrt();
         }
         if let Some(means) = &mut self.mean {
             means[first..][..count].copy_from_slice(&mean[..count]);
@@ -157,82 +145,27 @@ impl LayerNormRows<'_> {
         if let Some(rstds) = &mut self.rstd {
             rstds[first..][..count].copy_from_slice(&rstd[..count]);
         }
-        let out = self.out[start..][..len].as_mut_ptr();
-        for row in 0..count {
-            let (mean, rstd) = (s.splat(mean[row]), s.splat(rstd[row]));
+        let out = &mut self.out[start..][..len];
+        for (r, (x, out)) in x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
+            let (mean, rstd) = (s.splat(mean[r]), s.splat(rstd[r]));
             let mut i = 0;
             while i < dim {
                 let n = dim - i;
                 // SAFETY: rows, gamma and beta have `dim` elements.
                 unsafe {
-                    let mut v = s.mul(s.sub(s.load_up_to(x.add(row * dim + i), n), mean), rstd);
+                    let mut v = s.mul(s.sub(s.load_up_to(x.as_ptr().add(i), n), mean), rstd);
                     if let Some(gamma) = self.gamma {
                         v = s.mul(v, s.load_up_to(gamma.as_ptr().add(i), n));
                     }
                     if let Some(beta) = self.beta {
                         v = s.add(v, s.load_up_to(beta.as_ptr().add(i), n));
                     }
-                    s.store_up_to(out.add(row * dim + i), v, n);
+                    s.store_up_to(out.as_mut_ptr().add(i), v, n);
                 }
                 i += S::LANES;
             }
         }
     }
-}
-
-/// The mean of a row. Four partial sums hide the latency of the additions.
-///
-/// # Safety
-/// `dim` elements at `x` must be readable, at least one.
-#[inline(always)]
-unsafe fn row_mean<S: Simd>(s: S, x: *const f32, dim: usize) -> f32 {
-    let mut sums = [s.splat(0.0); 4];
-    let mut i = 0;
-    // SAFETY: reads stay below `dim`.
-    unsafe {
-        while i + 4 * S::LANES <= dim {
-            for (j, sum) in sums.iter_mut().enumerate() {
-                *sum = s.add(*sum, s.load(x.add(i + j * S::LANES)));
-            }
-            i += 4 * S::LANES;
-        }
-        while i < dim {
-            sums[0] = s.add(sums[0], s.load_up_to(x.add(i), dim - i));
-            i += S::LANES;
-        }
-    }
-    let total = s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
-    total / dim as f32
-}
-
-/// The variance of a row around its mean.
-///
-/// # Safety
-/// As for [`row_mean`].
-#[inline(always)]
-unsafe fn row_variance<S: Simd>(s: S, x: *const f32, dim: usize, mean: f32) -> f32 {
-    let center = s.splat(mean);
-    let mut sums = [s.splat(0.0); 4];
-    let mut i = 0;
-    // SAFETY: reads stay below `dim`.
-    unsafe {
-        while i + 4 * S::LANES <= dim {
-            for (j, sum) in sums.iter_mut().enumerate() {
-                let d = s.sub(s.load(x.add(i + j * S::LANES)), center);
-                *sum = s.mul_add(d, d, *sum);
-            }
-            i += 4 * S::LANES;
-        }
-        while i < dim {
-            let n = (dim - i).min(S::LANES);
-            let d = s.sub(s.load_up_to(x.add(i), n), center);
-            let d = s.first_or(d, n, s.splat(0.0));
-            sums[0] = s.mul_add(d, d, sums[0]);
-            i += S::LANES;
-        }
-    }
-    let total = s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
-    total / dim as f32
 }
 
 /// The number of chunks of rows, and the rows of one. Each chunk has its own partial sums of the parameters' gradients, so

@@ -123,3 +123,68 @@ pub(crate) fn dot<S: Simd>(s: S, x: &[f32], y: &[f32]) -> f32 {
     }
     s.sum(sum)
 }
+
+/// `out = x + y`
+#[inline(always)]
+pub(crate) fn add_into<S: Simd>(s: S, x: &[f32], y: &[f32], out: &mut [f32]) {
+    let n = x.len().min(y.len()).min(out.len());
+    let (x, y, out) = (x.as_ptr(), y.as_ptr(), out.as_mut_ptr());
+    let mut i = 0;
+    while i < n {
+        // SAFETY: reads and writes stay below n.
+        unsafe {
+            let v = s.add(s.load_up_to(x.add(i), n - i), s.load_up_to(y.add(i), n - i));
+            s.store_up_to(out.add(i), v, n - i);
+        }
+        i += S::LANES;
+    }
+}
+
+/// The mean of a row that is not empty. Four partial sums hide the latency of the additions.
+#[inline(always)]
+pub(crate) fn mean<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let (x, n) = (x.as_ptr(), x.len());
+    let mut sums = [s.splat(0.0); 4];
+    let mut i = 0;
+    // SAFETY: reads stay below n.
+    unsafe {
+        while i + 4 * S::LANES <= n {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                *sum = s.add(*sum, s.load(x.add(i + j * S::LANES)));
+            }
+            i += 4 * S::LANES;
+        }
+        while i < n {
+            sums[0] = s.add(sums[0], s.load_up_to(x.add(i), n - i));
+            i += S::LANES;
+        }
+    }
+    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]))) / n as f32
+}
+
+/// The biased variance of a row that is not empty, given its mean.
+#[inline(always)]
+pub(crate) fn variance<S: Simd>(s: S, x: &[f32], mean: f32) -> f32 {
+    let (x, n) = (x.as_ptr(), x.len());
+    let mean = s.splat(mean);
+    let mut sums = [s.splat(0.0); 4];
+    let mut i = 0;
+    // SAFETY: reads stay below n.
+    unsafe {
+        while i + 4 * S::LANES <= n {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                let d = s.sub(s.load(x.add(i + j * S::LANES)), mean);
+                *sum = s.mul_add(d, d, *sum);
+            }
+            i += 4 * S::LANES;
+        }
+        while i < n {
+            let len = (n - i).min(S::LANES);
+            let d = s.sub(s.load_up_to(x.add(i), len), mean);
+            let d = s.first_or(d, len, s.splat(0.0));
+            sums[0] = s.mul_add(d, d, sums[0]);
+            i += S::LANES;
+        }
+    }
+    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]))) / n as f32
+}
