@@ -1,7 +1,6 @@
-//! Recipes: every setting of a training run, complete and printable as TOML, with some known by name.
+//! Recipes: every setting of a training run as plain data, complete and printable as TOML; some have names.
 //!
-//! A recipe is plain data. What it says about pictures is for whoever loads them; the rest turns into a step and a
-//! schedule here.
+//! From it which the training step, the schedule and the settings of the loader are made.
 
 mod keys;
 pub(crate) mod preprocess;
@@ -45,7 +44,7 @@ pub struct Recipe {
     pub average: AverageSettings,
 }
 
-/// What training changes about a model.
+/// The model's section of a recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -57,39 +56,40 @@ pub struct ModelSettings {
     pub freeze: Freeze,
 }
 
-/// How a Vision Transformer's attention and positions start from scratch.
+/// Initialisation of a Vision Transformer's attention and position embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Initialisation {
-    /// At random, as the paper's code does.
+    /// Random, as in the paper's code.
     Random,
-    /// As they look in trained models.
+    /// Mimetic: similar to trained models.
     Mimetic,
 }
 
-/// How a picture becomes the model's input while training.
+/// How training images are cropped to the model's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CropSetting {
-    /// A part of random size and shape, resized.
+    /// A rectangle of random size and aspect ratio, resized.
     RandomResized,
-    /// Padded, then a part of the model's size at a random place.
+    /// A crop of the model's size at a random position of the padded image.
     Padded,
     /// As in evaluation.
     Centre,
 }
 
-/// What colours are normalised by, in a model that starts from scratch.
+/// The mean and standard deviation of colours, for a model that starts from scratch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Normalise {
-    /// The mean and the deviation of the training pictures.
-    Pictures,
-    /// What the model's published weights were trained with.
+    /// Those of the training images; `pictures` in runs of older versions.
+    #[serde(alias = "pictures")]
+    Images,
+    /// Those of the model's published weights.
     Model,
 }
 
-/// How pictures and labels are varied.
+/// The data's section of a recipe: augmentation of images and labels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -113,7 +113,7 @@ pub struct DataSettings {
     pub repeated: usize,
 }
 
-/// Whether a teacher is followed.
+/// Distillation from a teacher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs)]
@@ -123,7 +123,7 @@ pub enum Teaching {
     Hard,
 }
 
-/// What is made small.
+/// The objective's section of a recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -135,7 +135,7 @@ pub struct ObjectiveSettings {
     pub temperature: f64,
 }
 
-/// The curves by name.
+/// The decays of the learning rate by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs)]
@@ -146,7 +146,7 @@ pub enum DecayName {
     ReciprocalSqrt,
 }
 
-/// How the learning rate changes.
+/// The schedule's section of a recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -160,7 +160,7 @@ pub struct ScheduleSettings {
     pub cooldown: Span,
 }
 
-/// The moving average of weights.
+/// The moving average's section of a recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -185,7 +185,7 @@ const NAMED: [(&str, &str); 11] = [
 ];
 
 impl Recipe {
-    /// The names that [`Recipe::named`] knows, the default first.
+    /// The names of recipes, the default first.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMED.iter().map(|(name, _)| *name)
     }
@@ -198,7 +198,7 @@ impl Recipe {
         }
     }
 
-    /// The step that this recipe trains with.
+    /// The options of this recipe's training step.
     pub fn step_options(&self) -> StepOptions {
         let d = &self.objective;
         let distillation = match d.distillation {
@@ -216,18 +216,18 @@ impl Recipe {
         }
     }
 
-    /// The moving average of weights, if one is wanted.
+    /// The moving average of weights, if there is one.
     pub fn average(&self) -> Option<Average> {
         let AverageSettings { decay, warmup } = self.average;
         (decay > 0.0).then_some(Average { decay: decay as f32, warmup })
     }
 
-    /// Steps in all, where an epoch has this many.
+    /// All steps, if an epoch has this many.
     pub fn steps(&self, steps_per_epoch: u64) -> u64 {
         self.length.steps(steps_per_epoch, 0)
     }
 
-    /// The learning-rate curve, where an epoch has this many steps.
+    /// The learning-rate schedule, if an epoch has this many steps.
     pub fn schedule(&self, steps_per_epoch: u64) -> Schedule {
         let (s, steps) = (&self.schedule, self.steps(steps_per_epoch));
         let span = |span: Span| span.steps(steps_per_epoch, steps);

@@ -1,4 +1,4 @@
-//! Recipes: the named ones are whole and print as their files, changes are checked, mistakes are explained.
+//! Recipes: named ones are complete and print as their files, changes are checked, errors are explained.
 
 use vit_train::{Decay, DecayOn, OptimiserMethod, Recipe, Span};
 
@@ -13,7 +13,9 @@ fn named_recipes_print_as_their_files_and_read_back() {
         assert_eq!(recipe.base, name);
         let text = recipe.to_toml();
         let file = format!("{}/recipes/{name}.toml", env!("CARGO_MANIFEST_DIR"));
-        assert_eq!(text, std::fs::read_to_string(file).unwrap(), "{name}");
+        let plain: String =
+            text.lines().map(|line| format!("{}\n", line.split(" # ").next().unwrap().trim_end())).collect();
+        assert_eq!(plain, std::fs::read_to_string(file).unwrap(), "{name}");
         assert_eq!(Recipe::parse(&text).unwrap(), recipe, "{name}");
         for line in text.lines().filter(|line| line.contains(" = ")) {
             assert!(line.contains(" # "), "{name}: no comment on {line}");

@@ -1,4 +1,4 @@
-//! Reading, changing and printing recipes: what their keys are called, what they mean, and which values they take.
+//! Parsing, changing and printing recipes: their keys, the meaning of each, and the values that are allowed.
 
 use std::fmt::Write;
 
@@ -9,61 +9,64 @@ use super::{NAMED, OptimiserSettings, Recipe, Span, Teaching};
 
 /// Every key with its meaning, except those of [`OptimiserSettings`].
 const KEYS: [(&str, &str); 44] = [
-    ("base", "the recipe that keys left out come from"),
-    ("about", "what it is for"),
+    ("base", "the recipe that missing keys come from"),
+    ("about", "its purpose"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
-    ("batch", "pictures in a step, on all devices together"),
-    ("accumulate", "parts that a batch is split into, run one after another"),
-    ("seed", "what all random choices depend on"),
+    ("batch", "images in a step"),
+    ("accumulate", "micro-batches in a batch, whose gradients are accumulated"),
+    ("seed", "the seed of all random choices"),
     ("evaluate_every", "how often to evaluate"),
-    ("patience", "stop after so many evaluations in a row without a new best; 0: never"),
-    ("model.start", "a transformer's attention and positions from scratch: random, or mimetic (as in trained models)"),
-    ("model.drop_path", "stochastic depth of the last block; earlier ones less"),
-    ("model.dropout", "dropout after positions and linear layers"),
+    ("patience", "stop after this many evaluations in a row without a new best; 0: never"),
+    (
+        "model.start",
+        "initial attention and position embeddings of a transformer: random, or mimetic (as in trained models)",
+    ),
+    ("model.drop_path", "stochastic depth of the last block, linearly less for earlier ones"),
+    ("model.dropout", "dropout after position embeddings and linear layers"),
     ("model.attention_dropout", "dropout of attention weights"),
     (
         "model.freeze",
-        "parameters that stay as they are: [\"backbone\"], [\"first 6 blocks\"], [\"blocks.*\", \"!*.norm1.*\"]",
+        "parameters that are not trained: [\"backbone\"], [\"first 6 blocks\"], [\"blocks.*\", \"!*.norm1.*\"]",
     ),
-    ("data.normalise", "colours from scratch by the mean and deviation of the pictures, or as the model has it"),
+    ("data.normalise", "mean and deviation of colours, from scratch: those of the training images, or the model's"),
     ("data.crop", "random-resized, padded or centre"),
-    ("data.crop_scale", "random-resized: smallest and largest part of the picture's area"),
+    ("data.crop_scale", "random-resized: smallest and largest share of the image's area"),
     ("data.crop_ratio", "random-resized: smallest and largest width / height"),
     ("data.crop_padding", "padded: pixels on each side"),
-    ("data.flip", "probability of mirroring left and right"),
+    ("data.flip", "probability of a horizontal flip"),
     ("data.colour_jitter", "strength of random brightness, contrast and saturation"),
-    ("data.auto_augment", "none, or a policy in timm's words: rand-m9-mstd0.5-inc1"),
+    ("data.auto_augment", "none, or a policy as timm writes it: rand-m9-mstd0.5-inc1"),
     ("data.three_augment", "one of grey, solarize and blur (DeiT III)"),
     ("data.erasing", "probability of erasing a rectangle"),
     ("data.mixup", "mixup's alpha; 0: none"),
     ("data.cutmix", "cutmix's alpha; 0: none"),
     ("data.mix_probability", "probability of mixing a batch at all"),
-    ("data.mix_switch", "probability of cutmix where both are on"),
+    ("data.mix_switch", "probability of cutmix if both are on"),
     ("data.mix_until", "when mixing ends: \"290 epochs\", \"90%\""),
-    ("data.label_smoothing", "how much of each label is spread over all classes"),
-    ("data.repeated", "how often each picture appears in a batch, varied anew"),
-    ("objective.loss", "softmax, or sigmoid for several labels per picture"),
+    ("data.label_smoothing", "share of each label that is spread over all classes"),
+    ("data.repeated", "repeated augmentation: how often each image appears in a batch"),
+    ("objective.loss", "softmax, or sigmoid for several labels per image"),
     ("objective.distillation", "none, soft or hard"),
     ("objective.teacher", "the teacher's checkpoint"),
-    ("objective.alpha", "how much of the loss the teacher is"),
-    ("objective.temperature", "soft: what logits are divided by"),
+    ("objective.alpha", "the teacher's share of the loss"),
+    ("objective.temperature", "soft: the temperature of logits"),
     ("schedule.rate", "the highest learning rate"),
     ("schedule.rate_batch", "the batch that the rate is meant for, scaled linearly to others; 0: any"),
-    ("schedule.warmup", "time of linear growth from zero: \"5 epochs\", \"500 steps\", \"3%\""),
+    ("schedule.warmup", "linear warm-up from zero: \"5 epochs\", \"500 steps\", \"3%\""),
     ("schedule.decay", "constant, cosine, linear or reciprocal-sqrt"),
     ("schedule.end", "cosine, linear: the last rate"),
-    ("schedule.timescale", "reciprocal-sqrt: time of falling by the square root of two"),
-    ("schedule.cooldown", "last time of linear fall to zero"),
-    ("average.decay", "what stays of the weights' moving average at each step; 0: none"),
-    ("average.warmup", "start with less"),
+    ("schedule.timescale", "reciprocal-sqrt: time in which the rate falls by the square root of two"),
+    ("schedule.cooldown", "linear cool-down to zero at the end"),
+    ("average.decay", "decay of the weights' moving average (EMA); 0: none"),
+    ("average.warmup", "let the average's decay rise from zero"),
 ];
 
 fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
     KEYS.into_iter().chain(OptimiserSettings::KEYS)
 }
 
-/// What keys are called in PyTorch and timm.
-const ELSEWHERE: [(&str, &str); 11] = [
+/// Names of keys in PyTorch and timm.
+const FOREIGN_NAMES: [(&str, &str); 11] = [
     ("lr", "schedule.rate"),
     ("learning_rate", "schedule.rate"),
     ("wd", "optimiser.weight_decay"),
@@ -77,32 +80,32 @@ const ELSEWHERE: [(&str, &str); 11] = [
     ("aa", "data.auto_augment"),
 ];
 
-/// What is wrong with a recipe.
+/// An error in a recipe.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RecipeError {
-    /// No recipe has this name.
+    /// An unknown name of a recipe.
     #[error("there is no recipe named `{name}`; there are {known}", known = Recipe::names().collect::<Vec<_>>().join(", "))]
     UnknownRecipe {
         /// The name asked for.
         name: String,
     },
-    /// A key that recipes do not have.
+    /// An unknown key.
     #[error("there is no recipe key `{key}`{}", suggestion.as_ref().map(|key| format!("; did you mean `{key}`?")).unwrap_or_default())]
     UnknownKey {
         /// The key.
         key: String,
-        /// The nearest that there is.
+        /// The nearest known key.
         suggestion: Option<String>,
     },
-    /// A value that its key cannot have.
+    /// An invalid value.
     #[error("`{key}` {what}")]
     Value {
         /// The key.
         key: String,
-        /// What it should be.
+        /// What is wrong with it.
         what: String,
     },
-    /// Text that is no TOML.
+    /// Invalid TOML.
     #[error("line {line} is not valid TOML: {what}")]
     Syntax {
         /// Where.
@@ -110,7 +113,7 @@ pub enum RecipeError {
         /// What is wrong there.
         what: String,
     },
-    /// Text that should set one key.
+    /// A setting that is not `KEY=VALUE`.
     #[error("`{0}` should be KEY=VALUE, like schedule.rate=1e-3")]
     Setting(String),
 }
@@ -121,13 +124,13 @@ impl RecipeError {
     }
 
     fn unknown_key(key: &str) -> Self {
-        if let Some((_, meant)) = ELSEWHERE.iter().find(|(name, _)| *name == key) {
+        if let Some((_, meant)) = FOREIGN_NAMES.iter().find(|(name, _)| *name == key) {
             return RecipeError::UnknownKey { key: key.into(), suggestion: Some(meant.to_string()) };
         }
         fn leaf(key: &str) -> &str {
             key.rsplit('.').next().unwrap_or_default()
         }
-        // The right name in the wrong section, or more or less of it, is nearer than any misspelling.
+        // A known name in another section, or a part of one, is nearer than any misspelling.
         let distance = |known: &str| match (leaf(known), leaf(key)) {
             _ if key.starts_with(&format!("{known}.")) => 0,
             (known, key) if known == key => 1,
@@ -149,7 +152,7 @@ impl RecipeError {
 }
 
 impl Recipe {
-    /// Reads a recipe's text. Keys that it leaves out come from the recipe it names as `base`, or from `small`.
+    /// Parses a recipe. Missing keys come from the recipe that it names as `base`, or from `small`.
     pub fn parse(text: &str) -> Result<Recipe, RecipeError> {
         let given: Table = toml::from_str(text).map_err(|e| RecipeError::syntax(text, &e))?;
         let base = match given.get("base") {
@@ -162,7 +165,7 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// Reads the text of a named recipe, which leaves nothing out.
+    /// Parses a named recipe, which has all keys.
     pub(super) fn complete(text: &str) -> Result<Recipe, RecipeError> {
         toml::from_str(text).map_err(|e| RecipeError::syntax(text, &e))
     }
@@ -172,7 +175,7 @@ impl Recipe {
         self.set_all([setting])
     }
 
-    /// Changes several settings, which need to go together only when all of them are changed.
+    /// Changes several settings, which are checked together.
     pub fn set_all<'a>(&mut self, settings: impl IntoIterator<Item = &'a str>) -> Result<(), RecipeError> {
         let mut changed = self.clone();
         for setting in settings {
@@ -200,7 +203,7 @@ impl Recipe {
         let whole =
             |error: &dyn std::fmt::Display| RecipeError::Value { key: "recipe".into(), what: error.to_string() };
         let mut table = Table::try_from(self).map_err(|e| whole(&e))?;
-        // One key at a time, so that an error can name it.
+        // One key at a time, so that an error names it.
         for (key, value) in leaves("", given) {
             let mut changed = table.clone();
             place(&mut changed, &key, value)?;
@@ -215,7 +218,7 @@ impl Recipe {
         Recipe::deserialize(table).map_err(|e| whole(&e.message()))
     }
 
-    /// Refuses values that no training can have.
+    /// Checks that all values are valid.
     fn check(&self) -> Result<(), RecipeError> {
         let (m, d, o, s) = (&self.model, &self.data, &self.optimiser, &self.schedule);
         let wrong =
@@ -325,7 +328,7 @@ fn leaves(prefix: &str, table: Table) -> Vec<(String, Value)> {
     found
 }
 
-/// Puts a value where a key that there is points.
+/// Sets a known key.
 fn place(table: &mut Table, key: &str, value: Value) -> Result<(), RecipeError> {
     let (section, leaf) = key.split_once('.').map_or((None, key), |(section, leaf)| (Some(section), leaf));
     let table = match section {
@@ -337,7 +340,7 @@ fn place(table: &mut Table, key: &str, value: Value) -> Result<(), RecipeError> 
     };
     let value = match (table.get(leaf), value) {
         (None | Some(Value::Table(_)), _) => return Err(RecipeError::unknown_key(key)),
-        // A command line has no quotes and brackets.
+        // `model.freeze=backbone` sets a list of one element.
         (Some(Value::Array(_)), Value::String(one)) => Value::Array(vec![Value::String(one)]),
         (_, value) => value,
     };
@@ -345,7 +348,7 @@ fn place(table: &mut Table, key: &str, value: Value) -> Result<(), RecipeError> 
     Ok(())
 }
 
-/// Small numbers with an exponent, as people write them.
+/// A line with a small number in scientific notation.
 fn readable(line: &str) -> String {
     match line.split_once(" = ").map(|(key, value)| (key, value.parse::<f64>())) {
         Some((key, Ok(number))) if number > 0.0 && number < 1e-2 => format!("{key} = {number:e}"),

@@ -1,5 +1,4 @@
-//! From a recipe and a model's preprocessing to what the data crate works with: the evaluation transform, the training
-//! transform, and how a data set becomes batches.
+//! The transforms for evaluation and training and the settings of the loader, from a recipe and a model's preprocessing.
 
 use vit_data::augment::{ColourJitter, Erasing, Fill};
 use vit_data::loader::{Labels, LoaderSettings};
@@ -10,7 +9,7 @@ use crate::error::TrainError;
 use crate::recipe::{CropSetting, DataSettings, Recipe};
 use crate::step::objective::Loss;
 
-/// The transform for evaluation that a model's preprocessing describes.
+/// The transform for evaluation of a model's preprocessing.
 pub fn preprocess(p: &Preprocessing) -> Result<Preprocess, TrainError> {
     let unknown = |what: String| TrainError::Preprocessing(what);
     let preprocess = Preprocess {
@@ -25,7 +24,7 @@ pub fn preprocess(p: &Preprocessing) -> Result<Preprocess, TrainError> {
     Ok(preprocess)
 }
 
-/// How a run's pictures become batches.
+/// The settings of a run's loader.
 pub(crate) fn loader_settings(
     recipe: &Recipe,
     p: &Preprocessing,
@@ -78,7 +77,7 @@ mod tests {
 
     /// Covering 224 x 224 pixels, this image would be 224 x 896,000,000 pixels.
     #[test]
-    fn a_thread_of_pixels_costs_no_recipe_more_than_a_photograph() {
+    fn an_image_one_pixel_wide_is_not_resized_as_a_whole() {
         for (width, height) in [(1, 4_000_000), (4_000_000, 1)] {
             let image = Image::from_rgb(width, height, vec![7; width * height * 3]).unwrap();
             for name in Recipe::names() {

@@ -1,22 +1,22 @@
-//! Lengths of time in training.
+//! Durations in training.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A length of time: `"5 epochs"`, `"500 steps"`, `"3%"` of the whole; a number alone counts steps.
+/// A duration: `"5 epochs"`, `"500 steps"`, `"3%"` of the run; a number alone counts steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Span {
     Steps(u64),
     Epochs(f64),
-    /// A part of the whole, from 0 to 1.
+    /// A share of the run, from 0 to 1.
     Share(f64),
 }
 
 impl Span {
-    /// How many steps that is, where an epoch and the whole have these many.
+    /// The number of steps, given those of an epoch and of the run.
     pub fn steps(self, per_epoch: u64, whole: u64) -> u64 {
         match self {
             Span::Steps(steps) => steps,

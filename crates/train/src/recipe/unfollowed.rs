@@ -1,5 +1,5 @@
-//! Settings that a model cannot follow: dropout where there is none, more frozen blocks than there are. What was asked for
-//! and cannot be had is an error; what a named recipe brings along for other models is left out, in a line of the report.
+//! Settings that have no effect on a model: dropout in a model without dropout, more frozen blocks than it has. One that
+//! the user set is an error; one of a named recipe is reset, with a line in the report.
 
 use vit_graph::GraphError;
 use vit_models::vit::Vit;
@@ -9,19 +9,19 @@ use super::{Initialisation, Recipe};
 use crate::error::TrainError;
 use crate::step::groups::rate_factors;
 
-/// A setting that makes no difference to a model.
+/// A setting that has no effect on a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unfollowed {
     /// The recipe's key.
     pub key: &'static str,
-    /// Its value, or the part of it that cannot be followed.
+    /// Its value, or the part of it without effect.
     pub value: String,
-    /// Why the model cannot follow it.
+    /// Why it has no effect.
     pub why: String,
 }
 
 impl Recipe {
-    /// The settings that a model cannot follow, trained from scratch or from given weights.
+    /// The settings without effect on a model that is trained from scratch or from given weights.
     pub fn unfollowed(&self, architecture: &Architecture, scratch: bool) -> Result<Vec<Unfollowed>, GraphError> {
         let mut found = Vec::new();
         let mut add = |key, value: String, why: &str| found.push(Unfollowed { key, value, why: why.into() });
@@ -32,7 +32,7 @@ impl Recipe {
             add("model.start", "mimetic".into(), "its weights come from a checkpoint");
         }
 
-        // Every kind of dropout draws from streams of its own.
+        // Every dropout in a graph has its own random stream.
         type Set = fn(&mut Architecture, f32);
         let rates: [(&str, f64, Set, &str); 3] = [
             (
@@ -71,23 +71,22 @@ impl Recipe {
         Ok(found)
     }
 
-    /// Leaves out what a model cannot follow and the recipe's named base brings along, in a line each; what was set
-    /// differently is an error.
+    /// Resets settings without effect that the named base has, too, and returns a line on each; others are an error.
     pub(crate) fn leave_out_unfollowed(
         &mut self,
         model: &str,
         architecture: &Architecture,
         scratch: bool,
     ) -> Result<Vec<String>, TrainError> {
-        let brought = Recipe::named(&self.base)?;
+        let base = Recipe::named(&self.base)?;
         let mut lines = Vec::new();
         for setting in self.unfollowed(architecture, scratch)? {
             let same = match setting.key {
-                "model.start" => self.model.start == brought.model.start,
-                "model.drop_path" => self.model.drop_path == brought.model.drop_path,
-                "model.dropout" => self.model.dropout == brought.model.dropout,
-                "model.attention_dropout" => self.model.attention_dropout == brought.model.attention_dropout,
-                "optimiser.layer_decay" => self.optimiser.layer_decay == brought.optimiser.layer_decay,
+                "model.start" => self.model.start == base.model.start,
+                "model.drop_path" => self.model.drop_path == base.model.drop_path,
+                "model.dropout" => self.model.dropout == base.model.dropout,
+                "model.attention_dropout" => self.model.attention_dropout == base.model.attention_dropout,
+                "optimiser.layer_decay" => self.optimiser.layer_decay == base.optimiser.layer_decay,
                 _ => false,
             };
             if !same {
@@ -98,7 +97,7 @@ impl Recipe {
         Ok(lines)
     }
 
-    /// Leaves out what a model cannot follow, in a line each, whoever asked for it: one recipe for several models.
+    /// Resets all settings without effect and returns a line on each: for one recipe that trains several models.
     pub(crate) fn leave_out_for_one_of_many(
         &mut self,
         model: &str,
@@ -108,7 +107,7 @@ impl Recipe {
         Ok(unfollowed.iter().map(|setting| self.leave_out(model, setting)).collect())
     }
 
-    /// Gives a setting the value that asks for nothing, and says so.
+    /// Resets a setting to its neutral value and returns a line on it.
     fn leave_out(&mut self, model: &str, Unfollowed { key, value, why }: &Unfollowed) -> String {
         match *key {
             "model.start" => self.model.start = Initialisation::Random,

@@ -129,7 +129,7 @@ impl Setup {
         if config.preprocessing.image_size.iter().any(|&side| side < SMALL) {
             config.preprocessing.crop_pct = 1.0;
         }
-        if recipe.data.normalise == Normalise::Pictures {
+        if recipe.data.normalise == Normalise::Images {
             report.extend(colours::normalise_by(splits.train.as_ref(), &mut config));
         }
         config.architecture.set_classes(splits.train.classes().len());
