@@ -24,11 +24,7 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
 fn variants(source: &'static KernelSource) -> Vec<KernelVariant> {
     let plain = KernelVariant::new(source);
     let lines = || source.text.lines();
-    let storage_types: Vec<&'static str> = lines()
-        .filter_map(|line| line.strip_prefix("#define ")?.strip_suffix(" float"))
-        .filter(|name| name.chars().all(|c| c.is_ascii_uppercase()))
-        .collect();
-    let half = |name: &str| storage_types.iter().fold(plain.clone(), |variant, macro_| variant.with(macro_, name));
+    let half = |name: &str| source.storage_types.iter().fold(plain.clone(), |variant, ty| variant.with(ty, name));
     let e4m3: &[(&'static str, &str)] = match source.name {
         "norm" => &[("X", "bf16"), ("Y", "e4m3")],
         "activation" => &[("X", "bf16"), ("Y", "e4m3"), ("ACTIVATION", "gelu_tanh")],

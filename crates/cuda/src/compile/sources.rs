@@ -8,6 +8,10 @@ pub(crate) struct KernelSource {
     /// Its name without `.cu`.
     pub name: &'static str,
     pub text: &'static str,
+    /// The macros that name storage types of operands; f32 unless a variant says otherwise.
+    pub storage_types: &'static [&'static str],
+    /// Other macros and their values, unless a variant has others.
+    defaults: &'static [(&'static str, &'static str)],
 }
 
 impl KernelSource {
@@ -20,12 +24,17 @@ impl KernelSource {
 /// The header of every file.
 pub(super) const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
+/// `CONSTANT "file" [storage types] {MACRO: "default"}`.
 macro_rules! sources {
-    ($($constant:ident $name:literal),* $(,)?) => {
-        $(pub(crate) static $constant: KernelSource =
-            KernelSource { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) };)*
+    ($($constant:ident $name:literal [$($ty:ident)*] $({$($macro:ident: $value:literal),*})?),* $(,)?) => {
+        $(pub(crate) static $constant: KernelSource = KernelSource {
+            name: $name,
+            text: include_str!(concat!("../kernels/", $name, ".cu")),
+            storage_types: &[$(stringify!($ty)),*],
+            defaults: &[$($((stringify!($macro), $value)),*)?],
+        };)*
 
-        /// All files of one part.
+        /// All sources of one file.
         pub(super) static SOURCES: &[&KernelSource] = &[$(&$constant),*];
     };
 }
@@ -39,6 +48,8 @@ macro_rules! family {
                 include_str!(concat!("../kernels/", $folder, "/instructions.cu")),
                 $(include_str!(concat!("../kernels/", $folder, "/", $file, ".cu")),)*
             ),
+            storage_types: &[],
+            defaults: &[("ELEMENT", "bf16"), ("OUT", "bf16")],
         };
     };
 }
@@ -56,27 +67,27 @@ family!("mma" MMA_BACKWARD_QUERIES "mma_backward_queries" "tiles" "bias" "backwa
 family!("mma" MMA_BACKWARD_KEYS "mma_backward_keys" "tiles" "bias" "backward_keys");
 
 sources!(
-    ACTIVATION "activation",
-    ARITHMETIC "arithmetic",
-    ATTENTION "attention",
-    BIAS_GRADIENT "bias_gradient",
-    CHANNEL_NORM "channel_norm",
-    CONV "conv",
-    CONV_LAYOUT "conv_layout",
-    DEPTHWISE "depthwise",
-    DROPOUT "dropout",
-    FP8 "fp8",
-    GATHER "gather",
-    GEMM "gemm",
-    LOSS "loss",
-    MOVEMENT "movement",
-    NORM "norm",
-    OPTIMISE "optimise",
-    PATCHIFY "patchify",
-    POOL "pool",
-    REDUCE "reduce",
-    SOFTMAX "softmax",
-    WINDOWS "windows",
+    ACTIVATION "activation" [X DY Y R] {ACTIVATION: "gelu"},
+    ARITHMETIC "arithmetic" [A B Y] {FUNCTION: "add", INDEX: "u64", VEC: "8"},
+    ATTENTION "attention" [Q B O DY DX] {HEAD: "64"},
+    BIAS_GRADIENT "bias_gradient" [DX],
+    CHANNEL_NORM "channel_norm" [X DY Y R MORE] {BATCH: "1", RELU: "0", VEC: "1", LANES: "32"},
+    CONV "conv" [X Y],
+    CONV_LAYOUT "conv_layout" [X Y] {VEC: "8"},
+    DEPTHWISE "depthwise" [X W DY Y] {VEC: "1", KERNEL_WIDTH: "3"},
+    DROPOUT "dropout" [X Y] {VEC: "1"},
+    FP8 "fp8" [X B],
+    GATHER "gather" [X Y],
+    GEMM "gemm" [X Y B],
+    LOSS "loss" [X Y],
+    MOVEMENT "movement" [X Y] {VEC: "1", INDEX: "u64"},
+    NORM "norm" [X Z Y S DY R DX DD DB] {DIM: "768", LANES: "32", DROP: "0", SUMS: "0"},
+    OPTIMISE "optimise" [],
+    PATCHIFY "patchify" [X Y] {VEC: "1", INDEX: "u64"},
+    POOL "pool" [X DY Y] {MAX: "1", VEC: "1", TAP: "u32"},
+    REDUCE "reduce" [X Y] {VEC: "1"},
+    SOFTMAX "softmax" [X DY Y],
+    WINDOWS "windows" [X Y] {VEC: "1", INDEX: "u64"},
 );
 
 /// A source with values for its macros: storage types, and the extents that the compiler specialises for.
@@ -88,10 +99,12 @@ pub(crate) struct KernelVariant {
 
 impl KernelVariant {
     pub fn new(source: &'static KernelSource) -> Self {
-        KernelVariant { source, defines: BTreeMap::new() }
+        let types = source.storage_types.iter().map(|&name| (name, "float"));
+        let defines = types.chain(source.defaults.iter().copied()).map(|(name, value)| (name, value.to_string()));
+        KernelVariant { source, defines: defines.collect() }
     }
 
-    /// Defines one more macro.
+    /// Sets the value of a macro.
     pub fn with(mut self, name: &'static str, value: impl ToString) -> Self {
         self.defines.insert(name, value.to_string());
         self

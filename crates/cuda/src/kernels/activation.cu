@@ -2,21 +2,6 @@
 //
 // ACTIVATION: one of the structs in `activations`, which have the names of the graph's activations; `identity` for none.
 // X, DY, Y, R: storage types.
-#ifndef ACTIVATION
-#define ACTIVATION gelu
-#endif
-#ifndef X
-#define X float
-#endif
-#ifndef DY
-#define DY float
-#endif
-#ifndef Y
-#define Y float
-#endif
-#ifndef R
-#define R float
-#endif
 
 #define THREADS 256
 #define VEC 8

@@ -2,24 +2,6 @@
 //
 // FUNCTION: one of the structs in `functions`, which have the names of the graph's operations. A, B, Y: storage types.
 // INDEX: a type that can count the elements.
-#ifndef FUNCTION
-#define FUNCTION add
-#endif
-#ifndef A
-#define A float
-#endif
-#ifndef B
-#define B float
-#endif
-#ifndef Y
-#define Y float
-#endif
-#ifndef INDEX
-#define INDEX u64
-#endif
-#ifndef VEC
-#define VEC 8
-#endif
 
 #define THREADS 256
 

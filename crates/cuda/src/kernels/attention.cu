@@ -3,24 +3,6 @@
 // 32 queries meet 32 keys in shared memory; scores never reach device memory. Everything is f32 inside, and every sum has
 // one fixed order. HEAD: the head size. Q: storage of query, key and value; B of the bias; O of the result; DY of its
 // gradient; DX of the operands' gradients.
-#ifndef HEAD
-#define HEAD 64
-#endif
-#ifndef Q
-#define Q float
-#endif
-#ifndef B
-#define B float
-#endif
-#ifndef O
-#define O float
-#endif
-#ifndef DY
-#define DY float
-#endif
-#ifndef DX
-#define DX float
-#endif
 
 #define TILE 32
 #define THREADS 256

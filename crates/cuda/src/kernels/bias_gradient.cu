@@ -1,7 +1,4 @@
 // The last step of the gradient of an attention's bias: [shares][count] to [count], added up in order.
-#ifndef DX
-#define DX float
-#endif
 
 #define THREADS 256
 

@@ -8,33 +8,6 @@
 // RELU: forward, 1 where a relu follows. Backward, 1 where the norm's result went through a relu, whose slope follows from
 // x; 2 where it went through one together with something else, whose slope follows from the result.
 // X, DY, Y: storage types; R: of what is added before the relu or of its result, MORE: of a second gradient.
-#ifndef BATCH
-#define BATCH 1
-#endif
-#ifndef RELU
-#define RELU 0
-#endif
-#ifndef VEC
-#define VEC 1
-#endif
-#ifndef LANES
-#define LANES 32
-#endif
-#ifndef X
-#define X float
-#endif
-#ifndef DY
-#define DY float
-#endif
-#ifndef Y
-#define Y float
-#endif
-#ifndef R
-#define R float
-#endif
-#ifndef MORE
-#define MORE float
-#endif
 
 #define THREADS 256
 #define ROWS (THREADS / LANES)

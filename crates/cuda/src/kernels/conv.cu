@@ -1,11 +1,5 @@
 // What surrounds the matrix products of a convolution: patches of the image laid out as rows, and rows of patches added
 // back onto the pixels they came from. One group of channels at a time.
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
 
 #define THREADS 256
 

@@ -1,15 +1,5 @@
 // The orders in which convolutions on tensor cores read images and filters, and what is left to do after the products
 // that give the gradient of filters.
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
-
-#ifndef VEC
-#define VEC 8
-#endif
 
 #define THREADS 256
 

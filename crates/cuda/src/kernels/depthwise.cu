@@ -3,24 +3,6 @@
 // for which they read a tap once; taps are in the order row, column, channel, in f32.
 //
 // KERNEL_WIDTH: columns of a filter, where its gradient is computed.
-#ifndef VEC
-#define VEC 1
-#endif
-#ifndef KERNEL_WIDTH
-#define KERNEL_WIDTH 3
-#endif
-#ifndef X
-#define X float
-#endif
-#ifndef W
-#define W float
-#endif
-#ifndef DY
-#define DY float
-#endif
-#ifndef Y
-#define Y float
-#endif
 
 #define THREADS 256
 #define ACROSS 4

@@ -1,14 +1,4 @@
 // Dropout and stochastic depth: masks computed from their position whenever they are needed.
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
-
-#ifndef VEC
-#define VEC 1
-#endif
 
 #define THREADS 256
 

@@ -5,12 +5,6 @@
 // of a linear layer's result, can be larger than the bounds here, whatever the picture.
 //
 // X: what is quantised. B: what a bias is stored in.
-#ifndef X
-#define X bf16
-#endif
-#ifndef B
-#define B float
-#endif
 
 #define THREADS 256
 #define VEC 8

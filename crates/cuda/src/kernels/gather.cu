@@ -1,10 +1,4 @@
 // Rows of a table by index, and their gradient. An index outside the table gives zeros and no gradient.
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
 
 #define THREADS 256
 

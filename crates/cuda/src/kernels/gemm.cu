@@ -1,14 +1,5 @@
 // A plain matrix product for the shapes that cuBLASLt refuses: 32 by 32 results per block.
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
 // What bias and `c` are stored in.
-#ifndef B
-#define B Y
-#endif
 
 #define TILE 32
 #define THREADS 256

@@ -1,10 +1,4 @@
 // Cross-entropy with soft targets and its gradient, that of independent classes, and the largest of a row. Sums are in f64: rows are few.
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
 
 #define THREADS 128
 

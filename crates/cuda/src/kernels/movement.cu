@@ -2,18 +2,6 @@
 //
 // X, Y: storage types; integers move as floats, whose bits nothing here touches. VEC: elements that move together; a source stride along the
 // innermost axis is 0 or 1 where VEC is more than 1. INDEX: a type that can count the packs.
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
-#ifndef VEC
-#define VEC 1
-#endif
-#ifndef INDEX
-#define INDEX u64
-#endif
 
 #define THREADS 256
 

@@ -5,46 +5,6 @@
 // whole block for long ones. X, Z, Y, S, DY, R, DX, DD, DB: storage types. SUMS: 1 where sums over all rows are wanted, of dx or
 // of what is left of it. DROP: 1 where samples are dropped.
 // Sums go through shuffles and then warp by warp, in an order that only the shape decides.
-#ifndef DIM
-#define DIM 768
-#endif
-#ifndef LANES
-#define LANES 32
-#endif
-#ifndef X
-#define X float
-#endif
-#ifndef Z
-#define Z float
-#endif
-#ifndef Y
-#define Y float
-#endif
-#ifndef S
-#define S float
-#endif
-#ifndef DY
-#define DY float
-#endif
-#ifndef R
-#define R float
-#endif
-#ifndef DX
-#define DX float
-#endif
-
-#ifndef DD
-#define DD float
-#endif
-#ifndef DB
-#define DB float
-#endif
-#ifndef DROP
-#define DROP 0
-#endif
-#ifndef SUMS
-#define SUMS 0
-#endif
 
 // Rows of a block that are worked on at once.
 #define ROWS (LANES <= 32 ? 128 / LANES : 1)

@@ -3,6 +3,7 @@
 //
 // Tensors are divided into chunks of CHUNK elements, one for each block. A table names the tensor and the chunk of every
 // block, so that one grid covers tensors of any size.
+
 #define THREADS 256
 #define CHUNK 8192
 

@@ -1,17 +1,4 @@
 // An image cut into patches, each flattened in the order channel, row, column, and put together again.
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
-
-#ifndef VEC
-#define VEC 1
-#endif
-#ifndef INDEX
-#define INDEX u64
-#endif
 
 #define THREADS 256
 

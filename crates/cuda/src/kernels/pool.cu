@@ -4,24 +4,6 @@
 // number of the tap, and the pixels then look whether it was them.
 //
 // MAX: 1 for the largest element, 0 for the mean. TAP: what the number of a tap is stored as.
-#ifndef MAX
-#define MAX 1
-#endif
-#ifndef VEC
-#define VEC 1
-#endif
-#ifndef TAP
-#define TAP u32
-#endif
-#ifndef X
-#define X float
-#endif
-#ifndef DY
-#define DY float
-#endif
-#ifndef Y
-#define Y float
-#endif
 
 #define THREADS 256
 

@@ -1,14 +1,4 @@
 // Sums over axes in an order that only the shape decides.
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
-
-#ifndef VEC
-#define VEC 1
-#endif
 
 #define THREADS 256
 #define LANES (VEC == 1 ? 32 : VEC == 2 ? 16 : 8)

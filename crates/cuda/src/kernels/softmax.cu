@@ -1,13 +1,4 @@
 // Softmax over rows and its gradient: one block per row.
-#ifndef X
-#define X float
-#endif
-#ifndef DY
-#define DY float
-#endif
-#ifndef Y
-#define Y float
-#endif
 
 #define THREADS 128
 

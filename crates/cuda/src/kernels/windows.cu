@@ -1,17 +1,5 @@
 // Cutting a channels-last image into windows that attention stays in, and putting it together again. A thread has VEC
 // channels of one place. INDEX counts the packs.
-#ifndef VEC
-#define VEC 1
-#endif
-#ifndef INDEX
-#define INDEX u64
-#endif
-#ifndef X
-#define X float
-#endif
-#ifndef Y
-#define Y float
-#endif
 
 #define THREADS 256
 

@@ -1,5 +1,6 @@
 // A unit is one whole head with as many queries as keys, all in one slot: first dK and dV (tiles own keys), then dQ (tiles
 // own queries).
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                        const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,

@@ -1,4 +1,5 @@
 // A unit is TILES tiles of keys of one head; the queries pass by. Reads the delta that the gradient of the queries wrote.
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward_kv(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                           const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,

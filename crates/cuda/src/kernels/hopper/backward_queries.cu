@@ -1,4 +1,5 @@
 // A unit is TILES tiles of queries of one head; the keys pass by. Also writes delta = rowsum(dout * out).
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward_q(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                          const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,

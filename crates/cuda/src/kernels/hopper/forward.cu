@@ -1,8 +1,6 @@
 // A unit is TILES tiles of queries of one head; the keys pass by. What is written is multiplied with `out_factor` where
 // there is one.
-#ifndef OUT
-#define OUT ELEMENT
-#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                       const __grid_constant__ TensorMap v_map, OUT *out, float *lse, const float *out_factor,

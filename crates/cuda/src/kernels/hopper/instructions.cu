@@ -8,9 +8,6 @@ struct __align__(64) TensorMap {
 };
 
 // What operands are stored in: bf16 or f16.
-#ifndef ELEMENT
-#define ELEMENT bf16
-#endif
 #define QUOTED(x) #x
 #define TEXT(x) QUOTED(x)
 

@@ -1,5 +1,6 @@
 // One block of N queries for a tile that owns keys: with the scores transposed, weights and their gradients are
 // already A operands, dV += P^T dO and dK += dS^T Q. The last two products are left running.
+
 template <int N>
 static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_tile, u32 v_tile, u32 q_rows, u32 dout_rows,
                                                  const float *lse2, const float *delta, float factor, bool active,

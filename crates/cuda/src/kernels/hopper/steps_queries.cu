@@ -1,4 +1,5 @@
 // One block of N keys for a tile that owns queries: dQ += dS K, left running. `left` keys are real.
+
 template <int N>
 static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k_rows, u32 v_rows,
                                                     const float *lse2, const float *delta, float factor, bool active,

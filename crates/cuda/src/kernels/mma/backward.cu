@@ -1,5 +1,6 @@
 // The whole gradient where queries and keys are one tile each: what a block reads, it reads once. Weights and the gradients
 // of scores go from the warps that have their queries to those that have their keys through shared memory.
+
 constexpr int OWN = own_rows(QUERIES);
 constexpr int N = passing_rows(KEYS), ROWS = round_up(N, 16);
 constexpr int THREADS = (OWN > ROWS ? OWN : ROWS) * 2;

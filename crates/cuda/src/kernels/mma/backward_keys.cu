@@ -1,5 +1,6 @@
 // The gradients of keys and values for more than one tile of tokens: a block's own tokens are keys; queries and the gradients
 // of their results pass by, with their log-sum-exp and `delta`. Scores are computed transposed, as these products want them.
+
 constexpr int OWN = own_rows(KEYS), OWN_TILES = tiles_of(KEYS);
 constexpr int N = passing_rows(QUERIES), ROWS = round_up(N, 16), TILES = tiles_of(QUERIES);
 constexpr int THREADS = OWN * 2;

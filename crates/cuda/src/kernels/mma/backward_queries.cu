@@ -1,5 +1,6 @@
 // The gradients of queries and bias for more than one tile of tokens: a block's own tokens are queries; keys and values pass
 // by. What the gradients of a row of scores have in common, the dot product of the result and its gradient, goes to `delta`.
+
 constexpr int OWN = own_rows(QUERIES), OWN_TILES = tiles_of(QUERIES);
 constexpr int N = passing_rows(KEYS), ROWS = round_up(N, 16), TILES = tiles_of(KEYS);
 constexpr int THREADS = OWN * 2;

@@ -1,4 +1,5 @@
 // A block's own tokens are queries; keys and values pass by.
+
 constexpr int OWN = own_rows(QUERIES), OWN_TILES = tiles_of(QUERIES);
 constexpr int N = passing_rows(KEYS), ROWS = round_up(N, 16), TILES = tiles_of(KEYS);
 constexpr int THREADS = OWN * 2;

@@ -4,9 +4,6 @@ constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
 // What operands are stored in.
-#ifndef ELEMENT
-#define ELEMENT bf16
-#endif
 
 static __device__ __forceinline__ u32 pair_of(float low, float high) { return pack_bf16(low, high); }
 

@@ -12,27 +12,6 @@
 //   B              storage of the bias
 //   BIAS, DROPOUT  whether there is one
 //   DBIAS          whether the gradient of the bias is wanted
-#ifndef HEAD
-#define HEAD 32
-#endif
-#ifndef QUERIES
-#define QUERIES 49
-#endif
-#ifndef KEYS
-#define KEYS 49
-#endif
-#ifndef B
-#define B float
-#endif
-#ifndef BIAS
-#define BIAS 1
-#endif
-#ifndef DROPOUT
-#define DROPOUT 0
-#endif
-#ifndef DBIAS
-#define DBIAS BIAS
-#endif
 
 constexpr __device__ int round_up(int n, int to) { return (n + to - 1) / to * to; }
 constexpr __device__ int tiles_of(int tokens) { return (tokens + 63) / 64; }
