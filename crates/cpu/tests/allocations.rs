@@ -5,9 +5,9 @@ mod counting_allocator;
 use std::collections::BTreeMap;
 
 use counting_allocator::allocations;
+use vit_conformance::cases;
 use vit_cpu::Cpu;
 use vit_graph::DType;
-use vit_graph::conformance::cases;
 use vit_graph::device::{Device, Elements};
 
 #[test]

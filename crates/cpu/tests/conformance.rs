@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use vit_conformance::{cases, check, check_updates, non_finite_variants, updates};
 use vit_cpu::{Cpu, Isa};
-use vit_graph::conformance::{Case, cases, check, check_updates, spoilt, updates};
-use vit_graph::device::{Device, Elements, Executable};
+use vit_graph::device::{Device, Elements};
 use vit_graph::ops::Conv2d;
 use vit_graph::{DType, Graph, Init, Tensor};
 
@@ -38,7 +38,7 @@ fn a_value_that_is_not_finite_spreads_as_in_the_reference_on_every_instruction_s
     for isa in Isa::available() {
         let device = Cpu::with_isa(isa, Some(2));
         for (seed, with) in [(200, f64::NAN), (201, f64::NAN), (202, f64::INFINITY), (203, f64::NEG_INFINITY)] {
-            for case in cases(seed).unwrap().iter().flat_map(|case| spoilt(case, seed, with)) {
+            for case in cases(seed).unwrap().iter().flat_map(|case| non_finite_variants(case, seed, with)) {
                 for (output, difference) in check(&device, &case).unwrap() {
                     if difference.is_nan() || difference > TOLERANCE {
                         wrong.push(format!("{isa}, seed {seed}, {}: {output} differs by {difference:e}", case.name));
@@ -59,44 +59,15 @@ fn every_consumer_of_a_parameter_reads_the_value_before_its_in_place_update() {
     }
 }
 
-fn values(case: &Case) -> BTreeMap<String, Vec<f32>> {
-    case.names.iter().map(|n| (n.clone(), case.bindings.get(n).unwrap().to_f32())).collect()
-}
-
-/// All outputs of a case.
-fn bits(device: &Cpu, case: &Case) -> Vec<(String, Vec<u32>)> {
-    let mut executable = device.compile(&case.graph, &mut values(case)).unwrap();
-    run(executable.as_mut(), case)
-}
-
-fn run(executable: &mut dyn Executable, case: &Case) -> Vec<(String, Vec<u32>)> {
-    for (_, input) in case.graph.inputs() {
-        let data = case.bindings.get(&input.name).unwrap();
-        match input.ty.dtype {
-            DType::I32 => {
-                let words: Vec<i32> = data.data().iter().map(|&w| w as i32).collect();
-                executable.write(&input.name, Elements::I32(&words)).unwrap();
-            }
-            _ => executable.write(&input.name, Elements::F32(&data.to_f32())).unwrap(),
-        }
-    }
-    executable.run().unwrap();
-    let outputs = case.graph.outputs().iter().map(|(name, value)| {
-        let mut found = vec![0.0; case.graph.shape(*value).elements()];
-        executable.read(name, &mut found).unwrap();
-        (name.clone(), found.iter().map(|v| v.to_bits()).collect())
-    });
-    outputs.collect()
-}
-
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     for isa in Isa::available() {
         let devices = [1, 2, 3, 5].map(|threads| Cpu::with_isa(isa, Some(threads)));
         for case in cases(7).unwrap() {
-            let expected = bits(&devices[0], &case);
+            let expected = case.bits(&devices[0], 1).unwrap();
             for device in &devices[1..] {
-                assert_eq!(expected, bits(device, &case), "{isa}, {} threads: {}", device.threads(), case.name);
+                let found = case.bits(device, 1).unwrap();
+                assert_eq!(expected, found, "{isa}, {} threads: {}", device.threads(), case.name);
             }
         }
     }
@@ -107,13 +78,14 @@ fn an_executable_with_new_parameters_computes_what_one_compiled_with_them_does()
     for isa in Isa::available() {
         let device = Cpu::with_isa(isa, Some(2));
         for case in cases(7).unwrap().into_iter().chain([updates(true).unwrap()]) {
-            let mut others = values(&case);
+            let mut others = case.values();
             others.values_mut().flatten().for_each(|value| *value = 0.5 - *value);
             let mut executable = device.compile(&case.graph, &mut others).unwrap();
-            run(executable.as_mut(), &case);
+            case.run(executable.as_mut(), 1).unwrap();
             let bytes = executable.memory_bytes();
-            executable.set_parameters(&mut values(&case)).unwrap();
-            assert_eq!(run(executable.as_mut(), &case), bits(&device, &case), "{isa}: {}", case.name);
+            executable.set_parameters(&mut case.values()).unwrap();
+            let found = case.run(executable.as_mut(), 1).unwrap();
+            assert_eq!(found, case.bits(&device, 1).unwrap(), "{isa}: {}", case.name);
             assert_eq!(executable.memory_bytes(), bytes, "{isa}: {}", case.name);
         }
     }

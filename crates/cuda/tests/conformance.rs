@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use vit_conformance::{Case, cases, check, non_finite_variants};
 use vit_cuda::{Cuda, Precision};
-use vit_graph::conformance::{Case, cases, check, spoilt};
-use vit_graph::device::{Device, Elements, Executable};
+use vit_graph::device::{Device, Elements};
 use vit_graph::ops::{Activation, Op, PoolMode};
 use vit_graph::{DType, GraphError, reference};
 
@@ -105,7 +105,7 @@ fn a_number_that_is_not_finite_stays_where_it_belongs() {
     let mut wrong = Vec::new();
     for (seed, (precision, tolerance, with)) in (200..).zip(f32s.into_iter().chain(rounded)) {
         let Some(device) = gpu(precision) else { return };
-        for case in cases(seed).unwrap().iter().flat_map(|case| spoilt(case, seed, with)) {
+        for case in cases(seed).unwrap().iter().flat_map(|case| non_finite_variants(case, seed, with)) {
             let mut case = case;
             round(&mut case, precision);
             let found = differences(&device, precision, tolerance, &case);
@@ -130,44 +130,12 @@ fn every_operation_agrees_with_the_reference_as_far_as_f16_can() {
     compare(Precision::F16, F16_TOLERANCE);
 }
 
-/// All outputs of a case after several runs: launched one by one, then captured.
-fn bits(device: &Cuda, case: &Case, runs: usize) -> Result<Vec<Vec<u32>>, GraphError> {
-    let mut executable = device.compile(&case.graph, &mut values(case))?;
-    run(executable.as_mut(), case, runs)
-}
-
-fn values(case: &Case) -> BTreeMap<String, Vec<f32>> {
-    case.names.iter().filter_map(|n| Some((n.clone(), case.bindings.get(n)?.to_f32()))).collect()
-}
-
-fn run(executable: &mut dyn Executable, case: &Case, runs: usize) -> Result<Vec<Vec<u32>>, GraphError> {
-    for (_, input) in case.graph.inputs() {
-        let data = case.bindings.get(&input.name).unwrap();
-        match input.ty.dtype {
-            DType::I32 => {
-                let words: Vec<i32> = data.data().iter().map(|&w| w as i32).collect();
-                executable.write(&input.name, Elements::I32(&words))?;
-            }
-            _ => executable.write(&input.name, Elements::F32(&data.to_f32()))?,
-        }
-    }
-    for _ in 0..runs {
-        executable.run()?;
-    }
-    let read = case.graph.outputs().iter().map(|(name, value)| {
-        let mut found = vec![0.0; case.graph.shape(*value).elements()];
-        executable.read(name, &mut found)?;
-        Ok(found.iter().map(|v| v.to_bits()).collect())
-    });
-    read.collect()
-}
-
 #[test]
 fn the_same_bits_come_out_every_time() {
     for precision in [Precision::F32, Precision::Bf16] {
         let Some(device) = gpu(precision) else { return };
         for case in cases(7).unwrap() {
-            match (bits(&device, &case, 1), bits(&device, &case, 4)) {
+            match (case.bits(&device, 1), case.bits(&device, 4)) {
                 (Err(error), _) if is_for_the_cpu(&error) => {}
                 (first, second) => assert!(first.unwrap() == second.unwrap(), "{precision}, {}", case.name),
             }
@@ -180,16 +148,16 @@ fn an_executable_with_new_parameters_computes_what_one_compiled_with_them_does()
     for precision in [Precision::F32, Precision::Bf16] {
         let Some(device) = gpu(precision) else { return };
         for case in cases(7).unwrap() {
-            let mut others = values(&case);
+            let mut others = case.values();
             others.values_mut().flatten().for_each(|value| *value = 0.5 - *value);
             let mut executable = match device.compile(&case.graph, &mut others) {
                 Err(error) if is_for_the_cpu(&error) => continue,
                 other => other.unwrap(),
             };
-            run(executable.as_mut(), &case, 2).unwrap();
-            executable.set_parameters(&mut values(&case)).unwrap();
-            let found = run(executable.as_mut(), &case, 1).unwrap();
-            assert!(found == bits(&device, &case, 1).unwrap(), "{precision}, {}", case.name);
+            case.run(executable.as_mut(), 2).unwrap();
+            executable.set_parameters(&mut case.values()).unwrap();
+            let found = case.run(executable.as_mut(), 1).unwrap();
+            assert!(found == case.bits(&device, 1).unwrap(), "{precision}, {}", case.name);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Convolutions of the sizes that tensor cores take, with everything that a shape can be odd in: strides, kernels,
 //! padding, dilation, pixels, channels and filters that fill no tile. Where there is no GPU, the test says so.
 
+use vit_conformance::{Case, check};
 use vit_cuda::{Cuda, Precision};
 use vit_graph::autodiff::gradients;
-use vit_graph::conformance::{Case, check};
 use vit_graph::ops::{Constant, Conv2d};
 use vit_graph::reference::{Array, Bindings};
 use vit_graph::{DType, Init, Shape, Tensor, Value};

@@ -1,9 +1,9 @@
 //! Shapes that the device test-suite has no room for: rows that a whole block shares, several tiles of tokens, sums in
 //! two stages, tensors of more than one chunk.
 
+use vit_conformance::{Case, check};
 use vit_cuda::{Cuda, Precision};
 use vit_graph::autodiff::gradients;
-use vit_graph::conformance::{Case, check};
 use vit_graph::ops::{Attention, Constant, Conv2d, Dropout, GlobalNorm, Granularity};
 use vit_graph::reference::{Array, Bindings};
 use vit_graph::{DType, Init, Shape, Tensor, Value};

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use vit_conformance::{check_updates, updates};
 use vit_cuda::{Cuda, Precision};
 use vit_graph::autodiff::gradients;
-use vit_graph::conformance::{check_updates, updates};
 use vit_graph::device::{Device, Elements};
 use vit_graph::ops::{Adam, CrossEntropy, GlobalNorm, Input, MovingAverage, Op, Parameter, Scale, Sgd};
 use vit_graph::reference::{self, Array, Bindings};

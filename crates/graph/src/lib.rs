@@ -23,7 +23,6 @@
 
 pub mod autodiff;
 pub mod batch_size;
-pub mod conformance;
 pub mod cost;
 pub mod device;
 mod error;

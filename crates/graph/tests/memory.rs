@@ -2,7 +2,7 @@
 
 use vit_graph::memory::{ALIGNMENT, ArenaRange, MemoryPlan, Needs, storage};
 use vit_graph::ops::{Attention, Op};
-use vit_graph::{DType, Graph, Init, Tensor, Value, conformance};
+use vit_graph::{DType, Graph, Init, Tensor, Value};
 
 /// All blocks with the nodes during which they must keep their contents.
 fn lifetimes(graph: &Graph, plan: &MemoryPlan) -> Vec<(usize, usize, ArenaRange)> {
@@ -50,7 +50,7 @@ fn assert_sound(graph: &Graph, plan: &MemoryPlan) {
 #[test]
 fn values_alive_at_once_never_overlap() {
     for seed in 40..44 {
-        for case in conformance::cases(seed).unwrap() {
+        for case in vit_conformance::cases(seed).unwrap() {
             for large in [0, 256, usize::MAX] {
                 let plan = MemoryPlan::with_places(&case.graph, |node| node * 100 % 700, |_| false, large);
                 assert_sound(&case.graph, &plan);

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use vit_graph::autodiff::gradients;
 use vit_graph::ops::{Attention, Binary, Conv2d, Granularity, Op, Operation, Reduce};
 use vit_graph::reference::{self, Array, Bindings};
-use vit_graph::{DType, Graph, Init, Tensor, Value, conformance, rewrite};
+
+use vit_graph::{DType, Graph, Init, Tensor, Value, rewrite};
 
 fn count(graph: &Graph, name: &str) -> usize {
     graph.nodes().iter().filter(|n| n.op.name() == name).count()
@@ -164,7 +165,7 @@ fn gradients_of_norms_take_in_the_residual_stream() {
 #[test]
 fn every_rewrite_keeps_the_meaning_of_every_conformance_case() {
     for seed in 20..23 {
-        for case in conformance::cases(seed).unwrap() {
+        for case in vit_conformance::cases(seed).unwrap() {
             let expected = reference::run(&case.graph, &case.bindings).unwrap();
             for pass in [
                 rewrite::patchify,

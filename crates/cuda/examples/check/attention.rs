@@ -1,14 +1,12 @@
 //! Attention in bf16 in the shapes of real models, against the reference: all ways to compute its gradient, with and without
 //! bias, heads that are padded, rows that pass through shared memory more often than there are slots.
 
+use vit_conformance::Case;
 use vit_cuda::Cuda;
 use vit_graph::autodiff::gradients;
-use vit_graph::conformance::Case;
 use vit_graph::ops::Attention;
 use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{DType, GraphError, Init, Shape, Tensor, Value};
-
-use crate::{bits, compiled};
 
 /// Of the largest value expected.
 const TOLERANCE: f64 = 1e-2;
@@ -48,7 +46,7 @@ pub fn check(device: &Cuda) -> Result<usize, GraphError> {
             let case = case(shape, packed)?;
             println!("  {}", case.name);
             let expected = reference::run(&case.graph, &case.bindings)?;
-            let (first, second) = (bits(device, &case, 1)?, bits(device, &case, 4)?);
+            let (first, second) = (case.bits(device, 1)?, case.bits(device, 4)?);
             if first != second {
                 failures += 1;
                 println!("  WRONG {}: not the same bits twice", case.name);
@@ -85,7 +83,7 @@ fn difference(expected: &[f64], found: &[u32]) -> f64 {
 }
 
 fn on_tensor_cores(device: &Cuda, case: &Case) -> Result<bool, GraphError> {
-    let steps = compiled(device, case)?.steps();
+    let steps = case.compile(device)?.steps();
     let mut attention = steps.iter().filter(|step| step.op.starts_with("attention")).peekable();
     Ok(attention.peek().is_some() && attention.all(|step| step.op.ends_with("mma")))
 }

@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::process::ExitCode;
 use std::time::Instant;
 
+use vit_conformance::{Case, cases, check};
 use vit_cuda::{Cuda, Precision};
-use vit_graph::conformance::{Case, cases, check};
 use vit_graph::device::{Device, Elements, Executable};
-use vit_graph::{DType, Graph, GraphError, Init};
+use vit_graph::{Graph, GraphError, Init};
 use vit_models::{Architecture, variant};
 use vit_train::{Optimiser, StepOptions, TrainingStep};
 
@@ -112,7 +112,7 @@ fn name(case: &Case) -> String {
 fn determinism(device: &Cuda) -> Result<usize, GraphError> {
     let mut failures = 0;
     for case in cases(7)? {
-        match (bits(device, &case, 1), bits(device, &case, 4)) {
+        match (case.bits(device, 1), case.bits(device, 4)) {
             (Err(error), _) if error.to_string().contains("only for the CPU") => {}
             (first, second) => {
                 if first? != second? {
@@ -124,35 +124,6 @@ fn determinism(device: &Cuda) -> Result<usize, GraphError> {
     }
     println!("{}: {failures} cases differ between a plain and a captured run", device.precision());
     Ok(failures)
-}
-
-fn compiled(device: &Cuda, case: &Case) -> Result<Box<dyn Executable>, GraphError> {
-    let mut values: BTreeMap<String, Vec<f32>> =
-        case.names.iter().filter_map(|n| Some((n.clone(), case.bindings.get(n)?.to_f32()))).collect();
-    device.compile(&case.graph, &mut values)
-}
-
-fn bits(device: &Cuda, case: &Case, runs: usize) -> Result<Vec<Vec<u32>>, GraphError> {
-    let mut executable = compiled(device, case)?;
-    for (_, input) in case.graph.inputs() {
-        let Some(data) = case.bindings.get(&input.name) else { continue };
-        match input.ty.dtype {
-            DType::I32 => {
-                let words: Vec<i32> = data.data().iter().map(|&w| w as i32).collect();
-                executable.write(&input.name, Elements::I32(&words))?;
-            }
-            _ => executable.write(&input.name, Elements::F32(&data.to_f32()))?,
-        }
-    }
-    for _ in 0..runs {
-        executable.run()?;
-    }
-    let read = case.graph.outputs().iter().map(|(name, value)| {
-        let mut found = vec![0.0; case.graph.shape(*value).elements()];
-        executable.read(name, &mut found)?;
-        Ok(found.iter().map(|v| v.to_bits()).collect())
-    });
-    read.collect()
 }
 
 /// Training steps of a real model: finite and repeatable losses, the time of a step and of its operations.

@@ -1,0 +1,32 @@
+//! The cases, one file per family of operations. Each file opens with its table; the functions below it build the graphs.
+
+mod arithmetic;
+mod attention;
+mod convolution;
+mod linear;
+mod loss;
+mod movement;
+mod norm;
+mod optimise;
+
+use vit_graph::GraphError;
+use vit_graph::ops::Activation;
+
+use crate::build::{Case, Table};
+
+/// Cases for every operation, with other shapes and values for every seed.
+pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
+    let mut table = Table::new(seed);
+    linear::table(&mut table);
+    convolution::table(&mut table);
+    attention::table(&mut table);
+    norm::table(&mut table);
+    arithmetic::table(&mut table);
+    movement::table(&mut table);
+    loss::table(&mut table);
+    optimise::table(&mut table);
+    table.finish()
+}
+
+const ACTIVATIONS: [Activation; 6] =
+    [Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Silu, Activation::Tanh, Activation::Sigmoid];

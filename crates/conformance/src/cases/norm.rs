@@ -1,0 +1,109 @@
+//! Normalisation and softmax.
+
+use vit_graph::Tensor;
+use vit_graph::ops::{Activation, AddLayerNorm, BatchNorm, Granularity, GroupNorm, LayerNorm, LayerNormGradAdd};
+
+use crate::build::{CaseBuilder, Outputs, Table, differentiable, first_differentiable, forward};
+
+pub(super) fn table(t: &mut Table) {
+    t.two("layer_norm", layer_norm);
+    t.one("layer_norm, only its statistics", only_statistics);
+    t.two("add_layer_norm", add_layer_norm);
+    t.two("layer_norm_grad_add", layer_norm_grad_add);
+    t.two("residual branch", residual_branch);
+    t.two("residual branch with stochastic depth", stochastic_depth);
+    t.two("group_norm", group_norm);
+    t.two("batch_norm", batch_norm);
+    t.two("batch_norm, add, relu", batch_norm_relu);
+    t.two("softmax", softmax);
+}
+
+const EPSILON: f32 = 1e-3;
+
+fn width(c: &mut CaseBuilder) -> usize {
+    c.rng.pick(&[2, 3, 16, 17, 48, 65])
+}
+
+fn layer_norm(c: &mut CaseBuilder) -> Outputs {
+    let (rows, extra, dim) = (c.rng.extent(), c.rng.extent(), width(c));
+    let (x, [gamma, beta]) = (c.float([rows, extra, dim]), c.floats([dim]));
+    differentiable([x.layer_norm(&gamma, &beta, EPSILON)])
+}
+
+/// The first output is unused.
+fn only_statistics(c: &mut CaseBuilder) -> Outputs {
+    let (rows, dim) = (c.rng.extent(), width(c));
+    let (x, [gamma, beta]) = (c.float([rows, dim]), c.floats([dim]));
+    let mut outputs = x.apply_outputs(LayerNorm { epsilon: EPSILON }, &[&gamma, &beta], 3);
+    forward(outputs.split_off(1))
+}
+
+fn add_layer_norm(c: &mut CaseBuilder) -> Outputs {
+    let (rows, dim) = (c.rng.extent(), width(c));
+    let ([x, y], [gamma, beta]) = (c.floats([rows, dim]), c.floats([dim]));
+    forward([x.apply(AddLayerNorm(LayerNorm { epsilon: EPSILON }), &[&y, &gamma, &beta])])
+}
+
+fn layer_norm_grad_add(c: &mut CaseBuilder) -> Outputs {
+    let (rows, dim) = (c.rng.extent(), width(c));
+    let ([dy, x, residual], gamma, [mean, rstd]) = (c.floats([rows, dim]), c.float([dim]), c.floats([rows]));
+    let used = c.rng.pick(&[1, 3]);
+    forward(dy.apply_outputs(LayerNormGradAdd, &[&x, &gamma, &mean, &rstd, &residual], used))
+}
+
+fn residual_branch(c: &mut CaseBuilder) -> Outputs {
+    let (rows, dim) = (c.rng.extent(), width(c));
+    let (x, [gamma, beta]) = (c.float([rows, dim]), c.floats([dim]));
+    differentiable([&x + &x.layer_norm(&gamma, &beta, EPSILON)])
+}
+
+fn stochastic_depth(c: &mut CaseBuilder) -> Outputs {
+    let (samples, rows, dim) = (c.rng.pick(&[2, 5, 9]), c.rng.extent(), c.rng.pick(&[16, 17, 48, 65]));
+    let [x, y] = c.floats([samples, rows, dim]);
+    let (weight, [bias, gamma, beta]) = (c.float([dim, dim]), c.floats([dim]));
+    // Keeps the branch at the magnitude of `x`, so that the loss has the magnitude of one element.
+    let y = y.scale(1.0 / (dim as f32).sqrt());
+    let branch = y.linear(&weight, Some(&bias)).dropout(0.3, Granularity::Sample, &c.seed);
+    let sum = if c.rng.flip() { &x + &branch } else { &branch + &x };
+    differentiable([&sum + &sum.layer_norm(&gamma, &beta, EPSILON)])
+}
+
+fn group_norm(c: &mut CaseBuilder) -> Outputs {
+    let r = &mut c.rng;
+    let (b, h, w, groups) = (r.extent(), r.pick(&[1, 2, 5]), r.pick(&[1, 3]), r.pick(&[1, 2, 4]));
+    let channels = groups * r.pick(&[2, 3, 4, 8, 17]);
+    let (x, [gamma, beta]) = (c.float([b, h, w, channels]), c.floats([channels]));
+    differentiable([x.group_norm(GroupNorm { groups, epsilon: EPSILON }, &gamma, &beta)])
+}
+
+/// The output, `mean`, `rstd` and the new running statistics.
+fn normalise_batch(c: &mut CaseBuilder, x: &Tensor) -> Vec<Tensor> {
+    let channels = x.shape().last();
+    let [gamma, beta] = c.floats([channels]);
+    let [mean, variance] = [(); 2].map(|()| c.constant([channels]));
+    x.apply_outputs(BatchNorm { epsilon: EPSILON, momentum: 0.1 }, &[&gamma, &beta, &mean, &variance], 5)
+}
+
+fn batch_norm(c: &mut CaseBuilder) -> Outputs {
+    let (b, h, channels) = (c.rng.pick(&[2, 3, 8, 33]), c.rng.extent(), c.rng.wide());
+    let x = c.float([b, h, channels]);
+    let outputs = normalise_batch(c, &x);
+    first_differentiable([0, 3, 4].map(|i| outputs[i].clone()))
+}
+
+/// Devices may fuse a batch norm with the sum and the relu after it, and their gradients.
+fn batch_norm_relu(c: &mut CaseBuilder) -> Outputs {
+    let (b, h, channels) = (c.rng.pick(&[3, 8, 33]), c.rng.extent(), c.rng.wide());
+    let [x, y, z] = c.floats([b, h, channels]);
+    let mut normed = |x: &Tensor| normalise_batch(c, x)[0].clone();
+    let alone = normed(&x).activation(Activation::Relu);
+    let two = (normed(&y) + normed(&x)).activation(Activation::Relu);
+    let sum = (&z + &normed(&y)).activation(Activation::Relu);
+    // Two consumers, so that its gradient is a sum.
+    differentiable([alone, two, sum.scale(0.5), sum])
+}
+
+fn softmax(c: &mut CaseBuilder) -> Outputs {
+    let shape = [c.rng.extent(), c.rng.wide()];
+    differentiable([c.float(shape).softmax()])
+}
