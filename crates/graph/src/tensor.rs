@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use crate::ops::{
     Activation, Attention, Binary, Broadcast, Concat, Constant, Conv2d, Dropout, Gather, Granularity, GroupNorm, Input,
-    LayerNorm, Linear, MatMul, Op, Operation, Parameter, Permute, Pool2d, Power, Reduce, Reshape, Scale, Slice,
-    Softmax,
+    LayerNorm, Linear, MatMul, Op, Operation, Parameter, Permute, Pool2d, Reduce, Reshape, Scale, Slice, Softmax,
+    Unary,
 };
 use crate::{DType, Graph, GraphError, Init, Shape, Type, Value};
 
@@ -279,7 +279,7 @@ impl Tensor {
 
     /// Every element raised to a power.
     pub fn power(&self, exponent: f32) -> Tensor {
-        self.apply(Power(exponent), &[])
+        self.apply(Unary::Power(exponent), &[])
     }
 
     /// Dropout or stochastic depth with random numbers of its own.

@@ -1,7 +1,6 @@
-//! Elementwise operations: [`elementwise`] and [`elementwise2`] turn a function of elements into a kernel, so that an
-//! operation without a kernel of its own is one line in [`super::lower`].
+//! Elementwise operations: [`elementwise`] and [`elementwise2`] turn a function of elements into a kernel.
 
-use vit_graph::ops::Binary;
+use vit_graph::ops::{Binary, Unary};
 use vit_graph::{Shape, Type};
 
 use super::movement::RowStrides;
@@ -21,13 +20,13 @@ pub(super) fn scale(factor: f32) -> Lowered {
     elementwise(move |x| factor * x)
 }
 
-/// Square roots and reciprocals, the exponents that models use, have hardware instructions; `powf` is a library call.
-pub(super) fn power(exponent: f32) -> Lowered {
-    match exponent {
-        -0.5 => elementwise(|x| 1.0 / x.sqrt()),
-        0.5 => elementwise(f32::sqrt),
-        -1.0 => elementwise(|x| 1.0 / x),
-        _ => elementwise(move |x| x.powf(exponent)),
+pub(super) fn unary(op: Unary) -> Lowered {
+    match op {
+        // Hardware instructions; `powf` is a library call.
+        Unary::Power(-0.5) => elementwise(|x| 1.0 / x.sqrt()),
+        Unary::Power(0.5) => elementwise(f32::sqrt),
+        Unary::Power(-1.0) => elementwise(|x| 1.0 / x),
+        Unary::Power(exponent) => elementwise(move |x| x.powf(exponent)),
     }
 }
 

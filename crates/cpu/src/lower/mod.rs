@@ -124,7 +124,7 @@ pub(crate) fn lower(
         Op::ActivationGrad(op) => rows::activation_grad(op.0),
         Op::Binary(op) => arithmetic::binary(*op, inputs, &outputs[0])?,
         Op::Scale(op) => arithmetic::scale(op.0),
-        Op::Power(op) => arithmetic::power(op.0),
+        Op::Unary(op) => arithmetic::unary(*op),
         Op::Dropout(op) => dropout::dropout(*op, &inputs[0]),
         Op::Permute(op) => movement::permute(op, &inputs[0])?,
         Op::Slice(op) => movement::slice(op, &inputs[0])?,

@@ -5,8 +5,8 @@
 
 #define THREADS 256
 
-// To add an operation: a struct here, and an arm in `lower::node`. The second argument of an operation of one input is the
-// operation's parameter.
+// To add a function to the graph's `Unary` or `Binary`: a struct here with its name. The second argument of a function of
+// one input is the operation's parameter.
 #define ELEMENTWISE(name, ...)                                                                                         \
     struct name {                                                                                                      \
         static __device__ __forceinline__ float of(float a, float b) { return __VA_ARGS__; }                           \

@@ -283,7 +283,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::Activation(op) => rows::activation(*op, e),
         Op::ActivationGrad(op) => rows::activation_grad(op.0, e),
         Op::Binary(op) => arithmetic::elementwise2(op.name(), e)?,
-        Op::Power(op) => arithmetic::elementwise(op.name(), op.0, e),
+        Op::Unary(op) => arithmetic::elementwise(op.name(), op.parameter(), e),
         Op::Scale(op) => arithmetic::elementwise(op.name(), op.0, e),
         Op::Dropout(op) => rows::dropout(*op, e),
         Op::Permute(op) => movement::permute(op, e)?,

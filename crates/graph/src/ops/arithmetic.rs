@@ -1,4 +1,4 @@
-//! Sums, differences and products of values, with broadcasting; powers.
+//! Elementwise operations of one value, and of two with broadcasting.
 
 use super::{Operation, arity};
 use crate::autodiff::Backward;
@@ -92,13 +92,33 @@ impl Operation for Scale {
     }
 }
 
-/// Every element raised to a power that is known when the graph is built; a root for a fraction.
+/// A function of every element. Activations, which devices fuse into matrix products, are [`super::Activation`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Power(pub f32);
+pub enum Unary {
+    /// `x^p` with a constant exponent.
+    Power(f32),
+}
 
-impl Operation for Power {
+impl Unary {
+    /// The constant that the function depends on; 0 where there is none.
+    pub fn parameter(self) -> f32 {
+        match self {
+            Unary::Power(exponent) => exponent,
+        }
+    }
+
+    fn apply(self, x: f64) -> f64 {
+        match self {
+            Unary::Power(exponent) => x.powf(f64::from(exponent)),
+        }
+    }
+}
+
+impl Operation for Unary {
     fn name(&self) -> &'static str {
-        "power"
+        match self {
+            Unary::Power(_) => "power",
+        }
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -108,14 +128,18 @@ impl Operation for Power {
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         let (x, dy) = (b.input(0), b.dy()?);
-        let derivative = b.graph.value(Power(self.0 - 1.0), &[x])?;
-        let derivative = b.graph.value(Scale(self.0), &[derivative])?;
+        let derivative = match *self {
+            Unary::Power(exponent) => {
+                let power = b.graph.value(Unary::Power(exponent - 1.0), &[x])?;
+                b.graph.value(Scale(exponent), &[power])?
+            }
+        };
         let dx = b.graph.value(Binary::Mul, &[dy, derivative])?;
         b.set(0, dx)
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let x = inputs[0].data();
-        vec![Array::from_fn(&outputs[0].shape, |i| x[i].powf(f64::from(self.0)))]
+        vec![Array::from_fn(&outputs[0].shape, |i| self.apply(x[i]))]
     }
 }

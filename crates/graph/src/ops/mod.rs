@@ -29,7 +29,7 @@ mod source;
 mod windows;
 
 pub use activation::{Activation, ActivationGrad};
-pub use arithmetic::{Binary, Power, Scale};
+pub use arithmetic::{Binary, Scale, Unary};
 pub use attention::{Attention, AttentionGrad};
 pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
@@ -162,7 +162,7 @@ operations!(
     SoftmaxGrad,
     Binary,
     Scale,
-    Power,
+    Unary,
     Dropout,
     Reshape,
     Permute,
