@@ -282,6 +282,11 @@ impl Tensor {
         self.apply(Unary::Power(exponent), &[])
     }
 
+    /// The square root of every element; its gradient at 0 is 0.
+    pub fn sqrt(&self) -> Tensor {
+        self.apply(Unary::Sqrt, &[])
+    }
+
     /// Dropout or stochastic depth with random numbers of its own.
     pub fn dropout(&self, rate: f32, granularity: Granularity, seed: &Tensor) -> Tensor {
         let stream = self.random_stream();

@@ -9,6 +9,7 @@ pub(super) fn table(t: &mut Table) {
     t.each("activation", ACTIVATIONS, activation);
     t.each("broadcasting arithmetic", [Binary::Add, Binary::Sub, Binary::Mul], binary);
     t.two("power", power);
+    t.each("2-norm", [1.0, 0.0], norm);
     t.each("dropout", [Granularity::Element, Granularity::Sample], dropout);
 }
 
@@ -29,6 +30,13 @@ fn power(c: &mut CaseBuilder) -> Outputs {
     let x = c.float(shape);
     let positive = &(&x * &x) + &c.scalar(0.5);
     differentiable([-0.5, 0.5, -1.0, 1.7].map(|p| positive.power(p)))
+}
+
+/// The norm of zeros has a gradient: 0.
+fn norm(c: &mut CaseBuilder, factor: f32) -> Outputs {
+    let shape = [c.rng.extent(), c.rng.extent(), c.rng.wide()];
+    let x = c.float(shape).scale(factor);
+    differentiable([(&x * &x).sum([1]).sqrt()])
 }
 
 fn dropout(c: &mut CaseBuilder, granularity: Granularity) -> Outputs {

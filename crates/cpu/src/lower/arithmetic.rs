@@ -27,6 +27,8 @@ pub(super) fn unary(op: Unary) -> Lowered {
         Unary::Power(0.5) => elementwise(f32::sqrt),
         Unary::Power(-1.0) => elementwise(|x| 1.0 / x),
         Unary::Power(exponent) => elementwise(move |x| x.powf(exponent)),
+        Unary::Sqrt => elementwise(f32::sqrt),
+        Unary::SqrtDerivative => elementwise(|x| if x == 0.0 { 0.0 } else { 0.5 / x.sqrt() }),
     }
 }
 

@@ -17,6 +17,8 @@ ELEMENTWISE(sub, a - b);
 ELEMENTWISE(mul, a * b);
 ELEMENTWISE(scale, b * a);
 ELEMENTWISE(power, powf(a, b));
+ELEMENTWISE(sqrt, sqrtf(a));
+ELEMENTWISE(sqrt_derivative, a == 0.0f ? 0.0f : 0.5f / sqrtf(a));
 } // namespace functions
 
 __device__ __forceinline__ float combine(float a, float b) { return functions::FUNCTION::of(a, b); }

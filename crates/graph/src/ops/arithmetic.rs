@@ -97,6 +97,10 @@ impl Operation for Scale {
 pub enum Unary {
     /// `x^p` with a constant exponent.
     Power(f32),
+    /// `√x`, with the gradient 0 at 0, as PyTorch defines it for the 2-norm: the norm of a vector of zeros is differentiable.
+    Sqrt,
+    /// `1 / (2 √x)`, and 0 at 0: the gradient of [`Unary::Sqrt`].
+    SqrtDerivative,
 }
 
 impl Unary {
@@ -104,12 +108,16 @@ impl Unary {
     pub fn parameter(self) -> f32 {
         match self {
             Unary::Power(exponent) => exponent,
+            Unary::Sqrt | Unary::SqrtDerivative => 0.0,
         }
     }
 
     fn apply(self, x: f64) -> f64 {
         match self {
             Unary::Power(exponent) => x.powf(f64::from(exponent)),
+            Unary::Sqrt => x.sqrt(),
+            Unary::SqrtDerivative if x == 0.0 => 0.0,
+            Unary::SqrtDerivative => 0.5 / x.sqrt(),
         }
     }
 }
@@ -118,6 +126,8 @@ impl Operation for Unary {
     fn name(&self) -> &'static str {
         match self {
             Unary::Power(_) => "power",
+            Unary::Sqrt => "sqrt",
+            Unary::SqrtDerivative => "sqrt_derivative",
         }
     }
 
@@ -133,6 +143,8 @@ impl Operation for Unary {
                 let power = b.graph.value(Unary::Power(exponent - 1.0), &[x])?;
                 b.graph.value(Scale(exponent), &[power])?
             }
+            Unary::Sqrt => b.graph.value(Unary::SqrtDerivative, &[x])?,
+            Unary::SqrtDerivative => return Err(b.unsupported("second derivatives of a root are not supported")),
         };
         let dx = b.graph.value(Binary::Mul, &[dy, derivative])?;
         b.set(0, dx)
