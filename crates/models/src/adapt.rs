@@ -1,5 +1,5 @@
-//! Adapts weights to a model: another image size, other classes, other channels. Every change is reported in one line,
-//! and what does not match is an error that lists it.
+//! Adapts weights to a model of another image size, with other classes or other channels. Every change is reported in one
+//! line; tensors that do not match are an error that lists them.
 
 use std::collections::HashSet;
 
@@ -14,16 +14,15 @@ use crate::weights::{Scheme, Tensor, Weights, patch_filters, relative};
 /// How far weights may be changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Leniency {
-    /// A head that does not fit, or is missing, starts anew.
+    /// A head of another shape, or a missing one, is initialised anew.
     pub new_head: bool,
-    /// The head starts anew even if it fits.
+    /// The head is initialised anew even if its shape matches.
     pub other_classes: bool,
-    /// Anything missing starts anew, anything left over is dropped.
+    /// Missing tensors are initialised anew, others that the model does not have are dropped.
     pub unmatched: bool,
 }
 
-/// Turns the weights of `from` into those that `to` needs, and gives a line for every change. After an error they are as
-/// they were.
+/// Turns the weights of `from` into those of `to`, and returns a line for every change. On an error they are unchanged.
 pub fn adapt(
     weights: &mut Weights,
     scheme: Scheme,
@@ -48,7 +47,7 @@ pub fn adapt(
 
 struct Adaptation<'a> {
     old: &'a Weights,
-    /// Tensors that take the place of old ones, or are added.
+    /// Tensors that replace old ones or are added.
     new: Vec<(String, Tensor)>,
     scheme: Scheme,
     leniency: Leniency,
@@ -99,7 +98,7 @@ impl Adaptation<'_> {
         Ok(())
     }
 
-    /// What does not match: an error, or a line in the report where the user allows it.
+    /// Records a mismatch: an error, or a line in the report if mismatches are allowed.
     fn note(&mut self, line: String) {
         if self.leniency.unmatched { self.report.push(line) } else { self.wrong.push(line) }
     }
@@ -160,7 +159,7 @@ impl Adaptation<'_> {
         let mut names = Vec::new();
         for (name, tensor) in self.old.tensors.iter().filter(|(name, _)| !wanted.contains(name.as_str())) {
             let head = to.is_head(name);
-            // A mask token is only used while pre-training.
+            // A mask token is only used in pre-training.
             if name == "mask_token" || (head && self.leniency.new_head && !self.leniency.other_classes) {
                 self.report.push(format!("{name}: left out"));
             } else if !(head && self.leniency.other_classes) {
@@ -174,20 +173,17 @@ impl Adaptation<'_> {
 
 /// What happens to positions, in words.
 fn change(tensor: &Tensor, shape: &[usize], old: PositionLayout, new: PositionLayout, method: Method) -> String {
-    let between = |unit: &str, [h, w]: [usize; 2], [new_h, new_w]: [usize; 2]| match unit {
-        "patches" => format!("{h}x{w} -> {new_h}x{new_w} patches"),
-        _ => format!("{unit} of {h}x{w} -> {new_h}x{new_w}"),
-    };
+    let sizes = |[h, w]: [usize; 2], [new_h, new_w]: [usize; 2]| format!("{h}x{w} -> {new_h}x{new_w}");
     let method = if method == Method::Linear { "linear" } else { "bicubic" };
     match (old, new) {
         (PositionLayout::Window(old), PositionLayout::Window(new)) => {
-            format!("{}, positions resampled", between("windows", old, new))
+            format!("windows of {}, positions resampled", sizes(old, new))
         }
         (PositionLayout::Tokens { grid: old, .. }, PositionLayout::Tokens { grid: new, .. })
         | (PositionLayout::Offsets(old), PositionLayout::Offsets(new))
             if tensor.shape == shape =>
         {
-            format!("{}, positions resampled ({method})", between("patches", old, new))
+            format!("{} patches, positions resampled ({method})", sizes(old, new))
         }
         _ => format!("{:?} -> {shape:?}, positions resampled ({method})", tensor.shape),
     }
@@ -202,7 +198,7 @@ fn resample_tokens(
 ) -> Result<Option<Tensor>, ModelError> {
     let [_, tokens, _] = tensor.shape[..] else { return Ok(None) };
     let Some(patches) = tokens.checked_sub(prefix) else { return Ok(None) };
-    // Weights of another size than their configuration says have a square grid, or none that can be known.
+    // If the weights are of another size than their configuration says, only a square grid can be guessed.
     let old = Some(old).filter(|[rows, columns]| rows * columns == patches);
     if old.is_none() && patches.isqrt().pow(2) != patches {
         return Ok(None);
@@ -246,7 +242,7 @@ fn resample_window(tensor: &Tensor, old: [usize; 2], new: [usize; 2]) -> Result<
     })
 }
 
-/// The first lines of a long list, and how many there are.
+/// The first lines of a list, and their number if there are more.
 fn list(lines: &[String]) -> String {
     let mut text = String::new();
     for line in lines.iter().take(12) {

@@ -1,5 +1,5 @@
-//! The model that comes along inside the program, so that there is something to look at pictures with straight away: a
-//! small Vision Transformer for CIFAR-10's ten classes.
+//! The model that is part of the binary, for a first try without a download: a small Vision Transformer for CIFAR-10's ten
+//! classes.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +9,13 @@ use crate::config;
 use crate::error::ModelError;
 use crate::weights::{names, safetensors};
 
-/// What it is called wherever a checkpoint can be named.
+/// Its name, instead of a checkpoint's path.
 pub const NAME: &str = "cifar10";
 
 const CONFIG: &str = include_str!("../builtin/cifar10/config.json");
 const WEIGHTS: &[u8] = include_bytes!("../builtin/cifar10/model.safetensors");
 
-/// Whether a path means the built-in model: it has its name, and nothing lies there.
+/// Whether a path means the built-in model: it is its name, and there is no such file.
 pub fn is_meant(path: &Path) -> bool {
     path.as_os_str() == NAME && !path.exists()
 }

@@ -19,7 +19,7 @@ use crate::run::model_of;
 use crate::weights::safetensors::{self, Dtype};
 use crate::weights::{self, Scheme, Weights, names};
 
-/// The weights files of a folder, the best first.
+/// The weights files of a folder, in order of preference.
 const WEIGHTS: [&str; 6] = [
     "model.safetensors",
     "model.safetensors.index.json",
@@ -29,10 +29,10 @@ const WEIGHTS: [&str; 6] = [
     "pytorch_model.pth",
 ];
 
-/// Endings of weights files under other names.
+/// Extensions of weights files under other names.
 const ENDINGS: [&str; 5] = ["safetensors", "npz", "pt", "pth", "bin"];
 
-/// A model with its weights, under canonical names, fitting exactly.
+/// A model with exactly its weights, under canonical names.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     /// What it is.
@@ -43,7 +43,7 @@ pub struct Checkpoint {
     pub scheme: Scheme,
     /// The weights file.
     pub source: PathBuf,
-    /// What was changed while opening it, one line each.
+    /// What was changed when it was opened, one line each.
     pub report: Vec<String>,
 }
 
@@ -65,16 +65,16 @@ pub struct Changes {
     pub classes: Option<usize>,
     /// Another number of channels.
     pub channels: Option<usize>,
-    /// Other classes, even if there are as many: the head starts anew.
+    /// Other classes, even if there are as many: the head is initialised anew.
     pub new_head: bool,
 }
 
 /// How to open a checkpoint.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OpenOptions<'a> {
-    /// The weights file, where the folder's own choice is not the one.
+    /// A weights file other than the one that the folder's names suggest.
     pub weights: Option<&'a Path>,
-    /// Start anew what is missing and drop what is left over.
+    /// Initialise missing tensors anew and drop others that the model does not have.
     pub allow_unmatched: bool,
 }
 
@@ -115,8 +115,7 @@ impl Checkpoint {
         Ok(Checkpoint { config, weights, scheme, source, report })
     }
 
-    /// Changes the model and makes the weights follow; a line in the report for every change. After an error everything is
-    /// as it was.
+    /// Changes the model and adapts the weights, with a line in the report for every change. On an error nothing changes.
     pub fn change(&mut self, changes: Changes) -> Result<(), ModelError> {
         let mut target = self.config.clone();
         if let Some(size) = changes.image_size {
@@ -167,7 +166,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Writes a folder that the layout's library opens too. Every file is complete before it takes its name.
+    /// Writes a folder that the layout's library opens, too. Every file is complete before it gets its name.
     pub fn save(&self, folder: &Path, layout: Layout, dtype: Dtype) -> Result<(), ModelError> {
         let unwritable = |what| ModelError::Folder { path: folder.into(), what };
         let (weights, files) = match layout {
@@ -212,7 +211,7 @@ pub fn read_config(folder: &Path) -> Result<Option<Config>, ModelError> {
     config::parse(&json, preprocessor.as_ref()).map(Some).map_err(|what| ModelError::Config { path, what })
 }
 
-/// The weights file of a folder: one of the usual names, or the only one with a known ending.
+/// The weights file of a folder: one of the usual names, or the only one with a known extension.
 fn find_weights(folder: &Path) -> Result<PathBuf, ModelError> {
     if let Some(found) = WEIGHTS.iter().map(|name| folder.join(name)).find(|path| path.is_file()) {
         return Ok(found);

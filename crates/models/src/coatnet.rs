@@ -16,7 +16,7 @@ use crate::preprocessing::Preprocessing;
 use crate::variant::Variant;
 use blocks::BlockGeometry;
 
-/// The most pixels that attend to one another.
+/// The largest feature map with attention, in pixels.
 const LARGEST_MAP: usize = 1 << 13;
 
 /// What a block is.
@@ -28,7 +28,7 @@ pub enum BlockKind {
     Transformer,
 }
 
-/// How pixels are pooled where the resolution is halved.
+/// Pooling that halves the resolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Downsample {
     /// The maximum of 3x3 pixels.
@@ -55,13 +55,13 @@ pub enum StrideOn {
 /// The inverted bottlenecks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Convolutions {
-    /// How many times wider they are inside.
+    /// Width inside as a multiple.
     pub expansion: f64,
-    /// Than their result; otherwise than their input.
+    /// `expansion` refers to the width of their result, otherwise to that of their input.
     pub expand_output: bool,
     /// Filter size of the middle convolution.
     pub kernel: usize,
-    /// Channels in a group of it; 0 for one group of all.
+    /// Channels in a group of it; 0 for a single group.
     pub group_size: usize,
     /// An activation follows the first norm.
     pub pre_norm_activation: bool,
@@ -69,9 +69,9 @@ pub struct Convolutions {
     pub output_bias: bool,
     /// What halves the resolution.
     pub stride_on: StrideOn,
-    /// How the shortcut is pooled.
+    /// The pooling of the shortcut.
     pub shortcut: Downsample,
-    /// How convolutions continue the image.
+    /// The padding of convolutions.
     pub padding: Padding,
     /// Squeeze-excitation comes before the norm of the middle convolution.
     pub squeeze_early: bool,
@@ -85,10 +85,10 @@ pub struct Convolutions {
     pub norm: Norm,
 }
 
-/// Where relative positions' biases come from.
+/// The biases of relative positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelativePositions {
-    /// Nowhere.
+    /// None.
     None,
     /// A table.
     Table,
@@ -111,7 +111,7 @@ pub struct Transformers {
     pub shortcut_bias: bool,
     /// Biases in the attention's projections.
     pub attention_bias: bool,
-    /// How pixels are pooled where the resolution is halved.
+    /// Pooling that halves the resolution.
     pub pooling: Downsample,
     /// Relative positions.
     pub positions: RelativePositions,
@@ -218,7 +218,7 @@ impl Default for CoAtNet {
     }
 }
 
-/// So many blocks in each stage, each stage of one kind.
+/// Stages of these depths, each of one kind of block.
 fn stages(depths: &[usize], kinds: &str) -> Vec<Vec<BlockKind>> {
     let kind = |c| if c == 'T' { BlockKind::Transformer } else { BlockKind::Convolution };
     depths.iter().zip(kinds.chars()).map(|(&depth, c)| vec![kind(c); depth]).collect()

@@ -36,7 +36,7 @@ pub enum MobileBlockKind {
 /// One block.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MobileBlock {
-    /// What it is made of.
+    /// Its layers.
     pub kind: MobileBlockKind,
     /// Filter size of its spatial convolution.
     pub kernel: usize,
@@ -44,21 +44,21 @@ pub struct MobileBlock {
     pub expand_kernel: usize,
     /// Filter size of the last convolution.
     pub project_kernel: usize,
-    /// Steps of its spatial convolution.
+    /// The stride of its spatial convolution.
     pub stride: usize,
-    /// How many times wider it is inside.
+    /// Width inside as a multiple of the input's.
     pub expansion: f64,
     /// Width of its result.
     pub width: usize,
-    /// Width inside where it is not `expansion` times the input's.
+    /// The width that `expansion` multiplies instead of the input's.
     pub expand_from: Option<usize>,
     /// Hidden width of squeeze-excitation as a share of the input's width; 0 for none.
     pub squeeze: f64,
-    /// Channels in a group of its spatial convolution; 0 for one group of all.
+    /// Channels in a group of its spatial convolution; 0 for a single group.
     pub group_size: usize,
-    /// Whether the input is added where shapes allow.
+    /// A residual connection, if the shapes are equal.
     pub skip: bool,
-    /// Its own activation.
+    /// An activation other than the network's.
     pub activation: Option<Activation>,
 }
 
@@ -79,9 +79,9 @@ pub struct EfficientNet {
     pub stages: Vec<Vec<MobileBlock>>,
     /// Width of the last convolution; 0 for none.
     pub features: usize,
-    /// The coarsest resolution; later stages see further apart instead.
+    /// The coarsest resolution; later stages are dilated instead.
     pub output_stride: usize,
-    /// How convolutions continue the image.
+    /// The padding of convolutions.
     pub padding: Padding,
     /// The activation.
     pub activation: Activation,
@@ -89,7 +89,7 @@ pub struct EfficientNet {
     pub norm: Norm,
     /// Dropout before the head.
     pub dropout: f32,
-    /// Stochastic depth: earlier blocks grow linearly to it.
+    /// Stochastic depth, to which the rates of the blocks grow linearly.
     pub drop_path: f32,
 }
 

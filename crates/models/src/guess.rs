@@ -1,4 +1,4 @@
-//! A model's configuration from its weights alone.
+//! Guesses a model's configuration from its weights.
 
 use crate::architecture::Architecture;
 use crate::config::Config;

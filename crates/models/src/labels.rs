@@ -4,7 +4,7 @@
 /// lemmas of its synsets.
 const IMAGENET_1K: &str = include_str!("labels/imagenet1k.txt");
 
-/// Names for a model with this many classes and none of its own, if published models of that size share them.
+/// Class names of published models with this many classes.
 pub fn usual(classes: usize) -> Option<Vec<String>> {
     (classes == 1000).then(|| IMAGENET_1K.lines().map(str::to_string).collect())
 }

@@ -1,4 +1,4 @@
-//! The layers that architectures share, each a function that names its parameters as timm does.
+//! The layers that architectures share; parameters have timm's names.
 
 mod building;
 mod conv;
@@ -16,12 +16,12 @@ pub use residual::{ResidualBlock, Stem, residual_stages, stages_contradiction};
 use vit_graph::ops::Activation;
 use vit_graph::{Init, Tensor};
 
-/// Glorot and Bengio's uniform start, as in the paper's code: narrow models start with larger weights than wide ones.
+/// The uniform initialisation of Glorot and Bengio (2010), as in the paper's code.
 pub fn glorot(inputs: usize, outputs: usize) -> Init {
     Init::Uniform { bound: (6.0 / (inputs + outputs).max(1) as f32).sqrt() }
 }
 
-/// Whether a graph is built to be trained: only then is there anything random in it.
+/// What a graph is built for: dropout and batch statistics are part of training only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Mode {
@@ -34,7 +34,7 @@ pub fn linear(x: &Tensor, features: usize, bias: bool, name: &str) -> Tensor {
     linear_from(x, features, bias, glorot(x.shape().last(), features), name)
 }
 
-/// A linear layer whose weight starts in a given way.
+/// A linear layer with a given initialisation of its weight.
 pub fn linear_from(x: &Tensor, features: usize, bias: bool, init: Init, name: &str) -> Tensor {
     let _scope = x.scope(name);
     let weight = x.parameter("weight", [features, x.shape().last()], init);
@@ -57,14 +57,14 @@ pub fn mlp(x: &Tensor, hidden: usize, act: Activation, drop: impl Fn(Tensor) -> 
     drop(linear(&h, x.shape().last(), true, "fc2"))
 }
 
-/// Learned factors, one per channel, that start near zero.
+/// Layer scale (Touvron et al., 2021): one learned factor per channel.
 pub fn layer_scale(x: &Tensor, initial: f32, name: &str) -> Tensor {
     let _scope = x.scope(name);
     x * &x.parameter("gamma", [x.shape().last()], Init::Constant(initial))
 }
 
-/// Squeeze and excitation (Hu et al., 2018): each channel is scaled by what a small network makes of all their means.
-/// Its two layers are stored as 1x1 filters under these names.
+/// Squeeze-excitation (Hu et al., 2018): channels are scaled by gates that an MLP computes from their means. Its two layers
+/// are stored as 1x1 filters under these names.
 pub fn squeeze_excite(x: &Tensor, hidden: usize, act: Activation, [reduce, expand]: [&str; 2], name: &str) -> Tensor {
     let _scope = x.scope(name);
     let (batch, channels) = (x.extent(0), x.extent(3));
@@ -82,7 +82,7 @@ pub fn head(features: &Tensor, classes: usize, name: &str) {
     }
 }
 
-/// Width rounded to a multiple of 8, never more than a tenth below what it was (MobileNet's rule).
+/// A width rounded to a multiple of 8, at most a tenth smaller (MobileNet's rule).
 pub fn round_width(width: f64) -> usize {
     let rounded = (((width + 4.0) as usize) / 8 * 8).max(8);
     if (rounded as f64) < 0.9 * width { rounded.saturating_add(8) } else { rounded }

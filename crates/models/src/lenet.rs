@@ -1,5 +1,5 @@
-//! LeNet-5 (LeCun et al., 1998) as it is taught: two convolutions with pooling, three fully connected layers; with tanh
-//! and averages, or with ReLU and maxima.
+//! LeNet-5 (LeCun et al., 1998) in its usual form: two convolutions with pooling, three fully connected layers; with tanh and
+//! mean pooling, or with ReLU and max pooling.
 
 use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation, Pool2d, PoolMode};

@@ -1,11 +1,11 @@
-//! How pictures must be prepared for a model: it travels with the weights. Doing it is the `data` crate's job.
+//! How images are prepared for a model, as its configuration says; the `data` crate does it.
 
 /// The evaluation transform that weights were trained for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Preprocessing {
     /// Height and width that the model takes.
     pub image_size: [usize; 2],
-    /// The share of the resized picture that the crop keeps.
+    /// The share of the resized image that the crop keeps.
     pub crop_pct: f64,
     /// timm's crop mode: `center`, `squash` or `border`.
     pub crop_mode: String,
@@ -18,7 +18,7 @@ pub struct Preprocessing {
 }
 
 impl Preprocessing {
-    /// Colours from -1 to 1, as Google's models take them.
+    /// Colours from -1 to 1, as in Google's models.
     pub fn inception() -> Self {
         Preprocessing {
             image_size: [224, 224],
@@ -30,12 +30,12 @@ impl Preprocessing {
         }
     }
 
-    /// Colours by ImageNet's mean and deviation.
+    /// Colours standardised by ImageNet's mean and deviation.
     pub fn imagenet() -> Self {
         Preprocessing { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225], ..Self::inception() }
     }
 
-    /// Whole pictures of 32 pixels, colours by CIFAR-10's mean and deviation.
+    /// Whole images of 32 pixels, colours standardised by CIFAR-10's mean and deviation.
     pub fn cifar() -> Self {
         Preprocessing {
             image_size: [32, 32],

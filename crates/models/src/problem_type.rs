@@ -1,11 +1,11 @@
-//! What a classifier's logits mean: one of the classes per image, or any number of them.
+//! Whether an image has one label or several.
 
 use serde_json::{Map, Value};
 
-/// How logits become probabilities. The words are Hugging Face's `problem_type`.
+/// How logits become probabilities, by Hugging Face's `problem_type`.
 ///
-/// The dataset decides, not the loss: DeiT III trains on ImageNet's single labels with a sigmoid loss, and its models are
-/// still read by softmax, as timm does.
+/// It follows from the dataset, not from the loss: DeiT III trains on ImageNet's single labels with a sigmoid loss, and its
+/// probabilities are still softmax, as in timm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ProblemType {
     /// Every image has exactly one label: softmax over the classes.
@@ -27,7 +27,7 @@ impl ProblemType {
         }
     }
 
-    /// What a `config.json` says; single where it says nothing.
+    /// The value in a `config.json`; single without one.
     pub(crate) fn parse(config: &Map<String, Value>) -> Result<ProblemType, String> {
         let known = [ProblemType::SingleLabel, ProblemType::MultiLabel];
         match config.get(Self::KEY) {
@@ -38,7 +38,7 @@ impl ProblemType {
         }
     }
 
-    /// The probabilities of one image's logits: together 1 for a single label, each by itself for several.
+    /// The probabilities of one image's logits: they sum to 1 for a single label, and are independent for several.
     pub fn probabilities(self, logits: &[f32]) -> Vec<f32> {
         match self {
             ProblemType::SingleLabel => {

@@ -1,4 +1,4 @@
-//! ResNet (He et al., 2016) in the form everyone uses, "v1.5": batch norm after every convolution, the stride of a
+//! ResNet (He et al., 2016) in its usual form, "v1.5": batch norm after every convolution, the stride of a
 //! bottleneck on its 3x3 filters. With groups it is ResNeXt, with wider bottlenecks Wide ResNet, with a deep stem and
 //! averaged shortcuts ResNet-D. Parameters have timm's names, which are torchvision's.
 
@@ -28,7 +28,7 @@ pub enum ResNetBlock {
 }
 
 impl ResNetBlock {
-    /// How many times wider a block's result is than its narrowest part.
+    /// The width of a block's result as a multiple of its narrowest part.
     pub fn expansion(self) -> usize {
         match self {
             ResNetBlock::Basic => 1,
@@ -60,13 +60,13 @@ pub struct ResNet {
     pub stem: Stem,
     /// Filters of the first two convolutions of a deep stem, half as many as of the third.
     pub stem_width: usize,
-    /// Shortcuts average pixels before they change width, instead of leaving pixels out.
+    /// Shortcuts pool by the mean before a 1x1 convolution, instead of a convolution with a stride.
     pub average_down: bool,
     /// Filters of the shortcuts that change the resolution.
     pub down_kernel: usize,
-    /// The first convolution of a block is so many times narrower.
+    /// The divisor of the width of a block's first convolution.
     pub reduce_first: usize,
-    /// The coarsest resolution; later stages see further apart instead.
+    /// The coarsest resolution; later stages are dilated instead.
     pub output_stride: usize,
     /// The activation.
     pub activation: Activation,

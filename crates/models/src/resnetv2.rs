@@ -17,12 +17,12 @@ use crate::layers::{
 use crate::preprocessing::Preprocessing;
 use crate::variant::Variant;
 
-/// How the stem's pooling continues the image.
+/// The padding of the stem's pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StemPooling {
-    /// One row and column on each side that no maximum sees.
+    /// One row and column on each side, ignored by the maximum.
     Symmetric,
-    /// One row and column of zeros on each side, which stands in for TensorFlow's rule in BiT.
+    /// One row and column of zeros on each side, as in BiT.
     Zeros,
     /// As TensorFlow does.
     Same,
@@ -60,17 +60,17 @@ pub struct ResNetV2 {
     pub stem_pooling: StemPooling,
     /// The kind of block.
     pub block: ResNetV2Block,
-    /// The share of a block's width that its inner convolutions have.
+    /// The width of a block's inner convolutions as a multiple of its result's.
     pub bottleneck: f64,
-    /// Shortcuts average pixels before they change width, instead of leaving pixels out.
+    /// Shortcuts pool by the mean before a 1x1 convolution, instead of a convolution with a stride.
     pub average_down: bool,
-    /// The coarsest resolution; later stages see further apart instead.
+    /// The coarsest resolution; later stages are dilated instead.
     pub output_stride: usize,
     /// The norms.
     pub norm: Norm,
-    /// What is done to the filters.
+    /// Standardisation of the filters.
     pub standardise: Option<Standardise>,
-    /// How convolutions continue the image.
+    /// The padding of convolutions.
     pub padding: Padding,
     /// The activation.
     pub activation: Activation,
@@ -107,7 +107,7 @@ impl Default for ResNetV2 {
 }
 
 impl ResNetV2 {
-    /// The stages of a hybrid Vision Transformer: norms after convolutions, and TensorFlow's border.
+    /// The stages of a hybrid Vision Transformer: norms after convolutions, and TensorFlow's padding.
     pub fn before_tokens(depths: &[usize]) -> Self {
         let base = ResNetV2::default();
         ResNetV2 {

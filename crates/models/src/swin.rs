@@ -1,5 +1,5 @@
-//! Swin Transformer (Liu et al., 2021): attention inside windows, which every second block shifts, and patches merged
-//! between stages. Parameters have timm's names.
+//! Swin Transformer (Liu et al., 2021): attention inside windows, shifted in every second block, and patch merging between
+//! stages. Parameters have timm's names.
 
 mod timm;
 mod variants;
@@ -17,10 +17,10 @@ use crate::layers::{
 use crate::preprocessing::Preprocessing;
 use crate::variant::Variant;
 
-/// What separates windows that only meet because the image was moved: e⁻¹⁰⁰ is nothing, as in the original code.
-const APART: f32 = -100.0;
+/// The bias of pairs that the cyclic shift brought into one window, as in the original code: e⁻¹⁰⁰ is 0.
+const MASKED: f32 = -100.0;
 
-/// The most biases that one block may have, of windows and pairs in them.
+/// The most elements of one block's biases, over windows and pairs of positions.
 const LARGEST_BIAS: usize = 1 << 27;
 
 /// One Swin Transformer.
@@ -40,11 +40,11 @@ pub struct Swin {
     pub depths: Vec<usize>,
     /// Attention heads of each stage.
     pub heads: Vec<usize>,
-    /// Width of a head of each stage; `None` where it is the stage's width divided among its heads.
+    /// Width of a head of each stage; `None` for the stage's width divided by its heads.
     pub head_dims: Vec<Option<usize>>,
     /// Height and width of a window in each stage.
     pub windows: Vec<[usize; 2]>,
-    /// Keep to the window's size and shift even where the image is no larger.
+    /// Windows keep their size and shift even if the image is not larger.
     pub always_partition: bool,
     /// Width of the MLP's hidden layer as a multiple of each stage's width.
     pub mlp_ratios: Vec<f64>,
@@ -96,15 +96,15 @@ impl Swin {
         [0, 1].map(|axis| self.image_size[axis].checked_div(self.patch_size[axis]).unwrap_or(0))
     }
 
-    /// The window of a stage's blocks and how far every second one moves it: where the image is no larger than a window,
-    /// the window is the image and nothing moves.
+    /// The windows of a stage and the shift of every second block: along an axis where the image is not larger than a window,
+    /// the window is the image and is not shifted.
     pub fn window(&self, stage: usize) -> Windows {
         let target = self.windows[stage];
         let shift = target.map(|side| side / 2);
         if self.always_partition {
             return Windows { size: target, shift };
         }
-        // What the model was made for decides; a stage that had to fill up an odd image has one row more.
+        // As in timm, without the row that padding an odd image adds.
         let resolution = self.grid().map(|extent| extent >> stage);
         let size = [0, 1].map(|axis| resolution[axis].min(target[axis]));
         Windows { size, shift: [0, 1].map(|axis| if resolution[axis] <= size[axis] { 0 } else { shift[axis] }) }
@@ -274,7 +274,7 @@ impl Forward<'_, Swin> {
         x
     }
 
-    /// Four neighbouring patches become one, of another width.
+    /// Patch merging: four neighbouring patches become one.
     fn merge(&self, x: &Tensor, width: usize) -> Tensor {
         let _scope = x.scope("downsample");
         let even = (1..3).fold(x.clone(), |x, axis| match x.extent(axis) % 2 {
@@ -282,7 +282,7 @@ impl Forward<'_, Swin> {
             _ => x.apply(Pad { axis, before: 0, after: 1 }, &[]),
         });
         let [b, h, w, c] = [0, 1, 2, 3].map(|axis| even.extent(axis));
-        // Column by column inside each four, as in the original code.
+        // Each four in column-major order, as in the original code.
         let fours =
             even.reshape([b, h / 2, 2, w / 2, 2, c]).permute([0, 1, 3, 4, 2, 5]).reshape([b, h / 2, w / 2, 4 * c]);
         linear(&layer_norm(&fours, self.net.norm_epsilon, "norm"), width, false, "reduction")
@@ -330,24 +330,24 @@ impl Forward<'_, Swin> {
     }
 }
 
-/// `[windows, 1, area, area]`: which pairs of a window were neighbours before the image was moved.
+/// `[windows, 1, area, area]`: masks pairs in a window that were not neighbours before the cyclic shift.
 fn mask(image: &[usize], windows: Windows) -> Constant {
     let ([rows, columns], [height, width]) = (windows.grid(image), windows.size);
-    // Along each side: everything but the last window, what of it did not come from the other side, what did.
+    // Along each axis: 0 before the last window, 1 in its part that was there before the shift, 2 in the rest.
     let part = |axis: usize, at: usize, extent: usize| match extent - at {
         rest if rest <= windows.shift[axis] => 2,
         rest if rest <= windows.size[axis] => 1,
         _ => 0,
     };
     let (area, extents) = (height * width, [rows * height, columns * width]);
-    let region = |window: usize, place: usize| {
-        let (y, x) = (window / columns * height + place / width, window % columns * width + place % width);
+    let region = |window: usize, position: usize| {
+        let (y, x) = (window / columns * height + position / width, window % columns * width + position % width);
         (part(0, y, extents[0]), part(1, x, extents[1]))
     };
-    let number = |at: usize| {
+    let bias = |at: usize| {
         let (window, i, j) = (at / (area * area), at / area % area, at % area);
-        if region(window, i) == region(window, j) { 0.0 } else { APART }
+        if region(window, i) == region(window, j) { 0.0 } else { MASKED }
     };
     let shape = [rows * columns, 1, area, area];
-    Constant::f32(shape, (0..shape.iter().product()).map(number).collect())
+    Constant::f32(shape, (0..shape.iter().product()).map(bias).collect())
 }

@@ -1,4 +1,4 @@
-//! Every named model, over all architectures.
+//! The named models of all architectures.
 
 use crate::architecture::Architecture;
 use crate::preprocessing::Preprocessing;
@@ -15,7 +15,7 @@ pub struct Variant {
     pub family: &'static str,
     /// The model.
     pub architecture: Architecture,
-    /// What its published weights were trained with.
+    /// The preprocessing of its published weights.
     pub preprocessing: Preprocessing,
 }
 

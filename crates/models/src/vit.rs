@@ -1,4 +1,4 @@
-//! The Vision Transformer (Dosovitskiy et al., 2021) and what its successors changed in it, as options.
+//! The Vision Transformer (Dosovitskiy et al., 2021), with its successors' changes as options.
 //!
 //! The layers follow the paper's figure from left to right: patches, tokens and positions, encoder blocks, head.
 //! Parameters have timm's names.
@@ -43,7 +43,7 @@ pub enum FinalNorm {
     Absent,
 }
 
-/// One Vision Transformer: every choice that the paper and its successors made.
+/// One Vision Transformer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Vit {
     /// Height and width of the image.
@@ -68,7 +68,7 @@ pub struct Vit {
     pub class_token: bool,
     /// A distillation token stands second (DeiT).
     pub distillation_token: bool,
-    /// The distillation token has a head of its own, and the mean of the two heads answers.
+    /// The distillation token has a head, too, and the logits are the mean of both.
     pub distillation_head: bool,
     /// Register tokens between those and the patches.
     pub registers: usize,
@@ -188,14 +188,14 @@ impl Forward<'_, Vit> {
         let inputs = map.extent(3) * ph * pw;
         let init = Init::TruncatedNormal { std: (inputs.max(1) as f32).powf(-0.5) };
         let weight = image.parameter("weight", [vit.dim, map.extent(3), ph, pw], init);
-        // CLIP's patches have no bias: the norm that follows would be the only one to see it.
+        // CLIP's patch embedding has no bias.
         let bias = (!vit.pre_norm).then(|| image.parameter("bias", [vit.dim], Init::Zeros));
         let grid = map.conv2d(Conv2d::patches([ph, pw], true), &weight, bias.as_ref());
         let [rows, columns] = vit.grid();
         grid.reshape([image.extent(0), rows * columns, vit.dim])
     }
 
-    /// The image itself, or what convolutional stages make of it.
+    /// The image, or the feature map of the convolutional stages.
     fn feature_map(&self, image: &Tensor) -> Tensor {
         let image = channels_last(image);
         let Some(backbone) = &self.net.backbone else { return image };
@@ -236,7 +236,7 @@ impl Forward<'_, Vit> {
         let (vit, [batch, tokens]) = (self.net, [x.extent(0), x.extent(1)]);
         let _scope = x.scope(name);
         let head_dim = vit.dim / vit.heads;
-        // Three matrices in one, each started by itself.
+        // Three stacked matrices, each initialised as a `dim x dim` one.
         let qkv = linear_from(x, 3 * vit.dim, vit.qkv_bias, glorot(vit.dim, vit.dim), "qkv");
         let bias = positions::relative_bias(vit, x);
         let (dropout, seed) = self.building.attention_dropout(x, vit.attention_dropout);
@@ -269,7 +269,7 @@ impl Forward<'_, Vit> {
         mlp(x, self.net.mlp_dim, self.net.activation, |h| self.drop(h), name)
     }
 
-    /// What a residual branch passes before it is added: layer scale, stochastic depth.
+    /// Layer scale and stochastic depth of a residual branch.
     fn branch(&self, x: Tensor, depth: usize, name: &str) -> Tensor {
         let vit = self.net;
         let x = vit.layer_scale.map_or(x.clone(), |initial| layer_scale(&x, initial, name));
@@ -328,7 +328,7 @@ impl Forward<'_, Vit> {
         token(&(y + self.mlp(&h, "mlp")), 0)
     }
 
-    /// DeiT: class and distillation tokens have a head each, and the mean of the two answers.
+    /// DeiT: class and distillation tokens have a head each, and the logits are the mean of both.
     fn two_heads(&self, x: &Tensor) {
         let (class, distillation) = (token(x, 0), token(x, 1));
         (&class + &distillation).scale(0.5).output("features");
@@ -346,7 +346,7 @@ impl Forward<'_, Vit> {
     }
 }
 
-/// These tokens before the others.
+/// Prepends tokens.
 fn prepend(tokens: &[Tensor], x: Tensor) -> Tensor {
     Tensor::concat(&tokens.iter().chain([&x]).collect::<Vec<_>>(), 1)
 }

@@ -8,7 +8,7 @@ use crate::layers::{
     Building, Conv, Padding, TABLE, layer_scale, linear, log_offsets, relative_bias, round_width, squeeze_excite,
 };
 
-/// Dropout inside the network that makes relative positions.
+/// Dropout inside the MLP of relative positions.
 pub(super) const NETWORK_DROPOUT: f32 = 0.125;
 
 /// The shape of a block's result, and its rate of stochastic depth.
@@ -29,7 +29,7 @@ fn pool(x: &Tensor, how: Downsample, padding: Padding) -> Tensor {
         Downsample::Mean => (PoolMode::Mean, 3),
         Downsample::Mean2 => (PoolMode::Mean, 2),
     };
-    // Where the border is filled up as TensorFlow does, timm counts it in means.
+    // With TensorFlow's padding timm's means include the border's zeros.
     let (padding, count_padding) = match padding {
         Padding::Same => (Padding::Same.around(x, kernel, 2, 1), pooling == PoolMode::Mean),
         _ => ([[kernel / 3; 2]; 2], false),
@@ -109,7 +109,7 @@ pub(super) fn transformer(t: &Transformers, building: &Building, x: &Tensor, geo
     x + branch(h, "ls2")
 }
 
-/// A linear layer over channels whose weight is stored as 1x1 filters.
+/// A linear layer whose weight is stored as 1x1 filters.
 fn stored_as_filters(x: &Tensor, width: usize, bias: bool, name: &str) -> Tensor {
     Conv { bias, ..Conv::new(width, 1) }.apply(x, name)
 }
@@ -136,8 +136,8 @@ fn attention(t: &Transformers, building: &Building, x: &Tensor, geometry: BlockG
     y
 }
 
-/// The projections to query, key and value. The published layout has the three of each head together; attention here
-/// takes all queries first, so the rows of the weight change places, not those of every image.
+/// The projections to query, key and value. Published weights are `[heads, 3, head_dim]`; attention takes
+/// `[3, heads, head_dim]`, so the weight's rows are permuted once instead of every image's activations.
 fn by_head(t: &Transformers, x: &Tensor, heads: usize) -> Tensor {
     let _scope = x.scope("qkv");
     let (d, inputs) = (t.head_dim, x.extent(3));
@@ -164,7 +164,7 @@ fn relative(t: &Transformers, building: &Building, x: &Tensor, heads: usize, gri
             Some(relative_bias(&table, grid))
         }
         RelativePositions::TableByHead => {
-            // Offsets count from key to query there, so the table is read from its end.
+            // The table's offsets are from key to query, those of `relative_bias` from query to key: it is reversed.
             let table = x.parameter("relative_position_bias_table", [heads, rows, columns], TABLE);
             let table = table.reshape([heads, offsets]).permute([1, 0]);
             let reversed = x.constant(Constant::i32([offsets], (0..offsets as i32).rev().collect()));

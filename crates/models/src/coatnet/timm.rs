@@ -10,7 +10,7 @@ use crate::layers::{Norm, Padding};
 
 pub(super) const CLASS: &str = "timm.models.maxxvit.MaxxVit";
 
-/// What only timm's MaxViT blocks look at, and what does not change what a model computes.
+/// Options of MaxViT's blocks only, and those that do not change what a model computes.
 const IGNORED: [&str; 8] = [
     "head_first",
     "partition_ratio",
@@ -22,10 +22,10 @@ const IGNORED: [&str; 8] = [
     "init_values",
 ];
 
-/// The two nested configurations, and how the names of arguments for them begin.
+/// The two nested configurations, and the prefixes of their arguments.
 const PARTS: [(&str, &str); 2] = [("conv_cfg", "conv_"), ("transformer_cfg", "transformer_")];
 
-/// What the constructor makes without arguments.
+/// The model of the constructor without arguments.
 pub(super) fn constructed() -> CoAtNet {
     CoAtNet { head_hidden: None, ..CoAtNet::default() }
 }
@@ -46,8 +46,8 @@ pub(super) fn configure(args: &Arguments, net: &mut CoAtNet) -> Result<(), Strin
     args.finish(&["pretrained", "features_only"])
 }
 
-/// The configuration of a named model with the arguments laid over it, whose names begin with `conv_` and `transformer_`
-/// for its two parts; `None` where there are none.
+/// The model's configuration with arguments merged into it, those of its two parts by their prefixes; `None` if there are
+/// none.
 fn overlaid(args: &Arguments, net: &CoAtNet) -> Option<Map<String, Value>> {
     let mut cfg = arguments(net).remove("cfg")?.as_object()?.clone();
     let mut changed = false;
@@ -91,7 +91,7 @@ fn configure_parts(cfg: &Arguments, net: &mut CoAtNet) -> Result<(), String> {
     cfg.finish(&["weight_init"])
 }
 
-/// A kind for all blocks of a stage, or for its first ones, the last of them repeated.
+/// One kind for all blocks of a stage, or a list for its first ones, whose last is repeated.
 fn stage(kinds: &Value, depth: usize) -> Result<Vec<BlockKind>, String> {
     let one = |value: &Value| match value.as_str() {
         Some("C") => Ok(BlockKind::Convolution),
@@ -188,7 +188,7 @@ fn transformers(args: &Arguments) -> Result<Transformers, String> {
             "" => RelativePositions::None,
             other => return Err(format!("timm's option `rel_pos_type` should be bias, bias_tf or mlp, not `{other}`")),
         },
-        // A scale of zero is no scale at all there.
+        // timm treats 0 as no layer scale.
         layer_scale: args.number("init_values")?.filter(|&v| v != 0.0).map(|v| v as f32),
         activation: args.activation("act_layer")?.unwrap_or(usual.activation),
         norm: norm(args, "layernorm2d", 1e-6)?,
@@ -284,7 +284,7 @@ pub(super) fn arguments(net: &CoAtNet) -> Map<String, Value> {
     }))
 }
 
-/// The blocks of a stage: one letter where they are all of a kind.
+/// The blocks of a stage: one letter if they are all of one kind.
 fn kinds(stage: &[BlockKind]) -> Value {
     let letter = |kind: &BlockKind| if *kind == BlockKind::Transformer { "T" } else { "C" };
     match stage {
@@ -293,7 +293,7 @@ fn kinds(stage: &[BlockKind]) -> Value {
     }
 }
 
-/// The arguments as timm lays them over a named model's configuration.
+/// The arguments as `create_model` takes them, with prefixes for the two parts.
 fn flat(net: &CoAtNet) -> Map<String, Value> {
     let mut args = arguments(net);
     let cfg = args.remove("cfg").and_then(|cfg| cfg.as_object().cloned()).unwrap_or_default();

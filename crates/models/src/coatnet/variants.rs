@@ -1,4 +1,4 @@
-//! The named CoAtNets: the paper's sizes, and timm's own, which it trained before Google's code was published ("rw").
+//! The named CoAtNets: the paper's sizes, and timm's ("rw"), which predate Google's code.
 
 use vit_graph::ops::Activation;
 
@@ -48,7 +48,7 @@ fn paper() -> Vec<Variant> {
     sizes.into_iter().enumerate().map(model).collect()
 }
 
-/// Inverted bottlenecks as timm first had them: expanded from their input, with SiLU, without biases.
+/// timm's first inverted bottlenecks: expanded from their input, with SiLU, without biases.
 fn own_convolutions(stride_on: StrideOn) -> Convolutions {
     Convolutions {
         expand_output: false,
@@ -61,7 +61,7 @@ fn own_convolutions(stride_on: StrideOn) -> Convolutions {
     }
 }
 
-/// The same as timm had them by the time of MaxViT.
+/// timm's inverted bottlenecks since MaxViT.
 fn later_convolutions(stride_on: StrideOn) -> Convolutions {
     Convolutions { expand_output: false, stride_on, activation: Activation::Silu, ..Convolutions::default() }
 }
@@ -128,7 +128,7 @@ fn own() -> Vec<Variant> {
     let large = CoAtNet { image_size: [384; 2], ..model(&TWO, deep, silu(dw()), scaled(network(512))) };
     let squashed = Preprocessing { crop_mode: "squash".into(), ..half() };
     all.push(variant("coatnet_rmlp_2_rw_384", None, large, 1.0, squashed));
-    // The last two stages start with a convolution here.
+    // The last two stages start with a convolution.
     let led = |depth: usize| [vec![BlockKind::Convolution], vec![BlockKind::Transformer; depth - 1]].concat();
     let mixed = CoAtNet {
         stages: vec![vec![BlockKind::Convolution; 3], vec![BlockKind::Convolution; 4], led(6), led(3)],

@@ -12,7 +12,7 @@ pub(crate) fn whole(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|n| usize::try_from(n).ok())
 }
 
-/// One number for both sides, or height and width.
+/// Height and width, or one number for both.
 pub(crate) fn pair(value: &Value) -> Option<[usize; 2]> {
     match value.as_array().map(Vec::as_slice) {
         Some([h, w]) => whole(h).zip(whole(w)).map(|(h, w)| [h, w]),
@@ -102,7 +102,7 @@ impl<'a> Arguments<'a> {
         Ok(Some((class, Arguments::new(self.library, bound))))
     }
 
-    /// One number for both sides, or height and width.
+    /// Height and width, or one number for both.
     pub fn pair(&self, name: &str) -> Result<Option<[usize; 2]>, String> {
         let read = |v: &Value| pair(v).ok_or_else(|| self.wrong(name, "a size or [height, width]"));
         self.get(name).map(read).transpose()

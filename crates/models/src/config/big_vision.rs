@@ -45,7 +45,7 @@ pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]
     match args.text("pool_type")?.unwrap_or("gap") {
         "gap" => {}
         "map" => vit.pooling = Pooling::Map,
-        // The class token is put before the patches after positions were added to them.
+        // The class token has no position: it is prepended after they were added.
         "tok" => (vit.pooling, vit.class_token) = (Pooling::Token, true),
         other => return Err(format!("big_vision's option `pool_type` should be gap, map or tok, not `{other}`")),
     }

@@ -87,13 +87,13 @@ fn build(deit: bool, class: &str, map: &Map<String, Value>, preprocessor: Option
     Ok(Config { name: None, architecture: vit.into(), preprocessing, labels, problem_type: ProblemType::parse(map)? })
 }
 
-/// `id2label` in the order of its numbers.
+/// The values of `id2label` in the order of its keys.
 fn labels(by_number: Option<&Map<String, Value>>) -> Vec<String> {
     let by_number = by_number.cloned().unwrap_or_default();
     (0..by_number.len()).map_while(|i| by_number.get(&i.to_string())?.as_str().map(str::to_string)).collect()
 }
 
-/// Hugging Face resizes both sides, whatever the picture's shape; a crop follows where it is asked for.
+/// Hugging Face resizes both sides, whatever the image's aspect ratio; `do_center_crop` adds a crop.
 fn preprocessing(map: &Map<String, Value>, usual: &Preprocessing) -> Preprocessing {
     let floats = |name: &str| -> Option<Vec<f32>> {
         map.get(name)?.as_array()?.iter().map(|v| v.as_f64().map(|v| v as f32)).collect()
@@ -132,8 +132,7 @@ fn preprocessing(map: &Map<String, Value>, usual: &Preprocessing) -> Preprocessi
     }
 }
 
-/// The fraction of `size` that `crop` is, of its two neighbours the one from which `size` is found again: 224 / (224 / 354)
-/// is a little less than 354.
+/// `crop / size`, rounded so that `floor(crop / share)` is `size` again: 224 / (224 / 354) is a little less than 354.
 fn share(crop: f64, size: f64) -> f64 {
     let share = crop / size;
     if (crop / share).floor() < size { share.next_down() } else { share }
@@ -217,8 +216,7 @@ fn expressed(config: &Config) -> Result<Value, String> {
     Ok(root)
 }
 
-/// How transformers will prepare images otherwise than this model when it opens [`hugging_face_preprocessor`], one line
-/// each.
+/// How transformers will prepare images differently when it opens [`hugging_face_preprocessor`], one line each.
 pub fn hugging_face_differences(config: &Config) -> Vec<String> {
     let p = &config.preprocessing;
     let (squashed, [height, width]) = (p.crop_mode == "squash", p.image_size);
@@ -258,7 +256,7 @@ pub fn hugging_face_preprocessor(config: &Config) -> Value {
     } else {
         json!({ "shortest_edge": resized(height.min(width)) })
     };
-    // Only some of the classes keep an image's proportions, or crop; all of them read the same fields.
+    // Not every class keeps the aspect ratio, or crops; all of them read the same fields.
     let class = match (squashed, p.crop_pct < 1.0) {
         (true, false) if !distilled => "ViTImageProcessor",
         (true, _) => "DeiTImageProcessor",

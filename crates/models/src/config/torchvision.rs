@@ -34,7 +34,7 @@ pub(super) fn resnet(args: &Map<String, Value>, input: Option<[usize; 2]>) -> Re
     let base = ResNet::default();
     let block = args.text("block")?.ok_or("torchvision's option `block` is missing")?;
     let depths = args.counts("layers")?.ok_or("torchvision's option `layers` is missing")?;
-    // Not torchvision's: what its narrowed copies divide every stage's width by.
+    // Not torchvision's: the divisor of every stage's width in narrowed copies.
     let divisor = args.count("planes_divisor")?.unwrap_or(1).max(1);
     let net = ResNet {
         image_size: input.unwrap_or(base.image_size),

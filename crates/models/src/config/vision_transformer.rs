@@ -71,7 +71,7 @@ fn stages(args: &Arguments) -> Result<ResNetV2, String> {
     Ok(google_stages(&depths, width as usize))
 }
 
-/// Google's stages before a hybrid: so many blocks each, the stem so wide, with its epsilons.
+/// The stages before a hybrid with Google's epsilons: blocks of each stage, and the stem's width.
 pub(crate) fn google_stages(depths: &[usize], width: usize) -> ResNetV2 {
     ResNetV2 {
         depths: depths.to_vec(),

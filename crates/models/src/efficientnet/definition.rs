@@ -6,7 +6,7 @@ use vit_graph::ops::Activation;
 use super::{MobileBlock, MobileBlockKind};
 use crate::layers::round_width;
 
-/// Compound scaling: how much wider and deeper than written a network is.
+/// Compound scaling: factors of all widths and depths.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub struct Scaling {
@@ -15,7 +15,7 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// As written.
+    /// No scaling.
     pub const NONE: Scaling = Scaling { width: 1.0, depth: 1.0 };
 
     /// A width after scaling.
@@ -24,7 +24,7 @@ impl Scaling {
     }
 }
 
-/// The blocks of every stage, or what cannot be understood.
+/// The blocks of every stage, or what is wrong with a definition.
 pub fn parse_stages(stages: &[Vec<String>], scaling: Scaling) -> Result<Vec<Vec<MobileBlock>>, String> {
     stages.iter().map(|definitions| stage(definitions, scaling)).collect()
 }
@@ -33,7 +33,7 @@ fn stage(definitions: &[String], scaling: Scaling) -> Result<Vec<MobileBlock>, S
     let parsed: Vec<(MobileBlock, usize)> = definitions.iter().map(|d| block(d, scaling)).collect::<Result<_, _>>()?;
     let mut left: usize = parsed.iter().map(|(_, repeats)| repeats).sum();
     let mut scaled = (left as f64 * scaling.depth).ceil() as usize;
-    // The stage is scaled as a whole; the first definition, which is rarely worth repeating, takes what is left over.
+    // As in timm, the stage is scaled as a whole and definitions get their share from the last to the first.
     let mut blocks: Vec<Vec<MobileBlock>> = Vec::new();
     for (block, repeats) in parsed.iter().rev() {
         let share = (*repeats as f64 / left as f64 * scaled as f64).round_ties_even().max(1.0) as usize;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unknown_parts_of_a_definition_are_named() {
         let error = |text: &str| parse_stages(&[vec![text.to_string()]], Scaling::NONE).unwrap_err();
         assert!(error("mha_r1_k3_s1_c16").contains("`mha`"));
         assert!(error("ir_r1_k3_s1_e1_c16_cc4").contains("`cc4`"));

@@ -10,7 +10,7 @@ use crate::layers::{Norm, Padding};
 
 pub(super) const CLASS: &str = "timm.models.efficientnet.EfficientNet";
 
-/// What the constructor makes without arguments.
+/// The model of the constructor without arguments.
 pub(super) fn constructed() -> EfficientNet {
     EfficientNet { activation: Activation::Relu, ..EfficientNet::default() }
 }
@@ -58,7 +58,7 @@ pub(super) fn configure(args: &Arguments, net: &mut EfficientNet) -> Result<(), 
     args.finish(&["pretrained", "features_only", "depth_trunc"])
 }
 
-/// A block as a definition that needs no scaling.
+/// The definition of a block, without scaling.
 fn definition(block: &MobileBlock) -> String {
     let kind = match block.kind {
         MobileBlockKind::Separable { active: false } => "ds",

@@ -71,58 +71,58 @@ const SCALES: [(&str, f64, f64); 10] = [
     ("l2", 4.3, 5.3),
 ];
 
-/// How the published weights take pictures.
+/// The preprocessing of published weights.
 #[derive(Clone, Copy)]
-struct Taken {
+struct EvalTransform {
     image: usize,
     crop_pct: f64,
     crop_mode: &'static str,
-    /// Colours from -1 to 1 instead of by ImageNet's mean and deviation.
+    /// Colours from -1 to 1 instead of standardised by ImageNet's mean and deviation.
     inception: bool,
 }
 
-const fn taken(image: usize, crop_pct: f64) -> Taken {
-    Taken { image, crop_pct, crop_mode: "center", inception: false }
+const fn transform(image: usize, crop_pct: f64) -> EvalTransform {
+    EvalTransform { image, crop_pct, crop_mode: "center", inception: false }
 }
 
-const fn inception(image: usize, crop_pct: f64, crop_mode: &'static str) -> Taken {
-    Taken { image, crop_pct, crop_mode, inception: true }
+const fn inception(image: usize, crop_pct: f64, crop_mode: &'static str) -> EvalTransform {
+    EvalTransform { image, crop_pct, crop_mode, inception: true }
 }
 
-/// Those of timm's own training, in the order of [`SCALES`].
-const OWN: [Taken; 10] = [
-    taken(224, 0.875),
+/// Those of timm's training, in the order of [`SCALES`].
+const OWN: [EvalTransform; 10] = [
+    transform(224, 0.875),
     inception(240, 0.9, "center"),
-    taken(256, 0.875),
-    taken(288, 0.875),
-    taken(320, 0.875),
-    Taken { crop_mode: "squash", ..taken(448, 1.0) },
-    taken(528, 0.942),
-    taken(600, 0.949),
-    taken(672, 0.954),
-    taken(800, 0.961),
+    transform(256, 0.875),
+    transform(288, 0.875),
+    transform(320, 0.875),
+    EvalTransform { crop_mode: "squash", ..transform(448, 1.0) },
+    transform(528, 0.942),
+    transform(600, 0.949),
+    transform(672, 0.954),
+    transform(800, 0.961),
 ];
 
 /// Google's, Noisy Student's where there are any.
-const TENSORFLOW: [Taken; 10] = [
-    taken(224, 0.875),
-    taken(240, 0.882),
-    taken(260, 0.89),
-    taken(300, 0.904),
-    taken(380, 0.922),
-    taken(456, 0.934),
-    taken(528, 0.942),
-    taken(600, 0.949),
+const TENSORFLOW: [EvalTransform; 10] = [
+    transform(224, 0.875),
+    transform(240, 0.882),
+    transform(260, 0.89),
+    transform(300, 0.904),
+    transform(380, 0.922),
+    transform(456, 0.934),
+    transform(528, 0.942),
+    transform(600, 0.949),
     inception(672, 0.954, "center"),
-    taken(475, 0.936),
+    transform(475, 0.936),
 ];
 
-/// Name, definition, width of the stem, timm's and Google's ways to take pictures.
-const SECOND: [(&str, &[&str], usize, Taken, Taken); 4] = [
-    ("s", &V2_S, 24, taken(288, 1.0), inception(300, 1.0, "center")),
-    ("m", &V2_M, 24, taken(320, 1.0), inception(384, 1.0, "squash")),
-    ("l", &V2_L, 32, taken(384, 1.0), inception(384, 1.0, "squash")),
-    ("xl", &V2_XL, 32, taken(384, 1.0), inception(384, 1.0, "squash")),
+/// Name, definition, width of the stem, timm's and Google's preprocessing.
+const SECOND: [(&str, &[&str], usize, EvalTransform, EvalTransform); 4] = [
+    ("s", &V2_S, 24, transform(288, 1.0), inception(300, 1.0, "center")),
+    ("m", &V2_M, 24, transform(320, 1.0), inception(384, 1.0, "squash")),
+    ("l", &V2_L, 32, transform(384, 1.0), inception(384, 1.0, "squash")),
+    ("xl", &V2_XL, 32, transform(384, 1.0), inception(384, 1.0, "squash")),
 ];
 
 /// The published variants, smallest first.
@@ -164,7 +164,7 @@ fn network(
 }
 
 impl Default for EfficientNet {
-    /// No stages yet; everything else as in the paper.
+    /// No stages; all other choices as in the paper.
     fn default() -> Self {
         EfficientNet {
             image_size: [224, 224],
@@ -184,9 +184,9 @@ impl Default for EfficientNet {
     }
 }
 
-fn variant(name: String, paper_name: Option<String>, net: EfficientNet, taken: Taken) -> Variant {
-    let image_size = [taken.image; 2];
-    let usual = if taken.inception { Preprocessing::inception() } else { Preprocessing::imagenet() };
+fn variant(name: String, paper_name: Option<String>, net: EfficientNet, transform: EvalTransform) -> Variant {
+    let image_size = [transform.image; 2];
+    let usual = if transform.inception { Preprocessing::inception() } else { Preprocessing::imagenet() };
     Variant {
         name,
         paper_name,
@@ -194,8 +194,8 @@ fn variant(name: String, paper_name: Option<String>, net: EfficientNet, taken: T
         architecture: EfficientNet { image_size, ..net }.into(),
         preprocessing: Preprocessing {
             image_size,
-            crop_pct: taken.crop_pct,
-            crop_mode: taken.crop_mode.into(),
+            crop_pct: transform.crop_pct,
+            crop_mode: transform.crop_mode.into(),
             ..usual
         },
     }

@@ -1,16 +1,16 @@
-//! Convolutions as models name them: how far they reach over the border, and what happens to their weights first.
+//! Convolutions: their padding, and the standardisation of their weights.
 
 use vit_graph::ops::{Constant, Conv2d, Pool2d, PoolMode};
 use vit_graph::{Init, Shape, Tensor};
 
-/// How an image is continued beyond its border, with zeros.
+/// How many zeros are around an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Padding {
-    /// As much before as after, whatever the image, as in PyTorch.
+    /// As many before as after, whatever the image's size, as in PyTorch.
     Symmetric,
-    /// As much as it takes for `ceil(size / stride)` results, an odd one after, as in TensorFlow and JAX.
+    /// As many as give `ceil(size / stride)` results, an odd one after, as in TensorFlow and JAX.
     Same,
-    /// Not at all: a border narrower than the stride is left out.
+    /// None: a border narrower than the stride is left out.
     None,
 }
 
@@ -34,7 +34,7 @@ impl Padding {
         [1, 2].map(|axis| self.amount(image.extent(axis), kernel, stride, dilation))
     }
 
-    /// How many results there are along one side.
+    /// The extent of the result along one axis.
     pub fn results(self, extent: usize, kernel: usize, stride: usize) -> usize {
         let [before, after] = self.amount(extent, kernel, stride, 1);
         (extent + before + after).saturating_sub(kernel) / stride.max(1) + 1
@@ -52,15 +52,15 @@ pub enum Standardise {
 
 impl Standardise {
     fn apply(self, weight: &Tensor) -> Tensor {
-        // Filters as rows: what each of them is divided by stands beside it.
+        // One filter per row.
         let (shape, filters) = (weight.shape(), weight.extent(0));
         let rows = weight.reshape([filters, shape.elements() / filters.max(1)]);
         let centred = &rows - &rows.mean([1]).reshape([filters, 1]);
         let variance = (&centred * &centred).mean([1]).reshape([filters, 1]);
-        let number = |n: f32| weight.constant(Constant::filled(Shape::default(), n));
+        let scalar = |n: f32| weight.constant(Constant::filled(Shape::default(), n));
         let factor = match self {
-            Standardise::Variance(epsilon) => (variance + number(epsilon)).power(-0.5),
-            Standardise::Deviation(epsilon) => (variance.power(0.5) + number(epsilon)).power(-1.0),
+            Standardise::Variance(epsilon) => (variance + scalar(epsilon)).power(-0.5),
+            Standardise::Deviation(epsilon) => (variance.power(0.5) + scalar(epsilon)).power(-1.0),
         };
         (centred * factor).reshape(shape)
     }
@@ -83,7 +83,7 @@ pub struct Conv {
 }
 
 impl Conv {
-    /// So many filters of this size, at every pixel, without a bias.
+    /// Filters of this size, with stride 1 and without a bias.
     pub fn new(filters: usize, kernel: usize) -> Self {
         Conv {
             filters,
@@ -120,8 +120,8 @@ pub fn max_pool(x: &Tensor, kernel: usize, stride: usize, padding: [[usize; 2]; 
     x.pool2d(Pool2d { pooling, kernel, stride, padding, count_padding })
 }
 
-/// The mean of 2x2 pixels before a shortcut that changes the resolution (ResNet-D). At the border it is of the pixels
-/// that there are; where filters see further apart instead of a stride, the image keeps its size and the border is zero.
+/// The mean of 2x2 pixels before a shortcut that changes the resolution (ResNet-D). With a stride, padding does not count in
+/// means at the border; with dilation instead of a stride, the image keeps its size and zeros count.
 pub fn average_down(x: &Tensor, stride: usize, dilation: usize) -> Tensor {
     let (padding, count_padding) = match (stride, dilation) {
         (1, 1) => return x.clone(),
@@ -136,7 +136,7 @@ pub fn channels_last(image: &Tensor) -> Tensor {
     image.permute([0, 2, 3, 1])
 }
 
-/// A linear layer whose weight is stored as 1x1 filters, on each vector of a batch.
+/// A linear layer whose weight is stored as 1x1 filters.
 pub fn pointwise(x: &Tensor, features: usize, init: Init, name: &str) -> Tensor {
     let _scope = x.scope(name);
     let inputs = x.shape().last();

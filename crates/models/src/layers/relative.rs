@@ -1,9 +1,9 @@
-//! Relative positions inside a window: every pair of places has an offset, and every offset a bias per head.
+//! Relative positions inside a window: each offset between two positions has a bias per head.
 
 use vit_graph::ops::Constant;
 use vit_graph::{Init, Tensor};
 
-/// For every pair of places of a window, query by query, the number of its offset.
+/// The index of the offset of every pair of positions in a window, `[query][key]`.
 pub fn relative_index([rows, columns]: [usize; 2]) -> Vec<i32> {
     let area = rows * columns;
     let offset = |pair: usize| {
@@ -22,13 +22,13 @@ pub fn relative_bias(table: &Tensor, window: [usize; 2]) -> Tensor {
     table.gather(&index).permute([2, 0, 1]).reshape([1, heads, area, area])
 }
 
-/// Offsets of a window in logarithms, `[offsets, 2]`, from which a small network makes biases (Swin v2's idea, with
-/// natural logarithms and without normalisation, as timm's "cr" mode has it).
+/// The signed logarithms of a window's offsets, `[offsets, 2]`, the input of an MLP that computes biases (Swin v2, with
+/// natural logarithms and without normalisation, as in timm's "cr" mode).
 pub fn log_offsets([rows, columns]: [usize; 2]) -> Vec<f32> {
     let log = |offset: i64| offset.signum() as f32 * ((offset.abs() + 1) as f32).ln();
     let side = |extent: usize| -(extent as i64 - 1)..extent as i64;
     side(rows).flat_map(|y| side(columns).flat_map(move |x| [log(y), log(x)])).collect()
 }
 
-/// How tables of biases start.
+/// The initialisation of bias tables.
 pub const TABLE: Init = Init::TruncatedNormal { std: 0.02 };

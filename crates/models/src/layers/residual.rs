@@ -1,4 +1,4 @@
-//! What the residual networks share: their stems, and the stride and dilation of each block.
+//! The stems of ResNets, and the stride and dilation of each block of a residual network.
 
 use super::drop_path_rate;
 

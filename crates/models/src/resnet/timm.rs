@@ -10,7 +10,7 @@ use crate::layers::{Norm, Stem};
 
 pub(super) const CLASS: &str = "timm.models.resnet.ResNet";
 
-/// Options that change how timm trains or starts a model, not what the model computes.
+/// Options of training and initialisation.
 const IGNORED: [&str; 4] = ["zero_init_last", "pretrained", "drop_block_rate", "features_only"];
 
 pub(super) fn configure(args: &Arguments, net: &mut ResNet) -> Result<(), String> {

@@ -10,7 +10,7 @@ use crate::layers::{Padding, Standardise, Stem, round_width};
 
 pub(super) const CLASS: &str = "timm.models.resnetv2.ResNetV2";
 
-/// What the constructor makes without arguments: BiT's models change the stem and an epsilon.
+/// The model of the constructor without arguments; BiT's models have another stem and epsilon.
 pub(super) fn constructed() -> ResNetV2 {
     ResNetV2 {
         stem_pooling: StemPooling::Symmetric,

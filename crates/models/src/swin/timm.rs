@@ -55,7 +55,7 @@ pub(super) fn configure(args: &Arguments, swin: &mut Swin) -> Result<(), String>
     args.finish(&["strict_img_size", "weight_init", "pretrained", "features_only"])
 }
 
-/// One size for all stages, one pair for all, or one of either for each.
+/// One size or pair for all stages, or one for each.
 fn windows(value: &Value, stages: usize) -> Option<Vec<[usize; 2]>> {
     match value.as_array().map(Vec::as_slice) {
         Some([Value::Number(_), Value::Number(_)]) | None => Some(vec![pair(value)?; stages]),
@@ -120,7 +120,7 @@ fn base(swin: &Swin) -> Result<(String, Map<String, Value>), String> {
     if swin.head_dims.iter().all(Option::is_none) {
         args.remove("head_dim");
     }
-    // One pair would be taken for a size per stage.
+    // timm would read one pair as a size per stage.
     if args["window_size"].is_array() {
         args.insert("window_size".into(), json!(swin.windows));
     }

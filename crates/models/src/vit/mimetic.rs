@@ -1,9 +1,9 @@
-//! A start that mimics trained attention (Trockman and Kolter, 2023).
+//! Mimetic initialisation of attention (Trockman and Kolter, 2023).
 //!
-//! In trained Vision Transformers `Wqᵀ Wk` is close to a multiple of the identity and `Wp Wv` to a negative one, and
-//! learned positions look like waves. Starting there, attention looks at similar tokens and at neighbours first, which
-//! small data sets do not teach by themselves. Here no decomposition is needed: keys start as a mixture of the queries
-//! and noise, projections as one of the negative transposed values and noise.
+//! In trained Vision Transformers `Wqᵀ Wk` is close to a multiple of the identity and `Wp Wv` to a negative one, and learned
+//! positions resemble sinusoids. Initialised like this, attention prefers similar and neighbouring tokens, which small
+//! datasets do not teach. Instead of the paper's decomposition, keys are a mixture of the queries and noise, projections one
+//! of the negative transposed values and noise.
 
 use vit_graph::GraphError;
 use vit_graph::device::{Initial, Parameters};
@@ -12,17 +12,17 @@ use super::{Positions, Vit, sin_cos};
 use crate::weights::{Tensor, Weights};
 use crate::{Mode, Network};
 
-/// How much of the keys are queries, and how much noise.
+/// The factor of queries and of noise in the keys.
 const KEYS: f32 = 0.7;
 
-/// How much of the projection is values, and how much noise.
+/// The factor of values and of noise in the projection.
 const PROJECTION: f32 = 0.5;
 
-/// The height of the waves: as large as what patches bring.
+/// The amplitude of the positions: similar to that of patch embeddings.
 const WAVES: f32 = 0.7;
 
 impl Vit {
-    /// All parameters as their initialisers say, but attention and learned positions as they look in trained models.
+    /// All parameters by their initialisers, but attention and learned positions by mimetic initialisation.
     pub fn mimetic(&self, seed: u64) -> Result<Weights, GraphError> {
         let graph = self.build(1, Mode::Training)?;
         let mut weights = Weights::default();

@@ -5,10 +5,10 @@ use vit_graph::{Init, Tensor};
 
 use super::Vit;
 
-/// How a token knows where it is.
+/// How positions are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Positions {
-    /// It does not.
+    /// Not at all.
     None,
     /// One learned vector per token.
     Learned,
@@ -23,7 +23,7 @@ pub enum Positions {
 /// Which tokens get a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PositionsOn {
-    /// All, class token included. Only learned positions can do that; the others have none to give it.
+    /// All, class token included; only learned positions exist for it.
     AllTokens,
     /// Patches only.
     Patches,
@@ -31,7 +31,7 @@ pub enum PositionsOn {
 
 const EMBEDDING: Init = Init::TruncatedNormal { std: 0.02 };
 
-/// Adds positions to tokens: to all of them, or, for what only patches have, to the last `rows · columns`.
+/// Adds positions to all tokens or, where only patches have one, to the last `rows * columns`.
 pub(super) fn add(vit: &Vit, tokens: &Tensor) -> Tensor {
     let [rows, columns] = vit.grid();
     let patches = rows * columns;
@@ -108,7 +108,7 @@ pub(super) fn relative_bias(vit: &Vit, x: &Tensor) -> Option<Tensor> {
     Some(gathered.permute([2, 0, 1]).reshape([1, vit.heads, tokens, tokens]))
 }
 
-/// What makes the positions impossible, if anything does.
+/// Why these positions are impossible.
 pub(super) fn contradiction(vit: &Vit) -> Option<String> {
     let divisor = match vit.positions {
         Positions::Learned2d => 2,
@@ -124,7 +124,7 @@ mod tests {
     use super::sin_cos;
 
     #[test]
-    fn sine_cosine_tables_start_as_they_should() {
+    fn sine_cosine_tables_are_those_of_big_vision() {
         let table = sin_cos([2, 3], 8);
         assert_eq!(table[..8], [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
         // Row 1, column 2: sin and cos of 2, then of 1, at the frequencies 1 and 1/10000.

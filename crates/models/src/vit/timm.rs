@@ -13,7 +13,7 @@ pub(super) const CLASS: &str = "timm.models.vision_transformer.VisionTransformer
 pub(super) const HYBRID: &str = "timm.models.vision_transformer.VisionTransformer+HybridEmbed";
 pub(super) const DISTILLED: &str = "timm.models.deit.VisionTransformerDistilled";
 
-/// Options that change how timm trains or starts a model, not what the model computes.
+/// Options of training and initialisation.
 const IGNORED: [&str; 9] = [
     "weight_init",
     "fix_init",
@@ -61,7 +61,7 @@ pub(super) fn configure(args: &Arguments, vit: &mut Vit) -> Result<(), String> {
         Some(other) => return Err(format!("timm's option `global_pool` should be token, avg or map, not `{other}`")),
         None => {}
     }
-    // A named model that averages after its norm says `fc_norm: false` itself, and timm keeps that.
+    // In timm, a named model that pools by the mean after its norm sets `fc_norm` to false itself.
     let fixed = (found_pooling == Pooling::Mean && vit.final_norm == FinalNorm::BeforePooling).then_some(false);
     let fc_norm = args.flag("fc_norm")?.or(fixed);
     let final_norm = args.flag("final_norm")?.unwrap_or(vit.final_norm != FinalNorm::Absent);
@@ -91,13 +91,13 @@ pub(super) fn configure(args: &Arguments, vit: &mut Vit) -> Result<(), String> {
     args.finish(&IGNORED)
 }
 
-/// What [`form`] writes for this project alone.
+/// Reads what [`extra`] writes.
 pub(super) fn configure_extra(extra: &Arguments, vit: &mut Vit) -> Result<(), String> {
     vit.norm_epsilon = extra.number("norm_epsilon")?.map_or(vit.norm_epsilon, |e| e as f32);
     vit.pre_logits = extra.count("pre_logits")?.or(vit.pre_logits);
     vit.distillation_token = extra.flag("distillation_token")?.unwrap_or(vit.distillation_token);
     vit.distillation_head = extra.flag("distillation_head")?.unwrap_or(vit.distillation_head);
-    // As older versions wrote a width that is no exact multiple.
+    // Older versions wrote a width that is not a multiple.
     vit.mlp_dim = extra.count("mlp_dim")?.unwrap_or(vit.mlp_dim);
     vit.positions = match extra.text("positions")? {
         None => vit.positions,
@@ -167,7 +167,7 @@ fn arguments(vit: &Vit) -> Map<String, Value> {
     args
 }
 
-/// The ratio from which the width of the MLP is found again when the product is rounded down.
+/// The MLP's ratio, rounded so that the width is the same again after the product is rounded down.
 fn mlp_ratio(vit: &Vit) -> f64 {
     let ratio = vit.mlp_dim as f64 / vit.dim as f64;
     if (vit.dim as f64 * ratio) as usize == vit.mlp_dim { ratio } else { ratio.next_up() }

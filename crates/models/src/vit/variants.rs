@@ -25,7 +25,7 @@ const fn size(paper: &'static str, timm: &'static str, dim: usize, depth: usize,
 }
 
 /// Table 1 of the paper, and of "How to train your ViT" and "Scaling Vision Transformers".
-/// The three smallest are for small pictures: two of this project's own, which train on a CPU, and the one of "Escaping
+/// The three smallest are for small images: two of this project, which train on a CPU, and the one of "Escaping
 /// the Big Data Paradigm with Compact Transformers".
 pub const PAPER_SIZES: [Size; 11] = [
     size("P", "pico", 64, 6, 2, 128),
@@ -102,7 +102,7 @@ pub(super) fn variants() -> Vec<Variant> {
 
 /// The variant of a name that was not published: any patch and image size in timm's or the paper's form
 /// (`vit_base_patch4_32`, `B/4@32`; `vit_base_patch4_gap_32` for the mean of the patches instead of a class token), of
-/// DeiT (`deit_tiny_distilled_patch4_32`), or of a hybrid for small pictures (`vit_tiny_r20_s4_32`, `R20+Ti/4@32`).
+/// DeiT (`deit_tiny_distilled_patch4_32`), or of a hybrid for small images (`vit_tiny_r20_s4_32`, `R20+Ti/4@32`).
 pub(super) fn variant(name: &str) -> Option<Variant> {
     [from_timm_form, from_deit_form, from_hybrid_form, from_paper_form].iter().find_map(|form| form(name))
 }
@@ -126,8 +126,7 @@ fn from_deit_form(name: &str) -> Option<Variant> {
     Some(imagenet(name, "DeiT", vit, if image == 224 { 0.9 } else { 1.0 }))
 }
 
-/// A small BiT before the encoder: no pixel is lost before its first stage, and three stages of two blocks make tokens of
-/// four by four pixels.
+/// A small BiT before the encoder: a stem of stride 1 and three stages of two blocks, so that a token is 4x4 pixels.
 fn from_hybrid_form(name: &str) -> Option<Variant> {
     let timm = || {
         let (size, image) = name.strip_prefix("vit_")?.split_once("_r20_s4_")?;
@@ -167,7 +166,7 @@ fn plain(size: &Size, patch: usize, image: usize) -> Variant {
         architecture: size.vit(patch, image).into(),
         preprocessing: Preprocessing {
             image_size: [image, image],
-            // Published weights were evaluated on the middle of pictures larger than 224; small ones have no margin.
+            // Published weights at 224 pixels were evaluated on a central crop.
             crop_pct: if image == 224 { 0.9 } else { 1.0 },
             ..Preprocessing::inception()
         },
@@ -188,7 +187,7 @@ fn hybrids() -> Vec<Variant> {
     for (name, paper, size, depths, patch) in HYBRIDS {
         let size = by_timm(size).expect("the hybrids' sizes are the paper's");
         for image in [224, 384] {
-            // The one that nobody trained has no larger form either.
+            // timm has no larger form of this one.
             if name == "vit_base_r26_s32" && image > 224 {
                 continue;
             }
@@ -235,7 +234,7 @@ fn inception(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Varia
     Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
 }
 
-/// Pooled, registered and self-supervised relatives.
+/// Mean-pooled models, DINOv2 and SigLIP.
 fn successors() -> Vec<Variant> {
     let mut all = Vec::new();
     let medium = by_timm("medium").expect("in the table");
