@@ -60,7 +60,7 @@ pub fn forward_workspace(isa: Isa, threads: usize, shape: &AttentionShape) -> us
     ForwardBlocking::new(isa, threads, shape).workspace_len(threads)
 }
 
-/// The most queries of a block: their scores stay in the first-level cache at the usual numbers of keys.
+/// The most queries of a block: their scores stay in the first-level cache at the usual key counts.
 const MAX_BLOCK_QUERIES: usize = 12;
 /// From this many heads per thread on, whole heads balance the load well enough.
 const HEADS_PER_THREAD: usize = 6;
@@ -321,7 +321,7 @@ impl HeadQueries<'_> {
         // SAFETY: the view has these queries, all keys are packed, and the block has `rows` rows of scores of whole vectors
         // and of lanes.
         unsafe { multiply(s, product, None) };
-        // A loop of its own: the horizontal maxima of the rows are independent, and their latencies overlap.
+        // A separate loop: the horizontal maxima of the rows are independent, and their latencies overlap.
         for r in 0..rows {
             let scores = &mut block.scores[r * stride..][..stride];
             block.maxima[r] = if self.scales_early() {

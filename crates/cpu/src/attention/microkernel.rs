@@ -166,7 +166,7 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel
         }
         let RegisterTile(product, position) = self;
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
-        // SAFETY: the tile is inside the product, whose pointers the caller of `multiply` vouches for.
+        // SAFETY: the tile is inside the product, whose pointers the caller of `multiply` guarantees.
         unsafe {
             let mut terms = TileTerms::new::<S>(product, position, VECTORS);
             terms.add::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, product.k, &mut sums);
@@ -218,7 +218,7 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for PipelinedTile<'_, '_, R
         }
         let PipelinedTile { product, position, exponentials } = self;
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
-        // SAFETY: the tile is inside the product, whose pointers the caller of `multiply` vouches for; only rows that are
+        // SAFETY: the tile is inside the product, whose pointers the caller of `multiply` guarantees; only rows that are
         // left are begun, and all their vectors computed.
         unsafe {
             let mut terms = TileTerms::new::<S>(product, position, VECTORS);
@@ -276,7 +276,7 @@ impl Groups for TileTerms<'_> {
         s: S,
         sums: &mut [[S::V; VECTORS]; ROWS],
     ) {
-        // SAFETY: the caller vouches for the operands; `last` is an index of `offsets`.
+        // SAFETY: the caller guarantees the operands; `last` is an index of `offsets`.
         unsafe {
             let offset = *self.prefetch.offsets.as_ptr().add(self.groups.min(self.prefetch.last));
             s.prefetch(self.out.wrapping_add(offset));
@@ -305,7 +305,7 @@ unsafe fn store_tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
 ) {
     let ldo = product.ldo;
     let columns = product.columns - column;
-    // SAFETY: the caller vouches for output and epilogue.
+    // SAFETY: the caller guarantees output and epilogue.
     unsafe {
         let out = product.out.add(row * ldo + column);
         match product.epilogue {

@@ -1,6 +1,6 @@
 //! Multi-head attention, forward and backward, one block of queries at a time.
 //!
-//! As in FlashAttention, the score matrix is never written (unless the caller wants the weights), and the backward pass
+//! As in FlashAttention, the score matrix is never written (unless the caller requests the weights), and the backward pass
 //! recomputes it from the saved log-sum-exp. Unlike there, a query block sees all keys at once, since its scores fit into
 //! the cache: softmax needs no running maximum and no rescaling.
 //! A query whose keys are all masked by minus infinity gives NaN, as softmax does.

@@ -4,7 +4,7 @@ use vit_graph::Type;
 use vit_graph::ops::{Attention, AttentionGrad};
 
 use super::dropout::DropoutMask;
-use super::{Lowered, wanted};
+use super::{Lowered, consumed};
 use crate::attention::{self, AttentionShape, GradOutputs, HeadView, HeadViewMut, WeightDropout};
 use crate::device::Processor;
 
@@ -38,8 +38,8 @@ pub(super) fn forward(processor: &Processor, op: &Attention, inputs: &[Type]) ->
             k,
             v,
             out: HeadViewMut::dense(out, shape.queries, shape.heads, shape.head_dim),
-            lse: wanted(lse),
-            weights: wanted(weights),
+            lse: consumed(lse),
+            weights: consumed(weights),
             bias: op.bias.then(|| (inputs[op.operands()], groups)),
             dropout: mask.as_ref().map(|_| WeightDropout { factors: &factors }),
         };
@@ -69,7 +69,7 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
             let [dq, dk, dv] = operands else { unreachable!("three gradients") };
             let (spare_q, spare) = spare.split_at_mut(sizes[0]);
             let (spare_k, spare_v) = spare.split_at_mut(sizes[1]);
-            let view = |d, spare, rows| HeadViewMut::dense(wanted(d).unwrap_or(spare), rows, heads, head_dim);
+            let view = |d, spare, rows| HeadViewMut::dense(consumed(d).unwrap_or(spare), rows, heads, head_dim);
             GradOutputs::Separate {
                 dq: view(dq, spare_q, queries),
                 dk: view(dk, spare_k, keys),
@@ -88,7 +88,7 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
             bias: op.bias.then(|| (forward_inputs[op.operands()], groups)),
             dropout: mask.as_ref().map(|_| WeightDropout { factors: &factors }),
             outputs,
-            dbias: dbias.first_mut().and_then(|d| wanted(d)).map(|d| (d, groups)),
+            dbias: dbias.first_mut().and_then(|d| consumed(d)).map(|d| (d, groups)),
         };
         attention::backward(&p.pool, p.isa, args, workspace);
     })

@@ -3,7 +3,7 @@
 use vit_graph::Type;
 use vit_graph::ops::{Linear, LinearWithDerivative, MatMul};
 
-use super::{Lowered, PackedForm, Packing, wanted};
+use super::{Lowered, PackedForm, Packing, consumed};
 use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Epilogue, Gemm, Matmul};
 use crate::int8::{self, Gemm8};
@@ -39,7 +39,7 @@ pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed
             residual: residual.map(|i| (inputs[i], n)),
         };
         let (result, more) = outputs.split_at_mut(1);
-        let slope = more.first_mut().and_then(|slope| wanted(slope));
+        let slope = more.first_mut().and_then(|slope| consumed(slope));
         let (a, b, c) = (inputs[0], inputs[1], &mut *result[0]);
         let (lda, a_layout, ldc, alpha, accumulate) = (k, ALayout::RowMajor, n, 1.0, false);
         if packed {

@@ -147,7 +147,7 @@ pub(crate) fn lower(
 }
 
 /// An output, or `None` if it has no consumers.
-fn wanted(output: &mut [f32]) -> Option<&mut [f32]> {
+fn consumed(output: &mut [f32]) -> Option<&mut [f32]> {
     (!output.is_empty()).then_some(output)
 }
 

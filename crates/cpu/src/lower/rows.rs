@@ -3,7 +3,7 @@
 use vit_graph::Type;
 use vit_graph::ops::{Activation, AddLayerNorm, LayerNorm};
 
-use super::{Lowered, wanted};
+use super::{Lowered, consumed};
 use crate::norm::{LayerNormArgs, LayerNormGradArgs};
 use crate::{activation, norm, softmax as soft};
 
@@ -14,8 +14,8 @@ pub(super) fn layer_norm(op: &LayerNorm, x: &Type) -> Lowered {
         let args = LayerNormArgs {
             gamma: Some(inputs[1]),
             beta: Some(inputs[2]),
-            mean: wanted(mean),
-            rstd: wanted(rstd),
+            mean: consumed(mean),
+            rstd: consumed(rstd),
             ..LayerNormArgs::new([rows, dim], inputs[0], eps, out)
         };
         norm::layer_norm(&p.pool, p.isa, args);
@@ -28,13 +28,13 @@ pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
     let spare = x.shape.elements();
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [out, mean, rstd, sum] = outputs else { unreachable!("four outputs") };
-        let sum = wanted(sum).unwrap_or(&mut workspace[..spare]);
+        let sum = consumed(sum).unwrap_or(&mut workspace[..spare]);
         let args = LayerNormArgs {
             residual: Some((inputs[1], sum)),
             gamma: Some(inputs[2]),
             beta: Some(inputs[3]),
-            mean: wanted(mean),
-            rstd: wanted(rstd),
+            mean: consumed(mean),
+            rstd: consumed(rstd),
             ..LayerNormArgs::new([rows, dim], inputs[0], eps, out)
         };
         norm::layer_norm(&p.pool, p.isa, args);
@@ -57,9 +57,9 @@ pub(super) fn layer_norm_grad(x: &Type) -> Lowered {
             mean: inputs[3],
             rstd: inputs[4],
             residual: inputs.get(5).copied(),
-            dx: wanted(dx).unwrap_or(spare),
-            dgamma: wanted(dgamma),
-            dbeta: wanted(dbeta),
+            dx: consumed(dx).unwrap_or(spare),
+            dgamma: consumed(dgamma),
+            dbeta: consumed(dbeta),
         };
         norm::layer_norm_grad(&p.pool, p.isa, args, workspace);
     })

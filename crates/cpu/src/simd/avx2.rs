@@ -44,7 +44,7 @@ fn first(n: usize) -> __m256i {
 /// The machine must have AVX2, and an 8 by 8 square must be readable at `from` and writable at `to`.
 #[inline(always)]
 pub(super) unsafe fn transpose8(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-    // SAFETY: the caller vouches for instructions and memory.
+    // SAFETY: the caller guarantees instructions and memory.
     unsafe {
         let mut r = [_mm256_setzero_ps(); 8];
         for (i, row) in r.iter_mut().enumerate() {
@@ -91,7 +91,7 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m256 {
-        // SAFETY: as above; the caller vouches for the memory.
+        // SAFETY: as above; the caller guarantees the memory.
         unsafe { _mm256_loadu_ps(p) }
     }
 
@@ -103,7 +103,7 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m256) {
-        // SAFETY: as above; the caller vouches for the memory.
+        // SAFETY: as above; the caller guarantees the memory.
         unsafe { _mm256_storeu_ps(p, v) }
     }
 
@@ -191,7 +191,7 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: `self` proves the instructions; the caller vouches for the memory.
+        // SAFETY: `self` proves the instructions; the caller guarantees the memory.
         unsafe { transpose8(from, from_stride, to, to_stride) }
     }
 }

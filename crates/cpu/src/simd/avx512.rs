@@ -60,7 +60,7 @@ unsafe impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m512 {
-        // SAFETY: as above; the caller vouches for the memory.
+        // SAFETY: as above; the caller guarantees the memory.
         unsafe { _mm512_loadu_ps(p) }
     }
 
@@ -72,7 +72,7 @@ unsafe impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m512) {
-        // SAFETY: as above; the caller vouches for the memory.
+        // SAFETY: as above; the caller guarantees the memory.
         unsafe { _mm512_storeu_ps(p, v) }
     }
 
@@ -157,7 +157,7 @@ unsafe impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: AVX2 is among the instructions that `self` proves; the caller vouches for the memory.
+        // SAFETY: AVX2 is among the instructions that `self` proves; the caller guarantees the memory.
         unsafe { super::avx2::transpose8(from, from_stride, to, to_stride) }
     }
 }

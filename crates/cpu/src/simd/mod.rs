@@ -134,7 +134,7 @@ pub(crate) unsafe trait Simd: Copy {
     /// Those elements must be readable.
     #[inline(always)]
     unsafe fn load_up_to(self, p: *const f32, n: usize) -> Self::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe { if n >= Self::LANES { self.load(p) } else { self.load_first(p, n) } }
     }
     /// Writes the first `min(n, LANES)` lanes.
@@ -142,7 +142,7 @@ pub(crate) unsafe trait Simd: Copy {
     /// Those elements must be writable.
     #[inline(always)]
     unsafe fn store_up_to(self, p: *mut f32, v: Self::V, n: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe { if n >= Self::LANES { self.store(p, v) } else { self.store_first(p, v, n) } }
     }
     /// `to[c * to_stride + r] = from[r * from_stride + c]` for `r` and `c` below `TRANSPOSE`.
@@ -152,7 +152,7 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         for r in 0..TRANSPOSE {
             for c in 0..TRANSPOSE {
-                // SAFETY: the caller's promise.
+                // SAFETY: as the caller guarantees.
                 unsafe { *to.add(c * to_stride + r) = *from.add(r * from_stride + c) };
             }
         }

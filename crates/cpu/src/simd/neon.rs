@@ -51,7 +51,7 @@ unsafe impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> float32x4_t {
-        // SAFETY: as above; the caller vouches for the memory.
+        // SAFETY: as above; the caller guarantees the memory.
         unsafe { vld1q_f32(p) }
     }
 
@@ -59,7 +59,7 @@ unsafe impl Simd for Neon {
     unsafe fn load_first(self, p: *const f32, n: usize) -> float32x4_t {
         let mut lanes = [0.0f32; 4];
         debug_assert!(n <= 4);
-        // SAFETY: n is at most 4 and the caller vouches for the memory at p.
+        // SAFETY: n is at most 4 and the caller guarantees the memory at p.
         unsafe {
             std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n);
             vld1q_f32(lanes.as_ptr())
@@ -68,7 +68,7 @@ unsafe impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: float32x4_t) {
-        // SAFETY: as above; the caller vouches for the memory.
+        // SAFETY: as above; the caller guarantees the memory.
         unsafe { vst1q_f32(p, v) }
     }
 
@@ -76,7 +76,7 @@ unsafe impl Simd for Neon {
     unsafe fn store_first(self, p: *mut f32, v: float32x4_t, n: usize) {
         let mut lanes = [0.0f32; 4];
         debug_assert!(n <= 4);
-        // SAFETY: n is at most 4 and the caller vouches for the memory at p.
+        // SAFETY: n is at most 4 and the caller guarantees the memory at p.
         unsafe {
             vst1q_f32(lanes.as_mut_ptr(), v);
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
@@ -88,7 +88,7 @@ unsafe impl Simd for Neon {
 
     #[inline(always)]
     fn first_or(self, v: float32x4_t, n: usize, fill: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves that the instructions are available; the table has four lane numbers.
+        // SAFETY: `self` proves that the instructions are available; the array has four elements.
         unsafe {
             let lanes = vld1q_u32([0u32, 1, 2, 3].as_ptr());
             vbslq_f32(vcltq_u32(lanes, vdupq_n_u32(n as u32)), v, fill)

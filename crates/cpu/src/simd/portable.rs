@@ -48,7 +48,7 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> [f32; 4] {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { p.cast::<[f32; 4]>().read_unaligned() }
     }
 
@@ -56,21 +56,21 @@ unsafe impl Simd for Portable {
     unsafe fn load_first(self, p: *const f32, n: usize) -> [f32; 4] {
         let mut lanes = [0.0f32; 4];
         debug_assert!(n <= 4);
-        // SAFETY: n is at most 4 and the caller vouches for the memory at p.
+        // SAFETY: n is at most 4 and the caller guarantees the memory at p.
         unsafe { std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n) };
         lanes
     }
 
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: [f32; 4]) {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         unsafe { p.cast::<[f32; 4]>().write_unaligned(v) }
     }
 
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, v: [f32; 4], n: usize) {
         debug_assert!(n <= 4);
-        // SAFETY: n is at most 4 and the caller vouches for the memory at p.
+        // SAFETY: n is at most 4 and the caller guarantees the memory at p.
         unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), p, n) };
     }
 
