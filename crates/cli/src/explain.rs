@@ -11,7 +11,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vit::Explain;
-use vit_data::{Image, Region};
+use vit_data::{ApplyPreprocess, Image, Region};
 use vit_insight::{
     ExplainOptions, Explanation, Map, Method, Page, PageEntry, Subject, explanation_sheet, side_by_side,
 };

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use vit::preprocess;
-use vit_data::Image;
+use vit_data::{ApplyPreprocess, Image};
 use vit_insight::{Inspector, Sample, card, report};
 
 use crate::Outcome;
@@ -54,7 +53,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let options = how.options(sources.len().max(1));
     let device = options.device.open()?;
     let config = &checkpoint.config;
-    let preprocess = preprocess(&config.preprocessing)?;
+    let preprocess = &config.preprocessing;
+    preprocess.validate()?;
     let mut inspector = {
         let _busy = terminal::busy("preparing the model");
         Inspector::new(config, &checkpoint.weights, device.as_ref(), options.batch)?

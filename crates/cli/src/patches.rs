@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
-use vit::preprocess;
 use vit_insight::patches;
 
 use crate::Outcome;
@@ -44,11 +43,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     };
     let checkpoint = pictures.checkpoint()?;
     report_changes(&pictures.model, &checkpoint.report);
-    let preprocess = preprocess(&checkpoint.config.preprocessing)?;
     let image = pictures.how.decode(source)?;
     let name = source.name();
     let title = std::path::Path::new(&name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
-    let scene = patches(&title, &image, &checkpoint.config.architecture, &preprocess)?;
+    let scene = patches(&title, &image, &checkpoint.config.architecture, &checkpoint.config.preprocessing)?;
     let content =
         if out.extension().is_some_and(|e| e == "svg") { scene.svg().into_bytes() } else { scene.png(2.0)? };
     if let Some(folder) = out.parent() {

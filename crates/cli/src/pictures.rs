@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use vit::ModelOptions;
-use vit_data::{DecodeOptions, Image, Pipeline, Preprocess, find_images_each};
+use vit_data::{ApplyPreprocess, DecodeOptions, Image, Pipeline, Preprocess, find_images_each};
 use vit_models::{Changes, Checkpoint, builtin};
 
 use crate::device_options::DeviceArguments;

@@ -9,7 +9,7 @@ use serde_json::json;
 use std::error::Error;
 use std::hint::black_box;
 use std::time::Instant;
-use vit_data::{DecodeOptions, Preprocess, decode};
+use vit_data::{ApplyPreprocess, DecodeOptions, Preprocess, decode};
 
 const STAGES: [&str; 4] = ["decode", "resize", "normalise", "whole"];
 
@@ -68,12 +68,7 @@ fn open(path: String) -> Result<Photo, Box<dyn Error>> {
 
 /// Shorter side 256, middle 224: what torchvision's recipes call Resize(256), CenterCrop(224).
 fn settings() -> Preprocess {
-    Preprocess {
-        crop_pct: 0.875,
-        mean: Preprocess::IMAGENET_MEAN.to_vec(),
-        std: Preprocess::IMAGENET_STD.to_vec(),
-        ..Preprocess::default()
-    }
+    Preprocess { crop_pct: 0.875, ..Preprocess::imagenet() }
 }
 
 /// Loads once in separate stages and once as a whole; gives milliseconds for each.

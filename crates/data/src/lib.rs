@@ -3,7 +3,7 @@
 //! agree with Pillow, torchvision and timm, because published models were trained behind them.
 //!
 //! ```
-//! use vit_data::{Image, Preprocess};
+//! use vit_data::{ApplyPreprocess, Image, Preprocess};
 //!
 //! // From a file: vit_data::open(Path::new("cat.jpg"), &DecodeOptions::default())?
 //! let image = Image::from_rgb(2, 2, vec![128; 12])?;
@@ -35,7 +35,7 @@ pub use image::{Image, ShapeError};
 pub use loader::{Batch, BatchPosition, LastBatch, Loader, LoaderError, LoaderSettings};
 pub use mix::{Mix, Mixing};
 pub use pipeline::Pipeline;
-pub use preprocess::{CropMode, Preprocess, PreprocessError, Region};
+pub use preprocess::{ApplyPreprocess, CropMode, Preprocess, PreprocessError, Region};
 pub use resize::{Filter, ResizeError, UnknownFilter, resize, resize_box};
 pub use samples::Samples;
 pub use transform::{Augmentation, Crop, TrainTransform, TransformError};

@@ -16,90 +16,37 @@ use std::f64::consts::PI;
 use std::ops::Range;
 use thiserror::Error;
 
-/// How a pixel is computed from its neighbours. All but `Nearest` widen when shrinking
-/// (antialiasing), as in Pillow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Filter {
-    /// The pixel under the centre, no antialiasing.
-    Nearest,
-    /// Mean of the pixels covered.
-    Box,
-    /// Triangle.
-    Bilinear,
-    /// Hamming-windowed sinc of width 1.
-    Hamming,
-    /// Cubic convolution with a = -0.5.
-    Bicubic,
-    /// Sinc windowed by a sinc, three lobes.
-    Lanczos,
+pub use vit_models::{Filter, UnknownFilter};
+
+/// Half the width of the filter, in pixels, when not shrinking.
+fn support(filter: Filter) -> f64 {
+    match filter {
+        Filter::Nearest => 0.0,
+        Filter::Box => 0.5,
+        Filter::Bilinear | Filter::Hamming => 1.0,
+        Filter::Bicubic => 2.0,
+        Filter::Lanczos => 3.0,
+    }
 }
 
-impl Filter {
-    /// Every filter, in order of their width.
-    pub const ALL: [Filter; 6] =
-        [Filter::Nearest, Filter::Box, Filter::Bilinear, Filter::Hamming, Filter::Bicubic, Filter::Lanczos];
-
-    /// The name that Pillow, torchvision and timm use, such as `"bicubic"`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Filter::Nearest => "nearest",
-            Filter::Box => "box",
-            Filter::Bilinear => "bilinear",
-            Filter::Hamming => "hamming",
-            Filter::Bicubic => "bicubic",
-            Filter::Lanczos => "lanczos",
+/// The weight at distance `x` from the centre. `support` has ended before these are asked
+/// for anything far outside.
+fn weight(filter: Filter, x: f64) -> f64 {
+    let distance = x.abs();
+    match filter {
+        // Half open, so that a pixel exactly between two outputs belongs to one of them.
+        Filter::Nearest | Filter::Box => f64::from(u8::from(x > -0.5 && x <= 0.5)),
+        Filter::Bilinear => (1.0 - distance).max(0.0),
+        Filter::Hamming if distance < 1.0 => {
+            // Pillow's constants are single precision; the difference is visible in bytes.
+            sinc(distance) * (f64::from(0.54f32) + f64::from(0.46f32) * (distance * PI).cos())
         }
-    }
-
-    /// Half the width of the filter, in pixels, when not shrinking.
-    fn support(self) -> f64 {
-        match self {
-            Filter::Nearest => 0.0,
-            Filter::Box => 0.5,
-            Filter::Bilinear | Filter::Hamming => 1.0,
-            Filter::Bicubic => 2.0,
-            Filter::Lanczos => 3.0,
-        }
-    }
-
-    /// The weight at distance `x` from the centre. `support` has ended before these are asked
-    /// for anything far outside.
-    fn weight(self, x: f64) -> f64 {
-        let distance = x.abs();
-        match self {
-            // Half open, so that a pixel exactly between two outputs belongs to one of them.
-            Filter::Nearest | Filter::Box => f64::from(u8::from(x > -0.5 && x <= 0.5)),
-            Filter::Bilinear => (1.0 - distance).max(0.0),
-            Filter::Hamming if distance < 1.0 => {
-                // Pillow's constants are single precision; the difference is visible in bytes.
-                sinc(distance) * (f64::from(0.54f32) + f64::from(0.46f32) * (distance * PI).cos())
-            }
-            Filter::Bicubic if distance < 1.0 => (1.5 * distance - 2.5) * distance * distance + 1.0,
-            Filter::Bicubic if distance < 2.0 => (((distance - 5.0) * distance + 8.0) * distance - 4.0) * -0.5,
-            Filter::Lanczos if (-3.0..3.0).contains(&x) => sinc(x) * sinc(x / 3.0),
-            _ => 0.0,
-        }
+        Filter::Bicubic if distance < 1.0 => (1.5 * distance - 2.5) * distance * distance + 1.0,
+        Filter::Bicubic if distance < 2.0 => (((distance - 5.0) * distance + 8.0) * distance - 4.0) * -0.5,
+        Filter::Lanczos if (-3.0..3.0).contains(&x) => sinc(x) * sinc(x / 3.0),
+        _ => 0.0,
     }
 }
-
-impl std::fmt::Display for Filter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl std::str::FromStr for Filter {
-    type Err = UnknownFilter;
-
-    fn from_str(name: &str) -> Result<Self, UnknownFilter> {
-        Filter::ALL.into_iter().find(|filter| filter.name() == name).ok_or_else(|| UnknownFilter(name.to_owned()))
-    }
-}
-
-/// A filter name that is not one of ours.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("unknown interpolation \"{0}\"; use nearest, box, bilinear, hamming, bicubic or lanczos")]
-pub struct UnknownFilter(pub String);
 
 /// Why a resize cannot be done.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -268,7 +215,7 @@ impl Taps {
     fn new(input: usize, from: f32, to: f32, length: usize, window: Range<usize>, filter: Filter) -> Self {
         let scale = f64::from(to - from) / length as f64;
         let widen = scale.max(1.0);
-        let support = filter.support() * widen;
+        let support = support(filter) * widen;
         let stride = (support.ceil() as usize * 2 + 1).min(input.max(1));
         let mut taps = Taps {
             starts: Vec::with_capacity(window.len()),
@@ -284,7 +231,7 @@ impl Taps {
             let end = ((centre + support + 0.5) as usize).min(input).max(start);
             exact.clear();
             exact.extend(
-                (start..end.min(start + stride)).map(|x| filter.weight((x as f64 - centre + 0.5) * (1.0 / widen))),
+                (start..end.min(start + stride)).map(|x| weight(filter, (x as f64 - centre + 0.5) * (1.0 / widen))),
             );
             let sum: f64 = exact.iter().sum();
             for (weight, fixed) in exact.iter().zip(fixed) {

@@ -7,7 +7,7 @@ use crate::augment::{
     AutoAugment, ColourJitter, Erasing, Fill, PolicyError, Region, SampleRandom, Sampling, geometry, three_augment,
 };
 use crate::image::Image;
-use crate::preprocess::{Channel, Preprocess, PreprocessError};
+use crate::preprocess::{ApplyPreprocess, Channel, Preprocess, PreprocessError, mean_colour};
 use crate::resize::{resize, resize_window};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -172,7 +172,7 @@ impl TrainTransform {
         Ok(Self {
             policy: augmentation.auto_augment.as_deref().map(AutoAugment::parse).transpose()?,
             channels: channels.collect(),
-            fill: preprocess.mean_colour(),
+            fill: mean_colour(preprocess),
             preprocess: preprocess.clone(),
             augmentation: augmentation.clone(),
         })

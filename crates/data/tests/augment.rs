@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use vit_data::augment::{AutoAugment, ColourJitter, Erasing, ErasingMode, Fill, Region, SampleRandom, Sampling};
 use vit_data::augment::{blur, enhance, geometry, hue, point, three_augment};
-use vit_data::{Augmentation, Crop, DecodeOptions, Image, Preprocess, TrainTransform, open};
+use vit_data::{ApplyPreprocess, Augmentation, Crop, DecodeOptions, Image, Preprocess, TrainTransform, open};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/augment")

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use vit_data::augment::{ColourJitter, Erasing};
 use vit_data::loader::{Labels, UnreadableLimit};
 use vit_data::{
-    Augmentation, Batch, BatchPosition, Crop, Image, ImageError, LastBatch, Loader, LoaderError, LoaderSettings, Mix,
-    Mixing, Preprocess, Samples, TrainTransform,
+    ApplyPreprocess, Augmentation, Batch, BatchPosition, Crop, Image, ImageError, LastBatch, Loader, LoaderError,
+    LoaderSettings, Mix, Mixing, Preprocess, Samples, TrainTransform,
 };
 
 /// Small pictures made from their number, some of which are broken.

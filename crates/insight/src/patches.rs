@@ -1,6 +1,6 @@
 //! An image divided into patches, before and after preprocessing.
 
-use vit_data::{Filter, Image, Preprocess, Region, resize};
+use vit_data::{ApplyPreprocess, Filter, Image, Preprocess, Region, resize};
 use vit_models::{Architecture, PatchGrid};
 use vit_plot::palette::{Colour, INK, MUTED, ORANGE, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};

@@ -9,7 +9,7 @@ use vit_graph::{Graph, GraphError, Tensor};
 
 use crate::config::{Arguments, Config, TimmForm};
 use crate::layers::{Building, Mode};
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 use crate::weights::{Scheme, Weights};
 
@@ -134,7 +134,7 @@ pub trait Network: NetworkObject {
 
     /// The classes that make models of this architecture: name, the model made without arguments, and how the class's
     /// published weights take images.
-    fn classes() -> Vec<(&'static str, Self, Preprocessing)>
+    fn classes() -> Vec<(&'static str, Self, Preprocess)>
     where
         Self: Sized;
 

@@ -12,7 +12,7 @@ use vit_graph::ops::Activation;
 use crate::architecture::{Dimensions, Network, PositionLayout};
 use crate::config::{Arguments, TimmForm};
 use crate::layers::{Building, Conv, Forward, Norm, Padding, channels_last, drop_path_rate, head, linear};
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 use blocks::BlockGeometry;
 
@@ -329,8 +329,8 @@ impl Network for CoAtNet {
         timm::form(self)
     }
 
-    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
-        vec![(timm::CLASS, timm::constructed(), Preprocessing::inception())]
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
+        vec![(timm::CLASS, timm::constructed(), Preprocess::inception())]
     }
 
     fn variants() -> Vec<Variant> {

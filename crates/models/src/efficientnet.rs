@@ -14,7 +14,7 @@ use vit_graph::ops::Activation;
 use crate::architecture::{Dimensions, Network};
 use crate::config::Arguments;
 use crate::layers::{Building, Conv, Forward, Norm, Padding, channels_last, head, round_width, squeeze_excite};
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 
 /// The kind of block.
@@ -157,8 +157,8 @@ impl Network for EfficientNet {
         timm::configure(arguments, self)
     }
 
-    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
-        vec![(timm::CLASS, timm::constructed(), Preprocessing::imagenet())]
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
+        vec![(timm::CLASS, timm::constructed(), Preprocess::imagenet())]
     }
 
     fn variants() -> Vec<Variant> {

@@ -8,7 +8,7 @@ use vit_graph::{Init, Tensor};
 use crate::architecture::{Dimensions, Network};
 use crate::config::{Arguments, TimmForm};
 use crate::layers::{Building, Conv, Padding, channels_last, head, linear_from};
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::{Filter, Preprocess};
 use crate::variant::Variant;
 
 /// One LeNet-5.
@@ -98,7 +98,7 @@ impl Network for LeNet {
         TimmForm { base: Err("timm has no LeNet".into()), ..TimmForm::published(Map::new()) }
     }
 
-    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
         vec![(CLASS, LeNet::default(), digits())]
     }
 
@@ -119,7 +119,7 @@ impl Network for LeNet {
         let published = name.strip_suffix("_cifar")?;
         let mut variant =
             Self::variants().into_iter().find(|v| v.name == published || v.paper_name.as_deref() == Some(published))?;
-        variant.preprocessing = Preprocessing::cifar();
+        variant.preprocessing = Preprocess::cifar();
         variant.architecture.set_image_size(variant.preprocessing.image_size);
         variant.architecture.set_channels(3);
         Some(Variant { name: name.into(), paper_name: None, ..variant })
@@ -129,14 +129,14 @@ impl Network for LeNet {
 const CLASS: &str = "lenet5";
 
 /// How images of handwritten digits (MNIST) are prepared.
-fn digits() -> Preprocessing {
-    Preprocessing {
+fn digits() -> Preprocess {
+    Preprocess {
         image_size: [28, 28],
         crop_pct: 1.0,
-        interpolation: "bilinear".into(),
+        interpolation: Filter::Bilinear,
         mean: vec![0.1307],
         std: vec![0.3081],
-        ..Preprocessing::imagenet()
+        ..Preprocess::imagenet()
     }
 }
 

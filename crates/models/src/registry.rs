@@ -4,7 +4,7 @@ use std::sync::{PoisonError, RwLock};
 
 use crate::architecture::{Architecture, Network};
 use crate::config::Config;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 use crate::weights::{Scheme, Weights};
 
@@ -13,7 +13,7 @@ use crate::weights::{Scheme, Weights};
 pub(crate) struct Registered {
     pub variants: fn() -> Vec<Variant>,
     pub variant: fn(&str) -> Option<Variant>,
-    pub classes: fn() -> Vec<(&'static str, Architecture, Preprocessing)>,
+    pub classes: fn() -> Vec<(&'static str, Architecture, Preprocess)>,
     pub guess: fn(&Weights, Scheme) -> Option<Config>,
 }
 

@@ -15,7 +15,7 @@ use crate::layers::{
     Building, Conv, Forward, Norm, ResidualBlock, Stem, average_down, channels_last, head, max_pool, residual_stages,
     stages_contradiction,
 };
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 
 /// The two kinds of residual block.
@@ -174,8 +174,8 @@ impl Network for ResNet {
         timm::form(self)
     }
 
-    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
-        vec![(timm::CLASS, ResNet::default(), Preprocessing::imagenet())]
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
+        vec![(timm::CLASS, ResNet::default(), Preprocess::imagenet())]
     }
 
     fn variants() -> Vec<Variant> {

@@ -14,7 +14,7 @@ use crate::layers::{
     Building, Conv, Forward, Norm, Padding, ResidualBlock, Standardise, Stem, average_down, channels_last, max_pool,
     pointwise, residual_stages, round_width, stages_contradiction,
 };
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 
 /// The padding of the stem's pooling.
@@ -207,8 +207,8 @@ impl Network for ResNetV2 {
         timm::configure(arguments, self)
     }
 
-    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
-        vec![(timm::CLASS, timm::constructed(), Preprocessing::inception())]
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
+        vec![(timm::CLASS, timm::constructed(), Preprocess::inception())]
     }
 
     fn variants() -> Vec<Variant> {

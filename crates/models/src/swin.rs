@@ -14,7 +14,7 @@ use crate::layers::{
     Building, Forward, TABLE, channels_last, drop_path_rate, head, layer_norm, linear, mlp, refuses_patches,
     relative_bias,
 };
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 
 /// The bias of pairs that the cyclic shift brought into one window, as in the original code: e⁻¹⁰⁰ is 0.
@@ -224,8 +224,8 @@ impl Network for Swin {
         timm::form(self)
     }
 
-    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
-        vec![(timm::CLASS, Swin::default(), Preprocessing::imagenet())]
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
+        vec![(timm::CLASS, Swin::default(), Preprocess::imagenet())]
     }
 
     fn variants() -> Vec<Variant> {

@@ -1,7 +1,7 @@
 //! The named models of all architectures.
 
 use crate::architecture::Architecture;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::registry::registered;
 
 /// A model by name.
@@ -16,7 +16,7 @@ pub struct Variant {
     /// The model.
     pub architecture: Architecture,
     /// The preprocessing of its published weights.
-    pub preprocessing: Preprocessing,
+    pub preprocessing: Preprocess,
 }
 
 /// All published variants.

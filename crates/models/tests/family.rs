@@ -4,7 +4,7 @@
 use vit_graph::cost::Cost;
 use vit_graph::ops::Operation;
 use vit_models::vit::Vit;
-use vit_models::{Config, Mode, Preprocessing, ProblemType, config, variant, variants};
+use vit_models::{Config, Mode, Preprocess, ProblemType, config, variant, variants};
 
 const HALF: [f32; 2] = [0.5, 0.5];
 const IMAGENET: [f32; 2] = [0.485, 0.229];
@@ -131,12 +131,12 @@ fn every_variant_beside_the_plain_vits_is_in_the_table() {
 fn preprocessing_is_timms() {
     for (name, _, image, crop_pct, crop_mode, interpolation, [mean, std]) in TIMM {
         let found = variant(name).unwrap();
-        let usual = if mean == 0.5 { Preprocessing::inception() } else { Preprocessing::imagenet() };
-        let expected = Preprocessing {
+        let usual = if mean == 0.5 { Preprocess::inception() } else { Preprocess::imagenet() };
+        let expected = Preprocess {
             image_size: [image, image],
             crop_pct,
-            crop_mode: crop_mode.into(),
-            interpolation: interpolation.into(),
+            crop_mode: crop_mode.parse().unwrap(),
+            interpolation: interpolation.parse().unwrap(),
             ..usual
         };
         assert_eq!(found.preprocessing, expected, "{name}");
@@ -177,7 +177,7 @@ fn every_variant_survives_being_written_and_read() {
             let mut architecture = v.architecture.clone();
             architecture.set_classes(7);
             architecture.set_channels(5);
-            let preprocessing = Preprocessing { mean: vec![0.25; 5], std: vec![0.5; 5], ..v.preprocessing.clone() };
+            let preprocessing = Preprocess { mean: vec![0.25; 5], std: vec![0.5; 5], ..v.preprocessing.clone() };
             let labels = (0..7).map(|i| format!("c{i}")).collect();
             let problem_type = ProblemType::MultiLabel;
             let written = Config { name, architecture, preprocessing, labels, problem_type };

@@ -6,7 +6,7 @@ use vit_models::config::{self, hugging_face_config, hugging_face_preprocessor, t
 use vit_models::resnet::ResNet;
 use vit_models::swin::Swin;
 use vit_models::vit::Vit;
-use vit_models::{Config, Preprocessing, ProblemType, variant, variants};
+use vit_models::{Config, Preprocess, ProblemType, variant, variants};
 
 fn named(name: &str) -> Config {
     let found = variant(name).unwrap();
@@ -145,7 +145,7 @@ fn every_published_model_is_written_for_timm() {
 fn transformers_gets_a_processor_that_keeps_proportions_where_the_model_does() {
     let class = |crop_mode: &str, crop_pct: f64| {
         let mut config = named("vit_pico_patch4_32");
-        config.preprocessing = Preprocessing { crop_mode: crop_mode.into(), crop_pct, ..config.preprocessing };
+        config.preprocessing = Preprocess { crop_mode: crop_mode.parse().unwrap(), crop_pct, ..config.preprocessing };
         let json = hugging_face_preprocessor(&config);
         (json["image_processor_type"].as_str().unwrap().to_string(), json["size"].clone())
     };

@@ -3,7 +3,7 @@
 
 use vit_graph::cost::Cost;
 use vit_models::vit::Vit;
-use vit_models::{Mode, Preprocessing, Variant, variant, variants};
+use vit_models::{Mode, Preprocess, Variant, variant, variants};
 
 const HALF: [f32; 2] = [0.5, 0.5];
 const IMAGENET: [f32; 2] = [0.485, 0.229];
@@ -94,13 +94,13 @@ fn every_variant_is_in_the_tables() {
 #[test]
 fn preprocessing_is_timms() {
     for (name, _, image, crop_pct, [mean, std]) in TIMM {
-        let usual = if mean == 0.5 { Preprocessing::inception() } else { Preprocessing::imagenet() };
-        let expected = Preprocessing { image_size: [image, image], crop_pct, ..usual };
+        let usual = if mean == 0.5 { Preprocess::inception() } else { Preprocess::imagenet() };
+        let expected = Preprocess { image_size: [image, image], crop_pct, ..usual };
         let found = variant(name).unwrap();
         assert_eq!(found.preprocessing, expected, "{name}");
         assert_eq!((found.preprocessing.mean[0], found.preprocessing.std[0]), (mean, std), "{name}");
         assert_eq!(
-            (found.preprocessing.crop_mode.as_str(), found.preprocessing.interpolation.as_str()),
+            (found.preprocessing.crop_mode.name(), found.preprocessing.interpolation.name()),
             ("center", "bicubic")
         );
         assert_eq!(found.architecture.image_size(), [image, image], "{name}");

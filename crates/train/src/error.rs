@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use vit_data::PreprocessError;
 use vit_data::dataset::{Changes, DatasetError};
 use vit_data::loader::LoaderError;
 use vit_graph::{GraphError, Hint, Hints};
@@ -36,7 +37,7 @@ pub enum TrainError {
     Recipe(#[from] RecipeError),
     /// A model whose preprocessing is not supported.
     #[error("the model's preprocessing: {0}")]
-    Preprocessing(String),
+    Preprocess(#[from] PreprocessError),
     /// A recipe or a model that does not suit the dataset.
     #[error("{0}")]
     Unsuitable(String),

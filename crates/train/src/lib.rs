@@ -30,7 +30,6 @@ pub use evaluate::pseudo_labels::{PseudoLabel, PseudoLabelChoice};
 pub use evaluate::report::{evaluation_json, write_evaluation};
 pub use evaluate::{EvaluationOptions, EvaluationOutcome, TaskEvaluation, evaluate};
 pub use json::finite_json;
-pub use recipe::preprocess::preprocess;
 pub use recipe::*;
 pub use run::disk_space::{RunDisk, free_disk};
 pub use run::folder::{Existing, MetricsLog, MetricsRow, RunError, RunFolder, columns};

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use vit_data::ApplyPreprocess;
 use vit_models::Checkpoint;
 
 use crate::{Error, Image, Model, ModelOptions};

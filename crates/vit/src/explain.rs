@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use vit_data::Preprocess;
+use vit_data::{ApplyPreprocess, Preprocess};
 use vit_insight::{ExplainOptions, Explainer, Explanation};
 use vit_models::{Checkpoint, Config};
 
 use crate::finite::{blame_weights, is_finite};
-use crate::model::preprocess;
 use crate::{Error, Image, ModelOptions, Precision};
 
 /// A model that explains its answers by maps over the image.
@@ -43,7 +42,8 @@ impl Explain {
         let Checkpoint { config, weights, source, report, .. } = checkpoint;
         let options = ExplainOptions { batch: model.batch, ..options.clone() };
         let explainer = Explainer::new(&config, &weights, device.as_ref(), &options)?;
-        Ok(Explain { preprocess: preprocess(&config.preprocessing)?, explainer, config, source, report })
+        config.preprocessing.validate()?;
+        Ok(Explain { preprocess: config.preprocessing.clone(), explainer, config, source, report })
     }
 
     /// What the model is.

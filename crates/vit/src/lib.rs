@@ -47,7 +47,7 @@ pub use device::{DeviceChoice, DeviceOptions, on_cpu_fallback};
 pub use embed::{Embed, Pool};
 pub use error::Error;
 pub use explain::Explain;
-pub use model::{Model, ModelOptions, Prediction, preprocess};
+pub use model::{Model, ModelOptions, Prediction};
 pub use verify::{Comparison, Verification, VerifyOptions, verify};
 pub use vit_data::Image;
 pub use vit_graph::Precision;

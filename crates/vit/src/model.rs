@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use vit_data::Preprocess;
+use vit_data::{ApplyPreprocess, Preprocess};
 use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError};
-use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, Preprocessing};
+use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions};
 
 use crate::device::quantised;
 use crate::finite::{blame_weights, is_finite};
@@ -152,7 +152,8 @@ impl Model {
                 dead_code(&graph)
             })
         })?;
-        let preprocess = preprocess(&config.preprocessing)?;
+        let preprocess = config.preprocessing.clone();
+        preprocess.validate()?;
         let input = vec![0.0; batch * preprocess.output_len()];
         Ok(Model { config, source, report, preprocess, batch, outputs, executable, input })
     }
@@ -290,9 +291,4 @@ fn unknown_output(graph: &Graph, name: &str) -> Error {
     let outputs: Vec<String> = graph.outputs().iter().map(|(name, _)| name.clone()).collect();
     let intermediates = graph.taps().keys().filter(|name| !outputs.contains(name)).cloned().collect();
     Error::UnknownOutput { name: name.into(), outputs, intermediates }
-}
-
-/// The transform that a model's preprocessing describes.
-pub fn preprocess(p: &Preprocessing) -> Result<Preprocess, Error> {
-    Ok(vit_train::preprocess(p)?)
 }

@@ -11,7 +11,7 @@ use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{Graph, Init, autodiff};
 use vit_models::config::{Config, parse, timm_config};
 use vit_models::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
-use vit_models::{Mode, Network, Preprocessing, ProblemType};
+use vit_models::{Mode, Network, Preprocess, ProblemType};
 
 const POSITIONS: [Positions; 5] =
     [Positions::None, Positions::Learned, Positions::Learned2d, Positions::SinCos, Positions::Relative];
@@ -240,7 +240,7 @@ fn nothing_is_random_in_inference() {
 #[test]
 fn timms_form_holds_every_option() {
     for vit in models() {
-        let preprocessing = Preprocessing { image_size: vit.image_size, ..Preprocessing::inception() };
+        let preprocessing = Preprocess { image_size: vit.image_size, ..Preprocess::inception() };
         let config = Config {
             name: None,
             architecture: vit.into(),

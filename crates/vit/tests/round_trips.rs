@@ -5,7 +5,7 @@ mod support;
 
 use support::{CASES, difference, open, outputs, recorded, scratch};
 use vit::models::weights::safetensors::Dtype;
-use vit::models::{Checkpoint, Layout, OpenOptions, Preprocessing};
+use vit::models::{Checkpoint, CropMode, Filter, Layout, OpenOptions, Preprocess};
 
 /// The cases that Hugging Face's classes can express.
 const HUGGING_FACE: [&str; 6] =
@@ -21,10 +21,10 @@ fn again(checkpoint: &Checkpoint, layout: Layout, dtype: Dtype, name: &str) -> C
 }
 
 /// What a preprocessing does: Hugging Face writes the shorter side before the crop in pixels, not as a fraction.
-fn transform(p: &Preprocessing) -> (Preprocessing, f64) {
+fn transform(p: &Preprocess) -> (Preprocess, f64) {
     let [height, width] = p.image_size;
     let resized = (height.min(width) as f64 / p.crop_pct).floor();
-    (Preprocessing { crop_pct: 1.0, ..p.clone() }, resized)
+    (Preprocess { crop_pct: 1.0, ..p.clone() }, resized)
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn the_class_head_of_deit_has_the_name_that_its_class_looks_for() {
 fn the_size_before_a_crop_survives_being_a_fraction() {
     for (image, resized) in [(224, 256), (224, 354), (224, 400), (240, 443), (384, 438), (9, 14)] {
         let mut checkpoint = open("hf_vit");
-        checkpoint.config.preprocessing.crop_mode = "center".into();
+        checkpoint.config.preprocessing.crop_mode = CropMode::Center;
         checkpoint.config.preprocessing.image_size = [image, image];
         let folder = scratch("fraction");
         checkpoint.save(&folder, Layout::HuggingFace, Dtype::F32).unwrap();
@@ -113,7 +113,7 @@ fn labels_and_preprocessing_travel() {
     let mut checkpoint = open("timm_vit");
     checkpoint.config.labels = (0..11).map(|i| format!("animal {i}")).collect();
     checkpoint.config.preprocessing.crop_pct = 0.5;
-    checkpoint.config.preprocessing.interpolation = "bilinear".into();
+    checkpoint.config.preprocessing.interpolation = Filter::Bilinear;
     for layout in [Layout::Timm, Layout::HuggingFace] {
         let reopened = again(&checkpoint, layout, Dtype::F32, &format!("labels_{layout:?}"));
         assert_eq!(reopened.config.labels, checkpoint.config.labels);

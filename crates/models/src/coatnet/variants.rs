@@ -4,7 +4,7 @@ use vit_graph::ops::Activation;
 
 use super::{BlockKind, CoAtNet, Convolutions, Downsample, RelativePositions, StrideOn, Transformers, stages};
 use crate::layers::Norm;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::{CropMode, Preprocess};
 use crate::variant::Variant;
 
 /// Widths of the stages and of the stem.
@@ -43,7 +43,7 @@ fn paper() -> Vec<Variant> {
             head_hidden: Some(widths[3]),
             ..CoAtNet::default()
         };
-        variant(&format!("coatnet_{i}_224"), Some(format!("CoAtNet-{i}")), net, 0.95, Preprocessing::inception())
+        variant(&format!("coatnet_{i}_224"), Some(format!("CoAtNet-{i}")), net, 0.95, Preprocess::inception())
     };
     sizes.into_iter().enumerate().map(model).collect()
 }
@@ -87,7 +87,7 @@ fn own() -> Vec<Variant> {
         ..CoAtNet::default()
     };
     let maxima = Convolutions { shortcut: Downsample::Max, ..early(own_convolutions(POOL)) };
-    let half = Preprocessing::inception;
+    let half = Preprocess::inception;
     let named = |name: &str, net: CoAtNet| variant(name, None, net, 0.95, half());
     let nano = [3, 4, 6, 3];
     let mut all = vec![
@@ -107,7 +107,7 @@ fn own() -> Vec<Variant> {
                 Transformers { norm: Norm::Batch { epsilon: 1e-6, momentum: 0.1 }, ..unbiased },
             ),
             0.95,
-            Preprocessing::imagenet(),
+            Preprocess::imagenet(),
         ),
         variant(
             "coatnet_rmlp_nano_rw_224",
@@ -126,7 +126,7 @@ fn own() -> Vec<Variant> {
         named("coatnet_rmlp_3_rw_224", model(&THREE, deep, silu(dw()), scaled(network(512)))),
     ];
     let large = CoAtNet { image_size: [384; 2], ..model(&TWO, deep, silu(dw()), scaled(network(512))) };
-    let squashed = Preprocessing { crop_mode: "squash".into(), ..half() };
+    let squashed = Preprocess { crop_mode: CropMode::Squash, ..half() };
     all.push(variant("coatnet_rmlp_2_rw_384", None, large, 1.0, squashed));
     // The last two stages start with a convolution.
     let led = |depth: usize| [vec![BlockKind::Convolution], vec![BlockKind::Transformer; depth - 1]].concat();
@@ -138,7 +138,7 @@ fn own() -> Vec<Variant> {
     all
 }
 
-fn variant(name: &str, paper_name: Option<String>, net: CoAtNet, crop_pct: f64, usual: Preprocessing) -> Variant {
-    let preprocessing = Preprocessing { image_size: net.image_size, crop_pct, ..usual };
+fn variant(name: &str, paper_name: Option<String>, net: CoAtNet, crop_pct: f64, usual: Preprocess) -> Variant {
+    let preprocessing = Preprocess { image_size: net.image_size, crop_pct, ..usual };
     Variant { name: name.into(), paper_name, family: "CoAtNet", architecture: net.into(), preprocessing }
 }

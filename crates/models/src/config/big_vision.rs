@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use vit_graph::ops::Activation;
 
 use super::{Arguments, Config, unnamed};
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::{CropMode, Filter, Preprocess};
 use crate::vit::{PAPER_SIZES, Pooling, Positions, PositionsOn, Vit};
 
 pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]>) -> Result<Config, String> {
@@ -52,11 +52,11 @@ pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]
     args.finish(&["head_zeroinit", "scan", "remat_policy", "dtype_mm"])?;
     Ok(unnamed(
         vit,
-        Preprocessing {
+        Preprocess {
             crop_pct: 1.0,
-            crop_mode: "squash".into(),
-            interpolation: "bilinear".into(),
-            ..Preprocessing::inception()
+            crop_mode: CropMode::Squash,
+            interpolation: Filter::Bilinear,
+            ..Preprocess::inception()
         },
     ))
 }

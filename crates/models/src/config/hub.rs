@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::timm::{rates, short};
 use super::{Arguments, Config};
 use crate::architecture::Architecture;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::{CropMode, Filter, Preprocess};
 use crate::problem_type::ProblemType;
 use crate::variant::{suggestions, variant, variants};
 
@@ -72,12 +72,12 @@ pub(super) fn parse(map: &Map<String, Value>) -> Result<Config, String> {
         architecture.configure(&Arguments::new("timm", args))?;
     }
     let own = apply_extra(map, &mut architecture)?;
-    let usual = Preprocessing { image_size: architecture.image_size(), ..found.preprocessing };
+    let usual = Preprocess { image_size: architecture.image_size(), ..found.preprocessing };
     Ok(Config {
         name: Some(own.unwrap_or_else(|| name.into())),
         labels: labels(map, architecture.classes()),
         problem_type: ProblemType::parse(map)?,
-        preprocessing: preprocessing(pretrained, usual),
+        preprocessing: preprocessing(pretrained, usual)?,
         architecture,
     })
 }
@@ -91,19 +91,22 @@ pub(super) fn apply_extra(map: &Map<String, Value>, architecture: &mut Architect
     Ok(name)
 }
 
-pub(super) fn preprocessing(cfg: &Map<String, Value>, usual: Preprocessing) -> Preprocessing {
+pub(super) fn preprocessing(cfg: &Map<String, Value>, usual: Preprocess) -> Result<Preprocess, String> {
     let floats = |name: &str| -> Option<Vec<f32>> {
         cfg.get(name)?.as_array()?.iter().map(|v| v.as_f64().map(|v| v as f32)).collect()
     };
-    let text = |name: &str| cfg.get(name).and_then(Value::as_str).map(str::to_string);
-    Preprocessing {
+    let text = |name: &str| cfg.get(name).and_then(Value::as_str);
+    let crop_mode = text("crop_mode").map(str::parse::<CropMode>).transpose().map_err(|error| error.to_string())?;
+    let interpolation =
+        text("interpolation").map(str::parse::<Filter>).transpose().map_err(|error| error.to_string())?;
+    Ok(Preprocess {
         image_size: usual.image_size,
         crop_pct: cfg.get("crop_pct").and_then(Value::as_f64).unwrap_or(usual.crop_pct),
-        crop_mode: text("crop_mode").unwrap_or(usual.crop_mode),
-        interpolation: text("interpolation").unwrap_or(usual.interpolation),
+        crop_mode: crop_mode.unwrap_or(usual.crop_mode),
+        interpolation: interpolation.unwrap_or(usual.interpolation),
         mean: floats("mean").unwrap_or(usual.mean),
         std: floats("std").unwrap_or(usual.std),
-    }
+    })
 }
 
 /// `label_names` as a list or by number, replaced by `label_descriptions` where there are any.
@@ -181,9 +184,9 @@ pub fn timm_config(config: &Config) -> Value {
     root["pretrained_cfg"] = json!({
         "input_size": [model.channels(), p.image_size[0], p.image_size[1]],
         "fixed_input_size": form.fixed_image_size,
-        "interpolation": p.interpolation,
+        "interpolation": p.interpolation.name(),
         "crop_pct": p.crop_pct,
-        "crop_mode": p.crop_mode,
+        "crop_mode": p.crop_mode.name(),
         "mean": p.mean.iter().map(|&v| short(v)).collect::<Vec<_>>(),
         "std": p.std.iter().map(|&v| short(v)).collect::<Vec<_>>(),
         "num_classes": model.classes(),

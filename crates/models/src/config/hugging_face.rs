@@ -5,7 +5,7 @@ use vit_graph::ops::Activation;
 
 use super::timm::{short, square};
 use super::{Arguments, Config, hub};
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::{CropMode, Filter, Preprocess};
 use crate::problem_type::ProblemType;
 use crate::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
 
@@ -76,11 +76,11 @@ fn build(deit: bool, class: &str, map: &Map<String, Value>, preprocessor: Option
     };
     args.finish(&IGNORED)?;
     let usual = if deit {
-        Preprocessing { crop_pct: 0.875, ..Preprocessing::imagenet() }
+        Preprocess { crop_pct: 0.875, ..Preprocess::imagenet() }
     } else {
-        Preprocessing { crop_pct: 1.0, interpolation: "bilinear".into(), ..Preprocessing::inception() }
+        Preprocess { crop_pct: 1.0, interpolation: Filter::Bilinear, ..Preprocess::inception() }
     };
-    let usual = Preprocessing { image_size: vit.image_size, crop_mode: "squash".into(), ..usual };
+    let usual = Preprocess { image_size: vit.image_size, crop_mode: CropMode::Squash, ..usual };
     let preprocessing = preprocessor.and_then(Value::as_object).map_or(usual.clone(), |p| preprocessing(p, &usual));
     let generic = labels.iter().enumerate().all(|(i, label)| *label == format!("LABEL_{i}"));
     let labels = if generic || labels.len() != classes { Vec::new() } else { labels };
@@ -94,7 +94,7 @@ fn labels(by_number: Option<&Map<String, Value>>) -> Vec<String> {
 }
 
 /// Hugging Face resizes both sides, whatever the image's aspect ratio; `do_center_crop` adds a crop.
-fn preprocessing(map: &Map<String, Value>, usual: &Preprocessing) -> Preprocessing {
+fn preprocessing(map: &Map<String, Value>, usual: &Preprocess) -> Preprocess {
     let floats = |name: &str| -> Option<Vec<f32>> {
         map.get(name)?.as_array()?.iter().map(|v| v.as_f64().map(|v| v as f32)).collect()
     };
@@ -106,27 +106,27 @@ fn preprocessing(map: &Map<String, Value>, usual: &Preprocessing) -> Preprocessi
     let cropped = map.get("do_center_crop").and_then(Value::as_bool).unwrap_or(map.contains_key("crop_size"));
     let (size, crop) = (side(map.get("size")), side(map.get("crop_size")).filter(|_| cropped));
     let filter = match map.get("resample").and_then(Value::as_u64) {
-        Some(0) => "nearest",
-        Some(1) => "lanczos",
-        Some(2) => "bilinear",
-        Some(3) => "bicubic",
-        Some(4) => "box",
-        Some(5) => "hamming",
-        _ => &usual.interpolation,
+        Some(0) => Filter::Nearest,
+        Some(1) => Filter::Lanczos,
+        Some(2) => Filter::Bilinear,
+        Some(3) => Filter::Bicubic,
+        Some(4) => Filter::Box,
+        Some(5) => Filter::Hamming,
+        _ => usual.interpolation,
     };
     let (mut mean, mut std) =
         (floats("image_mean").unwrap_or(usual.mean.clone()), floats("image_std").unwrap_or(usual.std.clone()));
     if map.get("do_normalize").and_then(Value::as_bool) == Some(false) {
         (mean, std) = (vec![0.0; mean.len()], vec![1.0; std.len()]);
     }
-    Preprocessing {
+    Preprocess {
         image_size: usual.image_size,
         crop_pct: match (size, crop) {
             (Some(size), Some(crop)) if size > 0.0 => share(crop, size),
             _ => 1.0,
         },
-        crop_mode: if shortest { "center".into() } else { "squash".into() },
-        interpolation: filter.to_string(),
+        crop_mode: if shortest { CropMode::Center } else { CropMode::Squash },
+        interpolation: filter,
         mean,
         std,
     }
@@ -219,7 +219,7 @@ fn expressed(config: &Config) -> Result<Value, String> {
 /// How transformers will prepare images differently when it opens [`hugging_face_preprocessor`], one line each.
 pub fn hugging_face_differences(config: &Config) -> Vec<String> {
     let p = &config.preprocessing;
-    let (squashed, [height, width]) = (p.crop_mode == "squash", p.image_size);
+    let (squashed, [height, width]) = (p.crop_mode == CropMode::Squash, p.image_size);
     if squashed && p.crop_pct >= 1.0 {
         return Vec::new();
     }
@@ -240,17 +240,17 @@ pub fn hugging_face_differences(config: &Config) -> Vec<String> {
 pub fn hugging_face_preprocessor(config: &Config) -> Value {
     let distilled = config.architecture.downcast_ref().is_some_and(|vit: &Vit| vit.distillation_token);
     let p = &config.preprocessing;
-    let resample = match p.interpolation.as_str() {
-        "nearest" => 0,
-        "lanczos" => 1,
-        "bilinear" => 2,
-        "box" => 4,
-        "hamming" => 5,
-        _ => 3,
+    let resample = match p.interpolation {
+        Filter::Nearest => 0,
+        Filter::Lanczos => 1,
+        Filter::Bilinear => 2,
+        Filter::Box => 4,
+        Filter::Hamming => 5,
+        Filter::Bicubic => 3,
     };
     let [height, width] = p.image_size;
     let resized = |side: usize| (side as f64 / p.crop_pct).floor() as usize;
-    let squashed = p.crop_mode == "squash";
+    let squashed = p.crop_mode == CropMode::Squash;
     let size = if squashed {
         json!({ "height": resized(height), "width": resized(width) })
     } else {

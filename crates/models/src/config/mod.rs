@@ -18,7 +18,7 @@ pub(crate) use vision_transformer::google_stages;
 use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::problem_type::ProblemType;
 use crate::registry::registered;
 
@@ -30,7 +30,7 @@ pub struct Config {
     /// The model.
     pub architecture: Architecture,
     /// How its images are prepared.
-    pub preprocessing: Preprocessing,
+    pub preprocessing: Preprocess,
     /// The classes' names, in order; empty where they are not known.
     pub labels: Vec<String>,
     /// How its logits become probabilities.
@@ -66,7 +66,7 @@ fn from_constructor(map: &Map<String, Value>) -> Result<Config, String> {
     }?;
     // Checkpoints that this project wrote say how images are prepared, and what the classes are.
     if let Some(pretrained) = map.get("pretrained_cfg").and_then(Value::as_object) {
-        config.preprocessing = hub::preprocessing(pretrained, config.preprocessing);
+        config.preprocessing = hub::preprocessing(pretrained, config.preprocessing)?;
     }
     config.labels = hub::labels(map, config.architecture.classes());
     if map.contains_key(ProblemType::KEY) {
@@ -112,8 +112,8 @@ fn input_size(map: &Map<String, Value>) -> Result<Option<[usize; 2]>, String> {
 }
 
 /// A configuration without a name, with the library's usual preprocessing.
-fn unnamed(architecture: impl Into<Architecture>, preprocessing: Preprocessing) -> Config {
+fn unnamed(architecture: impl Into<Architecture>, preprocessing: Preprocess) -> Config {
     let architecture = architecture.into();
-    let preprocessing = Preprocessing { image_size: architecture.image_size(), ..preprocessing };
+    let preprocessing = Preprocess { image_size: architecture.image_size(), ..preprocessing };
     Config { name: None, architecture, preprocessing, labels: Vec::new(), problem_type: ProblemType::default() }
 }

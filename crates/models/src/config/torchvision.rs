@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{Arguments, Config, unnamed};
 use crate::layers::Norm;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::{Filter, Preprocess};
 use crate::resnet::{ResNet, ResNetBlock};
 use crate::vit::Vit;
 
@@ -70,6 +70,6 @@ pub(super) fn resnet(args: &Map<String, Value>, input: Option<[usize; 2]>) -> Re
     Ok(unnamed(net, preprocessing()))
 }
 
-fn preprocessing() -> Preprocessing {
-    Preprocessing { crop_pct: 0.875, interpolation: "bilinear".into(), ..Preprocessing::imagenet() }
+fn preprocessing() -> Preprocess {
+    Preprocess { crop_pct: 0.875, interpolation: Filter::Bilinear, ..Preprocess::imagenet() }
 }

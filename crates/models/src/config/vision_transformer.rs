@@ -5,7 +5,7 @@ use vit_graph::ops::Activation;
 
 use super::{Arguments, Config, unnamed};
 use crate::layers::{Norm, Standardise};
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::{CropMode, Filter, Preprocess};
 use crate::resnetv2::ResNetV2;
 use crate::vit::{Pooling, Positions, Vit};
 
@@ -51,11 +51,11 @@ pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]
     args.finish(&["head_bias_init", "model_name"])?;
     Ok(unnamed(
         vit,
-        Preprocessing {
+        Preprocess {
             crop_pct: 1.0,
-            crop_mode: "squash".into(),
-            interpolation: "bilinear".into(),
-            ..Preprocessing::inception()
+            crop_mode: CropMode::Squash,
+            interpolation: Filter::Bilinear,
+            ..Preprocess::inception()
         },
     ))
 }

@@ -4,7 +4,7 @@ use vit_graph::ops::Activation;
 
 use super::{EfficientNet, Scaling, parse_stages};
 use crate::layers::{Norm, Padding};
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::{CropMode, Preprocess};
 use crate::variant::Variant;
 
 /// Table 1 of the paper.
@@ -76,27 +76,27 @@ const SCALES: [(&str, f64, f64); 10] = [
 struct EvalTransform {
     image: usize,
     crop_pct: f64,
-    crop_mode: &'static str,
+    crop_mode: CropMode,
     /// Colours from -1 to 1 instead of standardised by ImageNet's mean and deviation.
     inception: bool,
 }
 
 const fn transform(image: usize, crop_pct: f64) -> EvalTransform {
-    EvalTransform { image, crop_pct, crop_mode: "center", inception: false }
+    EvalTransform { image, crop_pct, crop_mode: CropMode::Center, inception: false }
 }
 
-const fn inception(image: usize, crop_pct: f64, crop_mode: &'static str) -> EvalTransform {
+const fn inception(image: usize, crop_pct: f64, crop_mode: CropMode) -> EvalTransform {
     EvalTransform { image, crop_pct, crop_mode, inception: true }
 }
 
 /// Those of timm's training, in the order of [`SCALES`].
 const OWN: [EvalTransform; 10] = [
     transform(224, 0.875),
-    inception(240, 0.9, "center"),
+    inception(240, 0.9, CropMode::Center),
     transform(256, 0.875),
     transform(288, 0.875),
     transform(320, 0.875),
-    EvalTransform { crop_mode: "squash", ..transform(448, 1.0) },
+    EvalTransform { crop_mode: CropMode::Squash, ..transform(448, 1.0) },
     transform(528, 0.942),
     transform(600, 0.949),
     transform(672, 0.954),
@@ -113,16 +113,16 @@ const TENSORFLOW: [EvalTransform; 10] = [
     transform(456, 0.934),
     transform(528, 0.942),
     transform(600, 0.949),
-    inception(672, 0.954, "center"),
+    inception(672, 0.954, CropMode::Center),
     transform(475, 0.936),
 ];
 
 /// Name, definition, width of the stem, timm's and Google's preprocessing.
 const SECOND: [(&str, &[&str], usize, EvalTransform, EvalTransform); 4] = [
-    ("s", &V2_S, 24, transform(288, 1.0), inception(300, 1.0, "center")),
-    ("m", &V2_M, 24, transform(320, 1.0), inception(384, 1.0, "squash")),
-    ("l", &V2_L, 32, transform(384, 1.0), inception(384, 1.0, "squash")),
-    ("xl", &V2_XL, 32, transform(384, 1.0), inception(384, 1.0, "squash")),
+    ("s", &V2_S, 24, transform(288, 1.0), inception(300, 1.0, CropMode::Center)),
+    ("m", &V2_M, 24, transform(320, 1.0), inception(384, 1.0, CropMode::Squash)),
+    ("l", &V2_L, 32, transform(384, 1.0), inception(384, 1.0, CropMode::Squash)),
+    ("xl", &V2_XL, 32, transform(384, 1.0), inception(384, 1.0, CropMode::Squash)),
 ];
 
 /// The published variants, smallest first.
@@ -186,17 +186,12 @@ impl Default for EfficientNet {
 
 fn variant(name: String, paper_name: Option<String>, net: EfficientNet, transform: EvalTransform) -> Variant {
     let image_size = [transform.image; 2];
-    let usual = if transform.inception { Preprocessing::inception() } else { Preprocessing::imagenet() };
+    let usual = if transform.inception { Preprocess::inception() } else { Preprocess::imagenet() };
     Variant {
         name,
         paper_name,
         family: "EfficientNet",
         architecture: EfficientNet { image_size, ..net }.into(),
-        preprocessing: Preprocessing {
-            image_size,
-            crop_pct: transform.crop_pct,
-            crop_mode: transform.crop_mode.into(),
-            ..usual
-        },
+        preprocessing: Preprocess { image_size, crop_pct: transform.crop_pct, crop_mode: transform.crop_mode, ..usual },
     }
 }

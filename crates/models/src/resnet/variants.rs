@@ -2,7 +2,7 @@
 
 use super::{ResNet, ResNetBlock};
 use crate::layers::Stem;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::{Filter, Preprocess};
 use crate::variant::Variant;
 
 struct Entry {
@@ -11,7 +11,7 @@ struct Entry {
     net: ResNet,
     image: usize,
     crop_pct: f64,
-    interpolation: &'static str,
+    interpolation: Filter,
 }
 
 /// The published variants, smallest first.
@@ -24,24 +24,24 @@ pub(super) fn variants() -> Vec<Variant> {
     let entry =
         |name, paper, net, image, crop_pct, interpolation| Entry { name, paper, net, image, crop_pct, interpolation };
     let all = vec![
-        entry("resnet18", Some("ResNet-18"), basic(&[2, 2, 2, 2]), 224, 0.95, "bicubic"),
-        entry("resnet26", None, bottleneck(&[2, 2, 2, 2]), 224, 0.875, "bicubic"),
-        entry("resnet34", Some("ResNet-34"), basic(&[3, 4, 6, 3]), 224, 0.95, "bicubic"),
-        entry("resnet50", Some("ResNet-50"), bottleneck(&[3, 4, 6, 3]), 224, 0.95, "bicubic"),
-        entry("resnet101", Some("ResNet-101"), bottleneck(&[3, 4, 23, 3]), 224, 0.95, "bicubic"),
-        entry("resnet152", Some("ResNet-152"), bottleneck(&[3, 8, 36, 3]), 224, 0.95, "bicubic"),
-        entry("resnet18d", None, deep(basic(&[2, 2, 2, 2])), 224, 0.875, "bicubic"),
-        entry("resnet26d", None, deep(bottleneck(&[2, 2, 2, 2])), 224, 0.875, "bicubic"),
-        entry("resnet34d", None, deep(basic(&[3, 4, 6, 3])), 224, 0.875, "bicubic"),
-        entry("resnet50d", None, deep(bottleneck(&[3, 4, 6, 3])), 224, 0.875, "bicubic"),
-        entry("resnet101d", None, deep(bottleneck(&[3, 4, 23, 3])), 256, 0.95, "bicubic"),
-        entry("resnet152d", None, deep(bottleneck(&[3, 8, 36, 3])), 256, 0.95, "bicubic"),
-        entry("resnet200d", None, deep(bottleneck(&[3, 24, 36, 3])), 256, 0.95, "bicubic"),
-        entry("resnext50_32x4d", None, grouped(32, 4, bottleneck(&[3, 4, 6, 3])), 224, 0.95, "bicubic"),
-        entry("resnext101_32x4d", None, grouped(32, 4, bottleneck(&[3, 4, 23, 3])), 224, 0.875, "bilinear"),
-        entry("resnext101_32x8d", None, grouped(32, 8, bottleneck(&[3, 4, 23, 3])), 224, 0.875, "bilinear"),
-        entry("wide_resnet50_2", None, grouped(1, 128, bottleneck(&[3, 4, 6, 3])), 224, 0.875, "bicubic"),
-        entry("wide_resnet101_2", None, grouped(1, 128, bottleneck(&[3, 4, 23, 3])), 224, 0.875, "bilinear"),
+        entry("resnet18", Some("ResNet-18"), basic(&[2, 2, 2, 2]), 224, 0.95, Filter::Bicubic),
+        entry("resnet26", None, bottleneck(&[2, 2, 2, 2]), 224, 0.875, Filter::Bicubic),
+        entry("resnet34", Some("ResNet-34"), basic(&[3, 4, 6, 3]), 224, 0.95, Filter::Bicubic),
+        entry("resnet50", Some("ResNet-50"), bottleneck(&[3, 4, 6, 3]), 224, 0.95, Filter::Bicubic),
+        entry("resnet101", Some("ResNet-101"), bottleneck(&[3, 4, 23, 3]), 224, 0.95, Filter::Bicubic),
+        entry("resnet152", Some("ResNet-152"), bottleneck(&[3, 8, 36, 3]), 224, 0.95, Filter::Bicubic),
+        entry("resnet18d", None, deep(basic(&[2, 2, 2, 2])), 224, 0.875, Filter::Bicubic),
+        entry("resnet26d", None, deep(bottleneck(&[2, 2, 2, 2])), 224, 0.875, Filter::Bicubic),
+        entry("resnet34d", None, deep(basic(&[3, 4, 6, 3])), 224, 0.875, Filter::Bicubic),
+        entry("resnet50d", None, deep(bottleneck(&[3, 4, 6, 3])), 224, 0.875, Filter::Bicubic),
+        entry("resnet101d", None, deep(bottleneck(&[3, 4, 23, 3])), 256, 0.95, Filter::Bicubic),
+        entry("resnet152d", None, deep(bottleneck(&[3, 8, 36, 3])), 256, 0.95, Filter::Bicubic),
+        entry("resnet200d", None, deep(bottleneck(&[3, 24, 36, 3])), 256, 0.95, Filter::Bicubic),
+        entry("resnext50_32x4d", None, grouped(32, 4, bottleneck(&[3, 4, 6, 3])), 224, 0.95, Filter::Bicubic),
+        entry("resnext101_32x4d", None, grouped(32, 4, bottleneck(&[3, 4, 23, 3])), 224, 0.875, Filter::Bilinear),
+        entry("resnext101_32x8d", None, grouped(32, 8, bottleneck(&[3, 4, 23, 3])), 224, 0.875, Filter::Bilinear),
+        entry("wide_resnet50_2", None, grouped(1, 128, bottleneck(&[3, 4, 6, 3])), 224, 0.875, Filter::Bicubic),
+        entry("wide_resnet101_2", None, grouped(1, 128, bottleneck(&[3, 4, 23, 3])), 224, 0.875, Filter::Bilinear),
     ];
     all.into_iter().map(published).collect()
 }
@@ -51,7 +51,7 @@ pub(super) fn variant(name: &str) -> Option<Variant> {
     let published = name.strip_suffix("_cifar")?;
     let variant = variants().into_iter().find(|v| v.name == published || v.paper_name.as_deref() == Some(published))?;
     let net = variant.architecture.downcast_ref::<ResNet>().filter(|net| net.stem == Stem::Plain)?;
-    let preprocessing = Preprocessing::cifar();
+    let preprocessing = Preprocess::cifar();
     let net = ResNet { stem: Stem::Small, image_size: preprocessing.image_size, ..net.clone() };
     Some(Variant { name: name.into(), paper_name: None, architecture: net.into(), preprocessing, ..variant })
 }
@@ -63,11 +63,11 @@ fn published(entry: Entry) -> Variant {
         paper_name: entry.paper.map(str::to_string),
         family: "ResNet",
         architecture: ResNet { image_size, ..entry.net }.into(),
-        preprocessing: Preprocessing {
+        preprocessing: Preprocess {
             image_size,
             crop_pct: entry.crop_pct,
-            interpolation: entry.interpolation.into(),
-            ..Preprocessing::imagenet()
+            interpolation: entry.interpolation,
+            ..Preprocess::imagenet()
         },
     }
 }

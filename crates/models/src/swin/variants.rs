@@ -1,7 +1,7 @@
 //! The named Swin Transformers.
 
 use super::Swin;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 
 /// Name, the paper's letter, width and heads of the first stage, blocks of the third.
@@ -29,10 +29,10 @@ pub(super) fn variants() -> Vec<Variant> {
                 paper_name: Some(format!("Swin-{letter}{resolution}")),
                 family: "Swin",
                 architecture: swin.into(),
-                preprocessing: Preprocessing {
+                preprocessing: Preprocess {
                     image_size,
                     crop_pct: if image > 224 { 1.0 } else { 0.9 },
-                    ..Preprocessing::imagenet()
+                    ..Preprocess::imagenet()
                 },
             });
         }

@@ -6,7 +6,7 @@ use vit_graph::ops::Activation;
 use super::{FinalNorm, PAPER_SIZES, Pooling, Positions, PositionsOn, Vit, variants};
 use crate::config::{Config, google_stages};
 use crate::layers::Stem;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::problem_type::ProblemType;
 use crate::resnetv2::ResNetV2;
 use crate::weights::{Scheme, Weights};
@@ -112,9 +112,9 @@ fn usual_heads(dim: usize, depth: usize) -> usize {
     known.map_or((dim / 64).max(1), |s| s.heads)
 }
 
-fn preprocessing(vit: &Vit, scheme: Scheme) -> Preprocessing {
+fn preprocessing(vit: &Vit, scheme: Scheme) -> Preprocess {
     let imagenet = scheme == Scheme::Torchvision || vit.distillation_token;
-    let usual = if imagenet { Preprocessing::imagenet() } else { Preprocessing::inception() };
+    let usual = if imagenet { Preprocess::imagenet() } else { Preprocess::inception() };
     let whole = vit.image_size[0] > 224 || scheme == Scheme::Jax;
-    Preprocessing { image_size: vit.image_size, crop_pct: if whole { 1.0 } else { usual.crop_pct }, ..usual }
+    Preprocess { image_size: vit.image_size, crop_pct: if whole { 1.0 } else { usual.crop_pct }, ..usual }
 }

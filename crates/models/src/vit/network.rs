@@ -7,7 +7,7 @@ use super::{FinalNorm, Pooling, Positions, PositionsOn, Vit, guess, positions, t
 use crate::architecture::{Architecture, Dimensions, Network, PatchGrid, PositionLayout, TokenSequence};
 use crate::config::{Arguments, Config, TimmForm};
 use crate::layers::{Building, Forward, refuses_patches};
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 use crate::weights::{Scheme, Weights};
 
@@ -199,12 +199,12 @@ impl Network for Vit {
         Vit { dropout, attention_dropout, drop_path, norm_epsilon, ..other.clone() } == *self
     }
 
-    fn classes() -> Vec<(&'static str, Self, Preprocessing)> {
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
         let distilled = Vit { distillation_token: true, distillation_head: true, ..Vit::default() };
         vec![
-            (timm::CLASS, Vit::default(), Preprocessing::inception()),
-            (timm::HYBRID, Vit::default(), Preprocessing::inception()),
-            (timm::DISTILLED, distilled, Preprocessing::imagenet()),
+            (timm::CLASS, Vit::default(), Preprocess::inception()),
+            (timm::HYBRID, Vit::default(), Preprocess::inception()),
+            (timm::DISTILLED, distilled, Preprocess::imagenet()),
         ]
     }
 

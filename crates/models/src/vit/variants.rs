@@ -2,7 +2,7 @@
 
 use super::{FinalNorm, Pooling, PositionsOn, Vit};
 use crate::layers::Stem;
-use crate::preprocessing::Preprocessing;
+use crate::preprocess::Preprocess;
 use crate::resnetv2::{ResNetV2, StemPooling};
 use crate::variant::Variant;
 
@@ -88,7 +88,7 @@ pub(super) fn variants() -> Vec<Variant> {
         all.extend(published.iter().map(|&(patch, image)| match (name, patch) {
             // Its only published weights are DINO's.
             ("small", 8) => Variant {
-                preprocessing: Preprocessing { image_size: [image, image], ..Preprocessing::imagenet() },
+                preprocessing: Preprocess { image_size: [image, image], ..Preprocess::imagenet() },
                 ..plain(size, patch, image)
             },
             _ => plain(size, patch, image),
@@ -164,11 +164,11 @@ fn plain(size: &Size, patch: usize, image: usize) -> Variant {
         paper_name: Some(size.paper_name(patch, image)),
         family: "ViT",
         architecture: size.vit(patch, image).into(),
-        preprocessing: Preprocessing {
+        preprocessing: Preprocess {
             image_size: [image, image],
             // Published weights at 224 pixels were evaluated on a central crop.
             crop_pct: if image == 224 { 0.9 } else { 1.0 },
-            ..Preprocessing::inception()
+            ..Preprocess::inception()
         },
     }
 }
@@ -225,12 +225,12 @@ fn deit() -> Vec<Variant> {
 }
 
 fn imagenet(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
-    let preprocessing = Preprocessing { image_size: vit.image_size, crop_pct, ..Preprocessing::imagenet() };
+    let preprocessing = Preprocess { image_size: vit.image_size, crop_pct, ..Preprocess::imagenet() };
     Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
 }
 
 fn inception(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
-    let preprocessing = Preprocessing { image_size: vit.image_size, crop_pct, ..Preprocessing::inception() };
+    let preprocessing = Preprocess { image_size: vit.image_size, crop_pct, ..Preprocess::inception() };
     Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
 }
 

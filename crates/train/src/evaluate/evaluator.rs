@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use vit_data::loader::Unreadable;
-use vit_data::{Pipeline, Preprocess, PreprocessError, Samples};
+use vit_data::{ApplyPreprocess, Pipeline, Preprocess, PreprocessError, Samples};
 use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_models::{Config, ProblemType};
@@ -11,7 +11,6 @@ use vit_models::{Config, ProblemType};
 use super::metrics::{Evaluation, MultiLabelEvaluation};
 use super::{EvaluationOutcome, TaskEvaluation, inference};
 use crate::error::TrainError;
-use crate::recipe::preprocess::preprocess;
 
 pub(crate) struct Evaluator {
     executable: Box<dyn Executable>,
@@ -35,7 +34,8 @@ impl Evaluator {
         let executable = device
             .compile(&graph, parameters)
             .map_err(|error| suggest_batch(error, device, batch, held, |batch| inference(config, batch)))?;
-        let preprocess = preprocess(&config.preprocessing)?;
+        let preprocess = config.preprocessing.clone();
+        preprocess.validate()?;
         Ok(Evaluator { executable, preprocess, problem_type: config.problem_type, classes, batch })
     }
 

@@ -2,36 +2,20 @@
 
 use vit_data::augment::{ColourJitter, Erasing, Fill};
 use vit_data::loader::{Labels, LoaderSettings};
-use vit_data::{Augmentation, Crop, CropMode, Filter, Mix, Preprocess, TrainTransform, TransformError};
-use vit_models::Preprocessing;
+use vit_data::{Augmentation, Crop, Mix, Preprocess, TrainTransform, TransformError};
 
 use crate::error::TrainError;
 use crate::recipe::{CropSetting, DataSettings, Recipe};
 use crate::step::objective::Loss;
 
-/// The transform for evaluation of a model's preprocessing.
-pub fn preprocess(p: &Preprocessing) -> Result<Preprocess, TrainError> {
-    let unknown = |what: String| TrainError::Preprocessing(what);
-    let preprocess = Preprocess {
-        image_size: p.image_size,
-        crop_pct: p.crop_pct,
-        crop_mode: p.crop_mode.parse::<CropMode>().map_err(|e| unknown(e.to_string()))?,
-        interpolation: p.interpolation.parse::<Filter>().map_err(|e| unknown(e.to_string()))?,
-        mean: p.mean.clone(),
-        std: p.std.clone(),
-    };
-    preprocess.validate().map_err(|e| unknown(e.to_string()))?;
-    Ok(preprocess)
-}
-
 /// The settings of a run's loader.
 pub(crate) fn loader_settings(
     recipe: &Recipe,
-    p: &Preprocessing,
+    preprocess: &Preprocess,
     samples: usize,
 ) -> Result<LoaderSettings, TrainError> {
     let unsuitable = |error: TransformError| TrainError::Unsuitable(format!("[data] of the recipe: {error}"));
-    let transform = TrainTransform::new(&preprocess(p)?, &augmentation(&recipe.data)).map_err(unsuitable)?;
+    let transform = TrainTransform::new(preprocess, &augmentation(&recipe.data)).map_err(unsuitable)?;
     let data = &recipe.data;
     let plain = LoaderSettings::training(transform, recipe.batch, recipe.seed);
     let per_epoch = plain.batches_per_epoch(samples);

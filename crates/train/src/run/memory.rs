@@ -15,7 +15,7 @@ use vit_system::host::FreeMemory;
 use crate::error::TrainError;
 use crate::evaluate::{evaluation_batch, inference};
 use crate::recipe::Recipe;
-use crate::recipe::preprocess::{loader_settings, preprocess};
+use crate::recipe::preprocess::loader_settings;
 use crate::run::setup::{FirstWeights, Setup};
 use crate::run::trainer::TrainerOptions;
 use crate::step::objective::Loss;
@@ -330,7 +330,7 @@ fn evaluation(workload: &Workload, plan: GraphPlan) -> Result<(u64, u64), TrainE
     let batch = evaluation_batch(recipe).clamp(1, *validation);
     let memory = plan(&inference(config, batch)?)?;
     // The batch that is filled, and at most two that threads prepare ahead.
-    let prepared = 4 * (3 * batch * preprocess(&config.preprocessing)?.output_len()) as u64;
+    let prepared = 4 * (3 * batch * config.preprocessing.output_len()) as u64;
     let scores = match recipe.objective.loss {
         Loss::Sigmoid => 4 * (validation * config.architecture.classes()) as u64,
         Loss::Softmax => 0,

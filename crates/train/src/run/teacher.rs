@@ -84,7 +84,7 @@ mod tests {
     use vit_graph::Init;
     use vit_models::weights::safetensors::Dtype;
     use vit_models::weights::{Tensor, Weights};
-    use vit_models::{Layout, Preprocessing, Variant, variant};
+    use vit_models::{Layout, Preprocess, Variant, variant};
 
     use super::*;
 
@@ -126,7 +126,7 @@ mod tests {
 
         // The same two pictures, of values from 0 to 1, in the colours of both.
         let plain: Vec<f32> = (0..2 * 3 * 1024).map(|i| ((i * 37) % 256) as f32 / 255.0).collect();
-        let coloured = |p: &Preprocessing| -> Vec<f32> {
+        let coloured = |p: &Preprocess| -> Vec<f32> {
             let channel = |i: usize| i / 1024 % 3;
             plain.iter().enumerate().map(|(i, v)| (v - p.mean[channel(i)]) / p.std[channel(i)]).collect()
         };

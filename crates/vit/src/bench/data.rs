@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use vit_data::{DecodeOptions, Preprocess, decode};
+use vit_data::{ApplyPreprocess, DecodeOptions, Preprocess, decode};
 use vit_system::regular_file;
 
 use super::quantile;
