@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, RowAccessor};
 use support::{hostile, model, picture, vit};
-use vit::models::weights::safetensors;
+use vit_models::weights::safetensors;
 
 fn pictures() -> [PathBuf; 3] {
     [picture("preprocess/tiny.jpg"), hostile("notes.jpg"), picture("preprocess/rgb.png")]

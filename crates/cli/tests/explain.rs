@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use support::{hostile, model, picture, vit};
-use vit::data::{DecodeOptions, Image, open};
+use vit_data::{DecodeOptions, Image, open};
 
 fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name)
@@ -182,7 +182,7 @@ fn chosen_classes_get_maps() {
     assert!(error.contains("no such class") && error.contains("automobile (1)"), "{error}");
     assert!(wrong(&["--class", "d"]).contains("2 classes have such a name: deer (4), dog (5)"));
     assert!(wrong(&["--class", "10"]).contains("there are classes 0 to 9"));
-    assert!(wrong(&["--class", "dog", "--method", "rollout"]).contains("--method gradient or gradcam"));
+    assert!(wrong(&["--class", "dog", "--method", "rollout"]).contains("--method gradient or --method gradcam"));
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn a_thousand_pictures_fit_on_one_page() {
     assert!(bytes < 25_000_000, "{bytes} bytes");
     let Some(browser) = browser() else { return };
     let text = String::from_utf8(headless(browser, &page, false, "--dump-dom")).unwrap();
-    assert!(text.contains(">1000 pictures</output>"));
+    assert!(text.contains(">1000 images</output>"));
     let shown = screenshot(browser, &page, false);
     assert!(shown.pixels().chunks(3).filter(|p| p[0].abs_diff(p[2]) > 60).count() > 2000);
 }

@@ -5,9 +5,9 @@ mod support;
 use std::path::Path;
 
 use support::{pictures, vit};
-use vit::models::weights::safetensors::Dtype;
-use vit::models::weights::{Scheme, Tensor, Weights};
-use vit::models::{Checkpoint, Config, Layout, Mode, ProblemType, Variant, variant};
+use vit_models::weights::safetensors::Dtype;
+use vit_models::weights::{Scheme, Tensor, Weights};
+use vit_models::{Checkpoint, Config, Layout, Mode, ProblemType, Variant, variant};
 
 /// A LeNet that sees nothing in dark images, since all its filters are positive and it has ReLUs, and whose head overflows
 /// for bright ones.

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use vit_data::{ApplyPreprocess, Preprocess};
-use vit_insight::{ExplainOptions, Explainer, Explanation};
+use vit_insight::Explainer;
+pub use vit_insight::{ExplainOptions, Explanation, InsightError, Map, Method, Subject};
 use vit_models::{Checkpoint, Config};
 
 use crate::finite::{blame_weights, is_finite};

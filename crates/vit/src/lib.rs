@@ -1,34 +1,44 @@
-//! Vision Transformers from Rust: open a checkpoint, classify an image.
+//! Vision Transformers and their relatives from Rust: open a checkpoint, classify images, embed them, explain the answers,
+//! train and fine-tune.
 //!
-//! ```no_run
+//! ```
 //! use vit::{Image, Model};
 //!
-//! let mut model = Model::open("checkpoints/vit_base")?;
-//! let image = Image::open("cat.jpg")?;
-//! for prediction in model.classify(&image)?.iter().take(5) {
+//! let mut model = Model::open("cifar10")?; // or a checkpoint folder, a weights file, a run's folder
+//! let image = Image::from_rgb(32, 32, vec![127; 3 * 32 * 32]).unwrap(); // or Image::open("cat.jpg")?
+//! for prediction in model.classify(&image)?.iter().take(3) {
 //!     println!("{:5.1}%  {}", 100.0 * prediction.probability, prediction.label);
 //! }
 //! # Ok::<(), vit::Error>(())
 //! ```
 //!
-//! Every named intermediate can be asked for; what nobody asks for costs nothing:
+//! Every named intermediate can be requested as an output; what is not requested is never computed:
 //!
 //! ```
 //! use vit::{Image, Model, ModelOptions};
 //!
-//! let options = ModelOptions::default().tap("blocks.5.attn").tap("blocks.5.attn.weights");
+//! let options = ModelOptions::new().output("blocks.5.attn").output("blocks.5.attn.weights");
 //! let mut model = Model::open_with("cifar10", &options)?;
-//! model.run(&Image::open("../../examples/images/dog.jpg")?)?;
-//! // One picture, 64 tokens of width 256; four heads, each token's attention to every other.
+//! model.run(&Image::from_rgb(32, 32, vec![127; 3 * 32 * 32]).unwrap())?;
+//! // One image, 64 tokens of width 256; four heads, each token's attention to every other.
 //! assert_eq!(model.output("blocks.5.attn", 1)?.len(), 64 * 256);
 //! assert_eq!(model.output("blocks.5.attn.weights", 1)?.len(), 4 * 64 * 64);
 //! # Ok::<(), vit::Error>(())
 //! ```
 //!
-//! The parts are crates of their own: `vit-graph` (the engine), `vit-cpu` and `vit-cuda` (the devices), `vit-models`
-//! (architectures and weights), `vit-data` (pictures), `vit-train` (training), `vit-insight` (what a model looks at and
-//! what it learned), `vit-plot` (drawings).
+//! `examples/` has more: embeddings, training, an architecture and a dataset of one's own.
+//!
+//! # Features
+//!
+//! All are on by default. Without any, what remains is inference on the CPU: classify, embed, convert, verify.
+//!
+//! - `train`: [`Trainer`], and [`verify`] of recorded training steps
+//! - `explain`: [`Explain`]
+//! - `bench`: [`mod@bench`]
+//! - `cuda`: NVIDIA GPUs; their libraries are looked for at run time
+//! - `parquet`: datasets and embeddings in Parquet files
 
+#[cfg(feature = "bench")]
 pub mod bench;
 mod config;
 mod convert;
@@ -36,9 +46,12 @@ mod device;
 mod embed;
 pub mod embeddings;
 mod error;
-mod explain;
+#[cfg(feature = "explain")]
+pub mod explain;
 mod finite;
 mod model;
+#[cfg(feature = "train")]
+pub mod train;
 mod verify;
 
 pub use config::config_of;
@@ -46,16 +59,35 @@ pub use convert::{Conversion, convert};
 pub use device::{DeviceChoice, DeviceOptions, on_cpu_fallback};
 pub use embed::{Embed, Pool};
 pub use error::Error;
+#[cfg(feature = "explain")]
 pub use explain::Explain;
 pub use model::{Model, ModelOptions, Prediction};
+#[cfg(feature = "train")]
+pub use train::Trainer;
 pub use verify::{Comparison, Verification, VerifyOptions, verify};
 pub use vit_data::Image;
 pub use vit_graph::Precision;
 
-pub use vit_cuda as cuda;
-pub use vit_data as data;
-pub use vit_graph as graph;
-pub use vit_insight as insight;
-pub use vit_models as models;
-pub use vit_plot as plot;
-pub use vit_train as train;
+/// Images and datasets.
+pub mod data {
+    pub use vit_data::dataset::{Dataset, DatasetError, Splits};
+    pub use vit_data::{
+        DecodeOptions, Image, ImageError, Preprocess, PreprocessError, Samples, ShapeError, find_images,
+    };
+}
+
+/// Graphs and devices: what architectures are built with and run on.
+pub mod graph {
+    pub use vit_graph::device::{Device, Elements, Executable, Initial, Memory, Parameters};
+    pub use vit_graph::{DType, Graph, GraphError, Hint, Init, Shape, Tensor, Value};
+}
+
+/// Architectures, their named variants, checkpoints and weights.
+pub mod models {
+    pub use vit_models::weights::safetensors::Dtype;
+    pub use vit_models::weights::{Weights, WeightsError};
+    pub use vit_models::{
+        Architecture, Changes, Checkpoint, Config, Layout, Mode, ModelError, OpenOptions, ProblemType, Variant,
+        suggestions, variant, variants,
+    };
+}

@@ -4,9 +4,9 @@
 mod support;
 
 use support::{copy, open, outputs, recorded, write};
-use vit::models::weights::positions::{Method, resample};
-use vit::models::weights::{self, Tensor, patch_filters};
-use vit::models::{Changes, Checkpoint, ModelError, OpenOptions};
+use vit_models::weights::positions::{Method, resample};
+use vit_models::weights::{self, Tensor, patch_filters};
+use vit_models::{Changes, Checkpoint, ModelError, OpenOptions};
 
 fn changed(case: &str, changes: Changes) -> Checkpoint {
     let mut checkpoint = open(case);

@@ -4,11 +4,11 @@
 mod support;
 
 use support::{CASES, FAMILY, open, recorded};
-use vit::insight::{Attention, ExplainOptions, Explanation, Inspector, Method, Sample, Subject, report, rollout};
-use vit::models::vit::Vit;
-use vit::models::weights::safetensors;
-use vit::models::{Architecture, Changes, Checkpoint};
 use vit::{Explain, ModelOptions, Precision};
+use vit_insight::{Attention, ExplainOptions, Explanation, Inspector, Method, Sample, Subject, report, rollout};
+use vit_models::vit::Vit;
+use vit_models::weights::safetensors;
+use vit_models::{Architecture, Changes, Checkpoint};
 
 fn options(method: Option<Method>) -> ExplainOptions {
     ExplainOptions { method, top: 2, ..ExplainOptions::default() }
@@ -100,7 +100,7 @@ fn rollout_is_that_of_the_attention_recorded_from_timm() {
             let flow = rollout(&layers).unwrap();
             let vit: &Vit = checkpoint.config.architecture.downcast_ref().unwrap();
             // What pools takes: the class token, or all patches alike.
-            let expected: Vec<f32> = if vit.pooling == vit::models::vit::Pooling::Token {
+            let expected: Vec<f32> = if vit.pooling == vit_models::vit::Pooling::Token {
                 flow[prefix..tokens].to_vec()
             } else {
                 let rows = (tokens - prefix) as f32;
@@ -256,7 +256,7 @@ fn every_model_can_be_inspected_with_and_without_pictures() {
         let checkpoint = open(case);
         let inputs = inputs(case, &checkpoint);
         let [height, width] = checkpoint.config.architecture.image_size();
-        let seen = vit::data::Image::from_rgb(width, height, vec![100; width * height * 3]).unwrap();
+        let seen = vit_data::Image::from_rgb(width, height, vec![100; width * height * 3]).unwrap();
         for pictures in [0, inputs.len()] {
             let mut inspector = Inspector::new(&checkpoint.config, &checkpoint.weights, device.as_ref(), 2).unwrap();
             for group in inputs[..pictures].chunks(2) {
@@ -283,11 +283,11 @@ fn every_model_can_be_inspected_with_and_without_pictures() {
 
 #[test]
 fn what_nobody_asks_for_costs_nothing() {
-    use vit::graph::memory::MemoryPlan;
-    use vit::graph::rewrite::dead_code;
+    use vit_graph::memory::MemoryPlan;
+    use vit_graph::rewrite::dead_code;
     let architecture = open("timm_vit").config.architecture;
     let planned = |asked: Option<&str>| {
-        let mut graph = architecture.build(1, vit::models::Mode::Inference).unwrap();
+        let mut graph = architecture.build(1, vit_models::Mode::Inference).unwrap();
         asked.iter().for_each(|tap| graph.request(tap).unwrap());
         graph.retain_outputs(|name| name == "logits" || Some(name) == asked);
         let graph = dead_code(&graph).unwrap();

@@ -3,11 +3,11 @@
 mod support;
 
 use support::{FAMILY, copy, fixture, open, recorded, scratch, write};
-use vit::models::vit::Vit;
-use vit::models::weights::safetensors::Dtype;
-use vit::models::weights::{self, Tensor, Weights};
-use vit::models::{Changes, Checkpoint, Layout, OpenOptions, variant};
 use vit::{Embed, Model, ModelOptions, Pool, VerifyOptions, verify};
+use vit_models::vit::Vit;
+use vit_models::weights::safetensors::Dtype;
+use vit_models::weights::{self, Tensor, Weights};
+use vit_models::{Changes, Checkpoint, Layout, OpenOptions, variant};
 
 /// One output of a checkpoint for a batch of prepared pictures.
 fn output(checkpoint: &Checkpoint, input: &[f32], name: &str) -> Vec<f32> {
@@ -218,12 +218,12 @@ fn weights_alone_say_what_they_are_unless_two_models_share_them() {
     assert!(error.contains("lenet5 as well as lenet5_relu"), "{error}");
 
     let squeezed = variant("swin_tiny_patch4_window7_224").unwrap();
-    let graph = squeezed.architecture.build(1, vit::models::Mode::Inference).unwrap();
+    let graph = squeezed.architecture.build(1, vit_models::Mode::Inference).unwrap();
     let mut zeros = Weights::default();
     for (_, p) in graph.parameters() {
         zeros.tensors.insert(p.name.clone(), Tensor { shape: p.shape.to_vec(), data: vec![0.0; p.shape.elements()] });
     }
-    let found = vit::models::guess(&zeros, weights::Scheme::Timm).unwrap();
+    let found = vit_models::guess(&zeros, weights::Scheme::Timm).unwrap();
     assert_eq!(found.name.as_deref(), Some("swin_tiny_patch4_window7_224"));
 
     // A hybrid's stages are read off their shapes, with the epsilons of the library that wrote them.

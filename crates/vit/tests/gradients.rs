@@ -6,14 +6,14 @@ mod support;
 use std::collections::BTreeMap;
 
 use support::{open, recorded};
-use vit::graph::autodiff::gradients;
-use vit::graph::device::{Device, Elements, Executable};
-use vit::graph::ops::{CrossEntropy, Input, Parameter};
-use vit::graph::{DType, Graph, Type, Value};
-use vit::models::weights::{Weights, safetensors};
-use vit::models::{Checkpoint, Mode};
-use vit::train::{Optimiser, OptimiserMethod, StepOptions, StepParameters, TrainingStep};
 use vit_cpu::Cpu;
+use vit_graph::autodiff::gradients;
+use vit_graph::device::{Device, Elements, Executable};
+use vit_graph::ops::{CrossEntropy, Input, Parameter};
+use vit_graph::{DType, Graph, Type, Value};
+use vit_models::weights::{Weights, safetensors};
+use vit_models::{Checkpoint, Mode};
+use vit_train::{Optimiser, OptimiserMethod, StepOptions, StepParameters, TrainingStep};
 
 /// One pass of a checkpoint over recorded images: outputs `logits`, `loss` and `grad.NAME`, and what it updates.
 fn pass(checkpoint: &Checkpoint, images: &[f32], labels: &[f32]) -> BTreeMap<String, Vec<f32>> {

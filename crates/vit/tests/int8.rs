@@ -5,8 +5,8 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use support::{fixture, recorded};
-use vit::models::{Checkpoint, OpenOptions};
 use vit::{DeviceChoice, DeviceOptions, Image, Model, ModelOptions, Precision};
+use vit_models::{Checkpoint, OpenOptions};
 
 /// The largest relative error of the logits that is allowed: what ONNX Runtime's dynamic quantisation has on ViT-B/16.
 const ALLOWED: f64 = 0.04;

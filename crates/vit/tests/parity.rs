@@ -4,9 +4,9 @@
 mod support;
 
 use support::{CASES, FAMILY, copy, fixture, open, recorded, write};
-use vit::models::weights::{self, Tensor};
 use vit::{DeviceOptions, Error, Model, ModelOptions, VerifyOptions, verify};
 use vit_cpu::{Cpu, Isa};
+use vit_models::weights::{self, Tensor};
 
 const ONE_HEAD: &[&str] = &["attention_0", "attention_1", "features", "logits", "tokens"];
 const JAX: &[&str] = &["features", "logits", "tokens"];

@@ -4,8 +4,8 @@
 mod support;
 
 use support::{CASES, difference, open, outputs, recorded, scratch};
-use vit::models::weights::safetensors::Dtype;
-use vit::models::{Checkpoint, CropMode, Filter, Layout, OpenOptions, Preprocess};
+use vit_models::weights::safetensors::Dtype;
+use vit_models::{Checkpoint, CropMode, Filter, Layout, OpenOptions, Preprocess};
 
 /// The cases that Hugging Face's classes can express.
 const HUGGING_FACE: [&str; 6] =
@@ -84,7 +84,7 @@ fn the_class_head_of_deit_has_the_name_that_its_class_looks_for() {
     ] {
         let folder = scratch(&format!("head_of_{case}"));
         open(case).save(&folder, Layout::HuggingFace, Dtype::F32).unwrap();
-        let weights = vit::models::weights::read(&folder.join("model.safetensors")).unwrap();
+        let weights = vit_models::weights::read(&folder.join("model.safetensors")).unwrap();
         assert!(weights.tensors.contains_key(expected) && !weights.tensors.contains_key(other), "{case}");
     }
 }
@@ -103,7 +103,7 @@ fn the_size_before_a_crop_survives_being_a_fraction() {
         json["crop_size"] = image.into();
         json["do_center_crop"] = true.into();
         std::fs::write(&path, json.to_string()).unwrap();
-        let read = vit::models::read_config(&folder).unwrap().unwrap().preprocessing;
+        let read = vit_models::read_config(&folder).unwrap().unwrap().preprocessing;
         assert_eq!((image as f64 / read.crop_pct).floor(), f64::from(resized), "{image} of {resized}");
     }
 }

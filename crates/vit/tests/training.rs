@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use support::{scratch, write};
-use vit::models::weights;
 use vit::{Comparison, DeviceOptions, Error, VerifyOptions, verify};
+use vit_models::weights;
 
 fn recorded(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures").join(case)

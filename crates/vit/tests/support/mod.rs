@@ -4,9 +4,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use vit::models::weights::{Weights, safetensors};
-use vit::models::{Checkpoint, OpenOptions};
 use vit::{Model, ModelOptions};
+use vit_models::weights::{Weights, safetensors};
+use vit_models::{Checkpoint, OpenOptions};
 
 /// Every recorded Vision Transformer.
 pub const CASES: [&str; 14] = [
