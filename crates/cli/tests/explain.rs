@@ -297,7 +297,7 @@ fn browsers_show_pages_without_a_network_in_light_and_dark() {
         assert!(colourful > 2000, "{}: {colourful} pixels of maps", page.display());
     }
     let text = String::from_utf8(headless(browser, &maps.join("index.html"), false, "--dump-dom")).unwrap();
-    assert!(text.contains(">4 pictures</output>"), "the script has run");
+    assert!(text.contains(">4 images</output>"), "the script has run");
 }
 
 #[test]
