@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vit_data::Samples;
 use vit_data::loader::UnreadableLimit;
-pub use vit_train::{Best, Finished, Observer, Position, Progress, Recipe, TrainError};
+pub use vit_train::{Best, Finished, Observer, Progress, Recipe, TrainError};
 use vit_train::{Existing, Launch, ModelChoice, RunFolder, RunSettings, Setup, TrainerOptions};
 
 use crate::{DeviceOptions, Error, Model, ModelOptions};
