@@ -116,30 +116,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation_quantised(const X* x, Y* y, const float* scale, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
-    const float multiplier = *scale;
-    if (first + VEC <= count) {
-        float v[VEC];
-        load<VEC>(x + first, v);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[i] = activate<Y>(v[i]) * multiplier;
-        store<VEC>(y + first, v);
-    } else {
-        for (u64 i = first; i < count; i++) y[i] = from_float<Y>(activate<Y>(to_float(x[i])) * multiplier);
-    }
+    const float factor = *scale;
+    map_vector<VEC>(x, y, first, count, [=](float v) { return activate<Y>(v) * factor; });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) activation_grad(const X* x, const DY* dy, Y* dx, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
-    if (first + VEC <= count) {
-        float v[VEC], d[VEC];
-        load<VEC>(x + first, v);
-        load<VEC>(dy + first, d);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[i] = d[i] * derivative<Y>(v[i]);
-        store<VEC>(dx + first, v);
-    } else {
-        for (u64 i = first; i < count; i++) dx[i] = from_float<Y>(to_float(dy[i]) * derivative<Y>(to_float(x[i])));
-    }
+    map_vectors<VEC>(x, dy, dx, first, count, [](float v, float d) { return d * derivative<Y>(v); });
 }
 
 // dx [rows, columns] and the sums of its columns, which are the gradient of a bias: sums [splits, columns], each over

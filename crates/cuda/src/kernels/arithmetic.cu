@@ -26,30 +26,13 @@ __device__ __forceinline__ float combine(float a, float b) { return functions::F
 // y[i] = f(a[i], parameter). With `scale` by 1 it converts from A to Y.
 extern "C" __global__ void __launch_bounds__(THREADS) elementwise(const A* a, Y* y, float parameter, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
-    if (first + VEC <= count) {
-        float v[VEC];
-        load<VEC>(a + first, v);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[i] = combine(v[i], parameter);
-        store<VEC>(y + first, v);
-    } else {
-        for (u64 i = first; i < count; i++) y[i] = from_float<Y>(combine(to_float(a[i]), parameter));
-    }
+    map_vector<VEC>(a, y, first, count, [=](float v) { return combine(v, parameter); });
 }
 
 // y[i] = f(a[i], b[i]).
 extern "C" __global__ void __launch_bounds__(THREADS) elementwise2(const A* a, const B* b, Y* y, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
-    if (first + VEC <= count) {
-        float v[VEC], w[VEC];
-        load<VEC>(a + first, v);
-        load<VEC>(b + first, w);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[i] = combine(v[i], w[i]);
-        store<VEC>(y + first, v);
-    } else {
-        for (u64 i = first; i < count; i++) y[i] = from_float<Y>(combine(to_float(a[i]), to_float(b[i])));
-    }
+    map_vectors<VEC>(a, b, y, first, count, combine);
 }
 
 // The strides of two operands over the axes of the result. The innermost axis counts vectors of VEC elements, along which
@@ -75,18 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         at_a += position * strides.a[axis], at_b += position * strides.b[axis];
     }
     float v[VEC], w[VEC];
-    if (strides.a_inner) {
-        load<VEC>(a + at_a, v);
-    } else {
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[i] = to_float(a[at_a]);
-    }
-    if (strides.b_inner) {
-        load<VEC>(b + at_b, w);
-    } else {
-#pragma unroll
-        for (int i = 0; i < VEC; i++) w[i] = to_float(b[at_b]);
-    }
+    load_or_repeat<VEC>(a + at_a, strides.a_inner, v);
+    load_or_repeat<VEC>(b + at_b, strides.b_inner, w);
 #pragma unroll
     for (int i = 0; i < VEC; i++) v[i] = combine(v[i], w[i]);
     store<VEC>(y + vector * VEC, v);

@@ -1,18 +1,19 @@
-// Attention forward and backward for any head size, with bias and dropout, on the ordinary arithmetic units.
+// Attention forward and backward (FlashAttention, Dao et al., 2022) for any head size, with bias and dropout, in f32 on CUDA
+// cores. Tiles of 32 queries and 32 keys are in shared memory; scores are never written to device memory. Every sum has a
+// fixed order.
 //
-// 32 queries meet 32 keys in shared memory; scores never reach device memory. Everything is f32 inside, and every sum has
-// one fixed order. HEAD: the head size. Q: storage of query, key and value; B of the bias; O of the result; DY of its
-// gradient; DX of the operands' gradients.
+// HEAD: the head size. Q: storage type of query, key and value; B: of the bias; O: of the result; DY: of its gradient; DX: of
+// the operands' gradients.
 
 #define TILE 32
 #define THREADS 256
-// A thread has 2 rows of a tile and every 16th column.
+// A thread has 2 rows of a tile and every 16th column. The odd pitch avoids bank conflicts.
 #define COLUMNS ((HEAD + 15) / 16)
 #define PITCH (16 * COLUMNS + 1)
 
-struct Shape {
+struct AttentionShape {
     u32 heads, queries, keys;
-    // Samples share a bias in groups; sample b has that of group b mod groups.
+    // Sample b has the bias of group b mod groups.
     u32 groups, batch;
     float scale;
     // Elements from one token to the next.
@@ -20,14 +21,14 @@ struct Shape {
     u64 dq_row, dk_row, dv_row;
 };
 
-// Which head of which sample, and which tile of its tokens.
-struct Place {
+// The sample, head and tile of tokens of a block. `row` is the first row of scores of the head.
+struct HeadTile {
     u32 tile, head, sample;
     u64 row;
 };
 
-__device__ __forceinline__ Place place(const Shape& s, u32 tiles) {
-    Place p;
+__device__ __forceinline__ HeadTile head_tile(const AttentionShape& s, u32 tiles) {
+    HeadTile p;
     p.tile = blockIdx.x % tiles;
     p.head = blockIdx.x / tiles % s.heads;
     p.sample = blockIdx.x / tiles / s.heads;
@@ -35,7 +36,7 @@ __device__ __forceinline__ Place place(const Shape& s, u32 tiles) {
     return p;
 }
 
-// Brings 32 tokens of one head into shared memory; zeros where there are no more.
+// Loads 32 tokens of one head into shared memory, with zeros past the last token.
 template <class T>
 __device__ __forceinline__ void load_tile(float* tile, const T* from, u64 row, u32 first, u32 tokens, u32 sample, u32 head) {
     for (u32 i = threadIdx.x; i < TILE * 16 * COLUMNS; i += THREADS) {
@@ -53,7 +54,7 @@ __device__ __forceinline__ float dot(const float* a, const float* b) {
     return sum;
 }
 
-__device__ __forceinline__ float biased(float product, const Shape& s, const B* bias, u32 sample, u32 head, u32 i, u32 j) {
+__device__ __forceinline__ float biased(float product, const AttentionShape& s, const B* bias, u32 sample, u32 head, u32 i, u32 j) {
     const float score = product * s.scale;
     if (!bias) return score;
     return score + to_float(bias[(((u64)(sample % s.groups) * s.heads + head) * s.queries + i) * s.keys + j]);
@@ -61,13 +62,13 @@ __device__ __forceinline__ float biased(float product, const Shape& s, const B* 
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_forward(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, O* out, float* lse,
-                      const Shape s, const Mask mask) {
+                      const AttentionShape s, const Mask mask) {
     DYNAMIC_SHARED(float, shared);
     float *tile_q = shared, *tile_k = tile_q + TILE * PITCH, *tile_v = tile_k + TILE * PITCH;
     float* weights = tile_v + TILE * PITCH;
     float *row_max = weights + TILE * (TILE + 1), *row_sum = row_max + TILE, *row_factor = row_sum + TILE;
 
-    const Place at = place(s, (s.queries + TILE - 1) / TILE);
+    const HeadTile at = head_tile(s, (s.queries + TILE - 1) / TILE);
     const u32 query0 = at.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     load_tile(tile_q, q, s.q_row, query0, s.queries, at.sample, at.head);
@@ -94,12 +95,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 weights[r * (TILE + 1) + c] = score;
             }
         __syncthreads();
-        // Every warp has four rows, every lane a key.
+        // Online softmax: a warp has four rows, a lane a key.
 #pragma unroll
         for (u32 r = 4 * warp; r < 4 * warp + 4; r++) {
             const float score = weights[r * (TILE + 1) + lane], before = row_max[r];
             const float largest = fmaxf(before, warp_max(score));
-            // Where a bias has shut out every key so far, there is nothing to weigh.
+            // A bias of -inf may have masked every key so far.
             float weight = largest == -INFINITY ? 0.0f : expf(score - largest);
             const float factor = largest == -INFINITY ? 1.0f : expf(before - largest);
             const float total = warp_sum(weight);
@@ -141,9 +142,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // The attention weights before dropout, from the log-sum-exp of their rows: one block per row.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_weights(const Q* q, const Q* k, const B* bias, const float* lse, float* weights, const Shape s) {
+    attention_weights(const Q* q, const Q* k, const B* bias, const float* lse, float* weights, const AttentionShape s) {
     __shared__ float query[HEAD];
-    const Place at = place(s, s.queries);
+    const HeadTile at = head_tile(s, s.queries);
     const u32 i = at.tile;
     for (u32 c = threadIdx.x; c < HEAD; c += THREADS)
         query[c] = to_float(q[((u64)at.sample * s.queries + i) * s.q_row + at.head * HEAD + c]);
@@ -157,9 +158,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// What the gradient of every row of scores has in common: the dot product of the result and its gradient. One warp each.
+// delta[row] = out · dy, a term of the gradient of all scores of a row. A warp has a row.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_delta(const O* out, const DY* dy, float* delta, const Shape s, u64 rows) {
+    attention_delta(const O* out, const DY* dy, float* delta, const AttentionShape s, u64 rows) {
     const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     const u64 i = row % s.queries, head = row / s.queries % s.heads, sample = row / s.queries / s.heads;
@@ -171,13 +172,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // The weight of one key for one query after dropout, and the gradient of its score.
-struct Pair {
+struct WeightGrad {
     float weight, dscore;
 };
 
-__device__ __forceinline__ Pair pair(const Shape& s, const Place& at, const B* bias, const u32* seed, const Mask& mask,
+__device__ __forceinline__ WeightGrad weight_grad(const AttentionShape& s, const HeadTile& at, const B* bias, const u32* seed, const Mask& mask,
                                      u32 i, u32 j, float product, float dweight, float lse, float delta) {
-    Pair result = {0.0f, 0.0f};
+    WeightGrad result = {0.0f, 0.0f};
     if (i >= s.queries || j >= s.keys) return result;
     const float weight = expf(biased(product, s, bias, at.sample, at.head, i, j) - lse);
     const float factor = seed ? mask_factor(mask, seed, (at.row + i) * s.keys + j) : 1.0f;
@@ -186,16 +187,16 @@ __device__ __forceinline__ Pair pair(const Shape& s, const Place& at, const B* b
     return result;
 }
 
-// The gradients of key and value: a block has 32 keys and goes through all queries. Either result may be missing.
+// dk and dv: a block has 32 keys and loops over all queries. Either result may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_grad_keys(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, const DY* dy,
-                        const float* lse, const float* delta, DX* dk, DX* dv, const Shape s, const Mask mask) {
+                        const float* lse, const float* delta, DX* dk, DX* dv, const AttentionShape s, const Mask mask) {
     DYNAMIC_SHARED(float, shared);
     float *tile_q = shared, *tile_k = tile_q + TILE * PITCH, *tile_v = tile_k + TILE * PITCH;
     float* tile_dy = tile_v + TILE * PITCH;
     float *weights = tile_dy + TILE * PITCH, *dscores = weights + TILE * (TILE + 1);
 
-    const Place at = place(s, (s.keys + TILE - 1) / TILE);
+    const HeadTile at = head_tile(s, (s.keys + TILE - 1) / TILE);
     const u32 key0 = at.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     load_tile(tile_k, k, s.k_row, key0, s.keys, at.sample, at.head);
     load_tile(tile_v, v, s.v_row, key0, s.keys, at.sample, at.head);
@@ -216,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const float product = dot(tile_q + r * PITCH, tile_k + c * PITCH);
                 const float dweight = dot(tile_dy + r * PITCH, tile_v + c * PITCH);
                 const bool inside = i < s.queries;
-                const Pair p = pair(s, at, bias, seed, mask, i, key0 + c, product, dweight,
+                const WeightGrad p = weight_grad(s, at, bias, seed, mask, i, key0 + c, product, dweight,
                                     inside ? lse[at.row + i] : 0.0f, inside ? delta[at.row + i] : 0.0f);
                 weights[r * (TILE + 1) + c] = p.weight;
                 dscores[r * (TILE + 1) + c] = p.dscore * s.scale;
@@ -248,15 +249,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The gradient of the query: a block has 32 queries and goes through all keys.
+// dq: a block has 32 queries and loops over all keys.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_grad_queries(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, const DY* dy,
-                           const float* lse, const float* delta, DX* dq, const Shape s, const Mask mask) {
+                           const float* lse, const float* delta, DX* dq, const AttentionShape s, const Mask mask) {
     DYNAMIC_SHARED(float, shared);
     float *tile_q = shared, *tile_k = tile_q + TILE * PITCH, *tile_v = tile_k + TILE * PITCH;
     float *tile_dy = tile_v + TILE * PITCH, *dscores = tile_dy + TILE * PITCH;
 
-    const Place at = place(s, (s.queries + TILE - 1) / TILE);
+    const HeadTile at = head_tile(s, (s.queries + TILE - 1) / TILE);
     const u32 query0 = at.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     load_tile(tile_q, q, s.q_row, query0, s.queries, at.sample, at.head);
     load_tile(tile_dy, dy, s.out_row, query0, s.queries, at.sample, at.head);
@@ -281,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const u32 own = ty + 16 * r;
                 const float product = dot(tile_q + own * PITCH, tile_k + c * PITCH);
                 const float dweight = dot(tile_dy + own * PITCH, tile_v + c * PITCH);
-                const Pair p = pair(s, at, bias, seed, mask, query0 + own, key0 + c, product, dweight, row_lse[r],
+                const WeightGrad p = weight_grad(s, at, bias, seed, mask, query0 + own, key0 + c, product, dweight, row_lse[r],
                                     row_delta[r]);
                 dscores[own * (TILE + 1) + c] = p.dscore * s.scale;
             }
@@ -307,15 +308,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The gradient of the bias: one thread per element goes through a share of the samples of its group in order.
+// The gradient of the bias: a thread has one element and sums over a split of its group's samples in order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_grad_bias(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, const DY* dy,
-                        const float* lse, const float* delta, float* dbias, const Shape s, const Mask mask, u32 share,
+                        const float* lse, const float* delta, float* dbias, const AttentionShape s, const Mask mask, u32 share,
                         u64 count) {
     const u64 element = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (element >= count) return;
     const u32 j = (u32)(element % s.keys), i = (u32)(element / s.keys % s.queries);
-    Place at;
+    HeadTile at;
     at.tile = 0;
     at.head = (u32)(element / s.keys / s.queries % s.heads);
     const u32 group = (u32)(element / s.keys / s.queries / s.heads);
@@ -332,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             product += to_float(q[query * s.q_row + column + c]) * to_float(k[key * s.k_row + column + c]);
             dweight += to_float(dy[query * s.out_row + column + c]) * to_float(v[key * s.v_row + column + c]);
         }
-        sum += pair(s, at, bias, seed, mask, i, j, product, dweight, lse[at.row + i], delta[at.row + i]).dscore;
+        sum += weight_grad(s, at, bias, seed, mask, i, j, product, dweight, lse[at.row + i], delta[at.row + i]).dscore;
     }
     dbias[blockIdx.y * count + element] = sum;
 }

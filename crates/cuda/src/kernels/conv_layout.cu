@@ -1,28 +1,26 @@
-// The orders in which convolutions on tensor cores read images and filters, and what is left to do after the products
-// that give the gradient of filters.
+// Layouts of images and filters for the implicit GEMM of hopper/convolve.cu, and the last step of the filters' gradient.
 
 #define THREADS 256
 
-// Filters as rows of what is met along them: `inner` are the channels of a filter, or the filters of a channel where the
-// gradient of the image is computed, `rows` the others.
-struct Order {
+// The right operand of the GEMM: a row of `depth` elements for each filter, over taps and channels. For the gradient of the
+// image, `rows` are the channels and `inner` the filters.
+struct FilterOrder {
     u32 rows, inner;
-    // Elements from a row and from an inner to the next in the published layout, whose filters are height by width.
+    // Strides of rows and inner in the published layout [filters, channels, height, width].
     u32 row, step;
     u32 height, width;
-    // The taps that are met: how many, the first, and how far it is to the next.
+    // The taps: their number, the first, and the distance between them.
     u32 taps_y, taps_x;
     u32 first_y, first_x;
     u32 jump_y, jump_x;
-    // What `inner` is padded to.
+    // `inner` with its padding.
     u32 padded;
-    // Whether all taps of 64 inners follow one another; else all inners of a tap do.
+    // 1: [inner / 64][taps][64], 0: [taps][padded].
     u32 whole_steps;
-    // Elements of a row.
     u32 depth;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) order_filters(const bf16* filters, bf16* rows, const Order order) {
+extern "C" __global__ void __launch_bounds__(THREADS) order_filters(const bf16* filters, bf16* rows, const FilterOrder order) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (u64)order.rows * order.depth) return;
     const u32 row = (u32)(i / order.depth), at = (u32)(i % order.depth), taps = order.taps_y * order.taps_x;
@@ -38,26 +36,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) order_filters(const bf16* 
     rows[i] = value;
 }
 
-struct Border {
+struct ImageBorder {
     u32 height, width, channels;
-    // The image with its border, and where the image begins in it.
+    // The image with its border, and the offset of the image in it.
     u32 new_height, new_width, top, left;
 };
 
-// An image with a border of zeros and VEC channels, of which the last are zeros too. One thread for every pixel.
+// Pads an image with a border of zeros and to VEC channels. A thread has a pixel.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    border_image(const X* image, bf16* bordered, const Border border, u64 count) {
+    border_image(const X* image, bf16* bordered, const ImageBorder border, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const u32 x = (u32)(i % border.new_width) - border.left;
-    u64 place = i / border.new_width;
-    const u32 y = (u32)(place % border.new_height) - border.top;
-    place /= border.new_height;
+    u64 image_index = i;
+    const u32 x = unravel(image_index, border.new_width) - border.left;
+    const u32 y = unravel(image_index, border.new_height) - border.top;
     float v[VEC];
 #pragma unroll
     for (u32 c = 0; c < VEC; c++) v[c] = 0.0f;
     if (y < border.height && x < border.width) {
-        const X* from = image + ((place * border.height + y) * border.width + x) * border.channels;
+        const X* from = image + ((image_index * border.height + y) * border.width + x) * border.channels;
 #pragma unroll
         for (u32 c = 0; c < VEC; c++)
             if (c < border.channels) v[c] = to_float(from[c]);
@@ -65,10 +62,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store<VEC>(bordered + i * VEC, v);
 }
 
-// The gradient of filters from its parts: those are in the order row, column, channel of the tap, with `padded` channels
-// and `padded_width` columns; filters are published as channel, row, column.
+// The gradient of the filters [filters, channels, height, width] from split-K partials
+// [parts, filters, height, padded_width, padded].
 extern "C" __global__ void __launch_bounds__(THREADS)
-    add_parts(const float* partials, Y* dw, u32 parts, u32 filters, u32 columns, u32 channels, u32 height, u32 width,
+    sum_split_k(const float* partials, Y* dw, u32 parts, u32 filters, u32 columns, u32 channels, u32 height, u32 width,
               u32 padded, u32 padded_width) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     const u64 size = (u64)filters * columns;

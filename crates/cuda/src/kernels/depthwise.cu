@@ -1,16 +1,15 @@
-// Convolution where every channel has one filter of its own, and its gradients: too little work per channel for a matrix
-// product, so every result is computed directly. Threads have VEC neighbouring channels and ACROSS neighbouring results,
-// for which they read a tap once; taps are in the order row, column, channel, in f32.
+// Depthwise convolution of channels-last images and its gradients, computed directly. A thread has VEC channels and ACROSS
+// neighbouring results, for which it loads a tap once. Taps are f32 [kernel_height, kernel_width, channels].
 //
-// KERNEL_WIDTH: columns of a filter, where its gradient is computed.
+// KERNEL_WIDTH: the width of a filter, for its gradient. X, W, DY, Y: storage types.
 
 #define THREADS 256
 #define ACROSS 4
-// Threads side by side where sums over places are computed, and places at a time.
+// For the filters' gradient: threads along the channels, and pixels at a time.
 #define LANES 8
 #define ROWS (THREADS / LANES)
 
-struct Shape {
+struct DepthwiseShape {
     u32 height, width, channels;
     u32 out_height, out_width;
     u32 kernel_height, kernel_width;
@@ -26,18 +25,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     taps[i] = to_float(filters[i % channels * count + i / channels]);
 }
 
-// A thread's channels and the first of its places in an image of height by width.
-struct Place {
+// The first channel and the first pixel of thread i, in an image of height by width.
+struct PixelRun {
     u32 channel, y, x;
     u64 image;
-    __device__ __forceinline__ Place(u64 i, u32 channels, u32 height, u32 width) {
-        const u32 packs = channels / VEC, runs = (width + ACROSS - 1) / ACROSS;
-        channel = (u32)(i % packs) * VEC;
-        u64 place = i / packs;
-        x = (u32)(place % runs) * ACROSS;
-        place /= runs;
-        y = (u32)(place % height);
-        image = place / height;
+    __device__ __forceinline__ PixelRun(u64 i, u32 channels, u32 height, u32 width) {
+        channel = unravel(i, channels / VEC) * VEC;
+        x = unravel(i, (width + ACROSS - 1) / ACROSS) * ACROSS;
+        y = unravel(i, height);
+        image = i;
     }
 };
 
@@ -46,19 +42,19 @@ __device__ __forceinline__ void accumulate(float (&sum)[VEC], const float (&a)[V
     for (int c = 0; c < VEC; c++) sum[c] += a[c] * b[c];
 }
 
-// `count` runs of results.
+// `count` is the number of runs of ACROSS results.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    depthwise(const X* x, const float* taps, const Y* bias, Y* y, const Shape s, u64 count) {
+    depthwise(const X* x, const float* taps, const Y* bias, Y* y, const DepthwiseShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const Place at(i, s.channels, s.out_height, s.out_width);
+    const PixelRun at(i, s.channels, s.out_height, s.out_width);
     float sum[ACROSS][VEC] = {};
     if (bias) {
 #pragma unroll
         for (int a = 0; a < ACROSS; a++) load<VEC>(bias + at.channel, sum[a]);
     }
     for (u32 ky = 0; ky < s.kernel_height; ky++) {
-        // Before the image, the unsigned difference is larger than any extent.
+        // In the padding before the image, the unsigned difference wraps to more than any extent.
         const u32 iy = at.y * s.stride_y + ky * s.dilation_y - s.pad_y;
         if (iy >= s.height) continue;
         const X* row = x + (at.image * s.height + iy) * s.width * s.channels + at.channel;
@@ -81,12 +77,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (at.x + a < s.out_width) store<VEC>(to + (u64)a * s.channels, sum[a]);
 }
 
-// Every pixel collects its own from all results that it was part of, in a fixed order. `count` runs of pixels.
+// Every pixel sums over the results that it contributed to, in a fixed order. `count` is the number of runs of pixels.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    depthwise_grad_input(const DY* dy, const float* taps, Y* dx, const Shape s, u64 count) {
+    depthwise_grad_input(const DY* dy, const float* taps, Y* dx, const DepthwiseShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const Place at(i, s.channels, s.height, s.width);
+    const PixelRun at(i, s.channels, s.height, s.width);
     float sum[ACROSS][VEC] = {};
     for (u32 ky = 0; ky < s.kernel_height; ky++) {
         const u32 reach_y = at.y + s.pad_y - ky * s.dilation_y;
@@ -111,23 +107,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (at.x + a < s.width) store<VEC>(to + (u64)a * s.channels, sum[a]);
 }
 
-// For every split of the results, filter row (y) and channel: the sums of dy · x for all columns of the filter. A second
-// kernel adds up the splits.
+// Partial sums of dy · x for a split of the results (z), a row of the filter (y) and LANES * VEC channels (x):
+// partials [splits, kernel_height, KERNEL_WIDTH, channels].
 extern "C" __global__ void __launch_bounds__(THREADS)
-    depthwise_grad_weight(const DY* dy, const X* x, float* partials, const Shape s, u32 places, u32 per_split) {
+    depthwise_grad_weight(const DY* dy, const X* x, float* partials, const DepthwiseShape s, u32 pixels, u32 per_split) {
     __shared__ float shared[ROWS][LANES * VEC + 1];
     const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, ky = blockIdx.y;
     const u32 channel = (blockIdx.x * LANES + lane) * VEC;
-    const u32 begin = blockIdx.z * per_split, end = begin + per_split < places ? begin + per_split : places;
+    const u32 begin = blockIdx.z * per_split, end = begin + per_split < pixels ? begin + per_split : pixels;
     float sum[KERNEL_WIDTH][VEC] = {};
     if (channel < s.channels) {
-        for (u32 place = begin + group; place < end; place += ROWS) {
-            const u32 rows = place / s.out_width, ox = place - rows * s.out_width;
+        for (u32 pixel = begin + group; pixel < end; pixel += ROWS) {
+            const u32 rows = pixel / s.out_width, ox = pixel - rows * s.out_width;
             const u32 n = rows / s.out_height, oy = rows - n * s.out_height;
             const u32 iy = oy * s.stride_y + ky * s.dilation_y - s.pad_y;
             if (iy >= s.height) continue;
             float d[VEC];
-            load<VEC>(dy + (u64)place * s.channels + channel, d);
+            load<VEC>(dy + (u64)pixel * s.channels + channel, d);
             const X* row = x + ((u64)n * s.height + iy) * s.width * s.channels + channel;
 #pragma unroll
             for (u32 kx = 0; kx < KERNEL_WIDTH; kx++) {
@@ -155,6 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
+// dw [channels, taps] from partials [splits, taps, channels].
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise_weight(const float* partials, Y* dw, u32 splits, u32 taps, u32 channels) {
     const u32 i = blockIdx.x * THREADS + threadIdx.x;

@@ -1,8 +1,9 @@
-// Dropout and stochastic depth: masks computed from their position whenever they are needed.
+// Dropout (Srivastava et al., 2014) and stochastic depth (Huang et al., 2016). Masks are a function of seed and position, so
+// the backward pass computes them again.
 
 #define THREADS 256
 
-// Every thread has the four elements of one block of random words.
+// A thread has four elements, one for each word of a Philox block.
 extern "C" __global__ void __launch_bounds__(THREADS)
     dropout_elements(const X* x, const u32* seed, Y* y, const Mask mask, u64 count) {
     const u64 block = (u64)blockIdx.x * THREADS + threadIdx.x;
@@ -26,15 +27,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One decision for `covers` neighbouring packs of VEC elements.
+// One decision for every sample, of `per_sample` vectors.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dropout_samples(const X* x, const u32* seed, Y* y, const Mask mask, u64 covers, u64 packs) {
-    const u64 pack = (u64)blockIdx.x * THREADS + threadIdx.x;
-    if (pack >= packs) return;
-    const float factor = mask_factor(mask, seed, pack / covers);
+    dropout_samples(const X* x, const u32* seed, Y* y, const Mask mask, u64 per_sample, u64 vectors) {
+    const u64 vector = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (vector >= vectors) return;
+    const float factor = mask_factor(mask, seed, vector / per_sample);
     float v[VEC];
-    load<VEC>(x + VEC * pack, v);
+    load<VEC>(x + VEC * vector, v);
 #pragma unroll
     for (int i = 0; i < VEC; i++) v[i] *= factor;
-    store<VEC>(y + VEC * pack, v);
+    store<VEC>(y + VEC * vector, v);
 }

@@ -1,31 +1,31 @@
-// Factors for eight-bit operands, worked out from the weights, and the quantising of values that a kernel before it could
-// not write in eight bits itself.
+// Quantisation scales of fp8 operands from the weights alone, and the quantisation of values whose producer cannot write e4m3.
 //
-// A row of a layer norm is gamma · u + beta with a vector u that is at most sqrt(columns) long. So no element of it, and none
-// of a linear layer's result, can be larger than the bounds here, whatever the picture.
+// A row of a layer norm is gamma · u + beta with |u| <= sqrt(columns), which bounds its elements, and those of a linear layer
+// after it, for every input.
 //
-// X: what is quantised. B: what a bias is stored in.
+// X: storage type of the values to quantise. B: that of the bias.
 
 #define THREADS 256
 #define VEC 8
 #define LARGEST 448.0f
-// Where a factor's inverse lies: factors are read at multiples of 16 bytes only.
+// scales[0] is the scale, scales[INVERSE] its inverse: cuBLASLt reads scales at multiples of 16 bytes.
 #define INVERSE 4
 
-// The bound of each element of a norm.
+// bounds[columns] of a norm's elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
     norm_bounds(const float* gamma, const float* beta, float* bounds, u32 columns) {
     const u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (i < columns) bounds[i] = sqrtf((float)columns) * fabsf(gamma[i]) + fabsf(beta[i]);
 }
 
-// The bound of each element of a linear layer after a norm: a warp per row of its weights. The bias may be missing.
+// bounds[rows] of the elements of a linear layer after a norm: sqrt(columns) |w · gamma| + |w · beta + bias|. A warp has a
+// row of the weights; `bias` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    linear_bounds(const e4m3* weight, const float* factors, const float* gamma, const float* beta, const B* bias,
+    linear_bounds(const e4m3* weight, const float* scales, const float* gamma, const float* beta, const B* bias,
                   float* bounds, u32 rows, u32 columns) {
     const u32 row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
-    const float inverse = factors[INVERSE];
+    const float inverse = scales[INVERSE];
     float squares = 0.0f, centre = 0.0f;
     for (u32 i = lane; i < columns; i += 32) {
         const float w = to_float(weight[(u64)row * columns + i]) * inverse, scaled = w * gamma[i];
@@ -37,9 +37,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0) bounds[row] = sqrtf((float)columns) * sqrtf(squares) + fabsf(centre);
 }
 
-// From bounds to the factor that brings the largest near the end of what eight bits can hold, and its inverse. Both are
-// powers of two, so that multiplying rounds nothing. A bound that is not a number makes everything that follows not one.
-extern "C" __global__ void __launch_bounds__(THREADS) choose_factor(const float* bounds, u32 count, float* factors) {
+// The scale that brings the largest bound just below 448, and its inverse: powers of two, so that scaling is exact. A bound
+// that is not finite makes both NaN, and so all results.
+extern "C" __global__ void __launch_bounds__(THREADS) choose_scale(const float* bounds, u32 count, float* scales) {
     float largest = 0.0f;
     bool wrong = false;
     for (u32 i = threadIdx.x; i < count; i += THREADS) {
@@ -50,21 +50,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_factor(const float*
     wrong = block_max<THREADS>(wrong ? 1.0f : 0.0f) > 0.0f;
     if (threadIdx.x > 0) return;
     const float exact = fminf(fmaxf(LARGEST / largest, 0x1p-100f), 0x1p100f);
-    const float factor = __uint_as_float(__float_as_uint(exact) & 0x7f800000u);
-    factors[0] = wrong ? INFINITY - INFINITY : factor;
-    factors[INVERSE] = wrong ? INFINITY - INFINITY : 1.0f / factor;
+    const float scale = __uint_as_float(__float_as_uint(exact) & 0x7f800000u);
+    scales[0] = wrong ? INFINITY - INFINITY : scale;
+    scales[INVERSE] = wrong ? INFINITY - INFINITY : 1.0f / scale;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) quantise(const X* x, e4m3* y, const float* factors, u64 count) {
+extern "C" __global__ void __launch_bounds__(THREADS) quantise(const X* x, e4m3* y, const float* scales, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
-    const float factor = factors[0];
-    if (first + VEC <= count) {
-        float v[VEC];
-        load<VEC>(x + first, v);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[i] *= factor;
-        store<VEC>(y + first, v);
-    } else {
-        for (u64 i = first; i < count; i++) y[i] = from_float<e4m3>(to_float(x[i]) * factor);
-    }
+    const float scale = scales[0];
+    map_vector<VEC>(x, y, first, count, [=](float v) { return v * scale; });
 }

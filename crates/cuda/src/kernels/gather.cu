@@ -1,4 +1,4 @@
-// Rows of a table by index, and their gradient. An index outside the table gives zeros and no gradient.
+// Rows of a table [rows, inner] by index, and their gradient. An index outside the table gives zeros and no gradient.
 
 #define THREADS 256
 
@@ -11,7 +11,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     y[i] = from_float<Y>(inside ? to_float(table[(u64)row * inner + i % inner]) : 0.0f);
 }
 
-// One block per row of the table and column of it: its threads look through all indices, then add up.
+// One block per element of the table: its threads compare all indices with the row and sum where they agree, in a fixed
+// order and without atomics.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad(const X* dy, const int* indices, Y* dtable, u32 inner, u32 indices_count) {
     const u32 row = blockIdx.x, column = blockIdx.y;

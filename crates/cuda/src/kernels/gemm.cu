@@ -1,23 +1,24 @@
-// A plain matrix product for the shapes that cuBLASLt refuses: 32 by 32 results per block.
-// What bias and `c` are stored in.
+// A plain matrix product for shapes that cuBLASLt does not support: 32 by 32 results per block.
+//
+// X, Y: storage types of operands and result. B: that of bias and `c`.
 
 #define TILE 32
 #define THREADS 256
 
-// Where element (row, column) of a matrix lies: row · rows + column · columns, matrices `batch` apart.
-struct Matrix {
+// Element (row, column) lies at row · rows + column · columns; matrices of a batch are `batch` elements apart.
+struct MatrixStrides {
     u64 rows, columns, batch;
 };
 
-// What eight-bit operands and results are multiplied with; each may be missing.
-struct Factors {
+// Dequantisation scales of e4m3 operands and the quantisation scale of the result; each may be null.
+struct QuantisationScales {
     const float *a, *b, *d;
 };
 
-// d = a · b + bias + c; bias and c may be missing. One batch entry per z.
+// d = a · b + bias + c; `bias` and `c` may be null. blockIdx.z is the matrix of the batch.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    product(const X* a, const X* b, const B* c, const B* bias, Y* d, const Factors factors, const Matrix at_a, const Matrix at_b,
-            const Matrix at_c, const Matrix at_d, u32 m, u32 n, u32 k) {
+    product(const X* a, const X* b, const B* c, const B* bias, Y* d, const QuantisationScales scales,
+            const MatrixStrides at_a, const MatrixStrides at_b, const MatrixStrides at_c, const MatrixStrides at_d, u32 m, u32 n, u32 k) {
     __shared__ float tile_a[TILE][TILE + 1], tile_b[TILE][TILE + 1];
     a += blockIdx.z * at_a.batch, b += blockIdx.z * at_b.batch, d += blockIdx.z * at_d.batch;
     if (c) c += blockIdx.z * at_c.batch;
@@ -39,8 +40,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (u32 i = 0; i < 4; i++) sum[i] += tile_a[ty + 8 * i][p] * tile_b[p][tx];
         __syncthreads();
     }
-    const float before = (factors.a ? *factors.a : 1.0f) * (factors.b ? *factors.b : 1.0f);
-    const float after = factors.d ? *factors.d : 1.0f;
+    const float before = (scales.a ? *scales.a : 1.0f) * (scales.b ? *scales.b : 1.0f);
+    const float after = scales.d ? *scales.d : 1.0f;
     const u32 column = column0 + tx;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {

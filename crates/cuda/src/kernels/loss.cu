@@ -1,4 +1,5 @@
-// Cross-entropy with soft targets and its gradient, that of independent classes, and the largest of a row. Sums are in f64: rows are few.
+// Cross-entropy with soft targets and its gradient, binary cross-entropy of independent classes, and the argmax of a row. Sums
+// are in f64.
 
 #define THREADS 128
 
@@ -11,7 +12,7 @@ __device__ __forceinline__ double log_sum_exp(const float* row, u32 classes) {
     return (double)largest + log(block_sum<THREADS>(sum));
 }
 
-// The loss of every row.
+// losses[row] = sum of targets · (log-sum-exp - logits).
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_rows(const float* logits, const float* targets, double* losses, u32 classes) {
     const u64 start = (u64)blockIdx.x * classes;
@@ -23,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) losses[blockIdx.x] = loss;
 }
 
-// Their mean, by one block.
+// The mean of all rows' losses, by one block.
 extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_mean(const double* losses, float* loss, u32 rows) {
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < rows; i += THREADS) sum += losses[i];
@@ -45,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The loss of every row where each class stands for itself: ln(1 + exp(x)) - t x, so that no exponential overflows.
+// losses[row] of independent classes with a sigmoid: ln(1 + exp(x)) - t x, written so that no exponential overflows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sigmoid_cross_entropy_rows(const float* logits, const float* targets, double* losses, u32 classes) {
     const u64 start = (u64)blockIdx.x * classes;
@@ -58,19 +59,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) losses[blockIdx.x] = loss;
 }
 
-// Whether an element takes the place of the largest so far: it is larger, or as large and before it. NaN is the largest.
+// Whether element `at` replaces the maximum so far: it is larger, or equal and earlier. NaN is larger than everything.
 __device__ __forceinline__ bool is_larger(float v, u32 at, float largest, u32 best) {
     const bool equal = v == largest || (v != v && largest != largest);
     return equal ? at < best : v > largest || v != v;
 }
 
-// One where a row has its largest element, the first of several, or a NaN. A warp has a row.
+// 1 at the first maximum of a row (NaN if that is NaN), 0 elsewhere. A warp has a row.
 extern "C" __global__ void __launch_bounds__(THREADS) one_hot_max(const X* x, Y* y, u64 rows, u32 columns) {
     const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     x += row * columns, y += row * columns;
     const u32 lane = threadIdx.x % 32;
-    // Beyond the row a lane repeats the first element, which changes nothing.
+    // A lane beyond the row repeats element 0, which does not change the maximum.
     u32 best = lane < columns ? lane : 0;
     float largest = to_float(x[best]);
     for (u32 i = lane + 32; i < columns; i += 32) {

@@ -1,12 +1,12 @@
-// Elements that move: one strided copy does permutations, slices, padding, concatenation and broadcasts.
+// One strided copy for permutations, slices, padding, concatenation and broadcasts.
 //
-// X, Y: storage types; integers move as floats, whose bits nothing here touches. VEC: elements that move together; a source stride along the
-// innermost axis is 0 or 1 where VEC is more than 1. INDEX: a type that can count the packs.
+// X, Y: storage types; integers are copied as floats, bit by bit. VEC: elements of a vector; where it is more than 1, the
+// source's innermost stride is 0 or 1. INDEX: a type that can count the vectors.
 
 #define THREADS 256
 
-// Strides and offsets in elements; the innermost axis is counted in packs.
-struct Walk {
+// Strides and offsets in elements. The innermost axis counts vectors, along which the source's stride is `from_inner`.
+struct CopyStrides {
     u32 axes;
     u32 from_inner;
     u32 extents[8];
@@ -16,22 +16,17 @@ struct Walk {
     u64 to_offset;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) copy(const X* x, Y* y, const Walk walk, u64 packs) {
-    const u64 pack = (u64)blockIdx.x * THREADS + threadIdx.x;
-    if (pack >= packs) return;
-    INDEX rest = (INDEX)pack;
-    u64 from = walk.from_offset, to = walk.to_offset;
-    for (int axis = (int)walk.axes - 1; axis >= 0; axis--) {
-        const INDEX position = rest % walk.extents[axis];
-        rest /= walk.extents[axis];
-        from += position * walk.from[axis], to += position * walk.to[axis];
+extern "C" __global__ void __launch_bounds__(THREADS) copy(const X* x, Y* y, const CopyStrides strides, u64 vectors) {
+    const u64 vector = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (vector >= vectors) return;
+    INDEX rest = (INDEX)vector;
+    u64 from = strides.from_offset, to = strides.to_offset;
+    for (int axis = (int)strides.axes - 1; axis >= 0; axis--) {
+        const INDEX position = rest % strides.extents[axis];
+        rest /= strides.extents[axis];
+        from += position * strides.from[axis], to += position * strides.to[axis];
     }
     float v[VEC];
-    if (walk.from_inner) {
-        load<VEC>(x + from, v);
-    } else {
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[i] = to_float(x[from]);
-    }
+    load_or_repeat<VEC>(x + from, strides.from_inner, v);
     store<VEC>(y + to, v);
 }

@@ -1,25 +1,26 @@
-// Layer norm forward and backward, alone or with the residual sum before it and the residual gradient after it, where
-// stochastic depth may drop a branch.
+// Layer norm (Ba et al., 2016) forward and backward over x [rows, DIM]. Forward, the residual sum before it may be fused, with
+// stochastic depth on its second term; backward, the sum with the residual's gradient and the gradient of stochastic depth.
 //
-// DIM: elements of a row, kept in registers by LANES threads: 8, 16 or 32, so that a warp has several short rows, or a
-// whole block for long ones. X, Z, Y, S, DY, R, DX, DD, DB: storage types. SUMS: 1 where sums over all rows are wanted, of dx or
-// of what is left of it. DROP: 1 where samples are dropped.
-// Sums go through shuffles and then warp by warp, in an order that only the shape decides.
+// A row is kept in registers by LANES threads: 8, 16 or 32, so that a warp has several short rows, or a whole block for long
+// rows. Sums go through shuffles and then warp by warp, in an order that depends on the shape alone.
+//
+// X, Z, Y, S, DY, R, DX, DD, DB: storage types. DROP: 1 with stochastic depth. SUMS: 1 to compute the column sums of dx (with
+// DROP of the dropped dx), which are the gradient of a bias.
 
-// Rows of a block that are worked on at once.
+// Rows that a block computes at a time.
 #define ROWS (LANES <= 32 ? 128 / LANES : 1)
 #define THREADS (ROWS * LANES)
 #define VEC (DIM % 8 == 0 ? 8 : DIM % 4 == 0 ? 4 : DIM % 2 == 0 ? 2 : 1)
 #define CHUNKS ((DIM / VEC + LANES - 1) / LANES)
-// Gradients of gamma and beta, and the sums of dx.
+// dgamma, dbeta, and the column sums.
 #define PARTS (2 + SUMS)
 
-// Calls BODY(chunk, column) for every pack of VEC columns of this thread.
+// Runs its body for every vector of VEC columns of this thread.
 #define EACH_CHUNK(chunk, column)                                                                                      \
     _Pragma("unroll") for (int chunk = 0, column = (threadIdx.x % LANES) * VEC; chunk < CHUNKS;                        \
                            chunk++, column += LANES * VEC) if (DIM % (LANES * VEC) == 0 || column < DIM)
 
-// Two sums over a row at once.
+// The sums of a and of b over a row.
 __device__ __forceinline__ float2 row_sums(float a, float b) {
 #pragma unroll
     for (int step = LANES < 32 ? LANES / 2 : 16; step > 0; step /= 2) {
@@ -36,25 +37,25 @@ __device__ __forceinline__ float2 row_sums(float a, float b) {
     return total;
 }
 
-// What samples are dropped by; `rows` of them are neighbours and share a decision.
-struct Depth {
+// Stochastic depth: one decision for each sample, of `rows` rows.
+struct StochasticDepth {
     Mask mask;
     u32 rows;
     const u32* seed;
 };
 
-__device__ __forceinline__ float kept(const Depth& depth, u32 row) {
+__device__ __forceinline__ float keep_factor(const StochasticDepth& depth, u32 row) {
     return DROP ? mask_factor(depth.mask, depth.seed, row / depth.rows) : 1.0f;
 }
 
-// Every block has ROWS * turns rows. `addend`, of which samples may be dropped, `sum`, `mean`, `rstd` and `factor`, which
-// multiplies what is written to `y`, may be missing.
+// y = scale · (gamma · (v - mean) · rstd + beta) with v = x + keep · addend. A block has ROWS * turns rows. `addend`, `sum`,
+// `mean`, `rstd` and `scale` (a quantisation scale) may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const X* __restrict__ x, const Z* __restrict__ addend, const float* __restrict__ gamma,
                const float* __restrict__ beta, float epsilon, u32 rows, u32 turns, Y* __restrict__ y,
                float* __restrict__ mean, float* __restrict__ rstd, S* __restrict__ sum,
-               const float* __restrict__ factor, const Depth depth) {
-    const float multiplier = factor ? *factor : 1.0f;
+               const float* __restrict__ scale, const StochasticDepth depth) {
+    const float multiplier = scale ? *scale : 1.0f;
     float g[CHUNKS][VEC], b[CHUNKS][VEC];
     EACH_CHUNK(chunk, column) {
         load<VEC>(gamma + column, g[chunk]);
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     const u32 first = blockIdx.x * ROWS * turns;
     for (u32 turn = 0; turn < turns; turn++) {
-        // All rows of a warp go through the shuffles; those past the end do the last one over and write nothing.
+        // All threads of a warp take part in the shuffles; those past the last row repeat it and write nothing.
         if (first + turn * ROWS >= rows) return;
         const u32 own = first + turn * ROWS + threadIdx.x / LANES;
         const bool live = own < rows;
@@ -72,14 +73,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float total = 0.0f;
         EACH_CHUNK(chunk, column) load<VEC>(x + start + column, v[chunk]);
         if (addend) {
-            const float share = kept(depth, row);
+            const float keep = keep_factor(depth, row);
             EACH_CHUNK(chunk, column) {
                 float z[VEC];
                 load<VEC>(addend + start + column, z);
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {
-                    v[chunk][i] += share * z[i];
-                    // The norm sees what the gradient will see.
+                    v[chunk][i] += keep * z[i];
+                    // Rounded as the backward pass will read it.
                     if (sum) v[chunk][i] = rounded<S>(v[chunk][i]);
                 }
                 if (sum && live) store<VEC>(sum + start + column, v[chunk]);
@@ -113,13 +114,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// dx, plus `residual` where there is one, and this block's share of dgamma, dbeta and, where they are wanted, of the sums
-// of dx: `partials [blocks, PARTS, DIM]`. With DROP also what is left of dx in a branch, whose sums these are then.
+// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + residual with d = dy · gamma, and the block's partial sums of dgamma,
+// dbeta and the columns of dx: partials [blocks, PARTS, DIM]. With DROP, `dropped` = keep · dx. `residual`, `dx` and
+// `partials` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_grad(const DY* __restrict__ dy, const X* __restrict__ x, const float* __restrict__ gamma,
                     const float* __restrict__ mean, const float* __restrict__ rstd, const R* __restrict__ residual,
                     u32 rows, DX* __restrict__ dx, float* __restrict__ partials, DD* __restrict__ dropped,
-                    const Depth depth) {
+                    const StochasticDepth depth) {
     float parts[PARTS][CHUNKS][VEC];
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
@@ -128,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < VEC; i++) parts[part][chunk][i] = 0.0f;
 
-    // All rows of a warp go through the shuffles; those past the end count for nothing.
+    // All threads of a warp take part in the shuffles; those past the last row add zeros.
     for (u32 first = blockIdx.x * ROWS; first < rows; first += gridDim.x * ROWS) {
         const u32 own = first + threadIdx.x / LANES;
         const bool live = own < rows;
@@ -159,19 +161,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const float2 sums = row_sums(sum, dot);
         const float mean_sum = sums.x / (float)DIM, mean_dot = sums.y / (float)DIM;
         if (dx && live) {
-            const float share = kept(depth, row);
+            const float keep = keep_factor(depth, row);
             EACH_CHUNK(chunk, column) {
                 float result[VEC];
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {
                     const float v = inverse * (d[chunk][i] - mean_sum - normed[chunk][i] * mean_dot);
                     result[i] = residual ? out[chunk][i] + v : v;
-                    if (SUMS) parts[PARTS - 1][chunk][i] += share * result[i];
+                    if (SUMS) parts[PARTS - 1][chunk][i] += keep * result[i];
                 }
                 store<VEC>(dx + start + column, result);
                 if (DROP) {
 #pragma unroll
-                    for (int i = 0; i < VEC; i++) result[i] *= share;
+                    for (int i = 0; i < VEC; i++) result[i] *= keep;
                     store<VEC>(dropped + start + column, result);
                 }
             }
@@ -185,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             EACH_CHUNK(chunk, column) store<VEC>(own + part * DIM + column, parts[part][chunk]);
         return;
     }
-    // The rows of a warp first, then warp after warp.
+    // Sums over the rows of a warp, then over the warps in order.
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
 #pragma unroll
@@ -203,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 EACH_CHUNK(chunk, column) {
 #pragma unroll
                     for (int i = 0; i < VEC; i++) {
-                        float& place = shared[part * DIM + column + i];
-                        place = warp == 0 ? parts[part][chunk][i] : place + parts[part][chunk][i];
+                        float& sum = shared[part * DIM + column + i];
+                        sum = warp == 0 ? parts[part][chunk][i] : sum + parts[part][chunk][i];
                     }
                 }
         }
@@ -213,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < PARTS * DIM; i += THREADS) own[i] = shared[i];
 }
 
-// Adds up the blocks' shares: 8 columns by 32 groups of blocks per thread block. Any result may be missing.
+// The sums over all blocks: 8 columns by 32 groups of partials per thread block. Any result may be null.
 extern "C" __global__ void __launch_bounds__(256)
     layer_norm_grad_parameters(const float* __restrict__ partials, u32 blocks, float* __restrict__ dgamma,
                                float* __restrict__ dbeta, DB* __restrict__ sums) {

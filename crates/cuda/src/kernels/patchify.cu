@@ -1,61 +1,51 @@
-// An image cut into patches, each flattened in the order channel, row, column, and put together again.
+// Images to patches, each flattened in the order channel, row, column, and back.
 
 #define THREADS 256
 
-struct Cut {
+// The extents of the image and of a patch, and the grid of patches.
+struct PatchGrid {
     u32 height, width, channels;
     u32 patch_height, patch_width;
     u32 rows, columns;
-    // Elements between neighbours in the image.
+    // Strides of the image in elements.
     u64 image_stride, y_stride, x_stride, channel_stride;
 };
 
-// Every thread has VEC neighbours of a patch's row, which are neighbours in the image too.
+// patches [n, rows, columns, channels, patch_height, patch_width]. A thread has VEC elements of a patch's row, which are
+// consecutive in the image as well.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    patchify(const X* __restrict__ image, Y* __restrict__ patches, const Cut cut, u64 packs) {
-    const u64 pack = (u64)blockIdx.x * THREADS + threadIdx.x;
-    if (pack >= packs) return;
-    INDEX rest = (INDEX)pack;
-    const u32 width = cut.patch_width / VEC;
-    const u32 kx = (u32)(rest % width) * VEC;
-    rest /= width;
-    const u32 ky = (u32)(rest % cut.patch_height);
-    rest /= cut.patch_height;
-    const u32 channel = (u32)(rest % cut.channels);
-    rest /= cut.channels;
-    const u32 px = (u32)(rest % cut.columns);
-    rest /= cut.columns;
-    const u32 py = (u32)(rest % cut.rows);
-    const u64 n = rest / cut.rows;
-    const u64 from = n * cut.image_stride + (u64)(py * cut.patch_height + ky) * cut.y_stride +
-                     (u64)(px * cut.patch_width + kx) * cut.x_stride + channel * cut.channel_stride;
+    patchify(const X* __restrict__ image, Y* __restrict__ patches, const PatchGrid grid, u64 vectors) {
+    const u64 vector = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (vector >= vectors) return;
+    INDEX rest = (INDEX)vector;
+    const u32 kx = unravel(rest, grid.patch_width / VEC) * VEC, ky = unravel(rest, grid.patch_height);
+    const u32 channel = unravel(rest, grid.channels), px = unravel(rest, grid.columns), py = unravel(rest, grid.rows);
+    const u64 n = rest;
+    const u64 from = n * grid.image_stride + (u64)(py * grid.patch_height + ky) * grid.y_stride +
+                     (u64)(px * grid.patch_width + kx) * grid.x_stride + channel * grid.channel_stride;
     float v[VEC];
     load<VEC>(image + from, v);
-    store<VEC>(patches + pack * VEC, v);
+    store<VEC>(patches + vector * VEC, v);
 }
 
-// `order` says how an element's number is taken apart: channels last or channels first.
+// The inverse, for an image of either layout. Pixels outside the grid become zero.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    unpatchify(const X* patches, Y* image, const Cut cut, u32 channels_first, u64 count) {
+    unpatchify(const X* patches, Y* image, const PatchGrid grid, u32 channels_first, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     u32 channel, x, y;
     u64 rest = i;
     if (channels_first) {
-        x = (u32)(rest % cut.width), rest /= cut.width;
-        y = (u32)(rest % cut.height), rest /= cut.height;
-        channel = (u32)(rest % cut.channels), rest /= cut.channels;
+        x = unravel(rest, grid.width), y = unravel(rest, grid.height), channel = unravel(rest, grid.channels);
     } else {
-        channel = (u32)(rest % cut.channels), rest /= cut.channels;
-        x = (u32)(rest % cut.width), rest /= cut.width;
-        y = (u32)(rest % cut.height), rest /= cut.height;
+        channel = unravel(rest, grid.channels), x = unravel(rest, grid.width), y = unravel(rest, grid.height);
     }
-    const u32 py = y / cut.patch_height, px = x / cut.patch_width;
+    const u32 py = y / grid.patch_height, px = x / grid.patch_width;
     float v = 0.0f;
-    if (py < cut.rows && px < cut.columns) {
-        const u64 patch = (rest * cut.rows + py) * cut.columns + px;
-        const u32 ky = y % cut.patch_height, kx = x % cut.patch_width;
-        v = to_float(patches[((patch * cut.channels + channel) * cut.patch_height + ky) * cut.patch_width + kx]);
+    if (py < grid.rows && px < grid.columns) {
+        const u64 patch = (rest * grid.rows + py) * grid.columns + px;
+        const u32 ky = y % grid.patch_height, kx = x % grid.patch_width;
+        v = to_float(patches[((patch * grid.channels + channel) * grid.patch_height + ky) * grid.patch_width + kx]);
     }
     image[i] = from_float<Y>(v);
 }

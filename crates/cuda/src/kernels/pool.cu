@@ -1,68 +1,65 @@
-// Pooling over windows of a channels-last image, and its gradient. Threads have VEC neighbouring channels.
+// Max and average pooling of channels-last images, and their gradients. A thread has VEC channels.
 //
-// The gradient of a maximum needs to know which pixel it came from: `choose` writes that down for every window, as the
-// number of the tap, and the pixels then look whether it was them.
+// The gradient of a maximum goes to the pixel it came from: `argmax` writes the tap of every window's maximum, and every pixel
+// sums the gradients of the windows whose tap it is.
 //
-// MAX: 1 for the largest element, 0 for the mean. TAP: what the number of a tap is stored as.
+// MAX: 1 for the maximum, 0 for the mean. TAP: the type of a tap's index. X, DY, Y: storage types.
 
 #define THREADS 256
 
 typedef unsigned char u8;
 
-struct Shape {
+struct PoolShape {
     u32 height, width, channels;
     u32 out_height, out_width;
     u32 kernel_y, kernel_x;
     u32 stride_y, stride_x;
     u32 pad_y, pad_x;
-    // Whether padding belongs to a window, as zeros.
+    // Whether padding counts as zeros of a window.
     u32 count_padding;
 };
 
-// The pixels of a window, and where it begins before they are cut off at the image's border.
+// The pixels of a window within the image, and the window's first pixel, which may lie in the padding.
 struct Window {
     u32 top, bottom, left, right;
     int y, x;
 };
 
-__device__ __forceinline__ u32 cut(u32 at, u32 pad, u32 extent) {
+__device__ __forceinline__ u32 clamped(u32 at, u32 pad, u32 extent) {
     const u32 inside = at > pad ? at - pad : 0;
     return inside < extent ? inside : extent;
 }
 
-__device__ __forceinline__ Window window(const Shape& s, u32 oy, u32 ox) {
+__device__ __forceinline__ Window window(const PoolShape& s, u32 oy, u32 ox) {
     const u32 y = oy * s.stride_y, x = ox * s.stride_x;
     Window w;
-    w.top = cut(y, s.pad_y, s.height), w.bottom = cut(y + s.kernel_y, s.pad_y, s.height);
-    w.left = cut(x, s.pad_x, s.width), w.right = cut(x + s.kernel_x, s.pad_x, s.width);
+    w.top = clamped(y, s.pad_y, s.height), w.bottom = clamped(y + s.kernel_y, s.pad_y, s.height);
+    w.left = clamped(x, s.pad_x, s.width), w.right = clamped(x + s.kernel_x, s.pad_x, s.width);
     w.y = (int)y - (int)s.pad_y, w.x = (int)x - (int)s.pad_x;
     return w;
 }
 
 __device__ __forceinline__ u32 area(const Window& w) { return (w.bottom - w.top) * (w.right - w.left); }
 
-__device__ __forceinline__ float divisor(const Shape& s, const Window& w) {
+__device__ __forceinline__ float divisor(const PoolShape& s, const Window& w) {
     return (float)(s.count_padding ? s.kernel_y * s.kernel_x : area(w));
 }
 
-// A thread's channels of one result.
-struct Place {
+// The first channel and the pixel of thread i, in an image of height by width.
+struct Pixel {
     u32 channel, y, x;
     u64 image;
-    __device__ __forceinline__ Place(u64 i, u32 channels, u32 height, u32 width) {
-        const u32 packs = channels / VEC;
-        channel = (u32)(i % packs) * VEC;
-        u64 place = i / packs;
-        x = (u32)(place % width);
-        place /= width;
-        y = (u32)(place % height);
-        image = place / height;
+    __device__ __forceinline__ Pixel(u64 i, u32 channels, u32 height, u32 width) {
+        channel = unravel(i, channels / VEC) * VEC;
+        x = unravel(i, width);
+        y = unravel(i, height);
+        image = i;
     }
 };
 
-// The largest elements of a window and the taps that they came from, the first of several; none (all ones) where a
-// padded zero is larger. `image` is the first pixel's channels.
-__device__ __forceinline__ void largest(const Shape& s, const Window& w, const X* image, float (&value)[VEC],
+// The maxima of a window and their taps, the first of several; tap 0xffffffff where a zero of the padding is larger. `image`
+// points to the thread's channels of the first pixel.
+__device__ __forceinline__ void largest(const PoolShape& s, const Window& w, const X* image, float (&value)[VEC],
                                         u32 (&tap)[VEC]) {
     bool first = true;
 #pragma unroll
@@ -84,11 +81,11 @@ __device__ __forceinline__ void largest(const Shape& s, const Window& w, const X
         if (value[i] < 0.0f) value[i] = 0.0f, tap[i] = 0xffffffffu;
 }
 
-// `count` packs of results.
-extern "C" __global__ void __launch_bounds__(THREADS) pool(const X* x, Y* y, const Shape s, u64 count) {
+// `count` is the number of vectors of results.
+extern "C" __global__ void __launch_bounds__(THREADS) pool(const X* x, Y* y, const PoolShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const Place at(i, s.channels, s.out_height, s.out_width);
+    const Pixel at(i, s.channels, s.out_height, s.out_width);
     const Window w = window(s, at.y, at.x);
     const X* image = x + at.image * s.height * s.width * s.channels + at.channel;
     float result[VEC] = {};
@@ -110,32 +107,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool(const X* x, Y* y, con
     store<VEC>(y + i * VEC, result);
 }
 
-// The taps of a thread's channels.
-struct alignas(VEC * sizeof(TAP) < 16 ? VEC * sizeof(TAP) : 16) Pack {
+// The taps of a thread's channels, aligned for vectorised access.
+struct alignas(VEC * sizeof(TAP) < 16 ? VEC * sizeof(TAP) : 16) TapVector {
     TAP tap[VEC];
 };
 
-// Which tap of every window is the largest.
-extern "C" __global__ void __launch_bounds__(THREADS) choose(const X* x, TAP* taps, const Shape s, u64 count) {
+// The tap of every window's maximum.
+extern "C" __global__ void __launch_bounds__(THREADS) argmax(const X* x, TAP* taps, const PoolShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const Place at(i, s.channels, s.out_height, s.out_width);
+    const Pixel at(i, s.channels, s.out_height, s.out_width);
     float value[VEC];
     u32 tap[VEC];
-    Pack pack;
+    TapVector vector;
     largest(s, window(s, at.y, at.x), x + at.image * s.height * s.width * s.channels + at.channel, value, tap);
 #pragma unroll
-    for (int c = 0; c < VEC; c++) pack.tap[c] = (TAP)tap[c];
-    *(Pack*)(taps + i * VEC) = pack;
+    for (int c = 0; c < VEC; c++) vector.tap[c] = (TAP)tap[c];
+    *(TapVector*)(taps + i * VEC) = vector;
 }
 
-// Every pixel collects its own from all windows that it is in, in a fixed order.
+// Every pixel sums over the windows that contain it, in a fixed order.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    pool_grad(const DY* dy, const TAP* taps, Y* dx, const Shape s, u64 count) {
+    pool_grad(const DY* dy, const TAP* taps, Y* dx, const PoolShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const Place at(i, s.channels, s.height, s.width);
-    // The first window that reaches this far, and the last that begins before it.
+    const Pixel at(i, s.channels, s.height, s.width);
+    // The first window that contains the pixel; the last one begins at or before it.
     const u32 py = at.y + s.pad_y, px = at.x + s.pad_x;
     const u32 first_y = py >= s.kernel_y ? (py - s.kernel_y) / s.stride_y + 1 : 0;
     const u32 first_x = px >= s.kernel_x ? (px - s.kernel_x) / s.stride_x + 1 : 0;
@@ -147,10 +144,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             float d[VEC];
             load<VEC>(dy + from, d);
             const float share = MAX ? 1.0f : 1.0f / divisor(s, window(s, oy, ox));
-            Pack pack;
-            if (MAX) pack = *(const Pack*)(taps + from);
+            TapVector vector;
+            if (MAX) vector = *(const TapVector*)(taps + from);
 #pragma unroll
-            for (int c = 0; c < VEC; c++) sum[c] += MAX ? (pack.tap[c] == own ? d[c] : 0.0f) : d[c] * share;
+            for (int c = 0; c < VEC; c++) sum[c] += MAX ? (vector.tap[c] == own ? d[c] : 0.0f) : d[c] * share;
         }
     }
     store<VEC>(dx + i * VEC, sum);

@@ -1,29 +1,27 @@
-// What every kernel file starts with: storage types, vector loads, reductions in a fixed order, Philox.
+// The header of every kernel file: storage types, vectorised loads and stores, reductions in a fixed order, Philox.
 //
-// Values are stored as `float`, `bf16`, `f16` or `e4m3` and computed with in f32. Which type an operand has is a macro that
-// the file is compiled with, so that one kernel text serves every combination.
+// Values are stored as `float`, `bf16`, `f16` or `e4m3` and computed in f32. The storage types of a kernel's operands are
+// macros that its file is compiled with (compile/sources.rs).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-#ifdef __CUDACC__
 // NVRTC has no <math.h>.
 #define INFINITY __int_as_float(0x7f800000)
 #define DYNAMIC_SHARED(type, name) extern __shared__ type name[]
-#endif
 
-// The upper half of a float.
+// The upper 16 bits of a float.
 struct bf16 {
     unsigned short bits;
 };
 
-// Half precision: 5 bits of exponent, 10 of mantissa.
+// IEEE half precision: 5 exponent bits, 10 mantissa bits.
 struct f16 {
     unsigned short bits;
 };
 
-// Eight bits: 4 of exponent, 3 of mantissa, no infinities; 448 is the largest. What is stored is the number times a factor
-// that belongs to the whole tensor.
+// fp8: 4 exponent bits, 3 mantissa bits, no infinities, at most 448. The stored value is the element times the quantisation
+// scale of its tensor.
 struct e4m3 {
     unsigned char bits;
 };
@@ -31,48 +29,36 @@ struct e4m3 {
 __device__ __forceinline__ float to_float(float v) { return v; }
 __device__ __forceinline__ float to_float(bf16 v) { return __uint_as_float((u32)v.bits << 16); }
 __device__ __forceinline__ float to_float(f16 v) {
-#ifdef __CUDACC__
     float result;
     asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(v.bits));
     return result;
-#else
-    return emulated_from_f16(v.bits);
-#endif
 }
 __device__ __forceinline__ float to_float(e4m3 v) {
     const u32 magnitude = v.bits & 0x7fu;
-    // The exponent's offset is 7 here and 127 there.
+    // The exponent bias is 7 in e4m3 and 127 in f32.
     const float size = magnitude == 0x7fu ? INFINITY - INFINITY : __uint_as_float(magnitude << 20) * 0x1p120f;
     return v.bits & 0x80u ? -size : size;
 }
 
-// Rounds two floats to the nearest bf16, ties to even; the first lies in the lower half.
+// Two floats rounded to nearest, ties to even; `low` is in the lower half.
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
-#ifdef __CUDACC__
     u32 packed;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
-#else
-    return (u32)emulated_bf16(low) | (u32)emulated_bf16(high) << 16;
-#endif
 }
 
 __device__ __forceinline__ u32 pack_f16(float low, float high) {
-#ifdef __CUDACC__
     u32 packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
-#else
-    return (u32)emulated_f16(low) | (u32)emulated_f16(high) << 16;
-#endif
 }
 
-// The nearest e4m3, ties to even; beyond the largest it is the largest.
+// The nearest e4m3, ties to even; saturates at 448.
 __device__ __forceinline__ u32 e4m3_bits(float v) {
     const u32 bits = __float_as_uint(v), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return sign | 0x7fu;
     if (magnitude >= 0x43e00000u) return sign | 0x7eu; // 448
-    // Below 2^-6 steps are 2^-9: as the last bit of a number that large.
+    // Subnormals are multiples of 2^-9, the unit in the last place of floats from 2^14 on.
     if (magnitude < 0x3c800000u) return sign | (__float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000u);
     return sign | (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23)) >> 20;
 }
@@ -87,21 +73,17 @@ __device__ __forceinline__ u32 pack_e4m3(float low, float high) {
 #endif
 }
 
-// max(x, 0), and NaN for NaN, which fmaxf would lose.
+// max(x, 0); NaN stays NaN, unlike with fmaxf.
 __device__ __forceinline__ float relu(float x) {
-#ifdef __CUDACC__
     float y;
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
     return y;
-#else
-    return x > 0.0f || x != x ? x : 0.0f;
-#endif
 }
 
-// dy times the derivative of relu at x; NaN where either is.
+// dy times the derivative of relu at x; NaN where x or dy is.
 __device__ __forceinline__ float relu_grad(float x, float dy) { return x > 0.0f ? dy : relu(x) + (dy - dy); }
 
-// Two numbers of a type with 16 bits; the first lies in the lower half.
+// Two elements of a 16-bit type; `low` is in the lower half.
 template <class T> __device__ __forceinline__ u32 pack_pair(float low, float high);
 template <> __device__ __forceinline__ u32 pack_pair<bf16>(float low, float high) { return pack_bf16(low, high); }
 template <> __device__ __forceinline__ u32 pack_pair<f16>(float low, float high) { return pack_f16(low, high); }
@@ -124,31 +106,23 @@ template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float v) {
     return result;
 }
 
-// What is left of a number that is stored as T and read again.
+// v after rounding to T.
 template <class T> __device__ __forceinline__ float rounded(float v) { return to_float(from_float<T>(v)); }
 
-// e^x and 1 / x by one instruction, with an error of a few units in the last place of an f32.
+// e^x and 1 / x by one instruction each, with an error of a few ulp.
 __device__ __forceinline__ float exp_rough(float x) {
-#ifdef __CUDACC__
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.4426950408889634f));
     return r;
-#else
-    return expf(x);
-#endif
 }
 
 __device__ __forceinline__ float reciprocal_rough(float x) {
-#ifdef __CUDACC__
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
-#else
-    return 1.0f / x;
-#endif
 }
 
-// N neighbours at once; N is 1, 2, 4 or 8, and the address is a multiple of N elements.
+// Vectorised loads and stores of N consecutive elements; N is 1, 2, 4 or 8, and the address is aligned to N elements.
 template <int N> __device__ __forceinline__ void load(const float* from, float (&v)[N]) {
     if (N == 1) {
         v[0] = *from;
@@ -164,27 +138,33 @@ template <int N> __device__ __forceinline__ void load(const float* from, float (
     }
 }
 
-__device__ __forceinline__ float lower_half(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float upper_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+template <class T> __device__ __forceinline__ void unpack_pair(u32 pair, float& low, float& high);
+template <> __device__ __forceinline__ void unpack_pair<bf16>(u32 pair, float& low, float& high) {
+    low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+}
+template <> __device__ __forceinline__ void unpack_pair<f16>(u32 pair, float& low, float& high) {
+    f16 half;
+    half.bits = (unsigned short)pair, low = to_float(half);
+    half.bits = (unsigned short)(pair >> 16), high = to_float(half);
+}
 
-template <int N> __device__ __forceinline__ void load(const bf16* from, float (&v)[N]) {
+template <class T, int N> __device__ __forceinline__ void load_16_bits(const T* from, float (&v)[N]) {
     if (N == 1) {
         v[0] = to_float(*from);
     } else if (N == 2) {
-        const u32 pair = *(const u32*)from;
-        v[0] = lower_half(pair), v[N - 1] = upper_half(pair);
+        unpack_pair<T>(*(const u32*)from, v[0], v[N - 1]);
     } else if (N == 4) {
         const uint2 pairs = *(const uint2*)from;
-        v[0] = lower_half(pairs.x), v[1 % N] = upper_half(pairs.x);
-        v[2 % N] = lower_half(pairs.y), v[3 % N] = upper_half(pairs.y);
+        unpack_pair<T>(pairs.x, v[0], v[1 % N]), unpack_pair<T>(pairs.y, v[2 % N], v[3 % N]);
     } else {
         const uint4 pairs = *(const uint4*)from;
-        v[0] = lower_half(pairs.x), v[1 % N] = upper_half(pairs.x);
-        v[2 % N] = lower_half(pairs.y), v[3 % N] = upper_half(pairs.y);
-        v[4 % N] = lower_half(pairs.z), v[5 % N] = upper_half(pairs.z);
-        v[6 % N] = lower_half(pairs.w), v[7 % N] = upper_half(pairs.w);
+        unpack_pair<T>(pairs.x, v[0], v[1 % N]), unpack_pair<T>(pairs.y, v[2 % N], v[3 % N]);
+        unpack_pair<T>(pairs.z, v[4 % N], v[5 % N]), unpack_pair<T>(pairs.w, v[6 % N], v[7 % N]);
     }
 }
+
+template <int N> __device__ __forceinline__ void load(const bf16* from, float (&v)[N]) { load_16_bits(from, v); }
+template <int N> __device__ __forceinline__ void load(const f16* from, float (&v)[N]) { load_16_bits(from, v); }
 
 template <int N> __device__ __forceinline__ void store(float* to, const float (&v)[N]) {
     if (N == 1) {
@@ -197,52 +177,21 @@ template <int N> __device__ __forceinline__ void store(float* to, const float (&
     }
 }
 
-template <int N> __device__ __forceinline__ void store(bf16* to, const float (&v)[N]) {
+template <class T, int N> __device__ __forceinline__ void store_16_bits(T* to, const float (&v)[N]) {
     if (N == 1) {
-        *to = from_float<bf16>(v[0]);
+        *to = from_float<T>(v[0]);
     } else if (N == 2) {
-        *(u32*)to = pack_bf16(v[0], v[N - 1]);
+        *(u32*)to = pack_pair<T>(v[0], v[N - 1]);
     } else if (N == 4) {
-        *(uint2*)to = make_uint2(pack_bf16(v[0], v[1 % N]), pack_bf16(v[2 % N], v[3 % N]));
+        *(uint2*)to = make_uint2(pack_pair<T>(v[0], v[1 % N]), pack_pair<T>(v[2 % N], v[3 % N]));
     } else {
-        *(uint4*)to = make_uint4(pack_bf16(v[0], v[1 % N]), pack_bf16(v[2 % N], v[3 % N]),
-                                 pack_bf16(v[4 % N], v[5 % N]), pack_bf16(v[6 % N], v[7 % N]));
+        *(uint4*)to = make_uint4(pack_pair<T>(v[0], v[1 % N]), pack_pair<T>(v[2 % N], v[3 % N]),
+                                 pack_pair<T>(v[4 % N], v[5 % N]), pack_pair<T>(v[6 % N], v[7 % N]));
     }
 }
 
-__device__ __forceinline__ void unpack_f16(u32 pair, float& low, float& high) {
-    f16 half;
-    half.bits = (unsigned short)pair, low = to_float(half);
-    half.bits = (unsigned short)(pair >> 16), high = to_float(half);
-}
-
-template <int N> __device__ __forceinline__ void load(const f16* from, float (&v)[N]) {
-    if (N == 1) {
-        v[0] = to_float(*from);
-    } else if (N == 2) {
-        unpack_f16(*(const u32*)from, v[0], v[N - 1]);
-    } else if (N == 4) {
-        const uint2 pairs = *(const uint2*)from;
-        unpack_f16(pairs.x, v[0], v[1 % N]), unpack_f16(pairs.y, v[2 % N], v[3 % N]);
-    } else {
-        const uint4 pairs = *(const uint4*)from;
-        unpack_f16(pairs.x, v[0], v[1 % N]), unpack_f16(pairs.y, v[2 % N], v[3 % N]);
-        unpack_f16(pairs.z, v[4 % N], v[5 % N]), unpack_f16(pairs.w, v[6 % N], v[7 % N]);
-    }
-}
-
-template <int N> __device__ __forceinline__ void store(f16* to, const float (&v)[N]) {
-    if (N == 1) {
-        *to = from_float<f16>(v[0]);
-    } else if (N == 2) {
-        *(u32*)to = pack_f16(v[0], v[N - 1]);
-    } else if (N == 4) {
-        *(uint2*)to = make_uint2(pack_f16(v[0], v[1 % N]), pack_f16(v[2 % N], v[3 % N]));
-    } else {
-        *(uint4*)to = make_uint4(pack_f16(v[0], v[1 % N]), pack_f16(v[2 % N], v[3 % N]),
-                                 pack_f16(v[4 % N], v[5 % N]), pack_f16(v[6 % N], v[7 % N]));
-    }
-}
+template <int N> __device__ __forceinline__ void store(bf16* to, const float (&v)[N]) { store_16_bits(to, v); }
+template <int N> __device__ __forceinline__ void store(f16* to, const float (&v)[N]) { store_16_bits(to, v); }
 
 template <int N> __device__ __forceinline__ void load(const e4m3* from, float (&v)[N]) {
 #pragma unroll
@@ -262,6 +211,52 @@ template <int N> __device__ __forceinline__ void store(e4m3* to, const float (&v
     }
 }
 
+// N consecutive elements, or one element N times (stride 0).
+template <int N, class T> __device__ __forceinline__ void load_or_repeat(const T* from, bool consecutive, float (&v)[N]) {
+    if (consecutive) {
+        load<N>(from, v);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = to_float(*from);
+    }
+}
+
+// y[i] = f(x[i]) for the N elements from `first` on, as far as `count` goes.
+template <int N, class X_, class Y_, class F>
+__device__ __forceinline__ void map_vector(const X_* x, Y_* y, u64 first, u64 count, F f) {
+    if (first + N <= count) {
+        float v[N];
+        load<N>(x + first, v);
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = f(v[i]);
+        store<N>(y + first, v);
+    } else {
+        for (u64 i = first; i < count; i++) y[i] = from_float<Y_>(f(to_float(x[i])));
+    }
+}
+
+// The same with two inputs.
+template <int N, class A_, class B_, class Y_, class F>
+__device__ __forceinline__ void map_vectors(const A_* a, const B_* b, Y_* y, u64 first, u64 count, F f) {
+    if (first + N <= count) {
+        float v[N], w[N];
+        load<N>(a + first, v);
+        load<N>(b + first, w);
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = f(v[i], w[i]);
+        store<N>(y + first, v);
+    } else {
+        for (u64 i = first; i < count; i++) y[i] = from_float<Y_>(f(to_float(a[i]), to_float(b[i])));
+    }
+}
+
+// Splits the innermost coordinate, below `extent`, off a row-major linear index.
+template <class I> __device__ __forceinline__ u32 unravel(I& index, u32 extent) {
+    const u32 coordinate = (u32)(index % extent);
+    index /= extent;
+    return coordinate;
+}
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
@@ -274,7 +269,7 @@ __device__ __forceinline__ float warp_max(float v) {
     return v;
 }
 
-// The sum over a block of THREADS threads, known to all of them. Every thread must call it.
+// The sum over a block of THREADS threads, returned to all of them. Every thread must call it.
 template <int THREADS, class T> __device__ __forceinline__ T block_sum(T v) {
     __shared__ T partial[THREADS / 32];
 #pragma unroll
@@ -300,23 +295,23 @@ template <int THREADS> __device__ __forceinline__ float block_max(float v) {
     return largest;
 }
 
-// Adds up columns over a block, each thread of which has N columns, BESIDE of them beside one another: the sum of column
-// threadIdx.x, for the first BESIDE * N threads. Every thread must call it, once per kernel.
-template <int BLOCK, int BESIDE, int N> __device__ __forceinline__ float column_sum(const float (&v)[N]) {
+// Column sums over a block of BLOCK / LANES rows of LANES threads with N columns each: the first LANES * N threads get the
+// sum of column threadIdx.x. Every thread must call it, once per kernel.
+template <int BLOCK, int LANES_, int N> __device__ __forceinline__ float column_sum(const float (&v)[N]) {
     __shared__ float shared[BLOCK][N + 1];
 #pragma unroll
     for (int i = 0; i < N; i++) shared[threadIdx.x][i] = v[i];
     __syncthreads();
     float total = 0.0f;
-    if (threadIdx.x < BESIDE * N) {
+    if (threadIdx.x < LANES_ * N) {
 #pragma unroll 8
-        for (int group = 0; group < BLOCK / BESIDE; group++)
-            total += shared[group * BESIDE + threadIdx.x / N][threadIdx.x % N];
+        for (int group = 0; group < BLOCK / LANES_; group++)
+            total += shared[group * LANES_ + threadIdx.x / N][threadIdx.x % N];
     }
     return total;
 }
 
-// Philox 4x32-10: four random words for one counter and key, as the graph crate defines them.
+// Philox 4x32-10 (Salmon et al., 2011), as in the graph crate: four random words for a counter and a key.
 __device__ __forceinline__ uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
 #pragma unroll
     for (int round = 0; round < 10; round++) {
@@ -329,7 +324,7 @@ __device__ __forceinline__ uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, 
     return make_uint4(c0, c1, c2, c3);
 }
 
-// A dropout mask: `keep_from` is the smallest random word that is kept, `factor` what kept elements are multiplied with.
+// A dropout mask: elements whose random word is at least `keep_from` are kept and multiplied by `factor`.
 struct Mask {
     u32 stream;
     u32 keep_from;

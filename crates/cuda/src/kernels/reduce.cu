@@ -1,4 +1,4 @@
-// Sums over axes in an order that only the shape decides.
+// Sums over axes, in an order that depends on the shape alone.
 
 #define THREADS 256
 #define LANES (VEC == 1 ? 32 : VEC == 2 ? 16 : 8)
@@ -6,8 +6,8 @@
 #define GROUPS (THREADS / LANES)
 #define AT_ONCE 4
 
-// x [outer, count, inner] to y [splits, outer, inner]: every split adds up its share of `count`. A block has COLUMNS
-// columns, VEC to a thread, and GROUPS groups of rows; VEC divides `inner`.
+// x [outer, count, inner] to y [splits, outer, inner]: every split sums rows_per_split of `count` rows. A block has COLUMNS
+// columns, VEC per thread, and GROUPS rows at a time; VEC divides `inner`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(const X* __restrict__ x, Y* __restrict__ y, u32 count, u64 inner, u32 rows_per_split, float factor) {
     const u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x % LANES * VEC;
@@ -49,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sum_rows(const X* x, Y* y,
     if (threadIdx.x % 32 == 0) y[row] = from_float<Y>(factor * sum);
 }
 
-// Any axes: kept ones lead to a result, summed ones are walked by its warp.
-struct Walk {
+// Any axes. A warp computes one result: the coordinates of the kept axes, the sum over the others.
+struct ReduceStrides {
     u32 kept;
     u32 summed;
     u32 kept_extents[8];
@@ -60,20 +60,20 @@ struct Walk {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sum_strided(const X* x, Y* y, const Walk walk, u64 results, u64 count, float factor) {
+    sum_strided(const X* x, Y* y, const ReduceStrides strides, u64 results, u64 count, float factor) {
     const u64 result = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (result >= results) return;
     u64 start = 0, rest = result;
-    for (int axis = (int)walk.kept - 1; axis >= 0; axis--) {
-        start += rest % walk.kept_extents[axis] * walk.kept_strides[axis];
-        rest /= walk.kept_extents[axis];
+    for (int axis = (int)strides.kept - 1; axis >= 0; axis--) {
+        start += rest % strides.kept_extents[axis] * strides.kept_strides[axis];
+        rest /= strides.kept_extents[axis];
     }
     float sum = 0.0f;
     for (u64 i = threadIdx.x % 32; i < count; i += 32) {
         u64 at = start, left = i;
-        for (int axis = (int)walk.summed - 1; axis >= 0; axis--) {
-            at += left % walk.summed_extents[axis] * walk.summed_strides[axis];
-            left /= walk.summed_extents[axis];
+        for (int axis = (int)strides.summed - 1; axis >= 0; axis--) {
+            at += left % strides.summed_extents[axis] * strides.summed_strides[axis];
+            left /= strides.summed_extents[axis];
         }
         sum += to_float(x[at]);
     }

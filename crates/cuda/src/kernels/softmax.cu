@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax(const X* x, Y* y, 
         y[start + i] = from_float<Y>(expf(to_float(x[start + i]) - largest) / sum);
 }
 
-// From the output y and dy.
+// dx = y (dy - y · dy), from the result y.
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_grad(const X* y, const DY* dy, Y* dx, u32 columns) {
     const u64 start = (u64)blockIdx.x * columns;
     float dot = 0.0f;

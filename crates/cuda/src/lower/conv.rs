@@ -102,7 +102,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
         let elements = count * plan.rows() * row;
         let from = x + (start * plan.image_len() * stored.bytes()) as u64;
         let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
-        e.spread(variant, "image_to_rows", elements, 1, arguments);
+        e.spread(variant, "im2col", elements, 1, arguments);
         let filters = weight + (group * per_group * row * operand.bytes()) as u64;
         let first = start * plan.rows() * plan.filters + group * per_group;
         let mut product = e.product(
@@ -140,7 +140,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
         let elements = count * plan.image[0] * plan.image[1] * plan.channels();
         let to = dx.address + (start * plan.image_len() * dx.storage.bytes()) as u64;
         let arguments = KernelArguments::new().pointer(rows).pointer(to).fields(plan.shape(group)).u64(elements);
-        e.spread(variant, "rows_to_image", elements, 1, arguments);
+        e.spread(variant, "col2im", elements, 1, arguments);
     }
 }
 
@@ -162,7 +162,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
         let elements = count * plan.rows() * row;
         let from = x + (start * plan.image_len() * stored.bytes()) as u64;
         let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
-        e.spread(variant, "image_to_rows", elements, 1, arguments);
+        e.spread(variant, "im2col", elements, 1, arguments);
         let first = start * plan.rows() * plan.filters + group * per_group;
         let to = Matrix::dense(dw.address + (group * per_group * row * dw.storage.bytes()) as u64, row);
         let mut product = e.product(

@@ -46,7 +46,7 @@ pub(super) fn backward(op: &Pool2d, e: &mut Emitter) {
         taps = e.scratch(bytes * dy.shape.elements());
         let count = dy.shape.elements() / pack;
         let arguments = KernelArguments::new().pointers(&[x.address, taps]).fields(shape.clone()).u64(count);
-        e.spread(variant.clone().with("X", x.storage.name()), "choose", count, 1, arguments);
+        e.spread(variant.clone().with("X", x.storage.name()), "argmax", count, 1, arguments);
     }
     let count = dx.shape.elements() / pack;
     let variant = variant.with("DY", dy.storage.name()).with("Y", dx.storage.name());

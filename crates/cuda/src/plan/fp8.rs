@@ -182,7 +182,7 @@ impl EightBits {
             }
             let to = factors.get(value).copied().unwrap_or_default();
             let arguments = KernelArguments::new().pointer(scratch).u32(count).pointer(to);
-            requests.push(kernel(KernelVariant::new(&compile::FP8), "choose_factor", 1, arguments));
+            requests.push(kernel(KernelVariant::new(&compile::FP8), "choose_scale", 1, arguments));
         }
         requests
     }

@@ -371,7 +371,7 @@ pub(super) fn grad_weight(plan: &ConvGeometry, e: &mut Emitter) {
         .iter()
         .chain(&[view.padded, view.padded_width])
         .fold(KernelArguments::new().pointers(&[partials, dw.address]), |arguments, &n| arguments.u32(n));
-    e.kernel(variant, "add_parts", [(plan.filters * columns).div_ceil(THREADS), 1, 1], THREADS, 0, arguments);
+    e.kernel(variant, "sum_split_k", [(plan.filters * columns).div_ceil(THREADS), 1, 1], THREADS, 0, arguments);
 }
 
 /// Into how large parts a sum over `steps` is divided: all slots should be busy to the end, but every part is written
