@@ -1,7 +1,6 @@
-//! Measures the kernels on this machine: the peak of fused multiply-adds, then matrix products and attention of
-//! ViT-B/16 and ViT-Ti/16 as shares of it. Times are the best of several runs, since other processes disturb.
-//! Arguments choose instruction sets by name; `int8` leaves only the linear layers on bytes, `train` only what a
-//! backward pass consists of.
+//! Benchmarks the kernels: matrix products and attention of ViT-B/16 and ViT-Ti/16, in GFLOP/s and relative to the peak of
+//! fused multiply-adds. Times are the minimum of several runs. Arguments choose instruction sets by name; `int8` selects the
+//! linear layers on bytes, `train` the kernels of a backward pass.
 
 use std::time::Instant;
 
@@ -17,7 +16,7 @@ use vit_cpu::int8::{self, Gemm8};
 use vit_cpu::isa::Isa;
 use vit_cpu::pool::Pool;
 
-/// A buffer that starts at a cache line.
+/// A buffer of random values, aligned to a cache line.
 struct Aligned {
     data: Vec<f32>,
     start: usize,
@@ -43,7 +42,7 @@ impl Aligned {
     }
 }
 
-/// The shortest time of one call, over about a third of a second.
+/// The minimum time of a call, over about a third of a second.
 fn best(mut f: impl FnMut()) -> f64 {
     f();
     let mut best = f64::INFINITY;
@@ -58,7 +57,7 @@ fn best(mut f: impl FnMut()) -> f64 {
     best
 }
 
-/// What the threads reach with a loop of independent operations in registers, which returns their number.
+/// GFLOP/s of all threads in a loop of independent operations in registers, which returns their number.
 fn peak(pool: &Pool, rounds: impl Fn(usize) -> u64 + Sync) -> f64 {
     let loops = 200_000;
     let tasks = pool.threads();
@@ -82,27 +81,14 @@ fn product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Opti
     let mut workspace = Aligned::new(gemm_workspace(isa, pool.threads(), m, n, k));
     pack_b(isa, w.get(), BLayout::RowsAreN, k, k, n, b.get_mut());
     let time = best(|| {
-        let product = Gemm {
-            m,
-            n,
-            k,
-            a: a.get(),
-            lda: k,
-            a_layout: ALayout::RowMajor,
-            b: b.get(),
-            c: c.get_mut(),
-            ldc: n,
-            alpha: 1.0,
-            accumulate: false,
-            epilogue: Epilogue { bias: Some(bias.get()), activation, ..Epilogue::default() },
-            slope: None,
-        };
+        let epilogue = Epilogue { bias: Some(bias.get()), activation, ..Epilogue::default() };
+        let product = Gemm { epilogue, ..Gemm::dense([m, n, k], a.get(), b.get(), c.get_mut()) };
         gemm(pool, isa, product, workspace.get_mut());
     });
     2.0 * (m * n * k) as f64 / time / 1e9
 }
 
-/// The same product on bytes, the quantisation of A included.
+/// The same product on bytes, including the quantisation of A.
 fn quantised_product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Option<Activation>) -> f64 {
     let a = Aligned::new(m * k);
     let w = Aligned::new(n * k);
@@ -128,11 +114,11 @@ fn quantised_product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activa
     2.0 * (m * n * k) as f64 / time / 1e9
 }
 
-/// The linear layers of ViT-B/16 on bytes beside those on `f32`, each measured several times in turn.
+/// The linear layers of ViT-B/16 on bytes and on `f32`, measured in turns.
 fn quantised(pool: &Pool, isa: Isa) {
     let threads = pool.threads();
     let peak = peak(pool, |n| int8::dot_loop(isa, n));
-    println!("\n{} int8, {threads} threads: dot product peak {peak:.1} GOP/s", int8::Path::from(isa));
+    println!("\n{} int8, {threads} threads: dot product peak {peak:.1} GOP/s", int8::DotPath::from(isa));
     for m in [197, 1576] {
         for (layer, n, k, activation) in layers(768) {
             let (mut bytes, mut floats) = (0f64, 0f64);
@@ -183,34 +169,16 @@ fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize, rows: usize) -> 
     4.0 * (batch * heads * rows * rows * head_dim) as f64 / time / 1e9
 }
 
-/// One of the two products of a linear layer's gradient: of the weights with a transposed A, else of the input.
+/// A product of a linear layer's backward pass: the gradient of the weights with a transposed A, else that of the input.
 fn gradient(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, a_layout: ALayout) -> f64 {
     let a = Aligned::new(m * k);
     let b = Aligned::new(k * n);
     let mut c = Aligned::new(m * n);
     let mut workspace = Aligned::new(matmul_workspace(isa, pool.threads(), 1, m, n, k));
     let time = best(|| {
-        let product = Matmul {
-            batch: 1,
-            m,
-            n,
-            k,
-            a: a.get(),
-            lda: if a_layout == ALayout::RowMajor { k } else { m },
-            a_layout,
-            a_batch_stride: 0,
-            b: b.get(),
-            ldb: n,
-            b_layout: BLayout::RowsAreK,
-            b_batch_stride: 0,
-            c: c.get_mut(),
-            ldc: n,
-            c_batch_stride: 0,
-            alpha: 1.0,
-            accumulate: false,
-            epilogue: Epilogue::default(),
-            slope: None,
-        };
+        let lda = if a_layout == ALayout::RowMajor { k } else { m };
+        let (a, b) = ((a.get(), lda, a_layout), (b.get(), n, BLayout::RowsAreK));
+        let product = Matmul::single([m, n, k], a, b, (c.get_mut(), n));
         matmul(pool, isa, product, workspace.get_mut());
     });
     2.0 * (m * n * k) as f64 / time / 1e9
@@ -245,7 +213,7 @@ fn attention_gradient(pool: &Pool, isa: Isa, batch: usize, heads: usize) -> f64 
     10.0 * (batch * heads * rows * rows * head_dim) as f64 / time / 1e9
 }
 
-/// What the backward pass of a block consists of.
+/// The kernels of the backward pass of a transformer block.
 fn training(pool: &Pool, isa: Isa, print: impl Fn(&str, f64)) {
     for (model, width, batch) in [("B/16", 768, 1), ("Ti/16", 192, 1), ("Ti/16", 192, 16)] {
         let rows = 197 * batch;
@@ -263,10 +231,10 @@ fn training(pool: &Pool, isa: Isa, print: impl Fn(&str, f64)) {
 }
 
 fn main() {
-    let wanted: Vec<Isa> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
-    let asked = |what: &str| std::env::args().any(|a| a == what);
-    let (only_int8, only_training) = (asked("int8"), asked("train"));
-    let isas = if wanted.is_empty() { Isa::available() } else { wanted };
+    let chosen: Vec<Isa> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
+    let has_argument = |what: &str| std::env::args().any(|a| a == what);
+    let (only_int8, only_training) = (has_argument("int8"), has_argument("train"));
+    let isas = if chosen.is_empty() { Isa::available() } else { chosen };
     for isa in isas {
         for threads in [1, 2] {
             let pool = Pool::new(threads);
@@ -292,7 +260,7 @@ fn main() {
                         let name = format!("{model} batch {batch} {layer} {m}x{n}x{k}");
                         print(&name, product(&pool, isa, m, n, k, activation));
                     }
-                    // 197 tokens fill up their last vector, 208 need not.
+                    // 197 tokens need padding to whole vectors, 208 do not.
                     for rows in [197, 208] {
                         let rate = attention(&pool, isa, batch, width / 64, rows);
                         print(&format!("{model} batch {batch} attention of {rows}"), rate);

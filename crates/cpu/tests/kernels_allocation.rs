@@ -58,10 +58,9 @@ fn running_allocates_nothing() {
             c: &mut qkv,
             ldc: 3 * width,
             c_batch_stride: 0,
-            alpha: 1.0,
             accumulate: false,
             epilogue: Epilogue { activation: Some(Activation::Gelu), ..Epilogue::default() },
-            slope: None,
+            d_activation: None,
         };
         matmul(&pool, isa, product, &mut workspace);
         let [q, k, v] = HeadView::packed_qkv(&qkv, rows, heads, head_dim);

@@ -48,7 +48,7 @@ impl Case {
         let AttentionShape { batch, heads, queries, keys, head_dim } = shape;
         let width = batch * heads * head_dim;
         let bias = (groups > 0).then(|| {
-            let mut bias = random.numbers(groups * heads * queries * keys);
+            let mut bias = random.values(groups * heads * queries * keys);
             for (i, x) in bias.iter_mut().enumerate() {
                 // The first key of a row is never masked, or the row would be NaN.
                 if i % keys > 0 && random.size(0, 4) == 0 {
@@ -60,10 +60,10 @@ impl Case {
         Case {
             shape,
             scale: 1.0 / (head_dim as f32).sqrt(),
-            q: random.numbers(width * queries),
-            k: random.numbers(width * keys),
-            v: random.numbers(width * keys),
-            dout: random.numbers(width * queries),
+            q: random.values(width * queries),
+            k: random.values(width * keys),
+            v: random.values(width * keys),
+            dout: random.values(width * queries),
             bias,
             dropout,
         }

@@ -1,8 +1,8 @@
-//! Matrix products against plain loops in f64.
+//! Matrix products against loops in f64.
 
 mod kernels_support;
 
-use kernels_support::{Random, close, on_all};
+use kernels_support::{ACTIVATIONS, GAP, Random, activate, close, on_all};
 use vit_cpu::activation::Activation;
 use vit_cpu::gemm::{
     ALayout, BLayout, Epilogue, Gemm, Matmul, gemm, gemm_workspace, matmul, matmul_workspace, pack_b, pack_b_parallel,
@@ -11,12 +11,6 @@ use vit_cpu::gemm::{
 use vit_cpu::isa::Isa;
 use vit_cpu::pool::Pool;
 
-const GAP: f32 = -12345.0;
-
-fn activate(activation: Option<Activation>, x: f64) -> f64 {
-    activation.map_or(x, |f| f.apply(x))
-}
-
 struct Case {
     m: usize,
     n: usize,
@@ -24,32 +18,16 @@ struct Case {
     a_layout: ALayout,
     b_layout: BLayout,
     pads: [usize; 4],
-    alpha: f32,
     accumulate: bool,
     bias: bool,
     activation: Option<Activation>,
     scale: bool,
     factor: bool,
     residual: bool,
-    slope: bool,
+    derivative: bool,
 }
 
-/// The slope of an activation, from differences.
-fn slope(kind: Option<Activation>, x: f64) -> f64 {
-    (activate(kind, x + 1e-5) - activate(kind, x - 1e-5)) / 2e-5
-}
-
-const ACTIVATIONS: [Option<Activation>; 7] = [
-    None,
-    Some(Activation::Gelu),
-    Some(Activation::GeluTanh),
-    Some(Activation::Relu),
-    Some(Activation::Silu),
-    Some(Activation::Tanh),
-    Some(Activation::Sigmoid),
-];
-
-/// What rounding may do to a sum of `k` terms: partial sums grow as sqrt(k), and so do the roundings that add up.
+/// A bound of the rounding error of a sum of `k` terms: partial sums grow as sqrt(k), as does the sum of the roundings.
 fn rounding(k: usize) -> f64 {
     1e-6 + 1e-6 * (k as f64).sqrt() + 5e-8 * k as f64
 }
@@ -70,18 +48,18 @@ fn check(case: &Case, random: &mut Random) {
         BLayout::RowsAreK => (k, n),
     };
     let (lda, ldb, ldc, ldr) = (a_cols + case.pads[0], b_cols + case.pads[1], n + case.pads[2], n + case.pads[3]);
-    let a = random.numbers(a_rows * lda);
-    let b = random.numbers(b_rows * ldb);
-    let mut c = random.numbers(m * ldc);
+    let a = random.values(a_rows * lda);
+    let b = random.values(b_rows * ldb);
+    let mut c = random.values(m * ldc);
     for row in c.chunks_mut(ldc) {
         row[n..].fill(GAP);
     }
-    let bias = random.numbers(n);
-    let scale = random.numbers(n);
-    let factor = random.numbers(m * ldr);
-    let residual = random.numbers(m * ldr);
+    let bias = random.values(n);
+    let scale = random.values(n);
+    let factor = random.values(m * ldr);
+    let residual = random.values(m * ldr);
     let mut want = vec![0.0; m * ldc];
-    let mut slopes = vec![f64::from(GAP); if case.slope { m * ldc } else { 0 }];
+    let mut derivatives = vec![f64::from(GAP); if case.derivative { m * ldc } else { 0 }];
     for i in 0..m {
         for j in 0..ldc {
             want[i * ldc + j] = f64::from(c[i * ldc + j]);
@@ -100,15 +78,14 @@ fn check(case: &Case, random: &mut Random) {
                 };
                 sum += f64::from(x) * f64::from(y);
             }
-            sum *= f64::from(case.alpha);
             if case.accumulate {
                 sum += f64::from(c[i * ldc + j]);
             }
             if case.bias {
                 sum += f64::from(bias[j]);
             }
-            if case.slope {
-                slopes[i * ldc + j] = slope(case.activation, sum);
+            if case.derivative {
+                derivatives[i * ldc + j] = case.activation.map_or(1.0, |f| f.derivative(sum));
             }
             sum = activate(case.activation, sum);
             if case.scale {
@@ -123,7 +100,7 @@ fn check(case: &Case, random: &mut Random) {
             want[i * ldc + j] = sum;
         }
     }
-    want.extend(slopes);
+    want.extend(derivatives);
     let epilogue = Epilogue {
         bias: case.bias.then_some(&bias[..]),
         activation: case.activation,
@@ -132,10 +109,10 @@ fn check(case: &Case, random: &mut Random) {
         residual: case.residual.then_some((&residual[..], ldr)),
     };
     let what = format!(
-        "{m}x{n}x{k} {:?} {:?} {:?} alpha {} accumulate {}",
-        case.a_layout, case.b_layout, case.activation, case.alpha, case.accumulate
+        "{m}x{n}x{k} {:?} {:?} {:?} accumulate {}",
+        case.a_layout, case.b_layout, case.activation, case.accumulate
     );
-    let grown = case.alpha.abs().max(1.0) * largest(&scale) * if case.factor { largest(&factor) } else { 1.0 };
+    let grown = largest(&scale) * if case.factor { largest(&factor) } else { 1.0 };
     let tolerance = rounding(k) * f64::from(grown);
     let compute = |pool: &Pool, isa: Isa| {
         let mut packed = vec![f32::NAN; packed_len(isa, k, n)];
@@ -144,7 +121,7 @@ fn check(case: &Case, random: &mut Random) {
         pack_b_parallel(pool, isa, &b, case.b_layout, ldb, k, n, &mut parallel);
         assert_eq!(packed, parallel, "{what}");
         let mut out = c.clone();
-        let mut slope = vec![GAP; if case.slope { m * ldc } else { 0 }];
+        let mut derivative = vec![GAP; if case.derivative { m * ldc } else { 0 }];
         let mut workspace = vec![f32::NAN; gemm_workspace(isa, pool.threads(), m, n, k)];
         let product = Gemm {
             m,
@@ -156,13 +133,12 @@ fn check(case: &Case, random: &mut Random) {
             b: &packed,
             c: &mut out,
             ldc,
-            alpha: case.alpha,
             accumulate: case.accumulate,
             epilogue,
-            slope: case.slope.then_some(&mut slope[..]),
+            d_activation: case.derivative.then_some(&mut derivative[..]),
         };
         gemm(pool, isa, product, &mut workspace);
-        out.extend(slope);
+        out.extend(derivative);
         out
     };
     on_all(compute, |isa, got| {
@@ -170,6 +146,7 @@ fn check(case: &Case, random: &mut Random) {
     });
 }
 
+/// A dense product without an epilogue.
 fn plain(m: usize, n: usize, k: usize) -> Case {
     Case {
         m,
@@ -178,14 +155,13 @@ fn plain(m: usize, n: usize, k: usize) -> Case {
         a_layout: ALayout::RowMajor,
         b_layout: BLayout::RowsAreN,
         pads: [0; 4],
-        alpha: 1.0,
         accumulate: false,
         bias: false,
         activation: None,
         scale: false,
         factor: false,
         residual: false,
-        slope: false,
+        derivative: false,
     }
 }
 
@@ -212,14 +188,13 @@ fn random_shapes_layouts_and_epilogues_are_right() {
             a_layout: random.pick(&[ALayout::RowMajor, ALayout::Transposed]),
             b_layout: random.pick(&[BLayout::RowsAreN, BLayout::RowsAreK]),
             pads: [0; 4].map(|_| random.size(0, 1) * random.size(0, 19)),
-            alpha: random.pick(&[1.0, 0.25, -1.5]),
             accumulate: random.coin(),
             bias: random.coin(),
             activation: random.pick(&ACTIVATIONS),
             scale: random.coin(),
             factor: random.coin(),
             residual: random.coin(),
-            slope: random.coin(),
+            derivative: random.coin(),
         };
         check(&case, &mut random);
     }
@@ -232,15 +207,11 @@ fn sums_longer_than_a_cache_block_are_right() {
         let case =
             Case { bias: true, activation: Some(Activation::Gelu), residual: true, scale: true, ..plain(m, n, k) };
         check(&case, &mut random);
-        let case = Case { bias: true, activation: Some(Activation::Gelu), slope: true, factor: true, ..plain(m, n, k) };
+        let case =
+            Case { bias: true, activation: Some(Activation::Gelu), derivative: true, factor: true, ..plain(m, n, k) };
         check(&case, &mut random);
-        let case = Case {
-            a_layout: ALayout::Transposed,
-            b_layout: BLayout::RowsAreK,
-            accumulate: true,
-            alpha: 0.5,
-            ..plain(m, n, k)
-        };
+        let case =
+            Case { a_layout: ALayout::Transposed, b_layout: BLayout::RowsAreK, accumulate: true, ..plain(m, n, k) };
         check(&case, &mut random);
     }
 }
@@ -248,11 +219,11 @@ fn sums_longer_than_a_cache_block_are_right() {
 #[test]
 fn many_rows_are_right() {
     let mut random = Random(5);
-    // Rows of their own for each thread; several blocks of columns and of terms.
+    // Several row blocks for each thread, several column blocks, several blocks of k.
     for (m, n, k) in [(1601, 50, 33), (530, 300, 800), (513, 1, 1600)] {
         let case = Case { bias: true, activation: Some(Activation::Gelu), residual: true, ..plain(m, n, k) };
         check(&case, &mut random);
-        let case = Case { b_layout: BLayout::RowsAreK, accumulate: true, alpha: 0.5, slope: true, ..plain(m, n, k) };
+        let case = Case { b_layout: BLayout::RowsAreK, accumulate: true, derivative: true, ..plain(m, n, k) };
         check(&case, &mut random);
     }
 }
@@ -260,7 +231,7 @@ fn many_rows_are_right() {
 #[test]
 fn activations_alone_are_right_in_whole_and_partial_tiles() {
     let mut random = Random(11);
-    // Fewer terms than vectors of a tile, just as many, more than a cache block; rows and columns left over.
+    // Fewer terms than a tile has vectors, as many, several blocks of k; partial tiles in both directions.
     for (m, n, k) in [(8, 48, 1), (19, 100, 5), (33, 96, 24), (200, 150, 50), (26, 96, 1037)] {
         for activation in ACTIVATIONS {
             check(&Case { bias: true, activation, ..plain(m, n, k) }, &mut random);
@@ -282,29 +253,14 @@ fn transposed_rows_a_power_of_two_apart_are_right() {
 fn a_row_does_not_depend_on_the_rows_around_it() {
     let mut random = Random(4);
     let (m, n, k) = (21, 70, 600);
-    let a = random.numbers(m * k);
-    let b = random.numbers(n * k);
+    let a = random.values(m * k);
+    let b = random.values(n * k);
     let product = |pool: &Pool, isa: Isa, a: &[f32], m: usize| {
         let mut packed = vec![0.0; packed_len(isa, k, n)];
         pack_b(isa, &b, BLayout::RowsAreN, k, k, n, &mut packed);
         let mut c = vec![0.0; m * n];
         let mut workspace = vec![0.0; gemm_workspace(isa, pool.threads(), m, n, k)];
-        let one = Gemm {
-            m,
-            n,
-            k,
-            a,
-            lda: k,
-            a_layout: ALayout::RowMajor,
-            b: &packed,
-            c: &mut c,
-            ldc: n,
-            alpha: 1.0,
-            accumulate: false,
-            epilogue: Epilogue::default(),
-            slope: None,
-        };
-        gemm(pool, isa, one, &mut workspace);
+        gemm(pool, isa, Gemm::dense([m, n, k], a, &packed, &mut c), &mut workspace);
         c
     };
     let pool = Pool::new(2);
@@ -321,9 +277,9 @@ fn a_row_does_not_depend_on_the_rows_around_it() {
 fn nan_reaches_exactly_its_row() {
     let mut random = Random(5);
     let (m, n, k) = (9, 20, 30);
-    let mut a = random.numbers(m * k);
+    let mut a = random.values(m * k);
     a[4 * k + 7] = f32::NAN;
-    let b = random.numbers(n * k);
+    let b = random.values(n * k);
     for isa in Isa::available() {
         let pool = Pool::new(1);
         let mut packed = vec![0.0; packed_len(isa, k, n)];
@@ -331,22 +287,8 @@ fn nan_reaches_exactly_its_row() {
         for activation in ACTIVATIONS {
             let mut c = vec![0.0; m * n];
             let mut workspace = vec![0.0; gemm_workspace(isa, 1, m, n, k)];
-            let one = Gemm {
-                m,
-                n,
-                k,
-                a: &a,
-                lda: k,
-                a_layout: ALayout::RowMajor,
-                b: &packed,
-                c: &mut c,
-                ldc: n,
-                alpha: 1.0,
-                accumulate: false,
-                epilogue: Epilogue { activation, ..Epilogue::default() },
-                slope: None,
-            };
-            gemm(&pool, isa, one, &mut workspace);
+            let epilogue = Epilogue { activation, ..Epilogue::default() };
+            gemm(&pool, isa, Gemm { epilogue, ..Gemm::dense([m, n, k], &a, &packed, &mut c) }, &mut workspace);
             for (i, x) in c.iter().enumerate() {
                 assert_eq!(x.is_nan(), i / n == 4, "{isa} {activation:?} element {i}: {x}");
             }
@@ -359,7 +301,7 @@ fn batches_of_plain_matrices_are_right() {
     let mut random = Random(6);
     for round in 0..40 {
         let (batch, m, n, mut k) = (random.size(1, 9), random.size(1, 40), random.size(1, 130), random.size(1, 50));
-        // Sometimes more terms than are summed at once.
+        // Sometimes several blocks of k.
         if round % 8 == 0 {
             k += 1600;
         }
@@ -368,12 +310,12 @@ fn batches_of_plain_matrices_are_right() {
         let lda = if a_layout == ALayout::RowMajor { k } else { m };
         let ldb = if b_layout == BLayout::RowsAreN { k } else { n };
         let shared_b = round % 3 == 0;
-        let a = random.numbers(batch * m * k);
-        let b = random.numbers(if shared_b { 1 } else { batch } * n * k);
+        let a = random.values(batch * m * k);
+        let b = random.values(if shared_b { 1 } else { batch } * n * k);
         let b_batch_stride = if shared_b { 0 } else { n * k };
-        let factor = random.numbers(batch * m * n);
-        let residual = random.numbers(batch * m * n);
-        let bias = random.numbers(n);
+        let factor = random.values(batch * m * n);
+        let residual = random.values(batch * m * n);
+        let bias = random.values(n);
         let mut want = vec![0.0; batch * m * n];
         for s in 0..batch {
             for i in 0..m {
@@ -397,39 +339,27 @@ fn batches_of_plain_matrices_are_right() {
         }
         let compute = |pool: &Pool, isa: Isa| {
             let mut c = vec![GAP; batch * m * n];
-            // Of no activation: ones.
-            let mut slope = vec![GAP; batch * m * n];
+            // Without an activation the derivative is 1.
+            let mut derivative = vec![GAP; batch * m * n];
             let threads = pool.threads();
             let mut workspace = vec![f32::NAN; matmul_workspace(isa, threads, batch, m, n, k)];
             let products = Matmul {
                 batch,
-                m,
-                n,
-                k,
-                a: &a,
-                lda,
-                a_layout,
                 a_batch_stride: m * k,
-                b: &b,
-                ldb,
-                b_layout,
                 b_batch_stride,
-                c: &mut c,
-                ldc: n,
                 c_batch_stride: m * n,
-                alpha: 1.0,
-                accumulate: false,
                 epilogue: Epilogue {
                     bias: Some(&bias),
                     factor: Some((&factor, n)),
                     residual: Some((&residual, n)),
                     ..Epilogue::default()
                 },
-                slope: (round % 2 == 1).then_some(&mut slope[..]),
+                d_activation: (round % 2 == 1).then_some(&mut derivative[..]),
+                ..Matmul::single([m, n, k], (&a, lda, a_layout), (&b, ldb, b_layout), (&mut c, n))
             };
             matmul(pool, isa, products, &mut workspace);
             let expected = if round % 2 == 1 { 1.0 } else { GAP };
-            assert!(slope.iter().all(|&slope| slope == expected), "{isa} {batch} of {m}x{n}x{k}");
+            assert!(derivative.iter().all(|&derivative| derivative == expected), "{isa} {batch} of {m}x{n}x{k}");
             c
         };
         on_all(compute, |isa, got| {
@@ -446,20 +376,5 @@ fn a_short_result_is_refused() {
     let isa = Isa::Portable;
     let packed = vec![0.0; packed_len(isa, 1, 3)];
     let mut workspace = vec![0.0; gemm_workspace(isa, 1, 2, 3, 1)];
-    let one = Gemm {
-        m: 2,
-        n: 3,
-        k: 1,
-        a: &[0.0; 2],
-        lda: 1,
-        a_layout: ALayout::RowMajor,
-        b: &packed,
-        c: &mut [0.0; 5],
-        ldc: 3,
-        alpha: 1.0,
-        accumulate: false,
-        epilogue: Epilogue::default(),
-        slope: None,
-    };
-    gemm(&pool, isa, one, &mut workspace);
+    gemm(&pool, isa, Gemm::dense([2, 3, 1], &[0.0; 2], &packed, &mut [0.0; 5]), &mut workspace);
 }

@@ -2,31 +2,15 @@
 
 mod kernels_support;
 
-use kernels_support::Random;
+use kernels_support::{ACTIVATIONS, GAP, Random, activate, on_all_threads};
 use vit_cpu::activation::Activation;
 use vit_cpu::gemm::Epilogue;
-use vit_cpu::int8::{Gemm8, Path, gemm, pack, pack_parallel, packed_len, workspace};
+use vit_cpu::int8::{DotPath, Gemm8, gemm, pack, pack_parallel, packed_len, workspace};
 use vit_cpu::isa::Isa;
 use vit_cpu::pool::Pool;
 use vit_graph::quantise::{QuantisedRow, QuantisedWeights, quantise_row, quantise_weights};
 
-const GAP: f32 = -12345.0;
-
-const ACTIVATIONS: [Option<Activation>; 7] = [
-    None,
-    Some(Activation::Gelu),
-    Some(Activation::GeluTanh),
-    Some(Activation::Relu),
-    Some(Activation::Silu),
-    Some(Activation::Tanh),
-    Some(Activation::Sigmoid),
-];
-
-fn activate(activation: Option<Activation>, x: f64) -> f64 {
-    activation.map_or(x, |f| f.apply(x))
-}
-
-/// `f32` arithmetic and rounding of halves to even, written out a second time.
+/// A second implementation of `quantise_row`: `f32` arithmetic, halves rounded to even.
 fn define_row(x: &[f32]) -> QuantisedRow {
     if x.iter().any(|x| !x.is_finite()) {
         return QuantisedRow { scale: f32::NAN, zero: 0, values: vec![0; x.len()] };
@@ -85,21 +69,18 @@ fn plain(m: usize, n: usize, k: usize) -> Case {
 }
 
 fn check(case: &Case, random: &mut Random) {
-    let a = random.numbers(case.m * (case.k + case.pads[0]));
-    let w = random.numbers(case.n * case.k);
+    let a = random.values(case.m * (case.k + case.pads[0]));
+    let w = random.values(case.n * case.k);
     check_with(case, &a, &w, random);
 }
 
 /// Runs the case on every path and with 1, 2 and 3 threads.
 fn check_with(case: &Case, a: &[f32], w: &[f32], random: &mut Random) {
-    thread_local! {
-        static POOLS: [Pool; 3] = [Pool::new(1), Pool::new(2), Pool::new(3)];
-    }
     let &Case { m, n, k, activation, .. } = case;
     let (lda, ldc, ldr) = (k + case.pads[0], n + case.pads[1], n + case.pads[2]);
-    let bias = random.numbers(n);
-    let scale = random.numbers(n);
-    let residual = random.numbers(m * ldr);
+    let bias = random.values(n);
+    let scale = random.values(n);
+    let residual = random.values(m * ldr);
     let epilogue = Epilogue {
         bias: case.bias.then_some(&bias[..]),
         activation,
@@ -135,38 +116,33 @@ fn check_with(case: &Case, a: &[f32], w: &[f32], random: &mut Random) {
         }
     }
 
-    let compute = |pool: &Pool, path: Path| {
+    let compute = |pool: &Pool, path: DotPath| {
         let mut packed = vec![f32::NAN; packed_len(path, k, n)];
         pack(path, w, k, n, &mut packed);
         let mut parallel = vec![f32::NAN; packed.len()];
         pack_parallel(pool, path, w, k, n, &mut parallel);
         assert_eq!(bits(&packed), bits(&parallel), "{what}");
         let mut c = vec![GAP; m * ldc];
-        let mut room = vec![f32::NAN; workspace(path, pool.threads(), m, n, k)];
-        gemm(pool, path, Gemm8 { m, n, k, a, lda, b_packed: &packed, c: &mut c, ldc, epilogue }, &mut room);
+        let mut scratch = vec![f32::NAN; workspace(path, pool.threads(), m, n, k)];
+        gemm(pool, path, Gemm8 { m, n, k, a, lda, b_packed: &packed, c: &mut c, ldc, epilogue }, &mut scratch);
         c
     };
-    POOLS.with(|pools| {
-        let plainest = compute(&pools[0], Path::Portable);
-        for path in Path::available() {
-            let got = compute(&pools[0], path);
-            for pool in &pools[1..] {
-                assert_eq!(bits(&got), bits(&compute(pool, path)), "{path} {what}: {} threads", pool.threads());
-            }
-            // Without a transcendental function nothing is left to be rounded differently.
-            if activation.is_none() {
-                assert!(got.iter().zip(&plainest).all(|(&a, &b)| same(a, b)), "{path} {what}");
-            }
-            for (i, &got) in got.iter().enumerate() {
-                let (want, allowed) = (want[i], allowed[i]);
-                let off = (f64::from(got) - want).abs();
-                assert!(
-                    if (want as f32).is_finite() { off <= allowed } else { same(got, want as f32) },
-                    "{path} {what}: element {i} is {got}, expected {want}, off by {off:e} (allowed {allowed:e})"
-                );
-            }
+    let portable = compute(&Pool::new(1), DotPath::Portable);
+    for path in DotPath::available() {
+        let got = on_all_threads(format!("{path} {what}"), |pool| compute(pool, path));
+        // Without a transcendental function all paths round alike.
+        if activation.is_none() {
+            assert!(got.iter().zip(&portable).all(|(&a, &b)| same(a, b)), "{path} {what}");
         }
-    });
+        for (i, &got) in got.iter().enumerate() {
+            let (want, allowed) = (want[i], allowed[i]);
+            let off = (f64::from(got) - want).abs();
+            assert!(
+                if (want as f32).is_finite() { off <= allowed } else { same(got, want as f32) },
+                "{path} {what}: element {i} is {got}, expected {want}, off by {off:e} (allowed {allowed:e})"
+            );
+        }
+    }
 }
 
 fn same(a: f32, b: f32) -> bool {
@@ -221,13 +197,13 @@ fn long_sums_and_many_blocks_are_right() {
 
 #[test]
 fn products_as_large_as_they_can_be_are_exact() {
-    // Full range on both sides, where instructions that saturate would.
+    // The full range of both operands, where saturating instructions would saturate.
     let mut random = Random(4);
     let (m, n, k) = (9, 50, 515);
     for low in [-1.0, -0.5, 0.0] {
         let a: Vec<f32> = (0..m * k).map(|_| if random.coin() { low } else { low + 1.0 }).collect();
         for sign in [1.0, -1.0] {
-            let w: Vec<f32> = (0..n * k).map(|i| if i / k % 2 == 0 { sign } else { random.number() }).collect();
+            let w: Vec<f32> = (0..n * k).map(|i| if i / k % 2 == 0 { sign } else { random.value() }).collect();
             check_with(&plain(m, n, k), &a, &w, &mut random);
         }
     }
@@ -240,22 +216,22 @@ fn products_as_large_as_they_can_be_are_exact() {
 fn awkward_rows_and_channels_are_right() {
     let mut random = Random(5);
     let (m, n, k) = (12, 20, 77);
-    let mut a = random.numbers(m * k);
-    let mut w = random.numbers(n * k);
+    let mut a = random.values(m * k);
+    let mut w = random.values(n * k);
     a[..k].fill(0.0);
     a[k..2 * k].fill(-0.0);
     a[2 * k + 5] = 1e6;
     a[3 * k + 5] = -1e30;
     a[4 * k..5 * k].fill(3.25);
     a[5 * k..6 * k].fill(-3.25);
-    // The range of this one is more than the largest number.
+    // The range of this row exceeds the largest finite f32.
     a[6 * k] = f32::MAX;
     a[6 * k + 1] = -f32::MAX;
     for x in &mut a[7 * k..8 * k] {
         *x *= 1e-30;
     }
     a[8 * k..9 * k].fill(1e-40);
-    // 0, 0.5, 1, 1.5...: every second one is a half.
+    // 0, 0.5, 1, 1.5...: every second value is a tie.
     for (t, x) in a[9 * k..10 * k].iter_mut().enumerate() {
         *x = if t == 0 { 255.0 } else { t as f32 * 0.5 };
     }
@@ -276,8 +252,8 @@ fn not_a_number_reaches_exactly_its_row_or_channel() {
     let mut random = Random(6);
     let (m, n, k) = (11, 53, 70);
     for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let mut a = random.numbers(m * k);
-        let mut w = random.numbers(n * k);
+        let mut a = random.values(m * k);
+        let mut w = random.values(n * k);
         for t in [0, 13, 15, 16, 63, 69] {
             a[4 * k + t] = bad;
         }
@@ -293,19 +269,19 @@ fn not_a_number_reaches_exactly_its_row_or_channel() {
 fn a_row_does_not_depend_on_the_rows_around_it() {
     let mut random = Random(7);
     let (m, n, k) = (21, 70, 300);
-    let a = random.numbers(m * k);
-    let w = random.numbers(n * k);
-    let product = |path: Path, a: &[f32], m: usize| {
+    let a = random.values(m * k);
+    let w = random.values(n * k);
+    let product = |path: DotPath, a: &[f32], m: usize| {
         let mut packed = vec![0.0; packed_len(path, k, n)];
         pack(path, &w, k, n, &mut packed);
         let mut c = vec![0.0; m * n];
-        let mut room = vec![0.0; workspace(path, 1, m, n, k)];
+        let mut scratch = vec![0.0; workspace(path, 1, m, n, k)];
         let epilogue = Epilogue { activation: Some(Activation::Gelu), ..Epilogue::default() };
         let one = Gemm8 { m, n, k, a, lda: k, b_packed: &packed, c: &mut c, ldc: n, epilogue };
-        gemm(&Pool::new(1), path, one, &mut room);
+        gemm(&Pool::new(1), path, one, &mut scratch);
         c
     };
-    for path in Path::available() {
+    for path in DotPath::available() {
         let all = product(path, &a, m);
         for i in 0..m {
             assert_eq!(product(path, &a[i * k..][..k], 1), &all[i * n..][..n], "{path} row {i}");
@@ -314,14 +290,14 @@ fn a_row_does_not_depend_on_the_rows_around_it() {
 }
 
 #[test]
-fn quantised_numbers_are_near_the_originals() {
+fn quantised_values_are_near_the_originals() {
     let mut random = Random(8);
     for _ in 0..200 {
-        let x = random.numbers(50);
+        let x = random.values(50);
         let QuantisedRow { scale, zero, values } = quantise_row(&x);
         for (&x, &q) in x.iter().zip(&values) {
             let back = scale * (f32::from(q) - f32::from(zero));
-            // One step where the top of the range was cut off, half a step elsewhere.
+            // The error is at most one step where the top of the range was clamped, and half a step elsewhere.
             let most = if q == 255 { 1.001 } else { 0.501 };
             assert!((x - back).abs() <= most * scale, "{x} became {back}");
         }
@@ -336,10 +312,10 @@ fn quantised_numbers_are_near_the_originals() {
 #[test]
 fn nothing_to_compute_is_no_error() {
     let pool = Pool::new(2);
-    for path in Path::available() {
+    for path in DotPath::available() {
         for (m, n) in [(0, 5), (5, 0)] {
             let packed = vec![0.0; packed_len(path, 7, n)];
-            let mut room = vec![0.0; workspace(path, 2, m, n, 7)];
+            let mut scratch = vec![0.0; workspace(path, 2, m, n, 7)];
             let none = Gemm8 {
                 m,
                 n,
@@ -351,16 +327,16 @@ fn nothing_to_compute_is_no_error() {
                 ldc: n,
                 epilogue: Epilogue::default(),
             };
-            gemm(&pool, path, none, &mut room);
+            gemm(&pool, path, none, &mut scratch);
         }
-        // A sum of no terms leaves the epilogue.
+        // A sum without terms is the epilogue of 0.
         let mut packed = vec![f32::NAN; packed_len(path, 0, 3)];
         pack(path, &[], 0, 3, &mut packed);
         let mut c = [GAP; 6];
-        let mut room = vec![f32::NAN; workspace(path, 2, 2, 3, 0)];
+        let mut scratch = vec![f32::NAN; workspace(path, 2, 2, 3, 0)];
         let epilogue = Epilogue { bias: Some(&[1.0, 2.0, 3.0]), ..Epilogue::default() };
         let empty = Gemm8 { m: 2, n: 3, k: 0, a: &[], lda: 0, b_packed: &packed, c: &mut c, ldc: 3, epilogue };
-        gemm(&pool, path, empty, &mut room);
+        gemm(&pool, path, empty, &mut scratch);
         assert_eq!(c, [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
     }
 }
@@ -368,7 +344,7 @@ fn nothing_to_compute_is_no_error() {
 #[test]
 fn an_instruction_set_stands_for_its_fastest_path() {
     for isa in Isa::available() {
-        let path = Path::from(isa);
+        let path = DotPath::from(isa);
         assert!(path.is_available());
         assert_eq!(packed_len(isa, 30, 50), packed_len(path, 30, 50));
     }
@@ -377,7 +353,7 @@ fn an_instruction_set_stands_for_its_fastest_path() {
 #[test]
 #[should_panic(expected = "C: 5 elements for 2 x 3")]
 fn a_short_result_is_refused() {
-    let path = Path::Portable;
+    let path = DotPath::Portable;
     let one = Gemm8 {
         m: 2,
         n: 3,
@@ -395,5 +371,5 @@ fn a_short_result_is_refused() {
 #[test]
 #[should_panic(expected = "sums of 65537 terms")]
 fn sums_that_could_overflow_are_refused() {
-    packed_len(Path::Portable, 65537, 1);
+    packed_len(DotPath::Portable, 65537, 1);
 }

@@ -30,10 +30,10 @@ fn layer_norm_and_its_fused_addition_are_right() {
     for (case, (rows, dim)) in SHAPES.into_iter().enumerate() {
         // A one-pass variance would fail for a mean far from zero.
         let offset = if case % 2 == 0 { 50.0 } else { 0.0 };
-        let x: Vec<f32> = random.numbers(rows * dim).iter().map(|x| x + offset).collect();
-        let y = random.numbers(rows * dim);
-        let gamma = random.numbers(dim);
-        let beta = random.numbers(dim);
+        let x: Vec<f32> = random.values(rows * dim).iter().map(|x| x + offset).collect();
+        let y = random.values(rows * dim);
+        let gamma = random.values(dim);
+        let beta = random.values(dim);
         let eps = 1e-6;
         for affine in [false, true] {
             let (gamma, beta) = (affine.then_some(&gamma[..]), affine.then_some(&beta[..]));
@@ -100,10 +100,10 @@ fn layer_norm_and_its_fused_addition_are_right() {
 fn the_gradient_of_layer_norm_is_right() {
     let mut random = Random(22);
     for (rows, dim) in SHAPES {
-        let x = random.numbers(rows * dim);
-        let dy = random.numbers(rows * dim);
-        let weights = random.numbers(dim);
-        let residual_stream = random.numbers(rows * dim);
+        let x = random.values(rows * dim);
+        let dy = random.values(rows * dim);
+        let weights = random.values(dim);
+        let residual_stream = random.values(rows * dim);
         for (gamma, residual) in
             [(None, None), (Some(&weights[..]), Some(&residual_stream[..])), (Some(&weights[..]), None)]
         {
@@ -157,13 +157,13 @@ fn the_gradient_of_layer_norm_is_right() {
 fn softmax_and_its_gradient_are_right() {
     let mut random = Random(23);
     for (rows, dim) in SHAPES {
-        let mut x: Vec<f32> = random.numbers(rows * dim).iter().map(|x| x * 10.0).collect();
+        let mut x: Vec<f32> = random.values(rows * dim).iter().map(|x| x * 10.0).collect();
         for (i, x) in x.iter_mut().enumerate() {
             if i % dim > 0 && random.size(0, 9) == 0 {
                 *x = f32::NEG_INFINITY;
             }
         }
-        let dy = random.numbers(rows * dim);
+        let dy = random.values(rows * dim);
         let (mut y, mut dx) = (vec![], vec![]);
         for (row, dy) in wide(&x).chunks(dim).zip(wide(&dy).chunks(dim)) {
             let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -204,7 +204,7 @@ fn softmax_and_its_gradient_are_right() {
 fn column_sums_are_right() {
     let mut random = Random(24);
     for (rows, cols) in SHAPES {
-        let x = random.numbers(rows * cols);
+        let x = random.values(rows * cols);
         let mut want = vec![0.0; cols];
         for row in wide(&x).chunks(cols) {
             for (sum, x) in want.iter_mut().zip(row) {
@@ -276,7 +276,7 @@ fn activations_propagate_nan_and_have_limits_at_infinity() {
 fn every_length_is_handled() {
     let mut random = Random(25);
     for n in 0..70 {
-        let x = random.numbers(n);
+        let x = random.values(n);
         let want: Vec<f64> = x.iter().map(|&x| f64::from(x.max(0.0))).collect();
         let compute = |pool: &Pool, isa: Isa| {
             let mut y = vec![f32::NAN; n];

@@ -1,120 +1,127 @@
-//! A square of sums in the tile registers.
+//! The bf16x3 microkernel: 2 x 2 tile registers accumulate 32 x 32 sums.
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
-use super::bf16x3::PIECES;
-use super::tmul::Unit;
+use super::bf16x3::SPLITS;
+use super::tmul::Tmul;
 
-/// Rows and columns of the square.
-pub(crate) const SIDE: usize = 32;
-/// Terms of a step along both operands.
-pub(crate) const STEP: usize = 32;
-/// Bytes of a tile.
-pub(crate) const TILE: usize = 1024;
-/// Bytes of a step of an operand: two tiles of 16 rows or columns, one after the other, in pieces.
-pub(crate) const STEP_BYTES: usize = 2 * PIECES * TILE;
+/// Rows and columns of the accumulators.
+pub(crate) const ACC_SIDE: usize = 32;
+/// Terms that a tile register holds of each row or column.
+pub(crate) const K_STEP: usize = 32;
+/// Bytes of a tile register.
+pub(crate) const TILE_BYTES: usize = 1024;
+/// Bytes of a k step of an operand, `[2 tiles of 16 rows or columns][SPLITS][TILE_BYTES]`.
+pub(crate) const K_STEP_BYTES: usize = 2 * SPLITS * TILE_BYTES;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// What the vector units do while the matrix unit is busy.
-pub(crate) trait Chores {
-    /// Does a little; called twice in a step.
-    fn some(&mut self);
+/// Vector work that is interleaved with the TMUL instructions, which leave the vector units idle.
+pub(crate) trait Interleaved {
+    /// Does a small part of the work; called twice per k step.
+    ///
+    /// # Safety
+    /// The memory of the remaining work must be valid.
+    unsafe fn advance(&mut self);
 }
 
-/// Computes `steps` steps of a square of sums, which start as `start` in every row, and writes them to `sums`, rows `SIDE`
-/// numbers apart. In a step of A, which are rows, term i is beside term 16 + i; so it is in one of B, which are columns.
+/// Computes `k_steps` k steps of 32 x 32 sums, every row of which starts as `initial`, and writes them to `sums`, `[32][32]`.
+/// In each k step of A (rows) and of B (columns), term i is paired with term 16 + i.
 ///
 /// # Safety
-/// The steps must be readable, as must be `SIDE` numbers of the start; `SIDE` rows of the sums must be writable.
+/// The k steps of both operands and `ACC_SIDE` elements of `initial` must be readable, `ACC_SIDE` rows of the sums writable,
+/// and the memory of the interleaved work valid.
 #[inline(always)]
-pub(crate) unsafe fn product<U: Unit>(
-    unit: &mut U,
+pub(crate) unsafe fn microkernel_bf16x3<T: Tmul>(
+    tmul: &mut T,
     a: *const u8,
     b: *const u8,
-    steps: usize,
-    start: *const f32,
+    k_steps: usize,
+    initial: *const f32,
     sums: *mut f32,
-    chores: &mut impl Chores,
+    interleaved: &mut impl Interleaved,
 ) {
-    // SAFETY: the caller vouches for the operands and the sums.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        unit.begin_sums(start.cast());
-        for step in 0..steps {
-            // The next step comes to the first-level cache meanwhile: that of A, which starts again for the next square, and
-            // that of B, which goes on.
-            let next = if step + 1 < steps { step + 1 } else { 0 };
-            let mut soon = [a.wrapping_add(next * STEP_BYTES), b.wrapping_add((step + 1) * STEP_BYTES)];
-            let (a, b) = (Step(a.add(step * STEP_BYTES)), Step(b.add(step * STEP_BYTES)));
-            // From small products to large ones, each time with one operand as before.
-            a.load_rows(unit, 0);
-            b.load_columns(unit, 2);
-            multiply(unit, &mut soon[0]);
-            b.load_columns(unit, 1);
-            multiply(unit, &mut soon[0]);
-            chores.some();
-            a.load_rows(unit, 1);
-            multiply(unit, &mut soon[0]);
-            b.load_columns(unit, 0);
-            multiply(unit, &mut soon[1]);
-            chores.some();
-            a.load_rows(unit, 2);
-            multiply(unit, &mut soon[1]);
-            a.load_rows(unit, 0);
-            multiply(unit, &mut soon[1]);
+        tmul.load_accumulators(initial.cast());
+        for step in 0..k_steps {
+            // The prefetched step of A is the first one again at the end, for the next columns; that of B is always the next.
+            let next_a = if step + 1 < k_steps { step + 1 } else { 0 };
+            let mut next = [a.wrapping_add(next_a * K_STEP_BYTES), b.wrapping_add((step + 1) * K_STEP_BYTES)];
+            let (a, b) = (KStep(a.add(step * K_STEP_BYTES)), KStep(b.add(step * K_STEP_BYTES)));
+            // From the smallest products to the largest; consecutive ones share an operand.
+            a.load_rows(tmul, 0);
+            b.load_columns(tmul, 2);
+            multiply(tmul, &mut next[0]);
+            b.load_columns(tmul, 1);
+            multiply(tmul, &mut next[0]);
+            interleaved.advance();
+            a.load_rows(tmul, 1);
+            multiply(tmul, &mut next[0]);
+            b.load_columns(tmul, 0);
+            multiply(tmul, &mut next[1]);
+            interleaved.advance();
+            a.load_rows(tmul, 2);
+            multiply(tmul, &mut next[1]);
+            a.load_rows(tmul, 0);
+            multiply(tmul, &mut next[1]);
         }
-        unit.end_sums(sums.cast());
+        tmul.store_accumulators(sums.cast());
     }
 }
 
-/// A step of an operand.
+/// A k step of an operand.
 #[derive(Clone, Copy)]
-struct Step(*const u8);
+struct KStep(*const u8);
 
-impl Step {
+impl KStep {
+    /// Loads one bf16 part of the rows of A.
+    ///
     /// # Safety
-    /// The step must be readable.
+    /// The k step must be readable.
     #[inline(always)]
-    unsafe fn load_rows<U: Unit>(self, unit: &mut U, piece: usize) {
-        // SAFETY: the caller vouches for the step.
+    unsafe fn load_rows<T: Tmul>(self, tmul: &mut T, part: usize) {
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            unit.load::<4>(self.0.add(piece * TILE), 64);
-            unit.load::<5>(self.0.add((PIECES + piece) * TILE), 64);
+            tmul.tileloadd::<4>(self.0.add(part * TILE_BYTES), 64);
+            tmul.tileloadd::<5>(self.0.add((SPLITS + part) * TILE_BYTES), 64);
         }
     }
 
+    /// Loads one bf16 part of the columns of B.
+    ///
     /// # Safety
-    /// The step must be readable.
+    /// The k step must be readable.
     #[inline(always)]
-    unsafe fn load_columns<U: Unit>(self, unit: &mut U, piece: usize) {
-        // SAFETY: the caller vouches for the step.
+    unsafe fn load_columns<T: Tmul>(self, tmul: &mut T, part: usize) {
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            unit.load::<6>(self.0.add(piece * TILE), 64);
-            unit.load::<7>(self.0.add((PIECES + piece) * TILE), 64);
+            tmul.tileloadd::<6>(self.0.add(part * TILE_BYTES), 64);
+            tmul.tileloadd::<7>(self.0.add((SPLITS + part) * TILE_BYTES), 64);
         }
     }
 }
 
-/// Multiplies what is loaded, and asks for a third of an operand's next step.
+/// Multiplies the loaded tiles, and prefetches a third of an operand's next k step.
 #[inline(always)]
-fn multiply<U: Unit>(unit: &mut U, soon: &mut *const u8) {
-    ask(soon);
-    unit.multiply::<0, 4, 6>();
-    ask(soon);
-    unit.multiply::<1, 4, 7>();
-    ask(soon);
-    unit.multiply::<2, 5, 6>();
-    ask(soon);
-    unit.multiply::<3, 5, 7>();
+fn multiply<T: Tmul>(tmul: &mut T, next: &mut *const u8) {
+    prefetch_twelfth(next);
+    tmul.tdpbf16ps::<0, 4, 6>();
+    prefetch_twelfth(next);
+    tmul.tdpbf16ps::<1, 4, 7>();
+    prefetch_twelfth(next);
+    tmul.tdpbf16ps::<2, 5, 6>();
+    prefetch_twelfth(next);
+    tmul.tdpbf16ps::<3, 5, 7>();
 }
 
-/// Asks for a twelfth of a step, which need not be valid.
+/// Prefetches a twelfth of a k step; the address need not be valid.
 #[inline(always)]
-fn ask(soon: &mut *const u8) {
-    for _ in 0..STEP_BYTES / 12 / LINE {
+fn prefetch_twelfth(next: &mut *const u8) {
+    for _ in 0..K_STEP_BYTES / 12 / LINE {
         // SAFETY: a prefetch does not fault, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(soon.cast()) };
-        *soon = soon.wrapping_add(LINE);
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(next.cast()) };
+        *next = next.wrapping_add(LINE);
     }
 }

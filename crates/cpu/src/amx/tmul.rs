@@ -1,80 +1,83 @@
-//! The eight tile registers and what can be done with them.
+//! The eight tile registers and their instructions, under Intel's names.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;
 
-/// The matrix unit of one thread. Tiles 0 to 3 are sums: 0 and 1 of the upper rows, 2 and 3 of the lower ones. Tiles 4 and 5
-/// are the upper and the lower rows of A, 6 and 7 two times 16 columns of B.
-pub(crate) trait Unit {
-    /// Says how many rows there are, 1 to 32, before the sums begin.
-    fn configure(&mut self, rows: usize);
+/// Rows of a tile register, each of 64 bytes.
+pub(crate) const TILE_ROWS: usize = 16;
 
-    /// Reads a tile, the rows of which take 64 bytes each and are `stride` bytes apart.
+/// The tile registers and TMUL of one thread. Tiles 0 to 3 are accumulators of 2 x 2 tiles: 0 and 1 of the upper rows, 2 and
+/// 3 of the lower ones. Tiles 4 and 5 hold the upper and the lower rows of A, 6 and 7 the left and the right columns of B.
+pub(crate) trait Tmul {
+    /// LDTILECFG for 1 to 32 rows of A; must precede the loads.
+    fn ldtilecfg(&mut self, rows: usize);
+
+    /// Loads a tile, the rows of which are `stride` bytes apart.
     ///
     /// # Safety
     /// The rows must be readable.
-    unsafe fn load<const TILE: usize>(&mut self, from: *const u8, stride: usize);
+    unsafe fn tileloadd<const TILE: usize>(&mut self, from: *const u8, stride: usize);
 
-    /// Adds the products of A and B to the sums. A number of either is a pair of bfloat16.
-    fn multiply<const SUMS: usize, const A: usize, const B: usize>(&mut self);
+    /// `acc += A B` on pairs of bf16.
+    fn tdpbf16ps<const ACC: usize, const A: usize, const B: usize>(&mut self);
 
-    /// Adds the products of A and B to the sums. A number of A is four unsigned bytes, one of B four signed ones.
-    fn multiply_bytes<const SUMS: usize, const A: usize, const B: usize>(&mut self);
+    /// `acc += A B` on groups of four bytes, unsigned in A and signed in B.
+    fn tdpbusd<const ACC: usize, const A: usize, const B: usize>(&mut self);
 
-    /// Writes a tile.
+    /// Stores a tile, with rows `stride` bytes apart.
     ///
     /// # Safety
     /// The rows must be writable.
-    unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize);
+    unsafe fn tilestored<const TILE: usize>(&mut self, to: *mut u8, stride: usize);
 
-    /// Begins the sums of all rows with the same 32 numbers.
+    /// Sets every row of the accumulators to the same 32 elements.
     ///
     /// # Safety
-    /// The numbers must be readable.
+    /// The elements must be readable.
     #[inline(always)]
-    unsafe fn begin_sums(&mut self, start: *const u8) {
-        // SAFETY: the caller vouches for the memory.
+    unsafe fn load_accumulators(&mut self, initial: *const u8) {
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            self.load::<0>(start, 0);
-            self.load::<1>(start.add(64), 0);
-            self.load::<2>(start, 0);
-            self.load::<3>(start.add(64), 0);
+            self.tileloadd::<0>(initial, 0);
+            self.tileloadd::<1>(initial.add(64), 0);
+            self.tileloadd::<2>(initial, 0);
+            self.tileloadd::<3>(initial.add(64), 0);
         }
     }
 
-    /// Writes the sums, rows of 32 numbers without a gap.
+    /// Stores the accumulators as `[32][32]`.
     ///
     /// # Safety
     /// 32 rows must be writable.
     #[inline(always)]
-    unsafe fn end_sums(&mut self, to: *mut u8) {
+    unsafe fn store_accumulators(&mut self, to: *mut u8) {
         let stride = 2 * 64;
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            self.store::<0>(to, stride);
-            self.store::<1>(to.add(64), stride);
-            self.store::<2>(to.add(16 * stride), stride);
-            self.store::<3>(to.add(16 * stride + 64), stride);
+            self.tilestored::<0>(to, stride);
+            self.tilestored::<1>(to.add(64), stride);
+            self.tilestored::<2>(to.add(TILE_ROWS * stride), stride);
+            self.tilestored::<3>(to.add(TILE_ROWS * stride + 64), stride);
         }
     }
 }
 
-/// The rows of each tile. A tile has at least one: where there are no lower rows, what is in it does not matter.
+/// The rows of each tile for `rows` rows of A. LDTILECFG requires at least one; without lower rows its contents are unused.
 fn rows_of_tiles(rows: usize) -> [u8; 8] {
-    let [upper, lower] = [rows.min(16), rows.saturating_sub(16).max(1)].map(|rows| rows as u8);
-    [upper, upper, lower, lower, upper, lower, 16, 16]
+    let [upper, lower] = [rows.min(TILE_ROWS), rows.saturating_sub(TILE_ROWS).max(1)].map(|rows| rows as u8);
+    [upper, upper, lower, lower, upper, lower, TILE_ROWS as u8, TILE_ROWS as u8]
 }
 
-/// Proof that the machine has the unit, and that this process may use it.
+/// Proof that the machine has AMX, and that this process may use it.
 pub(crate) struct Amx {
-    /// The rows it is configured for; 0 if it is not.
+    /// The configured rows; 0 before the first configuration.
     rows: usize,
 }
 
 impl Amx {
     /// # Safety
-    /// [`is_available`] must have said yes, and a thread can have one of these at a time.
+    /// [`is_available`] must be true, and a thread must not have two of these at a time.
     pub unsafe fn new() -> Amx {
         Amx { rows: 0 }
     }
@@ -82,15 +85,15 @@ impl Amx {
 
 impl Drop for Amx {
     fn drop(&mut self) {
-        // What is in the tiles need not be kept when another thread gets this core.
-        // SAFETY: the instruction exists.
+        // Released tiles are not saved on a context switch.
+        // SAFETY: the machine has AMX.
         unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
 }
 
-/// What the instruction that configures the tiles reads.
+/// The memory operand of LDTILECFG.
 #[repr(C, align(64))]
-struct Configuration {
+struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -98,25 +101,25 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-// The state of the tiles lives from one of these blocks to the next, so they are not said to change them. The compiler has
-// no use for the registers itself.
-impl Unit for Amx {
+// Tiles keep their contents from one assembly block to the next, so the blocks do not declare them as clobbered; the compiler
+// does not use them itself.
+impl Tmul for Amx {
     #[inline(always)]
-    fn configure(&mut self, rows: usize) {
+    fn ldtilecfg(&mut self, rows: usize) {
         if self.rows == rows {
             return;
         }
         self.rows = rows;
-        let mut c = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        c.row_bytes[..8].fill(64);
-        c.rows[..8].copy_from_slice(&rows_of_tiles(rows));
-        // SAFETY: the configuration is one that the instruction accepts.
-        unsafe { asm!("ldtilecfg [{0}]", in(reg) &c, options(nostack, preserves_flags, readonly)) };
+        let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        config.row_bytes[..8].fill(64);
+        config.rows[..8].copy_from_slice(&rows_of_tiles(rows));
+        // SAFETY: the configuration is valid: palette 1, at most 16 rows of at most 64 bytes.
+        unsafe { asm!("ldtilecfg [{0}]", in(reg) &config, options(nostack, preserves_flags, readonly)) };
     }
 
     #[inline(always)]
-    unsafe fn load<const TILE: usize>(&mut self, from: *const u8, stride: usize) {
-        // SAFETY: the caller vouches for the memory.
+    unsafe fn tileloadd<const TILE: usize>(&mut self, from: *const u8, stride: usize) {
+        // SAFETY: guaranteed by the caller.
         unsafe {
             asm!("tileloadd tmm{tile}, [{from} + {stride}*1]", tile = const TILE, from = in(reg) from,
                 stride = in(reg) stride, options(nostack, preserves_flags, readonly));
@@ -124,26 +127,26 @@ impl Unit for Amx {
     }
 
     #[inline(always)]
-    fn multiply<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
-        // SAFETY: the shapes fit, as configured.
+    fn tdpbf16ps<const ACC: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: the configured shapes fit.
         unsafe {
-            asm!("tdpbf16ps tmm{sums}, tmm{a}, tmm{b}", sums = const SUMS, a = const A, b = const B,
+            asm!("tdpbf16ps tmm{acc}, tmm{a}, tmm{b}", acc = const ACC, a = const A, b = const B,
                 options(nomem, nostack, preserves_flags));
         }
     }
 
     #[inline(always)]
-    fn multiply_bytes<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
-        // SAFETY: the shapes fit, as configured.
+    fn tdpbusd<const ACC: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: the configured shapes fit.
         unsafe {
-            asm!("tdpbusd tmm{sums}, tmm{a}, tmm{b}", sums = const SUMS, a = const A, b = const B,
+            asm!("tdpbusd tmm{acc}, tmm{a}, tmm{b}", acc = const ACC, a = const A, b = const B,
                 options(nomem, nostack, preserves_flags));
         }
     }
 
     #[inline(always)]
-    unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize) {
-        // SAFETY: the caller vouches for the memory.
+    unsafe fn tilestored<const TILE: usize>(&mut self, to: *mut u8, stride: usize) {
+        // SAFETY: guaranteed by the caller.
         unsafe {
             asm!("tilestored [{to} + {stride}*1], tmm{tile}", tile = const TILE, to = in(reg) to,
                 stride = in(reg) stride, options(nostack, preserves_flags));
@@ -151,19 +154,19 @@ impl Unit for Amx {
     }
 }
 
-/// Whether the machine has the unit and the system lets this process use it, for which it must be asked once. From then on
-/// signal stacks of this process must have room for the tiles; if one has not, the answer is no.
+/// Whether the machine has AMX and the kernel permits this process to use it. Linux requires a request for that permission,
+/// and refuses it if a signal stack of the process has no room for the tiles.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| has_unit() && may_use())
+    *AVAILABLE.get_or_init(|| has_amx() && request_permission())
 }
 
-fn has_unit() -> bool {
+fn has_amx() -> bool {
     const BF16: u32 = 1 << 22;
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
     const ALL: u32 = BF16 | TILE | INT8;
-    // SAFETY: every x86-64 has the instruction. Newer compilers know that.
+    // SAFETY: every x86-64 machine has CPUID; newer compilers do not require the block.
     #[allow(unused_unsafe)]
     unsafe {
         __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & ALL == ALL
@@ -171,81 +174,81 @@ fn has_unit() -> bool {
 }
 
 #[cfg(target_os = "linux")]
-fn may_use() -> bool {
+fn request_permission() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
-    // SAFETY: the call asks for a permission and touches no memory of ours.
+    // SAFETY: the system call accesses no memory of this process.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn may_use() -> bool {
+fn request_permission() -> bool {
     false
 }
 
-/// The same in plain Rust, to test what uses it on machines without the unit.
+/// AMX in plain Rust, for tests on machines without it.
 #[cfg(test)]
-pub(crate) struct Emulated {
+pub(crate) struct EmulatedTmul {
     rows: [usize; 8],
-    tiles: [[[u32; 16]; 16]; 8],
+    tiles: [[[u32; 16]; TILE_ROWS]; 8],
 }
 
 #[cfg(test)]
-impl Emulated {
-    pub fn new() -> Emulated {
-        Emulated { rows: [0; 8], tiles: [[[0; 16]; 16]; 8] }
+impl EmulatedTmul {
+    pub fn new() -> EmulatedTmul {
+        EmulatedTmul { rows: [0; 8], tiles: [[[0; 16]; TILE_ROWS]; 8] }
     }
 }
 
 #[cfg(test)]
-impl Unit for Emulated {
-    fn configure(&mut self, rows: usize) {
+impl Tmul for EmulatedTmul {
+    fn ldtilecfg(&mut self, rows: usize) {
         assert!((1..=32).contains(&rows), "{rows} rows");
-        *self = Emulated { rows: rows_of_tiles(rows).map(usize::from), ..Emulated::new() };
+        *self = EmulatedTmul { rows: rows_of_tiles(rows).map(usize::from), ..EmulatedTmul::new() };
     }
 
-    unsafe fn load<const TILE: usize>(&mut self, from: *const u8, stride: usize) {
+    unsafe fn tileloadd<const TILE: usize>(&mut self, from: *const u8, stride: usize) {
         for row in 0..self.rows[TILE] {
-            // SAFETY: the caller vouches for the memory.
+            // SAFETY: guaranteed by the caller.
             self.tiles[TILE][row] = unsafe { from.add(row * stride).cast::<[u32; 16]>().read_unaligned() };
         }
     }
 
-    fn multiply<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
-        // Nothing that is less than a normal number goes in or comes out.
-        let normal = |x: f32| if x.is_subnormal() { 0.0 } else { x };
-        let number = |bits: u32| normal(f32::from_bits(bits));
-        for row in 0..self.rows[SUMS] {
+    fn tdpbf16ps<const ACC: usize, const A: usize, const B: usize>(&mut self) {
+        // Subnormal operands and results are flushed to zero.
+        let flushed = |x: f32| if x.is_subnormal() { 0.0 } else { x };
+        let operand = |bits: u32| flushed(f32::from_bits(bits));
+        for row in 0..self.rows[ACC] {
             for column in 0..16 {
-                // The terms of either half have a sum of their own.
+                // The lower and the upper bf16 of the pairs are summed apart.
                 let mut sums = [0f32; 2];
                 for k in 0..16 {
                     let (a, b) = (self.tiles[A][row][k], self.tiles[B][k][column]);
-                    sums[0] = normal(number(a << 16).mul_add(number(b << 16), sums[0]));
-                    sums[1] = normal(number(a & 0xFFFF_0000).mul_add(number(b & 0xFFFF_0000), sums[1]));
+                    sums[0] = flushed(operand(a << 16).mul_add(operand(b << 16), sums[0]));
+                    sums[1] = flushed(operand(a & 0xFFFF_0000).mul_add(operand(b & 0xFFFF_0000), sums[1]));
                 }
-                let sum = normal(number(self.tiles[SUMS][row][column]) + normal(sums[0] + sums[1]));
-                self.tiles[SUMS][row][column] = sum.to_bits();
+                let sum = flushed(operand(self.tiles[ACC][row][column]) + flushed(sums[0] + sums[1]));
+                self.tiles[ACC][row][column] = sum.to_bits();
             }
         }
     }
 
-    fn multiply_bytes<const SUMS: usize, const A: usize, const B: usize>(&mut self) {
-        for row in 0..self.rows[SUMS] {
+    fn tdpbusd<const ACC: usize, const A: usize, const B: usize>(&mut self) {
+        for row in 0..self.rows[ACC] {
             for column in 0..16 {
-                let mut sum = self.tiles[SUMS][row][column] as i32;
+                let mut sum = self.tiles[ACC][row][column] as i32;
                 for k in 0..16 {
                     let (a, b) = (self.tiles[A][row][k].to_le_bytes(), self.tiles[B][k][column].to_le_bytes());
                     sum += a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(b as i8)).sum::<i32>();
                 }
-                self.tiles[SUMS][row][column] = sum as u32;
+                self.tiles[ACC][row][column] = sum as u32;
             }
         }
     }
 
-    unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize) {
+    unsafe fn tilestored<const TILE: usize>(&mut self, to: *mut u8, stride: usize) {
         for row in 0..self.rows[TILE] {
-            // SAFETY: the caller vouches for the memory.
+            // SAFETY: guaranteed by the caller.
             unsafe { to.add(row * stride).cast::<[u32; 16]>().write_unaligned(self.tiles[TILE][row]) };
         }
     }

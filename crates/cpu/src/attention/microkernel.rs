@@ -4,7 +4,7 @@
 
 use super::exponentials::Exponentials;
 use super::packing::Panels;
-use crate::gemm::{Groups, Operands};
+use crate::gemm::{KLoop, MicroPanels};
 use crate::simd::{Kernel, MAX_TILE_ROWS, Simd};
 
 /// A product `A B` of `rows` rows, `columns` columns and `k` terms.
@@ -169,7 +169,7 @@ impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel
         // SAFETY: the tile is inside the product, whose pointers the caller of `multiply` guarantees.
         unsafe {
             let mut terms = TileTerms::new::<S>(product, position, VECTORS);
-            terms.add::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, product.k, &mut sums);
+            terms.run::<S, ROWS, VECTORS, TRANSPOSED, UNROLL>(s, product.k, &mut sums);
             store_tile(s, product, position, sums);
         }
     }
@@ -228,27 +228,27 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for PipelinedTile<'_, '_, R
             for _ in 0..count {
                 let mut row = exponentials.begin_row(s);
                 for _ in 0..vectors {
-                    terms.add::<S, ROWS, VECTORS, false, GROUP>(s, each, &mut sums);
+                    terms.run::<S, ROWS, VECTORS, false, UNROLL>(s, each, &mut sums);
                     row.advance(s);
                 }
                 exponentials.end_row(s, row);
             }
-            terms.add::<S, ROWS, VECTORS, false, GROUP>(s, product.k - count * vectors * each, &mut sums);
+            terms.run::<S, ROWS, VECTORS, false, UNROLL>(s, product.k - count * vectors * each, &mut sums);
             store_tile(s, product, position, sums);
         }
     }
 }
 
-/// Terms of a group, which shares one prefetch.
-const GROUP: usize = 2;
+/// Terms of an unrolled iteration of the loop over k, which has one prefetch.
+const UNROLL: usize = 2;
 
 /// The terms of a tile that are still to be added, and the prefetches between them.
 struct TileTerms<'a> {
-    operands: Operands,
+    panels: MicroPanels,
     out: *const f32,
     prefetch: &'a OutputPrefetch,
-    /// Groups added so far.
-    groups: usize,
+    /// Iterations of the loop over k so far.
+    iterations: usize,
 }
 
 impl<'a> TileTerms<'a> {
@@ -265,29 +265,22 @@ impl<'a> TileTerms<'a> {
             PanelSource::Rows(b, ldb) => (b.wrapping_add(column), ldb),
         };
         let out = out.wrapping_add(row * ldo + column);
-        TileTerms { operands: Operands::new(a, lda, b, ldb), out, prefetch, groups: 0 }
+        TileTerms { panels: MicroPanels::new(a, lda, b, ldb), out, prefetch, iterations: 0 }
     }
 }
 
-impl Groups for TileTerms<'_> {
+impl KLoop for TileTerms<'_> {
     #[inline(always)]
-    unsafe fn group<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const TERMS: usize>(
-        &mut self,
-        s: S,
-        sums: &mut [[S::V; VECTORS]; ROWS],
-    ) {
-        // SAFETY: the caller guarantees the operands; `last` is an index of `offsets`.
-        unsafe {
-            let offset = *self.prefetch.offsets.as_ptr().add(self.groups.min(self.prefetch.last));
-            s.prefetch(self.out.wrapping_add(offset));
-            self.groups += 1;
-            for term in 0..TERMS {
-                self.operands.add::<S, ROWS, VECTORS, TRANSPOSED>(s, term, sums);
-            }
-        }
-        if !TRANSPOSED {
-            self.operands.skip(TERMS);
-        }
+    fn panels(&mut self) -> &mut MicroPanels {
+        &mut self.panels
+    }
+
+    #[inline(always)]
+    fn prefetch_in_iteration<S: Simd>(&mut self, s: S) {
+        // SAFETY: `last` is an index of `offsets`.
+        let offset = unsafe { *self.prefetch.offsets.get_unchecked(self.iterations.min(self.prefetch.last)) };
+        s.prefetch(self.out.wrapping_add(offset));
+        self.iterations += 1;
     }
 }
 

@@ -1,30 +1,14 @@
-//! Depthwise convolution: every channel has a filter of its own, so channels are what vectors run along, and nothing is
-//! multiplied with the border.
+//! Depthwise convolution, vectorised along the channels. Taps on the padding are skipped.
 
-use super::{Epilogue, Geometry};
+use super::{ConvEpilogue, ConvGeometry};
 use crate::activation::{ActivationFn, with_activation};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::simd::{Kernel, Simd};
 use vit_graph::ops::ResidualAt;
 
-/// Neighbouring results that are computed together, so that a filter is loaded once for all of them.
-const TOGETHER: usize = 8;
-
-/// One row of the result.
-///
-/// Making one is a promise: image and filters are as long as the geometry says, `out`, bias and residual have a row.
-struct Depthwise<'a> {
-    geometry: &'a Geometry,
-    image: *const f32,
-    /// `[taps, channels]`.
-    weight: *const f32,
-    /// Which row.
-    row: usize,
-    bias: Option<*const f32>,
-    residual: Option<(ResidualAt, *const f32)>,
-    out: *mut f32,
-}
+/// Pixels of a register tile, which share the loads of the filters.
+const TILE_PIXELS: usize = 8;
 
 /// Convolves on the threads of the pool; a task is a row of the result.
 ///
@@ -33,10 +17,10 @@ struct Depthwise<'a> {
 pub(crate) fn depthwise(
     pool: &Pool,
     isa: Isa,
-    g: &Geometry,
+    g: &ConvGeometry,
     x: &[f32],
     weight: &[f32],
-    epilogue: Epilogue<'_>,
+    epilogue: ConvEpilogue<'_>,
     y: &mut [f32],
 ) {
     let ([oh, ow], [h, w, c]) = (g.output, g.image);
@@ -46,57 +30,62 @@ pub(crate) fn depthwise(
     assert!(epilogue.bias.is_none_or(|b| b.len() == c), "depthwise: bias of the wrong length");
     assert!(epilogue.residual.is_none_or(|(_, r)| r.len() == y.len()), "depthwise: residual of the wrong length");
     pool.run_chunks(y, (ow * c).max(1), &|line, out| {
-        let row = Depthwise {
-            geometry: g,
-            image: x[line / oh * h * w * c..].as_ptr(),
-            weight: weight.as_ptr(),
-            row: line % oh,
-            bias: epilogue.bias.map(<[f32]>::as_ptr),
-            residual: epilogue.residual.map(|(at, r)| (at, r[line * ow * c..].as_ptr())),
-            out: out.as_mut_ptr(),
-        };
-        with_activation!(epilogue.activation, f => isa.dispatch(Row { row, f }));
+        let image = &x[line / oh * h * w * c..][..h * w * c];
+        let (row, bias) = (line % oh, epilogue.bias);
+        let residual = epilogue.residual.map(|(at, r)| (at, &r[line * ow * c..][..ow * c]));
+        with_activation!(epilogue.activation, f => {
+            isa.dispatch(DepthwiseRow { geometry: g, image, weight, row, bias, residual, out, f });
+        });
     });
 }
 
-struct Row<'a, F> {
-    row: Depthwise<'a>,
+/// One row of the result, whose length `depthwise` has checked as those of the other slices.
+struct DepthwiseRow<'a, F> {
+    geometry: &'a ConvGeometry,
+    image: &'a [f32],
+    /// `[taps, channels]`.
+    weight: &'a [f32],
+    row: usize,
+    bias: Option<&'a [f32]>,
+    residual: Option<(ResidualAt, &'a [f32])>,
+    out: &'a mut [f32],
     f: F,
 }
 
-impl<F: ActivationFn> Kernel for Row<'_, F> {
+impl<F: ActivationFn> Kernel for DepthwiseRow<'_, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let g = self.row.geometry;
+    fn run<S: Simd>(mut self, s: S) {
+        let g = self.geometry;
         let ow = g.output[1];
         let (stride, [left, _]) = (g.stride[1], g.padding[1]);
         let reach = (g.kernel[1] - 1) * g.dilation[1];
         let mut x = 0;
         while x < ow {
-            // Neighbours whose filters all stay inside go together.
-            let inside = x * stride >= left && (x + TOGETHER - 1) * stride + reach < left + g.image[1];
-            if inside && x + TOGETHER <= ow {
-                self.results::<S, TOGETHER>(s, x);
-                x += TOGETHER;
+            // A full tile must not read padding on the left or on the right.
+            let inside = x * stride >= left && (x + TILE_PIXELS - 1) * stride + reach < left + g.image[1];
+            if inside && x + TILE_PIXELS <= ow {
+                self.tile::<S, TILE_PIXELS>(s, x);
+                x += TILE_PIXELS;
             } else {
-                self.results::<S, 1>(s, x);
+                self.tile::<S, 1>(s, x);
                 x += 1;
             }
         }
     }
 }
 
-impl<F: ActivationFn> Row<'_, F> {
-    /// `N` results from column `x` on.
+impl<F: ActivationFn> DepthwiseRow<'_, F> {
+    /// Computes `N` pixels from column `x` on.
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
-    fn results<S: Simd, const N: usize>(&self, s: S, x: usize) {
-        let Depthwise { geometry: g, image, weight, row, bias, residual, out } = &self.row;
+    fn tile<S: Simd, const N: usize>(&mut self, s: S, x: usize) {
+        let Self { geometry: g, row, bias, residual, .. } = *self;
+        let (image, weight, out) = (self.image.as_ptr(), self.weight.as_ptr(), self.out.as_mut_ptr());
         let ([h, w, channels], [kh, kw]) = (g.image, g.kernel);
         let [vertical, horizontal] = [(row * g.stride[0], 0, h), (x * g.stride[1], 1, w)].map(|(at, axis, extent)| {
-            // Taps that are inside the image: the first, and the one after the last.
+            // The range of taps inside the image.
             let (dilation, before) = (g.dilation[axis], g.padding[axis][0]);
             let first = before.saturating_sub(at).div_ceil(dilation);
             let end = (extent + before).saturating_sub(at).div_ceil(dilation);
@@ -108,10 +97,10 @@ impl<F: ActivationFn> Row<'_, F> {
         let mut c = 0;
         while c < channels {
             let n = channels - c;
-            // SAFETY: taps were limited to the image; rows of channels have n more numbers from c on.
+            // SAFETY: taps are limited to the image, pixels to the row, and every pixel has n more channels from c on.
             unsafe {
                 let bias = match bias {
-                    Some(bias) => s.load_up_to(bias.add(c), n),
+                    Some(bias) => s.load_up_to(bias.as_ptr().add(c), n),
                     None => s.splat(0.0),
                 };
                 let mut sums = [bias; N];
@@ -130,10 +119,10 @@ impl<F: ActivationFn> Row<'_, F> {
                     let at = (x + i) * channels + c;
                     let v = match residual {
                         Some((ResidualAt::BeforeActivation, r)) => {
-                            self.f.value(s, s.add(sums[i], s.load_up_to(r.add(at), n)))
+                            self.f.value(s, s.add(sums[i], s.load_up_to(r.as_ptr().add(at), n)))
                         }
                         Some((ResidualAt::AfterActivation, r)) => {
-                            s.add(self.f.value(s, sums[i]), s.load_up_to(r.add(at), n))
+                            s.add(self.f.value(s, sums[i]), s.load_up_to(r.as_ptr().add(at), n))
                         }
                         None => self.f.value(s, sums[i]),
                     };

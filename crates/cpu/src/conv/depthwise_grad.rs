@@ -1,19 +1,19 @@
-//! The gradients of depthwise convolution, along the channels as the convolution itself.
+//! The gradients of depthwise convolution, vectorised along the channels.
 
-use super::Geometry;
+use super::ConvGeometry;
 use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd};
 
-/// The gradient of the image from `dy` and the filters `[channels, taps]`; the workspace has room for the filters. A task
-/// is a row of the image.
+/// The gradient of the image from `dy` and the filters `[channels, taps]`; the workspace is as long as the filters. A task is
+/// a row of the image.
 ///
 /// # Panics
 /// If a slice does not fit the geometry.
 pub(crate) fn depthwise_grad_input(
     pool: &Pool,
     isa: Isa,
-    g: &Geometry,
+    g: &ConvGeometry,
     dy: &[f32],
     weight: &[f32],
     dx: &mut [f32],
@@ -33,11 +33,11 @@ pub(crate) fn depthwise_grad_input(
         dx.fill(0.0);
         let dy = &dy[line / h * oh * ow * c..][..oh * ow * c];
         for ky in 0..g.kernel[0] {
-            let Some(oy) = target(g, 0, line % h, ky) else { continue };
+            let Some(oy) = g.output_at(0, line % h, ky) else { continue };
             for x in 0..w {
                 let out = &mut dx[x * c..][..c];
                 for kx in 0..g.kernel[1] {
-                    let Some(ox) = target(g, 1, x, kx) else { continue };
+                    let Some(ox) = g.output_at(1, x, kx) else { continue };
                     let dy = &dy[(oy * ow + ox) * c..][..c];
                     isa.dispatch(AddProduct { a: dy, b: &filters[(ky * g.kernel[1] + kx) * c..][..c], out });
                 }
@@ -46,22 +46,16 @@ pub(crate) fn depthwise_grad_input(
     });
 }
 
-/// The row or column of the result that sees a pixel with this tap.
-fn target(g: &Geometry, axis: usize, at: usize, tap: usize) -> Option<usize> {
-    let reach = (at + g.padding[axis][0]).checked_sub(tap * g.dilation[axis])?;
-    let output = reach / g.stride[axis];
-    (reach.is_multiple_of(g.stride[axis]) && output < g.output[axis]).then_some(output)
-}
-
-/// Chunks of the result's rows, and rows in one: the shape alone decides.
-fn chunks(g: &Geometry) -> (usize, usize) {
+/// The number of chunks of the result's rows, and the rows of a chunk. The shape alone decides them, and with them the order
+/// of summation.
+fn chunks(g: &ConvGeometry) -> (usize, usize) {
     let rows = g.batch * g.output[0];
     let per_chunk = rows.div_ceil(32).max(4);
     (rows.div_ceil(per_chunk), per_chunk)
 }
 
-/// How many numbers of workspace [`depthwise_grad_weight`] needs: the filters' gradient from each chunk.
-pub(crate) fn depthwise_grad_weight_workspace(g: &Geometry) -> usize {
+/// Elements of workspace that [`depthwise_grad_weight`] needs: the partial gradient of each chunk.
+pub(crate) fn depthwise_grad_weight_workspace(g: &ConvGeometry) -> usize {
     chunks(g).0 * g.kernel[0] * g.kernel[1] * g.image[2]
 }
 
@@ -72,7 +66,7 @@ pub(crate) fn depthwise_grad_weight_workspace(g: &Geometry) -> usize {
 pub(crate) fn depthwise_grad_weight(
     pool: &Pool,
     isa: Isa,
-    g: &Geometry,
+    g: &ConvGeometry,
     dy: &[f32],
     x: &[f32],
     dw: &mut [f32],
@@ -87,20 +81,18 @@ pub(crate) fn depthwise_grad_weight(
     let partial = &mut workspace[..count * taps * c];
     let sums = DisjointMut::new(partial);
     pool.run(count, &|chunk| {
-        // SAFETY: chunks have sums of their own.
+        // SAFETY: the sums of different chunks do not overlap.
         let sums = unsafe { sums.slice(chunk * taps * c, taps * c) };
         sums.fill(0.0);
         for line in chunk * per_chunk..((chunk + 1) * per_chunk).min(g.batch * oh) {
             let (b, oy) = (line / oh, line % oh);
             for ky in 0..kh {
-                let y = (oy * g.stride[0] + ky * g.dilation[0]).checked_sub(g.padding[0][0]).filter(|&y| y < h);
-                let Some(y) = y else { continue };
+                let Some(y) = g.input_at(0, oy, ky) else { continue };
                 for kx in 0..kw {
                     let sums = &mut sums[(ky * kw + kx) * c..][..c];
                     for ox in 0..ow {
-                        let at = (ox * g.stride[1] + kx * g.dilation[1]).checked_sub(g.padding[1][0]);
-                        let Some(at) = at.filter(|&at| at < w) else { continue };
-                        let (a, b) = (&dy[(line * ow + ox) * c..][..c], &x[((b * h + y) * w + at) * c..][..c]);
+                        let Some(ix) = g.input_at(1, ox, kx) else { continue };
+                        let (a, b) = (&dy[(line * ow + ox) * c..][..c], &x[((b * h + y) * w + ix) * c..][..c]);
                         isa.dispatch(AddProduct { a, b, out: sums });
                     }
                 }
@@ -114,7 +106,7 @@ pub(crate) fn depthwise_grad_weight(
     }
 }
 
-/// `out += a · b`, channel by channel.
+/// `out += a * b`, element by element.
 struct AddProduct<'a> {
     a: &'a [f32],
     b: &'a [f32],
@@ -130,7 +122,7 @@ impl Kernel for AddProduct<'_> {
         let (a, b, out) = (self.a.as_ptr(), self.b.as_ptr(), self.out.as_mut_ptr());
         let mut i = 0;
         while i < n {
-            // SAFETY: all three have n numbers.
+            // SAFETY: all three slices have n elements.
             unsafe {
                 let (x, y) = (s.load_up_to(a.add(i), n - i), s.load_up_to(b.add(i), n - i));
                 s.store_up_to(out.add(i), s.mul_add(x, y, s.load_up_to(out.add(i), n - i)), n - i);

@@ -1,128 +1,342 @@
-//! A block of the result on one thread: pixels by filters, brought through the caches to a register tile.
+//! Convolution as implicit GEMM: a matrix product whose left-hand side, the im2col matrix, is never materialised. A row of
+//! that matrix is the receptive field of a pixel of the result, which lies in the padded image in a few contiguous segments,
+//! one for each row of the filters.
 
 use vit_graph::ops::ResidualAt;
 
-use crate::activation::{Activation, ActivationFn, with_activation};
+use super::{ConvEpilogue, ConvGeometry};
+use crate::gemm::{
+    Epilogue, LoopBody, MC, SumsToC, TaskGrid, TileBuffer, check_workspace, for_each_tile, kc, packed_len,
+};
+use crate::isa::Isa;
+use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
-/// Numbers that lie together.
+/// Contiguous elements of a receptive field, relative to its first.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Segment {
-    pub offset: usize,
-    pub len: usize,
+struct Segment {
+    offset: usize,
+    len: usize,
 }
 
-/// Some pixels of the result and some of its channels.
-///
-/// Making one is a promise: at every start all pieces are inside the image; the panels of `columns` filters are at
-/// `weight`; result, bias and residual have room for the block; and nobody else uses that part of the result.
-pub(super) struct Block<'a> {
-    pub image: *const f32,
-    pub starts: &'a [usize],
-    pub parts: &'a [(Vec<Segment>, usize)],
-    pub weight: *const f32,
-    pub terms: usize,
-    pub columns: usize,
-    pub c: *mut f32,
-    pub ldc: usize,
-    pub bias: Option<*const f32>,
-    pub activation: Option<Activation>,
-    pub residual: Option<(ResidualAt, *const f32)>,
+/// A block of k: the segments of a receptive field whose filters stay in the cache.
+struct SegmentBlock {
+    segments: Vec<Segment>,
+    /// The first term.
+    k_start: usize,
 }
 
-#[repr(C, align(64))]
-struct TileBuffer([f32; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]);
+/// A convolution with the addressing of its receptive fields.
+pub(crate) struct ImplicitGemm {
+    geometry: ConvGeometry,
+    blocks: Vec<SegmentBlock>,
+}
 
-impl Kernel for Block<'_> {
+impl ImplicitGemm {
+    /// # Panics
+    /// If the last receptive field is not inside the padded image.
+    pub fn new(geometry: ConvGeometry) -> Self {
+        let ConvGeometry { output, kernel, stride, dilation, .. } = geometry;
+        for axis in 0..2 {
+            let end = output[axis].saturating_sub(1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1;
+            assert!(end <= padded(&geometry)[axis], "conv: receptive fields up to {end} exceed the padded image");
+        }
+        let kc = kc(geometry.terms());
+        let mut blocks = vec![SegmentBlock { segments: Vec::new(), k_start: 0 }];
+        let (mut terms, mut block_terms) = (0, 0);
+        for mut segment in segments(&geometry) {
+            while segment.len > 0 {
+                if block_terms == kc {
+                    blocks.push(SegmentBlock { segments: Vec::new(), k_start: terms });
+                    block_terms = 0;
+                }
+                let len = segment.len.min(kc - block_terms);
+                if let Some(block) = blocks.last_mut() {
+                    block.segments.push(Segment { offset: segment.offset, len });
+                }
+                segment = Segment { offset: segment.offset + len, len: segment.len - len };
+                terms += len;
+                block_terms += len;
+            }
+        }
+        ImplicitGemm { geometry, blocks }
+    }
+
+    /// Elements of workspace that [`ImplicitGemm::run`] needs: the padded images.
+    pub fn workspace(&self) -> usize {
+        let g = &self.geometry;
+        let [height, width] = padded(g);
+        if is_padded(g) { g.batch * height * width * g.image[2] } else { 0 }
+    }
+
+    /// Convolves on the threads of the pool. `weight` is packed as [`crate::gemm`] packs that of a linear layer.
+    ///
+    /// # Panics
+    /// If a slice does not fit the geometry.
+    #[allow(clippy::too_many_arguments)]
+    pub fn run(
+        &self,
+        pool: &Pool,
+        isa: Isa,
+        x: &[f32],
+        weight: &[f32],
+        epilogue: ConvEpilogue<'_>,
+        y: &mut [f32],
+        workspace: &mut [f32],
+    ) {
+        let g = &self.geometry;
+        let (m, n, k) = (g.pixels(), g.filters, g.terms());
+        assert_eq!(x.len(), g.batch * g.image.iter().product::<usize>(), "conv: image of the wrong length");
+        assert_eq!(y.len(), m * n, "conv: result of the wrong length");
+        assert_eq!(weight.len(), packed_len(isa, k, n), "conv: packed filters for k={k} n={n}");
+        assert!(epilogue.bias.is_none_or(|b| b.len() == n), "conv: bias of the wrong length");
+        assert!(epilogue.residual.is_none_or(|(_, r)| r.len() == y.len()), "conv: residual of the wrong length");
+        check_workspace("conv", workspace.len(), self.workspace());
+        if m == 0 || n == 0 {
+            return;
+        }
+        let image = if is_padded(g) {
+            pad(pool, g, x, workspace);
+            &*workspace
+        } else {
+            x
+        };
+        let TaskGrid { rows, columns } = TaskGrid::new(isa, pool.threads(), m, n, false);
+        let c = DisjointMut::new(y);
+        pool.run(rows.parts * columns.parts, &|task| {
+            let (row, rows) = rows.part(task / columns.parts);
+            let (column, columns) = columns.part(task % columns.parts);
+            let mut pixels = [0; MC + MAX_TILE_ROWS];
+            for (i, pixel) in pixels[..rows].iter_mut().enumerate() {
+                *pixel = self.receptive_field(row + i);
+            }
+            let residual = |at: ResidualAt| {
+                epilogue.residual.filter(|(place, _)| *place == at).map(|(_, r)| (&r[row * n + column..], n))
+            };
+            let block = ConvBlock {
+                image: image.as_ptr(),
+                pixels: &pixels[..rows],
+                blocks: &self.blocks,
+                weight: weight[column * k..].as_ptr(),
+                k,
+                columns,
+                c: c.at(row * n + column),
+                ldc: n,
+                epilogue: Epilogue {
+                    bias: epilogue.bias.map(|b| &b[column..]),
+                    activation: epilogue.activation,
+                    residual: residual(ResidualAt::AfterActivation),
+                    ..Epilogue::default()
+                },
+                pre_activation: residual(ResidualAt::BeforeActivation),
+            };
+            // SAFETY: the checks above cover every block, receptive fields are inside the padded image, and blocks of the
+            // result do not overlap.
+            unsafe { block.run(isa) };
+        });
+    }
+
+    /// The offset of the receptive field of a pixel of the result in the padded images.
+    fn receptive_field(&self, pixel: usize) -> usize {
+        let g = &self.geometry;
+        let ([oh, ow], [height, width]) = (g.output, padded(g));
+        let (b, y, x) = (pixel / (oh * ow), pixel / ow % oh, pixel % ow);
+        ((b * height + y * g.stride[0]) * width + x * g.stride[1]) * g.image[2]
+    }
+}
+
+fn is_padded(g: &ConvGeometry) -> bool {
+    g.padding != [[0; 2]; 2]
+}
+
+/// Height and width of the padded image.
+fn padded(g: &ConvGeometry) -> [usize; 2] {
+    [0, 1].map(|axis| g.image[axis] + g.padding[axis][0] + g.padding[axis][1])
+}
+
+/// The segments of a receptive field: rows of the filters, or single taps if these are dilated.
+fn segments(g: &ConvGeometry) -> Vec<Segment> {
+    let ([_, width], channels, [kh, kw]) = (padded(g), g.image[2], g.kernel);
+    let row = |ky: usize| ky * g.dilation[0] * width * channels;
+    if g.dilation[1] == 1 {
+        return (0..kh).map(|ky| Segment { offset: row(ky), len: kw * channels }).collect();
+    }
+    let tap = |(ky, kx): (usize, usize)| Segment { offset: row(ky) + kx * g.dilation[1] * channels, len: channels };
+    (0..kh).flat_map(|ky| (0..kw).map(move |kx| (ky, kx))).map(tap).collect()
+}
+
+/// Copies images into a border of zeros.
+fn pad(pool: &Pool, g: &ConvGeometry, x: &[f32], padded_images: &mut [f32]) {
+    let ([height, width], [h, w, c], [[top, _], [left, _]]) = (padded(g), g.image, g.padding);
+    pool.run_chunks(padded_images, width * c, &|line, out| {
+        let (b, y) = (line / height, line % height);
+        match y.checked_sub(top).filter(|&y| y < h && b < g.batch) {
+            Some(y) => {
+                out[..left * c].fill(0.0);
+                out[left * c..][..w * c].copy_from_slice(&x[(b * h + y) * w * c..][..w * c]);
+                out[(left + w) * c..].fill(0.0);
+            }
+            None => out.fill(0.0),
+        }
+    });
+}
+
+/// Some pixels and some channels of the result.
+struct ConvBlock<'a> {
+    image: *const f32,
+    /// The offset of each pixel's receptive field.
+    pixels: &'a [usize],
+    blocks: &'a [SegmentBlock],
+    /// Packed panels of the filters.
+    weight: *const f32,
+    k: usize,
+    columns: usize,
+    c: *mut f32,
+    ldc: usize,
+    epilogue: Epilogue<'a>,
+    /// Added before the activation.
+    pre_activation: Option<(&'a [f32], usize)>,
+}
+
+impl ConvBlock<'_> {
+    /// Computes the block.
+    ///
+    /// # Safety
+    /// The receptive fields, the panels of `columns` filters and the operands of the epilogue must be readable, the part of
+    /// the result writable, and no other thread may access it.
+    unsafe fn run(self, isa: Isa) {
+        isa.dispatch(ConvMacrokernel(self));
+    }
+}
+
+struct ConvMacrokernel<'a>(ConvBlock<'a>);
+
+impl Kernel for ConvMacrokernel<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let width = S::TILE_VECTORS * S::LANES;
-        let mut buffer = TileBuffer([0.0; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]);
-        for (index, (pieces, first)) in self.parts.iter().enumerate() {
-            let last = index + 1 == self.parts.len();
-            let mut column = 0;
-            while column < self.columns {
-                let columns = width.min(self.columns - column);
-                let vectors = columns.div_ceil(S::LANES);
-                let mut row = 0;
-                while row < self.starts.len() {
-                    let rows = S::TILE_ROWS.min(self.starts.len() - row);
-                    // SAFETY: the promise of whoever made this covers the tile; rows that are not there repeat the last.
-                    unsafe {
-                        let mut pixels = [self.image; MAX_TILE_ROWS];
-                        for (r, pixel) in pixels.iter_mut().enumerate() {
-                            *pixel = self.image.add(self.starts[row + r.min(rows - 1)]);
-                        }
-                        let weight = self.weight.add(column * self.terms + first * width);
-                        tile(s, vectors, Tile { pixels, pieces, weight, out: buffer.0.as_mut_ptr() });
-                        let at = row * self.ldc + column;
-                        let finish = Finish {
-                            tile: buffer.0.as_ptr(),
-                            rows,
-                            columns,
-                            c: self.c.add(at),
-                            ldc: self.ldc,
-                            add: index > 0,
-                            bias: self.bias.filter(|_| last).map(|b| b.add(column)),
-                            residual: self.residual.filter(|_| last).map(|(place, r)| (place, r.add(at))),
-                        };
-                        let activation = if last { self.activation } else { None };
-                        with_activation!(activation, f => s.vectorize(FinishWith { finish, f }));
-                    }
-                    row += rows;
-                }
-                column += columns;
-            }
-        }
+        let block = self.0;
+        let (m, n, blocks) = (block.pixels.len(), block.columns, block.blocks.len());
+        let buffer = &mut TileBuffer::zeros();
+        let mut body = ConvBody { s, block, buffer, k_block: 0, column: 0, columns: 0 };
+        for_each_tile(m, n, blocks, S::TILE_VECTORS * S::LANES, &mut body);
     }
 }
 
-struct Tile<'a> {
-    pixels: [*const f32; MAX_TILE_ROWS],
-    pieces: &'a [Segment],
+/// The state of the loops. Its raw pointers are valid as [`ConvBlock::run`] requires.
+struct ConvBody<'a, 'b, S> {
+    s: S,
+    block: ConvBlock<'a>,
+    buffer: &'b mut TileBuffer,
+    k_block: usize,
+    column: usize,
+    columns: usize,
+}
+
+/// The bias of a convolution without one. Adding it is not omitted, since `-0.0 + 0.0` is `0.0`.
+static NO_BIAS: [f32; MAX_TILE_VECTORS * MAX_LANES] = [0.0; MAX_TILE_VECTORS * MAX_LANES];
+
+impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
+    #[inline(always)]
+    fn begin_k_block(&mut self, index: usize) {
+        self.k_block = index;
+    }
+
+    #[inline(always)]
+    fn begin_panel(&mut self, column: usize, columns: usize) {
+        (self.column, self.columns) = (column, columns);
+    }
+
+    #[inline(always)]
+    fn tiles(&mut self, row: usize) -> usize {
+        let ConvBlock { image, pixels, blocks, weight, k, c, ldc, epilogue, pre_activation, .. } = self.block;
+        let Self { s, column, columns, .. } = *self;
+        let nr = S::TILE_VECTORS * S::LANES;
+        let rows = S::TILE_ROWS.min(pixels.len() - row);
+        let SegmentBlock { segments, k_start } = &blocks[self.k_block];
+        let last = self.k_block + 1 == blocks.len();
+        let epilogue = if last {
+            let bias = epilogue.bias.map_or(&NO_BIAS[..], |bias| &bias[column..]);
+            Epilogue { bias: Some(bias), ..epilogue.part(row, column) }
+        } else {
+            Epilogue { bias: Some(&NO_BIAS), ..Epilogue::default() }
+        };
+        // SAFETY: the tile is inside the block, for which the caller of `ConvBlock::run` guarantees the memory. Rows after
+        // the last repeat it.
+        unsafe {
+            let mut fields = [image; MAX_TILE_ROWS];
+            for (r, field) in fields.iter_mut().enumerate() {
+                *field = image.add(pixels[row + r.min(rows - 1)]);
+            }
+            let out = self.buffer.0.as_mut_ptr();
+            let weight = weight.add(column * k + k_start * nr);
+            indirect_microkernel(s, columns.div_ceil(S::LANES), IndirectTile { fields, segments, weight, out });
+            let to_c = SumsToC {
+                sums: out,
+                stride: nr,
+                rows,
+                columns,
+                c: c.add(row * ldc + column),
+                ldc,
+                add_c: self.k_block > 0,
+                epilogue,
+                pre_activation: pre_activation.filter(|_| last).map(|(x, ld)| (&x[row * ld + column..], ld)),
+                d_activation: std::ptr::null_mut(),
+            };
+            to_c.store(s);
+        }
+        rows
+    }
+}
+
+/// A register tile whose rows of A are receptive fields.
+struct IndirectTile<'a> {
+    fields: [*const f32; MAX_TILE_ROWS],
+    segments: &'a [Segment],
     weight: *const f32,
     out: *mut f32,
 }
 
+/// Computes a full tile of sums, rows NR apart.
+///
 /// # Safety
-/// As for [`Block`]; `out` has room for a whole tile.
+/// The segments of every receptive field and their terms of the panel must be readable, and the tile writable.
 #[inline(always)]
-unsafe fn tile<S: Simd>(s: S, vectors: usize, tile: Tile<'_>) {
+unsafe fn indirect_microkernel<S: Simd>(s: S, vectors: usize, tile: IndirectTile<'_>) {
     match (S::TILE_ROWS, vectors) {
-        (4, 1) => s.vectorize(Sums::<4, 1>(tile)),
-        (4, _) => s.vectorize(Sums::<4, 2>(tile)),
-        (6, 1) => s.vectorize(Sums::<6, 1>(tile)),
-        (6, _) => s.vectorize(Sums::<6, 2>(tile)),
-        (_, 1) => s.vectorize(Sums::<8, 1>(tile)),
-        (_, 2) => s.vectorize(Sums::<8, 2>(tile)),
-        (_, _) => s.vectorize(Sums::<8, 3>(tile)),
+        (4, 1) => s.vectorize(IndirectMicrokernel::<4, 1>(tile)),
+        (4, _) => s.vectorize(IndirectMicrokernel::<4, 2>(tile)),
+        (6, 1) => s.vectorize(IndirectMicrokernel::<6, 1>(tile)),
+        (6, _) => s.vectorize(IndirectMicrokernel::<6, 2>(tile)),
+        (_, 1) => s.vectorize(IndirectMicrokernel::<8, 1>(tile)),
+        (_, 2) => s.vectorize(IndirectMicrokernel::<8, 2>(tile)),
+        (_, _) => s.vectorize(IndirectMicrokernel::<8, 3>(tile)),
     }
 }
 
-struct Sums<'a, const ROWS: usize, const VECTORS: usize>(Tile<'a>);
+struct IndirectMicrokernel<'a, const ROWS: usize, const VECTORS: usize>(IndirectTile<'a>);
 
-impl<const ROWS: usize, const VECTORS: usize> Kernel for Sums<'_, ROWS, VECTORS> {
+impl<const ROWS: usize, const VECTORS: usize> Kernel for IndirectMicrokernel<'_, ROWS, VECTORS> {
     type Output = ();
 
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
     fn run<S: Simd>(self, s: S) {
-        // Known at compile time: the shapes that do not exist for this instruction set cost no code.
+        // A compile-time condition: no code is generated for the shapes of other instruction sets.
         if ROWS != S::TILE_ROWS || VECTORS > S::TILE_VECTORS {
             unreachable!("a tile of another instruction set");
         }
-        let Tile { pixels, pieces, mut weight, out } = self.0;
+        let IndirectTile { fields, segments, mut weight, out } = self.0;
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
-        // SAFETY: whoever made the tile vouches for the pieces at every pixel, their terms of the panel, and the output.
+        // SAFETY: guaranteed by the caller of `indirect_microkernel`.
         unsafe {
-            for piece in pieces {
-                let mut row = [pixels[0]; ROWS];
+            for segment in segments {
+                let mut row = [fields[0]; ROWS];
                 for r in 0..ROWS {
-                    row[r] = pixels[r].add(piece.offset);
+                    row[r] = fields[r].add(segment.offset);
                 }
-                for i in 0..piece.len {
+                for i in 0..segment.len {
                     let mut filters = [s.splat(0.0); VECTORS];
                     for j in 0..VECTORS {
                         filters[j] = s.load(weight.add(j * S::LANES));
@@ -141,62 +355,6 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for Sums<'_, ROWS, VECTORS>
                     s.store(out.add((r * S::TILE_VECTORS + j) * S::LANES), sums[r][j]);
                 }
             }
-        }
-    }
-}
-
-/// Takes a finished tile to the result.
-struct Finish {
-    tile: *const f32,
-    rows: usize,
-    columns: usize,
-    c: *mut f32,
-    ldc: usize,
-    /// Whether the result holds the sum so far.
-    add: bool,
-    bias: Option<*const f32>,
-    residual: Option<(ResidualAt, *const f32)>,
-}
-
-struct FinishWith<F> {
-    finish: Finish,
-    f: F,
-}
-
-impl<F: ActivationFn> Kernel for FinishWith<F> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Finish { tile, rows, columns, c, ldc, add, bias, residual } = self.finish;
-        let width = S::TILE_VECTORS * S::LANES;
-        let mut column = 0;
-        while column < columns {
-            let n = columns - column;
-            // SAFETY: whoever made this vouches for `columns` of the tile, the result, bias and residual.
-            unsafe {
-                let bias = match bias {
-                    Some(bias) => s.load_up_to(bias.add(column), n),
-                    None => s.splat(0.0),
-                };
-                for row in 0..rows {
-                    let at = row * ldc + column;
-                    let mut x = s.load(tile.add(row * width + column));
-                    if add {
-                        x = s.add(x, s.load_up_to(c.add(at), n));
-                    }
-                    x = s.add(x, bias);
-                    x = match residual {
-                        Some((ResidualAt::BeforeActivation, r)) => {
-                            self.f.value(s, s.add(x, s.load_up_to(r.add(at), n)))
-                        }
-                        Some((ResidualAt::AfterActivation, r)) => s.add(self.f.value(s, x), s.load_up_to(r.add(at), n)),
-                        None => self.f.value(s, x),
-                    };
-                    s.store_up_to(c.add(at), x, n);
-                }
-            }
-            column += S::LANES;
         }
     }
 }

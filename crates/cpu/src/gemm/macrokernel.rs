@@ -1,259 +1,353 @@
-//! One block of C on one thread: the loops that bring A and B through the caches to the register tile.
-//! B comes packed, or is packed panel by panel on the way; A is read where it lies, except that a transposed one is
-//! copied if the caller gives room for it.
+//! A block of C on one thread: packing, the microkernel and the store of its tiles as the body of [`super::loops`].
+//! A is read in place, since a block of its rows stays in the second-level cache; only a transposed A may be packed.
 
+use super::epilogue::SumsToC;
+use super::loops::{LoopBody, for_each_tile, k_blocks, kc};
 use super::matmul::{ALIGN, aligned};
-use super::microkernel::{Finish, LINE, Lines, Soon, TileArgs, TileBuffer, TileRow, tile};
+use super::microkernel::{InitialRow, LINE, MicroTiles, PanelPrefetch, TileBuffer, TileLines, microkernel};
 use super::pack::copy_panel;
-use super::pipelined::{self, Pending};
+use super::pipelined::{DeferredTile, pipelined_tiles};
 use super::{ALayout, Epilogue};
+use crate::isa::Isa;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
-/// The most terms that are summed in registers before they go to C.
-const BLOCK_TERMS: usize = 768;
-
-/// The number of terms summed at a time: equal parts, decided by `k` alone.
-fn terms(k: usize) -> usize {
-    let blocks = k.div_ceil(BLOCK_TERMS).max(1);
-    k.div_ceil(blocks).next_multiple_of(8)
+/// Elements of scratch of a block of at most `rows` rows: a panel of B and all of A, both packed.
+pub(super) fn block_scratch(rows: usize, k: usize) -> usize {
+    packed_panel_len(k) + (rows + MAX_TILE_ROWS) * kc(k) + MAX_LANES + ALIGN
 }
 
-/// How many numbers of scratch a block of at most `rows` rows wants.
-pub(crate) fn block_scratch(rows: usize, k: usize) -> usize {
-    panel_room(k) + (rows + MAX_TILE_ROWS) * terms(k) + MAX_LANES + ALIGN
+/// Elements of a packed panel of B of one block of k.
+fn packed_panel_len(k: usize) -> usize {
+    kc(k) * MAX_TILE_VECTORS * MAX_LANES + ALIGN
 }
 
-/// Room for a part of a panel.
-fn panel_room(k: usize) -> usize {
-    terms(k) * MAX_TILE_VECTORS * MAX_LANES + ALIGN
+/// The right-hand side of a block.
+#[derive(Clone, Copy)]
+pub(super) enum BlockB {
+    /// Packed panels, `[panel][k][NR]`.
+    Packed(*const f32),
+    /// `[k, n]` and its row stride; every panel is packed into the scratch before its use.
+    RowMajor(*const f32, usize),
 }
 
-/// The product of some rows of A with some panels of B.
-///
-/// Making one is a promise: `m` x `k` of A, the panels of B and `m` x `n` of C and of the slope, if there is one, are
-/// valid, and nobody else uses these two.
-pub(crate) struct Block<'a> {
+/// The product of some rows of A and some columns of B.
+pub(super) struct GemmBlock<'a> {
     pub m: usize,
     pub n: usize,
     pub k: usize,
     pub a: *const f32,
     pub lda: usize,
     pub a_layout: ALayout,
-    /// Packed panels, the first of them that of column 0, or `[k, n]` as it is.
-    pub b: *const f32,
-    /// 0 if B is packed, else the distance of its rows; there must be scratch then.
-    pub ldb: usize,
+    pub b: BlockB,
     pub c: *mut f32,
     pub ldc: usize,
-    pub alpha: f32,
     pub accumulate: bool,
     pub epilogue: Epilogue<'a>,
-    /// Takes the slope of the activation, laid out as C; null if nobody wants it.
-    pub slope: *mut f32,
-    /// Empty, or as long as [`block_scratch`] says.
+    /// Receives the derivative of the activation, laid out as C; null if unused.
+    pub d_activation: *mut f32,
+    /// Empty (only if B is packed), or as long as [`block_scratch`] says.
     pub scratch: &'a mut [f32],
 }
 
-impl Kernel for Block<'_> {
+impl GemmBlock<'_> {
+    /// Computes the block.
+    ///
+    /// # Safety
+    /// `m` x `k` of A, `k` x `n` of B and the operands of the epilogue must be readable; `m` x `n` of C and, unless it is
+    /// null, of `d_activation` must be valid, and no other thread may access them.
+    pub unsafe fn run(self, isa: Isa) {
+        isa.dispatch(Macrokernel(self));
+    }
+}
+
+struct Macrokernel<'a>(GemmBlock<'a>);
+
+impl Kernel for Macrokernel<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let width = S::TILE_VECTORS * S::LANES;
-        let step = terms(self.k);
-        let mut buffer = TileBuffer([0.0; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]);
-        let mut pending = Pending {
-            sums: TileBuffer([0.0; MAX_TILE_ROWS * MAX_TILE_VECTORS * MAX_LANES]),
-            c: std::ptr::null_mut(),
-            slope: std::ptr::null_mut(),
-            ldc: self.ldc,
+    fn run<S: Simd>(self, s: S) {
+        let mut block = self.0;
+        let nr = S::TILE_VECTORS * S::LANES;
+        let needed = block_scratch(block.m, block.k);
+        let scratch = std::mem::take(&mut block.scratch);
+        let pack_b = matches!(block.b, BlockB::RowMajor(..));
+        assert!(!pack_b || scratch.len() >= needed, "packing B takes scratch");
+        // Tiles of narrow vectors use half of each cache line of a transposed A, and rows a power of two apart compete for
+        // the same cache sets; otherwise reading A in place again for every panel is cheaper. Packing changes no sum.
+        let strided = S::LANES < MAX_LANES || block.lda.is_multiple_of(1024);
+        let pack_a = block.a_layout == ALayout::Transposed && strided && block.n > 2 * nr && scratch.len() >= needed;
+        let panel = packed_panel_len(block.k);
+        let (b_scratch, a_scratch) = scratch.split_at_mut(if pack_b { panel } else { 0 });
+        let packed_b = if pack_b { aligned(b_scratch, panel - ALIGN).0.as_mut_ptr() } else { std::ptr::null_mut() };
+        let packed_a = if pack_a { Some(aligned(a_scratch, needed - panel - ALIGN).0) } else { None };
+        // Without an old C the sums start with the bias.
+        let initial_bias = if block.accumulate { None } else { block.epilogue.bias.take() };
+        let (m, n, blocks) = (block.m, block.n, k_blocks(block.k));
+        let mut body = GemmBody {
+            s,
+            block,
+            packed_a,
+            packed_b,
+            initial_bias,
+            initial: &mut InitialRow([0.0; MAX_TILE_VECTORS * MAX_LANES]),
+            buffer: &mut TileBuffer::zeros(),
+            deferred: &mut DeferredTile::none(),
+            lines: &mut TileLines::new(),
+            k_start: 0,
+            k_len: 0,
+            add_c: false,
+            epilogue: Epilogue::default(),
+            d_activation: std::ptr::null_mut(),
+            column: 0,
+            columns: 0,
+            store: TileStore::Buffered,
         };
-        let room = block_scratch(self.m, self.k);
-        // Where a tile takes half of each line of A that it touches, reading them again for every panel is cheap, unless
-        // rows a power of two apart compete for the same places in the cache. The copy changes no sum.
-        let scattered = S::LANES < MAX_LANES || self.lda.is_multiple_of(1024);
-        let copy =
-            self.a_layout == ALayout::Transposed && scattered && self.n > 2 * width && self.scratch.len() >= room;
-        let plain_b = self.ldb > 0;
-        assert!(!plain_b || self.scratch.len() >= room, "a plain B takes scratch");
-        let scratch = std::mem::take(&mut self.scratch);
-        let (panel, scratch) = scratch.split_at_mut(if plain_b { panel_room(self.k) } else { 0 });
-        let panel = if plain_b { aligned(panel, panel_room(self.k) - ALIGN).0 } else { panel };
-        let panel = panel.as_mut_ptr();
-        let copied = if copy { aligned(scratch, room - panel_room(self.k) - ALIGN).0 } else { &mut [] };
-        let mut lines = Lines::new();
-        // Where nothing else comes before it, the bias is what the sums start with.
-        let bias = if self.alpha == 1.0 && !self.accumulate { self.epilogue.bias.take() } else { None };
-        let mut bias_panel = TileRow([0.0; MAX_TILE_VECTORS * MAX_LANES]);
-        let mut start = 0;
-        loop {
-            let k = step.min(self.k - start);
-            let last = start + k == self.k;
-            let add = self.accumulate || start > 0;
-            let slope = if last { self.slope } else { std::ptr::null_mut() };
-            let epilogue = if last { Some(self.epilogue) } else { None };
-            let Epilogue { factor: times, residual: plus, .. } = epilogue.unwrap_or_default();
-            let slow = epilogue.is_some_and(|e| e.bias.is_some() || e.activation.is_some() || e.scale.is_some());
-            // Whether the tile can go straight to C.
-            let twice = add && (times.is_some() || plus.is_some());
-            let alone = self.alpha == 1.0 && !twice;
-            let simple = alone && !slow && slope.is_null();
-            // Whether it goes there through nothing but an activation.
-            let activation = epilogue.and_then(|e| e.activation);
-            let only_activation = alone
-                && activation.is_some()
-                && epilogue.is_some_and(|e| e.bias.is_none() && e.scale.is_none())
-                && times.is_none()
-                && plus.is_none()
-                && self.a_layout == ALayout::RowMajor;
-            if copy {
-                // SAFETY: the rows are those of A, and `copied` has room for them.
-                unsafe { copy_transposed(s, self.a.add(start * self.lda), self.lda, self.m, k, copied) };
-            }
-            let mut column = 0;
-            while column < self.n {
-                let columns = width.min(self.n - column);
-                let vectors = columns.div_ceil(S::LANES);
-                let whole = columns % S::LANES == 0;
-                let direct = simple && whole;
-                let in_place = !S::OVERLAP && only_activation && whole && slope.is_null();
-                lines.set(S::TILE_ROWS, columns, self.ldc);
-                bias_panel.0.fill(0.0);
-                if let (Some(bias), 0) = (bias, start) {
-                    bias_panel.0[..columns].copy_from_slice(&bias[column..][..columns]);
-                }
-                if plain_b {
-                    // SAFETY: these are rows of B, and the panel has room for them.
-                    unsafe { copy_panel(s, self.b.add(start * self.ldb + column), self.ldb, k, columns, panel) };
-                }
-                let mut row = 0;
-                while row < self.m {
-                    let rows = S::TILE_ROWS.min(self.m - row);
-                    let overlapped = S::OVERLAP && only_activation && rows == S::TILE_ROWS && columns == width;
-                    // What goes straight to C needs nobody between its tiles.
-                    let straight = direct || in_place || overlapped;
-                    let tiles = if straight { (self.m - row) / rows } else { 1 };
-                    // SAFETY: the block's own promise covers these tiles of it.
-                    unsafe {
-                        let (a, lda, a_step) = match self.a_layout {
-                            ALayout::RowMajor => (self.a.add(row * self.lda + start), self.lda, rows * self.lda),
-                            ALayout::Transposed if copy => (copied.as_ptr().add(row * k), S::TILE_ROWS, rows * k),
-                            ALayout::Transposed => (self.a.add(start * self.lda + row), self.lda, rows),
-                        };
-                        let c = self.c.add(row * self.ldc + column);
-                        let b = if plain_b { panel } else { self.b.add(column * self.k + start * width) };
-                        // A tile takes long enough for what comes after it to arrive from wherever it is: its part of
-                        // C, the next rows of A, and over the first tiles of a panel the panel after it.
-                        let part = |(x, ld): (&[f32], usize)| (x.as_ptr().wrapping_add(row * ld + column), ld);
-                        let nothing = (std::ptr::null(), 0);
-                        let (times, plus) = (times.map_or(nothing, part), plus.map_or(nothing, part));
-                        let slope = if slope.is_null() { slope } else { slope.add(row * self.ldc + column) };
-                        let mut later = [c.cast_const(); 2];
-                        for (x, ld) in [times, plus, (slope.cast_const(), self.ldc)] {
-                            if ld == self.ldc && !x.is_null() {
-                                later[1] = x;
-                            }
-                        }
-                        let before = row / S::TILE_ROWS;
-                        let (next, step, tile_step) = match plain_b {
-                            true => (self.b.wrapping_add(start * self.ldb + column + width), self.ldb, LINE),
-                            false => (b.wrapping_add(self.k * width), LINE, k * LINE),
-                        };
-                        let args = TileArgs {
-                            tiles,
-                            k,
-                            a,
-                            lda,
-                            a_step,
-                            fetch_a: column == 0 && self.a_layout == ALayout::RowMajor,
-                            b,
-                            start: bias_panel.0.as_ptr(),
-                            out: if straight { c } else { buffer.0.as_mut_ptr() },
-                            out_stride: if straight { self.ldc } else { width },
-                            times: if direct { times } else { nothing },
-                            plus: match straight {
-                                true if add => (c.cast_const(), self.ldc),
-                                true => plus,
-                                false => nothing,
-                            },
-                            soon: Soon {
-                                start: next.wrapping_add(before * tile_step),
-                                step,
-                                tile_step,
-                                tiles: (width / LINE).saturating_sub(before),
-                            },
-                            later,
-                            later_stride: self.ldc,
-                            lines: &lines,
-                        };
-                        if overlapped {
-                            pipelined::tiles(s, activation, &args, slope, &mut pending);
-                        } else {
-                            tile(s, rows, vectors, self.a_layout, &args);
-                        }
-                        if !straight {
-                            s.vectorize(Finish {
-                                tile: buffer.0.as_ptr(),
-                                stride: width,
-                                rows,
-                                columns,
-                                c,
-                                ldc: self.ldc,
-                                alpha: self.alpha,
-                                add,
-                                epilogue: epilogue.map(|e| e.part(row, column)),
-                                slope,
-                            });
-                        }
-                    }
-                    row += tiles * rows;
-                }
-                if in_place {
-                    // SAFETY: these are columns of the block.
-                    unsafe {
-                        let c = self.c.add(column);
-                        s.vectorize(Finish {
-                            tile: c,
-                            stride: self.ldc,
-                            rows: self.m,
-                            columns,
-                            c,
-                            ldc: self.ldc,
-                            alpha: 1.0,
-                            add: false,
-                            epilogue: epilogue.map(|e| e.part(0, column)),
-                            slope: std::ptr::null_mut(),
-                        });
-                    }
-                }
-                column += columns;
-            }
-            // SAFETY: the pending tile is one of this block.
-            unsafe { pipelined::finish(s, activation, &mut pending) };
-            start += k;
-            if last {
-                break;
-            }
+        for_each_tile(m, n, blocks, nr, &mut body);
+    }
+}
+
+/// How a register tile reaches C.
+#[derive(Clone, Copy, PartialEq)]
+enum TileStore {
+    /// The microkernel multiplies by the factor, adds the old C or the residual, and stores.
+    Direct,
+    /// The microkernel stores the sums to C, and one pass over the panel, which is still in the cache, applies the activation.
+    PanelActivation,
+    /// As [`super::pipelined`] does it, for full tiles.
+    Pipelined,
+    /// The microkernel stores the sums to a buffer, from which [`SumsToC`] takes them through the epilogue.
+    Buffered,
+}
+
+impl TileStore {
+    /// The fastest way for a panel. `add_c` says that C holds the sums of other blocks of k.
+    #[inline(always)]
+    fn choose<S: Simd>(
+        epilogue: &Epilogue<'_>,
+        add_c: bool,
+        derivative: bool,
+        layout: ALayout,
+        columns: usize,
+    ) -> TileStore {
+        let whole_vectors = columns % S::LANES == 0;
+        let by_column = epilogue.bias.is_some() || epilogue.scale.is_some();
+        let by_element = epilogue.factor.is_some() || epilogue.residual.is_some();
+        if epilogue.activation.is_none() {
+            // The microkernel has one addend, which is C or the residual.
+            let direct = whole_vectors && !by_column && !derivative && !(add_c && by_element);
+            return if direct { TileStore::Direct } else { TileStore::Buffered };
+        }
+        if by_column || by_element || layout == ALayout::Transposed {
+            TileStore::Buffered
+        } else if S::OVERLAP {
+            let full = columns == S::TILE_VECTORS * S::LANES;
+            if full { TileStore::Pipelined } else { TileStore::Buffered }
+        } else if whole_vectors && !derivative {
+            TileStore::PanelActivation
+        } else {
+            TileStore::Buffered
         }
     }
 }
 
-/// Copies `k` rows of `m` numbers so that the columns of each tile are together: `[tile][k][tile rows]`.
+/// No operand.
+const NONE: (*const f32, usize) = (std::ptr::null(), 0);
+
+/// The state of the loops. Its raw pointers are valid as [`GemmBlock::run`] requires.
+struct GemmBody<'a, 'b, S> {
+    s: S,
+    /// Without the bias if that is in the initial sums.
+    block: GemmBlock<'a>,
+    /// Room for a block of a transposed A, `[tile][k][MR]`, if it is packed.
+    packed_a: Option<&'a mut [f32]>,
+    /// Room for a panel of B if it is packed here.
+    packed_b: *mut f32,
+    initial_bias: Option<&'a [f32]>,
+    initial: &'b mut InitialRow,
+    buffer: &'b mut TileBuffer,
+    deferred: &'b mut DeferredTile,
+    lines: &'b mut TileLines,
+    // Of the block of k:
+    k_start: usize,
+    k_len: usize,
+    add_c: bool,
+    /// Nothing, but in the last block.
+    epilogue: Epilogue<'a>,
+    d_activation: *mut f32,
+    // Of the panel:
+    column: usize,
+    columns: usize,
+    store: TileStore,
+}
+
+impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
+    #[inline(always)]
+    fn begin_k_block(&mut self, index: usize) {
+        let GemmBlock { m, k, a, lda, .. } = self.block;
+        self.k_start = index * kc(k);
+        self.k_len = kc(k).min(k - self.k_start);
+        self.add_c = self.block.accumulate || index > 0;
+        if self.k_start + self.k_len == k {
+            (self.epilogue, self.d_activation) = (self.block.epilogue, self.block.d_activation);
+        }
+        if let Some(packed) = &mut self.packed_a {
+            // SAFETY: the rows are those of A, and the scratch holds them.
+            unsafe { pack_transposed_a(self.s, a.add(self.k_start * lda), lda, m, self.k_len, packed) };
+        }
+    }
+
+    #[inline(always)]
+    fn begin_panel(&mut self, column: usize, columns: usize) {
+        (self.column, self.columns) = (column, columns);
+        let derivative = !self.d_activation.is_null();
+        self.store = TileStore::choose::<S>(&self.epilogue, self.add_c, derivative, self.block.a_layout, columns);
+        self.lines.set(S::TILE_ROWS, columns, self.block.ldc);
+        self.initial.0.fill(0.0);
+        if let (Some(bias), 0) = (self.initial_bias, self.k_start) {
+            self.initial.0[..columns].copy_from_slice(&bias[column..][..columns]);
+        }
+        if let BlockB::RowMajor(b, ldb) = self.block.b {
+            // SAFETY: these are rows of B, and the scratch holds a panel.
+            unsafe {
+                copy_panel(self.s, b.add(self.k_start * ldb + column), ldb, self.k_len, columns, self.packed_b);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn tiles(&mut self, row: usize) -> usize {
+        let GemmBlock { m, k, a, lda, a_layout, ldc, .. } = self.block;
+        let Self { s, k_start, k_len, column, columns, add_c, .. } = *self;
+        let nr = S::TILE_VECTORS * S::LANES;
+        let rows = S::TILE_ROWS.min(m - row);
+        let store = match self.store {
+            TileStore::Pipelined if rows < S::TILE_ROWS => TileStore::Buffered,
+            store => store,
+        };
+        let tiles = if store == TileStore::Buffered { 1 } else { (m - row) / rows };
+        let at = row * ldc + column;
+        // SAFETY: these tiles are inside the block, for which the caller of `GemmBlock::run` guarantees the memory.
+        unsafe {
+            let (a, lda, a_stride) = match (a_layout, &self.packed_a) {
+                (ALayout::RowMajor, _) => (a.add(row * lda + k_start), lda, rows * lda),
+                (ALayout::Transposed, Some(packed)) => (packed.as_ptr().add(row * k_len), S::TILE_ROWS, rows * k_len),
+                (ALayout::Transposed, None) => (a.add(k_start * lda + row), lda, rows),
+            };
+            // Over the first tiles of a panel the next panel comes to the cache.
+            let earlier_tiles = row / S::TILE_ROWS;
+            let (b, next_b, line_stride, tile_stride) = match self.block.b {
+                BlockB::Packed(b) => {
+                    let b = b.add(column * k + k_start * nr);
+                    (b, b.wrapping_add(k * nr), LINE, k_len * LINE)
+                }
+                BlockB::RowMajor(b, ldb) => {
+                    (self.packed_b.cast_const(), b.wrapping_add(k_start * ldb + column + nr), ldb, LINE)
+                }
+            };
+            let c = self.block.c.add(at);
+            let part = |(x, ld): (&[f32], usize)| (x.as_ptr().wrapping_add(row * ld + column), ld);
+            let (factor, residual) =
+                (self.epilogue.factor.map_or(NONE, part), self.epilogue.residual.map_or(NONE, part));
+            let d_activation = if self.d_activation.is_null() { self.d_activation } else { self.d_activation.add(at) };
+            let mut prefetch_c = [c.cast_const(); 2];
+            for (x, ld) in [factor, residual, (d_activation.cast_const(), ldc)] {
+                if ld == ldc && !x.is_null() {
+                    prefetch_c[1] = x;
+                }
+            }
+            let (out, out_stride, factor, addend) = match store {
+                TileStore::Buffered => (self.buffer.0.as_mut_ptr(), nr, NONE, NONE),
+                _ if add_c => (c, ldc, factor, (c.cast_const(), ldc)),
+                _ => (c, ldc, factor, residual),
+            };
+            let args = MicroTiles {
+                tiles,
+                k: k_len,
+                a,
+                lda,
+                a_stride,
+                // Later panels find the rows in the cache.
+                prefetch_a: column == 0 && a_layout == ALayout::RowMajor,
+                b,
+                initial: self.initial.0.as_ptr(),
+                out,
+                out_stride,
+                factor,
+                addend,
+                prefetch_b: PanelPrefetch {
+                    start: next_b.wrapping_add(earlier_tiles * tile_stride),
+                    line_stride,
+                    tile_stride,
+                    tiles: (nr / LINE).saturating_sub(earlier_tiles),
+                },
+                prefetch_c,
+                ldc,
+                lines: self.lines,
+            };
+            if store == TileStore::Pipelined {
+                pipelined_tiles(s, self.epilogue.activation, &args, d_activation, self.deferred);
+            } else {
+                microkernel(s, rows, columns.div_ceil(S::LANES), a_layout, &args);
+            }
+            if store == TileStore::Buffered {
+                let epilogue = self.epilogue.part(row, column);
+                let (sums, stride, pre_activation) = (out, nr, None);
+                SumsToC { sums, stride, rows, columns, c, ldc, add_c, epilogue, pre_activation, d_activation }.store(s);
+            }
+        }
+        tiles * rows
+    }
+
+    #[inline(always)]
+    fn end_panel(&mut self) {
+        if self.store != TileStore::PanelActivation {
+            return;
+        }
+        let Self { s, column, columns, .. } = *self;
+        let GemmBlock { m: rows, ldc, .. } = self.block;
+        // SAFETY: these are columns of the block.
+        unsafe {
+            let c = self.block.c.add(column);
+            let to_c = SumsToC {
+                sums: c,
+                stride: ldc,
+                rows,
+                columns,
+                c,
+                ldc,
+                add_c: false,
+                epilogue: self.epilogue.part(0, column),
+                pre_activation: None,
+                d_activation: std::ptr::null_mut(),
+            };
+            to_c.store(s);
+        }
+    }
+
+    #[inline(always)]
+    fn end_k_block(&mut self) {
+        // SAFETY: the deferred tile is one of the block.
+        unsafe { self.deferred.flush(self.s, self.epilogue.activation) };
+    }
+}
+
+/// Packs `k` rows of `m` elements as `[tile][k][MR]`.
 ///
 /// # Safety
-/// The rows must be readable, and `to` as long as [`block_scratch`] says, less what aligns it.
+/// The rows must be readable, and `packed` as long as [`block_scratch`] says, less what aligns it.
 #[inline(always)]
-unsafe fn copy_transposed<S: Simd>(s: S, a: *const f32, lda: usize, m: usize, k: usize, to: &mut [f32]) {
-    debug_assert!(to.len() >= m.next_multiple_of(S::TILE_ROWS) * k + S::LANES);
-    let to = to.as_mut_ptr();
+unsafe fn pack_transposed_a<S: Simd>(s: S, a: *const f32, lda: usize, m: usize, k: usize, packed: &mut [f32]) {
+    debug_assert!(packed.len() >= m.next_multiple_of(S::TILE_ROWS) * k + S::LANES);
+    let to = packed.as_mut_ptr();
     let mut row = 0;
     while row < m {
         let rows = S::TILE_ROWS.min(m - row);
         for i in 0..k {
             let mut r = 0;
             while r < rows {
-                // SAFETY: reads stay below m. A write may go past the tile's row, by less than a vector: into what is
-                // written next, or into the room kept at the end.
+                // SAFETY: reads stay below m. A store may exceed the tile's row by less than a vector: the next store
+                // overwrites that, and the last has room for it.
                 unsafe {
                     let v = s.load_up_to(a.add(i * lda + row + r), rows - r);
                     s.store(to.add(row * k + i * S::TILE_ROWS + r), v);

@@ -1,9 +1,9 @@
-//! Products of two plain matrices, or of many pairs: B is packed into the workspace on the way.
-//! The two products of a linear layer's gradient are of this kind, and the batched products of models.
+//! Batched products of matrices that are not packed; B is packed into the workspace.
 
+use super::pack::{PackPanels, pack_panels};
 use super::{
-    ALayout, BLayout, Block, Epilogue, FEWEST_ROWS, Gemm, PackPanels, block_scratch, blocks, check_a, check_matrix,
-    check_workspace, gemm_workspace, on_matrix_unit, pack_b_parallel, packed_len,
+    ALayout, AMX_MIN_ROWS, BLayout, BlockB, Epilogue, Gemm, GemmBlock, block_scratch, check_a, check_matrix,
+    check_workspace, gemm_workspace, pack_b_parallel, packed_len, run_tasks, uses_amx,
 };
 use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
@@ -12,7 +12,7 @@ use crate::simd::MAX_TILE_ROWS;
 /// `batch` products `C = epilogue(A B)` of matrices that are not packed.
 #[derive(Debug)]
 pub struct Matmul<'a> {
-    /// How many products.
+    /// Number of products.
     pub batch: usize,
     /// Rows of C.
     pub m: usize,
@@ -22,54 +22,82 @@ pub struct Matmul<'a> {
     pub k: usize,
     /// The left-hand sides.
     pub a: &'a [f32],
-    /// Distance of the rows of A.
+    /// Row stride of A.
     pub lda: usize,
-    /// Which way A lies.
+    /// Layout of A.
     pub a_layout: ALayout,
-    /// Distance of one A from the next; 0 to use the same one.
+    /// Distance from one A to the next; 0 if all products share one.
     pub a_batch_stride: usize,
     /// The right-hand sides.
     pub b: &'a [f32],
-    /// Distance of the rows of B.
+    /// Row stride of B.
     pub ldb: usize,
-    /// Which way B lies.
+    /// Layout of B.
     pub b_layout: BLayout,
-    /// Distance of one B from the next; 0 to use the same one.
+    /// Distance from one B to the next; 0 if all products share one.
     pub b_batch_stride: usize,
     /// The results.
     pub c: &'a mut [f32],
-    /// Distance of the rows of C.
+    /// Row stride of C.
     pub ldc: usize,
-    /// Distance of one C from the next.
+    /// Distance from one C to the next.
     pub c_batch_stride: usize,
-    /// Multiplies `A B` before everything else.
-    pub alpha: f32,
-    /// Whether the old C is added to `alpha A B` before the epilogue.
+    /// Whether the old C is added to `A B` before the epilogue.
     pub accumulate: bool,
-    /// What happens on the way to C, the same for each product; factors and a residual lie as C does, with
-    /// `c_batch_stride`.
+    /// The epilogue of every product; factors and residuals of the products are `c_batch_stride` apart.
     pub epilogue: Epilogue<'a>,
-    /// Takes the slope of the epilogue's activation where C takes its value, laid out as C.
-    pub slope: Option<&'a mut [f32]>,
+    /// Receives the derivative of the epilogue's activation at each element, laid out as C.
+    pub d_activation: Option<&'a mut [f32]>,
 }
 
-/// How many numbers of workspace [`matmul`] needs.
+impl<'a> Matmul<'a> {
+    /// One product `C = A B` without an epilogue; matrices come with their row stride and layout.
+    pub fn single(
+        [m, n, k]: [usize; 3],
+        (a, lda, a_layout): (&'a [f32], usize, ALayout),
+        (b, ldb, b_layout): (&'a [f32], usize, BLayout),
+        (c, ldc): (&'a mut [f32], usize),
+    ) -> Matmul<'a> {
+        Matmul {
+            batch: 1,
+            m,
+            n,
+            k,
+            a,
+            lda,
+            a_layout,
+            a_batch_stride: 0,
+            b,
+            ldb,
+            b_layout,
+            b_batch_stride: 0,
+            c,
+            ldc,
+            c_batch_stride: 0,
+            accumulate: false,
+            epilogue: Epilogue::default(),
+            d_activation: None,
+        }
+    }
+}
+
+/// Elements of workspace that [`matmul`] needs.
 pub fn matmul_workspace(isa: Isa, threads: usize, batch: usize, m: usize, n: usize, k: usize) -> usize {
     let packed = packed_len(isa, k, n) + ALIGN;
-    let undivided = if m <= WHOLE_ROWS { threads * block_scratch(m + MAX_TILE_ROWS, k) } else { 0 };
-    let one_at_a_time = packed + gemm_workspace(isa, threads, m, n, k).max(undivided);
-    if batch >= 2 { one_at_a_time.max(threads * packed) } else { one_at_a_time }
+    let undivided = if m <= MAX_UNDIVIDED_ROWS { threads * block_scratch(m + MAX_TILE_ROWS, k) } else { 0 };
+    let one_by_one = packed + gemm_workspace(isa, threads, m, n, k).max(undivided);
+    if batch >= 2 { one_by_one.max(threads * packed) } else { one_by_one }
 }
 
-/// The most rows of C for which a plain B is packed where it is used: all of them use it at once, and what is packed stays
-/// in the second-level cache.
-const WHOLE_ROWS: usize = 192;
-const _: () = assert!(WHOLE_ROWS < FEWEST_ROWS, "the matrix unit takes a packed B");
+/// The most rows of C that stay in one block, for which each panel of a row-major B is packed just before its use: then it
+/// is packed only once, and read from the second-level cache.
+const MAX_UNDIVIDED_ROWS: usize = 192;
+const _: () = assert!(MAX_UNDIVIDED_ROWS < AMX_MIN_ROWS, "AMX takes a packed B");
 
-/// Room to move a packed matrix to the start of a cache line.
+/// Elements to reserve so that a packed matrix can start at a cache line.
 pub(crate) const ALIGN: usize = 16;
 
-/// The part of the slice that starts at a cache line.
+/// The first `len` elements from the first cache line on, and the rest.
 pub(crate) fn aligned(data: &mut [f32], len: usize) -> (&mut [f32], &mut [f32]) {
     let skip = data.as_ptr().align_offset(64).min(ALIGN);
     data[skip..].split_at_mut(len)
@@ -87,17 +115,17 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
         return;
     }
     let last = batch - 1;
-    let rest = |name: &str, len: usize, stride: usize| {
+    let last_len = |name: &str, len: usize, stride: usize| {
         len.checked_sub(last * stride)
             .unwrap_or_else(|| panic!("{name}: {len} elements for {batch} matrices {stride} apart"))
     };
-    check_a(rest("A", mm.a.len(), mm.a_batch_stride), m, k, mm.lda, mm.a_layout);
+    check_a(last_len("A", mm.a.len(), mm.a_batch_stride), m, k, mm.lda, mm.a_layout);
     let (rows, columns) = match mm.b_layout {
         BLayout::RowsAreN => (n, k),
         BLayout::RowsAreK => (k, n),
     };
-    check_matrix("B", rest("B", mm.b.len(), mm.b_batch_stride), rows, columns, mm.ldb);
-    check_matrix("C", rest("C", mm.c.len(), mm.c_batch_stride), m, n, mm.ldc);
+    check_matrix("B", last_len("B", mm.b.len(), mm.b_batch_stride), rows, columns, mm.ldb);
+    check_matrix("C", last_len("C", mm.c.len(), mm.c_batch_stride), m, n, mm.ldc);
     assert!(
         batch == 1 || mm.c_batch_stride >= (m - 1) * mm.ldc + n,
         "C: matrices of {m} x {n} overlap when {} apart",
@@ -105,29 +133,30 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
     );
     for (name, matrix) in [("factor", mm.epilogue.factor), ("residual", mm.epilogue.residual)] {
         if let Some((x, ld)) = matrix {
-            check_matrix(name, rest(name, x.len(), mm.c_batch_stride), m, n, ld);
+            check_matrix(name, last_len(name, x.len(), mm.c_batch_stride), m, n, ld);
         }
     }
-    if let Some(slope) = &mm.slope {
-        check_matrix("slope", rest("slope", slope.len(), mm.c_batch_stride), m, n, mm.ldc);
+    if let Some(d_activation) = &mm.d_activation {
+        let name = "activation derivative";
+        check_matrix(name, last_len(name, d_activation.len(), mm.c_batch_stride), m, n, mm.ldc);
     }
     mm.epilogue.check(m, n);
 
-    let mut slope = mm.slope;
+    let mut d_activation = mm.d_activation;
     let epilogue = |i: usize| Epilogue {
         factor: mm.epilogue.factor.map(|(x, ld)| (&x[i * mm.c_batch_stride..], ld)),
         residual: mm.epilogue.residual.map(|(x, ld)| (&x[i * mm.c_batch_stride..], ld)),
         ..mm.epilogue
     };
     let packed = packed_len(isa, k, n);
-    // Few large products are shared out one after the other, many small ones each to a thread. The matrix unit gets its
-    // own in either case, since it adds in another order.
-    if batch < 2 * pool.threads() || on_matrix_unit(isa, m, k, mm.a_layout) {
+    // All threads compute few large products one after the other; of many small ones, each thread computes its own. Products
+    // for AMX stay on it in either case, since it has another order of summation.
+    if batch < 2 * pool.threads() || uses_amx(isa, m, k, mm.a_layout) {
         for i in 0..batch {
             let src = &mm.b[i * mm.b_batch_stride..];
-            let plain = mm.b_layout == BLayout::RowsAreK && m <= WHOLE_ROWS && k > 0 && mm.ldb > 0;
+            let in_place = mm.b_layout == BLayout::RowsAreK && m <= MAX_UNDIVIDED_ROWS && k > 0 && mm.ldb > 0;
             let (packed_b, workspace) = aligned(workspace, packed);
-            if !plain {
+            if !in_place {
                 pack_b_parallel(pool, isa, src, mm.b_layout, mm.ldb, k, n, packed_b);
             }
             let one = Gemm {
@@ -137,52 +166,44 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
                 a: &mm.a[i * mm.a_batch_stride..],
                 lda: mm.lda,
                 a_layout: mm.a_layout,
-                b: if plain { src } else { packed_b },
+                b: if in_place { src } else { packed_b },
                 c: &mut mm.c[i * mm.c_batch_stride..],
                 ldc: mm.ldc,
-                alpha: mm.alpha,
                 accumulate: mm.accumulate,
                 epilogue: epilogue(i),
-                slope: slope.as_deref_mut().map(|slope| &mut slope[i * mm.c_batch_stride..]),
+                d_activation: d_activation.as_deref_mut().map(|d| &mut d[i * mm.c_batch_stride..]),
             };
-            blocks(pool, isa, one, if plain { mm.ldb } else { 0 }, workspace);
+            run_tasks(pool, isa, one, in_place.then_some(mm.ldb), workspace);
         }
         return;
     }
     let each = packed + ALIGN;
     let workspaces = DisjointMut::new(workspace);
     let c = DisjointMut::new(mm.c);
-    let slope = slope.map(DisjointMut::new);
+    let d_activation = d_activation.map(DisjointMut::new);
     pool.run_with_worker(batch, &|i, worker| {
-        // SAFETY: the checks above cover every product; the C of different products do not overlap, and a worker
-        // index is used by one thread at a time.
+        // SAFETY: the checks above cover every product; the C of different products do not overlap, and one thread at a time
+        // has a worker index.
         unsafe {
             let (b, _) = aligned(workspaces.slice(worker * each, each), packed);
-            isa.dispatch(PackPanels {
-                src: mm.b.as_ptr().add(i * mm.b_batch_stride),
-                layout: mm.b_layout,
-                ld: mm.ldb,
-                k,
-                n,
-                dst: b.as_mut_ptr(),
-            });
-            isa.dispatch(Block {
+            let src = mm.b.as_ptr().add(i * mm.b_batch_stride);
+            pack_panels(isa, PackPanels { src, layout: mm.b_layout, ld: mm.ldb, k, n, dst: b.as_mut_ptr() });
+            let block = GemmBlock {
                 m,
                 n,
                 k,
                 a: mm.a.as_ptr().add(i * mm.a_batch_stride),
                 lda: mm.lda,
                 a_layout: mm.a_layout,
-                b: b.as_ptr(),
-                ldb: 0,
+                b: BlockB::Packed(b.as_ptr()),
                 c: c.at(i * mm.c_batch_stride),
                 ldc: mm.ldc,
-                alpha: mm.alpha,
                 accumulate: mm.accumulate,
                 epilogue: epilogue(i),
-                slope: slope.as_ref().map_or(std::ptr::null_mut(), |p| p.at(i * mm.c_batch_stride)),
+                d_activation: d_activation.as_ref().map_or(std::ptr::null_mut(), |d| d.at(i * mm.c_batch_stride)),
                 scratch: &mut [],
-            });
+            };
+            block.run(isa);
         }
     });
 }

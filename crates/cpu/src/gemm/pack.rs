@@ -1,4 +1,4 @@
-//! Packing of B: panels as wide as the register tile, each with its k rows one after the other, padded with zeros.
+//! Packing of B into panels of NR columns: `[panel][k][NR]`, padded with zeros.
 
 use super::check_matrix;
 use crate::isa::Isa;
@@ -19,13 +19,14 @@ pub fn packed_len(isa: Isa, k: usize, n: usize) -> usize {
     n.next_multiple_of(isa.dispatch(TileShape).1) * k
 }
 
-/// Packs `k` x `n` numbers, whose rows are `ld` apart, for [`super::gemm`] with the same instruction set.
+/// Packs a `k` x `n` matrix with row stride `ld` for [`super::gemm`] with the same instruction set.
 ///
 /// # Panics
 /// If `src` is too short, or `dst` is not [`packed_len`] long.
 pub fn pack_b(isa: Isa, src: &[f32], layout: BLayout, ld: usize, k: usize, n: usize, dst: &mut [f32]) {
     check(isa, src, layout, ld, k, n, dst.len());
-    isa.dispatch(PackPanels { src: src.as_ptr(), layout, ld, k, n, dst: dst.as_mut_ptr() });
+    // SAFETY: both slices are as long as the shape says.
+    unsafe { pack_panels(isa, PackPanels { src: src.as_ptr(), layout, ld, k, n, dst: dst.as_mut_ptr() }) };
 }
 
 /// [`pack_b`] on the threads of the pool.
@@ -46,7 +47,7 @@ pub fn pack_b_parallel(
     check(isa, src, layout, ld, k, n, dst.len());
     let (_, width) = isa.dispatch(TileShape);
     let dst = DisjointMut::new(dst);
-    // A task is about as long as it takes to hand it out a hundred times.
+    // A task takes about a hundred times as long as handing it to a thread.
     let panels = (64 * 1024 / (k.max(1) * width)).max(1);
     pool.run(n.div_ceil(panels * width), &|task| {
         let column = task * panels * width;
@@ -55,15 +56,10 @@ pub fn pack_b_parallel(
             BLayout::RowsAreN => column * ld,
             BLayout::RowsAreK => column,
         };
-        // The panels of different tasks do not overlap.
-        isa.dispatch(PackPanels {
-            src: src.as_ptr().wrapping_add(start),
-            layout,
-            ld,
-            k,
-            n: columns,
-            dst: dst.at(column * k),
-        });
+        let panels =
+            PackPanels { src: src.as_ptr().wrapping_add(start), layout, ld, k, n: columns, dst: dst.at(column * k) };
+        // SAFETY: both slices are as long as the shape says, and the panels of different tasks do not overlap.
+        unsafe { pack_panels(isa, panels) };
     });
 }
 
@@ -75,11 +71,8 @@ fn check(isa: Isa, src: &[f32], layout: BLayout, ld: usize, k: usize, n: usize, 
     assert_eq!(dst, packed_len(isa, k, n), "packed B for k={k} n={n}");
 }
 
-/// Packs on one thread.
-///
-/// Making one is a promise: the source and `packed_len` numbers of the destination are valid, and nobody else uses
-/// that destination.
-pub(crate) struct PackPanels {
+/// A matrix and the destination of its panels.
+pub(super) struct PackPanels {
     pub src: *const f32,
     pub layout: BLayout,
     pub ld: usize,
@@ -88,27 +81,33 @@ pub(crate) struct PackPanels {
     pub dst: *mut f32,
 }
 
-impl Kernel for PackPanels {
+/// Packs on one thread.
+///
+/// # Safety
+/// The source must be readable and `packed_len` elements of the destination writable; no other thread may access the
+/// destination.
+pub(super) unsafe fn pack_panels(isa: Isa, panels: PackPanels) {
+    isa.dispatch(Pack(panels));
+}
+
+struct Pack(PackPanels);
+
+impl Kernel for Pack {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let width = S::TILE_VECTORS * S::LANES;
+        let PackPanels { src, layout, ld, k, n, dst } = self.0;
+        let nr = S::TILE_VECTORS * S::LANES;
         let mut column = 0;
-        while column < self.n {
-            let columns = width.min(self.n - column);
-            // SAFETY: the promise of whoever made this covers the panel.
+        while column < n {
+            let columns = nr.min(n - column);
+            // SAFETY: guaranteed by the caller of `pack_panels`.
             unsafe {
-                let dst = self.dst.add(column * self.k);
-                match self.layout {
-                    BLayout::RowsAreN => {
-                        let src = self.src.add(column * self.ld);
-                        transpose_panel(s, src, self.ld, self.k, columns, dst);
-                    }
-                    BLayout::RowsAreK => {
-                        let src = self.src.add(column);
-                        copy_panel(s, src, self.ld, self.k, columns, dst);
-                    }
+                let dst = dst.add(column * k);
+                match layout {
+                    BLayout::RowsAreN => transpose_panel(s, src.add(column * ld), ld, k, columns, dst),
+                    BLayout::RowsAreK => copy_panel(s, src.add(column), ld, k, columns, dst),
                 }
             }
             column += columns;
@@ -116,56 +115,60 @@ impl Kernel for PackPanels {
     }
 }
 
-/// Rows to ask for ahead of time: short rows far apart, such as those of a head, are not a stream to the processor.
-const AHEAD: usize = 16;
+/// Rows to prefetch: the hardware prefetcher does not follow short rows that are far apart, such as those of a head.
+const ROWS_AHEAD: usize = 16;
 
+/// Packs one panel of a `[k, n]` matrix.
+///
 /// # Safety
-/// As for [`PackPanels`].
+/// As for [`pack_panels`].
 #[inline(always)]
 pub(super) unsafe fn copy_panel<S: Simd>(s: S, src: *const f32, ld: usize, k: usize, columns: usize, dst: *mut f32) {
-    let width = S::TILE_VECTORS * S::LANES;
+    let nr = S::TILE_VECTORS * S::LANES;
     for i in 0..k {
         for j in 0..S::TILE_VECTORS {
             let offset = j * S::LANES;
-            s.prefetch(src.wrapping_add((i + AHEAD) * ld + offset));
-            // SAFETY: reads stay below `columns`, writes below `width`.
+            s.prefetch(src.wrapping_add((i + ROWS_AHEAD) * ld + offset));
+            // SAFETY: reads stay below `columns`, writes below `nr`.
             unsafe {
                 let v = if offset < columns {
                     s.load_up_to(src.add(i * ld + offset), columns - offset)
                 } else {
                     s.splat(0.0)
                 };
-                s.store(dst.add(i * width + offset), v);
+                s.store(dst.add(i * nr + offset), v);
             }
         }
     }
 }
 
+/// Packs one panel of an `[n, k]` matrix.
+///
 /// # Safety
-/// As for [`PackPanels`].
+/// As for [`pack_panels`].
 #[inline(always)]
 unsafe fn transpose_panel<S: Simd>(s: S, src: *const f32, ld: usize, k: usize, columns: usize, dst: *mut f32) {
-    let width = S::TILE_VECTORS * S::LANES;
+    let nr = S::TILE_VECTORS * S::LANES;
     let mut column = 0;
-    while column < width {
+    while column < nr {
         let full = column + TRANSPOSE <= columns;
         let mut i = 0;
-        // SAFETY: reads stay below row `columns` and column `k`, writes below `k` x `width`.
+        // SAFETY: reads stay below row `columns` and column `k`, writes below `k` x `nr`.
         unsafe {
             if full {
                 while i + TRANSPOSE <= k {
                     for j in 0..TRANSPOSE {
-                        s.prefetch(src.wrapping_add((column + AHEAD + j) * ld + i));
+                        s.prefetch(src.wrapping_add((column + ROWS_AHEAD + j) * ld + i));
                     }
                     let from = src.add(column * ld + i);
-                    s.transpose(from, ld, dst.add(i * width + column), width);
+                    s.transpose(from, ld, dst.add(i * nr + column), nr);
                     i += TRANSPOSE;
                 }
             }
             while i < k {
-                for j in column..width.min(column + TRANSPOSE) {
+                for j in column..nr.min(column + TRANSPOSE) {
                     let x = if j < columns { *src.add(j * ld + i) } else { 0.0 };
-                    *dst.add(i * width + j) = x;
+                    *dst.add(i * nr + j) = x;
                 }
                 i += 1;
             }

@@ -1,108 +1,116 @@
-//! Tiles with an activation after them: the function needs other units of the processor than the sums do, so it is
-//! applied to a tile while the next one is computed, a vector every few terms.
+//! Software pipelining of products with an activation: the activation of a tile, which uses other execution ports than
+//! fused multiply-adds, is computed between the multiply-adds of the next tile, a vector every few terms.
 
-use super::Groups;
-use super::microkernel::{GROUP, TileArgs, TileBuffer, Walk, starts};
+use super::microkernel::{MicroTiles, PrefetchingLoop, TileBuffer, UNROLL, initial_sums};
+use super::rank1::KLoop;
 use crate::activation::{Activation, ActivationFn, with_activation};
 use crate::simd::{Kernel, Simd};
 
-/// A tile that is computed, and still wants its activation.
-pub(super) struct Pending {
-    pub sums: TileBuffer,
-    /// Where it goes; null if there is none.
-    pub c: *mut f32,
-    /// Where the activation's slope goes; null if nobody wants it.
-    pub slope: *mut f32,
-    pub ldc: usize,
+/// A full tile of sums whose activation is still to be computed.
+pub(super) struct DeferredTile {
+    sums: TileBuffer,
+    /// Its destination; null if there is no tile.
+    c: *mut f32,
+    /// Destination of the activation's derivative; null if unused.
+    d_activation: *mut f32,
+    ldc: usize,
 }
 
-/// Computes full tiles of the matrix product and takes them through the activation to C, all but the last, which is
-/// left pending. `args.out` is C; `slope`, laid out as C, takes the activation's slope unless it is null.
+impl DeferredTile {
+    #[inline(always)]
+    pub fn none() -> DeferredTile {
+        let null = std::ptr::null_mut();
+        DeferredTile { sums: TileBuffer::zeros(), c: null, d_activation: null, ldc: 0 }
+    }
+
+    /// Computes the activation and stores the tile, if there is one.
+    ///
+    /// # Safety
+    /// Its destinations must be writable.
+    #[inline(always)]
+    pub unsafe fn flush<S: Simd>(&mut self, s: S, activation: Option<Activation>) {
+        if !self.c.is_null() {
+            with_activation!(activation, f => s.vectorize(Flush { f, tile: self }));
+            self.c = std::ptr::null_mut();
+        }
+    }
+}
+
+/// Computes full tiles and stores all but the last, which becomes the deferred one. `args.out` is C; `d_activation`, laid
+/// out as C, receives the activation's derivative unless it is null.
 ///
 /// # Safety
-/// As for [`super::microkernel::tile`], with a row-major A. C and the slope must stay writable until the pending tile is finished.
+/// As for [`super::microkernel::microkernel`], with a row-major A. C and `d_activation` must be writable until the deferred
+/// tile is flushed.
 #[inline(always)]
-pub(super) unsafe fn tiles<S: Simd>(
+pub(super) unsafe fn pipelined_tiles<S: Simd>(
     s: S,
     activation: Option<Activation>,
-    args: &TileArgs<'_>,
-    slope: *mut f32,
-    pending: &mut Pending,
+    args: &MicroTiles<'_>,
+    d_activation: *mut f32,
+    deferred: &mut DeferredTile,
 ) {
-    // The one tile of instruction sets that overlap.
-    if slope.is_null() {
-        with_activation!(activation, f => s.vectorize(Tiles::<_, false, 8, 3> { f, args, slope, pending }));
+    // 8 x 3 vectors is the tile of AVX-512, the one instruction set with `OVERLAP`.
+    if d_activation.is_null() {
+        with_activation!(activation, f => s.vectorize(Tiles::<_, false, 8, 3> { f, args, d_activation, deferred }));
     } else {
-        with_activation!(activation, f => s.vectorize(Tiles::<_, true, 8, 3> { f, args, slope, pending }));
+        with_activation!(activation, f => s.vectorize(Tiles::<_, true, 8, 3> { f, args, d_activation, deferred }));
     }
 }
 
-/// Finishes the pending tile, if there is one.
-///
-/// # Safety
-/// Its place in C must be writable.
-#[inline(always)]
-pub(super) unsafe fn finish<S: Simd>(s: S, activation: Option<Activation>, pending: &mut Pending) {
-    if !pending.c.is_null() {
-        with_activation!(activation, f => s.vectorize(Rest { f, pending }));
-        pending.c = std::ptr::null_mut();
-    }
-}
-
-struct Tiles<'a, F, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> {
+struct Tiles<'a, F, const DERIVATIVE: bool, const ROWS: usize, const VECTORS: usize> {
     f: F,
-    args: &'a TileArgs<'a>,
-    slope: *mut f32,
-    pending: &'a mut Pending,
+    args: &'a MicroTiles<'a>,
+    d_activation: *mut f32,
+    deferred: &'a mut DeferredTile,
 }
 
-impl<F: ActivationFn, const SLOPE: bool, const ROWS: usize, const VECTORS: usize> Kernel
-    for Tiles<'_, F, SLOPE, ROWS, VECTORS>
+impl<F: ActivationFn, const DERIVATIVE: bool, const ROWS: usize, const VECTORS: usize> Kernel
+    for Tiles<'_, F, DERIVATIVE, ROWS, VECTORS>
 {
     type Output = ();
 
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
     fn run<S: Simd>(self, s: S) {
-        // Known at compile time: the shape of another instruction set costs no code.
+        // A compile-time condition: no code is generated for other instruction sets.
         if !S::OVERLAP || ROWS != S::TILE_ROWS || VECTORS != S::TILE_VECTORS {
             unreachable!("not the tile of this instruction set");
         }
-        let Tiles { f, args, mut slope, pending } = self;
-        let buffer = pending.sums.0.as_mut_ptr();
-        let mut plus = args.plus;
+        let Tiles { f, args, mut d_activation, deferred } = self;
+        let buffer = deferred.sums.0.as_mut_ptr();
+        let mut addend = args.addend;
         let mut c = args.out;
         for tile in 0..args.tiles {
-            // SAFETY: whoever made the arguments vouches for the operands and C, also that of the pending tile; the
-            // buffer has room for a tile.
+            // SAFETY: guaranteed by the caller of `pipelined_tiles`; the buffer holds a tile.
             unsafe {
-                let mut sums = starts::<S, ROWS, VECTORS>(s, args.start);
-                let mut walk = Walk::new(s, args, tile, ROWS);
+                let mut sums = initial_sums::<S, ROWS, VECTORS>(s, args.initial);
+                let mut k_loop = PrefetchingLoop::new(s, args, tile, ROWS);
                 let mut left = args.k;
-                if !pending.c.is_null() {
-                    let each = args.k / (ROWS * VECTORS);
-                    let [mut values, mut slopes] = Places::<S>::of(pending, VECTORS);
+                if !deferred.c.is_null() {
+                    let terms_per_vector = args.k / (ROWS * VECTORS);
+                    let [mut values, mut derivatives] = TileVectors::<S>::of(deferred, VECTORS);
                     for i in 0..ROWS * VECTORS {
-                        walk.add::<S, ROWS, VECTORS, false, GROUP>(s, each, &mut sums);
+                        k_loop.run::<S, ROWS, VECTORS, false, UNROLL>(s, terms_per_vector, &mut sums);
                         let x = s.load(buffer.add(i * S::LANES));
-                        if SLOPE {
-                            let (value, its_slope) = f.value_and_derivative(s, x);
+                        if DERIVATIVE {
+                            let (value, derivative) = f.value_and_derivative(s, x);
                             s.store(values.next(VECTORS), value);
-                            s.store(slopes.next(VECTORS), its_slope);
+                            s.store(derivatives.next(VECTORS), derivative);
                         } else {
                             s.store(values.next(VECTORS), f.value(s, x));
                         }
                     }
-                    left -= each * ROWS * VECTORS;
+                    left -= terms_per_vector * ROWS * VECTORS;
                 }
-                walk.add::<S, ROWS, VECTORS, false, GROUP>(s, left, &mut sums);
-                if !plus.0.is_null() {
+                k_loop.run::<S, ROWS, VECTORS, false, UNROLL>(s, left, &mut sums);
+                if !addend.0.is_null() {
                     for r in 0..ROWS {
                         for j in 0..VECTORS {
-                            sums[r][j] = s.add(sums[r][j], s.load(plus.0.add(r * plus.1 + j * S::LANES)));
+                            sums[r][j] = s.add(sums[r][j], s.load(addend.0.add(r * addend.1 + j * S::LANES)));
                         }
                     }
-                    plus.0 = plus.0.wrapping_add(ROWS * plus.1);
+                    addend.0 = addend.0.wrapping_add(ROWS * addend.1);
                 }
                 for r in 0..ROWS {
                     for j in 0..VECTORS {
@@ -110,56 +118,56 @@ impl<F: ActivationFn, const SLOPE: bool, const ROWS: usize, const VECTORS: usize
                     }
                 }
             }
-            (pending.c, pending.slope, pending.ldc) = (c, slope, args.out_stride);
+            (deferred.c, deferred.d_activation, deferred.ldc) = (c, d_activation, args.out_stride);
             c = c.wrapping_add(ROWS * args.out_stride);
-            slope = slope.wrapping_add(if SLOPE { ROWS * args.out_stride } else { 0 });
+            d_activation = d_activation.wrapping_add(if DERIVATIVE { ROWS * args.out_stride } else { 0 });
         }
     }
 }
 
-struct Rest<'a, F> {
+struct Flush<'a, F> {
     f: F,
-    pending: &'a Pending,
+    tile: &'a DeferredTile,
 }
 
-impl<F: ActivationFn> Kernel for Rest<'_, F> {
+impl<F: ActivationFn> Kernel for Flush<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let [mut values, mut slopes] = Places::<S>::of(self.pending, S::TILE_VECTORS);
-        for sums in self.pending.sums.0.chunks_exact(S::LANES).take(S::TILE_ROWS * S::TILE_VECTORS) {
-            // SAFETY: whoever made the tile vouches for its place in C and that of its slope.
+        let [mut values, mut derivatives] = TileVectors::<S>::of(self.tile, S::TILE_VECTORS);
+        for sums in self.tile.sums.0.chunks_exact(S::LANES).take(S::TILE_ROWS * S::TILE_VECTORS) {
+            // SAFETY: guaranteed by the caller of `DeferredTile::flush`.
             unsafe {
                 let x = s.load(sums.as_ptr());
-                if self.pending.slope.is_null() {
+                if self.tile.d_activation.is_null() {
                     s.store(values.next(S::TILE_VECTORS), self.f.value(s, x));
                 } else {
-                    let (value, slope) = self.f.value_and_derivative(s, x);
+                    let (value, derivative) = self.f.value_and_derivative(s, x);
                     s.store(values.next(S::TILE_VECTORS), value);
-                    s.store(slopes.next(S::TILE_VECTORS), slope);
+                    s.store(derivatives.next(S::TILE_VECTORS), derivative);
                 }
             }
         }
     }
 }
 
-/// The places of the vectors of a tile in C, or in what is laid out as C, one after the other.
-struct Places<S> {
+/// The addresses of a tile's vectors in C, or in a matrix laid out as C, row by row.
+struct TileVectors<S> {
     next: *mut f32,
     /// Vectors left in this row.
     left: usize,
-    /// From the end of a row to the next.
+    /// From the end of a row of the tile to the start of the next.
     gap: usize,
     isa: std::marker::PhantomData<S>,
 }
 
-impl<S: Simd> Places<S> {
-    /// In C and in the slope.
+impl<S: Simd> TileVectors<S> {
+    /// Those in C, and those in the derivative.
     #[inline(always)]
-    fn of(pending: &Pending, vectors: usize) -> [Places<S>; 2] {
-        let gap = pending.ldc.wrapping_sub(vectors * S::LANES);
-        [pending.c, pending.slope].map(|next| Places { next, left: vectors, gap, isa: std::marker::PhantomData })
+    fn of(tile: &DeferredTile, vectors: usize) -> [TileVectors<S>; 2] {
+        let gap = tile.ldc.wrapping_sub(vectors * S::LANES);
+        [tile.c, tile.d_activation].map(|next| TileVectors { next, left: vectors, gap, isa: std::marker::PhantomData })
     }
 
     #[inline(always)]

@@ -1,41 +1,38 @@
-//! The innermost step of every product: one term of all the sums of a register tile.
+//! The innermost step of every product of f32: a rank-1 update of the sums of a register tile.
 
 use crate::simd::Simd;
 
-/// Where a tile is in its operands.
-///
-/// Making one is no promise yet; [`Operands::add`] says what must be readable.
-pub(crate) struct Operands {
-    /// The rows of A: those of a tile are at most two steps of `lda` below one of these, which is as far as the address of
-    /// an instruction reaches.
+/// The current position in the micro-panels of A and B of a register tile.
+pub(crate) struct MicroPanels {
+    /// Rows 0, 3 and 6 of A: an x86 address reaches the two rows after each by its scaled index.
     a: [*const f32; 3],
     lda: usize,
     b: *const f32,
     ldb: usize,
 }
 
-impl Operands {
-    /// The first terms: A with rows `lda` apart, a panel of B with rows `ldb` apart.
+impl MicroPanels {
+    /// Starts at the first term, with row strides `lda` and `ldb`.
     #[inline(always)]
-    pub fn new(a: *const f32, lda: usize, b: *const f32, ldb: usize) -> Operands {
-        Operands { a: [0, 3, 6].map(|row| a.wrapping_add(row * lda)), lda, b, ldb }
+    pub fn new(a: *const f32, lda: usize, b: *const f32, ldb: usize) -> MicroPanels {
+        MicroPanels { a: [0, 3, 6].map(|row| a.wrapping_add(row * lda)), lda, b, ldb }
     }
 
-    /// Adds one term to all sums, `ahead` terms after where the rows of A are, and goes on to the next row of B. A
-    /// transposed A, whose rows are terms, goes on as well.
+    /// `sums += a bᵀ` with column `term` of A, counted from the current position, and the current row of B, and advances B.
+    /// A transposed A, whose rows are terms, advances as well; `term` is then ignored.
     ///
     /// # Safety
-    /// The term must be readable: in ROWS rows of A, and VECTORS vectors of the panel.
+    /// `ROWS` elements of A and `VECTORS` vectors of B must be readable there.
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
-    pub unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(
+    pub unsafe fn rank1_update<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(
         &mut self,
         s: S,
-        ahead: usize,
+        term: usize,
         sums: &mut [[S::V; VECTORS]; ROWS],
     ) {
-        const { assert!(ROWS <= 9, "a tile of more rows than can be reached") };
-        // SAFETY: the caller vouches for the term.
+        const { assert!(ROWS <= 9, "rows beyond the reach of an address") };
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut vectors = [s.splat(0.0); VECTORS];
             for (j, v) in vectors.iter_mut().enumerate() {
@@ -45,7 +42,7 @@ impl Operands {
             for r in 0..ROWS {
                 let x = match TRANSPOSED {
                     true => self.a[0].add(r),
-                    false => self.a[r / 3].wrapping_add(ahead + r % 3 * self.lda),
+                    false => self.a[r / 3].wrapping_add(term + r % 3 * self.lda),
                 };
                 let x = s.splat(*x);
                 for j in 0..VECTORS {
@@ -58,62 +55,90 @@ impl Operands {
         }
     }
 
-    /// Goes on along the rows of A.
+    /// Advances along the rows of A.
     #[inline(always)]
-    pub fn skip(&mut self, terms: usize) {
+    pub fn advance_a(&mut self, terms: usize) {
         self.a = self.a.map(|p| opaque(p.wrapping_add(terms)));
     }
 
-    /// The row of a transposed A, so many terms after this one; it need not be valid.
+    /// The row of a transposed A `terms` after the current one, for a prefetch; it need not be valid.
     #[inline(always)]
     pub fn row_ahead(&self, terms: usize) -> *const f32 {
         self.a[0].wrapping_add(terms * self.lda)
     }
 }
 
-/// A tile on its way along its operands, a few terms at a time: what is not a product is done once for each group.
-pub(crate) trait Groups {
-    /// Adds `TERMS` terms to all sums.
+/// The microkernel's loop over k, unrolled, with its prefetches.
+pub(crate) trait KLoop {
+    /// The position in the operands.
+    fn panels(&mut self) -> &mut MicroPanels;
+
+    /// Prefetches that an unrolled iteration begins with.
+    fn prefetch_in_iteration<S: Simd>(&mut self, s: S);
+
+    /// Prefetches after each rank-1 update.
+    #[inline(always)]
+    fn prefetch_in_term<S: Simd, const TRANSPOSED: bool>(&mut self, _: S) {}
+
+    /// One iteration: `TERMS` rank-1 updates.
     ///
     /// # Safety
-    /// That many terms must be readable, as for [`Operands::add`].
-    unsafe fn group<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const TERMS: usize>(
+    /// The terms must be readable, as for [`MicroPanels::rank1_update`].
+    #[inline(always)]
+    unsafe fn iteration<
+        S: Simd,
+        const ROWS: usize,
+        const VECTORS: usize,
+        const TRANSPOSED: bool,
+        const TERMS: usize,
+    >(
         &mut self,
         s: S,
         sums: &mut [[S::V; VECTORS]; ROWS],
-    );
+    ) {
+        self.prefetch_in_iteration(s);
+        for term in 0..TERMS {
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.panels().rank1_update::<S, ROWS, VECTORS, TRANSPOSED>(s, term, sums) };
+            self.prefetch_in_term::<S, TRANSPOSED>(s);
+        }
+        if !TRANSPOSED {
+            self.panels().advance_a(TERMS);
+        }
+    }
 
-    /// Adds any number of terms in groups of `GROUP`, and what is left one by one.
+    /// Adds `terms` terms, `UNROLL` in an iteration and the remainder one by one.
     ///
     /// # Safety
-    /// As for [`Groups::group`].
+    /// As for [`KLoop::iteration`].
     #[inline(always)]
-    unsafe fn add<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const GROUP: usize>(
+    unsafe fn run<S: Simd, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool, const UNROLL: usize>(
         &mut self,
         s: S,
         terms: usize,
         sums: &mut [[S::V; VECTORS]; ROWS],
     ) {
-        // SAFETY: the caller vouches for all the terms.
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            for _ in 0..terms / GROUP {
-                self.group::<S, ROWS, VECTORS, TRANSPOSED, GROUP>(s, sums);
+            for _ in 0..terms / UNROLL {
+                self.iteration::<S, ROWS, VECTORS, TRANSPOSED, UNROLL>(s, sums);
             }
-            for _ in 0..terms % GROUP {
-                self.group::<S, ROWS, VECTORS, TRANSPOSED, 1>(s, sums);
+            for _ in 0..terms % UNROLL {
+                self.iteration::<S, ROWS, VECTORS, TRANSPOSED, 1>(s, sums);
             }
         }
     }
 }
 
-/// The same pointer, without the compiler knowing: it would keep one for every row, and there are not enough registers.
+/// Hides from the compiler that the pointers of different rows are related: it would otherwise keep one for every row, for
+/// which there are not enough registers.
 #[inline(always)]
-#[allow(clippy::pointers_in_nomem_asm_block, reason = "nobody reads or writes where it points")]
+#[allow(clippy::pointers_in_nomem_asm_block, reason = "the assembly does not access memory")]
 fn opaque(p: *const f32) -> *const f32 {
     #[cfg(target_arch = "x86_64")]
     {
         let mut p = p;
-        // SAFETY: there is no instruction in it.
+        // SAFETY: the assembly is empty.
         unsafe { std::arch::asm!("/* {p} */", p = inout(reg) p, options(pure, nomem, nostack, preserves_flags)) };
         p
     }

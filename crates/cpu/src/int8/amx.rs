@@ -1,117 +1,95 @@
-//! Blocks on the matrix unit, which takes the rows and the panels as they are: 64 terms at a time of 32 rows and 32
-//! columns. Meanwhile the vector units take the square before it to C.
+//! Blocks on AMX, which takes quantised rows and packed panels without conversion: TDPBUSD multiplies 64 terms of 32 rows
+//! and 32 columns. The vector units dequantise the previous accumulators at the same time.
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
-use super::block::{Block, Finish};
-use super::path::{Dot, MATRIX_GROUPS};
+use super::block::{DequantiseTile, QuantisedBlock};
+use super::path::{Dot, TILE_GROUPS};
 use super::x86::Avx512Vnni;
-use crate::amx::{SIDE, Unit};
+use crate::amx::{ACC_SIDE, TILE_ROWS, Tmul};
 
-/// Bytes of a step of a row.
-const STEP_BYTES: usize = MATRIX_GROUPS * Avx512Vnni::GROUP;
-/// Columns of a tile.
-const COLUMNS: usize = 16;
+/// Bytes of a k step of a row.
+const K_STEP_BYTES: usize = TILE_GROUPS * Avx512Vnni::GROUP;
+/// Columns of a tile register.
+const TILE_COLUMNS: usize = 16;
 /// Columns of a packed panel, and the bytes of a group of each.
-const PANEL: usize = Avx512Vnni::TILE_VECTORS * COLUMNS;
+const PANEL: usize = Avx512Vnni::TILE_VECTORS * TILE_COLUMNS;
 const PANEL_BYTES: usize = PANEL * Avx512Vnni::GROUP;
-/// Rows of a square that are taken to C at a time.
-const FINISHED: usize = 8;
+/// Rows of the accumulators that are dequantised at a time.
+const DEQUANTISED_ROWS: usize = 8;
 
-/// The sums of a square.
+/// The accumulators in memory.
 #[repr(C, align(64))]
-struct Square([i32; SIDE * SIDE]);
+struct Accumulators([i32; ACC_SIDE * ACC_SIDE]);
 
-/// What every row of a square starts with.
+/// Initial sums of every row.
 #[repr(C, align(64))]
-struct Zeros([i32; SIDE]);
-static ZEROS: Zeros = Zeros([0; SIDE]);
+struct Zeros([i32; ACC_SIDE]);
+static ZEROS: Zeros = Zeros([0; ACC_SIDE]);
 
-/// Computes a block with whole tiles of groups.
+/// Computes a block whose groups fill whole tile registers.
 ///
 /// # Safety
-/// As [`Block`] says.
+/// As for [`QuantisedBlock::run`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-pub(super) unsafe fn run<U: Unit>(d: Avx512Vnni, unit: &mut U, block: Block<'_>) {
-    let mut squares = [const { Square([0; SIDE * SIDE]) }; 2];
+pub(super) unsafe fn run<T: Tmul>(d: Avx512Vnni, tmul: &mut T, block: QuantisedBlock<'_>) {
+    let mut accumulators = [const { Accumulators([0; ACC_SIDE * ACC_SIDE]) }; 2];
     let panel_bytes = block.groups * PANEL_BYTES;
-    // Columns after the last panel are none.
-    let last_tile = block.n.next_multiple_of(PANEL) - COLUMNS;
-    let mut pending: Option<Finish<'_>> = None;
+    // The right tile of the last columns may begin after the last panel; its columns are unused, so any tile will do.
+    let last_tile = block.n.next_multiple_of(PANEL) - TILE_COLUMNS;
+    let mut previous: Option<DequantiseTile<'_>> = None;
     let mut count = 0;
-    for column in (0..block.n).step_by(SIDE) {
-        let columns = SIDE.min(block.n - column);
+    for column in (0..block.n).step_by(ACC_SIDE) {
+        let columns = ACC_SIDE.min(block.n - column);
         let tile = |column: usize| {
             let column = column.min(last_tile);
             let start = column / PANEL * panel_bytes + column % PANEL * Avx512Vnni::GROUP;
             block.b.wrapping_add(start).cast::<u8>()
         };
-        let b = [tile(column), tile(column + COLUMNS)];
-        for row in (0..block.m).step_by(SIDE) {
-            let rows = SIDE.min(block.m - row);
-            unit.configure(rows);
-            // Where there are no lower rows, the one that a tile must have is the first.
-            let lower = if rows > 16 { row + 16 } else { row };
-            // SAFETY: the block vouches for its rows, panels and part of C.
+        let b = [tile(column), tile(column + TILE_COLUMNS)];
+        for row in (0..block.m).step_by(ACC_SIDE) {
+            let rows = ACC_SIDE.min(block.m - row);
+            tmul.ldtilecfg(rows);
+            // Without lower rows, the one row that the tile must have is a valid one.
+            let lower = if rows > TILE_ROWS { row + TILE_ROWS } else { row };
+            // SAFETY: the caller guarantees the rows, the panels and the part of C.
             unsafe {
                 let a = [block.a.add(row * block.stride), block.a.add(lower * block.stride)];
-                unit.begin_sums(ZEROS.0.as_ptr().cast());
-                for step in 0..block.groups / MATRIX_GROUPS {
-                    let a = a.map(|a| a.add(step * STEP_BYTES));
-                    let b = b.map(|b| b.add(step * MATRIX_GROUPS * PANEL_BYTES));
-                    unit.load::<6>(b[0], PANEL_BYTES);
-                    unit.load::<4>(a[0], block.stride);
-                    unit.multiply_bytes::<0, 4, 6>();
-                    unit.load::<7>(b[1], PANEL_BYTES);
-                    unit.multiply_bytes::<1, 4, 7>();
-                    unit.load::<5>(a[1], block.stride);
-                    unit.multiply_bytes::<2, 5, 6>();
-                    unit.multiply_bytes::<3, 5, 7>();
+                tmul.load_accumulators(ZEROS.0.as_ptr().cast());
+                for step in 0..block.groups / TILE_GROUPS {
+                    let a = a.map(|a| a.add(step * K_STEP_BYTES));
+                    let b = b.map(|b| b.add(step * TILE_GROUPS * PANEL_BYTES));
+                    tmul.tileloadd::<6>(b[0], PANEL_BYTES);
+                    tmul.tileloadd::<4>(a[0], block.stride);
+                    tmul.tdpbusd::<0, 4, 6>();
+                    tmul.tileloadd::<7>(b[1], PANEL_BYTES);
+                    tmul.tdpbusd::<1, 4, 7>();
+                    tmul.tileloadd::<5>(a[1], block.stride);
+                    tmul.tdpbusd::<2, 5, 6>();
+                    tmul.tdpbusd::<3, 5, 7>();
                     for a in a {
-                        for row in 0..16 {
-                            let next = a.wrapping_add(STEP_BYTES + row * block.stride);
+                        for row in 0..TILE_ROWS {
+                            let next = a.wrapping_add(K_STEP_BYTES + row * block.stride);
                             _mm_prefetch::<_MM_HINT_T0>(next.cast());
                         }
                     }
-                    finish(d, &mut pending, FINISHED);
+                    if let Some(tile) = previous.take() {
+                        previous = tile.store_rows(d, DEQUANTISED_ROWS);
+                    }
                 }
-                finish(d, &mut pending, SIDE);
-                let sums = squares[count % 2].0.as_mut_ptr();
+                if let Some(tile) = previous.take() {
+                    tile.store(d);
+                }
+                let sums = accumulators[count % 2].0.as_mut_ptr();
                 count += 1;
-                unit.end_sums(sums.cast());
-                pending = Some(Finish {
-                    sums,
-                    stride: SIDE,
-                    rows,
-                    columns,
-                    row_scales: block.row_scales.add(row),
-                    row_offsets: block.row_offsets.add(row),
-                    column_scales: block.column_scales.add(column),
-                    weight_sums: block.weight_sums.add(column),
-                    c: block.c.add(row * block.ldc + column),
-                    ldc: block.ldc,
-                    epilogue: block.epilogue.part(row, column),
-                });
+                tmul.store_accumulators(sums.cast());
+                previous = Some(block.dequantise(sums, ACC_SIDE, [row, column], [rows, columns]));
             }
         }
     }
-    finish(d, &mut pending, SIDE);
-}
-
-/// Takes the next so many rows of a square to C, or those that are left.
-#[inline(always)]
-fn finish(d: Avx512Vnni, pending: &mut Option<Finish<'_>>, rows: usize) {
-    let Some(mut square) = pending.take() else { return };
-    let rows = rows.min(square.rows);
-    d.vectorize(Finish { rows, ..square });
-    if rows < square.rows {
-        square.rows -= rows;
-        square.sums = square.sums.wrapping_add(rows * square.stride);
-        square.row_scales = square.row_scales.wrapping_add(rows);
-        square.row_offsets = square.row_offsets.wrapping_add(rows);
-        square.c = square.c.wrapping_add(rows * square.ldc);
-        square.epilogue = square.epilogue.part(rows, 0);
-        *pending = Some(square);
+    if let Some(tile) = previous {
+        // SAFETY: as above.
+        unsafe { tile.store(d) };
     }
 }
 
@@ -119,14 +97,14 @@ fn finish(d: Avx512Vnni, pending: &mut Option<Finish<'_>>, rows: usize) {
 mod tests {
     use super::*;
     use crate::activation::Activation;
-    use crate::amx::Emulated;
+    use crate::amx::EmulatedTmul;
     use crate::gemm::Epilogue;
     use crate::int8::pack::{pack, packed_len, sections};
-    use crate::int8::path::{Path, TileShape};
+    use crate::int8::path::{DotPath, ShapeOf};
 
     #[test]
-    fn blocks_are_those_of_the_vector_units() {
-        let path = Path::Avx512Vnni;
+    fn blocks_match_those_of_the_vector_units() {
+        let path = DotPath::Avx512Vnni;
         if !path.is_available() {
             eprintln!("skipped: this machine has no {path}");
             return;
@@ -137,20 +115,20 @@ mod tests {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 state >> 8
             };
-            let number = |x: u32| x as f32 / 8_388_608.0 - 1.0;
+            let value = |x: u32| x as f32 / 8_388_608.0 - 1.0;
             let (stride, ldc) = (k + 64, n + 3);
-            let weights: Vec<f32> = (0..n * k).map(|_| number(next())).collect();
+            let weights: Vec<f32> = (0..n * k).map(|_| value(next())).collect();
             let rows: Vec<u8> = (0..m * stride).map(|_| next() as u8).collect();
-            let row_scales: Vec<f32> = (0..m).map(|_| number(next()) + 1.1).collect();
+            let row_scales: Vec<f32> = (0..m).map(|_| value(next()) + 1.1).collect();
             let row_offsets: Vec<i32> = (0..m).map(|_| (next() & 255) as i32).collect();
-            let bias: Vec<f32> = (0..n).map(|_| number(next())).collect();
-            let residual: Vec<f32> = (0..m * ldc).map(|_| number(next())).collect();
+            let bias: Vec<f32> = (0..n).map(|_| value(next())).collect();
+            let residual: Vec<f32> = (0..m * ldc).map(|_| value(next())).collect();
             let mut packed = vec![0.0; packed_len(path, k, n)];
             pack(path, &weights, k, n, &mut packed);
-            let (scales, sums, bytes) = sections(path.dispatch(TileShape), n, &packed);
-            let compute = |run: &dyn Fn(Block<'_>)| {
+            let (scales, sums, bytes) = sections(path.dispatch(ShapeOf), n, &packed);
+            let compute = |run: &dyn Fn(QuantisedBlock<'_>)| {
                 let mut c = vec![-1.0; m * ldc];
-                run(Block {
+                run(QuantisedBlock {
                     m,
                     n,
                     groups: k / 4,
@@ -172,9 +150,10 @@ mod tests {
                 });
                 c
             };
-            let want = compute(&|block| path.dispatch(block));
             // SAFETY: the machine has the instructions, and the slices are as long as the block says.
-            let got = compute(&|block| unsafe { run(Avx512Vnni::new(), &mut Emulated::new(), block) });
+            let want = compute(&|block| unsafe { block.run(path) });
+            // SAFETY: as above.
+            let got = compute(&|block| unsafe { run(Avx512Vnni::new(), &mut EmulatedTmul::new(), block) });
             assert!(got == want, "{m} x {n} x {k}");
         }
     }

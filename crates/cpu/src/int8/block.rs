@@ -1,23 +1,20 @@
-//! One block of C on one thread: quantised rows times packed panels, tile by tile. The sums of a tile stay in registers
-//! over the whole of k; what turns them into numbers of C follows while they are in the nearest cache.
+//! A block of C on one thread: quantised rows times packed panels, tile by tile. The sums of a register tile cover all of k
+//! and are dequantised from the nearest cache.
 
-use super::path::{Dot, DotKernel, MAX_TILE_COLUMNS, MAX_TILE_ROWS};
+use super::path::{Dot, DotKernel, DotPath, MAX_TILE_COLUMNS, MAX_TILE_ROWS};
 use crate::activation::{ActivationFn, with_activation};
-use crate::gemm::Epilogue;
+use crate::gemm::{Epilogue, LoopBody, for_each_tile};
 use crate::simd::Simd;
 
-/// Bytes in a cache line.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Where the sums of a tile go.
+/// The sums of a register tile in memory.
 #[repr(C, align(64))]
-struct TileBuffer([i32; MAX_TILE_ROWS * MAX_TILE_COLUMNS]);
+struct SumBuffer([i32; MAX_TILE_ROWS * MAX_TILE_COLUMNS]);
 
-/// The product of some quantised rows with some panels of weights.
-///
-/// Making one is a promise: `m` rows of A with their scales and offsets, the panels, scales and sums of `n` columns and
-/// `m` x `n` of C, bias, scale and residual are valid, and nobody else uses that C.
-pub(super) struct Block<'a> {
+/// The product of some quantised rows and some panels of weights.
+pub(super) struct QuantisedBlock<'a> {
     pub m: usize,
     pub n: usize,
     /// Groups of terms of each sum.
@@ -27,7 +24,7 @@ pub(super) struct Block<'a> {
     pub stride: usize,
     pub row_scales: *const f32,
     pub row_offsets: *const i32,
-    /// Packed panels, the first of them that of column 0.
+    /// Packed panels, `[panel][group][NR][GROUP]`.
     pub b: *const i8,
     pub column_scales: *const f32,
     pub weight_sums: *const i32,
@@ -36,65 +33,108 @@ pub(super) struct Block<'a> {
     pub epilogue: Epilogue<'a>,
 }
 
-impl DotKernel for Block<'_> {
-    type Output = ();
+impl QuantisedBlock<'_> {
+    /// Computes the block with the vector instructions of a path.
+    ///
+    /// # Safety
+    /// `m` rows of A with their scales and offsets, the panels, scales and sums of `n` columns and the operands of the
+    /// epilogue must be readable; `m` x `n` of C must be writable, and no other thread may access it.
+    pub unsafe fn run(self, path: DotPath) {
+        path.dispatch(DotMacrokernel(self));
+    }
 
+    /// The sums of a tile of this block on their way to C.
     #[inline(always)]
-    fn run<D: Dot>(self, d: D) {
-        let width = D::TILE_VECTORS * D::Float::LANES;
-        let panel = self.groups * D::GROUP * width;
-        let mut buffer = TileBuffer([0; MAX_TILE_ROWS * MAX_TILE_COLUMNS]);
-        let mut column = 0;
-        while column < self.n {
-            let columns = width.min(self.n - column);
-            let vectors = columns.div_ceil(D::Float::LANES);
-            let mut row = 0;
-            while row < self.m {
-                let rows = D::TILE_ROWS.min(self.m - row);
-                // SAFETY: the block's own promise covers this tile of it.
-                unsafe {
-                    let c = self.c.add(row * self.ldc + column);
-                    let b = self.b.add(column * self.groups * D::GROUP);
-                    prefetch(d, c, self.ldc, rows, columns);
-                    if let Some((residual, ld)) = self.epilogue.residual {
-                        prefetch(d, residual.as_ptr().wrapping_add(row * ld + column), ld, rows, columns);
-                    }
-                    // The first tiles of a panel ask for the panel after it.
-                    let fetched = row / D::TILE_ROWS * self.groups * LINE;
-                    let soon = if fetched < panel { b.wrapping_add(panel + fetched) } else { b };
-                    let args = TileArgs {
-                        groups: self.groups,
-                        a: self.a.add(row * self.stride),
-                        stride: self.stride,
-                        b,
-                        out: buffer.0.as_mut_ptr(),
-                        soon,
-                    };
-                    tile(d, rows, vectors, args);
-                    d.vectorize(Finish {
-                        sums: buffer.0.as_ptr(),
-                        stride: width,
-                        rows,
-                        columns,
-                        row_scales: self.row_scales.add(row),
-                        row_offsets: self.row_offsets.add(row),
-                        column_scales: self.column_scales.add(column),
-                        weight_sums: self.weight_sums.add(column),
-                        c,
-                        ldc: self.ldc,
-                        epilogue: self.epilogue.part(row, column),
-                    });
-                }
-                row += rows;
-            }
-            column += columns;
+    pub fn dequantise(
+        &self,
+        sums: *const i32,
+        stride: usize,
+        [row, column]: [usize; 2],
+        [rows, columns]: [usize; 2],
+    ) -> DequantiseTile<'_> {
+        DequantiseTile {
+            sums,
+            stride,
+            rows,
+            columns,
+            row_scales: self.row_scales.wrapping_add(row),
+            row_offsets: self.row_offsets.wrapping_add(row),
+            column_scales: self.column_scales.wrapping_add(column),
+            weight_sums: self.weight_sums.wrapping_add(column),
+            c: self.c.wrapping_add(row * self.ldc + column),
+            ldc: self.ldc,
+            epilogue: self.epilogue.part(row, column),
         }
     }
 }
 
-/// Asks for the lines of a few short rows.
+struct DotMacrokernel<'a>(QuantisedBlock<'a>);
+
+impl DotKernel for DotMacrokernel<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<D: Dot>(self, d: D) {
+        let block = self.0;
+        let buffer = &mut SumBuffer([0; MAX_TILE_ROWS * MAX_TILE_COLUMNS]);
+        let (m, n, nr) = (block.m, block.n, D::TILE_VECTORS * D::Float::LANES);
+        for_each_tile(m, n, 1, nr, &mut QuantisedBody { d, block, buffer, column: 0, columns: 0 });
+    }
+}
+
+/// The state of the loops. Its raw pointers are valid as [`QuantisedBlock::run`] requires.
+struct QuantisedBody<'a, 'b, D> {
+    d: D,
+    block: QuantisedBlock<'a>,
+    buffer: &'b mut SumBuffer,
+    column: usize,
+    columns: usize,
+}
+
+impl<D: Dot> LoopBody for QuantisedBody<'_, '_, D> {
+    /// There is one block of k.
+    #[inline(always)]
+    fn begin_k_block(&mut self, _: usize) {}
+
+    #[inline(always)]
+    fn begin_panel(&mut self, column: usize, columns: usize) {
+        (self.column, self.columns) = (column, columns);
+    }
+
+    #[inline(always)]
+    fn tiles(&mut self, row: usize) -> usize {
+        let Self { d, block, column, columns, .. } = self;
+        let (d, column, columns) = (*d, *column, *columns);
+        let nr = D::TILE_VECTORS * D::Float::LANES;
+        let panel = block.groups * D::GROUP * nr;
+        let rows = D::TILE_ROWS.min(block.m - row);
+        // SAFETY: the tile is inside the block, for which the caller of `QuantisedBlock::run` guarantees the memory.
+        unsafe {
+            let b = block.b.add(column * block.groups * D::GROUP);
+            prefetch_tile(d, block.c.add(row * block.ldc + column), block.ldc, rows, columns);
+            if let Some((residual, ld)) = block.epilogue.residual {
+                prefetch_tile(d, residual.as_ptr().wrapping_add(row * ld + column), ld, rows, columns);
+            }
+            // The first tiles of a panel prefetch the next panel.
+            let prefetched = row / D::TILE_ROWS * block.groups * LINE;
+            let args = DotTileArgs {
+                groups: block.groups,
+                a: block.a.add(row * block.stride),
+                stride: block.stride,
+                b,
+                out: self.buffer.0.as_mut_ptr(),
+                next_b: if prefetched < panel { b.wrapping_add(panel + prefetched) } else { b },
+            };
+            dot_microkernel(d, rows, columns.div_ceil(D::Float::LANES), args);
+            block.dequantise(args.out, nr, [row, column], [rows, columns]).store(d);
+        }
+        rows
+    }
+}
+
+/// Prefetches the cache lines of a tile of C.
 #[inline(always)]
-fn prefetch<D: Dot>(d: D, start: *const f32, ld: usize, rows: usize, columns: usize) {
+fn prefetch_tile<D: Dot>(d: D, start: *const f32, ld: usize, rows: usize, columns: usize) {
     for row in 0..rows {
         let mut column = 0;
         while column < columns {
@@ -104,36 +144,36 @@ fn prefetch<D: Dot>(d: D, start: *const f32, ld: usize, rows: usize, columns: us
     }
 }
 
-/// Operands of a tile.
+/// Operands of a register tile.
 #[derive(Clone, Copy)]
-struct TileArgs {
+struct DotTileArgs {
     groups: usize,
     a: *const u8,
     stride: usize,
     /// One packed panel.
     b: *const i8,
     out: *mut i32,
-    /// Memory that is wanted soon, one cache line for each group; it need not be valid.
-    soon: *const i8,
+    /// Prefetched, a cache line for each group; it need not be valid.
+    next_b: *const i8,
 }
 
-struct Tile<const ROWS: usize, const VECTORS: usize>(TileArgs);
+struct DotMicrokernel<const ROWS: usize, const VECTORS: usize>(DotTileArgs);
 
-impl<const ROWS: usize, const VECTORS: usize> DotKernel for Tile<ROWS, VECTORS> {
+impl<const ROWS: usize, const VECTORS: usize> DotKernel for DotMicrokernel<ROWS, VECTORS> {
     type Output = ();
 
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
     fn run<D: Dot>(self, d: D) {
-        // Known at compile time: the shapes that do not exist on this path cost no code.
+        // A compile-time condition: no code is generated for shapes that the path does not have.
         if ROWS > D::TILE_ROWS || VECTORS > D::TILE_VECTORS {
             unreachable!("tile larger than the registers");
         }
-        let TileArgs { groups, a, stride, mut b, out, mut soon } = self.0;
+        let DotTileArgs { groups, a, stride, mut b, out, mut next_b } = self.0;
         let lanes = D::Float::LANES;
         let mut sums = [[d.zero(); VECTORS]; ROWS];
         let mut row = [a; ROWS];
-        // SAFETY: whoever made the arguments vouches for ROWS rows of A, the panel, and ROWS rows of output.
+        // SAFETY: guaranteed by the caller of `dot_microkernel`.
         unsafe {
             for (r, p) in row.iter_mut().enumerate() {
                 *p = a.add(r * stride);
@@ -143,8 +183,8 @@ impl<const ROWS: usize, const VECTORS: usize> DotKernel for Tile<ROWS, VECTORS> 
                 for j in 1..VECTORS {
                     right[j] = d.load_right(b.add(j * lanes * D::GROUP));
                 }
-                d.float().prefetch(soon.cast());
-                soon = soon.wrapping_add(LINE);
+                d.float().prefetch(next_b.cast());
+                next_b = next_b.wrapping_add(LINE);
                 for r in 0..ROWS {
                     let left = d.load_left(row[r].add(i * D::GROUP * D::LEFT_BYTES));
                     for j in 0..VECTORS {
@@ -167,14 +207,14 @@ impl<const ROWS: usize, const VECTORS: usize> DotKernel for Tile<ROWS, VECTORS> 
 /// # Safety
 /// The operands must be readable and the output writable to that extent.
 #[inline(always)]
-unsafe fn tile<D: Dot>(d: D, rows: usize, vectors: usize, args: TileArgs) {
+unsafe fn dot_microkernel<D: Dot>(d: D, rows: usize, vectors: usize, args: DotTileArgs) {
     macro_rules! shapes {
         ($($rows:literal),*) => {
             match (rows, vectors) {
                 $(
-                    ($rows, 1) => d.vectorize(Tile::<$rows, 1>(args)),
-                    ($rows, 2) => d.vectorize(Tile::<$rows, 2>(args)),
-                    ($rows, 3) => d.vectorize(Tile::<$rows, 3>(args)),
+                    ($rows, 1) => d.vectorize(DotMicrokernel::<$rows, 1>(args)),
+                    ($rows, 2) => d.vectorize(DotMicrokernel::<$rows, 2>(args)),
+                    ($rows, 3) => d.vectorize(DotMicrokernel::<$rows, 3>(args)),
                 )*
                 _ => unreachable!("no tile of {rows} rows and {vectors} vectors"),
             }
@@ -183,11 +223,11 @@ unsafe fn tile<D: Dot>(d: D, rows: usize, vectors: usize, args: TileArgs) {
     shapes!(1, 2, 3, 4, 5, 6, 7, 8)
 }
 
-/// Takes the sums of a tile to C.
+/// Integer sums of a tile, and the scales and the epilogue that turn them into elements of C.
 #[derive(Clone, Copy)]
-pub(super) struct Finish<'a> {
+pub(super) struct DequantiseTile<'a> {
     pub sums: *const i32,
-    /// Distance of the rows of the tile.
+    /// Row stride of the sums.
     pub stride: usize,
     pub rows: usize,
     pub columns: usize,
@@ -200,37 +240,73 @@ pub(super) struct Finish<'a> {
     pub epilogue: Epilogue<'a>,
 }
 
-impl DotKernel for Finish<'_> {
+impl DequantiseTile<'_> {
+    /// Dequantises the next rows, at most `rows` of them, and returns the others.
+    ///
+    /// # Safety
+    /// As for [`DequantiseTile::store`].
+    #[inline(always)]
+    #[cfg(target_arch = "x86_64")]
+    pub unsafe fn store_rows<D: Dot>(mut self, d: D, rows: usize) -> Option<Self> {
+        let rows = rows.min(self.rows);
+        // SAFETY: guaranteed by the caller.
+        unsafe { DequantiseTile { rows, ..self }.store(d) };
+        if rows == self.rows {
+            return None;
+        }
+        self.rows -= rows;
+        self.sums = self.sums.wrapping_add(rows * self.stride);
+        self.row_scales = self.row_scales.wrapping_add(rows);
+        self.row_offsets = self.row_offsets.wrapping_add(rows);
+        self.c = self.c.wrapping_add(rows * self.ldc);
+        self.epilogue = self.epilogue.part(rows, 0);
+        Some(self)
+    }
+
+    /// Dequantises and applies the epilogue.
+    ///
+    /// # Safety
+    /// `rows` x `columns` elements of C and of the operands of the epilogue must be valid; sums, column scales and weight
+    /// sums must be readable in whole vectors.
+    #[inline(always)]
+    pub unsafe fn store<D: Dot>(self, d: D) {
+        d.vectorize(Dequantise(self));
+    }
+}
+
+struct Dequantise<'a>(DequantiseTile<'a>);
+
+impl DotKernel for Dequantise<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<D: Dot>(self, d: D) {
-        with_activation!(self.epilogue.activation, f => d.vectorize(FinishWith { finish: self, f }));
+        let tile = self.0;
+        with_activation!(tile.epilogue.activation, f => d.vectorize(DequantiseWith { tile, f }));
     }
 }
 
-struct FinishWith<'a, F> {
-    finish: Finish<'a>,
+struct DequantiseWith<'a, F> {
+    tile: DequantiseTile<'a>,
     f: F,
 }
 
-impl<F: ActivationFn> DotKernel for FinishWith<'_, F> {
+impl<F: ActivationFn> DotKernel for DequantiseWith<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<D: Dot>(self, d: D) {
         let s = d.float();
         let lanes = D::Float::LANES;
-        let finish = self.finish;
-        let Epilogue { bias, scale, residual, .. } = finish.epilogue;
+        let tile = self.tile;
+        let Epilogue { bias, scale, residual, .. } = tile.epilogue;
         let mut column = 0;
-        while column < finish.columns {
-            let n = finish.columns - column;
-            // SAFETY: whoever made this vouches for `columns` of C, bias, scale and residual, and for whole vectors of
-            // what is packed.
+        while column < tile.columns {
+            let n = tile.columns - column;
+            // SAFETY: guaranteed by the caller of `DequantiseTile::store`.
             unsafe {
-                let column_scale = s.load(finish.column_scales.add(column));
-                let weight_sums = finish.weight_sums.add(column);
+                let column_scale = s.load(tile.column_scales.add(column));
+                let weight_sums = tile.weight_sums.add(column);
                 let bias = match bias {
                     Some(bias) => s.load_up_to(bias.as_ptr().add(column), n),
                     None => s.splat(0.0),
@@ -239,11 +315,11 @@ impl<F: ActivationFn> DotKernel for FinishWith<'_, F> {
                     Some(scale) => s.load_up_to(scale.as_ptr().add(column), n),
                     None => s.splat(1.0),
                 };
-                for row in 0..finish.rows {
-                    let c = finish.c.add(row * finish.ldc + column);
-                    let sums = finish.sums.add(row * finish.stride + column);
-                    let total = d.load_total(sums, *finish.row_offsets.add(row), weight_sums);
-                    let row_scale = s.splat(*finish.row_scales.add(row));
+                for row in 0..tile.rows {
+                    let c = tile.c.add(row * tile.ldc + column);
+                    let sums = tile.sums.add(row * tile.stride + column);
+                    let total = d.load_total(sums, *tile.row_offsets.add(row), weight_sums);
+                    let row_scale = s.splat(*tile.row_scales.add(row));
                     let x = s.mul(s.mul(total, column_scale), row_scale);
                     let mut x = s.mul(self.f.value(s, s.add(x, bias)), scale);
                     if let Some((residual, ld)) = residual {

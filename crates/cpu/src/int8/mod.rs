@@ -1,8 +1,8 @@
-//! Linear layers on bytes: `C = epilogue(A Wᵀ)` with the weights quantised once per output channel and the activations
-//! per row on the way in. Sums of products are exact integers on every machine, so paths differ only in how the last
-//! few floating-point operations are rounded, and the bits of a result do not depend on the number of threads.
+//! Linear layers on bytes: `C = epilogue(A Wᵀ)` with weights quantised per output channel beforehand and activations
+//! quantised per row in every call. Sums of products are exact integers, so paths differ only in the rounding of the last
+//! few floating-point operations, and the bits of a result do not depend on the number of threads.
 //!
-//! [`vit_graph::quantise`] defines what is computed: with `x = scale_x (q - zero)` and
+//! [`vit_graph::quantise`] defines the result: with `x = scale_x (q - zero)` and
 //! `w = scale_w p`, an element of C is `epilogue(f32(Σ (q - zero) p) * scale_w * scale_x)`.
 
 #[cfg(target_arch = "x86_64")]
@@ -17,16 +17,16 @@ mod quantise;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::gemm::{ALIGN, Epilogue, Grid, aligned, check_matrix, check_workspace};
+use crate::gemm::{ALIGN, Epilogue, TaskGrid, aligned, check_matrix, check_workspace};
 use crate::pool::{DisjointMut, Pool};
 
-use block::Block;
+use block::QuantisedBlock;
 pub use pack::{pack, pack_parallel, packed_len};
-pub use path::{Path, dot_loop};
-use path::{Shape, TileShape};
+pub use path::{DotPath, dot_loop};
+use path::{PathShape, ShapeOf};
 use quantise::QuantiseRows;
 
-/// The most terms of a sum: with more, it could exceed 32 bits.
+/// The most terms of a sum that cannot overflow 32 bits.
 pub const MAX_TERMS: usize = 1 << 16;
 
 /// One product of activations with packed weights.
@@ -40,27 +40,27 @@ pub struct Gemm8<'a> {
     pub k: usize,
     /// The activations, `[m, k]`.
     pub a: &'a [f32],
-    /// Distance of the rows of `a`.
+    /// Row stride of `a`.
     pub lda: usize,
     /// The weights from [`pack`], for the same path.
     pub b_packed: &'a [f32],
     /// The result, `[m, n]`.
     pub c: &'a mut [f32],
-    /// Distance of the rows of `c`.
+    /// Row stride of `c`.
     pub ldc: usize,
-    /// What happens on the way to C.
+    /// The epilogue, without a factor.
     pub epilogue: Epilogue<'a>,
 }
 
-/// How many numbers of workspace [`gemm`] needs.
-pub fn workspace(path: impl Into<Path>, _threads: usize, m: usize, _n: usize, k: usize) -> usize {
-    let shape = path.into().dispatch(TileShape);
+/// Elements of workspace that [`gemm`] needs.
+pub fn workspace(path: impl Into<DotPath>, _threads: usize, m: usize, _n: usize, k: usize) -> usize {
+    let shape = path.into().dispatch(ShapeOf);
     m * row_bytes(shape, k) / 4 + 2 * m + ALIGN
 }
 
-/// The distance of quantised rows: whole cache lines, an odd number of them, so that the rows of a tile do not compete
-/// for the same places in the cache.
-fn row_bytes(shape: Shape, k: usize) -> usize {
+/// Bytes from one quantised row to the next: an odd number of cache lines, so that the rows of a tile do not compete for the
+/// same cache sets.
+fn row_bytes(shape: PathShape, k: usize) -> usize {
     (k * shape.left_bytes).div_ceil(64).max(1) / 2 * 128 + 64
 }
 
@@ -68,7 +68,7 @@ fn row_bytes(shape: Shape, k: usize) -> usize {
 ///
 /// # Panics
 /// If a slice is too short for the shape, or B is packed for another path's length.
-pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut [f32]) {
+pub fn gemm(pool: &Pool, path: impl Into<DotPath>, gemm: Gemm8<'_>, workspace: &mut [f32]) {
     let path = path.into();
     let Gemm8 { m, n, k, .. } = gemm;
     check_matrix("A", gemm.a.len(), m, k, gemm.lda);
@@ -80,7 +80,7 @@ pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut
         return;
     }
 
-    let shape = path.dispatch(TileShape);
+    let shape = path.dispatch(ShapeOf);
     let stride = row_bytes(shape, k);
     let (quantised, rest) = aligned(workspace, m * stride / 4);
     let (row_scales, rest) = rest.split_at_mut(m);
@@ -93,13 +93,12 @@ pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut
     let groups = k.div_ceil(shape.group);
     let (tile, most_rows) = path.block_shape(m, groups, shape);
     let most = (BLOCK_BYTES / stride).clamp(tile[0], most_rows);
-    let Grid { rows, columns } = Grid::of(pool.threads(), [m, n], tile, most);
+    let TaskGrid { rows, columns } = TaskGrid::with_tile(pool.threads(), [m, n], tile, most);
     let c = DisjointMut::new(gemm.c);
     pool.run(rows.parts * columns.parts, &|task| {
         let (row, rows) = rows.part(task / columns.parts);
         let (column, columns) = columns.part(task % columns.parts);
-        // The checks above cover every block, and blocks of C do not overlap.
-        path.block(Block {
+        let block = QuantisedBlock {
             m: rows,
             n: columns,
             groups,
@@ -113,16 +112,18 @@ pub fn gemm(pool: &Pool, path: impl Into<Path>, gemm: Gemm8<'_>, workspace: &mut
             c: c.at(row * gemm.ldc + column),
             ldc: gemm.ldc,
             epilogue: gemm.epilogue.part(row, column),
-        });
+        };
+        // SAFETY: the checks above cover every block, and blocks of C do not overlap.
+        unsafe { path.run_block(block) };
     });
 }
 
-/// Elements that one task quantises: enough work to be worth handing out.
+/// Elements that a task quantises: with fewer, starting the task would take longer.
 const QUANTISE_ELEMENTS: usize = 16 * 1024;
 
 fn quantise_rows(
     pool: &Pool,
-    path: Path,
+    path: DotPath,
     gemm: &Gemm8<'_>,
     stride: usize,
     quantised: &mut [u8],

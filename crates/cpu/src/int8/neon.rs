@@ -1,51 +1,22 @@
-//! Dot products of bytes on AArch64. Activations are stored as signed bytes, 128 less than their values, since the
-//! dot product extension multiplies signed by signed; without the extension, products are widened and added in pairs.
+//! Dot products of bytes on AArch64. Activations are stored as signed bytes, their values minus 128, since the dot product
+//! extension multiplies signed by signed; without the extension, products are widened and added in pairs.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::path::{Dot, DotKernel};
+use super::path::{Dot, DotKernel, token};
 use crate::simd::Neon;
-
-macro_rules! token {
-    ($(#[$doc:meta])* $name:ident = $features:literal) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy)]
-        pub(super) struct $name(Neon);
-
-        impl $name {
-            /// # Safety
-            /// The machine must have the instructions.
-            #[inline(always)]
-            pub(super) unsafe fn new() -> Self {
-                // SAFETY: they include NEON.
-                $name(unsafe { Neon::new() })
-            }
-
-            #[target_feature(enable = $features)]
-            fn enabled<K: DotKernel>(self, kernel: K) -> K::Output {
-                kernel.run(self)
-            }
-
-            /// Keeps kernels apart, as in [`crate::simd`].
-            #[inline(never)]
-            fn outlined<K: DotKernel>(self, kernel: K) -> K::Output {
-                // SAFETY: `self` proves that the instructions are available.
-                unsafe { self.enabled(kernel) }
-            }
-        }
-    };
-}
 
 token! {
     /// Proof that the machine has NEON with dot products.
-    NeonDot = "neon,dotprod"
+    NeonDot(Neon) = "neon,dotprod"
 }
 token! {
     /// Proof that the machine has NEON.
-    NeonWide = "neon"
+    NeonWide(Neon) = "neon"
 }
 
+/// The operations that both paths share.
 macro_rules! common {
     () => {
         type Float = Neon;
@@ -72,19 +43,19 @@ macro_rules! common {
 
         #[inline(always)]
         unsafe fn store_sums(self, p: *mut i32, sums: int32x4_t) {
-            // SAFETY: as above; the caller vouches for the memory.
+            // SAFETY: as above; the caller guarantees the memory.
             unsafe { vst1q_s32(p, sums) }
         }
 
         #[inline(always)]
         unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> float32x4_t {
-            // SAFETY: as above; the caller vouches for the memory.
+            // SAFETY: as above; the caller guarantees the memory.
             unsafe { vcvtq_f32_s32(vmlsq_n_s32(vld1q_s32(sums), vld1q_s32(weight_sums), offset)) }
         }
 
         #[inline(always)]
         unsafe fn store_left(self, p: *mut u8, x: float32x4_t, zero: i32) {
-            // SAFETY: as above; the caller vouches for 4 bytes.
+            // SAFETY: as above; the caller guarantees 4 bytes.
             unsafe {
                 let value = vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(zero - 128));
                 let words = vqmovn_s32(value);
@@ -109,7 +80,7 @@ unsafe impl Dot for NeonDot {
 
     #[inline(always)]
     unsafe fn load_left(self, p: *const u8) -> int8x16_t {
-        // SAFETY: `self` proves that the instructions are available; the caller vouches for the memory.
+        // SAFETY: `self` proves that the instructions are available; the caller guarantees the memory.
         unsafe { vreinterpretq_s8_s32(vdupq_n_s32(p.cast::<i32>().read_unaligned())) }
     }
 
@@ -122,8 +93,8 @@ unsafe impl Dot for NeonDot {
     #[inline(always)]
     fn dot(self, left: int8x16_t, right: int8x16_t, sums: int32x4_t) -> int32x4_t {
         let mut out = sums;
-        // The intrinsic for it, vdotq_s32, is not in stable Rust.
-        // SAFETY: `self` proves that the instruction is available; it touches these registers alone.
+        // The intrinsic vdotq_s32 is not in stable Rust.
+        // SAFETY: `self` proves that the instruction is available; it accesses these registers only.
         unsafe {
             asm!(
                 "sdot {out:v}.4s, {left:v}.16b, {right:v}.16b",
@@ -146,7 +117,7 @@ unsafe impl Dot for NeonWide {
 
     #[inline(always)]
     unsafe fn load_left(self, p: *const u8) -> int8x8_t {
-        // SAFETY: `self` proves that the instructions are available; the caller vouches for the memory.
+        // SAFETY: `self` proves that the instructions are available; the caller guarantees the memory.
         unsafe { vreinterpret_s8_s16(vdup_n_s16(p.cast::<i16>().read_unaligned())) }
     }
 

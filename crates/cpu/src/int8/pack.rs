@@ -1,21 +1,20 @@
-//! Packed weights: the scale of each output channel, the sum of its bytes (which takes an offset of the activations out
-//! of the products again), and the bytes themselves in panels as wide as the register tile, padded with zeros.
+//! Packed weights: the scale of each output channel, the sum of its bytes (with which the offset of the activations is
+//! subtracted from the products), and the bytes in panels of NR columns, padded with zeros.
 
 use super::MAX_TERMS;
-use super::path::{Dot, DotKernel, Path, Shape, TileShape};
+use super::path::{Dot, DotKernel, DotPath, PathShape, ShapeOf};
 use super::quantise::{weight, weight_scale};
 use crate::gemm::check_matrix;
 use crate::pool::{DisjointMut, Pool};
 use crate::simd::Simd;
 
-/// The length of packed weights, in `f32` though it holds bytes. The slice should start at a multiple of 64 bytes for
-/// full speed.
+/// The length of packed weights in `f32`. The slice should start at a multiple of 64 bytes for full speed.
 ///
 /// # Panics
 /// If `k` is above [`MAX_TERMS`].
-pub fn packed_len(path: impl Into<Path>, k: usize, n: usize) -> usize {
+pub fn packed_len(path: impl Into<DotPath>, k: usize, n: usize) -> usize {
     assert!(k <= MAX_TERMS, "sums of {k} terms: at most {MAX_TERMS} fit in 32 bits");
-    let shape = path.into().dispatch(TileShape);
+    let shape = path.into().dispatch(ShapeOf);
     let columns = n.next_multiple_of(shape.columns);
     2 * columns + columns * k.next_multiple_of(shape.group) / 4
 }
@@ -24,7 +23,7 @@ pub fn packed_len(path: impl Into<Path>, k: usize, n: usize) -> usize {
 ///
 /// # Panics
 /// If `weights` is too short, or `dst` is not [`packed_len`] long.
-pub fn pack(path: impl Into<Path>, weights: &[f32], k: usize, n: usize, dst: &mut [f32]) {
+pub fn pack(path: impl Into<DotPath>, weights: &[f32], k: usize, n: usize, dst: &mut [f32]) {
     let path = path.into();
     pack_panels(path, weights, k, n, dst, |panels, pack| (0..panels).for_each(pack));
 }
@@ -33,13 +32,13 @@ pub fn pack(path: impl Into<Path>, weights: &[f32], k: usize, n: usize, dst: &mu
 ///
 /// # Panics
 /// As [`pack`].
-pub fn pack_parallel(pool: &Pool, path: impl Into<Path>, weights: &[f32], k: usize, n: usize, dst: &mut [f32]) {
+pub fn pack_parallel(pool: &Pool, path: impl Into<DotPath>, weights: &[f32], k: usize, n: usize, dst: &mut [f32]) {
     let path = path.into();
     pack_panels(path, weights, k, n, dst, |panels, pack| pool.run(panels, pack));
 }
 
 fn pack_panels(
-    path: Path,
+    path: DotPath,
     weights: &[f32],
     k: usize,
     n: usize,
@@ -48,7 +47,7 @@ fn pack_panels(
 ) {
     check_matrix("weights", weights.len(), n, k, k);
     assert_eq!(dst.len(), packed_len(path, k, n), "packed weights for k={k} n={n}");
-    let shape = path.dispatch(TileShape);
+    let shape = path.dispatch(ShapeOf);
     let width = shape.columns;
     let panels = n.div_ceil(width);
     let (scales, rest) = dst.split_at_mut(panels * width);
@@ -74,7 +73,7 @@ fn pack_panels(
 }
 
 /// The scales, the sums and the bytes of packed weights.
-pub(super) fn sections(shape: Shape, n: usize, packed: &[f32]) -> (&[f32], &[i32], &[i8]) {
+pub(super) fn sections(shape: PathShape, n: usize, packed: &[f32]) -> (&[f32], &[i32], &[i8]) {
     let columns = n.next_multiple_of(shape.columns);
     let (scales, rest) = packed.split_at(columns);
     let (sums, bytes) = rest.split_at(columns);
@@ -82,7 +81,7 @@ pub(super) fn sections(shape: Shape, n: usize, packed: &[f32]) -> (&[f32], &[i32
 }
 
 struct PackPanel<'a> {
-    /// The rows of the panel's columns; columns after them are padding.
+    /// The weights `[columns, k]` of the panel; it may have more columns, which are padding.
     weights: &'a [f32],
     k: usize,
     scales: &'a mut [f32],

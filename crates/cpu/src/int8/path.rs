@@ -1,87 +1,87 @@
-//! The ways to multiply bytes, two for each instruction set, and the choice of one at run time.
-//! Kernels are written once, generic over [`Dot`], as the others are over [`Simd`].
+//! The instructions that multiply bytes, two sets for each [`Isa`], and the choice of one at run time.
+//! Kernels are generic over [`Dot`], as those of f32 are over [`Simd`].
 
 use std::fmt;
 
-use super::block::Block;
+use super::block::QuantisedBlock;
 use crate::isa::Isa;
 use crate::simd::Simd;
 
-/// A way to multiply bytes. An [`Isa`] converts into its fastest one on this machine.
+/// A set of instructions that multiply bytes. An [`Isa`] converts into its fastest one on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Path {
-    /// The matrix unit AMX, and what AVX-512 with VNNI does.
+pub enum DotPath {
+    /// AMX for large products, AVX-512 with VNNI for the others.
     Amx,
-    /// AVX-512 with VNNI: four products a lane in one instruction.
+    /// AVX-512 with VNNI: four products per lane in one instruction.
     Avx512Vnni,
-    /// AVX-512 with products of 16-bit numbers.
+    /// AVX-512 with products of 16-bit integers.
     Avx512,
     /// AVX2 with AVX-VNNI.
     AvxVnni,
-    /// AVX2 with products of 16-bit numbers.
+    /// AVX2 with products of 16-bit integers.
     Avx2,
     /// NEON with the dot product extension.
     NeonDot,
     /// NEON with widening products.
     Neon,
-    /// SSE2 with products of 16-bit numbers, on every x86-64 machine.
+    /// SSE2 with products of 16-bit integers, on every x86-64 machine.
     Sse2,
-    /// Plain Rust, on every machine.
+    /// Portable Rust, on every machine.
     Portable,
 }
 
-impl From<Isa> for Path {
-    fn from(isa: Isa) -> Path {
-        let ways = match isa {
-            Isa::Amx => [Path::Amx, Path::Avx512],
-            Isa::Avx512 => [Path::Avx512Vnni, Path::Avx512],
-            Isa::Avx2 => [Path::AvxVnni, Path::Avx2],
-            Isa::Neon => [Path::NeonDot, Path::Neon],
-            Isa::Portable => [Path::Sse2, Path::Portable],
+impl From<Isa> for DotPath {
+    fn from(isa: Isa) -> DotPath {
+        let paths = match isa {
+            Isa::Amx => [DotPath::Amx, DotPath::Avx512],
+            Isa::Avx512 => [DotPath::Avx512Vnni, DotPath::Avx512],
+            Isa::Avx2 => [DotPath::AvxVnni, DotPath::Avx2],
+            Isa::Neon => [DotPath::NeonDot, DotPath::Neon],
+            Isa::Portable => [DotPath::Sse2, DotPath::Portable],
         };
-        if ways[0].is_available() { ways[0] } else { ways[1] }
+        if paths[0].is_available() { paths[0] } else { paths[1] }
     }
 }
 
-impl Path {
+impl DotPath {
     /// Every path, fastest first.
-    pub const ALL: [Path; 9] = [
-        Path::Amx,
-        Path::Avx512Vnni,
-        Path::Avx512,
-        Path::AvxVnni,
-        Path::Avx2,
-        Path::NeonDot,
-        Path::Neon,
-        Path::Sse2,
-        Path::Portable,
+    pub const ALL: [DotPath; 9] = [
+        DotPath::Amx,
+        DotPath::Avx512Vnni,
+        DotPath::Avx512,
+        DotPath::AvxVnni,
+        DotPath::Avx2,
+        DotPath::NeonDot,
+        DotPath::Neon,
+        DotPath::Sse2,
+        DotPath::Portable,
     ];
 
     /// The paths this machine can run, fastest first.
-    pub fn available() -> Vec<Path> {
-        Path::ALL.into_iter().filter(|path| path.is_available()).collect()
+    pub fn available() -> Vec<DotPath> {
+        DotPath::ALL.into_iter().filter(|path| path.is_available()).collect()
     }
 
     /// Whether this machine can run it.
     pub fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Path::Amx => Isa::Amx.is_available() && Path::Avx512Vnni.is_available(),
+            DotPath::Amx => Isa::Amx.is_available() && DotPath::Avx512Vnni.is_available(),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512Vnni => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
+            DotPath::Avx512Vnni => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => Isa::Avx512.is_available(),
+            DotPath::Avx512 => Isa::Avx512.is_available(),
             #[cfg(target_arch = "x86_64")]
-            Path::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            DotPath::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => Isa::Avx2.is_available(),
+            DotPath::Avx2 => Isa::Avx2.is_available(),
             #[cfg(target_arch = "aarch64")]
-            Path::NeonDot => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
+            DotPath::NeonDot => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
             #[cfg(target_arch = "aarch64")]
-            Path::Neon => Isa::Neon.is_available(),
+            DotPath::Neon => Isa::Neon.is_available(),
             #[cfg(target_arch = "x86_64")]
-            Path::Sse2 => true,
-            Path::Portable => true,
+            DotPath::Sse2 => true,
+            DotPath::Portable => true,
             #[allow(unreachable_patterns)]
             _ => false,
         }
@@ -96,100 +96,104 @@ impl Path {
         assert!(self.is_available(), "this machine has no {self}");
         match self {
             #[cfg(target_arch = "x86_64")]
-            Path::Amx | Path::Avx512Vnni => {
+            DotPath::Amx | DotPath::Avx512Vnni => {
                 // SAFETY: availability was asserted above.
                 unsafe { super::x86::Avx512Vnni::new() }.vectorize(kernel)
             }
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => {
+            DotPath::Avx512 => {
                 // SAFETY: availability was asserted above.
                 unsafe { super::x86::Avx512Wide::new() }.vectorize(kernel)
             }
             #[cfg(target_arch = "x86_64")]
-            Path::AvxVnni => {
+            DotPath::AvxVnni => {
                 // SAFETY: availability was asserted above.
                 unsafe { super::x86::AvxVnni::new() }.vectorize(kernel)
             }
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => {
+            DotPath::Avx2 => {
                 // SAFETY: availability was asserted above.
                 unsafe { super::x86::Avx2Wide::new() }.vectorize(kernel)
             }
             #[cfg(target_arch = "aarch64")]
-            Path::NeonDot => {
+            DotPath::NeonDot => {
                 // SAFETY: availability was asserted above.
                 unsafe { super::neon::NeonDot::new() }.vectorize(kernel)
             }
             #[cfg(target_arch = "aarch64")]
-            Path::Neon => {
+            DotPath::Neon => {
                 // SAFETY: availability was asserted above.
                 unsafe { super::neon::NeonWide::new() }.vectorize(kernel)
             }
             #[cfg(target_arch = "x86_64")]
-            Path::Sse2 => super::x86::Sse2.vectorize(kernel),
-            _ => super::portable::Plain.vectorize(kernel),
+            DotPath::Sse2 => super::x86::Sse2.vectorize(kernel),
+            _ => super::portable::PortableDot.vectorize(kernel),
         }
     }
 }
 
-/// Rows of A in a block, if they are short.
-const BLOCK_ROWS: usize = 96;
-/// Fewer rows do not fill the tiles of the matrix unit.
-const MATRIX_ROWS: usize = 16;
-/// With fewer groups, taking sums to C takes longer than summing, and the vector units are as fast.
-const FEWEST_GROUPS: usize = 128;
-/// Groups of a tile of the matrix unit.
-pub(super) const MATRIX_GROUPS: usize = 16;
-/// The most rows for the matrix unit, which is done with them sooner.
-const MATRIX_BLOCK_ROWS: usize = 448;
+/// MC: the most rows of a block.
+const MC: usize = 96;
+/// The most rows of a block on AMX.
+const AMX_MC: usize = 448;
+/// Fewer rows do not fill the tile registers.
+const AMX_MIN_ROWS: usize = 16;
+/// With fewer groups dequantisation takes longer than the sums, and the vector units are as fast.
+const AMX_MIN_GROUPS: usize = 128;
+/// Groups of a row of a tile register.
+pub(super) const TILE_GROUPS: usize = 16;
 
-impl Path {
-    /// Rows and columns that blocks should be multiples of, and the most rows.
-    pub(super) fn block_shape(self, m: usize, groups: usize, shape: Shape) -> ([usize; 2], usize) {
-        if self.on_matrix_unit(m, groups) {
-            // Whole panels, which are squares as well two at a time.
-            ([32, 2 * shape.columns], MATRIX_BLOCK_ROWS)
+impl DotPath {
+    /// The rows and columns that blocks are multiples of, and the most rows.
+    pub(super) fn block_shape(self, m: usize, groups: usize, shape: PathShape) -> ([usize; 2], usize) {
+        if self.uses_amx(m, groups) {
+            // Two panels are a multiple of the columns of the accumulators.
+            ([32, 2 * shape.columns], AMX_MC)
         } else {
-            ([shape.rows, shape.columns], BLOCK_ROWS)
+            ([shape.rows, shape.columns], MC)
         }
     }
 
-    /// Runs a block on this path.
-    pub(super) fn block(self, block: Block<'_>) {
+    /// Computes a block on this path.
+    ///
+    /// # Safety
+    /// As for [`QuantisedBlock::run`].
+    pub(super) unsafe fn run_block(self, block: QuantisedBlock<'_>) {
         #[cfg(target_arch = "x86_64")]
-        if self.on_matrix_unit(block.m, block.groups) {
+        if self.uses_amx(block.m, block.groups) {
             assert!(self.is_available(), "this machine has no {self}");
-            // SAFETY: the machine has the instructions and the unit, of which this is the only one here.
+            // SAFETY: the machine has the instructions, and this is the thread's only `Amx`; the caller guarantees the memory.
             unsafe { super::amx::run(super::x86::Avx512Vnni::new(), &mut crate::amx::Amx::new(), block) };
             return;
         }
-        self.dispatch(block);
+        // SAFETY: guaranteed by the caller.
+        unsafe { block.run(self) };
     }
 
-    /// Whether the matrix unit takes so many rows with sums of so many groups: whole tiles of them.
-    fn on_matrix_unit(self, m: usize, groups: usize) -> bool {
-        self == Path::Amx && m >= MATRIX_ROWS && groups >= FEWEST_GROUPS && groups.is_multiple_of(MATRIX_GROUPS)
+    /// Whether AMX computes a product of so many rows and groups, which must fill whole tile registers.
+    fn uses_amx(self, m: usize, groups: usize) -> bool {
+        self == DotPath::Amx && m >= AMX_MIN_ROWS && groups >= AMX_MIN_GROUPS && groups.is_multiple_of(TILE_GROUPS)
     }
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for DotPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Path::Amx => "amx",
-            Path::Avx512Vnni => "avx512-vnni",
-            Path::Avx512 => "avx512",
-            Path::AvxVnni => "avx-vnni",
-            Path::Avx2 => "avx2",
-            Path::NeonDot => "neon-dotprod",
-            Path::Neon => "neon",
-            Path::Sse2 => "sse2",
-            Path::Portable => "portable",
+            DotPath::Amx => "amx",
+            DotPath::Avx512Vnni => "avx512-vnni",
+            DotPath::Avx512 => "avx512",
+            DotPath::AvxVnni => "avx-vnni",
+            DotPath::Avx2 => "avx2",
+            DotPath::NeonDot => "neon-dotprod",
+            DotPath::Neon => "neon",
+            DotPath::Sse2 => "sse2",
+            DotPath::Portable => "portable",
         })
     }
 }
 
-/// Work that is compiled once for each path. As for [`crate::simd::Kernel`], `run` and everything generic it calls
-/// must be `#[inline(always)]`.
+/// A kernel that is compiled once for each path. As for [`crate::simd::Kernel`], `run` and all generic functions that it
+/// calls must be `#[inline(always)]`.
 pub(super) trait DotKernel {
     type Output;
     fn run<D: Dot>(self, d: D) -> Self::Output;
@@ -197,13 +201,13 @@ pub(super) trait DotKernel {
 
 /// Dot products of short groups of bytes, one group in each lane of a vector of `i32` sums.
 ///
-/// Activations (the left-hand side) are stored as the path multiplies them: as they are, or less an offset. Weights
-/// (the right-hand side) are signed bytes, the groups of neighbouring columns one after the other.
+/// Activations (the left-hand side) are stored as the path multiplies them: quantised values, or these minus an offset.
+/// Weights (the right-hand side) are signed bytes, `[column][GROUP]`.
 ///
 /// # Safety
-/// Vectors must have as many lanes as those of `Float`, and loads and stores the extent that they say.
+/// Vectors must have as many lanes as those of `Float`, and loads and stores the documented extent.
 pub(super) unsafe trait Dot: Copy {
-    /// The vectors of `f32` to go with it.
+    /// The vectors of `f32` with as many lanes.
     type Float: Simd;
     /// A sum in each lane.
     type Sums: Copy;
@@ -220,7 +224,7 @@ pub(super) unsafe trait Dot: Copy {
     /// Vectors in a row of the register tile.
     const TILE_VECTORS: usize;
 
-    /// Calls the kernel as a function of its own, compiled with the instructions enabled.
+    /// Calls the kernel as a separate function, compiled with the instructions enabled.
     fn vectorize<K: DotKernel>(self, kernel: K) -> K::Output;
     fn float(self) -> Self::Float;
     fn zero(self) -> Self::Sums;
@@ -233,44 +237,134 @@ pub(super) unsafe trait Dot: Copy {
     /// `sums + left · right` in each lane.
     fn dot(self, left: Self::Left, right: Self::Right, sums: Self::Sums) -> Self::Sums;
     /// # Safety
-    /// A number for each lane must be writable at `p`.
+    /// An element for each lane must be writable at `p`.
     unsafe fn store_sums(self, p: *mut i32, sums: Self::Sums);
-    /// `sums - offset * weight_sums`, then to the nearest `f32`.
+    /// `sums - offset * weight_sums`, converted to `f32`.
     /// # Safety
-    /// A number for each lane must be readable at both.
+    /// An element for each lane must be readable at both.
     unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> <Self::Float as Simd>::V;
-    /// Stores `min(round(x) + zero, 255)` as activations are stored. Of an `x` that is not finite, anything.
+    /// Stores `min(round(x) + zero, 255)` as an activation; an `x` that is not finite may give any value.
     /// # Safety
     /// `LEFT_BYTES` for each lane must be writable at `p`.
     unsafe fn store_left(self, p: *mut u8, x: <Self::Float as Simd>::V, zero: i32);
-    /// What zero is as a stored activation.
+    /// The stored activation of a zero, given its zero point.
     fn offset(zero: i32) -> i32;
 }
+
+#[inline(never)]
+pub(super) fn outlined<D: Dot, K: DotKernel>(d: D, kernel: K) -> K::Output {
+    kernel.run(d)
+}
+
+/// What the paths share whose vectors of f32 are [`crate::simd::Portable`].
+macro_rules! portable_floats {
+    () => {
+        type Float = $crate::simd::Portable;
+        const TILE_ROWS: usize = 4;
+        const TILE_VECTORS: usize = 2;
+
+        #[inline(always)]
+        fn vectorize<K: DotKernel>(self, kernel: K) -> K::Output {
+            $crate::int8::path::outlined(self, kernel)
+        }
+
+        #[inline(always)]
+        fn float(self) -> $crate::simd::Portable {
+            $crate::simd::Portable
+        }
+    };
+}
+pub(super) use portable_floats;
+
+/// Defines a token: a type whose values prove that the machine has the instructions of a path.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! token {
+    ($(#[$doc:meta])* $name:ident($float:ty) = $features:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(super) struct $name($float);
+
+        impl $name {
+            /// # Safety
+            /// The machine must have the instructions.
+            #[inline(always)]
+            pub(super) unsafe fn new() -> Self {
+                // SAFETY: they include those of the vectors of f32.
+                $name(unsafe { <$float>::new() })
+            }
+
+            #[target_feature(enable = $features)]
+            fn enabled<K: DotKernel>(self, kernel: K) -> K::Output {
+                kernel.run(self)
+            }
+
+            /// Keeps kernels separate functions, as in [`crate::simd`].
+            #[inline(never)]
+            fn outlined<K: DotKernel>(self, kernel: K) -> K::Output {
+                // SAFETY: `self` proves that the instructions are available.
+                unsafe { self.enabled(kernel) }
+            }
+        }
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use token;
+
+/// Defines the operations of a path that are a few intrinsics each.
+#[cfg(target_arch = "x86_64")]
+macro_rules! operations {
+    (
+        load_right($right_at:ident) = $load_right:expr;
+        dot($left:ident, $right:ident, $sums:ident) = $dot:expr;
+        store_left($left_at:ident, $x:ident, $zero:ident) = $store_left:expr;
+    ) => {
+        #[inline(always)]
+        unsafe fn load_right(self, $right_at: *const i8) -> Self::Right {
+            // SAFETY: `self` proves that the instructions are available; the caller guarantees the memory.
+            unsafe { $load_right }
+        }
+
+        #[inline(always)]
+        fn dot(self, $left: Self::Left, $right: Self::Right, $sums: Self::Sums) -> Self::Sums {
+            // SAFETY: `self` proves that the instructions are available.
+            unsafe { $dot }
+        }
+
+        #[inline(always)]
+        unsafe fn store_left(self, $left_at: *mut u8, $x: <Self::Float as Simd>::V, $zero: i32) {
+            // SAFETY: `self` proves that the instructions are available; the caller guarantees the memory.
+            unsafe { $store_left }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use operations;
 
 /// The most rows of any register tile.
 pub(super) const MAX_TILE_ROWS: usize = 8;
 /// The most columns of any register tile.
 pub(super) const MAX_TILE_COLUMNS: usize = 48;
 
-/// The shapes of a path, for code that runs before one is chosen.
+/// The constants of a path.
 #[derive(Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct PathShape {
     pub group: usize,
     pub left_bytes: usize,
-    /// Of the register tile.
+    /// MR, the rows of the register tile.
     pub rows: usize,
-    /// Of the register tile and so of a packed panel.
+    /// NR, the columns of the register tile and of a packed panel.
     pub columns: usize,
 }
 
-pub(super) struct TileShape;
+/// Returns the constants of the path that it runs on.
+pub(super) struct ShapeOf;
 
-impl DotKernel for TileShape {
-    type Output = Shape;
+impl DotKernel for ShapeOf {
+    type Output = PathShape;
 
     #[inline(always)]
-    fn run<D: Dot>(self, _: D) -> Shape {
-        Shape {
+    fn run<D: Dot>(self, _: D) -> PathShape {
+        PathShape {
             group: D::GROUP,
             left_bytes: D::LEFT_BYTES,
             rows: D::TILE_ROWS,
@@ -279,9 +373,9 @@ impl DotKernel for TileShape {
     }
 }
 
-/// Runs `loops` rounds of independent dot products in registers and returns how many operations they were: the peak
-/// that a benchmark compares [`super::gemm`] with.
-pub fn dot_loop(path: impl Into<Path>, loops: usize) -> u64 {
+/// Runs `loops` rounds of independent dot products in registers and returns the number of operations, for the peak that a
+/// benchmark compares [`super::gemm`] with.
+pub fn dot_loop(path: impl Into<DotPath>, loops: usize) -> u64 {
     path.into().dispatch(DotLoop(loops))
 }
 
@@ -297,7 +391,7 @@ impl DotKernel for DotLoop {
         let mut sums = [[d.zero(); VECTORS]; ROWS];
         let bytes = [1u8; 64 * VECTORS];
         for _ in 0..self.0 {
-            // The compiler must not know the operands, nor that they are equal, or it would do the work itself.
+            // Hides from the compiler that all operands are equal, or it would fold the loop.
             let p = std::hint::black_box(bytes.as_ptr());
             for (i, row) in sums.iter_mut().enumerate() {
                 for (j, sum) in row.iter_mut().enumerate() {

@@ -1,37 +1,20 @@
-//! Dot products of bytes in plain Rust: for machines without a path of their own, and the plainest one to compare with.
+//! Dot products of bytes in portable Rust: for machines without a faster path, and the one that tests compare with.
 
-use super::path::{Dot, DotKernel};
-use crate::simd::{Portable, Simd};
+use super::path::{Dot, DotKernel, portable_floats};
+use crate::simd::Simd;
 
 /// The path that every machine has.
 #[derive(Clone, Copy)]
-pub(super) struct Plain;
+pub(super) struct PortableDot;
 
-#[inline(never)]
-fn outlined<K: DotKernel>(d: Plain, kernel: K) -> K::Output {
-    kernel.run(d)
-}
-
-// SAFETY: everything is arrays of 4 lanes.
-unsafe impl Dot for Plain {
-    type Float = Portable;
+// SAFETY: all vectors are arrays of 4 lanes.
+unsafe impl Dot for PortableDot {
+    portable_floats!();
     type Sums = [i32; 4];
     type Left = [i16; 2];
     type Right = [i16; 8];
     const GROUP: usize = 2;
     const LEFT_BYTES: usize = 2;
-    const TILE_ROWS: usize = 4;
-    const TILE_VECTORS: usize = 2;
-
-    #[inline(always)]
-    fn vectorize<K: DotKernel>(self, kernel: K) -> K::Output {
-        outlined(self, kernel)
-    }
-
-    #[inline(always)]
-    fn float(self) -> Portable {
-        Portable
-    }
 
     #[inline(always)]
     fn zero(self) -> [i32; 4] {
@@ -40,13 +23,13 @@ unsafe impl Dot for Plain {
 
     #[inline(always)]
     unsafe fn load_left(self, p: *const u8) -> [i16; 2] {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: guaranteed by the caller.
         unsafe { p.cast::<[i16; 2]>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn load_right(self, p: *const i8) -> [i16; 8] {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: guaranteed by the caller.
         let bytes = unsafe { p.cast::<[i8; 8]>().read_unaligned() };
         let mut words = [0; 8];
         for i in 0..8 {
@@ -66,13 +49,13 @@ unsafe impl Dot for Plain {
 
     #[inline(always)]
     unsafe fn store_sums(self, p: *mut i32, sums: [i32; 4]) {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: guaranteed by the caller.
         unsafe { p.cast::<[i32; 4]>().write_unaligned(sums) }
     }
 
     #[inline(always)]
     unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> [f32; 4] {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: guaranteed by the caller.
         let (sums, weight_sums) =
             unsafe { (sums.cast::<[i32; 4]>().read_unaligned(), weight_sums.cast::<[i32; 4]>().read_unaligned()) };
         let mut out = [0.0; 4];
@@ -89,7 +72,7 @@ unsafe impl Dot for Plain {
         for i in 0..4 {
             words[i] = (x[i] as i32).min(255 - zero) as i16;
         }
-        // SAFETY: the caller vouches for 8 bytes.
+        // SAFETY: the caller guarantees 8 bytes.
         unsafe { p.cast::<[i16; 4]>().write_unaligned(words) }
     }
 

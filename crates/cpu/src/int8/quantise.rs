@@ -1,5 +1,5 @@
-//! How numbers become bytes: the kernel that does to rows of activations what [`vit_graph::quantise`] defines. All
-//! arithmetic is in `f32`, one rounded operation at a time in the order written there, so both give the same bytes.
+//! Quantisation as [`vit_graph::quantise`] defines it, vectorised for rows of activations. Operations and their order are
+//! the same as there, so both give the same bytes.
 
 use super::path::{Dot, DotKernel};
 use crate::simd::Simd;
@@ -9,7 +9,7 @@ fn round(x: f32) -> i32 {
     x.round_ties_even() as i32
 }
 
-/// The scale and its inverse; the inverse is 0 where all values are.
+/// The quantisation scale of a channel and its inverse, which is 0 for a channel of zeros.
 #[inline(always)]
 pub(super) fn weight_scale(w: &[f32]) -> (f32, f32) {
     let mut largest = 0.0;
@@ -30,7 +30,7 @@ pub(super) fn weight_scale(w: &[f32]) -> (f32, f32) {
 
 #[inline(always)]
 pub(super) fn weight(w: f32, scale: f32, inverse: f32) -> i8 {
-    // The largest times the inverse is 127 but for two roundings, so nothing rounds to 128.
+    // The largest magnitude times the inverse is 127 up to two roundings, so no value rounds to 128.
     if scale.is_nan() { 0 } else { round(w * inverse) as i8 }
 }
 
@@ -55,12 +55,12 @@ impl RowScale {
     }
 }
 
-/// Quantises rows of activations on one thread, a scale and an offset for each row of `to`.
+/// Quantises rows of activations, with a scale and an offset for each.
 pub(super) struct QuantiseRows<'a> {
     pub k: usize,
     pub a: &'a [f32],
     pub lda: usize,
-    /// Rows `stride` bytes apart, with room for whole vectors.
+    /// Quantised rows, `stride` bytes apart, with room for whole vectors.
     pub to: &'a mut [u8],
     pub stride: usize,
     pub scales: &'a mut [f32],
@@ -79,13 +79,13 @@ impl DotKernel for QuantiseRows<'_> {
         for (i, to) in self.to.chunks_exact_mut(self.stride).enumerate() {
             let row = if k == 0 { &[] } else { &self.a[i * self.lda..][..k] };
             let from = row.as_ptr();
-            // Two of each, since a maximum waits for the one before it.
+            // Two independent chains of each hide the latency of a maximum.
             let mut minus_low = [s.splat(0.0); 2];
             let mut high = [s.splat(0.0); 2];
-            // Stays 0 as long as everything is finite.
+            // 0 if all values are finite, else NaN.
             let mut check = [s.splat(0.0); 2];
             let mut t = 0;
-            // SAFETY: loads stay below k, and the assertion gives every vector that begins there room in `to`.
+            // SAFETY: loads stay below k, and by the assertion every vector that starts there fits in `to`.
             unsafe {
                 while t + 2 * lanes <= k {
                     for j in 0..2 {

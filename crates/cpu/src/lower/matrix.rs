@@ -8,7 +8,20 @@ use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Epilogue, Gemm, Matmul};
 use crate::int8::{self, Gemm8};
 
-/// A linear layer and, where somebody wants it, the slope of its activation.
+/// The epilogue of a linear layer with `n` outputs, given the inputs.
+fn epilogue(op: &Linear, n: usize) -> impl for<'a> Fn(&[&'a [f32]]) -> Epilogue<'a> + Send + use<> {
+    let [bias, scale, residual] = op.optional_inputs();
+    let activation = op.activation;
+    move |inputs| Epilogue {
+        bias: bias.map(|i| inputs[i]),
+        activation,
+        scale: scale.map(|i| inputs[i]),
+        factor: None,
+        residual: residual.map(|i| (inputs[i], n)),
+    }
+}
+
+/// A linear layer and, if it has a consumer, the derivative of its activation.
 pub(super) fn linear_with_derivative(
     processor: &Processor,
     op: &LinearWithDerivative,
@@ -19,55 +32,27 @@ pub(super) fn linear_with_derivative(
     self::linear(processor, &linear, inputs, packed)
 }
 
-/// A linear layer; a weight that never changes is packed beforehand. A second output takes the activation's slope.
+/// A linear layer; a constant weight is packed beforehand. A second output receives the derivative of the activation.
 pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed: bool) -> Lowered {
     let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
-    let [bias, scale, residual] = op.optional_inputs();
-    let activation = op.activation;
     let (isa, threads) = (processor.isa, processor.pool.threads());
     let workspace = if packed {
         gemm::gemm_workspace(isa, threads, m, n, k)
     } else {
         gemm::matmul_workspace(isa, threads, 1, m, n, k)
     };
+    let epilogue = epilogue(op, n);
     let mut lowered = Lowered::new(move |p, inputs, outputs, workspace| {
-        let epilogue = Epilogue {
-            bias: bias.map(|i| inputs[i]),
-            activation,
-            scale: scale.map(|i| inputs[i]),
-            factor: None,
-            residual: residual.map(|i| (inputs[i], n)),
-        };
+        let epilogue = epilogue(inputs);
         let (result, more) = outputs.split_at_mut(1);
-        let slope = more.first_mut().and_then(|slope| consumed(slope));
+        let d_activation = more.first_mut().and_then(|output| consumed(output));
         let (a, b, c) = (inputs[0], inputs[1], &mut *result[0]);
-        let (lda, a_layout, ldc, alpha, accumulate) = (k, ALayout::RowMajor, n, 1.0, false);
         if packed {
-            let product = Gemm { m, n, k, a, lda, a_layout, b, c, ldc, alpha, accumulate, epilogue, slope };
+            let product = Gemm { epilogue, d_activation, ..Gemm::dense([m, n, k], a, b, c) };
             gemm::gemm(&p.pool, p.isa, product, workspace);
         } else {
-            let product = Matmul {
-                batch: 1,
-                m,
-                n,
-                k,
-                a,
-                lda,
-                a_layout,
-                a_batch_stride: 0,
-                b,
-                ldb: k,
-                b_layout: BLayout::RowsAreN,
-                b_batch_stride: 0,
-                c,
-                ldc,
-                c_batch_stride: 0,
-                alpha,
-                accumulate,
-                epilogue,
-                slope,
-            };
-            gemm::matmul(&p.pool, p.isa, product, workspace);
+            let product = Matmul::single([m, n, k], (a, k, ALayout::RowMajor), (b, k, BLayout::RowsAreN), (c, n));
+            gemm::matmul(&p.pool, p.isa, Matmul { epilogue, d_activation, ..product }, workspace);
         }
     })
     .with_workspace(workspace);
@@ -75,24 +60,16 @@ pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed
     lowered
 }
 
-/// A linear layer in eight bits; weights are quantised once, activations row by row as they come.
+/// A linear layer on bytes: constant weights are quantised and packed beforehand, others in every run.
 pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], fixed: bool) -> Result<Lowered, String> {
     let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
     if k > int8::MAX_TERMS {
         return Err(format!("rows of {k} are too long for eight bits; {} is the most", int8::MAX_TERMS));
     }
-    // Weights that change are quantised in every run, into the workspace.
     let packed_len = if fixed { 0 } else { int8::packed_len(processor.isa, k, n) };
-    let [bias, scale, residual] = op.optional_inputs();
-    let activation = op.activation;
+    let epilogue = epilogue(op, n);
     let mut lowered = Lowered::new(move |p, inputs, outputs, workspace| {
-        let epilogue = Epilogue {
-            bias: bias.map(|i| inputs[i]),
-            activation,
-            scale: scale.map(|i| inputs[i]),
-            factor: None,
-            residual: residual.map(|i| (inputs[i], n)),
-        };
+        let epilogue = epilogue(inputs);
         let (packed, workspace) = workspace.split_at_mut(packed_len);
         if !fixed {
             int8::pack_parallel(&p.pool, p.isa, inputs[1], k, n, packed);
@@ -106,7 +83,7 @@ pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], f
     Ok(lowered)
 }
 
-/// A batched product of two values that both change, its elements multiplied by those of a third if there is one.
+/// A batched product of two values, its elements multiplied by those of a third input if there is one.
 pub(super) fn matmul(processor: &Processor, op: &MatMul, inputs: &[Type]) -> Lowered {
     let [batch, m, n, k] = op.extents(&inputs[0].shape, &inputs[1].shape);
     let workspace = gemm::matmul_workspace(processor.isa, processor.pool.threads(), batch, m, n, k);
@@ -115,24 +92,11 @@ pub(super) fn matmul(processor: &Processor, op: &MatMul, inputs: &[Type]) -> Low
     Lowered::new(move |p, inputs, outputs, workspace| {
         let product = Matmul {
             batch,
-            m,
-            n,
-            k,
-            a: inputs[0],
-            lda,
-            a_layout,
             a_batch_stride: m * k,
-            b: inputs[1],
-            ldb,
-            b_layout,
             b_batch_stride: k * n,
-            c: outputs[0],
-            ldc: n,
             c_batch_stride: m * n,
-            alpha: 1.0,
-            accumulate: false,
             epilogue: Epilogue { factor: inputs.get(2).map(|&factor| (factor, n)), ..Epilogue::default() },
-            slope: None,
+            ..Matmul::single([m, n, k], (inputs[0], lda, a_layout), (inputs[1], ldb, b_layout), (outputs[0], n))
         };
         gemm::matmul(&p.pool, p.isa, product, workspace);
     })

@@ -1,24 +1,25 @@
-//! Cutting images into patches and putting them together again.
+//! Images as patches, and back.
 
 use vit_graph::Type;
 use vit_graph::ops::{ImageLayout, Patchify, Unpatchify};
 
 use super::Lowered;
 
-/// Where the runs of neighbouring pixels of one patch lie.
+/// The addressing of the patches of an image.
 #[derive(Clone, Copy)]
-struct Cut {
+struct PatchAddressing {
     /// Height, width and channels of the image.
     image: [usize; 3],
+    /// Rows and columns of patches.
     grid: [usize; 2],
     patch: [usize; 2],
     layout: ImageLayout,
 }
 
-impl Cut {
+impl PatchAddressing {
     fn new(op: &Patchify, image: &[usize]) -> Self {
         let [_, h, w, c] = op.extents(image);
-        Cut { image: [h, w, c], grid: op.grid(image), patch: op.patch, layout: op.layout }
+        PatchAddressing { image: [h, w, c], grid: op.grid(image), patch: op.patch, layout: op.layout }
     }
 
     /// The length of a row of patches.
@@ -30,9 +31,9 @@ impl Cut {
         self.image.iter().product()
     }
 
-    /// Calls `run(place in the patches, place in the image, step in the image)` for every run of pixels of a row of
-    /// patches, in the order of the image: it is read, or written, as a stream.
-    fn runs(&self, row: usize, mut run: impl FnMut(usize, usize, usize)) {
+    /// Calls `f(offset in the patches, offset in the image, stride in the image)` for every run of pixels of a row of patches,
+    /// in the order of a channels-first image, which is so accessed sequentially.
+    fn for_each_run(&self, row: usize, mut f: impl FnMut(usize, usize, usize)) {
         let ([h, w, channels], [ph, pw]) = (self.image, self.patch);
         for c in 0..channels {
             for y in 0..ph {
@@ -42,7 +43,7 @@ impl Cut {
                         ImageLayout::ChannelsFirst => ((c * h + top) * w + left, 1),
                         ImageLayout::ChannelsLast => ((top * w + left) * channels + c, channels),
                     };
-                    run(((patch * channels + c) * ph + y) * pw, from, step);
+                    f(((patch * channels + c) * ph + y) * pw, from, step);
                 }
             }
         }
@@ -50,12 +51,12 @@ impl Cut {
 }
 
 pub(super) fn patchify(op: &Patchify, image: &Type) -> Lowered {
-    let cut = Cut::new(op, &image.shape);
-    let (rows, width) = (cut.grid[0], cut.patch[1]);
+    let addressing = PatchAddressing::new(op, &image.shape);
+    let (rows, width) = (addressing.grid[0], addressing.patch[1]);
     Lowered::new(move |p, inputs, outputs, _| {
-        p.pool.run_chunks(&mut *outputs[0], cut.row_len().max(1), &|index, patches| {
-            let image = &inputs[0][index / rows * cut.image_len()..][..cut.image_len()];
-            cut.runs(index % rows, |to, from, step| {
+        p.pool.run_chunks(&mut *outputs[0], addressing.row_len().max(1), &|index, patches| {
+            let image = &inputs[0][index / rows * addressing.image_len()..][..addressing.image_len()];
+            addressing.for_each_run(index % rows, |to, from, step| {
                 let run = &mut patches[to..to + width];
                 if step == 1 {
                     run.copy_from_slice(&image[from..from + width]);
@@ -68,14 +69,14 @@ pub(super) fn patchify(op: &Patchify, image: &Type) -> Lowered {
 }
 
 pub(super) fn unpatchify(op: &Unpatchify) -> Lowered {
-    let cut = Cut::new(&op.patchify, &op.image);
-    let (rows, width) = (cut.grid[0], cut.patch[1]);
+    let addressing = PatchAddressing::new(&op.patchify, &op.image);
+    let (rows, width) = (addressing.grid[0], addressing.patch[1]);
     Lowered::new(move |p, inputs, outputs, _| {
-        p.pool.run_chunks(&mut *outputs[0], cut.image_len().max(1), &|index, image| {
+        p.pool.run_chunks(&mut *outputs[0], addressing.image_len().max(1), &|index, image| {
             image.fill(0.0);
             for row in 0..rows {
-                let patches = &inputs[0][(index * rows + row) * cut.row_len()..][..cut.row_len()];
-                cut.runs(row, |from, to, step| {
+                let patches = &inputs[0][(index * rows + row) * addressing.row_len()..][..addressing.row_len()];
+                addressing.for_each_run(row, |from, to, step| {
                     patches[from..from + width].iter().enumerate().for_each(|(x, v)| image[to + x * step] = *v);
                 });
             }

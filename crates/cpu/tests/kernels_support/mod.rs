@@ -1,10 +1,30 @@
-//! What the kernel tests share: a small generator, and running a kernel on every instruction set and thread count.
+//! Shared by the kernel tests: random inputs, runs on every instruction set and number of threads, comparisons.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use vit_cpu::activation::Activation;
 use vit_cpu::isa::Isa;
 use vit_cpu::pool::Pool;
 
-/// SplitMix64: the same cases on every run.
+/// Marks elements of a result that a kernel must not write.
+pub const GAP: f32 = -12345.0;
+
+/// No activation, and every activation.
+pub const ACTIVATIONS: [Option<Activation>; 7] = [
+    None,
+    Some(Activation::Gelu),
+    Some(Activation::GeluTanh),
+    Some(Activation::Relu),
+    Some(Activation::Silu),
+    Some(Activation::Tanh),
+    Some(Activation::Sigmoid),
+];
+
+/// An activation in f64.
+pub fn activate(activation: Option<Activation>, x: f64) -> f64 {
+    activation.map_or(x, |f| f.apply(x))
+}
+
+/// SplitMix64 with a given seed.
 pub struct Random(pub u64);
 
 impl Random {
@@ -16,7 +36,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number in `low..=high`.
+    /// An integer in `low..=high`.
     pub fn size(&mut self, low: usize, high: usize) -> usize {
         low + (self.next() % (high - low + 1) as u64) as usize
     }
@@ -25,14 +45,14 @@ impl Random {
         self.next() & 1 == 1
     }
 
-    /// Roughly normal.
-    pub fn number(&mut self) -> f32 {
+    /// Approximately normal with variance 1.
+    pub fn value(&mut self) -> f32 {
         let sum: f64 = (0..4).map(|_| (self.next() >> 11) as f64 / (1u64 << 53) as f64).sum();
         ((sum - 2.0) * 1.732) as f32
     }
 
-    pub fn numbers(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.number()).collect()
+    pub fn values(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.value()).collect()
     }
 
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
@@ -40,29 +60,34 @@ impl Random {
     }
 }
 
-/// Computes on every instruction set and with 1, 2 and 3 threads; asserts that threads do not change a bit; hands the
-/// result of each instruction set to `check`.
+/// Computes on every instruction set with 1, 2 and 3 threads, asserts that the bits do not depend on the threads, and passes
+/// the result of each instruction set to `check`.
 pub fn on_all(compute: impl Fn(&Pool, Isa) -> Vec<f32>, check: impl Fn(Isa, &[f32])) {
+    for isa in Isa::available() {
+        check(isa, &on_all_threads(isa, |pool| compute(pool, isa)));
+    }
+}
+
+/// Computes with 1, 2 and 3 threads and asserts that the bits do not depend on the threads. `what` is for messages.
+pub fn on_all_threads(what: impl std::fmt::Display, compute: impl Fn(&Pool) -> Vec<f32>) -> Vec<f32> {
     thread_local! {
         static POOLS: [Pool; 3] = [Pool::new(1), Pool::new(2), Pool::new(3)];
     }
     POOLS.with(|pools| {
-        for isa in Isa::available() {
-            let first = compute(&pools[0], isa);
-            for pool in &pools[1..] {
-                let other = compute(pool, isa);
-                let threads = pool.threads();
-                assert_eq!(first.len(), other.len());
-                for (i, (a, b)) in first.iter().zip(&other).enumerate() {
-                    assert!(a.to_bits() == b.to_bits(), "{isa}: element {i} is {a} with 1 thread, {b} with {threads}");
-                }
+        let first = compute(&pools[0]);
+        for pool in &pools[1..] {
+            let (other, threads) = (compute(pool), pool.threads());
+            assert_eq!(first.len(), other.len());
+            for (i, (a, b)) in first.iter().zip(&other).enumerate() {
+                assert!(a.to_bits() == b.to_bits(), "{what}: element {i} is {a} with 1 thread, {b} with {threads}");
             }
-            check(isa, &first);
         }
-    });
+        first
+    })
 }
 
-/// Asserts `|got - want| <= tolerance` plus a few roundings of the value itself, element by element, and that NaN is where it is expected.
+/// Asserts, element by element, `|got - want| <= tolerance` plus a few roundings of the value, and NaN exactly where `want`
+/// has it.
 #[track_caller]
 pub fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");

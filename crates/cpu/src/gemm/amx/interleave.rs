@@ -1,80 +1,82 @@
-//! What the vector units do while the matrix unit is at a square: the next rows of A go to pieces, the last square to C.
+//! The vector work of a product on AMX, interleaved with the TMUL instructions of the current accumulators: the bf16x3 split
+//! of the next rows of A, and the store of the previous accumulators to C.
 
-use super::split::Rows;
+use super::split::RowSplitter;
 use crate::activation::ActivationFn;
-use crate::amx::{Chores, SIDE};
+use crate::amx::{ACC_SIDE, Interleaved};
 use crate::simd::{Avx512, Simd};
 
-/// Rows of a square that are brought to C at a time.
-const FINISHED: usize = 4;
+/// Rows of accumulators that are stored at a time.
+const STORED_ROWS: usize = 4;
 
-/// A square of sums on its way to C through a function, and nothing else but sums.
-pub(super) struct Square {
+/// Accumulators in memory, `[rows][ACC_SIDE]`, that go to C through at most an activation and one addend.
+pub(super) struct AccumulatorStore {
     pub sums: *const f32,
     pub rows: usize,
-    /// Whether C holds the sum so far.
-    pub add: bool,
+    /// Whether C holds the sums of other blocks of k, to be added.
+    pub add_c: bool,
     pub c: *mut f32,
     pub ldc: usize,
-    /// What is added last, if it is not null, and the distance of its rows.
-    pub plus: *const f32,
-    pub plus_stride: usize,
+    /// Added after the activation, unless it is null, and its row stride.
+    pub residual: *const f32,
+    pub residual_stride: usize,
 }
 
-impl Square {
-    pub fn none() -> Square {
-        let (sums, c, plus) = (std::ptr::null(), std::ptr::null_mut(), std::ptr::null());
-        Square { sums, rows: 0, add: false, c, ldc: 0, plus, plus_stride: 0 }
+impl AccumulatorStore {
+    /// Nothing to store.
+    pub fn none() -> AccumulatorStore {
+        let (sums, c, residual) = (std::ptr::null(), std::ptr::null_mut(), std::ptr::null());
+        AccumulatorStore { sums, rows: 0, add_c: false, c, ldc: 0, residual, residual_stride: 0 }
     }
 
-    /// Brings the next so many rows to C, or those that are left.
+    /// Stores the next rows, at most `rows` of them.
     ///
     /// # Safety
-    /// The rows must be readable, and those of C writable.
+    /// The rows of the sums and of the residual must be readable, and those of C valid.
     #[inline(always)]
-    pub unsafe fn finish<F: ActivationFn>(&mut self, s: Avx512, f: F, rows: usize) {
+    pub unsafe fn store<F: ActivationFn>(&mut self, s: Avx512, f: F, rows: usize) {
         let rows = rows.min(self.rows);
         for _ in 0..rows {
             for j in [0, Avx512::LANES] {
-                // SAFETY: the caller vouches for the memory.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     let c = self.c.add(j);
                     let mut x = s.load(self.sums.add(j));
-                    if self.add {
+                    if self.add_c {
                         x = s.add(x, s.load(c));
                     }
                     x = f.value(s, x);
-                    if !self.plus.is_null() {
-                        x = s.add(x, s.load(self.plus.add(j)));
+                    if !self.residual.is_null() {
+                        x = s.add(x, s.load(self.residual.add(j)));
                     }
                     s.store(c, x);
                 }
             }
-            self.sums = self.sums.wrapping_add(SIDE);
+            self.sums = self.sums.wrapping_add(ACC_SIDE);
             self.c = self.c.wrapping_add(self.ldc);
-            self.plus = self.plus.wrapping_add(self.plus_stride);
+            self.residual = self.residual.wrapping_add(self.residual_stride);
         }
         self.rows -= rows;
     }
 }
 
-/// The next rows of A, and the last square of C.
-pub(super) struct Both<F> {
+/// The split of the next rows of A and the store of the previous accumulators.
+pub(super) struct SplitAndStore<F> {
     pub s: Avx512,
     pub f: F,
-    pub rows: Rows,
-    /// Steps of rows at a time.
-    pub each: usize,
-    pub square: Square,
+    pub splitter: RowSplitter,
+    /// k steps of rows to split at a time.
+    pub splits_per_call: usize,
+    pub store: AccumulatorStore,
 }
 
-impl<F: ActivationFn> Chores for Both<F> {
+impl<F: ActivationFn> Interleaved for SplitAndStore<F> {
     #[inline(always)]
-    fn some(&mut self) {
-        // SAFETY: `s` proves that the instructions are available; the square is one of the block's.
+    unsafe fn advance(&mut self) {
+        // SAFETY: `s` proves that the instructions are available; the caller guarantees the memory.
         unsafe {
-            self.rows.split(self.each);
-            self.square.finish(self.s, self.f, FINISHED);
+            self.splitter.split(self.splits_per_call);
+            self.store.store(self.s, self.f, STORED_ROWS);
         }
     }
 }

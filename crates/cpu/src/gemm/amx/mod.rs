@@ -1,224 +1,248 @@
-//! Products on the matrix unit: the loops that bring A and B in pieces to the tile registers.
-//! A block of B is in pieces before it is used. The rows of A follow two tiles at a time: the vector units take them to
-//! pieces while the matrix unit is at those before them, and they bring the sums of the last square to C. Only rows that
-//! several blocks of B wait for are all in pieces first.
+//! Products of f32 on AMX: the loops around the bf16x3 microkernel.
+//!
+//! Every block of B is split into bf16x3 before its use. A is split two tiles of rows at a time: the vector units split the
+//! next rows, and store the previous accumulators to C, while TMUL multiplies the current ones. Only an A that several
+//! blocks of B use is split as a whole first.
 
 mod interleave;
 mod partition;
 mod split;
 
+use super::epilogue::SumsToC;
+use super::macrokernel::{BlockB, GemmBlock};
 use super::matmul::{ALIGN, aligned};
-use super::microkernel::Finish;
-use super::{Block, Cut, Gemm, Grid};
+use super::tasks::TaskGrid;
+use super::{Gemm, SharedGemm};
 use crate::activation::{ActivationFn, with_activation};
-use crate::amx::{SIDE, STEP, STEP_BYTES, Unit, product};
+use crate::amx::{ACC_SIDE, K_STEP, K_STEP_BYTES, Tmul, microkernel_bf16x3};
 use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Avx512, Simd};
 
-use interleave::{Both, Square};
-use partition::{Plan, in_pieces, terms};
-use split::{Pieces, Rows, split_columns};
+use interleave::{AccumulatorStore, SplitAndStore};
+use partition::{AmxPartition, amx_kc, bf16x3_len};
+use split::{RowSplitter, SplitA, split_b};
 
-/// Columns of a packed panel, and of the least that is a block: a multiple of a panel and of a square.
+/// Columns of a packed panel.
 const PANEL: usize = Avx512::TILE_VECTORS * Avx512::LANES;
-const COLUMNS: usize = 2 * PANEL;
-/// Numbers before the scratch of a thread that say which block of B it has in pieces.
-const HELD: usize = 16;
+/// The unit of column blocks: a multiple of a panel and of the accumulators.
+const MIN_COLUMNS: usize = 2 * PANEL;
+/// Elements at the start of a thread's scratch, the first of which tells the block of B that the scratch holds.
+const TAG: usize = 16;
 
-/// How many numbers of workspace [`blocks`] needs.
+/// Elements of workspace that [`run_tasks`] needs.
 pub(super) fn workspace(threads: usize, m: usize, n: usize, k: usize) -> usize {
-    let plan = Plan::new(threads, m, n, k);
-    threads * plan.scratch(k) + plan.shared(m, k)
+    let partition = AmxPartition::new(threads, m, n, k);
+    threads * partition.scratch(k) + partition.split_a_len(m, k)
 }
 
-/// The product in blocks.
+/// Computes the blocks of a product as tasks, each with a `Tmul` from `tmul`.
 ///
 /// # Safety
-/// The slices must be long enough for the shape; the machine must have AVX-512, and its units be usable by every thread.
-pub(super) unsafe fn blocks<U: Unit>(pool: &Pool, gemm: Gemm<'_>, workspace: &mut [f32], unit: impl Fn() -> U + Sync) {
+/// The slices must be long enough for the shape; the machine must have AVX-512 and what `tmul` requires on every thread.
+pub(super) unsafe fn run_tasks<T: Tmul>(
+    pool: &Pool,
+    gemm: Gemm<'_>,
+    workspace: &mut [f32],
+    tmul: impl Fn() -> T + Sync,
+) {
     let Gemm { m, n, k, .. } = gemm;
-    let plan = Plan::new(pool.threads(), m, n, k);
-    let scratch = plan.scratch(k);
+    let partition = AmxPartition::new(pool.threads(), m, n, k);
+    let scratch = partition.scratch(k);
     let (workspace, shared) = workspace.split_at_mut(pool.threads() * scratch);
     for scratch in workspace.chunks_mut(scratch) {
         scratch[0] = 0.0;
     }
-    let pieces = plan.shared.then(|| {
-        let (shared, _) = aligned(shared, plan.shared(m, k) - ALIGN);
-        // SAFETY: there is room for A, and the caller vouches for the machine.
-        unsafe { Pieces::new(pool, &gemm, shared) }
+    let split_a = partition.split_a_first.then(|| {
+        let (to, _) = aligned(shared, partition.split_a_len(m, k) - ALIGN);
+        // SAFETY: there is room for A; the caller guarantees the machine. The workspace outlives the tasks.
+        unsafe { SplitA::new(pool, &gemm, to) }
     });
-    let Grid { rows, columns } = plan.grid;
+    let TaskGrid { rows, columns } = partition.grid;
     let scratches = DisjointMut::new(workspace);
-    let cut = Cut::new(gemm, 0);
-    let each = rows.parts / rows.shares;
+    let shared = SharedGemm::new(gemm, None);
+    let parts_per_share = rows.parts / rows.shares;
     pool.run_with_worker(rows.parts * columns.parts, &|task, worker| {
-        // A thread goes through its rows for one block of B, then for the next.
-        let (share, task) = (task / (columns.parts * each), task % (columns.parts * each));
-        let (row, rows) = rows.part(share * each + task % each);
-        let (column, columns) = columns.part(task / each);
-        // SAFETY: the caller vouches for every block; blocks of C do not overlap, and a worker index is used by one thread
-        // at a time, which has no other matrix unit.
+        // A thread computes all its rows with one block of B, then with the next.
+        let per_share = columns.parts * parts_per_share;
+        let (share, task) = (task / per_share, task % per_share);
+        let (row, rows) = rows.part(share * parts_per_share + task % parts_per_share);
+        let (column, columns) = columns.part(task / parts_per_share);
+        // SAFETY: the caller guarantees the slices; blocks of C do not overlap, and one thread at a time has a worker index
+        // and with it one `Tmul`.
         unsafe {
-            let block = cut.block((row, rows), (column, columns), scratches.slice(worker * scratch, scratch));
-            let pieces = pieces.as_ref().map(|pieces| pieces.below(row));
-            run(Avx512::new(), &mut unit(), block, pieces, 1.0 + column as f32);
+            let block = shared.block((row, rows), (column, columns), scratches.slice(worker * scratch, scratch));
+            let split_a = split_a.as_ref().map(|split_a| split_a.from_row(row));
+            run_block(Avx512::new(), &mut tmul(), block, split_a, 1.0 + column as f32);
         }
     });
 }
 
-/// Where a block's operands and sums are while it is computed.
-struct Rooms {
-    squares: [*mut f32; 2],
+/// The buffers of a block.
+struct BlockBuffers {
+    /// Accumulators in memory: those to be stored, and the current ones.
+    accumulators: [*mut f32; 2],
+    /// Split rows of A: the current ones, and the next.
     a: [*mut u8; 2],
+    /// The split block of k of B.
     b: *mut u8,
-    pieces: Option<Pieces>,
+    /// All of A if it is split already.
+    split_a: Option<SplitA>,
 }
 
-/// Computes a block. `name` tells its part of B from others.
+/// Computes a block with a packed B. `tag` identifies its columns of B.
 ///
 /// # Safety
-/// As [`Block`] says. The scratch is as long as the plan says and starts with the name of the part of B that it holds.
+/// As for [`GemmBlock::run`]; the scratch is as long as [`AmxPartition::scratch`] says and starts with the tag of the columns
+/// of B that it holds.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn run<U: Unit>(s: Avx512, unit: &mut U, mut block: Block<'_>, pieces: Option<Pieces>, name: f32) {
-    let most = terms(block.k);
-    let (held, scratch) = std::mem::take(&mut block.scratch).split_at_mut(HELD);
-    let room = scratch.len() - ALIGN;
-    let (scratch, _) = aligned(scratch, room);
-    let (squares, scratch) = scratch.split_at_mut(2 * SIDE * SIDE);
-    let (a, b) = scratch.split_at_mut(in_pieces(2 * SIDE * most));
-    assert!(b.len() >= in_pieces(block.n.next_multiple_of(SIDE) * most), "no room for B in pieces");
-    let (first_square, second_square) = squares.split_at_mut(SIDE * SIDE);
-    let (first_rows, second_rows) = a.split_at_mut(in_pieces(SIDE * most));
-    let rooms = Rooms {
-        squares: [first_square.as_mut_ptr(), second_square.as_mut_ptr()],
-        a: [first_rows.as_mut_ptr().cast(), second_rows.as_mut_ptr().cast()],
+unsafe fn run_block<T: Tmul>(s: Avx512, tmul: &mut T, mut block: GemmBlock<'_>, split_a: Option<SplitA>, tag: f32) {
+    let BlockB::Packed(packed_b) = block.b else { unreachable!("AMX takes a packed B") };
+    let kc = amx_kc(block.k);
+    let (held, scratch) = std::mem::take(&mut block.scratch).split_at_mut(TAG);
+    let len = scratch.len() - ALIGN;
+    let (scratch, _) = aligned(scratch, len);
+    let (accumulators, scratch) = scratch.split_at_mut(2 * ACC_SIDE * ACC_SIDE);
+    let (a, b) = scratch.split_at_mut(bf16x3_len(2 * ACC_SIDE * kc));
+    assert!(b.len() >= bf16x3_len(block.n.next_multiple_of(ACC_SIDE) * kc), "scratch too short for B");
+    let (first, second) = accumulators.split_at_mut(ACC_SIDE * ACC_SIDE);
+    let (first_a, second_a) = a.split_at_mut(bf16x3_len(ACC_SIDE * kc));
+    let buffers = BlockBuffers {
+        accumulators: [first.as_mut_ptr(), second.as_mut_ptr()],
+        a: [first_a.as_mut_ptr().cast(), second_a.as_mut_ptr().cast()],
         b: b.as_mut_ptr().cast(),
-        pieces,
+        split_a,
     };
-    // Where nothing else comes before it, the bias is what the sums start with.
-    let bias = if block.alpha == 1.0 && !block.accumulate { block.epilogue.bias.take() } else { None };
-    let mut start = 0;
-    while start < block.k {
-        let terms = most.min(block.k - start);
-        let activation = if start + terms == block.k { block.epilogue.activation } else { Default::default() };
-        // SAFETY: the rooms are as large as the operands in pieces; the block vouches for the rest.
+    // Without an old C the sums start with the bias.
+    let bias = if block.accumulate { None } else { block.epilogue.bias.take() };
+    let mut k_start = 0;
+    while k_start < block.k {
+        let k_len = kc.min(block.k - k_start);
+        let activation = if k_start + k_len == block.k { block.epilogue.activation } else { None };
+        // SAFETY: the buffers are as long as the split operands; the caller guarantees the rest.
         unsafe {
-            if terms < block.k || held[0] != name {
-                split_columns(&block, start, terms, rooms.b);
-                held[0] = if terms < block.k { 0.0 } else { name };
+            if k_len < block.k || held[0] != tag {
+                split_b(packed_b, block.n, block.k, k_start, k_len, buffers.b);
+                held[0] = if k_len < block.k { 0.0 } else { tag };
             }
-            let bias = if start == 0 { bias } else { None };
-            with_activation!(activation, f => squares_of(s, unit, f, &block, start, terms, bias, &rooms));
+            let bias = if k_start == 0 { bias } else { None };
+            with_activation!(activation, f => run_k_block(s, tmul, f, &block, k_start, k_len, bias, &buffers));
         }
-        start += terms;
+        k_start += k_len;
     }
 }
 
-/// Adds some terms to all squares of a block. After the last of them the epilogue follows, in it the function.
+/// Adds a block of k to all sums of a block of C, and applies the epilogue, with `f` as its activation, after the last.
 ///
 /// # Safety
-/// As for [`run`], with these terms of B in pieces.
+/// As for [`run_block`], with this block of k of B in its buffer.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 #[allow(clippy::too_many_arguments)]
-unsafe fn squares_of<U: Unit, F: ActivationFn>(
+unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
     s: Avx512,
-    unit: &mut U,
+    tmul: &mut T,
     f: F,
-    block: &Block<'_>,
-    start: usize,
-    terms: usize,
+    block: &GemmBlock<'_>,
+    k_start: usize,
+    k_len: usize,
     bias: Option<&[f32]>,
-    rooms: &Rooms,
+    buffers: &BlockBuffers,
 ) {
-    let steps = terms.div_ceil(STEP);
-    let across = block.n.div_ceil(SIDE);
-    let last = start + terms == block.k;
-    let add = block.accumulate || start > 0;
+    let k_steps = k_len.div_ceil(K_STEP);
+    let columns_of_accumulators = block.n.div_ceil(ACC_SIDE);
+    let last = k_start + k_len == block.k;
+    let add_c = block.accumulate || k_start > 0;
     let epilogue = if last { block.epilogue } else { Default::default() };
-    let slope = if last { block.slope } else { std::ptr::null_mut() };
-    let usual = block.alpha == 1.0
-        && slope.is_null()
-        && epilogue.bias.is_none()
-        && epilogue.scale.is_none()
-        && epilogue.factor.is_none();
-    let rows_from = |row: usize, to: *mut u8| {
-        // Rows that are in pieces already are none, as are those after the last.
-        let rows = if rooms.pieces.is_some() { 0 } else { SIDE.min(block.m.saturating_sub(row)) };
-        Rows::new(block.a.wrapping_add(row * block.lda + start), block.lda, rows, terms, to)
+    let d_activation = if last { block.d_activation } else { std::ptr::null_mut() };
+    // Other epilogues are not interleaved.
+    let interleave_store =
+        d_activation.is_null() && epilogue.bias.is_none() && epilogue.scale.is_none() && epilogue.factor.is_none();
+    let splitter = |row: usize, to: *mut u8| {
+        // None if A is split already or has no such rows.
+        let rows = if buffers.split_a.is_some() { 0 } else { ACC_SIDE.min(block.m.saturating_sub(row)) };
+        RowSplitter::new(block.a.wrapping_add(row * block.lda + k_start), block.lda, rows, k_len, to)
     };
-    let mut chores = Both { s, f, rows: rows_from(0, rooms.a[0]), each: 0, square: Square::none() };
-    chores.rows.split(usize::MAX);
+    let mut interleaved = SplitAndStore {
+        s,
+        f,
+        splitter: splitter(0, buffers.a[0]),
+        splits_per_call: 0,
+        store: AccumulatorStore::none(),
+    };
+    // SAFETY: the rows are A's, and the buffer holds them.
+    unsafe { interleaved.splitter.split(usize::MAX) };
     let mut row = 0;
     let mut count = 0;
     while row < block.m {
-        let rows = SIDE.min(block.m - row);
-        unit.configure(rows);
-        chores.rows = rows_from(row + SIDE, rooms.a[(row / SIDE + 1) % 2]);
-        chores.each = (chores.rows.rows * steps).div_ceil(2 * steps * across);
-        let a = match rooms.pieces {
-            Some(pieces) => pieces.start.wrapping_add(pieces.offset(row, start, terms)),
-            None => rooms.a[row / SIDE % 2],
+        let rows = ACC_SIDE.min(block.m - row);
+        tmul.ldtilecfg(rows);
+        interleaved.splitter = splitter(row + ACC_SIDE, buffers.a[(row / ACC_SIDE + 1) % 2]);
+        let calls = 2 * k_steps * columns_of_accumulators;
+        interleaved.splits_per_call = (interleaved.splitter.rows * k_steps).div_ceil(calls);
+        let a = match buffers.split_a {
+            Some(split_a) => split_a.at(row, k_start, k_len),
+            None => buffers.a[row / ACC_SIDE % 2],
         };
-        for i in 0..across {
-            let column = i * SIDE;
-            let columns = SIDE.min(block.n - column);
-            let mut starts = Start([0.0; SIDE]);
+        for i in 0..columns_of_accumulators {
+            let column = i * ACC_SIDE;
+            let columns = ACC_SIDE.min(block.n - column);
+            let mut initial = AccumulatorRow([0.0; ACC_SIDE]);
             if let Some(bias) = bias {
-                starts.0[..columns].copy_from_slice(&bias[column..][..columns]);
+                initial.0[..columns].copy_from_slice(&bias[column..][..columns]);
             }
-            let sums = rooms.squares[count % 2];
+            let sums = buffers.accumulators[count % 2];
             count += 1;
-            // SAFETY: the rows and columns of the square are in pieces, and the block vouches for its part of C.
+            // SAFETY: these rows of A and columns of B are split; the caller guarantees the part of C.
             unsafe {
-                let b = rooms.b.add(i * steps * STEP_BYTES);
-                product(unit, a, b, steps, starts.0.as_ptr(), sums, &mut chores);
-                chores.square.finish(s, f, usize::MAX);
+                let b = buffers.b.add(i * k_steps * K_STEP_BYTES);
+                microkernel_bf16x3(tmul, a, b, k_steps, initial.0.as_ptr(), sums, &mut interleaved);
+                interleaved.store.store(s, f, usize::MAX);
                 let at = row * block.ldc + column;
-                let c = block.c.add(at);
-                if usual && columns == SIDE {
-                    let (plus, plus_stride) = match epilogue.residual {
+                let (c, ldc) = (block.c.add(at), block.ldc);
+                if interleave_store && columns == ACC_SIDE {
+                    let (residual, residual_stride) = match epilogue.residual {
                         Some((x, ld)) => (x.as_ptr().wrapping_add(row * ld + column), ld),
                         None => (std::ptr::null(), 0),
                     };
-                    chores.square = Square { sums, rows, add, c, ldc: block.ldc, plus, plus_stride };
+                    interleaved.store = AccumulatorStore { sums, rows, add_c, c, ldc, residual, residual_stride };
                 } else {
-                    s.vectorize(Finish {
-                        tile: sums,
-                        stride: SIDE,
+                    let to_c = SumsToC {
+                        sums,
+                        stride: ACC_SIDE,
                         rows,
                         columns,
                         c,
-                        ldc: block.ldc,
-                        alpha: block.alpha,
-                        add,
-                        epilogue: last.then(|| epilogue.part(row, column)),
-                        slope: if slope.is_null() { slope } else { slope.add(at) },
-                    });
+                        ldc,
+                        add_c,
+                        epilogue: epilogue.part(row, column),
+                        pre_activation: None,
+                        d_activation: if d_activation.is_null() { d_activation } else { d_activation.add(at) },
+                    };
+                    to_c.store(s);
                 }
             }
         }
-        chores.rows.split(usize::MAX);
+        // SAFETY: the rows are A's, and the buffer holds them.
+        unsafe { interleaved.splitter.split(usize::MAX) };
         row += rows;
     }
-    // SAFETY: the last square is one of the block's.
-    unsafe { chores.square.finish(s, f, usize::MAX) };
+    // SAFETY: the last accumulators are those of this block of C.
+    unsafe { interleaved.store.store(s, f, usize::MAX) };
 }
 
-/// What the sums of a row start with.
+/// Initial sums, the same in each row of the accumulators.
 #[repr(C, align(64))]
-struct Start([f32; SIDE]);
+struct AccumulatorRow([f32; ACC_SIDE]);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::activation::Activation;
-    use crate::amx::Emulated;
+    use crate::amx::EmulatedTmul;
     use crate::gemm::{ALayout, BLayout, Epilogue, pack_b, packed_len};
     use crate::isa::Isa;
 
-    /// Numbers of very different sizes, the same in every run.
-    fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    /// Values of very different magnitudes, the same in every run.
+    fn values(n: usize, seed: u32) -> Vec<f32> {
         let mut state = seed;
         let mut next = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -227,18 +251,18 @@ mod tests {
         (0..n).map(|_| (next() as f32 / 8_388_608.0 - 1.0) * [1.0, 0.01, 30.0][next() as usize % 3]).collect()
     }
 
-    fn check(threads: usize, [m, n, k]: [usize; 3], usual: bool) {
+    fn check(threads: usize, [m, n, k]: [usize; 3], interleaved: bool) {
         let (lda, ldc) = (k + 3, n + 5);
-        let (a, b) = (numbers(m * lda, 1), numbers(k * n, 2));
-        let (bias, scale, residual) = (numbers(n, 3), numbers(n, 4), numbers(m * ldc, 5));
-        let before = numbers(m * ldc, 6);
+        let (a, b) = (values(m * lda, 1), values(k * n, 2));
+        let (bias, scale, residual) = (values(n, 3), values(n, 4), values(m * ldc, 5));
+        let before = values(m * ldc, 6);
         let mut c = before.clone();
         let mut packed = vec![0.0; packed_len(Isa::Avx512, k, n)];
         pack_b(Isa::Avx512, &b, BLayout::RowsAreK, n, k, n, &mut packed);
         let epilogue = Epilogue {
             bias: Some(&bias),
             activation: Some(Activation::Relu),
-            scale: (!usual).then_some(&scale),
+            scale: (!interleaved).then_some(&scale),
             factor: None,
             residual: Some((&residual, ldc)),
         };
@@ -252,14 +276,13 @@ mod tests {
             b: &packed,
             c: &mut c,
             ldc,
-            alpha: if usual { 1.0 } else { -0.5 },
-            accumulate: !usual,
+            accumulate: !interleaved,
             epilogue,
-            slope: None,
+            d_activation: None,
         };
-        let mut room = vec![f32::NAN; workspace(threads, m, n, k)];
-        // SAFETY: the slices are as long as the shape wants, and whoever calls has looked for AVX-512.
-        unsafe { blocks(&Pool::new(threads), gemm, &mut room, Emulated::new) };
+        let mut workspace = vec![f32::NAN; super::workspace(threads, m, n, k)];
+        // SAFETY: the slices are as long as the shape says, and the test has checked for AVX-512.
+        unsafe { run_tasks(&Pool::new(threads), gemm, &mut workspace, EmulatedTmul::new) };
         for (at, got) in c.iter().enumerate() {
             let (i, j) = (at / ldc, at % ldc);
             if j >= n {
@@ -270,35 +293,35 @@ mod tests {
             let size: f64 = terms.clone().map(f64::abs).sum();
             let sum: f64 = terms.sum();
             let (sum, scale) =
-                if usual { (sum, 1.0) } else { (f64::from(before[at]) - 0.5 * sum, f64::from(scale[j])) };
+                if interleaved { (sum, 1.0) } else { (f64::from(before[at]) + sum, f64::from(scale[j])) };
             let want = scale * (sum + f64::from(bias[j])).max(0.0) + f64::from(residual[at]);
             let unit = f64::from(f32::EPSILON);
-            // A step rounds the sum six times; the roundings add up as a random walk. A pair of pieces left out would be a
-            // hundred times as much.
-            let roundings = 1.0 + (1.5 * k.div_ceil(STEP) as f64).sqrt();
+            // A k step rounds the sum six times, and roundings add up as a random walk. A missing product of two parts would
+            // be a hundred times as large.
+            let roundings = 1.0 + (1.5 * k.div_ceil(K_STEP) as f64).sqrt();
             let allowed = unit * (scale.abs() * (roundings * size + 100.0) + want.abs() + 30.0);
             let off = (f64::from(*got) - want).abs();
-            assert!(off <= allowed, "{m} x {n} x {k}, usual {usual}: {got} for {want} at {i}, {j}");
+            assert!(off <= allowed, "{m} x {n} x {k}, interleaved {interleaved}: {got} for {want} at {i}, {j}");
         }
     }
 
     #[test]
-    fn products_in_pieces_are_right() {
+    fn products_in_bf16x3_match_f64() {
         if !Isa::Avx512.is_available() {
             eprintln!("skipped: this machine has no avx512");
             return;
         }
-        for usual in [false, true] {
-            // Squares in part and whole, one term and a few more than a step, rows left over in either tile.
+        for interleaved in [false, true] {
+            // Full and partial accumulators, one term and a few more than a k step, a remainder of rows in either tile.
             for shape in [[24, 1, 1], [32, 32, 32], [33, 48, 33], [49, 100, 65], [64, 97, 31]] {
-                check(1, shape, usual);
-                check(3, shape, usual);
+                check(1, shape, interleaved);
+                check(3, shape, interleaved);
             }
         }
-        // More than one block of terms; several blocks of B, which the rows are in pieces for; many rows for each thread.
-        for (shape, shared) in [([40, 96, 1600], false), ([70, 600, 800], true), ([1600, 40, 40], false)] {
+        // Several blocks of k; several blocks of B with A split first; many rows for each thread.
+        for (shape, split_a_first) in [([40, 96, 1600], false), ([70, 600, 800], true), ([1600, 40, 40], false)] {
             let [m, n, k] = shape;
-            assert_eq!(Plan::new(2, m, n, k).shared, shared);
+            assert_eq!(AmxPartition::new(2, m, n, k).split_a_first, split_a_first);
             check(2, shape, true);
             check(2, shape, false);
         }

@@ -1,71 +1,72 @@
-//! How a product is divided for the matrix unit, and the room that this takes.
+//! How a product on AMX is divided into tasks, and the memory that this takes.
 
 use super::super::matmul::ALIGN;
-use super::super::{Division, Grid};
-use super::{COLUMNS, HELD};
-use crate::amx::{PIECES, SIDE, STEP};
+use super::super::tasks::{Division, TaskGrid};
+use super::{MIN_COLUMNS, TAG};
+use crate::amx::{ACC_SIDE, K_STEP, SPLITS};
 
-/// The most terms that are summed in the tiles before they go to C.
-const BLOCK_TERMS: usize = 768;
-/// Numbers of B that fit into the second-level cache in pieces, and leave room for those of A.
-const BLOCK_OF_B: usize = 150 << 10;
-/// Rows of C that a block of B should be used for.
-const ROWS: usize = 384;
-/// Tasks per thread that even out what other processes take away.
+/// The most terms that are summed in tile registers before the sums go to C.
+const MAX_KC: usize = 768;
+/// Elements of a block of B that fit into the second-level cache as bf16x3 beside the rows of A.
+const MAX_B_BLOCK: usize = 150 << 10;
+/// Rows of C that make the split of a block of B worthwhile.
+const MIN_ROWS: usize = 384;
+/// More tasks than threads balance the load when other processes take time from some of them.
 const TASKS_PER_THREAD: usize = 3;
-/// Blocks of B that it is not worth taking to pieces for each thread.
-const MANY_BLOCKS: usize = 3;
-/// Numbers of A up to which there is room for all of them in pieces.
-const SHARED: usize = 5 << 20;
-/// Bytes of the pieces of a number.
-pub(super) const BYTES: usize = 2 * PIECES;
+/// From this many blocks of B on, threads share B instead of each splitting all of it.
+const MANY_B_BLOCKS: usize = 3;
+/// The most elements of A that are split as a whole before the tasks begin.
+const MAX_SPLIT_A: usize = 5 << 20;
+/// Bytes of an f32 as bf16x3.
+pub(super) const BF16X3_BYTES: usize = 2 * SPLITS;
 
-/// The number of terms summed at a time, decided by `k` alone.
-pub(super) fn terms(k: usize) -> usize {
-    k.div_ceil(k.div_ceil(BLOCK_TERMS).max(1)).next_multiple_of(STEP)
+/// KC: the terms of a block of k, which `k` alone decides.
+pub(super) fn amx_kc(k: usize) -> usize {
+    k.div_ceil(k.div_ceil(MAX_KC).max(1)).next_multiple_of(K_STEP)
 }
 
-/// f32 that take as much room as the pieces of `n` numbers.
-pub(super) fn in_pieces(n: usize) -> usize {
-    n * BYTES / 4
+/// The length, in f32, of `n` elements as bf16x3.
+pub(super) fn bf16x3_len(n: usize) -> usize {
+    n * BF16X3_BYTES / 4
 }
 
-/// How a product is divided.
-pub(super) struct Plan {
-    pub grid: Grid,
-    /// Whether A is in pieces before the tasks begin.
-    pub shared: bool,
+/// The tasks of a product.
+pub(super) struct AmxPartition {
+    pub grid: TaskGrid,
+    /// Whether A is split before the tasks begin, since several column blocks use it.
+    pub split_a_first: bool,
 }
 
-impl Plan {
-    /// Wide blocks of C, as long as there are enough.
-    pub fn new(threads: usize, m: usize, n: usize, k: usize) -> Plan {
-        let units = n.div_ceil(COLUMNS).max(1);
-        let least = units.div_ceil((BLOCK_OF_B / (terms(k) * COLUMNS)).max(1));
-        let wanted = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
-        if m >= threads * ROWS && least < MANY_BLOCKS {
-            // Threads with many rows have them to themselves. A block of B stays where it is from one task to the next if it
-            // has all the terms.
-            let parts = if k <= BLOCK_TERMS { (m / threads / ROWS).clamp(1, TASKS_PER_THREAD) } else { 1 };
-            let rows = Division::new(m, SIDE, parts * threads, threads);
-            return Plan { grid: Grid { rows, columns: Division::new(n, COLUMNS, least, 1) }, shared: false };
+impl AmxPartition {
+    /// Blocks of C as wide as possible while there are enough of them.
+    pub fn new(threads: usize, m: usize, n: usize, k: usize) -> AmxPartition {
+        let units = n.div_ceil(MIN_COLUMNS).max(1);
+        let least = units.div_ceil((MAX_B_BLOCK / (amx_kc(k) * MIN_COLUMNS)).max(1));
+        let tasks = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
+        if m >= threads * MIN_ROWS && least < MANY_B_BLOCKS {
+            // Every thread has its own rows. With a single block of k, a thread reuses its split block of B in the next task.
+            let parts = if k <= MAX_KC { (m / threads / MIN_ROWS).clamp(1, TASKS_PER_THREAD) } else { 1 };
+            let rows = Division::new(m, ACC_SIDE, parts * threads, threads);
+            let columns = Division::new(n, MIN_COLUMNS, least, 1);
+            return AmxPartition { grid: TaskGrid { rows, columns }, split_a_first: false };
         }
-        // Others share B, and A in pieces.
-        let goal = wanted.min(units).max(least);
-        let columns = (least..=goal).rev().find(|c| units.is_multiple_of(*c)).unwrap_or(goal);
-        let rows = Division::new(m, SIDE, threads.div_ceil(columns), 1);
-        let shared = columns > 1 && m * k <= SHARED;
-        Plan { grid: Grid { rows, columns: Division::new(n, COLUMNS, columns, 1) }, shared }
+        let most = tasks.min(units).max(least);
+        let blocks = (least..=most).rev().find(|c| units.is_multiple_of(*c)).unwrap_or(most);
+        let rows = Division::new(m, ACC_SIDE, threads.div_ceil(blocks), 1);
+        let columns = Division::new(n, MIN_COLUMNS, blocks, 1);
+        AmxPartition { grid: TaskGrid { rows, columns }, split_a_first: blocks > 1 && m * k <= MAX_SPLIT_A }
     }
 
-    /// How many numbers of scratch a thread wants.
+    /// Elements of scratch of a thread.
     pub fn scratch(&self, k: usize) -> usize {
-        HELD + 2 * SIDE * SIDE + in_pieces((2 * SIDE + self.grid.columns.longest()) * terms(k)) + ALIGN
+        let columns = self.grid.columns.longest();
+        TAG + 2 * ACC_SIDE * ACC_SIDE + bf16x3_len((2 * ACC_SIDE + columns) * amx_kc(k)) + ALIGN
     }
 
-    /// How many numbers the threads have together.
-    pub fn shared(&self, m: usize, k: usize) -> usize {
-        if self.shared { in_pieces(m.next_multiple_of(SIDE) * k.next_multiple_of(STEP)) + ALIGN } else { 0 }
+    /// Elements of the split A that all threads share.
+    pub fn split_a_len(&self, m: usize, k: usize) -> usize {
+        let elements = m.next_multiple_of(ACC_SIDE) * k.next_multiple_of(K_STEP);
+        if self.split_a_first { bf16x3_len(elements) + ALIGN } else { 0 }
     }
 }
 
@@ -74,10 +75,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_of_a_plan_cover_the_result() {
+    fn tasks_cover_the_result() {
         for threads in [1, 2, 3, 16, 64] {
             for [m, n, k] in [[24, 1, 1], [197, 768, 768], [197, 3072, 768], [1576, 192, 768], [12608, 3072, 768]] {
-                let Grid { rows, columns } = Plan::new(threads, m, n, k).grid;
+                let TaskGrid { rows, columns } = AmxPartition::new(threads, m, n, k).grid;
                 for (division, length) in [(rows, m), (columns, n)] {
                     let mut end = 0;
                     for i in 0..division.parts {

@@ -1,0 +1,169 @@
+//! The epilogue of a product, and the kernel that takes sums through it to C.
+
+use super::check_matrix;
+use crate::activation::{Activation, ActivationFn, with_activation};
+use crate::simd::{Kernel, Simd};
+
+/// What happens to `A B` on its way to C: `residual + factor * scale * activation(A B + bias)`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue<'a> {
+    /// Added to each column.
+    pub bias: Option<&'a [f32]>,
+    /// Applied after the bias.
+    pub activation: Option<Activation>,
+    /// Multiplies each column after the activation.
+    pub scale: Option<&'a [f32]>,
+    /// Multiplies each element: `[m, n]` and its row stride. It must not be C itself.
+    pub factor: Option<(&'a [f32], usize)>,
+    /// Added last: `[m, n]` and its row stride. It must not be C itself.
+    pub residual: Option<(&'a [f32], usize)>,
+}
+
+impl<'a> Epilogue<'a> {
+    /// The epilogue of the part of C that starts at this row and column.
+    pub(crate) fn part(self, row: usize, column: usize) -> Epilogue<'a> {
+        Epilogue {
+            bias: self.bias.map(|x| &x[column..]),
+            activation: self.activation,
+            scale: self.scale.map(|x| &x[column..]),
+            factor: self.factor.map(|(x, ld)| (&x[row * ld + column..], ld)),
+            residual: self.residual.map(|(x, ld)| (&x[row * ld + column..], ld)),
+        }
+    }
+
+    pub(crate) fn check(&self, m: usize, n: usize) {
+        if let Some(bias) = self.bias {
+            assert!(bias.len() >= n, "bias of {} for {n} columns", bias.len());
+        }
+        if let Some(scale) = self.scale {
+            assert!(scale.len() >= n, "scale of {} for {n} columns", scale.len());
+        }
+        for (name, matrix) in [("factor", self.factor), ("residual", self.residual)] {
+            if let Some((x, ld)) = matrix {
+                check_matrix(name, x.len(), m, n, ld);
+            }
+        }
+    }
+}
+
+/// Sums in memory and the part of C that they belong to. `sums` may be `c` itself.
+pub(crate) struct SumsToC<'a> {
+    pub sums: *const f32,
+    /// Row stride of the sums.
+    pub stride: usize,
+    pub rows: usize,
+    pub columns: usize,
+    pub c: *mut f32,
+    pub ldc: usize,
+    /// Whether C holds the sums of other blocks of k, to be added.
+    pub add_c: bool,
+    pub epilogue: Epilogue<'a>,
+    /// Added before the activation: `[rows, columns]` and its row stride.
+    pub pre_activation: Option<(&'a [f32], usize)>,
+    /// Receives the derivative of the activation, laid out as C; null if unused.
+    pub d_activation: *mut f32,
+}
+
+impl SumsToC<'_> {
+    /// Applies the epilogue and writes C.
+    ///
+    /// # Safety
+    /// `rows` x `columns` elements of C, of the operands of the epilogue and, unless it is null, of `d_activation` must be
+    /// valid; the sums must be readable in whole vectors.
+    #[inline(always)]
+    pub unsafe fn store<S: Simd>(self, s: S) {
+        s.vectorize(StoreSums(self));
+    }
+}
+
+struct StoreSums<'a>(SumsToC<'a>);
+
+impl Kernel for StoreSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let to_c = self.0;
+        if to_c.d_activation.is_null() {
+            with_activation!(to_c.epilogue.activation, f => s.vectorize(StoreWith::<_, false> { to_c, f }));
+        } else {
+            with_activation!(to_c.epilogue.activation, f => s.vectorize(StoreWith::<_, true> { to_c, f }));
+        }
+    }
+}
+
+struct StoreWith<'a, F, const DERIVATIVE: bool> {
+    to_c: SumsToC<'a>,
+    f: F,
+}
+
+impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreWith<'_, F, DERIVATIVE> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let SumsToC { sums, stride, rows, columns, c, ldc, add_c, epilogue, pre_activation, d_activation } = self.to_c;
+        let Epilogue { bias, scale, factor, residual, .. } = epilogue;
+        let by_element = factor.is_some() || residual.is_some() || pre_activation.is_some();
+        if bias.is_none() && scale.is_none() && !by_element && !add_c && columns % S::LANES == 0 {
+            for row in 0..rows {
+                for column in (0..columns).step_by(S::LANES) {
+                    let at = row * ldc + column;
+                    // SAFETY: guaranteed by the caller of `SumsToC::store`.
+                    unsafe {
+                        let x = s.load(sums.add(row * stride + column));
+                        if DERIVATIVE {
+                            let (value, derivative) = self.f.value_and_derivative(s, x);
+                            s.store(c.add(at), value);
+                            s.store(d_activation.add(at), derivative);
+                        } else {
+                            s.store(c.add(at), self.f.value(s, x));
+                        }
+                    }
+                }
+            }
+            return;
+        }
+        let mut column = 0;
+        while column < columns {
+            let n = columns - column;
+            // SAFETY: guaranteed by the caller of `SumsToC::store`.
+            unsafe {
+                let bias = match bias {
+                    Some(bias) => s.load_up_to(bias.as_ptr().add(column), n),
+                    None => s.splat(0.0),
+                };
+                for row in 0..rows {
+                    let at = row * ldc + column;
+                    let c = c.add(at);
+                    let mut x = s.load(sums.add(row * stride + column));
+                    if add_c {
+                        x = s.add(x, s.load_up_to(c, n));
+                    }
+                    x = s.add(x, bias);
+                    if let Some((addend, ld)) = pre_activation {
+                        x = s.add(x, s.load_up_to(addend.as_ptr().add(row * ld + column), n));
+                    }
+                    if DERIVATIVE {
+                        let (value, derivative) = self.f.value_and_derivative(s, x);
+                        s.store_up_to(d_activation.add(at), derivative, n);
+                        x = value;
+                    } else {
+                        x = self.f.value(s, x);
+                    }
+                    if let Some(scale) = scale {
+                        x = s.mul(x, s.load_up_to(scale.as_ptr().add(column), n));
+                    }
+                    if let Some((factor, ld)) = factor {
+                        x = s.mul(x, s.load_up_to(factor.as_ptr().add(row * ld + column), n));
+                    }
+                    if let Some((residual, ld)) = residual {
+                        x = s.add(x, s.load_up_to(residual.as_ptr().add(row * ld + column), n));
+                    }
+                    s.store_up_to(c, x, n);
+                }
+            }
+            column += S::LANES;
+        }
+    }
+}

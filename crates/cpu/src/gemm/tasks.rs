@@ -1,0 +1,71 @@
+//! The tasks of a product: blocks of C, which are the iterations of BLIS's jc and ic loops.
+
+use crate::isa::Isa;
+use crate::simd::TileShape;
+
+/// MC: rows of A that a block keeps in the second-level cache.
+pub(crate) const MC: usize = 96;
+/// More tasks than threads balance the load when other processes take time from some of them.
+const TASKS_PER_THREAD: usize = 6;
+
+/// The blocks of C, row blocks by column blocks.
+pub(crate) struct TaskGrid {
+    pub rows: Division,
+    pub columns: Division,
+}
+
+impl TaskGrid {
+    /// Blocks for the microkernel of the instruction set; `undivided` keeps all rows in one block.
+    pub fn new(isa: Isa, threads: usize, m: usize, n: usize, undivided: bool) -> TaskGrid {
+        let (mr, nr) = isa.dispatch(TileShape);
+        TaskGrid::with_tile(threads, [m, n], [mr, nr], if undivided { m } else { MC })
+    }
+
+    /// Blocks of at most about `mc` rows, multiples of a tile of `[mr, nr]`.
+    pub fn with_tile(threads: usize, [m, n]: [usize; 2], [mr, nr]: [usize; 2], mc: usize) -> TaskGrid {
+        let least = m.div_ceil(mc.max(1)).max(1);
+        // With a row block for each thread, all threads get equally many rows.
+        let shares = if least >= threads { threads } else { 1 };
+        let row_blocks = least.next_multiple_of(shares);
+        let tasks = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
+        let column_blocks = tasks.div_ceil(row_blocks);
+        TaskGrid { rows: Division::new(m, mr, row_blocks, shares), columns: Division::new(n, nr, column_blocks, 1) }
+    }
+}
+
+/// A length divided into shares that differ by at most one, each of them into about equal parts; all parts of a share but
+/// the last are multiples of a unit.
+pub(crate) struct Division {
+    length: usize,
+    unit: usize,
+    pub parts: usize,
+    pub shares: usize,
+}
+
+impl Division {
+    /// `parts` must be a multiple of `shares`.
+    pub fn new(length: usize, unit: usize, parts: usize, shares: usize) -> Division {
+        let most = (length / shares).div_ceil(unit);
+        if most == 0 {
+            return Division { length, unit, parts: 1, shares: 1 };
+        }
+        Division { length, unit, parts: (parts / shares).clamp(1, most) * shares, shares }
+    }
+
+    /// The start and the length of a part.
+    pub fn part(&self, i: usize) -> (usize, usize) {
+        let parts_per_share = self.parts / self.shares;
+        let share = |i: usize| i * self.length / self.shares;
+        let (start, end) = (share(i / parts_per_share), share(i / parts_per_share + 1));
+        let units = (end - start).div_ceil(self.unit);
+        let bound = |i: usize| (start + i * units / parts_per_share * self.unit).min(end);
+        let i = i % parts_per_share;
+        (bound(i), bound(i + 1) - bound(i))
+    }
+
+    /// At least the length of every part.
+    pub fn longest(&self) -> usize {
+        let units = self.length.div_ceil(self.shares).div_ceil(self.unit);
+        units.div_ceil(self.parts / self.shares) * self.unit
+    }
+}
