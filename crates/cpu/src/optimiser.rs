@@ -3,7 +3,7 @@
 //!
 //! An optimiser is added with a type that implements [`UpdateRule`], and an arm in [`optimiser_step`].
 
-use vit_graph::ops::{Adam, OptimiserUpdate, Sgd};
+use vit_graph::ops::{Adam, Lion, OptimiserUpdate, Sgd};
 
 use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
@@ -52,6 +52,9 @@ pub(crate) fn optimiser_step(
                 true => lamb(pool, isa, rule, parameter, gradient, [mean, variance], workspace),
                 false => update(pool, isa, rule, parameter, [gradient], [mean, variance]),
             }
+        }
+        (OptimiserUpdate::Lion(op), [parameter, momentum]) => {
+            update(pool, isa, LionRule { op: *op, scalars }, parameter, [gradient], [momentum]);
         }
         (OptimiserUpdate::Sgd(op), [parameter, buffer]) => {
             update(pool, isa, SgdRule::new(op, scalars), parameter, [gradient], [buffer]);
@@ -128,6 +131,32 @@ impl UpdateRule<1, 2> for AdamRule {
         let state = self.moments(s, parameter, gradient, state);
         (descend(s, parameter, self.learning_rate, self.direction(s, parameter, state)), state)
     }
+}
+
+/// Lion (Chen et al., 2023); the state is the momentum.
+#[derive(Clone, Copy)]
+struct LionRule {
+    op: Lion,
+    scalars: StepScalars,
+}
+
+impl UpdateRule<1, 1> for LionRule {
+    #[inline(always)]
+    fn update<S: Simd>(self, s: S, parameter: S::V, [gradient]: [S::V; 1], [momentum]: [S::V; 1]) -> (S::V, [S::V; 1]) {
+        let Lion { beta1, beta2, weight_decay, .. } = self.op;
+        let g = s.mul(s.splat(self.scalars.gradient_scale), gradient);
+        let interpolation = weighted_sum(s, [beta1, 1.0 - beta1], [momentum, g]);
+        let direction = s.add(sign(s, interpolation), s.mul(s.splat(weight_decay), parameter));
+        let momentum = weighted_sum(s, [beta2, 1.0 - beta2], [momentum, g]);
+        (descend(s, parameter, self.scalars.learning_rate, direction), [momentum])
+    }
+}
+
+/// 1, -1, or the value itself if it is 0 or NaN.
+#[inline(always)]
+fn sign<S: Simd>(s: S, value: S::V) -> S::V {
+    let zero = s.splat(0.0);
+    s.select(s.lt(zero, value), s.splat(1.0), s.select(s.lt(value, zero), s.splat(-1.0), value))
 }
 
 /// Stochastic gradient descent with momentum; the state is the momentum buffer.

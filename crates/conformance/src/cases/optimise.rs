@@ -1,6 +1,6 @@
 //! Optimisers and other updates of parameters.
 
-use vit_graph::ops::{Adam, GlobalNorm, GuardedUpdate, MovingAverage, OptimiserUpdate, Sgd};
+use vit_graph::ops::{Adam, GlobalNorm, GuardedUpdate, Lion, MovingAverage, OptimiserUpdate, Sgd};
 
 use crate::build::{CaseBuilder, Outputs, Table, forward};
 
@@ -13,6 +13,7 @@ const ADAM: Adam = Adam {
     trust_ratio: false,
     clip: None,
 };
+const LION: Lion = Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1, clip: None };
 const SGD: Sgd = Sgd { momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0, clip: Some(0.5) };
 
 /// Each optimiser with the step number and a factor of the gradients' norm; where that is not finite, nothing may change.
@@ -25,6 +26,11 @@ pub(super) fn table(t: &mut Table) {
         (Adam { trust_ratio: true, weight_decay: 0.0, clip: Some(0.5), ..ADAM }.into(), 7.0, 1.0),
         (Adam { trust_ratio: true, ..ADAM }.into(), 7.0, f32::NAN),
     ];
+    let lion: [(OptimiserUpdate, f32, f32); 3] = [
+        (LION.into(), 3.0, 1.0),
+        (Lion { weight_decay: 0.0, clip: Some(0.5), ..LION }.into(), 1.0, 1.0),
+        (LION.into(), 3.0, f32::NAN),
+    ];
     let sgd: [(OptimiserUpdate, f32, f32); 5] = [
         (SGD.into(), 3.0, 1.0),
         (Sgd { nesterov: true, weight_decay: 0.1, clip: None, ..SGD }.into(), 3.0, 1.0),
@@ -33,6 +39,7 @@ pub(super) fn table(t: &mut Table) {
         (SGD.into(), 3.0, f32::INFINITY),
     ];
     t.each("adam", adam, optimiser);
+    t.each("lion", lion, optimiser);
     t.each("sgd", sgd, optimiser);
     t.one("moving_average", moving_average);
     t.one("guarded_update", guarded_update);

@@ -192,6 +192,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
+// Lion (Chen et al., 2023); the momentum is `mean`.
+struct Lion {
+    float beta1, beta2, clip, clip_epsilon;
+    u32 clips;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lion(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, const Lion lion) {
+    const Chunk chunk = chunks[blockIdx.x];
+    const TensorUpdate p = tensors[chunk.tensor];
+    const float factor = clip_factor(lion.clips, lion.clip, lion.clip_epsilon, *norm), rate = *p.rate;
+    const u64 begin = chunk.begin(), end = chunk.end(p.count);
+    for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
+        float w = p.parameter[i], m = p.mean[i];
+        if (factor >= 0.0f) {
+            const float g = factor * p.gradient[i];
+            const float c = lion.beta1 * m + (1.0f - lion.beta1) * g;
+            // 0 and NaN are their own signs.
+            const float sign = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : c;
+            w -= rate * (sign + p.decoupled * w);
+            m = lion.beta2 * m + (1.0f - lion.beta2) * g;
+        }
+        if (p.new_mean) p.new_mean[i] = m;
+        p.store_parameter(i, w);
+    }
+}
+
 // Stochastic gradient descent with momentum, as PyTorch defines it; the momentum buffer is `mean`.
 struct Sgd {
     float momentum, dampening, clip, clip_epsilon;

@@ -88,6 +88,21 @@ impl UpdateKernel {
                 trust_ratio: adam.trust_ratio,
                 second_pass: Some("adam_with_trust"),
             },
+            Op::OptimiserUpdate(OptimiserUpdate::Lion(lion)) => UpdateKernel {
+                kernel: "lion",
+                state: 1,
+                shared_scalars: 2,
+                hyperparameters: Some(
+                    CStruct::new()
+                        .f32(lion.beta1)
+                        .f32(lion.beta2)
+                        .f32(lion.clip.unwrap_or(0.0))
+                        .f32(CLIP_EPSILON)
+                        .u32(usize::from(lion.clip.is_some())),
+                ),
+                weight_decay: [0.0, lion.weight_decay],
+                ..rule
+            },
             Op::OptimiserUpdate(OptimiserUpdate::Sgd(sgd)) => UpdateKernel {
                 kernel: "sgd",
                 state: 1,

@@ -106,7 +106,7 @@ macro_rules! optimisers {
     };
 }
 
-optimisers!(Adam, Sgd);
+optimisers!(Adam, Lion, Sgd);
 
 impl OptimiserUpdate {
     /// The number of state tensors.
@@ -208,6 +208,46 @@ impl UpdateRule for Adam {
     }
 }
 
+/// Lion (Chen et al., 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2): the sign of an interpolation
+/// between momentum and gradient, with decoupled weight decay. Its state is the momentum.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
+pub struct Lion {
+    /// The weight of the momentum in the update; 0.9 in the paper.
+    pub beta1: f32,
+    /// The decay of the momentum; 0.99 in the paper.
+    pub beta2: f32,
+    pub weight_decay: f32,
+    /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`.
+    pub clip: Option<f32>,
+}
+
+impl UpdateRule for Lion {
+    fn name(&self) -> &'static str {
+        "lion"
+    }
+
+    fn state(&self) -> &'static [&'static str] {
+        &["the momentum"]
+    }
+
+    fn clip(&self) -> Option<f32> {
+        self.clip
+    }
+
+    fn update(&self, UpdateOperands { shape, parameter, gradient, state, rate, .. }: UpdateOperands) -> Vec<Array> {
+        let [beta1, beta2, decay] = [self.beta1, self.beta2, self.weight_decay].map(f64::from);
+        let interpolation = |beta: f64, i: usize| beta * state[0][i] + (1.0 - beta) * gradient[i];
+        // The sign of 0 is 0, that of NaN is NaN.
+        let sign = |v: f64| if v == 0.0 { 0.0 } else { v.signum() };
+        let update = |i: usize| sign(interpolation(beta1, i)) + decay * parameter[i];
+        vec![
+            Array::from_fn(shape, |i| parameter[i] - rate * update(i)),
+            Array::from_fn(shape, |i| interpolation(beta2, i)),
+        ]
+    }
+}
+
 /// Stochastic gradient descent with momentum, as PyTorch defines it: weight decay is added to the gradient, and the first
 /// step puts the whole gradient into the buffer. Its state is the momentum buffer.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -299,5 +339,36 @@ impl Operation for GuardedUpdate {
 
     fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
         vec![inputs[usize::from(inputs[2].data()[0].is_finite())].clone()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Algorithm 2 of the paper by hand: `c = 0.9 m + 0.1 g`, `θ -= 0.1 (sign(c) + 0.5 θ)`, `m = 0.99 m + 0.01 g`.
+    #[test]
+    fn lion_is_that_of_the_paper() {
+        let lion = |clip| OptimiserUpdate::from(Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.5, clip });
+        let update = |clip, gradient: [f64; 5], momentum: [f64; 5], norm: f64| {
+            let vector = |values: [f64; 5]| Array::new([5], values.to_vec());
+            let scalar = |value: f64| Array::filled(Shape::default(), value);
+            let parameter = [1.0, -2.0, 0.5, 3.0, 4.0];
+            let inputs =
+                [vector(parameter), vector(gradient), vector(momentum), scalar(0.1), scalar(1.0), scalar(norm)];
+            lion(clip).evaluate(&inputs.each_ref(), &[Type::f32([5]), Type::f32([5])])
+        };
+        let close = |found: &Array, expected: [f64; 5]| {
+            let same = |(f, e): (&f64, f64)| (f - e).abs() < 1e-7 || (f.is_nan() && e.is_nan());
+            assert!(found.data().iter().zip(expected).all(same), "{found:?} and {expected:?}");
+        };
+        // The momentum decides the second sign; zeros give 0, NaN stays NaN.
+        let (gradient, momentum) = ([2.0, 1.0, 0.0, -0.3, 1.0], [0.0, -1.0, 0.0, 0.03, f64::NAN]);
+        let found = update(None, gradient, momentum, 1.0);
+        close(&found[0], [0.85, -1.8, 0.475, 2.95, f64::NAN]);
+        close(&found[1], [0.02, -0.98, 0.0, 0.0267, f64::NAN]);
+        // Clipping halves the gradient; a norm that is not finite changes nothing.
+        close(&update(Some(1.0), gradient, momentum, 2.0 - 1e-6)[1], [0.01, -0.985, 0.0, 0.0282, f64::NAN]);
+        close(&update(None, gradient, momentum, f64::INFINITY)[0], [1.0, -2.0, 0.5, 3.0, 4.0]);
     }
 }

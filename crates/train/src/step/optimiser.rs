@@ -1,7 +1,7 @@
 //! Optimisers: their settings in a recipe, the update of every parameter in a training step, and its state.
 
 use serde::{Deserialize, Serialize};
-use vit_graph::ops::{Adam, MovingAverage, OptimiserUpdate, Parameter, Scale, Sgd};
+use vit_graph::ops::{Adam, Lion, MovingAverage, OptimiserUpdate, Parameter, Scale, Sgd};
 use vit_graph::{Graph, GraphError, Init, Value};
 
 use crate::step::groups::{DecayOn, rate_factors};
@@ -14,6 +14,7 @@ pub enum MethodName {
     AdamW,
     Adam,
     Lamb,
+    Lion,
     Sgd,
 }
 
@@ -36,8 +37,8 @@ pub struct OptimiserSettings {
 impl OptimiserSettings {
     /// Its keys with their meaning.
     pub(crate) const KEYS: [(&'static str, &'static str); 9] = [
-        ("optimiser.method", "adamw, adam, lamb or sgd"),
-        ("optimiser.betas", "adamw, adam, lamb: decay of the first and second moment"),
+        ("optimiser.method", "adamw, adam, lamb, lion or sgd"),
+        ("optimiser.betas", "adamw, adam, lamb, lion: decay of the moments; 0.9 and 0.99 in lion's paper"),
         ("optimiser.epsilon", "adamw, adam, lamb: added to the root of the second moment"),
         ("optimiser.momentum", "sgd: decay of the momentum buffer"),
         ("optimiser.nesterov", "sgd: Nesterov momentum"),
@@ -54,6 +55,7 @@ impl OptimiserSettings {
             MethodName::AdamW => OptimiserMethod::AdamW { beta1, beta2, epsilon },
             MethodName::Adam => OptimiserMethod::Adam { beta1, beta2, epsilon },
             MethodName::Lamb => OptimiserMethod::Lamb { beta1, beta2, epsilon },
+            MethodName::Lion => OptimiserMethod::Lion { beta1, beta2 },
             MethodName::Sgd => {
                 OptimiserMethod::Sgd { momentum: self.momentum as f32, dampening: 0.0, nesterov: self.nesterov }
             }
@@ -78,6 +80,8 @@ pub enum OptimiserMethod {
     Adam { beta1: f32, beta2: f32, epsilon: f32 },
     /// AdamW with a trust ratio per parameter (You et al., 2020); as in timm, parameters without weight decay have none.
     Lamb { beta1: f32, beta2: f32, epsilon: f32 },
+    /// The sign of interpolated momentum and gradient, with decoupled weight decay (Chen et al., 2023).
+    Lion { beta1: f32, beta2: f32 },
     /// Gradient descent with momentum and L2 regularisation, as in PyTorch.
     Sgd { momentum: f32, dampening: f32, nesterov: bool },
 }
@@ -131,6 +135,9 @@ impl Optimiser {
             OptimiserMethod::AdamW { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], true, false),
             OptimiserMethod::Adam { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], false, false),
             OptimiserMethod::Lamb { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], true, weight_decay != 0.0),
+            OptimiserMethod::Lion { beta1, beta2 } => {
+                (Lion { beta1, beta2, weight_decay, clip }.into(), &["lion_momentum"])
+            }
             OptimiserMethod::Sgd { momentum, dampening, nesterov } => {
                 (Sgd { momentum, dampening, nesterov, weight_decay, clip }.into(), &["sgd_buffer"])
             }
