@@ -166,7 +166,7 @@ fn percent(share: f64) -> String {
 }
 
 fn score(result: &StudyResult) -> String {
-    format!("{} {:.2}%", result.measure(), 100.0 * result.score)
+    format!("{} {:.2}%", result.metric_name(), 100.0 * result.score)
 }
 
 fn announce(name: &str, run: &StudyRun, begun: &BegunRun) {

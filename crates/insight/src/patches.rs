@@ -39,13 +39,13 @@ pub fn patches(
     let area = Area { x: MARGIN, y: TOP, width: before[0], height: before[1] };
     let heading = format!("before: {} x {} pixels", image.width(), image.height());
     scene.text(Text::new(heading, [area.x, TOP - 14.0], 13.0).bold().within(before[0]));
-    scene.picture(area, sharp(image, before));
+    scene.image(area, sharp(image, before));
     outline_patches(&mut scene, area, image, region, grid, covers, preprocess.image_size);
 
     let area = Area { x: 2.0 * MARGIN + before[0], y: TOP, width: after[0], height: after[1] };
     let heading = format!("after: {} x {} pixels", input.width(), input.height());
     scene.text(Text::new(heading, [area.x, TOP - 14.0], 13.0).bold().within(after[0]));
-    scene.picture(area, sharp(&input, after));
+    scene.image(area, sharp(&input, after));
     number_patches(&mut scene, area, grid, [covers[0], covers[1]], preprocess.image_size);
     Ok(scene)
 }

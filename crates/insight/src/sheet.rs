@@ -40,7 +40,7 @@ pub fn explanation_sheet(
         let area = Area { x, y: y + CAPTION, width: size[0], height: size[1] };
         let Some((name, figure, map)) = panel.checked_sub(1).map(|map| &maps[map]) else {
             scene.text(Text::new("image", [x, y + 12.0], 13.0).bold());
-            scene.picture(area, image.clone());
+            scene.image(area, image.clone());
             outline(&mut scene, area, region);
             continue;
         };
@@ -49,7 +49,7 @@ pub fn explanation_sheet(
         let at = [x + name.width() + 8.0, y + 12.0];
         scene.text(name);
         scene.text(Text { at, ..figure });
-        scene.picture(area, map.over(&image, region));
+        scene.image(area, map.over(&image, region));
         let bar = Area { x: area.right() + 8.0, width: 9.0, ..area };
         match map.range_by_mean() {
             Some([low, high]) if high > low => scale(&mut scene, bar, [low, high]),
@@ -68,7 +68,7 @@ fn scale(scene: &mut Scene, bar: Area, [low, high]: [f64; 2]) {
         [r, g, b]
     };
     if let Ok(image) = Image::from_rgb(1, rows, (0..rows).flat_map(colour).collect()) {
-        scene.picture(bar, image);
+        scene.image(bar, image);
     }
     scene.frame(bar, FRAME);
     for (value, y) in [(high, bar.y + 6.0), (low, bar.bottom() - 6.0)] {

@@ -1,6 +1,6 @@
-//! Axes: round numbers at even distances, and how they are written.
+//! Axes: ticks at round numbers, and their labels.
 
-/// A range of values on a line of pixels.
+/// A linear map from a range of values to a range of pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub struct Axis {
@@ -17,12 +17,12 @@ impl Axis {
     }
 }
 
-/// Round numbers (1, 2, 2.5 or 5 times a power of ten apart) inside a range, about `count` of them.
+/// About `count` ticks inside a range, at a distance of 1, 2, 2.5 or 5 times a power of ten.
 pub fn ticks(from: f64, to: f64, count: usize) -> Vec<f64> {
     multiples(from, to, step(from, to, count))
 }
 
-/// Round numbers around a range: the first is not above it, the last not below, so that grid lines frame the values.
+/// Ticks around a range: the first is not above it, the last not below, so that grid lines enclose the values.
 pub fn ticks_around(from: f64, to: f64, count: usize) -> Vec<f64> {
     let (from, to) = if to - from > 1e-9 * (from.abs() + to.abs()) {
         (from, to)
@@ -65,7 +65,7 @@ pub fn labels(ticks: &[f64]) -> Vec<String> {
     };
     let decimals = (0..6).find(|&decimals| ticks.iter().all(|tick| is_round(tick / unit, decimals))).unwrap_or(6);
     let label = |&tick: &f64| {
-        // A zero has no sign and no unit.
+        // Zero is written without sign and unit.
         if tick.abs() < 1e-9 * largest { "0".to_string() } else { format!("{:.decimals$}{ending}", tick / unit) }
     };
     ticks.iter().map(label).collect()
@@ -85,7 +85,7 @@ fn scientific(value: f64) -> String {
     }
 }
 
-/// A single value as a person wants to read it: three or four digits that count.
+/// A single value with three or four significant digits.
 pub fn figure(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_are_no_ranges_do_no_harm() {
+    fn empty_and_invalid_ranges_have_ticks_or_none() {
         assert_eq!(ticks(1.0, 1.0, 5), Vec::<f64>::new());
         assert_eq!(ticks(f64::NAN, 1.0, 5), Vec::<f64>::new());
         assert_eq!(ticks_around(0.0, 0.0, 4), [-1.0, -0.5, 0.0, 0.5, 1.0]);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_the_digits_that_count() {
+    fn figures_have_their_significant_digits() {
         let cases =
             [(0.0, "0"), (6.9077, "6.908"), (81.234, "81.2"), (812.4, "812"), (12345.0, "12.3k"), (3e-4, "3.0e-4")];
         for (value, text) in cases {

@@ -1,4 +1,4 @@
-//! Scenes as PNG, anti-aliased.
+//! Scenes as anti-aliased PNG.
 
 use tiny_skia::{
     FillRule, LineCap, LineJoin, Paint, Path, PathBuilder, Pixmap, PixmapPaint, Rect, Stroke, StrokeDash, Transform,
@@ -9,18 +9,18 @@ use crate::font::{self, Pen};
 use crate::palette::Colour;
 use crate::scene::{Area, Scene, Shape, Text};
 
-/// Why a drawing could not become a PNG.
+/// Why a figure could not be rendered.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     /// More pixels than memory or the format allows, or none.
-    #[error("a drawing of {width} x {height} pixels is too large or empty")]
+    #[error("a figure of {width} x {height} pixels is too large or empty")]
     Size {
         /// Pixels per row.
         width: f32,
         /// Number of rows.
         height: f32,
     },
-    /// The encoder refused.
+    /// The encoder failed.
     #[error("the image could not be encoded: {0}")]
     Encode(String),
 }
@@ -37,11 +37,11 @@ impl From<jpeg_encoder::EncodingError> for PlotError {
     }
 }
 
-/// The largest side of a picture: 16384 squared is a gigabyte.
+/// The largest side of a figure: 16384 squared is a gigabyte.
 const LARGEST: f32 = 16384.0;
 
 impl Scene {
-    /// The drawing as a PNG file, `scale` times as large; 2 is crisp on today's screens.
+    /// The figure as a PNG file, `scale` times as large; 2 suits high-resolution screens.
     pub fn png(&self, scale: f32) -> Result<Vec<u8>, PlotError> {
         let (width, height) = ((self.width * scale).round(), (self.height * scale).round());
         let fits = |side: f32| (1.0..=LARGEST).contains(&side);
@@ -57,13 +57,13 @@ impl Scene {
     }
 }
 
-/// A picture as a PNG file, quickly: photos may have many millions of pixels.
+/// An image as a PNG file, with fast compression: photographs may have many millions of pixels.
 pub fn png(image: &Image) -> Result<Vec<u8>, PlotError> {
     let size = [image.width() as u32, image.height() as u32];
     compressed(size, png::ColorType::Rgb, image.pixels(), png::Compression::Fast)
 }
 
-/// A PNG file of rows of pixels.
+/// A PNG file of these pixels.
 pub(crate) fn encode(width: u32, height: u32, colours: png::ColorType, rows: &[u8]) -> Result<Vec<u8>, PlotError> {
     compressed([width, height], colours, rows, png::Compression::Balanced)
 }
@@ -120,12 +120,12 @@ fn draw(pixels: &mut Pixmap, shape: &Shape, scale: f32, transform: Transform) {
                 pixels.fill_path(&path, &paint(text.colour), FillRule::Winding, transform, None);
             }
         }
-        Shape::Picture { area, image } => draw_picture(pixels, *area, image, scale),
+        Shape::Image { area, image } => draw_image(pixels, *area, image, scale),
     }
 }
 
-/// A picture is resized to whole pixels: smoothly where it shrinks, to hard squares where it grows.
-fn draw_picture(pixels: &mut Pixmap, area: Area, image: &Image, scale: f32) {
+/// Draws an image at whole pixels: by Lanczos where it shrinks, by nearest neighbour where it grows.
+fn draw_image(pixels: &mut Pixmap, area: Area, image: &Image, scale: f32) {
     let side = |length: f32| ((length * scale).round() as usize).max(1);
     let (width, height) = (side(area.width), side(area.height));
     let grows = width >= image.width() && height >= image.height();

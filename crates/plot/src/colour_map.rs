@@ -1,40 +1,40 @@
-//! Colours for numbers. Equal steps of the number are equal steps of lightness to the eye (in Oklab, Ottosson 2020), so
-//! that a map shows no edges that its numbers do not have, also in print and to people who do not see all colours.
+//! Colour scales. Equal steps of a value are equal steps of lightness in Oklab (Ottosson, 2020), so that a map shows no
+//! edges that its values do not have, also in greyscale and to colour-blind readers.
 
 use std::f32::consts::TAU;
 use std::sync::LazyLock;
 
 use crate::palette::Colour;
 
-/// A scale of colours from the smallest number to the largest.
+/// A colour scale from the smallest value to the largest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColourMap {
-    /// From night blue over violet and red to light yellow: amounts, also laid over pictures.
+    /// From dark blue over violet and red to light yellow, also for overlays on images.
     Heat,
-    /// From night blue over green-blue and green to light yellow: amounts on their own.
+    /// From dark blue over teal and green to light yellow.
     Sea,
 }
 
-/// Hue at the dark and the light end, in turns, and the largest chroma on the way.
+/// Hues at the dark and the light end, in turns, and the largest chroma between them.
 struct Path {
     hues: [f32; 2],
     chroma: f32,
 }
 
-/// Lightness at the ends: dark ones differ from black, light ones from white.
+/// Lightness at the ends, which differ from black and white.
 const LIGHTNESS: [f32; 2] = [0.17, 0.95];
 
 static HEAT: LazyLock<[Colour; 256]> = LazyLock::new(|| table(&Path { hues: [0.76, 1.29], chroma: 0.19 }));
 static SEA: LazyLock<[Colour; 256]> = LazyLock::new(|| table(&Path { hues: [0.80, 0.30], chroma: 0.15 }));
 
 impl ColourMap {
-    /// The colour of a number between 0 and 1.
+    /// The colour of a value between 0 and 1.
     pub fn at(self, share: f32) -> Colour {
         let table: &[Colour; 256] = match self {
             ColourMap::Heat => &HEAT,
             ColourMap::Sea => &SEA,
         };
-        // What is not a number is shown as nothing.
+        // NaN has the colour of 0.
         table[(share.clamp(0.0, 1.0) * 255.0).round() as usize]
     }
 }
@@ -44,7 +44,7 @@ fn table(path: &Path) -> [Colour; 256] {
         let t = index as f32 / 255.0;
         let lightness = LIGHTNESS[0] + t * (LIGHTNESS[1] - LIGHTNESS[0]);
         let hue = path.hues[0] + t * (path.hues[1] - path.hues[0]);
-        // Full in the middle, weaker towards the ends, where the screen has no strong colours.
+        // Less towards the ends, where the gamut is narrow.
         let mut chroma = path.chroma * (1.0 - (2.0 * t - 1.0).powi(4)).max(0.25);
         loop {
             let (sine, cosine) = (hue * TAU).sin_cos();
@@ -56,7 +56,7 @@ fn table(path: &Path) -> [Colour; 256] {
     })
 }
 
-/// A colour of Oklab on the screen, if the screen has it.
+/// An Oklab colour in sRGB, if it is in its gamut.
 fn srgb([l, a, b]: [f32; 3]) -> Option<Colour> {
     let cube = |v: f32| v * v * v;
     let long = cube(l + 0.396_337_78 * a + 0.215_803_76 * b);
@@ -82,7 +82,7 @@ fn srgb([l, a, b]: [f32; 3]) -> Option<Colour> {
 mod tests {
     use super::*;
 
-    /// CIE lightness, another scale of perception than the one that the tables are made with.
+    /// CIE lightness, a perceptual scale that is independent of Oklab.
     fn lightness(Colour(r, g, b): Colour) -> f32 {
         let linear = |byte: u8| {
             let v = f32::from(byte) / 255.0;
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_outside_have_the_colours_of_the_ends() {
+    fn values_outside_have_the_colours_of_the_ends() {
         assert_eq!(ColourMap::Heat.at(-3.0), ColourMap::Heat.at(0.0));
         assert_eq!(ColourMap::Heat.at(7.0), ColourMap::Heat.at(1.0));
         assert_eq!(ColourMap::Heat.at(f32::NAN), ColourMap::Heat.at(0.0));

@@ -1,4 +1,4 @@
-//! Pictures inside HTML pages and SVG files: small, and as text.
+//! Images embedded in HTML pages and SVG files.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
@@ -7,14 +7,14 @@ use vit_data::{Filter, Image, resize};
 use crate::PlotError;
 use crate::bitmap::encode;
 
-/// A file as a `data:` address.
+/// A file as a `data:` URI.
 pub fn data_uri(kind: &str, bytes: &[u8]) -> String {
     let mut uri = format!("data:{kind};base64,");
     BASE64_STANDARD.encode_string(bytes, &mut uri);
     uri
 }
 
-/// A picture that is at most `longest` pixels on its longer side, as JPEG.
+/// A JPEG of the image with at most `longest` pixels on its longer side.
 pub fn thumbnail(image: &Image, longest: usize) -> Result<Vec<u8>, PlotError> {
     let shrunk = shrunk(image, longest);
     let image = shrunk.as_ref().unwrap_or(image);
@@ -25,14 +25,14 @@ pub fn thumbnail(image: &Image, longest: usize) -> Result<Vec<u8>, PlotError> {
     Ok(file)
 }
 
-/// The picture with its longer side as given, if it is longer.
+/// The image resized to a longer side of `longest` pixels, if it is larger.
 pub fn shrunk(image: &Image, longest: usize) -> Option<Image> {
     let scale = longest as f64 / image.width().max(image.height()) as f64;
     let side = |length: usize| ((length as f64 * scale).round() as usize).max(1);
     (scale < 1.0).then(|| resize(image, side(image.width()), side(image.height()), Filter::Lanczos))
 }
 
-/// Pixels of red, green, blue and opacity as a PNG file.
+/// RGBA pixels as a PNG file.
 pub fn transparent_png(width: usize, height: usize, rgba: &[u8]) -> Result<Vec<u8>, PlotError> {
     encode(width as u32, height as u32, png::ColorType::Rgba, rgba)
 }

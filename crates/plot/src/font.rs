@@ -1,8 +1,8 @@
-//! The embedded font: how wide a text is, and its outlines.
+//! The embedded font: widths and outlines of text.
 
 use ttf_parser::{Face, GlyphId, OutlineBuilder};
 
-/// Thickness of letters.
+/// A weight of the font.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Weight {
@@ -24,7 +24,7 @@ fn face(weight: Weight) -> Option<Face<'static>> {
     Face::parse(bytes, 0).ok()
 }
 
-/// The glyph of a letter, or the sign for letters that the font does not have.
+/// The glyph of a character, or that of U+FFFD if the font has none.
 fn glyph(face: &Face, letter: char) -> GlyphId {
     face.glyph_index(letter).or_else(|| face.glyph_index('\u{fffd}')).unwrap_or_default()
 }
@@ -37,7 +37,7 @@ pub(crate) fn width(text: &str, weight: Weight) -> f32 {
     units as f32 / f32::from(face.units_per_em())
 }
 
-/// Calls `outline` for every glyph of a text with its place on the line, both in units of size 1, y upwards.
+/// Draws the outlines of a text of size 1, y upwards.
 pub(crate) fn outline(text: &str, weight: Weight, out: &mut impl Pen) {
     let Some(face) = face(weight) else { return };
     let scale = 1.0 / f32::from(face.units_per_em());
@@ -49,7 +49,7 @@ pub(crate) fn outline(text: &str, weight: Weight, out: &mut impl Pen) {
     }
 }
 
-/// What draws the outlines of a text.
+/// A target of outlines.
 pub(crate) trait Pen {
     fn move_to(&mut self, point: [f32; 2]);
     fn line_to(&mut self, point: [f32; 2]);
@@ -79,7 +79,7 @@ impl<P: Pen> OutlineBuilder for Placed<'_, P> {
     }
 
     fn quad_to(&mut self, x1: f32, y1: f32, x: f32, y: f32) {
-        // The embedded fonts are cubic; one control point twice is close enough for another.
+        // The embedded font is cubic, so this is never called; both control points at one place are close enough.
         let control = self.place(x1, y1);
         self.pen.curve_to([control, control], self.place(x, y));
     }

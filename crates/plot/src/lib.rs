@@ -1,8 +1,8 @@
-//! Drawings without a system underneath: a [`Scene`] is a list of plain shapes that is written as SVG or as PNG, a
-//! [`ColourMap`] turns numbers into colours that can be compared by eye, and [`embed`] puts pictures into HTML pages.
+//! Figures without system libraries: a [`Scene`] is a list of shapes that is written as SVG or PNG, a [`ColourMap`] is a
+//! perceptually uniform colour scale, and [`embed`] puts images into HTML pages.
 //!
-//! The font is part of the program, so nothing is asked of the machine. (Inter, under the SIL Open Font License; see
-//! `src/fonts/OFL.txt`.)
+//! The font is embedded (Inter, under the SIL Open Font License; see `src/fonts/OFL.txt`), so that figures look the same on
+//! every machine.
 //!
 //! ```
 //! use vit_plot::{Scene, Text};

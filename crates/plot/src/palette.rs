@@ -1,4 +1,4 @@
-//! The few colours of all plots, on white.
+//! The colours of all figures, on white.
 
 #![allow(missing_docs)]
 
@@ -26,7 +26,7 @@ impl Colour {
         Colour(channel(self.0, other.0), channel(self.1, other.1), channel(self.2, other.2))
     }
 
-    /// The scale of the confusion matrix, from nothing (white) to all (dark blue).
+    /// The scale of the confusion matrix, from white for 0 to dark blue for 1.
     pub fn intensity(share: f32) -> Colour {
         const STOPS: [Colour; 5] =
             [WHITE, Colour(191, 219, 254), Colour(96, 165, 250), Colour(29, 78, 216), Colour(23, 37, 84)];

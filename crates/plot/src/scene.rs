@@ -1,4 +1,4 @@
-//! A drawing as a list of shapes, in pixels with fractions, y downwards.
+//! A figure as a list of shapes, in fractional pixels, y downwards.
 
 use vit_data::Image;
 
@@ -6,7 +6,7 @@ use crate::font::{self, CAP_HEIGHT, Weight};
 use crate::palette::{Colour, FRAME, INK, MUTED};
 use crate::{ColourMap, axis};
 
-/// A drawing that can be written as SVG or PNG.
+/// A figure that can be written as SVG or PNG.
 #[derive(Debug, Clone)]
 pub struct Scene {
     pub(crate) width: f32,
@@ -42,10 +42,10 @@ pub(crate) enum Shape {
     Line { points: Vec<[f32; 2]>, width: f32, colour: Colour, dashed: bool },
     Dot { centre: [f32; 2], radius: f32, fill: Colour },
     Text(Text),
-    Picture { area: Area, image: Image },
+    Image { area: Area, image: Image },
 }
 
-/// Which point of a text is the given one.
+/// Which point of a text is at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Anchor {
@@ -54,7 +54,7 @@ pub enum Anchor {
     Right,
 }
 
-/// A line of text whose capitals are centred on `at` across the line. `turned` text runs upwards.
+/// A line of text. Its capitals are vertically centred on `at`; `turned` text runs upwards.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Text {
@@ -68,7 +68,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Dark, regular, from this point to the right.
+    /// Dark regular text that starts at this point.
     pub fn new(text: impl Into<String>, at: [f32; 2], size: f32) -> Self {
         let (weight, anchor) = (Weight::Regular, Anchor::Left);
         Self { text: text.into(), at, size, colour: INK, weight, anchor, turned: false }
@@ -79,12 +79,12 @@ impl Text {
         Self { colour, ..self }
     }
 
-    /// Placed by another point.
+    /// With another anchor.
     pub fn anchor(self, anchor: Anchor) -> Self {
         Self { anchor, ..self }
     }
 
-    /// In heavier letters.
+    /// In semi-bold weight.
     pub fn bold(self) -> Self {
         Self { weight: Weight::SemiBold, ..self }
     }
@@ -94,7 +94,7 @@ impl Text {
         Self { turned: true, ..self }
     }
 
-    /// Shortened with an ellipsis so that it is at most so wide.
+    /// Shortened with an ellipsis to at most this width.
     pub fn within(mut self, width: f32) -> Self {
         if self.width() > width {
             let mut letters: Vec<char> = self.text.chars().collect();
@@ -105,12 +105,12 @@ impl Text {
         self
     }
 
-    /// How wide it is.
+    /// Its width.
     pub fn width(&self) -> f32 {
         self.size * font::width(&self.text, self.weight)
     }
 
-    /// Where the line begins, along its direction, and the distance of the base line from `at`.
+    /// The offset of the line's start along its direction, and of the baseline across it, from `at`.
     pub(crate) fn offset(&self) -> (f32, f32) {
         let along = match self.anchor {
             Anchor::Left => 0.0,
@@ -122,7 +122,7 @@ impl Text {
 }
 
 impl Scene {
-    /// An empty drawing.
+    /// An empty figure.
     pub fn new(width: f32, height: f32) -> Self {
         Self { width, height, shapes: Vec::new() }
     }
@@ -157,9 +157,9 @@ impl Scene {
         self.shapes.push(Shape::Text(text));
     }
 
-    /// A picture, stretched to an area: smoothly where it shrinks, to hard squares where it grows.
-    pub fn picture(&mut self, area: Area, image: Image) {
-        self.shapes.push(Shape::Picture { area, image });
+    /// An image, stretched to an area; one that grows shows its pixels as squares.
+    pub fn image(&mut self, area: Area, image: Image) {
+        self.shapes.push(Shape::Image { area, image });
     }
 
     /// A frame of lines inside an area.
@@ -168,7 +168,7 @@ impl Scene {
         self.line(vec![[left, top], [right, top], [right, bottom], [left, bottom], [left, top]], 1.0, colour);
     }
 
-    /// An upright bar that explains a colour scale, with numbers at its right from `low` to `high`.
+    /// A vertical colour bar with ticks at its right from `low` to `high`.
     pub fn colour_bar(&mut self, bar: Area, map: ColourMap, [low, high]: [f64; 2]) {
         let rows = bar.height.round().max(2.0) as usize;
         let colours = (0..rows).flat_map(|row| {
@@ -176,7 +176,7 @@ impl Scene {
             [r, g, b]
         });
         if let Ok(image) = Image::from_rgb(1, rows, colours.collect()) {
-            self.picture(bar, image);
+            self.image(bar, image);
         }
         self.frame(bar, FRAME);
         let count = ((bar.height / 40.0) as usize).clamp(3, 6);
@@ -190,9 +190,9 @@ impl Scene {
     }
 }
 
-/// What tests ask of drawings.
+/// Assertions for tests.
 impl Scene {
-    /// Checks that no text leaves the picture or touches another one: the two things that make a plot unreadable.
+    /// Checks that no text leaves the figure or overlaps another one.
     ///
     /// # Panics
     /// If one does.
@@ -217,7 +217,7 @@ impl Scene {
             .collect();
         for (index, (area, text)) in boxes.iter().enumerate() {
             let inside = area.x >= 0.0 && area.y >= 0.0 && area.right() <= self.width && area.bottom() <= self.height;
-            assert!(inside, "`{text}` leaves the picture: {area:?} in {} x {}", self.width, self.height);
+            assert!(inside, "`{text}` leaves the figure: {area:?} in {} x {}", self.width, self.height);
             for (other, other_text) in &boxes[index + 1..] {
                 let apart = area.right() + 1.0 < other.x
                     || other.right() + 1.0 < area.x

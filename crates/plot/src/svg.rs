@@ -9,7 +9,7 @@ use crate::palette::Colour;
 use crate::scene::{Anchor, Scene, Shape, Text};
 
 impl Scene {
-    /// The drawing as an SVG file.
+    /// The figure as an SVG file.
     pub fn svg(&self) -> String {
         let (width, height) = (Short(self.width), Short(self.height));
         let mut out = format!(
@@ -56,12 +56,12 @@ fn element(shape: &Shape) -> String {
             )
         }
         Shape::Text(text) => text_element(text),
-        Shape::Picture { area, image } => {
+        Shape::Image { area, image } => {
             let (x, y, width, height) = (Short(area.x), Short(area.y), Short(area.width), Short(area.height));
             format!(
                 "<image x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" preserveAspectRatio=\"none\" \
                  style=\"image-rendering:pixelated\" href=\"{}\"/>",
-                // One that cannot be encoded is left out rather than the whole drawing.
+                // An image that cannot be encoded is left out.
                 data_uri("image/png", &png(image).unwrap_or_default())
             )
         }
@@ -92,7 +92,7 @@ fn hex(colour: Colour) -> String {
     format!("#{:02x}{:02x}{:02x}", colour.0, colour.1, colour.2)
 }
 
-/// Text as XML and HTML hold it; control characters, which XML cannot hold at all, become the sign for unknown letters.
+/// Text escaped for XML and HTML; control characters, which XML does not allow, become U+FFFD.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_cannot_break_the_file() {
+    fn text_is_escaped() {
         let mut scene = Scene::new(100.0, 20.0);
         scene.text(Text::new("a<b> & \"c\"\u{7}", [0.0, 10.0], 10.0));
         assert!(scene.svg().contains(">a&lt;b&gt; &amp; &quot;c&quot;\u{fffd}</text>"));

@@ -1,5 +1,5 @@
-//! Pictures of a run: training curves, confusion matrix, reliability diagram, contact sheet of the worst mistakes; accuracy
-//! against data for a study. Each is a [`Scene`], which is written as SVG or as PNG.
+//! Figures of a run: training curves, confusion matrix, reliability diagram, contact sheet of the worst mistakes; of a study:
+//! accuracy against dataset size. Each is a [`Scene`], which is written as SVG or PNG.
 
 mod confusion_matrix;
 mod contact_sheet;

@@ -1,12 +1,12 @@
-//! A study: several models, each trained on several shares of a data set with one budget, and the table and the plot of
-//! what came of it. Every run is an ordinary run folder; a study that was interrupted goes on with the run it was in, and
-//! more models and shares can be added to one that is done.
+//! A study: several models, each trained on several fractions of a dataset with the same number of steps, with a table and a
+//! plot of the results. Every run is an ordinary run folder. An interrupted study continues, and models and fractions can be
+//! added to a finished one.
 //!
 //! ```text
 //! STUDY/study.toml                the settings that all runs share
-//! STUDY/runs/MODEL-SHARE/         a run, and its result.json once it is done
+//! STUDY/runs/MODEL-FRACTION/      a run, and its result.json when it is finished
 //! STUDY/results.csv, results.md   one row per run; one row per model
-//! STUDY/results.svg, results.png  accuracy against pictures
+//! STUDY/results.svg, results.png  accuracy against training images
 //! ```
 
 mod report;
@@ -31,21 +31,20 @@ const SETTINGS: &str = "study.toml";
 const RUNS: &str = "runs";
 const RESULT: &str = "result.json";
 
-/// What a study compares, and how.
+/// The plan of a study.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StudyPlan {
     /// The models, by name.
     pub models: Vec<String>,
-    /// The shares of the training pictures, each above 0 and at most 1.
+    /// The fractions of the training images, each above 0 and at most 1.
     pub fractions: Vec<f64>,
-    /// The model of the study that those with a distillation head follow; the largest one that is not made of tokens,
-    /// if not given.
+    /// The teacher of models with a distillation head, one of the study's models; by default its largest convolutional one.
     pub teacher: Option<String>,
-    /// What every run depends on; model and share are the study's business.
+    /// The settings of all runs; model and fraction are replaced.
     pub settings: RunSettings,
-    /// How every run trains.
+    /// The recipe of all runs.
     pub recipe: Recipe,
-    /// Settings of single models, on top of that: model and `KEY=VALUE`.
+    /// Settings of single models, in addition: model and `KEY=VALUE`.
     pub own: Vec<(String, String)>,
     /// How the study was started.
     pub launch: Launch,
@@ -56,53 +55,54 @@ pub struct StudyPlan {
 pub struct StudyRun {
     /// The model's name.
     pub model: String,
-    /// The group that the model belongs to.
+    /// The model's family.
     pub family: String,
-    /// Its share of the training pictures.
+    /// The fraction of the training images.
     pub fraction: f64,
     /// Its folder.
     pub folder: PathBuf,
     /// Its recipe.
     pub recipe: Recipe,
-    /// The model that it follows.
+    /// Its teacher.
     pub teacher: Option<String>,
-    /// What of the study's recipe the model cannot follow, one line each.
+    /// Settings of the recipe without effect on the model, one line each.
     pub left_out: Vec<String>,
 }
 
-/// What came of one run: `result.json` of its folder.
+/// The result of one run: `result.json` of its folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StudyResult {
     /// The model's name.
     pub model: String,
-    /// The group that the model belongs to.
+    /// The model's family.
     pub family: String,
-    /// The model that it followed.
+    /// Its teacher.
     pub teacher: Option<String>,
     /// Its parameters.
     pub parameters: u64,
-    /// Its share of the training pictures.
+    /// The fraction of the training images.
     pub fraction: f64,
-    /// So many pictures.
-    pub pictures: usize,
+    /// The number of training images.
+    #[serde(rename = "pictures")]
+    pub images: usize,
     /// Steps taken.
     pub steps: u64,
-    /// Pictures seen, each as often as it was seen.
+    /// Images seen, with repetitions.
     pub seen: u64,
-    /// Seconds of training and measuring, all sessions together.
+    /// Seconds of training and evaluation, over all sessions.
     pub seconds: f64,
-    /// What it is judged by: `val/top1`, or `val/map` where pictures have several labels.
+    /// The metric of the score: `val/top1`, or `val/map` for images with several labels.
     pub metric: String,
-    /// That measurement after the last step.
+    /// The score after the last step.
     pub score: f64,
-    /// The loss then.
+    /// The validation loss after the last step.
     pub loss: f64,
 }
 
 impl StudyResult {
-    /// What people call the measurement that it is judged by.
-    pub fn measure(&self) -> &str {
+    /// The usual name of the metric.
+    pub fn metric_name(&self) -> &str {
         match self.metric.as_str() {
             "val/top1" => "top-1",
             "val/map" => "mAP",
@@ -111,13 +111,13 @@ impl StudyResult {
     }
 }
 
-/// A run on its way.
+/// A run that was begun.
 pub struct BegunRun {
-    /// The run before its first step, or where it was interrupted.
+    /// The run's setup.
     pub setup: Setup,
     /// Its folder, locked.
     pub folder: RunFolder,
-    /// Where it was interrupted.
+    /// The snapshot that it continues from.
     pub from: Option<Snapshot>,
 }
 
@@ -131,7 +131,7 @@ pub struct Study {
 }
 
 impl Study {
-    /// Begins a study in a folder, or goes on with the one that is there.
+    /// Begins a study in a folder, or continues the one in it.
     pub fn open(path: &Path, plan: StudyPlan) -> Result<Study, TrainError> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let runs = plan.runs(&path)?;
@@ -142,8 +142,8 @@ impl Study {
         fs::create_dir_all(path.join(RUNS)).map_err(file(&path))?;
         let (settings, text) = (path.join(SETTINGS), plan.to_toml());
         match regular_file::read_to_string(&settings) {
-            Ok(before) if before != text => {
-                let (was, is) = first_difference(&before, &text);
+            Ok(before) if normalised(&before) != normalised(&text) => {
+                let (was, is) = first_difference(&normalised(&before), &normalised(&text));
                 let what = format!(
                     "this study was begun with other settings (`{was}`, now `{is}`), so its runs cannot be compared \
                      with new ones; choose another folder"
@@ -154,16 +154,16 @@ impl Study {
             Err(_) => atomic_file::write(&settings, text.as_bytes()).map_err(file(&settings))?,
         }
         let data = plan.settings.data.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let title = format!("{data}: {} of {} pictures for every model", plan.recipe.length, plan.recipe.batch);
+        let title = format!("{data}: {} of {} images for every model", plan.recipe.length, plan.recipe.batch);
         Ok(Study { path, title, settings: plan.settings, launch: plan.launch, runs })
     }
 
-    /// Its runs, in the order in which they are to be carried out: teachers come before their students.
+    /// Its runs in their order: teachers come before their students.
     pub fn runs(&self) -> &[StudyRun] {
         &self.runs
     }
 
-    /// The result of a run that is done.
+    /// The result of a run, if it is finished.
     pub fn result(&self, run: &StudyRun) -> Result<Option<StudyResult>, TrainError> {
         let path = run.folder.join(RESULT);
         let Ok(text) = regular_file::read_to_string(&path) else { return Ok(None) };
@@ -171,7 +171,7 @@ impl Study {
         serde_json::from_str(&text).map(Some).map_err(unreadable)
     }
 
-    /// Begins a run, or goes on with it where it was interrupted.
+    /// Begins a run, or continues it.
     pub fn begin(&self, run: &StudyRun) -> Result<BegunRun, TrainError> {
         let there = match RunFolder::resume(&run.folder) {
             Ok(folder) => Some(folder).filter(|folder| !folder.last().is_empty()),
@@ -195,7 +195,7 @@ impl Study {
         Ok(BegunRun { setup, folder, from: None })
     }
 
-    /// Keeps the result of a run that came to its end.
+    /// Writes the result of a finished run.
     pub fn finish(&self, run: &StudyRun, begun: &BegunRun, finished: &Finished) -> Result<StudyResult, TrainError> {
         let position = &finished.position;
         let path = run.folder.join(RESULT);
@@ -222,7 +222,7 @@ impl Study {
             teacher: run.teacher.clone(),
             parameters: Cost::of(&graph).parameters(),
             fraction: run.fraction,
-            pictures: begun.setup.data_report.samples.train,
+            images: begun.setup.data_report.samples.train,
             steps: position.step,
             seen: position.images,
             seconds: position.seconds,
@@ -236,13 +236,13 @@ impl Study {
         Ok(result)
     }
 
-    /// Every result so far, in the order of the runs.
+    /// All results so far, in the order of the runs.
     pub fn results(&self) -> Result<Vec<StudyResult>, TrainError> {
         let results = self.runs.iter().map(|run| self.result(run));
         results.filter_map(Result::transpose).collect()
     }
 
-    /// Writes tables and plot of every result so far; gives the files' names and the table for people.
+    /// Writes the tables and the plot of all results so far; returns the files' names and the table.
     pub fn report(&self) -> Result<([&'static str; 4], StudyTable), TrainError> {
         report::write(&self.path, &self.title, &self.results()?)
     }
@@ -260,13 +260,13 @@ impl StudyPlan {
         format!("{}\n[run]\n{settings}\n[study]\n{study}", self.recipe.to_toml())
     }
 
-    /// All runs, smaller shares first, teachers before students.
+    /// All runs, smaller fractions first, teachers before students.
     fn runs(&self, path: &Path) -> Result<Vec<StudyRun>, TrainError> {
         let wrong = |what: String| Err(TrainError::Unsuitable(what));
         if !matches!(self.recipe.length, Span::Steps(_)) {
             return wrong(format!(
-                "length is {}, and that is more steps for more pictures; a study gives every run the same budget, \
-                 so say it in steps: length=4000 steps",
+                "length is {}, and that is more steps for more images; a study gives every run the same number of \
+                 steps, such as length=4000 steps",
                 self.recipe.length
             ));
         }
@@ -288,7 +288,7 @@ impl StudyPlan {
         let mut fractions = self.fractions.clone();
         fractions.sort_by(f64::total_cmp);
         fractions.dedup();
-        // Stable: otherwise in the order in which they were named.
+        // Stable: otherwise in the given order.
         let mut order: Vec<usize> = (0..variants.len()).collect();
         order.sort_by_key(|&index| variants[index].architecture.follows_teacher());
         let mut runs = Vec::new();
@@ -319,7 +319,7 @@ impl StudyPlan {
         Ok(runs)
     }
 
-    /// Whom the models with a distillation head follow, where there are any.
+    /// The teacher of the models with a distillation head, if there are any.
     fn teacher<'a>(&self, variants: &'a [Variant]) -> Result<Option<&'a Variant>, TrainError> {
         let Some(student) = variants.iter().find(|v| v.architecture.follows_teacher()) else { return Ok(None) };
         let able = || variants.iter().filter(|v| !v.architecture.follows_teacher());
@@ -348,15 +348,26 @@ impl StudyPlan {
     }
 }
 
+/// The settings in `study.toml` without comments and the recipe's description, in which versions of this library differ.
+fn normalised(text: &str) -> String {
+    let parse = || {
+        let mut table: toml::Table = toml::from_str(text).ok()?;
+        let sections = ["run", "study"].into_iter().filter_map(|name| Some((name.to_string(), table.remove(name)?)));
+        let sections: toml::Table = sections.collect();
+        let recipe = Recipe { about: String::new(), ..Recipe::parse(&table.to_string()).ok()? };
+        Some(format!("{}\n{}", toml::to_string(&recipe).ok()?, toml::to_string(&sections).ok()?))
+    };
+    parse().unwrap_or_else(|| text.to_string())
+}
+
 /// The first line that differs between two texts, in both.
-fn first_difference<'a>(before: &'a str, now: &'a str) -> (&'a str, &'a str) {
-    let plain = |line: &'a str| line.split(" # ").next().unwrap_or_default().trim();
+fn first_difference(before: &str, now: &str) -> (String, String) {
     let (mut a, mut b) = (before.lines(), now.lines());
     loop {
         match (a.next(), b.next()) {
-            (None, None) => return ("", ""),
+            (None, None) => return Default::default(),
             (was, is) if was == is => {}
-            (was, is) => return (plain(was.unwrap_or_default()), plain(is.unwrap_or_default())),
+            (was, is) => return (was.unwrap_or_default().to_string(), is.unwrap_or_default().to_string()),
         }
     }
 }

@@ -135,10 +135,10 @@ fn draw(
             vit_data::resize(image, side, side, vit_data::Filter::Nearest)
         });
         let all = Region { x: 0.0, y: 0.0, width: small.width() as f64, height: small.height() as f64 };
-        scene.picture(tile(0), small.clone());
+        scene.image(tile(0), small.clone());
         for (column, &layer) in shown.iter().enumerate() {
             if let Some(map) = maps.get(layer) {
-                scene.picture(tile(column + 1), map.over(&small, all));
+                scene.image(tile(column + 1), map.over(&small, all));
             }
         }
     }
@@ -153,7 +153,7 @@ fn draw(
             [colour.0, colour.1, colour.2]
         });
         if let Ok(image) = Image::from_rgb(map.grid()[1], map.grid()[0], pixels.collect()) {
-            scene.picture(area, image);
+            scene.image(area, image);
         }
         scene.frame(area, FRAME);
         if let Some((sums, images)) = on_patches {

@@ -35,7 +35,7 @@ pub(super) fn figure(architecture: &Architecture, weights: &Weights) -> Result<F
         let x = 24.0 + (index % ACROSS) as f32 * STEP[0];
         let y = 76.0 + (index / ACROSS) as f32 * STEP[1];
         if let Some(image) = tile(vector, channels, [height, width]) {
-            scene.picture(Area { x, y, width: TILE, height: TILE }, image);
+            scene.image(Area { x, y, width: TILE, height: TILE }, image);
         }
         let label = format!("{:.1} %", 100.0 * share);
         scene.text(Text::new(label, [x + TILE / 2.0, y + TILE + 9.0], 10.5).colour(MUTED).anchor(Anchor::Middle));

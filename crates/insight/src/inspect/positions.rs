@@ -113,7 +113,7 @@ fn draw(similarity: &[f32], [rows, columns]: [usize; 2], [low, high]: [f32; 2]) 
                 height: tile[1],
             };
             if let Ok(image) = Image::from_rgb(columns, rows, colours.collect()) {
-                scene.picture(place, image);
+                scene.image(place, image);
             }
         }
     }

@@ -164,7 +164,7 @@ fn draw(fields: &[(&str, Vec<f32>, [f64; 2])], [height, width]: [usize; 2]) -> S
             [r, g, b]
         });
         if let Ok(image) = Image::from_rgb(width, height, pixels.collect()) {
-            scene.picture(area, image);
+            scene.image(area, image);
         }
         scene.frame(area, FRAME);
         let lines = [format!("half within {half:.0} px"), format!("nine tenths within {most:.0} px")];

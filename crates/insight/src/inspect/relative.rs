@@ -48,7 +48,7 @@ pub(super) fn figure(layers: &[Layer], weights: &Weights) -> Result<Option<Figur
             });
             let place = Area { x: LEFT + head as f32 * (TILE + 8.0), y, width: TILE, height: TILE };
             if let Ok(image) = Image::from_rgb(table.offsets[1], table.offsets[0], colours.collect()) {
-                scene.picture(place, image);
+                scene.image(place, image);
             }
         }
     }

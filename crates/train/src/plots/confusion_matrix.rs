@@ -1,4 +1,4 @@
-//! The confusion matrix as a picture: rows are true classes, each shaded by its share of predictions.
+//! The confusion matrix as a figure: rows are true classes, cells are shaded by their share of the row.
 
 use vit_data::Image;
 
@@ -7,14 +7,14 @@ use vit_plot::axis::ticks;
 use vit_plot::palette::{Colour, FRAME, INK, MUTED, WHITE};
 use vit_plot::{Anchor, Area, Scene, Text};
 
-/// Up to here every class has a cell of its own with its name beside it.
+/// Up to this number of classes, every class has a cell with a name.
 const NAMED: usize = 30;
-/// Up to here every class has a row of pixels of its own; of more, neighbours share one.
+/// Up to this number of classes, every class has a row of pixels; of more, neighbours share one.
 const SEPARATE: usize = 1000;
 const NAME_SIZE: f32 = 12.0;
 const LONGEST_NAME: f32 = 150.0;
 
-/// A picture of a confusion matrix. Classes without a name are numbered.
+/// The figure of a confusion matrix. Classes without a name are numbered.
 pub fn confusion_matrix(title: &str, confusion: &Confusion, names: &[String]) -> Scene {
     let classes = confusion.classes();
     let support: Vec<u64> = confusion.per_class().iter().map(|class| class.support).collect();
@@ -29,7 +29,7 @@ fn named(title: &str, confusion: &Confusion, names: &[String], share: impl Fn(us
     let name = |class: usize| names.get(class).cloned().unwrap_or_else(|| class.to_string());
     let label = |class: usize| Text::new(name(class), [0.0, 0.0], NAME_SIZE).within(LONGEST_NAME);
     let longest = (0..classes).map(|class| label(class).width()).fold(0.0, f32::max);
-    // Names under the columns lie flat where all of them fit.
+    // Names under the columns are horizontal if all of them fit.
     let flat = longest < cell - 8.0;
     let below = if flat { NAME_SIZE } else { longest };
 
@@ -48,7 +48,7 @@ fn named(title: &str, confusion: &Confusion, names: &[String], share: impl Fn(us
         scene.rectangle(area, Colour::intensity(part));
         let at = [area.x + cell / 2.0, area.y + cell / 2.0];
         let text = Text::new(count.to_string(), at, (cell * 0.3).clamp(9.0, 14.0)).anchor(Anchor::Middle);
-        // A number that does not fit its cell is worse than none: the shade says it too.
+        // Omitted if it does not fit into the cell; the shade shows it, too.
         if text.width() <= cell - 4.0 {
             scene.text(text.colour(if part > 0.45 { WHITE } else { INK }));
         }
@@ -77,7 +77,7 @@ fn unnamed(title: &str, confusion: &Confusion, share: impl Fn(usize, u64) -> f32
     let mut scene = Scene::new(width, matrix.bottom() + 74.0);
     title_and_bar(&mut scene, title, matrix, bar, true);
 
-    // The largest of the cells that share a pixel: one bad confusion is seen among many good rows.
+    // The maximum of the cells that share a pixel, so that a single bad cell stays visible.
     let mut shares = vec![0f32; rows * rows];
     for (label, predicted, count) in confusion.cells() {
         let pixel = &mut shares[label / together * rows + predicted / together];
@@ -88,7 +88,7 @@ fn unnamed(title: &str, confusion: &Confusion, share: impl Fn(usize, u64) -> f32
         [red, green, blue]
     });
     if let Ok(image) = Image::from_rgb(rows, rows, pixels.collect()) {
-        scene.picture(matrix, image);
+        scene.image(matrix, image);
     }
     scene.frame(matrix, FRAME);
     for tick in ticks(0.0, (classes - 1) as f64, 8) {
@@ -104,7 +104,7 @@ fn unnamed(title: &str, confusion: &Confusion, share: impl Fn(usize, u64) -> f32
     scene
 }
 
-/// The width of the scene and the place of the bar that explains the colours.
+/// The width of the scene and the area of the colour bar.
 fn frame_size(title: &str, matrix: Area) -> (f32, Area) {
     let bar = Area { x: matrix.right() + 28.0, y: matrix.y, width: 14.0, height: matrix.height.min(260.0) };
     let title = Text::new(title, [0.0, 0.0], 18.0).bold();
@@ -127,8 +127,8 @@ fn title_and_bar(scene: &mut Scene, title: &str, matrix: Area, bar: Area, many: 
     }
 }
 
-/// Where a cell is one pixel, shades follow the square root and begin well above white, so that rare confusions can be
-/// seen at all.
+/// The shade of a cell. If a cell is one pixel, shades follow the square root and start well above white, so that rare
+/// confusions are visible.
 fn shade_of_many(share: f32) -> f32 {
     if share > 0.0 { 0.25 + 0.75 * share.sqrt() } else { 0.0 }
 }

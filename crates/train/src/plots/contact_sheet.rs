@@ -1,4 +1,4 @@
-//! A contact sheet: pictures that a model is sure about and wrong, with what they are and what it saw in them.
+//! A contact sheet of a model's most confident mistakes, with labels and predictions.
 
 use vit_data::Image;
 
@@ -10,20 +10,20 @@ const GAP: f32 = 20.0;
 const CAPTION: f32 = 48.0;
 const HEADER: f32 = 84.0;
 
-/// One picture of a contact sheet.
+/// One image of a contact sheet.
 #[derive(Debug, Clone)]
 pub struct SheetEntry {
-    /// The picture, of any size.
+    /// The image, of any size.
     pub image: Image,
-    /// The name of its class.
+    /// The name of its label.
     pub label: String,
-    /// The name of the class that the model takes it for.
+    /// The name of the predicted class.
     pub predicted: String,
-    /// The probability that the model gives to that, 0 to 1.
+    /// The probability of the predicted class.
     pub confidence: f64,
 }
 
-/// A grid of pictures in the given order.
+/// A grid of images in the given order.
 pub fn contact_sheet(title: &str, entries: &[SheetEntry]) -> Scene {
     let across = ((entries.len() as f32 * 1.5).sqrt().ceil() as usize).clamp(3, 8);
     let down = entries.len().div_ceil(across).max(1);
@@ -41,7 +41,7 @@ pub fn contact_sheet(title: &str, entries: &[SheetEntry]) -> Scene {
         let x = GAP + (index % across) as f32 * step_x;
         let y = HEADER + (index / across) as f32 * step_y;
         scene.rectangle(Area { x, y, width: THUMBNAIL, height: THUMBNAIL }, PAPER);
-        scene.picture(fitted(&entry.image, x, y), thumbnail(&entry.image));
+        scene.image(fitted(&entry.image, x, y), thumbnail(&entry.image));
         let confidence =
             Text::new(format!("{:.1} %", 100.0 * entry.confidence), [x + THUMBNAIL, y + THUMBNAIL + 15.0], 12.0);
         let room = THUMBNAIL - confidence.width() - 8.0;
@@ -52,7 +52,7 @@ pub fn contact_sheet(title: &str, entries: &[SheetEntry]) -> Scene {
     scene
 }
 
-/// The place of a picture in its square, its shape kept.
+/// The area of an image in its square, with its aspect ratio.
 fn fitted(image: &Image, x: f32, y: f32) -> Area {
     let (width, height) = (image.width() as f32, image.height() as f32);
     let scale = THUMBNAIL / width.max(height);
@@ -60,7 +60,7 @@ fn fitted(image: &Image, x: f32, y: f32) -> Area {
     Area { x: x + ((THUMBNAIL - width) / 2.0).round(), y: y + ((THUMBNAIL - height) / 2.0).round(), width, height }
 }
 
-/// A copy that is large enough for any screen: a sheet does not hold on to photographs of many megabytes.
+/// A reduced copy, so that a sheet does not hold photographs of many megabytes.
 fn thumbnail(image: &Image) -> Image {
     vit_plot::embed::shrunk(image, 3 * THUMBNAIL as usize).unwrap_or_else(|| image.clone())
 }

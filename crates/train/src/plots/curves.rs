@@ -1,4 +1,4 @@
-//! Training curves: loss, accuracy, learning rate and speed, each in a panel of its own, as far as they were logged.
+//! Training curves: loss, accuracy, learning rate and speed, each in a panel, as far as they were logged.
 
 use crate::run::folder::{MetricsRow, columns};
 use vit_plot::axis::{Axis, figure, labels, ticks, ticks_around};
@@ -14,14 +14,14 @@ struct Series {
     name: &'static str,
     column: &'static str,
     colour: Colour,
-    /// Mark the best point: is it the largest?
-    best: Option<Best>,
-    /// Averaged over few samples, so that a smooth line is drawn over a pale one.
+    /// Which point is marked as the best.
+    best: Option<Extremum>,
+    /// Noisy values are drawn as a pale line below their moving mean.
     noisy: bool,
 }
 
 impl Series {
-    /// Points that a smooth line takes together; one where no such line is drawn.
+    /// Points in a window of the moving mean; 1 without one.
     fn window(&self, points: &[[f64; 2]]) -> usize {
         if self.noisy { (points.len() / 40).max(1) } else { 1 }
     }
@@ -34,7 +34,7 @@ impl Series {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Best {
+enum Extremum {
     Largest,
     Smallest,
 }
@@ -42,7 +42,7 @@ enum Best {
 struct Panel {
     title: &'static str,
     series: Vec<Series>,
-    /// Values are shares and shown as percentages.
+    /// Values are shares, shown as percentages.
     percent: bool,
     from_zero: bool,
 }
@@ -55,7 +55,7 @@ fn panels() -> Vec<Panel> {
             "Loss",
             vec![
                 series("train", columns::TRAIN_LOSS, BLUE, None, true),
-                series("validation", columns::VAL_LOSS, ORANGE, Some(Best::Smallest), false),
+                series("validation", columns::VAL_LOSS, ORANGE, Some(Extremum::Smallest), false),
             ],
             false,
             false,
@@ -63,7 +63,7 @@ fn panels() -> Vec<Panel> {
         panel(
             "Accuracy, %",
             vec![
-                series("top-1", columns::VAL_TOP1, ORANGE, Some(Best::Largest), false),
+                series("top-1", columns::VAL_TOP1, ORANGE, Some(Extremum::Largest), false),
                 series("top-5", columns::VAL_TOP5, PURPLE, None, false),
             ],
             true,
@@ -76,7 +76,7 @@ fn panels() -> Vec<Panel> {
 
 /// The curves of a run from its rows, 1000 pixels wide.
 pub fn curves(title: &str, rows: &[MetricsRow]) -> Scene {
-    // Epochs mean more to people than steps, where every row has one.
+    // Epochs are easier to compare than steps, if every row has one.
     let by_epoch = !rows.is_empty() && rows.iter().all(|row| row.epoch.is_some_and(f64::is_finite));
     let place = |row: &MetricsRow| if by_epoch { row.epoch.unwrap_or(0.0) } else { row.step as f64 };
     let mut panels = panels();
@@ -179,7 +179,7 @@ fn draw_series(scene: &mut Scene, series: &Series, points: &[[f64; 2]], x: Axis,
     }
 }
 
-/// Names and figures of the curves, from the right edge of the panel to the left.
+/// The legend with the best or last values, from the right edge of the panel to the left.
 fn draw_legend(scene: &mut Scene, panel: &Panel, curves: &[Vec<[f64; 2]>], [mut right, y]: [f32; 2]) {
     for (series, points) in panel.series.iter().zip(curves).rev() {
         let (word, value) = match series.best.and_then(|best| best_of(points, best)) {
@@ -200,24 +200,24 @@ fn draw_legend(scene: &mut Scene, panel: &Panel, curves: &[Vec<[f64; 2]>], [mut 
     }
 }
 
-fn best_of(points: &[[f64; 2]], best: Best) -> Option<[f64; 2]> {
+fn best_of(points: &[[f64; 2]], best: Extremum) -> Option<[f64; 2]> {
     let finite = points.iter().copied().filter(|[_, value]| value.is_finite());
     finite.reduce(|a, b| match best {
-        Best::Largest if b[1] > a[1] => b,
-        Best::Smallest if b[1] < a[1] => b,
+        Extremum::Largest if b[1] > a[1] => b,
+        Extremum::Smallest if b[1] < a[1] => b,
         _ => a,
     })
 }
 
-/// The mean of the points around each.
+/// The moving mean.
 fn moving_mean(points: &[[f64; 2]], window: usize) -> Vec<[f64; 2]> {
     let mut sums = vec![0.0];
     for [_, value] in points {
         sums.push(sums[sums.len() - 1] + value);
     }
     let mean = |index: usize| {
-        // At the steep beginning the window shrinks on both sides, so that the curve does not lean; at the flat end
-        // only on one, so that the last value is not mere noise.
+        // At the steep start the window shrinks on both sides, so that the mean is unbiased; at the flat end only on one,
+        // so that the last value is smooth.
         let reach = (window / 2).min(index);
         let (from, to) = (index - reach, (index + reach + 1).min(points.len()));
         [points[index][0], (sums[to] - sums[from]) / (to - from) as f64]
@@ -225,8 +225,8 @@ fn moving_mean(points: &[[f64; 2]], window: usize) -> Vec<[f64; 2]> {
     (0..points.len()).map(mean).collect()
 }
 
-/// At most two points for every half pixel, the lowest and the highest, so that the curve looks the same and a long run
-/// does not make a large file. Points that are not numbers stay: they are gaps.
+/// At most two points for every half pixel, the lowest and the highest: the curve looks the same in a smaller file. Points
+/// that are not finite stay, as gaps.
 fn thin(points: &[[f64; 2]], x: Axis) -> Vec<[f64; 2]> {
     let columns = 2.0 * (x.pixels[1] - x.pixels[0]);
     if points.len() as f32 <= 2.0 * columns {

@@ -1,4 +1,4 @@
-//! The reliability diagram: accuracy of the predictions of each confidence, and how many there are.
+//! The reliability diagram: accuracy against confidence, with the number of predictions.
 
 use crate::evaluate::metrics::Calibration;
 use vit_plot::axis::{Axis, figure};
@@ -7,7 +7,7 @@ use vit_plot::{Anchor, Area, Scene, Text};
 
 const WIDTH: f32 = 620.0;
 
-/// A picture of a model's calibration.
+/// The figure of a model's calibration.
 pub fn reliability(title: &str, calibration: &Calibration) -> Scene {
     let table = calibration.table();
     let samples: u64 = table.iter().map(|bin| bin.samples).sum();

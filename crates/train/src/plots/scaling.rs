@@ -1,5 +1,4 @@
-//! How good models are for how much data: one line per model over a logarithmic axis of pictures, as in the paper's
-//! figures 3 and 4.
+//! Accuracy against dataset size: one line per model over a logarithmic axis, as in figures 3 and 4 of the ViT paper.
 
 use vit_plot::axis::{Axis, labels, ticks_around};
 use vit_plot::palette::{BLUE, Colour, FRAME, GREEN, GRID, MUTED, ORANGE, PURPLE, RED, WHITE};
@@ -16,11 +15,11 @@ const COLOURS: [Colour; 5] = [BLUE, ORANGE, GREEN, PURPLE, RED];
 pub struct ScalingLine {
     /// The model.
     pub name: String,
-    /// Pictures that it was trained on, and the share of others that it then got right.
+    /// Pairs of the number of training images and the score.
     pub points: Vec<(f64, f64)>,
 }
 
-/// What became of models trained on more and more pictures; `what` was measured, as a share.
+/// The scores of models against their number of training images; `what` names the score, which is a share.
 pub fn scaling(title: &str, what: &str, lines: &[ScalingLine]) -> Scene {
     let mut scene = Scene::new(WIDTH, HEIGHT);
     scene.text(Text::new(title, [24.0, 28.0], 18.0).bold().within(WIDTH - 48.0));
@@ -47,7 +46,7 @@ pub fn scaling(title: &str, what: &str, lines: &[ScalingLine]) -> Scene {
     let mut sizes: Vec<f64> = values().map(|[x, _]| *x).collect();
     sizes.sort_by(f64::total_cmp);
     sizes.dedup();
-    // Where all models saw as many pictures, their points stand in the middle.
+    // If all models saw the same number of images, their points are in the middle.
     let (first, last) = (sizes[0].ln(), sizes[sizes.len() - 1].ln());
     let margin = if first < last { 0.06 * (last - first) } else { 1.0 };
     let x = Axis { from: first - margin, to: last + margin, pixels: [plot.x, plot.right()] };
@@ -59,7 +58,7 @@ pub fn scaling(title: &str, what: &str, lines: &[ScalingLine]) -> Scene {
     for (index, (name, points)) in lines.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
         let places: Vec<[f32; 2]> = points.iter().map(|[at, value]| [x.place(at.ln()), y.place(*value)]).collect();
-        // Beyond the colours, lines are told apart by dashes.
+        // Further lines are dashed.
         if index < COLOURS.len() {
             scene.line(places.clone(), 2.0, colour);
         } else {
@@ -85,7 +84,7 @@ fn draw_axes(scene: &mut Scene, plot: Area, what: &str, (x, sizes): (Axis, &[f64
         scene.text(Text::new(label, [plot.x - 10.0, at], 12.0).colour(MUTED).anchor(Anchor::Right));
     }
     scene.line(vec![[plot.x, plot.bottom()], [plot.right(), plot.bottom()]], 1.0, FRAME);
-    // From the right: the largest size is the one that matters most, and names may not touch.
+    // From the right, since the largest size is the most important one; labels that would overlap are omitted.
     let mut free = plot.right() + 40.0;
     for size in sizes.iter().rev() {
         let at = x.place(size.ln());
@@ -101,7 +100,7 @@ fn draw_axes(scene: &mut Scene, plot: Area, what: &str, (x, sizes): (Axis, &[f64
     scene.text(Text::new("pictures to learn from", below, 12.0).colour(MUTED).anchor(Anchor::Middle));
 }
 
-/// Names at the right, beside the ends of their lines as far as they leave each other room.
+/// Names at the right, beside the ends of their lines, moved apart where they would overlap.
 fn name_lines(scene: &mut Scene, plot: Area, mut ends: Vec<(f32, f32, String, usize)>) {
     ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.3.cmp(&b.3)));
     let mut next = plot.y;
@@ -109,7 +108,7 @@ fn name_lines(scene: &mut Scene, plot: Area, mut ends: Vec<(f32, f32, String, us
         end.1 = end.0.max(next);
         next = end.1 + LINE;
     }
-    // What was pushed beyond the end comes back up.
+    // Names that were moved below the bottom are moved up again.
     let mut last = plot.bottom();
     for end in ends.iter_mut().rev() {
         end.1 = end.1.min(last);
@@ -144,7 +143,7 @@ mod tests {
                 assert_eq!(scene.size(), (WIDTH, HEIGHT));
             }
         }
-        // All alike: the names still have room.
+        // Names of equal lines are moved apart.
         let same: Vec<ScalingLine> =
             (0..8).map(|i| ScalingLine { name: format!("m{i}"), points: vec![(10.0, 0.5)] }).collect();
         scaling("alike", "top-1", &same).assert_readable();

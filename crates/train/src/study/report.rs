@@ -11,7 +11,7 @@ use crate::run::progress::Clock;
 
 const FILES: [&str; 4] = ["results.csv", "results.md", "results.svg", "results.png"];
 
-/// The table for people: a row for every model, a column for every share.
+/// The table of a study: a row for every model, a column for every fraction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StudyTable {
     /// The headings; the first is over names, the others over numbers.
@@ -33,7 +33,7 @@ pub(super) fn write(
     let table = table(results);
     keep(FILES[0], csv(results).as_bytes())?;
     keep(FILES[1], format!("# {title}\n\n{}", markdown(&table)).as_bytes())?;
-    let metric = results.first().map_or("top-1", StudyResult::measure);
+    let metric = results.first().map_or("top-1", StudyResult::metric_name);
     let scene = scaling(title, metric, &lines(results));
     keep(FILES[2], scene.svg().as_bytes())?;
     if let Ok(png) = scene.png(2.0) {
@@ -55,7 +55,7 @@ fn models(results: &[StudyResult]) -> Vec<&str> {
 fn lines(results: &[StudyResult]) -> Vec<ScalingLine> {
     let line = |name: &str| ScalingLine {
         name: name.into(),
-        points: results.iter().filter(|r| r.model == name).map(|r| (r.pictures as f64, r.score)).collect(),
+        points: results.iter().filter(|r| r.model == name).map(|r| (r.images as f64, r.score)).collect(),
     };
     models(results).into_iter().map(line).collect()
 }
@@ -66,8 +66,8 @@ fn table(results: &[StudyResult]) -> StudyTable {
     fractions.dedup();
     let mut headings = vec!["model".to_string(), "parameters".to_string()];
     for fraction in &fractions {
-        let pictures = results.iter().find(|r| r.fraction == *fraction).map_or(0, |r| r.pictures);
-        headings.push(format!("{} ({pictures})", percent(*fraction)));
+        let images = results.iter().find(|r| r.fraction == *fraction).map_or(0, |r| r.images);
+        headings.push(format!("{} ({images})", percent(*fraction)));
     }
     headings.push("time".into());
     let row = |name: &str| {
@@ -84,7 +84,7 @@ fn table(results: &[StudyResult]) -> StudyTable {
     StudyTable { headings, rows: models(results).into_iter().map(row).collect() }
 }
 
-/// A share as people say it, without the noise of binary fractions.
+/// A share as a percentage, without the rounding errors of binary fractions.
 pub(super) fn percent(share: f64) -> String {
     format!("{}%", (share * 1e10).round() / 1e8)
 }
@@ -111,7 +111,7 @@ fn csv(results: &[StudyResult]) -> String {
             &r.teacher.as_deref().unwrap_or_default(),
             &r.parameters,
             &r.fraction,
-            &r.pictures,
+            &r.images,
             &r.steps,
             &r.seen,
             &format_args!("{:.1}", r.seconds),
@@ -135,7 +135,7 @@ mod tests {
             teacher: None,
             parameters: 3_720_000,
             fraction,
-            pictures: (50_000.0 * fraction) as usize,
+            images: (50_000.0 * fraction) as usize,
             steps: 4000,
             seen: 1_024_000,
             seconds: 42.0,
