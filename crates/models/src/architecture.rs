@@ -4,28 +4,27 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-use serde_json::{Map, Value};
 use vit_graph::{Graph, GraphError, Tensor};
 
-use crate::config::{Arguments, Config, TimmForm};
+use crate::config::{Config, Configured};
 use crate::layers::{Building, Mode};
-use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 use crate::weights::{Scheme, Weights};
 
-/// One architecture, as a struct of its choices.
+/// One architecture: a struct of its choices, which this trait turns into graphs.
 ///
 /// # An architecture of your own
-/// Implement this trait for a struct that derives `Debug`, `Clone` and `PartialEq`. [`forward`](Network::forward) is the
-/// model itself, written with the layers of [`crate::layers`]; it has the outputs `features` and, if there are classes,
-/// `logits`. [`Architecture::from`] makes the struct one that can be trained, evaluated, explained and saved; call
-/// [`register`](crate::register) for its named variants, and for its saved checkpoints to be opened again.
+/// Implement this trait and [`Configured`] for a struct that derives `Debug`, `Clone` and `PartialEq`.
+/// [`forward`](Network::forward) is the model itself, written with the layers of [`crate::layers`]; it has the outputs
+/// `features` and, if there are classes, `logits`. [`Architecture::from`] makes the struct one that can be trained,
+/// evaluated, explained and saved; call [`register`](crate::register) for its named variants, and for its saved checkpoints
+/// to be opened again.
 ///
 /// Explanations find a model's intermediates by their taps ([`Tensor::tap`]): `stages.N` after each stage,
 /// `feature_map [batch, rows, columns, channels]` before the mean over pixels, and for each attention layer a tap that ends
 /// in `.attn`, with its `.attn.weights`. A model of one sequence of tokens has `blocks.N` instead of stages, the output
 /// `tokens`, and describes them in [`tokens`](Network::tokens).
-pub trait Network: NetworkObject {
+pub trait Network: Configured {
     /// The architecture in words, as in `Vision Transformer`.
     fn kind(&self) -> &'static str;
 
@@ -111,33 +110,6 @@ pub trait Network: NetworkObject {
         Vec::new()
     }
 
-    /// The class, as in `timm.models.resnet.ResNet`, and the arguments of its constructor that make this model.
-    fn constructor(&self) -> (&'static str, Map<String, Value>);
-
-    /// Changes the model as arguments of its class's constructor say.
-    fn configure(&mut self, arguments: &Arguments) -> Result<(), String>;
-
-    /// Changes the model by what [`TimmForm::extra`] says of it.
-    fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
-        extra.finish(&[])
-    }
-
-    /// How timm builds the model by name.
-    fn timm(&self) -> TimmForm {
-        TimmForm::published(self.constructor().1)
-    }
-
-    /// Whether another model is the same but for what timm's arguments leave out.
-    fn same_in_timm(&self, other: &Architecture) -> bool {
-        self.equals(&**other)
-    }
-
-    /// The classes that make models of this architecture: name, the model made without arguments, and how the class's
-    /// published weights take images.
-    fn classes() -> Vec<(&'static str, Self, Preprocess)>
-    where
-        Self: Sized;
-
     /// The published models, smallest first.
     fn variants() -> Vec<Variant>
     where
@@ -164,7 +136,39 @@ pub trait Network: NetworkObject {
     }
 }
 
-/// What comes in and what goes out.
+/// Implements the methods of [`Network`] that read and change single fields, for a struct that has `image_size`, `channels`
+/// and `classes`, and of the rates `dropout`, `attention_dropout` and `drop_path` those that are given.
+#[macro_export]
+macro_rules! network_fields {
+    ($($rate:ident),*) => {
+        fn dimensions(&self) -> $crate::Dimensions {
+            $crate::Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
+        }
+
+        fn set_dimensions(&mut self, to: $crate::Dimensions) {
+            (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
+        }
+
+        $($crate::network_fields!(@rate $rate);)*
+    };
+    (@rate dropout) => {
+        fn set_dropout(&mut self, rate: f32) {
+            self.dropout = rate;
+        }
+    };
+    (@rate attention_dropout) => {
+        fn set_attention_dropout(&mut self, rate: f32) {
+            self.attention_dropout = rate;
+        }
+    };
+    (@rate drop_path) => {
+        fn set_drop_path(&mut self, rate: f32) {
+            self.drop_path = rate;
+        }
+    };
+}
+
+/// The sizes of a model's input and output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dimensions {
     /// Height and width of the image.

@@ -5,14 +5,12 @@ mod blocks;
 mod timm;
 mod variants;
 
-use serde_json::{Map, Value};
 use vit_graph::Tensor;
 use vit_graph::ops::Activation;
 
-use crate::architecture::{Dimensions, Network, PositionLayout};
-use crate::config::{Arguments, TimmForm};
+use crate::architecture::{Network, PositionLayout};
 use crate::layers::{Building, Conv, Forward, Norm, Padding, channels_last, drop_path_rate, head, linear};
-use crate::preprocess::Preprocess;
+use crate::network_fields;
 use crate::variant::Variant;
 use blocks::BlockGeometry;
 
@@ -232,16 +230,10 @@ impl CoAtNet {
 }
 
 impl Network for CoAtNet {
+    network_fields!(dropout, drop_path);
+
     fn kind(&self) -> &'static str {
         "CoAtNet"
-    }
-
-    fn dimensions(&self) -> Dimensions {
-        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
-    }
-
-    fn set_dimensions(&mut self, to: Dimensions) {
-        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
     }
 
     fn forward(&self, image: &Tensor, building: &Building) {
@@ -291,14 +283,6 @@ impl Network for CoAtNet {
         vec![self.dropout, self.drop_path, t.attention_dropout, t.projection_dropout, positions]
     }
 
-    fn set_dropout(&mut self, rate: f32) {
-        self.dropout = rate;
-    }
-
-    fn set_drop_path(&mut self, rate: f32) {
-        self.drop_path = rate;
-    }
-
     fn set_attention_dropout(&mut self, rate: f32) {
         self.transformers.attention_dropout = rate;
     }
@@ -315,22 +299,6 @@ impl Network for CoAtNet {
         parameter.strip_suffix("relative_position_bias_table")?;
         let stage: usize = parameter.strip_prefix("stages.")?.split('.').next()?.parse().ok()?;
         (stage < self.stages.len()).then(|| PositionLayout::Window(self.grid(stage)))
-    }
-
-    fn constructor(&self) -> (&'static str, Map<String, Value>) {
-        (timm::CLASS, timm::arguments(self))
-    }
-
-    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
-        timm::configure(arguments, self)
-    }
-
-    fn timm(&self) -> TimmForm {
-        timm::form(self)
-    }
-
-    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
-        vec![(timm::CLASS, timm::constructed(), Preprocess::inception())]
     }
 
     fn variants() -> Vec<Variant> {

@@ -7,14 +7,12 @@ mod variants;
 
 pub use definition::{Scaling, parse_stages};
 
-use serde_json::{Map, Value};
 use vit_graph::Tensor;
 use vit_graph::ops::Activation;
 
-use crate::architecture::{Dimensions, Network};
-use crate::config::Arguments;
+use crate::architecture::Network;
 use crate::layers::{Building, Conv, Forward, Norm, Padding, channels_last, head, round_width, squeeze_excite};
-use crate::preprocess::Preprocess;
+use crate::network_fields;
 use crate::variant::Variant;
 
 /// The kind of block.
@@ -94,16 +92,10 @@ pub struct EfficientNet {
 }
 
 impl Network for EfficientNet {
+    network_fields!(dropout, drop_path);
+
     fn kind(&self) -> &'static str {
         "EfficientNet"
-    }
-
-    fn dimensions(&self) -> Dimensions {
-        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
-    }
-
-    fn set_dimensions(&mut self, to: Dimensions) {
-        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
     }
 
     fn forward(&self, image: &Tensor, building: &Building) {
@@ -133,32 +125,12 @@ impl Network for EfficientNet {
         vec![self.dropout, self.drop_path]
     }
 
-    fn set_dropout(&mut self, rate: f32) {
-        self.dropout = rate;
-    }
-
-    fn set_drop_path(&mut self, rate: f32) {
-        self.drop_path = rate;
-    }
-
     fn heads(&self) -> &'static [&'static str] {
         &["classifier"]
     }
 
     fn first_filters(&self) -> String {
         "conv_stem.weight".into()
-    }
-
-    fn constructor(&self) -> (&'static str, Map<String, Value>) {
-        (timm::CLASS, timm::arguments(self))
-    }
-
-    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
-        timm::configure(arguments, self)
-    }
-
-    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
-        vec![(timm::CLASS, timm::constructed(), Preprocess::imagenet())]
     }
 
     fn variants() -> Vec<Variant> {

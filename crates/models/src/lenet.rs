@@ -5,9 +5,10 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation, Pool2d, PoolMode};
 use vit_graph::{Init, Tensor};
 
-use crate::architecture::{Dimensions, Network};
-use crate::config::{Arguments, TimmForm};
+use crate::architecture::Network;
+use crate::config::{Arguments, Configured, TimmForm};
 use crate::layers::{Building, Conv, Padding, channels_last, head, linear_from};
+use crate::network_fields;
 use crate::preprocess::{Filter, Preprocess};
 use crate::variant::Variant;
 
@@ -34,16 +35,10 @@ impl Default for LeNet {
 }
 
 impl Network for LeNet {
+    network_fields!();
+
     fn kind(&self) -> &'static str {
         "LeNet"
-    }
-
-    fn dimensions(&self) -> Dimensions {
-        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
-    }
-
-    fn set_dimensions(&mut self, to: Dimensions) {
-        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
     }
 
     /// Outputs: `features` before the head, and `logits` if there are classes. Taps: `stages.0`, `stages.1` and
@@ -72,6 +67,31 @@ impl Network for LeNet {
         "conv1.weight".into()
     }
 
+    fn variants() -> Vec<Variant> {
+        let variant = |name: &str, paper: Option<&str>, lenet: LeNet| Variant {
+            name: name.into(),
+            paper_name: paper.map(str::to_string),
+            family: "LeNet",
+            architecture: lenet.into(),
+            preprocessing: digits(),
+        };
+        let modern = LeNet { activation: Activation::Relu, pooling: PoolMode::Max, ..LeNet::default() };
+        vec![variant("lenet5", Some("LeNet-5"), LeNet::default()), variant("lenet5_relu", None, modern)]
+    }
+
+    /// With `_cifar` after a published name, the form for coloured images of 32 pixels.
+    fn variant(name: &str) -> Option<Variant> {
+        let published = name.strip_suffix("_cifar")?;
+        let mut variant =
+            Self::variants().into_iter().find(|v| v.name == published || v.paper_name.as_deref() == Some(published))?;
+        variant.preprocessing = Preprocess::cifar();
+        variant.architecture.set_image_size(variant.preprocessing.image_size);
+        variant.architecture.set_channels(3);
+        Some(Variant { name: name.into(), paper_name: None, ..variant })
+    }
+}
+
+impl Configured for LeNet {
     fn constructor(&self) -> (&'static str, Map<String, Value>) {
         let mut args = Map::new();
         args.insert("act".into(), json!(self.activation.name()));
@@ -100,29 +120,6 @@ impl Network for LeNet {
 
     fn classes() -> Vec<(&'static str, Self, Preprocess)> {
         vec![(CLASS, LeNet::default(), digits())]
-    }
-
-    fn variants() -> Vec<Variant> {
-        let variant = |name: &str, paper: Option<&str>, lenet: LeNet| Variant {
-            name: name.into(),
-            paper_name: paper.map(str::to_string),
-            family: "LeNet",
-            architecture: lenet.into(),
-            preprocessing: digits(),
-        };
-        let modern = LeNet { activation: Activation::Relu, pooling: PoolMode::Max, ..LeNet::default() };
-        vec![variant("lenet5", Some("LeNet-5"), LeNet::default()), variant("lenet5_relu", None, modern)]
-    }
-
-    /// With `_cifar` after a published name, the form for coloured images of 32 pixels.
-    fn variant(name: &str) -> Option<Variant> {
-        let published = name.strip_suffix("_cifar")?;
-        let mut variant =
-            Self::variants().into_iter().find(|v| v.name == published || v.paper_name.as_deref() == Some(published))?;
-        variant.preprocessing = Preprocess::cifar();
-        variant.architecture.set_image_size(variant.preprocessing.image_size);
-        variant.architecture.set_channels(3);
-        Some(Variant { name: name.into(), paper_name: None, ..variant })
     }
 }
 

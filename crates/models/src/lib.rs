@@ -35,7 +35,7 @@ pub mod weights;
 pub use adapt::{Leniency, adapt};
 pub use architecture::{Architecture, Dimensions, Network, NetworkObject, PatchGrid, PositionLayout, TokenSequence};
 pub use checkpoint::{Changes, Checkpoint, Layout, OpenOptions, read_config};
-pub use config::Config;
+pub use config::{Config, Configured};
 pub use error::ModelError;
 pub use guess::guess;
 pub use layers::Mode;

@@ -5,17 +5,15 @@
 mod timm;
 mod variants;
 
-use serde_json::{Map, Value};
 use vit_graph::Tensor;
 use vit_graph::ops::Activation;
 
-use crate::architecture::{Dimensions, Network};
-use crate::config::{Arguments, TimmForm};
+use crate::architecture::Network;
 use crate::layers::{
     Building, Conv, Forward, Norm, ResidualBlock, Stem, average_down, channels_last, head, max_pool, residual_stages,
     stages_contradiction,
 };
-use crate::preprocess::Preprocess;
+use crate::network_fields;
 use crate::variant::Variant;
 
 /// The two kinds of residual block.
@@ -105,16 +103,10 @@ impl Default for ResNet {
 }
 
 impl Network for ResNet {
+    network_fields!(dropout, drop_path);
+
     fn kind(&self) -> &'static str {
         "ResNet"
-    }
-
-    fn dimensions(&self) -> Dimensions {
-        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
-    }
-
-    fn set_dimensions(&mut self, to: Dimensions) {
-        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
     }
 
     fn forward(&self, image: &Tensor, building: &Building) {
@@ -145,14 +137,6 @@ impl Network for ResNet {
         vec![self.dropout, self.drop_path]
     }
 
-    fn set_dropout(&mut self, rate: f32) {
-        self.dropout = rate;
-    }
-
-    fn set_drop_path(&mut self, rate: f32) {
-        self.drop_path = rate;
-    }
-
     fn heads(&self) -> &'static [&'static str] {
         &["fc"]
     }
@@ -160,22 +144,6 @@ impl Network for ResNet {
     fn first_filters(&self) -> String {
         let deep = matches!(self.stem, Stem::Deep | Stem::Tiered);
         if deep { "conv1.0.weight" } else { "conv1.weight" }.into()
-    }
-
-    fn constructor(&self) -> (&'static str, Map<String, Value>) {
-        (timm::CLASS, timm::arguments(self))
-    }
-
-    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
-        timm::configure(arguments, self)
-    }
-
-    fn timm(&self) -> TimmForm {
-        timm::form(self)
-    }
-
-    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
-        vec![(timm::CLASS, ResNet::default(), Preprocess::imagenet())]
     }
 
     fn variants() -> Vec<Variant> {

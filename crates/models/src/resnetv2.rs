@@ -4,17 +4,15 @@
 mod timm;
 mod variants;
 
-use serde_json::{Map, Value};
 use vit_graph::ops::Activation;
 use vit_graph::{Init, Tensor};
 
-use crate::architecture::{Dimensions, Network};
-use crate::config::Arguments;
+use crate::architecture::Network;
 use crate::layers::{
     Building, Conv, Forward, Norm, Padding, ResidualBlock, Standardise, Stem, average_down, channels_last, max_pool,
     pointwise, residual_stages, round_width, stages_contradiction,
 };
-use crate::preprocess::Preprocess;
+use crate::network_fields;
 use crate::variant::Variant;
 
 /// The padding of the stem's pooling.
@@ -148,16 +146,10 @@ impl ResNetV2 {
 }
 
 impl Network for ResNetV2 {
+    network_fields!(dropout, drop_path);
+
     fn kind(&self) -> &'static str {
         "ResNet v2 (BiT)"
-    }
-
-    fn dimensions(&self) -> Dimensions {
-        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
-    }
-
-    fn set_dimensions(&mut self, to: Dimensions) {
-        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
     }
 
     fn forward(&self, image: &Tensor, building: &Building) {
@@ -181,14 +173,6 @@ impl Network for ResNetV2 {
         vec![self.dropout, self.drop_path]
     }
 
-    fn set_dropout(&mut self, rate: f32) {
-        self.dropout = rate;
-    }
-
-    fn set_drop_path(&mut self, rate: f32) {
-        self.drop_path = rate;
-    }
-
     fn heads(&self) -> &'static [&'static str] {
         &["head.fc"]
     }
@@ -197,18 +181,6 @@ impl Network for ResNetV2 {
         let prefix = if self.depths.is_empty() { "" } else { "stem." };
         let deep = matches!(self.stem, Stem::Deep | Stem::Tiered);
         format!("{prefix}{}.weight", if deep { "conv1" } else { "conv" })
-    }
-
-    fn constructor(&self) -> (&'static str, Map<String, Value>) {
-        (timm::CLASS, timm::arguments(self))
-    }
-
-    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
-        timm::configure(arguments, self)
-    }
-
-    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
-        vec![(timm::CLASS, timm::constructed(), Preprocess::inception())]
     }
 
     fn variants() -> Vec<Variant> {

@@ -4,17 +4,15 @@
 mod timm;
 mod variants;
 
-use serde_json::{Map, Value};
 use vit_graph::ops::{Activation, Attention, Constant, Conv2d, Pad, Unwindows, Windows};
 use vit_graph::{Init, Tensor};
 
-use crate::architecture::{Dimensions, Network, PatchGrid, PositionLayout};
-use crate::config::{Arguments, TimmForm};
+use crate::architecture::{Network, PatchGrid, PositionLayout};
 use crate::layers::{
     Building, Forward, TABLE, channels_last, drop_path_rate, head, layer_norm, linear, mlp, refuses_patches,
     relative_bias,
 };
-use crate::preprocess::Preprocess;
+use crate::network_fields;
 use crate::variant::Variant;
 
 /// The bias of pairs that the cyclic shift brought into one window, as in the original code: e⁻¹⁰⁰ is 0.
@@ -112,16 +110,10 @@ impl Swin {
 }
 
 impl Network for Swin {
+    network_fields!(dropout, attention_dropout, drop_path);
+
     fn kind(&self) -> &'static str {
         "Swin Transformer"
-    }
-
-    fn dimensions(&self) -> Dimensions {
-        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
-    }
-
-    fn set_dimensions(&mut self, to: Dimensions) {
-        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
     }
 
     fn forward(&self, image: &Tensor, building: &Building) {
@@ -178,18 +170,6 @@ impl Network for Swin {
         vec![self.dropout, self.projection_dropout, self.attention_dropout, self.drop_path]
     }
 
-    fn set_dropout(&mut self, rate: f32) {
-        self.dropout = rate;
-    }
-
-    fn set_drop_path(&mut self, rate: f32) {
-        self.drop_path = rate;
-    }
-
-    fn set_attention_dropout(&mut self, rate: f32) {
-        self.attention_dropout = rate;
-    }
-
     fn heads(&self) -> &'static [&'static str] {
         &["head.fc"]
     }
@@ -210,22 +190,6 @@ impl Network for Swin {
         parameter.strip_suffix("relative_position_bias_table")?;
         let stage: usize = parameter.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
         (stage < self.windows.len()).then(|| PositionLayout::Window(self.window(stage).size))
-    }
-
-    fn constructor(&self) -> (&'static str, Map<String, Value>) {
-        (timm::CLASS, timm::arguments(self))
-    }
-
-    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
-        timm::configure(arguments, self)
-    }
-
-    fn timm(&self) -> TimmForm {
-        timm::form(self)
-    }
-
-    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
-        vec![(timm::CLASS, Swin::default(), Preprocess::imagenet())]
     }
 
     fn variants() -> Vec<Variant> {

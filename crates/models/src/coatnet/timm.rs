@@ -5,10 +5,11 @@ use vit_graph::ops::{Activation, Operation};
 
 use super::{BlockKind, CoAtNet, Convolutions, Downsample, RelativePositions, StrideOn, Transformers};
 use crate::config::timm::{mean_pooling, object, rates, short};
-use crate::config::{Arguments, TimmForm};
+use crate::config::{Arguments, Configured, TimmForm};
 use crate::layers::{Norm, Padding};
+use crate::preprocess::Preprocess;
 
-pub(super) const CLASS: &str = "timm.models.maxxvit.MaxxVit";
+const CLASS: &str = "timm.models.maxxvit.MaxxVit";
 
 /// Options of MaxViT's blocks only, and those that do not change what a model computes.
 const IGNORED: [&str; 8] = [
@@ -25,25 +26,42 @@ const IGNORED: [&str; 8] = [
 /// The two nested configurations, and the prefixes of their arguments.
 const PARTS: [(&str, &str); 2] = [("conv_cfg", "conv_"), ("transformer_cfg", "transformer_")];
 
-/// The model of the constructor without arguments.
-pub(super) fn constructed() -> CoAtNet {
-    CoAtNet { head_hidden: None, ..CoAtNet::default() }
+impl Configured for CoAtNet {
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        (CLASS, arguments(self))
+    }
+
+    fn configure(&mut self, args: &Arguments) -> Result<(), String> {
+        self.image_size = args.pair("img_size")?.unwrap_or(self.image_size);
+        self.channels = args.count("in_chans")?.unwrap_or(self.channels);
+        self.classes = args.count("num_classes")?.unwrap_or(self.classes);
+        self.dropout = args.rate("drop_rate")?.unwrap_or(self.dropout);
+        self.drop_path = args.rate("drop_path_rate")?.unwrap_or(self.drop_path);
+        mean_pooling(args)?;
+        if let Some(cfg) = args.object("cfg")? {
+            configure_parts(&Arguments::new("timm", cfg), self)?;
+        }
+        if let Some(cfg) = overlaid(args, self) {
+            configure_parts(&Arguments::new("timm", &cfg), self)?;
+        }
+        args.finish(&["pretrained", "features_only"])
+    }
+
+    fn timm(&self) -> TimmForm {
+        let mut beside_name = rates(flat(self));
+        beside_name.insert("img_size".into(), json!(self.image_size));
+        let base = Ok(("coatnet_0_rw_224".into(), flat(self)));
+        TimmForm { beside_name, base, fixed_image_size: true, ..TimmForm::published(Map::new()) }
+    }
+
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
+        vec![(CLASS, constructed(), Preprocess::inception())]
+    }
 }
 
-pub(super) fn configure(args: &Arguments, net: &mut CoAtNet) -> Result<(), String> {
-    net.image_size = args.pair("img_size")?.unwrap_or(net.image_size);
-    net.channels = args.count("in_chans")?.unwrap_or(net.channels);
-    net.classes = args.count("num_classes")?.unwrap_or(net.classes);
-    net.dropout = args.rate("drop_rate")?.unwrap_or(net.dropout);
-    net.drop_path = args.rate("drop_path_rate")?.unwrap_or(net.drop_path);
-    mean_pooling(args)?;
-    if let Some(cfg) = args.object("cfg")? {
-        configure_parts(&Arguments::new("timm", cfg), net)?;
-    }
-    if let Some(cfg) = overlaid(args, net) {
-        configure_parts(&Arguments::new("timm", &cfg), net)?;
-    }
-    args.finish(&["pretrained", "features_only"])
+/// The model of the constructor without arguments.
+fn constructed() -> CoAtNet {
+    CoAtNet { head_hidden: None, ..CoAtNet::default() }
 }
 
 /// The model's configuration with arguments merged into it, those of its two parts by their prefixes; `None` if there are
@@ -216,7 +234,7 @@ fn normed(norm: Norm) -> (&'static str, f64) {
 }
 
 /// The constructor's arguments that make this model.
-pub(super) fn arguments(net: &CoAtNet) -> Map<String, Value> {
+fn arguments(net: &CoAtNet) -> Map<String, Value> {
     let (c, t) = (&net.convolutions, &net.transformers);
     let kinds: Vec<Value> = net.stages.iter().map(|stage| kinds(stage)).collect();
     let depths: Vec<usize> = net.stages.iter().map(Vec::len).collect();
@@ -312,11 +330,4 @@ fn flat(net: &CoAtNet) -> Map<String, Value> {
         args.remove(name);
     }
     args
-}
-
-pub(super) fn form(net: &CoAtNet) -> TimmForm {
-    let mut beside_name = rates(flat(net));
-    beside_name.insert("img_size".into(), json!(net.image_size));
-    let base = Ok(("coatnet_0_rw_224".into(), flat(net)));
-    TimmForm { beside_name, base, fixed_image_size: true, ..TimmForm::published(Map::new()) }
 }

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 use vit_graph::ops::Activation;
 
+use super::vision_transformer::google_preprocessing;
 use super::{Arguments, Config, unnamed};
-use crate::preprocess::{CropMode, Filter, Preprocess};
 use crate::vit::{PAPER_SIZES, Pooling, Positions, PositionsOn, Vit};
 
 pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]>) -> Result<Config, String> {
@@ -50,13 +50,5 @@ pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]
         other => return Err(format!("big_vision's option `pool_type` should be gap, map or tok, not `{other}`")),
     }
     args.finish(&["head_zeroinit", "scan", "remat_policy", "dtype_mm"])?;
-    Ok(unnamed(
-        vit,
-        Preprocess {
-            crop_pct: 1.0,
-            crop_mode: CropMode::Squash,
-            interpolation: Filter::Bilinear,
-            ..Preprocess::inception()
-        },
-    ))
+    Ok(unnamed(vit, google_preprocessing()))
 }

@@ -17,7 +17,7 @@ pub(crate) use vision_transformer::google_stages;
 
 use serde_json::{Map, Value};
 
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, NetworkObject};
 use crate::preprocess::Preprocess;
 use crate::problem_type::ProblemType;
 use crate::registry::registered;
@@ -35,6 +35,36 @@ pub struct Config {
     pub labels: Vec<String>,
     /// How its logits become probabilities.
     pub problem_type: ProblemType,
+}
+
+/// A model in configuration files: the class of its constructor and the arguments.
+pub trait Configured: NetworkObject {
+    /// The class, as in `timm.models.resnet.ResNet`, and the arguments of its constructor that make this model.
+    fn constructor(&self) -> (&'static str, Map<String, Value>);
+
+    /// Changes the model by arguments of its class's constructor.
+    fn configure(&mut self, arguments: &Arguments) -> Result<(), String>;
+
+    /// Changes the model as [`TimmForm::extra`] says.
+    fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
+        extra.finish(&[])
+    }
+
+    /// How timm builds the model by name.
+    fn timm(&self) -> TimmForm {
+        TimmForm::published(self.constructor().1)
+    }
+
+    /// Whether another model is the same but for what timm's arguments leave out.
+    fn same_in_timm(&self, other: &Architecture) -> bool {
+        self.equals(&**other)
+    }
+
+    /// The classes that make models of this architecture: name, the model made without arguments, and how the class's
+    /// published weights take images.
+    fn classes() -> Vec<(&'static str, Self, Preprocess)>
+    where
+        Self: Sized;
 }
 
 /// Understands a `config.json`; `preprocessor` is the `preprocessor_config.json` that Hugging Face puts beside it.

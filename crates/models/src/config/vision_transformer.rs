@@ -49,15 +49,17 @@ pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]
     patches.finish(&["grid"])?;
     encoder.finish(&[])?;
     args.finish(&["head_bias_init", "model_name"])?;
-    Ok(unnamed(
-        vit,
-        Preprocess {
-            crop_pct: 1.0,
-            crop_mode: CropMode::Squash,
-            interpolation: Filter::Bilinear,
-            ..Preprocess::inception()
-        },
-    ))
+    Ok(unnamed(vit, google_preprocessing()))
+}
+
+/// The preprocessing of Google's code: both sides resized, without a crop.
+pub(super) fn google_preprocessing() -> Preprocess {
+    Preprocess {
+        crop_pct: 1.0,
+        crop_mode: CropMode::Squash,
+        interpolation: Filter::Bilinear,
+        ..Preprocess::inception()
+    }
 }
 
 /// The convolutional stages of a hybrid model, with Google's epsilons.

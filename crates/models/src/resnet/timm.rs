@@ -5,57 +5,72 @@ use vit_graph::ops::Operation;
 
 use super::{ResNet, ResNetBlock};
 use crate::config::timm::{described, mean_pooling, norm, object, short};
-use crate::config::{Arguments, TimmForm};
+use crate::config::{Arguments, Configured, TimmForm};
 use crate::layers::{Norm, Stem};
+use crate::preprocess::Preprocess;
 
-pub(super) const CLASS: &str = "timm.models.resnet.ResNet";
+const CLASS: &str = "timm.models.resnet.ResNet";
 
 /// Options of training and initialisation.
 const IGNORED: [&str; 4] = ["zero_init_last", "pretrained", "drop_block_rate", "features_only"];
 
-pub(super) fn configure(args: &Arguments, net: &mut ResNet) -> Result<(), String> {
-    if let Some((class, bound)) = args.class("block")? {
-        net.block = ResNetBlock::of_class(class)?;
-        bound.finish(&[])?;
+impl Configured for ResNet {
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        (CLASS, arguments(self))
     }
-    net.depths = args.counts("layers")?.unwrap_or_else(|| net.depths.clone());
-    net.widths = args.counts("channels")?.unwrap_or_else(|| net.widths.clone());
-    net.widths.truncate(net.depths.len());
-    net.classes = args.count("num_classes")?.unwrap_or(net.classes);
-    net.channels = args.count("in_chans")?.unwrap_or(net.channels);
-    net.output_stride = args.count("output_stride")?.unwrap_or(net.output_stride);
-    net.groups = args.count("cardinality")?.unwrap_or(net.groups);
-    net.group_width = args.count("base_width")?.unwrap_or(net.group_width);
-    net.reduce_first = args.count("block_reduce_first")?.unwrap_or(net.reduce_first);
-    net.down_kernel = args.count("down_kernel_size")?.unwrap_or(net.down_kernel);
-    net.average_down = args.flag("avg_down")?.unwrap_or(net.average_down);
-    net.stem_width = args.count("stem_width")?.unwrap_or(net.stem_width);
-    if let Some(stem) = args.text("stem_type")? {
-        net.stem = match stem {
-            "" => Stem::Plain,
-            // Not timm's: it has no stem for small images.
-            "small" => Stem::Small,
-            "deep" => Stem::Deep,
-            "deep_tiered" => Stem::Tiered,
-            other => {
-                return Err(format!(
-                    "timm's option `stem_type` should be deep, deep_tiered, small or empty, not `{other}`"
-                ));
-            }
-        };
+
+    fn configure(&mut self, args: &Arguments) -> Result<(), String> {
+        if let Some((class, bound)) = args.class("block")? {
+            self.block = ResNetBlock::of_class(class)?;
+            bound.finish(&[])?;
+        }
+        self.depths = args.counts("layers")?.unwrap_or_else(|| self.depths.clone());
+        self.widths = args.counts("channels")?.unwrap_or_else(|| self.widths.clone());
+        self.widths.truncate(self.depths.len());
+        self.classes = args.count("num_classes")?.unwrap_or(self.classes);
+        self.channels = args.count("in_chans")?.unwrap_or(self.channels);
+        self.output_stride = args.count("output_stride")?.unwrap_or(self.output_stride);
+        self.groups = args.count("cardinality")?.unwrap_or(self.groups);
+        self.group_width = args.count("base_width")?.unwrap_or(self.group_width);
+        self.reduce_first = args.count("block_reduce_first")?.unwrap_or(self.reduce_first);
+        self.down_kernel = args.count("down_kernel_size")?.unwrap_or(self.down_kernel);
+        self.average_down = args.flag("avg_down")?.unwrap_or(self.average_down);
+        self.stem_width = args.count("stem_width")?.unwrap_or(self.stem_width);
+        if let Some(stem) = args.text("stem_type")? {
+            self.stem = match stem {
+                "" => Stem::Plain,
+                // Not timm's: it has no stem for small images.
+                "small" => Stem::Small,
+                "deep" => Stem::Deep,
+                "deep_tiered" => Stem::Tiered,
+                other => {
+                    return Err(format!(
+                        "timm's option `stem_type` should be deep, deep_tiered, small or empty, not `{other}`"
+                    ));
+                }
+            };
+        }
+        self.activation = args.activation("act_layer")?.unwrap_or(self.activation);
+        self.norm = norm(args, "norm_layer", self.norm)?;
+        self.dropout = args.rate("drop_rate")?.unwrap_or(self.dropout);
+        self.drop_path = args.rate("drop_path_rate")?.unwrap_or(self.drop_path);
+        mean_pooling(args)?;
+        if args.flag("replace_stem_pool")? == Some(true) {
+            return Err("timm's option `replace_stem_pool` cannot be used here yet".into());
+        }
+        if args.object("block_args")?.is_some_and(|map| !map.is_empty()) {
+            return Err("timm's option `block_args` cannot be used here yet".into());
+        }
+        args.finish(&IGNORED)
     }
-    net.activation = args.activation("act_layer")?.unwrap_or(net.activation);
-    net.norm = norm(args, "norm_layer", net.norm)?;
-    net.dropout = args.rate("drop_rate")?.unwrap_or(net.dropout);
-    net.drop_path = args.rate("drop_path_rate")?.unwrap_or(net.drop_path);
-    mean_pooling(args)?;
-    if args.flag("replace_stem_pool")? == Some(true) {
-        return Err("timm's option `replace_stem_pool` cannot be used here yet".into());
+
+    fn timm(&self) -> TimmForm {
+        TimmForm { base: base(self), ..TimmForm::published(arguments(self)) }
     }
-    if args.object("block_args")?.is_some_and(|map| !map.is_empty()) {
-        return Err("timm's option `block_args` cannot be used here yet".into());
+
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
+        vec![(CLASS, ResNet::default(), Preprocess::imagenet())]
     }
-    args.finish(&IGNORED)
 }
 
 impl ResNetBlock {
@@ -70,7 +85,7 @@ impl ResNetBlock {
 }
 
 /// The constructor's arguments that make this model.
-pub(super) fn arguments(net: &ResNet) -> Map<String, Value> {
+fn arguments(net: &ResNet) -> Map<String, Value> {
     let stem = match net.stem {
         Stem::Plain => "",
         Stem::Small => "small",
@@ -96,10 +111,6 @@ pub(super) fn arguments(net: &ResNet) -> Map<String, Value> {
         "drop_rate": short(net.dropout),
         "drop_path_rate": short(net.drop_path),
     }))
-}
-
-pub(super) fn form(net: &ResNet) -> TimmForm {
-    TimmForm { base: base(net), ..TimmForm::published(arguments(net)) }
 }
 
 /// The model that timm changes into this one and the arguments, or why it cannot.

@@ -4,55 +4,72 @@ use serde_json::{Map, Value, json};
 
 use super::Swin;
 use crate::config::timm::{mean_pooling, norm, object, short, square};
-use crate::config::{Arguments, TimmForm, pair, whole};
+use crate::config::{Arguments, Configured, TimmForm, pair, whole};
 use crate::layers::Norm;
+use crate::preprocess::Preprocess;
 
-pub(super) const CLASS: &str = "timm.models.swin_transformer.SwinTransformer";
+const CLASS: &str = "timm.models.swin_transformer.SwinTransformer";
 
-pub(super) fn configure(args: &Arguments, swin: &mut Swin) -> Result<(), String> {
-    swin.image_size = args.pair("img_size")?.unwrap_or(swin.image_size);
-    swin.patch_size = args.pair("patch_size")?.unwrap_or(swin.patch_size);
-    swin.channels = args.count("in_chans")?.unwrap_or(swin.channels);
-    swin.classes = args.count("num_classes")?.unwrap_or(swin.classes);
-    swin.depths = args.counts("depths")?.unwrap_or_else(|| swin.depths.clone());
-    let stages = swin.depths.len();
-    let wrong = |name: &str| format!("timm's option `{name}` does not fit {stages} stages");
-    if stages == 0 || stages > 16 {
-        return Err(wrong("depths"));
+impl Configured for Swin {
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        (CLASS, arguments(self))
     }
-    swin.heads = args.counts("num_heads")?.unwrap_or_else(|| swin.heads.clone());
-    let first = swin.widths[0];
-    swin.widths = match args.get("embed_dim") {
-        Some(value) => match whole(value) {
-            Some(width) => (0..stages).map(|stage| width << stage).collect(),
-            None => args.counts("embed_dim")?.unwrap_or_default(),
-        },
-        None => (0..stages).map(|stage| first << stage).collect(),
-    };
-    swin.windows = match args.get("window_size") {
-        Some(value) => windows(value, stages).ok_or_else(|| wrong("window_size"))?,
-        None => vec![swin.windows[0]; stages],
-    };
-    swin.mlp_ratios = match args.get("mlp_ratio") {
-        Some(value) => per_stage(value, stages, Value::as_f64).ok_or_else(|| wrong("mlp_ratio"))?,
-        None => vec![swin.mlp_ratios[0]; stages],
-    };
-    swin.head_dims = match args.get("head_dim") {
-        Some(value) => per_stage(value, stages, |v| Some(whole(v))).ok_or_else(|| wrong("head_dim"))?,
-        None => vec![swin.head_dims[0]; stages],
-    };
-    swin.always_partition = args.flag("always_partition")?.unwrap_or(swin.always_partition);
-    swin.qkv_bias = args.flag("qkv_bias")?.unwrap_or(swin.qkv_bias);
-    match norm(args, "norm_layer", Norm::Layer { epsilon: swin.norm_epsilon })? {
-        Norm::Layer { epsilon } => swin.norm_epsilon = epsilon,
-        _ => return Err("timm's option `norm_layer` should be a layer norm here".into()),
+
+    fn configure(&mut self, args: &Arguments) -> Result<(), String> {
+        self.image_size = args.pair("img_size")?.unwrap_or(self.image_size);
+        self.patch_size = args.pair("patch_size")?.unwrap_or(self.patch_size);
+        self.channels = args.count("in_chans")?.unwrap_or(self.channels);
+        self.classes = args.count("num_classes")?.unwrap_or(self.classes);
+        self.depths = args.counts("depths")?.unwrap_or_else(|| self.depths.clone());
+        let stages = self.depths.len();
+        let wrong = |name: &str| format!("timm's option `{name}` does not fit {stages} stages");
+        if stages == 0 || stages > 16 {
+            return Err(wrong("depths"));
+        }
+        self.heads = args.counts("num_heads")?.unwrap_or_else(|| self.heads.clone());
+        let first = self.widths[0];
+        self.widths = match args.get("embed_dim") {
+            Some(value) => match whole(value) {
+                Some(width) => (0..stages).map(|stage| width << stage).collect(),
+                None => args.counts("embed_dim")?.unwrap_or_default(),
+            },
+            None => (0..stages).map(|stage| first << stage).collect(),
+        };
+        self.windows = match args.get("window_size") {
+            Some(value) => windows(value, stages).ok_or_else(|| wrong("window_size"))?,
+            None => vec![self.windows[0]; stages],
+        };
+        self.mlp_ratios = match args.get("mlp_ratio") {
+            Some(value) => per_stage(value, stages, Value::as_f64).ok_or_else(|| wrong("mlp_ratio"))?,
+            None => vec![self.mlp_ratios[0]; stages],
+        };
+        self.head_dims = match args.get("head_dim") {
+            Some(value) => per_stage(value, stages, |v| Some(whole(v))).ok_or_else(|| wrong("head_dim"))?,
+            None => vec![self.head_dims[0]; stages],
+        };
+        self.always_partition = args.flag("always_partition")?.unwrap_or(self.always_partition);
+        self.qkv_bias = args.flag("qkv_bias")?.unwrap_or(self.qkv_bias);
+        match norm(args, "norm_layer", Norm::Layer { epsilon: self.norm_epsilon })? {
+            Norm::Layer { epsilon } => self.norm_epsilon = epsilon,
+            _ => return Err("timm's option `norm_layer` should be a layer norm here".into()),
+        }
+        self.dropout = args.rate("drop_rate")?.unwrap_or(self.dropout);
+        self.projection_dropout = args.rate("proj_drop_rate")?.unwrap_or(self.projection_dropout);
+        self.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(self.attention_dropout);
+        self.drop_path = args.rate("drop_path_rate")?.unwrap_or(self.drop_path);
+        mean_pooling(args)?;
+        args.finish(&["strict_img_size", "weight_init", "pretrained", "features_only"])
     }
-    swin.dropout = args.rate("drop_rate")?.unwrap_or(swin.dropout);
-    swin.projection_dropout = args.rate("proj_drop_rate")?.unwrap_or(swin.projection_dropout);
-    swin.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(swin.attention_dropout);
-    swin.drop_path = args.rate("drop_path_rate")?.unwrap_or(swin.drop_path);
-    mean_pooling(args)?;
-    args.finish(&["strict_img_size", "weight_init", "pretrained", "features_only"])
+
+    fn timm(&self) -> TimmForm {
+        let mut form = TimmForm { base: base(self), fixed_image_size: true, ..TimmForm::published(arguments(self)) };
+        form.beside_name.insert("img_size".into(), json!(self.image_size));
+        form
+    }
+
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
+        vec![(CLASS, Swin::default(), Preprocess::imagenet())]
+    }
 }
 
 /// One size or pair for all stages, or one for each.
@@ -71,7 +88,7 @@ fn per_stage<T: Clone>(value: &Value, stages: usize, read: impl Fn(&Value) -> Op
 }
 
 /// The constructor's arguments that make this model.
-pub(super) fn arguments(swin: &Swin) -> Map<String, Value> {
+fn arguments(swin: &Swin) -> Map<String, Value> {
     let uniform = swin.windows.windows(2).all(|two| two[0] == two[1]);
     object(json!({
         "img_size": swin.image_size,
@@ -92,12 +109,6 @@ pub(super) fn arguments(swin: &Swin) -> Map<String, Value> {
         "attn_drop_rate": short(swin.attention_dropout),
         "drop_path_rate": short(swin.drop_path),
     }))
-}
-
-pub(super) fn form(swin: &Swin) -> TimmForm {
-    let mut form = TimmForm { base: base(swin), fixed_image_size: true, ..TimmForm::published(arguments(swin)) };
-    form.beside_name.insert("img_size".into(), json!(swin.image_size));
-    form
 }
 
 /// The model that timm changes into this one and the arguments, or why it cannot.

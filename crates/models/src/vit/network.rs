@@ -1,27 +1,20 @@
 //! What the system needs to know of a Vision Transformer besides its layers.
 
-use serde_json::{Map, Value};
 use vit_graph::Tensor;
 
-use super::{FinalNorm, Pooling, Positions, PositionsOn, Vit, guess, positions, timm, variants};
-use crate::architecture::{Architecture, Dimensions, Network, PatchGrid, PositionLayout, TokenSequence};
-use crate::config::{Arguments, Config, TimmForm};
+use super::{FinalNorm, Pooling, Positions, PositionsOn, Vit, guess, positions, variants};
+use crate::architecture::{Network, PatchGrid, PositionLayout, TokenSequence};
+use crate::config::Config;
 use crate::layers::{Building, Forward, refuses_patches};
-use crate::preprocess::Preprocess;
+use crate::network_fields;
 use crate::variant::Variant;
 use crate::weights::{Scheme, Weights};
 
 impl Network for Vit {
+    network_fields!(dropout, attention_dropout, drop_path);
+
     fn kind(&self) -> &'static str {
         "Vision Transformer"
-    }
-
-    fn dimensions(&self) -> Dimensions {
-        Dimensions { image_size: self.image_size, channels: self.channels, classes: self.classes }
-    }
-
-    fn set_dimensions(&mut self, to: Dimensions) {
-        (self.image_size, self.channels, self.classes) = (to.image_size, to.channels, to.classes);
     }
 
     fn forward(&self, image: &Tensor, building: &Building) {
@@ -72,18 +65,6 @@ impl Network for Vit {
 
     fn rates(&self) -> Vec<f32> {
         vec![self.dropout, self.attention_dropout, self.drop_path]
-    }
-
-    fn set_dropout(&mut self, rate: f32) {
-        self.dropout = rate;
-    }
-
-    fn set_attention_dropout(&mut self, rate: f32) {
-        self.attention_dropout = rate;
-    }
-
-    fn set_drop_path(&mut self, rate: f32) {
-        self.drop_path = rate;
     }
 
     fn heads(&self) -> &'static [&'static str] {
@@ -173,38 +154,6 @@ impl Network for Vit {
             ),
             ("Positions", positions.into()),
             ("Answers from", pooling.into()),
-        ]
-    }
-
-    fn constructor(&self) -> (&'static str, Map<String, Value>) {
-        timm::constructor(self)
-    }
-
-    fn configure(&mut self, arguments: &Arguments) -> Result<(), String> {
-        timm::configure(arguments, self)
-    }
-
-    fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
-        timm::configure_extra(extra, self)
-    }
-
-    fn timm(&self) -> TimmForm {
-        timm::form(self)
-    }
-
-    /// Rates of dropout belong to a training run here, and the epsilon is not among timm's arguments.
-    fn same_in_timm(&self, other: &Architecture) -> bool {
-        let Some(other) = other.downcast_ref::<Vit>() else { return false };
-        let Vit { dropout, attention_dropout, drop_path, norm_epsilon, .. } = *self;
-        Vit { dropout, attention_dropout, drop_path, norm_epsilon, ..other.clone() } == *self
-    }
-
-    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
-        let distilled = Vit { distillation_token: true, distillation_head: true, ..Vit::default() };
-        vec![
-            (timm::CLASS, Vit::default(), Preprocess::inception()),
-            (timm::HYBRID, Vit::default(), Preprocess::inception()),
-            (timm::DISTILLED, distilled, Preprocess::imagenet()),
         ]
     }
 

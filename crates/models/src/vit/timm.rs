@@ -4,14 +4,15 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
 use super::{FinalNorm, Pooling, Positions, PositionsOn, Vit, variants};
-use crate::architecture::Network;
+use crate::architecture::Architecture;
 use crate::config::timm::{object, short, square};
-use crate::config::{Arguments, TimmForm};
+use crate::config::{Arguments, Configured, TimmForm};
+use crate::preprocess::Preprocess;
 use crate::resnetv2::ResNetV2;
 
-pub(super) const CLASS: &str = "timm.models.vision_transformer.VisionTransformer";
-pub(super) const HYBRID: &str = "timm.models.vision_transformer.VisionTransformer+HybridEmbed";
-pub(super) const DISTILLED: &str = "timm.models.deit.VisionTransformerDistilled";
+const CLASS: &str = "timm.models.vision_transformer.VisionTransformer";
+const HYBRID: &str = "timm.models.vision_transformer.VisionTransformer+HybridEmbed";
+const DISTILLED: &str = "timm.models.deit.VisionTransformerDistilled";
 
 /// Options of training and initialisation.
 const IGNORED: [&str; 9] = [
@@ -26,102 +27,138 @@ const IGNORED: [&str; 9] = [
     "drop_rate",
 ];
 
-pub(super) fn configure(args: &Arguments, vit: &mut Vit) -> Result<(), String> {
-    let old_ratio = vit.mlp_dim as f64 / vit.dim as f64;
-    vit.image_size = args.pair("img_size")?.unwrap_or(vit.image_size);
-    vit.patch_size = args.pair("patch_size")?.unwrap_or(vit.patch_size);
-    vit.channels = args.count("in_chans")?.unwrap_or(vit.channels);
-    vit.classes = args.count("num_classes")?.unwrap_or(vit.classes);
-    vit.dim = args.count("embed_dim")?.unwrap_or(vit.dim);
-    vit.depth = args.count("depth")?.unwrap_or(vit.depth);
-    vit.heads = args.count("num_heads")?.unwrap_or(vit.heads);
-    vit.mlp_dim = (vit.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
-    vit.qkv_bias = args.flag("qkv_bias")?.unwrap_or(vit.qkv_bias);
-    vit.qk_norm = args.flag("qk_norm")?.unwrap_or(vit.qk_norm);
-    vit.class_token = args.flag("class_token")?.unwrap_or(vit.class_token);
-    vit.registers = args.count("reg_tokens")?.unwrap_or(vit.registers);
-    vit.pre_norm = args.flag("pre_norm")?.unwrap_or(vit.pre_norm);
-    vit.layer_scale = args.number("init_values")?.map(|v| v as f32).or(vit.layer_scale);
-    vit.activation = args.activation("act_layer")?.unwrap_or(vit.activation);
-    if let Some(no_embed_class) = args.flag("no_embed_class")? {
-        vit.positions_on = if no_embed_class { PositionsOn::Patches } else { PositionsOn::AllTokens };
+impl Configured for Vit {
+    fn constructor(&self) -> (&'static str, Map<String, Value>) {
+        let class = match (&self.backbone, self.distillation_head) {
+            (Some(_), _) => HYBRID,
+            (None, true) => DISTILLED,
+            (None, false) => CLASS,
+        };
+        let mut args = arguments(self);
+        args.insert("num_classes".into(), json!(self.classes));
+        args.insert("in_chans".into(), json!(self.channels));
+        if let Some(backbone) = &self.backbone {
+            args.insert("backbone".into(), Value::Object(backbone.constructor().1));
+        }
+        (class, args)
     }
-    match args.text("pos_embed")? {
-        Some("" | "none") => vit.positions = Positions::None,
-        Some("learn") => vit.positions = Positions::Learned,
-        Some(other) => return Err(format!("timm's option `pos_embed` should be learn or none, not {other}")),
-        None => {}
+
+    fn configure(&mut self, args: &Arguments) -> Result<(), String> {
+        let old_ratio = self.mlp_dim as f64 / self.dim as f64;
+        self.image_size = args.pair("img_size")?.unwrap_or(self.image_size);
+        self.patch_size = args.pair("patch_size")?.unwrap_or(self.patch_size);
+        self.channels = args.count("in_chans")?.unwrap_or(self.channels);
+        self.classes = args.count("num_classes")?.unwrap_or(self.classes);
+        self.dim = args.count("embed_dim")?.unwrap_or(self.dim);
+        self.depth = args.count("depth")?.unwrap_or(self.depth);
+        self.heads = args.count("num_heads")?.unwrap_or(self.heads);
+        self.mlp_dim = (self.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
+        self.qkv_bias = args.flag("qkv_bias")?.unwrap_or(self.qkv_bias);
+        self.qk_norm = args.flag("qk_norm")?.unwrap_or(self.qk_norm);
+        self.class_token = args.flag("class_token")?.unwrap_or(self.class_token);
+        self.registers = args.count("reg_tokens")?.unwrap_or(self.registers);
+        self.pre_norm = args.flag("pre_norm")?.unwrap_or(self.pre_norm);
+        self.layer_scale = args.number("init_values")?.map(|v| v as f32).or(self.layer_scale);
+        self.activation = args.activation("act_layer")?.unwrap_or(self.activation);
+        if let Some(no_embed_class) = args.flag("no_embed_class")? {
+            self.positions_on = if no_embed_class { PositionsOn::Patches } else { PositionsOn::AllTokens };
+        }
+        match args.text("pos_embed")? {
+            Some("" | "none") => self.positions = Positions::None,
+            Some("learn") => self.positions = Positions::Learned,
+            Some(other) => return Err(format!("timm's option `pos_embed` should be learn or none, not {other}")),
+            None => {}
+        }
+        let found_pooling = self.pooling;
+        let pooling = args.text("global_pool")?;
+        match pooling {
+            Some("token") => self.pooling = Pooling::Token,
+            Some("avg") => self.pooling = Pooling::Mean,
+            Some("map") => self.pooling = Pooling::Map,
+            Some(other) => {
+                return Err(format!("timm's option `global_pool` should be token, avg or map, not `{other}`"));
+            }
+            None => {}
+        }
+        // In timm, a named model that pools by the mean after its norm sets `fc_norm` to false itself.
+        let fixed = (found_pooling == Pooling::Mean && self.final_norm == FinalNorm::BeforePooling).then_some(false);
+        let fc_norm = args.flag("fc_norm")?.or(fixed);
+        let final_norm = args.flag("final_norm")?.unwrap_or(self.final_norm != FinalNorm::Absent);
+        self.final_norm = match (final_norm, fc_norm, pooling) {
+            (false, ..) => FinalNorm::Absent,
+            (_, Some(true), _) | (_, None, Some("avg")) => FinalNorm::AfterPooling,
+            (_, Some(false), _) | (_, None, Some(_)) => FinalNorm::BeforePooling,
+            (_, None, None) => self.final_norm,
+        };
+        let rates = [args.rate("proj_drop_rate")?, args.rate("pos_drop_rate")?];
+        self.dropout = rates.into_iter().flatten().fold(self.dropout, f32::max);
+        self.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(self.attention_dropout);
+        self.drop_path = args.rate("drop_path_rate")?.unwrap_or(self.drop_path);
+        for name in ["pool_include_prefix", "scale_attn_norm", "scale_mlp_norm"] {
+            if args.flag(name)? == Some(true) {
+                return Err(format!("timm's option `{name}` cannot be used here yet"));
+            }
+        }
+        if args.flag("proj_bias")? == Some(false) {
+            return Err("timm's option `proj_bias: false` cannot be used here yet".into());
+        }
+        if let Some(backbone) = args.object("backbone")? {
+            let mut stages = ResNetV2 { classes: 0, ..ResNetV2::default() };
+            stages.configure(&Arguments::new("timm", backbone))?;
+            self.backbone = Some(Box::new(stages));
+        }
+        args.finish(&IGNORED)
     }
-    let found_pooling = vit.pooling;
-    let pooling = args.text("global_pool")?;
-    match pooling {
-        Some("token") => vit.pooling = Pooling::Token,
-        Some("avg") => vit.pooling = Pooling::Mean,
-        Some("map") => vit.pooling = Pooling::Map,
-        Some(other) => return Err(format!("timm's option `global_pool` should be token, avg or map, not `{other}`")),
-        None => {}
+
+    /// Reads what [`extra`] writes.
+    fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
+        self.norm_epsilon = extra.number("norm_epsilon")?.map_or(self.norm_epsilon, |e| e as f32);
+        self.pre_logits = extra.count("pre_logits")?.or(self.pre_logits);
+        self.distillation_token = extra.flag("distillation_token")?.unwrap_or(self.distillation_token);
+        self.distillation_head = extra.flag("distillation_head")?.unwrap_or(self.distillation_head);
+        // Older versions wrote a width that is not a multiple.
+        self.mlp_dim = extra.count("mlp_dim")?.unwrap_or(self.mlp_dim);
+        self.positions = match extra.text("positions")? {
+            None => self.positions,
+            Some("learned_2d") => Positions::Learned2d,
+            Some("sin_cos") => Positions::SinCos,
+            Some("relative") => Positions::Relative,
+            Some(other) => return Err(format!("`positions` should be learned_2d, sin_cos or relative, not {other}")),
+        };
+        extra.finish(&[])
     }
-    // In timm, a named model that pools by the mean after its norm sets `fc_norm` to false itself.
-    let fixed = (found_pooling == Pooling::Mean && vit.final_norm == FinalNorm::BeforePooling).then_some(false);
-    let fc_norm = args.flag("fc_norm")?.or(fixed);
-    let final_norm = args.flag("final_norm")?.unwrap_or(vit.final_norm != FinalNorm::Absent);
-    vit.final_norm = match (final_norm, fc_norm, pooling) {
-        (false, ..) => FinalNorm::Absent,
-        (_, Some(true), _) | (_, None, Some("avg")) => FinalNorm::AfterPooling,
-        (_, Some(false), _) | (_, None, Some(_)) => FinalNorm::BeforePooling,
-        (_, None, None) => vit.final_norm,
-    };
-    let rates = [args.rate("proj_drop_rate")?, args.rate("pos_drop_rate")?];
-    vit.dropout = rates.into_iter().flatten().fold(vit.dropout, f32::max);
-    vit.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(vit.attention_dropout);
-    vit.drop_path = args.rate("drop_path_rate")?.unwrap_or(vit.drop_path);
-    for name in ["pool_include_prefix", "scale_attn_norm", "scale_mlp_norm"] {
-        if args.flag(name)? == Some(true) {
-            return Err(format!("timm's option `{name}` cannot be used here yet"));
+
+    fn timm(&self) -> TimmForm {
+        let usual = Vit::default().norm_epsilon;
+        let difference = format!(
+            "timm computes with an epsilon of {usual:e} in its layer norms instead of {:e}; its outputs differ a little",
+            self.norm_epsilon
+        );
+        TimmForm {
+            beside_name: arguments(self),
+            base: base(self).map(|name| (name, arguments(self))),
+            fixed_image_size: true,
+            keys: object(json!({ "num_features": self.dim, "global_pool": pooling(self) })),
+            extra: extra(self),
+            differences: if self.norm_epsilon == usual { Vec::new() } else { vec![difference] },
         }
     }
-    if args.flag("proj_bias")? == Some(false) {
-        return Err("timm's option `proj_bias: false` cannot be used here yet".into());
-    }
-    if let Some(backbone) = args.object("backbone")? {
-        let mut stages = ResNetV2 { classes: 0, ..ResNetV2::default() };
-        stages.configure(&Arguments::new("timm", backbone))?;
-        vit.backbone = Some(Box::new(stages));
-    }
-    args.finish(&IGNORED)
-}
 
-/// Reads what [`extra`] writes.
-pub(super) fn configure_extra(extra: &Arguments, vit: &mut Vit) -> Result<(), String> {
-    vit.norm_epsilon = extra.number("norm_epsilon")?.map_or(vit.norm_epsilon, |e| e as f32);
-    vit.pre_logits = extra.count("pre_logits")?.or(vit.pre_logits);
-    vit.distillation_token = extra.flag("distillation_token")?.unwrap_or(vit.distillation_token);
-    vit.distillation_head = extra.flag("distillation_head")?.unwrap_or(vit.distillation_head);
-    // Older versions wrote a width that is not a multiple.
-    vit.mlp_dim = extra.count("mlp_dim")?.unwrap_or(vit.mlp_dim);
-    vit.positions = match extra.text("positions")? {
-        None => vit.positions,
-        Some("learned_2d") => Positions::Learned2d,
-        Some("sin_cos") => Positions::SinCos,
-        Some("relative") => Positions::Relative,
-        Some(other) => return Err(format!("`positions` should be learned_2d, sin_cos or relative, not {other}")),
-    };
-    extra.finish(&[])
-}
-
-pub(super) fn constructor(vit: &Vit) -> (&'static str, Map<String, Value>) {
-    let class = match (&vit.backbone, vit.distillation_head) {
-        (Some(_), _) => HYBRID,
-        (None, true) => DISTILLED,
-        (None, false) => CLASS,
-    };
-    let mut args = arguments(vit);
-    args.insert("num_classes".into(), json!(vit.classes));
-    args.insert("in_chans".into(), json!(vit.channels));
-    if let Some(backbone) = &vit.backbone {
-        args.insert("backbone".into(), Value::Object(backbone.constructor().1));
+    /// Rates of dropout belong to a training run here, and the epsilon is not among timm's arguments.
+    fn same_in_timm(&self, other: &Architecture) -> bool {
+        let Some(other) = other.downcast_ref::<Vit>() else { return false };
+        let Vit { dropout, attention_dropout, drop_path, norm_epsilon, .. } = *self;
+        Vit { dropout, attention_dropout, drop_path, norm_epsilon, ..other.clone() } == *self
     }
-    (class, args)
+
+    fn classes() -> Vec<(&'static str, Self, Preprocess)> {
+        let distilled = Vit { distillation_token: true, distillation_head: true, ..Vit::default() };
+        vec![
+            (CLASS, Vit::default(), Preprocess::inception()),
+            (HYBRID, Vit::default(), Preprocess::inception()),
+            (DISTILLED, distilled, Preprocess::imagenet()),
+        ]
+    }
 }
 
 /// The arguments that `create_model` takes beside a name, image channels and classes.
@@ -171,22 +208,6 @@ fn arguments(vit: &Vit) -> Map<String, Value> {
 fn mlp_ratio(vit: &Vit) -> f64 {
     let ratio = vit.mlp_dim as f64 / vit.dim as f64;
     if (vit.dim as f64 * ratio) as usize == vit.mlp_dim { ratio } else { ratio.next_up() }
-}
-
-pub(super) fn form(vit: &Vit) -> TimmForm {
-    let usual = Vit::default().norm_epsilon;
-    let difference = format!(
-        "timm computes with an epsilon of {usual:e} in its layer norms instead of {:e}; its outputs differ a little",
-        vit.norm_epsilon
-    );
-    TimmForm {
-        beside_name: arguments(vit),
-        base: base(vit).map(|name| (name, arguments(vit))),
-        fixed_image_size: true,
-        keys: object(json!({ "num_features": vit.dim, "global_pool": pooling(vit) })),
-        extra: extra(vit),
-        differences: if vit.norm_epsilon == usual { Vec::new() } else { vec![difference] },
-    }
 }
 
 /// The name of the model that timm changes into this one, or why it cannot.
