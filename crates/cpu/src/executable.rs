@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use vit_graph::analysis::{computed_nodes, constant_nodes, in_place_updates};
 use vit_graph::device::{Elements, Executable, Memory, Parameters, StepInfo};
 use vit_graph::memory::{ArenaRange, MemoryPlan, storage};
 use vit_graph::ops::{Data, Op, Operation, Parameter};
@@ -82,7 +83,7 @@ impl Prepared {
     pub fn new(processor: &Processor, graph: Graph) -> Result<Self, GraphError> {
         let lowered = lower_all(processor, &graph)?;
         let constant = constant_nodes(&graph);
-        let in_place = in_place_updates(&graph, &lowered);
+        let in_place = in_place_updates(&graph, |id| lowered[id].as_ref().is_some_and(|l| l.in_place));
         let workspace = |id: NodeId| lowered[id].as_ref().filter(|_| !constant[id]).map_or(0, |l| 4 * l.workspace);
         let outside = |v: Value| constant[v.node] || in_place.contains_key(&v);
         let tight = MemoryPlan::new(&graph, workspace, outside);
@@ -120,7 +121,7 @@ impl CpuExecutable {
         let packing = |(id, lowered): (NodeId, &Option<Lowered>)| Some((id, lowered.as_ref()?.packing?));
         let packings: Vec<(NodeId, Packing)> = lowered.iter().enumerate().filter_map(packing).collect();
         let uses = raw_uses(&graph, &lowered, &vec![false; graph.nodes().len()]);
-        let in_place_updates = in_place_updates(&graph, &lowered);
+        let in_place_updates = in_place_updates(&graph, |id| lowered[id].as_ref().is_some_and(|l| l.in_place));
         let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
         let nodes = (0..graph.nodes().len()).filter(|id| constant[*id] || updated.contains(id));
         let nodes = nodes.map(|id| (id, lowered[id].take())).collect();
@@ -157,7 +158,8 @@ impl CpuExecutable {
             let mut outputs: Vec<*mut [f32]> =
                 (0..node.outputs.len()).map(|output| address(Value { node: id, output })).collect();
             let mut copies = Vec::new();
-            for &(input, output) in in_place {
+            let updated = if in_place { node.op.in_place() } else { &[] };
+            for &(input, output) in updated {
                 if outputs[output].is_empty() {
                     // Nobody wants this output, but the kernel needs a place to work in.
                     spares.push(Buffer::new(node.outputs[output].shape.elements())?);
@@ -208,26 +210,6 @@ impl CpuExecutable {
     }
 }
 
-/// New values that take their parameter's place in memory: written in place by a kernel, after everyone who reads the
-/// old value.
-fn in_place_updates(graph: &Graph, lowered: &[Option<Lowered>]) -> HashMap<Value, Value> {
-    let mut last_reader: HashMap<Value, NodeId> = HashMap::new();
-    for (id, node) in graph.nodes().iter().enumerate() {
-        node.inputs.iter().for_each(|&input| {
-            last_reader.insert(storage(graph, input), id);
-        });
-    }
-    let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();
-    let in_place = |(parameter, new): &(Value, Value)| {
-        let pairs = lowered[new.node].as_ref().map_or(&[][..], |l| l.in_place);
-        let inputs = &graph.node(new.node).inputs;
-        pairs.iter().any(|&(input, output)| output == new.output && inputs[input] == *parameter)
-            && last_reader.get(parameter) == Some(&new.node)
-            && !outputs.contains(parameter)
-    };
-    graph.updates().iter().filter(|update| in_place(update)).map(|&(parameter, new)| (new, parameter)).collect()
-}
-
 /// What a node does, for people who look for what takes time.
 fn info(graph: &Graph, id: NodeId) -> StepInfo {
     let node = graph.node(id);
@@ -247,7 +229,7 @@ fn info(graph: &Graph, id: NodeId) -> StepInfo {
     StepInfo {
         op,
         shapes: shapes.join(" "),
-        scope: node.scope.clone(),
+        scope: node.path(),
         flops: node.op.flops(&inputs, &node.outputs),
         bytes: inputs.iter().chain(&node.outputs[..1]).map(|t| t.bytes() as u64).sum(),
     }
@@ -259,11 +241,9 @@ fn empty() -> *mut [f32] {
 
 /// A kernel for every node that computes something.
 fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>>, GraphError> {
-    let uses = graph.uses();
-    let constant = constant_nodes(graph);
+    let (computed, constant) = (computed_nodes(graph), constant_nodes(graph));
     let lower_one = |(id, node): (NodeId, &vit_graph::Node)| {
-        let source = matches!(node.op, Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_));
-        if source || uses[id].iter().all(|&n| n == 0) {
+        if !computed[id] {
             return Ok(None);
         }
         let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
@@ -271,24 +251,9 @@ fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>
         let lowered = lower(processor, &node.op, &inputs, &node.outputs, &fixed);
         lowered
             .map(Some)
-            .map_err(|reason| GraphError::device(DEVICE, format!("{} in {}: {reason}", node.op.name(), node.scope)))
+            .map_err(|reason| GraphError::device(DEVICE, format!("{} in {}: {reason}", node.op.name(), node.path())))
     };
     graph.nodes().iter().enumerate().map(lower_one).collect()
-}
-
-/// Which nodes depend on constants and on parameters that runs do not change, and so are computed once.
-fn constant_nodes(graph: &Graph) -> Vec<bool> {
-    let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
-    let mut constant = vec![false; graph.nodes().len()];
-    for (id, node) in graph.nodes().iter().enumerate() {
-        constant[id] = match node.op {
-            Op::Input(_) => false,
-            Op::Constant(_) => true,
-            Op::Parameter(_) => !updated.contains(&id),
-            _ => !node.inputs.is_empty() && node.inputs.iter().all(|v| constant[v.node]),
-        };
-    }
-    constant
 }
 
 /// How often each value is read in its own form, by kernels and outputs; packed readers do not count, nor do nodes that
@@ -393,7 +358,8 @@ impl Constants {
         let input = |&value: &Value| stored.values[&storage(&self.graph, value)].as_slice();
         let inputs: Vec<&[f32]> = node.inputs.iter().map(input).collect();
         let mut outputs: Vec<&mut [f32]> = results.iter_mut().map(Buffer::as_mut_slice).collect();
-        in_place.iter().for_each(|&(input, output)| outputs[output].copy_from_slice(inputs[input]));
+        let updated = if *in_place { node.op.in_place() } else { &[] };
+        updated.iter().for_each(|&(input, output)| outputs[output].copy_from_slice(inputs[input]));
         kernel(processor, &inputs, &mut outputs, Buffer::new(*workspace)?.as_mut_slice());
         Ok(results)
     }

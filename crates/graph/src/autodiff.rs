@@ -1,7 +1,7 @@
 //! Reverse-mode differentiation: adds the backward nodes to the graph that holds the forward ones.
 
 use crate::ops::{Binary, Operation, Reduce, Reshape};
-use crate::{Graph, GraphError, NodeId, Value};
+use crate::{Graph, GraphError, NodeId, Phase, Value};
 
 /// The gradients of a scalar `loss` with respect to each of `wrt`; zeros where the loss does not depend on one.
 pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Value>, GraphError> {
@@ -31,9 +31,8 @@ fn differentiate(
     let mut upstream: Vec<Vec<Option<Value>>> =
         graph.nodes()[..=loss.node].iter().map(|n| vec![None; n.outputs.len()]).collect();
     let shape = graph.shape(loss).clone();
-    graph.enter("backward");
+    let phase = graph.set_phase(Phase::Backward);
     let seed = graph.fill(shape, 1.0)?;
-    graph.leave();
     upstream[loss.node][loss.output] = Some(seed);
     for (v, sum) in wrt.iter().zip(sums).filter(|(v, sum)| sum.is_some() && v.node <= loss.node) {
         upstream[v.node][v.output] = *sum;
@@ -47,7 +46,6 @@ fn differentiate(
         let inputs = graph.node(node).inputs.clone();
         let scope = graph.node(node).scope.clone();
         let wants = inputs.iter().map(|v| wanted[v.node] && graph.ty(*v).dtype.is_float()).collect();
-        graph.enter("backward");
         graph.enter(&scope);
         let mut backward = Backward { graph, node, upstream: &upstream[node], wants, found: vec![None; inputs.len()] };
         op.gradient(&mut backward)?;
@@ -61,8 +59,8 @@ fn differentiate(
             });
         }
         graph.leave();
-        graph.leave();
     }
+    graph.set_phase(phase);
     wrt.iter()
         .map(|v| match upstream.get(v.node).and_then(|outputs| outputs[v.output]) {
             Some(gradient) => Ok(gradient),

@@ -32,7 +32,6 @@ impl Cost {
         let count = |(id, node): (usize, &crate::Node)| {
             let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
             let elements = node.outputs[0].shape.elements() as u64;
-            let computed = !matches!(node.op, Op::Parameter(_) | Op::Constant(_) | Op::Input(_) | Op::Reshape(_));
             let written = node.outputs.iter().zip(&uses[id]).filter(|(_, n)| **n > 0).map(|(t, _)| t.bytes() as u64);
             NodeCost {
                 scope: match &node.op {
@@ -42,7 +41,7 @@ impl Cost {
                 op: node.op.name(),
                 flops: node.op.flops(&inputs, &node.outputs),
                 parameters: if matches!(&node.op, Op::Parameter(p) if p.trainable) { elements } else { 0 },
-                activation_bytes: if computed { written.sum() } else { 0 },
+                activation_bytes: if node.op.computes() { written.sum() } else { 0 },
             }
         };
         Cost { nodes: graph.nodes().iter().enumerate().map(count).collect() }

@@ -18,6 +18,20 @@ pub struct Value {
     pub output: usize,
 }
 
+/// The part of a training step that a node belongs to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// The model and its loss.
+    #[default]
+    Forward,
+    /// Gradients.
+    Backward,
+    /// Activations that are computed a second time for the backward pass.
+    Recompute,
+    /// New values of parameters.
+    Update,
+}
+
 /// An operation applied to values.
 #[derive(Debug, Clone)]
 pub struct Node {
@@ -27,8 +41,23 @@ pub struct Node {
     pub inputs: Vec<Value>,
     /// The types of the outputs. An output that nobody uses is never computed.
     pub outputs: Vec<Type>,
-    /// Where in the model it stands, e.g. `blocks.3.attn`.
+    /// The part of the model it belongs to, e.g. `blocks.3.attn`.
     pub scope: String,
+    /// The part of a training step it belongs to.
+    pub phase: Phase,
+}
+
+impl Node {
+    /// Phase and scope, for people: `backward.blocks.3.attn`.
+    pub fn path(&self) -> String {
+        let phase = match self.phase {
+            Phase::Forward => return self.scope.clone(),
+            Phase::Backward => "backward",
+            Phase::Recompute => "recompute",
+            Phase::Update => "update",
+        };
+        [phase, &self.scope].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(".")
+    }
 }
 
 /// A static program: nodes in topological order, and the names by which the outside reaches values.
@@ -39,6 +68,7 @@ pub struct Graph {
     updates: Vec<(Value, Value)>,
     taps: BTreeMap<String, Value>,
     scope: Vec<String>,
+    phase: Phase,
 }
 
 /// More elements than any machine holds; keeps byte counts far from overflow.
@@ -92,7 +122,7 @@ impl Graph {
                 return Err(fail(format!("the result {output} is too large")));
             }
         }
-        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs, scope: self.scope.join(".") });
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs, scope: self.scope.join("."), phase: self.phase });
         Ok(self.nodes.len() - 1)
     }
 
@@ -119,12 +149,18 @@ impl Graph {
         Ok(Value { node: self.add(op, inputs)?, output: 0 })
     }
 
-    /// Appends a node that keeps the scope given, as rewrites do.
-    pub(crate) fn add_in_scope(&mut self, scope: &str, op: Op, inputs: &[Value]) -> Result<NodeId, GraphError> {
-        let saved = std::mem::replace(&mut self.scope, vec![scope.to_string()]);
+    /// Appends a node with the scope and the phase of another one, perhaps of another graph.
+    pub(crate) fn add_like(&mut self, like: &Node, op: impl Into<Op>, inputs: &[Value]) -> Result<NodeId, GraphError> {
+        let scope = std::mem::replace(&mut self.scope, vec![like.scope.clone()]);
+        let phase = self.set_phase(like.phase);
         let added = self.add(op, inputs);
-        self.scope = saved;
+        (self.scope, self.phase) = (scope, phase);
         added
+    }
+
+    /// Sets the phase of the nodes that are added from now on; returns the one before.
+    pub fn set_phase(&mut self, phase: Phase) -> Phase {
+        std::mem::replace(&mut self.phase, phase)
     }
 
     /// Enters a named part of the model; nodes added until [`Graph::leave`] belong to it.

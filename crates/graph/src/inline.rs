@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::ops::Op;
-use crate::{Graph, GraphError, Value};
+use crate::ops::{Op, Operation};
+use crate::{Graph, GraphError, Node, Value};
 
 /// Where the values of an inlined graph went.
 pub struct Inlined(Vec<Value>);
@@ -44,13 +44,11 @@ impl Graph {
                 continue;
             }
             let mut op = node.op.clone();
-            match &mut op {
-                Op::Dropout(dropout) => dropout.stream += streams,
-                Op::Attention(attention) => attention.dropout.iter_mut().for_each(|d| d.stream += streams),
-                _ => {}
+            if let Some(stream) = op.random_stream() {
+                *stream += streams;
             }
             let inputs: Vec<Value> = node.inputs.iter().map(|&v| moved.value(v)).collect();
-            let added = self.add_in_scope(&node.scope, op, &inputs)?;
+            let added = self.add_like(node, op, &inputs)?;
             moved.0.push(Value { node: added, output: 0 });
         }
         Ok(moved)
@@ -58,11 +56,7 @@ impl Graph {
 
     /// How many streams of random numbers the graph uses: all have smaller numbers.
     pub fn random_streams(&self) -> u32 {
-        let stream = |op: &Op| match op {
-            Op::Dropout(dropout) => Some(dropout.stream),
-            Op::Attention(attention) => attention.dropout.map(|d| d.stream),
-            _ => None,
-        };
-        self.nodes().iter().filter_map(|node| stream(&node.op)).max().map_or(0, |stream| stream + 1)
+        let stream = |node: &Node| node.op.clone().random_stream().map(|stream| *stream);
+        self.nodes().iter().filter_map(stream).max().map_or(0, |stream| stream + 1)
     }
 }

@@ -21,6 +21,7 @@
 //! # Ok::<(), vit_graph::GraphError>(())
 //! ```
 
+pub mod analysis;
 pub mod autodiff;
 pub mod batch_size;
 pub mod cost;
@@ -41,7 +42,7 @@ mod shape;
 mod tensor;
 
 pub use error::GraphError;
-pub use graph::{Graph, Node, NodeId, Value};
+pub use graph::{Graph, Node, NodeId, Phase, Value};
 pub use hint::{Hint, Hints};
 pub use init::Init;
 pub use inline::Inlined;

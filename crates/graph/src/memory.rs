@@ -1,7 +1,7 @@
 //! The memory plan: every temporary gets an offset in one arena from its lifetime, so that running allocates
 //! nothing and peak memory is known before.
 
-use crate::ops::Op;
+use crate::ops::{Op, Operation};
 use crate::{Graph, NodeId, Value};
 
 /// Offsets are multiples of this, a cache line and the widest vector.
@@ -116,7 +116,7 @@ impl MemoryPlan {
             let input = matches!(node.op, Op::Input(_));
             for output in 0..node.outputs.len() {
                 let value = Value { node: id, output };
-                let written = output == 0 && writes_result(&node.op) && uses[id].iter().any(|&n| n > 0);
+                let written = output == 0 && node.op.always_writes_first_output() && uses[id].iter().any(|&n| n > 0);
                 if (uses[id][output] == 0 && !input && !written) || (needs.outside)(value) {
                     continue;
                 }
@@ -181,12 +181,6 @@ impl MemoryPlan {
     pub fn workspace(&self, node: NodeId) -> Option<ArenaRange> {
         self.workspaces[node]
     }
-}
-
-/// Whether an operation writes its result even where nobody reads more than what it says besides: statistics of a norm,
-/// attention weights.
-fn writes_result(op: &Op) -> bool {
-    matches!(op, Op::Attention(_) | Op::LayerNorm(_) | Op::AddLayerNorm(_) | Op::GroupNorm(_) | Op::BatchNorm(_))
 }
 
 /// The value whose memory this one shares: itself, or what it is a reshape of.

@@ -13,7 +13,7 @@ use vit_graph::autodiff::{add_gradients, gradients};
 use vit_graph::device::Parameters;
 use vit_graph::ops::{Binary, Concat, GlobalNorm, GuardedUpdate, Input, Op, Parameter, Scale, Slice};
 use vit_graph::rewrite::{dead_code, needed_rows, patchify, recompute};
-use vit_graph::{Graph, GraphError, Inlined, Shape, Type, Value};
+use vit_graph::{Graph, GraphError, Inlined, Phase, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
 use groups::Freeze;
@@ -128,6 +128,7 @@ impl TrainingStep {
         let logits = if parts == 1 { logits[0] } else { graph.value(Concat { axis: 0 }, &logits)? };
         graph.set_output("logits", logits)?;
 
+        graph.set_phase(Phase::Update);
         for (name, new) in statistics.0 {
             // Computed in the forward pass, before the norm of the gradients that guards all updates.
             let old = graph.parameter(&name)?;

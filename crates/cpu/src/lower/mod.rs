@@ -65,13 +65,14 @@ pub(crate) struct Lowered {
     /// Elements of workspace.
     pub workspace: usize,
     pub packing: Option<Packing>,
-    /// Pairs of an input and an output that it is updated in: the output holds the input when the kernel starts.
-    pub in_place: &'static [(usize, usize)],
+    /// Whether the kernel updates the pairs of [`vit_graph::ops::Operation::in_place`]: the output holds the input when it
+    /// starts.
+    pub in_place: bool,
 }
 
 impl Lowered {
     fn new(kernel: impl Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send + 'static) -> Self {
-        Lowered { kernel: Box::new(kernel), workspace: 0, packing: None, in_place: &[] }
+        Lowered { kernel: Box::new(kernel), workspace: 0, packing: None, in_place: false }
     }
 
     fn with_workspace(mut self, elements: usize) -> Self {
@@ -79,8 +80,8 @@ impl Lowered {
         self
     }
 
-    fn in_place(mut self, pairs: &'static [(usize, usize)]) -> Self {
-        self.in_place = pairs;
+    fn in_place(mut self) -> Self {
+        self.in_place = true;
         self
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn optimiser_update(op: &OptimiserUpdate, parameter: &Type) -> Lowere
         optimiser_step(&p.pool, p.isa, &op, scalars, gradient, outputs, workspace);
     })
     .with_workspace(step_workspace(op, parameter.shape.elements()))
-    .in_place(op.in_place())
+    .in_place()
 }
 
 pub(super) fn moving_average() -> Lowered {
@@ -58,7 +58,7 @@ pub(super) fn moving_average() -> Lowered {
             update(&p.pool, p.isa, MovingAverageRule { decay: decay[0] }, outputs[0], [value], []);
         }
     })
-    .in_place(&[(0, 0)])
+    .in_place()
 }
 
 pub(super) fn guarded_update() -> Lowered {
@@ -67,5 +67,5 @@ pub(super) fn guarded_update() -> Lowered {
             outputs[0].copy_from_slice(inputs[1]);
         }
     })
-    .in_place(&[(0, 0)])
+    .in_place()
 }

@@ -3,10 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use vit_graph::analysis::{computed_nodes, constant_nodes, in_place_updates};
 use vit_graph::device::{Memory, StepInfo};
 use vit_graph::memory::{MemoryPlan, Needs, storage};
 use vit_graph::ops::{Op, Operation};
-use vit_graph::{Graph, GraphError, NodeId, Type, Value};
+use vit_graph::{Graph, GraphError, NodeId, Phase, Type, Value};
 
 use crate::Precision;
 use crate::driver::error_with_hints;
@@ -74,15 +75,10 @@ pub(crate) struct Prepared {
 impl Prepared {
     pub fn new(graph: Graph, profile: Profile) -> Result<Self, GraphError> {
         let uses = graph.uses();
-        let computes: Vec<bool> = (graph.nodes().iter().enumerate())
-            .map(|(id, node)| {
-                let source = matches!(node.op, Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_));
-                !source && uses[id].iter().any(|&n| n > 0)
-            })
-            .collect();
+        let computes = computed_nodes(&graph);
         let constant = constant_nodes(&graph);
         let storages = Storages::new(&graph, profile.precision, &constant);
-        let in_place = in_place_updates(&graph);
+        let in_place = in_place_updates(&graph, |_| true);
         let runs: Vec<bool> = computes.iter().zip(&constant).map(|(c, k)| *c && !k).collect();
         let groups = Groups::new(&graph, &runs, &in_place);
         let mut prepared = Prepared {
@@ -138,7 +134,7 @@ impl Prepared {
 
     /// What is to be said of a training step that does not fit.
     pub fn training(&self) -> Option<Training> {
-        let recomputes = self.graph.nodes().iter().any(|node| node.scope.starts_with("backward.again"));
+        let recomputes = self.graph.nodes().iter().any(|node| node.phase == Phase::Recompute);
         (!self.graph.updates().is_empty()).then_some(Training { recomputes })
     }
 
@@ -281,7 +277,7 @@ impl Prepared {
         emitter.training = !self.graph.updates().is_empty();
         match self.groups.at.get(&id) {
             None => lower::node(&node.op, &mut emitter).map_err(|unsupported| {
-                let reason = format!("{} in {}: {}", node.op.name(), node.scope, unsupported.reason);
+                let reason = format!("{} in {}: {}", node.op.name(), node.path(), unsupported.reason);
                 error_with_hints(reason, unsupported.hint.as_slice())
             })?,
             Some(Group::Updates(nodes)) => {
@@ -359,50 +355,9 @@ impl Prepared {
         StepInfo {
             op,
             shapes: shapes.join(" "),
-            scope: node.scope.clone(),
+            scope: node.path(),
             flops: node.op.flops(&inputs, &node.outputs),
             bytes: emitter.inputs.iter().chain(emitter.outputs.iter().filter(|o| o.wanted())).map(bytes).sum(),
         }
     }
-}
-
-/// Which nodes depend on constants and on parameters that runs do not change, and so are computed once.
-fn constant_nodes(graph: &Graph) -> Vec<bool> {
-    let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
-    let mut constant = vec![false; graph.nodes().len()];
-    for (id, node) in graph.nodes().iter().enumerate() {
-        constant[id] = match node.op {
-            Op::Input(_) => false,
-            Op::Constant(_) => true,
-            Op::Parameter(_) => !updated.contains(&id),
-            _ => !node.inputs.is_empty() && node.inputs.iter().all(|v| constant[v.node]),
-        };
-    }
-    constant
-}
-
-/// New values that take their parameter's place in memory: written by an update that reads the old one element by
-/// element, after everyone else who reads it.
-fn in_place_updates(graph: &Graph) -> HashMap<Value, Value> {
-    let mut last_reader: HashMap<Value, NodeId> = HashMap::new();
-    for (id, node) in graph.nodes().iter().enumerate() {
-        node.inputs.iter().for_each(|&input| {
-            last_reader.insert(storage(graph, input), id);
-        });
-    }
-    let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();
-    let in_place = |(parameter, new): &(Value, Value)| {
-        let pairs: &[(usize, usize)] = match &graph.node(new.node).op {
-            Op::OptimiserUpdate(update) => update.in_place(),
-            Op::MovingAverage(_) | Op::GuardedUpdate(_) => &[(0, 0)],
-            // Running statistics, which no product reads: they have no copy in bf16 to be kept up with.
-            Op::BatchNorm(_) => &[(3, 3), (4, 4)],
-            _ => &[],
-        };
-        let inputs = &graph.node(new.node).inputs;
-        pairs.iter().any(|&(input, output)| output == new.output && inputs[input] == *parameter)
-            && last_reader.get(parameter) == Some(&new.node)
-            && !outputs.contains(parameter)
-    };
-    graph.updates().iter().filter(|update| in_place(update)).map(|&(parameter, new)| (new, parameter)).collect()
 }

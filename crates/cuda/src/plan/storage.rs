@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 
 use vit_graph::memory::storage;
-use vit_graph::ops::Op;
+use vit_graph::ops::{InputPrecision, Operation};
 use vit_graph::{DType, Graph, NodeId, Value};
 
 use crate::Precision;
@@ -75,9 +75,9 @@ impl Storages {
         if let Some(short) = Storage::half(precision) {
             let exact = read_exactly(graph);
             for (id, node) in graph.nodes().iter().enumerate() {
-                let source = matches!(node.op, Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_));
                 for (output, ty) in node.outputs.iter().enumerate() {
-                    let free = !source && !constant[id] && ty.dtype != DType::I32 && !is_statistic(&node.op, output);
+                    let free =
+                        node.op.computes() && !constant[id] && ty.dtype != DType::I32 && !node.op.is_f32_output(output);
                     if free && !exact.contains(&Value { node: id, output }) {
                         values[id][output] = short;
                     }
@@ -109,60 +109,25 @@ impl Storages {
             Storage::E4m3 => self.operand(),
             other => other,
         };
-        match &graph.node(node).op {
-            Op::MatMul(_) | Op::Conv2dGradInput(_) | Op::Conv2dGradWeight(_) => self.operand(),
-            Op::Linear(_) if input < 2 && self.eight.linears.contains(&node) => Storage::E4m3,
-            Op::Linear(_) | Op::Conv2d(_) if input < 2 => self.operand(),
-            // Bias and residual are added by the product, in its result's type; a layer scale comes after it.
-            Op::Linear(op) => match op.optional_inputs() {
-                [_, scale, _] if scale == Some(input) => stored,
-                [_, _, residual] if residual == Some(input) && (op.activation.is_some() || op.scale) => stored,
-                _ => result(),
-            },
-            Op::Conv2d(_) => result(),
-            _ => stored,
+        match graph.node(node).op.input_precision(input) {
+            InputPrecision::Operand if self.eight.linears.contains(&node) => Storage::E4m3,
+            InputPrecision::Operand => self.operand(),
+            InputPrecision::Addend => result(),
+            InputPrecision::AsStored | InputPrecision::F32 => stored,
         }
     }
 }
 
-/// Values that somebody reads in f32.
+/// Values that are stored in f32 for the sake of a consumer.
 fn read_exactly(graph: &Graph) -> HashSet<Value> {
     let named = graph.outputs().iter().map(|(_, v)| *v).chain(graph.updates().iter().map(|(_, v)| *v));
     let mut exact: HashSet<Value> = named.map(|v| storage(graph, v)).collect();
     for node in graph.nodes() {
         for (i, &input) in node.inputs.iter().enumerate() {
-            if wants_f32(&node.op, i) {
+            if node.op.input_precision(i) == InputPrecision::F32 {
                 exact.insert(storage(graph, input));
             }
         }
     }
     exact
-}
-
-fn wants_f32(op: &Op, input: usize) -> bool {
-    match op {
-        Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::SigmoidCrossEntropy(_) | Op::OneHotMax(_) => true,
-        Op::GlobalNorm(_) | Op::OptimiserUpdate(_) | Op::MovingAverage(_) | Op::GuardedUpdate(_) => true,
-        Op::BatchNorm(_) | Op::GroupNorm(_) => input > 0,
-        Op::BatchNormGrad(_) | Op::GroupNormGrad(_) => input > 1,
-        Op::LayerNorm(_) => input > 0,
-        Op::AddLayerNorm(_) => input > 1,
-        Op::LayerNormGrad(_) => input > 1,
-        Op::AttentionGrad(_) => input == 2,
-        Op::Linear(op) => op.optional_inputs()[1] == Some(input),
-        _ => false,
-    }
-}
-
-/// Outputs that are no activations: row statistics, losses, norms.
-fn is_statistic(op: &Op, output: usize) -> bool {
-    match op {
-        Op::LayerNorm(_) | Op::AddLayerNorm(_) => output == 1 || output == 2,
-        Op::LayerNormGrad(_) => output > 0,
-        Op::Attention(_) => output > 0,
-        Op::BatchNorm(_) | Op::BatchNormGrad(_) | Op::GroupNorm(_) | Op::GroupNormGrad(_) => output > 0,
-        Op::CrossEntropy(_) | Op::SigmoidCrossEntropy(_) | Op::GlobalNorm(_) => true,
-        Op::OptimiserUpdate(_) | Op::MovingAverage(_) | Op::GuardedUpdate(_) => true,
-        _ => false,
-    }
 }

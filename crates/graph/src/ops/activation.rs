@@ -98,6 +98,10 @@ impl Operation for Activation {
         let x = inputs[0].data();
         vec![Array::from_fn(&outputs[0].shape, |i| self.apply(x[i]))]
     }
+
+    fn is_elementwise(&self) -> bool {
+        true
+    }
 }
 
 /// The gradient of an activation: from its input `x` and `dy`.

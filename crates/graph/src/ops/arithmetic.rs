@@ -64,6 +64,10 @@ impl Operation for Binary {
         let (a, b) = (inputs[0].broadcast_to(shape), inputs[1].broadcast_to(shape));
         vec![Array::from_fn(shape, |i| self.apply(a.data()[i], b.data()[i]))]
     }
+
+    fn is_elementwise(&self) -> bool {
+        true
+    }
 }
 
 /// A value times a number that is known when the graph is built.
@@ -89,6 +93,10 @@ impl Operation for Scale {
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let x = inputs[0].data();
         vec![Array::from_fn(&outputs[0].shape, |i| f64::from(self.0) * x[i])]
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
     }
 }
 
@@ -153,5 +161,9 @@ impl Operation for Unary {
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let x = inputs[0].data();
         vec![Array::from_fn(&outputs[0].shape, |i| self.apply(x[i]))]
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
     }
 }

@@ -2,7 +2,7 @@
 
 use super::dropout::{check_rate, seed_of};
 use super::softmax::softmax_row;
-use super::{Dropout, Operation, arity, expect_rank, expect_seed, expect_shape};
+use super::{Dropout, InputPrecision, Operation, arity, expect_rank, expect_seed, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Type, Value};
@@ -196,6 +196,24 @@ impl Operation for Attention {
         }
         results
     }
+
+    /// A packed input is read as a whole, since it also holds keys and values.
+    fn row_inputs(&self, inputs: &[Type], _: &Type) -> Option<Vec<bool>> {
+        let by_row = !self.bias && self.dropout.is_none();
+        by_row.then(|| (0..inputs.len()).map(|i| i == 0 && !self.packed).collect())
+    }
+
+    fn always_writes_first_output(&self) -> bool {
+        true
+    }
+
+    fn is_f32_output(&self, output: usize) -> bool {
+        output > 0
+    }
+
+    fn random_stream(&mut self) -> Option<&mut u32> {
+        self.dropout.as_mut().map(|dropout| &mut dropout.stream)
+    }
 }
 
 fn triples(x: &AttentionExtents) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
@@ -270,5 +288,9 @@ impl Operation for AttentionGrad {
             }
         }
         grads
+    }
+
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        if input == 2 { InputPrecision::F32 } else { InputPrecision::AsStored }
     }
 }

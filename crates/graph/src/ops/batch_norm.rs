@@ -1,7 +1,7 @@
 //! Batch normalisation while training. A trained model has nothing to do with it: there it is a product and a sum with
 //! numbers known beforehand, which models write as such.
 
-use super::{Operation, arity, expect_shape};
+use super::{InputPrecision, Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Type};
@@ -69,6 +69,28 @@ impl Operation for BatchNorm {
             Array::from_fn(&outputs[4].shape, |c| moved(running_variance[c], unbiased * variance[c])),
         ]
     }
+
+    /// The running statistics.
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(3, 3), (4, 4)]
+    }
+
+    fn always_writes_first_output(&self) -> bool {
+        true
+    }
+
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        if input > 0 { InputPrecision::F32 } else { InputPrecision::AsStored }
+    }
+
+    fn is_f32_output(&self, output: usize) -> bool {
+        output > 0
+    }
+
+    /// A second evaluation would start from the running statistics that the first one updated.
+    fn is_repeatable(&self) -> bool {
+        false
+    }
 }
 
 /// The gradient of [`BatchNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
@@ -112,5 +134,13 @@ impl Operation for BatchNormGrad {
             Array::new([channels], dgamma.clone()),
             Array::new([channels], dbeta.clone()),
         ]
+    }
+
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        if input > 1 { InputPrecision::F32 } else { InputPrecision::AsStored }
+    }
+
+    fn is_f32_output(&self, output: usize) -> bool {
+        output > 0
     }
 }

@@ -1,6 +1,6 @@
 //! Two-dimensional convolution, strided, dilated, grouped, with any padding.
 
-use super::{Operation, Reduce, arity, expect_rank, expect_shape};
+use super::{InputPrecision, Operation, Reduce, arity, expect_rank, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
@@ -134,6 +134,10 @@ impl Operation for Conv2d {
         }
         vec![y]
     }
+
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        if input < 2 { InputPrecision::Operand } else { InputPrecision::Addend }
+    }
 }
 
 /// The gradient of a convolution's image: from `dy` and the weight.
@@ -168,6 +172,10 @@ impl Operation for Conv2dGradInput {
         self.conv.each(&self.input, w.shape(), dy.shape(), |o, i, k| data[i] += dy.data()[o] * w.data()[k]);
         vec![dx]
     }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::Operand
+    }
 }
 
 /// The gradient of a convolution's weight: from `dy` and the image.
@@ -201,5 +209,9 @@ impl Operation for Conv2dGradWeight {
         let data = dw.data_mut();
         self.conv.each(x.shape(), &self.weight, dy.shape(), |o, i, k| data[k] += dy.data()[o] * x.data()[i]);
         vec![dw]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::Operand
     }
 }

@@ -77,4 +77,13 @@ impl Operation for Dropout {
         };
         vec![Array::from_fn(&outputs[0].shape, value)]
     }
+
+    /// Masks of single elements depend on their positions.
+    fn row_inputs(&self, inputs: &[Type], _: &Type) -> Option<Vec<bool>> {
+        (self.granularity == Granularity::Sample).then(|| (0..inputs.len()).map(|i| i == 0).collect())
+    }
+
+    fn random_stream(&mut self) -> Option<&mut u32> {
+        Some(&mut self.stream)
+    }
 }

@@ -1,6 +1,6 @@
 //! Group normalisation: over all pixels and some neighbouring channels of each sample.
 
-use super::{Operation, arity, expect_shape};
+use super::{InputPrecision, Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
@@ -97,6 +97,18 @@ impl Operation for GroupNorm {
             Array::new(outputs[2].shape.clone(), rstd.clone()),
         ]
     }
+
+    fn always_writes_first_output(&self) -> bool {
+        true
+    }
+
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        if input > 0 { InputPrecision::F32 } else { InputPrecision::AsStored }
+    }
+
+    fn is_f32_output(&self, output: usize) -> bool {
+        output > 0
+    }
 }
 
 /// The gradient of [`GroupNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
@@ -144,5 +156,13 @@ impl Operation for GroupNormGrad {
             Array::new(outputs[1].shape.clone(), dgamma),
             Array::new(outputs[2].shape.clone(), dbeta),
         ]
+    }
+
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        if input > 1 { InputPrecision::F32 } else { InputPrecision::AsStored }
+    }
+
+    fn is_f32_output(&self, output: usize) -> bool {
+        output > 0
     }
 }

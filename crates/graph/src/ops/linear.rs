@@ -1,6 +1,6 @@
 //! The linear layer, `x Wᵀ + b`, with everything that can follow it in the same pass.
 
-use super::{Activation, MatMul, Operation, Reduce, Reshape, arity, expect_shape};
+use super::{Activation, InputPrecision, MatMul, Operation, Reduce, Reshape, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::quantise::{QuantisedRow, QuantisedWeights, quantise_row, quantise_weights};
 use crate::reference::Array;
@@ -120,6 +120,22 @@ impl Operation for Linear {
             y
         };
         vec![Array::from_fn(&outputs[0].shape, value)]
+    }
+
+    fn row_inputs(&self, inputs: &[Type], _: &Type) -> Option<Vec<bool>> {
+        let residual = self.optional_inputs()[2];
+        Some((0..inputs.len()).map(|i| i == 0 || Some(i) == residual).collect())
+    }
+
+    /// The epilogue adds the bias, and the residual unless an activation or a scale comes before it.
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        let [_, scale, residual] = self.optional_inputs();
+        match Some(input) {
+            Some(0 | 1) => InputPrecision::Operand,
+            input if input == scale => InputPrecision::F32,
+            input if input == residual && (self.activation.is_some() || self.scale) => InputPrecision::AsStored,
+            _ => InputPrecision::Addend,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Losses.
 
-use super::{Activation, Binary, Operation, Scale, arity, expect_rank, expect_shape};
+use super::{Activation, Binary, InputPrecision, Operation, Scale, arity, expect_rank, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
@@ -48,6 +48,14 @@ impl Operation for CrossEntropy {
         }
         vec![Array::filled(Shape::default(), loss / batch as f64)]
     }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
+    }
 }
 
 /// The gradient of [`CrossEntropy`]'s logits: from `dy`, logits and targets.
@@ -78,6 +86,10 @@ impl Operation for CrossEntropyGrad {
             out.iter_mut().zip(targets).for_each(|(p, t)| *p = factor * (*p * mass - t));
         }
         vec![dx]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
     }
 }
 
@@ -119,6 +131,14 @@ impl Operation for SigmoidCrossEntropy {
         let sum: f64 = inputs[0].data().iter().zip(inputs[1].data()).map(entropy).sum();
         vec![Array::filled(Shape::default(), sum / inputs[0].shape()[0] as f64)]
     }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
+    }
 }
 
 /// One where a row `[.., c]` has its largest element, the first of several, zero elsewhere: a teacher's decision. A NaN
@@ -152,5 +172,9 @@ impl Operation for OneHotMax {
             out[best] = if row[best].is_nan() { row[best] } else { 1.0 };
         }
         vec![y]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
     }
 }

@@ -1,6 +1,6 @@
 //! Batched matrix products.
 
-use super::{Operation, arity, expect_shape};
+use super::{InputPrecision, Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Type};
@@ -88,6 +88,10 @@ impl Operation for MatMul {
             sum
         };
         vec![Array::from_fn(&outputs[0].shape, value)]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::Operand
     }
 }
 

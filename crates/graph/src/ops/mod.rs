@@ -73,8 +73,75 @@ pub trait Operation {
         Err(backward.unsupported("it is itself part of a backward pass, or was fused before differentiating"))
     }
 
-    /// The plain definition, in f64.
+    /// The definition, in f64.
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array>;
+
+    /// Whether a device has something to compute; false for inputs, parameters, constants and views.
+    fn computes(&self) -> bool {
+        true
+    }
+
+    /// Whether every element of the output depends only on the elements of the inputs at the same position, after
+    /// broadcasting.
+    fn is_elementwise(&self) -> bool {
+        false
+    }
+
+    /// For an operation that computes each row of axis 1 of `[batch, rows, width]` independently: which inputs it reads row by
+    /// row. It reads the others as a whole.
+    fn row_inputs(&self, inputs: &[Type], output: &Type) -> Option<Vec<bool>> {
+        let rows = output.shape[1];
+        let by_row = |input: &Type| match input.shape.len() {
+            3 if input.shape[1] == rows => Some(true),
+            3 if input.shape[1] == 1 => Some(false),
+            0 | 1 => Some(false),
+            _ => None,
+        };
+        if self.is_elementwise() { inputs.iter().map(by_row).collect() } else { None }
+    }
+
+    /// Pairs of an input and the output that may overwrite it, element by element.
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[]
+    }
+
+    /// Whether kernels write the first output even if only other outputs are used.
+    fn always_writes_first_output(&self) -> bool {
+        false
+    }
+
+    /// How a device with low-precision storage reads an input.
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::AsStored
+    }
+
+    /// Whether an output is stored in f32 whatever the precision: statistics, losses, new parameters.
+    fn is_f32_output(&self, _output: usize) -> bool {
+        false
+    }
+
+    /// Whether computing it a second time in one run gives the same result; false if it updates state.
+    fn is_repeatable(&self) -> bool {
+        true
+    }
+
+    /// The stream of random numbers that it draws from.
+    fn random_stream(&mut self) -> Option<&mut u32> {
+        None
+    }
+}
+
+/// How a device with low-precision storage reads an input of an operation. All arithmetic is f32 or wider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputPrecision {
+    /// In whatever precision it is stored.
+    AsStored,
+    /// In f32, which also decides how it is stored.
+    F32,
+    /// In the precision of matrix products, as one of their operands.
+    Operand,
+    /// In the precision of the result, as a term that the epilogue of a matrix product adds.
+    Addend,
 }
 
 /// Checks the number of inputs.
@@ -122,6 +189,10 @@ macro_rules! operations {
 
         impl Op {
             fn operation(&self) -> &dyn Operation {
+                match self { $(Op::$name(op) => op),* }
+            }
+
+            fn operation_mut(&mut self) -> &mut dyn Operation {
                 match self { $(Op::$name(op) => op),* }
             }
         }
@@ -198,5 +269,32 @@ impl Operation for Op {
     }
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         self.operation().evaluate(inputs, outputs)
+    }
+    fn computes(&self) -> bool {
+        self.operation().computes()
+    }
+    fn is_elementwise(&self) -> bool {
+        self.operation().is_elementwise()
+    }
+    fn row_inputs(&self, inputs: &[Type], output: &Type) -> Option<Vec<bool>> {
+        self.operation().row_inputs(inputs, output)
+    }
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        self.operation().in_place()
+    }
+    fn always_writes_first_output(&self) -> bool {
+        self.operation().always_writes_first_output()
+    }
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        self.operation().input_precision(input)
+    }
+    fn is_f32_output(&self, output: usize) -> bool {
+        self.operation().is_f32_output(output)
+    }
+    fn is_repeatable(&self) -> bool {
+        self.operation().is_repeatable()
+    }
+    fn random_stream(&mut self) -> Option<&mut u32> {
+        self.operation_mut().random_stream()
     }
 }

@@ -35,6 +35,10 @@ impl Operation for Reshape {
     fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
         vec![Array::new(self.0.clone(), inputs[0].data().to_vec())]
     }
+
+    fn computes(&self) -> bool {
+        false
+    }
 }
 
 /// Axes in another order: axis `i` of the result is axis `self.0[i]` of the input.

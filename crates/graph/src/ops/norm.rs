@@ -1,6 +1,6 @@
 //! Layer normalisation over the last axis.
 
-use super::{Operation, arity, expect_shape};
+use super::{InputPrecision, Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Type};
@@ -68,6 +68,22 @@ impl Operation for LayerNorm {
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         self.compute(inputs[0], inputs[1].data(), inputs[2].data(), outputs)
     }
+
+    fn row_inputs(&self, inputs: &[Type], _: &Type) -> Option<Vec<bool>> {
+        Some((0..inputs.len()).map(|i| i == 0).collect())
+    }
+
+    fn always_writes_first_output(&self) -> bool {
+        true
+    }
+
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        if input > 0 { InputPrecision::F32 } else { InputPrecision::AsStored }
+    }
+
+    fn is_f32_output(&self, output: usize) -> bool {
+        output == 1 || output == 2
+    }
 }
 
 /// The gradient of [`LayerNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
@@ -119,6 +135,14 @@ impl Operation for LayerNormGrad {
             Array::new(outputs[2].shape.clone(), dbeta),
         ]
     }
+
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        if input > 1 { InputPrecision::F32 } else { InputPrecision::AsStored }
+    }
+
+    fn is_f32_output(&self, output: usize) -> bool {
+        output > 0
+    }
 }
 
 /// A residual sum and the norm that follows it, in one pass over memory.
@@ -147,6 +171,18 @@ impl Operation for AddLayerNorm {
         let mut results = self.0.compute(&sum, inputs[2].data(), inputs[3].data(), outputs);
         results.push(sum);
         results
+    }
+
+    fn always_writes_first_output(&self) -> bool {
+        true
+    }
+
+    fn input_precision(&self, input: usize) -> InputPrecision {
+        if input > 1 { InputPrecision::F32 } else { InputPrecision::AsStored }
+    }
+
+    fn is_f32_output(&self, output: usize) -> bool {
+        output == 1 || output == 2
     }
 }
 

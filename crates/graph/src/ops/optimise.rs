@@ -4,7 +4,7 @@
 //! finite nothing changes, so that a step that went wrong can be looked into with the weights that it started from, or be
 //! skipped. What the forward pass itself updates, running statistics, waits for the norm in a [`GuardedUpdate`].
 
-use super::{Op, Operation, arity, expect_shape};
+use super::{InputPrecision, Op, Operation, arity, expect_shape};
 use crate::reference::Array;
 use crate::{Shape, Type};
 
@@ -26,6 +26,14 @@ impl Operation for GlobalNorm {
 
     fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
         vec![Array::filled(Shape::default(), length(inputs.iter().flat_map(|x| x.data()).copied()))]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
     }
 }
 
@@ -118,11 +126,6 @@ impl OptimiserUpdate {
     pub fn clip(&self) -> Option<f32> {
         self.rule().clip()
     }
-
-    /// Pairs of an input and the output that may overwrite it.
-    pub fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0), (2, 1), (3, 2)][..1 + self.state_len()]
-    }
 }
 
 impl Operation for OptimiserUpdate {
@@ -151,6 +154,18 @@ impl Operation for OptimiserUpdate {
             rate,
             step,
         })
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0), (2, 1), (3, 2)][..1 + self.state_len()]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
     }
 }
 
@@ -319,6 +334,18 @@ impl Operation for MovingAverage {
         }
         vec![Array::from_fn(&outputs[0].shape, |i| decay * average[i] + (1.0 - decay) * value[i])]
     }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0)]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
+    }
 }
 
 /// The new value of a parameter, if the norm is finite; otherwise the old one.
@@ -339,6 +366,18 @@ impl Operation for GuardedUpdate {
 
     fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
         vec![inputs[usize::from(inputs[2].data()[0].is_finite())].clone()]
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0)]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
     }
 }
 

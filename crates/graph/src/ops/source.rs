@@ -92,6 +92,10 @@ impl Operation for Input {
     fn evaluate(&self, _: &[&Array], _: &[Type]) -> Vec<Array> {
         unreachable!("the interpreter binds inputs")
     }
+
+    fn computes(&self) -> bool {
+        false
+    }
 }
 
 impl Operation for Parameter {
@@ -107,6 +111,10 @@ impl Operation for Parameter {
     }
     fn evaluate(&self, _: &[&Array], _: &[Type]) -> Vec<Array> {
         unreachable!("the interpreter binds parameters")
+    }
+
+    fn computes(&self) -> bool {
+        false
     }
 }
 
@@ -135,5 +143,9 @@ impl Operation for Constant {
             Data::I32(data) => f64::from(data[i % data.len()]),
         };
         vec![Array::new(self.shape.clone(), (0..elements).map(at).collect())]
+    }
+
+    fn computes(&self) -> bool {
+        false
     }
 }

@@ -31,7 +31,7 @@ pub fn fuse_add_norm(graph: &Graph) -> Result<Graph, GraphError> {
             (Op::LayerNorm(norm), Some(sum)) => {
                 let [x, y] = [nodes[sum].inputs[0], nodes[sum].inputs[1]];
                 let inputs = [x, y, node.inputs[1], node.inputs[2]].map(|v| copy.moved(v));
-                let added = copy.new.add_in_scope(&node.scope, AddLayerNorm(*norm).into(), &inputs)?;
+                let added = copy.new.add_like(node, AddLayerNorm(*norm), &inputs)?;
                 (0..3).for_each(|output| copy.place(Value { node: id, output }, Value { node: added, output }));
                 copy.place(Value { node: sum, output: 0 }, Value { node: added, output: 3 });
             }

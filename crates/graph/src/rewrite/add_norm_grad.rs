@@ -34,7 +34,7 @@ pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
         };
         let mut inputs = copy.inputs(&nodes[grad]);
         inputs.push(copy.moved(residual));
-        let node = copy.new.add_in_scope(&nodes[grad].scope, LayerNormGradAdd.into(), &inputs)?;
+        let node = copy.new.add_like(&nodes[grad], LayerNormGradAdd, &inputs)?;
         copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
         for output in [1, 2] {
             copy.place(Value { node: grad, output }, Value { node, output });

@@ -91,8 +91,7 @@ fn fuse(copy: &mut Copy, graph: &Graph, first: NodeId, chain: &ConvChain) -> Res
     let mut inputs = copy.inputs(node);
     let shape = graph.shape(node.inputs[1]).clone();
     let kernel = [shape[2], shape[3]];
-    let mut add =
-        |op: Op, inputs: &[Value]| copy.new.add_in_scope(&node.scope, op, inputs).map(|node| Value { node, output: 0 });
+    let mut add = |op: Op, inputs: &[Value]| copy.new.add_like(node, op, inputs).map(|node| Value { node, output: 0 });
     inputs[1] = if conv.groups > 1 {
         let matrix = add(Reshape::to([shape[0], kernel[0] * kernel[1]]).into(), &[inputs[1]])?;
         add(Permute(vec![1, 0]).into(), &[matrix])?
@@ -103,6 +102,6 @@ fn fuse(copy: &mut Copy, graph: &Graph, first: NodeId, chain: &ConvChain) -> Res
     let residual = chain.residual.map(|(at, _)| at);
     let op = FusedConv2d { conv, kernel, activation: chain.activation, residual };
     inputs.extend(chain.residual.map(|(_, value)| copy.moved(value)));
-    let node = copy.new.add_in_scope(&node.scope, op.into(), &inputs)?;
+    let node = copy.new.add_like(node, op, &inputs)?;
     Ok(Value { node, output: 0 })
 }

@@ -19,7 +19,7 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                 let Some((activation, found)) = activation(graph, &users, id) else { continue };
                 let op = LinearWithDerivative { bias: linear.bias, activation };
                 let inputs = copy.inputs(node);
-                let added = copy.new.add_in_scope(&node.scope, op.into(), &inputs)?;
+                let added = copy.new.add_like(node, op, &inputs)?;
                 found.iter().for_each(|&a| {
                     copy.place(Value { node: a, output: 0 }, Value { node: added, output: 0 });
                 });
@@ -34,20 +34,19 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                 (None, _) => copy.keep(id)?,
                 (Some(derivative), None) => {
                     let inputs = [copy.moved(node.inputs[1]), derivative];
-                    let added = copy.new.add_in_scope(&node.scope, Binary::Mul.into(), &inputs)?;
+                    let added = copy.new.add_like(node, Binary::Mul, &inputs)?;
                     copy.place(Value { node: id, output: 0 }, Value { node: added, output: 0 });
                 }
                 (Some(derivative), Some(product)) => {
                     let old = graph.node(product);
                     let Op::MatMul(matmul) = old.op else { continue };
-                    let scope = &old.scope;
                     let flat = Reshape(old.outputs[0].shape.clone());
-                    let factor = copy.new.add_in_scope(scope, flat.into(), &[derivative])?;
+                    let factor = copy.new.add_like(old, flat, &[derivative])?;
                     let mut inputs = copy.inputs(old);
                     inputs.push(Value { node: factor, output: 0 });
-                    let times = copy.new.add_in_scope(scope, MatMulTimes(matmul).into(), &inputs)?;
+                    let times = copy.new.add_like(old, MatMulTimes(matmul), &inputs)?;
                     let shape = Reshape(node.outputs[0].shape.clone());
-                    let added = copy.new.add_in_scope(scope, shape.into(), &[Value { node: times, output: 0 }])?;
+                    let added = copy.new.add_like(old, shape, &[Value { node: times, output: 0 }])?;
                     copy.place(Value { node: id, output: 0 }, Value { node: added, output: 0 });
                 }
             },

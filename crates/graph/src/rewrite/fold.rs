@@ -1,27 +1,26 @@
 //! A trained batch norm is a product and a sum with known numbers, which the convolution before it can do.
 
-use std::collections::HashSet;
-
 use super::{Copy, only_users};
+use crate::analysis::constant_nodes;
 use crate::ops::{Binary, Conv2d, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
 /// Folds products and sums with one number per channel into the convolution before them, where those numbers follow from
 /// parameters that no run changes: they are then computed once, and the convolution has other weights.
 pub fn fold_norm(graph: &Graph) -> Result<Graph, GraphError> {
-    let (users, fixed) = (only_users(graph), fixed(graph));
+    let (users, constant) = (only_users(graph), constant_nodes(graph));
     let follow = |id: NodeId| {
         let Op::Conv2d(_) = graph.node(id).op else { return Vec::new() };
         let weight = graph.node(id).inputs[1];
         let width = graph.shape(weight)[0];
         let mut chain: Vec<(NodeId, Binary, Value)> = Vec::new();
         let mut last = id;
-        while let Some(next) = users[last].filter(|_| fixed[weight.node]) {
+        while let Some(next) = users[last].filter(|_| constant[weight.node]) {
             let node = graph.node(next);
             let Op::Binary(op @ (Binary::Mul | Binary::Add)) = node.op else { break };
             let here = Value { node: last, output: 0 };
             let other = if node.inputs[0] == here { node.inputs[1] } else { node.inputs[0] };
-            if !fixed[other.node] || *graph.shape(other) != [width] {
+            if !constant[other.node] || *graph.shape(other) != [width] {
                 break;
             }
             chain.push((next, op, other));
@@ -60,9 +59,8 @@ fn fold(copy: &mut Copy, graph: &Graph, id: NodeId, chain: &[(NodeId, Binary, Va
     let shape = graph.shape(node.inputs[1]).clone();
     for (_, op, other) in chain {
         let other = copy.moved(*other);
-        let mut add = |op: Op, inputs: &[Value]| {
-            copy.new.add_in_scope(&node.scope, op, inputs).map(|node| Value { node, output: 0 })
-        };
+        let mut add =
+            |op: Op, inputs: &[Value]| copy.new.add_like(node, op, inputs).map(|node| Value { node, output: 0 });
         match op {
             Binary::Mul => {
                 let column = add(Reshape::to([shape[0], 1, 1, 1]).into(), &[other])?;
@@ -73,21 +71,6 @@ fn fold(copy: &mut Copy, graph: &Graph, id: NodeId, chain: &[(NodeId, Binary, Va
         }
     }
     let operands: Vec<Value> = [inputs[0], weight].into_iter().chain(bias).collect();
-    let added = copy.new.add_in_scope(&node.scope, Conv2d { bias: bias.is_some(), ..conv }.into(), &operands)?;
+    let added = copy.new.add_like(node, Conv2d { bias: bias.is_some(), ..conv }, &operands)?;
     Ok(Value { node: added, output: 0 })
-}
-
-/// Which nodes follow from constants and from parameters that runs do not change.
-fn fixed(graph: &Graph) -> Vec<bool> {
-    let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
-    let mut fixed = vec![false; graph.nodes().len()];
-    for (id, node) in graph.nodes().iter().enumerate() {
-        fixed[id] = match node.op {
-            Op::Input(_) => false,
-            Op::Constant(_) => true,
-            Op::Parameter(_) => !updated.contains(&id),
-            _ => !node.inputs.is_empty() && node.inputs.iter().all(|v| fixed[v.node]),
-        };
-    }
-    fixed
 }

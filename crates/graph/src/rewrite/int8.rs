@@ -14,7 +14,7 @@ pub fn int8(graph: &Graph) -> Result<Graph, GraphError> {
             Op::Linear(linear) if suits(graph, id) => {
                 let op = Linear { int8: true, ..linear };
                 let inputs = copy.inputs(node);
-                let added = copy.new.add_in_scope(&node.scope, op.into(), &inputs)?;
+                let added = copy.new.add_like(node, op, &inputs)?;
                 copy.place(Value { node: id, output: 0 }, Value { node: added, output: 0 });
             }
             _ => copy.keep(id)?,

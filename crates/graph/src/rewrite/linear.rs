@@ -37,7 +37,7 @@ pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
             Some((first, chain)) => {
                 let mut inputs = copy.inputs(graph.node(*first));
                 inputs.extend([chain.scale, chain.residual].iter().flatten().map(|&v| copy.moved(v)));
-                let node = copy.new.add_in_scope(&graph.node(*first).scope, chain.linear.into(), &inputs)?;
+                let node = copy.new.add_like(graph.node(*first), chain.linear, &inputs)?;
                 copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
             }
         }

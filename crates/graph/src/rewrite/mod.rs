@@ -53,7 +53,7 @@ impl<'a> Copy<'a> {
     /// Copies a node as it is.
     fn keep(&mut self, id: NodeId) -> Result<(), GraphError> {
         let node = self.old.node(id);
-        let added = self.new.add_in_scope(&node.scope, node.op.clone(), &self.inputs(node))?;
+        let added = self.new.add_like(node, node.op.clone(), &self.inputs(node))?;
         for output in 0..node.outputs.len() {
             self.moved[id][output] = Some(Value { node: added, output });
         }

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::{Copy, dead_code, only_users};
-use crate::ops::{Attention, Granularity, Linear, Op, Slice};
-use crate::{Graph, GraphError, Node, NodeId, Value};
+use crate::ops::{Attention, Linear, Op, Operation, Slice};
+use crate::{Graph, GraphError, Node, NodeId, Type, Value};
 
 /// The axis of tokens in `[batch, tokens, width]`.
 const TOKENS: usize = 1;
@@ -34,7 +34,7 @@ pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
                     let range = rows.computed[id].clone();
                     inputs.push(if follows { rows.take(&mut copy, input, range, node)? } else { copy.moved(input) });
                 }
-                let node = copy.new.add_in_scope(&node.scope, op.clone(), &inputs)?;
+                let node = copy.new.add_like(node, op.clone(), &inputs)?;
                 copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
             }
             _ => copy.keep(id)?,
@@ -119,7 +119,7 @@ impl<'a> NeededRows<'a> {
             return Ok(moved);
         }
         let slice = Slice { axis: TOKENS, start: range.start - have.start, length: range.len() };
-        Ok(Value { node: copy.new.add_in_scope(&user.scope, slice.into(), &[moved])?, output: 0 })
+        Ok(Value { node: copy.new.add_like(user, slice, &[moved])?, output: 0 })
     }
 }
 
@@ -129,38 +129,13 @@ fn tokens(graph: &Graph, value: Value) -> usize {
     if shape.len() == 3 { shape[TOKENS] } else { 1 }
 }
 
-/// For an operation that computes every token by itself: which inputs it reads token by token, the others as a whole.
+/// [`Operation::row_inputs`] of a node whose output is a sequence of tokens.
 fn row_inputs(graph: &Graph, node: &Node) -> Option<Vec<bool>> {
     if node.outputs[0].shape.len() != 3 {
         return None;
     }
-    let first = || (0..node.inputs.len()).map(|i| i == 0).collect();
-    match &node.op {
-        Op::LayerNorm(_) | Op::Activation(_) | Op::Scale(_) => Some(first()),
-        Op::Dropout(dropout) if dropout.granularity == Granularity::Sample => Some(first()),
-        Op::Linear(linear) => {
-            let residual = linear.optional_inputs()[2];
-            Some((0..node.inputs.len()).map(|i| i == 0 || Some(i) == residual).collect())
-        }
-        Op::Binary(_) => {
-            let all = node.outputs[0].shape[TOKENS];
-            let follows = |&input: &Value| {
-                let shape = graph.shape(input);
-                match shape.len() {
-                    3 if shape[TOKENS] == all => Some(true),
-                    3 if shape[TOKENS] == 1 => Some(false),
-                    0 | 1 => Some(false),
-                    _ => None,
-                }
-            };
-            node.inputs.iter().map(follows).collect()
-        }
-        // A packed input is read as a whole, for the keys and values in it.
-        Op::Attention(a) if !a.bias && a.dropout.is_none() => {
-            Some((0..node.inputs.len()).map(|i| i == 0 && !a.packed).collect())
-        }
-        _ => None,
-    }
+    let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
+    node.op.row_inputs(&inputs, &node.outputs[0])
 }
 
 /// Attention of some queries to all keys.
@@ -177,8 +152,8 @@ fn narrow_attention(
         let width = graph.shape(node.inputs[0])[2] / 3;
         let mut parts = Vec::new();
         for part in 0..3 {
-            let add = |copy: &mut Copy, op: Op, inputs: &[Value], scope: &str| {
-                copy.new.add_in_scope(scope, op, inputs).map(|node| Value { node, output: 0 })
+            let add = |copy: &mut Copy, op: Op, inputs: &[Value], like: &Node| {
+                copy.new.add_like(like, op, inputs).map(|node| Value { node, output: 0 })
             };
             let third = |axis: usize| Slice { axis, start: part * width, length: width }.into();
             parts.push(if rows.split[node.inputs[0].node] {
@@ -187,13 +162,13 @@ fn narrow_attention(
                 let mut inputs = vec![rows.take(copy, x, wanted, producer)?];
                 for &parameter in &producer.inputs[1..] {
                     let moved = copy.moved(parameter);
-                    inputs.push(add(copy, third(0), &[moved], &producer.scope)?);
+                    inputs.push(add(copy, third(0), &[moved], producer)?);
                 }
-                add(copy, producer.op.clone(), &inputs, &producer.scope)?
+                add(copy, producer.op.clone(), &inputs, producer)?
             } else {
                 let wanted = if part == 0 { range.clone() } else { rows.computed[node.inputs[0].node].clone() };
                 let qkv = rows.take(copy, node.inputs[0], wanted, node)?;
-                add(copy, third(2), &[qkv], &node.scope)?
+                add(copy, third(2), &[qkv], node)?
             });
         }
         parts
@@ -201,5 +176,5 @@ fn narrow_attention(
         vec![rows.take(copy, node.inputs[0], range, node)?, copy.moved(node.inputs[1]), copy.moved(node.inputs[2])]
     };
     let op = Attention { packed: false, ..*attention };
-    Ok(Value { node: copy.new.add_in_scope(&node.scope, op.into(), &operands)?, output: 0 })
+    Ok(Value { node: copy.new.add_like(node, op, &operands)?, output: 0 })
 }

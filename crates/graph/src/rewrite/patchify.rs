@@ -26,9 +26,8 @@ pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
             }
             _ => (node.inputs[0], ImageLayout::ChannelsLast),
         };
-        let scope = &node.scope;
         let mut add =
-            |op: Op, inputs: &[Value]| copy.new.add_in_scope(scope, op, inputs).map(|node| Value { node, output: 0 });
+            |op: Op, inputs: &[Value]| copy.new.add_like(node, op, inputs).map(|node| Value { node, output: 0 });
         let moved = |v: Value| copy.moved[v.node][v.output].expect("inputs come before their users");
         // Patches of one channels-last pixel lie where they should.
         let patches = if kernel == [1, 1] && layout == ImageLayout::ChannelsLast {

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 
 use super::Copy;
 use crate::memory::storage;
-use crate::ops::Op;
-use crate::{Graph, GraphError, NodeId, Value};
+use crate::ops::{Op, Operation};
+use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
 /// Of a graph with a backward pass in it: what a block leaves for those after it is kept, everything else of it that the
 /// backward pass reads is computed again right before it does.
@@ -32,7 +32,7 @@ pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
             }
         }
         let inputs: Vec<Value> = node.inputs.iter().map(|v| again.get(v).copied().unwrap_or(copy.moved(*v))).collect();
-        let added = copy.new.add_in_scope(&node.scope, node.op.clone(), &inputs)?;
+        let added = copy.new.add_like(node, node.op.clone(), &inputs)?;
         for output in 0..node.outputs.len() {
             copy.place(Value { node: id, output }, Value { node: added, output });
         }
@@ -68,8 +68,7 @@ impl Blocks {
                     keep(input);
                 }
             }
-            // Its running statistics are new after it; computed again, it would begin with those.
-            if let Op::BatchNorm(_) = node.op {
+            if !node.op.is_repeatable() {
                 (0..node.outputs.len()).for_each(|output| keep(Value { node: id, output }));
             }
         }
@@ -114,8 +113,8 @@ impl Blocks {
             let node = graph.node(id);
             let inputs: Vec<Value> =
                 node.inputs.iter().map(|v| again.get(v).copied().unwrap_or(copy.moved(*v))).collect();
-            let scope = format!("backward.again.{}", node.scope);
-            let added = copy.new.add_in_scope(&scope, node.op.clone(), &inputs)?;
+            let second = Node { phase: Phase::Recompute, ..node.clone() };
+            let added = copy.new.add_like(&second, second.op.clone(), &inputs)?;
             for output in 0..node.outputs.len() {
                 let value = Value { node: id, output };
                 if !self.kept.contains(&value) {
@@ -129,7 +128,7 @@ impl Blocks {
 
 /// Whether a node belongs to the backward pass.
 fn is_backward(graph: &Graph, id: NodeId) -> bool {
-    graph.node(id).scope.split('.').next() == Some("backward")
+    matches!(graph.node(id).phase, Phase::Backward | Phase::Recompute)
 }
 
 /// The block of each node: neighbours in the same numbered part of the model. Of several micro-batches, each has its own.

@@ -18,7 +18,7 @@ pub fn relu_by_result(graph: &Graph) -> Result<Graph, GraphError> {
         match result {
             Some(result) => {
                 let inputs = [copy.moved(result), copy.moved(node.inputs[1])];
-                let node = copy.new.add_in_scope(&node.scope, node.op.clone(), &inputs)?;
+                let node = copy.new.add_like(node, node.op.clone(), &inputs)?;
                 copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
             }
             None => copy.keep(id)?,

@@ -116,6 +116,6 @@ fn run_window(
 
 fn look(elements: &[f32], graph: &Graph, node: NodeId, op: String) -> Option<NonFinite> {
     let count = elements.iter().filter(|v| !v.is_finite()).count();
-    let scope = graph.node(node).scope.clone();
+    let scope = graph.node(node).path();
     (count > 0).then_some(NonFinite { op, scope, elements: count, of: elements.len() })
 }
