@@ -94,40 +94,25 @@ impl DotPath {
     #[inline]
     pub(super) fn dispatch<K: DotKernel>(self, kernel: K) -> K::Output {
         assert!(self.is_available(), "this machine has no {self}");
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            DotPath::Amx | DotPath::Avx512Vnni => {
-                // SAFETY: availability was asserted above.
-                unsafe { super::x86::Avx512Vnni::new() }.vectorize(kernel)
+        // SAFETY: the assertion covers the instructions of every token.
+        unsafe {
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                DotPath::Amx | DotPath::Avx512Vnni => super::x86::Avx512Vnni::new().vectorize(kernel),
+                #[cfg(target_arch = "x86_64")]
+                DotPath::Avx512 => super::x86::Avx512Wide::new().vectorize(kernel),
+                #[cfg(target_arch = "x86_64")]
+                DotPath::AvxVnni => super::x86::AvxVnni::new().vectorize(kernel),
+                #[cfg(target_arch = "x86_64")]
+                DotPath::Avx2 => super::x86::Avx2Wide::new().vectorize(kernel),
+                #[cfg(target_arch = "aarch64")]
+                DotPath::NeonDot => super::neon::NeonDot::new().vectorize(kernel),
+                #[cfg(target_arch = "aarch64")]
+                DotPath::Neon => super::neon::NeonWide::new().vectorize(kernel),
+                #[cfg(target_arch = "x86_64")]
+                DotPath::Sse2 => super::x86::Sse2.vectorize(kernel),
+                _ => super::portable::PortableDot.vectorize(kernel),
             }
-            #[cfg(target_arch = "x86_64")]
-            DotPath::Avx512 => {
-                // SAFETY: availability was asserted above.
-                unsafe { super::x86::Avx512Wide::new() }.vectorize(kernel)
-            }
-            #[cfg(target_arch = "x86_64")]
-            DotPath::AvxVnni => {
-                // SAFETY: availability was asserted above.
-                unsafe { super::x86::AvxVnni::new() }.vectorize(kernel)
-            }
-            #[cfg(target_arch = "x86_64")]
-            DotPath::Avx2 => {
-                // SAFETY: availability was asserted above.
-                unsafe { super::x86::Avx2Wide::new() }.vectorize(kernel)
-            }
-            #[cfg(target_arch = "aarch64")]
-            DotPath::NeonDot => {
-                // SAFETY: availability was asserted above.
-                unsafe { super::neon::NeonDot::new() }.vectorize(kernel)
-            }
-            #[cfg(target_arch = "aarch64")]
-            DotPath::Neon => {
-                // SAFETY: availability was asserted above.
-                unsafe { super::neon::NeonWide::new() }.vectorize(kernel)
-            }
-            #[cfg(target_arch = "x86_64")]
-            DotPath::Sse2 => super::x86::Sse2.vectorize(kernel),
-            _ => super::portable::PortableDot.vectorize(kernel),
         }
     }
 }
