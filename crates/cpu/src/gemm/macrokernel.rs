@@ -217,8 +217,8 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
 
     #[inline(always)]
     fn tiles(&mut self, row: usize) -> usize {
-        let GemmBlock { m, k, a, lda, a_layout, ldc, .. } = self.block;
-        let Self { s, k_start, k_len, column, columns, add_c, .. } = *self;
+        let GemmBlock { m, a_layout, ldc, .. } = self.block;
+        let Self { s, column, columns, add_c, .. } = *self;
         let nr = S::TILE_VECTORS * S::LANES;
         let rows = S::TILE_ROWS.min(m - row);
         let store = match self.store {
@@ -229,26 +229,12 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
         let at = row * ldc + column;
         // SAFETY: these tiles are inside the block, for which the caller of `GemmBlock::run` guarantees the memory.
         unsafe {
-            let (a, lda, a_stride) = match (a_layout, &self.packed_a) {
-                (ALayout::RowMajor, _) => (a.add(row * lda + k_start), lda, rows * lda),
-                (ALayout::Transposed, Some(packed)) => (packed.as_ptr().add(row * k_len), S::TILE_ROWS, rows * k_len),
-                (ALayout::Transposed, None) => (a.add(k_start * lda + row), lda, rows),
-            };
-            // Over the first tiles of a panel the next panel comes to the cache.
-            let earlier_tiles = row / S::TILE_ROWS;
-            let (b, next_b, line_stride, tile_stride) = match self.block.b {
-                BlockB::Packed(b) => {
-                    let b = b.add(column * k + k_start * nr);
-                    (b, b.wrapping_add(k * nr), LINE, k_len * LINE)
-                }
-                BlockB::RowMajor(b, ldb) => {
-                    (self.packed_b.cast_const(), b.wrapping_add(k_start * ldb + column + nr), ldb, LINE)
-                }
-            };
+            let (a, lda, a_stride) = self.micro_panel_of_a(row, rows);
+            let (b, prefetch_b) = self.panel_of_b(row / S::TILE_ROWS);
             let c = self.block.c.add(at);
             let part = |(x, ld): (&[f32], usize)| (x.as_ptr().wrapping_add(row * ld + column), ld);
-            let (factor, residual) =
-                (self.epilogue.factor.map_or(NONE, part), self.epilogue.residual.map_or(NONE, part));
+            let factor = self.epilogue.factor.map_or(NONE, part);
+            let residual = self.epilogue.residual.map_or(NONE, part);
             let d_activation = if self.d_activation.is_null() { self.d_activation } else { self.d_activation.add(at) };
             let mut prefetch_c = [c.cast_const(); 2];
             for (x, ld) in [factor, residual, (d_activation.cast_const(), ldc)] {
@@ -263,7 +249,7 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
             };
             let args = MicroTiles {
                 tiles,
-                k: k_len,
+                k: self.k_len,
                 a,
                 lda,
                 a_stride,
@@ -275,12 +261,7 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
                 out_stride,
                 factor,
                 addend,
-                prefetch_b: PanelPrefetch {
-                    start: next_b.wrapping_add(earlier_tiles * tile_stride),
-                    line_stride,
-                    tile_stride,
-                    tiles: (nr / LINE).saturating_sub(earlier_tiles),
-                },
+                prefetch_b,
                 prefetch_c,
                 ldc,
                 lines: self.lines,
@@ -329,6 +310,46 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
     fn end_k_block(&mut self) {
         // SAFETY: the deferred tile is one of the block.
         unsafe { self.deferred.flush(self.s, self.epilogue.activation) };
+    }
+}
+
+impl<S: Simd> GemmBody<'_, '_, S> {
+    /// The micro-panel of A of the tile at this row, its row stride, and the distance to that of the next tile.
+    ///
+    /// # Safety
+    /// The tile must be inside the block.
+    #[inline(always)]
+    unsafe fn micro_panel_of_a(&self, row: usize, rows: usize) -> (*const f32, usize, usize) {
+        let GemmBlock { a, lda, a_layout, .. } = self.block;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match (a_layout, &self.packed_a) {
+                (ALayout::RowMajor, _) => (a.add(row * lda + self.k_start), lda, rows * lda),
+                (ALayout::Transposed, None) => (a.add(self.k_start * lda + row), lda, rows),
+                (ALayout::Transposed, Some(packed)) => {
+                    (packed.as_ptr().add(row * self.k_len), S::TILE_ROWS, rows * self.k_len)
+                }
+            }
+        }
+    }
+
+    /// The panel of B, and the prefetch of the next panel over the first tiles of this one, of which `earlier_tiles` are done.
+    #[inline(always)]
+    fn panel_of_b(&self, earlier_tiles: usize) -> (*const f32, PanelPrefetch) {
+        let Self { k_start, k_len, column, .. } = *self;
+        let (k, nr) = (self.block.k, S::TILE_VECTORS * S::LANES);
+        let (b, next, line_stride, tile_stride) = match self.block.b {
+            BlockB::Packed(b) => {
+                let b = b.wrapping_add(column * k + k_start * nr);
+                (b, b.wrapping_add(k * nr), LINE, k_len * LINE)
+            }
+            BlockB::RowMajor(b, ldb) => {
+                (self.packed_b.cast_const(), b.wrapping_add(k_start * ldb + column + nr), ldb, LINE)
+            }
+        };
+        let start = next.wrapping_add(earlier_tiles * tile_stride);
+        let tiles = (nr / LINE).saturating_sub(earlier_tiles);
+        (b, PanelPrefetch { start, line_stride, tile_stride, tiles })
     }
 }
 
