@@ -116,6 +116,22 @@ __device__ __forceinline__ float exp_rough(float x) {
     return r;
 }
 
+// 2^x and log2 x likewise, for softmax in powers of two.
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LN2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+__device__ __forceinline__ float log2_fast(float x) {
+    float r;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
 __device__ __forceinline__ float reciprocal_rough(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -138,9 +154,12 @@ template <int N> __device__ __forceinline__ void load(const float* from, float (
     }
 }
 
+__device__ __forceinline__ float lower_half(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float upper_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
 template <class T> __device__ __forceinline__ void unpack_pair(u32 pair, float& low, float& high);
 template <> __device__ __forceinline__ void unpack_pair<bf16>(u32 pair, float& low, float& high) {
-    low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+    low = lower_half(pair), high = upper_half(pair);
 }
 template <> __device__ __forceinline__ void unpack_pair<f16>(u32 pair, float& low, float& high) {
     f16 half;
@@ -267,6 +286,35 @@ __device__ __forceinline__ float warp_max(float v) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, step));
     return v;
+}
+
+// Reductions over the four lanes that share a row of an mma accumulator.
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// Transposes the 4 x 4 matrix of the words of four lanes. From words of 2 columns out of every 8, each lane gets 8 consecutive
+// columns, which it can store at once.
+__device__ __forceinline__ void quad_transpose(u32 (&w)[4]) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 got = __shfl_xor_sync(~0u, t & 1 ? w[i] : w[i + 1], 1);
+        if (t & 1) w[i] = got;
+        else w[i + 1] = got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const u32 got = __shfl_xor_sync(~0u, t & 2 ? w[i] : w[i + 2], 2);
+        if (t & 2) w[i] = got;
+        else w[i + 2] = got;
+    }
 }
 
 // The sum over a block of THREADS threads, returned to all of them. Every thread must call it.

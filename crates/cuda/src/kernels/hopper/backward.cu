@@ -1,17 +1,17 @@
-// A unit is one whole head with as many queries as keys, all in one slot: first dK and dV (tiles own keys), then dQ (tiles
-// own queries).
+// A unit is one whole head with as many queries as keys, each in one slot: first dK and dV (tiles of keys), then dQ (tiles of
+// queries).
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                        const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,
                        const u16 *out, const u16 *dout, const float *lse, u16 *dq, u16 *dk, u16 *dv, i64 q_stride,
                        i64 kv_stride, int batch, int heads, int tokens, float scale) {
-    const Shared shared(4 * 2 * TILES, 4 * 2 * TILES);
+    const SharedMemory shared(4 * 2 * TILES, 4 * 2 * TILES);
     const Ring ring = shared.ring;
     const int units = batch * heads, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
 
     if (threadIdx.x >= CONSUMERS) {
-        give_registers();
+        decrease_registers();
         if (warp == 0) {
             u32 use = 0;
             for (int unit = blockIdx.x; unit < units && lane == 0; unit += gridDim.x) {
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 const i64 width = (i64)heads * HEAD_DIM;
                 const i64 start = (i64)(unit / heads) * tokens * width + unit % heads * HEAD_DIM;
                 float *stats = shared.stats + turn % 2 * 2 * ROWS;
-                barrier_wait(shared.stats_empty + turn % 2 * 8, (turn / 2 & 1) ^ 1);
+                mbarrier_wait(shared.stats_empty + turn % 2 * 8, (turn / 2 & 1) ^ 1);
 #pragma unroll 2
                 for (int row = (warp - 1) * 8 + lane / 4; row < ROWS; row += 24) {
                     const bool real = row < tokens;
@@ -39,11 +39,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     }
                 }
                 __syncwarp();
-                if (lane == 0) barrier_arrive(shared.stats_full + turn % 2 * 8);
+                if (lane == 0) mbarrier_arrive(shared.stats_full + turn % 2 * 8);
             }
         }
     } else {
-        take_registers();
+        increase_registers();
         const float factor = scale * LOG2E;
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
             const int turn = item / (2 * TILES), part = item % (2 * TILES), unit = blockIdx.x + turn * gridDim.x;
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             const u32 use = turn * 4, k = ring.address(in_turn(use)), q = ring.address(in_turn(use + 1)),
                       v = ring.address(in_turn(use + 2)), d = ring.address(in_turn(use + 3)), tile_at = tile * 64 * PITCH;
             const float *stats = shared.stats + turn % 2 * 2 * ROWS;
-            barrier_wait(shared.stats_full + turn % 2 * 8, turn / 2 & 1);
+            mbarrier_wait(shared.stats_full + turn % 2 * 8, turn / 2 & 1);
 #pragma unroll
             for (int i = 0; i < 4; i++) ring.wait(in_turn(use + i));
             const i64 column = head * HEAD_DIM;
@@ -62,10 +62,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 float sums_k[D / 2], sums_v[D / 2];
                 slot_keys(sums_k, sums_v, k + tile_at, v + tile_at, q, d, stats, factor, active, true);
                 wgmma_wait<0>();
-                settle<D / 2>(sums_k), settle<D / 2>(sums_v);
+                fence_accumulators<D / 2>(sums_k), fence_accumulators<D / 2>(sums_v);
 #pragma unroll
                 for (int i = 0; i < 4; i++) ring.release(in_turn(use + i));
-                if (lane == 0) barrier_arrive(shared.stats_empty + turn % 2 * 8);
+                if (lane == 0) mbarrier_arrive(shared.stats_empty + turn % 2 * 8);
                 if (active) {
                     const i64 start = sample * tokens * kv_stride + column;
                     store_rows(sums_k, dk + start, kv_stride, row0, tokens, scale, scale);
@@ -82,10 +82,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 }
                 slot_queries(sums, q + tile_at, d + tile_at, k, v, lse2, delta, factor, active, true, tokens);
                 wgmma_wait<0>();
-                settle<D / 2>(sums);
+                fence_accumulators<D / 2>(sums);
 #pragma unroll
                 for (int i = 0; i < 4; i++) ring.release(in_turn(use + i));
-                if (lane == 0) barrier_arrive(shared.stats_empty + turn % 2 * 8);
+                if (lane == 0) mbarrier_arrive(shared.stats_empty + turn % 2 * 8);
                 if (active) store_rows(sums, dq + sample * tokens * q_stride + column, q_stride, row0, tokens, scale, scale);
             }
         }

@@ -1,28 +1,29 @@
-// A unit is TILES tiles of keys of one head; the queries pass by. Reads the delta that the gradient of the queries wrote.
+// dK and dV. A unit is TILES tiles of keys of one head; queries and dout are streamed. Reads the delta that attention_backward_q
+// wrote.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward_kv(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                           const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,
                           const float *lse, const float *delta, u16 *dk, u16 *dv, i64 kv_stride, int batch, int heads,
                           int queries, int keys, float scale) {
-    const Shared shared(4 * TILES, 4 * TILES);
+    const SharedMemory shared(4 * TILES, 4 * TILES);
     const Ring ring = shared.ring;
     const int key_groups = ceil_div(ceil_div(keys, 64), TILES), blocks = SINGLE ? 1 : ceil_div(queries, ROWS);
     const int units = batch * heads * key_groups, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    using Places = Operands<2>; // K and V, then Q and dout of every block
+    using Schedule = SlotSchedule<2>; // K and V, then Q and dout of every block
 
     if (threadIdx.x >= CONSUMERS) {
-        give_registers();
+        decrease_registers();
         if (warp == 0) {
             u32 turn = 0;
             for (int unit = blockIdx.x; unit < units && lane == 0; unit += gridDim.x, turn++) {
                 const int pair = unit / key_groups, sample = pair / heads, head = pair % heads;
                 const int row = unit % key_groups * TILES * 64;
-                ring.load(Places::own(turn, 0), &k_map, sample, head, row);
-                ring.load(Places::own(turn, 1), &v_map, sample, head, row);
+                ring.load(Schedule::resident(turn, 0), &k_map, sample, head, row);
+                ring.load(Schedule::resident(turn, 1), &v_map, sample, head, row);
                 for (int block = 0; block < blocks; block++) {
-                    ring.load(Places::passing(turn, blocks, block, 0), &q_map, sample, head, block * ROWS);
-                    ring.load(Places::passing(turn, blocks, block, 1), &dout_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(turn, blocks, block, 0), &q_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(turn, blocks, block, 1), &dout_map, sample, head, block * ROWS);
                 }
             }
         } else {
@@ -31,41 +32,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 const i64 start = (i64)(unit / key_groups) * queries;
                 for (int block = 0; block < blocks; block++, stage++) {
                     float *stats = shared.stats + stage % 2 * 2 * ROWS;
-                    barrier_wait(shared.stats_empty + stage % 2 * 8, (stage / 2 & 1) ^ 1);
+                    mbarrier_wait(shared.stats_empty + stage % 2 * 8, (stage / 2 & 1) ^ 1);
                     for (int i = (warp - 1) * 32 + lane; i < ROWS; i += 96) {
                         const int row = block * ROWS + i;
                         stats[i] = row < queries ? lse[start + row] * LOG2E : INFINITY;
                         stats[ROWS + i] = row < queries ? delta[start + row] : 0.0f;
                     }
                     __syncwarp();
-                    if (lane == 0) barrier_arrive(shared.stats_full + stage % 2 * 8);
+                    if (lane == 0) mbarrier_arrive(shared.stats_full + stage % 2 * 8);
                 }
             }
         }
     } else {
-        take_registers();
+        increase_registers();
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
             const int turn = item / TILES, tile = item % TILES, unit = blockIdx.x + turn * gridDim.x;
             if (unit >= units) break;
             const int pair = unit / key_groups, sample = pair / heads, head = pair % heads;
             const int row0 = (unit % key_groups * TILES + tile) * 64 + warp * 16;
             const bool active = row0 < keys;
-            const Place k = Places::own(turn, 0), v = Places::own(turn, 1);
+            const SlotUse k = Schedule::resident(turn, 0), v = Schedule::resident(turn, 1);
             u32 stage = turn * blocks;
 
             float sums_k[D / 2], sums_v[D / 2];
             ring.wait(k), ring.wait(v);
             for (int block = 0; block < blocks; block++, stage++) {
-                const Place q = Places::passing(turn, blocks, block, 0), d = Places::passing(turn, blocks, block, 1);
-                barrier_wait(shared.stats_full + stage % 2 * 8, stage / 2 & 1);
+                const SlotUse q = Schedule::streamed(turn, blocks, block, 0), d = Schedule::streamed(turn, blocks, block, 1);
+                mbarrier_wait(shared.stats_full + stage % 2 * 8, stage / 2 & 1);
                 ring.wait(q), ring.wait(d);
                 slot_keys(sums_k, sums_v, ring.address(k) + tile * 64 * PITCH, ring.address(v) + tile * 64 * PITCH,
                           ring.address(q), ring.address(d), shared.stats + stage % 2 * 2 * ROWS, scale * LOG2E,
                           active, block == 0);
                 wgmma_wait<0>();
-                settle<D / 2>(sums_k), settle<D / 2>(sums_v);
+                fence_accumulators<D / 2>(sums_k), fence_accumulators<D / 2>(sums_v);
                 ring.release(q), ring.release(d);
-                if (lane == 0) barrier_arrive(shared.stats_empty + stage % 2 * 8);
+                if (lane == 0) mbarrier_arrive(shared.stats_empty + stage % 2 * 8);
             }
             ring.release(k), ring.release(v);
             if (active) {

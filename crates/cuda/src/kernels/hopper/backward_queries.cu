@@ -1,33 +1,33 @@
-// A unit is TILES tiles of queries of one head; the keys pass by. Also writes delta = rowsum(dout * out).
+// dQ. A unit is TILES tiles of queries of one head; keys and values are streamed. Also writes delta = rowsum(dout * out).
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward_q(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                          const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,
                          const u16 *out, const u16 *dout, const float *lse, float *delta_out, u16 *dq,
                          i64 q_stride, int batch, int heads, int queries, int keys, float scale) {
-    const Shared shared(4 * TILES, 1);
+    const SharedMemory shared(4 * TILES, 1);
     const Ring ring = shared.ring;
     const int row_groups = ceil_div(ceil_div(queries, 64), TILES), blocks = SINGLE ? 1 : ceil_div(keys, ROWS);
     const int units = batch * heads * row_groups;
-    using Places = Operands<2>; // Q and dout, then K and V of every block
+    using Schedule = SlotSchedule<2>; // Q and dout, then K and V of every block
 
     if (threadIdx.x >= CONSUMERS) {
-        give_registers();
+        decrease_registers();
         if (threadIdx.x == CONSUMERS) {
             u32 turn = 0;
             for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn++) {
                 const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
                 const int row = unit % row_groups * TILES * 64;
-                ring.load(Places::own(turn, 0), &q_map, sample, head, row);
-                ring.load(Places::own(turn, 1), &dout_map, sample, head, row);
+                ring.load(Schedule::resident(turn, 0), &q_map, sample, head, row);
+                ring.load(Schedule::resident(turn, 1), &dout_map, sample, head, row);
                 for (int block = 0; block < blocks; block++) {
-                    ring.load(Places::passing(turn, blocks, block, 0), &k_map, sample, head, block * ROWS);
-                    ring.load(Places::passing(turn, blocks, block, 1), &v_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(turn, blocks, block, 0), &k_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(turn, blocks, block, 1), &v_map, sample, head, block * ROWS);
                 }
             }
         }
     } else {
-        take_registers();
+        increase_registers();
         const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
             const int turn = item / TILES, tile = item % TILES, unit = blockIdx.x + turn * gridDim.x;
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
             const int row0 = (unit % row_groups * TILES + tile) * 64 + warp * 16;
             const bool active = row0 < queries;
-            const Place q = Places::own(turn, 0), d = Places::own(turn, 1);
+            const SlotUse q = Schedule::resident(turn, 0), d = Schedule::resident(turn, 1);
 
             float sums[D / 2], lse2[2] = {0.0f, 0.0f}, delta[2] = {0.0f, 0.0f};
             if (active) {
@@ -51,13 +51,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             }
             ring.wait(q), ring.wait(d);
             for (int block = 0; block < blocks; block++) {
-                const Place k = Places::passing(turn, blocks, block, 0), v = Places::passing(turn, blocks, block, 1);
+                const SlotUse k = Schedule::streamed(turn, blocks, block, 0), v = Schedule::streamed(turn, blocks, block, 1);
                 ring.wait(k), ring.wait(v);
                 slot_queries(sums, ring.address(q) + tile * 64 * PITCH, ring.address(d) + tile * 64 * PITCH,
                              ring.address(k), ring.address(v), lse2, delta, scale * LOG2E, active, block == 0,
                              keys - block * ROWS);
                 wgmma_wait<0>();
-                settle<D / 2>(sums);
+                fence_accumulators<D / 2>(sums);
                 ring.release(k), ring.release(v);
             }
             ring.release(q), ring.release(d);

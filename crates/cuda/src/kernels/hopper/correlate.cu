@@ -1,14 +1,14 @@
-// The gradient of a convolution's filters: for every filter, tap and channel, the sum over all places of dy · x. The
-// places are divided among blocks; each writes its sums down, and they are added up in order by another kernel.
+// The gradient of a convolution's filters by implicit GEMM with split-K: for every filter, tap and channel, the sum of dy · x
+// over all output pixels. Splits of the pixels are partial sums, which sum_split_k (conv_layout.cu) adds in order.
 //
-// A block of two warpgroups has BLOCK_M filters and BLOCK_N columns, which are channels of taps. With 128 filters each
-// warpgroup has 64 of them; with 64 both have all, and each takes half of the places, as a part of its own.
+// A block of two warpgroups has BLOCK_M filters and BLOCK_N columns (taps and channels). With 128 filters each warpgroup has 64 of
+// them; with 64 both have all, and each sums half of the pixels into a split of its own.
 //
 // Macros:
 //   BLOCK_M         64 or 128
 //   BLOCK_N         a multiple of 64, at most 192
 //   STAGES          at least 3
-//   BLOCKS_PER_SM   blocks meant to share a multiprocessor
+//   BLOCKS_PER_SM   resident blocks of a multiprocessor
 
 constexpr int THREADS = 256;
 constexpr int TILE_BYTES = 64 * ROW_BYTES;
@@ -16,9 +16,10 @@ constexpr int TILES_M = BLOCK_M / 64, TILES_N = BLOCK_N / 64;
 constexpr int STAGE_BYTES = (TILES_M + TILES_N) * TILE_BYTES;
 constexpr int AHEAD = STAGES - 2;
 
-// partials[part][filters][columns]; a block takes `steps` times 64 places. Blocks go through the columns first.
+// partials [splits, filter_count, columns]; a block sums `steps` times 64 pixels. Consecutive blocks have the same filters and
+// different columns.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    correlate(const bf16 *dy, const bf16 *x, float *partials, const Places places, const Reach reach, u32 filter_count,
+    correlate(const bf16 *dy, const bf16 *x, float *partials, const OutputPixels pixels, const InputTaps taps, u32 filter_count,
               u32 columns, u32 steps) {
     DYNAMIC_SHARED(unsigned char, memory);
     const u32 stages = (shared_address(memory) + 1023) / 1024 * 1024;
@@ -26,56 +27,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 first_filter = blockIdx.x / blocks_n * BLOCK_M, first_column = blockIdx.x % blocks_n * BLOCK_N;
     const u32 row = threadIdx.x / 8, chunk = threadIdx.x % 8;
     const u32 swizzled = row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
-    u32 next_place = blockIdx.y * steps * 64 + row;
+    u32 next_pixel = blockIdx.y * steps * 64 + row;
 
-    // Where this thread's columns lie, seen from a place's first tap.
+    // The offsets of this thread's columns from a pixel's first tap.
     int shift_y[TILES_N], shift_x[TILES_N], shift[TILES_N];
 #pragma unroll
     for (int n = 0; n < TILES_N; n++) {
-        const u32 column = first_column + n * 64 + chunk * 8, tap = column / reach.channels;
-        const u32 tap_y = tap / reach.taps_x, tap_x = tap - tap_y * reach.taps_x;
-        shift_y[n] = column < columns ? (int)tap_y * reach.tap_y : -0x40000000;
-        shift_x[n] = (int)tap_x * reach.tap_x;
-        shift[n] = (int)tap_y * reach.tap_y * (int)reach.row + shift_x[n] * (int)reach.column +
-                   (int)(column - tap * reach.channels);
+        const u32 column = first_column + n * 64 + chunk * 8, tap = column / taps.channels;
+        const u32 tap_y = tap / taps.taps_x, tap_x = tap - tap_y * taps.taps_x;
+        shift_y[n] = column < columns ? (int)tap_y * taps.tap_y : -0x40000000;
+        shift_x[n] = (int)tap_x * taps.tap_x;
+        shift[n] = (int)tap_y * taps.tap_y * (int)taps.row + shift_x[n] * (int)taps.column +
+                   (int)(column - tap * taps.channels);
     }
     const u32 filter = first_filter + chunk * 8;
 
     auto fetch = [&](u32 stage) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const u32 to = stage + swizzled + i * 32 * ROW_BYTES, index = next_place + i * 32;
-            const bool inside = index < places.count;
+            const u32 to = stage + swizzled + i * 32 * ROW_BYTES, index = next_pixel + i * 32;
+            const bool inside = index < pixels.count;
 #pragma unroll
             for (int m = 0; m < TILES_M; m++) {
-                const bool real = inside && filter + m * 64 < filter_count;
-                copy_once(to + m * TILE_BYTES, dy + (real ? (u64)index * filter_count + filter + m * 64 : 0), real);
+                const bool valid = inside && filter + m * 64 < filter_count;
+                cp_async_cg(to + m * TILE_BYTES, dy + (valid ? (u64)index * filter_count + filter + m * 64 : 0), valid);
             }
-            const Start start = start_of(index, places, reach);
+            const FirstTap start = first_tap_of(index, pixels, taps);
 #pragma unroll
             for (int n = 0; n < TILES_N; n++) {
-                const bool real =
-                    (u32)(start.y + shift_y[n]) < reach.height && (u32)(start.x + shift_x[n]) < reach.width;
-                copy_cached(to + (TILES_M + n) * TILE_BYTES, x + (real ? start.offset + shift[n] : 0), real);
+                const bool valid =
+                    (u32)(start.y + shift_y[n]) < taps.height && (u32)(start.x + shift_x[n]) < taps.width;
+                cp_async_ca(to + (TILES_M + n) * TILE_BYTES, x + (valid ? start.offset + shift[n] : 0), valid);
             }
         }
-        next_place += 64;
+        next_pixel += 64;
     };
 
     for (u32 step = 0; step < AHEAD; step++) {
         if (step < steps) fetch(stages + step * STAGE_BYTES);
-        copies_commit();
+        cp_async_commit();
     }
     float sums[BLOCK_N / 2];
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; i++) sums[i] = 0.0f;
-    settle<BLOCK_N / 2>(sums);
+    fence_accumulators<BLOCK_N / 2>(sums);
     const u32 warpgroup = threadIdx.x / 128;
     u32 current = 0, later = AHEAD;
 #pragma unroll 1
     for (u32 step = 0; step < steps; step++) {
-        copies_wait<AHEAD - 1>();
-        show_to_tensor_cores();
+        cp_async_wait<AHEAD - 1>();
+        fence_proxy_async();
         __syncthreads();
         const u32 first = BLOCK_M == 64 ? warpgroup * 32 * ROW_BYTES : 0;
         const u32 a = stages + current * STAGE_BYTES + first + (BLOCK_M == 64 ? 0 : warpgroup * TILE_BYTES);
@@ -87,13 +88,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         }
         wgmma_commit();
         if (step + AHEAD < steps) fetch(stages + later * STAGE_BYTES);
-        copies_commit();
+        cp_async_commit();
         wgmma_wait<1>();
         current = current + 1 == STAGES ? 0 : current + 1;
         later = later + 1 == STAGES ? 0 : later + 1;
     }
     wgmma_wait<0>();
-    settle<BLOCK_N / 2>(sums);
+    fence_accumulators<BLOCK_N / 2>(sums);
     const u32 part = BLOCK_M == 64 ? blockIdx.y * 2 + warpgroup : blockIdx.y;
     const u32 warp = threadIdx.x / 32 - (BLOCK_M == 64 ? warpgroup * 4 : 0);
 #pragma unroll

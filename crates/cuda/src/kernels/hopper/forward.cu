@@ -1,31 +1,31 @@
-// A unit is TILES tiles of queries of one head; the keys pass by. What is written is multiplied with `out_factor` where
-// there is one.
+// A unit is TILES tiles of queries of one head; keys and values are streamed. `out_scale`, a quantisation scale, and `lse` may be
+// null.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
-                      const __grid_constant__ TensorMap v_map, OUT *out, float *lse, const float *out_factor,
+                      const __grid_constant__ TensorMap v_map, OUT *out, float *lse, const float *out_scale,
                       int batch, int heads, int queries, int keys, float scale) {
-    const Shared shared(4 * TILES, 1);
+    const SharedMemory shared(4 * TILES, 1);
     const Ring ring = shared.ring;
     const int row_groups = ceil_div(ceil_div(queries, 64), TILES), blocks = SINGLE ? 1 : ceil_div(keys, ROWS);
     const int units = batch * heads * row_groups;
-    using Places = Operands<1>; // Q, then K and V of every block
+    using Schedule = SlotSchedule<1>; // Q, then K and V of every block
 
     if (threadIdx.x >= CONSUMERS) {
-        give_registers();
+        decrease_registers();
         if (threadIdx.x == CONSUMERS) {
             u32 turn = 0;
             for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn++) {
                 const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
-                ring.load(Places::own(turn, 0), &q_map, sample, head, unit % row_groups * TILES * 64);
+                ring.load(Schedule::resident(turn, 0), &q_map, sample, head, unit % row_groups * TILES * 64);
                 for (int block = 0; block < blocks; block++) {
-                    ring.load(Places::passing(turn, blocks, block, 0), &k_map, sample, head, block * ROWS);
-                    ring.load(Places::passing(turn, blocks, block, 1), &v_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(turn, blocks, block, 0), &k_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(turn, blocks, block, 1), &v_map, sample, head, block * ROWS);
                 }
             }
         }
     } else {
-        take_registers();
+        increase_registers();
         const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         const float factor = scale * LOG2E;
 
@@ -35,19 +35,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
             const int row0 = (unit % row_groups * TILES + tile) * 64 + warp * 16; // of this warp
             const bool active = row0 < queries;
-            const Place q = Places::own(turn, 0);
+            const SlotUse q = Schedule::resident(turn, 0);
             ring.wait(q);
 
             float sums[D / 2], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
             for (int block = 0; block < blocks; block++) {
-                const Place k = Places::passing(turn, blocks, block, 0), v = Places::passing(turn, blocks, block, 1);
+                const SlotUse k = Schedule::streamed(turn, blocks, block, 0), v = Schedule::streamed(turn, blocks, block, 1);
                 float s[ROWS / 2];
                 ring.wait(k);
                 wgmma_fence();
                 multiply_rows<ROWS>(s, ring.address(q) + tile * 64 * PITCH, ring.address(k));
                 wgmma_commit();
                 wgmma_wait<0>();
-                settle<ROWS / 2>(s);
+                fence_accumulators<ROWS / 2>(s);
                 ring.release(k);
                 if (block == blocks - 1) ring.release(q);
 
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     float a = exp2_if(s[i] * factor + shift[half], active);
                     float b = exp2_if(s[i + 1] * factor + shift[half], active);
                     part[half] += a + b;
-                    // Words of an A operand run: row, row + 8, then the same for the next eight columns.
+                    // An A operand has the words (row, row + 8) of eight columns, then of the next eight.
                     p[i / 2] = pack_pair<ELEMENT>(a, b);
                 }
                 total[0] = total[0] * shrink[0] + part[0];
@@ -95,14 +95,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 accumulate<ROWS>(sums, p, ring.address(v), block == 0);
                 wgmma_commit();
                 wgmma_wait<0>();
-                settle<D / 2>(sums);
+                fence_accumulators<D / 2>(sums);
                 ring.release(v);
             }
 
             if (active) {
-                total[0] = sum_of_four(total[0]), total[1] = sum_of_four(total[1]);
+                total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
                 const i64 width = (i64)heads * HEAD_DIM;
-                const float numerator = out_factor ? *out_factor : 1.0f;
+                const float numerator = out_scale ? *out_scale : 1.0f;
                 store_rows(sums, out + sample * queries * width + head * HEAD_DIM, width, row0, queries,
                            numerator / total[0], numerator / total[1]);
                 if (lse && lane % 4 < 2) {

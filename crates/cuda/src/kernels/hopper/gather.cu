@@ -1,12 +1,12 @@
-// What convolutions on Hopper's tensor cores have in common: where results lie, which pixels they meet, and how those
-// come into shared memory.
+// Implicit GEMM on Hopper: indices of output pixels and of the input pixels under their taps, and asynchronous copies of those
+// into shared memory.
 //
-// Tiles are rows of 64 bf16, 128 bytes, swizzled: 16-byte chunk j of row r lies at chunk j ^ (r % 8). A result that
-// meets padding gets zeros, which the copy writes by itself.
+// Tiles are rows of 64 bf16 (128 bytes) with the 128-byte swizzle: 16-byte chunk j of row r is at chunk j ^ (r % 8). Taps in the
+// padding are filled with zeros by the copy.
 
 constexpr int ROW_BYTES = 128;
 
-// A division by a number known beforehand, of numbers below 2^31.
+// Division of integers below 2^31 by an invariant (Granlund and Montgomery, 1994).
 struct Divisor {
     u32 divisor, factor, shift;
 };
@@ -14,28 +14,28 @@ static __device__ __forceinline__ u32 quotient(u32 n, const Divisor &by) {
     return (__umulhi(by.factor, n) + n) >> by.shift;
 }
 
-// Results, place after place: images of height by width places.
-struct Places {
+// The rows of the GEMM: output pixels of images of height by width.
+struct OutputPixels {
     u32 count;
     Divisor height, width;
-    // Elements from an image, a row and a place to the next.
+    // Strides of image, row and column in elements.
     u32 image, row, column;
 };
 
-struct Place {
+struct OutputPixel {
     u32 image, y, x;
 };
-static __device__ __forceinline__ Place place_of(u32 index, const Places &places) {
-    const u32 rows = quotient(index, places.width), image = quotient(rows, places.height);
-    return {image, rows - image * places.height.divisor, index - rows * places.width.divisor};
+static __device__ __forceinline__ OutputPixel pixel_of(u32 index, const OutputPixels &pixels) {
+    const u32 rows = quotient(index, pixels.width), image = quotient(rows, pixels.height);
+    return {image, rows - image * pixels.height.divisor, index - rows * pixels.width.divisor};
 }
 
-// What a place meets: taps_y by taps_x pixels with `channels` elements each, of images of height by width pixels.
-struct Reach {
+// The input pixels of an output pixel: taps_y by taps_x taps of `channels` elements, in images of height by width.
+struct InputTaps {
     u32 height, width;
-    // Elements from an image, a row and a pixel to the next.
+    // Strides of image, row and column in elements.
     u32 image, row, column;
-    // The pixel of the first place's first tap, and how far it is to the next place's and to the next tap's.
+    // The input pixel of the first tap of output pixel 0, the steps between output pixels, and the steps between taps.
     int first_y, first_x;
     int step_y, step_x;
     int tap_y, tap_x;
@@ -43,36 +43,35 @@ struct Reach {
     u32 channels;
 };
 
-// The pixel of a place's first tap, which may lie outside the image; and of no place at all.
-struct Start {
+// The input pixel of an output pixel's first tap, which may lie outside the image, as it always does past the last pixel.
+struct FirstTap {
     int y, x, offset;
 };
-static __device__ __forceinline__ Start start_of(u32 index, const Places &places, const Reach &reach) {
-    if (index >= places.count) return {-0x40000000, 0, 0};
-    const Place at = place_of(index, places);
-    const int y = reach.first_y + (int)at.y * reach.step_y, x = reach.first_x + (int)at.x * reach.step_x;
-    return {y, x, (int)(at.image * reach.image) + y * (int)reach.row + x * (int)reach.column};
+static __device__ __forceinline__ FirstTap first_tap_of(u32 index, const OutputPixels &pixels, const InputTaps &taps) {
+    if (index >= pixels.count) return {-0x40000000, 0, 0};
+    const OutputPixel at = pixel_of(index, pixels);
+    const int y = taps.first_y + (int)at.y * taps.step_y, x = taps.first_x + (int)at.x * taps.step_x;
+    return {y, x, (int)(at.image * taps.image) + y * (int)taps.row + x * (int)taps.column};
 }
 
-// Copies 16 bytes in the background, or writes zeros: through the first-level cache, which neighbouring taps find again,
-// or past it.
-static __device__ __forceinline__ void copy_cached(u32 to, const void *from, bool real) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+// Asynchronous copies of 16 bytes, zeros unless `valid`: through L1, where neighbouring taps hit, or only through L2.
+static __device__ __forceinline__ void cp_async_ca(u32 to, const void *from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-static __device__ __forceinline__ void copy_once(u32 to, const void *from, bool real) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+static __device__ __forceinline__ void cp_async_cg(u32 to, const void *from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-static __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> static __device__ __forceinline__ void copies_wait() {
+static __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> static __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-// What was written is there for the tensor cores too.
-static __device__ __forceinline__ void show_to_tensor_cores() {
+// Makes completed copies visible to wgmma.
+static __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The descriptor of a tile at `address`: eight rows are 1024 bytes apart; tiles of 64 columns are `apart` bytes apart,
-// which only operands with rows along m or n use.
+// The wgmma matrix descriptor of a tile at `address`: groups of eight rows are 1024 bytes apart, tiles of 64 columns `apart`
+// bytes (for MN-major operands).
 static __device__ __forceinline__ u64 tile(u32 address, u32 apart) {
     return (u64)(1024 >> 4 | 1u << 30) << 32 | (apart >> 4) << 16 | (address & 0x3ffff) >> 4;
 }

@@ -1,4 +1,4 @@
-// Hopper's instructions: mbarriers, TMA loads, wgmma, setmaxnreg, fast exponentials.
+// Instructions of Hopper: mbarrier, TMA, wgmma, setmaxnreg.
 
 typedef unsigned short u16;
 typedef long long i64;
@@ -7,50 +7,35 @@ struct __align__(64) TensorMap {
     u64 words[16];
 };
 
-// What operands are stored in: bf16 or f16.
+// ELEMENT as text: the operand type of wgmma, bf16 or f16.
 #define QUOTED(x) #x
 #define TEXT(x) QUOTED(x)
 
-constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
-
-static __device__ __forceinline__ float exp2_fast(float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-
-// The same, skipped in warps whose rows nobody reads: a branch around the loop would cost registers.
-static __device__ __forceinline__ float exp2_if(float x, int wanted) {
-    asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p ex2.approx.ftz.f32 %0, %0;\n}" : "+f"(x) : "r"(wanted));
+// exp2_fast under a predicate, for warps without valid rows: a branch around the loop would cost registers.
+static __device__ __forceinline__ float exp2_if(float x, int active) {
+    asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p ex2.approx.ftz.f32 %0, %0;\n}" : "+f"(x) : "r"(active));
     return x;
-}
-
-static __device__ __forceinline__ float log2_fast(float x) {
-    float r;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
 }
 
 static __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-static __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+static __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-static __device__ __forceinline__ void barrier_init_fence() {
+static __device__ __forceinline__ void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-static __device__ __forceinline__ void barrier_arrive(u32 barrier) {
+static __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-static __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+static __device__ __forceinline__ void mbarrier_expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-static __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+static __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
     asm volatile("{\n.reg .pred done;\nagain:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
                  "r"(parity)
@@ -71,21 +56,21 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Hides where a value comes from, so that what follows from it is computed where it is used instead of being kept in
+// Hides a value's origin from the compiler, so that expressions of it are computed at their use instead of being kept in
 // registers across a loop.
 static __device__ __forceinline__ u32 opaque(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// Keeps the compiler from moving reads of an accumulator before the wait that completes it.
-template <int COUNT> static __device__ __forceinline__ void settle(float *sums) {
+// Keeps the compiler from moving reads of accumulators before the wgmma_wait that completes them.
+template <int COUNT> static __device__ __forceinline__ void fence_accumulators(float *sums) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// m64nNk16: `ss` takes A and B from shared memory, both with rows along k; `tt` takes both with rows along m and n, as
-// [k][m] and [k][n] tiles are stored; `rs` takes A from registers and B with rows along n.
+// wgmma m64nNk16. `ss`: A and B in shared memory, both K-major. `tt`: both MN-major, tiles [k][m] and [k][n]. `rs`: A in
+// registers, B MN-major.
 template <int N> struct Wgmma;
 #define WGMMA(N, LIST, SUMS, I0, I1, I2, I3, I4, I5)                                                                     \
     template <> struct Wgmma<N> {                                                                                      \
@@ -156,13 +141,13 @@ WGMMA(128, LIST7, SUMS7, 64, 65, 66, 67, 68, 69);
 WGMMA(192, LIST11, SUMS11, 96, 97, 98, 99, 100, 101);
 
 #if CONSUMER_REGS
-static __device__ __forceinline__ void take_registers() {
+static __device__ __forceinline__ void increase_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGS));
 }
-static __device__ __forceinline__ void give_registers() {
+static __device__ __forceinline__ void decrease_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGS));
 }
 #else
-static __device__ __forceinline__ void take_registers() {}
-static __device__ __forceinline__ void give_registers() {}
+static __device__ __forceinline__ void increase_registers() {}
+static __device__ __forceinline__ void decrease_registers() {}
 #endif

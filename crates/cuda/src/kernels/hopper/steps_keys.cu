@@ -1,5 +1,5 @@
-// One block of N queries for a tile that owns keys: with the scores transposed, weights and their gradients are
-// already A operands, dV += P^T dO and dK += dS^T Q. The last two products are left running.
+// N queries for a tile of keys. The scores are computed transposed, so that weights and their gradients are A operands of
+// dV += P^T dO and dK += dS^T Q. These two products are still pending on return.
 
 template <int N>
 static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_tile, u32 v_tile, u32 q_rows, u32 dout_rows,
@@ -13,7 +13,7 @@ static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_til
     multiply_rows<N>(dp, v_tile, dout_rows);
     wgmma_commit();
     wgmma_wait<1>();
-    settle<N / 2>(s);
+    fence_accumulators<N / 2>(s);
 #pragma unroll
     for (int i = 0; i < N / 2; i += 4) {
         const int column = i * 2 + lane % 4 * 2;
@@ -25,8 +25,8 @@ static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_til
         }
     }
     wgmma_wait<0>();
-    settle<N / 2>(dp);
-    if (!first) settle<D / 2>(dk), settle<D / 2>(dv);
+    fence_accumulators<N / 2>(dp);
+    if (!first) fence_accumulators<D / 2>(dk), fence_accumulators<D / 2>(dv);
     u32 p[N / 4], ds[N / 4];
 #pragma unroll
     for (int i = 0; i < N / 2; i += 4) {
@@ -48,7 +48,7 @@ static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_til
     wgmma_commit();
 }
 
-// All queries of one slot for a tile that owns keys.
+// All queries of one slot for a tile of keys.
 static __device__ __forceinline__ void slot_keys(float *dk, float *dv, u32 k_tile, u32 v_tile, u32 q, u32 dout,
                                                  const float *stats, float factor, bool active, bool first) {
     constexpr int FULL = ROWS / STEP_Q, REST = ROWS % STEP_Q;

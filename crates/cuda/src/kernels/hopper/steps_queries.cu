@@ -1,4 +1,4 @@
-// One block of N keys for a tile that owns queries: dQ += dS K, left running. `left` keys are real.
+// N keys, of which `left` are valid, for a tile of queries: dQ += dS K, still pending on return.
 
 template <int N>
 static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k_rows, u32 v_rows,
@@ -12,7 +12,7 @@ static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 d
     multiply_rows<N>(dp, dout_tile, v_rows);
     wgmma_commit();
     wgmma_wait<1>();
-    settle<N / 2>(s);
+    fence_accumulators<N / 2>(s);
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         const int column = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i % 4 / 2;
@@ -22,8 +22,8 @@ static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 d
         s[i] = exp2_if(score - lse2[half], active);
     }
     wgmma_wait<0>();
-    settle<N / 2>(dp);
-    if (!first) settle<D / 2>(dq);
+    fence_accumulators<N / 2>(dp);
+    if (!first) fence_accumulators<D / 2>(dq);
     u32 ds[N / 4];
 #pragma unroll
     for (int i = 0; i < N / 2; i += 2) {
@@ -41,7 +41,7 @@ static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 d
     wgmma_commit();
 }
 
-// All keys of one slot for a tile that owns queries.
+// All keys of one slot for a tile of queries.
 static __device__ __forceinline__ void slot_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k, u32 v,
                                                     const float *lse2, const float *delta, float factor, bool active,
                                                     bool first, int left) {

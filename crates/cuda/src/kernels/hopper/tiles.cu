@@ -1,37 +1,39 @@
-// Attention in 16 bits on Hopper: softmax(scale * Q K^T) V and its gradient, with wgmma and TMA. No scores reach device memory,
-// sums are f32, and nothing is added atomically: two runs give the same bits.
+// Attention in 16 bits on Hopper: softmax(scale * Q K^T) V and its gradient, with wgmma and TMA, warp-specialised as in
+// FlashAttention-3 (Shah et al., 2024). Scores are never written to device memory, sums are f32, and there are no atomics: two
+// runs give the same bits.
 //
-// A block is persistent: it takes units blockIdx.x, blockIdx.x + gridDim.x, ... One thread feeds SLOTS slots of shared
-// memory, each ROWS rows of one head of q, k, v or dout, by TMA (rows past the end and columns past HEAD_DIM arrive as
-// zeros). WARPGROUPS warpgroups take items (64 rows, a "tile") in turn. Loads run as far ahead as the slots allow, so they
-// overlap with the arithmetic of earlier units.
+// Blocks are persistent: each takes work units blockIdx.x, blockIdx.x + gridDim.x, ... A unit is TILES tiles of 64 rows of one
+// head. A producer warpgroup loads ROWS rows of q, k, v or dout at a time by TMA into a ring of SLOTS slots of shared memory
+// (rows past the end and columns past HEAD_DIM are zeros). WARPGROUPS consumer warpgroups compute the tiles in turn. Loads run
+// ahead as far as there are free slots, so that they overlap with the arithmetic of earlier units.
 //
-// Macros, which the launch planner chooses:
+// Macros (lower/attention/tiling.rs):
 //   HEAD_DIM       a multiple of 8, at most 128
 //   ROWS           rows of a slot, a multiple of 16, at most 208
 //   TILES          tiles of a unit, TILES * 64 < ROWS + 64
-//   WARPGROUPS     that compute; as many as TILES where SINGLE is 0
-//   SLOTS          of shared memory
-//   STEP_Q, STEP_K inner blocks of queries for dK and dV, of keys for dQ: they bound the registers
-//   BLOCKS_PER_SM  blocks meant to share a multiprocessor
-//   CONSUMER_REGS, PRODUCER_REGS   registers of the computing warpgroups and of the feeding one; 0: as compiled
+//   WARPGROUPS     consumers; as many as TILES where SINGLE is 0
+//   SLOTS          slots of the ring
+//   STEP_Q, STEP_K queries per step for dK and dV, keys per step for dQ: they bound the registers
+//   BLOCKS_PER_SM  resident blocks of a multiprocessor
+//   CONSUMER_REGS, PRODUCER_REGS   registers of a thread (setmaxnreg); 0: as compiled
 //   ELEMENT, OUT   storage types of the operands and of the forward result
-//   SINGLE         1 where a unit meets one slot of rows, of which all but the last 15 are surely real; else 0
+//   SINGLE         1 where the streamed rows of a unit fit one slot, so that all but its last 15 rows are valid; else 0
 
 constexpr int D = (HEAD_DIM + 15) / 16 * 16;
-// A slot holds D / CHUNK column chunks one after the other, each [ROWS][CHUNK] swizzled over its whole pitch.
+// A slot is [D / CHUNK][ROWS][CHUNK], swizzled over the bytes of a row, PITCH.
 constexpr int CHUNK = D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16;
 constexpr int PITCH = CHUNK * 2;
 constexpr int CHUNK_BYTES = ROWS * PITCH;
 constexpr int SLOT_BYTES = ROWS * D * 2;
-// The last tile may read past its slot, into rows whose results nobody keeps.
+// The last tile may read past its slot, into rows whose results are discarded.
 constexpr int OVERREAD = TILES * 64 > ROWS ? (TILES * 64 - ROWS) * PITCH : 0;
 constexpr int CONSUMERS = WARPGROUPS * 128;
 constexpr int THREADS = CONSUMERS + 128;
 constexpr u32 SWIZZLE = CHUNK == 64 ? 1 : CHUNK == 32 ? 2 : 3;
 
-// The descriptor of an operand that starts at `address`, as its lower word: the start in units of 16 bytes, to which
-// offsets may be added. Eight rows are SBO apart; chunks are LBO apart, which only operands with rows along n use.
+// The lower word of the wgmma matrix descriptor of an operand at `address`: its start in units of 16 bytes, to which offsets may
+// be added, and the leading byte offset between chunks (for MN-major operands). The stride byte offset, between groups of eight
+// rows, is in the upper word.
 static __device__ __forceinline__ u32 descriptor(u32 address) {
     return opaque((address & 0x3ffff) >> 4 | (u32)(CHUNK_BYTES >> 4) << 16);
 }
@@ -40,7 +42,7 @@ static __device__ __forceinline__ u64 offset(u32 descriptor, int bytes) {
     return (u64)upper << 32 | (descriptor + bytes / 16);
 }
 
-// sums[64][N] = A[64][D] B[N][D]^T for rows of two slots, N up to 256.
+// sums[64][N] = A[64][D] B[N][D]^T for the rows of two slots, N up to 256.
 template <int N> static __device__ __forceinline__ void multiply_rows(float *sums, u32 a, u32 b) {
     constexpr int FIRST = N <= 128 ? N : (N / 2 + 15) / 16 * 16;
     const u32 left = descriptor(a), right = descriptor(b);
@@ -53,63 +55,63 @@ template <int N> static __device__ __forceinline__ void multiply_rows(float *sum
     }
 }
 
-// sums[64][D] += A[64][K] B[K][D] for A in registers and rows of a slot.
+// sums[64][D] += A[64][K] B[K][D] for A in registers and B the rows of a slot.
 template <int K> static __device__ __forceinline__ void accumulate(float *sums, const u32 *a, u32 b, bool first) {
     const u32 right = descriptor(b);
 #pragma unroll
     for (int k = 0; k < K; k += 16) Wgmma<D>::rs(sums, a + k / 4, offset(right, k * PITCH), k > 0 || !first);
 }
 
-// A slot, and how often it was filled before.
-struct Place {
+// A slot, and how often it was filled before: the parity of `round` is the phase of its mbarriers.
+struct SlotUse {
     u32 slot, round;
 };
 
-// Use number `use` of all slots in turn.
-static __device__ __forceinline__ Place in_turn(u32 use) { return {use % SLOTS, use / SLOTS}; }
+// Use number `use` of the slots in round-robin order.
+static __device__ __forceinline__ SlotUse in_turn(u32 use) { return {use % SLOTS, use / SLOTS}; }
 
-// Where the operands of a block's unit number `turn` lie: OWN that its tiles keep to the end, and pairs that pass by.
-// A unit with one pair takes all slots in turn, so that the next unit's operands come early. With more pairs, what is
-// kept has slots of its own: a pair whose turn is a slot that is kept would wait for the end of the unit, which waits
-// for the pair.
-template <int OWN> struct Operands {
-    static __device__ __forceinline__ Place own(u32 turn, u32 which) {
-        if (SINGLE) return in_turn(turn * (OWN + 2) + which);
+// The slots of the operands of a block's unit number `turn`: RESIDENT operands that its tiles keep to the end, and streamed
+// pairs. With one pair, all slots are used round-robin, so that the next unit is prefetched early. With more pairs, resident
+// operands have slots of their own: a pair assigned to a resident slot would wait for the end of the unit, and the unit for the
+// pair.
+template <int RESIDENT> struct SlotSchedule {
+    static __device__ __forceinline__ SlotUse resident(u32 turn, u32 which) {
+        if (SINGLE) return in_turn(turn * (RESIDENT + 2) + which);
         return {which, turn};
     }
-    static __device__ __forceinline__ Place passing(u32 turn, u32 pairs, u32 pair, u32 which) {
-        if (SINGLE) return in_turn(turn * (OWN + 2) + OWN + which);
+    static __device__ __forceinline__ SlotUse streamed(u32 turn, u32 pairs, u32 pair, u32 which) {
+        if (SINGLE) return in_turn(turn * (RESIDENT + 2) + RESIDENT + which);
         const u32 use = (turn * pairs + pair) * 2 + which;
-        return {OWN + use % (SLOTS - OWN), use / (SLOTS - OWN)};
+        return {RESIDENT + use % (SLOTS - RESIDENT), use / (SLOTS - RESIDENT)};
     }
 };
 
-// The slots with their barriers.
+// The slots with their full and empty mbarriers.
 struct Ring {
     u32 slots, full, empty;
 
-    __device__ __forceinline__ u32 address(Place at) const { return slots + at.slot * SLOT_BYTES; }
-    __device__ __forceinline__ void wait(Place at) const { barrier_wait(full + at.slot * 8, at.round & 1); }
-    // Every warp that reads a slot says once that it is done with it.
-    __device__ __forceinline__ void release(Place at) const {
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty + at.slot * 8);
+    __device__ __forceinline__ u32 address(SlotUse at) const { return slots + at.slot * SLOT_BYTES; }
+    __device__ __forceinline__ void wait(SlotUse at) const { mbarrier_wait(full + at.slot * 8, at.round & 1); }
+    // Each warp that reads a slot arrives once when it is done.
+    __device__ __forceinline__ void release(SlotUse at) const {
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + at.slot * 8);
     }
-    __device__ __forceinline__ void load(Place at, const TensorMap *map, int sample, int head, int row) const {
-        barrier_wait(empty + at.slot * 8, (at.round & 1) ^ 1);
-        barrier_expect(full + at.slot * 8, SLOT_BYTES);
+    __device__ __forceinline__ void load(SlotUse at, const TensorMap *map, int sample, int head, int row) const {
+        mbarrier_wait(empty + at.slot * 8, (at.round & 1) ^ 1);
+        mbarrier_expect_tx(full + at.slot * 8, SLOT_BYTES);
 #pragma unroll
         for (int c = 0; c < D; c += CHUNK)
             tma_load(address(at) + c / CHUNK * CHUNK_BYTES, map, full + at.slot * 8, c, head, row, sample);
     }
 };
 
-// Shared memory: the slots, room for reads past the last, two stages of lse and delta, and the barriers.
-struct Shared {
+// Shared memory: the slots, room for reads past the last, two stages of lse and delta, and the mbarriers.
+struct SharedMemory {
     Ring ring;
-    float *stats; // [stage][lse in powers of two, delta][ROWS]
+    float *stats; // [stage][lse · log2(e), delta][ROWS]
     u32 stats_full, stats_empty;
 
-    __device__ __forceinline__ Shared(u32 readers, u32 stats_readers) {
+    __device__ __forceinline__ SharedMemory(u32 readers, u32 stats_readers) {
         extern __shared__ unsigned char memory[];
         u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
         ring.slots = base;
@@ -120,17 +122,16 @@ struct Shared {
         stats_full = ring.empty + 8 * SLOTS;
         stats_empty = stats_full + 16;
         if (threadIdx.x == 0) {
-            for (int s = 0; s < SLOTS; s++) barrier_init(ring.full + 8 * s, 1), barrier_init(ring.empty + 8 * s, readers);
+            for (int s = 0; s < SLOTS; s++) mbarrier_init(ring.full + 8 * s, 1), mbarrier_init(ring.empty + 8 * s, readers);
             for (int s = 0; s < 2; s++)
-                barrier_init(stats_full + 8 * s, 3), barrier_init(stats_empty + 8 * s, stats_readers);
-            barrier_init_fence();
+                mbarrier_init(stats_full + 8 * s, 3), mbarrier_init(stats_empty + 8 * s, stats_readers);
+            mbarrier_init_fence();
         }
         __syncthreads();
     }
 };
 
-// Writes factor[half] * sums to rows row0 + lane/4 + 8 half of `to`, as ELEMENT or, where T is that, as e4m3; eight columns at
-// a time: the four lanes that share a row exchange their pairs so that each holds eight neighbours.
+// Stores factor[half] * sums to rows row0 + lane / 4 + 8 half of `to`, as ELEMENT, or as e4m3 if T is, eight columns at a time.
 template <class T>
 static __device__ __forceinline__ void store_rows(const float *sums, T *to, i64 stride, int row0, int rows,
                                                   float factor0, float factor1) {
@@ -148,18 +149,7 @@ static __device__ __forceinline__ void store_rows(const float *sums, T *to, i64 
                 const float a = first + i < D / 8 ? sums[at] * factor : 0.0f, b = first + i < D / 8 ? sums[at + 1] * factor : 0.0f;
                 w[i] = sizeof(T) == 1 ? pack_e4m3(a, b) : pack_pair<ELEMENT>(a, b);
             }
-#pragma unroll
-            for (int i = 0; i < 4; i += 2) {
-                u32 got = __shfl_xor_sync(~0u, t & 1 ? w[i] : w[i + 1], 1);
-                if (t & 1) w[i] = got;
-                else w[i + 1] = got;
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                u32 got = __shfl_xor_sync(~0u, t & 2 ? w[i] : w[i + 2], 2);
-                if (t & 2) w[i] = got;
-                else w[i + 2] = got;
-            }
+            quad_transpose(w);
             if (row < rows && (first + t) * 8 < HEAD_DIM) {
                 T *at = to + row * stride + (first + t) * 8;
                 if (sizeof(T) == 1) *(uint2 *)at = make_uint2(w[0] | w[1] << 16, w[2] | w[3] << 16);
@@ -169,12 +159,7 @@ static __device__ __forceinline__ void store_rows(const float *sums, T *to, i64 
     }
 }
 
-static __device__ __forceinline__ float sum_of_four(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// A lane's share of the dot product of one row of out and dout; the four lanes of a row add theirs up.
+// The dot product of one row of out and dout, over the four lanes of the row.
 static __device__ __forceinline__ float row_dot(const u16 *a, const u16 *b) {
     float sum = 0.0f;
 #pragma unroll
@@ -186,7 +171,7 @@ static __device__ __forceinline__ float row_dot(const u16 *a, const u16 *b) {
             sum += lower_half(x.z) * lower_half(y.z) + upper_half(x.z) * upper_half(y.z) + lower_half(x.w) * lower_half(y.w) + upper_half(x.w) * upper_half(y.w);
         }
     }
-    return sum_of_four(sum);
+    return quad_sum(sum);
 }
 
 static __device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }

@@ -1,5 +1,5 @@
-// The gradients of keys and values for more than one tile of tokens: a block's own tokens are keys; queries and the gradients
-// of their results pass by, with their log-sum-exp and `delta`. Scores are computed transposed, as these products want them.
+// dk and dv for more than one tile of tokens. The resident tile is keys; queries and dy are streamed, with their log-sum-exp
+// and delta. Scores are computed transposed, so that they are A operands of dv = P^T dy and dk = dS^T q.
 
 constexpr int OWN = own_rows(KEYS), OWN_TILES = tiles_of(KEYS);
 constexpr int N = passing_rows(QUERIES), ROWS = round_up(N, 16), TILES = tiles_of(QUERIES);
@@ -9,18 +9,18 @@ constexpr int STATISTICS = 2 * (OWN + ROWS) * PITCH, STAGE = STATISTICS + 2 * RO
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_backward_keys(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
                             const ELEMENT* dy, const float* lse, const float* delta, ELEMENT* dk, ELEMENT* dv,
-                            const Shape s, const Mask mask) {
-    DYNAMIC_SHARED(Byte, memory);
-    const Own<B, THREADS> own_bias = {(B*)(memory + 2 * STAGE)};
-    const Walk walk(s, OWN_TILES);
-    const int begin = walk.tile * OWN, warp_row = threadIdx.x / 32 * 16;
+                            const AttentionShape s, const Mask mask) {
+    DYNAMIC_SHARED(u8, memory);
+    const ThreadPairs<B, THREADS> own_bias = {(B*)(memory + 2 * STAGE)};
+    const BlockWork work(s, OWN_TILES);
+    const int begin = work.tile * OWN, warp_row = threadIdx.x / 32 * 16;
     const float factor = s.scale * LOG2E;
-    const u32 column = walk.head * HEAD;
+    const u32 column = work.head * HEAD;
 
-    auto bring = [&](u32 item) {
-        const u64 sample = walk.sample(s, item / TILES), first_row = (sample * s.heads + walk.head) * QUERIES;
+    auto prefetch = [&](u32 item) {
+        const u64 sample = work.sample(s, item / TILES), first_row = (sample * s.heads + work.head) * QUERIES;
         const int tile = item % TILES, first = tile * N, end = first + N < QUERIES ? first + N : QUERIES;
-        Byte* stage = memory + item % 2 * STAGE;
+        u8* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
             fetch<OWN, THREADS>(stage, k + sample * KEYS * s.k_row + column, s.k_row, begin, KEYS);
             fetch<OWN, THREADS>(stage + OWN * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, begin, KEYS);
@@ -28,30 +28,30 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         fetch<ROWS, THREADS>(stage + 2 * OWN * PITCH, q + sample * QUERIES * s.q_row + column, s.q_row, first, end);
         fetch<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, first,
                              end);
-        float* numbers = (float*)(stage + STATISTICS);
+        float* statistics = (float*)(stage + STATISTICS);
         for (int i = threadIdx.x; i < 2 * ROWS; i += THREADS) {
-            const bool wanted = first + i % ROWS < end;
+            const bool valid = first + i % ROWS < end;
             const float* from = i < ROWS ? lse : delta;
-            copy_4(numbers + i, wanted ? from + first_row + first + i % ROWS : from, wanted);
+            cp_async_4(statistics + i, valid ? from + first_row + first + i % ROWS : from, valid);
         }
     };
-    const u32 items = walk.count * TILES;
-    if (items > 0) bring(0);
-    if (BIAS) read_bias<N, TILES, THREADS, true>(own_bias, bias, s, walk, begin);
+    const u32 items = work.count * TILES;
+    if (items > 0) prefetch(0);
+    if (BIAS) read_bias<N, TILES, THREADS, true>(own_bias, bias, s, work, begin);
 
     u32 a_k[D / 16][4], a_v[D / 16][4];
     float sums_k[D / 8][4], sums_v[D / 8][4];
     for (u32 item = 0; item < items; item++) {
-        copies_done();
+        cp_async_wait_all();
         __syncthreads();
-        if (item + 1 < items) bring(item + 1);
-        const u64 sample = walk.sample(s, item / TILES), first_row = (sample * s.heads + walk.head) * QUERIES;
+        if (item + 1 < items) prefetch(item + 1);
+        const u64 sample = work.sample(s, item / TILES), first_row = (sample * s.heads + work.head) * QUERIES;
         const int tile = item % TILES;
-        const Byte *stage = memory + item % 2 * STAGE, *stage_q = stage + 2 * OWN * PITCH, *stage_dy = stage_q + ROWS * PITCH;
+        const u8 *stage = memory + item % 2 * STAGE, *stage_q = stage + 2 * OWN * PITCH, *stage_dy = stage_q + ROWS * PITCH;
         const float *row_lse = (const float*)(stage + STATISTICS), *row_delta = row_lse + ROWS;
         if (tile == 0) {
-            left_rows(a_k, stage, warp_row);
-            left_rows(a_v, stage + OWN * PITCH, warp_row);
+            load_a_rows(a_k, stage, warp_row);
+            load_a_rows(a_v, stage + OWN * PITCH, warp_row);
             clear(sums_k);
             clear(sums_v);
         }
@@ -71,18 +71,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 for (int i = 0; i < 2; i++) {
                     const int e = 2 * half + i, query = tile * N + column_of(n, i);
                     float weight = exp2_fast(w[n][e] * factor + (pair[i] - columns_lse[i]) * LOG2E);
-                    // A query that is not there: its rows are zeros, but its weight could be anything.
+                    // The row of a query past the last is zeros, but its weight is undefined.
                     if (query >= QUERIES || begin + row_of(e) >= KEYS) weight = 0.0f;
-                    const float factor = DROPOUT ? kept(mask, seed, first_row, query, begin + row_of(e)) : 1.0f;
+                    const float factor = DROPOUT ? dropout_factor(mask, seed, first_row, query, begin + row_of(e)) : 1.0f;
                     w[n][e] = weight * factor;
                     d[n][e] = weight * (d[n][e] * factor - columns_delta[i]);
                 }
             }
         }
         u32 p[ROWS / 16][4];
-        left_sums<N>(p, w);
+        pack_a<N>(p, w);
         accumulate<ROWS / 16>(sums_v, p, stage_dy);
-        left_sums<N>(p, d);
+        pack_a<N>(p, d);
         accumulate<ROWS / 16>(sums_k, p, stage_q);
         if (tile == TILES - 1) {
             store_rows(sums_v, dv + sample * KEYS * s.dv_row + column, s.dv_row, begin, KEYS, 1.0f, 1.0f);

@@ -1,12 +1,12 @@
-// The gradients of queries and bias for more than one tile of tokens: a block's own tokens are queries; keys and values pass
-// by. What the gradients of a row of scores have in common, the dot product of the result and its gradient, goes to `delta`.
+// dq and dbias for more than one tile of tokens. The resident tile is queries; keys and values are streamed. Also writes
+// delta = rowsum(out * dy), which the gradients of all scores of a row contain.
 
 constexpr int OWN = own_rows(QUERIES), OWN_TILES = tiles_of(QUERIES);
 constexpr int N = passing_rows(KEYS), ROWS = round_up(N, 16), TILES = tiles_of(KEYS);
 constexpr int THREADS = OWN * 2;
 constexpr int STAGE = 2 * (OWN + ROWS) * PITCH;
 
-// A lane's share of the dot product of two rows.
+// A lane's part of the dot product of two rows.
 static __device__ __forceinline__ float row_dot(const ELEMENT* a, const ELEMENT* b) {
     float sum = 0.0f;
 #pragma unroll
@@ -23,19 +23,19 @@ static __device__ __forceinline__ float row_dot(const ELEMENT* a, const ELEMENT*
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_backward_queries(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
                                const ELEMENT* out, const ELEMENT* dy, const float* lse, float* delta, ELEMENT* dq,
-                               float* dbias, const Shape s, const Mask mask) {
-    DYNAMIC_SHARED(Byte, memory);
-    const Own<float, THREADS> bias_sums = {(float*)(memory + 2 * STAGE)};
-    const Own<B, THREADS> own_bias = {(B*)(bias_sums.memory + (DBIAS ? TILES * N * OWN : 0))};
-    const Walk walk(s, OWN_TILES);
-    const int begin = walk.tile * OWN, warp_row = threadIdx.x / 32 * 16;
+                               float* dbias, const AttentionShape s, const Mask mask) {
+    DYNAMIC_SHARED(u8, memory);
+    const ThreadPairs<float, THREADS> bias_sums = {(float*)(memory + 2 * STAGE)};
+    const ThreadPairs<B, THREADS> own_bias = {(B*)(bias_sums.memory + (DBIAS ? TILES * N * OWN : 0))};
+    const BlockWork work(s, OWN_TILES);
+    const int begin = work.tile * OWN, warp_row = threadIdx.x / 32 * 16;
     const float factor = s.scale * LOG2E;
-    const u32 column = walk.head * HEAD;
+    const u32 column = work.head * HEAD;
 
-    auto bring = [&](u32 item) {
-        const u64 sample = walk.sample(s, item / TILES);
+    auto prefetch = [&](u32 item) {
+        const u64 sample = work.sample(s, item / TILES);
         const int tile = item % TILES, first = tile * N, end = first + N < KEYS ? first + N : KEYS;
-        Byte* stage = memory + item % 2 * STAGE;
+        u8* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
             fetch<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + column, s.q_row, begin, QUERIES);
             fetch<OWN, THREADS>(stage + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, begin, QUERIES);
@@ -43,9 +43,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         fetch<ROWS, THREADS>(stage + 2 * OWN * PITCH, k + sample * KEYS * s.k_row + column, s.k_row, first, end);
         fetch<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, first, end);
     };
-    const u32 items = walk.count * TILES;
-    if (items > 0) bring(0);
-    if (BIAS) read_bias<N, TILES, THREADS, false>(own_bias, bias, s, walk, begin);
+    const u32 items = work.count * TILES;
+    if (items > 0) prefetch(0);
+    if (BIAS) read_bias<N, TILES, THREADS, false>(own_bias, bias, s, work, begin);
     if (DBIAS) {
         const float zeros[2] = {0.0f, 0.0f};
         for (int pair = 0; pair < TILES * N / 4; pair++) bias_sums.set(pair, zeros);
@@ -54,22 +54,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u32 a_q[D / 16][4], a_dy[D / 16][4];
     float sums[D / 8][4], row_lse[2], dot[2];
     for (u32 item = 0; item < items; item++) {
-        copies_done();
+        cp_async_wait_all();
         __syncthreads();
-        if (item + 1 < items) bring(item + 1);
-        const u64 sample = walk.sample(s, item / TILES), first_row = (sample * s.heads + walk.head) * QUERIES;
+        if (item + 1 < items) prefetch(item + 1);
+        const u64 sample = work.sample(s, item / TILES), first_row = (sample * s.heads + work.head) * QUERIES;
         const int tile = item % TILES;
-        const Byte *stage = memory + item % 2 * STAGE, *stage_k = stage + 2 * OWN * PITCH, *stage_v = stage_k + ROWS * PITCH;
+        const u8 *stage = memory + item % 2 * STAGE, *stage_k = stage + 2 * OWN * PITCH, *stage_v = stage_k + ROWS * PITCH;
         if (tile == 0) {
-            left_rows(a_q, stage, warp_row);
-            left_rows(a_dy, stage + OWN * PITCH, warp_row);
+            load_a_rows(a_q, stage, warp_row);
+            load_a_rows(a_dy, stage + OWN * PITCH, warp_row);
             clear(sums);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int row = begin + row_of(2 * half);
                 const u64 at = (sample * QUERIES + row) * s.out_row + column;
                 row_lse[half] = row < QUERIES ? lse[first_row + row] * LOG2E : 0.0f;
-                dot[half] = sum_of_four(row < QUERIES ? row_dot(out + at, dy + at) : 0.0f);
+                dot[half] = quad_sum(row < QUERIES ? row_dot(out + at, dy + at) : 0.0f);
                 if (threadIdx.x % 4 == 0 && row < QUERIES) delta[first_row + row] = dot[half];
             }
         }
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     const int e = 2 * half + i, key = tile * N + column_of(n, i);
                     float weight = exp2_fast(w[n][e] * factor + (pair[i] * LOG2E - row_lse[half]));
                     if (key >= KEYS) weight = 0.0f;
-                    if (DROPOUT) d[n][e] *= kept(mask, seed, first_row, begin + row_of(e), key);
+                    if (DROPOUT) d[n][e] *= dropout_factor(mask, seed, first_row, begin + row_of(e), key);
                     d[n][e] = weight * (d[n][e] - dot[half]);
                 }
                 if (DBIAS) {
@@ -98,13 +98,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 }
             }
         u32 p[ROWS / 16][4];
-        left_sums<N>(p, d);
+        pack_a<N>(p, d);
         accumulate<ROWS / 16>(sums, p, stage_k);
         if (tile == TILES - 1)
             store_rows(sums, dq + sample * QUERIES * s.dq_row + column, s.dq_row, begin, QUERIES, s.scale, s.scale);
     }
     if (DBIAS) {
-        float* to = share_of(dbias, s, walk);
+        float* to = split_of(dbias, s, work);
         for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
             for (int n = 0; n < N / 8; n++)

@@ -1,10 +1,10 @@
-// How biases and their gradients come and go: every thread has those of its own scores.
+// Biases and their gradients: every thread has those of its scores.
 
-// Reads the biases of a tile of queries and all keys, or, TRANSPOSED, of a tile of keys and all queries.
+// Loads the biases of a tile of queries and all keys, or, TRANSPOSED, of a tile of keys and all queries.
 template <int N, int TILES, int THREADS, bool TRANSPOSED>
-static __device__ __forceinline__ void read_bias(const Own<B, THREADS>& own, const B* bias, const Shape& s, const Walk& walk,
+static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& own, const B* bias, const AttentionShape& s, const BlockWork& work,
                                                  int begin) {
-    const B* from = bias + ((u64)walk.group * s.heads + walk.head) * QUERIES * KEYS;
+    const B* from = bias + ((u64)work.group * s.heads + work.head) * QUERIES * KEYS;
 #pragma unroll 1
     for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
@@ -22,7 +22,7 @@ static __device__ __forceinline__ void read_bias(const Own<B, THREADS>& own, con
             }
 }
 
-// The place of a block's share of the bias's gradient: [share of the samples][group][head][query][key].
-static __device__ __forceinline__ float* share_of(float* dbias, const Shape& s, const Walk& walk) {
-    return dbias + (((u64)walk.first / s.share * s.groups + walk.group) * s.heads + walk.head) * QUERIES * KEYS;
+// The block's partial sums of the bias's gradient: dbias [splits, groups, heads, QUERIES, KEYS].
+static __device__ __forceinline__ float* split_of(float* dbias, const AttentionShape& s, const BlockWork& work) {
+    return dbias + (((u64)work.first / s.samples_per_split * s.groups + work.group) * s.heads + work.head) * QUERIES * KEYS;
 }
