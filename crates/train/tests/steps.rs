@@ -1,5 +1,5 @@
-//! What a training step promises besides the recorded ones: micro-batches change nothing, frozen parameters cost
-//! nothing, averages follow, and numbers that are not finite do no harm and are found.
+//! Training steps: micro-batches give the same gradients, frozen parameters have no backward pass, averages follow the
+//! weights, and steps that are not finite change nothing and are explained.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ fn model() -> Vit {
     }
 }
 
-/// Every parameter of the model random, so that no gradient is zero by chance.
+/// Random values for every parameter of the model, so that no gradient is zero.
 fn parameters(graph: &Graph, state: &[String]) -> BTreeMap<String, Vec<f32>> {
     let fill = |p: &Parameter| {
         let mut data = vec![0.0; p.shape.elements()];
@@ -88,7 +88,7 @@ impl Run {
         }
     }
 
-    /// The bits of everything that is kept between steps.
+    /// The bits of all parameters and state.
     fn state(&self) -> BTreeMap<String, Vec<u32>> {
         let names = self.step.graph.parameters().map(|(_, p)| p.name.clone());
         names.map(|name| (name.clone(), self.parameter(&name).iter().map(|v| v.to_bits()).collect())).collect()
@@ -202,7 +202,7 @@ fn a_frozen_backbone_gets_no_backward_pass() {
 }
 
 #[test]
-fn what_no_logit_depends_on_is_left_out() {
+fn values_without_effect_on_logits_are_not_computed() {
     let drop_path = Vit { drop_path: 0.3, ..model() };
     let two_tokens = Vit { distillation_head: true, distillation_token: true, ..model() };
     for (model, read) in [(model(), 1), (drop_path, 1), (two_tokens, 2)] {
@@ -271,7 +271,7 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_explained() {
     };
     assert_eq!(find(&mut weights), None);
 
-    // Large enough that a product of two overflows f32, while each is finite.
+    // Finite, but the product of two overflows.
     weights.get_mut("blocks.1.mlp.fc1.weight").unwrap().fill(1e30);
     weights.get_mut("blocks.1.norm2.bias").unwrap().fill(1e10);
     let what = find(&mut weights).unwrap();
@@ -308,7 +308,7 @@ fn resnet() -> Architecture {
 }
 
 #[test]
-fn a_skipped_step_left_nan_in_running_statistics_and_moved_averages() {
+fn a_skipped_step_changes_neither_running_statistics_nor_averages() {
     for (accumulate, recompute) in [(1, false), (1, true), (3, false)] {
         let options = StepOptions { average: true, accumulate, recompute, ..StepOptions::default() };
         let (mut run, mut undisturbed) = (Run::new(&resnet(), &options), Run::new(&resnet(), &options));
@@ -317,13 +317,13 @@ fn a_skipped_step_left_nan_in_running_statistics_and_moved_averages() {
         assert!(before.keys().any(|name| name.ends_with("running_var")));
         run.write(2);
         let mut image = noise("image", BATCH * 3 * 1024);
-        // The last pixel of the last sample: the last micro-batch alone sees it.
+        // The last pixel of the last sample is in the last micro-batch only.
         *image.last_mut().unwrap() = f32::NAN;
         run.executable.write("image", Elements::F32(&image)).unwrap();
         run.executable.run().unwrap();
         assert!(run.read("grad_norm")[0].is_nan() && run.read("loss")[0].is_nan());
         assert_eq!(run.state(), before, "{accumulate} micro-batches");
-        // What follows is as if the step had never been.
+        // Later steps are the same as without the skipped one.
         undisturbed.run(1);
         run.run(2);
         undisturbed.run(2);
@@ -333,7 +333,7 @@ fn a_skipped_step_left_nan_in_running_statistics_and_moved_averages() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_moved_weights_if_its_gradients_were() {
+fn a_loss_that_is_not_finite_changes_nothing_even_if_its_gradients_are_finite() {
     let model = Architecture::from(model());
     let step = TrainingStep::new(&model, BATCH, StepOptions::default()).unwrap();
     let mut weights = parameters(&step.graph, &step.state);

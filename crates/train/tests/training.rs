@@ -1,4 +1,4 @@
-//! The loop's promises: the same weights bit for bit, however a run is interrupted and however many threads there are.
+//! The training loop: the same bits however a run is interrupted and however many threads there are.
 
 mod support;
 
@@ -11,7 +11,7 @@ use vit_train::{
     ChangedData, Existing, Kept, Launch, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Slot, TrainError, train,
 };
 
-/// Everything that has state, on: mixing, an average, micro-batches, dropout, stochastic depth.
+/// All features with state or randomness: mixing, an average, micro-batches, dropout, stochastic depth.
 const STATEFUL: [&str; 12] = [
     "batch=8",
     "accumulate=2",
@@ -40,14 +40,26 @@ fn a_run_interrupted_anywhere_ends_with_the_same_bits() {
         assert!(scene.resume(&name, 2, u64::MAX).unwrap().complete);
         assert_same(&name, &whole, &scene.last(&name));
     }
-    // Over and over, one step at a time.
+    // One step at a time.
     scene.begin("often", recipe(&STATEFUL), 2, 1).unwrap();
     (2..=9).for_each(|step| {
         scene.resume("often", 2, step).unwrap();
     });
-    // What was stopped last was the measurement.
+    // The last interruption was within the evaluation.
     scene.resume("often", 2, u64::MAX).unwrap();
     assert_same("often", &whole, &scene.last("often"));
+}
+
+#[test]
+fn a_run_with_lion_is_resumed_to_the_same_bits() {
+    let scene = Scene::new();
+    let lion = [&STATEFUL[..], &["optimiser.method=lion", "schedule.rate=1e-4"]].concat();
+    scene.begin("whole", recipe(&lion), 2, u64::MAX).unwrap();
+    let whole = scene.last("whole");
+    assert!(whole.optimiser.tensors.keys().any(|name| name.ends_with(".lion_momentum")));
+    scene.begin("stopped", recipe(&lion), 2, 5).unwrap();
+    scene.resume("stopped", 2, u64::MAX).unwrap();
+    assert_same("lion", &whole, &scene.last("stopped"));
 }
 
 #[test]
@@ -64,7 +76,7 @@ fn steps_that_are_started_early_end_with_the_same_bits() {
     for stop in [1, 3, 4, 5, 8] {
         let name = format!("ahead-{stop}");
         assert!(!scene.begin(&name, recipe(&STATEFUL), 2, stop).unwrap().complete);
-        // The step that was under way is counted, unless the one before was measured.
+        // A step that was started early is counted; none is after an evaluation.
         let under_way = u64::from(stop % 4 != 0);
         assert_eq!(scene.last(&name).position.step, stop + under_way);
         assert!(scene.resume(&name, 2, u64::MAX).unwrap().complete);
@@ -95,7 +107,7 @@ fn a_run_folder_describes_the_run() {
     assert!(rows.iter().any(|row| row.step == 8 && row.get("val/top1").is_some()));
     let best = vit_models::Checkpoint::open(&path.join("checkpoints/best"), Default::default()).unwrap();
     assert_eq!(best.config.labels, ["amber", "blue", "green"]);
-    // Colours are easy.
+    // Classes that differ in colour are learned quickly.
     assert!(scene.last("run").position.best.unwrap().value > 0.6);
 }
 
@@ -111,7 +123,7 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_weights() {
         assert!(*step > 1 && place.is_some() && error.to_string().contains("elements are not finite"), "{error}");
         let last = scene.last(&name);
         assert!(last.weights.tensors.values().all(|t| t.data.iter().all(|v| v.is_finite())));
-        // What the sentence says is there: the weights before this step, with which a resumed run comes to the same.
+        // The checkpoint holds the weights before this step, so a resumed run fails in the same way.
         assert_eq!((*kept, last.position.step), (Kept::Saved { step: step - 1 }, step - 1), "{error}");
         assert_eq!(scene.resume(&name, 2, u64::MAX).unwrap_err().to_string(), error.to_string());
     }
@@ -159,7 +171,7 @@ fn of_equal_scores_the_one_with_the_smaller_loss_is_best_and_the_last_checkpoint
     assert_eq!((best.step, best.loss), (*step, Some(*loss)));
     assert_eq!(run.best().open().unwrap().snapshot.position.step, *step);
 
-    // The one before the last is of the evaluation before, not of the same step.
+    // The previous checkpoint is from the evaluation before.
     let previous = Slot::new(run.path().join("checkpoints/last.previous")).open().unwrap();
     assert_eq!((previous.snapshot.position.step, scene.last("run").position.step), (21, 24));
 }
@@ -188,7 +200,7 @@ fn a_run_that_no_longer_improves_stops_early_also_when_it_was_interrupted() {
         assert_eq!((resumed.complete, resumed.early, resumed.position.step), (true, true, 6));
         assert_same(&name, &scene.last("whole"), &scene.last(&name));
     }
-    // There is nothing left to do.
+    // The run is over.
     let again = scene.resume("whole", 2, u64::MAX).unwrap();
     assert_eq!((again.early, again.position.step), (true, 6));
 }
@@ -210,7 +222,7 @@ fn images_added_to_a_class_do_not_leak_into_validation() {
     let before = held_out(&resumed(ChangedData::Refuse).unwrap());
     assert_eq!(before.len(), 6);
 
-    // Twice as many images: of a fifth that is carved anew, some were trained on.
+    // Twice as many images: a new split would hold out some that were trained on.
     pictures(&scene.data, 24);
     std::fs::remove_file(scene.data.join("blue/0.png")).unwrap();
     std::fs::rename(scene.data.join("amber/1.png"), scene.data.join("green/amber.png")).unwrap();
@@ -229,10 +241,10 @@ fn images_added_to_a_class_do_not_leak_into_validation() {
     assert_eq!(setup.train.len() + after.len(), 3 * 24 - 1);
     assert!(setup.report[0].contains("The split of the run is kept"), "{:?}", setup.report);
     assert!(scene.resume_with("run", 2, u64::MAX, ChangedData::Accept).unwrap().complete);
-    // What was accepted is what the next resume compares with.
+    // The next resume compares with the accepted data.
     resumed(ChangedData::Refuse).unwrap();
 
-    // A run of before there was a record goes on and says that nothing could be checked.
+    // A run without a record of its samples continues with a note.
     std::fs::remove_file(path.join("samples.tsv.zst")).unwrap();
     let report = resumed(ChangedData::Refuse).unwrap().report;
     assert!(report[0].contains("could not be checked"), "{report:?}");

@@ -1,5 +1,5 @@
-//! How much memory a run takes, part by part, known before any of it is allocated: the plan of the step on its device,
-//! and the sizes of everything that the loop holds around it. Nothing here allocates or refuses anything by itself.
+//! The planned memory of a run, before any of it is allocated: the device's plans of the step and of the model that is
+//! evaluated, and the sizes of the training loop's buffers.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -21,25 +21,25 @@ use crate::run::trainer::TrainerOptions;
 use crate::step::objective::Loss;
 use crate::step::{StepOptions, TrainingStep};
 
-/// What a graph takes on a device that need not be there.
+/// The planned memory of a graph on a device, which need not exist.
 pub type GraphPlan<'a> = &'a dyn Fn(&Graph) -> Result<Memory, GraphError>;
 
 /// The decoded images of a dataset.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ImageSizes {
-    /// How many there are.
+    /// Their number.
     pub count: usize,
-    /// Bytes of one, on average.
+    /// Mean bytes.
     pub mean: f64,
-    /// Bytes of the largest one seen.
+    /// Bytes of the largest one.
     pub largest: u64,
 }
 
 impl ImageSizes {
-    /// Images of which a few, from all over the dataset, are decoded.
+    /// Estimates the sizes from a few images of the whole dataset.
     pub fn of(samples: &dyn Samples) -> ImageSizes {
-        const LOOKED_AT: usize = 16;
-        let stride = samples.len().div_ceil(LOOKED_AT).max(1);
+        const DECODED: usize = 16;
+        let stride = samples.len().div_ceil(DECODED).max(1);
         let bytes: Vec<u64> = (0..samples.len())
             .step_by(stride)
             .filter_map(|index| samples.image(index).ok())
@@ -57,25 +57,25 @@ impl ImageSizes {
     }
 }
 
-/// What decides how much memory a run takes.
+/// Everything that the memory of a run depends on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
     /// The model.
     pub config: Config,
-    /// How it is trained.
+    /// The recipe.
     pub recipe: Recipe,
     /// How the run is carried out.
     pub options: TrainerOptions,
-    /// What it learns from.
+    /// The training images.
     pub images: ImageSizes,
-    /// Samples that it is measured on.
+    /// The number of validation samples.
     pub validation: usize,
-    /// Bytes of weights that are in host memory now and become the step's.
+    /// Bytes of weights in host memory that are moved into the step.
     pub held: u64,
 }
 
 impl Workload {
-    /// That of a run before its first step, or before its first step from a snapshot of so many bytes.
+    /// That of a run before its first step, with a snapshot of so many bytes.
     pub fn of(setup: &Setup, options: &TrainerOptions, snapshot: u64) -> Workload {
         let first = match &setup.weights {
             FirstWeights::Given(weights) => vit_graph::device::Parameters::held_bytes(weights),
@@ -92,69 +92,69 @@ impl Workload {
     }
 }
 
-/// When a part of a run's memory is held.
+/// When a part of a run's memory is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryPhase {
     /// From the first step to the last.
     Always,
-    /// While the model is measured.
+    /// During an evaluation.
     Evaluating,
     /// While a checkpoint is written.
     Saving,
 }
 
-/// A part of what a run takes.
+/// A part of a run's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPart {
-    /// What it is for.
+    /// Its purpose.
     pub name: &'static str,
-    /// Bytes of the host's memory.
+    /// Bytes of host memory.
     pub host: u64,
-    /// Bytes of the device's own memory.
+    /// Bytes of device memory.
     pub device: u64,
-    /// When it is held.
+    /// When it is in use.
     pub when: MemoryPhase,
 }
 
-/// What a run takes of memory.
+/// The planned memory of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunMemory {
-    /// The parts, of which the first is what the process and the device hold already.
+    /// The parts; the first is the memory that is in use before the run.
     pub parts: Vec<MemoryPart>,
-    /// What a checkpoint of the run holds.
+    /// The size of a checkpoint.
     pub state: StateBytes,
-    /// Bytes that the process holds already, weights included.
+    /// Bytes that the process holds before the run, weights included.
     resident: u64,
 }
 
-/// What a run takes more than there is.
+/// The memory of a run that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shortage {
-    /// Bytes that it takes.
+    /// Bytes that it needs.
     pub needed: u64,
-    /// What there is.
+    /// The memory that is free.
     pub room: FreeMemory,
 }
 
-/// What the process and the device hold before a run begins.
+/// The memory in use before a run begins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryBaseline {
     /// Bytes of host memory that the process holds.
     pub resident: u64,
-    /// What is left of the device's own memory, if it has some.
+    /// Free device memory, if known.
     pub device: Option<FreeMemory>,
-    /// Whether the device has memory of its own, even if it is not there to be asked.
+    /// Whether the device has its own memory, even if it does not exist here.
     pub own_memory: bool,
 }
 
-/// Host memory that buffers of files, stacks of threads, drawings of curves and metrics take, which all are small.
+/// Host memory for buffers of files, stacks of threads, figures and metrics.
 const SMALL_THINGS: u64 = 24 << 20;
 
-/// GPU memory for compiled kernels and for what cuBLASLt and the driver allocate when they first run.
+/// GPU memory for compiled kernels and the allocations of cuBLASLt and the driver.
 const GPU_LIBRARIES: u64 = 96 << 20;
 
 impl RunMemory {
-    /// Plans a run: `plan` says what a graph takes on the device.
+    /// Plans a run; `plan` gives the memory of a graph on the device.
     pub fn new(workload: &Workload, plan: GraphPlan, before: MemoryBaseline) -> Result<RunMemory, TrainError> {
         let Workload { config, recipe, options, images, .. } = workload;
         let place = |name, bytes: u64, when| match before.own_memory {
@@ -176,7 +176,7 @@ impl RunMemory {
         let libraries = if before.own_memory { GPU_LIBRARIES } else { 0 };
         let weights =
             place("weights", (memory.stored_bytes as u64).saturating_sub(sizes.optimiser), MemoryPhase::Always);
-        // What a step leaves as it is, a device need not keep as it was: the run does, for its checkpoints.
+        // A device may keep frozen parameters in packed form only; the run keeps a copy for its checkpoints.
         let weights = MemoryPart { host: weights.host + frozen, ..weights };
         let mut parts = vec![
             MemoryPart {
@@ -192,7 +192,7 @@ impl RunMemory {
 
         let settings = loader_settings(recipe, &config.preprocessing, images.count.max(1))?;
         parts.push(host("batches", batches(&settings, config, before.own_memory), MemoryPhase::Always));
-        // A file, the decoded image and what it becomes on its way to the model's size, in every thread.
+        // In every thread: the file, the decoded image and the intermediates of resizing.
         let decoding = options.threads as u64 * 3 * images.largest;
         let cached = options.cache_bytes.min(images.bytes());
         parts.push(host("decoded images", decoding + cached, MemoryPhase::Always));
@@ -211,12 +211,12 @@ impl RunMemory {
         Ok(RunMemory { parts, state: sizes, resident: before.resident })
     }
 
-    /// The most host memory that the process will hold.
+    /// The peak of host memory.
     pub fn host(&self) -> u64 {
         self.peak(|part| part.host)
     }
 
-    /// The most of its own memory that the device will hold.
+    /// The peak of device memory.
     pub fn device(&self) -> u64 {
         self.peak(|part| part.device)
     }
@@ -226,7 +226,7 @@ impl RunMemory {
         sum(MemoryPhase::Always) + sum(MemoryPhase::Evaluating).max(sum(MemoryPhase::Saving))
     }
 
-    /// What is missing, where this does not fit into what is left.
+    /// The shortage, if the run does not fit into free memory.
     pub fn shortage(&self, host: Option<FreeMemory>, device: Option<FreeMemory>) -> Option<Shortage> {
         let device = device.filter(|room| self.device() > room.total.min(room.free + self.device_taken()));
         if let Some(room) = device {
@@ -244,19 +244,19 @@ impl RunMemory {
     }
 }
 
-/// What takes less memory than a run that does not fit.
+/// Changes that make a run fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Alternatives {
     /// The largest smaller batch that fits.
     pub batch: Option<usize>,
-    /// Whether the same batch fits if activations are computed again.
+    /// Whether the same batch fits with activations recomputed.
     pub recompute: bool,
-    /// In how many parts the same batch fits.
+    /// The number of micro-batches with which the same batch fits.
     pub accumulate: Option<usize>,
 }
 
 impl Alternatives {
-    /// Looks for what fits; `fits` says whether a workload does. What cannot be planned does not fit.
+    /// Searches for changes with which a workload `fits`.
     pub fn of(workload: &Workload, fits: &dyn Fn(&Workload) -> bool) -> Alternatives {
         let with = |change: &dyn Fn(&mut Workload)| {
             let mut other = workload.clone();
@@ -267,24 +267,24 @@ impl Alternatives {
         let batch = largest_batch(whole, parts, |batch| with(&|other| other.recipe.batch = batch));
         let recompute = !workload.options.recompute && with(&|other| other.options.recompute = true);
         let splits = [2, 4, 8, 16].into_iter().map(|times| times * parts).filter(|parts| whole.is_multiple_of(*parts));
-        // Parts are batches themselves: where none fits, no part does.
+        // If no smaller batch fits, no micro-batch does.
         let accumulate =
             batch.and_then(|_| splits.into_iter().find(|&parts| with(&|other| other.recipe.accumulate = parts)));
         Alternatives { batch, recompute, accumulate }
     }
 }
 
-/// Bytes of a step's parameters as a checkpoint holds them.
+/// The size of a checkpoint in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateBytes {
     /// The model's weights.
     pub model: u64,
-    /// What the optimiser keeps, averages included.
+    /// The optimiser's state and the averages.
     pub optimiser: u64,
 }
 
 impl StateBytes {
-    /// Those of a step.
+    /// That of a step.
     pub fn of(step: &TrainingStep) -> StateBytes {
         let (mut model, mut optimiser) = (0, 0);
         for (_, parameter) in step.graph.parameters() {
@@ -295,26 +295,26 @@ impl StateBytes {
     }
 }
 
-/// Bytes of the model's parameters that a step leaves as they are.
+/// Bytes of the parameters that a step does not change.
 fn frozen(step: &TrainingStep) -> u64 {
     let changed: HashSet<NodeId> = step.graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
     let unchanged = step.graph.parameters().filter(|(node, _)| !changed.contains(node));
     unchanged.map(|(_, parameter)| 4 * parameter.shape.elements() as u64).sum()
 }
 
-/// Prepared batches: those of the loader's window, the last step's, this step's and the next one's; a device that runs
-/// while the host does something else is one step ahead. With them what each thread of the loader works in.
+/// Bytes of prepared batches: those that the loader prefetches, and those of the last, the current and the next step; an
+/// asynchronous device is one step further.
 fn batches(settings: &LoaderSettings, config: &Config, ahead: bool) -> u64 {
     let image = settings.transform.output_len();
     let held = settings.prefetch + 3 + usize::from(ahead);
     4 * (held * settings.batch * (image + config.architecture.classes())) as u64
 }
 
-/// A teacher on the device, and its images and logits on the host.
+/// Bytes of a teacher on the device, and of its images and logits on the host.
 fn teacher(recipe: &Recipe, student: &Config, plan: GraphPlan) -> Result<(u64, u64), TrainError> {
     let path = vit_models::run::model_of(Path::new(&recipe.objective.teacher));
     let Ok(Some(mut config)) = read_config(&path) else {
-        // Weights alone do not say what they are before they are read.
+        // The architecture of a weights file is unknown before it is read.
         return Ok((std::fs::metadata(&path).map_or(0, |file| file.len()), 0));
     };
     let size = student.architecture.image_size();
@@ -324,7 +324,7 @@ fn teacher(recipe: &Recipe, student: &Config, plan: GraphPlan) -> Result<(u64, u
     Ok((plan(&inference(&config, recipe.batch)?)?.bytes(), images as u64))
 }
 
-/// The model that is compiled for evaluation beside the step, and on the host its prepared images and scores.
+/// Bytes of the model that is evaluated on the device, and of its prepared images and scores on the host.
 fn evaluation(workload: &Workload, plan: GraphPlan) -> Result<(u64, u64), TrainError> {
     let Workload { config, recipe, validation, .. } = workload;
     let batch = evaluation_batch(recipe).clamp(1, *validation);
@@ -400,10 +400,10 @@ mod tests {
         let memory = planned(&workload(64), MemoryBaseline { resident: 1 << 20, ..MemoryBaseline::default() });
         let part = |name| memory.parts.iter().find(|part| part.name == name).copied().unwrap();
         let model = part("saving").host - part("optimiser").host;
-        // AdamW keeps two values for each parameter, and the recipe averages or does not.
+        // AdamW has two state tensors per parameter; averages are optional.
         assert!(part("optimiser").host >= 2 * model && part("weights").host >= model, "{:?}", memory.parts);
         assert_eq!(part("batches").host, 4 * 7 * 64 * (3 * 32 * 32 + 10));
-        // A thousand images of 3 KiB would be more than the cache holds.
+        // A thousand images of 3 KiB exceed the cache.
         assert_eq!(part("decoded images").host, (1 << 20) + 2 * 3 * 3072);
         let always: u64 = memory.parts.iter().filter(|p| p.when == MemoryPhase::Always).map(|p| p.host).sum();
         assert_eq!(memory.host(), always + part("evaluated images").host.max(part("saving").host));

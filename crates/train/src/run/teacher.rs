@@ -1,4 +1,4 @@
-//! A frozen teacher: a checkpoint that answers for every batch, so that a student can follow it.
+//! A teacher for distillation: a compiled checkpoint whose logits are an input of the step.
 
 use std::path::Path;
 
@@ -8,21 +8,20 @@ use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, ProblemType};
 
 use crate::error::TrainError;
 
-/// A model that only answers.
+/// A model that only runs inference.
 pub(crate) struct Teacher {
     executable: Box<dyn Executable>,
-    /// What brings the student's pictures to the teacher's colours, per channel: factor and addend.
+    /// Factor and addend per channel that turn the student's normalisation of images into the teacher's.
     colours: Vec<(f32, f32)>,
     images: Vec<f32>,
-    /// Pixels of one channel of one picture.
+    /// Pixels of one channel of an image.
     plane: usize,
-    /// Logits of a batch.
+    /// The number of logits of a batch.
     outputs: usize,
 }
 
 impl Teacher {
-    /// Opens a checkpoint as the teacher of a student, for batches of this size. A run's folder stands for its best
-    /// model.
+    /// Opens a checkpoint, or the best model of a run, as the teacher of a student, for batches of this size.
     pub fn open(path: &Path, student: &Config, batch: usize, device: &dyn Device) -> Result<Teacher, TrainError> {
         let unfit = |what: String| TrainError::Teacher { path: path.into(), what };
         let mut checkpoint = Checkpoint::open(path, OpenOptions::default()).map_err(|e| unfit(e.to_string()))?;
@@ -30,12 +29,12 @@ impl Teacher {
         let found = &checkpoint.config;
         if found.architecture.classes() != classes {
             let known = found.architecture.classes();
-            return Err(unfit(format!("it knows {known} classes, and the data set has {classes}")));
+            return Err(unfit(format!("it knows {known} classes, and the dataset has {classes}")));
         }
         if !found.labels.is_empty() && found.labels != student.labels {
             let different = found.labels.iter().zip(&student.labels).position(|(own, given)| own != given).unwrap_or(0);
             return Err(unfit(format!(
-                "its classes are not those of the data set in the same order: class {different} is {:?} there and {:?} here",
+                "its classes are not those of the dataset in the same order: class {different} is {:?} there and {:?} here",
                 found.labels[different], student.labels[different]
             )));
         }
@@ -49,7 +48,7 @@ impl Teacher {
         }
         let size = student.architecture.image_size();
         let resized = Changes { image_size: Some(size), ..Changes::default() };
-        checkpoint.change(resized).map_err(|e| unfit(format!("it cannot see the student's pictures: {e}")))?;
+        checkpoint.change(resized).map_err(|e| unfit(format!("it cannot take the student's images: {e}")))?;
         let Checkpoint { config, mut weights, .. } = checkpoint;
         let mut graph = config.architecture.build(batch, Mode::Inference)?;
         graph.retain_outputs(|name| name == "logits");
@@ -62,7 +61,7 @@ impl Teacher {
         Ok(Teacher { executable, colours, images, plane, outputs: batch * classes })
     }
 
-    /// Its logits for a batch in the student's colours.
+    /// Its logits for a batch with the student's normalisation.
     pub fn answer(&mut self, images: &[f32]) -> Result<Vec<f32>, TrainError> {
         let planes = self.images.chunks_mut(self.plane).zip(images.chunks(self.plane));
         for ((into, from), (factor, addend)) in planes.zip(self.colours.iter().cycle()) {
@@ -88,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// A checkpoint of a small ResNet whose every number is random, running statistics too.
+    /// A checkpoint of a small ResNet with random weights and running statistics.
     fn resnet() -> Checkpoint {
         let mut config = config("resnet18_cifar");
         let net = config.architecture.downcast_mut::<vit_models::resnet::ResNet>().unwrap();
@@ -124,7 +123,7 @@ mod tests {
         let student = config("deit_pico_distilled_patch8_32");
         assert_ne!(student.preprocessing.mean, checkpoint.config.preprocessing.mean);
 
-        // The same two pictures, of values from 0 to 1, in the colours of both.
+        // The same two images, of values from 0 to 1, in the normalisation of both.
         let plain: Vec<f32> = (0..2 * 3 * 1024).map(|i| ((i * 37) % 256) as f32 / 255.0).collect();
         let coloured = |p: &Preprocess| -> Vec<f32> {
             let channel = |i: usize| i / 1024 % 3;
@@ -145,7 +144,7 @@ mod tests {
         for (found, expected) in logits.iter().zip(&expected) {
             assert!((found - expected).abs() <= 1e-5 * largest, "{logits:?} and {expected:?}");
         }
-        // Nothing that it sees changes it: no batch's statistics are kept.
+        // Running statistics do not change.
         assert_ne!(teacher.answer(&vec![3.0; 2 * 3 * 1024]).unwrap(), logits);
         assert_eq!(teacher.answer(&coloured(&student.preprocessing)).unwrap(), logits);
     }

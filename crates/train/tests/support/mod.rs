@@ -1,4 +1,4 @@
-//! A small data set, and runs on it that stop and go on.
+//! A small dataset, and runs on it that are interrupted and resumed.
 
 #![allow(dead_code)]
 
@@ -17,7 +17,7 @@ use vit_train::{
     Snapshot, TrainError, TrainerOptions, train,
 };
 
-/// Pictures of three classes that differ in colour, 16 pixels wide.
+/// Images of three classes that differ in colour, 16 pixels wide.
 pub fn pictures(folder: &Path, each: u32) {
     for (class, base) in [("amber", [220u8, 160, 40]), ("blue", [40, 60, 210]), ("green", [50, 190, 70])] {
         let class = folder.join(class);
@@ -64,7 +64,7 @@ pub fn options(threads: usize) -> TrainerOptions {
     TrainerOptions { threads, cache_bytes: 1 << 20, save_every: Duration::from_secs(3600), recompute: false }
 }
 
-/// Sets the flag after some steps, as Ctrl-C would.
+/// Sets the stop flag after some steps.
 struct StopAfter<'a> {
     steps: u64,
     stop: &'a AtomicBool,
@@ -81,7 +81,7 @@ impl Observer for StopAfter<'_> {
 pub struct Scene {
     pub folder: TempDir,
     pub data: PathBuf,
-    /// Whether steps may be started before the losses of those before them are known.
+    /// Whether steps are started before the losses of the previous ones are read.
     pub ahead: bool,
 }
 
@@ -121,7 +121,7 @@ impl Scene {
         train(self.device(threads).as_ref(), &mut setup, &run, None, &options(threads), &mut observer, &stop)
     }
 
-    /// Goes on with a run and stops it after some steps in all.
+    /// Resumes a run and stops it when it has taken some steps.
     pub fn resume(&self, name: &str, threads: usize, stop_after: u64) -> Result<Finished, TrainError> {
         self.resume_with(name, threads, stop_after, ChangedData::Refuse)
     }
