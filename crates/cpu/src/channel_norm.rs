@@ -98,7 +98,7 @@ impl ChannelNormShape {
 }
 
 /// The statistics that a norm writes besides its result, each `[samples, groups]`; empty where they are unused.
-pub(crate) struct Statistics<'a> {
+pub(crate) struct ChannelStatistics<'a> {
     pub mean: &'a mut [f32],
     pub rstd: &'a mut [f32],
     /// The biased variance.
@@ -114,7 +114,7 @@ pub(crate) fn forward(
     epsilon: f32,
     [x, gamma, beta]: [&[f32]; 3],
     y: &mut [f32],
-    statistics: Statistics<'_>,
+    statistics: ChannelStatistics<'_>,
     workspace: &mut [f32],
 ) {
     shape.check(x, workspace);
@@ -146,7 +146,7 @@ pub(crate) fn forward(
         let channels = sample * shape.channels..(sample + 1) * shape.channels;
         // SAFETY: chunks do not overlap.
         let y = unsafe { y.slice(range.start, range.len()) };
-        isa.dispatch(Normalise {
+        isa.dispatch(NormaliseRows {
             x: &x[range],
             mean: &mean[channels.clone()],
             scale: &scale[channels],
@@ -203,7 +203,7 @@ pub(crate) fn backward(
     let (means, dy_factor, offset, x_factor) = (&*means, &*dy_factor, &*offset, &*x_factor);
     shape.each_chunk(pool, sums, &|sample, range, _| {
         let channels = sample * shape.channels..(sample + 1) * shape.channels;
-        isa.dispatch(NormaliseGrad {
+        isa.dispatch(NormaliseGradRows {
             dy: &dy[range.clone()],
             x: &x[range.clone()],
             mean: &means[channels.clone()],
@@ -246,7 +246,7 @@ impl Kernel for SumSquares<'_> {
 }
 
 /// `y = (x - mean) · scale + shift`, over rows.
-struct Normalise<'a> {
+struct NormaliseRows<'a> {
     x: &'a [f32],
     mean: &'a [f32],
     scale: &'a [f32],
@@ -254,7 +254,7 @@ struct Normalise<'a> {
     y: &'a mut [f32],
 }
 
-impl Kernel for Normalise<'_> {
+impl Kernel for NormaliseRows<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -312,7 +312,7 @@ impl Kernel for SumGradients<'_> {
 }
 
 /// `dx = dy_factor · dy + offset + x_factor · (x - mean)`, over rows.
-struct NormaliseGrad<'a> {
+struct NormaliseGradRows<'a> {
     dy: &'a [f32],
     x: &'a [f32],
     mean: &'a [f32],
@@ -322,7 +322,7 @@ struct NormaliseGrad<'a> {
     dx: &'a mut [f32],
 }
 
-impl Kernel for NormaliseGrad<'_> {
+impl Kernel for NormaliseGradRows<'_> {
     type Output = ();
 
     #[inline(always)]

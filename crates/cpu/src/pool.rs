@@ -40,7 +40,7 @@ struct Job {
 #[repr(align(128))]
 struct ShareCounter(AtomicUsize);
 
-struct Shared {
+struct PoolState {
     state: AtomicU64,
     started: Box<[ShareCounter]>,
     asleep: AtomicUsize,
@@ -55,13 +55,13 @@ struct Shared {
 
 // SAFETY: `job` is written only while the call is closed and no worker is inside, and read only by workers that are
 // inside; the state word orders the two.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolState {}
 // SAFETY: the pointer in `job` is to a `Sync` closure and is not used after the call that borrows it.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolState {}
 
 /// A fixed set of threads that run the tasks of one call at a time.
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
     /// Held during a call; another thread that calls meanwhile runs its tasks alone.
     calling: Mutex<()>,
@@ -71,7 +71,7 @@ impl Pool {
     /// A pool that runs on `threads` threads, the caller's included. Zero counts as one.
     pub fn new(threads: usize) -> Pool {
         let threads = threads.clamp(1, INSIDE as usize);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             state: AtomicU64::new(0),
             started: (0..threads).map(|_| ShareCounter(AtomicUsize::new(0))).collect(),
             asleep: AtomicUsize::new(0),
@@ -200,7 +200,7 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn guard(&self) -> MutexGuard<'_, ()> {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -79,7 +79,7 @@ impl Kernel for PackTransposed<'_> {
                 for ahead in first + column + PREFETCH_ROWS..first + column + PREFETCH_ROWS + columns {
                     prefetch_row(s, from.wrapping_add(ahead * view.row_stride), head_dim);
                 }
-                let square = Square { from, stride: view.row_stride, row: first + column, rows, columns };
+                let square = TransposeSquare { from, stride: view.row_stride, row: first + column, rows, columns };
                 let mut d = 0;
                 while d < head_dim {
                     // SAFETY: all `rows` rows are valid, and the columns from `column` on are inside the panel.
@@ -92,8 +92,8 @@ impl Kernel for PackTransposed<'_> {
     }
 }
 
-/// Some neighbouring rows, of which [`Square::transpose`] takes up to `TRANSPOSE` elements at a time.
-struct Square {
+/// Some neighbouring rows, of which [`TransposeSquare::transpose`] takes up to `TRANSPOSE` elements at a time.
+struct TransposeSquare {
     /// The first of all rows.
     from: *const f32,
     stride: usize,
@@ -104,14 +104,14 @@ struct Square {
     columns: usize,
 }
 
-impl Square {
+impl TransposeSquare {
     /// Writes elements `d` to `d + TRANSPOSE`, or to `head_dim`, as rows of `to`.
     ///
     /// # Safety
     /// `rows` rows of `head_dim` elements must be readable, and as many elements writable at `to`.
     #[inline(always)]
     unsafe fn transpose<S: Simd>(&self, s: S, d: usize, head_dim: usize, to: *mut f32, to_stride: usize) {
-        let &Square { from, stride, row, rows, columns } = self;
+        let &TransposeSquare { from, stride, row, rows, columns } = self;
         let terms = TRANSPOSE.min(head_dim - d);
         // SAFETY: reads are of rows below `rows` and elements below `head_dim`.
         unsafe {

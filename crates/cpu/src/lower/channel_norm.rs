@@ -4,7 +4,7 @@ use vit_graph::Type;
 use vit_graph::ops::{BatchNorm, GroupNorm};
 
 use super::Lowered;
-use crate::channel_norm::{ChannelNormShape, Statistics, backward, forward};
+use crate::channel_norm::{ChannelNormShape, ChannelStatistics, backward, forward};
 
 fn grouped(groups: usize, x: &Type) -> ChannelNormShape {
     let (samples, channels) = (x.shape[0], x.shape.last());
@@ -19,7 +19,7 @@ pub(super) fn group_norm(op: &GroupNorm, x: &Type) -> Lowered {
     let (shape, epsilon) = (grouped(op.groups, x), op.epsilon);
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [y, mean, rstd] = outputs else { unreachable!("three outputs") };
-        let statistics = Statistics { mean, rstd, variance: &mut [] };
+        let statistics = ChannelStatistics { mean, rstd, variance: &mut [] };
         forward(&p.pool, p.isa, &shape, epsilon, [inputs[0], inputs[1], inputs[2]], y, statistics, workspace);
     })
     .with_workspace(shape.workspace())
@@ -31,7 +31,7 @@ pub(super) fn batch_norm(op: &BatchNorm, x: &Type) -> Lowered {
         let [y, mean, rstd, new_mean, new_variance] = outputs else { unreachable!("five outputs") };
         let (batch, workspace) = workspace.split_at_mut(2 * shape.channels);
         let (batch_mean, batch_variance) = batch.split_at_mut(shape.channels);
-        let statistics = Statistics { mean: &mut *batch_mean, rstd, variance: &mut *batch_variance };
+        let statistics = ChannelStatistics { mean: &mut *batch_mean, rstd, variance: &mut *batch_variance };
         forward(&p.pool, p.isa, &shape, op.epsilon, [inputs[0], inputs[1], inputs[2]], y, statistics, workspace);
         // Empty, if it has no consumers.
         let mean_len = mean.len();

@@ -2,7 +2,7 @@
 //! Accurate to about one unit in the last place; NaN gives NaN.
 
 use super::Simd;
-use super::gelu_tables::{DERIVATIVE, END, HALVES, TAIL, Table};
+use super::gelu_tables::{DERIVATIVE, END, HALVES, PieceTable, TAIL};
 
 /// `c[0] * x^(n-1) + ... + c[n-1]`.
 #[inline(always)]
@@ -92,7 +92,7 @@ fn piece<S: Simd>(s: S, t: S::V) -> (S::V, S::V) {
 }
 
 #[inline(always)]
-fn piecewise_polynomial<S: Simd>(s: S, (index, distance): (S::V, S::V), table: &'static Table) -> S::V {
+fn piecewise_polynomial<S: Simd>(s: S, (index, distance): (S::V, S::V), table: &'static PieceTable) -> S::V {
     let mut y = s.lookup(&table[0], index);
     for coefficients in &table[1..] {
         y = s.mul_add(y, distance, s.lookup(coefficients, index));
