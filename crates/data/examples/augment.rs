@@ -1,5 +1,5 @@
-//! How many pictures per second one core augments: each operation on a picture of 224 x 224, whole recipes on pictures
-//! of 500 x 375, and small cached pictures through the loader.
+//! How many images per second one core augments: each operation on an image of 224 x 224, whole recipes on images
+//! of 500 x 375, and small cached images through the loader.
 //!
 //! ```text
 //! cargo run --release -p vit-data --example augment
@@ -23,7 +23,7 @@ const BATCHES: u32 = 12;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("one operation, 224 x 224");
-    let picture = smooth_picture(224, 224)?;
+    let image = smooth_image(224, 224)?;
     for operation in [
         Operation::AutoContrast,
         Operation::Equalize,
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         let mut random = SampleRandom::new(1, 0, 0, 0);
         let mut apply = |sampling| {
-            let mut copy = picture.clone();
+            let mut copy = image.clone();
             operation.apply(&mut copy, 9.0, sampling, [124, 116, 104], &mut random);
             copy
         };
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let each = |name: &str, work: fn(&mut Image)| {
         report(name, || {
-            let mut copy = picture.clone();
+            let mut copy = image.clone();
             work(&mut copy);
             copy
         });
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     each("flip", geometry::flip);
 
     println!("\nwhole recipes, 500 x 375 to 224 x 224, decoded");
-    let photo = smooth_picture(500, 375)?;
+    let photo = smooth_image(500, 375)?;
     let preprocess = Preprocess { interpolation: Filter::Bicubic, ..Preprocess::default() };
     let crop = Augmentation { crop: Crop::usual(), flip: 0.5, ..Augmentation::default() };
     let rand = Some("rand-m9-mstd0.5-inc1".to_owned());
@@ -82,7 +82,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         let transform = TrainTransform::new(&preprocess, &augmentation)?;
         let mut values = vec![0.0; transform.output_len()];
-        // The random choices make pictures very different in cost: the mean of many, each at its fastest.
+        // The random choices make images very different in cost: the mean of many, each at its fastest.
         let mut fastest = [Duration::MAX; 100];
         for _ in 0..12 {
             for (sample, fastest) in fastest.iter_mut().enumerate() {
@@ -145,11 +145,11 @@ fn report<R>(name: &str, mut work: impl FnMut() -> R) {
 }
 
 fn print_speed(name: &str, each: Duration) {
-    println!("  {name:<44} {:>9.1} us {:>10.0} pictures/s", each.as_secs_f64() * 1e6, 1.0 / each.as_secs_f64());
+    println!("  {name:<44} {:>9.1} us {:>10.0} images/s", each.as_secs_f64() * 1e6, 1.0 / each.as_secs_f64());
 }
 
 /// Gradients with some noise, as a photograph has.
-fn smooth_picture(width: usize, height: usize) -> Result<Image, vit_data::ShapeError> {
+fn smooth_image(width: usize, height: usize) -> Result<Image, vit_data::ShapeError> {
     let mut random = SampleRandom::new(0, 0, 0, 0);
     let mut pixels = Vec::with_capacity(width * height * 3);
     for y in 0..height {
@@ -163,15 +163,15 @@ fn smooth_picture(width: usize, height: usize) -> Result<Image, vit_data::ShapeE
     Image::from_rgb(width, height, pixels)
 }
 
-/// As many small pictures as fit a short test.
+/// As many small images as fit a short test.
 struct Small {
-    picture: Image,
+    image: Image,
     classes: Vec<String>,
 }
 
 impl Small {
     fn new() -> Result<Self, vit_data::ShapeError> {
-        Ok(Self { picture: smooth_picture(32, 32)?, classes: (0..10).map(|i| i.to_string()).collect() })
+        Ok(Self { image: smooth_image(32, 32)?, classes: (0..10).map(|i| i.to_string()).collect() })
     }
 }
 
@@ -193,6 +193,6 @@ impl Samples for Small {
     }
 
     fn image(&self, _: usize) -> Result<Image, ImageError> {
-        Ok(self.picture.clone())
+        Ok(self.image.clone())
     }
 }

@@ -1,4 +1,4 @@
-//! Opens a data set, says what is in it, and measures how fast its pictures are read on one core:
+//! Opens a dataset, says what is in it, and measures how fast its images are read on one core:
 //! `cargo run --release -p vit-data --example dataset -- PATH [SAMPLES]`
 
 use std::error::Error;
@@ -9,7 +9,7 @@ use vit_data::dataset::{OpenOptions, open};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1);
-    let path = PathBuf::from(arguments.next().ok_or("which data set? usage: dataset PATH [SAMPLES]")?);
+    let path = PathBuf::from(arguments.next().ok_or("which dataset? usage: dataset PATH [SAMPLES]")?);
     let most = arguments.next().map_or(Ok(usize::MAX), |count| count.to_string_lossy().parse())?;
 
     let start = Instant::now();

@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("give the photos to load, and at least one repeat".into());
     }
     let mut photos = paths.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    // A data loader writes all of its pictures into memory that it keeps.
+    // A data loader writes all of its images into memory that it keeps.
     let mut tensor = vec![0.0; settings().output_len()];
     // Round by round over all photos, so that a busy moment of the machine hurts each a little
     // and the caches are as cold as in real use.

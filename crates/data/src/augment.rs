@@ -1,4 +1,4 @@
-//! Changing training pictures at random: the operations themselves, which give Pillow's bytes, and the policies of timm
+//! Changing training images at random: the operations themselves, which give Pillow's bytes, and the policies of timm
 //! and DeiT III that choose among them. Everything random comes from a [`SampleRandom`], so that it belongs to a
 //! sample and not to a thread.
 

@@ -1,4 +1,4 @@
-//! Data sets from disk: opened by path, whatever their format, and read as [`Samples`].
+//! Datasets from disk: opened by path, whatever their format, and read as [`Samples`].
 //!
 //! ```no_run
 //! use vit_data::Samples;
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The format is found out by looking: class folders, tar shards, Parquet, manifests, CIFAR binaries, IDX. Opening lists
-//! the samples and their labels and decodes no picture; a broken one is an error of [`Samples::image`]. Labels that are
+//! the samples and their labels and decodes no image; a broken one is an error of [`Samples::image`]. Labels that are
 //! numbers get names from `classes.txt` beside the files, one per line, where the format has no place for them.
 
 mod archive;
@@ -61,9 +61,9 @@ pub enum Format {
     Folders,
     /// Tar archives with a folder for each class.
     Tar,
-    /// Tar archives with labels beside the pictures.
+    /// Tar archives with labels beside the images.
     WebDataset,
-    /// Parquet with a column of pictures.
+    /// Parquet with a column of images.
     Parquet,
     /// A table of paths and labels.
     Manifest,
@@ -100,7 +100,7 @@ pub enum Validation {
     /// either, carved from the training samples. This is the whole rule, and nothing else decides about it.
     #[default]
     Automatic,
-    /// From another data set, whose classes must be among those of the training set.
+    /// From another dataset, whose classes must be among those of the training set.
     Path(PathBuf),
     /// From this split of the set.
     Split(Split),
@@ -111,7 +111,7 @@ pub enum Validation {
 }
 
 impl Validation {
-    /// What a user means by an argument: the name of a split, or else the path of a data set.
+    /// What a user means by an argument: the name of a split, or else the path of a dataset.
     pub fn from_argument(argument: &Path) -> Self {
         match argument.to_str().and_then(Split::from_name) {
             Some(split) => Validation::Split(split),
@@ -123,13 +123,13 @@ impl Validation {
 /// How samples are read, for training and evaluation alike.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// How pictures are decoded.
+    /// How images are decoded.
     pub decode: DecodeOptions,
     /// How much may be unpacked on opening.
     pub limits: Limits,
 }
 
-/// How to open a data set for training.
+/// How to open a dataset for training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenOptions {
     /// Where the validation samples come from.
@@ -162,7 +162,7 @@ impl Default for OpenOptions {
     }
 }
 
-/// A data set for training. All parts have the same classes.
+/// A dataset for training. All parts have the same classes.
 pub struct Splits {
     /// What to learn from.
     pub train: Arc<Dataset>,
@@ -176,7 +176,7 @@ pub struct Splits {
     pub report: Report,
 }
 
-/// Opens the data set at `path` (a folder, a file or a pattern such as `shards/*.tar`) for training.
+/// Opens the dataset at `path` (a folder, a file or a pattern such as `shards/*.tar`) for training.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Splits, DatasetError> {
     check_options(options)?;
     divide(read(path, Purpose::Training, &options.read)?, options)
@@ -227,7 +227,7 @@ fn divide(mut listing: Listing, options: &OpenOptions) -> Result<Splits, Dataset
     Ok(Splits { train, validation, test, unused, report })
 }
 
-/// A data set for evaluation.
+/// A dataset for evaluation.
 pub struct Evaluation {
     /// The samples.
     pub samples: Arc<Dataset>,
@@ -235,13 +235,13 @@ pub struct Evaluation {
     pub split: Option<Split>,
     /// The format found.
     pub format: Format,
-    /// Folders of classes without a picture.
+    /// Folders of classes without an image.
     pub empty: Vec<String>,
     /// What was left out.
     pub skipped: Vec<Skipped>,
 }
 
-/// Opens one split of the data set at `path`; without a `split` the validation split, else the test split, else all
+/// Opens one split of the dataset at `path`; without a `split` the validation split, else the test split, else all
 /// samples there are. With `classes` labels are indices of those, found by name, or by number where a set has only
 /// numbers; a class that is not among them is an error.
 pub fn open_split(
@@ -255,7 +255,7 @@ pub fn open_split(
     select(listing, split, classes, options)
 }
 
-/// Opens all samples of the data set at `path`, whatever splits it has.
+/// Opens all samples of the dataset at `path`, whatever splits it has.
 pub fn open_all(path: &Path, classes: Option<&[String]>, options: &ReadOptions) -> Result<Evaluation, DatasetError> {
     select(read(path, Purpose::Training, options)?, None, classes, options)
 }

@@ -1,4 +1,4 @@
-//! Reading picture files: JPEG, PNG, WebP, GIF, BMP and TIFF, to 8-bit RGB.
+//! Reading image files: JPEG, PNG, WebP, GIF, BMP and TIFF, to 8-bit RGB.
 //!
 //! The format is taken from the content, never from the name. Sizes are checked against a limit
 //! before any memory in proportion to them is taken, because a file of a hundred bytes can claim
@@ -25,13 +25,13 @@ use vit_system::regular_file;
 
 pub use recognise::Format;
 
-/// How to read a picture.
+/// How to read an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// Turn the picture as its EXIF orientation says. Training pipelines in Python often do not,
+    /// Turn the image as its EXIF orientation says. Training pipelines in Python often do not,
     /// people looking at the result always expect it.
     pub apply_orientation: bool,
-    /// Refuse pictures with more pixels than this. The default is Pillow's (a 512 MiB picture).
+    /// Refuse images with more pixels than this. The default is Pillow's (a 512 MiB image).
     pub max_pixels: u64,
 }
 
@@ -41,7 +41,7 @@ impl Default for DecodeOptions {
     }
 }
 
-/// Why a picture could not be read.
+/// Why an image could not be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ImageError {
@@ -89,7 +89,7 @@ pub enum ImageError {
         /// What decoding takes at most.
         bytes: usize,
     },
-    /// More bytes in the file than any picture needs.
+    /// More bytes in the file than any image needs.
     #[error("the file is larger than {MAX_FILE_BYTES} bytes, too large for an image; convert it first")]
     FileTooLarge,
     /// A side of zero.
@@ -132,13 +132,13 @@ impl From<io::Error> for ImageError {
     }
 }
 
-/// No picture within the pixel limit comes near this; an endless device file does.
+/// No image within the pixel limit comes near this; an endless device file does.
 pub(crate) const MAX_FILE_BYTES: u64 = 2 << 30;
 
 /// Enough to recognise every format.
 const START_BYTES: u64 = 64;
 
-/// Reads the picture in the file at `path`. Errors name it.
+/// Reads the image in the file at `path`. Errors name it.
 pub fn open(path: &Path, options: &DecodeOptions) -> Result<Image, ImageError> {
     read(path)
         .and_then(|bytes| decode(&bytes, options))
@@ -163,7 +163,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
     Ok(bytes)
 }
 
-/// Reads the picture in `bytes`, the whole content of a file.
+/// Reads the image in `bytes`, the whole content of a file.
 pub fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Image, ImageError> {
     let format = Format::of(bytes)?;
     let limit = PixelLimit { format, max_pixels: options.max_pixels };
@@ -216,7 +216,7 @@ pub fn catches_panics() -> bool {
     GUARDED.get()
 }
 
-/// A picture as stored, and how to turn it.
+/// An image as stored, and how to turn it.
 struct Decoded {
     image: Image,
     /// The EXIF number, 1 to 8.
@@ -253,7 +253,7 @@ impl PixelLimit {
         ImageError::Unsupported { format: self.format, reason: reason.to_string().trim().to_owned() }
     }
 
-    /// Fails if a picture of this size must not or cannot be decoded; else gives its pixels.
+    /// Fails if an image of this size must not or cannot be decoded; else gives its pixels.
     fn check(&self, width: u64, height: u64) -> Result<usize, ImageError> {
         let format = self.format;
         if width == 0 || height == 0 {

@@ -1,4 +1,4 @@
-//! From what a person types to the list of picture files: files, folders and glob patterns.
+//! From what a person types to the list of image files: files, folders and glob patterns.
 //! The order is stable and made for people (`img2` before `img10`); nothing is opened here.
 
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ pub enum FilesError {
     /// Neither a file, nor a folder, nor a pattern.
     #[error("{}", missing(.0))]
     Missing(PathBuf),
-    /// A folder without pictures.
+    /// A folder without images.
     #[error(
         "{}: no images in this folder (files ending in {})", path.display(), EXTENSIONS.join(", ")
     )]
@@ -65,10 +65,10 @@ fn missing(path: &Path) -> String {
     }
 }
 
-/// The endings that make a file in a folder a picture; a file named by itself needs none of them.
+/// The endings that make a file in a folder an image; a file named by itself needs none of them.
 pub const EXTENSIONS: [&str; 10] = ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff"];
 
-/// Whether the name of `path` ends like a picture's.
+/// Whether the name of `path` ends like an image's.
 pub fn has_image_extension(path: &Path) -> bool {
     path.extension()
         .and_then(OsStr::to_str)
@@ -76,7 +76,7 @@ pub fn has_image_extension(path: &Path) -> bool {
 }
 
 /// The images that `arguments` name, no path twice, in the order of the arguments. Folders
-/// give their pictures in natural order, those of inner folders too if `recursive`; hidden files
+/// give their images in natural order, those of inner folders too if `recursive`; hidden files
 /// are skipped. What exists is taken by name even if it looks like a pattern.
 pub fn find_images<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Result<Vec<PathBuf>, FilesError> {
     find_images_each(arguments, recursive).into_iter().collect()

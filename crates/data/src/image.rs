@@ -1,10 +1,10 @@
-//! The one picture type of the system: 8-bit RGB, row by row, three bytes per pixel.
+//! The one image type of the system: 8-bit RGB, row by row, three bytes per pixel.
 //! It is what decoding gives and what resizing and augmentation work on; it never holds alpha,
 //! other depths or an empty area, so that nothing downstream has to ask.
 
 use thiserror::Error;
 
-/// Why bytes are not a picture of the given size.
+/// Why bytes are not an image of the given size.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ShapeError {
     /// A side is zero.
@@ -27,7 +27,7 @@ pub enum ShapeError {
     },
 }
 
-/// An 8-bit RGB picture: interleaved, rows from top to bottom (HWC).
+/// An 8-bit RGB image: interleaved, rows from top to bottom (HWC).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Image {
     width: usize,
@@ -84,7 +84,7 @@ impl Image {
         &self.pixels[y * self.width * 3..(y + 1) * self.width * 3]
     }
 
-    /// The grey picture (all three channels equal) with Pillow's weights for `convert("L")`.
+    /// The grey image (all three channels equal) with Pillow's weights for `convert("L")`.
     pub fn to_grey(&self) -> Image {
         let mut grey = self.clone();
         for pixel in grey.pixels.chunks_exact_mut(3) {

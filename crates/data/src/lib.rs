@@ -1,4 +1,4 @@
-//! Pictures for Vision Transformers: reading files, resizing, the preprocessing that belongs to a
+//! Images for Vision Transformers: reading files, resizing, the preprocessing that belongs to a
 //! model's weights, augmentation for training, and the loader that makes batches of it all. Results
 //! agree with Pillow, torchvision and timm, because published models were trained behind them.
 //!

@@ -50,7 +50,7 @@ pub enum Labels {
     Multiple,
 }
 
-/// How a data set becomes batches.
+/// How a dataset becomes batches.
 #[derive(Clone, Debug)]
 pub struct LoaderSettings {
     /// Samples per batch.
@@ -67,13 +67,13 @@ pub struct LoaderSettings {
     pub last: LastBatch,
     /// The epoch before which to stop, if any.
     pub epochs: Option<u64>,
-    /// What happens to each picture.
+    /// What happens to each image.
     pub transform: TrainTransform,
     /// What happens to each batch and its targets.
     pub mix: Mix,
     /// How many classes a sample has.
     pub labels: Labels,
-    /// Memory for decoded pictures, in bytes; 0 for none.
+    /// Memory for decoded images, in bytes; 0 for none.
     pub cache_bytes: u64,
     /// When unreadable samples are too many.
     pub unreadable: UnreadableLimit,
@@ -98,7 +98,7 @@ impl LoaderSettings {
         }
     }
 
-    /// For evaluation: every sample once, in the order of the data set, the last batch padded with zeros.
+    /// For evaluation: every sample once, in the order of the dataset, the last batch padded with zeros.
     pub fn evaluation(preprocess: &Preprocess, batch: usize) -> Result<Self, TransformError> {
         let transform = TrainTransform::new(preprocess, &Augmentation::default())?;
         let last = LastBatch::Padded;
@@ -125,8 +125,8 @@ impl LoaderSettings {
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum LoaderError {
-    /// A data set without samples or classes.
-    #[error("the data set has {samples} samples and {classes} classes; both are needed")]
+    /// A dataset without samples or classes.
+    #[error("the dataset has {samples} samples and {classes} classes; both are needed")]
     Empty {
         /// Samples found.
         samples: usize,
@@ -134,7 +134,7 @@ pub enum LoaderError {
         classes: usize,
     },
     /// More samples than can be counted.
-    #[error("the data set has {0} samples; at most 4294967295 can be shuffled")]
+    #[error("the dataset has {0} samples; at most 4294967295 can be shuffled")]
     TooManySamples(usize),
     /// A batch of nothing.
     #[error("the batch size is 0, it must be at least 1")]
@@ -159,7 +159,7 @@ pub enum LoaderError {
         /// What it should have.
         expected: String,
     },
-    /// Settings of the transform, or a picture it cannot be applied to.
+    /// Settings of the transform, or an image it cannot be applied to.
     #[error(transparent)]
     Transform(#[from] TransformError),
     /// Settings of mixing.
@@ -185,7 +185,7 @@ pub enum LoaderError {
         examples: String,
     },
     /// No sample was found in place of one that cannot be read.
-    #[error("none of {tried} samples in a row can be read, such as {examples}; check the data set")]
+    #[error("none of {tried} samples in a row can be read, such as {examples}; check the dataset")]
     NoneReadable {
         /// How many were tried.
         tried: usize,
@@ -211,7 +211,7 @@ pub enum LoaderError {
 /// A batch. Its memory goes back to the loader when it is dropped.
 #[derive(Debug)]
 pub struct Batch {
-    /// Pictures: batch x channels x height x width.
+    /// Images: batch x channels x height x width.
     pub images: Vec<f32>,
     /// Targets: batch x classes.
     pub targets: Vec<f32>,
@@ -257,7 +257,7 @@ impl BufferPool {
     }
 }
 
-/// Gives the batches of a data set in order.
+/// Gives the batches of a dataset in order.
 pub struct Loader {
     state: Arc<LoaderState>,
     threads: Vec<JoinHandle<()>>,

@@ -1,4 +1,4 @@
-//! Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019): every picture of a batch is blended with, or gets a
+//! Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019): every image of a batch is blended with, or gets a
 //! rectangle of, its partner in the reversed batch, and the targets follow. The arithmetic is that of timm's per-batch
 //! mode; the choices are a function of seed and step. Everything happens in place.
 
@@ -45,14 +45,14 @@ pub enum Mixing {
     /// Nothing.
     #[default]
     None,
-    /// Each picture is `lambda` of itself and the rest of its partner.
+    /// Each image is `lambda` of itself and the rest of its partner.
     Mixup {
-        /// The picture's own share.
+        /// The image's own share.
         lambda: f64,
     },
-    /// Each picture has a region of its partner.
+    /// Each image has a region of its partner.
     CutMix {
-        /// The share of the area that is the picture's own.
+        /// The share of the area that is the image's own.
         lambda: f64,
         /// What comes from the partner.
         region: Region,
@@ -79,7 +79,7 @@ impl Mix {
         Ok(())
     }
 
-    /// What happens to the batch of a step, whose pictures are `height` x `width`.
+    /// What happens to the batch of a step, whose images are `height` x `width`.
     pub fn choose(&self, seed: u64, step: u64, height: usize, width: usize) -> Mixing {
         let mut random = SampleRandom::for_batch(seed, step);
         if step >= self.until || (self.mixup <= 0.0 && self.cutmix <= 0.0) || !random.chance(self.probability) {
@@ -109,7 +109,7 @@ impl Mix {
 }
 
 impl Mixing {
-    /// The share of a picture that is its own.
+    /// The share of an image that is its own.
     pub fn lambda(&self) -> f64 {
         match self {
             Mixing::None => 1.0,
@@ -117,7 +117,7 @@ impl Mixing {
         }
     }
 
-    /// Mixes `count` pictures, each of planes of rows of `width` values.
+    /// Mixes `count` images, each of planes of rows of `width` values.
     pub fn mix(&self, images: &mut [f32], count: usize, height: usize, width: usize) {
         match self {
             Mixing::None => {}
@@ -127,7 +127,7 @@ impl Mixing {
     }
 }
 
-/// Every picture becomes `lambda` of itself and `1 - lambda` of the one at its place from the end.
+/// Every image becomes `lambda` of itself and `1 - lambda` of the one at its place from the end.
 pub fn mixup(images: &mut [f32], count: usize, lambda: f64) {
     let (own, other) = (lambda as f32, (1.0 - lambda) as f32);
     pairs(images, count, |a, b| {
@@ -140,7 +140,7 @@ pub fn mixup(images: &mut [f32], count: usize, lambda: f64) {
     }
 }
 
-/// Every picture gets the region of the one at its place from the end.
+/// Every image gets the region of the one at its place from the end.
 pub fn cutmix(images: &mut [f32], count: usize, height: usize, width: usize, region: Region) {
     let Region { left, top, width: columns, height: rows } = region;
     pairs(images, count, |a, b| {
@@ -151,7 +151,7 @@ pub fn cutmix(images: &mut [f32], count: usize, height: usize, width: usize, reg
     });
 }
 
-/// Calls `work` with each picture of the first half and its partner.
+/// Calls `work` with each image of the first half and its partner.
 fn pairs(images: &mut [f32], count: usize, work: impl Fn(&mut [f32], &mut [f32])) {
     let length = images.len() / count.max(1);
     let (first, second) = images.split_at_mut(count / 2 * length);
@@ -159,7 +159,7 @@ fn pairs(images: &mut [f32], count: usize, work: impl Fn(&mut [f32], &mut [f32])
     first.chunks_exact_mut(length.max(1)).zip(partners).for_each(|(a, b)| work(a, b));
 }
 
-/// The picture of an odd batch that is its own partner.
+/// The image of an odd batch that is its own partner.
 fn middle(images: &mut [f32], count: usize) -> Option<&mut [f32]> {
     let length = images.len() / count.max(1);
     (count % 2 == 1).then(|| &mut images[count / 2 * length..][..length])

@@ -1,4 +1,4 @@
-//! From a picture to the numbers a model reads: resize, crop, scale, normalise.
+//! From an image to the numbers a model reads: resize, crop, scale, normalise.
 //! The geometry is that of timm's evaluation transform and the arithmetic that of torchvision,
 //! because published weights were trained and measured behind them. Nothing here is random.
 
@@ -11,7 +11,7 @@ use std::ops::Range;
 pub(crate) use normalise::Channel;
 pub use vit_models::{CropMode, Preprocess, PreprocessError};
 
-/// A rectangle in a picture: left, top, width and height, in pixels with fractions.
+/// A rectangle in an image: left, top, width and height, in pixels with fractions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub struct Region {
@@ -30,15 +30,15 @@ pub trait ApplyPreprocess {
     /// as one row of a batch.
     fn apply_into(&self, image: &Image, out: &mut [f32]) -> Result<(), PreprocessError>;
 
-    /// Scales and normalises a picture that already has the model's size into `out`.
+    /// Scales and normalises an image that already has the model's size into `out`.
     fn normalise_into(&self, image: &Image, out: &mut [f32]) -> Result<(), PreprocessError>;
 
-    /// The resized and cropped picture, before any scaling: what the model gets to see. For a
+    /// The resized and cropped image, before any scaling: what the model gets to see. For a
     /// grey model it is grey.
     fn crop(&self, image: &Image) -> Result<Image, PreprocessError>;
 
-    /// The part of a picture of this size that becomes the model's input, in the picture's own pixels. It leaves the
-    /// picture where the input has a border.
+    /// The part of an image of this size that becomes the model's input, in the image's own pixels. It leaves the
+    /// image where the input has a border.
     fn region(&self, width: usize, height: usize) -> Result<Region, PreprocessError>;
 }
 

@@ -51,7 +51,7 @@ fn weight(filter: Filter, x: f64) -> f64 {
 /// Why a resize cannot be done.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ResizeError {
-    /// The source box is empty or reaches outside of the picture.
+    /// The source box is empty or reaches outside of the image.
     #[error("the box from ({left}, {top}) to ({right}, {bottom}) is not inside the {width} x {height} image")]
     Box {
         /// Left edge of the box.
@@ -62,9 +62,9 @@ pub enum ResizeError {
         right: f64,
         /// Lower edge of the box.
         bottom: f64,
-        /// Width of the picture.
+        /// Width of the image.
         width: usize,
-        /// Height of the picture.
+        /// Height of the image.
         height: usize,
     },
 }
@@ -78,14 +78,14 @@ fn sinc(x: f64) -> f64 {
     }
 }
 
-/// Resizes the whole picture to `width` x `height`; a size of zero is taken as one.
+/// Resizes the whole image to `width` x `height`; a size of zero is taken as one.
 pub fn resize(image: &Image, width: usize, height: usize, filter: Filter) -> Image {
     let (width, height) = (width.max(1), height.max(1));
     let plan = Resize { source: whole(image), size: (width, height), filter };
     plan.window(image, 0..width, 0..height)
 }
 
-/// Resizes the part of the picture inside `source` = (left, top, right, bottom), whose edges may
+/// Resizes the part of the image inside `source` = (left, top, right, bottom), whose edges may
 /// lie between pixels, to `width` x `height`. Pixels just outside the box are used by the filter.
 pub fn resize_box(
     image: &Image,
@@ -110,14 +110,14 @@ pub fn resize_box(
     Ok(plan.window(image, 0..width, 0..height))
 }
 
-/// The box that holds the whole picture.
+/// The box that holds the whole image.
 fn whole(image: &Image) -> [f32; 4] {
     [0.0, 0.0, image.width() as f32, image.height() as f32]
 }
 
 /// Resizes to `size` = (width, height) but computes only the columns and rows asked for. The
 /// bytes are those of resizing everything and cropping; the memory is that of the crop, also for
-/// a picture one pixel wide and a hundred thousand high.
+/// an image one pixel wide and a hundred thousand high.
 pub(crate) fn resize_window(
     image: &Image,
     size: (usize, usize),
@@ -153,20 +153,20 @@ impl Resize {
         // What each pass has to leave for the other one.
         let rows_used = down.as_ref().map_or(rows.clone(), Taps::span);
         let columns_used = across.as_ref().map_or(columns.clone(), Taps::span);
-        let picture = View { bytes: image.pixels(), width: image.width(), left: 0, top: 0 };
+        let view = View { bytes: image.pixels(), width: image.width(), left: 0, top: 0 };
         let pixels = match (&across, &down) {
             (Some(across), Some(down)) if self.is_vertical_first(image) => {
-                let bands = vertical(&picture, columns_used.clone(), down);
+                let bands = vertical(&view, columns_used.clone(), down);
                 let view = View { bytes: &bands, width: columns_used.len(), left: columns_used.start, top: rows.start };
                 horizontal(&view, rows.clone(), across)
             }
             (Some(across), Some(down)) => {
-                let bands = horizontal(&picture, rows_used.clone(), across);
+                let bands = horizontal(&view, rows_used.clone(), across);
                 let view = View { bytes: &bands, width: columns.len(), left: columns.start, top: rows_used.start };
                 vertical(&view, columns.clone(), down)
             }
-            (Some(across), None) => horizontal(&picture, rows.clone(), across),
-            (None, Some(down)) => vertical(&picture, columns.clone(), down),
+            (Some(across), None) => horizontal(&view, rows.clone(), across),
+            (None, Some(down)) => vertical(&view, columns.clone(), down),
             (None, None) => {
                 let mut pixels = Vec::with_capacity(rows.len() * columns.len() * 3);
                 for y in rows.clone() {
@@ -180,7 +180,7 @@ impl Resize {
 
     /// The order changes the rounding in between, so it is Pillow's too: across, then down, but
     /// since Pillow 13 the other way round where the height shrinks by far more pixels. What
-    /// counts is the whole picture, also when only a box of it is resized.
+    /// counts is the whole image, also when only a box of it is resized.
     fn is_vertical_first(&self, image: &Image) -> bool {
         let (width, height) = self.size;
         let fewer_rows = image.height().saturating_sub(height);
@@ -189,7 +189,7 @@ impl Resize {
     }
 }
 
-/// Rows of pixels, and where in the picture the first of them is.
+/// Rows of pixels, and where in the image the first of them is.
 struct View<'a> {
     bytes: &'a [u8],
     width: usize,
@@ -272,11 +272,11 @@ impl RoundHalfAway for f64 {
     }
 }
 
-/// Beyond this many pixels Pillow could not hold the picture, so there are no bytes to agree with
+/// Beyond this many pixels Pillow could not hold the image, so there are no bytes to agree with
 /// and no reason to count up to a crop in the middle of it.
 const FAR: usize = 1 << 24;
 
-/// The input pixel under the centre of each output in `window`, `None` outside of the picture.
+/// The input pixel under the centre of each output in `window`, `None` outside of the image.
 fn nearest_positions(from: f32, to: f32, length: usize, input: usize, window: Range<usize>) -> Vec<Option<usize>> {
     let step = f64::from(to - from) / length as f64;
     let mut position = f64::from(from) + step * 0.5;
@@ -297,7 +297,7 @@ fn nearest_positions(from: f32, to: f32, length: usize, input: usize, window: Ra
         .collect()
 }
 
-/// The picture made of the chosen columns and rows; black where there is none.
+/// The image made of the chosen columns and rows; black where there is none.
 fn pick(image: &Image, xs: &[Option<usize>], ys: &[Option<usize>]) -> Image {
     let mut pixels = vec![0; xs.len() * ys.len() * 3];
     for (row, y) in pixels.chunks_exact_mut(xs.len() * 3).zip(ys) {

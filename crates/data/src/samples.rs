@@ -1,10 +1,10 @@
-//! What a data set is to everyone who reads one: labelled pictures by number. Formats implement it, the loader and the
+//! What a dataset is to everyone who reads one: labelled images by number. Formats implement it, the loader and the
 //! evaluation use it; where the bytes lie is nobody else's business.
 
 use crate::decode::ImageError;
 use crate::image::Image;
 
-/// Labelled pictures, in an order that is the same every time.
+/// Labelled images, in an order that is the same every time.
 pub trait Samples: Send + Sync {
     /// How many there are.
     fn len(&self) -> usize;

@@ -1,5 +1,5 @@
-//! The training transform: what happens at random to a picture between the file and the model. Settings say what a
-//! recipe wants; a [`TrainTransform`] is those settings made ready for a model, and turns one picture into one row of
+//! The training transform: what happens at random to an image between the file and the model. Settings say what a
+//! recipe wants; a [`TrainTransform`] is those settings made ready for a model, and turns one image into one row of
 //! a batch.
 
 use crate::augment::crop::{Window, cut};
@@ -12,7 +12,7 @@ use crate::resize::{resize, resize_window};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Which part of a picture is shown.
+/// Which part of an image is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Crop {
@@ -28,7 +28,7 @@ pub enum Crop {
         #[serde(default = "Crop::usual_ratio")]
         ratio: [f64; 2],
     },
-    /// The picture, resized to cover the model's size if it has another, with a border; then a random window of it.
+    /// The image, resized to cover the model's size if it has another, with a border; then a random window of it.
     Padded {
         /// Width of the border.
         pixels: usize,
@@ -53,7 +53,7 @@ impl Crop {
     }
 }
 
-/// What a recipe does to training pictures. By default nothing: the centre of each, once.
+/// What a recipe does to training images. By default nothing: the centre of each, once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Augmentation {
@@ -71,7 +71,7 @@ pub struct Augmentation {
     pub colour_jitter: ColourJitter,
     /// Rectangles that are overwritten at the very end.
     pub erasing: Erasing,
-    /// How many versions of a picture an epoch shows; it shows fewer pictures then, not more batches.
+    /// How many versions of an image an epoch shows; it shows fewer images then, not more batches.
     pub repeated: usize,
 }
 
@@ -90,7 +90,7 @@ impl Default for Augmentation {
     }
 }
 
-/// Why a picture cannot be transformed.
+/// Why an image cannot be transformed.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum TransformError {
     /// The policy of random operations cannot be understood.
@@ -132,7 +132,7 @@ impl Augmentation {
         between("erasing.area", self.erasing.area, 0.0, 1.0, AREA)?;
         between("erasing.aspect", self.erasing.aspect, 0.0, f64::MAX, RATIO)?;
         check(self.erasing.count >= 1, "erasing.count", self.erasing.count.to_string(), "at least 1")?;
-        check(self.repeated >= 1, "repeated", self.repeated.to_string(), "at least 1 (each picture once)")?;
+        check(self.repeated >= 1, "repeated", self.repeated.to_string(), "at least 1 (each image once)")?;
         let ColourJitter { brightness, contrast, saturation, hue } = self.colour_jitter;
         for (name, value) in [
             ("colour_jitter.brightness", brightness),
@@ -153,7 +153,7 @@ impl Augmentation {
     }
 }
 
-/// Settings made ready for a model: everything that is the same for all pictures is computed once.
+/// Settings made ready for a model: everything that is the same for all images is computed once.
 #[derive(Clone, Debug)]
 pub struct TrainTransform {
     preprocess: Preprocess,
@@ -178,7 +178,7 @@ impl TrainTransform {
         })
     }
 
-    /// Number of values that a picture becomes.
+    /// Number of values that an image becomes.
     pub fn output_len(&self) -> usize {
         self.preprocess.output_len()
     }
@@ -193,7 +193,7 @@ impl TrainTransform {
         &self.augmentation
     }
 
-    /// Writes the picture to `into`: channels x height x width, normalised. Of length
+    /// Writes the image to `into`: channels x height x width, normalised. Of length
     /// [`output_len`](Self::output_len).
     pub fn apply(&self, image: &Image, random: &mut SampleRandom, into: &mut [f32]) -> Result<(), TransformError> {
         let [height, width] = self.preprocess.image_size;
@@ -201,20 +201,20 @@ impl TrainTransform {
         if into.len() != expected {
             return Err(PreprocessError::OutputLength { expected, found: into.len() }.into());
         }
-        let picture = self.picture(image, random)?;
+        let augmented = self.augmented(image, random)?;
         for (number, (channel, plane)) in self.channels.iter().zip(into.chunks_exact_mut(height * width)).enumerate() {
-            channel.write(picture.pixels(), number, plane);
+            channel.write(augmented.pixels(), number, plane);
         }
         self.augmentation.erasing.apply(into, height, width, random);
         Ok(())
     }
 
-    /// The picture before normalising, as a person would look at it.
-    pub fn picture(&self, image: &Image, random: &mut SampleRandom) -> Result<Image, TransformError> {
+    /// The image before normalising, as a person would look at it.
+    pub fn augmented(&self, image: &Image, random: &mut SampleRandom) -> Result<Image, TransformError> {
         let [height, width] = self.preprocess.image_size;
         let settings = &self.augmentation;
         let filter = self.preprocess.interpolation;
-        let mut picture = match settings.crop {
+        let mut augmented = match settings.crop {
             Crop::Centre => self.preprocess.crop(image)?,
             Crop::Resized { scale, ratio } => {
                 let region = Region::random(image.width(), image.height(), scale, ratio, random);
@@ -237,26 +237,26 @@ impl TrainTransform {
             }
         };
         if settings.flip > 0.0 && random.chance(settings.flip) {
-            geometry::flip(&mut picture);
+            geometry::flip(&mut augmented);
         }
         if settings.vertical_flip > 0.0 && random.chance(settings.vertical_flip) {
-            geometry::flip_vertically(&mut picture);
+            geometry::flip_vertically(&mut augmented);
         }
         if let Some(policy) = &self.policy {
-            policy.apply(&mut picture, Sampling::from(filter), self.fill, random);
+            policy.apply(&mut augmented, Sampling::from(filter), self.fill, random);
         }
         if settings.three_augment {
-            three_augment(&mut picture, random);
+            three_augment(&mut augmented, random);
         }
-        settings.colour_jitter.apply(&mut picture, random);
+        settings.colour_jitter.apply(&mut augmented, random);
         if self.channels.len() == 1 {
-            picture = picture.to_grey();
+            augmented = augmented.to_grey();
         }
-        Ok(picture)
+        Ok(augmented)
     }
 }
 
-/// The size at which a picture just covers `width` x `height` with its own proportions; for a square that is
+/// The size at which an image just covers `width` x `height` with its own proportions; for a square that is
 /// torchvision's rule for the shorter side.
 fn covering_size(image: &Image, width: usize, height: usize) -> (usize, usize) {
     let (w, h) = (image.width(), image.height());

@@ -97,9 +97,9 @@ fn assert_equal(found: &Image, expected: &[u8], case: &Value) {
 #[test]
 fn every_operation_gives_the_bytes_of_its_library() {
     const SIDE: usize = 64;
-    let pictures = open(&folder().join("pictures.png"), &DecodeOptions::default()).unwrap();
-    let mut pictures = pictures.pixels().chunks_exact(SIDE * SIDE * 3);
-    let mut input = || Image::from_rgb(SIDE, SIDE, pictures.next().unwrap().to_vec()).unwrap();
+    let images = open(&folder().join("images.png"), &DecodeOptions::default()).unwrap();
+    let mut images = images.pixels().chunks_exact(SIDE * SIDE * 3);
+    let mut input = || Image::from_rgb(SIDE, SIDE, images.next().unwrap().to_vec()).unwrap();
     let (plain, flat) = (input(), input());
     let cases: Value = serde_json::from_slice(&std::fs::read(folder().join("entries.json")).unwrap()).unwrap();
     let entries = cases["entries"].as_array().unwrap();
@@ -107,12 +107,12 @@ fn every_operation_gives_the_bytes_of_its_library() {
     for entry in entries {
         let mut image = if entry["input"] == "input" { plain.clone() } else { flat.clone() };
         apply(entry, &mut image);
-        assert_equal(&image, pictures.next().unwrap(), entry);
+        assert_equal(&image, images.next().unwrap(), entry);
     }
-    assert!(pictures.next().is_none());
+    assert!(images.next().is_none());
 }
 
-/// Many operations on pictures of odd sizes, made from one table of bytes; see `tests/augment/make.py`.
+/// Many operations on images of odd sizes, made from one table of bytes; see `tests/augment/make.py`.
 #[test]
 fn odd_sizes_give_the_bytes_of_pillow() {
     let cases: Value = serde_json::from_slice(&std::fs::read(folder().join("odd.json")).unwrap()).unwrap();
@@ -123,11 +123,10 @@ fn odd_sizes_give_the_bytes_of_pillow() {
         rest = after;
         this.to_vec()
     };
-    for picture in cases.as_array().unwrap() {
-        let (width, height) =
-            (picture["width"].as_u64().unwrap() as usize, picture["height"].as_u64().unwrap() as usize);
+    for case in cases.as_array().unwrap() {
+        let (width, height) = (case["width"].as_u64().unwrap() as usize, case["height"].as_u64().unwrap() as usize);
         let image = Image::from_rgb(width, height, take(width * height * 3)).unwrap();
-        for entry in picture["entries"].as_array().unwrap() {
+        for entry in case["entries"].as_array().unwrap() {
             let mut image = image.clone();
             apply(entry, &mut image);
             assert_equal(&image, &take(width * height * 3), entry);
@@ -136,7 +135,7 @@ fn odd_sizes_give_the_bytes_of_pillow() {
     assert!(rest.is_empty());
 }
 
-fn picture(width: usize, height: usize) -> Image {
+fn gradient(width: usize, height: usize) -> Image {
     let pixels = (0..width * height * 3).map(|i| (i * 37 + i / 5 * 11) as u8).collect();
     Image::from_rgb(width, height, pixels).unwrap()
 }
@@ -152,7 +151,7 @@ fn random(sample: u64) -> SampleRandom {
 
 #[test]
 fn by_default_training_sees_what_evaluation_sees() {
-    let image = picture(50, 37);
+    let image = gradient(50, 37);
     for mean in [vec![0.485, 0.456, 0.406], vec![0.5]] {
         let std = mean.iter().map(|_| 0.25).collect();
         let preprocess = Preprocess { image_size: [32, 24], mean, std, ..Preprocess::default() };
@@ -165,13 +164,13 @@ fn by_default_training_sees_what_evaluation_sees() {
 }
 
 #[test]
-fn a_padded_crop_is_a_shifted_picture() {
-    let image = picture(16, 16);
+fn a_padded_crop_is_a_shifted_image() {
+    let image = gradient(16, 16);
     let augmentation = Augmentation { crop: Crop::Padded { pixels: 2, fill: Fill::Black }, ..Augmentation::default() };
     let transform = transform(16, &augmentation);
     let mut counts = std::collections::HashMap::new();
     for sample in 0..2500 {
-        let found = transform.picture(&image, &mut random(sample)).unwrap();
+        let found = transform.augmented(&image, &mut random(sample)).unwrap();
         let shift = (-2..=2i64).flat_map(|y| (-2..=2i64).map(move |x| (x, y))).find(|(x, y)| {
             (0..16i64).all(|row| {
                 (0..16i64).all(|column| {
@@ -183,7 +182,7 @@ fn a_padded_crop_is_a_shifted_picture() {
                 })
             })
         });
-        *counts.entry(shift.expect("a shifted picture")).or_insert(0) += 1;
+        *counts.entry(shift.expect("a shifted image")).or_insert(0) += 1;
     }
     // 100 expected for each of the 25.
     assert_eq!(counts.len(), 25);
@@ -195,7 +194,7 @@ fn a_padded_crop_of_another_size_is_resized_first() {
     let augmentation =
         Augmentation { crop: Crop::Padded { pixels: 1, fill: Fill::Reflect }, ..Augmentation::default() };
     for (width, height) in [(1, 1), (5, 40), (40, 5), (17, 16), (16, 16), (300, 299)] {
-        let found = transform(16, &augmentation).picture(&picture(width, height), &mut random(1)).unwrap();
+        let found = transform(16, &augmentation).augmented(&gradient(width, height), &mut random(1)).unwrap();
         assert_eq!((found.width(), found.height()), (16, 16));
     }
 }
@@ -227,7 +226,7 @@ fn random_regions_have_the_area_and_proportion_asked_for() {
 
 #[test]
 fn flips_have_their_share() {
-    let image = picture(8, 8);
+    let image = gradient(8, 8);
     let augmentation = Augmentation { flip: 0.3, vertical_flip: 0.6, ..Augmentation::default() };
     let transform =
         TrainTransform::new(&Preprocess { image_size: [8, 8], crop_pct: 1.0, ..Preprocess::default() }, &augmentation)
@@ -245,7 +244,7 @@ fn flips_have_their_share() {
     let variants = [(false, false), (true, false), (false, true), (true, true)].map(|(x, y)| variant(x, y));
     let mut counts = [0i32; 4];
     for sample in 0..4000 {
-        let found = transform.picture(&image, &mut random(sample)).unwrap();
+        let found = transform.augmented(&image, &mut random(sample)).unwrap();
         counts[variants.iter().position(|v| *v == found).unwrap()] += 1;
     }
     for (count, expected) in counts.iter().zip([1120, 480, 1680, 720]) {
@@ -309,7 +308,7 @@ fn policies_are_understood_or_refused_with_what_is_known() {
     ] {
         let policy = AutoAugment::parse(policy).unwrap_or_else(|error| panic!("{error}"));
         for sample in 0..60 {
-            let mut image = picture(9, 7);
+            let mut image = gradient(9, 7);
             policy.apply(&mut image, Sampling::Bicubic, [1, 2, 3], &mut random(sample));
             assert_eq!((image.width(), image.height()), (9, 7));
         }
@@ -336,7 +335,7 @@ fn policies_are_understood_or_refused_with_what_is_known() {
 
 #[test]
 fn rand_augment_changes_the_expected_share() {
-    // One operation of 15 that is applied half of the time. A flat picture hides all but a few of them, so that what
+    // One operation of 15 that is applied half of the time. A flat image hides all but a few of them, so that what
     // is left to see is a known share: inverting, solarizing in either way, posterizing, brightness; and what moves.
     let policy = AutoAugment::parse("rand-m10-n1-p0.5").unwrap();
     let changed = |image: &Image| {
@@ -348,14 +347,14 @@ fn rand_augment_changes_the_expected_share() {
         (0..3000).filter(different).count() as f64 / 3000.0
     };
     // Of the 15 at level 10: invert, posterize to 4 bits, add 110, brightness 1.9, rotate, shear and translate with
-    // another fill; not auto contrast, equalize, solarize at 256, and colour, contrast, sharpness of a flat picture.
+    // another fill; not auto contrast, equalize, solarize at 256, and colour, contrast, sharpness of a flat image.
     let share = changed(&Image::from_rgb(32, 32, vec![100; 32 * 32 * 3]).unwrap());
     assert!((share - 0.5 * 9.0 / 15.0).abs() < 0.03, "{share}");
 }
 
 #[test]
 fn three_augment_takes_each_of_three() {
-    let image = picture(12, 12);
+    let image = gradient(12, 12);
     let mut solarized = image.clone();
     point::solarize(&mut solarized, 128.0);
     let mut grey = image.clone();
@@ -372,7 +371,7 @@ fn three_augment_takes_each_of_three() {
 
 #[test]
 fn no_bits_are_black() {
-    let mut image = picture(5, 5);
+    let mut image = gradient(5, 5);
     point::posterize(&mut image, 0);
     assert!(image.pixels().iter().all(|byte| *byte == 0));
 }
@@ -390,11 +389,11 @@ fn colour_jitter_stays_in_its_limits() {
         .collect();
     assert!(levels.iter().all(|level| (60..=140).contains(level)));
     assert!(levels.iter().any(|level| *level < 65) && levels.iter().any(|level| *level > 135));
-    let mut found = picture(9, 9);
+    let mut found = gradient(9, 9);
     ColourJitter::default().apply(&mut found, &mut random(0));
-    assert_eq!(found, picture(9, 9));
+    assert_eq!(found, gradient(9, 9));
     ColourJitter { hue: 0.5, ..ColourJitter::uniform(1.5) }.apply(&mut found, &mut random(0));
-    assert_ne!(found, picture(9, 9));
+    assert_ne!(found, gradient(9, 9));
 }
 
 #[test]

@@ -5,9 +5,9 @@ mod dataset {
     mod binary;
     mod folders;
     mod hostile;
+    mod images;
     mod manifest;
     mod parquet;
-    mod pictures;
     #[cfg(unix)]
     mod special;
     mod splits;

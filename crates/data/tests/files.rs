@@ -55,7 +55,7 @@ fn tree(name: &str) -> Scratch {
 }
 
 #[test]
-fn a_folder_gives_its_pictures_in_natural_order() {
+fn a_folder_gives_its_images_in_natural_order() {
     let tree = tree("order");
     let all = find_images(&[tree.argument("")], true).unwrap();
     let expected = ["cats/a.webp", "cats/deep/b.tiff", "dogs[1].bmp", "img1.png", "img2.JPG", "img10.jpg"];

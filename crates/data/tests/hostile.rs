@@ -1,4 +1,4 @@
-//! Files made to break decoders: they must give an error or a picture, never a panic, and must
+//! Files made to break decoders: they must give an error or an image, never a panic, and must
 //! not take memory for a size that they only claim.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -103,7 +103,7 @@ fn no_hostile_file_takes_memory_for_what_it_claims() {
 }
 
 #[test]
-fn a_picture_over_the_limit_is_named_with_its_size() {
+fn an_image_over_the_limit_is_named_with_its_size() {
     for extension in ["png", "gif", "bmp", "tiff", "jpg"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/hostile/huge.{extension}"));
         let error = open(&path, &DecodeOptions::default()).unwrap_err();
@@ -157,7 +157,7 @@ fn small() -> DecodeOptions {
 const SMALL_BOUND: usize = 17 << 20;
 
 #[test]
-fn every_truncation_is_an_error_or_a_picture() {
+fn every_truncation_is_an_error_or_an_image() {
     record_panics();
     for path in files("fixtures/formats") {
         let bytes = std::fs::read(&path).unwrap();
@@ -193,7 +193,7 @@ fn fix_png_sums(bytes: &mut [u8]) {
 }
 
 #[test]
-fn random_damage_is_an_error_or_a_picture() {
+fn random_damage_is_an_error_or_an_image() {
     record_panics();
     // xorshift: the same damage every time.
     let mut state = 0x9e37_79b9_7f4a_7c15u64;

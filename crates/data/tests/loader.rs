@@ -11,7 +11,7 @@ use vit_data::{
     LoaderSettings, Mix, Mixing, Preprocess, Samples, TrainTransform,
 };
 
-/// Small pictures made from their number, some of which are broken.
+/// Small images made from their number, some of which are broken.
 struct Made {
     count: usize,
     classes: Vec<String>,
@@ -364,7 +364,7 @@ fn the_cache_reads_every_sample_once_and_keeps_its_limit() {
     };
     assert_eq!(reads(0), 60);
     assert_eq!(reads(1 << 20), 12);
-    // One picture of 8 x 8 to 10 x 9 fits, but not two.
+    // One image of 8 x 8 to 10 x 9 fits, but not two.
     assert_eq!(reads(300), 12 + 4 * 11);
 }
 

@@ -71,7 +71,7 @@ fn every_recorded_photograph_agrees() {
         let size = &entry["decoded_size_wh"];
         assert_eq!(size[0], image.width(), "{key}");
         assert_eq!(size[1], image.height(), "{key}");
-        // Independent of how the expected pictures below are stored: the mean of each channel.
+        // Independent of how the expected images below are stored: the mean of each channel.
         for channel in 0..3 {
             let values = image.pixels().iter().skip(channel).step_by(3);
             let mean = values.map(|v| f64::from(*v)).sum::<f64>() / (image.width() * image.height()) as f64;
@@ -173,7 +173,7 @@ fn impossible_settings_are_errors() {
     assert_eq!(short, Err(E::OutputLength { expected: 3 * 224 * 224, found: 5 }));
 }
 
-/// A picture that is black but for one square, and where that square is in the model's input.
+/// An image that is black but for one square, and where that square is in the model's input.
 fn square_in_input(preprocess: &Preprocess, (width, height): (usize, usize), at: (usize, usize)) -> (f64, f64) {
     const SIDE: usize = 24;
     let mut pixels = vec![0; width * height * 3];

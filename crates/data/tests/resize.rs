@@ -36,7 +36,7 @@ fn every_filter_gives_the_bytes_of_pillow() {
 }
 
 #[test]
-fn a_box_outside_of_the_picture_is_an_error() {
+fn a_box_outside_of_the_image_is_an_error() {
     let image = Image::from_rgb(4, 3, vec![9; 36]).unwrap();
     for part in [
         (-1.0, 0.0, 2.0, 2.0),
@@ -117,7 +117,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_size_is_the_same_picture(image in any_image(), filter in any_filter()) {
+    fn the_same_size_is_the_same_image(image in any_image(), filter in any_filter()) {
         prop_assert_eq!(&resize(&image, image.width(), image.height(), filter), &image);
     }
 

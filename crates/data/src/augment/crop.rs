@@ -1,5 +1,5 @@
-//! Choosing the part of a picture that a model trains on: a random part of random proportions (timm's and torchvision's
-//! sampling), or a random window of the picture with a border around it, as is usual for small pictures.
+//! Choosing the part of an image that a model trains on: a random part of random proportions (timm's and torchvision's
+//! sampling), or a random window of the image with a border around it, as is usual for small images.
 
 use super::SampleRandom;
 use crate::image::Image;
@@ -50,7 +50,7 @@ impl Region {
     }
 }
 
-/// The part of the picture inside the region, which must lie in it.
+/// The part of the image inside the region, which must lie in it.
 pub(crate) fn cut(image: &Image, region: Region) -> Image {
     let mut pixels = Vec::with_capacity(region.width * region.height * 3);
     for y in region.top..region.top + region.height {
@@ -59,11 +59,11 @@ pub(crate) fn cut(image: &Image, region: Region) -> Image {
     Image::from_parts(region.width, region.height, pixels)
 }
 
-/// What a border around a picture shows.
+/// What a border around an image shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fill {
-    /// The picture mirrored at its outermost pixels, which are not repeated.
+    /// The image mirrored at its outermost pixels, which are not repeated.
     Reflect,
     /// Black.
     #[default]
@@ -99,7 +99,7 @@ impl Window {
         let mut pixels = vec![0u8; width * height * 3];
         let columns: Vec<Option<usize>> =
             (left..left + width).map(|x| Some(self.source(x, whole.0)? - origin.0)).collect();
-        // Nearly all columns are neighbours in the picture too and can be copied together.
+        // Nearly all columns are neighbours in the image too and can be copied together.
         let inside =
             self.border.saturating_sub(left).min(width)..(self.border + whole.0).saturating_sub(left).min(width);
         for (y, row) in pixels.chunks_exact_mut(width * 3).enumerate() {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_shows_picture_and_border() {
+    fn a_window_shows_image_and_border() {
         let image = Image::from_rgb(2, 2, (1..=12).collect()).unwrap();
         let grey = |image: &Image| image.pixels().iter().step_by(3).copied().collect::<Vec<_>>();
         let window = |fill, corner, size| Window { border: 1, fill, corner, size }.of(&image, (0, 0), (2, 2));

@@ -1,5 +1,5 @@
-//! Brightness, contrast, colour and sharpness: a blend of the picture with black, its mean grey, its grey version or
-//! its smoothed version. A factor of 1 changes nothing, 0 gives the other picture, above 1 goes away from it. The bytes
+//! Brightness, contrast, colour and sharpness: a blend of the image with black, its mean grey, its grey version or
+//! its smoothed version. A factor of 1 changes nothing, 0 gives the other image, above 1 goes away from it. The bytes
 //! are those of Pillow's `ImageEnhance`, whose blend works in single precision and cuts off what is behind the point.
 
 use super::wide::wide;
@@ -10,7 +10,7 @@ pub fn brightness(image: &mut Image, factor: f64) {
     blend_with_constant(image.pixels_mut(), 0, factor as f32);
 }
 
-/// Blends with the mean grey of the picture.
+/// Blends with the mean grey of the image.
 pub fn contrast(image: &mut Image, factor: f64) {
     let mut sum = 0;
     add_greys(image.pixels(), &mut sum);
@@ -18,17 +18,17 @@ pub fn contrast(image: &mut Image, factor: f64) {
     blend_with_constant(image.pixels_mut(), (mean + 0.5) as u8, factor as f32);
 }
 
-/// Blends with the grey picture: saturation.
+/// Blends with the grey image: saturation.
 pub fn colour(image: &mut Image, factor: f64) {
     blend_with_grey(image.pixels_mut(), factor as f32);
 }
 
-/// Makes the picture grey, keeping three equal channels.
+/// Makes the image grey, keeping three equal channels.
 pub fn to_grey(image: &mut Image) {
     make_grey(image.pixels_mut());
 }
 
-/// Blends with the picture after a 3 x 3 smoothing, whose outermost pixels are not smoothed.
+/// Blends with the image after a 3 x 3 smoothing, whose outermost pixels are not smoothed.
 pub fn sharpness(image: &mut Image, factor: f64) {
     let (width, height) = (image.width(), image.height());
     if width < 3 || height < 3 {

@@ -1,4 +1,4 @@
-//! Random erasing (Zhong et al., 2017) as timm does it: rectangles of a normalised picture are overwritten with noise,
+//! Random erasing (Zhong et al., 2017) as timm does it: rectangles of a normalised image are overwritten with noise,
 //! with one random colour, or with the mean colour.
 
 use super::SampleRandom;
@@ -17,15 +17,15 @@ pub enum ErasingMode {
     Pixel,
 }
 
-/// Which pictures are erased, and how much of them. With a probability of 0, the default, none is.
+/// Which images are erased, and how much of them. With a probability of 0, the default, none is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Erasing {
-    /// Probability that a picture is erased at all.
+    /// Probability that an image is erased at all.
     pub probability: f64,
     /// What the rectangles show.
     pub mode: ErasingMode,
-    /// The greatest number of rectangles; each picture has a random number from 1 on, which share the area.
+    /// The greatest number of rectangles; each image has a random number from 1 on, which share the area.
     pub count: usize,
     /// Least and greatest share of the area.
     pub area: [f64; 2],
@@ -41,7 +41,7 @@ impl Default for Erasing {
 }
 
 impl Erasing {
-    /// Overwrites parts of a picture of normalised planes, `height` x `width` each.
+    /// Overwrites parts of an image of normalised planes, `height` x `width` each.
     pub fn apply(&self, values: &mut [f32], height: usize, width: usize, random: &mut SampleRandom) {
         if self.probability <= 0.0 || !random.chance(self.probability) {
             return;

@@ -1,5 +1,5 @@
-//! Moving pixels: mirroring, rotating, shearing and translating inside the picture's own frame. The bytes are those of
-//! Pillow's `transpose`, `rotate` and `transform`; what comes from outside of the picture has the fill colour.
+//! Moving pixels: mirroring, rotating, shearing and translating inside the image's own frame. The bytes are those of
+//! Pillow's `transpose`, `rotate` and `transform`; what comes from outside of the image has the fill colour.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -1,5 +1,5 @@
 //! Turning the hue: to HSV in bytes, a shift with wrap-around, and back. The bytes are those of torchvision's
-//! `adjust_hue` on Pillow pictures, including Pillow's mixture of single and double precision.
+//! `adjust_hue` on Pillow images, including Pillow's mixture of single and double precision.
 
 use crate::image::Image;
 

@@ -30,7 +30,7 @@ impl ColourJitter {
         *self == Self::default()
     }
 
-    /// Changes the picture.
+    /// Changes the image.
     pub fn apply(&self, image: &mut Image, random: &mut SampleRandom) {
         if self.is_none() {
             return;

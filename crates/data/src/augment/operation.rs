@@ -68,7 +68,7 @@ impl Operation {
         }
     }
 
-    /// Changes the picture at a level. Operations that move pixels interpolate with `sampling` and show `fill` where
+    /// Changes the image at a level. Operations that move pixels interpolate with `sampling` and show `fill` where
     /// nothing comes from.
     pub fn apply(self, image: &mut Image, level: f64, sampling: Sampling, fill: [u8; 3], random: &mut SampleRandom) {
         use Operation::*;

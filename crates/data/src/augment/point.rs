@@ -24,7 +24,7 @@ pub fn solarize_add(image: &mut Image, amount: u8) {
     }
 }
 
-/// Keeps the upper `bits` of every byte. With none left the picture is black, as in Pillow before 13, which refuses.
+/// Keeps the upper `bits` of every byte. With none left the image is black, as in Pillow before 13, which refuses.
 pub fn posterize(image: &mut Image, bits: u32) {
     let mask = if bits >= 8 { 0xff } else { !(0xff_u8 >> bits) };
     image.pixels_mut().iter_mut().for_each(|byte| *byte &= mask);

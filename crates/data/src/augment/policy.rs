@@ -1,5 +1,5 @@
 //! Policies of random operations, written as timm writes them: `rand-m9-mstd0.5-inc1` draws operations anew for every
-//! picture (RandAugment), `original-mstd0.5` and the like draw one of the pairs that AutoAugment's search found.
+//! image (RandAugment), `original-mstd0.5` and the like draw one of the pairs that AutoAugment's search found.
 
 use super::geometry::Sampling;
 use super::operation::FULL_LEVEL;
@@ -60,7 +60,7 @@ enum Kind {
 /// An operation of a found policy, its probability and its level.
 type Step = (Operation, f64, f64);
 
-/// How a level varies from picture to picture.
+/// How a level varies from image to image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Noise {
     /// Standard deviation around the level; infinite for an even distribution from 0 to the level.
@@ -94,7 +94,7 @@ impl AutoAugment {
         Ok(Self(Kind::Found { choices, noise: Noise { deviation, greatest: FULL_LEVEL } }))
     }
 
-    /// Changes the picture. Operations that move pixels interpolate with `sampling` and show `fill` where nothing comes
+    /// Changes the image. Operations that move pixels interpolate with `sampling` and show `fill` where nothing comes
     /// from.
     pub fn apply(&self, image: &mut Image, sampling: Sampling, fill: [u8; 3], random: &mut SampleRandom) {
         match &self.0 {

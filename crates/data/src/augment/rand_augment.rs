@@ -11,7 +11,7 @@ use crate::image::Image;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RandAugment {
     operations: Vec<Operation>,
-    /// How likely each operation is, if not all are equally: then none is drawn twice for a picture.
+    /// How likely each operation is, if not all are equally: then none is drawn twice for an image.
     weights: Option<Vec<f64>>,
     layers: usize,
     probability: f64,
@@ -19,7 +19,7 @@ pub(super) struct RandAugment {
     noise: Noise,
 }
 
-const KNOWN: &str = "m (magnitude), n (operations per picture), p (probability of each), mstd (how much levels vary), \
+const KNOWN: &str = "m (magnitude), n (operations per image), p (probability of each), mstd (how much levels vary), \
                      mmax (the greatest level), inc (1: levels only increase the effect), t (set of operations: \
                      tweights, t3a, t3aw) and w (w0: timm's former weights)";
 

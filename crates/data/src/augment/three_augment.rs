@@ -1,9 +1,9 @@
-//! The three operations of DeiT III ("Revenge of the ViT"), one of which every picture goes through.
+//! The three operations of DeiT III ("Revenge of the ViT"), one of which every image goes through.
 
 use super::{SampleRandom, blur, enhance, point};
 use crate::image::Image;
 
-/// Grey, solarized at 128, or blurred with a deviation of 0.1 to 2: each for a third of the pictures.
+/// Grey, solarized at 128, or blurred with a deviation of 0.1 to 2: each for a third of the images.
 pub fn three_augment(image: &mut Image, random: &mut SampleRandom) {
     match random.below(3) {
         0 => enhance::to_grey(image),

@@ -1,4 +1,4 @@
-//! Tar shards: pictures in class folders, pictures with their labels beside them (WebDataset), or CIFAR's binary files.
+//! Tar shards: images in class folders, images with their labels beside them (WebDataset), or CIFAR's binary files.
 
 use super::error::DatasetError;
 use super::layout::{Layout, Role};
@@ -33,7 +33,7 @@ impl Shard {
     }
 }
 
-pub(super) fn is_picture(member: &Member) -> bool {
+pub(super) fn is_image(member: &Member) -> bool {
     !member.is_folder && has_image_extension(Path::new(&member.name))
 }
 
@@ -55,14 +55,14 @@ pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Resu
 }
 
 fn add_class_folders(listing: &mut Listing, shards: &[Shard]) {
-    let pictures = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_picture(member));
-    let names = pictures.map(|member| member.name.as_str());
+    let images = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_image(member));
+    let names = images.map(|member| member.name.as_str());
     let layout = Layout::of(names.clone());
     let folders = shards.iter().flat_map(|shard| &shard.members).filter(|member| member.is_folder);
     listing.empty = layout.empty(folders.map(|member| member.name.as_str()), names);
     for shard in shards {
         for member in shard.members.iter().filter(|member| !member.is_folder) {
-            if is_picture(member) {
+            if is_image(member) {
                 folders::add(listing, &layout, &member.name, shard.split, shard.place(member));
             } else {
                 listing.skip("not an image by its name", || member.name.clone());
@@ -71,10 +71,10 @@ fn add_class_folders(listing: &mut Listing, shards: &[Shard]) {
     }
 }
 
-/// Whether the names of pictures alone say their classes.
+/// Whether the names of images alone say their classes.
 pub(super) fn has_class_folders(shards: &[Shard]) -> bool {
-    let pictures = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_picture(member));
-    let names = pictures.map(|member| member.name.as_str());
+    let images = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_image(member));
+    let names = images.map(|member| member.name.as_str());
     let layout = Layout::of(names.clone());
     names.into_iter().any(|name| matches!(layout.role(name), Role::Sample(..)))
 }

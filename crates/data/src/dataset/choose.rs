@@ -52,7 +52,7 @@ fn draw(
         let mut ranked: Vec<(u64, String, u32)> = members
             .into_iter()
             .map(|sample| {
-                let key = listing.pictures.key(sample as usize);
+                let key = listing.images.key(sample as usize);
                 (rank(&key, draw, seed), key, sample)
             })
             .collect();

@@ -116,7 +116,7 @@ pub(super) fn add_members(listing: &mut Listing, shards: &[Shard]) -> Result<boo
     for shard in shards {
         let names = shard.members.iter().find(|member| member.name.ends_with(variant.names_file()));
         if let Some(names) = names.filter(|names| names.length <= MAX_NAMES_BYTES) {
-            let store = &listing.pictures.stores[shard.store as usize];
+            let store = &listing.images.stores[shard.store as usize];
             let bytes = store.read(names.offset, names.length).map_err(DatasetError::io(&store.path))?;
             listing.class_names = Some(names_in(&bytes));
         }
@@ -147,7 +147,7 @@ struct Batches {
 
 impl Batches {
     fn add(&mut self, listing: &mut Listing, variant: Variant, batch: Batch<'_>) -> Result<(), DatasetError> {
-        let store = &mut listing.pictures.stores[batch.store as usize];
+        let store = &mut listing.images.stores[batch.store as usize];
         let path = store.path.clone();
         let damaged = |reason: String| {
             let inside = if batch.name.is_empty() { String::new() } else { format!("{}: ", batch.name) };
@@ -169,7 +169,7 @@ impl Batches {
             let start = batch.offset + number * record;
             // The fine label of CIFAR-100 is the second byte.
             let position = start + variant.label_bytes() - 1;
-            let store = &listing.pictures.stores[batch.store as usize];
+            let store = &listing.images.stores[batch.store as usize];
             let label = store.read(position, 1).map_err(DatasetError::io(&path))?[0];
             if label >= variant.classes() {
                 let last = variant.classes() - 1;

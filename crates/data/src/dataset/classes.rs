@@ -111,7 +111,7 @@ fn onto(listing: &Listing, own: &Own, target: &[String], used: &[u32]) -> Result
         let unknown = listing.labels_of(*sample as usize).iter().find(|label| mapped[**label as usize].is_none());
         if let Some(label) = unknown {
             return Err(DatasetError::UnknownClass {
-                sample: listing.pictures.name(*sample as usize),
+                sample: listing.images.name(*sample as usize),
                 class: own.names[own.indices[*label as usize] as usize].clone(),
                 known: target.len(),
             });
@@ -123,7 +123,7 @@ fn onto(listing: &Listing, own: &Own, target: &[String], used: &[u32]) -> Result
 
 fn first_with(listing: &Listing, label: u32) -> String {
     let found = (0..listing.len()).find(|index| listing.labels_of(*index).contains(&label));
-    found.map_or_else(|| listing.path.display().to_string(), |index| listing.pictures.name(index))
+    found.map_or_else(|| listing.path.display().to_string(), |index| listing.images.name(index))
 }
 
 /// A plain decimal number; `007` is the name of an agent.

@@ -26,7 +26,7 @@ pub fn from_samples(samples: Arc<dyn Samples>, options: &OpenOptions) -> Result<
             }
         }
     }
-    listing.pictures.custom = Some(samples);
+    listing.images.custom = Some(samples);
     divide(listing, options)
 }
 

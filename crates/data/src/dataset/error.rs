@@ -1,4 +1,4 @@
-//! Everything that can be wrong with a data set, each in one sentence that names the place and the way out.
+//! Everything that can be wrong with a dataset, each in one sentence that names the place and the way out.
 
 use super::split::Split;
 use crate::files::FilesError;
@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why a data set could not be opened.
+/// Why a dataset could not be opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DatasetError {
@@ -23,7 +23,7 @@ pub enum DatasetError {
     },
     /// None of the formats.
     #[error(
-        "{}: not a data set that vit can read ({reason}); it reads class folders, tar shards, Parquet, CSV, TSV or JSONL \
+        "{}: not a dataset that vit can read ({reason}); it reads class folders, tar shards, Parquet, CSV, TSV or JSONL \
          manifests, CIFAR binaries and IDX files", path.display()
     )]
     Unrecognised {
@@ -83,7 +83,7 @@ pub enum DatasetError {
     /// Nothing to read.
     #[error("{}: no labelled images in here{hint}", path.display())]
     Empty {
-        /// The data set.
+        /// The dataset.
         path: PathBuf,
         /// What there was instead.
         hint: String,
@@ -91,7 +91,7 @@ pub enum DatasetError {
     /// The split asked for is not there.
     #[error("{}: has no {split} split; {}", path.display(), has(found))]
     NoSplit {
-        /// The data set.
+        /// The dataset.
         path: PathBuf,
         /// What was asked for.
         split: Split,

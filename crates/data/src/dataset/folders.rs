@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Everything in a folder that is not hidden, in natural order, relative to it.
 #[derive(Default)]
 pub(super) struct Tree {
-    pub(super) pictures: Vec<PathBuf>,
+    pub(super) images: Vec<PathBuf>,
     pub(super) folders: Vec<PathBuf>,
     pub(super) others: Vec<PathBuf>,
     /// Named pipes, sockets and devices: never opened.
@@ -45,7 +45,7 @@ impl Tree {
         for (name, kind) in entries {
             let inner = folder.join(name);
             let kind = match kind.is_symlink() {
-                // A link to nowhere is reported when its picture is read.
+                // A link to nowhere is reported when its image is read.
                 true => fs::metadata(root.join(&inner)).map(|meta| meta.file_type()).unwrap_or(kind),
                 false => kind,
             };
@@ -55,7 +55,7 @@ impl Tree {
             } else if !kind.is_file() && !kind.is_symlink() {
                 self.special.push(inner);
             } else if has_image_extension(&inner) {
-                self.pictures.push(inner);
+                self.images.push(inner);
             } else {
                 self.others.push(inner);
             }
@@ -67,11 +67,11 @@ impl Tree {
 pub(super) fn read(path: &Path, tree: Tree) -> Listing {
     let mut listing = Listing::new(Format::Folders, path.to_owned(), path.to_owned(), LabelText::Name);
     let text = |paths: &[PathBuf]| -> Vec<String> { paths.iter().map(|path| slashed(path)).collect() };
-    let (pictures, folders) = (text(&tree.pictures), text(&tree.folders));
-    let layout = Layout::of(pictures.iter().map(String::as_str));
-    listing.empty = layout.empty(folders.iter().map(String::as_str), pictures.iter().map(String::as_str));
-    for (picture, place) in pictures.iter().zip(tree.pictures) {
-        add(&mut listing, &layout, picture, None, Place::File(place));
+    let (images, folders) = (text(&tree.images), text(&tree.folders));
+    let layout = Layout::of(images.iter().map(String::as_str));
+    listing.empty = layout.empty(folders.iter().map(String::as_str), images.iter().map(String::as_str));
+    for (image, place) in images.iter().zip(tree.images) {
+        add(&mut listing, &layout, image, None, Place::File(place));
     }
     for other in tree.others {
         listing.skip("not an image by its name", || slashed(&other));
@@ -79,13 +79,13 @@ pub(super) fn read(path: &Path, tree: Tree) -> Listing {
     listing
 }
 
-/// Adds a picture whose path says its class. What the archive says about the split is outranked by the path.
-pub(super) fn add(listing: &mut Listing, layout: &Layout, picture: &str, split: Option<Split>, place: Place) {
-    match layout.role(picture) {
+/// Adds an image whose path says its class. What the archive says about the split is outranked by the path.
+pub(super) fn add(listing: &mut Listing, layout: &Layout, image: &str, split: Option<Split>, place: Place) {
+    match layout.role(image) {
         Role::Sample(inner, class) => listing.push(place, inner.or(split), [class]),
-        Role::NoClass => listing.skip("in no class folder", || picture.to_owned()),
+        Role::NoClass => listing.skip("in no class folder", || image.to_owned()),
         Role::BesideSplits => {
-            listing.skip("in a folder that is neither train, validation nor test", || picture.to_owned());
+            listing.skip("in a folder that is neither train, validation nor test", || image.to_owned());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! IDX, the format of MNIST and its relatives: grey pictures in one file, their labels in another, plain or gzip.
+//! IDX, the format of MNIST and its relatives: grey images in one file, their labels in another, plain or gzip.
 
 use super::Format;
 use super::error::DatasetError;
@@ -9,21 +9,21 @@ use super::store::{Budget, Encoding, Store, check_entries, read_small};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Bytes, three dimensions: pictures, rows, columns.
+/// Bytes, three dimensions: images, rows, columns.
 const IMAGES: [u8; 4] = [0, 0, 8, 3];
 /// Bytes, one dimension.
 const LABELS: [u8; 4] = [0, 0, 8, 1];
 
-/// Far more than any such set has; a file of pictures of one pixel each is there to fill the memory.
+/// Far more than any such set has; a file of images of one pixel each is there to fill the memory.
 const MAX_SAMPLES: u64 = 1 << 24;
 const MAX_PIXELS: u64 = 1 << 26;
 
-/// Whether a file starts like one with pictures.
+/// Whether a file starts like one with images.
 pub(super) fn is_images(start: &[u8]) -> bool {
     start.starts_with(&IMAGES)
 }
 
-/// Whether a file is named like one with pictures: `train-images-idx3-ubyte.gz`, `t10k-images.idx3-ubyte`.
+/// Whether a file is named like one with images: `train-images-idx3-ubyte.gz`, `t10k-images.idx3-ubyte`.
 pub(super) fn is_images_name(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name.contains("idx3-ubyte") && labels_beside(path).is_some()

@@ -1,4 +1,4 @@
-//! Class folders, with or without a split level above them, told from the paths of the pictures alone. The same rules
+//! Class folders, with or without a split level above them, told from the paths of the images alone. The same rules
 //! hold for a folder on disk and for the members of an archive.
 
 use super::split::Split;
@@ -11,7 +11,7 @@ pub(super) struct Layout {
     has_splits: bool,
 }
 
-/// What a path says about a picture.
+/// What a path says about an image.
 pub(super) enum Role<'a> {
     /// Its split and its class.
     Sample(Option<Split>, &'a str),
@@ -22,17 +22,17 @@ pub(super) enum Role<'a> {
 }
 
 impl Layout {
-    /// The layout of these pictures, given by their paths with `/` between the parts.
-    pub(super) fn of<'a>(pictures: impl Iterator<Item = &'a str> + Clone) -> Self {
+    /// The layout of these images, given by their paths with `/` between the parts.
+    pub(super) fn of<'a>(images: impl Iterator<Item = &'a str> + Clone) -> Self {
         let mut wrapping = 0;
-        while wraps(pictures.clone(), wrapping) {
+        while wraps(images.clone(), wrapping) {
             wrapping += 1;
         }
-        Self { wrapping, has_splits: has_splits(pictures, wrapping) }
+        Self { wrapping, has_splits: has_splits(images, wrapping) }
     }
 
-    pub(super) fn role<'a>(&self, picture: &'a str) -> Role<'a> {
-        let mut parts = picture.split('/').skip(self.wrapping).peekable();
+    pub(super) fn role<'a>(&self, image: &'a str) -> Role<'a> {
+        let mut parts = image.split('/').skip(self.wrapping).peekable();
         let mut split = None;
         if self.has_splits {
             split = parts.next().and_then(Split::from_name);
@@ -46,33 +46,33 @@ impl Layout {
         }
     }
 
-    /// The class folders among `folders` that none of the pictures lies in.
+    /// The class folders among `folders` that none of the images lies in.
     pub(super) fn empty<'a>(
         &self,
         folders: impl Iterator<Item = &'a str>,
-        pictures: impl Iterator<Item = &'a str>,
+        images: impl Iterator<Item = &'a str>,
     ) -> Vec<String> {
         let level = self.wrapping + 1 + usize::from(self.has_splits);
         let mut empty: BTreeSet<&str> = folders.filter(|folder| folder.split('/').count() == level).collect();
         if self.has_splits {
             empty.retain(|folder| folder.split('/').nth(self.wrapping).and_then(Split::from_name).is_some());
         }
-        for picture in pictures {
-            if let Some((end, _)) = picture.match_indices('/').nth(level - 1) {
-                empty.remove(&picture[..end]);
+        for image in images {
+            if let Some((end, _)) = image.match_indices('/').nth(level - 1) {
+                empty.remove(&image[..end]);
             }
         }
         empty.into_iter().map(str::to_owned).collect()
     }
 }
 
-/// Whether everything lies in one folder that is neither a class nor a split: it holds no pictures itself, and what it
+/// Whether everything lies in one folder that is neither a class nor a split: it holds no images itself, and what it
 /// holds looks like classes or splits.
-fn wraps<'a>(pictures: impl Iterator<Item = &'a str>, level: usize) -> bool {
+fn wraps<'a>(images: impl Iterator<Item = &'a str>, level: usize) -> bool {
     let mut folders = BTreeSet::new();
     let mut inner = BTreeSet::new();
-    for picture in pictures {
-        let mut parts = picture.split('/').skip(level);
+    for image in images {
+        let mut parts = image.split('/').skip(level);
         let (Some(folder), Some(below), Some(_)) = (parts.next(), parts.next(), parts.next()) else {
             return false;
         };
@@ -87,12 +87,12 @@ fn wraps<'a>(pictures: impl Iterator<Item = &'a str>, level: usize) -> bool {
 }
 
 /// Whether the folders at this level are splits, to be told from classes: `train` is a class of vehicles too, and
-/// pictures of other things may lie beside the splits.
-fn has_splits<'a>(pictures: impl Iterator<Item = &'a str>, level: usize) -> bool {
-    // For each folder how many of its pictures lie in folders again, less those that do not.
+/// images of other things may lie beside the splits.
+fn has_splits<'a>(images: impl Iterator<Item = &'a str>, level: usize) -> bool {
+    // For each folder how many of its images lie in folders again, less those that do not.
     let mut depth: BTreeMap<&str, i64> = BTreeMap::new();
-    for picture in pictures {
-        let mut parts = picture.split('/').skip(level);
+    for image in images {
+        let mut parts = image.split('/').skip(level);
         if let (Some(folder), Some(_)) = (parts.next(), parts.next()) {
             *depth.entry(folder).or_default() += if parts.next().is_some() { 1 } else { -1 };
         }
@@ -113,15 +113,15 @@ fn has_splits<'a>(pictures: impl Iterator<Item = &'a str>, level: usize) -> bool
 mod tests {
     use super::*;
 
-    fn classes(pictures: &[&str]) -> Vec<String> {
-        let layout = Layout::of(pictures.iter().copied());
-        let role = |picture| match layout.role(picture) {
+    fn classes(images: &[&str]) -> Vec<String> {
+        let layout = Layout::of(images.iter().copied());
+        let role = |image| match layout.role(image) {
             Role::Sample(Some(split), class) => format!("{split}:{class}"),
             Role::Sample(None, class) => class.to_owned(),
             Role::NoClass => "-".to_owned(),
             Role::BesideSplits => "beside".to_owned(),
         };
-        pictures.iter().map(|picture| role(picture)).collect()
+        images.iter().map(|image| role(image)).collect()
     }
 
     #[test]
@@ -141,8 +141,8 @@ mod tests {
 
     #[test]
     fn what_lies_beside_splits_is_no_class() {
-        let pictures = ["train/a/1.jpg", "train/a/2.jpg", "test/a/3.jpg", "figures/4.jpg", "train/5.jpg"];
-        assert_eq!(classes(&pictures), ["train:a", "train:a", "test:a", "beside", "-"]);
+        let images = ["train/a/1.jpg", "train/a/2.jpg", "test/a/3.jpg", "figures/4.jpg", "train/5.jpg"];
+        assert_eq!(classes(&images), ["train:a", "train:a", "test:a", "beside", "-"]);
         assert_eq!(classes(&["train/a/1.jpg", "extra/a/2.jpg"]), ["train:a", "beside"]);
     }
 

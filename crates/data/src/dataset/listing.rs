@@ -35,7 +35,7 @@ pub struct Skipped {
 }
 
 /// The places of all samples of a set and the bytes that are not files of their own.
-pub(super) struct Pictures {
+pub(super) struct StoredImages {
     pub(super) root: PathBuf,
     pub(super) stores: Vec<Store>,
     pub(super) places: Vec<Place>,
@@ -43,7 +43,7 @@ pub(super) struct Pictures {
     pub(super) custom: Option<Arc<dyn Samples>>,
 }
 
-impl Pictures {
+impl StoredImages {
     /// What a sample is called inside the set, wherever the set lies: splits are drawn by it.
     pub(super) fn key(&self, index: usize) -> String {
         match &self.places[index] {
@@ -140,7 +140,7 @@ pub(super) struct Listing {
     pub(super) format: Format,
     /// What the user named.
     pub(super) path: PathBuf,
-    pub(super) pictures: Pictures,
+    pub(super) images: StoredImages,
     pub(super) splits: Vec<Option<Split>>,
     /// Numbers of texts, all samples one after the other; `label_ends` says where each ends.
     pub(super) labels: Vec<u32>,
@@ -155,7 +155,7 @@ pub(super) struct Listing {
     pub(super) multi_label: bool,
     /// The names of all classes in order, where the set says so.
     pub(super) class_names: Option<Vec<String>>,
-    /// Folders of classes without any picture.
+    /// Folders of classes without any image.
     pub(super) empty: Vec<String>,
     pub(super) skipped: Vec<Skipped>,
 }
@@ -165,7 +165,7 @@ impl Listing {
         Self {
             format,
             path,
-            pictures: Pictures { root, stores: Vec::new(), places: Vec::new(), custom: None },
+            images: StoredImages { root, stores: Vec::new(), places: Vec::new(), custom: None },
             splits: Vec::new(),
             labels: Vec::new(),
             label_ends: Vec::new(),
@@ -185,9 +185,9 @@ impl Listing {
     }
 
     pub(super) fn add_store(&mut self, store: Store) -> u32 {
-        self.pictures.stores.push(store);
+        self.images.stores.push(store);
         // Every store is an open file or lies in memory, so there are never as many as that.
-        (self.pictures.stores.len() - 1) as u32
+        (self.images.stores.len() - 1) as u32
     }
 
     pub(super) fn push<T: AsRef<str>>(
@@ -230,7 +230,7 @@ impl Listing {
 
     fn end(&mut self, place: Place, split: Option<Split>) {
         self.label_ends.push(self.labels.len());
-        self.pictures.places.push(place);
+        self.images.places.push(place);
         self.splits.push(split);
     }
 

@@ -37,7 +37,7 @@ pub(super) fn is_conventional(path: &Path) -> bool {
 }
 
 /// Whether a table has the columns of a manifest, by its first line.
-pub(super) fn describes_pictures(path: &Path) -> bool {
+pub(super) fn describes_images(path: &Path) -> bool {
     let start = unpack(path).ok().and_then(|mut file| start_of(&mut file, 1 << 16).ok()).unwrap_or_default();
     let start = String::from_utf8_lossy(&start);
     let first = start.trim_start_matches('\u{feff}').lines().next().unwrap_or_default();
@@ -204,7 +204,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// From the header; or, if the first line starts with the path of a picture, by their order. Also whether there is
+    /// From the header; or, if the first line starts with the path of an image, by their order. Also whether there is
     /// a header.
     fn of(first: &StringRecord) -> Option<(Self, bool)> {
         let find = |names: &[&str]| {

@@ -53,7 +53,7 @@ pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Resu
     let in_memory = bytes.is_some_and(|bytes| bytes <= budget.memory());
     let mut rows = Vec::new();
     for table in tables {
-        let store = listing.pictures.stores.len() as u32;
+        let store = listing.images.stores.len() as u32;
         let opened = caught(|| match in_memory {
             true => table.copy(store, budget, &mut rows),
             false => table.list(store, &mut rows),

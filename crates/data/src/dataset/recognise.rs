@@ -1,4 +1,4 @@
-//! Finding out what kind of data set a path is, by what lies there.
+//! Finding out what kind of dataset a path is, by what lies there.
 
 use super::error::DatasetError;
 use super::folders::Tree;
@@ -113,7 +113,7 @@ fn is_text(start: &[u8]) -> bool {
     valid && !start.contains(&0)
 }
 
-/// A manifest that someone put there on purpose outranks everything; then pictures in folders; then what holds pictures.
+/// A manifest that someone put there on purpose outranks everything; then images in folders; then what holds images.
 fn folder(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
     let mut tree = Tree::of(path)?;
     let special = std::mem::take(&mut tree.special);
@@ -123,11 +123,11 @@ fn folder(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
             .map(|other| Source { path: path.join(other), key: slashed(other), split: Split::of_file(other) })
             .collect()
     };
-    let manifests = all(&|other| manifest::is_conventional(other) && manifest::describes_pictures(&path.join(other)));
+    let manifests = all(&|other| manifest::is_conventional(other) && manifest::describes_images(&path.join(other)));
     if !manifests.is_empty() {
         return Ok((Input::Files(Kind::Manifest, manifests), special));
     }
-    if tree.pictures.iter().any(|picture| picture.components().count() > 1) {
+    if tree.images.iter().any(|image| image.components().count() > 1) {
         return Ok((Input::Folders(tree), special));
     }
     let kinds = [
@@ -139,7 +139,7 @@ fn folder(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
     if let Some((kind, sources)) = kinds.into_iter().find(|(_, sources)| !sources.is_empty()) {
         return Ok((Input::Files(kind, sources), special));
     }
-    let hint = match (tree.pictures.first(), special.first()) {
+    let hint = match (tree.images.first(), special.first()) {
         (Some(_), _) => {
             "; there are images, but in no class folders: put them into a folder for each class, or list them in a \
              manifest labels.csv with the columns path and label"

@@ -1,4 +1,4 @@
-//! What a person wants to know after a data set was opened: what was found, what was left out, and what was decided.
+//! What a person wants to know after a dataset was opened: what was found, what was left out, and what was decided.
 
 use super::Format;
 use super::listing::Skipped;
@@ -35,7 +35,7 @@ pub struct ClassCount {
     pub test: usize,
 }
 
-/// What was found in a data set and made of it.
+/// What was found in a dataset and made of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// The format found.
@@ -44,7 +44,7 @@ pub struct Report {
     pub samples: ClassCount,
     /// The same for each class, in the order of the classes. A sample with several labels counts for each.
     pub classes: Vec<ClassCount>,
-    /// Folders of classes without a picture, such as `train/dog`.
+    /// Folders of classes without an image, such as `train/dog`.
     pub empty: Vec<String>,
     /// What was left out.
     pub skipped: Vec<Skipped>,

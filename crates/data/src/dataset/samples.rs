@@ -1,6 +1,6 @@
-//! The samples of an opened data set, or of a part of it. Parts share what the whole knows.
+//! The samples of an opened dataset, or of a part of it. Parts share what the whole knows.
 
-use super::listing::{Listing, Pictures};
+use super::listing::{Listing, StoredImages};
 use crate::decode::{DecodeOptions, ImageError};
 use crate::image::Image;
 use crate::samples::Samples;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Labelled pictures of an opened data set, in natural order of their names or in the order of their files.
+/// Labelled images of an opened dataset, in natural order of their names or in the order of their files.
 pub struct Dataset {
     whole: Arc<Whole>,
     classes: Arc<[String]>,
@@ -18,7 +18,7 @@ pub struct Dataset {
 }
 
 struct Whole {
-    pictures: Pictures,
+    images: StoredImages,
     /// Indices of classes, all samples one after the other, and where each sample's begin; the last entry is the end.
     labels: Vec<u32>,
     starts: Vec<usize>,
@@ -33,7 +33,7 @@ impl Dataset {
     pub(super) fn new(listing: Listing, classes: Arc<[String]>, decode: &DecodeOptions) -> Self {
         let chosen = (0..listing.len() as u32).collect();
         let whole = Whole {
-            pictures: listing.pictures,
+            images: listing.images,
             labels: listing.labels,
             shares: listing.shares,
             starts: std::iter::once(0).chain(listing.label_ends).collect(),
@@ -55,7 +55,7 @@ impl Dataset {
 
     /// What a sample is called inside the set, wherever the set lies.
     pub(super) fn key(&self, index: usize) -> String {
-        self.whole.pictures.key(self.chosen[index] as usize)
+        self.whole.images.key(self.chosen[index] as usize)
     }
 
     /// The bytes of every sample's file or range, as far as they can be known without reading.
@@ -68,7 +68,7 @@ impl Dataset {
             for (chosen, sizes) in self.chosen.chunks(each).zip(sizes.chunks_mut(each)) {
                 let ask = move || {
                     for (sample, size) in chosen.iter().zip(sizes) {
-                        *size = self.whole.pictures.bytes(*sample as usize);
+                        *size = self.whole.images.bytes(*sample as usize);
                     }
                 };
                 scope.spawn(ask);
@@ -89,7 +89,7 @@ impl Dataset {
 
     /// The file of a sample that is one of its own, and not a part of an archive.
     pub fn file(&self, index: usize) -> Option<PathBuf> {
-        self.whole.pictures.file(self.chosen[index] as usize)
+        self.whole.images.file(self.chosen[index] as usize)
     }
 
     /// Where the labels of a sample are among all.
@@ -131,11 +131,11 @@ impl Samples for Dataset {
     }
 
     fn name(&self, index: usize) -> String {
-        self.whole.pictures.name(self.chosen[index] as usize)
+        self.whole.images.name(self.chosen[index] as usize)
     }
 
     fn image(&self, index: usize) -> Result<Image, ImageError> {
-        self.whole.pictures.image(self.chosen[index] as usize, &self.whole.decode)
+        self.whole.images.image(self.chosen[index] as usize, &self.whole.decode)
     }
 }
 

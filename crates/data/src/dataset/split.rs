@@ -1,9 +1,9 @@
-//! The parts of a data set and the names that people give them.
+//! The parts of a dataset and the names that people give them.
 
 use std::fmt;
 use std::path::Path;
 
-/// A part of a data set.
+/// A part of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Split {
     /// What a model learns from.

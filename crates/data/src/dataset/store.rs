@@ -1,4 +1,4 @@
-//! Where the bytes of a data set lie when they are not files of their own: in an archive or a table that is read by
+//! Where the bytes of a dataset lie when they are not files of their own: in an archive or a table that is read by
 //! seeking, or unpacked into memory or, above a limit, into a nameless temporary file that goes away with the program. That
 //! file never lies on a RAM disk.
 
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vit_system::regular_file;
 
-/// How much may be unpacked when a data set is opened, over all of its files.
+/// How much may be unpacked when a dataset is opened, over all of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes kept in memory; what does not fit goes to a folder for temporary files.
@@ -28,7 +28,7 @@ impl Default for Limits {
     }
 }
 
-/// What is left of the [`Limits`] while a data set is being opened.
+/// What is left of the [`Limits`] while a dataset is being opened.
 pub(super) struct Budget {
     memory: u64,
     disk: u64,
@@ -78,7 +78,7 @@ pub(super) fn check_entries(path: &Path, what: &str, count: u64, length: u64) ->
     }
 }
 
-/// How the bytes of a sample become a picture.
+/// How the bytes of a sample become an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     /// JPEG, PNG and so on.
@@ -93,7 +93,7 @@ pub(super) enum Encoding {
 pub(super) struct Store {
     /// The file as the user knows it.
     pub(super) path: PathBuf,
-    /// Its name inside the data set, without folders of this machine: part of what splits are drawn by.
+    /// Its name inside the dataset, without folders of this machine: part of what splits are drawn by.
     pub(super) key: String,
     pub(super) encoding: Encoding,
     content: Content,

@@ -91,7 +91,7 @@ pub(super) fn members(store: &Store) -> Result<Vec<Member>, DatasetError> {
         let Described { name, sparse, .. } = std::mem::take(&mut described);
         let name = name.unwrap_or_else(|| header.path_bytes().into_owned());
         let is_folder = kind.is_dir() || name.ends_with(b"/");
-        // Links, devices and files with holes hold no picture that could be read in one piece.
+        // Links, devices and files with holes hold no image that could be read in one piece.
         if sparse || !(is_folder || kind.is_file() || kind.is_contiguous()) {
             continue;
         }

@@ -2,7 +2,7 @@
 //! `00017.cls`. The label is in `cls`, in a field of `json`, or in `txt`.
 
 use super::Format;
-use super::archive::{Shard, has_class_folders, is_picture};
+use super::archive::{Shard, has_class_folders, is_image};
 use super::error::DatasetError;
 use super::labels::{self, Labels, Row};
 use super::listing::{LabelText, Listing};
@@ -22,9 +22,9 @@ const FIELDS: [&str; 5] = ["label", "labels", "class", "cls", "target"];
 pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, DatasetError> {
     let mut labels = Vec::with_capacity(shards.len());
     for shard in shards {
-        labels.push(labels_in(&listing.pictures.stores[shard.store as usize], shard)?);
+        labels.push(labels_in(&listing.images.stores[shard.store as usize], shard)?);
     }
-    // Texts beside pictures in class folders are captions.
+    // Texts beside images in class folders are captions.
     let is_sure = labels.iter().flat_map(HashMap::values).any(|found| found.rank < TEXT);
     if labels.iter().all(HashMap::is_empty) || (!is_sure && has_class_folders(shards)) {
         return Ok(false);
@@ -33,7 +33,7 @@ pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, Datas
     listing.label_text = LabelText::NumberOrName;
     let mut rows = Vec::new();
     for (shard, labels) in shards.iter().zip(&labels) {
-        for member in shard.members.iter().filter(|member| is_picture(member)) {
+        for member in shard.members.iter().filter(|member| is_image(member)) {
             let key = split_name(&member.name).0;
             let labels = labels.get(key).map_or(Labels::None, |found| found.labels.clone());
             let split = key.split_once('/').and_then(|(folder, _)| Split::from_name(folder)).or(shard.split);
@@ -41,7 +41,7 @@ pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, Datas
         }
     }
     labels::add(listing, rows);
-    listing.class_names = classes_beside(&listing.pictures.stores[0].path)?;
+    listing.class_names = classes_beside(&listing.images.stores[0].path)?;
     Ok(true)
 }
 
@@ -54,17 +54,17 @@ struct Found {
 const ENDINGS: [&str; 3] = ["cls", "json", "txt"];
 const TEXT: usize = 2;
 
-/// The labels of the pictures in a shard.
+/// The labels of the images in a shard.
 fn labels_in<'a>(store: &Store, shard: &'a Shard) -> Result<HashMap<&'a str, Found>, DatasetError> {
-    let pictures: HashSet<&str> =
-        shard.members.iter().filter(|member| is_picture(member)).map(|member| split_name(&member.name).0).collect();
+    let images: HashSet<&str> =
+        shard.members.iter().filter(|member| is_image(member)).map(|member| split_name(&member.name).0).collect();
     let mut labels: HashMap<&str, Found> = HashMap::new();
     for member in shard.members.iter().filter(|member| !member.is_folder) {
         let (key, ending) = split_name(&member.name);
         let Some(rank) = ENDINGS.iter().position(|known| *known == ending) else {
             continue;
         };
-        if pictures.contains(key)
+        if images.contains(key)
             && labels.get(key).is_none_or(|found| found.rank > rank)
             && let Some(found) = read_label(store, member, rank)?
         {

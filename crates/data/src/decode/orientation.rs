@@ -1,4 +1,4 @@
-//! Turns pictures upright: the eight orientations of EXIF, and where to find the number.
+//! Turns images upright: the eight orientations of EXIF, and where to find the number.
 
 use crate::image::Image;
 
@@ -8,7 +8,7 @@ pub(super) fn from_exif(block: &[u8]) -> u8 {
     image::metadata::Orientation::from_exif_chunk(block).map_or(1, |found| found.to_exif())
 }
 
-/// The picture as it is meant to be looked at. Numbers that EXIF does not define do nothing.
+/// The image as it is meant to be looked at. Numbers that EXIF does not define do nothing.
 pub(super) fn turn(image: Image, orientation: u8) -> Image {
     let (width, height) = (image.width(), image.height());
     let (right, bottom) = (width - 1, height - 1);

@@ -35,7 +35,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     let frame = reader.next_frame(&mut stored).map_err(explain)?;
     // The first frame of an animation may be smaller than the canvas, but not the default image.
     if (frame.width, frame.height) != (width, height) {
-        return Err(limit.damaged("the first frame has another size than the picture"));
+        return Err(limit.damaged("the first frame has another size than the image"));
     }
     let exif = reader.info().exif_metadata.as_deref().unwrap_or_default();
     let orientation = orientation::from_exif(exif);
@@ -54,7 +54,7 @@ pub(super) fn keep(mut bytes: Vec<u8>, size: usize, channels: [usize; 3]) -> Vec
     if size < 3 {
         return bytes.chunks_exact(size).flat_map(|pixel| channels.map(|channel| pixel[channel])).collect();
     }
-    // In place: a large picture should not be held twice.
+    // In place: a large image should not be held twice.
     let pixels = bytes.len() / size;
     for pixel in 0..pixels {
         let rgb = channels.map(|channel| bytes[pixel * size + channel]);

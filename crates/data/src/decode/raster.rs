@@ -10,7 +10,7 @@ use image::{ColorType, ImageDecoder, Limits};
 use std::error::Error;
 use std::io::{Cursor, ErrorKind};
 
-/// Memory that a decoder may take beyond copies of the picture.
+/// Memory that a decoder may take beyond copies of the image.
 const TABLES: u64 = 1 << 20;
 
 pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageError> {
@@ -56,7 +56,7 @@ fn finish(mut decoder: impl ImageDecoder, orientation: u8, limit: &PixelLimit) -
     let pixels = limit.check(u64::from(width), u64::from(height))?;
     let layout = decoder.color_type();
     let total = pixels * usize::from(layout.bytes_per_pixel());
-    // Decoders keep at most a few copies of the picture.
+    // Decoders keep at most a few copies of the image.
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(total as u64 * 4 + TABLES);
     decoder.set_limits(limits).map_err(|error| explain(error, limit))?;

@@ -1,8 +1,8 @@
-//! Tells what a file is from its first bytes, and says what it is instead when it is no picture.
+//! Tells what a file is from its first bytes, and says what it is instead when it is no image.
 
 use super::ImageError;
 
-/// A picture format that can be read.
+/// An image format that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// Baseline and progressive, grey, colour and CMYK.
@@ -53,7 +53,7 @@ impl Format {
     }
 }
 
-/// Two letters alone would make a picture of every text about BMWs, so the size of the second
+/// Two letters alone would make an image of every text about BMWs, so the size of the second
 /// header has to be one that exists.
 fn is_bmp(bytes: &[u8]) -> bool {
     bytes.starts_with(b"BM") && matches!(bytes.get(14..18), Some([12 | 16 | 40 | 52 | 56 | 64 | 108 | 124, 0, 0, 0]))

@@ -1,4 +1,4 @@
-//! TIFF, by way of the `tiff` crate: its first picture, grey, colour, CMYK or palette, of 1 to 16
+//! TIFF, by way of the `tiff` crate: its first image, grey, colour, CMYK or palette, of 1 to 16
 //! bits. The directory is looked through before the crate sees it, because it takes memory for
 //! whatever number of values a tag claims, and because it does not read palettes.
 

@@ -1,10 +1,10 @@
 //! Looks through the chunks of a WebP file for what its decoder does not check: the size that the
-//! pictures inside claim, which may differ from the size of the canvas, and the EXIF block, which
+//! images inside claim, which may differ from the size of the canvas, and the EXIF block, which
 //! is taken from the bytes at hand instead of trusting the length that it claims.
 
 use super::{ImageError, PixelLimit};
 
-/// Checks every picture inside and gives the EXIF block, empty if there is none.
+/// Checks every image inside and gives the EXIF block, empty if there is none.
 pub(super) fn inspect<'a>(bytes: &'a [u8], limit: &PixelLimit) -> Result<&'a [u8], ImageError> {
     let mut exif: &[u8] = &[];
     for (name, body) in Chunks(bytes.get(12..).unwrap_or(&[])) {
@@ -13,16 +13,16 @@ pub(super) fn inspect<'a>(bytes: &'a [u8], limit: &PixelLimit) -> Result<&'a [u8
             // A frame of an animation: 16 bytes of its own, then chunks again.
             b"ANMF" => {
                 for (name, body) in Chunks(body.get(16..).unwrap_or(&[])) {
-                    check_picture(&name, body, limit)?;
+                    check_image(&name, body, limit)?;
                 }
             }
-            _ => check_picture(&name, body, limit)?,
+            _ => check_image(&name, body, limit)?,
         }
     }
     Ok(exif)
 }
 
-fn check_picture(name: &[u8; 4], body: &[u8], limit: &PixelLimit) -> Result<(), ImageError> {
+fn check_image(name: &[u8; 4], body: &[u8], limit: &PixelLimit) -> Result<(), ImageError> {
     let size = match (name, body) {
         (b"VP8 ", [_, _, _, 0x9d, 0x01, 0x2a, w0, w1, h0, h1, ..]) => {
             let side = |low: u8, high: u8| u64::from(u16::from_le_bytes([low, high]) & 0x3fff);

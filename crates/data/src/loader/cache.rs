@@ -18,7 +18,7 @@ impl ImageCache {
         Self { images, left: AtomicU64::new(limit) }
     }
 
-    /// Calls `work` with a sample's picture, from memory if it is there.
+    /// Calls `work` with a sample's image, from memory if it is there.
     pub(super) fn with<R>(
         &self,
         samples: &dyn Samples,
@@ -36,7 +36,7 @@ impl ImageCache {
         let bytes = image.pixels().len() as u64;
         let take = |left: u64| left.checked_sub(bytes);
         if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() && place.set(image).is_err() {
-            // Another thread was faster with the same picture.
+            // Another thread was faster with the same image.
             self.left.fetch_add(bytes, Ordering::Relaxed);
         }
         Ok(result)

@@ -183,7 +183,7 @@ impl LoaderState {
     }
 
     /// Writes a sample, or the first behind it in the epoch's order that can be read. Either way the random numbers
-    /// are those of the turn, so that the substitute is not the same picture twice.
+    /// are those of the turn, so that the substitute is not the same image twice.
     fn show(
         &self,
         order: &EpochOrder,

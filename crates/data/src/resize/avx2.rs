@@ -34,7 +34,7 @@ fn split(weights: &[i32]) -> Weights {
     halves.map(i32::from_ne_bytes)
 }
 
-/// Resamples the rows `rows` of the picture to the outputs of `taps`; gives RGB rows.
+/// Resamples the rows `rows` of the image to the outputs of `taps`; gives RGB rows.
 #[target_feature(enable = "avx2")]
 pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
     let span = taps.span();

@@ -1,5 +1,5 @@
 //! Both passes for machines with AVX-512 VNNI and VBMI (Intel since Ice Lake, AMD since Zen 4).
-//! The dot-product instruction multiplies bytes of the picture with signed bytes, four products to
+//! The dot-product instruction multiplies bytes of the image with signed bytes, four products to
 //! a sum, so a weight is split into three signed bytes; the three sums are put together at the
 //! end. All of it wraps around modulo 2^32, as the definition does, so the bytes are the same.
 
@@ -98,7 +98,7 @@ fn blocks(taps: &Taps, left: usize) -> Vec<Block> {
     blocks
 }
 
-/// Resamples the rows `rows` of the picture to the outputs of `taps`; gives RGB rows.
+/// Resamples the rows `rows` of the image to the outputs of `taps`; gives RGB rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
 pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
     let span = taps.span();
@@ -157,7 +157,7 @@ const INTERLEAVE: [u8; LANES] = {
     order
 };
 
-/// Resamples the columns `columns` of the picture to the outputs of `taps`; gives RGB rows.
+/// Resamples the columns `columns` of the image to the outputs of `taps`; gives RGB rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
 pub(super) fn vertical(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> {
     let stride = source.width * 3;

@@ -8,7 +8,7 @@ use super::{PRECISION_BITS, Taps, View};
 use super::{avx2, avx512};
 use std::ops::Range;
 
-/// Rows of the picture that the horizontal pass carries side by side.
+/// Rows of the image that the horizontal pass carries side by side.
 const ROWS: usize = 8;
 /// One pixel of each of those rows: all reds, all greens, all blues.
 const LANES: usize = ROWS * 3;
@@ -22,7 +22,7 @@ fn to_byte(sum: i32) -> u8 {
     (sum >> PRECISION_BITS).clamp(0, 255) as u8
 }
 
-/// Resamples the rows `rows` of the picture to the outputs of `taps`; gives RGB rows.
+/// Resamples the rows `rows` of the image to the outputs of `taps`; gives RGB rows.
 pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -38,7 +38,7 @@ pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<
     horizontal_lanes(source, rows, taps)
 }
 
-/// Resamples the columns `columns` of the picture to the outputs of `taps`; gives RGB rows.
+/// Resamples the columns `columns` of the image to the outputs of `taps`; gives RGB rows.
 pub(super) fn vertical(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -132,18 +132,18 @@ fn vertical_lanes(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> 
 }
 
 /// The used part of some rows, with bytes behind it that loads may touch but nothing depends on.
-/// Nearly always they are what follows in the picture; only the last rows have to be copied.
+/// Nearly always they are what follows in the image; only the last rows have to be copied.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct PaddedRows<'a> {
     bytes: &'a [u8],
     stride: usize,
-    /// Number in the picture of the first row in `bytes`.
+    /// Number in the image of the first row in `bytes`.
     top: usize,
     /// Bytes of a row before the used part.
     offset: usize,
     /// Length of the used part and what follows.
     length: usize,
-    /// The first row for which the picture ends too early, and all copies from there on.
+    /// The first row for which the image ends too early, and all copies from there on.
     copies_from: usize,
     copies: Vec<u8>,
 }

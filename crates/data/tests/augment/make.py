@@ -1,6 +1,6 @@
-"""Records odd.json and odd.bin: operations of Pillow and torchvision on small pictures of odd sizes.
+"""Records odd.json and odd.bin: operations of Pillow and torchvision on small images of odd sizes.
 
-With a count and a folder as arguments it records that many pictures, up to 80 pixels wide, somewhere else.
+With a count and a folder as arguments it records that many images, up to 80 pixels wide, somewhere else.
 """
 import json
 import sys
@@ -76,7 +76,7 @@ def entries():
             yield dict(library="torchvision", op="TranslateY", args=[uniform(-20, 20)], **place)
 
 
-def picture(width, height):
+def image(width, height):
     kind = random.integers(0, 4)
     noise = random.integers(0, 256, (height, width, 3))
     if kind == 0:
@@ -95,7 +95,7 @@ if count:
     sizes = [tuple(int(v) for v in random.integers(1, 81, 2)) for _ in range(count)]
 cases, data = [], []
 for width, height in sizes:
-    image = picture(width, height)
+    image = image(width, height)
     chosen = list(entries())
     data.append(image.tobytes())
     for entry in chosen:

@@ -1,6 +1,6 @@
 //! CIFAR's binary files and IDX.
 
-use super::pictures::{expected, listed, names, write};
+use super::images::{expected, listed, names, write};
 use super::tar::{archive, gzip};
 use tempfile::tempdir;
 use vit_data::Samples;

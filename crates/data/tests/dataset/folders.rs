@@ -1,6 +1,6 @@
 //! Class folders: layouts, names, empty classes, and classes of a model.
 
-use super::pictures::{expected, listed, names, png, write};
+use super::images::{expected, listed, names, png, write};
 use std::fs;
 use tempfile::tempdir;
 use vit_data::dataset::{Format, OpenOptions, ReadOptions, Split, Validation, ValidationFrom, open, open_split};
@@ -32,7 +32,7 @@ fn names_of_all_kinds_nested_folders_and_hidden_files() {
     write(folder.path(), "猫/写真.png", png(3));
     write(folder.path(), "猫/.hidden.png", png(4));
     write(folder.path(), ".cache/x.png", png(5));
-    write(folder.path(), "猫/notes.md", "not a picture");
+    write(folder.path(), "猫/notes.md", "not an image");
     write(folder.path(), "loose.png", png(6));
     let options = OpenOptions { validation: Validation::Nowhere, ..OpenOptions::default() };
     let splits = open(folder.path(), &options).unwrap();
@@ -122,7 +122,7 @@ fn without_a_split_everything_is_evaluated() {
 }
 
 #[test]
-fn a_broken_picture_is_an_error_of_its_own() {
+fn a_broken_image_is_an_error_of_its_own() {
     let folder = tempdir().unwrap();
     write(folder.path(), "cat/broken.png", &png(1)[..40]);
     write(folder.path(), "cat/whole.png", png(2));
@@ -133,7 +133,7 @@ fn a_broken_picture_is_an_error_of_its_own() {
 }
 
 #[test]
-fn pictures_without_classes_and_nothing_at_all_are_refused() {
+fn images_without_classes_and_nothing_at_all_are_refused() {
     let folder = tempdir().unwrap();
     let error = open(folder.path(), &OpenOptions::default()).err().unwrap();
     assert!(matches!(error, DatasetError::Empty { .. }), "{error}");

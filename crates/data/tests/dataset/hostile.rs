@@ -1,7 +1,7 @@
 //! Files that were cut, changed or made to do harm: an error or other samples, never a panic, never memory without end.
 
+use super::images::{png, write};
 use super::parquet::{FEATURES, SCHEMA, rows, table};
-use super::pictures::{png, write};
 use super::tar::{archive, gzip};
 use parquet::basic::Compression;
 use std::path::Path;
@@ -141,7 +141,7 @@ fn members_that_claim_sizes_beyond_the_archive_are_refused() {
 fn files_that_are_something_else_are_refused() {
     let folder = tempdir().unwrap();
     let others: [(&str, &[u8]); 6] = [
-        ("picture.png", &png(1)),
+        ("image.png", &png(1)),
         ("empty", b""),
         ("fake.parquet", b"PAR1 and nothing more PAR1"),
         ("fake.tar.gz", &gzip(b"hello")),

@@ -1,6 +1,6 @@
 //! Tables of paths and labels.
 
-use super::pictures::{expected, listed, png, write};
+use super::images::{expected, listed, png, write};
 use tempfile::{TempDir, tempdir};
 use vit_data::dataset::{Dataset, Format, OpenOptions, ReadOptions, Validation, open, open_split};
 use vit_data::{DatasetError, Samples};

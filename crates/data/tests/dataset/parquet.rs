@@ -1,6 +1,6 @@
 //! Parquet as Hugging Face writes it.
 
-use super::pictures::{expected, listed, png, write};
+use super::images::{expected, listed, png, write};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::metadata::KeyValue;
@@ -64,7 +64,7 @@ pub const SCHEMA: &str = "message schema {
 pub const FEATURES: &str = "{\"image\": {\"_type\": \"Image\"}, \"label\": {\"names\": [\"großer Hund\", \"cat\", \"emu\"], \
      \"_type\": \"ClassLabel\"}}";
 
-/// Rows with a picture, a path and a label.
+/// Rows with an image, a path and a label.
 pub fn rows(samples: &[(u8, i64)]) -> Vec<Column> {
     let (count, paths) =
         (samples.len(), samples.iter().map(|(value, _)| format!("{value}.png").into_bytes()).collect());
@@ -105,7 +105,7 @@ fn a_repository_with_splits() {
     assert_eq!(open_split(&one, None, None, &ReadOptions::default()).unwrap().samples.len(), 101);
 }
 
-/// Written by Hugging Face's `datasets` 5 from pictures made like those of [`png`].
+/// Written by Hugging Face's `datasets` 5 from images made like those of [`png`].
 #[test]
 fn files_written_by_hugging_face() {
     let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/datasets").join(name);

@@ -1,6 +1,6 @@
 //! Named pipes where a dataset should be, or in one: left out with a word, and never opened, which would wait for ever.
 
-use super::pictures::{png, write};
+use super::images::{png, write};
 use super::tar::archive;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,6 +1,6 @@
 //! The draws: what is carved off for validation, and what a fraction keeps.
 
-use super::pictures::{names, png, write};
+use super::images::{names, png, write};
 use std::collections::BTreeSet;
 use std::path::Path;
 use tempfile::{TempDir, tempdir};

@@ -1,6 +1,6 @@
 //! Tar shards: class folders, WebDataset, plain and packed.
 
-use super::pictures::{expected, listed, names, png, write};
+use super::images::{expected, listed, names, png, write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::io::Write;
@@ -134,7 +134,7 @@ fn the_draw_does_not_depend_on_packing_or_order() {
 }
 
 #[test]
-fn shards_with_labels_beside_the_pictures() {
+fn shards_with_labels_beside_the_images() {
     let folder = tempdir().unwrap();
     let first = archive(&[
         ("0001.png", png(1)),
@@ -183,7 +183,7 @@ fn labels_as_text_and_lists() {
 }
 
 #[test]
-fn captions_beside_pictures_in_class_folders_are_no_labels() {
+fn captions_beside_images_in_class_folders_are_no_labels() {
     let folder = tempdir().unwrap();
     write(folder.path(), "a.tar", archive(&[("cat/1.png", png(1)), ("cat/1.txt", b"a cat on a mat".to_vec())]));
     let opened = open_split(&folder.path().join("a.tar"), None, None, &ReadOptions::default()).unwrap();

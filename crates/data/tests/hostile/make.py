@@ -159,7 +159,7 @@ write("huge_frame.webp", riff(vp8x(16, 16, 2), (b"ANIM", bytes(6), None),
                               (b"ANMF", frame + b"VP8 " + struct.pack("<I", len(huge_lossy)) + huge_lossy, None)))
 write("no_frame.webp", riff(vp8x(16, 16, 2), (b"ANIM", bytes(6), None)))
 write("declared_exif.webp", riff(vp8x(16, 16, 8), (b"VP8 ", lossy, None), (b"EXIF", b"abc", 0xFFFFFFF0)))
-write("declared_picture.webp", riff((b"VP8 ", lossy, 0xFFFFFFF0)))
+write("declared_image.webp", riff((b"VP8 ", lossy, 0xFFFFFFF0)))
 write("alpha_missing.webp", riff(vp8x(16, 16, 16), (b"VP8 ", lossy, None)))
 
 write("notes.jpg", b"These are my notes about the trip, not a photograph of it.\n")

@@ -74,7 +74,7 @@ fn pick_rows(image: &mut Image, fill: [u8; 3], mut places: impl FnMut(&mut [(i64
 }
 
 /// Pixels of four bytes (one unused), with the outermost ones repeated around them, so that interpolation need not ask
-/// where the picture ends.
+/// where the image ends.
 pub(super) struct Framed {
     pixels: Vec<[u8; 4]>,
     stride: usize,
@@ -149,7 +149,7 @@ pub(super) fn bicubic(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     interpolate::<Cubic>(image, matrix, fill);
 }
 
-/// Every pixel is computed where it comes from; whether that is inside the picture is asked of the exact point.
+/// Every pixel is computed where it comes from; whether that is inside the image is asked of the exact point.
 #[inline(always)]
 fn interpolate<Kind: Interpolation>(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     let framed = Framed::new(image);

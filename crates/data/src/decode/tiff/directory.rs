@@ -45,7 +45,7 @@ impl Directory {
         Ok(Self { palette_at })
     }
 
-    /// If the picture has a palette: the file again, with its numbers called shades of grey, which
+    /// If the image has a palette: the file again, with its numbers called shades of grey, which
     /// the decoder reads as they are. The palette is applied afterwards.
     pub(super) fn palette_as_grey(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let at = self.palette_at?;

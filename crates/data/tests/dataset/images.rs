@@ -1,4 +1,4 @@
-//! Small pictures that can be told apart by their colour.
+//! Small images that can be told apart by their colour.
 
 use std::fs;
 use std::path::Path;
