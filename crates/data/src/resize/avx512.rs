@@ -241,10 +241,15 @@ fn store(out: &mut [u8], values: __m512i) {
     unsafe { _mm512_mask_storeu_epi8(out.as_mut_ptr().cast(), (1 << out.len()) - 1, values) }
 }
 
-/// What is one byte long and may have any bits.
-trait Byte: Copy {}
-impl Byte for u8 {}
-impl Byte for i8 {}
+/// A type of one byte.
+///
+/// # Safety
+/// The type has a size of one byte and no padding.
+unsafe trait Byte: Copy {}
+// SAFETY: one byte.
+unsafe impl Byte for u8 {}
+// SAFETY: one byte.
+unsafe impl Byte for i8 {}
 
 #[cfg(test)]
 mod tests {

@@ -1,35 +1,47 @@
-//! Interpolation with the four doubles of an AVX2 register as the channels of a pixel. The operations and their order
-//! are those of the plain loops beside this file, so the bytes are the same; differences of bytes are taken in whole
-//! numbers, which is exact and cheaper.
+//! Interpolation with AVX2: the four doubles of a register are the channels of a pixel. The operations and their order
+//! are those of the portable loops in `sample.rs`, so the bytes are the same. Differences of bytes are computed in
+//! integers, which is exact and faster.
 
-use super::sample::{Framed, Interpolation};
+use super::sample::{BorderedImage, Interpolation};
 use std::arch::x86_64::*;
 
+/// Proof that the CPU has AVX2.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        std::arch::is_x86_feature_detected!("avx2").then_some(Self(()))
+    }
+}
+
 /// Linear between 2 x 2 pixels.
-pub(super) struct Linear;
+#[derive(Clone, Copy)]
+pub(super) struct Linear(pub(super) Avx2);
 
 /// Cubic between 4 x 4 pixels.
-pub(super) struct Cubic;
+#[derive(Clone, Copy)]
+pub(super) struct Cubic(pub(super) Avx2);
 
 impl Interpolation for Linear {
     #[inline(always)]
-    fn value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
-        // SAFETY: `sample` chooses this only on machines with AVX2.
+    fn value(self, source: &BorderedImage, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+        // SAFETY: the CPU has AVX2, or `self` could not exist.
         unsafe { linear(source, at, dx, dy) }
     }
 }
 
 impl Interpolation for Cubic {
     #[inline(always)]
-    fn value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
-        // SAFETY: `sample` chooses this only on machines with AVX2.
+    fn value(self, source: &BorderedImage, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+        // SAFETY: the CPU has AVX2, or `self` could not exist.
         unsafe { cubic(source, at, dx, dy) }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn linear(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+fn linear(source: &BorderedImage, at: usize, dx: f64, dy: f64) -> [u8; 3] {
     let part = _mm256_set1_pd(dx);
     let row = |at: usize| {
         let [left, right] = *source.pixels_at::<2>(at);
@@ -47,7 +59,7 @@ fn linear(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn cubic(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+fn cubic(source: &BorderedImage, at: usize, dx: f64, dy: f64) -> [u8; 3] {
     let row = |at: usize| {
         let [a, b, c, d] = *source.pixels_at::<4>(at - 1);
         if dx == 0.0 {
@@ -90,7 +102,7 @@ fn channels(pixel: [u8; 4]) -> __m128i {
     _mm_cvtepu8_epi32(_mm_cvtsi32_si128(i32::from_ne_bytes(pixel)))
 }
 
-/// Cut towards zero and kept within a byte.
+/// Truncated towards zero and saturated to a byte.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn bytes(value: __m256d) -> [u8; 3] {

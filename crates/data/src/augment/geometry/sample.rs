@@ -2,7 +2,7 @@
 //! after the point for the nearest pixel of a rotation, repeated addition for that of a translation.
 
 #[cfg(target_arch = "x86_64")]
-use super::avx2;
+use super::avx2::{self, Avx2};
 use crate::image::Image;
 
 /// The pixel under each place, as Pillow finds it.
@@ -75,25 +75,25 @@ fn pick_rows(image: &mut Image, fill: [u8; 3], mut places: impl FnMut(&mut [(i64
 
 /// Pixels of four bytes (one unused), with the outermost ones repeated around them, so that interpolation need not ask
 /// where the image ends.
-pub(super) struct Framed {
+pub(super) struct BorderedImage {
     pixels: Vec<[u8; 4]>,
     stride: usize,
 }
 
 /// How far from its place a pixel is interpolated: one before, two behind.
-const FRAME: usize = 2;
+const BORDER: usize = 2;
 
-impl Framed {
+impl BorderedImage {
     fn new(image: &Image) -> Self {
         let (width, height) = (image.width(), image.height());
-        let stride = width + 2 * FRAME;
-        let mut pixels = Vec::with_capacity(stride * (height + 2 * FRAME));
-        for y in 0..height + 2 * FRAME {
-            let row = image.row(y.saturating_sub(FRAME).min(height - 1)).as_chunks::<3>().0;
+        let stride = width + 2 * BORDER;
+        let mut pixels = Vec::with_capacity(stride * (height + 2 * BORDER));
+        for y in 0..height + 2 * BORDER {
+            let row = image.row(y.saturating_sub(BORDER).min(height - 1)).as_chunks::<3>().0;
             let wide = |[red, green, blue]: [u8; 3]| [red, green, blue, 0];
-            pixels.extend([wide(row[0]); FRAME]);
+            pixels.extend([wide(row[0]); BORDER]);
             pixels.extend(row.iter().copied().map(wide));
-            pixels.extend([wide(row[width - 1]); FRAME]);
+            pixels.extend([wide(row[width - 1]); BORDER]);
         }
         Self { pixels, stride }
     }
@@ -112,9 +112,9 @@ impl Framed {
 }
 
 /// A way to compute a pixel from those around a point.
-pub(super) trait Interpolation {
+pub(super) trait Interpolation: Copy {
     /// The pixel for a point that lies `dx` and `dy`, both at least 0 and at most 1, behind the pixel at `at`.
-    fn value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3];
+    fn value(self, source: &BorderedImage, at: usize, dx: f64, dy: f64) -> [u8; 3];
 }
 
 /// Linear between the 2 x 2 pixels around each place.
@@ -122,15 +122,15 @@ pub(super) fn bilinear(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn compiled(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
-            interpolate::<avx2::Linear>(image, matrix, fill);
+        fn compiled(proof: Avx2, image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+            interpolate(avx2::Linear(proof), image, matrix, fill);
         }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature that the function is compiled for was found.
-            return unsafe { compiled(image, matrix, fill) };
+        if let Some(proof) = Avx2::detect() {
+            // SAFETY: the CPU has AVX2.
+            return unsafe { compiled(proof, image, matrix, fill) };
         }
     }
-    interpolate::<Linear>(image, matrix, fill);
+    interpolate(Linear, image, matrix, fill);
 }
 
 /// Cubic between the 4 x 4 pixels around each place.
@@ -138,21 +138,21 @@ pub(super) fn bicubic(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn compiled(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
-            interpolate::<avx2::Cubic>(image, matrix, fill);
+        fn compiled(proof: Avx2, image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+            interpolate(avx2::Cubic(proof), image, matrix, fill);
         }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature that the function is compiled for was found.
-            return unsafe { compiled(image, matrix, fill) };
+        if let Some(proof) = Avx2::detect() {
+            // SAFETY: the CPU has AVX2.
+            return unsafe { compiled(proof, image, matrix, fill) };
         }
     }
-    interpolate::<Cubic>(image, matrix, fill);
+    interpolate(Cubic, image, matrix, fill);
 }
 
 /// Every pixel is computed where it comes from; whether that is inside the image is asked of the exact point.
 #[inline(always)]
-fn interpolate<Kind: Interpolation>(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
-    let framed = Framed::new(image);
+fn interpolate(interpolation: impl Interpolation, image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+    let bordered = BorderedImage::new(image);
     let [a, b, c, d, e, f] = *matrix;
     let (width, height) = (image.width(), image.height());
     let (right, bottom) = (width as f64, height as f64);
@@ -168,8 +168,8 @@ fn interpolate<Kind: Interpolation>(image: &mut Image, matrix: &[f64; 6], fill: 
             }
             let (x_in, y_in) = (x_in - 0.5, y_in - 0.5);
             let (x_whole, y_whole) = (floor(x_in), floor(y_in));
-            let at = (y_whole + FRAME as i32) as usize * framed.stride + (x_whole + FRAME as i32) as usize;
-            *pixel = Kind::value(&framed, at, x_in - f64::from(x_whole), y_in - f64::from(y_whole));
+            let at = (y_whole + BORDER as i32) as usize * bordered.stride + (x_whole + BORDER as i32) as usize;
+            *pixel = interpolation.value(&bordered, at, x_in - f64::from(x_whole), y_in - f64::from(y_whole));
         }
     }
 }
@@ -180,11 +180,12 @@ fn floor(value: f64) -> i32 {
     if value < 0.0 { -1 } else { value as i32 }
 }
 
+#[derive(Clone, Copy)]
 struct Linear;
 
 impl Interpolation for Linear {
     #[inline(always)]
-    fn value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+    fn value(self, source: &BorderedImage, at: usize, dx: f64, dy: f64) -> [u8; 3] {
         let between = |from: [f64; 4], to: [f64; 4], part: f64| {
             std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * part)
         };
@@ -198,11 +199,12 @@ impl Interpolation for Linear {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Cubic;
 
 impl Interpolation for Cubic {
     #[inline(always)]
-    fn value(source: &Framed, at: usize, dx: f64, dy: f64) -> [u8; 3] {
+    fn value(self, source: &BorderedImage, at: usize, dx: f64, dy: f64) -> [u8; 3] {
         let row = |at: usize| cubic(source.pixels_at::<4>(at - 1).map(|pixel| pixel.map(f64::from)), dx);
         let value = if dy == 0.0 {
             row(at)
@@ -247,8 +249,8 @@ mod tests {
                 work(&mut image, &matrix, [1, 2, 3]);
                 image
             };
-            prop_assert!(apply(interpolate::<Linear>) == apply(bilinear));
-            prop_assert!(apply(interpolate::<Cubic>) == apply(bicubic));
+            prop_assert!(apply(|image, matrix, fill| interpolate(Linear, image, matrix, fill)) == apply(bilinear));
+            prop_assert!(apply(|image, matrix, fill| interpolate(Cubic, image, matrix, fill)) == apply(bicubic));
         }
     }
 }
