@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Once;
 use tempfile::TempDir;
-use vit_data::dataset::{Dataset, Limits, OpenOptions, ReadOptions, open, open_split};
+use vit_data::dataset::{Dataset, Limits, DatasetOptions, ReadOptions, open, open_split};
 use vit_data::{DecodeOptions, Samples};
 
 /// Samples that are read of each dataset.
@@ -39,7 +39,7 @@ pub fn exercise(files: &[(&str, &[u8])], name: &str) {
 }
 
 fn train(path: &Path, read: &ReadOptions) {
-    let options = OpenOptions { read: read.clone(), ..OpenOptions::default() };
+    let options = DatasetOptions { read: read.clone(), ..DatasetOptions::default() };
     if let Ok(splits) = open(path, &options) {
         let _ = splits.report.to_string();
         look(&splits.train);

@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn a_cause_is_printed_once_and_its_option_last() {
         let too_large =
-            ImageError::TooLarge { format: vit_data::Format::Png, width: 50_000, height: 50_000, max_pixels: 100 };
+            ImageError::TooLarge { format: vit_data::ImageFormat::Png, width: 50_000, height: 50_000, max_pixels: 100 };
         let error = Err::<(), _>(ImageError::File { path: "a.png".into(), error: Box::new(too_large) });
         let text = describe(&error.context("the first image").unwrap_err());
         assert_eq!(text.matches("50000 x 50000").count(), 1, "{text}");

@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use vit::{Model, Prediction};
 use vit_data::Samples;
-use vit_data::dataset::{self, Dataset, OpenOptions};
+use vit_data::dataset::{self, Dataset, DatasetOptions};
 use vit_models::ProblemType;
 use vit_system::{atomic_file, csv_line};
 use vit_train::{PseudoLabel, PseudoLabelChoice, RunFolder, splits_of_run};
@@ -216,7 +216,7 @@ fn labelled(path: &Path, names: &[String], several: bool, run: Option<&RunFolder
             terminal::note(format_args!("{}: divided as the model's run divided it{}", path.display(), of_run.note));
             of_run.splits
         }
-        None => dataset::open(path, &OpenOptions { classes: Some(names.to_vec()), ..OpenOptions::default() })?,
+        None => dataset::open(path, &DatasetOptions { classes: Some(names.to_vec()), ..DatasetOptions::default() })?,
     };
     terminal::note(format_args!("{}: {}", path.display(), splits.report));
     match (splits.train.is_multi_label(), several) {

@@ -207,7 +207,7 @@ fn standard_input() -> anyhow::Result<StandardInput> {
     }
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("standard input")?;
-    if vit_data::Format::of(&bytes).is_ok() {
+    if vit_data::ImageFormat::of(&bytes).is_ok() {
         return Ok(StandardInput::Picture(bytes));
     }
     let paths = paths(&bytes);

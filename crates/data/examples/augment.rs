@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vit_data::augment::{ColourJitter, Erasing, Fill, Operation, SampleRandom, Sampling};
+use vit_data::augment::{AugmentOp, ColourJitter, Erasing, Fill, SampleRandom, Sampling};
 use vit_data::augment::{blur, enhance, geometry, hue};
 use vit_data::{
     Augmentation, BatchPosition, Crop, Filter, Image, ImageError, Loader, LoaderSettings, Mix, Preprocess, Samples,
@@ -25,21 +25,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("one operation, 224 x 224");
     let image = smooth_image(224, 224)?;
     for operation in [
-        Operation::AutoContrast,
-        Operation::Equalize,
-        Operation::Invert,
-        Operation::Rotate,
-        Operation::PosterizeIncreasing,
-        Operation::SolarizeIncreasing,
-        Operation::SolarizeAdd,
-        Operation::ColorIncreasing,
-        Operation::ContrastIncreasing,
-        Operation::BrightnessIncreasing,
-        Operation::SharpnessIncreasing,
-        Operation::ShearX,
-        Operation::ShearY,
-        Operation::TranslateXRel,
-        Operation::TranslateYRel,
+        AugmentOp::AutoContrast,
+        AugmentOp::Equalize,
+        AugmentOp::Invert,
+        AugmentOp::Rotate,
+        AugmentOp::PosterizeIncreasing,
+        AugmentOp::SolarizeIncreasing,
+        AugmentOp::SolarizeAdd,
+        AugmentOp::ColorIncreasing,
+        AugmentOp::ContrastIncreasing,
+        AugmentOp::BrightnessIncreasing,
+        AugmentOp::SharpnessIncreasing,
+        AugmentOp::ShearX,
+        AugmentOp::ShearY,
+        AugmentOp::TranslateXRel,
+        AugmentOp::TranslateYRel,
     ] {
         let mut random = SampleRandom::new(1, 0, 0, 0);
         let mut apply = |sampling| {

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 use vit_data::Samples;
-use vit_data::dataset::{OpenOptions, open};
+use vit_data::dataset::{DatasetOptions, open};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1);
@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let most = arguments.next().map_or(Ok(usize::MAX), |count| count.to_string_lossy().parse())?;
 
     let start = Instant::now();
-    let splits = open(&path, &OpenOptions::default())?;
+    let splits = open(&path, &DatasetOptions::default())?;
     println!("{}", splits.report);
     println!("opened in {:.3} s", start.elapsed().as_secs_f64());
 

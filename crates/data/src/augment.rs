@@ -17,11 +17,11 @@ mod random;
 mod three_augment;
 mod wide;
 
-pub use crop::{Fill, Region};
+pub use crop::{CropBox, Fill};
 pub use erasing::{Erasing, ErasingMode};
 pub use geometry::Sampling;
 pub use jitter::ColourJitter;
-pub use operation::Operation;
+pub use operation::AugmentOp;
 pub use policy::{AutoAugment, PolicyError};
 pub use random::SampleRandom;
 pub use three_augment::three_augment;

@@ -2,9 +2,9 @@
 //!
 //! ```no_run
 //! use vit_data::Samples;
-//! use vit_data::dataset::{OpenOptions, open};
+//! use vit_data::dataset::{DatasetOptions, open};
 //!
-//! let splits = open("flowers".as_ref(), &OpenOptions::default())?;
+//! let splits = open("flowers".as_ref(), &DatasetOptions::default())?;
 //! println!("{}", splits.report);
 //! let first = splits.train.image(0)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -40,7 +40,7 @@ mod webdataset;
 use crate::decode::DecodeOptions;
 use crate::samples::Samples;
 use listing::{Listing, slashed};
-use recognise::{Input, Kind, NOT_REGULAR, Source, recognise};
+use recognise::{DatasetInput, NOT_REGULAR, SourceFile, SourceKind, recognise};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ use std::sync::Arc;
 pub use custom::from_samples;
 pub use error::DatasetError;
 pub use listing::Skipped;
-pub use record::{Change, Changes, Fingerprint, Part, SampleRecord};
+pub use record::{Change, Fingerprint, Part, SampleChanges, SampleRecord};
 pub use report::{ClassCount, Report, ValidationFrom};
 pub use samples::Dataset;
 pub use split::Split;
@@ -56,7 +56,7 @@ pub use store::Limits;
 
 /// The formats that can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum DatasetFormat {
     /// A folder for each class.
     Folders,
     /// Tar archives with a folder for each class.
@@ -77,18 +77,18 @@ pub enum Format {
     Custom,
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for DatasetFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Format::Folders => "class folders",
-            Format::Tar => "tar with class folders",
-            Format::WebDataset => "WebDataset",
-            Format::Parquet => "Parquet",
-            Format::Manifest => "manifest",
-            Format::Cifar10 => "CIFAR-10 binary",
-            Format::Cifar100 => "CIFAR-100 binary",
-            Format::Idx => "IDX",
-            Format::Custom => "samples of the program",
+            DatasetFormat::Folders => "class folders",
+            DatasetFormat::Tar => "tar with class folders",
+            DatasetFormat::WebDataset => "WebDataset",
+            DatasetFormat::Parquet => "Parquet",
+            DatasetFormat::Manifest => "manifest",
+            DatasetFormat::Cifar10 => "CIFAR-10 binary",
+            DatasetFormat::Cifar100 => "CIFAR-100 binary",
+            DatasetFormat::Idx => "IDX",
+            DatasetFormat::Custom => "samples of the program",
         })
     }
 }
@@ -131,7 +131,7 @@ pub struct ReadOptions {
 
 /// How to open a dataset for training.
 #[derive(Clone, Debug, PartialEq)]
-pub struct OpenOptions {
+pub struct DatasetOptions {
     /// Where the validation samples come from.
     pub validation: Validation,
     /// The share of each class that is carved off for validation, where that is done; none at 0.
@@ -148,7 +148,7 @@ pub struct OpenOptions {
     pub read: ReadOptions,
 }
 
-impl Default for OpenOptions {
+impl Default for DatasetOptions {
     fn default() -> Self {
         Self {
             validation: Validation::Automatic,
@@ -177,13 +177,13 @@ pub struct Splits {
 }
 
 /// Opens the dataset at `path` (a folder, a file or a pattern such as `shards/*.tar`) for training.
-pub fn open(path: &Path, options: &OpenOptions) -> Result<Splits, DatasetError> {
+pub fn open(path: &Path, options: &DatasetOptions) -> Result<Splits, DatasetError> {
     check_options(options)?;
-    divide(read(path, Purpose::Training, &options.read)?, options)
+    divide(read(path, OpenPurpose::Training, &options.read)?, options)
 }
 
 /// Divides the samples of a listing into splits.
-fn divide(mut listing: Listing, options: &OpenOptions) -> Result<Splits, DatasetError> {
+fn divide(mut listing: Listing, options: &DatasetOptions) -> Result<Splits, DatasetError> {
     let all: Vec<u32> = (0..listing.len() as u32).collect();
     let target = match (&options.classes, &options.class_order) {
         (None, Some(order)) => classes::are_those_of(&listing, order)?.then_some(order),
@@ -228,13 +228,13 @@ fn divide(mut listing: Listing, options: &OpenOptions) -> Result<Splits, Dataset
 }
 
 /// A dataset for evaluation.
-pub struct Evaluation {
+pub struct OpenedSplit {
     /// The samples.
     pub samples: Arc<Dataset>,
     /// The split that they are; none if the set has no splits.
     pub split: Option<Split>,
     /// The format found.
-    pub format: Format,
+    pub format: DatasetFormat,
     /// Folders of classes without an image.
     pub empty: Vec<String>,
     /// What was left out.
@@ -249,15 +249,15 @@ pub fn open_split(
     split: Option<Split>,
     classes: Option<&[String]>,
     options: &ReadOptions,
-) -> Result<Evaluation, DatasetError> {
-    let listing = read(path, Purpose::Evaluation(split), options)?;
+) -> Result<OpenedSplit, DatasetError> {
+    let listing = read(path, OpenPurpose::Evaluation(split), options)?;
     let split = evaluation_split(split, &listing.splits_found());
     select(listing, split, classes, options)
 }
 
 /// Opens all samples of the dataset at `path`, whatever splits it has.
-pub fn open_all(path: &Path, classes: Option<&[String]>, options: &ReadOptions) -> Result<Evaluation, DatasetError> {
-    select(read(path, Purpose::Training, options)?, None, classes, options)
+pub fn open_all(path: &Path, classes: Option<&[String]>, options: &ReadOptions) -> Result<OpenedSplit, DatasetError> {
+    select(read(path, OpenPurpose::Training, options)?, None, classes, options)
 }
 
 fn select(
@@ -265,7 +265,7 @@ fn select(
     split: Option<Split>,
     classes: Option<&[String]>,
     options: &ReadOptions,
-) -> Result<Evaluation, DatasetError> {
+) -> Result<OpenedSplit, DatasetError> {
     let chosen = match split {
         Some(split) if !listing.splits_found().contains(&split) => return Err(no_split(&listing, split)),
         Some(split) => listing.members(split),
@@ -274,10 +274,10 @@ fn select(
     let classes = classes::resolve(&mut listing, classes, &chosen)?.into();
     let (format, empty, skipped) = (listing.format, listing.empty.clone(), listing.skipped.clone());
     let samples = Arc::new(Dataset::new(listing, classes, &options.decode).part(chosen));
-    Ok(Evaluation { samples, split, format, empty, skipped })
+    Ok(OpenedSplit { samples, split, format, empty, skipped })
 }
 
-fn check_options(options: &OpenOptions) -> Result<(), DatasetError> {
+fn check_options(options: &DatasetOptions) -> Result<(), DatasetError> {
     let check = |option, value: f64, fits: bool, expected| match fits {
         true => Ok(()),
         false => Err(DatasetError::Option { option, value, expected }),
@@ -288,7 +288,7 @@ fn check_options(options: &OpenOptions) -> Result<(), DatasetError> {
 }
 
 /// The rule of [`Validation`].
-fn validation_source(listing: &Listing, options: &OpenOptions) -> Result<ValidationFrom, DatasetError> {
+fn validation_source(listing: &Listing, options: &DatasetOptions) -> Result<ValidationFrom, DatasetError> {
     let found = listing.splits_found();
     let carved = match options.validation_fraction {
         0.0 => ValidationFrom::Nowhere,
@@ -314,27 +314,27 @@ fn no_split(listing: &Listing, split: Split) -> DatasetError {
 }
 
 #[derive(Clone, Copy)]
-enum Purpose {
+enum OpenPurpose {
     Training,
     Evaluation(Option<Split>),
 }
 
 /// Lists what is at `path`, at least as far as the purpose needs it.
-fn read(path: &Path, purpose: Purpose, options: &ReadOptions) -> Result<Listing, DatasetError> {
+fn read(path: &Path, purpose: OpenPurpose, options: &ReadOptions) -> Result<Listing, DatasetError> {
     let mut budget = store::Budget::new(options.limits);
     let (input, special) = recognise(path)?;
     let mut listing = match input {
-        Input::Folders(tree) => folders::read(path, tree),
-        Input::Files(kind, mut sources) => {
-            if let Purpose::Evaluation(asked) = purpose {
+        DatasetInput::Folders(tree) => folders::read(path, tree),
+        DatasetInput::Files(kind, mut sources) => {
+            if let OpenPurpose::Evaluation(asked) = purpose {
                 leave_out_other_splits(&mut sources, asked);
             }
             match kind {
-                Kind::Tar => archive::read(path, &sources, &mut budget)?,
-                Kind::Parquet => parquet::read(path, &sources, &mut budget)?,
-                Kind::Manifest => manifest::read(path, &sources)?,
-                Kind::Cifar => cifar::read(path, &sources, &mut budget)?,
-                Kind::Idx => idx::read(path, &sources, &mut budget)?,
+                SourceKind::Tar => archive::read(path, &sources, &mut budget)?,
+                SourceKind::Parquet => parquet::read(path, &sources, &mut budget)?,
+                SourceKind::Manifest => manifest::read(path, &sources)?,
+                SourceKind::Cifar => cifar::read(path, &sources, &mut budget)?,
+                SourceKind::Idx => idx::read(path, &sources, &mut budget)?,
             }
         }
     };
@@ -355,7 +355,7 @@ fn read(path: &Path, purpose: Purpose, options: &ReadOptions) -> Result<Listing,
 }
 
 /// Whoever tests a model should not wait for the training samples to be unpacked.
-fn leave_out_other_splits(sources: &mut Vec<Source>, asked: Option<Split>) {
+fn leave_out_other_splits(sources: &mut Vec<SourceFile>, asked: Option<Split>) {
     let found: Option<Vec<Split>> = sources.iter().map(|source| source.split).collect();
     if let Some(found) = found
         && let Some(split) = evaluation_split(asked, &found)

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use vit_system::regular_file;
 
-pub use recognise::Format;
+pub use recognise::ImageFormat;
 
 /// How to read an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub enum ImageError {
     #[error("{format} of {width} x {height} pixels, over the limit of {max_pixels} pixels; make it smaller")]
     TooLarge {
         /// Its format.
-        format: Format,
+        format: ImageFormat,
         /// Width that the header claims.
         width: u64,
         /// Height that the header claims.
@@ -81,7 +81,7 @@ pub enum ImageError {
     )]
     Memory {
         /// Its format.
-        format: Format,
+        format: ImageFormat,
         /// Width that the header claims.
         width: u64,
         /// Height that the header claims.
@@ -96,7 +96,7 @@ pub enum ImageError {
     #[error("{format} of {width} x {height} pixels has nothing to show")]
     Empty {
         /// Its format.
-        format: Format,
+        format: ImageFormat,
         /// Width that the header claims.
         width: u64,
         /// Height that the header claims.
@@ -106,13 +106,13 @@ pub enum ImageError {
     #[error("{format} is cut short; copy or download it again")]
     Truncated {
         /// Its format.
-        format: Format,
+        format: ImageFormat,
     },
     /// The file contradicts its format.
     #[error("{format} is damaged: {reason}")]
     Damaged {
         /// Its format.
-        format: Format,
+        format: ImageFormat,
         /// What the decoder found.
         reason: String,
     },
@@ -120,7 +120,7 @@ pub enum ImageError {
     #[error("{format} of a kind that vit cannot read: {reason}; convert it to PNG or plain JPEG")]
     Unsupported {
         /// Its format.
-        format: Format,
+        format: ImageFormat,
         /// What is special about it.
         reason: String,
     },
@@ -151,7 +151,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
     let mut bytes = Vec::new();
     // A film given by mistake should be refused without reading all of it.
     file.by_ref().take(START_BYTES).read_to_end(&mut bytes)?;
-    Format::of(&bytes)?;
+    ImageFormat::of(&bytes)?;
     if expected > MAX_FILE_BYTES {
         return Err(ImageError::FileTooLarge);
     }
@@ -165,13 +165,13 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
 
 /// Reads the image in `bytes`, the whole content of a file.
 pub fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Image, ImageError> {
-    let format = Format::of(bytes)?;
+    let format = ImageFormat::of(bytes)?;
     let limit = PixelLimit { format, max_pixels: options.max_pixels };
     let decoded = guarded(format, || match format {
-        Format::Jpeg => jpeg::decode(bytes, &limit),
-        Format::Png => png::decode(bytes, &limit),
-        Format::Tiff => tiff::decode(bytes, &limit),
-        Format::WebP | Format::Gif | Format::Bmp => raster::decode(bytes, &limit),
+        ImageFormat::Jpeg => jpeg::decode(bytes, &limit),
+        ImageFormat::Png => png::decode(bytes, &limit),
+        ImageFormat::Tiff => tiff::decode(bytes, &limit),
+        ImageFormat::WebP | ImageFormat::Gif | ImageFormat::Bmp => raster::decode(bytes, &limit),
     })?;
     Ok(if options.apply_orientation { orientation::turn(decoded.image, decoded.orientation) } else { decoded.image })
 }
@@ -193,7 +193,7 @@ const GAVE_UP: &str = "the decoder gave up on it";
 /// The decoders are other people's code on hostile input. Fuzzing has found a JPEG whose sampling
 /// factors make zune-jpeg 0.5.15 index outside of a row (`tests/hostile/decoder_panics.jpg`), and a
 /// server must outlive the next one too, so a panic becomes an error about the file.
-fn guarded<T>(format: Format, work: impl FnOnce() -> Result<T, ImageError>) -> Result<T, ImageError> {
+fn guarded<T>(format: ImageFormat, work: impl FnOnce() -> Result<T, ImageError>) -> Result<T, ImageError> {
     caught(work).unwrap_or_else(|| Err(ImageError::Damaged { format, reason: GAVE_UP.to_owned() }))
 }
 
@@ -236,7 +236,7 @@ fn multiply_ink(ink: [u8; 3], light: u8) -> [u8; 3] {
 
 /// The check that every decoder makes between header and pixels.
 struct PixelLimit {
-    format: Format,
+    format: ImageFormat,
     max_pixels: u64,
 }
 
@@ -276,11 +276,11 @@ impl PixelLimit {
     /// Bytes per pixel that a decoder takes at the same time, at most: what is stored, and the image.
     fn working_bytes(&self) -> usize {
         match self.format {
-            Format::Png | Format::Gif | Format::Bmp => 8,
+            ImageFormat::Png | ImageFormat::Gif | ImageFormat::Bmp => 8,
             // Coefficients of three channels in 16 bits; a canvas beside the frame.
-            Format::Jpeg | Format::WebP => 12,
+            ImageFormat::Jpeg | ImageFormat::WebP => 12,
             // Four channels of 16 bits.
-            Format::Tiff => 16,
+            ImageFormat::Tiff => 16,
         }
     }
 

@@ -85,7 +85,7 @@ pub fn find_images<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Result<
 /// The same, for callers who go on with the others: what is missing or cannot be looked at is an
 /// error in its place in the list.
 pub fn find_images_each<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Vec<Result<PathBuf, FilesError>> {
-    let mut found = Found::default();
+    let mut found = ImageList::default();
     for argument in arguments {
         let path = Path::new(argument.as_ref());
         let added = match fs::metadata(path) {
@@ -109,12 +109,12 @@ pub(crate) fn is_pattern(path: &Path) -> bool {
 }
 
 #[derive(Default)]
-struct Found {
+struct ImageList {
     paths: Vec<Result<PathBuf, FilesError>>,
     seen: HashSet<PathBuf>,
 }
 
-impl Found {
+impl ImageList {
     /// A file, or what is wrong with it: whoever opened a pipe or a device by accident would wait forever.
     fn add(&mut self, path: PathBuf) {
         if let Err(error) = fs::metadata(&path).map_or(Ok(()), |meta| regular_file::check(&meta)) {
@@ -178,13 +178,13 @@ fn names_extension(pattern: &str) -> bool {
 
 fn images_in(folder: &Path, recursive: bool) -> Vec<Result<PathBuf, FilesError>> {
     let mut images = Vec::new();
-    Walk { recursive, above: Vec::new(), entered: HashSet::new(), images: &mut images }.enter(folder, false);
+    FolderWalk { recursive, above: Vec::new(), entered: HashSet::new(), images: &mut images }.enter(folder, false);
     images
 }
 
 /// A walk through a folder that follows links. It ends: a link to a folder above is not followed, and inside a linked
 /// folder no link to a folder that was entered before.
-struct Walk<'a> {
+struct FolderWalk<'a> {
     recursive: bool,
     /// The real folders on the way down to this one.
     above: Vec<PathBuf>,
@@ -192,7 +192,7 @@ struct Walk<'a> {
     images: &'a mut Vec<Result<PathBuf, FilesError>>,
 }
 
-impl Walk<'_> {
+impl FolderWalk<'_> {
     /// Lists the images of a folder; `linked` where the way to it goes through a link.
     fn enter(&mut self, folder: &Path, linked: bool) {
         let found = fs::canonicalize(folder).and_then(|real| Ok((real, names_in(folder)?)));

@@ -29,7 +29,7 @@ pub mod samples;
 pub mod transform;
 
 pub use dataset::{Dataset, DatasetError};
-pub use decode::{DecodeOptions, Format, ImageError, decode, open};
+pub use decode::{DecodeOptions, ImageError, ImageFormat, decode, open};
 pub use files::{FilesError, find_images, find_images_each};
 pub use image::{Image, ShapeError};
 pub use loader::{Batch, BatchPosition, LastBatch, Loader, LoaderError, LoaderSettings};

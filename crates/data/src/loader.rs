@@ -43,7 +43,7 @@ pub enum LastBatch {
 
 /// How many classes a sample has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Labels {
+pub enum LabelCount {
     /// Exactly one.
     Single,
     /// Any number.
@@ -72,7 +72,7 @@ pub struct LoaderSettings {
     /// What happens to each batch and its targets.
     pub mix: Mix,
     /// How many classes a sample has.
-    pub labels: Labels,
+    pub labels: LabelCount,
     /// Memory for decoded images, in bytes; 0 for none.
     pub cache_bytes: u64,
     /// When unreadable samples are too many.
@@ -92,7 +92,7 @@ impl LoaderSettings {
             epochs: None,
             transform,
             mix: Mix::default(),
-            labels: Labels::Single,
+            labels: LabelCount::Single,
             cache_bytes: 0,
             unreadable: UnreadableLimit::default(),
         }
@@ -384,7 +384,7 @@ fn check(samples: &dyn Samples, settings: &LoaderSettings) -> Result<EpochPlan, 
     for index in 0..samples.len() {
         let labels = samples.labels(index);
         let wrong = |found: String, expected: String| LoaderError::Label { name: samples.name(index), found, expected };
-        if settings.labels == Labels::Single && labels.len() != 1 {
+        if settings.labels == LabelCount::Single && labels.len() != 1 {
             let found = format!("{} labels", labels.len());
             return Err(wrong(found, "each sample needs exactly one; train with multiple labels instead".to_owned()));
         }

@@ -2,7 +2,7 @@
 //! rectangle of, its partner in the reversed batch, and the targets follow. The arithmetic is that of timm's per-batch
 //! mode; the choices are a function of seed and step. Everything happens in place.
 
-use crate::augment::{Region, SampleRandom};
+use crate::augment::{CropBox, SampleRandom};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -55,7 +55,7 @@ pub enum Mixing {
         /// The share of the area that is the image's own.
         lambda: f64,
         /// What comes from the partner.
-        region: Region,
+        region: CropBox,
     },
 }
 
@@ -102,7 +102,7 @@ impl Mix {
             (start, (centre + part.div_ceil(2)).min(length) - start)
         };
         let ((top, height_part), (left, width_part)) = (span(height, rows), span(width, columns));
-        let region = Region { left, top, width: width_part, height: height_part };
+        let region = CropBox { left, top, width: width_part, height: height_part };
         let lambda = 1.0 - (height_part * width_part) as f64 / (height * width) as f64;
         Mixing::CutMix { lambda, region }
     }
@@ -141,8 +141,8 @@ pub fn mixup(images: &mut [f32], count: usize, lambda: f64) {
 }
 
 /// Every image gets the region of the one at its place from the end.
-pub fn cutmix(images: &mut [f32], count: usize, height: usize, width: usize, region: Region) {
-    let Region { left, top, width: columns, height: rows } = region;
+pub fn cutmix(images: &mut [f32], count: usize, height: usize, width: usize, region: CropBox) {
+    let CropBox { left, top, width: columns, height: rows } = region;
     pairs(images, count, |a, b| {
         for (a, b) in a.chunks_exact_mut(height * width).zip(b.chunks_exact_mut(height * width)) {
             let lines = a.chunks_exact_mut(width).zip(b.chunks_exact_mut(width)).skip(top).take(rows);

@@ -79,8 +79,8 @@ impl ApplyPreprocess for Preprocess {
         };
         let [height, width] = self.image_size;
         let (new_width, new_height) = resized(self, image.width(), image.height());
-        let across = Placement::new(new_width, width);
-        let down = Placement::new(new_height, height);
+        let across = CropPlacement::new(new_width, width);
+        let down = CropPlacement::new(new_height, height);
         let part =
             resize_window(image, (new_width, new_height), across.kept.clone(), down.kept.clone(), self.interpolation);
         if part.width() == width && part.height() == height {
@@ -102,7 +102,7 @@ impl ApplyPreprocess for Preprocess {
         self.validate()?;
         let (new_width, new_height) = resized(self, width.max(1), height.max(1));
         let side = |length: usize, resized: usize, target: usize| {
-            let Placement { kept, margin } = Placement::new(resized, target);
+            let CropPlacement { kept, margin } = CropPlacement::new(resized, target);
             let scale = length as f64 / resized as f64;
             ((kept.start as f64 - margin as f64) * scale, target as f64 * scale)
         };
@@ -142,14 +142,14 @@ pub(crate) fn mean_colour(preprocess: &Preprocess) -> [u8; 3] {
 }
 
 /// Where a length lands when cropped or padded to another around the centre.
-struct Placement {
+struct CropPlacement {
     /// The part that stays.
     kept: Range<usize>,
     /// Empty space before it.
     margin: usize,
 }
 
-impl Placement {
+impl CropPlacement {
     fn new(length: usize, target: usize) -> Self {
         if length <= target {
             return Self { kept: 0..length, margin: (target - length) / 2 };

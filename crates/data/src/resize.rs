@@ -146,23 +146,24 @@ impl Resize {
         }
         let unchanged = |from: f32, to: f32, new: usize, old: usize| new == old && from == 0.0 && to == new as f32;
         let across = (!unchanged(left, right, width, image.width()))
-            .then(|| Taps::new(image.width(), left, right, width, columns.clone(), self.filter));
+            .then(|| FilterTaps::new(image.width(), left, right, width, columns.clone(), self.filter));
         let down = (!unchanged(top, bottom, height, image.height()))
-            .then(|| Taps::new(image.height(), top, bottom, height, rows.clone(), self.filter));
+            .then(|| FilterTaps::new(image.height(), top, bottom, height, rows.clone(), self.filter));
 
         // What each pass has to leave for the other one.
-        let rows_used = down.as_ref().map_or(rows.clone(), Taps::span);
-        let columns_used = across.as_ref().map_or(columns.clone(), Taps::span);
-        let view = View { bytes: image.pixels(), width: image.width(), left: 0, top: 0 };
+        let rows_used = down.as_ref().map_or(rows.clone(), FilterTaps::span);
+        let columns_used = across.as_ref().map_or(columns.clone(), FilterTaps::span);
+        let view = PixelView { bytes: image.pixels(), width: image.width(), left: 0, top: 0 };
         let pixels = match (&across, &down) {
             (Some(across), Some(down)) if self.is_vertical_first(image) => {
                 let bands = vertical(&view, columns_used.clone(), down);
-                let view = View { bytes: &bands, width: columns_used.len(), left: columns_used.start, top: rows.start };
+                let view =
+                    PixelView { bytes: &bands, width: columns_used.len(), left: columns_used.start, top: rows.start };
                 horizontal(&view, rows.clone(), across)
             }
             (Some(across), Some(down)) => {
                 let bands = horizontal(&view, rows_used.clone(), across);
-                let view = View { bytes: &bands, width: columns.len(), left: columns.start, top: rows_used.start };
+                let view = PixelView { bytes: &bands, width: columns.len(), left: columns.start, top: rows_used.start };
                 vertical(&view, columns.clone(), down)
             }
             (Some(across), None) => horizontal(&view, rows.clone(), across),
@@ -190,7 +191,7 @@ impl Resize {
 }
 
 /// Rows of pixels, and where in the image the first of them is.
-struct View<'a> {
+struct PixelView<'a> {
     bytes: &'a [u8],
     width: usize,
     left: usize,
@@ -202,14 +203,14 @@ const PRECISION_BITS: u32 = 32 - 8 - 2;
 
 /// The weights of one direction: output `i` is the sum over `k` of
 /// `weights[i * stride + k] * input[starts[i] + k]`.
-struct Taps {
+struct FilterTaps {
     starts: Vec<usize>,
     counts: Vec<usize>,
     weights: Vec<i32>,
     stride: usize,
 }
 
-impl Taps {
+impl FilterTaps {
     /// Weights for the outputs in `window`, of `length` outputs covering `from..to` of an input
     /// with `input` pixels.
     fn new(input: usize, from: f32, to: f32, length: usize, window: Range<usize>, filter: Filter) -> Self {
@@ -217,7 +218,7 @@ impl Taps {
         let widen = scale.max(1.0);
         let support = support(filter) * widen;
         let stride = (support.ceil() as usize * 2 + 1).min(input.max(1));
-        let mut taps = Taps {
+        let mut taps = FilterTaps {
             starts: Vec::with_capacity(window.len()),
             counts: Vec::with_capacity(window.len()),
             weights: vec![0; window.len() * stride],

@@ -2,9 +2,9 @@
 //! recipe wants; a [`TrainTransform`] is those settings made ready for a model, and turns one image into one row of
 //! a batch.
 
-use crate::augment::crop::{Window, cut};
+use crate::augment::crop::{CropWindow, cut};
 use crate::augment::{
-    AutoAugment, ColourJitter, Erasing, Fill, PolicyError, Region, SampleRandom, Sampling, geometry, three_augment,
+    AutoAugment, ColourJitter, CropBox, Erasing, Fill, PolicyError, SampleRandom, Sampling, geometry, three_augment,
 };
 use crate::image::Image;
 use crate::preprocess::{ApplyPreprocess, Channel, Preprocess, PreprocessError, mean_colour};
@@ -217,14 +217,14 @@ impl TrainTransform {
         let mut augmented = match settings.crop {
             Crop::Centre => self.preprocess.crop(image)?,
             Crop::Resized { scale, ratio } => {
-                let region = Region::random(image.width(), image.height(), scale, ratio, random);
+                let region = CropBox::random(image.width(), image.height(), scale, ratio, random);
                 resize(&cut(image, region), width, height, filter)
             }
             Crop::Padded { pixels, fill } => {
                 let covering = covering_size(image, width, height);
                 let left = random.below(covering.0 + 2 * pixels - width + 1);
                 let top = random.below(covering.1 + 2 * pixels - height + 1);
-                let window = Window { border: pixels, fill, corner: (left, top), size: (width, height) };
+                let window = CropWindow { border: pixels, fill, corner: (left, top), size: (width, height) };
                 // Only the part that is shown is resized: an image of 1 x 1,000,000 pixels would grow to gigabytes.
                 match window.shown(covering) {
                     _ if covering == (image.width(), image.height()) => window.of(image, (0, 0), covering),

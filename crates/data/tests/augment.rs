@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use vit_data::augment::{AutoAugment, ColourJitter, Erasing, ErasingMode, Fill, Region, SampleRandom, Sampling};
+use vit_data::augment::{AutoAugment, ColourJitter, CropBox, Erasing, ErasingMode, Fill, SampleRandom, Sampling};
 use vit_data::augment::{blur, enhance, geometry, hue, point, three_augment};
 use vit_data::{ApplyPreprocess, Augmentation, Crop, DecodeOptions, Image, Preprocess, TrainTransform, open};
 
@@ -204,7 +204,7 @@ fn random_regions_have_the_area_and_proportion_asked_for() {
     let (scale, ratio) = ([0.2, 0.9], [0.5, 2.0]);
     let mut areas = Vec::new();
     for sample in 0..3000 {
-        let region = Region::random(400, 300, scale, ratio, &mut random(sample));
+        let region = CropBox::random(400, 300, scale, ratio, &mut random(sample));
         assert!(region.left + region.width <= 400 && region.top + region.height <= 300);
         let area = (region.width * region.height) as f64 / (400.0 * 300.0);
         let proportion = region.width as f64 / region.height as f64;
@@ -215,12 +215,12 @@ fn random_regions_have_the_area_and_proportion_asked_for() {
     // Below the middle of the range, because a large region of odd proportions does not fit.
     assert!((0.45..0.55).contains(&mean), "{mean}");
     // Nothing fits: the middle with the nearest proportion.
-    let region = Region::random(1000, 10, [1.0, 1.0], [0.75, 1.25], &mut random(0));
-    assert_eq!(region, Region { left: 494, top: 0, width: 12, height: 10 });
-    let region = Region::random(10, 1000, [1.0, 1.0], [0.75, 1.25], &mut random(0));
-    assert_eq!(region, Region { left: 0, top: 493, width: 10, height: 13 });
+    let region = CropBox::random(1000, 10, [1.0, 1.0], [0.75, 1.25], &mut random(0));
+    assert_eq!(region, CropBox { left: 494, top: 0, width: 12, height: 10 });
+    let region = CropBox::random(10, 1000, [1.0, 1.0], [0.75, 1.25], &mut random(0));
+    assert_eq!(region, CropBox { left: 0, top: 493, width: 10, height: 13 });
     for sample in 0..100 {
-        assert_eq!(Region::random(1, 1, [0.08, 1.0], ratio, &mut random(sample)).width, 1);
+        assert_eq!(CropBox::random(1, 1, [0.08, 1.0], ratio, &mut random(sample)).width, 1);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use vit_data::augment::{ColourJitter, Erasing};
-use vit_data::loader::{Labels, UnreadableLimit};
+use vit_data::loader::{LabelCount, UnreadableLimit};
 use vit_data::{
     ApplyPreprocess, Augmentation, Batch, BatchPosition, Crop, Image, ImageError, LastBatch, Loader, LoaderError,
     LoaderSettings, Mix, Mixing, Preprocess, Samples, TrainTransform,
@@ -340,7 +340,7 @@ fn a_set_smaller_than_a_batch_makes_one() {
 #[test]
 fn multiple_labels_make_multi_hot_targets() {
     let labels: Vec<Vec<u32>> = (0..8).map(|i| (0..i as u32 % 4).collect()).collect();
-    let settings = LoaderSettings { labels: Labels::Multiple, mix: Mix::default(), ..busy() };
+    let settings = LoaderSettings { labels: LabelCount::Multiple, mix: Mix::default(), ..busy() };
     let samples = Made { labels: labels.clone(), ..Made::new(8) };
     for batch in run(samples, settings, BatchPosition::default(), 2) {
         for (sample, row) in batch.samples.iter().zip(batch.targets.chunks(5)) {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::path::Path;
-use vit_data::augment::Region;
+use vit_data::augment::CropBox;
 use vit_data::mix::{Target, cutmix, mixup, write_targets};
 use vit_data::{Mix, Mixing};
 
@@ -44,7 +44,7 @@ fn mixed_batches_are_those_of_timm() {
     assert_close(&targets(number("mixup_lam")), take(count * classes), "mixup_targets");
 
     let edge = |i: usize| case["cutmix_box_yl_yh_xl_xh"][i].as_u64().unwrap() as usize;
-    let region = Region { top: edge(0), height: edge(1) - edge(0), left: edge(2), width: edge(3) - edge(2) };
+    let region = CropBox { top: edge(0), height: edge(1) - edge(0), left: edge(2), width: edge(3) - edge(2) };
     let mut mixed = images.to_vec();
     cutmix(&mut mixed, count, height, width, region);
     assert_close(&mixed, take(all), "cutmix_images");
@@ -58,7 +58,7 @@ fn the_middle_of_an_odd_batch_is_its_own_partner() {
     mixup(&mut images, 3, 0.25);
     assert_eq!(images, [6.0, 7.0, 8.0, 9.0, 4.0, 5.0, 6.0, 7.0, 2.0, 3.0, 4.0, 5.0]);
     let mut images: Vec<f32> = (0..12).map(|v| v as f32).collect();
-    cutmix(&mut images, 3, 2, 2, Region { left: 1, top: 0, width: 1, height: 2 });
+    cutmix(&mut images, 3, 2, 2, CropBox { left: 1, top: 0, width: 1, height: 2 });
     assert_eq!(images, [0.0, 9.0, 2.0, 11.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.0, 10.0, 3.0]);
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use vit_data::PreprocessError;
-use vit_data::dataset::{Changes, DatasetError};
+use vit_data::dataset::{DatasetError, SampleChanges};
 use vit_data::loader::LoaderError;
 use vit_graph::{GraphError, Hint, Hints};
 
@@ -63,7 +63,7 @@ pub enum TrainError {
         /// The dataset.
         path: PathBuf,
         /// What changed.
-        changes: Box<Changes>,
+        changes: Box<SampleChanges>,
     },
     /// Too many validation images that cannot be read.
     #[error(

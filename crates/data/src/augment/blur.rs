@@ -8,7 +8,7 @@ const PASSES: usize = 3;
 
 /// Blurs with a Gaussian of standard deviation `radius`; nothing happens if that is not above zero.
 pub fn gaussian_blur(image: &mut Image, radius: f64) {
-    let Some(window) = Window::of_gaussian(radius as f32) else { return };
+    let Some(window) = BlurWindow::of_gaussian(radius as f32) else { return };
     let (width, height) = (image.width(), image.height());
     let mut line = vec![0; (width + 2 * window.reach()) * 3];
     let mut sums = vec![0; width * 3];
@@ -25,13 +25,13 @@ pub fn gaussian_blur(image: &mut Image, radius: f64) {
 }
 
 /// A box of `2 * radius + 1` whole pixels and a part of one more at either end.
-struct Window {
+struct BlurWindow {
     radius: usize,
     whole: u32,
     part: u32,
 }
 
-impl Window {
+impl BlurWindow {
     /// The box whose repetition has the variance of a Gaussian (Gwosdek et al., 2011), in Pillow's precision.
     fn of_gaussian(deviation: f32) -> Option<Self> {
         if deviation.is_nan() || deviation <= 0.0 {
@@ -67,7 +67,7 @@ wide! {
 }
 
 /// `line` has room for the row with its first and last pixel repeated as often as the window reaches.
-fn blur_row(row: &mut [u8], window: &Window, line: &mut [u8], sums: &mut [u32]) {
+fn blur_row(row: &mut [u8], window: &BlurWindow, line: &mut [u8], sums: &mut [u32]) {
     let margin = window.reach() * 3;
     let (start, end) = (margin, margin + row.len());
     let (first, last) = ([row[0], row[1], row[2]], [row[row.len() - 3], row[row.len() - 2], row[row.len() - 1]]);
@@ -93,7 +93,7 @@ fn blur_row(row: &mut [u8], window: &Window, line: &mut [u8], sums: &mut [u32]) 
 }
 
 /// All columns side by side: the sums of a whole row slide down together.
-fn blur_columns(source: &[u8], stride: usize, window: &Window, sums: &mut [u32], out: &mut [u8]) {
+fn blur_columns(source: &[u8], stride: usize, window: &BlurWindow, sums: &mut [u32], out: &mut [u8]) {
     let height = source.len() / stride;
     let row = |y: isize| &source[y.clamp(0, height as isize - 1) as usize * stride..][..stride];
     let radius = window.radius as isize;

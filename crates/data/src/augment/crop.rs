@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// A rectangle of whole pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct CropBox {
     /// Columns before it.
     pub left: usize,
     /// Rows above it.
@@ -19,7 +19,7 @@ pub struct Region {
     pub height: usize,
 }
 
-impl Region {
+impl CropBox {
     /// A region whose share of the area is in `scale` and whose proportion (width to height) is in `ratio`. After ten
     /// that do not fit, the greatest in the middle that does.
     pub fn random(width: usize, height: usize, scale: [f64; 2], ratio: [f64; 2], random: &mut SampleRandom) -> Self {
@@ -51,7 +51,7 @@ impl Region {
 }
 
 /// The part of the image inside the region, which must lie in it.
-pub(crate) fn cut(image: &Image, region: Region) -> Image {
+pub(crate) fn cut(image: &Image, region: CropBox) -> Image {
     let mut pixels = Vec::with_capacity(region.width * region.height * 3);
     for y in region.top..region.top + region.height {
         pixels.extend_from_slice(&image.row(y)[region.left * 3..(region.left + region.width) * 3]);
@@ -71,14 +71,14 @@ pub enum Fill {
 }
 
 /// A window of `size` = (width, height) at `corner` = (left, top) of an image with a border around it.
-pub(crate) struct Window {
+pub(crate) struct CropWindow {
     pub(crate) border: usize,
     pub(crate) fill: Fill,
     pub(crate) corner: (usize, usize),
     pub(crate) size: (usize, usize),
 }
 
-impl Window {
+impl CropWindow {
     /// The columns and rows of an image of `whole` = (width, height) that the window shows, in its middle or mirrored in
     /// its border; nothing if it shows only black.
     pub(crate) fn shown(&self, whole: (usize, usize)) -> Option<(Range<usize>, Range<usize>)> {
@@ -158,7 +158,7 @@ mod tests {
         let resized = resize(&image, whole.0, whole.1, filter);
         for (fill, border) in [(Fill::Black, 4), (Fill::Black, 20), (Fill::Reflect, 4), (Fill::Reflect, 100)] {
             for corner in [(0, 0), (3, 4), (20, 8), (16 + 2 * border, border), (24 + 2 * border, 8 + 2 * border)] {
-                let window = Window { border, fill, corner, size: (16, 16) };
+                let window = CropWindow { border, fill, corner, size: (16, 16) };
                 let expected = window.of(&resized, (0, 0), whole);
                 let Some((columns, rows)) = window.shown(whole) else {
                     assert!(expected.pixels().iter().all(|value| *value == 0));
@@ -176,7 +176,7 @@ mod tests {
     fn a_window_shows_image_and_border() {
         let image = Image::from_rgb(2, 2, (1..=12).collect()).unwrap();
         let grey = |image: &Image| image.pixels().iter().step_by(3).copied().collect::<Vec<_>>();
-        let window = |fill, corner, size| Window { border: 1, fill, corner, size }.of(&image, (0, 0), (2, 2));
+        let window = |fill, corner, size| CropWindow { border: 1, fill, corner, size }.of(&image, (0, 0), (2, 2));
         let black = window(Fill::Black, (0, 0), (4, 4));
         assert_eq!(grey(&black), [0, 0, 0, 0, 0, 1, 4, 0, 0, 7, 10, 0, 0, 0, 0, 0]);
         let mirrored = window(Fill::Reflect, (0, 1), (3, 2));

@@ -65,16 +65,16 @@ fn thirteenth(sum: u16) -> u8 {
 const GROUP: usize = 32;
 
 /// The bytes of as many.
-type Group = [u8; GROUP * 3];
+type PixelGroup = [u8; GROUP * 3];
 
 // Loops over places, because compilers turn those into whole registers; and no `clamp`, which would let NaN pass.
 #[allow(clippy::needless_range_loop, clippy::manual_clamp)]
 mod group {
-    use super::{GROUP, Group};
+    use super::{GROUP, PixelGroup};
 
     /// The greys of some pixels, each three times: Pillow's weights in 16 bits after the point, rounded.
     #[inline(always)]
-    pub(super) fn greys(pixels: &Group) -> Group {
+    pub(super) fn greys(pixels: &PixelGroup) -> PixelGroup {
         let mut greys = [0; GROUP];
         for at in 0..GROUP {
             let [red, green, blue] = [0, 1, 2].map(|channel| u32::from(pixels[at * 3 + channel]));
@@ -91,7 +91,7 @@ mod group {
 
     /// `to` becomes the blend from `from` to it.
     #[inline(always)]
-    pub(super) fn blend(from: &Group, to: &mut Group, factor: f32) {
+    pub(super) fn blend(from: &PixelGroup, to: &mut PixelGroup, factor: f32) {
         for at in 0..GROUP * 3 {
             let difference = i32::from(to[at]) - i32::from(from[at]);
             let value = (f32::from(from[at]) + factor * difference as f32).max(0.0).min(255.0);
@@ -108,7 +108,7 @@ macro_rules! each_group {
         for group in groups {
             $work(group);
         }
-        let mut last: Group = [0; GROUP * 3];
+        let mut last: PixelGroup = [0; GROUP * 3];
         last[..rest.len()].copy_from_slice(rest);
         $work(&mut last);
         rest.copy_from_slice(&last[..rest.len()]);
@@ -117,19 +117,19 @@ macro_rules! each_group {
 
 wide! {
     fn make_grey(bytes: &mut [u8]) {
-        each_group!(bytes, |pixels: &mut Group| *pixels = group::greys(pixels));
+        each_group!(bytes, |pixels: &mut PixelGroup| *pixels = group::greys(pixels));
     }
 }
 
 wide! {
     fn blend_with_grey(bytes: &mut [u8], factor: f32) {
-        each_group!(bytes, |pixels: &mut Group| group::blend(&group::greys(pixels), pixels, factor));
+        each_group!(bytes, |pixels: &mut PixelGroup| group::blend(&group::greys(pixels), pixels, factor));
     }
 }
 
 wide! {
     fn blend_with_constant(bytes: &mut [u8], from: u8, factor: f32) {
-        each_group!(bytes, |pixels: &mut Group| group::blend(&[from; GROUP * 3], pixels, factor));
+        each_group!(bytes, |pixels: &mut PixelGroup| group::blend(&[from; GROUP * 3], pixels, factor));
     }
 }
 
@@ -137,7 +137,7 @@ wide! {
     /// Adds up the greys, each three times.
     fn add_greys(bytes: &[u8], sum: &mut u64) {
         let (groups, rest) = bytes.as_chunks();
-        let mut last: Group = [0; GROUP * 3];
+        let mut last: PixelGroup = [0; GROUP * 3];
         last[..rest.len()].copy_from_slice(rest);
         for pixels in groups.iter().chain([&last]) {
             *sum += u64::from(group::greys(pixels).iter().map(|grey| u32::from(*grey)).sum::<u32>());
@@ -150,9 +150,9 @@ wide! {
     fn blend(from: &[u8], to: &mut [u8], factor: f32) {
         let (from_groups, from_rest) = from.as_chunks();
         let mut groups = from_groups.iter();
-        let mut last: Group = [0; GROUP * 3];
+        let mut last: PixelGroup = [0; GROUP * 3];
         last[..from_rest.len()].copy_from_slice(from_rest);
-        each_group!(to, |pixels: &mut Group| group::blend(groups.next().unwrap_or(&last), pixels, factor));
+        each_group!(to, |pixels: &mut PixelGroup| group::blend(groups.next().unwrap_or(&last), pixels, factor));
     }
 }
 

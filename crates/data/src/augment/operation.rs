@@ -9,7 +9,7 @@ use crate::image::Image;
 /// An operation of timm's policies, under timm's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names are the operations' own")]
-pub enum Operation {
+pub enum AugmentOp {
     AutoContrast,
     Equalize,
     Invert,
@@ -40,11 +40,11 @@ pub enum Operation {
 /// The level that the formulas are made for.
 pub(super) const FULL_LEVEL: f64 = 10.0;
 
-impl Operation {
+impl AugmentOp {
     /// What the operation is told at a level: degrees, bits, a threshold, an amount, a factor or a share of the side.
     /// Directions are chosen by chance; `opposite` is that choice. Zero for operations without an argument.
     pub fn argument(self, level: f64, opposite: bool) -> f64 {
-        use Operation::*;
+        use AugmentOp::*;
         let part = level / FULL_LEVEL;
         let either = |value: f64| if opposite { -value } else { value };
         match self {
@@ -71,7 +71,7 @@ impl Operation {
     /// Changes the image at a level. Operations that move pixels interpolate with `sampling` and show `fill` where
     /// nothing comes from.
     pub fn apply(self, image: &mut Image, level: f64, sampling: Sampling, fill: [u8; 3], random: &mut SampleRandom) {
-        use Operation::*;
+        use AugmentOp::*;
         let argument = self.argument(level, random.chance(0.5));
         match self {
             AutoContrast => point::auto_contrast(image),
@@ -104,7 +104,7 @@ impl Operation {
 
 #[cfg(test)]
 mod tests {
-    use super::Operation::*;
+    use super::AugmentOp::*;
 
     #[test]
     fn levels_mean_what_they_mean_in_timm() {

@@ -4,7 +4,7 @@
 use super::geometry::Sampling;
 use super::operation::FULL_LEVEL;
 use super::rand_augment::RandAugment;
-use super::{Operation, SampleRandom};
+use super::{AugmentOp, SampleRandom};
 use crate::image::Image;
 use thiserror::Error;
 
@@ -49,16 +49,16 @@ pub enum PolicyError {
 
 /// A policy, ready to be applied.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AutoAugment(Kind);
+pub struct AutoAugment(PolicyKind);
 
 #[derive(Clone, Debug, PartialEq)]
-enum Kind {
+enum PolicyKind {
     Random(RandAugment),
-    Found { choices: Vec<Vec<Step>>, noise: Noise },
+    Found { choices: Vec<Vec<PolicyStep>>, noise: Noise },
 }
 
 /// An operation of a found policy, its probability and its level.
-type Step = (Operation, f64, f64);
+type PolicyStep = (AugmentOp, f64, f64);
 
 /// How a level varies from image to image.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,20 +86,20 @@ impl AutoAugment {
         let (name, parts) = policy.split_once('-').unwrap_or((policy, ""));
         let parts = Parts::new(policy, parts)?;
         if name == "rand" {
-            return Ok(Self(Kind::Random(RandAugment::parse(&parts)?)));
+            return Ok(Self(PolicyKind::Random(RandAugment::parse(&parts)?)));
         }
         let choices = found(name).ok_or_else(|| PolicyError::Name(policy.to_owned()))?;
         parts.only(&["mstd"], "mstd (how much levels vary)")?;
         let deviation = parts.number("mstd")?.unwrap_or(0.0);
-        Ok(Self(Kind::Found { choices, noise: Noise { deviation, greatest: FULL_LEVEL } }))
+        Ok(Self(PolicyKind::Found { choices, noise: Noise { deviation, greatest: FULL_LEVEL } }))
     }
 
     /// Changes the image. Operations that move pixels interpolate with `sampling` and show `fill` where nothing comes
     /// from.
     pub fn apply(&self, image: &mut Image, sampling: Sampling, fill: [u8; 3], random: &mut SampleRandom) {
         match &self.0 {
-            Kind::Random(policy) => policy.apply(image, sampling, fill, random),
-            Kind::Found { choices, noise } => {
+            PolicyKind::Random(policy) => policy.apply(image, sampling, fill, random),
+            PolicyKind::Found { choices, noise } => {
                 for (operation, probability, level) in &choices[random.below(choices.len())] {
                     if random.chance(*probability) {
                         let level = noise.level(*level, random);
@@ -164,9 +164,9 @@ impl<'a> Parts<'a> {
 
 /// The policies found by search (Cubuk et al., 2018, and its TPU version `v0`). An `r` stands for posterizing that
 /// increases with the level; `3a` is DeiT III's three operations.
-fn found(name: &str) -> Option<Vec<Vec<Step>>> {
-    use Operation::*;
-    let pairs: &[[Step; 2]] = match name {
+fn found(name: &str) -> Option<Vec<Vec<PolicyStep>>> {
+    use AugmentOp::*;
+    let pairs: &[[PolicyStep; 2]] = match name {
         "original" | "originalr" => &ORIGINAL,
         "v0" | "v0r" => &V0,
         "3a" => {
@@ -176,15 +176,15 @@ fn found(name: &str) -> Option<Vec<Vec<Step>>> {
         _ => return None,
     };
     let increasing = name.ends_with('r');
-    let step = |(operation, probability, level): Step| match operation {
+    let step = |(operation, probability, level): PolicyStep| match operation {
         Posterize | PosterizeOriginal if increasing => (PosterizeIncreasing, probability, level),
         other => (other, probability, level),
     };
     Some(pairs.iter().map(|pair| pair.map(step).to_vec()).collect())
 }
 
-const ORIGINAL: [[Step; 2]; 25] = {
-    use Operation::*;
+const ORIGINAL: [[PolicyStep; 2]; 25] = {
+    use AugmentOp::*;
     [
         [(PosterizeOriginal, 0.4, 8.0), (Rotate, 0.6, 9.0)],
         [(Solarize, 0.6, 5.0), (AutoContrast, 0.6, 5.0)],
@@ -214,8 +214,8 @@ const ORIGINAL: [[Step; 2]; 25] = {
     ]
 };
 
-const V0: [[Step; 2]; 25] = {
-    use Operation::*;
+const V0: [[PolicyStep; 2]; 25] = {
+    use AugmentOp::*;
     [
         [(Equalize, 0.8, 1.0), (ShearY, 0.8, 4.0)],
         [(Color, 0.4, 9.0), (Equalize, 0.6, 3.0)],

@@ -4,13 +4,13 @@
 use super::geometry::Sampling;
 use super::operation::FULL_LEVEL;
 use super::policy::{Noise, Parts, PolicyError};
-use super::{Operation, SampleRandom};
+use super::{AugmentOp, SampleRandom};
 use crate::image::Image;
 
 /// What a policy `rand-...` says.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RandAugment {
-    operations: Vec<Operation>,
+    operations: Vec<AugmentOp>,
     /// How likely each operation is, if not all are equally: then none is drawn twice for an image.
     weights: Option<Vec<f64>>,
     layers: usize,
@@ -42,7 +42,7 @@ impl RandAugment {
             (Some("weights"), None) => weighted(&WEIGHTED),
             (Some("3aw"), None) => weighted(&WEIGHTED_3A),
             (Some("3a"), None) => {
-                use Operation::*;
+                use AugmentOp::*;
                 (vec![SolarizeIncreasing, Desaturate, GaussianBlur], None)
             }
             (Some(_), None) => return Err(parts.wrong("t", "a set of operations: weights, 3a or 3aw")),
@@ -100,9 +100,9 @@ fn draw(weights: &[f64], drawn: u32, random: &mut SampleRandom) -> usize {
     last
 }
 
-fn all(increasing: bool) -> Vec<Operation> {
-    use Operation::*;
-    let of_two = |plain: Operation, increases: Operation| if increasing { increases } else { plain };
+fn all(increasing: bool) -> Vec<AugmentOp> {
+    use AugmentOp::*;
+    let of_two = |plain: AugmentOp, increases: AugmentOp| if increasing { increases } else { plain };
     vec![
         AutoContrast,
         Equalize,
@@ -126,13 +126,13 @@ fn all(increasing: bool) -> Vec<Operation> {
 const FORMER_WEIGHTS: [f64; 15] =
     [0.025, 0.005, 0.0, 0.3, 0.0, 0.005, 0.005, 0.025, 0.005, 0.005, 0.025, 0.2, 0.2, 0.1, 0.1];
 
-fn weighted(choices: &[(Operation, f64)]) -> (Vec<Operation>, Option<Vec<f64>>) {
+fn weighted(choices: &[(AugmentOp, f64)]) -> (Vec<AugmentOp>, Option<Vec<f64>>) {
     let (operations, weights) = choices.iter().copied().unzip();
     (operations, Some(weights))
 }
 
-const WEIGHTED: [(Operation, f64); 15] = {
-    use Operation::*;
+const WEIGHTED: [(AugmentOp, f64); 15] = {
+    use AugmentOp::*;
     [
         (Rotate, 3.0),
         (ShearX, 2.0),
@@ -152,8 +152,8 @@ const WEIGHTED: [(Operation, f64); 15] = {
     ]
 };
 
-const WEIGHTED_3A: [(Operation, f64); 14] = {
-    use Operation::*;
+const WEIGHTED_3A: [(AugmentOp, f64); 14] = {
+    use AugmentOp::*;
     [
         (SolarizeIncreasing, 6.0),
         (Desaturate, 6.0),

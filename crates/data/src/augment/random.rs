@@ -7,7 +7,7 @@ use vit_graph::random::philox;
 
 /// What a sequence of random numbers is for. Sequences for different purposes have nothing in common.
 #[derive(Clone, Copy)]
-enum Purpose {
+enum RandomStream {
     Sample = 1,
     Order = 2,
     Batch = 3,
@@ -26,20 +26,20 @@ pub struct SampleRandom {
 impl SampleRandom {
     /// The numbers for a sample of an epoch; `repetition` counts how often the epoch has shown it before.
     pub fn new(seed: u64, epoch: u64, sample: u64, repetition: u32) -> Self {
-        Self::for_purpose(Purpose::Sample, seed, epoch, repetition, sample)
+        Self::for_purpose(RandomStream::Sample, seed, epoch, repetition, sample)
     }
 
     /// The numbers for the order of an epoch.
     pub fn for_order(seed: u64, epoch: u64) -> Self {
-        Self::for_purpose(Purpose::Order, seed, epoch, 0, 0)
+        Self::for_purpose(RandomStream::Order, seed, epoch, 0, 0)
     }
 
     /// The numbers for choices that a whole batch shares.
     pub fn for_batch(seed: u64, step: u64) -> Self {
-        Self::for_purpose(Purpose::Batch, seed, step, 0, 0)
+        Self::for_purpose(RandomStream::Batch, seed, step, 0, 0)
     }
 
-    fn for_purpose(purpose: Purpose, seed: u64, time: u64, repetition: u32, which: u64) -> Self {
+    fn for_purpose(purpose: RandomStream, seed: u64, time: u64, repetition: u32, which: u64) -> Self {
         // Everything does not fit one counter, so what changes rarely is hashed into a key first.
         let common =
             philox([time as u32, (time >> 32) as u32, repetition, purpose as u32], [seed as u32, (seed >> 32) as u32]);

@@ -1,13 +1,13 @@
 //! Tar shards: images in class folders, images with their labels beside them (WebDataset), or CIFAR's binary files.
 
 use super::error::DatasetError;
-use super::layout::{Layout, Role};
-use super::listing::{LabelText, Listing, Place};
-use super::recognise::Source;
+use super::layout::{FolderLayout, Role};
+use super::listing::{ImagePlace, LabelText, Listing};
+use super::recognise::SourceFile;
 use super::split::Split;
-use super::store::{Budget, Packing, Store, start_of};
-use super::tar::{Member, members};
-use super::{Format, cifar, folders, webdataset};
+use super::store::{Budget, Compression, Store, start_of};
+use super::tar::{TarMember, members};
+use super::{DatasetFormat, cifar, folders, webdataset};
 use crate::files::has_image_extension;
 use std::path::Path;
 use vit_system::regular_file;
@@ -19,12 +19,12 @@ const MAX_OPEN: usize = 128;
 pub(super) struct Shard {
     pub(super) store: u32,
     pub(super) split: Option<Split>,
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<TarMember>,
 }
 
 impl Shard {
-    pub(super) fn place(&self, member: &Member) -> Place {
-        Place::Range {
+    pub(super) fn place(&self, member: &TarMember) -> ImagePlace {
+        ImagePlace::Range {
             store: self.store,
             offset: member.offset,
             length: member.length,
@@ -33,12 +33,12 @@ impl Shard {
     }
 }
 
-pub(super) fn is_image(member: &Member) -> bool {
+pub(super) fn is_image(member: &TarMember) -> bool {
     !member.is_folder && has_image_extension(Path::new(&member.name))
 }
 
-pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Result<Listing, DatasetError> {
-    let mut listing = Listing::new(Format::Tar, path.to_owned(), path.to_owned(), LabelText::Name);
+pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
+    let mut listing = Listing::new(DatasetFormat::Tar, path.to_owned(), path.to_owned(), LabelText::Name);
     let mut shards = Vec::with_capacity(sources.len());
     for source in sources {
         let mut store = open(source, budget)?;
@@ -57,7 +57,7 @@ pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Resu
 fn add_class_folders(listing: &mut Listing, shards: &[Shard]) {
     let images = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_image(member));
     let names = images.map(|member| member.name.as_str());
-    let layout = Layout::of(names.clone());
+    let layout = FolderLayout::of(names.clone());
     let folders = shards.iter().flat_map(|shard| &shard.members).filter(|member| member.is_folder);
     listing.empty = layout.empty(folders.map(|member| member.name.as_str()), names);
     for shard in shards {
@@ -75,15 +75,15 @@ fn add_class_folders(listing: &mut Listing, shards: &[Shard]) {
 pub(super) fn has_class_folders(shards: &[Shard]) -> bool {
     let images = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_image(member));
     let names = images.map(|member| member.name.as_str());
-    let layout = Layout::of(names.clone());
+    let layout = FolderLayout::of(names.clone());
     names.into_iter().any(|name| matches!(layout.role(name), Role::Sample(..)))
 }
 
-fn open(source: &Source, budget: &mut Budget) -> Result<Store, DatasetError> {
+fn open(source: &SourceFile, budget: &mut Budget) -> Result<Store, DatasetError> {
     let mut file = regular_file::open(&source.path).map_err(DatasetError::io(&source.path))?;
     let start = start_of(&mut file, 4).map_err(DatasetError::io(&source.path))?;
-    match Packing::of(&start) {
-        Packing::Plain => Store::plain(&source.path, &source.key),
+    match Compression::of(&start) {
+        Compression::Plain => Store::plain(&source.path, &source.key),
         _ => Store::unpacked(&source.path, &source.key, budget),
     }
 }

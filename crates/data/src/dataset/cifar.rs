@@ -1,11 +1,11 @@
 //! CIFAR-10 and CIFAR-100 in their authors' binary version: records of one label byte (two in CIFAR-100, the coarse
 //! one first) and 32 x 32 pixels, all red, then green, then blue. The files may lie in a folder or in an archive.
 
-use super::Format;
+use super::DatasetFormat;
 use super::archive::Shard;
 use super::error::DatasetError;
-use super::listing::{LabelText, Listing, Place};
-use super::recognise::Source;
+use super::listing::{ImagePlace, LabelText, Listing};
+use super::recognise::SourceFile;
 use super::split::Split;
 use super::store::{Budget, Encoding, Store, check_entries, read_small};
 use std::path::Path;
@@ -16,48 +16,48 @@ const MAX_NAMES_BYTES: u64 = 1 << 16;
 
 /// One of the two sets.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Variant {
+enum CifarVariant {
     Ten,
     Hundred,
 }
 
-impl Variant {
+impl CifarVariant {
     fn label_bytes(self) -> u64 {
         match self {
-            Variant::Ten => 1,
-            Variant::Hundred => 2,
+            CifarVariant::Ten => 1,
+            CifarVariant::Hundred => 2,
         }
     }
 
     fn names_file(self) -> &'static str {
         match self {
-            Variant::Ten => "batches.meta.txt",
-            Variant::Hundred => "fine_label_names.txt",
+            CifarVariant::Ten => "batches.meta.txt",
+            CifarVariant::Hundred => "fine_label_names.txt",
         }
     }
 
-    fn format(self) -> Format {
+    fn format(self) -> DatasetFormat {
         match self {
-            Variant::Ten => Format::Cifar10,
-            Variant::Hundred => Format::Cifar100,
+            CifarVariant::Ten => DatasetFormat::Cifar10,
+            CifarVariant::Hundred => DatasetFormat::Cifar100,
         }
     }
 
     fn classes(self) -> u8 {
         match self {
-            Variant::Ten => 10,
-            Variant::Hundred => 100,
+            CifarVariant::Ten => 10,
+            CifarVariant::Hundred => 100,
         }
     }
 }
 
 /// The set and the split of a file with this name.
-fn role(path: &Path) -> Option<(Variant, Split)> {
+fn role(path: &Path) -> Option<(CifarVariant, Split)> {
     match path.file_name()?.to_str()? {
-        "train.bin" => Some((Variant::Hundred, Split::Train)),
-        "test.bin" => Some((Variant::Hundred, Split::Test)),
-        "test_batch.bin" => Some((Variant::Ten, Split::Test)),
-        name if name.starts_with("data_batch_") && name.ends_with(".bin") => Some((Variant::Ten, Split::Train)),
+        "train.bin" => Some((CifarVariant::Hundred, Split::Train)),
+        "test.bin" => Some((CifarVariant::Hundred, Split::Test)),
+        "test_batch.bin" => Some((CifarVariant::Ten, Split::Test)),
+        name if name.starts_with("data_batch_") && name.ends_with(".bin") => Some((CifarVariant::Ten, Split::Train)),
         _ => None,
     }
 }
@@ -69,15 +69,15 @@ pub(super) fn is_batch_name(path: &Path) -> bool {
 
 /// The same, and its size fits.
 pub(super) fn is_batch(path: &Path) -> bool {
-    let fits = |(variant, _): (Variant, _)| {
+    let fits = |(variant, _): (CifarVariant, _)| {
         path.metadata()
             .is_ok_and(|meta| meta.len() > 0 && meta.len().is_multiple_of(variant.label_bytes() + PIXEL_BYTES))
     };
     role(path).is_some_and(fits)
 }
 
-pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Result<Listing, DatasetError> {
-    let mut listing = Listing::new(Format::Cifar10, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
+pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
+    let mut listing = Listing::new(DatasetFormat::Cifar10, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
     let mut batches = Batches::default();
     for source in sources {
         let Some((variant, split)) = role(&source.path) else {
@@ -87,7 +87,7 @@ pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Resu
         let length = store.len();
         let store = listing.add_store(store);
         let split = if sources.len() == 1 { source.split } else { Some(split) };
-        batches.add(&mut listing, variant, Batch { store, offset: 0, length, split, name: "" })?;
+        batches.add(&mut listing, variant, CifarBatch { store, offset: 0, length, split, name: "" })?;
         let names = source.path.with_file_name(variant.names_file());
         if listing.class_names.is_none() && names.is_file() {
             listing.class_names = Some(names_in(&read_small(&names, MAX_NAMES_BYTES)?));
@@ -105,7 +105,7 @@ pub(super) fn add_members(listing: &mut Listing, shards: &[Shard]) -> Result<boo
                 continue;
             };
             let (offset, length) = (member.offset, member.length);
-            let batch = Batch { store: shard.store, offset, length, split: Some(split), name: &member.name };
+            let batch = CifarBatch { store: shard.store, offset, length, split: Some(split), name: &member.name };
             batches.add(listing, variant, batch)?;
         }
     }
@@ -130,7 +130,7 @@ fn names_in(bytes: &[u8]) -> Vec<String> {
 }
 
 /// A run of records.
-struct Batch<'a> {
+struct CifarBatch<'a> {
     store: u32,
     offset: u64,
     length: u64,
@@ -142,11 +142,11 @@ struct Batch<'a> {
 /// Which of the two sets the files before belong to.
 #[derive(Default)]
 struct Batches {
-    variant: Option<Variant>,
+    variant: Option<CifarVariant>,
 }
 
 impl Batches {
-    fn add(&mut self, listing: &mut Listing, variant: Variant, batch: Batch<'_>) -> Result<(), DatasetError> {
+    fn add(&mut self, listing: &mut Listing, variant: CifarVariant, batch: CifarBatch<'_>) -> Result<(), DatasetError> {
         let store = &mut listing.images.stores[batch.store as usize];
         let path = store.path.clone();
         let damaged = |reason: String| {
@@ -180,7 +180,7 @@ impl Batches {
                 name => format!("{name}: image {number}"),
             };
             let offset = start + variant.label_bytes();
-            let place = Place::Range { store: batch.store, offset, length: PIXEL_BYTES, name: name.into() };
+            let place = ImagePlace::Range { store: batch.store, offset, length: PIXEL_BYTES, name: name.into() };
             listing.push(place, batch.split, [label.to_string()]);
         }
         Ok(())

@@ -1,19 +1,19 @@
 //! Datasets of the caller: whatever implements [`Samples`], divided into splits as those on disk are.
 
-use super::listing::{LabelText, Listing, Place};
-use super::{DatasetError, Format, OpenOptions, Splits, divide};
+use super::listing::{ImagePlace, LabelText, Listing};
+use super::{DatasetError, DatasetFormat, DatasetOptions, Splits, divide};
 use crate::samples::Samples;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Divides samples of the caller's own for training: a share of each class is held out for validation, as
 /// [`open`](super::open) does with a dataset that has no splits.
-pub fn from_samples(samples: Arc<dyn Samples>, options: &OpenOptions) -> Result<Splits, DatasetError> {
-    let mut listing = Listing::new(Format::Custom, PathBuf::new(), PathBuf::new(), LabelText::Name);
+pub fn from_samples(samples: Arc<dyn Samples>, options: &DatasetOptions) -> Result<Splits, DatasetError> {
+    let mut listing = Listing::new(DatasetFormat::Custom, PathBuf::new(), PathBuf::new(), LabelText::Name);
     listing.class_names = Some(samples.classes().to_vec());
     for index in 0..samples.len() {
         let class = |label: &u32| samples.classes().get(*label as usize).cloned().unwrap_or_default();
-        let place = Place::Custom { index: index as u32, name: samples.name(index).into() };
+        let place = ImagePlace::Custom { index: index as u32, name: samples.name(index).into() };
         match samples.shares(index) {
             Some((labels, shares)) => {
                 let shares: Vec<(String, f32)> = labels.iter().map(class).zip(shares.iter().copied()).collect();
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn samples_of_a_program_are_divided_like_those_on_disk() {
         let samples = Arc::new(Greys(["dark".into(), "light".into()]));
-        let options = OpenOptions { validation_fraction: 0.2, ..OpenOptions::default() };
+        let options = DatasetOptions { validation_fraction: 0.2, ..DatasetOptions::default() };
         let splits = from_samples(samples, &options).unwrap();
         let validation = splits.validation.unwrap();
         assert_eq!((splits.train.class_counts(), validation.class_counts()), (vec![8, 8], vec![2, 2]));

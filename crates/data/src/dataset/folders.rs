@@ -1,9 +1,9 @@
 //! A folder of class folders: `cat/1.jpg`, or `train/cat/1.jpg` with a split level above.
 
 use super::error::DatasetError;
-use super::layout::{Layout, Role};
-use super::listing::{LabelText, Listing, Place, slashed};
-use super::{Format, split::Split};
+use super::layout::{FolderLayout, Role};
+use super::listing::{ImagePlace, LabelText, Listing, slashed};
+use super::{DatasetFormat, split::Split};
 use crate::files::{has_image_extension, natural};
 use std::collections::HashSet;
 use std::fs;
@@ -65,13 +65,13 @@ impl Tree {
 }
 
 pub(super) fn read(path: &Path, tree: Tree) -> Listing {
-    let mut listing = Listing::new(Format::Folders, path.to_owned(), path.to_owned(), LabelText::Name);
+    let mut listing = Listing::new(DatasetFormat::Folders, path.to_owned(), path.to_owned(), LabelText::Name);
     let text = |paths: &[PathBuf]| -> Vec<String> { paths.iter().map(|path| slashed(path)).collect() };
     let (images, folders) = (text(&tree.images), text(&tree.folders));
-    let layout = Layout::of(images.iter().map(String::as_str));
+    let layout = FolderLayout::of(images.iter().map(String::as_str));
     listing.empty = layout.empty(folders.iter().map(String::as_str), images.iter().map(String::as_str));
     for (image, place) in images.iter().zip(tree.images) {
-        add(&mut listing, &layout, image, None, Place::File(place));
+        add(&mut listing, &layout, image, None, ImagePlace::File(place));
     }
     for other in tree.others {
         listing.skip("not an image by its name", || slashed(&other));
@@ -80,7 +80,7 @@ pub(super) fn read(path: &Path, tree: Tree) -> Listing {
 }
 
 /// Adds an image whose path says its class. What the archive says about the split is outranked by the path.
-pub(super) fn add(listing: &mut Listing, layout: &Layout, image: &str, split: Option<Split>, place: Place) {
+pub(super) fn add(listing: &mut Listing, layout: &FolderLayout, image: &str, split: Option<Split>, place: ImagePlace) {
     match layout.role(image) {
         Role::Sample(inner, class) => listing.push(place, inner.or(split), [class]),
         Role::NoClass => listing.skip("in no class folder", || image.to_owned()),

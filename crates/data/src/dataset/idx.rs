@@ -1,10 +1,10 @@
 //! IDX, the format of MNIST and its relatives: grey images in one file, their labels in another, plain or gzip.
 
-use super::Format;
+use super::DatasetFormat;
 use super::error::DatasetError;
-use super::listing::{LabelText, Listing, Place};
+use super::listing::{ImagePlace, LabelText, Listing};
 use super::manifest;
-use super::recognise::Source;
+use super::recognise::SourceFile;
 use super::store::{Budget, Encoding, Store, check_entries, read_small};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -38,10 +38,10 @@ fn labels_beside(path: &Path) -> Option<PathBuf> {
     candidates.iter().map(|name| path.with_file_name(name)).find(|candidate| candidate != path && candidate.is_file())
 }
 
-pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Result<Listing, DatasetError> {
-    let mut listing = Listing::new(Format::Idx, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
+pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
+    let mut listing = Listing::new(DatasetFormat::Idx, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
     // A packed file beside its unpacked self, as downloaders leave them, is one file.
-    let mut distinct: BTreeMap<&str, &Source> = BTreeMap::new();
+    let mut distinct: BTreeMap<&str, &SourceFile> = BTreeMap::new();
     for source in sources {
         let bare = source.key.strip_suffix(".gz").unwrap_or(&source.key);
         let kept = distinct.entry(bare).or_insert(source);
@@ -56,7 +56,7 @@ pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Resu
     Ok(listing)
 }
 
-fn add(listing: &mut Listing, key: &str, source: &Source, budget: &mut Budget) -> Result<(), DatasetError> {
+fn add(listing: &mut Listing, key: &str, source: &SourceFile, budget: &mut Budget) -> Result<(), DatasetError> {
     let path = &source.path;
     let damaged = |reason: String| DatasetError::damaged(path, reason);
     let cut_short = || damaged("IDX file is cut short; copy or download it again".to_owned());
@@ -90,7 +90,7 @@ fn add(listing: &mut Listing, key: &str, source: &Source, budget: &mut Budget) -
     let number = listing.add_store(store);
     for (image, label) in (0..).zip(labels) {
         let (offset, name) = (16 + image * each, format!("image {image}").into());
-        let place = Place::Range { store: number, offset, length: each, name };
+        let place = ImagePlace::Range { store: number, offset, length: each, name };
         listing.push(place, source.split, [label.to_string()]);
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Labels as people write them in manifests, JSON and text files: `cat`, `3`, `cat|dog`, `["cat", "dog"]`; and as a model
 //! that is not sure writes them: `{"cat": 0.7, "dog": 0.3}`.
 
-use super::listing::{Listing, Place};
+use super::listing::{ImagePlace, Listing};
 use super::split::Split;
 use serde_json::Value;
 
@@ -74,21 +74,21 @@ fn integer(value: &Value) -> Option<i64> {
 }
 
 /// A sample that a table or an archive lists.
-pub(super) struct Row {
-    pub(super) place: Place,
+pub(super) struct LabelledRow {
+    pub(super) place: ImagePlace,
     pub(super) split: Option<Split>,
     pub(super) labels: Labels,
 }
 
 /// Adds the rows. If one of them has a list of labels, having none is all right; otherwise such samples are left out.
-pub(super) fn add(listing: &mut Listing, rows: Vec<Row>) {
+pub(super) fn add(listing: &mut Listing, rows: Vec<LabelledRow>) {
     listing.multi_label |= rows.iter().any(|row| matches!(row.labels, Labels::Many(_)));
-    for Row { place, split, labels } in rows {
+    for LabelledRow { place, split, labels } in rows {
         match labels {
             Labels::None if !listing.multi_label => listing.skip("without a label", || match &place {
-                Place::File(path) => path.display().to_string(),
-                Place::Range { name, .. } | Place::Custom { name, .. } => name.to_string(),
-                Place::Row { row, .. } => format!("row {row}"),
+                ImagePlace::File(path) => path.display().to_string(),
+                ImagePlace::Range { name, .. } | ImagePlace::Custom { name, .. } => name.to_string(),
+                ImagePlace::Row { row, .. } => format!("row {row}"),
             }),
             Labels::None => listing.push(place, split, [] as [&str; 0]),
             Labels::One(label) => listing.push(place, split, [label]),

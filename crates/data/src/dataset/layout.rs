@@ -5,7 +5,7 @@ use super::split::Split;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Which level of the paths means what.
-pub(super) struct Layout {
+pub(super) struct FolderLayout {
     /// Levels around everything, as in `cifar10/train/cat/1.png`.
     wrapping: usize,
     has_splits: bool,
@@ -21,7 +21,7 @@ pub(super) enum Role<'a> {
     BesideSplits,
 }
 
-impl Layout {
+impl FolderLayout {
     /// The layout of these images, given by their paths with `/` between the parts.
     pub(super) fn of<'a>(images: impl Iterator<Item = &'a str> + Clone) -> Self {
         let mut wrapping = 0;
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     fn classes(images: &[&str]) -> Vec<String> {
-        let layout = Layout::of(images.iter().copied());
+        let layout = FolderLayout::of(images.iter().copied());
         let role = |image| match layout.role(image) {
             Role::Sample(Some(split), class) => format!("{split}:{class}"),
             Role::Sample(None, class) => class.to_owned(),

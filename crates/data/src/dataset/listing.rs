@@ -1,7 +1,7 @@
 //! What a reader of a format hands over: where every sample lies, its split and its labels as written. Nothing is
 //! decoded or chosen yet.
 
-use super::Format;
+use super::DatasetFormat;
 use super::split::Split;
 use super::store::{Encoding, Store};
 use crate::decode::{DecodeOptions, ImageError, MAX_FILE_BYTES, decode, open};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Where a sample lies.
-pub(super) enum Place {
+pub(super) enum ImagePlace {
     /// A file, relative to the root of the listing.
     File(PathBuf),
     /// Bytes of a store, and what they are called there.
@@ -38,7 +38,7 @@ pub struct Skipped {
 pub(super) struct StoredImages {
     pub(super) root: PathBuf,
     pub(super) stores: Vec<Store>,
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<ImagePlace>,
     /// The samples of the caller that places of the kind `Custom` refer to.
     pub(super) custom: Option<Arc<dyn Samples>>,
 }
@@ -47,58 +47,58 @@ impl StoredImages {
     /// What a sample is called inside the set, wherever the set lies: splits are drawn by it.
     pub(super) fn key(&self, index: usize) -> String {
         match &self.places[index] {
-            Place::File(path) => slashed(path),
+            ImagePlace::File(path) => slashed(path),
             // One archive may be renamed or packed; the shards of many are told apart by their names.
-            Place::Range { name, .. } if self.stores.len() == 1 => name.to_string(),
-            Place::Range { store, name, .. } => format!("{}/{name}", self.stores[*store as usize].key),
-            Place::Row { row, .. } if self.stores.len() == 1 => format!("row {row}"),
-            Place::Row { store, row } => format!("{}/row {row}", self.stores[*store as usize].key),
-            Place::Custom { name, .. } => name.to_string(),
+            ImagePlace::Range { name, .. } if self.stores.len() == 1 => name.to_string(),
+            ImagePlace::Range { store, name, .. } => format!("{}/{name}", self.stores[*store as usize].key),
+            ImagePlace::Row { row, .. } if self.stores.len() == 1 => format!("row {row}"),
+            ImagePlace::Row { store, row } => format!("{}/row {row}", self.stores[*store as usize].key),
+            ImagePlace::Custom { name, .. } => name.to_string(),
         }
     }
 
     /// What a person calls it.
     pub(super) fn name(&self, index: usize) -> String {
         match &self.places[index] {
-            Place::File(path) => self.root.join(path).display().to_string(),
-            Place::Range { store, name, .. } => format!("{}: {name}", self.stores[*store as usize].path.display()),
-            Place::Row { store, row } => format!("{}: row {row}", self.stores[*store as usize].path.display()),
-            Place::Custom { name, .. } => name.to_string(),
+            ImagePlace::File(path) => self.root.join(path).display().to_string(),
+            ImagePlace::Range { store, name, .. } => format!("{}: {name}", self.stores[*store as usize].path.display()),
+            ImagePlace::Row { store, row } => format!("{}: row {row}", self.stores[*store as usize].path.display()),
+            ImagePlace::Custom { name, .. } => name.to_string(),
         }
     }
 
     /// The file that a sample is, where it is one of its own.
     pub(super) fn file(&self, index: usize) -> Option<PathBuf> {
         match &self.places[index] {
-            Place::File(path) => Some(self.root.join(path)),
-            Place::Range { .. } | Place::Row { .. } | Place::Custom { .. } => None,
+            ImagePlace::File(path) => Some(self.root.join(path)),
+            ImagePlace::Range { .. } | ImagePlace::Row { .. } | ImagePlace::Custom { .. } => None,
         }
     }
 
     /// The size of its file or range, where that can be known without reading.
     pub(super) fn bytes(&self, index: usize) -> Option<u64> {
         match &self.places[index] {
-            Place::File(path) => std::fs::metadata(self.root.join(path)).ok().map(|file| file.len()),
-            Place::Range { length, .. } => Some(*length),
+            ImagePlace::File(path) => std::fs::metadata(self.root.join(path)).ok().map(|file| file.len()),
+            ImagePlace::Range { length, .. } => Some(*length),
             // Known only once its page is read.
-            Place::Row { .. } | Place::Custom { .. } => None,
+            ImagePlace::Row { .. } | ImagePlace::Custom { .. } => None,
         }
     }
 
     pub(super) fn image(&self, index: usize, options: &DecodeOptions) -> Result<Image, ImageError> {
         let named = |error| ImageError::File { path: self.name(index).into(), error: Box::new(error) };
         match &self.places[index] {
-            Place::File(path) => open(&self.root.join(path), options),
-            Place::Row { store, row } => {
+            ImagePlace::File(path) => open(&self.root.join(path), options),
+            ImagePlace::Row { store, row } => {
                 let bytes = self.stores[*store as usize].row((*row).into());
                 decode(&bytes.map_err(|error| named(ImageError::Io(error)))?, options).map_err(named)
             }
-            Place::Custom { index, .. } => match &self.custom {
+            ImagePlace::Custom { index, .. } => match &self.custom {
                 Some(samples) => samples.image(*index as usize),
                 None => Err(named(ImageError::Io(std::io::ErrorKind::NotFound.into()))),
             },
-            Place::Range { length, .. } if *length > MAX_FILE_BYTES => Err(named(ImageError::FileTooLarge)),
-            Place::Range { store, offset, length, .. } => {
+            ImagePlace::Range { length, .. } if *length > MAX_FILE_BYTES => Err(named(ImageError::FileTooLarge)),
+            ImagePlace::Range { store, offset, length, .. } => {
                 let store = &self.stores[*store as usize];
                 let bytes = store.read(*offset, *length).map_err(|error| named(ImageError::Io(error)))?;
                 match store.encoding {
@@ -137,7 +137,7 @@ pub(super) enum LabelText {
 
 /// All samples of a set, of all splits that were read.
 pub(super) struct Listing {
-    pub(super) format: Format,
+    pub(super) format: DatasetFormat,
     /// What the user named.
     pub(super) path: PathBuf,
     pub(super) images: StoredImages,
@@ -161,7 +161,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    pub(super) fn new(format: Format, path: PathBuf, root: PathBuf, label_text: LabelText) -> Self {
+    pub(super) fn new(format: DatasetFormat, path: PathBuf, root: PathBuf, label_text: LabelText) -> Self {
         Self {
             format,
             path,
@@ -192,7 +192,7 @@ impl Listing {
 
     pub(super) fn push<T: AsRef<str>>(
         &mut self,
-        place: Place,
+        place: ImagePlace,
         split: Option<Split>,
         labels: impl IntoIterator<Item = T>,
     ) {
@@ -207,7 +207,7 @@ impl Listing {
     }
 
     /// A sample that belongs to several classes in part, the one that it belongs to most first.
-    pub(super) fn push_shares(&mut self, place: Place, split: Option<Split>, shares: &[(String, f32)]) {
+    pub(super) fn push_shares(&mut self, place: ImagePlace, split: Option<Split>, shares: &[(String, f32)]) {
         self.shares.resize(self.labels.len(), 1.0);
         for (label, share) in shares {
             let number = self.number(label);
@@ -228,7 +228,7 @@ impl Listing {
         number
     }
 
-    fn end(&mut self, place: Place, split: Option<Split>) {
+    fn end(&mut self, place: ImagePlace, split: Option<Split>) {
         self.label_ends.push(self.labels.len());
         self.images.places.push(place);
         self.splits.push(split);

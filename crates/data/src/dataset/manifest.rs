@@ -1,11 +1,11 @@
 //! Manifests: a table of paths and labels, as CSV, TSV or JSON lines. Paths are relative to the manifest; a column may
 //! name the split of each sample.
 
-use super::Format;
+use super::DatasetFormat;
 use super::error::DatasetError;
-use super::labels::{self, Labels, Row};
-use super::listing::{LabelText, Listing, Place};
-use super::recognise::Source;
+use super::labels::{self, LabelledRow, Labels};
+use super::listing::{ImagePlace, LabelText, Listing};
+use super::recognise::SourceFile;
 use super::split::Split;
 use super::store::{check_entries, read_small, start_of, unpack};
 use crate::files::has_image_extension;
@@ -45,7 +45,10 @@ pub(super) fn describes_images(path: &Path) -> bool {
         let object: Value = serde_json::from_str(first).unwrap_or_default();
         return field(&object, &PATH).is_some() && field(&object, &LABEL).is_some();
     }
-    reader(first).records().next().is_some_and(|record| record.is_ok_and(|record| Columns::of(&record).is_some()))
+    reader(first)
+        .records()
+        .next()
+        .is_some_and(|record| record.is_ok_and(|record| ManifestColumns::of(&record).is_some()))
 }
 
 /// The class names that `classes.txt` beside a file lists, one per line, for labels that are numbers.
@@ -59,12 +62,12 @@ pub(super) fn classes_beside(file: &Path) -> Result<Option<Vec<String>>, Dataset
     Ok(Some(text.trim_start_matches('\u{feff}').lines().map(|line| line.trim().to_owned()).collect()))
 }
 
-pub(super) fn read(path: &Path, sources: &[Source]) -> Result<Listing, DatasetError> {
+pub(super) fn read(path: &Path, sources: &[SourceFile]) -> Result<Listing, DatasetError> {
     // The set is where the paths inside of it begin.
     let root =
         sources.first().and_then(|source| source.path.ancestors().nth(Path::new(&source.key).components().count()));
     let root = root.unwrap_or(path).to_owned();
-    let mut listing = Listing::new(Format::Manifest, path.to_owned(), root.clone(), LabelText::NumberOrName);
+    let mut listing = Listing::new(DatasetFormat::Manifest, path.to_owned(), root.clone(), LabelText::NumberOrName);
     let mut rows = Vec::new();
     for source in sources {
         let bytes = read_small(&source.path, MAX_BYTES)?;
@@ -75,7 +78,7 @@ pub(super) fn read(path: &Path, sources: &[Source]) -> Result<Listing, DatasetEr
         let on_disk = source.path.metadata().map_err(DatasetError::io(&source.path))?.len();
         // Counted before they are kept: a few packed bytes unpack to any number of short lines.
         check_entries(&source.path, "lines", text.lines().count() as u64, on_disk)?;
-        let table = Table { path: &source.path, folder, split: source.split };
+        let table = ManifestTable { path: &source.path, folder, split: source.split };
         match text.trim_start().starts_with('{') {
             true => table.read_json(text, &mut rows)?,
             false => table.read_csv(text, &mut rows)?,
@@ -88,10 +91,10 @@ pub(super) fn read(path: &Path, sources: &[Source]) -> Result<Listing, DatasetEr
 }
 
 /// Files may be missing, that is noticed when they are read; but not all of them.
-fn check_paths(manifest: &Path, root: &Path, rows: &[Row]) -> Result<(), DatasetError> {
+fn check_paths(manifest: &Path, root: &Path, rows: &[LabelledRow]) -> Result<(), DatasetError> {
     let mut files = rows.iter().filter_map(|row| match &row.place {
-        Place::File(file) => Some(file),
-        Place::Range { .. } | Place::Row { .. } | Place::Custom { .. } => None,
+        ImagePlace::File(file) => Some(file),
+        ImagePlace::Range { .. } | ImagePlace::Row { .. } | ImagePlace::Custom { .. } => None,
     });
     let sample: Vec<&PathBuf> = files.by_ref().take(100).collect();
     match sample.first() {
@@ -107,19 +110,19 @@ fn check_paths(manifest: &Path, root: &Path, rows: &[Row]) -> Result<(), Dataset
     }
 }
 
-struct Table<'a> {
+struct ManifestTable<'a> {
     path: &'a Path,
     /// Its folder, relative to the root of the set.
     folder: &'a Path,
     split: Option<Split>,
 }
 
-impl Table<'_> {
+impl ManifestTable<'_> {
     fn damaged(&self, line: u64, reason: impl std::fmt::Display) -> DatasetError {
         DatasetError::damaged(self.path, format!("line {line}: {reason}"))
     }
 
-    fn row(&self, line: u64, path: &str, labels: Labels, split: Option<&str>) -> Result<Row, DatasetError> {
+    fn row(&self, line: u64, path: &str, labels: Labels, split: Option<&str>) -> Result<LabelledRow, DatasetError> {
         if path.is_empty() {
             return Err(self.damaged(line, "the path is empty"));
         }
@@ -129,17 +132,17 @@ impl Table<'_> {
                 self.damaged(line, format!("the split \"{name}\" is none of train, validation and test"))
             })?),
         };
-        Ok(Row { place: Place::File(self.folder.join(path)), split, labels })
+        Ok(LabelledRow { place: ImagePlace::File(self.folder.join(path)), split, labels })
     }
 
-    fn read_csv(&self, text: &str, rows: &mut Vec<Row>) -> Result<(), DatasetError> {
+    fn read_csv(&self, text: &str, rows: &mut Vec<LabelledRow>) -> Result<(), DatasetError> {
         let mut reader = reader(text);
         let mut columns = None;
         for record in reader.records() {
             let record = record.map_err(|error| DatasetError::damaged(self.path, error))?;
             let line = record.position().map_or(0, csv::Position::line);
             let Some(columns) = &columns else {
-                let (found, is_header) = Columns::of(&record).ok_or_else(|| {
+                let (found, is_header) = ManifestColumns::of(&record).ok_or_else(|| {
                     let header = record.iter().collect::<Vec<_>>().join(", ");
                     let (paths, labels) = (PATH.join(", "), LABEL.join(", "));
                     let wanted = format!("a column for the path ({paths}) and one for the label ({labels}) are needed");
@@ -156,7 +159,12 @@ impl Table<'_> {
         Ok(())
     }
 
-    fn csv_row(&self, line: u64, record: &StringRecord, columns: &Columns) -> Result<Row, DatasetError> {
+    fn csv_row(
+        &self,
+        line: u64,
+        record: &StringRecord,
+        columns: &ManifestColumns,
+    ) -> Result<LabelledRow, DatasetError> {
         let (Some(path), Some(label)) = (record.get(columns.path), record.get(columns.label)) else {
             return Err(self.damaged(line, format!("has only {} columns", record.len())));
         };
@@ -164,7 +172,7 @@ impl Table<'_> {
         self.row(line, path, Labels::of_text(label), split)
     }
 
-    fn read_json(&self, text: &str, rows: &mut Vec<Row>) -> Result<(), DatasetError> {
+    fn read_json(&self, text: &str, rows: &mut Vec<LabelledRow>) -> Result<(), DatasetError> {
         for (line, text) in (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()) {
             let object: Value = serde_json::from_str(text).map_err(|error| self.damaged(line, error))?;
             let path = field(&object, &PATH).and_then(Value::as_str).ok_or_else(|| {
@@ -197,13 +205,13 @@ fn field<'a>(object: &'a Value, names: &[&str]) -> Option<&'a Value> {
 }
 
 /// Which column holds what.
-struct Columns {
+struct ManifestColumns {
     path: usize,
     label: usize,
     split: Option<usize>,
 }
 
-impl Columns {
+impl ManifestColumns {
     /// From the header; or, if the first line starts with the path of an image, by their order. Also whether there is
     /// a header.
     fn of(first: &StringRecord) -> Option<(Self, bool)> {

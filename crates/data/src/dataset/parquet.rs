@@ -7,12 +7,12 @@ mod pages;
 mod rows;
 mod snappy;
 
-use super::Format;
+use super::DatasetFormat;
 use super::error::DatasetError;
-use super::labels::{self, Labels, Row};
-use super::listing::{LabelText, Listing, Place};
+use super::labels::{self, LabelledRow, Labels};
+use super::listing::{ImagePlace, LabelText, Listing};
 use super::manifest;
-use super::recognise::Source;
+use super::recognise::SourceFile;
 use super::store::{Budget, Store, check_entries, most_entries};
 use crate::decode::caught;
 use ::parquet::basic::Type as Physical;
@@ -34,13 +34,13 @@ const ROWS: usize = 32;
 const IMAGES: [&str; 6] = ["image", "img", "picture", "pixel_values", "jpg", "png"];
 const LABELS: [&str; 7] = ["label", "labels", "fine_label", "class", "target", "cls", "targets"];
 
-pub(super) fn read(path: &Path, sources: &[Source], budget: &mut Budget) -> Result<Listing, DatasetError> {
-    let mut listing = Listing::new(Format::Parquet, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
+pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
+    let mut listing = Listing::new(DatasetFormat::Parquet, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
     // The crate is sturdy, but it is other people's code on hostile input.
-    let gave_up = |source: &Source| damaged(&source.path, "the reader gave up on it");
+    let gave_up = |source: &SourceFile| damaged(&source.path, "the reader gave up on it");
     let mut tables = Vec::with_capacity(sources.len());
     for source in sources {
-        let table = caught(|| Table::open(source)).unwrap_or_else(|| Err(gave_up(source)))?;
+        let table = caught(|| ParquetTable::open(source)).unwrap_or_else(|| Err(gave_up(source)))?;
         if let Some(names) = &table.class_names {
             if listing.class_names.as_ref().is_some_and(|others| others != names) {
                 return Err(damaged(&source.path, "its class names differ from those of the files before it"));
@@ -72,17 +72,17 @@ fn damaged(path: &Path, reason: impl std::fmt::Display) -> DatasetError {
 }
 
 /// What a file says about itself.
-struct Table<'a> {
-    source: &'a Source,
+struct ParquetTable<'a> {
+    source: &'a SourceFile,
     metadata: ParquetMetaData,
-    columns: Columns,
+    columns: ParquetColumns,
     class_names: Option<Vec<String>>,
     /// The length of the file.
     length: u64,
 }
 
-impl<'a> Table<'a> {
-    fn open(source: &'a Source) -> Result<Self, DatasetError> {
+impl<'a> ParquetTable<'a> {
+    fn open(source: &'a SourceFile) -> Result<Self, DatasetError> {
         let path = &source.path;
         let broken = |error: ParquetError| damaged(path, error);
         let file = regular_file::open(path).map_err(DatasetError::io(path))?;
@@ -90,7 +90,7 @@ impl<'a> Table<'a> {
         let metadata = ParquetMetaDataReader::new().parse_and_finish(&file).map_err(broken)?;
         let about = metadata.file_metadata();
         let features = features(about.key_value_metadata().map_or(&[], Vec::as_slice));
-        let columns = Columns::of(about.schema_descr(), &features).ok_or_else(|| {
+        let columns = ParquetColumns::of(about.schema_descr(), &features).ok_or_else(|| {
             let names: Vec<String> = about.schema_descr().columns().iter().map(|c| c.path().string()).collect();
             let reason = format!("no columns with images and labels among {}", names.join(", "));
             DatasetError::unrecognised(path, reason)
@@ -138,7 +138,7 @@ impl<'a> Table<'a> {
     }
 
     /// Lists the rows, whose images stay where they are.
-    fn list(&self, store: u32, rows: &mut Vec<Row>) -> Result<Store, DatasetError> {
+    fn list(&self, store: u32, rows: &mut Vec<LabelledRow>) -> Result<Store, DatasetError> {
         let path = &self.source.path;
         let file = self.file()?;
         let mut images = Rows::new(path);
@@ -148,7 +148,7 @@ impl<'a> Table<'a> {
             images.add(count, column);
             for labels in labels {
                 let row = u32::try_from(number).map_err(|error| damaged(path, error))?;
-                rows.push(Row { place: Place::Row { store, row }, split: self.source.split, labels });
+                rows.push(LabelledRow { place: ImagePlace::Row { store, row }, split: self.source.split, labels });
                 number += 1;
             }
         }
@@ -160,7 +160,7 @@ impl<'a> Table<'a> {
     }
 
     /// Lists the rows and copies their images into memory.
-    fn copy(&self, store: u32, budget: &mut Budget, rows: &mut Vec<Row>) -> Result<Store, DatasetError> {
+    fn copy(&self, store: u32, budget: &mut Budget, rows: &mut Vec<LabelledRow>) -> Result<Store, DatasetError> {
         let path = &self.source.path;
         let broken = |error: ParquetError| damaged(path, error);
         let file = self.file()?;
@@ -180,8 +180,8 @@ impl<'a> Table<'a> {
                     return Err(damaged(path, "its images are larger than it says"));
                 }
                 content.extend_from_slice(bytes.data());
-                let place = Place::Range { store, offset, length, name: format!("row {number}").into() };
-                rows.push(Row { place, split: self.source.split, labels });
+                let place = ImagePlace::Range { store, offset, length, name: format!("row {number}").into() };
+                rows.push(LabelledRow { place, split: self.source.split, labels });
                 number += 1;
                 Ok(())
             })?;
@@ -279,13 +279,13 @@ fn records<T: DataType>(
 }
 
 /// The columns to read, by their numbers among the leaves of the schema.
-struct Columns {
+struct ParquetColumns {
     images: usize,
     labels: usize,
     label_name: String,
 }
 
-impl Columns {
+impl ParquetColumns {
     /// What Hugging Face says the columns are is believed first, then their usual names.
     fn of(schema: &SchemaDescriptor, features: &Value) -> Option<Self> {
         let top = |column: &ColumnDescriptor| column.path().parts().first().cloned().unwrap_or_default();

@@ -4,7 +4,7 @@ use super::error::DatasetError;
 use super::folders::Tree;
 use super::listing::slashed;
 use super::split::Split;
-use super::store::{Packing, start_of, unpack};
+use super::store::{Compression, start_of, unpack};
 use super::{cifar, idx, manifest, tar};
 use crate::files::{FilesError, is_pattern, natural};
 use std::fs;
@@ -14,7 +14,7 @@ use vit_system::regular_file;
 
 /// What files hold; what it means is for the reader of each kind to find out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SourceKind {
     Tar,
     Parquet,
     Manifest,
@@ -23,7 +23,7 @@ pub(super) enum Kind {
 }
 
 /// A file with samples.
-pub(super) struct Source {
+pub(super) struct SourceFile {
     pub(super) path: PathBuf,
     /// Its path inside of the set.
     pub(super) key: String,
@@ -34,19 +34,19 @@ pub(super) struct Source {
 /// Why pipes, sockets and devices are left out: reading one may wait for ever.
 pub(super) const NOT_REGULAR: &str = "neither a regular file nor a folder";
 
-pub(super) enum Input {
+pub(super) enum DatasetInput {
     Folders(Tree),
-    Files(Kind, Vec<Source>),
+    Files(SourceKind, Vec<SourceFile>),
 }
 
 /// What is at `path`, and what there was left out because it is neither a file nor a folder.
-pub(super) fn recognise(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
+pub(super) fn recognise(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => folder(path),
         Ok(_) => {
             // Someone who names one file means all of it, whatever it is called.
-            let source = Source { path: path.to_owned(), key: file_name(path), split: None };
-            Ok((Input::Files(kind_of(path)?, vec![source]), Vec::new()))
+            let source = SourceFile { path: path.to_owned(), key: file_name(path), split: None };
+            Ok((DatasetInput::Files(kind_of(path)?, vec![source]), Vec::new()))
         }
         Err(_) if is_pattern(path) => pattern(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(FilesError::Missing(path.to_owned()).into()),
@@ -58,7 +58,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-fn pattern(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
+fn pattern(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     let pattern = path.to_string_lossy();
     let matches = glob::glob(&pattern)
         .map_err(|error| FilesError::Pattern { pattern: pattern.to_string(), reason: error.msg })?;
@@ -75,34 +75,34 @@ fn pattern(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
     let sources = paths.into_iter().map(|path| {
         let inside = path.strip_prefix(&fixed).unwrap_or(&path);
         let (key, split) = (slashed(inside), Split::of_file(inside));
-        Source { path, key, split }
+        SourceFile { path, key, split }
     });
-    Ok((Input::Files(kind, sources.collect()), special))
+    Ok((DatasetInput::Files(kind, sources.collect()), special))
 }
 
 /// The kind of a single file, by its content.
-fn kind_of(path: &Path) -> Result<Kind, DatasetError> {
+fn kind_of(path: &Path) -> Result<SourceKind, DatasetError> {
     let mut file = regular_file::open(path).map_err(DatasetError::io(path))?;
     let outer = start_of(&mut file, 512).map_err(DatasetError::io(path))?;
-    let packing = Packing::of(&outer);
+    let packing = Compression::of(&outer);
     let start = match packing {
-        Packing::Plain => outer,
+        Compression::Plain => outer,
         _ => start_of(&mut unpack(path)?, 512)
             .map_err(|error| DatasetError::damaged(path, format!("cannot be unpacked: {error}")))?,
     };
     if tar::is_tar(&start) {
-        return Ok(Kind::Tar);
+        return Ok(SourceKind::Tar);
     }
     if idx::is_images(&start) {
-        return Ok(Kind::Idx);
+        return Ok(SourceKind::Idx);
     }
     let unrecognised = |reason: &str| Err(DatasetError::unrecognised(path, reason));
     match packing {
-        Packing::Plain if start.starts_with(b"PAR1") => Ok(Kind::Parquet),
-        Packing::Plain if cifar::is_batch(path) => Ok(Kind::Cifar),
-        Packing::Plain if start.is_empty() => unrecognised("the file is empty"),
-        Packing::Plain if is_text(&start) => Ok(Kind::Manifest),
-        Packing::Plain => unrecognised("its content is of no known kind"),
+        Compression::Plain if start.starts_with(b"PAR1") => Ok(SourceKind::Parquet),
+        Compression::Plain if cifar::is_batch(path) => Ok(SourceKind::Cifar),
+        Compression::Plain if start.is_empty() => unrecognised("the file is empty"),
+        Compression::Plain if is_text(&start) => Ok(SourceKind::Manifest),
+        Compression::Plain => unrecognised("its content is of no known kind"),
         _ => unrecognised("there is no tar archive and no IDX file inside of it"),
     }
 }
@@ -114,30 +114,33 @@ fn is_text(start: &[u8]) -> bool {
 }
 
 /// A manifest that someone put there on purpose outranks everything; then images in folders; then what holds images.
-fn folder(path: &Path) -> Result<(Input, Vec<PathBuf>), DatasetError> {
+fn folder(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     let mut tree = Tree::of(path)?;
     let special = std::mem::take(&mut tree.special);
-    let all = |is_one: &dyn Fn(&Path) -> bool| -> Vec<Source> {
+    let all = |is_one: &dyn Fn(&Path) -> bool| -> Vec<SourceFile> {
         let chosen = tree.others.iter().filter(|other| is_one(other));
         chosen
-            .map(|other| Source { path: path.join(other), key: slashed(other), split: Split::of_file(other) })
+            .map(|other| SourceFile { path: path.join(other), key: slashed(other), split: Split::of_file(other) })
             .collect()
     };
     let manifests = all(&|other| manifest::is_conventional(other) && manifest::describes_images(&path.join(other)));
     if !manifests.is_empty() {
-        return Ok((Input::Files(Kind::Manifest, manifests), special));
+        return Ok((DatasetInput::Files(SourceKind::Manifest, manifests), special));
     }
     if tree.images.iter().any(|image| image.components().count() > 1) {
-        return Ok((Input::Folders(tree), special));
+        return Ok((DatasetInput::Folders(tree), special));
     }
     let kinds = [
-        (Kind::Parquet, all(&|other| other.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet")))),
-        (Kind::Cifar, all(&cifar::is_batch_name)),
-        (Kind::Idx, all(&|other| idx::is_images_name(&path.join(other)))),
-        (Kind::Tar, all(&tar::has_ending)),
+        (
+            SourceKind::Parquet,
+            all(&|other| other.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"))),
+        ),
+        (SourceKind::Cifar, all(&cifar::is_batch_name)),
+        (SourceKind::Idx, all(&|other| idx::is_images_name(&path.join(other)))),
+        (SourceKind::Tar, all(&tar::has_ending)),
     ];
     if let Some((kind, sources)) = kinds.into_iter().find(|(_, sources)| !sources.is_empty()) {
-        return Ok((Input::Files(kind, sources), special));
+        return Ok((DatasetInput::Files(kind, sources), special));
     }
     let hint = match (tree.images.first(), special.first()) {
         (Some(_), _) => {

@@ -127,8 +127,8 @@ impl List {
     }
 
     /// What is different in `now`. A `divided` dataset says itself what its splits are.
-    fn changes(&self, now: &List, places: &[Option<usize>], divided: bool) -> Changes {
-        let mut changes = Changes::default();
+    fn changes(&self, now: &List, places: &[Option<usize>], divided: bool) -> SampleChanges {
+        let mut changes = SampleChanges::default();
         let mut found = vec![false; self.len()];
         for (index, place) in places.iter().enumerate() {
             let name = now.name(index);
@@ -295,7 +295,7 @@ impl SampleRecord {
 
     /// Makes the splits those that are recorded, as far as their samples are still there, and says what is different
     /// about the data. Samples that are new are trained on, unless the dataset itself says that they are for validation.
-    pub fn restore(&self, splits: &mut Splits) -> Changes {
+    pub fn restore(&self, splits: &mut Splits) -> SampleChanges {
         let now = SampleRecord::of(&splits.train, splits.validation.as_deref(), &splits.unused);
         let divided = !matches!(splits.report.validation, ValidationFrom::Carved { .. });
         let places = self.own.places_of(&now.own);
@@ -359,7 +359,7 @@ impl Change {
 
 /// How a dataset differs from what was recorded of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct SampleChanges {
     /// Samples that were not there.
     pub added: Change,
     /// Samples that are no longer there.
@@ -371,7 +371,7 @@ pub struct Changes {
     /// Samples that were for validation and are for training now, or the other way round.
     pub moved: Change,
     /// The same of the validation dataset, where it is one of its own.
-    pub validation_set: Option<Box<Changes>>,
+    pub validation_set: Option<Box<SampleChanges>>,
     /// How many samples have the name, size and labels that they had.
     pub same: usize,
     /// How many of the recorded validation samples are still there.
@@ -382,7 +382,7 @@ pub struct Changes {
     pub new_in_validation: usize,
 }
 
-impl Changes {
+impl SampleChanges {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
         let kinds = [&self.added, &self.removed, &self.relabelled, &self.resized, &self.moved];
@@ -390,7 +390,7 @@ impl Changes {
     }
 }
 
-impl fmt::Display for Changes {
+impl fmt::Display for SampleChanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = [
             (&self.added, "added"),

@@ -1,6 +1,6 @@
 //! What a person wants to know after a dataset was opened: what was found, what was left out, and what was decided.
 
-use super::Format;
+use super::DatasetFormat;
 use super::listing::Skipped;
 use super::split::Split;
 use std::fmt;
@@ -39,7 +39,7 @@ pub struct ClassCount {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// The format found.
-    pub format: Format,
+    pub format: DatasetFormat,
     /// Samples by split; those of the test split count twice if they are the validation samples too.
     pub samples: ClassCount,
     /// The same for each class, in the order of the classes. A sample with several labels counts for each.

@@ -152,7 +152,7 @@ impl Store {
     pub(super) fn unpacked(path: &Path, key: &str, budget: &mut Budget) -> Result<Self, DatasetError> {
         let plain = Self::plain(path, key)?;
         let start = plain.read(0, plain.len().min(4)).map_err(DatasetError::io(path))?;
-        if Packing::of(&start) == Packing::Plain && plain.len() > budget.memory {
+        if Compression::of(&start) == Compression::Plain && plain.len() > budget.memory {
             return Ok(plain);
         }
         let mut spool = Spool::new(path, budget);
@@ -297,18 +297,18 @@ impl<'a> Spool<'a> {
 
 /// Whether a file is packed, and by what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Packing {
+pub(super) enum Compression {
     Plain,
     Gzip,
     Zstd,
 }
 
-impl Packing {
+impl Compression {
     pub(super) fn of(start: &[u8]) -> Self {
         match start {
-            [0x1f, 0x8b, ..] => Packing::Gzip,
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => Packing::Zstd,
-            _ => Packing::Plain,
+            [0x1f, 0x8b, ..] => Compression::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Compression::Zstd,
+            _ => Compression::Plain,
         }
     }
 }
@@ -318,11 +318,11 @@ pub(super) fn unpack(path: &Path) -> Result<Box<dyn Read>, DatasetError> {
     let mut file = regular_file::open(path).map_err(DatasetError::io(path))?;
     let start = start_of(&mut file, 4).map_err(DatasetError::io(path))?;
     file.rewind().map_err(DatasetError::io(path))?;
-    Ok(match Packing::of(&start) {
-        Packing::Plain => Box::new(file),
+    Ok(match Compression::of(&start) {
+        Compression::Plain => Box::new(file),
         // Several streams one after the other are one file, as gzip itself reads them.
-        Packing::Gzip => Box::new(MultiGzDecoder::new(BufReader::new(file))),
-        Packing::Zstd => Box::new(zstd::Decoder::new(file).map_err(DatasetError::io(path))?),
+        Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::new(file))),
+        Compression::Zstd => Box::new(zstd::Decoder::new(file).map_err(DatasetError::io(path))?),
     })
 }
 

@@ -12,7 +12,7 @@ const BLOCK: u64 = 512;
 const MAX_NAME_BYTES: u64 = 1 << 16;
 
 /// A file or folder in an archive.
-pub(super) struct Member {
+pub(super) struct TarMember {
     /// Its parts with `/` between them.
     pub(super) name: String,
     pub(super) offset: u64,
@@ -45,7 +45,7 @@ fn has_checksum(header: &Header) -> bool {
 }
 
 /// The files and folders of an archive, hidden ones left out, in their order.
-pub(super) fn members(store: &Store) -> Result<Vec<Member>, DatasetError> {
+pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
     // What is on disk counts: a few packed bytes unpack to any number of empty members.
     let on_disk = store.path.metadata().map_err(DatasetError::io(&store.path))?.len();
     let damaged = |reason: &str| DatasetError::damaged(&store.path, format!("tar archive is damaged: {reason}"));
@@ -96,7 +96,7 @@ pub(super) fn members(store: &Store) -> Result<Vec<Member>, DatasetError> {
             continue;
         }
         if let Some(name) = visible(&String::from_utf8_lossy(&name)) {
-            members.push(Member { name, offset, length, is_folder });
+            members.push(TarMember { name, offset, length, is_folder });
             check_entries(&store.path, "members", members.len() as u64, on_disk)?;
         }
     }

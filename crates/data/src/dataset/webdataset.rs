@@ -1,15 +1,15 @@
 //! WebDataset: members of an archive that share a name up to the first dot are one sample, as `00017.jpg` and
 //! `00017.cls`. The label is in `cls`, in a field of `json`, or in `txt`.
 
-use super::Format;
+use super::DatasetFormat;
 use super::archive::{Shard, has_class_folders, is_image};
 use super::error::DatasetError;
-use super::labels::{self, Labels, Row};
+use super::labels::{self, LabelledRow, Labels};
 use super::listing::{LabelText, Listing};
 use super::manifest::classes_beside;
 use super::split::Split;
 use super::store::Store;
-use super::tar::Member;
+use super::tar::TarMember;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 
@@ -29,7 +29,7 @@ pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, Datas
     if labels.iter().all(HashMap::is_empty) || (!is_sure && has_class_folders(shards)) {
         return Ok(false);
     }
-    listing.format = Format::WebDataset;
+    listing.format = DatasetFormat::WebDataset;
     listing.label_text = LabelText::NumberOrName;
     let mut rows = Vec::new();
     for (shard, labels) in shards.iter().zip(&labels) {
@@ -37,7 +37,7 @@ pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, Datas
             let key = split_name(&member.name).0;
             let labels = labels.get(key).map_or(Labels::None, |found| found.labels.clone());
             let split = key.split_once('/').and_then(|(folder, _)| Split::from_name(folder)).or(shard.split);
-            rows.push(Row { place: shard.place(member), split, labels });
+            rows.push(LabelledRow { place: shard.place(member), split, labels });
         }
     }
     labels::add(listing, rows);
@@ -45,7 +45,7 @@ pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, Datas
     Ok(true)
 }
 
-struct Found {
+struct FoundLabels {
     /// How far down the list of places it was found: lower is better.
     rank: usize,
     labels: Labels,
@@ -55,10 +55,10 @@ const ENDINGS: [&str; 3] = ["cls", "json", "txt"];
 const TEXT: usize = 2;
 
 /// The labels of the images in a shard.
-fn labels_in<'a>(store: &Store, shard: &'a Shard) -> Result<HashMap<&'a str, Found>, DatasetError> {
+fn labels_in<'a>(store: &Store, shard: &'a Shard) -> Result<HashMap<&'a str, FoundLabels>, DatasetError> {
     let images: HashSet<&str> =
         shard.members.iter().filter(|member| is_image(member)).map(|member| split_name(&member.name).0).collect();
-    let mut labels: HashMap<&str, Found> = HashMap::new();
+    let mut labels: HashMap<&str, FoundLabels> = HashMap::new();
     for member in shard.members.iter().filter(|member| !member.is_folder) {
         let (key, ending) = split_name(&member.name);
         let Some(rank) = ENDINGS.iter().position(|known| *known == ending) else {
@@ -68,14 +68,14 @@ fn labels_in<'a>(store: &Store, shard: &'a Shard) -> Result<HashMap<&'a str, Fou
             && labels.get(key).is_none_or(|found| found.rank > rank)
             && let Some(found) = read_label(store, member, rank)?
         {
-            labels.insert(key, Found { rank, labels: found });
+            labels.insert(key, FoundLabels { rank, labels: found });
         }
     }
     Ok(labels)
 }
 
 /// Nothing if the member holds no label.
-fn read_label(store: &Store, member: &Member, rank: usize) -> Result<Option<Labels>, DatasetError> {
+fn read_label(store: &Store, member: &TarMember, rank: usize) -> Result<Option<Labels>, DatasetError> {
     if member.length > MAX_LABEL_BYTES {
         return Ok(None);
     }

@@ -2,7 +2,7 @@
 //! header and ours of the pixels.
 
 use super::png::keep;
-use super::{Decoded, Format, ImageError, PixelLimit, orientation, webp};
+use super::{Decoded, ImageError, ImageFormat, PixelLimit, orientation, webp};
 use crate::image::Image;
 use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, webp::WebPDecoder};
 use image::error::{ImageError as DecoderError, LimitErrorKind};
@@ -17,13 +17,13 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     let reader = Cursor::new(bytes);
     let explain = |error| explain(error, limit);
     match limit.format {
-        Format::WebP => {
+        ImageFormat::WebP => {
             let exif = webp::inspect(bytes, limit)?;
             let decoder = WebPDecoder::new(reader).map_err(explain)?;
             finish(decoder, orientation::from_exif(exif), limit)
         }
-        Format::Gif => finish(GifDecoder::new(reader).map_err(explain)?, 1, limit),
-        Format::Bmp => {
+        ImageFormat::Gif => finish(GifDecoder::new(reader).map_err(explain)?, 1, limit),
+        ImageFormat::Bmp => {
             // The decoder has limits of its own, and words for them that say less.
             if let Some((width, height)) = bmp_size(bytes) {
                 limit.check(width, height)?;

@@ -4,7 +4,7 @@ use super::ImageError;
 
 /// An image format that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum ImageFormat {
     /// Baseline and progressive, grey, colour and CMYK.
     Jpeg,
     /// All colour types and depths; of an animation the default image.
@@ -19,34 +19,34 @@ pub enum Format {
     Tiff,
 }
 
-impl std::fmt::Display for Format {
+impl std::fmt::Display for ImageFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Format::Jpeg => "JPEG",
-            Format::Png => "PNG",
-            Format::WebP => "WebP",
-            Format::Gif => "GIF",
-            Format::Bmp => "BMP",
-            Format::Tiff => "TIFF",
+            ImageFormat::Jpeg => "JPEG",
+            ImageFormat::Png => "PNG",
+            ImageFormat::WebP => "WebP",
+            ImageFormat::Gif => "GIF",
+            ImageFormat::Bmp => "BMP",
+            ImageFormat::Tiff => "TIFF",
         })
     }
 }
 
-impl Format {
+impl ImageFormat {
     /// The format of a file that starts with `bytes`.
-    pub fn of(bytes: &[u8]) -> Result<Format, ImageError> {
+    pub fn of(bytes: &[u8]) -> Result<ImageFormat, ImageError> {
         if bytes.starts_with(b"\xff\xd8\xff") {
-            Ok(Format::Jpeg)
+            Ok(ImageFormat::Jpeg)
         } else if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
-            Ok(Format::Png)
+            Ok(ImageFormat::Png)
         } else if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP") {
-            Ok(Format::WebP)
+            Ok(ImageFormat::WebP)
         } else if bytes.starts_with(b"GIF87a") || bytes.starts_with(b"GIF89a") {
-            Ok(Format::Gif)
+            Ok(ImageFormat::Gif)
         } else if is_bmp(bytes) {
-            Ok(Format::Bmp)
+            Ok(ImageFormat::Bmp)
         } else if [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].iter().any(|magic| bytes.starts_with(*magic)) {
-            Ok(Format::Tiff)
+            Ok(ImageFormat::Tiff)
         } else {
             Err(ImageError::NotAnImage { found: describe(bytes) })
         }
@@ -110,11 +110,11 @@ mod tests {
     #[test]
     fn text_is_called_text() {
         for text in ["notes\n", "BMW is a car maker", "Übermut tut selten gut: eine Fabel"] {
-            let message = Format::of(text.as_bytes()).unwrap_err().to_string();
+            let message = ImageFormat::of(text.as_bytes()).unwrap_err().to_string();
             assert!(message.contains("it starts with text"), "{message}");
         }
-        assert!(Format::of(b"").unwrap_err().to_string().contains("empty"));
-        assert!(Format::of(b"<svg/>").unwrap_err().to_string().contains("tag"));
-        assert!(Format::of(&[0; 9]).unwrap_err().to_string().contains("zeros"));
+        assert!(ImageFormat::of(b"").unwrap_err().to_string().contains("empty"));
+        assert!(ImageFormat::of(b"<svg/>").unwrap_err().to_string().contains("tag"));
+        assert!(ImageFormat::of(&[0; 9]).unwrap_err().to_string().contains("zeros"));
     }
 }

@@ -4,25 +4,25 @@
 //! so the bytes are the same. The vertical pass is as fast when the compiler writes it.
 
 use super::passes::{HALF, PaddedRows};
-use super::{PRECISION_BITS, Taps, View};
+use super::{FilterTaps, PRECISION_BITS, PixelView};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// Whether the weights can be split.
-pub(super) fn suits(taps: &Taps) -> bool {
+pub(super) fn suits(taps: &FilterTaps) -> bool {
     taps.weights.iter().all(|weight| weight.unsigned_abs() < 1 << 30)
 }
 
 /// Rows computed side by side: two in each register, two registers to hide the latency.
 const ROWS: usize = 4;
-/// Taps that one load brings: five pixels are in 16 bytes, four are used.
+/// FilterTaps that one load brings: five pixels are in 16 bytes, four are used.
 const TAPS: usize = 4;
 const LOAD: usize = 16;
 
 /// Four weights: lower halves of the first two and the last two, then upper halves of them.
-type Weights = [i32; 4];
+type SplitWeights = [i32; 4];
 
-fn split(weights: &[i32]) -> Weights {
+fn split(weights: &[i32]) -> SplitWeights {
     let mut halves = [[0u8; 4]; 4];
     for (tap, weight) in weights.iter().enumerate() {
         let low = *weight as i16;
@@ -36,10 +36,10 @@ fn split(weights: &[i32]) -> Weights {
 
 /// Resamples the rows `rows` of the image to the outputs of `taps`; gives RGB rows.
 #[target_feature(enable = "avx2")]
-pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
+pub(super) fn horizontal(source: &PixelView, rows: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     let span = taps.span();
     // For each output: its place in a row, and which of the weights are its own.
-    let mut weights: Vec<Weights> = Vec::with_capacity(taps.starts.len() * taps.stride.div_ceil(TAPS));
+    let mut weights: Vec<SplitWeights> = Vec::with_capacity(taps.starts.len() * taps.stride.div_ceil(TAPS));
     let outputs: Vec<(usize, Range<usize>)> = taps
         .iter()
         .map(|(start, of_output)| {
@@ -69,7 +69,7 @@ pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<
 /// One output of four rows: red in the lowest byte, then green and blue.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn pixels(rows: [&[u8]; ROWS], at: usize, weights: &[Weights]) -> [u32; ROWS] {
+fn pixels(rows: [&[u8]; ROWS], at: usize, weights: &[SplitWeights]) -> [u32; ROWS] {
     // Of two pixels: both reds, both greens, both blues, each widened to 16 bits.
     let pair = |r: i8| {
         let lane = _mm_setr_epi8(r, -1, r + 3, -1, r + 1, -1, r + 4, -1, r + 2, -1, r + 5, -1, -1, -1, -1, -1);

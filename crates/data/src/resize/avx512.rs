@@ -4,7 +4,7 @@
 //! end. All of it wraps around modulo 2^32, as the definition does, so the bytes are the same.
 
 use super::passes::{HALF, PaddedRows};
-use super::{PRECISION_BITS, Taps, View};
+use super::{FilterTaps, PRECISION_BITS, PixelView};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(super) fn is_available() -> bool {
 
 /// Whether the horizontal pass can and should be used: the weights fit, and at least half of the
 /// lanes would be in use, which they are down to a fifth of the size.
-pub(super) fn suits(taps: &Taps) -> bool {
+pub(super) fn suits(taps: &FilterTaps) -> bool {
     const HALF_OF_THEM: usize = OUTPUTS / 2;
     taps.starts.len() >= HALF_OF_THEM
         && taps.starts.windows(HALF_OF_THEM).all(|starts| fits_window(starts[0], starts[HALF_OF_THEM - 1]))
@@ -24,7 +24,7 @@ pub(super) fn suits(taps: &Taps) -> bool {
 }
 
 /// Whether the weights can be split; only wild ones, which no filter has, cannot.
-pub(super) fn weights_fit(taps: &Taps) -> bool {
+pub(super) fn weights_fit(taps: &FilterTaps) -> bool {
     taps.weights.iter().all(|weight| weight.unsigned_abs() < LARGEST_WEIGHT)
 }
 
@@ -34,7 +34,7 @@ const LARGEST_WEIGHT: u32 = 127 << 16;
 const ROWS: usize = 8;
 /// Outputs side by side in a block.
 const OUTPUTS: usize = 16;
-/// Taps that one instruction adds up.
+/// FilterTaps that one instruction adds up.
 const TAPS: usize = 4;
 /// Bytes that one permutation can choose from.
 const WINDOW: usize = 128;
@@ -54,7 +54,7 @@ fn split(weight: i32) -> [i8; 3] {
 }
 
 /// Up to sixteen neighbouring outputs and how to compute them.
-struct Block {
+struct OutputBlock {
     outputs: Range<usize>,
     /// Byte of a row where the window for the first taps is.
     window: usize,
@@ -64,14 +64,14 @@ struct Block {
     weights: Vec<[[i8; LANES]; 3]>,
 }
 
-fn blocks(taps: &Taps, left: usize) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::with_capacity(taps.starts.len().div_ceil(OUTPUTS));
+fn blocks(taps: &FilterTaps, left: usize) -> Vec<OutputBlock> {
+    let mut blocks: Vec<OutputBlock> = Vec::with_capacity(taps.starts.len().div_ceil(OUTPUTS));
     let mut first = 0;
     for (output, (start, weights)) in taps.iter().enumerate() {
         let is_full = blocks.last().is_none_or(|block| block.outputs.len() == OUTPUTS);
         if is_full || !fits_window(first, start) {
             first = start;
-            blocks.push(Block {
+            blocks.push(OutputBlock {
                 outputs: output..output,
                 window: (start - left) * 3,
                 reds: [0; LANES],
@@ -100,7 +100,7 @@ fn blocks(taps: &Taps, left: usize) -> Vec<Block> {
 
 /// Resamples the rows `rows` of the image to the outputs of `taps`; gives RGB rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
-pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
+pub(super) fn horizontal(source: &PixelView, rows: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     let span = taps.span();
     let blocks = blocks(taps, span.start);
     let out_stride = taps.starts.len() * 3;
@@ -120,7 +120,7 @@ pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
-fn block_of_row(row: &[u8], block: &Block, out: &mut [u8]) {
+fn block_of_row(row: &[u8], block: &OutputBlock, out: &mut [u8]) {
     let reds = load(&block.reds);
     // The greens are one byte further, the blues two.
     let positions = [reds, _mm512_add_epi8(reds, _mm512_set1_epi8(1)), _mm512_add_epi8(reds, _mm512_set1_epi8(2))];
@@ -159,7 +159,7 @@ const INTERLEAVE: [u8; LANES] = {
 
 /// Resamples the columns `columns` of the image to the outputs of `taps`; gives RGB rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
-pub(super) fn vertical(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> {
+pub(super) fn vertical(source: &PixelView, columns: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     let stride = source.width * 3;
     let used = (columns.start - source.left) * 3..(columns.end - source.left) * 3;
     let mut out = vec![0u8; taps.starts.len() * used.len()];

@@ -3,7 +3,7 @@
 //! fixed number of lanes with one weight for all of them. The arithmetic is integer, so all give
 //! the same bytes; nobody can tell from a result which one was used.
 
-use super::{PRECISION_BITS, Taps, View};
+use super::{FilterTaps, PRECISION_BITS, PixelView};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use std::ops::Range;
@@ -23,7 +23,7 @@ fn to_byte(sum: i32) -> u8 {
 }
 
 /// Resamples the rows `rows` of the image to the outputs of `taps`; gives RGB rows.
-pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
+pub(super) fn horizontal(source: &PixelView, rows: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     #[cfg(target_arch = "x86_64")]
     {
         if avx512::is_available() && avx512::suits(taps) {
@@ -39,7 +39,7 @@ pub(super) fn horizontal(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<
 }
 
 /// Resamples the columns `columns` of the image to the outputs of `taps`; gives RGB rows.
-pub(super) fn vertical(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> {
+pub(super) fn vertical(source: &PixelView, columns: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     #[cfg(target_arch = "x86_64")]
     {
         if avx512::is_available() && avx512::weights_fit(taps) {
@@ -57,11 +57,11 @@ pub(super) fn vertical(source: &View, columns: Range<usize>, taps: &Taps) -> Vec
 /// The baseline of x86-64 has no 32-bit multiplication of lanes, so this one is compiled twice.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn vertical_avx2(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> {
+fn vertical_avx2(source: &PixelView, columns: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     vertical_lanes(source, columns, taps)
 }
 
-fn horizontal_lanes(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
+fn horizontal_lanes(source: &PixelView, rows: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     let span = taps.span();
     let used = (span.start - source.left) * 3..(span.end - source.left) * 3;
     let mut inputs = source.bytes.chunks_exact(source.width * 3).skip(rows.start - source.top);
@@ -99,7 +99,7 @@ fn horizontal_lanes(source: &View, rows: Range<usize>, taps: &Taps) -> Vec<u8> {
 }
 
 #[inline(always)]
-fn vertical_lanes(source: &View, columns: Range<usize>, taps: &Taps) -> Vec<u8> {
+fn vertical_lanes(source: &PixelView, columns: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     let stride = source.width * 3;
     let left = (columns.start - source.left) * 3;
     let out_stride = columns.len() * 3;
@@ -150,7 +150,7 @@ pub(super) struct PaddedRows<'a> {
 
 #[cfg(target_arch = "x86_64")]
 impl<'a> PaddedRows<'a> {
-    pub(super) fn new(source: &View<'a>, rows: Range<usize>, columns: Range<usize>, padding: usize) -> Self {
+    pub(super) fn new(source: &PixelView<'a>, rows: Range<usize>, columns: Range<usize>, padding: usize) -> Self {
         let stride = source.width * 3;
         let offset = (columns.start - source.left) * 3;
         let used = columns.len() * 3;
@@ -182,7 +182,11 @@ mod tests {
     use proptest::prelude::*;
 
     /// The definition: one sum after the other.
-    fn plainly(taps: &Taps, others: Range<usize>, value: impl Fn(usize, usize, usize) -> u8) -> Vec<Vec<[u8; 3]>> {
+    fn plainly(
+        taps: &FilterTaps,
+        others: Range<usize>,
+        value: impl Fn(usize, usize, usize) -> u8,
+    ) -> Vec<Vec<[u8; 3]>> {
         let sum = |other: usize, start: usize, weights: &[i32], channel: usize| {
             let terms = weights.iter().enumerate();
             to_byte(terms.fold(HALF, |sum, (tap, weight)| {
@@ -193,10 +197,10 @@ mod tests {
         others.map(|other| output(other).collect()).collect()
     }
 
-    type Pass = fn(&View, Range<usize>, &Taps) -> Vec<u8>;
+    type Pass = fn(&PixelView, Range<usize>, &FilterTaps) -> Vec<u8>;
 
     /// Every horizontal and every vertical pass that this machine can run.
-    fn passes(taps: &Taps) -> (Vec<Pass>, Vec<Pass>) {
+    fn passes(taps: &FilterTaps) -> (Vec<Pass>, Vec<Pass>) {
         let mut across: Vec<Pass> = vec![horizontal, horizontal_lanes];
         let mut down: Vec<Pass> = vec![vertical, vertical_lanes];
         #[cfg(target_arch = "x86_64")]
@@ -241,11 +245,11 @@ mod tests {
                 // Black and white next to each other go furthest outside of what a byte can hold.
                 if contrast { if byte < 128 { 0 } else { 255 } } else { byte }
             }).collect();
-            let view = View { bytes: &bytes, width, left: 0, top: 0 };
+            let view = PixelView { bytes: &bytes, width, left: 0, top: 0 };
             let window = some(a, b, length);
 
             let (from_x, to_x) = (from * width as f32, to * width as f32);
-            let taps = Taps::new(width, from_x, to_x, length, window.clone(), filter);
+            let taps = FilterTaps::new(width, from_x, to_x, length, window.clone(), filter);
             let rows = some(c, d, height);
             let expected = plainly(&taps, rows.clone(), |y, x, c| bytes[(y * width + x) * 3 + c]).concat().concat();
             for (number, pass) in passes(&taps).0.iter().enumerate() {
@@ -253,7 +257,7 @@ mod tests {
             }
 
             let (from_y, to_y) = (from * height as f32, to * height as f32);
-            let taps = Taps::new(height, from_y, to_y, length, window, filter);
+            let taps = FilterTaps::new(height, from_y, to_y, length, window, filter);
             let columns = some(c, d, width);
             let turned = plainly(&taps, columns.clone(), |x, y, c| bytes[(y * width + x) * 3 + c]);
             let expected: Vec<u8> = (0..taps.starts.len()).flat_map(|y| turned.iter().flat_map(move |c| c[y])).collect();

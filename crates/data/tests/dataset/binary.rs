@@ -4,7 +4,7 @@ use super::images::{expected, listed, names, write};
 use super::tar::{archive, gzip};
 use tempfile::tempdir;
 use vit_data::Samples;
-use vit_data::dataset::{Format, OpenOptions, ReadOptions, Split, open, open_split};
+use vit_data::dataset::{DatasetFormat, DatasetOptions, ReadOptions, Split, open, open_split};
 
 /// A record with these label bytes; the planes are `value`, `value + 1` and `value + 2`.
 fn record(labels: &[u8], value: u8) -> Vec<u8> {
@@ -29,8 +29,8 @@ fn cifar_10_in_a_folder_and_in_its_archive() {
     }
     write(folder.path(), "cifar-10-binary.tar.gz", gzip(&archive(&files)));
     for place in ["plain", "plain/cifar-10-batches-bin", "cifar-10-binary.tar.gz"] {
-        let splits = open(&folder.path().join(place), &OpenOptions::default()).unwrap();
-        assert_eq!(splits.report.format, Format::Cifar10, "{place}");
+        let splits = open(&folder.path().join(place), &DatasetOptions::default()).unwrap();
+        assert_eq!(splits.report.format, DatasetFormat::Cifar10, "{place}");
         assert_eq!(listed(&*splits.train), expected(&[("cat", 10), ("truck", 20), ("airplane", 30)]), "{place}");
         assert_eq!(listed(&**splits.test.as_ref().unwrap()), expected(&[("truck", 40)]), "{place}");
         let image = splits.train.image(1).unwrap();
@@ -59,8 +59,8 @@ fn cifar_100_has_fine_labels() {
     write(folder.path(), "train.bin", [record(&[4, 99], 1), record(&[19, 0], 5)].concat());
     write(folder.path(), "test.bin", record(&[1, 7], 9));
     write(folder.path(), "fine_label_names.txt", names);
-    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
-    assert_eq!((splits.report.format, splits.train.classes().len()), (Format::Cifar100, 100));
+    let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
+    assert_eq!((splits.report.format, splits.train.classes().len()), (DatasetFormat::Cifar100, 100));
     assert_eq!(listed(&*splits.train), expected(&[("class 99", 1), ("class 0", 5)]));
     assert_eq!(listed(&**splits.test.as_ref().unwrap()), expected(&[("class 7", 9)]));
 }
@@ -74,10 +74,10 @@ fn cifar_files_with_wrong_sizes_or_labels_are_refused() {
     for (bytes, reason) in cases {
         let folder = tempdir().unwrap();
         write(folder.path(), "data_batch_1.bin", &bytes);
-        let error = open(folder.path(), &OpenOptions::default()).err().unwrap().to_string();
+        let error = open(folder.path(), &DatasetOptions::default()).err().unwrap().to_string();
         assert!(error.contains(reason) && error.contains("data_batch_1.bin"), "{error}");
         write(folder.path(), "a.tar", archive(&[("x/data_batch_1.bin", bytes)]));
-        let error = open(&folder.path().join("a.tar"), &OpenOptions::default()).err().unwrap().to_string();
+        let error = open(&folder.path().join("a.tar"), &DatasetOptions::default()).err().unwrap().to_string();
         assert!(error.contains(reason) && error.contains("x/data_batch_1.bin"), "{error}");
     }
 }
@@ -98,8 +98,8 @@ fn idx_plain_and_packed() {
     write(folder.path(), "MNIST/raw/train-labels-idx1-ubyte", &labels);
     write(folder.path(), "MNIST/raw/t10k-images-idx3-ubyte.gz", gzip(&idx(&[1, 1, 1], &[9])));
     write(folder.path(), "MNIST/raw/t10k-labels-idx1-ubyte.gz", gzip(&idx(&[1], &[3])));
-    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
-    assert_eq!(splits.report.format, Format::Idx);
+    let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
+    assert_eq!(splits.report.format, DatasetFormat::Idx);
     assert_eq!(listed(&*splits.train), expected(&[("5", 1), ("0", 2)]));
     assert_eq!(splits.train.classes().len(), 6);
     let image = splits.train.image(1).unwrap();
@@ -132,10 +132,10 @@ fn idx_files_that_contradict_themselves_are_refused() {
         let folder = tempdir().unwrap();
         write(folder.path(), "train-images-idx3-ubyte", images);
         write(folder.path(), "train-labels-idx1-ubyte", labels);
-        assert!(open(folder.path(), &OpenOptions::default()).is_err(), "case {number}");
+        assert!(open(folder.path(), &DatasetOptions::default()).is_err(), "case {number}");
     }
     let folder = tempdir().unwrap();
     write(folder.path(), "train-images-idx3-ubyte", good);
-    let error = open(&folder.path().join("train-images-idx3-ubyte"), &OpenOptions::default()).err().unwrap();
+    let error = open(&folder.path().join("train-images-idx3-ubyte"), &DatasetOptions::default()).err().unwrap();
     assert!(error.to_string().contains("labels"), "{error}");
 }

@@ -3,7 +3,9 @@
 use super::images::{expected, listed, names, png, write};
 use std::fs;
 use tempfile::tempdir;
-use vit_data::dataset::{Format, OpenOptions, ReadOptions, Split, Validation, ValidationFrom, open, open_split};
+use vit_data::dataset::{
+    DatasetFormat, DatasetOptions, ReadOptions, Split, Validation, ValidationFrom, open, open_split,
+};
 use vit_data::{DatasetError, ImageError, Samples};
 
 fn classes(names: &[&str]) -> Vec<String> {
@@ -16,9 +18,9 @@ fn classes_are_sorted_bytewise_and_files_naturally() {
     write(folder.path(), "class10/b.png", png(1));
     write(folder.path(), "class2/img10.png", png(2));
     write(folder.path(), "class2/img2.png", png(3));
-    let options = OpenOptions { validation: Validation::Nowhere, ..OpenOptions::default() };
+    let options = DatasetOptions { validation: Validation::Nowhere, ..DatasetOptions::default() };
     let splits = open(folder.path(), &options).unwrap();
-    assert_eq!(splits.report.format, Format::Folders);
+    assert_eq!(splits.report.format, DatasetFormat::Folders);
     assert_eq!(splits.train.classes(), ["class10", "class2"]);
     assert_eq!(listed(&*splits.train), expected(&[("class2", 3), ("class2", 2), ("class10", 1)]));
     assert!(splits.validation.is_none() && splits.test.is_none());
@@ -34,7 +36,7 @@ fn names_of_all_kinds_nested_folders_and_hidden_files() {
     write(folder.path(), ".cache/x.png", png(5));
     write(folder.path(), "猫/notes.md", "not an image");
     write(folder.path(), "loose.png", png(6));
-    let options = OpenOptions { validation: Validation::Nowhere, ..OpenOptions::default() };
+    let options = DatasetOptions { validation: Validation::Nowhere, ..DatasetOptions::default() };
     let splits = open(folder.path(), &options).unwrap();
     let found = expected(&[("großer Hund", 2), ("großer Hund", 1), ("猫", 3)]);
     assert_eq!(listed(&*splits.train), found);
@@ -52,7 +54,7 @@ fn an_empty_class_is_noted_and_kept_only_if_another_split_has_it() {
     for empty in ["train/dog", "train/emu", "val/emu"] {
         fs::create_dir_all(folder.path().join(empty)).unwrap();
     }
-    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
+    let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
     assert_eq!(splits.train.classes(), ["cat", "dog"]);
     assert_eq!(splits.report.empty, ["train/dog", "train/emu", "val/emu"]);
     assert_eq!(splits.report.validation, ValidationFrom::Split(Split::Validation));
@@ -69,7 +71,7 @@ fn every_name_of_a_split() {
         for (split, value) in [(train, 1), (validation, 2), (test, 3)] {
             write(folder.path(), &format!("{split}/a/1.png"), png(value));
         }
-        let splits = open(folder.path(), &OpenOptions::default()).unwrap();
+        let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
         assert_eq!(listed(&*splits.train), expected(&[("a", 1)]));
         assert_eq!(listed(&**splits.validation.as_ref().unwrap()), expected(&[("a", 2)]));
         assert_eq!(listed(&**splits.test.as_ref().unwrap()), expected(&[("a", 3)]));
@@ -135,17 +137,17 @@ fn a_broken_image_is_an_error_of_its_own() {
 #[test]
 fn images_without_classes_and_nothing_at_all_are_refused() {
     let folder = tempdir().unwrap();
-    let error = open(folder.path(), &OpenOptions::default()).err().unwrap();
+    let error = open(folder.path(), &DatasetOptions::default()).err().unwrap();
     assert!(matches!(error, DatasetError::Empty { .. }), "{error}");
     write(folder.path(), "1.png", png(1));
-    let error = open(folder.path(), &OpenOptions::default()).err().unwrap();
+    let error = open(folder.path(), &DatasetOptions::default()).err().unwrap();
     assert!(error.to_string().contains("a folder for each class"), "{error}");
-    let error = open(&folder.path().join("nowhere"), &OpenOptions::default()).err().unwrap();
+    let error = open(&folder.path().join("nowhere"), &DatasetOptions::default()).err().unwrap();
     assert!(error.to_string().contains("no such file or folder"), "{error}");
 
     let splits = tempdir().unwrap();
     write(splits.path(), "train/1.png", png(1));
     write(splits.path(), "test/2.png", png(1));
-    let error = open(splits.path(), &OpenOptions::default()).err().unwrap();
+    let error = open(splits.path(), &DatasetOptions::default()).err().unwrap();
     assert!(error.to_string().contains("in no class folder: test/2.png"), "{error}");
 }

@@ -7,7 +7,7 @@ use parquet::basic::Compression;
 use std::path::Path;
 use tempfile::tempdir;
 use vit_data::Samples;
-use vit_data::dataset::{Limits, OpenOptions, ReadOptions, open, open_split};
+use vit_data::dataset::{DatasetOptions, Limits, ReadOptions, open, open_split};
 
 /// Opens and reads everything that can be read.
 fn exercise(path: &Path) -> Result<usize, String> {
@@ -150,7 +150,7 @@ fn files_that_are_something_else_are_refused() {
     ];
     for (name, bytes) in others {
         write(folder.path(), name, bytes);
-        let error = open(&folder.path().join(name), &OpenOptions::default()).err().unwrap().to_string();
+        let error = open(&folder.path().join(name), &DatasetOptions::default()).err().unwrap().to_string();
         assert!(error.contains(name), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::images::{expected, listed, png, write};
 use tempfile::{TempDir, tempdir};
-use vit_data::dataset::{Dataset, Format, OpenOptions, ReadOptions, Validation, open, open_split};
+use vit_data::dataset::{Dataset, DatasetFormat, DatasetOptions, ReadOptions, Validation, open, open_split};
 use vit_data::{DatasetError, Samples};
 
 fn folder() -> TempDir {
@@ -119,15 +119,15 @@ fn several_labels() {
 fn splits_in_a_column_and_in_file_names() {
     let folder = folder();
     write(folder.path(), "set.csv", "path,label,split\nc.png,x,train\nimages/ü.png,x,val\nimages/a b.png,x,TEST\n");
-    let splits = open(&folder.path().join("set.csv"), &OpenOptions::default()).unwrap();
-    assert_eq!(splits.report.format, Format::Manifest);
+    let splits = open(&folder.path().join("set.csv"), &DatasetOptions::default()).unwrap();
+    assert_eq!(splits.report.format, DatasetFormat::Manifest);
     assert_eq!(listed(&*splits.train), expected(&[("x", 3)]));
     assert_eq!(listed(&**splits.validation.as_ref().unwrap()), expected(&[("x", 2)]));
     assert_eq!(listed(&**splits.test.as_ref().unwrap()), expected(&[("x", 1)]));
 
     write(folder.path(), "train.csv", "path,label\nc.png,x\n");
     write(folder.path(), "val.csv", "path,label\nimages/ü.png,x\n");
-    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
+    let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
     assert_eq!(listed(&*splits.train), expected(&[("x", 3)]));
     assert_eq!(listed(&**splits.validation.as_ref().unwrap()), expected(&[("x", 2)]));
 
@@ -142,7 +142,7 @@ fn a_manifest_inside_each_split() {
         write(folder.path(), &format!("{split}/1.png"), png(value));
         write(folder.path(), &format!("{split}/metadata.csv"), "file_name,label\n1.png,x\n");
     }
-    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
+    let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
     assert_eq!(listed(&*splits.train), expected(&[("x", 1)]));
     assert_eq!(listed(&**splits.test.as_ref().unwrap()), expected(&[("x", 2)]));
 }
@@ -153,9 +153,9 @@ fn other_tables_in_a_folder_of_classes_do_not_matter() {
     write(folder.path(), "cat/1.png", png(1));
     write(folder.path(), "predictions.csv", "path,label\ncat/1.png,dog\n");
     write(folder.path(), "train.csv", "ImageId,Box\n1,2\n");
-    let options = OpenOptions { validation: Validation::Nowhere, ..OpenOptions::default() };
+    let options = DatasetOptions { validation: Validation::Nowhere, ..DatasetOptions::default() };
     let splits = open(folder.path(), &options).unwrap();
-    assert_eq!((splits.report.format, splits.train.classes()), (Format::Folders, &["cat".to_owned()][..]));
+    assert_eq!((splits.report.format, splits.train.classes()), (DatasetFormat::Folders, &["cat".to_owned()][..]));
 }
 
 #[test]

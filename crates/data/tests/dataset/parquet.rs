@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tempfile::tempdir;
 use vit_data::Samples;
-use vit_data::dataset::{Format, Limits, OpenOptions, ReadOptions, Split, open, open_split};
+use vit_data::dataset::{DatasetFormat, DatasetOptions, Limits, ReadOptions, Split, open, open_split};
 
 /// What goes into the columns: bytes, or numbers, or text, with definition and repetition levels where the column has
 /// them.
@@ -89,8 +89,8 @@ fn a_repository_with_splits() {
     for (name, compression, groups) in files {
         write(folder.path(), name, table(SCHEMA, Some(FEATURES), compression, &groups));
     }
-    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
-    assert_eq!(splits.report.format, Format::Parquet);
+    let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
+    assert_eq!(splits.report.format, DatasetFormat::Parquet);
     assert_eq!(splits.train.classes(), ["großer Hund", "cat", "emu"]);
     let mut all: Vec<(&str, u8)> = many.iter().map(|(n, l)| (["großer Hund", "cat", "emu"][*l as usize], *n)).collect();
     all.push(("cat", 101));

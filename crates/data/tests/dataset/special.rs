@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 use tempfile::tempdir;
 use vit_data::Samples;
-use vit_data::dataset::{OpenOptions, Splits, open};
+use vit_data::dataset::{DatasetOptions, Splits, open};
 
 fn pipe(root: &Path, name: &str) {
     let path = root.join(name);
@@ -20,7 +20,7 @@ fn pipe(root: &Path, name: &str) {
 fn opened(path: PathBuf) -> Result<Splits, String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
-        let _ = sender.send(open(&path, &OpenOptions::default()).map_err(|error| error.to_string()));
+        let _ = sender.send(open(&path, &DatasetOptions::default()).map_err(|error| error.to_string()));
     });
     receiver.recv_timeout(Duration::from_secs(60)).expect("it waits for a pipe")
 }

@@ -4,7 +4,7 @@ use super::images::{names, png, write};
 use std::collections::BTreeSet;
 use std::path::Path;
 use tempfile::{TempDir, tempdir};
-use vit_data::dataset::{OpenOptions, Splits, Validation, ValidationFrom, open};
+use vit_data::dataset::{DatasetOptions, Splits, Validation, ValidationFrom, open};
 use vit_data::{DatasetError, Samples};
 
 const SIZES: [(&str, usize); 4] = [("a", 100), ("b", 40), ("c", 2), ("d", 1)];
@@ -36,7 +36,7 @@ fn carved(splits: &Splits) -> &dyn Samples {
 #[test]
 fn every_class_gives_its_share() {
     let folder = folder();
-    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
+    let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
     assert_eq!(splits.report.validation, ValidationFrom::Carved { fraction: 0.1 });
     assert_eq!(counts(carved(&splits)), [10, 4, 1, 0]);
     assert_eq!(counts(&*splits.train), [90, 36, 1, 1]);
@@ -57,21 +57,21 @@ fn the_draw_depends_on_names_and_seed_alone() {
         }
     }
     write(elsewhere.path(), "A/1.png", png(1));
-    let options = OpenOptions { seed: 7, fraction: 0.5, ..OpenOptions::default() };
+    let options = DatasetOptions { seed: 7, fraction: 0.5, ..DatasetOptions::default() };
     let (one, other) = (open(folder.path(), &options).unwrap(), open(elsewhere.path(), &options).unwrap());
     assert_eq!(files(folder.path(), carved(&one)), files(elsewhere.path(), carved(&other)));
     let mut kept = files(elsewhere.path(), &*other.train);
     assert!(kept.remove("/A/1.png"));
     assert_eq!(files(folder.path(), &*one.train), kept);
 
-    let reseeded = open(folder.path(), &OpenOptions { seed: 8, ..options }).unwrap();
+    let reseeded = open(folder.path(), &DatasetOptions { seed: 8, ..options }).unwrap();
     assert_ne!(files(folder.path(), carved(&one)), files(folder.path(), carved(&reseeded)));
 }
 
 #[test]
 fn the_draw_is_the_same_in_every_version() {
     let folder = folder();
-    let splits = open(folder.path(), &OpenOptions { seed: 1, ..OpenOptions::default() }).unwrap();
+    let splits = open(folder.path(), &DatasetOptions { seed: 1, ..DatasetOptions::default() }).unwrap();
     // Worked out by a program of its own from the definitions of FNV-1a and Philox.
     let of_b: Vec<String> =
         files(folder.path(), carved(&splits)).into_iter().filter(|f| f.starts_with("/b/")).collect();
@@ -86,14 +86,14 @@ fn a_list_in_another_order_gives_the_same_draw() {
     let backwards: Vec<String> = lines.iter().rev().cloned().collect();
     write(folder.path(), "one.csv", format!("path,label\n{}\n", lines.join("\n")));
     write(folder.path(), "two.csv", format!("path,label\n{}\n", backwards.join("\n")));
-    let opened = |name: &str| open(&folder.path().join(name), &OpenOptions::default()).unwrap();
+    let opened = |name: &str| open(&folder.path().join(name), &DatasetOptions::default()).unwrap();
     let (one, two) = (opened("one.csv"), opened("two.csv"));
     assert_eq!(files(folder.path(), carved(&one)), files(folder.path(), carved(&two)));
     assert_ne!(names(carved(&one)), names(carved(&two)));
     // The format makes no difference either.
     assert_eq!(
         files(folder.path(), carved(&one)),
-        files(folder.path(), carved(&open(folder.path(), &OpenOptions::default()).unwrap()))
+        files(folder.path(), carved(&open(folder.path(), &DatasetOptions::default()).unwrap()))
     );
 }
 
@@ -101,7 +101,7 @@ fn a_list_in_another_order_gives_the_same_draw() {
 fn smaller_fractions_lie_inside_larger_ones() {
     let folder = folder();
     let kept = |fraction| {
-        let splits = open(folder.path(), &OpenOptions { fraction, ..OpenOptions::default() }).unwrap();
+        let splits = open(folder.path(), &DatasetOptions { fraction, ..DatasetOptions::default() }).unwrap();
         assert_eq!(splits.report.unused, 128 - splits.train.len());
         (files(folder.path(), &*splits.train), counts(&*splits.train), files(folder.path(), carved(&splits)))
     };
@@ -122,7 +122,7 @@ fn where_validation_comes_from() {
     write(folder.path(), "test/a/1.png", png(2));
     write(other.path(), "b/1.png", png(3));
     let opened = |validation: Validation| {
-        let splits = open(folder.path(), &OpenOptions { validation, ..OpenOptions::default() }).unwrap();
+        let splits = open(folder.path(), &DatasetOptions { validation, ..DatasetOptions::default() }).unwrap();
         assert_eq!(splits.test.as_ref().unwrap().len(), 1);
         let value = splits.validation.as_ref().map(|v| (v.labels(0).to_vec(), v.image(0).unwrap().pixels()[0]));
         (splits.report.validation, value, splits.train.len())
@@ -135,7 +135,8 @@ fn where_validation_comes_from() {
     assert_eq!(opened(test).1, Some((vec![0], 2)));
     assert_eq!(opened(Validation::Carved), (From::Carved { fraction: 0.1 }, Some((vec![0], 1)), 4));
     assert_eq!(opened(Validation::Nowhere), (From::Nowhere, None, 5));
-    let missing = OpenOptions { validation: Validation::from_argument(Path::new("val")), ..OpenOptions::default() };
+    let missing =
+        DatasetOptions { validation: Validation::from_argument(Path::new("val")), ..DatasetOptions::default() };
     assert!(matches!(open(folder.path(), &missing), Err(DatasetError::NoSplit { .. })));
 }
 
@@ -143,10 +144,10 @@ fn where_validation_comes_from() {
 fn options_that_make_no_sense_are_refused() {
     let folder = folder();
     for (fraction, validation_fraction) in [(0.0, 0.1), (1.5, 0.1), (f64::NAN, 0.1), (1.0, 1.0), (1.0, -0.1)] {
-        let options = OpenOptions { fraction, validation_fraction, ..OpenOptions::default() };
+        let options = DatasetOptions { fraction, validation_fraction, ..DatasetOptions::default() };
         assert!(matches!(open(folder.path(), &options), Err(DatasetError::Option { .. })));
     }
-    let none = OpenOptions { validation_fraction: 0.0, ..OpenOptions::default() };
+    let none = DatasetOptions { validation_fraction: 0.0, ..DatasetOptions::default() };
     assert!(open(folder.path(), &none).unwrap().validation.is_none());
 }
 
@@ -155,9 +156,9 @@ fn an_order_of_classes_is_taken_in_one_opening_where_it_has_the_same_classes() {
     let folder = folder();
     let with = |order: &[&str]| {
         let class_order = Some(order.iter().map(|name| name.to_string()).collect());
-        open(folder.path(), &OpenOptions { class_order, ..OpenOptions::default() }).unwrap()
+        open(folder.path(), &DatasetOptions { class_order, ..DatasetOptions::default() }).unwrap()
     };
-    let own = open(folder.path(), &OpenOptions::default()).unwrap();
+    let own = open(folder.path(), &DatasetOptions::default()).unwrap();
     let reordered = with(&["d", "b", "a", "c"]);
     assert_eq!(reordered.train.classes(), ["d", "b", "a", "c"]);
     assert_eq!(counts(&*reordered.train), [1, 36, 90, 1]);

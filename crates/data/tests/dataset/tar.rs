@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use tempfile::tempdir;
 use vit_data::Samples;
-use vit_data::dataset::{Format, Limits, OpenOptions, ReadOptions, Split, Validation, open, open_split};
+use vit_data::dataset::{DatasetFormat, DatasetOptions, Limits, ReadOptions, Split, Validation, open, open_split};
 
 /// An archive with these files; names that end in `/` are folders.
 pub fn archive(files: &[(&str, Vec<u8>)]) -> Vec<u8> {
@@ -30,8 +30,8 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-fn all() -> OpenOptions {
-    OpenOptions { validation: Validation::Nowhere, ..OpenOptions::default() }
+fn all() -> DatasetOptions {
+    DatasetOptions { validation: Validation::Nowhere, ..DatasetOptions::default() }
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn class_folders_plain_and_packed() {
     for (name, bytes) in packed {
         write(folder.path(), name, bytes);
         let splits = open(&folder.path().join(name), &all()).unwrap();
-        assert_eq!(splits.report.format, Format::Tar);
+        assert_eq!(splits.report.format, DatasetFormat::Tar);
         assert_eq!(listed(&*splits.train), expected(&[("großer Hund", 1), ("dog", 2)]), "{name}");
         assert_eq!(listed(&**splits.test.as_ref().unwrap()), expected(&[("dog", 3)]), "{name}");
         assert_eq!(splits.train.classes(), ["dog", "großer Hund"]);
@@ -124,7 +124,7 @@ fn the_draw_does_not_depend_on_packing_or_order() {
     files.reverse();
     write(folder.path(), "b.tar.gz", gzip(&archive(&files)));
     let carved = |name: &str| {
-        let splits = open(&folder.path().join(name), &OpenOptions::default()).unwrap();
+        let splits = open(&folder.path().join(name), &DatasetOptions::default()).unwrap();
         let mut carved = listed(&**splits.validation.as_ref().unwrap());
         carved.sort();
         carved
@@ -150,8 +150,8 @@ fn shards_with_labels_beside_the_images() {
     write(folder.path(), "shards/set-train-10.tar", second);
     write(folder.path(), "shards/set-train-9.tar", first);
     write(folder.path(), "shards/set-val-0.tar", third);
-    let splits = open(&folder.path().join("shards"), &OpenOptions::default()).unwrap();
-    assert_eq!(splits.report.format, Format::WebDataset);
+    let splits = open(&folder.path().join("shards"), &DatasetOptions::default()).unwrap();
+    assert_eq!(splits.report.format, DatasetFormat::WebDataset);
     assert_eq!(listed(&*splits.train), expected(&[("2", 1), ("0", 2), ("1", 3)]));
     assert_eq!(listed(&**splits.validation.as_ref().unwrap()), expected(&[("2", 4)]));
     assert_eq!((splits.report.skipped[0].reason, splits.report.skipped[0].count), ("without a label", 1));
@@ -187,7 +187,7 @@ fn captions_beside_images_in_class_folders_are_no_labels() {
     let folder = tempdir().unwrap();
     write(folder.path(), "a.tar", archive(&[("cat/1.png", png(1)), ("cat/1.txt", b"a cat on a mat".to_vec())]));
     let opened = open_split(&folder.path().join("a.tar"), None, None, &ReadOptions::default()).unwrap();
-    assert_eq!((opened.format, listed(&*opened.samples)), (Format::Tar, expected(&[("cat", 1)])));
+    assert_eq!((opened.format, listed(&*opened.samples)), (DatasetFormat::Tar, expected(&[("cat", 1)])));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn shards_in_a_folder_for_each_split() {
     let folder = tempdir().unwrap();
     write(folder.path(), "train/0.tar", archive(&[("cat/1.png", png(1)), ("dog/1.png", png(2))]));
     write(folder.path(), "test/0.tar.gz", gzip(&archive(&[("dog/1.png", png(3))])));
-    let splits = open(folder.path(), &OpenOptions::default()).unwrap();
+    let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
     assert_eq!(listed(&*splits.train), expected(&[("cat", 1), ("dog", 2)]));
     assert_eq!(listed(&**splits.test.as_ref().unwrap()), expected(&[("dog", 3)]));
 

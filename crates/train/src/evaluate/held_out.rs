@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vit_data::dataset::{
-    Dataset, DatasetError, Evaluation, Format, ReadOptions, Split, Splits, Validation, open_all, open_split,
+    Dataset, DatasetError, DatasetFormat, OpenedSplit, ReadOptions, Split, Splits, Validation, open_all, open_split,
 };
 
 use crate::error::TrainError;
@@ -28,7 +28,7 @@ pub struct EvaluationImages {
     /// The images.
     pub samples: Arc<Dataset>,
     /// The format of their dataset.
-    pub format: Format,
+    pub format: DatasetFormat,
     /// Which images of the dataset they are, as text.
     pub which: String,
 }
@@ -81,7 +81,7 @@ pub fn open_for_evaluation(
     Ok(EvaluationImages { samples, format: all.format, which: format!("the images that {name} {what}{}", of_run.note) })
 }
 
-fn whole(evaluation: Evaluation, which: String) -> EvaluationImages {
+fn whole(evaluation: OpenedSplit, which: String) -> EvaluationImages {
     EvaluationImages { samples: evaluation.samples, format: evaluation.format, which }
 }
 

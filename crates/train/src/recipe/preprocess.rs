@@ -1,7 +1,7 @@
 //! The transforms for evaluation and training and the settings of the loader, from a recipe and a model's preprocessing.
 
 use vit_data::augment::{ColourJitter, Erasing, Fill};
-use vit_data::loader::{Labels, LoaderSettings};
+use vit_data::loader::{LabelCount, LoaderSettings};
 use vit_data::{Augmentation, Crop, Mix, Preprocess, TrainTransform, TransformError};
 
 use crate::error::TrainError;
@@ -29,8 +29,8 @@ pub(crate) fn loader_settings(
             smoothing: data.label_smoothing,
         },
         labels: match recipe.objective.loss {
-            Loss::Softmax => Labels::Single,
-            Loss::Sigmoid => Labels::Multiple,
+            Loss::Softmax => LabelCount::Single,
+            Loss::Sigmoid => LabelCount::Multiple,
         },
         ..plain
     })

@@ -22,7 +22,7 @@ fn refused(reason: impl Into<String>) -> ParquetError {
 
 /// A page as it lies in the file.
 #[derive(Clone)]
-pub(super) struct Stored {
+pub(super) struct StoredPage {
     /// Where its data begins, after the header.
     pub(super) start: u64,
     pub(super) bytes: Bytes,
@@ -32,7 +32,7 @@ pub(super) struct Stored {
 pub(super) struct Checked {
     file: File,
     /// What was read last: the data of the page that the reader returns next.
-    last: Mutex<Option<Stored>>,
+    last: Mutex<Option<StoredPage>>,
 }
 
 impl Checked {
@@ -59,7 +59,7 @@ impl ChunkReader for Checked {
             return Err(refused("a page reaches beyond the end of the file"));
         }
         let bytes = self.file.get_bytes(start, length)?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Stored { start, bytes: bytes.clone() });
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(StoredPage { start, bytes: bytes.clone() });
         Ok(bytes)
     }
 }
@@ -115,7 +115,7 @@ pub(super) fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
 
 /// A page as the reader got it: as it lies in the file, and unpacked.
 pub(super) struct Seen {
-    pub(super) stored: Stored,
+    pub(super) stored: StoredPage,
     pub(super) unpacked: Bytes,
     /// Bytes at its start that are never packed: the levels of a page of the second version.
     pub(super) levels: usize,

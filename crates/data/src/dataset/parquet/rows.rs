@@ -26,10 +26,10 @@ use vit_system::regular_file;
 /// The images of one file.
 pub(in crate::dataset) struct Rows {
     path: PathBuf,
-    groups: Vec<Group>,
+    groups: Vec<RowGroup>,
 }
 
-struct Group {
+struct RowGroup {
     /// The number of its first row in the file.
     first: u64,
     rows: usize,
@@ -72,7 +72,7 @@ impl Rows {
         let column = column.clone().into_builder().clear_statistics().build();
         // Only what was read a moment ago is put together again.
         if let Ok(column) = column {
-            self.groups.push(Group { first, rows, column, located: OnceLock::new() });
+            self.groups.push(RowGroup { first, rows, column, located: OnceLock::new() });
         }
     }
 
@@ -96,7 +96,7 @@ impl Rows {
     }
 
     /// Where the images of a group lie, if they can be read one by one.
-    fn locate(&self, group: &Group) -> Result<Option<Located>, DatasetError> {
+    fn locate(&self, group: &RowGroup) -> Result<Option<Located>, DatasetError> {
         let is_snappy = match group.column.compression() {
             Compression::UNCOMPRESSED => false,
             Compression::SNAPPY => true,
@@ -198,7 +198,7 @@ impl Located {
 }
 
 /// The image of a row, by unpacking the pages before it.
-fn scan(file: File, group: &Group, index: usize) -> io::Result<Vec<u8>> {
+fn scan(file: File, group: &RowGroup, index: usize) -> io::Result<Vec<u8>> {
     let file = Checked::new(file);
     let pages = Pages::new(&file, &group.column, group.rows, group.rows as u64).map_err(io::Error::other)?;
     let mut reader = ColumnReaderImpl::<ByteArrayType>::new(group.column.column_descr_ptr(), Box::new(pages));

@@ -19,7 +19,7 @@ pub(super) struct Restart {
 }
 
 /// One instruction of a stream.
-enum Element {
+enum SnappyElement {
     /// These bytes of the stream.
     Literal(Range<usize>),
     /// Bytes that were unpacked before, counted back from here.
@@ -27,7 +27,7 @@ enum Element {
 }
 
 /// The instruction at `position` of a stream, and where the next begins.
-fn element(stream: &[u8], position: usize) -> Option<(Element, usize)> {
+fn element(stream: &[u8], position: usize) -> Option<(SnappyElement, usize)> {
     let tag = *stream.get(position)?;
     let upper = usize::from(tag >> 2);
     let number = |at: usize, bytes: usize| {
@@ -42,14 +42,14 @@ fn element(stream: &[u8], position: usize) -> Option<(Element, usize)> {
                 _ => (upper, after),
             };
             let end = start.checked_add(length)?.checked_add(1).filter(|end| *end <= stream.len())?;
-            Some((Element::Literal(start..end), end))
+            Some((SnappyElement::Literal(start..end), end))
         }
         1 => {
             let back = usize::from(tag >> 5) << 8 | number(after, 1)?;
-            Some((Element::Copy { back, length: 4 + (upper & 7) }, after + 1))
+            Some((SnappyElement::Copy { back, length: 4 + (upper & 7) }, after + 1))
         }
-        2 => Some((Element::Copy { back: number(after, 2)?, length: upper + 1 }, after + 2)),
-        _ => Some((Element::Copy { back: number(after, 4)?, length: upper + 1 }, after + 4)),
+        2 => Some((SnappyElement::Copy { back: number(after, 2)?, length: upper + 1 }, after + 2)),
+        _ => Some((SnappyElement::Copy { back: number(after, 4)?, length: upper + 1 }, after + 4)),
     }
 }
 
@@ -70,8 +70,8 @@ pub(super) fn restarts(stream: &[u8]) -> Option<Vec<Restart>> {
         }
         let (element, next) = element(stream, position)?;
         match element {
-            Element::Literal(bytes) => unpacked += bytes.len(),
-            Element::Copy { back, length } => {
+            SnappyElement::Literal(bytes) => unpacked += bytes.len(),
+            SnappyElement::Copy { back, length } => {
                 let from = unpacked.checked_sub(back).filter(|_| back > 0)?;
                 // It reads what lies before these places, so nothing can begin there.
                 while restarts.last().is_some_and(|restart| restart.unpacked as usize > from) {
@@ -97,8 +97,8 @@ pub(super) fn unpack(stream: &[u8], length: usize) -> Option<Vec<u8>> {
     while bytes.len() < length {
         let (element, next) = element(stream, position)?;
         match element {
-            Element::Literal(range) => bytes.extend_from_slice(&stream[range]),
-            Element::Copy { back, length } => {
+            SnappyElement::Literal(range) => bytes.extend_from_slice(&stream[range]),
+            SnappyElement::Copy { back, length } => {
                 let from = bytes.len().checked_sub(back).filter(|_| back > 0)?;
                 for at in from..from + length {
                     bytes.push(bytes[at]);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vit_data::Samples;
-use vit_data::dataset::{self, Changes, OpenOptions, SampleRecord, Splits, Validation};
+use vit_data::dataset::{self, DatasetOptions, SampleChanges, SampleRecord, Splits, Validation};
 
 use super::RunSettings;
 use crate::error::TrainError;
@@ -22,7 +22,7 @@ pub enum ChangedData {
 pub(super) fn accept(
     data: &Path,
     record: &SampleRecord,
-    changes: &Changes,
+    changes: &SampleChanges,
     changed: ChangedData,
 ) -> Result<(), TrainError> {
     let validation = record.validation_len();
@@ -40,7 +40,7 @@ pub(super) fn accept(
 }
 
 /// The report's line about data that changed.
-pub(super) fn accepted(data: &Path, record: &SampleRecord, changes: &Changes) -> String {
+pub(super) fn accepted(data: &Path, record: &SampleRecord, changes: &SampleChanges) -> String {
     let (before, left) = (record.validation_len(), changes.held_out);
     let validation = if left == before { format!("the {before}") } else { format!("{left} of the {before}") };
     let new = match changes.new_in_validation {
@@ -77,14 +77,14 @@ pub(crate) fn open_data(
         Classes::Exactly(names) => (given(names), None),
         Classes::InOrder(names) => (None, given(names)),
     };
-    let options = OpenOptions {
+    let options = DatasetOptions {
         validation: settings.validation.as_deref().map_or(Validation::Automatic, Validation::from_argument),
         validation_fraction: settings.validation_fraction,
         fraction: settings.fraction,
         seed,
         classes,
         class_order,
-        ..OpenOptions::default()
+        ..DatasetOptions::default()
     };
     Ok(match samples {
         Some(samples) => dataset::from_samples(samples, &options)?,
