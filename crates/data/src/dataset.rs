@@ -26,6 +26,10 @@ mod labels;
 mod layout;
 mod listing;
 mod manifest;
+#[cfg(feature = "parquet")]
+mod parquet;
+#[cfg(not(feature = "parquet"))]
+#[path = "dataset/no_parquet.rs"]
 mod parquet;
 mod recognise;
 mod record;

@@ -16,6 +16,7 @@
 //! before memory is taken, and a broken file is an error, never a panic.
 
 pub mod augment;
+#[cfg_attr(not(feature = "parquet"), allow(dead_code))]
 pub mod dataset;
 pub mod decode;
 pub mod files;

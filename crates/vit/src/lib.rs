@@ -79,15 +79,18 @@ pub mod data {
 /// Graphs and devices: what architectures are built with and run on.
 pub mod graph {
     pub use vit_graph::device::{Device, Elements, Executable, Initial, Memory, Parameters};
+    pub use vit_graph::ops::Activation;
     pub use vit_graph::{DType, Graph, GraphError, Hint, Init, Shape, Tensor, Value};
 }
 
 /// Architectures, their named variants, checkpoints and weights.
 pub mod models {
+    pub use vit_models::config::{Arguments, TimmForm};
     pub use vit_models::weights::safetensors::Dtype;
     pub use vit_models::weights::{Weights, WeightsError};
     pub use vit_models::{
-        Architecture, Changes, Checkpoint, Config, Layout, Mode, ModelError, OpenOptions, ProblemType, Variant,
+        Architecture, Changes, Checkpoint, Config, Configured, Dimensions, Layout, Mode, ModelError, Network,
+        OpenOptions, PatchGrid, PositionLayout, Preprocess, ProblemType, TokenSequence, Variant, layers, register,
         suggestions, variant, variants,
     };
 }

@@ -1,8 +1,11 @@
 //! Proves a port: runs a checkpoint on a recorded input and compares every recorded output; or replays recorded training
 //! steps and compares losses, gradients and the weights that they end with.
 
+#[cfg(feature = "train")]
 mod mixing;
+#[cfg(feature = "train")]
 mod settings;
+#[cfg(feature = "train")]
 mod training;
 
 use std::path::{Path, PathBuf};
@@ -107,11 +110,14 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
     }
     let unsuitable = |what: String| Error::Recording { path: recorded.clone(), what };
     if io.tensors.contains_key("images") {
-        let arrays = training::replay(folder, &mut checkpoint, io, options).map_err(|error| match error {
-            ReplayError::Recording(what) => unsuitable(what),
-            ReplayError::Other(error) => error,
-        })?;
-        return Ok(Verification { weights: checkpoint.source, arrays });
+        #[cfg(feature = "train")]
+        return match training::replay(folder, &mut checkpoint, io, options) {
+            Ok(arrays) => Ok(Verification { weights: checkpoint.source, arrays }),
+            Err(ReplayError::Recording(what)) => Err(unsuitable(what)),
+            Err(ReplayError::Other(error)) => Err(error),
+        };
+        #[cfg(not(feature = "train"))]
+        return Err(unsuitable("recorded training steps need the feature `train` of this library".into()));
     }
     let input = io.tensors.remove("input").ok_or_else(|| unsuitable("there is no array named `input`".into()))?;
     let [batch, channels, height, width] = input.shape[..] else {
@@ -159,18 +165,21 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
 }
 
 /// Why recorded steps cannot be replayed.
+#[cfg(feature = "train")]
 enum ReplayError {
     /// The recording lacks something, or contradicts itself.
     Recording(String),
     Other(Error),
 }
 
+#[cfg(feature = "train")]
 impl<E: Into<Error>> From<E> for ReplayError {
     fn from(error: E) -> Self {
         ReplayError::Other(error.into())
     }
 }
 
+#[cfg(feature = "train")]
 impl Comparison {
     /// A recorded array against the model's, if it has one.
     fn new(name: String, expected: &Tensor, found: Option<&[f32]>, tolerance: f64) -> Self {
