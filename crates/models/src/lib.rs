@@ -15,6 +15,7 @@ pub mod builtin;
 mod checkpoint;
 pub mod coatnet;
 pub mod config;
+pub mod convnext;
 pub mod efficientnet;
 mod error;
 mod guess;
@@ -52,6 +53,7 @@ const ARCHITECTURES: &[Registered] = &[
     Registered::of::<resnetv2::ResNetV2>(),
     Registered::of::<resnet::ResNet>(),
     Registered::of::<efficientnet::EfficientNet>(),
+    Registered::of::<convnext::ConvNext>(),
     Registered::of::<swin::Swin>(),
     Registered::of::<coatnet::CoAtNet>(),
     Registered::of::<lenet::LeNet>(),

@@ -12,7 +12,7 @@ const IMAGENET: [f32; 2] = [0.485, 0.229];
 /// Name, parameters, image size, crop fraction and mode, filter, the first channel's mean and deviation.
 type Row = (&'static str, u64, usize, f64, &'static str, &'static str, [f32; 2]);
 
-const TIMM: [Row; 88] = [
+const TIMM: [Row; 111] = [
     ("resnet18", 11_689_512, 224, 0.95, "center", "bicubic", IMAGENET),
     ("resnet26", 15_995_176, 224, 0.875, "center", "bicubic", IMAGENET),
     ("resnet34", 21_797_672, 224, 0.95, "center", "bicubic", IMAGENET),
@@ -79,6 +79,29 @@ const TIMM: [Row; 88] = [
     ("swin_large_patch4_window7_224", 196_532_476, 224, 0.9, "center", "bicubic", IMAGENET),
     ("swin_large_patch4_window12_384", 196_735_516, 384, 1.0, "center", "bicubic", IMAGENET),
     ("swin_small_patch4_window7_224", 49_606_258, 224, 0.9, "center", "bicubic", IMAGENET),
+    ("convnext_atto", 3_695_520, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_atto_ols", 3_702_912, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnextv2_atto", 3_708_400, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_femto", 5_217_784, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_femto_ols", 5_226_520, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnextv2_femto", 5_233_240, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_pico", 9_045_672, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_pico_ols", 9_061_928, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("convnextv2_pico", 9_066_280, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_nano", 15_593_560, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("convnext_nano_ols", 15_649_560, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("convnextv2_nano", 15_623_800, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_tiny", 28_589_128, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("convnext_tiny_hnf", 28_589_128, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("convnextv2_tiny", 28_635_496, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_small", 50_223_688, 224, 0.95, "center", "bicubic", IMAGENET),
+    ("convnextv2_small", 50_318_440, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_base", 88_591_464, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnextv2_base", 88_717_800, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_large", 197_767_336, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnextv2_large", 197_956_840, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnext_xlarge", 350_196_968, 224, 0.875, "center", "bicubic", IMAGENET),
+    ("convnextv2_huge", 660_289_640, 384, 1.0, "squash", "bicubic", IMAGENET),
     ("swin_tiny_patch4_window7_224", 28_288_354, 224, 0.9, "center", "bicubic", IMAGENET),
     ("coatnet_0_224", 25_036_820, 224, 0.95, "center", "bicubic", HALF),
     ("coatnet_0_rw_224", 27_435_562, 224, 0.95, "center", "bicubic", HALF),
@@ -147,7 +170,7 @@ fn preprocessing_is_timms() {
 
 /// What `torch.utils.flop_counter.FlopCounterMode` counts for one image of the variant's own size (torch 2.15, unfused
 /// attention).
-const FLOPS: [(&str, u64); 13] = [
+const FLOPS: [(&str, u64); 17] = [
     ("resnet18", 3_628_146_688),
     ("resnet50", 8_178_368_512),
     ("resnet50d", 8_657_649_664),
@@ -157,6 +180,10 @@ const FLOPS: [(&str, u64); 13] = [
     ("efficientnet_b0", 771_629_504),
     ("tf_efficientnet_b0", 771_629_504),
     ("tf_efficientnetv2_s", 10_615_122_496),
+    ("convnext_atto", 1_094_664_960),
+    ("convnext_nano_ols", 5_282_429_440),
+    ("convnext_tiny", 8_911_062_528),
+    ("convnextv2_huge", 675_449_589_760),
     ("swin_tiny_patch4_window7_224", 8_981_133_312),
     ("coatnet_0_224", 9_093_015_552),
     ("coatnet_0_rw_224", 8_812_601_856),
@@ -232,7 +259,14 @@ fn every_variant_can_be_trained() {
 
 #[test]
 fn regularisation_is_random_only_while_training() {
-    for name in ["resnet18", "resnetv2_50x1_bit", "efficientnet_b0", "swin_tiny_patch4_window7_224", "coatnet_0_224"] {
+    for name in [
+        "resnet18",
+        "resnetv2_50x1_bit",
+        "efficientnet_b0",
+        "convnext_atto",
+        "swin_tiny_patch4_window7_224",
+        "coatnet_0_224",
+    ] {
         let mut architecture = variant(name).unwrap().architecture;
         architecture.set_image_size([64, 64]);
         architecture.set_drop_path(0.1);

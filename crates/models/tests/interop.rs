@@ -69,6 +69,7 @@ fn rates_of_dropout_do_not_hide_a_published_model_from_timm() {
         ("resnet18", "drop_path_rate"),
         ("resnetv2_50x1_bit", "drop_path_rate"),
         ("efficientnet_b0", "drop_path_rate"),
+        ("convnextv2_atto", "drop_path_rate"),
         ("swin_tiny_patch4_window7_224", "drop_path_rate"),
         ("coatnet_0_rw_224", "drop_path_rate"),
     ] {

@@ -86,6 +86,11 @@ fn micro_batches_have_blocks_of_their_own() {
 }
 
 #[test]
+fn a_convnext_with_global_response_norms() {
+    same(&model("convnextv2_atto", 32), StepOptions::default(), 1.0);
+}
+
+#[test]
 fn a_network_with_running_statistics() {
     same(&model("resnet18", 64), StepOptions::default(), 1.0);
 }

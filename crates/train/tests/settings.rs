@@ -6,7 +6,7 @@ use support::{Scene, recipe, settings};
 use vit_models::{Architecture, variant};
 use vit_train::{ModelChoice, Recipe, RunSettings, Setup, Teaching, TrainError, TrainingStep};
 
-const MODELS: [&str; 7] = [
+const MODELS: [&str; 8] = [
     "P/4@16",
     "resnet18_cifar",
     "resnetv2_50x1_bit",
@@ -14,19 +14,20 @@ const MODELS: [&str; 7] = [
     "efficientnet_b0",
     "swin_tiny_patch4_window7_224",
     "coatnet_0_224",
+    "convnextv2_atto",
 ];
 
 /// A setting, and which of the models follow it, in their order.
-const TABLE: [(&str, [bool; 7]); 9] = [
-    ("model.drop_path=0.1", [true, true, true, false, true, true, true]),
-    ("model.dropout=0.1", [true, true, true, false, true, true, true]),
-    ("model.attention_dropout=0.1", [true, false, false, false, false, true, true]),
-    ("model.start=mimetic", [true, false, false, false, false, false, false]),
-    ("optimiser.layer_decay=0.5", [true; 7]),
-    ("model.freeze=[\"backbone\"]", [true; 7]),
-    ("model.freeze=[\"first 2 blocks\"]", [true; 7]),
-    ("model.freeze=[\"first 99 blocks\"]", [false; 7]),
-    ("model.freeze=[\"no.such.*\"]", [false; 7]),
+const TABLE: [(&str, [bool; 8]); 9] = [
+    ("model.drop_path=0.1", [true, true, true, false, true, true, true, true]),
+    ("model.dropout=0.1", [true, true, true, false, true, true, true, true]),
+    ("model.attention_dropout=0.1", [true, false, false, false, false, true, true, false]),
+    ("model.start=mimetic", [true, false, false, false, false, false, false, false]),
+    ("optimiser.layer_decay=0.5", [true; 8]),
+    ("model.freeze=[\"backbone\"]", [true; 8]),
+    ("model.freeze=[\"first 2 blocks\"]", [true; 8]),
+    ("model.freeze=[\"first 99 blocks\"]", [false; 8]),
+    ("model.freeze=[\"no.such.*\"]", [false; 8]),
 ];
 
 /// What a training step consists of: operations, and parameters that it changes.

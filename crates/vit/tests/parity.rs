@@ -71,6 +71,7 @@ cases! {
     lenet5_relu: POOLED;
     timm_efficientnet: MAPPED;
     timm_efficientnet_tf: MAPPED;
+    timm_convnext: MAPPED;
     timm_swin: MAPPED;
     timm_coatnet: MAPPED;
     timm_coatnet_rw: MAPPED;

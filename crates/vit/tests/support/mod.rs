@@ -27,7 +27,7 @@ pub const CASES: [&str; 14] = [
 ];
 
 /// Every recorded model of the family around it.
-pub const FAMILY: [&str; 13] = [
+pub const FAMILY: [&str; 14] = [
     "timm_bit",
     "timm_bit_fixed",
     "timm_hybrid",
@@ -38,6 +38,7 @@ pub const FAMILY: [&str; 13] = [
     "lenet5_relu",
     "timm_efficientnet",
     "timm_efficientnet_tf",
+    "timm_convnext",
     "timm_swin",
     "timm_coatnet",
     "timm_coatnet_rw",
