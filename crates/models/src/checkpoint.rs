@@ -79,8 +79,9 @@ pub struct OpenOptions<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint folder, a weights file, or the best model of a run's folder. A `config.json` beside the weights says what they are; without one it is read
-    /// off the weights. Where there is neither of the name, [`builtin::NAME`] means the model that comes along.
+    /// Opens a checkpoint folder, a weights file, or the best model of a run's folder. Without a `config.json` beside the
+    /// weights, the configuration is guessed from them. [`builtin::NAME`] means the built-in model, unless there is a file of
+    /// that name.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Checkpoint, ModelError> {
         if builtin::is_meant(path) {
             return builtin::open();

@@ -229,7 +229,7 @@ fn both_layouts_say_whether_an_image_has_several_labels() {
             assert_eq!(json["problem_type"], problem_type.name());
             assert_eq!(config::parse(json, None).unwrap().problem_type, problem_type);
         }
-        // What Hugging Face writes for a model whose loss nobody chose.
+        // Hugging Face writes null for a model without a chosen loss.
         hugging_face["problem_type"] = serde_json::Value::Null;
         assert_eq!(config::parse(&hugging_face, None).unwrap().problem_type, ProblemType::SingleLabel);
         hugging_face["problem_type"] = "regression".into();
@@ -239,7 +239,7 @@ fn both_layouts_say_whether_an_image_has_several_labels() {
 
 #[test]
 fn every_variant_can_be_trained() {
-    // The graph is built with its running statistics; a batch norm in it says how they change.
+    // A graph for training has running statistics, and an update for each.
     for name in ["resnet18", "efficientnet_b0", "coatnet_0_224"] {
         let mut architecture = variant(name).unwrap().architecture;
         architecture.set_image_size([64, 64]);
@@ -281,13 +281,13 @@ fn regularisation_is_random_only_while_training() {
 }
 
 #[test]
-fn sizes_that_do_not_fit_are_refused() {
+fn image_sizes_that_do_not_suit_are_refused() {
     for (name, size) in [("swin_tiny_patch4_window7_224", [30, 32]), ("coatnet_0_224", [2, 2])] {
         let mut architecture = variant(name).unwrap().architecture;
         architecture.set_image_size(size);
         assert!(architecture.build(1, Mode::Inference).is_err(), "{name}");
     }
-    // Windows are filled up, and one no larger than the image is the image.
+    // Windows are padded, and clipped to the image.
     for size in [[64, 96], [224, 224], [228, 200], [256, 320]] {
         let mut architecture = variant("swin_tiny_patch4_window7_224").unwrap().architecture;
         architecture.set_image_size(size);
@@ -344,11 +344,11 @@ fn configurations_out_of_bounds_are_refused_and_take_no_memory() {
     refused("lenet5", serde_json::json!({ "pool": "median" }));
 }
 
-/// Forms for pictures of 32 pixels, which nobody publishes weights for, with 10 classes. ResNet-18's count is that of the
-/// CIFAR ResNet everyone trains (github.com/kuangliu/pytorch-cifar); LeNet's by hand: 6·75+6, 16·150+16, 120·576+120,
+/// Forms for images of 32 pixels, without published weights, with 10 classes. ResNet-18's count is that of the
+/// usual CIFAR ResNet (github.com/kuangliu/pytorch-cifar); LeNet's by hand: 6·75+6, 16·150+16, 120·576+120,
 /// 84·120+84, 10·84+10; DeiT's is the ViT's of its size with one token, one position and one head more.
 #[test]
-fn forms_for_small_pictures() {
+fn forms_for_small_images() {
     let small = |name: &str| {
         let mut variant = variant(name).unwrap_or_else(|| panic!("{name}"));
         assert_eq!((variant.architecture.image_size(), variant.architecture.channels()), ([32, 32], 3), "{name}");

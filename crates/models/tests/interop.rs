@@ -1,4 +1,4 @@
-//! What is written for timm and transformers, field by field, as `bench/interop` showed that these libraries build it.
+//! Configurations for timm and transformers, field by field; `bench/interop` opens them with these libraries.
 
 use serde_json::{Value, json};
 use vit_models::coatnet::CoAtNet;
@@ -19,12 +19,12 @@ fn named(name: &str) -> Config {
     }
 }
 
-/// Writes timm's form, checks that it is read back as the same model of the same name, and gives it.
+/// Writes timm's form, checks that it is read back as the same model of the same name, and returns it.
 fn written(config: &Config) -> Value {
     let json = timm_config(config);
     let read = config::parse(&json, None).unwrap();
     assert_eq!(read.architecture, config.architecture, "{json:#}");
-    // A model without a name is known by the one that timm builds it from.
+    // A model without a name gets that of timm's base model.
     let named = config.name.clone().or_else(|| Some(json["architecture"].as_str()?.to_string()));
     assert_eq!(read.name, named, "{json:#}");
     json
@@ -114,7 +114,7 @@ fn other_sizes_of_a_class_are_arguments_where_timm_takes_them() {
 }
 
 #[test]
-fn what_timm_cannot_build_is_said_and_keeps_its_name() {
+fn a_model_that_timm_cannot_build_is_reported_and_keeps_its_name() {
     for (name, reason) in [
         ("resnet18_cifar", "no first layer for small images"),
         ("vit_pico_r20_s4_32", "no such convolutional stages"),

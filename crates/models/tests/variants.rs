@@ -61,7 +61,7 @@ const TIMM: [(&str, u64, usize, f64, [f32; 2]); 44] = [
 const OTHER_CLASSES: [&str; 4] =
     ["vit_small_patch8_224", "vit_large_patch32_224", "vit_huge_patch14_224", "vit_medium_patch16_gap_240"];
 
-/// What timm does not have: the paper's "M", which only DeiT III and the pooled models use there.
+/// Not in timm: the paper's "M", which timm has for DeiT III and mean-pooled models only.
 const NOT_IN_TIMM: [(&str, u64); 2] = [("vit_medium_patch32_224", 39_942_120), ("vit_medium_patch16_224", 38_837_736)];
 
 fn cost(name: &str) -> Cost {
@@ -79,7 +79,7 @@ fn parameters_are_as_many_as_timms() {
 #[test]
 fn every_variant_is_in_the_tables() {
     let known: Vec<&str> = TIMM.iter().map(|(name, ..)| *name).chain(NOT_IN_TIMM.map(|(name, _)| name)).collect();
-    // The models beside the plain Vision Transformer have a table of their own.
+    // Other models are in the table of `family.rs`.
     let plain = |v: &Variant| v.architecture.downcast_ref().is_some_and(|vit: &Vit| vit.backbone.is_none());
     let all: Vec<Variant> = variants().into_iter().filter(plain).collect();
     for v in &all {

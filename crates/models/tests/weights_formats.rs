@@ -1,5 +1,5 @@
-//! What `weights::read` promises: real files of every format give the values their own library gives, and what is
-//! written is read back bit for bit.
+//! Files of every format are read with the values that their own library reads, and written weights are read back bit by
+//! bit.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ fn read(name: &str) -> Weights {
     weights::read(&fixture(name)).unwrap()
 }
 
-/// A folder of its own for each test, emptied before.
+/// An empty folder for one test.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -25,7 +25,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 #[test]
-fn torch_files_hold_what_torch_says() {
+fn torch_files_are_read_as_by_torch() {
     let expected = read("torch_expected.safetensors");
     assert_eq!(expected.tensors.len(), 13);
     for file in ["torch_zip.pt", "torch_legacy.pt", "torch_nested.pt"] {
@@ -34,7 +34,7 @@ fn torch_files_hold_what_torch_says() {
 }
 
 #[test]
-fn eight_bit_floats_and_unsigned_integers_come_from_untyped_storages() {
+fn fp8_and_unsigned_integers_are_read_from_untyped_storages() {
     let weights = read("torch_float8.pt");
     assert_eq!(weights.tensors["e4m3"].data, [1., -2., 448., 0.0625]);
     assert_eq!(weights.tensors["e5m2"].data, [1., -57344.]);
@@ -65,7 +65,7 @@ fn npz_types_and_orders_are_converted() {
 }
 
 #[test]
-fn each_reader_takes_its_own_bytes() {
+fn each_reader_accepts_its_own_format_only() {
     let bytes = |name: &str| std::fs::read(fixture(name)).unwrap();
     assert!(pickle::from_bytes(&bytes("torch_zip.pt")).is_ok());
     assert!(pickle::from_bytes(&bytes("torch_legacy.pt")).is_ok());
@@ -76,7 +76,7 @@ fn each_reader_takes_its_own_bytes() {
 }
 
 #[test]
-fn a_file_of_another_kind_is_named_with_a_way_out() {
+fn a_file_of_another_format_is_named_with_a_way_out() {
     let folder = folder("other_kinds");
     for (content, expected) in [
         (&b"version https://git-lfs.github.com/spec/v1\n"[..], "git lfs pull"),
@@ -183,7 +183,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_written_is_read_back(weights in any_weights()) {
+    fn written_weights_are_read_back(weights in any_weights()) {
         let bytes = safetensors::to_bytes(weights.iter(), Dtype::F32, &weights.metadata).unwrap();
         let back = weights::from_bytes(&bytes).unwrap();
         prop_assert_eq!(back.tensors.len(), weights.tensors.len());
@@ -198,7 +198,7 @@ proptest! {
     }
 
     #[test]
-    fn halves_round_once(values in prop::collection::vec(-6e4f32..6e4, 1..20)) {
+    fn half_precision_is_rounded_once(values in prop::collection::vec(-6e4f32..6e4, 1..20)) {
         let tensors: [(&str, &[usize], &[f32]); 1] = [("x", &[values.len()], &values)];
         let none = BTreeMap::new();
         let read = |dtype| {

@@ -1,5 +1,5 @@
-//! What every reader promises about a file it cannot trust: an error or weights, never a panic or a hang, and never
-//! more memory than a small multiple of the file's own length.
+//! Hostile files give an error or weights, never a panic or a hang, and never take more memory than a small multiple of
+//! their length.
 
 mod hostile;
 
@@ -21,7 +21,7 @@ fn fixture(name: &str) -> Vec<u8> {
 
 type Reader = fn(&[u8]) -> Result<Weights, WeightsError>;
 
-/// Reads the bytes in every way there is, within the memory bound; gives what the format's own detection gives.
+/// Reads the bytes with every reader, within the memory bound; returns the result of the detected format's.
 fn read(bytes: &[u8]) -> Result<Weights, WeightsError> {
     let ways: [Reader; 4] =
         [weights::safetensors::from_bytes, npz::from_bytes, pickle::from_bytes, weights::from_bytes];
@@ -33,7 +33,7 @@ fn read(bytes: &[u8]) -> Result<Weights, WeightsError> {
     }
     let result = last.unwrap();
     if let Ok(weights) = &result {
-        // Renaming meets whatever shapes the file had.
+        // Renaming must not panic on any shapes.
         let _ = names::canonical(weights.clone());
     }
     result
@@ -46,7 +46,7 @@ fn refused(name: &str, bytes: &[u8]) {
     }
 }
 
-/// Small hostile files by name; the same bytes lie in `tests/hostile/files`.
+/// Small hostile files by name; the same bytes are in `tests/hostile/files`.
 fn corpus() -> Vec<(&'static str, Vec<u8>)> {
     let f32s = [0u8; 16];
     let entry = |shape: &str, start: &str, end: &str| {
@@ -238,9 +238,9 @@ fn the_refusal_of_a_call_names_it() {
     }
 }
 
-/// The builders must make sound files too, or the corpus would be refused for the wrong reasons.
+/// The builders make valid files, too; otherwise the corpus could be refused for other reasons.
 #[test]
-fn the_builders_make_sound_files() {
+fn the_builders_make_valid_files() {
     let data: Vec<u8> = [1f32, 2., 3., 4.].iter().flat_map(|v| v.to_le_bytes()).collect();
     let array = || Member::stored("w.npy", &npy(&npy_header("4,"), &data));
     let pickle = state_dict(4, 0, &[4], &[1]);
@@ -327,8 +327,8 @@ fn one_tensor_under_many_names_is_bounded_by_the_file() {
 }
 
 #[test]
-fn one_dict_mentioned_often_is_searched_once() {
-    // Searching it at every mention would take hours.
+fn one_dict_with_many_references_is_searched_once() {
+    // Searching it at every reference would take hours.
     let mut pickle = b"\x80\x02]q\x00(".to_vec();
     pickle.extend(b"NN".repeat(100_000));
     pickle.extend(b"e0}q\x01(");
@@ -379,7 +379,7 @@ fn flipped_bits_never_panic_and_checksums_see_them() {
             flipped[noise.below(bytes.len())] ^= 1 << noise.below(8);
             let Ok(read) = read(&flipped) else { continue };
             if bytes.starts_with(b"PK") {
-                // A name may have changed, which no checksum covers; a value may not.
+                // Checksums cover values, not names.
                 for (name, tensor) in &read.tensors {
                     assert!(sound.tensors.get(name).is_none_or(|old| old == tensor), "{name}");
                 }
@@ -411,7 +411,7 @@ fn files_with_many_changes_never_panic() {
 
 #[test]
 fn changed_pickles_never_panic_behind_a_right_checksum() {
-    // The checksum would hide the machine from every change: build the archive anew around the changed pickle.
+    // With the old checksum the archive would be refused before the pickle runs.
     let data = [0u8; 64];
     let pickle = state_dict(16, 0, &[2, 2, 2], &[1, 2, 4]);
     let mut noise = Noise(42);

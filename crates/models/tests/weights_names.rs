@@ -1,4 +1,4 @@
-//! What the schemes promise: weights of other libraries get the names and shapes that timm's own converter gives them.
+//! Weights of other libraries get the names and shapes that timm's converters give them.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ fn named(tensors: &[(&str, &[usize])]) -> Weights {
 }
 
 #[test]
-fn jax_checkpoints_become_what_timm_makes_of_them() {
+fn jax_checkpoints_are_converted_as_by_timm() {
     for case in ["vit_jax", "big_vision"] {
         let (ours, scheme) = canonical(read(&format!("{case}.npz"))).unwrap();
         assert_eq!(scheme, Scheme::Jax);
@@ -38,7 +38,7 @@ fn jax_checkpoints_become_what_timm_makes_of_them() {
 }
 
 #[test]
-fn published_and_linen_names_mean_the_same() {
+fn published_and_linen_names_are_the_same_model() {
     let published = read("vit_jax.npz");
     let mut linen = Weights::default();
     for (name, tensor) in &published.tensors {
@@ -107,7 +107,7 @@ fn transformers_files_and_state_dicts_are_the_same_model() {
     let (in_memory, scheme) = canonical(read("hf_vit_in_memory.pt")).unwrap();
     assert_eq!(scheme, Scheme::HuggingFace);
     assert_eq!(in_memory.tensors, ours.tensors);
-    // And back: exactly the file's tensors.
+    // Converted back, exactly the file's tensors.
     assert_eq!(hugging_face::from_canonical(&ours).unwrap(), file);
 }
 
@@ -150,7 +150,7 @@ fn a_bare_transformers_model_needs_no_prefix_and_loses_its_pooler() {
 }
 
 #[test]
-fn what_transformers_cannot_hold_is_named() {
+fn a_tensor_that_transformers_does_not_have_is_named() {
     let weights = named(&[("reg_token", &[1, 4, 8])]);
     let message = hugging_face::from_canonical(&weights).unwrap_err().to_string();
     assert!(message.contains("`reg_token`"), "{message}");

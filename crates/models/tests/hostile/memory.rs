@@ -1,4 +1,4 @@
-//! A global allocator that counts what each thread holds, so that a test can say how much a reader took.
+//! A global allocator that counts the bytes of each thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -24,30 +24,30 @@ fn remove(size: usize) {
     HELD.with(|held| held.set(held.get().saturating_sub(size)));
 }
 
-// SAFETY: every call goes to the system allocator unchanged; counting touches only cells without destructors.
+// SAFETY: every call is forwarded unchanged to the system allocator; counting only accesses cells without destructors.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size());
-        // SAFETY: the caller's promise about `layout` is passed on.
+        // SAFETY: the caller guarantees what `System` requires of `layout`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         remove(layout.size());
-        // SAFETY: the caller's promise about `pointer` and `layout` is passed on.
+        // SAFETY: the caller guarantees what `System` requires of `pointer` and `layout`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Old and new may exist at once.
+        // Both blocks may exist at once.
         add(size);
         remove(layout.size());
-        // SAFETY: the caller's promise about `pointer`, `layout` and `size` is passed on.
+        // SAFETY: the caller guarantees what `System` requires of `pointer`, `layout` and `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
 
-/// The result, and the most memory this thread held at once on the way, beyond what it held before.
+/// The result, and this thread's peak memory meanwhile, beyond what it had before.
 pub fn measure<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.with(Cell::get);
     PEAK.with(|peak| peak.set(before));

@@ -1,5 +1,4 @@
-//! Makes hostile files, the same bytes each time, and measures what reading them takes. The builders know the formats
-//! from their specifications, not from the readers under test.
+//! Builds hostile files, the same bytes each time, by the formats' specifications, and measures the memory of reading them.
 
 pub mod memory;
 pub mod pickles;
@@ -60,7 +59,7 @@ pub fn zip(members: &[Member]) -> Vec<u8> {
     archive(members, false)
 }
 
-/// With `wide`, the directory keeps sizes and places in zip64 fields, as it must for files over 4 GiB.
+/// With `wide`, the directory has sizes and offsets in zip64 fields, as is required over 4 GiB.
 fn archive(members: &[Member], wide: bool) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut directory = Vec::new();
@@ -84,7 +83,7 @@ fn archive(members: &[Member], wide: bool) -> Vec<u8> {
         if wide {
             common[14..22].fill(0xff);
             place = [0xff; 4];
-            // A field of another kind before the one that counts.
+            // An unrelated field first.
             extra.extend([7, 0, 2, 0, 0, 0]);
             extra.extend([1, 0, 24, 0]);
             extra.extend(u64::from(member.size).to_le_bytes());
@@ -111,7 +110,7 @@ fn archive(members: &[Member], wide: bool) -> Vec<u8> {
     bytes
 }
 
-/// The same archive with everything that may be in zip64 records there, and the 32-bit fields filled with ones.
+/// The same archive with all zip64 records, and all ones in the 32-bit fields.
 pub fn zip64(members: &[Member]) -> Vec<u8> {
     let mut bytes = archive(members, true);
     let end = bytes.split_off(bytes.len() - 22);

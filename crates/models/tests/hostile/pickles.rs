@@ -37,7 +37,7 @@ pub fn int(out: &mut Vec<u8>, value: i64) {
     out.extend(value.to_le_bytes());
 }
 
-/// Leaves a float tensor on the stack, with whatever storage, offset, shape and strides it is told to claim.
+/// Pushes a float tensor with this storage, offset, shape and strides.
 pub fn tensor(out: &mut Vec<u8>, key: &str, length: i64, offset: i64, shape: &[i64], strides: &[i64]) {
     out.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
     text(out, "storage");
