@@ -141,8 +141,8 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
         return Ok(());
     }
     // The weights need the row sums, and whoever wants only those still runs the kernel that computes them.
-    let lse = if lse.wanted() || !weights.wanted() { lse.address } else { e.scratch(4 * x.score_rows()) };
-    let result = if out.wanted() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
+    let lse = if lse.is_used() || !weights.is_used() { lse.address } else { e.scratch(4 * x.score_rows()) };
+    let result = if out.is_used() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
     // What is wanted in eight bits is quantised afterwards, except on Hopper.
     let stored = if out.storage == Storage::E4m3 { job.storage } else { out.storage };
     let variant = job.variant().with("O", stored.name());
@@ -163,10 +163,10 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
             e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
         }
         if stored != out.storage {
-            e.quantise((to, stored), result, out.factors, count);
+            e.quantise((to, stored), result, out.scales, count);
         }
     }
-    if weights.wanted() {
+    if weights.is_used() {
         let arguments =
             KernelArguments::new().pointers(&[q, k, job.bias(), lse, weights.address]).fields(job.shape([0; 3]));
         e.kernel(variant, "attention_weights", [x.score_rows(), 1, 1], THREADS, 0, arguments);
@@ -185,12 +185,12 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let width = x.width();
     let (gradients, rows) = if op.packed {
         let d = &e.outputs[0];
-        let part = |part: usize| if d.wanted() { d.address + (part * width * d.storage.bytes()) as u64 } else { 0 };
+        let part = |part: usize| if d.is_used() { d.address + (part * width * d.storage.bytes()) as u64 } else { 0 };
         ([0, 1, 2].map(|i| (part(i), d.storage)), [3 * width; 3])
     } else {
         ([0, 1, 2].map(|i| (e.outputs[i].address, e.outputs[i].storage)), [width; 3])
     };
-    let dbias = e.outputs.get(op.operands()).filter(|d| d.wanted()).cloned();
+    let dbias = e.outputs.get(op.operands()).filter(|d| d.is_used()).cloned();
     let all_bf16 =
         [dy.storage, out.storage].iter().chain(gradients.iter().map(|(_, s)| s)).all(|&s| s == Storage::Bf16);
     if all_bf16 && gradients.iter().all(|&(address, _)| address != 0) {

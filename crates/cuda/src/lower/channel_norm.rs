@@ -1,15 +1,16 @@
-//! Batch and group norms of channels-last images; a batch norm with the relu after it and the sum before that.
+//! Batch and group norms of channels-last images; a batch norm may be fused with a residual sum and a relu after it.
 
 use vit_graph::ops::{BatchNorm, GroupNorm};
 
 use super::{Emitter, Operand, THREADS};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
+use crate::run::launch::Request;
 
-/// How elements share statistics.
+/// `NormShape` of the kernels, and how they divide it.
 #[derive(Clone, Copy)]
 struct NormShape {
-    /// Whether statistics belong to a channel of the whole batch.
+    /// Whether statistics are per channel (batch norm).
     batch: bool,
     rows: usize,
     channels: usize,
@@ -19,7 +20,7 @@ struct NormShape {
 }
 
 impl NormShape {
-    /// Without groups, a batch norm's.
+    /// Of a group norm with these groups, else of a batch norm.
     fn new(shape: &[usize], groups: Option<usize>) -> Self {
         let channels = shape[shape.len() - 1];
         let rows: usize = shape[..shape.len() - 1].iter().product();
@@ -31,32 +32,32 @@ impl NormShape {
         CStruct::new().u64(self.rows as u64).u32s(&[self.channels, self.pixels, self.groups])
     }
 
-    /// How many statistics there are.
+    /// The number of means.
     fn statistics(&self) -> usize {
         if self.batch { self.channels } else { self.rows / self.pixels.max(1) * self.groups }
     }
 
-    /// How many elements have theirs in common.
+    /// The elements that share a mean.
     fn size(&self) -> usize {
         if self.batch { self.rows } else { self.pixels * self.channels / self.groups }
     }
 
-    /// Neighbouring channels of a thread.
+    /// Channels of a thread.
     fn pack(&self) -> usize {
         if self.channels.is_multiple_of(8) { 8 } else { 1 }
     }
 
-    /// Threads side by side.
+    /// Threads along the channels.
     fn lanes(&self) -> usize {
         (self.channels / self.pack()).next_power_of_two().clamp(8, 32)
     }
 
-    /// Blocks side by side.
+    /// Blocks along the channels.
     fn blocks(&self) -> usize {
         self.channels.div_ceil(self.pack() * self.lanes())
     }
 
-    /// The rows of a block, of which there are `wanted` or fewer, and the number of blocks.
+    /// The rows of a block, and the blocks along the rows, for at most `wanted` blocks in all.
     fn split(&self, wanted: usize) -> (usize, usize) {
         split(self.rows, wanted.div_ceil(self.blocks()), 8 * THREADS / self.lanes())
     }
@@ -69,19 +70,19 @@ impl NormShape {
     }
 }
 
-/// `count` things in parts of at least `least`, so that `wanted` parts or fewer come out.
+/// The size and number of parts of `count`: at most `wanted` parts of at least `least`.
 fn split(count: usize, wanted: usize, least: usize) -> (usize, usize) {
     let each = count.div_ceil(wanted.max(1)).max(least);
     (each, count.div_ceil(each).max(1))
 }
 
-/// Blocks of a kernel that has nothing to add up.
+/// Blocks of a kernel without sums.
 const MANY: usize = 1 << 15;
 
-/// Partial sums and their splits.
+/// The address of partial sums and the number of splits.
 type Partials = (u64, usize);
 
-/// Two sums for every group: of x and x², or of dy · gamma and dy · gamma · normed.
+/// Partial sums of every group: of x and x², or of dy · gamma and dy · gamma · normed.
 fn group_sums(e: &mut Emitter, variant: &KernelVariant, shape: NormShape, pointers: [u64; 5]) -> Partials {
     let (each, splits) = split(shape.size(), (8 * e.multiprocessors).div_ceil(shape.statistics()), 2048);
     let partials = e.scratch(16 * splits * shape.statistics());
@@ -90,7 +91,7 @@ fn group_sums(e: &mut Emitter, variant: &KernelVariant, shape: NormShape, pointe
     (partials, splits)
 }
 
-/// What a batch norm's result goes through: a relu, after the sum with another value.
+/// What follows a batch norm in the same kernel.
 #[derive(Default)]
 struct NormEpilogue {
     relu: bool,
@@ -101,30 +102,30 @@ pub(super) fn batch(op: &BatchNorm, e: &mut Emitter) {
     batch_with(op, NormEpilogue::default(), e);
 }
 
-/// A batch norm and the relu of its result, which is the first output; with a sixth input, of its sum with that.
+/// relu(batch_norm(x) + residual), the first output; the residual is the sixth input, if there is one.
 pub(super) fn batch_and_relu(op: &BatchNorm, e: &mut Emitter) {
     let residual = e.inputs.get(5).cloned();
     batch_with(op, NormEpilogue { relu: true, residual }, e);
 }
 
-fn batch_with(op: &BatchNorm, tail: NormEpilogue, e: &mut Emitter) {
+fn batch_with(op: &BatchNorm, epilogue: NormEpilogue, e: &mut Emitter) {
     let places = [e.inputs[3].address, e.inputs[4].address, e.outputs[3].address, e.outputs[4].address];
     let running = places.iter().fold(CStruct::new(), |fields, &place| fields.u64(place)).f32(op.momentum);
-    forward(None, op.epsilon, running, tail, e);
+    forward(None, op.epsilon, running, epilogue, e);
 }
 
 pub(super) fn group(op: &GroupNorm, e: &mut Emitter) {
     forward(Some(op.groups), op.epsilon, CStruct::new().u64s(&[0; 4]).f32(0.0), NormEpilogue::default(), e);
 }
 
-fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, tail: NormEpilogue, e: &mut Emitter) {
+fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, epilogue: NormEpilogue, e: &mut Emitter) {
     let (x, y) = (e.inputs[0].clone(), e.outputs[0].clone());
     let shape = NormShape::new(&x.shape, groups);
     if x.shape.elements() == 0 {
         return;
     }
     let [gamma, beta] = [e.inputs[1].address, e.inputs[2].address];
-    let [mean, rstd] = [1, 2].map(|i| wanted_or_scratch(i, e));
+    let [mean, rstd] = [1, 2].map(|i| used_or_scratch(i, e));
     let variant = shape.variant().with("X", x.storage.name());
     let (partials, splits) = if shape.batch {
         let (each, splits) = shape.split(3 * e.multiprocessors);
@@ -144,12 +145,12 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, tail: NormEpil
         .pointers(&[x.address, mean, rstd])
         .fields(running);
     e.kernel(variant.clone(), "moments", [shape.statistics().div_ceil(8), 1, 1], THREADS, 0, arguments);
-    if y.wanted() {
-        let residual = tail.residual.as_ref();
+    if y.is_used() {
+        let residual = epilogue.residual.as_ref();
         let variant = variant
             .with("Y", y.storage.name())
             .with("R", residual.map_or(x.storage, |r| r.storage).name())
-            .with("RELU", usize::from(tail.relu));
+            .with("RELU", usize::from(epilogue.relu));
         let (each, splits) = shape.split(MANY);
         let arguments = KernelArguments::new()
             .pointers(&[x.address, gamma, beta, mean, rstd, residual.map_or(0, |r| r.address), y.address])
@@ -159,46 +160,45 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, tail: NormEpil
     }
 }
 
-/// What the gradient of a norm's result went back through on its way.
+/// The gradient of a relu after a norm, which runs before the norm's.
 enum ReluGrad {
-    Nothing,
-    /// A relu of the result itself, which had this `beta`.
-    Relu(u64),
-    /// A relu of the result and something else: what came out of it, a second gradient to add to the first, and where
-    /// the gradient before the relu goes.
-    Sum {
+    None,
+    /// Of relu(norm(x)); its derivative is computed from x, with the norm's `beta` at this address.
+    OfNorm(u64),
+    /// Of relu(norm(x) + residual): from its result and up to two gradients of it to the gradient `dx` of the sum.
+    OfSum {
         result: Operand,
         more: Option<Operand>,
-        passed: Operand,
+        dx: Operand,
     },
 }
 
-/// From `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`; groups for a group norm's.
+/// From `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`; with groups, of a group norm.
 pub(super) fn backward(groups: Option<usize>, e: &mut Emitter) {
-    backward_with(groups, ReluGrad::Nothing, e);
+    backward_with(groups, ReluGrad::None, e);
 }
 
-/// The gradient of a batch norm whose result went through a relu; `beta` is the sixth input.
+/// The gradient of relu(batch_norm(x)); `beta` is the sixth input.
 pub(super) fn backward_of_relu(e: &mut Emitter) {
     let beta = e.inputs[5].address;
-    backward_with(None, ReluGrad::Relu(beta), e);
+    backward_with(None, ReluGrad::OfNorm(beta), e);
 }
 
-/// The gradient of a batch norm whose result went through a relu together with something else. The relu's result is the
-/// sixth input, a gradient to be added to `dy` the seventh if there is one; the relu's gradient is the fourth output.
+/// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the seventh, if
+/// there is one; the gradient of the sum is the fourth output.
 pub(super) fn backward_of_sum(e: &mut Emitter) {
-    let (result, more, passed) = (e.inputs[5].clone(), e.inputs.get(6).cloned(), e.outputs[3].clone());
-    backward_with(None, ReluGrad::Sum { result, more, passed }, e);
+    let (result, more, dx) = (e.inputs[5].clone(), e.inputs.get(6).cloned(), e.outputs[3].clone());
+    backward_with(None, ReluGrad::OfSum { result, more, dx }, e);
 }
 
-fn backward_with(groups: Option<usize>, gate: ReluGrad, e: &mut Emitter) {
+fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
     let (mut dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
     let shape = NormShape::new(&x.shape, groups);
     let [gamma, mean, rstd] = [2, 3, 4].map(|i| e.inputs[i].address);
-    let [dgamma, dbeta] = [1, 2].map(|i| wanted_or_scratch(i, e));
+    let [dgamma, dbeta] = [1, 2].map(|i| used_or_scratch(i, e));
     if x.shape.elements() == 0 {
         for to in [dgamma, dbeta] {
-            e.requests.push(crate::run::launch::Request::Clear { to, bytes: 4 * shape.channels });
+            e.requests.push(Request::Clear { to, bytes: 4 * shape.channels });
         }
         return;
     }
@@ -208,17 +208,17 @@ fn backward_with(groups: Option<usize>, gate: ReluGrad, e: &mut Emitter) {
         e.kernel(variant.clone(), "whole_sums", [count.div_ceil(8), 1, 1], THREADS, 0, arguments);
     };
     let mut sums = variant.clone().with("DY", dy.storage.name());
-    let (mut gates, mut beta, mut relu) = ([0; 3], 0, 0);
-    match &gate {
-        ReluGrad::Nothing => {}
-        ReluGrad::Relu(of) => (beta, relu) = (*of, 1),
-        ReluGrad::Sum { result, more, passed } => {
+    let (mut relu_operands, mut beta, mut relu) = ([0; 3], 0, 0);
+    match &relu_grad {
+        ReluGrad::None => {}
+        ReluGrad::OfNorm(of) => (beta, relu) = (*of, 1),
+        ReluGrad::OfSum { result, more, dx: dx_of_sum } => {
             relu = 2;
-            gates = [result.address, more.as_ref().map_or(0, |m| m.address), passed.address];
+            relu_operands = [result.address, more.as_ref().map_or(0, |m| m.address), dx_of_sum.address];
             sums = sums
                 .with("R", result.storage.name())
                 .with("MORE", more.as_ref().map_or(dy.storage, |m| m.storage).name())
-                .with("Y", passed.storage.name());
+                .with("Y", dx_of_sum.storage.name());
         }
     }
     let (each, splits) = shape.split(2 * e.multiprocessors);
@@ -227,14 +227,14 @@ fn backward_with(groups: Option<usize>, gate: ReluGrad, e: &mut Emitter) {
         .pointers(&[x.address, dy.address, gamma, beta, mean, rstd, partials])
         .fields(shape.fields())
         .u32(each)
-        .fields(gates.iter().fold(CStruct::new(), |fields, &address| fields.u64(address)));
+        .fields(relu_operands.iter().fold(CStruct::new(), |fields, &address| fields.u64(address)));
     e.kernel(sums.with("RELU", relu), "channel_dots", [shape.blocks(), splits, 1], THREADS, 0, arguments);
     whole(e, (partials, splits), shape.channels, dbeta, dgamma);
-    if !dx.wanted() {
+    if !dx.is_used() {
         return;
     }
-    if let ReluGrad::Sum { passed, .. } = gate {
-        (dy, relu) = (passed, 0);
+    if let ReluGrad::OfSum { dx, .. } = relu_grad {
+        (dy, relu) = (dx, 0);
     }
     let (sum, dot) = if shape.batch {
         (dbeta, dgamma)
@@ -256,8 +256,8 @@ fn backward_with(groups: Option<usize>, gate: ReluGrad, e: &mut Emitter) {
     e.kernel(variant, "normalise_grad", [shape.blocks(), splits, 1], THREADS, 0, arguments);
 }
 
-/// Where an f32 output goes that other kernels of the node read.
-fn wanted_or_scratch(output: usize, e: &mut Emitter) -> u64 {
+/// The address of an f32 output that other kernels of the node read, in scratch memory if it has no other consumers.
+fn used_or_scratch(output: usize, e: &mut Emitter) -> u64 {
     let (address, count) = (e.outputs[output].address, e.outputs[output].shape.elements());
     if address != 0 { address } else { e.scratch(4 * count) }
 }

@@ -91,7 +91,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     if hopper::takes(&plan, e) {
         return hopper::forward(&plan, e);
     }
-    let (operand, (x, stored), y) = (e.operand_storage(), e.kept(0), e.outputs[0].clone());
+    let (operand, (x, stored), y) = (e.operand_storage(), e.stored(0), e.outputs[0].clone());
     let weight = e.form(1, operand);
     let bias = op.bias.then(|| e.form(2, y.storage));
     let images = plan.images(operand.bytes());
@@ -149,7 +149,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     if hopper::takes(&plan, e) {
         return hopper::grad_weight(&plan, e);
     }
-    let (operand, (x, stored), dw) = (e.operand_storage(), e.kept(1), e.outputs[0].clone());
+    let (operand, (x, stored), dw) = (e.operand_storage(), e.stored(1), e.outputs[0].clone());
     let dy = e.form(0, operand);
     let images = plan.images(operand.bytes());
     let rows = e.scratch(images * plan.rows() * plan.row() * operand.bytes());

@@ -1,4 +1,4 @@
-//! Convolution where every channel has one filter of its own, and its gradients.
+//! Depthwise convolution and its gradients.
 
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 
@@ -6,18 +6,17 @@ use super::{Emitter, PACK, THREADS};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
-/// Neighbouring results of a thread, and threads side by side where sums over places are computed, as the kernels have
-/// them.
+/// `ACROSS` and `LANES` of the kernels: results of a thread, and threads along the channels for the filters' gradient.
 const ACROSS: usize = 4;
 const LANES: usize = 8;
 
-/// The most splits of a sum over results.
+/// The most splits of the filters' gradient.
 const MOST_SPLITS: usize = 256;
 
-/// The widest filter for which a thread keeps the sums of eight channels in registers.
+/// The widest filter for which the sums of eight channels fit a thread's registers.
 const WIDEST: usize = 7;
 
-/// Whether a convolution with this weight is one.
+/// Whether a convolution with this weight is depthwise.
 pub(super) fn is_depthwise(op: &Conv2d, weight: &[usize]) -> bool {
     op.groups > 1 && weight[1] == 1 && weight[0] == op.groups
 }
@@ -32,19 +31,19 @@ fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> CStruct {
         .u32s(&op.dilation)
 }
 
-/// Neighbouring channels of a thread.
+/// Channels of a thread.
 fn pack(channels: usize) -> usize {
     if channels.is_multiple_of(PACK) { PACK } else { 1 }
 }
 
-/// Threads for results of this shape.
+/// Threads for a result of this shape.
 fn runs(shape: &[usize]) -> usize {
     shape[0] * shape[1] * shape[2].div_ceil(ACROSS) * (shape[3] / pack(shape[3]))
 }
 
-/// The filters' taps in the order in which the kernels read them, in scratch memory.
+/// The filters as f32 `[kernel_height, kernel_width, channels]` in scratch memory.
 fn ordered_taps(e: &mut Emitter) -> u64 {
-    let ((from, stored), weight) = (e.kept(1), e.inputs[1].shape.clone());
+    let ((from, stored), weight) = (e.stored(1), e.inputs[1].shape.clone());
     let (channels, count) = (weight[0], weight[2] * weight[3]);
     let taps = e.scratch(4 * channels * count);
     let variant = KernelVariant::new(&compile::DEPTHWISE).with("W", stored.name());
@@ -56,7 +55,7 @@ fn ordered_taps(e: &mut Emitter) -> u64 {
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let y = e.outputs[0].clone();
     let fields = shape(op, &e.inputs[0].shape, &e.inputs[1].shape, &y.shape);
-    let (x, taps) = (e.kept(0), ordered_taps(e));
+    let (x, taps) = (e.stored(0), ordered_taps(e));
     let bias = if op.bias { e.form(2, y.storage) } else { 0 };
     let variant = KernelVariant::new(&compile::DEPTHWISE)
         .with("VEC", pack(y.shape[3]))
@@ -70,7 +69,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
 pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let dx = e.outputs[0].clone();
     let fields = shape(&op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
-    let (dy, taps) = (e.kept(0), ordered_taps(e));
+    let (dy, taps) = (e.stored(0), ordered_taps(e));
     let variant = KernelVariant::new(&compile::DEPTHWISE)
         .with("VEC", pack(dx.shape[3]))
         .with("DY", dy.1.name())
@@ -84,13 +83,13 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let dw = e.outputs[0].clone();
     let (y, weight) = (e.inputs[0].shape.clone(), &op.weight);
     let fields = shape(&op.conv, &e.inputs[1].shape, weight, &y);
-    let (dy, x) = (e.kept(0), e.kept(1));
-    let (channels, taps, places) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
+    let (dy, x) = (e.stored(0), e.stored(1));
+    let (channels, taps, pixels) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
     let pack = if weight[3] <= WIDEST { pack(channels) } else { 1 };
     let across = channels.div_ceil(LANES * pack);
     let wanted = (8 * e.multiprocessors).div_ceil((across * weight[2]).max(1)).clamp(1, MOST_SPLITS);
-    let per_split = places.div_ceil(wanted).max(8 * THREADS / LANES);
-    let splits = places.div_ceil(per_split);
+    let per_split = pixels.div_ceil(wanted).max(8 * THREADS / LANES);
+    let splits = pixels.div_ceil(per_split);
     let partials = e.scratch(4 * splits * taps * channels);
     if splits > 0 {
         let variant = KernelVariant::new(&compile::DEPTHWISE)
@@ -99,7 +98,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
             .with("VEC", pack)
             .with("KERNEL_WIDTH", weight[3]);
         let arguments =
-            KernelArguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u32(places).u32(per_split);
+            KernelArguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u32(pixels).u32(per_split);
         e.kernel(variant, "depthwise_grad_weight", [across, weight[2], splits], THREADS, 0, arguments);
     }
     let variant = KernelVariant::new(&compile::DEPTHWISE).with("Y", dw.storage.name());

@@ -4,7 +4,7 @@ use super::Emitter;
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::KernelArguments;
 
-/// Threads of a block, as the kernels have it.
+/// `THREADS` of the kernels.
 const THREADS: usize = 128;
 
 pub(super) fn cross_entropy(e: &mut Emitter) {
@@ -25,7 +25,7 @@ pub(super) fn one_hot_max(e: &mut Emitter) {
     }
 }
 
-/// The mean over the batch of what a kernel finds for every row.
+/// The mean over the batch of the rows' losses, which `kernel` computes.
 fn mean_of_rows(kernel: &'static str, e: &mut Emitter) {
     let [logits, targets] = [e.inputs[0].address, e.inputs[1].address];
     let (rows, classes) = (e.inputs[0].shape[0], e.inputs[0].shape[1]);

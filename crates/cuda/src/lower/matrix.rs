@@ -10,17 +10,16 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::KernelArguments;
 use crate::run::launch::Request;
 
-/// Smaller results stay in the GPU's cache between two kernels.
+/// Smaller results stay in the L2 cache between two kernels, so that fusing them gains nothing.
 const WORTH_FUSING: usize = 1 << 18;
 
 impl Emitter {
-    /// What the operands of products are stored in.
+    /// The storage type of the operands of products.
     pub(super) fn operand_storage(&self) -> Storage {
         Storage::half(self.precision).unwrap_or(Storage::F32)
     }
 
-    /// Asks for `d = op(a) · op(b)`, with operands stored as [`Emitter::operand_storage`] says; [`Request::Product`]
-    /// parts that are not given here may be added.
+    /// `d = op(a) · op(b)` with operands in [`Emitter::operand_storage`]; the caller may add bias, addend and scales.
     pub(super) fn product(
         &mut self,
         [batch, m, n, k]: [usize; 4],
@@ -65,10 +64,9 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     let [bias, scale, residual] = op.optional_inputs();
     let y = e.outputs[0].clone();
     let mut scales = QuantisationScales::default();
-    let (x, weight, operand) = if e.inputs[0].factors != 0 && e.inputs[1].eight != 0 {
-        // The inverse follows the factor.
-        (scales.a, scales.b) = (e.inputs[0].factors + INVERSE, e.inputs[1].factors + INVERSE);
-        (e.eight_bits(0), e.inputs[1].eight, Storage::E4m3)
+    let (x, weight, operand) = if e.inputs[0].scales != 0 && e.inputs[1].e4m3 != 0 {
+        (scales.a, scales.b) = (e.inputs[0].scales + INVERSE, e.inputs[1].scales + INVERSE);
+        (e.quantised(0), e.inputs[1].e4m3, Storage::E4m3)
     } else {
         let operand = e.operand_storage();
         (e.form(0, operand), e.form(1, operand), operand)
@@ -79,14 +77,14 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     product.bias = bias.map(|i| e.form(i, product.addend_storage()));
     let mut whole = product.clone();
     if y.storage == Storage::E4m3 {
-        whole.scales.d = y.factors;
+        whole.scales.d = y.scales;
     }
     if op.activation.is_none() && scale.is_none() {
         whole.c = residual.map(|i| Matrix::dense(e.form(i, whole.addend_storage()), n));
         if operand == Storage::E4m3 && residual.is_some() && m * n > 0 {
             let before = e.requests.len();
             e.multiply(product);
-            tail(op, &y, &y, e);
+            epilogue(op, &y, &y, e);
             let parts = e.requests.split_off(before);
             e.requests.push(Request::Fused(whole, parts));
         } else {
@@ -94,7 +92,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
         }
         return;
     }
-    // The activation by a kernel of its own, which reads what the product wrote.
+    // Product and activation in two kernels.
     let mut between = y.clone();
     if y.storage == Storage::E4m3 {
         between.storage = product.addend_storage();
@@ -103,9 +101,9 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     }
     let before = e.requests.len();
     e.multiply(product);
-    tail(op, &between, &y, e);
-    // cuBLASLt's form of GELU differs from the exact one by about as much as bf16 rounds; f16 rounds less, and training
-    // takes the derivative of the exact one.
+    epilogue(op, &between, &y, e);
+    // cuBLASLt's GELU (tanh) differs from the exact one by about the rounding of bf16; f16 rounds less, and in training the
+    // backward pass takes the derivative of the exact one.
     let gelu = match op.activation {
         Some(Activation::Gelu) => e.operand_storage() == Storage::Bf16,
         Some(Activation::GeluTanh) => true,
@@ -119,13 +117,13 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     }
 }
 
-/// What follows a linear layer's product that cuBLASLt did not do: from `x`, with which `y` may share its memory.
-fn tail(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
+/// The epilogue of a linear layer where cuBLASLt has none: from the product `x` to `y`, which may share its memory.
+fn epilogue(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
     let [_, scale, residual] = op.optional_inputs();
     let (count, n) = (y.shape.elements(), y.shape.last());
     let variant = activation_variant(op.activation).with("Y", y.storage.name());
     if y.storage == Storage::E4m3 {
-        let arguments = KernelArguments::new().pointers(&[x.address, y.address, y.factors]).u64(count);
+        let arguments = KernelArguments::new().pointers(&[x.address, y.address, y.scales]).u64(count);
         e.spread(variant.with("X", x.storage.name()), "activation_quantised", count, PACK, arguments);
         return;
     }

@@ -1,7 +1,7 @@
-//! From operations to requests: what each operation asks of the GPU, with every shape worked out.
+//! Lowering: from an operation to the requests (kernels, products, copies) that compute it.
 //!
-//! Lowering is a pure function of operation, shapes, storage types and addresses. It is done twice: once with made-up
-//! addresses, to learn how much scratch memory a node wants, and once with the real ones.
+//! It is a pure function of operation, shapes, storage types and addresses. It runs twice: with placeholder addresses, to learn
+//! how much scratch memory a node needs, and with the final ones.
 
 mod arithmetic;
 mod attention;
@@ -34,50 +34,50 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::KernelArguments;
 use crate::run::launch::{KernelLaunch, Request};
 
-/// A value as a kernel sees it.
+/// A value as an operand of kernels.
 #[derive(Debug, Clone)]
 pub(crate) struct Operand {
-    /// Where it lies; 0 for an output that nobody wants, or a value that only its copy is left of.
+    /// Its address; 0 for an output without consumers, or a value that is stored only as a copy.
     pub address: u64,
-    /// How it is stored there.
+    /// The storage type at `address`.
     pub storage: Storage,
-    /// Where its copy in 16 bits lies; 0 where there is none.
+    /// The address of its 16-bit copy; 0 without one.
     pub copy: u64,
-    /// Where its copy in eight bits lies; 0 where there is none.
-    pub eight: u64,
-    /// Where the factor of its eight-bit form lies, and the factor's inverse; 0 where it has none.
-    pub factors: u64,
+    /// The address of its e4m3 copy; 0 without one.
+    pub e4m3: u64,
+    /// The address of its quantisation scale and the scale's inverse; 0 without one.
+    pub scales: u64,
     pub shape: Shape,
 }
 
 impl Operand {
-    /// Whether anybody wants this output.
-    pub fn wanted(&self) -> bool {
+    /// Whether this output has consumers.
+    pub fn is_used(&self) -> bool {
         self.address != 0
     }
 }
 
-/// Collects what a node asks for.
+/// Collects the requests of a node.
 pub(crate) struct Emitter {
     pub inputs: Vec<Operand>,
     pub outputs: Vec<Operand>,
     pub precision: Precision,
-    /// The GPU's multiprocessors, which decide how some sums are divided.
+    /// The number of multiprocessors: it decides into how many splits some sums are divided.
     pub multiprocessors: usize,
-    /// Whether kernels for Hopper alone can run.
+    /// Whether kernels with wgmma and TMA can run.
     pub hopper: bool,
     /// Whether the node is part of a training step.
     pub training: bool,
     pub requests: Vec<Request>,
     scratch: BumpRegion,
-    /// Scratch memory of the node's products, which run one after another.
+    /// cuBLASLt's workspace, shared by the node's products, which run one after another.
     workspace: Option<u64>,
     tables: BumpRegion,
-    /// What the tables hold, to be there before the first run.
+    /// Addresses and contents of the tables, to be uploaded before the first run.
     pub contents: Vec<(u64, Vec<u8>)>,
 }
 
-/// Memory that is handed out piece by piece.
+/// A bump allocator.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BumpRegion {
     pub base: u64,
@@ -96,10 +96,10 @@ impl BumpRegion {
     }
 }
 
-/// How many elements one thread of an element-wise kernel has.
+/// Elements of a thread of an elementwise kernel: `VEC` of the kernels.
 const PACK: usize = 8;
 
-/// Threads of an element-wise kernel's block.
+/// Threads of a block of an elementwise kernel.
 const THREADS: usize = 256;
 
 impl Emitter {
@@ -124,22 +124,22 @@ impl Emitter {
         }
     }
 
-    /// Bytes of scratch memory taken.
+    /// Bytes of scratch memory.
     pub fn scratch_bytes(&self) -> usize {
         self.scratch.used
     }
 
-    /// Bytes of tables made.
+    /// Bytes of tables.
     pub fn table_bytes(&self) -> usize {
         self.tables.used
     }
 
-    /// Memory that is the node's own while it runs.
+    /// Memory that only this node uses while it runs.
     fn scratch(&mut self, bytes: usize) -> u64 {
         self.scratch.take(bytes)
     }
 
-    /// Memory that holds these bytes in every run.
+    /// Memory with a constant content.
     fn table(&mut self, content: Vec<u8>) -> u64 {
         let address = self.tables.take(content.len());
         self.contents.push((address, content));
@@ -166,7 +166,7 @@ impl Emitter {
         }));
     }
 
-    /// A kernel whose threads have `each` of `count` elements.
+    /// A kernel whose threads have `each` of `count` elements each.
     fn spread(
         &mut self,
         variant: KernelVariant,
@@ -180,7 +180,7 @@ impl Emitter {
         }
     }
 
-    /// The address of an input in a storage type, converted into scratch memory if need be.
+    /// The address of an input in a storage type, converted into scratch memory if it is not stored in it.
     fn form(&mut self, input: usize, storage: Storage) -> u64 {
         let operand = self.inputs[input].clone();
         if operand.storage == storage && operand.address != 0 {
@@ -195,8 +195,8 @@ impl Emitter {
         to
     }
 
-    /// An input in whatever form it is kept in.
-    fn kept(&self, input: usize) -> (u64, Storage) {
+    /// The address and storage type of an input in the form that is stored.
+    fn stored(&self, input: usize) -> (u64, Storage) {
         let operand = &self.inputs[input];
         if operand.address != 0 { (operand.address, operand.storage) } else { (operand.copy, self.operand_storage()) }
     }
@@ -207,20 +207,20 @@ impl Emitter {
         }
     }
 
-    /// The address of an input in eight bits, quantised into scratch memory if need be.
-    fn eight_bits(&mut self, input: usize) -> u64 {
+    /// The address of an input in e4m3, quantised into scratch memory if it is not stored in it.
+    fn quantised(&mut self, input: usize) -> u64 {
         let x = self.inputs[input].clone();
         if x.storage == Storage::E4m3 {
             return x.address;
         }
         let to = self.scratch(x.shape.elements());
-        self.quantise((x.address, x.storage), to, x.factors, x.shape.elements());
+        self.quantise((x.address, x.storage), to, x.scales, x.shape.elements());
         to
     }
 
-    fn quantise(&mut self, (from, stored): (u64, Storage), to: u64, factors: u64, count: usize) {
+    fn quantise(&mut self, (from, stored): (u64, Storage), to: u64, scales: u64, count: usize) {
         let variant = KernelVariant::new(&compile::FP8).with("X", stored.name());
-        self.spread(variant, "quantise", count, PACK, KernelArguments::new().pointers(&[from, to, factors]).u64(count));
+        self.spread(variant, "quantise", count, PACK, KernelArguments::new().pointers(&[from, to, scales]).u64(count));
     }
 }
 
@@ -236,7 +236,7 @@ impl From<String> for Unsupported {
     }
 }
 
-/// Extents go to kernels in 32 bits.
+/// Kernels take extents in 32 bits.
 fn fits(extents: &[usize]) -> Result<(), String> {
     match extents.iter().find(|&&extent| extent > u32::MAX as usize / 2) {
         Some(extent) => Err(format!("an extent of {extent} is too large for this device")),
@@ -244,7 +244,7 @@ fn fits(extents: &[usize]) -> Result<(), String> {
     }
 }
 
-/// Asks for everything that one operation needs.
+/// Lowers one operation.
 pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
     for operand in e.inputs.iter().chain(&e.outputs) {
         fits(&operand.shape)?;
@@ -310,39 +310,38 @@ pub(crate) use norm::NormGradFusion;
 pub(crate) use optimise::{is_optimiser, share_launch};
 pub(crate) use rows::takes_sums;
 
-/// The updates of several parameters, all of a kind; inputs and outputs stand one after another.
+/// Updates of several parameters in shared launches; the emitter has the inputs and outputs of all, one update after another.
 pub(crate) fn updates(ops: &[&Op], e: &mut Emitter) {
     optimise::updates(ops, e);
 }
 
-/// The norm of a sum whose second term loses samples; the seed is the last input.
+/// A layer norm of a sum with stochastic depth on its second term; the seed is the last input.
 pub(crate) fn dropped_add_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
     norm::forward(op, Some(1), Some(drop), e);
 }
 
-/// A layer norm's gradient and what runs with it: inputs and outputs of that follow its own.
+/// A layer norm's gradient with fused operations, whose inputs and outputs follow its own.
 pub(crate) fn norm_grad(along: NormGradFusion, e: &mut Emitter) {
     norm::backward(along, e);
 }
 
-/// An activation's gradient and its sums over all rows.
+/// An activation's gradient and its column sums.
 pub(crate) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
     rows::activation_grad_and_sums(op, e);
 }
 
-/// A batch norm and the relu of its result, which takes its place among the outputs; a sixth input is added before the
-/// relu.
+/// relu(batch_norm(x)), which replaces the norm's first output; a sixth input is a residual, added before the relu.
 pub(crate) fn batch_norm_and_relu(op: &vit_graph::ops::BatchNorm, e: &mut Emitter) {
     channel_norm::batch_and_relu(op, e);
 }
 
-/// The gradient of a relu and of the batch norm before it, whose `beta` is the sixth input.
+/// The gradient of relu(batch_norm(x)); the norm's `beta` is the sixth input.
 pub(crate) fn batch_norm_grad_of_relu(e: &mut Emitter) {
     channel_norm::backward_of_relu(e);
 }
 
-/// The gradient of a relu and of a batch norm whose result was part of the sum before it. The relu's result is the sixth
-/// input, a second gradient of it the seventh; the relu's gradient is the fourth output.
+/// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the seventh;
+/// the relu's gradient is the fourth output.
 pub(crate) fn batch_norm_grad_of_sum(e: &mut Emitter) {
     channel_norm::backward_of_sum(e);
 }

@@ -1,4 +1,4 @@
-//! Operations that only move elements: one strided copy does them all.
+//! Operations that only move elements, all by one strided copy.
 
 use vit_graph::ops::{Broadcast, Concat, Pad, Permute, Slice};
 
@@ -7,38 +7,38 @@ use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
-/// As many axes as a kernel walks.
+/// The most axes of a strided kernel.
 pub(super) const MAX_AXES: usize = 8;
 
-/// Joins neighbouring axes that every operand walks as one, and leaves out axes of one entry.
+/// Merges adjacent axes that are contiguous in every operand, and drops axes of extent 1.
 pub(super) fn collapse<const N: usize>(
     shape: &[usize],
     strides: [Vec<usize>; N],
 ) -> Result<(Vec<usize>, [Vec<usize>; N]), String> {
     let mut extents: Vec<usize> = Vec::new();
-    let mut joined: [Vec<usize>; N] = std::array::from_fn(|_| Vec::new());
+    let mut merged: [Vec<usize>; N] = std::array::from_fn(|_| Vec::new());
     for (axis, &extent) in shape.iter().enumerate().filter(|(_, extent)| **extent != 1) {
         let continues = !extents.is_empty()
-            && joined.iter().zip(&strides).all(|(joined, own)| joined.last() == Some(&(own[axis] * extent)));
+            && merged.iter().zip(&strides).all(|(merged, own)| merged.last() == Some(&(own[axis] * extent)));
         if let (Some(last), true) = (extents.last_mut(), continues) {
             *last *= extent;
-            joined
+            merged
                 .iter_mut()
                 .zip(&strides)
                 .filter_map(|(j, own)| Some((j.last_mut()?, own[axis])))
                 .for_each(|(last, own)| *last = own);
         } else {
             extents.push(extent);
-            joined.iter_mut().zip(&strides).for_each(|(joined, own)| joined.push(own[axis]));
+            merged.iter_mut().zip(&strides).for_each(|(merged, own)| merged.push(own[axis]));
         }
     }
     if extents.len() > MAX_AXES {
-        return Err(format!("{} axes that cannot be joined are more than {MAX_AXES}", extents.len()));
+        return Err(format!("{} axes that cannot be merged are more than {MAX_AXES}", extents.len()));
     }
-    Ok((extents, joined))
+    Ok((extents, merged))
 }
 
-/// The most elements that can move together: they must divide the innermost extent, every outer stride and every offset.
+/// The widest vector that divides the innermost extent, every outer stride and every offset.
 pub(super) fn vector(extents: &[usize], strides: &[Vec<usize>], offsets: &[usize]) -> usize {
     let Some((&inner, _)) = extents.split_last() else { return 1 };
     let outer = strides.iter().flat_map(|s| &s[..s.len() - 1]);
@@ -46,12 +46,12 @@ pub(super) fn vector(extents: &[usize], strides: &[Vec<usize>], offsets: &[usize
     [8, 4, 2].into_iter().find(|v| all.iter().all(|n| n.is_multiple_of(*v))).unwrap_or(1)
 }
 
-/// The narrowest type that counts this far; dividing it is much cheaper.
+/// The narrowest type that can count to `count`: 32-bit divisions are much cheaper.
 pub(super) fn index_type(count: usize) -> &'static str {
     if count <= i32::MAX as usize { "u32" } else { "u64" }
 }
 
-/// Copies elements from where one walk leads to where another does.
+/// Copies elements of `shape` from strided to strided memory.
 fn copy(
     e: &mut Emitter,
     (from, to): (&Operand, &Operand),
@@ -70,9 +70,9 @@ fn copy(
         *extent /= vec;
         strides.iter_mut().filter_map(|s| s.last_mut()).for_each(|step| *step *= vec);
     }
-    let packs = count / vec;
+    let vectors = count / vec;
     let padded = |list: &[usize]| [list, &vec![0; MAX_AXES - list.len()]].concat();
-    let walk = CStruct::new()
+    let copy_strides = CStruct::new()
         .u32(extents.len())
         .u32(if vec == 1 { 1 } else { from_inner })
         .u32s(&padded(&extents))
@@ -84,9 +84,9 @@ fn copy(
         .with("X", from.storage.name())
         .with("Y", to.storage.name())
         .with("VEC", vec)
-        .with("INDEX", index_type(packs));
-    let arguments = KernelArguments::new().pointer(from.address).pointer(to.address).fields(walk).u64(packs);
-    e.spread(variant, "copy", packs, 1, arguments);
+        .with("INDEX", index_type(vectors));
+    let arguments = KernelArguments::new().pointer(from.address).pointer(to.address).fields(copy_strides).u64(vectors);
+    e.spread(variant, "copy", vectors, 1, arguments);
     Ok(())
 }
 
@@ -115,7 +115,7 @@ pub(super) fn pad(op: &Pad, e: &mut Emitter) -> Result<(), String> {
     let (x, y) = (e.inputs[0].clone(), e.outputs[0].clone());
     let bytes = y.shape.elements() * y.storage.bytes();
     if bytes > 0 {
-        // All bits zero is the number zero in both storage types.
+        // All bits zero are the value zero in every storage type.
         e.requests.push(Request::Clear { to: y.address, bytes });
     }
     let strides = y.shape.strides();
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_that_are_walked_as_one_are_joined() {
+    fn contiguous_axes_are_merged() {
         let (extents, strides) = collapse(&[2, 3, 1, 4], [vec![12, 4, 4, 1], vec![100, 4, 9, 1]]).unwrap();
         assert_eq!(extents, [2, 12]);
         assert_eq!(strides, [vec![12, 1], vec![100, 1]]);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn packs_divide_everything() {
+    fn vectors_divide_extents_strides_and_offsets() {
         assert_eq!(vector(&[3, 16], &[vec![32, 1]], &[8]), 8);
         assert_eq!(vector(&[3, 16], &[vec![20, 1]], &[8]), 4);
         assert_eq!(vector(&[3, 16], &[vec![32, 1]], &[3]), 1);

@@ -8,7 +8,8 @@ use super::movement::index_type;
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
-fn cut(op: &Patchify, image: &Shape) -> CStruct {
+/// `PatchGrid` of the kernels.
+fn patch_grid(op: &Patchify, image: &Shape) -> CStruct {
     let [_, height, width, channels] = op.extents(image);
     let [rows, columns] = op.grid(image);
     let strides = match op.layout {
@@ -18,7 +19,7 @@ fn cut(op: &Patchify, image: &Shape) -> CStruct {
     CStruct::new().u32s(&[height, width, channels, op.patch[0], op.patch[1], rows, columns]).u64s(&strides)
 }
 
-/// Elements that are neighbours in the image and in a patch, and start at a multiple of their number in both.
+/// The widest vector of elements that are consecutive and aligned both in the image and in a patch.
 fn pack(op: &Patchify, image: &Shape) -> usize {
     let [_, _, width, _] = op.extents(image);
     let fits = |n: &usize| width.is_multiple_of(*n) && op.patch[1].is_multiple_of(*n);
@@ -29,14 +30,15 @@ fn pack(op: &Patchify, image: &Shape) -> usize {
 pub(super) fn patchify(op: &Patchify, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let vec = pack(op, &x.shape);
-    let packs = y.shape.elements() / vec;
+    let vectors = y.shape.elements() / vec;
     let variant = KernelVariant::new(&compile::PATCHIFY)
         .with("X", x.storage.name())
         .with("Y", y.storage.name())
         .with("VEC", vec)
-        .with("INDEX", index_type(packs));
-    let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).fields(cut(op, &x.shape)).u64(packs);
-    e.spread(variant, "patchify", packs, 1, arguments);
+        .with("INDEX", index_type(vectors));
+    let arguments =
+        KernelArguments::new().pointer(x.address).pointer(y.address).fields(patch_grid(op, &x.shape)).u64(vectors);
+    e.spread(variant, "patchify", vectors, 1, arguments);
 }
 
 pub(super) fn unpatchify(op: &Unpatchify, e: &mut Emitter) {
@@ -47,7 +49,7 @@ pub(super) fn unpatchify(op: &Unpatchify, e: &mut Emitter) {
     let arguments = KernelArguments::new()
         .pointer(x.address)
         .pointer(y.address)
-        .fields(cut(&op.patchify, &op.image))
+        .fields(patch_grid(&op.patchify, &op.image))
         .u32(first)
         .u64(count);
     e.spread(variant, "unpatchify", count, 1, arguments);

@@ -18,7 +18,7 @@ fn variant(op: &Pool2d, pack: usize) -> KernelVariant {
     KernelVariant::new(&compile::POOL).with("MAX", usize::from(op.pooling == PoolMode::Max)).with("VEC", pack)
 }
 
-/// Neighbouring channels of a thread.
+/// Channels of a thread.
 fn pack(channels: usize) -> usize {
     if channels.is_multiple_of(PACK) { PACK } else { 1 }
 }
@@ -37,7 +37,7 @@ pub(super) fn backward(op: &Pool2d, e: &mut Emitter) {
     let (dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
     let pack = pack(x.shape.last());
     let shape = shape(op, &x.shape, &dy.shape);
-    // All ones stand for no tap.
+    // The largest value of the type stands for no tap.
     let small = op.kernel[0] * op.kernel[1] < usize::from(u8::MAX);
     let (tap, bytes) = if small { ("u8", 1) } else { ("u32", 4) };
     let variant = variant(op, pack).with("TAP", tap);

@@ -9,10 +9,10 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
-/// The most blocks along a grid's last axis.
+/// The largest z extent of a grid.
 const MOST_OUTER: usize = 65535;
 
-/// Rows of results per block where a warp has one.
+/// Results of a block where a warp computes one.
 const WARPS: usize = THREADS / 32;
 
 pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
@@ -30,7 +30,7 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
         e.requests.push(Request::Clear { to: y.address, bytes: results * y.storage.bytes() });
         return Ok(());
     }
-    // An axis that is summed has the stride 0 in the result: axes are joined only with their like.
+    // A summed axis has stride 0 in the result, so that kept and summed axes are never merged.
     let kept = op.kept(&x.shape);
     let to = kept.broadcast_strides(&x.shape);
     let (extents, [from, to]) = collapse(&x.shape, [x.shape.strides(), to])?;
@@ -48,7 +48,7 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
                 sum_columns(e, &x, &y, [outer, count, inner], factor);
             }
         }
-        // Only axes of one entry are summed.
+        // Only axes of extent 1 are summed.
         None => sum_rows(e, &x, &y, results, 1, factor),
         _ => {
             let part = |wanted: bool, list: &[usize]| {
@@ -58,7 +58,7 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
                 part
             };
             let axes = summed.iter().filter(|s| **s).count();
-            let walk = CStruct::new()
+            let strides = CStruct::new()
                 .u32(summed.len() - axes)
                 .u32(axes)
                 .u32s(&part(false, &extents))
@@ -68,7 +68,7 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
             let arguments = KernelArguments::new()
                 .pointer(x.address)
                 .pointer(y.address)
-                .fields(walk)
+                .fields(strides)
                 .u64(results)
                 .u64(count)
                 .f32(factor);
@@ -87,7 +87,7 @@ fn sum_rows(e: &mut Emitter, x: &Operand, y: &Operand, rows: usize, count: usize
     e.kernel(variant(x, y.storage), "sum_rows", [rows.div_ceil(WARPS), 1, 1], THREADS, 0, arguments);
 }
 
-/// How the rows of a matrix are divided among blocks that each add up some of its columns.
+/// The rows of a matrix divided among blocks for its column sums.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RowSplits {
     pub count: usize,
@@ -95,8 +95,8 @@ pub(super) struct RowSplits {
 }
 
 impl RowSplits {
-    /// For blocks of `columns` out of `all` columns: one split would leave most of the GPU idle, and a few blocks more than
-    /// have room at once would run alone in the end.
+    /// For blocks of `columns` out of `all` columns: about eight blocks per multiprocessor, which is one full wave, with at
+    /// least 64 rows each.
     pub fn new(e: &Emitter, rows: usize, all: usize, columns: usize) -> Self {
         let wanted = (8 * e.multiprocessors / all.div_ceil(columns).max(1)).max(1);
         let of_each = rows.div_ceil(wanted).max(64);
@@ -104,7 +104,7 @@ impl RowSplits {
     }
 }
 
-/// Sums of columns, in two stages where one would leave most of the GPU idle.
+/// Column sums, in two stages where one would leave multiprocessors idle.
 fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], factor: f32) {
     let [outer, count, inner] = extents;
     let splits = RowSplits::new(e, count, outer * inner, columns_of_a_block(inner));
@@ -117,7 +117,7 @@ fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], f
     sum_splits(e, partials, y, splits.count, factor);
 }
 
-/// Adds up what the splits of a first stage left, one row of results for each.
+/// Sums the partials `[count, results]` of a first stage.
 pub(super) fn sum_splits(e: &mut Emitter, partials: u64, y: &Operand, count: usize, factor: f32) {
     let variant = KernelVariant::new(&compile::REDUCE).with("X", "float").with("Y", y.storage.name());
     let extents = [1, count, y.shape.elements()];
@@ -142,7 +142,7 @@ fn pack(inner: usize) -> usize {
     [8, 4, 2].into_iter().find(|vec| inner.is_multiple_of(*vec)).unwrap_or(1)
 }
 
-/// The columns of a block, as the kernel has it.
+/// The columns of a block: `COLUMNS` of the kernel.
 fn columns_of_a_block(inner: usize) -> usize {
     pack(inner) * (32 / pack(inner)).max(8)
 }

@@ -32,15 +32,15 @@ pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
     e.spread(variant, "activation_grad", count, PACK, arguments);
 }
 
-/// The columns of a block that adds them up, and of one of its threads, as the kernel has it.
+/// The columns of a block of `activation_grad_sums`: `LANES * VEC`.
 const COLUMNS: usize = 64;
 
-/// Whether an activation's gradient over rows of this length can be added up on the way.
+/// Whether [`activation_grad_and_sums`] supports rows of this length.
 pub(crate) fn takes_sums(columns: usize) -> bool {
     columns > 0 && columns.is_multiple_of(PACK)
 }
 
-/// The gradient of an activation and its sums over all rows, which are the gradient of a bias.
+/// The gradient of an activation and its column sums, which are the gradient of a bias.
 pub(super) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
     let (x, dy, dx, sums) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone(), e.outputs[1].clone());
     let columns = sums.shape.elements();
@@ -88,7 +88,7 @@ pub(super) fn softmax_grad(e: &mut Emitter) {
     }
 }
 
-/// The mask of a dropout: a random word is kept if it is at least `rate · 2^32`.
+/// `Mask` of the kernels: an element is kept if its random word is at least `rate · 2^32`.
 pub(super) fn mask(op: Dropout) -> CStruct {
     let keep_from = (f64::from(op.rate) * 4294967296.0).ceil() as usize;
     CStruct::new().u32(op.stream as usize).u32(keep_from).f32(1.0 / (1.0 - op.rate))
@@ -98,14 +98,14 @@ pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
     let (x, seed, y) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let count = y.shape.elements();
     let ty = vit_graph::Type::f32(x.shape.clone());
-    let covers = op.elements_per_decision(&ty).max(1);
+    let per_decision = op.elements_per_decision(&ty).max(1);
     let variant = KernelVariant::new(&compile::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = KernelArguments::new().pointers(&[x.address, seed.address, y.address]).fields(mask(op));
     match op.granularity {
         Granularity::Element => e.spread(variant, "dropout_elements", count, 4, arguments.u64(count)),
         Granularity::Sample => {
-            let vec = if covers.is_multiple_of(PACK) { PACK } else { 1 };
-            let arguments = arguments.u64(covers / vec).u64(count / vec);
+            let vec = if per_decision.is_multiple_of(PACK) { PACK } else { 1 };
+            let arguments = arguments.u64(per_decision / vec).u64(count / vec);
             e.spread(variant.with("VEC", vec), "dropout_samples", count / vec, 1, arguments);
         }
     }

@@ -1,4 +1,4 @@
-//! Windows of an image.
+//! Partition of an image into attention windows, and back.
 
 use vit_graph::ops::{Unwindows, Windows};
 
@@ -19,19 +19,19 @@ fn move_pixels(kernel: &'static str, op: &Windows, image: &[usize], e: &mut Emit
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (height, width, channels) = (image[1], image[2], image[3]);
     let vec = [8, 4, 2].into_iter().find(|&v| channels.is_multiple_of(v)).unwrap_or(1);
-    let packs = y.shape.elements() / vec;
+    let vectors = y.shape.elements() / vec;
     let fields = CStruct::new()
         .u32s(&[height, width, channels / vec])
         .u32s(&op.grid(image))
         .u32s(&op.size)
         .u32s(&[op.shift[0] % height.max(1), op.shift[1] % width.max(1)]);
-    // Divisions in 64 bits would take longer than the memory does.
-    let index = if packs < 1 << 31 { "u32" } else { "u64" };
+    // With 64-bit divisions the kernel would be bound by arithmetic, not by memory.
+    let index = if vectors < 1 << 31 { "u32" } else { "u64" };
     let variant = KernelVariant::new(&compile::WINDOWS)
         .with("VEC", vec)
         .with("INDEX", index)
         .with("X", x.storage.name())
         .with("Y", y.storage.name());
-    let arguments = KernelArguments::new().pointers(&[x.address, y.address]).fields(fields).u64(packs);
-    e.spread(variant, kernel, packs, 1, arguments);
+    let arguments = KernelArguments::new().pointers(&[x.address, y.address]).fields(fields).u64(vectors);
+    e.spread(variant, kernel, vectors, 1, arguments);
 }

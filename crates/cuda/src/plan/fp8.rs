@@ -172,7 +172,7 @@ impl EightBits {
                     let first =
                         |start: u64, bytes: usize| if start == 0 { 0 } else { start + (rows.first * bytes) as u64 };
                     let arguments = KernelArguments::new()
-                        .pointers(&[first(weight.eight, columns), weight.factors, gamma, beta])
+                        .pointers(&[first(weight.e4m3, columns), weight.scales, gamma, beta])
                         .pointers(&[first(bias.0, bias.1.bytes()), scratch])
                         .u32(count)
                         .u32(columns);

@@ -211,8 +211,8 @@ impl Prepared {
         Operand {
             address,
             copy,
-            eight,
-            factors: at(self.factors.get(&target).copied()),
+            e4m3: eight,
+            scales: at(self.factors.get(&target).copied()),
             storage: self.storages.of(&self.graph, value),
             shape: self.graph.shape(value).clone(),
         }
@@ -357,7 +357,7 @@ impl Prepared {
             shapes: shapes.join(" "),
             scope: node.path(),
             flops: node.op.flops(&inputs, &node.outputs),
-            bytes: emitter.inputs.iter().chain(emitter.outputs.iter().filter(|o| o.wanted())).map(bytes).sum(),
+            bytes: emitter.inputs.iter().chain(emitter.outputs.iter().filter(|o| o.is_used())).map(bytes).sum(),
         }
     }
 }

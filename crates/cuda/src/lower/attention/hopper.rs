@@ -68,7 +68,7 @@ fn push_variant(
 /// The result at `address`, stored as `out` says, and the rows' log-sum-exp unless its address is 0.
 pub(super) fn forward(job: &AttentionCall, address: u64, out: &Operand, lse: u64, e: &mut Emitter) {
     let plan = HopperTiling::new(HopperKernel::Forward, &job.extents, e.multiprocessors);
-    let factor = if out.storage == Storage::E4m3 { out.factors } else { 0 };
+    let factor = if out.storage == Storage::E4m3 { out.scales } else { 0 };
     let arguments = job.sizes(KernelArguments::new().pointers(&[address, lse, factor]));
     let variant = plan.variant().with("ELEMENT", job.storage.name()).with("OUT", out.storage.name());
     push_variant(e, HopperKernel::Forward, &plan, variant, job.maps(plan.rows), arguments);

@@ -160,7 +160,7 @@ fn view(plan: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageView {
     let new_width = ((plan.output[1] - 1) * stride[1] + padded_width).next_multiple_of(2);
     let pixels = plan.batch * new_height * new_width;
     let address = e.scratch(2 * pixels * padded);
-    let (from, stored) = e.kept(input);
+    let (from, stored) = e.stored(input);
     let border = CStruct::new()
         .u32s(&[height, width, channels, new_height, new_width])
         .u32s(&[plan.conv.padding[0][0], plan.conv.padding[1][0]]);
