@@ -1,25 +1,25 @@
-//! A sum that is normalised next: one pass over memory instead of two.
+//! Residual sum and layer norm in one pass over memory.
 
 use super::Copy;
 use crate::ops::{AddLayerNorm, Binary, Op};
 use crate::{Graph, GraphError, Value};
 
-/// Fuses a layer norm with the sum of two values of one shape before it. The sum stays available to others.
+/// Fuses a layer norm with the sum of two values of one shape before it. The sum stays an output for its other consumers.
 pub fn fuse_add_norm(graph: &Graph) -> Result<Graph, GraphError> {
     let nodes = graph.nodes();
-    // The sum is computed where the norm stands, so nobody may need it before: the norm must be its first user.
-    let mut first_user = vec![None; nodes.len()];
+    // The fused node takes the norm's place, so the norm must be the sum's first consumer.
+    let mut first_consumer = vec![None; nodes.len()];
     for (id, node) in nodes.iter().enumerate() {
         node.inputs.iter().for_each(|v| {
-            first_user[v.node].get_or_insert(id);
+            first_consumer[v.node].get_or_insert(id);
         });
     }
     let fused_by = |id: usize| {
         let Op::Binary(Binary::Add) = nodes[id].op else { return None };
         let [x, y] = [nodes[id].inputs[0], nodes[id].inputs[1]];
-        let user = first_user[id]?;
-        let norm = matches!(nodes[user].op, Op::LayerNorm(_)) && nodes[user].inputs[0].node == id;
-        (norm && graph.shape(x) == graph.shape(y)).then_some(user)
+        let consumer = first_consumer[id]?;
+        let norm = matches!(nodes[consumer].op, Op::LayerNorm(_)) && nodes[consumer].inputs[0].node == id;
+        (norm && graph.shape(x) == graph.shape(y)).then_some(consumer)
     };
     let mut copy = Copy::of(graph);
     for (id, node) in nodes.iter().enumerate() {

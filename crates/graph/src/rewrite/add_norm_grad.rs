@@ -1,34 +1,34 @@
-//! Where a residual branch begins, the gradient of its norm meets that of the stream: one pass instead of two.
+//! Gradient of a layer norm and of the residual connection around its branch in one pass over memory.
 
 use super::Copy;
 use crate::ops::{Binary, LayerNormGradAdd, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// Fuses the gradient of a layer norm with the sum of two values of one shape that takes its first output, if nobody
-/// needs the other outputs before.
+/// Fuses the gradient of a layer norm with a sum of two values of one shape that consumes its first output, if its other
+/// outputs have no consumer before that sum.
 pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     let nodes = graph.nodes();
     let uses = graph.uses();
-    let mut first_user = vec![nodes.len(); nodes.len()];
+    let mut first_consumer = vec![nodes.len(); nodes.len()];
     for (id, node) in nodes.iter().enumerate() {
-        node.inputs.iter().for_each(|v| first_user[v.node] = first_user[v.node].min(id));
+        node.inputs.iter().for_each(|v| first_consumer[v.node] = first_consumer[v.node].min(id));
     }
-    // The norm's gradient that a sum takes in, and what else it adds.
-    let taken = |id: NodeId| {
+    // The norm's gradient that is fused into a sum, and the sum's other term.
+    let fused = |id: NodeId| {
         let Op::Binary(Binary::Add) = nodes[id].op else { return None };
         let [x, y] = [nodes[id].inputs[0], nodes[id].inputs[1]];
         let suits = |v: Value| {
             let grad = matches!(nodes[v.node].op, Op::LayerNormGrad(_)) && v.output == 0;
-            grad && uses[v.node][0] == 1 && first_user[v.node] == id
+            grad && uses[v.node][0] == 1 && first_consumer[v.node] == id
         };
         let found = if suits(x) { (x.node, y) } else { suits(y).then_some((y.node, x))? };
         (graph.shape(x) == graph.shape(y)).then_some(found)
     };
     let mut inside = vec![false; nodes.len()];
-    (0..nodes.len()).filter_map(taken).for_each(|(grad, _)| inside[grad] = true);
+    (0..nodes.len()).filter_map(fused).for_each(|(grad, _)| inside[grad] = true);
     let mut copy = Copy::of(graph);
     for id in (0..nodes.len()).filter(|&id| !inside[id]) {
-        let Some((grad, residual)) = taken(id) else {
+        let Some((grad, residual)) = fused(id) else {
             copy.keep(id)?;
             continue;
         };

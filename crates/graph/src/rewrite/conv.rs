@@ -1,26 +1,27 @@
-//! A convolution takes what follows it into the same pass, and gets its filters in the order in which it reads an image.
+//! Epilogue fusion for convolutions, with filters in the order of channels-last images.
 
-use super::{Copy, only_users};
+use super::{Copy, only_consumers};
 use crate::ops::{Activation, Binary, Conv2d, FusedConv2d, Op, Permute, Reshape, ResidualAt};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// A convolution and the nodes that follow it and nothing else.
+/// A convolution and the chain of nodes that become its epilogue; each is the only consumer of the one before.
 struct ConvChain {
     activation: Option<Activation>,
     residual: Option<(ResidualAt, Value)>,
     members: Vec<NodeId>,
 }
 
-/// Turns convolutions with one group, unless they cut an image into patches, and those with one filter per channel, into [`FusedConv2d`] together with an
-/// activation and a residual that follow, in either order, where no one else sees the steps between.
+/// Turns convolutions with one group and depthwise ones into [`FusedConv2d`], together with an activation and a residual sum
+/// after them, in either order, where intermediates have no other consumer. Patch embeddings are left to
+/// [`super::patchify`].
 pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
-    let users = only_users(graph);
+    let consumers = only_consumers(graph);
     let mut chains: Vec<Option<(NodeId, ConvChain)>> = (0..graph.nodes().len()).map(|_| None).collect();
     let mut inside = vec![false; graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
         let Op::Conv2d(conv) = node.op else { continue };
         if (conv.groups == 1 && !cuts_patches(graph, id, &conv)) || depthwise(graph, id, &conv) {
-            let chain = follow(graph, &users, &inside, id);
+            let chain = follow(graph, &consumers, &inside, id);
             chain.members.iter().for_each(|&m| inside[m] = true);
             let last = chain.members.last().copied().unwrap_or(id);
             chains[last] = Some((id, chain));
@@ -40,7 +41,7 @@ pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// Whether [`super::patchify`] makes more of it.
+/// Whether [`super::patchify`] turns it into a matrix product.
 fn cuts_patches(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
     let weight = graph.shape(graph.node(id).inputs[1]);
     let kernel = [weight[2], weight[3]];
@@ -52,10 +53,10 @@ fn depthwise(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
     weight[0] == conv.groups && weight[1] == 1
 }
 
-fn follow(graph: &Graph, users: &[Option<NodeId>], inside: &[bool], first: NodeId) -> ConvChain {
+fn follow(graph: &Graph, consumers: &[Option<NodeId>], inside: &[bool], first: NodeId) -> ConvChain {
     let mut chain = ConvChain { activation: None, residual: None, members: vec![first] };
     let mut last = first;
-    while let Some(next) = users[last].filter(|&next| !inside[next]) {
+    while let Some(next) = consumers[last].filter(|&next| !inside[next]) {
         let node = graph.node(next);
         let here = Value { node: last, output: 0 };
         match &node.op {
@@ -71,7 +72,7 @@ fn follow(graph: &Graph, users: &[Option<NodeId>], inside: &[bool], first: NodeI
                 if graph.shape(other) != graph.shape(here) || other == here {
                     break;
                 }
-                // So far nothing follows the sum; an activation that does makes it the one before.
+                // Until an activation follows.
                 chain.residual = Some((ResidualAt::AfterActivation, other));
             }
             _ => break,

@@ -1,15 +1,15 @@
-//! Leaves out what no output depends on.
+//! Dead code elimination.
 
 use super::Copy;
 use crate::ops::Op;
 use crate::{Graph, GraphError};
 
-/// The graph without the nodes that no output or update needs. Inputs stay, so that callers can write them all the same.
+/// The graph without nodes that no output or update depends on. Inputs stay, so that callers can write all of them.
 pub fn dead_code(graph: &Graph) -> Result<Graph, GraphError> {
     let mut needed = vec![false; graph.nodes().len()];
     graph.outputs().iter().for_each(|(_, v)| needed[v.node] = true);
     for (parameter, new) in graph.updates() {
-        // A new value need not follow from the old one.
+        // The new value need not depend on the old one.
         (needed[parameter.node], needed[new.node]) = (true, true);
     }
     for id in (0..needed.len()).rev() {

@@ -1,22 +1,23 @@
-//! What the backward pass wants of an activation is its derivative. Computed together with the value, while the linear layer's
-//! sums are at hand, it costs little more than the value alone, and turns the gradient into a factor.
+//! Activations in linear layers keep their derivative for the backward pass. Computing it in the epilogue of the matrix product
+//! costs little, and the gradient becomes a multiplication.
 
 use super::Copy;
 use crate::ops::{Activation, Binary, Linear, LinearWithDerivative, MatMulTimes, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// Where only an activation and its gradient read a linear layer, turns the three into [`LinearWithDerivative`] and a
-/// multiplication, which the matrix product that gives `dy` takes in if nobody else sees that.
+/// Where an activation and its gradient are the only consumers of a linear layer, turns the three into
+/// [`LinearWithDerivative`] and a multiplication; the matrix product that computes `dy` does that in its epilogue
+/// ([`MatMulTimes`]) if it has no other consumer.
 pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
-    let users = users(graph);
+    let consumers = consumers(graph);
     let mut copy = Copy::of(graph);
     let mut derivatives: Vec<Option<Value>> = vec![None; graph.nodes().len()];
-    let products: Vec<Option<NodeId>> = (0..graph.nodes().len()).map(|id| product(graph, &users, id)).collect();
-    let taken: Vec<NodeId> = products.iter().flatten().copied().collect();
+    let products: Vec<Option<NodeId>> = (0..graph.nodes().len()).map(|id| product(graph, &consumers, id)).collect();
+    let fused: Vec<NodeId> = products.iter().flatten().copied().collect();
     for (id, node) in graph.nodes().iter().enumerate() {
         match &node.op {
-            Op::Linear(linear) if activation(graph, &users, id).is_some() => {
-                let Some((activation, found)) = activation(graph, &users, id) else { continue };
+            Op::Linear(linear) if activation(graph, &consumers, id).is_some() => {
+                let Some((activation, found)) = activation(graph, &consumers, id) else { continue };
                 let op = LinearWithDerivative { bias: linear.bias, activation };
                 let inputs = copy.inputs(node);
                 let added = copy.new.add_like(node, op, &inputs)?;
@@ -25,11 +26,11 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                 });
                 derivatives[id] = Some(Value { node: added, output: 1 });
             }
-            // It stands with its linear layer.
+            // Part of its linear layer.
             Op::Activation(_) if derivatives[node.inputs[0].node].is_some() => {}
-            // It stands with the gradient that it is taken into, and so does the reshape between.
-            Op::MatMul(_) if taken.contains(&id) => {}
-            Op::Reshape(_) if taken.contains(&node.inputs[0].node) => {}
+            // Part of the gradient that multiplies it, as is the reshape between.
+            Op::MatMul(_) if fused.contains(&id) => {}
+            Op::Reshape(_) if fused.contains(&node.inputs[0].node) => {}
             Op::ActivationGrad(_) => match (derivatives[node.inputs[0].node], products[id]) {
                 (None, _) => copy.keep(id)?,
                 (Some(derivative), None) => {
@@ -56,32 +57,32 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// The nodes that read each node; itself among them if it leaves the graph.
-fn users(graph: &Graph) -> Vec<Vec<NodeId>> {
-    let mut users = vec![Vec::new(); graph.nodes().len()];
+/// The consumers of each node; an output or update counts as the node itself.
+fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
+    let mut consumers = vec![Vec::new(); graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
-        node.inputs.iter().for_each(|v| users[v.node].push(id));
+        node.inputs.iter().for_each(|v| consumers[v.node].push(id));
     }
     let leaving = graph.outputs().iter().map(|(_, v)| v).chain(graph.updates().iter().map(|(_, v)| v));
-    leaving.for_each(|v| users[v.node].push(v.node));
-    users
+    leaving.for_each(|v| consumers[v.node].push(v.node));
+    consumers
 }
 
-/// The activation of a linear layer that only that activation and its gradient read, and the nodes that apply it.
-fn activation(graph: &Graph, users: &[Vec<NodeId>], id: NodeId) -> Option<(Activation, Vec<NodeId>)> {
+/// The activation of a linear layer whose only consumers are that activation and its gradient, and the nodes that apply it.
+fn activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Activation, Vec<NodeId>)> {
     let Op::Linear(linear) = graph.node(id).op else { return None };
     if linear != (Linear { bias: linear.bias, ..Linear::default() }) {
         return None;
     }
     let (mut kind, mut applied, mut gradients) = (None, Vec::new(), 0);
-    for &user in &users[id] {
-        let used = match graph.node(user).op {
+    for &consumer in &consumers[id] {
+        let used = match graph.node(consumer).op {
             Op::Activation(used) => {
-                applied.push(user);
+                applied.push(consumer);
                 used
             }
-            // As its `dy` a value is read for itself.
-            Op::ActivationGrad(grad) if graph.node(user).inputs[1].node != id => {
+            // As `dy` the value itself is needed, not its activation.
+            Op::ActivationGrad(grad) if graph.node(consumer).inputs[1].node != id => {
                 gradients += 1;
                 grad.0
             }
@@ -94,16 +95,16 @@ fn activation(graph: &Graph, users: &[Vec<NodeId>], id: NodeId) -> Option<(Activ
     (gradients > 0 && !applied.is_empty()).then_some((kind?, applied))
 }
 
-/// The matrix product that an activation's gradient can take in: the only reader of its `dy`, but for a reshape.
-fn product(graph: &Graph, users: &[Vec<NodeId>], id: NodeId) -> Option<NodeId> {
+/// The matrix product that computes `dy` for this activation's gradient and nothing else, perhaps behind a reshape.
+fn product(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<NodeId> {
     let node = graph.node(id);
     let Op::ActivationGrad(_) = node.op else { return None };
-    activation(graph, users, node.inputs[0].node)?;
+    activation(graph, consumers, node.inputs[0].node)?;
     let mut value = node.inputs[1];
     if let Op::Reshape(_) = graph.node(value.node).op
-        && users[value.node].len() == 1
+        && consumers[value.node].len() == 1
     {
         value = graph.node(value.node).inputs[0];
     }
-    (matches!(graph.node(value.node).op, Op::MatMul(_)) && users[value.node].len() == 1).then_some(value.node)
+    (matches!(graph.node(value.node).op, Op::MatMul(_)) && consumers[value.node].len() == 1).then_some(value.node)
 }

@@ -1,21 +1,21 @@
-//! A trained batch norm is a product and a sum with known numbers, which the convolution before it can do.
+//! Batch norm folding: at inference a batch norm is a scale and a shift per channel, which fold into the weights of the
+//! convolution before it.
 
-use super::{Copy, only_users};
+use super::{Copy, only_consumers};
 use crate::analysis::constant_nodes;
 use crate::ops::{Binary, Conv2d, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// Folds products and sums with one number per channel into the convolution before them, where those numbers follow from
-/// parameters that no run changes: they are then computed once, and the convolution has other weights.
+/// Folds products and sums with one constant per channel into the weights and bias of the convolution before them.
 pub fn fold_norm(graph: &Graph) -> Result<Graph, GraphError> {
-    let (users, constant) = (only_users(graph), constant_nodes(graph));
+    let (consumers, constant) = (only_consumers(graph), constant_nodes(graph));
     let follow = |id: NodeId| {
         let Op::Conv2d(_) = graph.node(id).op else { return Vec::new() };
         let weight = graph.node(id).inputs[1];
         let width = graph.shape(weight)[0];
         let mut chain: Vec<(NodeId, Binary, Value)> = Vec::new();
         let mut last = id;
-        while let Some(next) = users[last].filter(|_| constant[weight.node]) {
+        while let Some(next) = consumers[last].filter(|_| constant[weight.node]) {
             let node = graph.node(next);
             let Op::Binary(op @ (Binary::Mul | Binary::Add)) = node.op else { break };
             let here = Value { node: last, output: 0 };
@@ -42,7 +42,7 @@ pub fn fold_norm(graph: &Graph) -> Result<Graph, GraphError> {
             copy.keep(id)?;
             continue;
         };
-        // The convolution stands where the last of its followers stood: their operands are there by then.
+        // The folded convolution takes the place of the last node of the chain, after the operands of all of them.
         if chains[first].last().is_some_and(|(last, ..)| *last == id) {
             let folded = fold(&mut copy, graph, first, &chains[first])?;
             copy.place(Value { node: id, output: 0 }, folded);

@@ -1,10 +1,10 @@
-//! A linear layer takes what follows it into the same pass: activation, layer scale, residual sum.
+//! Epilogue fusion for linear layers: activation, layer scale, residual sum.
 
-use super::{Copy, only_users};
+use super::{Copy, only_consumers};
 use crate::ops::{Binary, Linear, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// A linear layer and the nodes that follow it and nothing else, in order.
+/// A linear layer and the chain of nodes that become its epilogue; each is the only consumer of the one before.
 struct LinearChain {
     linear: Linear,
     scale: Option<Value>,
@@ -12,16 +12,17 @@ struct LinearChain {
     last: NodeId,
 }
 
-/// Fuses `linear → activation → · scale → + residual`, any of the three, where no one else sees the steps between.
+/// Fuses `linear → activation → · scale → + residual`, each of the three optional, where intermediates have no other
+/// consumer.
 pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
-    let users = only_users(graph);
+    let consumers = only_consumers(graph);
     let mut chains: Vec<Option<(NodeId, LinearChain)>> = (0..graph.nodes().len()).map(|_| None).collect();
     let mut inside = vec![false; graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
         if let Op::Linear(linear) = node.op
             && linear == (Linear { bias: linear.bias, int8: linear.int8, ..Linear::default() })
         {
-            let (chain, members) = follow(graph, &users, &inside, id, linear);
+            let (chain, members) = follow(graph, &consumers, &inside, id, linear);
             if chain.last != id {
                 members.iter().for_each(|&m| inside[m] = true);
                 let last = chain.last;
@@ -47,7 +48,7 @@ pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
 
 fn follow(
     graph: &Graph,
-    users: &[Option<NodeId>],
+    consumers: &[Option<NodeId>],
     inside: &[bool],
     first: NodeId,
     linear: Linear,
@@ -55,7 +56,7 @@ fn follow(
     let mut chain = LinearChain { linear, scale: None, residual: None, last: first };
     let mut members = vec![first];
     let width = graph.shape(Value { node: first, output: 0 }).last();
-    while let Some(next) = users[chain.last].filter(|&next| !inside[next]) {
+    while let Some(next) = consumers[chain.last].filter(|&next| !inside[next]) {
         let node = graph.node(next);
         let here = Value { node: chain.last, output: 0 };
         let other = || if node.inputs[0] == here { node.inputs[1] } else { node.inputs[0] };

@@ -1,4 +1,4 @@
-//! Rewrites: small named functions from a graph to a graph that computes the same.
+//! Rewrites: functions from a graph to an equivalent graph. Each device applies its own list.
 
 mod add_norm;
 mod add_norm_grad;
@@ -28,7 +28,7 @@ pub use relu::relu_by_result;
 
 use crate::{Graph, GraphError, Node, NodeId, Value};
 
-/// Copies a graph node by node, knowing where every old value went.
+/// Copies a graph node by node and maps old values to new ones.
 struct Copy<'a> {
     old: &'a Graph,
     new: Graph,
@@ -41,7 +41,7 @@ impl<'a> Copy<'a> {
         Copy { old, new: Graph::new(), moved }
     }
 
-    /// Where an old value is in the new graph. Rewrites only ask for values whose node they have copied.
+    /// The new value of an old one, whose node must have been copied.
     fn moved(&self, value: Value) -> Value {
         self.moved[value.node][value.output].expect("a value is copied before it is used")
     }
@@ -50,7 +50,7 @@ impl<'a> Copy<'a> {
         node.inputs.iter().map(|&v| self.moved(v)).collect()
     }
 
-    /// Copies a node as it is.
+    /// Copies a node unchanged.
     fn keep(&mut self, id: NodeId) -> Result<(), GraphError> {
         let node = self.old.node(id);
         let added = self.new.add_like(node, node.op.clone(), &self.inputs(node))?;
@@ -60,12 +60,12 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Says that an old value is now computed by this one.
+    /// Replaces an old value by this new one.
     fn place(&mut self, old: Value, new: Value) {
         self.moved[old.node][old.output] = Some(new);
     }
 
-    /// The new graph with the names of the old one.
+    /// The new graph with the outputs, updates and taps of the old one.
     fn finish(mut self) -> Result<Graph, GraphError> {
         for (name, value) in self.old.outputs() {
             let value = self.moved(*value);
@@ -84,12 +84,12 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// For every node whose first output is used exactly once: by which node.
-fn only_users(graph: &Graph) -> Vec<Option<NodeId>> {
+/// For every node whose first output has exactly one consumer: that consumer.
+fn only_consumers(graph: &Graph) -> Vec<Option<NodeId>> {
     let uses = graph.uses();
-    let mut users = vec![None; graph.nodes().len()];
+    let mut consumers = vec![None; graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
-        node.inputs.iter().filter(|v| v.output == 0 && uses[v.node][0] == 1).for_each(|v| users[v.node] = Some(id));
+        node.inputs.iter().filter(|v| v.output == 0 && uses[v.node][0] == 1).for_each(|v| consumers[v.node] = Some(id));
     }
-    users
+    consumers
 }

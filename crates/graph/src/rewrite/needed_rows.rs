@@ -1,17 +1,17 @@
-//! Rows that nobody reads are not computed. Where the head reads one token of a sequence, the last block needs the keys
-//! and values of all tokens, but queries, their attention and everything after it of that token only.
+//! Dead code elimination by token. Where the head reads one token of a sequence, the last block needs the keys and values of
+//! all tokens, but the queries, their attention and everything after it only of that token.
 
 use std::ops::Range;
 
-use super::{Copy, dead_code, only_users};
+use super::{Copy, dead_code, only_consumers};
 use crate::ops::{Attention, Linear, Op, Operation, Slice};
 use crate::{Graph, GraphError, Node, NodeId, Type, Value};
 
 /// The axis of tokens in `[batch, tokens, width]`.
 const TOKENS: usize = 1;
 
-/// Computes of each sequence only the tokens that somebody reads, where they are no more than half of it. To be applied
-/// before differentiating: a gradient reads what it is the gradient of.
+/// Computes only the tokens of each sequence that have a consumer, where they are at most half of it. Apply it before
+/// differentiating, since gradients consume the whole of a value.
 pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
     let graph = &dead_code(graph)?;
     let rows = NeededRows::of(graph);
@@ -40,26 +40,26 @@ pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
             _ => copy.keep(id)?,
         }
     }
-    // What is left of a tapped value is no longer what its name says.
+    // A tap must name the whole value.
     for id in (0..graph.nodes().len()).filter(|&id| rows.narrow(id)) {
         copy.moved[id].fill(None);
     }
     copy.finish()
 }
 
-/// Which tokens of the first output of every node are computed.
+/// The tokens of the first output of every node that are computed.
 struct NeededRows<'a> {
     graph: &'a Graph,
     computed: Vec<Range<usize>>,
-    /// Linear layers that give query, key and value to one narrow attention, which gets three of them instead.
+    /// Linear layers that compute packed query, key and value for one narrowed attention: they are split in three.
     split: Vec<bool>,
 }
 
 impl<'a> NeededRows<'a> {
-    /// From the last node to the first: what a node computes is what its users read.
+    /// From the last node to the first: a node computes the tokens that its consumers read.
     fn of(graph: &'a Graph) -> Self {
         let nodes = graph.nodes();
-        let users = only_users(graph);
+        let consumers = only_consumers(graph);
         let all: Vec<Range<usize>> =
             (0..nodes.len()).map(|id| 0..tokens(graph, Value { node: id, output: 0 })).collect();
         let mut rows = NeededRows { graph, computed: all.clone(), split: vec![false; nodes.len()] };
@@ -83,7 +83,7 @@ impl<'a> NeededRows<'a> {
             if let (true, Op::Attention(Attention { packed: true, .. })) = (narrow, &node.op) {
                 let producer = node.inputs[0].node;
                 let plain = |l: Linear| l == Linear { bias: l.bias, int8: l.int8, ..Linear::default() };
-                let single = users[producer] == Some(id);
+                let single = consumers[producer] == Some(id);
                 rows.split[producer] = single && matches!(nodes[producer].op, Op::Linear(l) if plain(l));
             }
             for (i, &input) in node.inputs.iter().enumerate() {
@@ -98,7 +98,7 @@ impl<'a> NeededRows<'a> {
         rows
     }
 
-    /// Whether a node computes less than its output had.
+    /// Whether a node computes only some of its tokens.
     fn narrow(&self, id: NodeId) -> bool {
         self.computed[id].len() < tokens(self.graph, Value { node: id, output: 0 })
     }
@@ -107,23 +107,23 @@ impl<'a> NeededRows<'a> {
         slice.axis == TOKENS && self.graph.shape(input).len() == 3
     }
 
-    /// Whether a slice takes tokens of a value of which not all are computed.
+    /// Whether a slice selects tokens of a narrowed value.
     fn cut(&self, input: Value, slice: &Slice) -> bool {
         self.is_tokens(input, slice) && input.output == 0 && self.narrow(input.node)
     }
 
-    /// These tokens of an old value, in the new graph, as part of the `user` that wants them.
-    fn take(&self, copy: &mut Copy, value: Value, range: Range<usize>, user: &Node) -> Result<Value, GraphError> {
+    /// These tokens of an old value in the new graph, for the `consumer` that reads them.
+    fn take(&self, copy: &mut Copy, value: Value, range: Range<usize>, consumer: &Node) -> Result<Value, GraphError> {
         let (have, moved) = (&self.computed[value.node], copy.moved(value));
         if *have == range {
             return Ok(moved);
         }
         let slice = Slice { axis: TOKENS, start: range.start - have.start, length: range.len() };
-        Ok(Value { node: copy.new.add_like(user, slice, &[moved])?, output: 0 })
+        Ok(Value { node: copy.new.add_like(consumer, slice, &[moved])?, output: 0 })
     }
 }
 
-/// The number of tokens; values of another rank count as one.
+/// The number of tokens; 1 for values of another rank.
 fn tokens(graph: &Graph, value: Value) -> usize {
     let shape = graph.shape(value);
     if shape.len() == 3 { shape[TOKENS] } else { 1 }
@@ -138,7 +138,7 @@ fn row_inputs(graph: &Graph, node: &Node) -> Option<Vec<bool>> {
     node.op.row_inputs(&inputs, &node.outputs[0])
 }
 
-/// Attention of some queries to all keys.
+/// Attention of the needed queries to all keys.
 fn narrow_attention(
     copy: &mut Copy,
     rows: &NeededRows,

@@ -1,4 +1,4 @@
-//! A convolution whose filters touch every pixel once is one matrix product over patches.
+//! A convolution with kernel = stride is one matrix product over patches.
 
 use super::Copy;
 use crate::ops::{Conv2d, ImageLayout, Linear, Op, Patchify, Permute, Reshape};
@@ -29,7 +29,7 @@ pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
         let mut add =
             |op: Op, inputs: &[Value]| copy.new.add_like(node, op, inputs).map(|node| Value { node, output: 0 });
         let moved = |v: Value| copy.moved[v.node][v.output].expect("inputs come before their users");
-        // Patches of one channels-last pixel lie where they should.
+        // A patch of one channels-last pixel is already a row.
         let patches = if kernel == [1, 1] && layout == ImageLayout::ChannelsLast {
             let [batch, height, width, channels] = [0, 1, 2, 3].map(|axis| graph.shape(image)[axis]);
             add(Reshape::to([batch, height * width, channels]).into(), &[moved(image)])?

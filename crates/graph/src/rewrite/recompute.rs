@@ -1,7 +1,7 @@
-//! Activations of a model's blocks are computed again when the backward pass wants them, from what the blocks began with,
-//! instead of being kept until then: about a third more arithmetic for a fraction of the memory.
+//! Activation checkpointing (Chen et al., 2016, arXiv:1604.06174): the backward pass recomputes the activations inside a
+//! model's blocks from the blocks' inputs, for about a third more arithmetic and a fraction of the memory.
 //!
-//! Random masks are functions of seed and position, so what is computed again is the same to the last bit.
+//! Dropout masks are functions of seed and position, so recomputed values are the same bits.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,14 +10,14 @@ use crate::memory::storage;
 use crate::ops::{Op, Operation};
 use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
-/// Of a graph with a backward pass in it: what a block leaves for those after it is kept, everything else of it that the
-/// backward pass reads is computed again right before it does.
+/// In a graph with a backward pass, keeps the outputs of blocks and recomputes everything else in them that the backward
+/// pass reads, right before it does.
 ///
-/// A block is what stands in one numbered part of the model, e.g. `blocks.3` or `layers.1.blocks.0`.
+/// A block is a numbered part of the model, e.g. `blocks.3` or `layers.1.blocks.0`.
 pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
     let blocks = Blocks::find(graph);
     let mut copy = Copy::of(graph);
-    let mut again: HashMap<Value, Value> = HashMap::new();
+    let mut second_values: HashMap<Value, Value> = HashMap::new();
     let mut done = HashSet::new();
     for (id, node) in graph.nodes().iter().enumerate() {
         if !is_backward(graph, id) {
@@ -25,13 +25,14 @@ pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
             continue;
         }
         for &input in &node.inputs {
-            if let Some(block) = blocks.lost(input)
+            if let Some(block) = blocks.dropped(input)
                 && done.insert(block)
             {
-                blocks.repeat(block, graph, &mut copy, &mut again)?;
+                blocks.recompute(block, graph, &mut copy, &mut second_values)?;
             }
         }
-        let inputs: Vec<Value> = node.inputs.iter().map(|v| again.get(v).copied().unwrap_or(copy.moved(*v))).collect();
+        let inputs: Vec<Value> =
+            node.inputs.iter().map(|v| second_values.get(v).copied().unwrap_or(copy.moved(*v))).collect();
         let added = copy.new.add_like(node, node.op.clone(), &inputs)?;
         for output in 0..node.outputs.len() {
             copy.place(Value { node: id, output }, Value { node: added, output });
@@ -40,23 +41,23 @@ pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// The blocks of a model, each a stretch of the graph.
+/// The blocks of a model, each a range of consecutive nodes.
 struct Blocks {
     /// The block of each node of the forward pass that is in one.
     of: Vec<Option<usize>>,
-    /// The nodes of each block that are computed again.
-    repeated: Vec<Vec<NodeId>>,
-    /// Values that are there for the backward pass anyway.
+    /// The nodes of each block that are recomputed.
+    recomputed: Vec<Vec<NodeId>>,
+    /// Values that stay in memory until the backward pass.
     kept: HashSet<Value>,
 }
 
 impl Blocks {
     fn find(graph: &Graph) -> Blocks {
-        let of = stretches(graph);
+        let of = block_of_nodes(graph);
         let mut kept = HashSet::new();
         let mut keep = |value: Value| {
             kept.insert(value);
-            // A reshape shares the memory of what it reshapes.
+            // A reshape shares its input's memory.
             kept.insert(storage(graph, value));
         };
         let mut wanted: HashSet<Value> = HashSet::new();
@@ -76,15 +77,15 @@ impl Blocks {
         named.for_each(keep);
 
         let count = of.iter().flatten().max().map_or(0, |last| last + 1);
-        let mut blocks = Blocks { of, repeated: vec![Vec::new(); count], kept };
+        let mut blocks = Blocks { of, recomputed: vec![Vec::new(); count], kept };
         let mut needed = vec![false; graph.nodes().len()];
         for id in (0..graph.nodes().len()).rev() {
             let Some(block) = blocks.of[id] else { continue };
-            let lost = |output: usize| Value { node: id, output };
+            let value = |output: usize| Value { node: id, output };
             let outputs = 0..graph.node(id).outputs.len();
-            needed[id] |= outputs.into_iter().map(lost).any(|v| wanted.contains(&v) && !blocks.kept.contains(&v));
+            needed[id] |= outputs.into_iter().map(value).any(|v| wanted.contains(&v) && !blocks.kept.contains(&v));
             if needed[id] {
-                blocks.repeated[block].push(id);
+                blocks.recomputed[block].push(id);
                 for &input in &graph.node(id).inputs {
                     if blocks.of[input.node] == Some(block) && !blocks.kept.contains(&input) {
                         needed[input.node] = true;
@@ -92,33 +93,33 @@ impl Blocks {
                 }
             }
         }
-        blocks.repeated.iter_mut().for_each(|nodes| nodes.reverse());
+        blocks.recomputed.iter_mut().for_each(|nodes| nodes.reverse());
         blocks
     }
 
-    /// The block of a value that the backward pass does not find in memory.
-    fn lost(&self, value: Value) -> Option<usize> {
+    /// The block of a value that is not kept for the backward pass.
+    fn dropped(&self, value: Value) -> Option<usize> {
         self.of[value.node].filter(|_| !self.kept.contains(&value))
     }
 
-    /// Computes a block's lost values again.
-    fn repeat(
+    /// Recomputes the values of a block that were not kept.
+    fn recompute(
         &self,
         block: usize,
         graph: &Graph,
         copy: &mut Copy,
-        again: &mut HashMap<Value, Value>,
+        second_values: &mut HashMap<Value, Value>,
     ) -> Result<(), GraphError> {
-        for &id in &self.repeated[block] {
+        for &id in &self.recomputed[block] {
             let node = graph.node(id);
             let inputs: Vec<Value> =
-                node.inputs.iter().map(|v| again.get(v).copied().unwrap_or(copy.moved(*v))).collect();
+                node.inputs.iter().map(|v| second_values.get(v).copied().unwrap_or(copy.moved(*v))).collect();
             let second = Node { phase: Phase::Recompute, ..node.clone() };
             let added = copy.new.add_like(&second, second.op.clone(), &inputs)?;
             for output in 0..node.outputs.len() {
                 let value = Value { node: id, output };
                 if !self.kept.contains(&value) {
-                    again.insert(value, Value { node: added, output });
+                    second_values.insert(value, Value { node: added, output });
                 }
             }
         }
@@ -131,8 +132,8 @@ fn is_backward(graph: &Graph, id: NodeId) -> bool {
     matches!(graph.node(id).phase, Phase::Backward | Phase::Recompute)
 }
 
-/// The block of each node: neighbours in the same numbered part of the model. Of several micro-batches, each has its own.
-fn stretches(graph: &Graph) -> Vec<Option<usize>> {
+/// The block of each node: consecutive nodes of one numbered part of the model. Micro-batches have separate blocks.
+fn block_of_nodes(graph: &Graph) -> Vec<Option<usize>> {
     let (mut last, mut count): (Option<&str>, usize) = (None, 0);
     let nodes = graph.nodes().iter().enumerate();
     nodes
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_backward_pass_stays_as_it_is() {
+    fn a_graph_without_a_backward_pass_is_unchanged() {
         let mut graph = network();
         graph.retain_outputs(|name| name == "logits");
         let graph = crate::rewrite::dead_code(&graph).unwrap();

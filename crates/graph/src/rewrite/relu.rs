@@ -1,4 +1,4 @@
-//! A relu's derivative is known from its result, so what went into it need not be kept for the backward pass.
+//! A relu's derivative follows from its output, so that the backward pass need not keep its input.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use super::Copy;
 use crate::ops::{Activation, ActivationGrad, Op};
 use crate::{Graph, GraphError, Value};
 
-/// Lets the gradient of every relu read the relu's result in place of its input.
+/// Lets the gradient of every relu read the relu's output instead of its input.
 pub fn relu_by_result(graph: &Graph) -> Result<Graph, GraphError> {
     let mut results: HashMap<Value, Value> = HashMap::new();
     let mut copy = Copy::of(graph);
