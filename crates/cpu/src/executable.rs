@@ -87,7 +87,7 @@ impl Prepared {
         let workspace = |id: NodeId| lowered[id].as_ref().filter(|_| !constant[id]).map_or(0, |l| 4 * l.workspace);
         let outside = |v: Value| constant[v.node] || in_place.contains_key(&v);
         let tight = MemoryPlan::new(&graph, workspace, outside);
-        let apart = MemoryPlan::with_places(&graph, workspace, outside, LARGE);
+        let apart = MemoryPlan::with_exact_fit(&graph, workspace, outside, LARGE);
         let plan = if apart.arena_bytes <= tight.arena_bytes / 10 * 11 { apart } else { tight };
         Ok(Prepared { graph, lowered, constant, plan })
     }

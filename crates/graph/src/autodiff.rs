@@ -1,15 +1,15 @@
-//! Reverse-mode differentiation: adds the backward nodes to the graph that holds the forward ones.
+//! Reverse-mode differentiation: appends the backward pass to a graph.
 
 use crate::ops::{Binary, Operation, Reduce, Reshape};
 use crate::{Graph, GraphError, NodeId, Phase, Value};
 
-/// The gradients of a scalar `loss` with respect to each of `wrt`; zeros where the loss does not depend on one.
+/// The gradients of a scalar `loss` with respect to each of `wrt`; zeros where the loss does not depend on it.
 pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Value>, GraphError> {
     differentiate(graph, loss, wrt, &vec![None; wrt.len()])
 }
 
-/// The gradients of a scalar `loss` added to the sums so far, each as soon as it is known, so that its memory can be
-/// reused. `wrt` are parameters: nothing may come before them in the graph.
+/// Accumulates the gradients of a scalar `loss` into `sums`, each as soon as it is computed, so that its memory can be
+/// reused. `wrt` must be parameters.
 pub fn add_gradients(graph: &mut Graph, loss: Value, wrt: &[Value], sums: &[Value]) -> Result<Vec<Value>, GraphError> {
     differentiate(graph, loss, wrt, &sums.iter().copied().map(Some).collect::<Vec<_>>())
 }
@@ -24,10 +24,10 @@ fn differentiate(
         return Err(GraphError::Gradient {
             op: graph.node(loss.node).op.name(),
             scope: graph.node(loss.node).scope.clone(),
-            reason: format!("the loss should be one number, not {}", graph.ty(loss)),
+            reason: format!("the loss should be a scalar, not {}", graph.ty(loss)),
         });
     }
-    let wanted = depends_on(graph, loss.node, wrt);
+    let differentiated = depends_on(graph, loss.node, wrt);
     let mut upstream: Vec<Vec<Option<Value>>> =
         graph.nodes()[..=loss.node].iter().map(|n| vec![None; n.outputs.len()]).collect();
     let shape = graph.shape(loss).clone();
@@ -39,19 +39,19 @@ fn differentiate(
     }
 
     for node in (0..=loss.node).rev() {
-        if !wanted[node] || upstream[node].iter().all(Option::is_none) {
+        if !differentiated[node] || upstream[node].iter().all(Option::is_none) {
             continue;
         }
         let op = graph.node(node).op.clone();
         let inputs = graph.node(node).inputs.clone();
         let scope = graph.node(node).scope.clone();
-        let wants = inputs.iter().map(|v| wanted[v.node] && graph.ty(*v).dtype.is_float()).collect();
+        let wants = inputs.iter().map(|v| differentiated[v.node] && graph.ty(*v).dtype.is_float()).collect();
         graph.enter(&scope);
         let mut backward = Backward { graph, node, upstream: &upstream[node], wants, found: vec![None; inputs.len()] };
         op.gradient(&mut backward)?;
         let found = backward.found;
         for (input, gradient) in inputs.iter().zip(found) {
-            let (Some(gradient), true) = (gradient, wanted[input.node]) else { continue };
+            let (Some(gradient), true) = (gradient, differentiated[input.node]) else { continue };
             let slot = &mut upstream[input.node][input.output];
             *slot = Some(match *slot {
                 Some(sum) => graph.value(Binary::Add, &[sum, gradient])?,
@@ -81,7 +81,7 @@ fn depends_on(graph: &Graph, last: NodeId, wrt: &[Value]) -> Vec<bool> {
     depends
 }
 
-/// What an operation sees while it states its gradient.
+/// The context in which [`Operation::gradient`] adds the backward nodes of one operation.
 pub struct Backward<'a> {
     /// The graph, to which backward nodes are added.
     pub graph: &'a mut Graph,
@@ -118,7 +118,7 @@ impl Backward<'_> {
         }
     }
 
-    /// Refuses a loss that depends on any output but the first.
+    /// An error if the loss depends on an output other than the first.
     pub fn only_first_output(&self, what: &str) -> Result<(), GraphError> {
         if self.upstream[1..].iter().any(Option::is_some) {
             return Err(self.unsupported(&format!("the loss depends on {what}")));
@@ -126,12 +126,12 @@ impl Backward<'_> {
         Ok(())
     }
 
-    /// Whether anybody wants the gradient of this input.
+    /// Whether the gradient of this input is needed.
     pub fn wants(&self, i: usize) -> bool {
         self.wants[i]
     }
 
-    /// States the gradient of an input.
+    /// Sets the gradient of an input.
     pub fn set(&mut self, i: usize, gradient: Value) -> Result<(), GraphError> {
         if self.graph.shape(gradient) != self.graph.shape(self.input(i)) {
             let found = self.graph.shape(gradient).clone();
@@ -141,7 +141,7 @@ impl Backward<'_> {
         Ok(())
     }
 
-    /// States that the outputs of `node` are the gradients of the first `count` inputs.
+    /// Sets the gradients of the first `count` inputs to the outputs of `node`.
     pub fn set_all(&mut self, node: NodeId, count: usize) -> Result<(), GraphError> {
         for i in (0..count).filter(|&i| self.wants[i]).collect::<Vec<_>>() {
             self.set(i, Value { node, output: i })?;
@@ -149,7 +149,7 @@ impl Backward<'_> {
         Ok(())
     }
 
-    /// Sums a gradient over the axes along which an input was repeated.
+    /// Sums a gradient over the axes along which input `i` was broadcast.
     pub fn sum_to_input(&mut self, gradient: Value, i: usize) -> Result<Value, GraphError> {
         let (from, to) = (self.graph.shape(gradient).clone(), self.graph.shape(self.input(i)).clone());
         let extra = from.len() - to.len();
@@ -158,7 +158,7 @@ impl Backward<'_> {
         if *self.graph.shape(summed) == to { Ok(summed) } else { self.graph.value(Reshape(to), &[summed]) }
     }
 
-    /// The error of an operation that has no gradient here.
+    /// The error of an operation without a gradient.
     pub fn unsupported(&self, reason: &str) -> GraphError {
         let node = self.graph.node(self.node);
         GraphError::Gradient { op: node.op.name(), scope: node.scope.clone(), reason: reason.into() }

@@ -1,4 +1,4 @@
-//! What a graph costs before it runs: FLOPs, parameters and activation bytes of every node.
+//! The static cost of a graph: FLOPs, parameters and activation bytes of every node.
 
 use crate::ops::{Op, Operation};
 use crate::{Graph, Type};
@@ -6,13 +6,13 @@ use crate::{Graph, Type};
 /// The cost of one node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeCost {
-    /// Where it stands in the model.
+    /// The part of the model it belongs to.
     pub scope: String,
     /// The operation.
     pub op: &'static str,
     /// Floating-point operations of its matrix products, 2 per multiply-add.
     pub flops: u64,
-    /// Numbers that it brings as a trainable parameter.
+    /// Elements, if it is a trainable parameter.
     pub parameters: u64,
     /// Bytes that it writes.
     pub activation_bytes: u64,
@@ -26,7 +26,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Counts a graph.
+    /// The cost of every node.
     pub fn of(graph: &Graph) -> Cost {
         let uses = graph.uses();
         let count = |(id, node): (usize, &crate::Node)| {
@@ -47,22 +47,22 @@ impl Cost {
         Cost { nodes: graph.nodes().iter().enumerate().map(count).collect() }
     }
 
-    /// All FLOPs.
+    /// The sum of all FLOPs.
     pub fn flops(&self) -> u64 {
         self.nodes.iter().map(|n| n.flops).sum()
     }
 
-    /// All trainable parameters, as published figures count them; running statistics are not among them.
+    /// The number of trainable parameters, as published: without running statistics.
     pub fn parameters(&self) -> u64 {
         self.nodes.iter().map(|n| n.parameters).sum()
     }
 
-    /// Everything written in one run.
+    /// Bytes written in one run.
     pub fn activation_bytes(&self) -> u64 {
         self.nodes.iter().map(|n| n.activation_bytes).sum()
     }
 
-    /// Costs added up by part of the model, `depth` names deep, in the order in which the parts appear.
+    /// The sums of costs by the first `depth` names of the scope, in order of appearance.
     pub fn by_scope(&self, depth: usize) -> Vec<NodeCost> {
         let mut parts: Vec<NodeCost> = Vec::new();
         for node in &self.nodes {

@@ -1,4 +1,4 @@
-//! What a device is: something that turns a graph into an executable once, which then runs many times.
+//! Devices: a [`Device`] compiles a graph once into an [`Executable`], which runs many times.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use crate::ops::{Data, Parameter};
 use crate::{DType, Graph, GraphError, Type};
 use vit_system::host::{self, FreeMemory};
 
-/// Elements that go to or come from a device.
+/// Host memory that is copied to a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Elements<'a> {
@@ -16,7 +16,7 @@ pub enum Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// How many there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         match self {
             Elements::F32(data) => data.len(),
@@ -24,12 +24,12 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The type of one.
+    /// The element type.
     pub fn dtype(&self) -> DType {
         match self {
             Elements::F32(_) => DType::F32,
@@ -37,7 +37,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Checks that these are the elements of a value of this type.
+    /// Checks type and number of elements against those of an input or parameter.
     pub fn check(&self, name: &str, ty: &Type) -> Result<(), GraphError> {
         if self.dtype() == ty.dtype && self.len() == ty.shape.elements() {
             return Ok(());
@@ -71,13 +71,13 @@ impl<'a> From<&'a Data> for Elements<'a> {
     }
 }
 
-/// Where parameters come from when a graph is compiled.
+/// A source of parameters for compiling a graph.
 pub trait Parameters {
-    /// The elements of a parameter, if there are any. A source that owns them gives them away, so that a model in its
-    /// original and its packed form never lies in memory at once.
+    /// The elements of a parameter, if the source has it. A source that owns them moves them out, so that a model is never in
+    /// memory twice, in its original and its packed form.
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>>;
 
-    /// Bytes of host memory that this source holds and gives away bit by bit as its parameters are taken.
+    /// Bytes of host memory that this source frees as its parameters are taken.
     fn held_bytes(&self) -> u64 {
         0
     }
@@ -89,10 +89,10 @@ impl Parameters for BTreeMap<String, Vec<f32>> {
     }
 }
 
-/// Parameters that start as their initialisers say.
+/// Parameters drawn from their initialisers.
 #[derive(Debug, Clone, Copy)]
 pub struct Initial {
-    /// What the random numbers depend on, besides the parameters' names.
+    /// The seed; random numbers also depend on the parameter's name.
     pub seed: u64,
 }
 
@@ -104,40 +104,40 @@ impl Parameters for Initial {
     }
 }
 
-/// What an executable holds.
+/// The memory of an executable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// Bytes of parameters and constants in the form that the device keeps.
+    /// Bytes of parameters and constants in the device's layout and precision.
     pub stored_bytes: usize,
-    /// Bytes of inputs, temporaries, outputs and scratch memory.
+    /// Bytes of inputs, temporaries, outputs and workspaces.
     pub arena_bytes: usize,
 }
 
 impl Memory {
-    /// All of it.
+    /// The sum.
     pub fn bytes(&self) -> u64 {
         (self.stored_bytes + self.arena_bytes) as u64
     }
 }
 
-/// What the bits of a device's results depend on besides the graph and its inputs. A training run keeps this, so that
-/// another process, and another machine of the same kind, goes on to the same bits.
+/// Everything besides the graph and its inputs that determines the bits of a device's results. A training run saves it, so that
+/// it resumes to the same bits in another process or on another machine of the same kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Algorithms {
-    /// The device and the libraries that it computes with, by name. Where these differ, results agree to rounding only.
+    /// The device and its libraries, by name. If these differ, results agree up to rounding.
     pub environment: BTreeMap<String, String>,
-    /// The algorithms that were chosen by timing them, by operation, in the device's own notation.
+    /// The algorithms chosen by autotuning, by operation, in the device's notation.
     pub chosen: BTreeMap<String, String>,
 }
 
 /// One kernel of an executable.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepInfo {
-    /// The operation, with what was fused into it.
+    /// The operation and its epilogue.
     pub op: String,
-    /// The shapes it works on.
+    /// The shapes of its operands.
     pub shapes: String,
-    /// Its place in the model.
+    /// The part of the model it belongs to, with its phase.
     pub scope: String,
     /// Floating-point operations of its matrix products.
     pub flops: u64,
@@ -161,44 +161,44 @@ pub trait Device: Send + Sync {
         self.id()
     }
 
-    /// What running a graph would take, without its parameters.
+    /// The memory that compiling a graph would take; allocates nothing.
     fn plan(&self, graph: &Graph) -> Result<Memory, GraphError>;
 
-    /// What the bits of everything that it compiled so far depend on.
+    /// The algorithms of everything compiled so far.
     fn algorithms(&self) -> Algorithms {
         Algorithms::default()
     }
 
-    /// Takes these algorithms, instead of timing any, for what is compiled from now on.
+    /// Uses these algorithms instead of autotuning from now on.
     fn use_algorithms(&self, _algorithms: &Algorithms) {}
 
-    /// What is left of the memory that graphs take here; `None` where nothing is known. A bound other than
-    /// [`MemoryLimit::Gpu`](vit_system::host::MemoryLimit::Gpu) means that it is the host's memory.
+    /// The free memory for graphs; `None` if unknown. Unless its limit is
+    /// [`MemoryLimit::Gpu`](vit_system::host::MemoryLimit::Gpu), it is memory of the host.
     fn free_memory(&self) -> Option<FreeMemory> {
         host::free_memory()
     }
 
-    /// Prepares a graph: rewrites it, plans its memory, and brings its parameters onto the device.
+    /// Rewrites a graph, plans its memory, chooses kernels and copies its parameters to the device.
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError>;
 }
 
 /// A graph that is ready to run on a device. Running it allocates nothing.
 pub trait Executable: Send {
-    /// Gives an input for the runs that follow.
+    /// Sets an input for the following runs.
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError>;
 
-    /// Runs the graph once; a device may still be at it when this returns.
+    /// Runs the graph once; may return before the run is complete ([`Executable::is_async`]).
     fn run(&mut self) -> Result<(), GraphError>;
 
-    /// Waits until everything asked for is done.
+    /// Waits until all runs are complete.
     fn wait(&mut self) -> Result<(), GraphError> {
         Ok(())
     }
 
-    /// What a run does, one entry per kernel.
+    /// The kernels of a run, in order.
     fn steps(&self) -> Vec<StepInfo>;
 
-    /// Runs the graph once and writes how many seconds each kernel took, in the order of [`Executable::steps`].
+    /// Runs the graph once and writes the seconds of each kernel, in the order of [`Executable::steps`].
     fn run_timed(&mut self, seconds: &mut [f64]) -> Result<(), GraphError>;
 
     /// Copies an f32 output of the last run.
@@ -220,9 +220,9 @@ pub trait Executable: Send {
     /// run are the same bits as those of the graph compiled with these parameters.
     fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError>;
 
-    /// Copies a parameter as the last run left it; one that runs do not change may no longer be there in this form.
+    /// Copies a parameter after the last run. A parameter without updates may be unavailable, if only its packed form is kept.
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError>;
 
-    /// Bytes held: arena, parameters and what was made of them.
+    /// Bytes of arena, parameters and constants.
     fn memory_bytes(&self) -> usize;
 }

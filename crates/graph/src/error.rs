@@ -1,4 +1,4 @@
-//! What can be wrong with a graph, said so that the reader knows where in the model it happened.
+//! Errors, with their place in the model.
 
 use crate::hint::{Hint, Hints};
 

@@ -1,4 +1,4 @@
-//! The graph itself: nodes in the order in which they can run, each with typed outputs, all checked when added.
+//! The graph: nodes in topological order with typed outputs, checked when they are added.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::memory::storage;
 use crate::ops::{Constant, Input, Op, Operation, Parameter, Scale};
 use crate::{GraphError, Shape, Type};
 
-/// A node's place in its graph. Inputs always have smaller numbers than their users.
+/// The index of a node. Inputs have smaller indices than their consumers.
 pub type NodeId = usize;
 
 /// One output of one node.
@@ -35,11 +35,11 @@ pub enum Phase {
 /// An operation applied to values.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// What is computed.
+    /// The operation.
     pub op: Op,
-    /// From what.
+    /// Its operands.
     pub inputs: Vec<Value>,
-    /// The types of the outputs. An output that nobody uses is never computed.
+    /// The types of its outputs. An unused output is never computed.
     pub outputs: Vec<Type>,
     /// The part of the model it belongs to, e.g. `blocks.3.attn`.
     pub scope: String,
@@ -60,7 +60,7 @@ impl Node {
     }
 }
 
-/// A static program: nodes in topological order, and the names by which the outside reaches values.
+/// A static program: nodes in topological order, named outputs, updates of parameters, named intermediates.
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
@@ -71,7 +71,7 @@ pub struct Graph {
     phase: Phase,
 }
 
-/// More elements than any machine holds; keeps byte counts far from overflow.
+/// Keeps byte counts far from overflow.
 const MAX_ELEMENTS: usize = 1 << 44;
 
 impl Graph {
@@ -80,7 +80,7 @@ impl Graph {
         Graph::default()
     }
 
-    /// All nodes, in an order in which they can run.
+    /// All nodes, in topological order.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
@@ -103,7 +103,7 @@ impl Graph {
         &self.ty(value).shape
     }
 
-    /// Appends a node after checking that its inputs fit it.
+    /// Appends a node; an error if its inputs have the wrong types.
     pub fn add(&mut self, op: impl Into<Op>, inputs: &[Value]) -> Result<NodeId, GraphError> {
         let op = op.into();
         for &input in inputs {
@@ -112,7 +112,7 @@ impl Graph {
         let types: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
         let fail = |reason: String| GraphError::Shape {
             op: op.name(),
-            scope: self.place(),
+            scope: self.scope_name(),
             inputs: types.iter().map(Type::to_string).collect::<Vec<_>>().join(", "),
             reason,
         };
@@ -126,25 +126,25 @@ impl Graph {
         Ok(self.nodes.len() - 1)
     }
 
-    /// Whether a value is one of this graph's, for what is done with it.
+    /// Checks that a value belongs to this graph.
     fn check(&self, op: &'static str, value: Value) -> Result<(), GraphError> {
         if self.nodes.get(value.node).is_some_and(|node| value.output < node.outputs.len()) {
             return Ok(());
         }
         Err(GraphError::Shape {
             op,
-            scope: self.place(),
+            scope: self.scope_name(),
             inputs: format!("output {} of node {}", value.output, value.node),
             reason: format!("this graph of {} nodes has no such value", self.nodes.len()),
         })
     }
 
-    /// Where in the model nodes are being added.
-    fn place(&self) -> String {
+    /// The current scope, as errors name it.
+    fn scope_name(&self) -> String {
         if self.scope.is_empty() { "the model".into() } else { self.scope.join(".") }
     }
 
-    /// Appends a node and gives its first output.
+    /// Appends a node and returns its first output.
     pub fn value(&mut self, op: impl Into<Op>, inputs: &[Value]) -> Result<Value, GraphError> {
         Ok(Value { node: self.add(op, inputs)?, output: 0 })
     }
@@ -179,7 +179,7 @@ impl Graph {
         parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
     }
 
-    /// Names a value that whoever runs the graph wants to read. Of a parameter that a run changes, it is the value before.
+    /// Makes a value an output. For a parameter that a run updates, the output is its value before the run.
     pub fn set_output(&mut self, name: &str, value: Value) -> Result<(), GraphError> {
         self.check("output", value)?;
         if self.outputs.iter().any(|(n, _)| n == name) {
@@ -192,7 +192,7 @@ impl Graph {
         Ok(())
     }
 
-    /// A copy of a value, in memory of its own.
+    /// A copy of a value.
     fn copied(&mut self, value: Value) -> Result<Value, GraphError> {
         self.value(Scale(1.0), &[value])
     }
@@ -211,8 +211,8 @@ impl Graph {
             .ok_or_else(|| unknown("output", name, self.outputs.iter().map(|(n, _)| n.as_str())))
     }
 
-    /// Says that after a run a parameter has this value. Everything in the run reads the one before: other nodes, outputs,
-    /// and updates of other parameters.
+    /// Updates a parameter to this value at the end of a run. All nodes, outputs and updates of other parameters read its value
+    /// from before the run.
     pub fn update(&mut self, parameter: Value, new: Value) -> Result<(), GraphError> {
         self.check("update", parameter)?;
         self.check("update", new)?;
@@ -233,7 +233,7 @@ impl Graph {
                 reason,
             });
         }
-        // Devices write new values over the parameters themselves, so nothing may be read from there once a run is over.
+        // Devices overwrite parameters at the end of a run, when updates and outputs of other parameters may still be read.
         let root = storage(self, new);
         let of_another = root != parameter && matches!(self.node(root.node).op, Op::Parameter(_));
         let new = if of_another { self.copied(new)? } else { new };
@@ -246,17 +246,17 @@ impl Graph {
         Ok(())
     }
 
-    /// The parameters that a run changes, each with its new value.
+    /// The parameters that a run updates, each with its new value.
     pub fn updates(&self) -> &[(Value, Value)] {
         &self.updates
     }
 
-    /// The same graph with parameters that stay as they are.
+    /// The graph without its updates.
     pub fn without_updates(&self) -> Graph {
         Graph { updates: Vec::new(), ..self.clone() }
     }
 
-    /// Gives an intermediate a name under which it can later be made an output. It costs nothing until then.
+    /// Names an intermediate, so that [`Graph::request`] can make it an output. This costs nothing by itself.
     pub fn set_tap(&mut self, name: &str, value: Value) {
         self.taps.insert(self.qualified(name), value);
     }
@@ -277,7 +277,7 @@ impl Graph {
         self.set_output(tap, value)
     }
 
-    /// Keeps only the outputs named; with [`crate::rewrite::dead_code`] the rest of the graph goes too.
+    /// Removes the other outputs; [`crate::rewrite::dead_code`] then removes the nodes that only they need.
     pub fn retain_outputs(&mut self, keep: impl Fn(&str) -> bool) {
         self.outputs.retain(|(name, _)| keep(name));
     }
@@ -306,12 +306,12 @@ impl Graph {
             .ok_or_else(|| unknown("parameter", name, self.parameters().map(|(_, p)| p.name.as_str())))
     }
 
-    /// A constant filled with one number.
-    pub fn fill(&mut self, shape: impl Into<Shape>, number: f32) -> Result<Value, GraphError> {
-        self.value(Constant::filled(shape, number), &[])
+    /// A constant filled with one value.
+    pub fn fill(&mut self, shape: impl Into<Shape>, value: f32) -> Result<Value, GraphError> {
+        self.value(Constant::filled(shape, value), &[])
     }
 
-    /// How often each output of each node is used, graph outputs and updates included.
+    /// The number of uses of each output of each node; graph outputs and updates count.
     pub fn uses(&self) -> Vec<Vec<usize>> {
         let mut uses: Vec<Vec<usize>> = self.nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
         let named = self.outputs.iter().map(|(_, v)| v).chain(self.updates.iter().map(|(_, v)| v));

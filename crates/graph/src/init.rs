@@ -1,4 +1,4 @@
-//! How a parameter starts when no weights are loaded.
+//! Initialisers of parameters.
 
 use vit_system::hash::fnv1a;
 
@@ -11,14 +11,14 @@ pub enum Init {
     Zeros,
     /// All one.
     Ones,
-    /// One number everywhere.
+    /// All this value.
     Constant(f32),
     /// Normal with mean 0.
     Normal {
         /// Standard deviation.
         std: f32,
     },
-    /// Normal with mean 0, drawn again where it falls beyond two standard deviations.
+    /// Normal with mean 0, redrawn beyond two standard deviations.
     TruncatedNormal {
         /// Standard deviation before truncation.
         std: f32,
@@ -31,13 +31,13 @@ pub enum Init {
 }
 
 impl Init {
-    /// Fills a parameter. The numbers depend on the seed and the name only, not on the order of parameters.
+    /// Fills a parameter. Values depend only on the seed and the name, not on the order of parameters.
     pub fn fill(self, seed: u64, name: &str, into: &mut [f32]) {
         let mut draw = NamedStream::new(seed, name);
         match self {
             Init::Zeros => into.fill(0.0),
             Init::Ones => into.fill(1.0),
-            Init::Constant(number) => into.fill(number),
+            Init::Constant(value) => into.fill(value),
             Init::Normal { std } => into.iter_mut().for_each(|v| *v = std * draw.normal() as f32),
             Init::TruncatedNormal { std } => into.iter_mut().for_each(|v| {
                 *v = loop {
@@ -54,7 +54,7 @@ impl Init {
     }
 }
 
-/// A sequence of random numbers that belongs to one name.
+/// The random numbers of one parameter.
 struct NamedStream {
     key: [u32; 2],
     name: u64,
@@ -90,7 +90,7 @@ impl NamedStream {
         (f64::from(self.word()) + 0.5) / 4294967296.0
     }
 
-    /// Box and Muller's transform.
+    /// The Box-Muller transform.
     fn normal(&mut self) -> f64 {
         let radius = (-2.0 * self.uniform().ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform()).cos()

@@ -1,15 +1,15 @@
-//! One graph inside another: how a micro-batch's forward pass is repeated in a training step.
+//! Inlining one graph into another, as training steps do with the forward pass of each micro-batch.
 
 use std::collections::HashMap;
 
 use crate::ops::{Op, Operation};
 use crate::{Graph, GraphError, Node, Value};
 
-/// Where the values of an inlined graph went.
+/// Maps the values of an inlined graph to those of the graph that it was inlined into.
 pub struct Inlined(Vec<Value>);
 
 impl Inlined {
-    /// The value that an old one became.
+    /// The new value of an old one.
     pub fn value(&self, old: Value) -> Value {
         let first = self.0[old.node];
         Value { output: first.output + old.output, ..first }
@@ -17,9 +17,9 @@ impl Inlined {
 }
 
 impl Graph {
-    /// Adds the nodes of another graph to this one. The inputs and parameters in `given` are replaced by values of this
-    /// graph, other parameters of the same name are shared, and random numbers come from streams that are `streams` further on.
-    /// Outputs, updates and taps stay behind.
+    /// Appends the nodes of another graph. The inputs and parameters in `given` are replaced by values of this graph, other
+    /// parameters are shared by name, and the indices of random streams are increased by `streams`. Outputs, updates and taps
+    /// are not copied.
     pub fn inline(&mut self, part: &Graph, given: &[(&str, Value)], streams: u32) -> Result<Inlined, GraphError> {
         let shared: HashMap<String, Value> =
             self.parameters().map(|(node, p)| (p.name.clone(), Value { node, output: 0 })).collect();
@@ -54,7 +54,7 @@ impl Graph {
         Ok(moved)
     }
 
-    /// How many streams of random numbers the graph uses: all have smaller numbers.
+    /// An upper bound of the indices of the graph's random streams.
     pub fn random_streams(&self) -> u32 {
         let stream = |node: &Node| node.op.clone().random_stream().map(|stream| *stream);
         self.nodes().iter().filter_map(stream).max().map_or(0, |stream| stream + 1)

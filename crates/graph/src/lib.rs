@@ -2,7 +2,7 @@
 //!
 //! A model is a function that builds a [`Graph`] once; everything else is a function of that graph:
 //! [`autodiff`] adds its gradients, [`rewrite`] fuses it, [`memory`] plans one arena for it, [`cost`] counts
-//! its FLOPs, [`mod@reference`] runs it plainly in f64, and a [`device`] runs it fast. This crate knows no device
+//! its FLOPs, [`mod@reference`] interprets it in f64, and a [`device`] runs it fast. This crate depends on no device
 //! and no model.
 //!
 //! ```

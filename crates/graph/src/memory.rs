@@ -1,13 +1,13 @@
-//! The memory plan: every temporary gets an offset in one arena from its lifetime, so that running allocates
-//! nothing and peak memory is known before.
+//! Static memory planning: every temporary gets an offset in one arena from its live range, so that running allocates
+//! nothing and peak memory is known in advance.
 
 use crate::ops::{Op, Operation};
 use crate::{Graph, NodeId, Value};
 
-/// Offsets are multiples of this, a cache line and the widest vector.
+/// Offsets are multiples of this: a cache line, and the widest vector register.
 pub const ALIGNMENT: usize = 64;
 
-/// A stretch of the arena.
+/// A range of bytes in the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct ArenaRange {
@@ -15,7 +15,7 @@ pub struct ArenaRange {
     pub bytes: usize,
 }
 
-/// Where everything lies while a graph runs.
+/// The offsets of all temporaries of a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryPlan {
     values: Vec<Vec<Option<ArenaRange>>>,
@@ -24,7 +24,7 @@ pub struct MemoryPlan {
     pub arena_bytes: usize,
 }
 
-/// One stretch to be placed, alive from the first to the last of these nodes.
+/// A buffer to be placed, live from its first to its last node.
 struct LiveRange {
     bytes: usize,
     first: NodeId,
@@ -38,61 +38,60 @@ enum Owner {
     Workspace(NodeId),
 }
 
-/// What a device says about its memory when a graph is planned.
-pub struct Needs<'a> {
-    /// Bytes of a value, which may be stored in fewer bits than its type says.
+/// A device's requirements for the memory of a graph.
+pub struct MemoryRequirements<'a> {
+    /// Bytes of a value, which a device may store in lower precision than its type.
     pub bytes: &'a dyn Fn(Value) -> usize,
-    /// Bytes of scratch memory that a node wants.
+    /// Bytes of a node's workspace.
     pub workspace: &'a dyn Fn(NodeId) -> usize,
-    /// Values that are kept elsewhere, or never written.
+    /// Values that are not in the arena: stored elsewhere, or never written.
     pub outside: &'a dyn Fn(Value) -> bool,
-    /// The node with which a node runs: itself, or another that it was fused into, which reads its inputs and writes its
-    /// outputs then.
+    /// The node that a node was fused into, which reads its inputs and writes its outputs; itself otherwise.
     pub runs_with: &'a dyn Fn(NodeId) -> NodeId,
-    /// From how many bytes on a value shares memory only with what is equally long.
-    pub large: usize,
+    /// From this many bytes on, a value shares memory only with values of exactly its size.
+    pub exact_fit_from: usize,
 }
 
 impl MemoryPlan {
-    /// Plans a graph; `workspace` says how many bytes of scratch memory a device wants for a node, `outside` which
-    /// values it keeps elsewhere.
+    /// Plans a graph. `workspace` is the size in bytes of each node's workspace; values `outside` are not in the arena, nor are
+    /// parameters and constants.
     ///
-    /// Inputs keep their memory for good, so that a run can be repeated; outputs keep it from their node on.
-    /// Parameters and constants live outside the arena. A reshape shares its input's memory.
+    /// Inputs are live throughout, so that a run can be repeated; outputs are live from their node on. A reshape shares its
+    /// input's memory.
     pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize, outside: impl Fn(Value) -> bool) -> MemoryPlan {
-        Self::with_places(graph, workspace, outside, usize::MAX)
+        Self::with_exact_fit(graph, workspace, outside, usize::MAX)
     }
 
-    /// As [`MemoryPlan::new`], but what takes `large` bytes or more shares memory only with what is equally long.
+    /// As [`MemoryPlan::new`], but values of `exact_fit_from` bytes or more share memory only with values of exactly their size.
     ///
-    /// Where cores have caches of their own and each works on its part of every value, a part then stays with its core:
-    /// writing over what another core wrote last means fetching it from there. It takes somewhat more memory.
-    pub fn with_places(
+    /// On CPUs with private caches, where each core works on the same part of every value, a core then overwrites cache lines
+    /// that it owns instead of fetching them from another core. The arena is somewhat larger.
+    pub fn with_exact_fit(
         graph: &Graph,
         workspace: impl Fn(NodeId) -> usize,
         outside: impl Fn(Value) -> bool,
-        large: usize,
+        exact_fit_from: usize,
     ) -> MemoryPlan {
-        MemoryPlan::with_needs(
+        MemoryPlan::with_requirements(
             graph,
-            Needs {
+            MemoryRequirements {
                 bytes: &|value| graph.ty(value).bytes(),
                 workspace: &workspace,
                 outside: &outside,
                 runs_with: &|node| node,
-                large,
+                exact_fit_from,
             },
         )
     }
 
-    /// Plans a graph for a device with storage types and fusions of its own.
-    pub fn with_needs(graph: &Graph, needs: Needs) -> MemoryPlan {
+    /// Plans a graph for a device with other storage types and fused nodes.
+    pub fn with_requirements(graph: &Graph, required: MemoryRequirements) -> MemoryPlan {
         let nodes = graph.nodes();
         let uses = graph.uses();
         let end = nodes.len();
         let mut last: Vec<Vec<NodeId>> = nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
         for (id, node) in nodes.iter().enumerate() {
-            let runs = (needs.runs_with)(id).max(id);
+            let runs = (required.runs_with)(id).max(id);
             for &input in &node.inputs {
                 let root = storage(graph, input);
                 last[root.node][root.output] = last[root.node][root.output].max(runs);
@@ -104,11 +103,11 @@ impl MemoryPlan {
             last[root.node][root.output] = end;
         }
 
-        let mut requests = Vec::new();
+        let mut live = Vec::new();
         for (id, node) in nodes.iter().enumerate() {
-            let scratch = (needs.workspace)(id);
-            if scratch > 0 {
-                requests.push(LiveRange { bytes: scratch, first: id, last: id, owner: Owner::Workspace(id) });
+            let workspace = (required.workspace)(id);
+            if workspace > 0 {
+                live.push(LiveRange { bytes: workspace, first: id, last: id, owner: Owner::Workspace(id) });
             }
             if matches!(node.op, Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_)) {
                 continue;
@@ -117,73 +116,73 @@ impl MemoryPlan {
             for output in 0..node.outputs.len() {
                 let value = Value { node: id, output };
                 let written = output == 0 && node.op.always_writes_first_output() && uses[id].iter().any(|&n| n > 0);
-                if (uses[id][output] == 0 && !input && !written) || (needs.outside)(value) {
+                if (uses[id][output] == 0 && !input && !written) || (required.outside)(value) {
                     continue;
                 }
-                let runs = (needs.runs_with)(id);
+                let runs = (required.runs_with)(id);
                 let (first, last) = if input { (0, end) } else { (id.min(runs), last[id][output].max(runs)) };
-                requests.push(LiveRange { bytes: (needs.bytes)(value), first, last, owner: Owner::Value(value) });
+                live.push(LiveRange { bytes: (required.bytes)(value), first, last, owner: Owner::Value(value) });
             }
         }
-        Self::place(graph, requests, needs.large)
+        Self::place(graph, live, required.exact_fit_from)
     }
 
-    /// Largest first, each at the lowest offset where nothing alive at the same time lies; for a large one only places
-    /// of its own length count, or a new one at the end.
-    fn place(graph: &Graph, mut requests: Vec<LiveRange>, large: usize) -> MemoryPlan {
-        requests.sort_by_key(|r| (std::cmp::Reverse(r.bytes), r.first));
+    /// Greedy by size: largest first, each at the lowest offset that no overlapping live range occupies. A buffer of at least
+    /// `exact_fit_from` bytes reuses only ranges of its size, or extends the arena.
+    fn place(graph: &Graph, mut live: Vec<LiveRange>, exact_fit_from: usize) -> MemoryPlan {
+        live.sort_by_key(|r| (std::cmp::Reverse(r.bytes), r.first));
         let mut plan = MemoryPlan {
             values: graph.nodes().iter().map(|n| vec![None; n.outputs.len()]).collect(),
             workspaces: vec![None; graph.nodes().len()],
             arena_bytes: 0,
         };
-        let mut placed: Vec<(NodeId, NodeId, ArenaRange)> = Vec::with_capacity(requests.len());
-        for request in requests {
-            let bytes = request.bytes.next_multiple_of(ALIGNMENT);
+        let mut placed: Vec<(NodeId, NodeId, ArenaRange)> = Vec::with_capacity(live.len());
+        for buffer in live {
+            let bytes = buffer.bytes.next_multiple_of(ALIGNMENT);
             let mut neighbours: Vec<ArenaRange> = placed
                 .iter()
-                .filter(|(first, last, _)| *first <= request.last && request.first <= *last)
-                .map(|(_, _, block)| *block)
+                .filter(|(first, last, _)| *first <= buffer.last && buffer.first <= *last)
+                .map(|(_, _, range)| *range)
                 .collect();
             neighbours.sort_by_key(|b| b.offset);
-            let offset = if bytes >= large {
-                let places = placed.iter().map(|(_, _, block)| *block).filter(|block| block.bytes == bytes);
-                let free = places.filter(|place| !neighbours.contains(place)).map(|place| place.offset).min();
+            let offset = if bytes >= exact_fit_from {
+                let reusable = placed.iter().map(|(_, _, range)| *range).filter(|range| range.bytes == bytes);
+                let free = reusable.filter(|range| !neighbours.contains(range)).map(|range| range.offset).min();
                 free.unwrap_or(plan.arena_bytes)
             } else {
                 let mut offset = 0;
-                for block in neighbours {
-                    if offset + bytes <= block.offset {
+                for range in neighbours {
+                    if offset + bytes <= range.offset {
                         break;
                     }
-                    offset = offset.max(block.offset + block.bytes);
+                    offset = offset.max(range.offset + range.bytes);
                 }
                 offset
             };
-            placed.push((request.first, request.last, ArenaRange { offset, bytes }));
+            placed.push((buffer.first, buffer.last, ArenaRange { offset, bytes }));
             plan.arena_bytes = plan.arena_bytes.max(offset + bytes);
-            let block = Some(ArenaRange { offset, bytes: request.bytes });
-            match request.owner {
-                Owner::Value(value) => plan.values[value.node][value.output] = block,
-                Owner::Workspace(node) => plan.workspaces[node] = block,
+            let range = Some(ArenaRange { offset, bytes: buffer.bytes });
+            match buffer.owner {
+                Owner::Value(value) => plan.values[value.node][value.output] = range,
+                Owner::Workspace(node) => plan.workspaces[node] = range,
             }
         }
         plan
     }
 
-    /// Where a value lies; `None` for parameters, constants, and outputs that nobody uses and no kernel must write.
+    /// The range of a value; `None` if it is outside the arena or an unused output that no kernel writes.
     pub fn range(&self, graph: &Graph, value: Value) -> Option<ArenaRange> {
         let root = storage(graph, value);
         self.values[root.node][root.output]
     }
 
-    /// Where a node's scratch memory lies.
+    /// The range of a node's workspace.
     pub fn workspace(&self, node: NodeId) -> Option<ArenaRange> {
         self.workspaces[node]
     }
 }
 
-/// The value whose memory this one shares: itself, or what it is a reshape of.
+/// The value whose memory this one shares: itself, or the input of a reshape.
 pub fn storage(graph: &Graph, mut value: Value) -> Value {
     while let Op::Reshape(_) = graph.node(value.node).op {
         value = graph.node(value.node).inputs[0];

@@ -1,4 +1,4 @@
-//! What eight-bit linear layers compute: the exact rounding of weights and activations, which every device follows.
+//! The definition of int8 linear layers: the rounding of weights and activations, which every device follows exactly.
 //!
 //! With `x ≈ scale_x (q - zero)` and `w ≈ scale_w p` an element of the product is `Σ (q - zero) p · scale_w · scale_x`,
 //! where the sum is an exact integer.
@@ -6,20 +6,20 @@
 /// A row of activations as unsigned bytes: `x ≈ scale (value - zero)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantisedRow {
-    /// The distance of neighbouring values; NaN if the row has a number that is not finite.
+    /// The quantisation scale; NaN if the row has a value that is not finite.
     pub scale: f32,
-    /// The value that stands for 0.
+    /// The zero point.
     pub zero: u8,
-    /// One for each number.
+    /// The quantised activations.
     pub values: Vec<u8>,
 }
 
 /// The weights of an output channel as signed bytes: `w ≈ scale · value`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantisedWeights {
-    /// The distance of neighbouring values; NaN if a weight is not finite.
+    /// The quantisation scale; NaN if a weight is not finite.
     pub scale: f32,
-    /// One for each weight, in -127..=127.
+    /// The quantised weights, in -127..=127.
     pub values: Vec<i8>,
 }
 
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_map_onto_all_values_and_zero_stays_zero() {
+    fn the_range_maps_onto_all_bytes_and_zero_is_exact() {
         let row = quantise_row(&[-1.0, 0.0, 1.55]);
         assert_eq!((row.zero, row.values[1]), (100, 100));
         assert_eq!((row.values[0], row.values[2]), (0, 255));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_stays_visible() {
+    fn non_finite_values_make_the_scale_nan() {
         assert!(quantise_row(&[1.0, f32::NAN]).scale.is_nan());
         assert!(quantise_weights(&[f32::INFINITY]).scale.is_nan());
         assert_eq!(quantise_row(&[0.0, 0.0]).scale, 0.0);

@@ -1,7 +1,7 @@
-//! The counter-based random generator: Philox 4x32-10 (Salmon et al., 2011).
+//! The counter-based random number generator Philox 4x32-10 (Salmon et al., 2011), which every device implements.
 //!
-//! Every random number is a pure function of a seed and a position, so dropout masks need no memory, do not
-//! depend on threads or devices, and come out again in the backward pass. All devices implement this function.
+//! Every random number is a pure function of a seed and a position, so dropout masks need no memory, do not depend on threads or
+//! devices, and are the same in the backward pass.
 
 /// Four random words for one counter and key.
 pub fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -17,9 +17,8 @@ pub fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// Where random numbers come from in one run of a graph: the value of its `seed` input.
-///
-/// The four words are the low and high halves of the seed and of the step number.
+/// The value of a graph's `seed` input, which determines the random numbers of a run: low and high halves of the seed and of
+/// the step number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed(pub [i32; 4]);
 
@@ -29,15 +28,15 @@ impl Seed {
         Seed([seed as i32, (seed >> 32) as i32, step as i32, (step >> 32) as i32])
     }
 
-    /// The random word number `index` of a stream.
+    /// Word `index` of a stream.
     pub fn word(self, stream: u32, index: u64) -> u32 {
         let [low, high, step_low, step_high] = self.0.map(|w| w as u32);
-        // The counter has room for 2^34 words per stream and step, and for the whole step number.
+        // A stream has 2^34 words per step.
         let block = philox([(index / 4) as u32, stream, step_low, step_high], [low, high]);
         block[(index % 4) as usize]
     }
 
-    /// Whether dropout at `rate` keeps element number `index` of a stream.
+    /// Whether dropout at `rate` keeps element `index` of a stream.
     pub fn keeps(self, stream: u32, index: u64, rate: f32) -> bool {
         f64::from(self.word(stream, index)) >= f64::from(rate) * 4294967296.0
     }

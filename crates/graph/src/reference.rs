@@ -27,10 +27,10 @@ impl Array {
         Array { shape, data }
     }
 
-    /// An array of one repeated number.
-    pub fn filled(shape: impl Into<Shape>, number: f64) -> Self {
+    /// An array filled with one value.
+    pub fn filled(shape: impl Into<Shape>, value: f64) -> Self {
         let shape = shape.into();
-        let data = vec![number; shape.elements()];
+        let data = vec![value; shape.elements()];
         Array { shape, data }
     }
 
@@ -54,7 +54,7 @@ impl Array {
         &self.data
     }
 
-    /// The elements, to be changed.
+    /// The elements, mutable.
     pub fn data_mut(&mut self) -> &mut [f64] {
         &mut self.data
     }
@@ -64,7 +64,7 @@ impl Array {
         self.data.iter().map(|&v| v as f32).collect()
     }
 
-    /// Reads with other strides.
+    /// A strided view, copied.
     pub(crate) fn strided(&self, shape: &Shape, strides: &[usize]) -> Array {
         let own = shape.strides();
         Array::from_fn(shape, |i| {
@@ -73,7 +73,7 @@ impl Array {
         })
     }
 
-    /// Repeats along axes of extent 1.
+    /// Broadcast to a shape.
     pub(crate) fn broadcast_to(&self, shape: &Shape) -> Array {
         self.strided(shape, &self.shape.broadcast_strides(shape))
     }
@@ -84,35 +84,35 @@ impl Array {
 pub struct Bindings(HashMap<String, Array>);
 
 impl Bindings {
-    /// None yet.
+    /// No values.
     pub fn new() -> Self {
         Bindings::default()
     }
 
-    /// Adds one.
+    /// With one more value.
     pub fn with(mut self, name: &str, value: Array) -> Self {
         self.0.insert(name.into(), value);
         self
     }
 
-    /// One of them.
+    /// The value of that name.
     pub fn get(&self, name: &str) -> Option<&Array> {
         self.0.get(name)
     }
 
-    /// One of them, to be changed.
+    /// The value of that name, mutable.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut Array> {
         self.0.get_mut(name)
     }
 }
 
-/// Runs a graph and gives its named outputs.
+/// Runs a graph and returns its outputs.
 pub fn run(graph: &Graph, bindings: &Bindings) -> Result<BTreeMap<String, Array>, GraphError> {
     let values = values(graph, bindings)?;
     Ok(graph.outputs().iter().map(|(name, v)| (name.clone(), values[v.node][v.output].clone())).collect())
 }
 
-/// Runs a graph, gives its named outputs, and changes the parameters that it updates.
+/// Runs a graph, returns its outputs, and updates its parameters in `bindings`.
 pub fn step(graph: &Graph, bindings: &mut Bindings) -> Result<BTreeMap<String, Array>, GraphError> {
     let values = values(graph, bindings)?;
     for (parameter, new) in graph.updates() {
@@ -123,7 +123,7 @@ pub fn step(graph: &Graph, bindings: &mut Bindings) -> Result<BTreeMap<String, A
     Ok(graph.outputs().iter().map(|(name, v)| (name.clone(), values[v.node][v.output].clone())).collect())
 }
 
-/// Every value of a graph.
+/// All values of a graph; nodes without a used output have none.
 fn values(graph: &Graph, bindings: &Bindings) -> Result<Vec<Vec<Array>>, GraphError> {
     let uses = graph.uses();
     let mut values: Vec<Vec<Array>> = Vec::with_capacity(graph.nodes().len());

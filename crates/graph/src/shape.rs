@@ -52,7 +52,7 @@ impl Shape {
         self.0.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
     }
 
-    /// The number of elements. Every shape in a [`crate::Graph`] was checked not to overflow.
+    /// The number of elements, which does not overflow for shapes in a [`crate::Graph`].
     pub fn elements(&self) -> usize {
         self.0.iter().product()
     }
@@ -62,12 +62,12 @@ impl Shape {
         self.0.last().copied().unwrap_or(1)
     }
 
-    /// How many rows of [`Shape::last`] elements there are.
+    /// The number of rows of [`Shape::last`] elements.
     pub fn rows(&self) -> usize {
         self.0[..self.0.len().saturating_sub(1)].iter().product()
     }
 
-    /// Elements between neighbours along each axis.
+    /// The row-major strides, in elements.
     pub fn strides(&self) -> Vec<usize> {
         let mut strides = vec![1; self.0.len()];
         for axis in (1..self.0.len()).rev() {
@@ -106,7 +106,7 @@ impl Shape {
             .map(Shape)
     }
 
-    /// Strides with which this shape is read when it is broadcast to `to`; 0 along repeated axes.
+    /// The strides of this shape broadcast to `to`; 0 along repeated axes.
     pub fn broadcast_strides(&self, to: &Shape) -> Vec<usize> {
         let own = self.strides();
         let offset = to.0.len() - self.0.len();
@@ -166,7 +166,7 @@ impl<const N: usize> PartialEq<[usize; N]> for Shape {
     }
 }
 
-/// What is known of a value before anything runs: element type and shape.
+/// The type of a value: element type and shape.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Type {
     /// The element type.
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn overflowing_products_are_noticed() {
+    fn overflowing_products_are_detected() {
         assert_eq!(Shape::from([usize::MAX, 2]).checked_elements(), None);
         assert_eq!(Shape::from([0, usize::MAX]).checked_elements(), Some(0));
     }

@@ -1,7 +1,7 @@
-//! The handle with which models are written: operators and methods on it add nodes to one shared graph.
+//! The handle with which models are written: its operators and methods add nodes to a shared graph.
 //!
-//! Nothing here returns a `Result`. The first operation whose shapes do not fit is remembered with its place in the
-//! model, everything after it is ignored, and [`Tensor::finish`] gives that first error.
+//! Methods do not return a `Result`. The first operation with invalid inputs is recorded with its scope, everything after it
+//! is ignored, and [`Tensor::finish`] returns that error.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,19 +20,19 @@ struct GraphBuilder {
     graph: Graph,
     error: Option<GraphError>,
     streams: u32,
-    /// The parameters so far: a model asks for each by name, and large ones have thousands.
+    /// The parameters by name; large models have thousands.
     parameters: HashMap<String, Value>,
 }
 
 /// A value in a graph that is being built.
 #[derive(Clone)]
 pub struct Tensor {
-    state: Rc<RefCell<GraphBuilder>>,
+    builder: Rc<RefCell<GraphBuilder>>,
     /// `None` after an error.
     value: Option<Value>,
 }
 
-/// Leaves a part of the model when it goes out of scope.
+/// Leaves a scope when dropped.
 #[must_use = "the scope ends when this is dropped"]
 pub struct ScopeGuard(Rc<RefCell<GraphBuilder>>);
 
@@ -43,39 +43,38 @@ impl Drop for ScopeGuard {
 }
 
 impl Tensor {
-    /// Starts a graph with its first input.
+    /// A new graph with this input.
     pub fn input(name: &str, dtype: DType, shape: impl Into<Shape>) -> Tensor {
-        Tensor { state: Rc::default(), value: None }.another_input(name, dtype, shape)
+        Tensor { builder: Rc::default(), value: None }.another_input(name, dtype, shape)
     }
 
-    /// One more input of the same graph.
+    /// Another input of the same graph.
     pub fn another_input(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Tensor {
-        if self.state.borrow().graph.inputs().any(|(_, input)| input.name == name) {
+        if self.builder.borrow().graph.inputs().any(|(_, input)| input.name == name) {
             return self.fail(GraphError::DuplicateName(name.into()));
         }
         self.source(Input { name: name.into(), ty: Type::new(dtype, shape) })
     }
 
-    /// A parameter of the current part of the model. Asking for a name twice gives the same parameter, if the
-    /// shapes agree.
+    /// A parameter in the current scope. The same name again returns the same parameter, if the shapes agree.
     pub fn parameter(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Tensor {
         self.stored(name, shape.into(), init, true)
     }
 
-    /// A value that stays between runs like a parameter and that no training step moves: a running statistic.
+    /// A parameter without a gradient step: a running statistic.
     pub fn statistic(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Tensor {
         self.stored(name, shape.into(), init, false)
     }
 
     fn stored(&self, name: &str, shape: Shape, init: Init, trainable: bool) -> Tensor {
-        let name = self.state.borrow().graph.qualified(name);
-        let known = self.state.borrow().parameters.get(&name).copied();
+        let name = self.builder.borrow().graph.qualified(name);
+        let known = self.builder.borrow().parameters.get(&name).copied();
         match known {
-            Some(value) if *self.state.borrow().graph.shape(value) == shape => self.with(value),
+            Some(value) if *self.builder.borrow().graph.shape(value) == shape => self.with(value),
             Some(_) => self.fail(GraphError::DuplicateName(name)),
             None => {
                 let added = self.source(Parameter { trainable, ..Parameter::new(name.clone(), shape, init) });
-                self.state.borrow_mut().parameters.extend(added.value.map(|value| (name, value)));
+                self.builder.borrow_mut().parameters.extend(added.value.map(|value| (name, value)));
                 added
             }
         }
@@ -86,15 +85,15 @@ impl Tensor {
         self.source(constant)
     }
 
-    /// Enters a part of the model until the guard is dropped; an empty name stays where it is.
+    /// Enters a scope until the guard is dropped; an empty name changes nothing.
     pub fn scope(&self, name: &str) -> ScopeGuard {
-        self.state.borrow_mut().graph.enter(name);
-        ScopeGuard(self.state.clone())
+        self.builder.borrow_mut().graph.enter(name);
+        ScopeGuard(self.builder.clone())
     }
 
-    /// The extents; empty after an error.
+    /// The shape; empty after an error.
     pub fn shape(&self) -> Shape {
-        self.value.map(|v| self.state.borrow().graph.shape(v).clone()).unwrap_or_default()
+        self.value.map(|v| self.builder.borrow().graph.shape(v).clone()).unwrap_or_default()
     }
 
     /// One extent, 1 after an error.
@@ -105,17 +104,17 @@ impl Tensor {
     /// Makes this an output of the graph.
     pub fn output(&self, name: &str) {
         if let Some(value) = self.value {
-            let result = self.state.borrow_mut().graph.set_output(name, value);
+            let result = self.builder.borrow_mut().graph.set_output(name, value);
             if let Err(error) = result {
                 self.fail(error);
             }
         }
     }
 
-    /// Says that after a run this parameter has another value.
+    /// Updates this parameter to another value at the end of a run ([`Graph::update`]).
     pub fn update(&self, new: &Tensor) {
         if let (Some(parameter), Some(new)) = (self.value, new.value) {
-            let result = self.state.borrow_mut().graph.update(parameter, new);
+            let result = self.builder.borrow_mut().graph.update(parameter, new);
             if let Err(error) = result {
                 self.fail(error);
             }
@@ -125,31 +124,31 @@ impl Tensor {
     /// Names this intermediate, so that [`Graph::request`] can make it an output later.
     pub fn tap(&self, name: &str) {
         if let Some(value) = self.value {
-            self.state.borrow_mut().graph.set_tap(name, value);
+            self.builder.borrow_mut().graph.set_tap(name, value);
         }
     }
 
-    /// The graph built so far, or the first thing that was wrong with it.
+    /// The graph built so far, or its first error.
     pub fn finish(&self) -> Result<Graph, GraphError> {
-        let state = self.state.borrow();
-        match &state.error {
+        let builder = self.builder.borrow();
+        match &builder.error {
             Some(error) => Err(error.clone()),
-            None => Ok(state.graph.clone()),
+            None => Ok(builder.graph.clone()),
         }
     }
 
-    /// The value behind this handle, unless an error came before.
+    /// The value behind this handle; `None` after an error.
     pub fn value(&self) -> Option<Value> {
         self.value
     }
 
-    /// Records an error that the model code itself has found.
+    /// Records an error that the model's code has found.
     pub fn refuse(&self, what: &'static str, reason: String) -> Tensor {
         self.fail(self.refused(what, reason))
     }
 
     fn refused(&self, what: &'static str, reason: String) -> GraphError {
-        let scope = match self.state.borrow().graph.qualified("") {
+        let scope = match self.builder.borrow().graph.qualified("") {
             scope if scope.is_empty() => "the model".into(),
             scope => scope,
         };
@@ -157,36 +156,36 @@ impl Tensor {
     }
 
     fn fail(&self, error: GraphError) -> Tensor {
-        self.state.borrow_mut().error.get_or_insert(error);
-        Tensor { state: self.state.clone(), value: None }
+        self.builder.borrow_mut().error.get_or_insert(error);
+        Tensor { builder: self.builder.clone(), value: None }
     }
 
     fn with(&self, value: Value) -> Tensor {
-        Tensor { state: self.state.clone(), value: Some(value) }
+        Tensor { builder: self.builder.clone(), value: Some(value) }
     }
 
     fn source(&self, op: impl Into<Op>) -> Tensor {
         self.apply_all(op, &[], 1).remove(0)
     }
 
-    /// Applies any operation to this value and others, giving its first output.
+    /// Applies an operation to this value and others; returns its first output.
     pub fn apply(&self, op: impl Into<Op>, others: &[&Tensor]) -> Tensor {
         let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
         self.apply_all(op, &inputs, 1).remove(0)
     }
 
-    /// Applies any operation, giving its first outputs.
+    /// Applies an operation to this value and others; returns its first `outputs` outputs.
     pub fn apply_outputs(&self, op: impl Into<Op>, others: &[&Tensor], outputs: usize) -> Vec<Tensor> {
         let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
         self.apply_all(op, &inputs, outputs)
     }
 
     fn apply_all(&self, op: impl Into<Op>, inputs: &[&Tensor], outputs: usize) -> Vec<Tensor> {
-        let missing = Tensor { state: self.state.clone(), value: None };
+        let missing = Tensor { builder: self.builder.clone(), value: None };
         let mut values = Vec::with_capacity(inputs.len());
         for input in inputs {
-            if !Rc::ptr_eq(&self.state, &input.state) {
-                let error = input.state.borrow().error.clone();
+            if !Rc::ptr_eq(&self.builder, &input.builder) {
+                let error = input.builder.borrow().error.clone();
                 let foreign = || self.refused("the inputs", "they are values of two graphs".into());
                 self.fail(error.unwrap_or_else(foreign));
                 return vec![missing; outputs];
@@ -194,15 +193,15 @@ impl Tensor {
             let Some(value) = input.value else { return vec![missing; outputs] };
             values.push(value);
         }
-        let added = self.state.borrow_mut().graph.add(op, &values);
+        let added = self.builder.borrow_mut().graph.add(op, &values);
         let node = match added {
             Ok(node) => node,
             Err(error) => return vec![self.fail(error); outputs],
         };
-        let there = self.state.borrow().graph.node(node).outputs.len();
-        if outputs > there {
-            let name = self.state.borrow().graph.node(node).op.name();
-            return vec![self.refuse(name, format!("it has {there} outputs, not {outputs}")); outputs];
+        let available = self.builder.borrow().graph.node(node).outputs.len();
+        if outputs > available {
+            let name = self.builder.borrow().graph.node(node).op.name();
+            return vec![self.refuse(name, format!("it has {available} outputs, not {outputs}")); outputs];
         }
         (0..outputs).map(|output| self.with(Value { node, output })).collect()
     }
@@ -239,7 +238,7 @@ impl Tensor {
         self.apply(pool, &[])
     }
 
-    /// Attention of this query, or packed query, key and value; gives the result and the attention weights.
+    /// Attention of this query, or of packed query, key and value; returns the result and the attention weights.
     pub fn attention(&self, attention: Attention, others: &[&Tensor]) -> [Tensor; 2] {
         let inputs: Vec<&Tensor> = std::iter::once(self).chain(others.iter().copied()).collect();
         let mut outputs = self.apply_all(attention, &inputs, 3);
@@ -272,12 +271,12 @@ impl Tensor {
         self.apply(Softmax, &[])
     }
 
-    /// Every element times a number.
+    /// Every element times a constant.
     pub fn scale(&self, factor: f32) -> Tensor {
         self.apply(Scale(factor), &[])
     }
 
-    /// Every element raised to a power.
+    /// Every element raised to a constant power.
     pub fn power(&self, exponent: f32) -> Tensor {
         self.apply(Unary::Power(exponent), &[])
     }
@@ -287,20 +286,20 @@ impl Tensor {
         self.apply(Unary::Sqrt, &[])
     }
 
-    /// Dropout or stochastic depth with random numbers of its own.
+    /// Dropout or stochastic depth, with a new random stream.
     pub fn dropout(&self, rate: f32, granularity: Granularity, seed: &Tensor) -> Tensor {
         let stream = self.random_stream();
         self.apply(Dropout { rate, stream, granularity }, &[seed])
     }
 
-    /// A number that tells the random numbers of one operation from those of all others in this graph.
+    /// The index of a random stream that no other operation of this graph uses.
     pub fn random_stream(&self) -> u32 {
-        let mut state = self.state.borrow_mut();
-        state.streams += 1;
-        state.streams
+        let mut builder = self.builder.borrow_mut();
+        builder.streams += 1;
+        builder.streams
     }
 
-    /// The same elements under another shape.
+    /// The same elements with another shape.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Tensor {
         self.apply(Reshape(shape.into()), &[])
     }
@@ -315,23 +314,22 @@ impl Tensor {
         self.apply(Slice { axis, start, length }, &[])
     }
 
-    /// Repeated to a shape.
+    /// Broadcast to a shape.
     pub fn broadcast(&self, shape: impl Into<Shape>) -> Tensor {
         self.apply(Broadcast(shape.into()), &[])
     }
 
-    /// These values one after another along an axis. Of none, there is an error that whatever uses the result passes on.
+    /// Concatenation along an axis. Without parts, the result carries an error into the graph that uses it.
     pub fn concat(parts: &[&Tensor], axis: usize) -> Tensor {
         match parts {
-            [] => {
-                Tensor { state: Rc::default(), value: None }.refuse("concat", "there is nothing to concatenate".into())
-            }
+            [] => Tensor { builder: Rc::default(), value: None }
+                .refuse("concat", "there is nothing to concatenate".into()),
             [one] => (*one).clone(),
             [first, others @ ..] => first.apply(Concat { axis }, others),
         }
     }
 
-    /// Rows of this table.
+    /// Rows of this table by index.
     pub fn gather(&self, indices: &Tensor) -> Tensor {
         self.apply(Gather, &[indices])
     }
@@ -379,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_wrong_shape_is_reported_with_its_place() {
+    fn the_first_wrong_shape_is_reported_with_its_scope() {
         let x = Tensor::input("image", DType::F32, [2, 5, 12]);
         {
             let _block = x.scope("blocks.3");

@@ -1,6 +1,6 @@
 //! The memory plan never lets two values that are needed at the same time overlap, and it does reuse memory.
 
-use vit_graph::memory::{ALIGNMENT, ArenaRange, MemoryPlan, Needs, storage};
+use vit_graph::memory::{ALIGNMENT, ArenaRange, MemoryPlan, MemoryRequirements, storage};
 use vit_graph::ops::{Attention, Op};
 use vit_graph::{DType, Graph, Init, Tensor, Value};
 
@@ -52,7 +52,7 @@ fn values_alive_at_once_never_overlap() {
     for seed in 40..44 {
         for case in vit_conformance::cases(seed).unwrap() {
             for large in [0, 256, usize::MAX] {
-                let plan = MemoryPlan::with_places(&case.graph, |node| node * 100 % 700, |_| false, large);
+                let plan = MemoryPlan::with_exact_fit(&case.graph, |node| node * 100 % 700, |_| false, large);
                 assert_sound(&case.graph, &plan);
             }
         }
@@ -91,7 +91,7 @@ fn large_values_share_memory_only_with_their_like() {
     let long = Tensor::concat(&[&x.tanh(), &x.gelu()], 0).tanh();
     long.slice(0, 0, 64).gelu().tanh().output("y");
     let graph = x.finish().unwrap();
-    let plan = MemoryPlan::with_places(&graph, |_| 0, |_| false, 256);
+    let plan = MemoryPlan::with_exact_fit(&graph, |_| 0, |_| false, 256);
     let blocks = lifetimes(&graph, &plan);
     for (_, _, a) in &blocks {
         for (_, _, b) in blocks.iter().filter(|(_, _, b)| b.bytes != a.bytes) {
@@ -122,14 +122,14 @@ fn what_runs_with_an_earlier_node_has_its_memory_from_then_on() {
     (&second.sum([0]) + &sums).output("y");
     let [first, second, sums] = [&first, &second, &sums].map(|tensor| tensor.value().unwrap());
     let graph = x.finish().unwrap();
-    let plan = MemoryPlan::with_needs(
+    let plan = MemoryPlan::with_requirements(
         &graph,
-        Needs {
+        MemoryRequirements {
             bytes: &|value| graph.ty(value).bytes(),
             workspace: &|_| 0,
             outside: &|_| false,
             runs_with: &|node| if node == sums.node { first.node } else { node },
-            large: usize::MAX,
+            exact_fit_from: usize::MAX,
         },
     );
     let [first, second, sums] = [first, second, sums].map(|value| plan.range(&graph, value).unwrap());

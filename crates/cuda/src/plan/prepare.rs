@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use vit_graph::analysis::{computed_nodes, constant_nodes, in_place_updates};
 use vit_graph::device::{Memory, StepInfo};
-use vit_graph::memory::{MemoryPlan, Needs, storage};
+use vit_graph::memory::{MemoryPlan, MemoryRequirements, storage};
 use vit_graph::ops::{Op, Operation};
 use vit_graph::{Graph, GraphError, NodeId, Phase, Type, Value};
 
@@ -113,7 +113,7 @@ impl Prepared {
             }
         }
         let p = &prepared;
-        let needs = Needs {
+        let needs = MemoryRequirements {
             bytes: &|value| {
                 let elements = p.graph.shape(value).elements();
                 (elements * p.storages.of(&p.graph, value).bytes()).next_multiple_of(ALIGNMENT)
@@ -121,9 +121,9 @@ impl Prepared {
             workspace: &|node| scratch.get(&node).copied().unwrap_or(0),
             outside: &|v| p.constant[v.node] || p.in_place.contains_key(&v) || p.groups.unwritten.contains(&v),
             runs_with: &|node| p.groups.runs_with(node),
-            large: usize::MAX,
+            exact_fit_from: usize::MAX,
         };
-        prepared.plan = MemoryPlan::with_needs(&prepared.graph, needs);
+        prepared.plan = MemoryPlan::with_requirements(&prepared.graph, needs);
         Ok(prepared)
     }
 
