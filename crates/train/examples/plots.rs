@@ -1,4 +1,4 @@
-//! Draws every kind of plot from made-up measurements into a folder: `cargo run --example plots -- FOLDER`.
+//! Draws every kind of figure from synthetic metrics into a folder: `cargo run --example plots -- FOLDER`.
 
 use std::error::Error;
 use std::fs;
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .worst()
         .iter()
         .map(|mistake| SheetEntry {
-            image: picture(mistake.index),
+            image: sample_image(mistake.index),
             label: names[mistake.label as usize].clone(),
             predicted: many[mistake.predicted as usize + 10].clone(),
             confidence: mistake.confidence,
@@ -48,7 +48,7 @@ fn write(folder: &Path, name: &str, scene: &Scene) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-/// A number between 0 and 1.
+/// A value between 0 and 1.
 fn random(stream: u32, index: usize) -> f64 {
     f64::from(Seed::new(1, 0).word(stream, index as u64)) / f64::from(u32::MAX)
 }
@@ -76,7 +76,7 @@ fn run(rows: usize) -> Vec<MetricsRow> {
     all
 }
 
-/// A model that is right two times in three and too sure of itself.
+/// The evaluation of an overconfident model with an accuracy of two thirds.
 fn evaluation(classes: usize, samples: usize) -> Evaluation {
     let mut evaluation = Evaluation::new(classes, 24);
     for sample in 0..samples {
@@ -90,8 +90,8 @@ fn evaluation(classes: usize, samples: usize) -> Evaluation {
     evaluation
 }
 
-/// A pattern of any shape.
-fn picture(index: usize) -> Image {
+/// A pattern of any size.
+fn sample_image(index: usize) -> Image {
     let (width, height) = (120 + 200 * (index % 3), 160 + 90 * (index % 4));
     let pixel = |at: usize| {
         let (x, y) = ((at % width) as f32 / 40.0, (at / width) as f32 / 40.0);

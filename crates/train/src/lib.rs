@@ -1,6 +1,6 @@
-//! Training. A step is one graph: forward pass, loss, gradients, clipping and the optimiser's update, with the learning
-//! rate and the step number as inputs, so that a device runs it without a pause or an allocation. A recipe says which
-//! step that is, and how the rate changes from step to step.
+//! Training. A step is one graph: forward pass, loss, gradients, clipping and the optimiser's updates, with the learning
+//! rate and the step number as inputs. A recipe defines the step, the schedule of the learning rate and the augmentation; a
+//! run trains a model by a recipe and keeps metrics and checkpoints in its folder.
 //!
 //! ```
 //! use vit_train::{Recipe, TrainingStep};

@@ -1,5 +1,5 @@
-//! A run keeps the algorithms that its device chose by timing, and takes them up again: otherwise its bits would depend on
-//! what was fastest in which minute.
+//! A run records the algorithms that its device chose by timing and restores them when it is resumed, so that its bits do
+//! not depend on timing.
 
 mod support;
 
@@ -13,7 +13,7 @@ use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
 use vit_graph::{Graph, GraphError};
 use vit_train::{ChangedData, Existing, Launch, ModelChoice, Observer, Progress, RunFolder, Setup, train};
 
-/// A device that times algorithms, and finds another one to be the fastest in every process.
+/// A device whose timing finds another algorithm in every process.
 struct Timing {
     cpu: Cpu,
     kind: &'static str,
@@ -44,14 +44,14 @@ impl Device for Timing {
         self.chosen.lock().unwrap().extend(algorithms.chosen.clone());
     }
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
-        // What is compiled for training and for evaluation has products of its own.
+        // Training and evaluation have different products.
         let product = format!("{} nodes", graph.nodes().len());
         self.chosen.lock().unwrap().entry(product).or_insert(self.fastest.into());
         self.cpu.compile(graph, parameters)
     }
 }
 
-/// Stops a run after some steps and hears what is said.
+/// Stops a run after some steps and collects its notes.
 struct Watch<'a> {
     steps: u64,
     stop: &'a AtomicBool,
@@ -67,7 +67,7 @@ impl Observer for Watch<'_> {
     }
 }
 
-/// Begins or resumes a run of six steps, measured after every second, and gives what was said.
+/// Begins or resumes a run of six steps, evaluated after every second, and returns its notes.
 fn go(scene: &Scene, device: &dyn Device, steps: u64) -> Vec<String> {
     let path = scene.folder.path().join("run");
     let stop = AtomicBool::new(false);
@@ -104,7 +104,7 @@ fn a_resumed_run_takes_the_algorithms_that_it_began_with() {
     assert_eq!(second.algorithms(), first.algorithms());
     assert_eq!(kept(&scene), first.algorithms());
 
-    // Choices of another kind of GPU mean nothing, and that bits will differ is said.
+    // Choices of another kind of GPU are not used, and a note says that bits will differ.
     let other = Timing::new("RTX 4090", "stream-k");
     let notes = go(&scene, &other, 6);
     assert!(notes.iter().any(|note| note.contains("GPU H200") && note.contains("GPU RTX 4090")), "{notes:?}");

@@ -1,10 +1,10 @@
-//! DeiT end to end: a convolutional teacher, trained here, and a student that follows it.
+//! DeiT end to end: a convolutional teacher is trained, and a student distils from it.
 
 mod support;
 
 use std::path::Path;
 
-use support::{Scene, assert_same, picture, recipe};
+use support::{Scene, assert_same, recipe, write_image};
 use vit_models::weights::safetensors::Dtype;
 use vit_models::{Checkpoint, Layout};
 use vit_train::{Kept, TrainError};
@@ -12,7 +12,7 @@ use vit_train::{Kept, TrainError};
 const TEACHER: &str = "lenet5_relu_cifar";
 const STUDENT: &str = "deit_pico_distilled_patch8_32";
 
-/// A scene with a teacher that knows its pictures.
+/// A scene with a trained teacher.
 fn taught() -> (Scene, String) {
     let scene = Scene::new();
     let settings = ["batch=12", "length=30 steps", "evaluate_every=30 steps", "schedule.rate=2e-2"];
@@ -31,10 +31,10 @@ fn student<'a>(teacher: &'a str, more: &[&'a str]) -> vit_train::Recipe {
 #[test]
 fn a_student_learns_from_its_teacher_alone() {
     let (scene, teacher) = taught();
-    // The whole of the loss is the teacher: labels are never looked at.
+    // With alpha 1, labels have no effect.
     for more in [
         ["objective.distillation=hard", "objective.alpha=1", "objective.temperature=1"],
-        // DeiT's divergence is a mean over classes too: three times smaller here, so the rate need not change.
+        // DeiT divides the divergence by the number of classes, three here.
         ["objective.distillation=soft", "objective.alpha=1", "objective.temperature=3"],
     ] {
         let name = more[0].rsplit('=').next().unwrap();
@@ -43,7 +43,7 @@ fn a_student_learns_from_its_teacher_alone() {
         let head = &snapshot.weights.tensors["head_dist.weight"].data;
         assert!(head.iter().any(|v| *v != 0.0), "{name}: the distillation head has not moved");
         let score = snapshot.position.best.unwrap().value;
-        // Only one of the two heads that answer has learned anything, and it is right.
+        // Only the distillation head was trained.
         assert!(score > 0.9, "{name}: {score}");
         let untaught = &snapshot.weights.tensors["head.weight"].data;
         assert!(untaught.iter().all(|v| *v == 0.0), "{name}: labels were learned");
@@ -87,9 +87,9 @@ fn a_teacher_that_does_not_fit_is_explained() {
     let unused = refused(&teacher, &[]);
     assert!(unused.contains("objective.distillation is none"), "{unused}");
 
-    // Another data set: other classes, then fewer.
+    // Another dataset: other classes, then fewer.
     let other = scene.folder.path().join("other");
-    support::pictures(&other, 12);
+    support::write_images(&other, 12);
     std::fs::rename(other.join("blue"), other.join("cyan")).unwrap();
     let try_on = |data: &std::path::Path| {
         let scene = Scene { folder: tempfile::tempdir().unwrap(), data: data.to_path_buf(), ahead: false };
@@ -102,7 +102,7 @@ fn a_teacher_that_does_not_fit_is_explained() {
     let fewer = try_on(&other).to_string();
     assert!(fewer.contains("it knows 3 classes, and the data set has 2"), "{fewer}");
 
-    // A teacher of handwritten digits sees no colours.
+    // A teacher with one colour channel.
     let grey = recipe(&["batch=12", "length=1 steps"]);
     scene.begin_with("lenet5_relu", "grey", grey, 1, u64::MAX).unwrap();
     let grey = format!("objective.teacher={}", scene.folder.path().join("grey").display());
@@ -116,7 +116,7 @@ fn overflowing_teacher(scene: &Scene) -> String {
     let mut teacher = Checkpoint::open(&scene.folder.path().join("any/checkpoints/last"), Default::default()).unwrap();
     teacher.weights.tensors.values_mut().for_each(|tensor| tensor.data.fill(0.0));
     let mut set = |name: &str, at: usize, value: f32| teacher.weights.tensors.get_mut(name).unwrap().data[at] = value;
-    // The middle of the first filter sees blue, which is 1 where there is most of it.
+    // The centre of the first filter reads the blue channel.
     set("conv1.weight", 2 * 25 + 12, 1.0);
     set("conv1.bias", 0, -0.99);
     set("conv2.weight", 12, 1e18);
@@ -133,9 +133,9 @@ fn overflowing_teacher(scene: &Scene) -> String {
 fn a_loss_that_is_not_finite_is_traced_with_the_failing_batchs_logits_not_the_next() {
     let mut scene = Scene::new();
     let teacher = overflowing_teacher(&scene);
-    // Some, since the first may be taken for validation; few, since the batch after such a one must not have any.
+    // Several, since the first may be held out for validation; few, so that the next batch has none.
     for number in [3, 7, 11] {
-        picture(&Path::new(&scene.data).join(format!("amber/{number}.png")), [255; 3]);
+        write_image(&Path::new(&scene.data).join(format!("amber/{number}.png")), [255; 3]);
     }
     let plain = ["data.crop=centre", "data.flip=0", "data.auto_augment=none", "data.mixup=0", "data.cutmix=0"];
     let mut one_by_one = recipe(&["batch=1", "length=60 steps", "evaluate_every=60 steps", "schedule.rate=1e-4"]);
@@ -146,7 +146,7 @@ fn a_loss_that_is_not_finite_is_traced_with_the_failing_batchs_logits_not_the_ne
         let error = scene.begin_with(STUDENT, &name, one_by_one.clone(), 2, u64::MAX).unwrap_err();
         let TrainError::NonFinite { step, place, kept, .. } = &error else { panic!("{error}") };
         assert!(place.as_ref().is_some_and(|place| place.op == "input teacher"), "{error}");
-        // A step that was started before the loss was known is finite, and counts.
+        // The step that was started before the loss was read is finite, and counts.
         let saved = if ahead { step + 1 } else { step - 1 };
         assert_eq!((*kept, scene.last(&name).position.step), (Kept::Saved { step: saved }, saved), "{error}");
     }

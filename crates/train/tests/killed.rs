@@ -1,5 +1,5 @@
-//! Checkpoints under a process that is really killed, and on a disk that is really full. The child is this test binary
-//! itself, told by an environment variable to save until it is stopped.
+//! Checkpoints of a process that is killed, and on a full disk. The child process is this test binary, which saves until it
+//! is killed if an environment variable is set.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -14,7 +14,7 @@ use vit_train::{RunFolder, RunPosition, SaveError, Slot, Snapshot};
 const FOLDER: &str = "VIT_TEST_SAVE_INTO";
 const CHILD: &str = "the_child_saves_until_it_is_stopped";
 
-/// About a megabyte whose every value follows from the step.
+/// About a megabyte of values that depend on the step.
 fn tensors(step: u64) -> Weights {
     let values: Vec<f32> = (0..300_000).map(|index| (step * 1_000 + index % 1_000) as f32).collect();
     let mut weights = Weights::default();
@@ -36,7 +36,7 @@ fn snapshot(step: u64) -> Snapshot {
     }
 }
 
-/// Not a test of its own: what the child process does.
+/// Not a test: the child process.
 #[test]
 fn the_child_saves_until_it_is_stopped() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -83,7 +83,7 @@ fn a_process_killed_at_any_moment_leaves_a_whole_checkpoint() {
     println!("{interrupted} of 20 kills came in the middle of a save; the last checkpoint is of step {newest}");
 }
 
-/// A limit on the size of files is what a full disk is, for those who may not fill a disk.
+/// A full disk is simulated by a limit on the size of files.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_leaves_the_checkpoint_before_it() {

@@ -1,5 +1,5 @@
-//! The measures against a recording of scikit-learn and numpy (`fixtures/metrics/record.py`), and what they do with
-//! batches, workers and broken numbers.
+//! Metrics against values recorded from scikit-learn and numpy (`fixtures/metrics/record.py`), in batches, merged over
+//! workers, and with values that are not finite.
 
 use serde_json::Value;
 use vit_train::metrics::{Evaluation, MetricsError, MultiLabelEvaluation};

@@ -1,5 +1,4 @@
-//! Steps that compute activations again: the same losses, gradients' norms and weights as steps that keep them, to the
-//! last bit, in less memory.
+//! Steps with recomputed activations: the same losses, gradient norms and weights to the bit, in less memory.
 
 use vit_cpu::Cpu;
 use vit_graph::Init;
@@ -14,7 +13,7 @@ fn model(name: &str, size: usize) -> Architecture {
     architecture
 }
 
-/// Three steps: what they report, every parameter afterwards, and the size of a larger batch's arena.
+/// Three steps: their outputs, all parameters afterwards, and the size of a larger batch's arena.
 fn train(architecture: &Architecture, options: StepOptions) -> (Vec<u32>, Vec<Vec<u32>>, usize) {
     let step = TrainingStep::new(architecture, 4, options.clone()).unwrap();
     let device = Cpu::new(Some(1));
@@ -47,12 +46,12 @@ fn train(architecture: &Architecture, options: StepOptions) -> (Vec<u32>, Vec<Ve
         executable.read_parameter(name, &mut data).unwrap();
         data.iter().map(|v| v.to_bits()).collect()
     });
-    // Of a small batch the gradients take most of the memory.
+    // With a small batch, gradients take most of the memory.
     let large = TrainingStep::new(architecture, 64, options).unwrap().graph;
     (reported, parameters.collect(), device.plan(&large).unwrap().arena_bytes)
 }
 
-/// Weights as they start, and zeros for what the optimiser remembers.
+/// Initial weights, and zeros for the optimiser's state.
 struct StepParameters<'a>(&'a [String]);
 
 impl vit_graph::device::Parameters for StepParameters<'_> {

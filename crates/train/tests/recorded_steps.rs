@@ -29,7 +29,7 @@ fn five_steps_of_adamw_end_where_pytorch_ends() {
     let images = &io.tensors["images"];
     let (steps, batch) = (images.shape[0], images.shape[1]);
 
-    // Tokens and positions were decayed too.
+    // The recording has weight decay on tokens and positions, too.
     let optimiser = Optimiser { decay_on: DecayOn::Matrices, ..Optimiser::default() };
     let mut step = TrainingStep::new(&checkpoint.config.architecture, batch, optimiser).unwrap();
     for (name, gradient) in step.gradients.clone() {
@@ -76,7 +76,7 @@ fn five_steps_of_adamw_end_where_pytorch_ends() {
             executable.read_parameter(name, &mut found).unwrap();
             let mut expected = expected.data.clone();
             if name.ends_with("attn.qkv.bias") {
-                // A key's bias has no gradient but rounding, which Adam magnifies: it is not comparable.
+                // The gradient of a key's bias is rounding error, which Adam magnifies.
                 let dim = expected.len() / 3;
                 expected[dim..2 * dim].copy_from_slice(&found[dim..2 * dim]);
             }

@@ -1,4 +1,4 @@
-//! Learning-rate curves against those of vision_transformer and big_vision, recorded at some steps.
+//! Learning-rate schedules against recorded values of vision_transformer and big_vision.
 
 use serde_json::Value;
 use vit_train::{Decay, Schedule};
@@ -11,7 +11,7 @@ fn curves_are_those_of_vision_transformer_and_big_vision() {
         let args = &curve["args"];
         let integer = |key: &str| args[key].as_u64().unwrap_or(0);
         let list = |key: &str| args[key].as_array().unwrap().clone();
-        // The default end of a linear decay is one thing in one library and another in the other.
+        // The two libraries have different default ends of a linear decay.
         let usual_end = if curve["library"] == "vit_jax" { 1e-5 } else { 0.0 };
         let decay = match args["decay_type"].as_str().unwrap() {
             "cosine" => Decay::Cosine { end: 0.0 },

@@ -1,4 +1,4 @@
-//! Settings that a model cannot follow: every architecture with every such setting.
+//! Settings without effect on a model: every architecture with every such setting.
 
 mod support;
 
@@ -17,7 +17,7 @@ const MODELS: [&str; 8] = [
     "convnextv2_atto",
 ];
 
-/// A setting, and which of the models follow it, in their order.
+/// A setting, and on which of the models it has an effect, in their order.
 const TABLE: [(&str, [bool; 8]); 9] = [
     ("model.drop_path=0.1", [true, true, true, false, true, true, true, true]),
     ("model.dropout=0.1", [true, true, true, false, true, true, true, true]),
@@ -30,7 +30,7 @@ const TABLE: [(&str, [bool; 8]); 9] = [
     ("model.freeze=[\"no.such.*\"]", [false; 8]),
 ];
 
-/// What a training step consists of: operations, and parameters that it changes.
+/// The operations of a training step, and the parameters that it changes.
 fn step(model: &Architecture, recipe: &Recipe) -> (usize, usize) {
     let mut model = model.clone();
     recipe.apply_to(&mut model);
@@ -53,7 +53,7 @@ fn every_setting_changes_the_training_of_every_model_or_is_refused() {
                 assert_ne!(step(&model, &recipe), without, "{name} with {setting}");
             }
         }
-        // A teacher can be followed with any head.
+        // Distillation works with any head.
         let mut taught = plain;
         taught.objective.distillation = Teaching::Soft;
         assert_ne!(step(&model, &taught), without, "{name} with a teacher");
@@ -77,7 +77,7 @@ fn what_was_asked_for_and_cannot_be_followed_is_an_error_and_what_a_recipe_bring
     assert!(size.contains("16x24 and 20x24"), "{size}");
     assert!(refused("P/4@18", None, &[]).contains("16x16 and 20x20"));
 
-    // LeNet has none of what this recipe is for.
+    // None of this recipe's settings has an effect on LeNet.
     let setup = begin("lenet5_relu_cifar", None, Recipe::named("augreg").unwrap()).unwrap();
     let left_out = |key: &str| setup.report.iter().any(|line| line.starts_with(key) && line.contains("left out"));
     assert!(left_out("model.drop_path") && left_out("model.dropout"), "{:?}", setup.report);

@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::atomic::AtomicBool;
 
-use support::{Scene, assert_same, options, pictures, recipe, settings};
+use support::{Scene, assert_same, options, recipe, settings, write_images};
 use vit_cpu::Cpu;
 use vit_data::Samples;
 use vit_train::{
@@ -135,7 +135,7 @@ fn a_frozen_backbone_stays_as_it_is_and_the_head_learns() {
     scene.begin("first", recipe(&["batch=8", "length=6 steps"]), 2, u64::MAX).unwrap();
     let checkpoint = scene.folder.path().join("first/checkpoints/last");
     let other = scene.folder.path().join("other");
-    pictures(&other, 8);
+    write_images(&other, 8);
     std::fs::rename(other.join("amber"), other.join("gold")).unwrap();
     let frozen = recipe(&["batch=8", "length=6 steps", "model.freeze=[\"backbone\"]"]);
     let mut setup = Setup::new(ModelChoice::Checkpoint(&checkpoint), Some([24, 24]), settings(&other), frozen).unwrap();
@@ -223,7 +223,7 @@ fn images_added_to_a_class_do_not_leak_into_validation() {
     assert_eq!(before.len(), 6);
 
     // Twice as many images: a new split would hold out some that were trained on.
-    pictures(&scene.data, 24);
+    write_images(&scene.data, 24);
     std::fs::remove_file(scene.data.join("blue/0.png")).unwrap();
     std::fs::rename(scene.data.join("amber/1.png"), scene.data.join("green/amber.png")).unwrap();
     let refused = scene.resume("run", 2, u64::MAX).unwrap_err();
@@ -254,12 +254,12 @@ fn images_added_to_a_class_do_not_leak_into_validation() {
 fn a_validation_set_of_its_own_and_relabelled_images_are_compared_too() {
     let scene = Scene::new();
     let (data, other) = (scene.folder.path().join("labels.csv"), scene.folder.path().join("other"));
-    pictures(&other, 3);
+    write_images(&other, 3);
     let manifest = |of: &dyn Fn(u32) -> &'static str| {
-        let lines: Vec<String> = (0..12).map(|n| format!("pictures/blue/{n}.png,{}\n", of(n))).collect();
+        let lines: Vec<String> = (0..12).map(|n| format!("images/blue/{n}.png,{}\n", of(n))).collect();
         std::fs::write(
             &data,
-            format!("path,label\npictures/amber/0.png,amber\npictures/green/0.png,green\n{}", lines.concat()),
+            format!("path,label\nimages/amber/0.png,amber\nimages/green/0.png,green\n{}", lines.concat()),
         )
         .unwrap();
     };
@@ -275,6 +275,6 @@ fn a_validation_set_of_its_own_and_relabelled_images_are_compared_too() {
     manifest(&|n| if n == 3 { "green" } else { "blue" });
     std::fs::remove_file(other.join("green/1.png")).unwrap();
     let said = resumed().err().unwrap().to_string();
-    assert!(said.contains("1 with other labels (pictures/blue/3.png)"), "{said}");
+    assert!(said.contains("1 with other labels (images/blue/3.png)"), "{said}");
     assert!(said.contains("in the validation dataset 1 removed (green/1.png)"), "{said}");
 }

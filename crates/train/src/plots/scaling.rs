@@ -97,7 +97,7 @@ fn draw_axes(scene: &mut Scene, plot: Area, what: &str, (x, sizes): (Axis, &[f64
         }
     }
     let below = [plot.x + plot.width / 2.0, plot.bottom() + 38.0];
-    scene.text(Text::new("pictures to learn from", below, 12.0).colour(MUTED).anchor(Anchor::Middle));
+    scene.text(Text::new("training images", below, 12.0).colour(MUTED).anchor(Anchor::Middle));
 }
 
 /// Names at the right, beside the ends of their lines, moved apart where they would overlap.

@@ -1,9 +1,8 @@
-//! Training state on disk, written so that nothing is ever lost. A checkpoint is a folder: the weights as an ordinary
-//! model folder, the optimiser's tensors, the position in the run, and a manifest with the length and checksum of each.
+//! Checkpoints of a run. A checkpoint is a model folder with the optimiser's state, the position in the run, and a manifest
+//! with the length and checksum of each file.
 //!
-//! A new checkpoint `last` is written as `last.partial`, flushed, and takes its place by renaming, while the one before
-//! it becomes `last.previous` and stays. Wherever a process is killed, at least one of the three is whole; opening
-//! finds the newest that is.
+//! A new checkpoint `last` is written as `last.partial`, flushed and renamed, while the previous one becomes
+//! `last.previous`. Wherever a process is killed, at least one of the three is complete; opening finds the newest that is.
 
 mod disk;
 mod error;
@@ -34,62 +33,61 @@ const STATE: &str = "state.json";
 /// Everything that a run needs to continue bit for bit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// What the model is; written as its `config.json`.
+    /// The model's configuration, written as `config.json`.
     pub config: Config,
     /// The model's weights under canonical names.
     pub weights: Weights,
-    /// The optimiser's tensors: moments, running averages. Empty where only the model is kept.
+    /// The optimiser's state and the moving averages; empty in a checkpoint of the model alone.
     pub optimiser: Weights,
-    /// Where in the run it was taken.
+    /// The position in the run.
     pub position: RunPosition,
 }
 
 /// A checkpoint that was opened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Opened {
-    /// What it holds.
+    /// Its content.
     pub snapshot: Snapshot,
-    /// The folder it was read from: the checkpoint's own, or the one before it.
+    /// The folder that it was read from, which may be that of the previous checkpoint.
     pub folder: PathBuf,
-    /// What was wrong with newer ones, one sentence each, for the user to read.
+    /// What is wrong with newer ones, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// A place for one checkpoint, such as `RUN/checkpoints/last`, with the one before it kept beside it.
+/// The place of a checkpoint, such as `RUN/checkpoints/last`, and of the previous one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     path: PathBuf,
 }
 
 impl Slot {
-    /// The checkpoint at `path`, which need not exist yet.
+    /// The checkpoint at `path`, which need not exist.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// The folder of the newest checkpoint: a model folder as every command takes it.
+    /// The folder of the newest checkpoint, which is a model folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether nothing was ever saved here. The half of a first checkpoint, which a process left that was killed while it
-    /// wrote, is nothing.
+    /// Whether no complete checkpoint was ever saved here.
     pub fn is_empty(&self) -> bool {
         !self.path.exists() && !self.previous().exists() && Manifest::verify(&self.partial()).is_err()
     }
 
-    /// Writes a checkpoint. On an error, the one before it is as it was and the half-written one is removed. At most
-    /// one process may save here at a time.
+    /// Writes a checkpoint. On an error, the previous one is unchanged and the incomplete one is removed. At most one process
+    /// may save here at a time.
     pub fn save(&self, snapshot: &Snapshot) -> Result<(), SaveError> {
         self.save_on(&LocalDisk, snapshot)
     }
 
-    /// Opens the newest whole checkpoint, all checksums verified. It changes nothing on disk, so it may be called
-    /// while another process trains.
+    /// Opens the newest complete checkpoint and verifies its checksums. Changes nothing on disk, so it may be called while
+    /// another process trains.
     pub fn open(&self) -> Result<Opened, SaveError> {
         let mut notes = Vec::new();
         for folder in self.candidates() {
-            // Only the checkpoint itself is missed where it is absent; the other two come and go.
+            // The other two need not exist.
             if folder != self.path && !folder.exists() {
                 continue;
             }
@@ -122,8 +120,8 @@ impl Slot {
         self.beside(".previous")
     }
 
-    /// The folders that may hold the checkpoint, newest first. A partial one that is whole was about to be renamed: it
-    /// counts only where the one it was to replace does not.
+    /// The folders that may hold the checkpoint, in order of preference. A complete partial one was about to be renamed; it is
+    /// used only if the one that it should replace is damaged.
     fn candidates(&self) -> [PathBuf; 3] {
         [self.path.clone(), self.partial(), self.previous()]
     }
@@ -133,7 +131,7 @@ impl Slot {
         disk.create_folder(parent).map_err(|error| SaveError::io(parent, error))?;
         self.settle(disk)?;
         let mut written = self.write_partial(disk, snapshot);
-        // Where only two fit, the oldest makes room; but never for a newest one that is damaged.
+        // If the disk has room for two, the oldest is removed, unless the newest is damaged.
         if written.as_ref().is_err_and(SaveError::is_full)
             && self.previous().exists()
             && Manifest::verify(&self.path).is_ok()
@@ -150,14 +148,13 @@ impl Slot {
         let partial = self.partial();
         let written = write(disk, &partial, snapshot);
         if written.is_err() {
-            // The first error is the one worth reporting.
+            // The first error is reported.
             let _ = disk.remove_folder(&partial);
         }
         written
     }
 
-    /// Deals with what a killed process left: a partial checkpoint takes its place if it is all there is, and is
-    /// removed otherwise.
+    /// Handles the partial checkpoint of a killed process: renamed if it is the only complete one, removed otherwise.
     fn settle(&self, disk: &impl Disk) -> Result<(), SaveError> {
         let partial = self.partial();
         if !partial.exists() {
@@ -169,7 +166,7 @@ impl Slot {
         }
     }
 
-    /// Gives a whole partial checkpoint its name.
+    /// Renames a complete partial checkpoint.
     fn promote(&self, disk: &impl Disk) -> Result<(), SaveError> {
         let (partial, previous) = (self.partial(), self.previous());
         if self.path.exists() {
@@ -187,7 +184,7 @@ impl Slot {
     }
 }
 
-/// Writes every file, the manifest last, each flushed to the disk before the folder is.
+/// Writes and flushes every file, the manifest last, then the folder.
 fn write(disk: &impl Disk, folder: &Path, snapshot: &Snapshot) -> Result<(), SaveError> {
     let state = snapshot.position.to_json().map_err(|what| SaveError::State { path: folder.join(STATE), what })?;
     disk.create_folder(folder).map_err(|error| SaveError::io(folder, error))?;
@@ -234,7 +231,7 @@ fn write_file(disk: &impl Disk, path: &Path, content: FileContent) -> Result<man
     Ok(entry)
 }
 
-/// Reads a folder whose manifest was verified. The names of the tensors stay as they were saved.
+/// Reads a folder whose manifest was verified. Tensors keep their names.
 fn read(folder: &Path, manifest: &Manifest) -> Result<Snapshot, String> {
     let weights = safetensors::read(&folder.join(WEIGHTS)).map_err(|error| error.to_string())?;
     let config = read_config(folder).map_err(|error| error.to_string())?;

@@ -18,7 +18,7 @@ use vit_train::{
 };
 
 /// Images of three classes that differ in colour, 16 pixels wide.
-pub fn pictures(folder: &Path, each: u32) {
+pub fn write_images(folder: &Path, each: u32) {
     for (class, base) in [("amber", [220u8, 160, 40]), ("blue", [40, 60, 210]), ("green", [50, 190, 70])] {
         let class = folder.join(class);
         std::fs::create_dir_all(&class).unwrap();
@@ -30,7 +30,7 @@ pub fn pictures(folder: &Path, each: u32) {
 }
 
 /// An image of one colour, 16 pixels wide.
-pub fn picture(file: &Path, colour: [u8; 3]) {
+pub fn write_image(file: &Path, colour: [u8; 3]) {
     write(file, &colour.repeat(256));
 }
 
@@ -88,8 +88,8 @@ pub struct Scene {
 impl Scene {
     pub fn new() -> Scene {
         let folder = tempfile::tempdir().unwrap();
-        let data = folder.path().join("pictures");
-        pictures(&data, 12);
+        let data = folder.path().join("images");
+        write_images(&data, 12);
         Scene { folder, data, ahead: false }
     }
 

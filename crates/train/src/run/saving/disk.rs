@@ -1,4 +1,4 @@
-//! The file-system operations that a save is made of, as a trait, so that tests can end the world after each of them.
+//! The file-system operations of a save, as a trait, so that tests can simulate a failure after each of them.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -6,24 +6,24 @@ use std::path::Path;
 
 use vit_system::atomic_file;
 
-/// What a save does to a disk.
+/// The operations of a save.
 pub(super) trait Disk {
     /// A file being written.
     type File: Write;
 
-    /// Creates a folder and those above it; one that exists is fine.
+    /// Creates a folder and its parents, if they do not exist.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
 
     /// Creates an empty file.
     fn create(&self, path: &Path) -> io::Result<Self::File>;
 
-    /// Returns once the file's content would survive a power cut.
+    /// Flushes a file's content to the disk.
     fn sync(&self, file: Self::File) -> io::Result<()>;
 
-    /// Returns once the names in a folder would survive a power cut.
+    /// Flushes the names in a folder to the disk.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 
-    /// Renames a folder; nothing is there under the new name.
+    /// Renames a folder to a name that does not exist.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Removes a folder with all its files.

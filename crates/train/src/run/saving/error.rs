@@ -1,4 +1,4 @@
-//! Why training state could not be saved or opened.
+//! Errors of saving and opening checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use vit_models::weights::WeightsError;
 /// An error with a checkpoint of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// The system refused: a full disk, a missing permission.
+    /// A file operation failed, such as on a full disk.
     #[error("could not save {}: {error}; what was saved before is untouched{}", path.display(), way_out(.error))]
     Io {
         /// The file or folder.
@@ -16,7 +16,7 @@ pub enum SaveError {
         /// The system's reason.
         error: io::Error,
     },
-    /// Tensors that cannot be written.
+    /// Invalid tensors.
     #[error("could not save {}: {error}", path.display())]
     Tensors {
         /// The file.
@@ -24,7 +24,7 @@ pub enum SaveError {
         /// What is wrong with them.
         error: WeightsError,
     },
-    /// A position that would not come back as it is.
+    /// A position that cannot be written as JSON.
     #[error("could not save {}: {what}", path.display())]
     State {
         /// The file.
@@ -32,12 +32,12 @@ pub enum SaveError {
         /// What is wrong with it.
         what: String,
     },
-    /// No checkpoint here is whole.
+    /// No checkpoint is complete.
     #[error("there is no whole checkpoint at {}: {}", path.display(), notes.join("; "))]
     NoneWhole {
-        /// Where one was looked for.
+        /// The checkpoint's path.
         path: PathBuf,
-        /// What is wrong with each that is there.
+        /// What is wrong with each candidate.
         notes: Vec<String>,
     },
 }
@@ -47,7 +47,7 @@ impl SaveError {
         Self::Io { path: path.into(), error }
     }
 
-    /// Whether there was no room.
+    /// Whether the disk is full.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Io { error, .. } if is_full(error))
     }

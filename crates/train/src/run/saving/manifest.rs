@@ -1,5 +1,5 @@
-//! The list of a checkpoint's files with their lengths and checksums (XXH3, 64 bits). It is written last, so a folder
-//! without it, or one that differs from it, is not whole.
+//! The list of a checkpoint's files with their lengths and checksums (XXH3, 64 bits). It is written last, so a checkpoint
+//! without it, or that differs from it, is incomplete.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -41,7 +41,7 @@ impl Manifest {
         format!("{:#}\n", serde_json::json!(self))
     }
 
-    /// The manifest of a folder whose files all agree with it, or what is wrong.
+    /// The manifest of a folder, if all files agree with it, or what is wrong.
     pub(super) fn verify(folder: &Path) -> Result<Manifest, String> {
         if !folder.exists() {
             return Err("it does not exist".into());
@@ -87,7 +87,7 @@ impl FileDigest {
     }
 }
 
-/// A writer that measures what passes through it.
+/// A writer that counts and hashes its bytes.
 pub(super) struct Hashed<W> {
     out: W,
     hash: Xxh3,

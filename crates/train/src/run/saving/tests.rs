@@ -1,4 +1,4 @@
-//! The promise of [`Slot`]: whatever operation of a save is the last one, a whole checkpoint is there.
+//! Whichever operation of a save is the last one, a complete checkpoint remains.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -12,14 +12,14 @@ use vit_models::weights::Tensor;
 use super::disk::{Disk, LocalDisk};
 use super::*;
 
-/// What happens when the disk's operations are used up.
+/// The failure after a number of operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
-    /// The process is killed: what was written stays, nothing else happens.
+    /// The process is killed: written data stays.
     Kill,
-    /// The power fails: what was not flushed is gone.
+    /// The power fails: data that was not flushed is lost.
     PowerCut,
-    /// That one operation fails and the process goes on.
+    /// One operation fails, and the process continues.
     Failure(io::ErrorKind),
 }
 
@@ -35,7 +35,7 @@ impl Limited {
         Rc::new(Self { left: Cell::new(operations), end, ended: Cell::new(false), unflushed: RefCell::default() })
     }
 
-    /// Counts one operation; an error if it must not take place.
+    /// Counts one operation; an error after the failure.
     fn operation(&self) -> io::Result<()> {
         let dead = io::Error::other("nothing happens any more");
         match self.end {
@@ -67,7 +67,7 @@ impl Write for LimitedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Err(error) = self.disk.operation() {
             if self.disk.end != End::PowerCut {
-                // A write may stop anywhere.
+                // A write may be incomplete.
                 self.file.write_all(&bytes[..bytes.len() / 2])?;
             }
             return Err(error);
@@ -192,7 +192,7 @@ fn whatever_operation_is_the_last_a_whole_checkpoint_is_there() {
             assert!(if saved.is_ok() { step == 3 } else { step >= 2 }, "{end:?} after {operations}: step {step}");
             assert_eq!(opened.snapshot.weights, tensors(step));
 
-            // The next session saves as if nothing had happened.
+            // The next session can save.
             slot.save(&snapshot(4)).unwrap();
             let opened = slot.open().unwrap();
             assert_eq!((opened.snapshot.position.step, opened.notes), (4, vec![]));
@@ -258,7 +258,7 @@ fn where_only_two_checkpoints_fit_the_oldest_makes_room() {
     assert_eq!(slot.open().unwrap().snapshot.position.step, 3);
     assert_eq!(Slot::new(slot.previous()).open().unwrap().snapshot.position.step, 2);
 
-    // The oldest stays where it is the only whole one.
+    // The oldest is kept if it is the only complete one.
     fs::write(slot.path().join("state.json"), "").unwrap();
     assert!(slot.save_on(&full_once(), &snapshot(4)).unwrap_err().is_full());
     assert_eq!(slot.open().unwrap().snapshot.position.step, 2);
@@ -314,7 +314,7 @@ fn half_of_a_first_checkpoint_is_nothing_and_a_whole_one_is_something() {
     let folder = tempfile::tempdir().unwrap();
     let slot = Slot::new(folder.path().join("last"));
     slot.save(&snapshot(1)).unwrap();
-    // As it is between the last byte and the renaming, and before that.
+    // Killed between the last byte and the renaming, and before that.
     fs::rename(slot.path(), folder.path().join("last.partial")).unwrap();
     assert!(!slot.is_empty());
     assert_eq!(slot.open().unwrap().snapshot.position.step, 1);
