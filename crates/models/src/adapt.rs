@@ -8,7 +8,7 @@ use vit_graph::Graph;
 use crate::architecture::{Architecture, PositionLayout};
 use crate::error::ModelError;
 use crate::layers::Mode;
-use crate::weights::positions::{Method, resample};
+use crate::weights::positions::{Resampling, resample};
 use crate::weights::{Scheme, Tensor, Weights, patch_filters, relative};
 
 /// How far weights may be changed.
@@ -149,8 +149,8 @@ impl Adaptation<'_> {
     }
 
     /// The JAX code resamples linearly, all others as timm does.
-    fn method(&self) -> Method {
-        if self.scheme == Scheme::Jax { Method::Linear } else { Method::Bicubic }
+    fn method(&self) -> Resampling {
+        if self.scheme == Scheme::Jax { Resampling::Linear } else { Resampling::Bicubic }
     }
 
     /// The names of tensors that the model does not have.
@@ -172,9 +172,9 @@ impl Adaptation<'_> {
 }
 
 /// What happens to positions, in words.
-fn change(tensor: &Tensor, shape: &[usize], old: PositionLayout, new: PositionLayout, method: Method) -> String {
+fn change(tensor: &Tensor, shape: &[usize], old: PositionLayout, new: PositionLayout, method: Resampling) -> String {
     let sizes = |[h, w]: [usize; 2], [new_h, new_w]: [usize; 2]| format!("{h}x{w} -> {new_h}x{new_w}");
-    let method = if method == Method::Linear { "linear" } else { "bicubic" };
+    let method = if method == Resampling::Linear { "linear" } else { "bicubic" };
     match (old, new) {
         (PositionLayout::Window(old), PositionLayout::Window(new)) => {
             format!("windows of {}, positions resampled", sizes(old, new))
@@ -194,7 +194,7 @@ fn resample_tokens(
     prefix: usize,
     old: [usize; 2],
     new: [usize; 2],
-    method: Method,
+    method: Resampling,
 ) -> Result<Option<Tensor>, ModelError> {
     let [_, tokens, _] = tensor.shape[..] else { return Ok(None) };
     let Some(patches) = tokens.checked_sub(prefix) else { return Ok(None) };
@@ -206,7 +206,12 @@ fn resample_tokens(
     Ok(Some(resample(tensor, prefix, old, new, method)?))
 }
 
-fn resample_line(tensor: &Tensor, shape: &[usize], new: usize, method: Method) -> Result<Option<Tensor>, ModelError> {
+fn resample_line(
+    tensor: &Tensor,
+    shape: &[usize],
+    new: usize,
+    method: Resampling,
+) -> Result<Option<Tensor>, ModelError> {
     let Some(&dim) = tensor.shape.last().filter(|&&dim| dim > 0) else { return Ok(None) };
     let old = tensor.data.len() / dim;
     let flat = Tensor::new(vec![1, old, dim], tensor.data.clone())?;
@@ -219,7 +224,7 @@ fn resample_offsets(
     tensor: &Tensor,
     old: [usize; 2],
     new: [usize; 2],
-    method: Method,
+    method: Resampling,
 ) -> Result<Option<Tensor>, ModelError> {
     let [rows, heads] = tensor.shape[..] else { return Ok(None) };
     let [old, new] = [old, new].map(|grid| grid.map(|extent| 2 * extent - 1));

@@ -140,7 +140,7 @@ impl Network for EfficientNet {
 
 /// What a block does to the resolution, and its rate of stochastic depth.
 #[derive(Clone, Copy)]
-struct BlockGeometry {
+struct MobileBlockGeometry {
     stride: usize,
     dilation: usize,
     drop_path: f32,
@@ -159,7 +159,7 @@ impl Forward<'_, EfficientNet> {
         for (s, stage) in net.stages.iter().enumerate() {
             for (b, block) in stage.iter().enumerate() {
                 let mut geometry =
-                    BlockGeometry { stride: if b == 0 { block.stride } else { 1 }, dilation, drop_path: 0.0 };
+                    MobileBlockGeometry { stride: if b == 0 { block.stride } else { 1 }, dilation, drop_path: 0.0 };
                 if geometry.stride > 1 && stride_so_far * geometry.stride > net.output_stride {
                     dilation *= geometry.stride;
                     geometry.stride = 1;
@@ -193,7 +193,7 @@ impl Forward<'_, EfficientNet> {
         self.norm(x, name).activation(activation)
     }
 
-    fn block(&self, x: &Tensor, block: &MobileBlock, geometry: BlockGeometry) -> Tensor {
+    fn block(&self, x: &Tensor, block: &MobileBlock, geometry: MobileBlockGeometry) -> Tensor {
         let act = block.activation.unwrap_or(self.net.activation);
         let inputs = x.extent(3);
         let inside = round_width(block.expand_from.unwrap_or(inputs) as f64 * block.expansion);

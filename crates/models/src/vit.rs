@@ -11,7 +11,7 @@ mod timm;
 mod variants;
 
 pub use positions::{Positions, PositionsOn, sin_cos};
-pub use variants::{PAPER_SIZES, Size};
+pub use variants::{PAPER_SIZES, VitSize};
 
 use vit_graph::ops::{Activation, Attention, Conv2d};
 use vit_graph::{Init, Tensor};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use vit_models::weights::positions::{Method, resample, resample_bicubic, resample_linear};
+use vit_models::weights::positions::{Resampling, resample, resample_bicubic, resample_linear};
 use vit_models::weights::{Tensor, read};
 
 #[test]
@@ -18,7 +18,7 @@ fn both_methods_agree_with_their_libraries() {
         let input = arrays.get(case["input"].as_str().unwrap()).unwrap();
         let prefix = case["prefix"].as_u64().unwrap() as usize;
         let (old, new) = (pair(&case["old"]), pair(&case["new"]));
-        for (library, method) in [("timm", Method::Bicubic), ("vit_jax", Method::Linear)] {
+        for (library, method) in [("timm", Resampling::Bicubic), ("vit_jax", Resampling::Linear)] {
             let name = case[library].as_str().unwrap();
             let expected = arrays.get(name).unwrap();
             let input =
@@ -35,10 +35,10 @@ fn both_methods_agree_with_their_libraries() {
 #[test]
 fn a_square_grid_needs_no_size_and_prefix_tokens_are_kept() {
     let positions = Tensor::new(vec![1, 5, 2], (0..10).map(|v| v as f32).collect()).unwrap();
-    let resized = resample(&positions, 1, None, [3, 3], Method::Bicubic).unwrap();
+    let resized = resample(&positions, 1, None, [3, 3], Resampling::Bicubic).unwrap();
     assert_eq!(resized.shape, [1, 10, 2]);
     assert_eq!(resized.data[..2], positions.data[..2]);
-    let same = resample(&positions, 1, None, [2, 2], Method::Linear).unwrap();
+    let same = resample(&positions, 1, None, [2, 2], Resampling::Linear).unwrap();
     assert_eq!(same, positions);
 }
 
@@ -57,7 +57,7 @@ fn constants_stay_constant() {
 #[test]
 fn impossible_grids_are_errors() {
     let positions = Tensor::new(vec![1, 6, 1], vec![0.; 6]).unwrap();
-    let to = |prefix, old, new| resample(&positions, prefix, old, new, Method::Bicubic);
+    let to = |prefix, old, new| resample(&positions, prefix, old, new, Resampling::Bicubic);
     assert!(to(0, None, [2, 2]).unwrap_err().to_string().contains("not square"));
     assert!(to(7, None, [2, 2]).is_err());
     assert!(to(0, Some([2, 2]), [2, 2]).is_err());

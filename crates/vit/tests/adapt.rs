@@ -4,7 +4,7 @@
 mod support;
 
 use support::{copy, open, outputs, recorded, write};
-use vit_models::weights::positions::{Method, resample};
+use vit_models::weights::positions::{Resampling, resample};
 use vit_models::weights::{self, Tensor, patch_filters};
 use vit_models::{Changes, Checkpoint, ModelError, OpenOptions};
 
@@ -31,10 +31,10 @@ fn another_image_size_resamples_positions() {
         ("tv_vit", [24, 24], 1, [4, 4], 10),
     ] {
         let checkpoint = changed(case, size(to[0], to[1]));
-        let method = if case.starts_with("jax") { Method::Linear } else { Method::Bicubic };
+        let method = if case.starts_with("jax") { Resampling::Linear } else { Resampling::Bicubic };
         let before = &open(case).weights.tensors["pos_embed"];
         let [_, old_tokens, dim] = before.shape[..] else { panic!("{:?}", before.shape) };
-        let name = if method == Method::Linear { "linear" } else { "bicubic" };
+        let name = if method == Resampling::Linear { "linear" } else { "bicubic" };
         let line = format!("pos_embed: [1, {old_tokens}, {dim}] -> [1, {tokens}, {dim}], positions resampled ({name})");
         assert_eq!(checkpoint.report, [line], "{case}");
         let expected = resample(before, prefix, Some(old), to.map(|side| side / 8), method).unwrap();
@@ -50,7 +50,7 @@ fn a_grid_with_as_many_patches_is_another_grid() {
     let checkpoint = changed("timm_vit", size(16, 64));
     assert_eq!(checkpoint.report, ["pos_embed: 4x4 -> 2x8 patches, positions resampled (bicubic)"]);
     let before = &open("timm_vit").weights.tensors["pos_embed"];
-    let expected = resample(before, 1, Some([4, 4]), [2, 8], Method::Bicubic).unwrap();
+    let expected = resample(before, 1, Some([4, 4]), [2, 8], Resampling::Bicubic).unwrap();
     assert_ne!(*before, expected);
     assert_eq!(checkpoint.weights.tensors["pos_embed"], expected);
 }

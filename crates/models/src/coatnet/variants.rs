@@ -8,15 +8,15 @@ use crate::preprocess::{CropMode, Preprocess};
 use crate::variant::Variant;
 
 /// Widths of the stages and of the stem.
-struct Size {
+struct CoAtNetSize {
     widths: [usize; 4],
     stem: [usize; 2],
 }
 
-const NANO: Size = Size { widths: [64, 128, 256, 512], stem: [32, 64] };
-const ZERO: Size = Size { widths: [96, 192, 384, 768], stem: [32, 64] };
-const TWO: Size = Size { widths: [128, 256, 512, 1024], stem: [64, 128] };
-const THREE: Size = Size { widths: [192, 384, 768, 1536], stem: [96, 192] };
+const NANO: CoAtNetSize = CoAtNetSize { widths: [64, 128, 256, 512], stem: [32, 64] };
+const ZERO: CoAtNetSize = CoAtNetSize { widths: [96, 192, 384, 768], stem: [32, 64] };
+const TWO: CoAtNetSize = CoAtNetSize { widths: [128, 256, 512, 1024], stem: [64, 128] };
+const THREE: CoAtNetSize = CoAtNetSize { widths: [192, 384, 768, 1536], stem: [96, 192] };
 
 /// The published variants.
 pub(super) fn variants() -> Vec<Variant> {
@@ -77,15 +77,16 @@ fn own() -> Vec<Variant> {
     let scaled = |t: Transformers| Transformers { layer_scale: Some(1e-6), ..t };
     let dw = || own_convolutions(StrideOn::Depthwise);
     let deep = [2, 6, 14, 2];
-    let model = |size: &Size, depths: [usize; 4], convolutions: Convolutions, transformers: Transformers| CoAtNet {
-        widths: size.widths.to_vec(),
-        stages: stages(&depths, "CCTT"),
-        stem_widths: size.stem,
-        convolutions,
-        transformers,
-        head_hidden: None,
-        ..CoAtNet::default()
-    };
+    let model =
+        |size: &CoAtNetSize, depths: [usize; 4], convolutions: Convolutions, transformers: Transformers| CoAtNet {
+            widths: size.widths.to_vec(),
+            stages: stages(&depths, "CCTT"),
+            stem_widths: size.stem,
+            convolutions,
+            transformers,
+            head_hidden: None,
+            ..CoAtNet::default()
+        };
     let maxima = Convolutions { shortcut: Downsample::Max, ..early(own_convolutions(POOL)) };
     let half = Preprocess::inception;
     let named = |name: &str, net: CoAtNet| variant(name, None, net, 0.95, half());

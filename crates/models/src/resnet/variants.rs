@@ -5,7 +5,7 @@ use crate::layers::Stem;
 use crate::preprocess::{Filter, Preprocess};
 use crate::variant::Variant;
 
-struct Entry {
+struct ResNetVariant {
     name: &'static str,
     paper: Option<&'static str>,
     net: ResNet,
@@ -21,8 +21,14 @@ pub(super) fn variants() -> Vec<Variant> {
         (|d: &[usize]| depth(ResNetBlock::Basic, d), |d: &[usize]| depth(ResNetBlock::Bottleneck, d));
     let deep = |net: ResNet| ResNet { stem: Stem::Deep, stem_width: 32, average_down: true, ..net };
     let grouped = |groups, group_width, net: ResNet| ResNet { groups, group_width, ..net };
-    let entry =
-        |name, paper, net, image, crop_pct, interpolation| Entry { name, paper, net, image, crop_pct, interpolation };
+    let entry = |name, paper, net, image, crop_pct, interpolation| ResNetVariant {
+        name,
+        paper,
+        net,
+        image,
+        crop_pct,
+        interpolation,
+    };
     let all = vec![
         entry("resnet18", Some("ResNet-18"), basic(&[2, 2, 2, 2]), 224, 0.95, Filter::Bicubic),
         entry("resnet26", None, bottleneck(&[2, 2, 2, 2]), 224, 0.875, Filter::Bicubic),
@@ -56,7 +62,7 @@ pub(super) fn variant(name: &str) -> Option<Variant> {
     Some(Variant { name: name.into(), paper_name: None, architecture: net.into(), preprocessing, ..variant })
 }
 
-fn published(entry: Entry) -> Variant {
+fn published(entry: ResNetVariant) -> Variant {
     let image_size = [entry.image; 2];
     Variant {
         name: entry.name.into(),

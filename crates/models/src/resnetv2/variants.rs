@@ -5,9 +5,9 @@ use crate::preprocess::{Filter, Preprocess};
 use crate::variant::Variant;
 
 /// Name, the paper's name, blocks of each stage, width factor, image size, share of the crop and filter.
-type Entry = (&'static str, &'static str, [usize; 4], usize, usize, f64, Filter);
+type BitVariant = (&'static str, &'static str, [usize; 4], usize, usize, f64, Filter);
 
-const PUBLISHED: [Entry; 6] = [
+const PUBLISHED: [BitVariant; 6] = [
     ("resnetv2_50x1_bit", "R50x1", [3, 4, 6, 3], 1, 224, 0.875, Filter::Bicubic),
     ("resnetv2_50x3_bit", "R50x3", [3, 4, 6, 3], 3, 448, 1.0, Filter::Bilinear),
     ("resnetv2_101x1_bit", "R101x1", [3, 4, 23, 3], 1, 448, 1.0, Filter::Bilinear),
@@ -18,7 +18,7 @@ const PUBLISHED: [Entry; 6] = [
 
 /// The published variants, as the paper orders them.
 pub(super) fn variants() -> Vec<Variant> {
-    let variant = |(name, paper, depths, factor, image, crop_pct, interpolation): Entry| {
+    let variant = |(name, paper, depths, factor, image, crop_pct, interpolation): BitVariant| {
         let image_size = [image; 2];
         let base = ResNetV2::default();
         let net = ResNetV2 {

@@ -9,7 +9,7 @@ use crate::variant::Variant;
 /// Widths and depths that belong to a name.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
-pub struct Size {
+pub struct VitSize {
     /// As in the paper: `B`.
     pub paper: &'static str,
     /// As in timm: `base`.
@@ -20,14 +20,21 @@ pub struct Size {
     pub mlp_dim: usize,
 }
 
-const fn size(paper: &'static str, timm: &'static str, dim: usize, depth: usize, heads: usize, mlp_dim: usize) -> Size {
-    Size { paper, timm, dim, depth, heads, mlp_dim }
+const fn size(
+    paper: &'static str,
+    timm: &'static str,
+    dim: usize,
+    depth: usize,
+    heads: usize,
+    mlp_dim: usize,
+) -> VitSize {
+    VitSize { paper, timm, dim, depth, heads, mlp_dim }
 }
 
 /// Table 1 of the paper, and of "How to train your ViT" and "Scaling Vision Transformers".
 /// The three smallest are for small images: two of this project, which train on a CPU, and the one of "Escaping
 /// the Big Data Paradigm with Compact Transformers".
-pub const PAPER_SIZES: [Size; 11] = [
+pub const PAPER_SIZES: [VitSize; 11] = [
     size("P", "pico", 64, 6, 2, 128),
     size("N", "nano", 96, 6, 3, 192),
     size("Lite", "lite", 256, 7, 4, 512),
@@ -53,7 +60,7 @@ const PUBLISHED: [(&str, &[(usize, usize)]); 8] = [
     ("gigantic", &[(14, 224)]),
 ];
 
-impl Size {
+impl VitSize {
     fn vit(&self, patch: usize, image: usize) -> Vit {
         Vit {
             image_size: [image, image],
@@ -76,7 +83,7 @@ impl Size {
     }
 }
 
-fn by_timm(name: &str) -> Option<&'static Size> {
+fn by_timm(name: &str) -> Option<&'static VitSize> {
     PAPER_SIZES.iter().find(|s| s.timm == name)
 }
 
@@ -158,7 +165,7 @@ fn positive(number: &str) -> Option<usize> {
 }
 
 /// A model of the paper, with the preprocessing of the published weights.
-fn plain(size: &Size, patch: usize, image: usize) -> Variant {
+fn plain(size: &VitSize, patch: usize, image: usize) -> Variant {
     Variant {
         name: size.timm_name(patch, image),
         paper_name: Some(size.paper_name(patch, image)),

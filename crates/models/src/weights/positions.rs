@@ -8,7 +8,7 @@ const LARGEST_SIDE: usize = 1 << 14;
 
 /// How a grid of position embeddings is resized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Method {
+pub enum Resampling {
     /// PyTorch's `interpolate(mode="bicubic", antialias=True)`, which timm uses.
     #[default]
     Bicubic,
@@ -29,7 +29,7 @@ pub fn resample(
     prefix: usize,
     old: Option<[usize; 2]>,
     new: [usize; 2],
-    method: Method,
+    method: Resampling,
 ) -> Result<Tensor, WeightsError> {
     let wrong = |expected: String| WeightsError::shape("pos_embed", &positions.shape, expected);
     let &[1, tokens, dim] = positions.shape.as_slice() else {
@@ -52,8 +52,8 @@ pub fn resample(
         return Err(wrong("as many values as its shape says".into()));
     };
     let resized = match method {
-        Method::Bicubic => resample_bicubic(grid, old, new, dim)?,
-        Method::Linear => resample_linear(grid, old, new, dim)?,
+        Resampling::Bicubic => resample_bicubic(grid, old, new, dim)?,
+        Resampling::Linear => resample_linear(grid, old, new, dim)?,
     };
     Tensor::new(vec![1, prefix + new[0] * new[1], dim], [kept, &resized].concat())
 }

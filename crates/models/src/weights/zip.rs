@@ -26,10 +26,10 @@ const ALWAYS_ALLOWED: usize = 4 << 20;
 /// An archive whose directory has been read and checked.
 pub(super) struct Archive<'a> {
     bytes: &'a [u8],
-    members: BTreeMap<String, Member>,
+    members: BTreeMap<String, ZipMember>,
 }
 
-struct Member {
+struct ZipMember {
     deflated: bool,
     crc: u32,
     /// Length in the file and once inflated.
@@ -43,7 +43,7 @@ impl<'a> Archive<'a> {
     /// Reads the directory at the end of `bytes`.
     pub fn open(bytes: &'a [u8]) -> Result<Self, WeightsError> {
         let (count, start) = find_directory(bytes)?;
-        let mut entries = Fields { bytes, at: start };
+        let mut entries = ZipFields { bytes, at: start };
         let mut members = BTreeMap::new();
         let mut claimed = 0usize;
         let allowed = bytes.len().saturating_mul(LARGEST_RATIO).saturating_add(ALWAYS_ALLOWED);
@@ -95,8 +95,8 @@ impl<'a> Archive<'a> {
     }
 
     /// The bytes of a member in the file, after its local header.
-    fn packed(&self, member: &Member) -> Option<&'a [u8]> {
-        let mut header = Fields { bytes: self.bytes, at: member.local };
+    fn packed(&self, member: &ZipMember) -> Option<&'a [u8]> {
+        let mut header = ZipFields { bytes: self.bytes, at: member.local };
         if header.take(4)? != LOCAL {
             return None;
         }
@@ -127,7 +127,7 @@ fn find_directory(bytes: &[u8]) -> Result<(usize, usize), WeightsError> {
 }
 
 fn end_record(bytes: &[u8], end: usize) -> Option<(usize, usize)> {
-    let mut fields = Fields { bytes, at: end };
+    let mut fields = ZipFields { bytes, at: end };
     fields.take(10)?;
     let count = usize::from(fields.u16()?);
     fields.take(4)?;
@@ -136,12 +136,12 @@ fn end_record(bytes: &[u8], end: usize) -> Option<(usize, usize)> {
         return Some((count, start));
     }
 
-    let mut locator = Fields { bytes, at: end.checked_sub(LOCATOR64_LENGTH)? };
+    let mut locator = ZipFields { bytes, at: end.checked_sub(LOCATOR64_LENGTH)? };
     if locator.take(4)? != LOCATOR64 {
         return Some((count, start));
     }
     locator.take(4)?;
-    let mut fields = Fields { bytes, at: locator.length()? };
+    let mut fields = ZipFields { bytes, at: locator.length()? };
     if fields.take(4)? != END64 {
         return None;
     }
@@ -152,12 +152,12 @@ fn end_record(bytes: &[u8], end: usize) -> Option<(usize, usize)> {
 }
 
 /// Reads consecutive little-endian fields; `None` past the end.
-struct Fields<'a> {
+struct ZipFields<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> ZipFields<'a> {
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
         let end = self.at.checked_add(length)?;
         let taken = self.bytes.get(self.at..end)?;
@@ -180,7 +180,7 @@ impl<'a> Fields<'a> {
     }
 
     /// One entry of the directory.
-    fn member(&mut self) -> Result<(String, Member), WeightsError> {
+    fn member(&mut self) -> Result<(String, ZipMember), WeightsError> {
         let at = self.at;
         let entry = self.entry().ok_or_else(|| damaged(format!("the directory breaks off at byte {at}")))?;
         let name = std::str::from_utf8(entry.name)
@@ -201,11 +201,11 @@ impl<'a> Fields<'a> {
         if !deflated && entry.packed != entry.size {
             return Err(damaged(format!("stored member `{name}` has two lengths")));
         }
-        let member = Member { deflated, crc: entry.crc, packed: entry.packed, size: entry.size, local: entry.local };
+        let member = ZipMember { deflated, crc: entry.crc, packed: entry.packed, size: entry.size, local: entry.local };
         Ok((name.into(), member))
     }
 
-    fn entry(&mut self) -> Option<RawEntry<'a>> {
+    fn entry(&mut self) -> Option<DirectoryEntry<'a>> {
         if self.take(4)? != CENTRAL {
             return None;
         }
@@ -226,7 +226,7 @@ impl<'a> Fields<'a> {
         self.take(comment.into())?;
 
         // A field that exceeds 32 bits is all ones, and its value is in the zip64 extra field, in this order.
-        let mut long = Fields { bytes: zip64_extra(extra), at: 0 };
+        let mut long = ZipFields { bytes: zip64_extra(extra), at: 0 };
         let mut widen = |short: u32| match short {
             u32::MAX => long.length(),
             short => Some(short as usize),
@@ -234,11 +234,11 @@ impl<'a> Fields<'a> {
         let size = widen(size)?;
         let packed = widen(packed)?;
         let local = widen(local)?;
-        Some(RawEntry { flags, method, crc, packed, size, local, name })
+        Some(DirectoryEntry { flags, method, crc, packed, size, local, name })
     }
 }
 
-struct RawEntry<'a> {
+struct DirectoryEntry<'a> {
     flags: u16,
     method: u16,
     crc: u32,
@@ -250,7 +250,7 @@ struct RawEntry<'a> {
 
 /// The content of the extra field with id 1; empty where there is none.
 fn zip64_extra(extra: &[u8]) -> &[u8] {
-    let mut fields = Fields { bytes: extra, at: 0 };
+    let mut fields = ZipFields { bytes: extra, at: 0 };
     while let (Some(id), Some(length)) = (fields.u16(), fields.u16()) {
         match fields.take(length.into()) {
             Some(content) if id == 1 => return content,

@@ -9,7 +9,7 @@ const MOST_AXES: usize = 64;
 
 /// What an array's header says.
 #[derive(Debug, PartialEq)]
-struct Header {
+struct NpyHeader {
     element: Element,
     order: ByteOrder,
     fortran: bool,
@@ -20,7 +20,7 @@ struct Header {
 pub(super) fn parse(name: &str, bytes: &[u8]) -> Result<Tensor, WeightsError> {
     let damaged = |what: &str| WeightsError::damaged("npz", format!("array `{name}`: {what}"));
     let (text, data) = split(bytes).ok_or_else(|| damaged("it does not start with a NumPy header"))?;
-    let header = Dict::parse(text)
+    let header = NpyDict::parse(text)
         .ok_or_else(|| damaged("its header is not a dict of descr, fortran_order and shape"))?
         .check(name)?;
 
@@ -65,13 +65,13 @@ fn split(bytes: &[u8]) -> Option<(&str, &[u8])> {
 
 /// The header's dict as written.
 #[derive(Default)]
-struct Dict<'a> {
+struct NpyDict<'a> {
     descr: Option<&'a str>,
     fortran: Option<bool>,
     shape: Option<Vec<usize>>,
 }
 
-impl<'a> Dict<'a> {
+impl<'a> NpyDict<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let mut dict = Self::default();
         let mut rest = text.trim().strip_prefix('{')?.trim_start();
@@ -108,7 +108,7 @@ impl<'a> Dict<'a> {
         (rest == "}").then_some(dict)
     }
 
-    fn check(self, name: &str) -> Result<Header, WeightsError> {
+    fn check(self, name: &str) -> Result<NpyHeader, WeightsError> {
         let (Some(descr), Some(fortran), Some(shape)) = (self.descr, self.fortran, self.shape) else {
             return Err(WeightsError::damaged(
                 "npz",
@@ -118,7 +118,7 @@ impl<'a> Dict<'a> {
         let (element, order) = element(descr).ok_or_else(|| {
             WeightsError::tensor(name, format!("element type `{descr}` is not read; save it as float32"))
         })?;
-        Ok(Header { element, order, fortran, shape })
+        Ok(NpyHeader { element, order, fortran, shape })
     }
 }
 

@@ -6,7 +6,7 @@ use crate::weights::element::Element;
 
 /// A value on the stack; containers and tensors are in the arena.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Value<'a> {
+pub(super) enum PickleValue<'a> {
     Int(i64),
     Str(&'a str),
     Global(Global),
@@ -17,10 +17,10 @@ pub(super) enum Value<'a> {
 
 /// A container or a description, in the arena.
 #[derive(Debug)]
-pub(super) enum Node<'a> {
-    Tuple(Box<[Value<'a>]>),
-    List(Vec<Value<'a>>),
-    Dict(Vec<(Value<'a>, Value<'a>)>),
+pub(super) enum PickleNode<'a> {
+    Tuple(Box<[PickleValue<'a>]>),
+    List(Vec<PickleValue<'a>>),
+    Dict(Vec<(PickleValue<'a>, PickleValue<'a>)>),
     Storage(StorageRef<'a>),
     Tensor(Box<TensorRef<'a>>),
 }
@@ -55,15 +55,15 @@ pub(super) struct TensorRef<'a> {
 /// The result of a pickle.
 #[derive(Debug)]
 pub(super) struct Document<'a> {
-    pub nodes: Vec<Node<'a>>,
-    pub top: Value<'a>,
+    pub nodes: Vec<PickleNode<'a>>,
+    pub top: PickleValue<'a>,
 }
 
 impl<'a> Document<'a> {
     /// The container or description behind a value, if it is one.
-    pub fn node(&self, value: Value<'a>) -> Option<&Node<'a>> {
+    pub fn node(&self, value: PickleValue<'a>) -> Option<&PickleNode<'a>> {
         match value {
-            Value::Node(at) => self.nodes.get(at),
+            PickleValue::Node(at) => self.nodes.get(at),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::document::{Document, Node, Value};
+use super::document::{Document, PickleNode, PickleValue};
 use super::machine;
 use super::{FORMAT, materialise, state_dict};
 use crate::weights::element::ByteOrder;
@@ -21,7 +21,7 @@ pub(in crate::weights) fn is_legacy(bytes: &[u8]) -> bool {
 
 pub(super) fn from_bytes(bytes: &[u8]) -> Result<Weights, WeightsError> {
     let (protocol, at) = machine::run(bytes, 2 + MAGIC.len())?;
-    if !matches!(protocol.top, Value::Int(PROTOCOL)) {
+    if !matches!(protocol.top, PickleValue::Int(PROTOCOL)) {
         return Err(WeightsError::unsupported(FORMAT, "a legacy checkpoint of another protocol than 1001"));
     }
     let (_system, at) = machine::run(bytes, at)?;
@@ -43,16 +43,16 @@ fn storages<'a>(
         .nodes
         .iter()
         .filter_map(|node| match node {
-            Node::Storage(storage) => Some((storage.key, storage.element_size())),
+            PickleNode::Storage(storage) => Some((storage.key, storage.element_size())),
             _ => None,
         })
         .collect();
-    let Some(Node::List(keys)) = keys.node(keys.top) else {
+    let Some(PickleNode::List(keys)) = keys.node(keys.top) else {
         return Err(damaged("the order of the storages is not a list".into()));
     };
     let mut storages = HashMap::new();
     for key in keys {
-        let &Value::Str(key) = key else {
+        let &PickleValue::Str(key) = key else {
             return Err(damaged("a storage's key is not text".into()));
         };
         let size = sizes.get(key).ok_or_else(|| damaged(format!("storage `{key}` belongs to no tensor")))?;

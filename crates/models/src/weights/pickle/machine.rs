@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::FORMAT;
-use super::document::{Document, Node, Value};
+use super::document::{Document, PickleNode, PickleValue};
 use super::globals;
 use super::opcodes::*;
 use crate::weights::WeightsError;
@@ -42,26 +42,26 @@ pub(super) enum Fault {
     Refused(WeightsError),
 }
 
-pub(super) type Step<T> = Result<T, Fault>;
+pub(super) type MachineResult<T> = Result<T, Fault>;
 
-pub(super) fn broken<T>(what: &'static str) -> Step<T> {
+pub(super) fn broken<T>(what: &'static str) -> MachineResult<T> {
     Err(Fault::Broken(what))
 }
 
 pub(super) struct Machine<'a> {
     input: &'a [u8],
     at: usize,
-    stack: Vec<Value<'a>>,
+    stack: Vec<PickleValue<'a>>,
     /// The stack's length at each open mark.
     marks: Vec<usize>,
     /// A tree: a hash table would take twice its size while it grows, more than all else here.
-    memo: BTreeMap<u64, Value<'a>>,
-    pub(super) nodes: Vec<Node<'a>>,
+    memo: BTreeMap<u64, PickleValue<'a>>,
+    pub(super) nodes: Vec<PickleNode<'a>>,
 }
 
 impl<'a> Machine<'a> {
     /// Executes one opcode; returns the result once the pickle stops.
-    fn step(&mut self) -> Step<Option<Value<'a>>> {
+    fn step(&mut self) -> MachineResult<Option<PickleValue<'a>>> {
         let opcode = self.byte()?;
         if opcode == STOP {
             return self.pop().map(Some);
@@ -75,7 +75,7 @@ impl<'a> Machine<'a> {
         if known { Ok(None) } else { broken("an opcode that checkpoints do not use") }
     }
 
-    fn stack_opcode(&mut self, opcode: u8) -> Step<bool> {
+    fn stack_opcode(&mut self, opcode: u8) -> MachineResult<bool> {
         match opcode {
             // Protocol and frame length are not needed.
             PROTO => drop(self.take(1)?),
@@ -96,25 +96,25 @@ impl<'a> Machine<'a> {
         Ok(true)
     }
 
-    fn scalar_opcode(&mut self, opcode: u8) -> Step<bool> {
+    fn scalar_opcode(&mut self, opcode: u8) -> MachineResult<bool> {
         let value = match opcode {
-            NONE | NEWTRUE | NEWFALSE => Value::Other,
-            BININT1 => Value::Int(self.unsigned(1)? as i64),
-            BININT2 => Value::Int(self.unsigned(2)? as i64),
-            BININT => Value::Int((self.unsigned(4)? as u32 as i32).into()),
+            NONE | NEWTRUE | NEWFALSE => PickleValue::Other,
+            BININT1 => PickleValue::Int(self.unsigned(1)? as i64),
+            BININT2 => PickleValue::Int(self.unsigned(2)? as i64),
+            BININT => PickleValue::Int((self.unsigned(4)? as u32 as i32).into()),
             INT | LONG => {
                 let line = self.line()?;
-                line.strip_suffix('L').unwrap_or(line).parse().map_or(Value::Other, Value::Int)
+                line.strip_suffix('L').unwrap_or(line).parse().map_or(PickleValue::Other, PickleValue::Int)
             }
             LONG1 => self.long(1)?,
             LONG4 => self.long(4)?,
             BINFLOAT => {
                 self.take(8)?;
-                Value::Other
+                PickleValue::Other
             }
             FLOAT => {
                 self.line()?;
-                Value::Other
+                PickleValue::Other
             }
             _ => return Ok(false),
         };
@@ -122,7 +122,7 @@ impl<'a> Machine<'a> {
         Ok(true)
     }
 
-    fn string_opcode(&mut self, opcode: u8) -> Step<bool> {
+    fn string_opcode(&mut self, opcode: u8) -> MachineResult<bool> {
         let value = match opcode {
             SHORT_BINUNICODE => self.text(1)?,
             BINUNICODE => self.text(4)?,
@@ -146,20 +146,20 @@ impl<'a> Machine<'a> {
     }
 
     /// Sets are read as lists: their members are never looked up.
-    fn container_opcode(&mut self, opcode: u8) -> Step<bool> {
+    fn container_opcode(&mut self, opcode: u8) -> MachineResult<bool> {
         match opcode {
-            EMPTY_TUPLE => self.push_node(Node::Tuple(Box::new([])))?,
+            EMPTY_TUPLE => self.push_node(PickleNode::Tuple(Box::new([])))?,
             TUPLE => {
                 let items = self.pop_mark()?;
-                self.push_node(Node::Tuple(items.into()))?;
+                self.push_node(PickleNode::Tuple(items.into()))?;
             }
             TUPLE1 => self.tuple(1)?,
             TUPLE2 => self.tuple(2)?,
             TUPLE3 => self.tuple(3)?,
-            EMPTY_LIST | EMPTY_SET => self.push_node(Node::List(Vec::new()))?,
+            EMPTY_LIST | EMPTY_SET => self.push_node(PickleNode::List(Vec::new()))?,
             LIST | FROZENSET => {
                 let items = self.pop_mark()?;
-                self.push_node(Node::List(items))?;
+                self.push_node(PickleNode::List(items))?;
             }
             APPEND => {
                 let item = self.pop()?;
@@ -169,10 +169,10 @@ impl<'a> Machine<'a> {
                 let items = self.pop_mark()?;
                 self.list()?.extend(items);
             }
-            EMPTY_DICT => self.push_node(Node::Dict(Vec::new()))?,
+            EMPTY_DICT => self.push_node(PickleNode::Dict(Vec::new()))?,
             DICT => {
                 let items = self.pop_mark()?;
-                self.push_node(Node::Dict(pairs(&items)?))?;
+                self.push_node(PickleNode::Dict(pairs(&items)?))?;
             }
             SETITEM => {
                 let value = self.pop()?;
@@ -188,7 +188,7 @@ impl<'a> Machine<'a> {
         Ok(true)
     }
 
-    fn memo_opcode(&mut self, opcode: u8) -> Step<bool> {
+    fn memo_opcode(&mut self, opcode: u8) -> MachineResult<bool> {
         let key = match opcode {
             BINPUT | BINGET => self.unsigned(1)?,
             LONG_BINPUT | LONG_BINGET => self.unsigned(4)?,
@@ -203,14 +203,14 @@ impl<'a> Machine<'a> {
         Ok(true)
     }
 
-    fn object_opcode(&mut self, opcode: u8) -> Step<bool> {
+    fn object_opcode(&mut self, opcode: u8) -> MachineResult<bool> {
         match opcode {
             GLOBAL => {
                 let (module, name) = (self.line()?, self.line()?);
                 self.global(module, name)?;
             }
             STACK_GLOBAL => {
-                let (Value::Str(name), Value::Str(module)) = (self.pop()?, self.pop()?) else {
+                let (PickleValue::Str(name), PickleValue::Str(module)) = (self.pop()?, self.pop()?) else {
                     return broken("a global whose name is not text");
                 };
                 self.global(module, name)?;
@@ -223,7 +223,7 @@ impl<'a> Machine<'a> {
             }
             REDUCE | NEWOBJ => {
                 let arguments = self.pop()?;
-                let Value::Global(function) = self.pop()? else {
+                let PickleValue::Global(function) = self.pop()? else {
                     return broken("a call of something that is not a function");
                 };
                 let result = self.call(function, arguments)?;
@@ -234,14 +234,14 @@ impl<'a> Machine<'a> {
             BINPERSID => {
                 let id = self.pop()?;
                 let storage = self.storage(id)?;
-                self.push_node(Node::Storage(storage))?;
+                self.push_node(PickleNode::Storage(storage))?;
             }
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    fn take(&mut self, length: usize) -> Step<&'a [u8]> {
+    fn take(&mut self, length: usize) -> MachineResult<&'a [u8]> {
         let taken = self.at.checked_add(length).and_then(|end| self.input.get(self.at..end));
         match taken {
             Some(taken) => {
@@ -252,24 +252,24 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn byte(&mut self) -> Step<u8> {
+    fn byte(&mut self) -> MachineResult<u8> {
         Ok(self.take(1)?[0])
     }
 
     /// A little-endian integer of up to eight bytes.
-    fn unsigned(&mut self, width: usize) -> Step<u64> {
+    fn unsigned(&mut self, width: usize) -> MachineResult<u64> {
         let bytes = self.take(width)?;
         Ok(bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
 
-    fn counted(&mut self, width: usize) -> Step<&'a [u8]> {
+    fn counted(&mut self, width: usize) -> MachineResult<&'a [u8]> {
         match usize::try_from(self.unsigned(width)?) {
             Ok(length) => self.take(length),
             Err(_) => broken("a length beyond this machine's memory"),
         }
     }
 
-    fn line(&mut self) -> Step<&'a str> {
+    fn line(&mut self) -> MachineResult<&'a str> {
         let rest = &self.input[self.at..];
         let Some(end) = rest.iter().position(|&byte| byte == b'\n') else {
             return broken("a line without an end");
@@ -281,14 +281,14 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn decimal(&mut self) -> Step<u64> {
+    fn decimal(&mut self) -> MachineResult<u64> {
         match self.line()?.parse() {
             Ok(value) => Ok(value),
             Err(_) => broken("a key of the memo that is not a number"),
         }
     }
 
-    fn push(&mut self, value: Value<'a>) -> Step<()> {
+    fn push(&mut self, value: PickleValue<'a>) -> MachineResult<()> {
         if self.stack.len() == MOST_STACK {
             return broken("the stack grows without end");
         }
@@ -297,7 +297,7 @@ impl<'a> Machine<'a> {
     }
 
     /// An item above the last mark; those below it cannot be popped before the mark.
-    fn pop(&mut self) -> Step<Value<'a>> {
+    fn pop(&mut self) -> MachineResult<PickleValue<'a>> {
         let floor = self.marks.last().copied().unwrap_or(0);
         if self.stack.len() <= floor {
             return broken("the stack is empty");
@@ -305,77 +305,77 @@ impl<'a> Machine<'a> {
         self.stack.pop().ok_or(Fault::Broken("the stack is empty"))
     }
 
-    fn pop_mark(&mut self) -> Step<Vec<Value<'a>>> {
+    fn pop_mark(&mut self) -> MachineResult<Vec<PickleValue<'a>>> {
         match self.marks.pop() {
             Some(mark) if mark <= self.stack.len() => Ok(self.stack.split_off(mark)),
             _ => broken("no mark is open"),
         }
     }
 
-    fn push_node(&mut self, node: Node<'a>) -> Step<()> {
+    fn push_node(&mut self, node: PickleNode<'a>) -> MachineResult<()> {
         self.nodes.push(node);
-        self.push(Value::Node(self.nodes.len() - 1))
+        self.push(PickleValue::Node(self.nodes.len() - 1))
     }
 
-    fn text(&mut self, width: usize) -> Step<Value<'a>> {
+    fn text(&mut self, width: usize) -> MachineResult<PickleValue<'a>> {
         match std::str::from_utf8(self.counted(width)?) {
             Ok(text) => Ok(name(text)),
             Err(_) => broken("a text that is not UTF-8"),
         }
     }
 
-    fn bytes_or_text(&mut self, width: usize) -> Step<Value<'a>> {
-        Ok(std::str::from_utf8(self.counted(width)?).map_or(Value::Other, name))
+    fn bytes_or_text(&mut self, width: usize) -> MachineResult<PickleValue<'a>> {
+        Ok(std::str::from_utf8(self.counted(width)?).map_or(PickleValue::Other, name))
     }
 
-    fn skipped_bytes(&mut self, width: usize) -> Step<Value<'a>> {
+    fn skipped_bytes(&mut self, width: usize) -> MachineResult<PickleValue<'a>> {
         self.counted(width)?;
-        Ok(Value::Other)
+        Ok(PickleValue::Other)
     }
 
     /// A two's-complement integer after its length; one beyond 64 bits is not kept, since no length or offset has as many.
-    fn long(&mut self, width: usize) -> Step<Value<'a>> {
+    fn long(&mut self, width: usize) -> MachineResult<PickleValue<'a>> {
         let bytes = self.counted(width)?;
         if bytes.len() > 8 {
-            return Ok(Value::Other);
+            return Ok(PickleValue::Other);
         }
         let negative = bytes.last().is_some_and(|&byte| byte & 0x80 != 0);
         let mut wide = if negative { [0xff; 8] } else { [0; 8] };
         wide[..bytes.len()].copy_from_slice(bytes);
-        Ok(Value::Int(i64::from_le_bytes(wide)))
+        Ok(PickleValue::Int(i64::from_le_bytes(wide)))
     }
 
-    fn tuple(&mut self, length: usize) -> Step<()> {
+    fn tuple(&mut self, length: usize) -> MachineResult<()> {
         let mut items = Vec::with_capacity(length);
         for _ in 0..length {
             items.push(self.pop()?);
         }
         items.reverse();
-        self.push_node(Node::Tuple(items.into()))
+        self.push_node(PickleNode::Tuple(items.into()))
     }
 
-    fn list(&mut self) -> Step<&mut Vec<Value<'a>>> {
+    fn list(&mut self) -> MachineResult<&mut Vec<PickleValue<'a>>> {
         match self.top_node()? {
-            Node::List(items) => Ok(items),
+            PickleNode::List(items) => Ok(items),
             _ => broken("appends to something that is not a list"),
         }
     }
 
-    fn dict(&mut self) -> Step<&mut Vec<(Value<'a>, Value<'a>)>> {
+    fn dict(&mut self) -> MachineResult<&mut Vec<(PickleValue<'a>, PickleValue<'a>)>> {
         match self.top_node()? {
-            Node::Dict(items) => Ok(items),
+            PickleNode::Dict(items) => Ok(items),
             _ => broken("sets items of something that is not a dict"),
         }
     }
 
-    fn top_node(&mut self) -> Step<&mut Node<'a>> {
+    fn top_node(&mut self) -> MachineResult<&mut PickleNode<'a>> {
         match self.stack.last() {
-            Some(&Value::Node(at)) => self.nodes.get_mut(at).ok_or(Fault::Broken("a value that does not exist")),
+            Some(&PickleValue::Node(at)) => self.nodes.get_mut(at).ok_or(Fault::Broken("a value that does not exist")),
             _ => broken("changes something that is not a container"),
         }
     }
 
-    fn remember(&mut self, key: u64) -> Step<()> {
+    fn remember(&mut self, key: u64) -> MachineResult<()> {
         let Some(&top) = self.stack.last() else {
             return broken("the stack is empty");
         };
@@ -383,21 +383,21 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn recall(&mut self, key: u64) -> Step<()> {
+    fn recall(&mut self, key: u64) -> MachineResult<()> {
         match self.memo.get(&key) {
             Some(&value) => self.push(value),
             None => broken("the memo has no such value"),
         }
     }
 
-    fn global(&mut self, module: &'a str, name: &'a str) -> Step<()> {
+    fn global(&mut self, module: &'a str, name: &'a str) -> MachineResult<()> {
         let global = globals::resolve(module, name).map_err(Fault::Refused)?;
-        self.push(Value::Global(global))
+        self.push(PickleValue::Global(global))
     }
 }
 
 /// Alternating keys and values.
-fn pairs<'a>(items: &[Value<'a>]) -> Step<Vec<(Value<'a>, Value<'a>)>> {
+fn pairs<'a>(items: &[PickleValue<'a>]) -> MachineResult<Vec<(PickleValue<'a>, PickleValue<'a>)>> {
     match items.as_chunks() {
         (pairs, []) => Ok(pairs.iter().map(|&[key, value]| (key, value)).collect()),
         _ => broken("a key without a value"),
@@ -405,9 +405,9 @@ fn pairs<'a>(items: &[Value<'a>]) -> Step<Vec<(Value<'a>, Value<'a>)>> {
 }
 
 /// A string, unless it is too long for a name.
-fn name(text: &str) -> Value<'_> {
+fn name(text: &str) -> PickleValue<'_> {
     if text.len() > LONGEST_NAME {
-        return Value::Other;
+        return PickleValue::Other;
     }
-    Value::Str(text)
+    PickleValue::Str(text)
 }

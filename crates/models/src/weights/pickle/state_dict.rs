@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::FORMAT;
-use super::document::{Document, Node, TensorRef, Value};
+use super::document::{Document, PickleNode, PickleValue, TensorRef};
 use crate::weights::WeightsError;
 
 /// Keys under which state dicts are kept, in the order they are preferred.
@@ -21,7 +21,7 @@ pub(super) type StateDict<'a, 'd> = BTreeMap<String, &'d TensorRef<'a>>;
 pub(super) fn find<'a, 'd>(document: &'d Document<'a>) -> Result<StateDict<'a, 'd>, WeightsError> {
     let mut at = document.top;
     for _ in 0..DEEPEST {
-        let Some(Node::Dict(items)) = document.node(at) else {
+        let Some(PickleNode::Dict(items)) = document.node(at) else {
             break;
         };
         if let Some(inner) = usual(document, items) {
@@ -45,39 +45,39 @@ pub(super) fn find<'a, 'd>(document: &'d Document<'a>) -> Result<StateDict<'a, '
 }
 
 /// The dict under the most preferred of the usual keys.
-fn usual<'a>(document: &Document<'a>, items: &[(Value<'a>, Value<'a>)]) -> Option<Value<'a>> {
+fn usual<'a>(document: &Document<'a>, items: &[(PickleValue<'a>, PickleValue<'a>)]) -> Option<PickleValue<'a>> {
     USUAL.iter().find_map(|usual| {
         items.iter().rev().find_map(|&(key, value)| {
-            let is_it = matches!(key, Value::Str(key) if key == *usual)
-                && matches!(document.node(value), Some(Node::Dict(inner)) if !inner.is_empty());
+            let is_it = matches!(key, PickleValue::Str(key) if key == *usual)
+                && matches!(document.node(value), Some(PickleNode::Dict(inner)) if !inner.is_empty());
             is_it.then_some(value)
         })
     })
 }
 
 /// The one dict of tensors among other things, whatever its key.
-fn only<'a>(document: &Document<'a>, items: &[(Value<'a>, Value<'a>)]) -> Option<Value<'a>> {
+fn only<'a>(document: &Document<'a>, items: &[(PickleValue<'a>, PickleValue<'a>)]) -> Option<PickleValue<'a>> {
     // Each container once: a hostile file may refer to one of them a million times.
     let containers: BTreeSet<usize> = items
         .iter()
         .filter_map(|&(_, value)| match value {
-            Value::Node(at) => Some(at),
+            PickleValue::Node(at) => Some(at),
             _ => None,
         })
         .collect();
-    let mut found = containers.into_iter().map(Value::Node).filter(
-        |&value| matches!(document.node(value), Some(Node::Dict(inner)) if !tensors(document, inner).is_empty()),
+    let mut found = containers.into_iter().map(PickleValue::Node).filter(
+        |&value| matches!(document.node(value), Some(PickleNode::Dict(inner)) if !tensors(document, inner).is_empty()),
     );
     let first = found.next()?;
     found.next().is_none().then_some(first)
 }
 
 /// The tensors of a dict by name; as in Python, the last of two equal keys counts.
-fn tensors<'a, 'd>(document: &'d Document<'a>, items: &[(Value<'a>, Value<'a>)]) -> StateDict<'a, 'd> {
+fn tensors<'a, 'd>(document: &'d Document<'a>, items: &[(PickleValue<'a>, PickleValue<'a>)]) -> StateDict<'a, 'd> {
     items
         .iter()
         .filter_map(|&(key, value)| match (key, document.node(value)) {
-            (Value::Str(name), Some(Node::Tensor(tensor))) => Some((name.to_string(), tensor.as_ref())),
+            (PickleValue::Str(name), Some(PickleNode::Tensor(tensor))) => Some((name.to_string(), tensor.as_ref())),
             _ => None,
         })
         .collect()

@@ -16,14 +16,14 @@ const LONGEST: u64 = 100_000_000;
 
 /// A header whose entries fit its file.
 #[derive(Debug)]
-pub(super) struct Header {
-    pub tensors: BTreeMap<String, Entry>,
+pub(super) struct SafetensorsHeader {
+    pub tensors: BTreeMap<String, TensorEntry>,
     pub metadata: BTreeMap<String, String>,
 }
 
 /// Where a tensor lies in the data, and what it is.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     pub element: Element,
     pub shape: Vec<usize>,
     pub start: usize,
@@ -31,20 +31,20 @@ pub(super) struct Entry {
 }
 
 #[derive(Deserialize)]
-struct RawEntry {
+struct RawTensorEntry {
     dtype: String,
     shape: Vec<usize>,
     data_offsets: [usize; 2],
 }
 
 #[derive(Default)]
-struct RawHeader {
-    tensors: BTreeMap<String, RawEntry>,
+struct RawSafetensorsHeader {
+    tensors: BTreeMap<String, RawTensorEntry>,
     metadata: Option<BTreeMap<String, String>>,
 }
 
 /// The checked header and the data after it.
-pub(super) fn parse(bytes: &[u8]) -> Result<(Header, &[u8]), WeightsError> {
+pub(super) fn parse(bytes: &[u8]) -> Result<(SafetensorsHeader, &[u8]), WeightsError> {
     let damaged = |what: String| WeightsError::damaged(FORMAT, what);
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(damaged(format!("{} bytes, too short for a header", bytes.len())));
@@ -67,12 +67,13 @@ pub(super) fn json_length(bytes: [u8; 8], rest: usize) -> Result<usize, WeightsE
 }
 
 /// Checks the JSON of a header against the number of data bytes after it.
-pub(super) fn check_json(json: &[u8], data: usize) -> Result<Header, WeightsError> {
+pub(super) fn check_json(json: &[u8], data: usize) -> Result<SafetensorsHeader, WeightsError> {
     let damaged = |what: String| WeightsError::damaged(FORMAT, what);
     if json.first() != Some(&b'{') {
         return Err(damaged("the header does not start with `{`".into()));
     }
-    let raw: RawHeader = serde_json::from_slice(json).map_err(|error| damaged(format!("header: {error}")))?;
+    let raw: RawSafetensorsHeader =
+        serde_json::from_slice(json).map_err(|error| damaged(format!("header: {error}")))?;
 
     let mut tensors = BTreeMap::new();
     for (name, entry) in raw.tensors {
@@ -81,10 +82,10 @@ pub(super) fn check_json(json: &[u8], data: usize) -> Result<Header, WeightsErro
     }
     check_cover(&tensors, data)?;
     let metadata = raw.metadata.unwrap_or_default();
-    Ok(Header { tensors, metadata })
+    Ok(SafetensorsHeader { tensors, metadata })
 }
 
-fn check(name: &str, raw: RawEntry, data: usize) -> Result<Entry, WeightsError> {
+fn check(name: &str, raw: RawTensorEntry, data: usize) -> Result<TensorEntry, WeightsError> {
     let [start, end] = raw.data_offsets;
     let element = element(&raw.dtype)
         .ok_or_else(|| WeightsError::tensor(name, format!("element type {} is not read; save it as F32", raw.dtype)))?;
@@ -101,12 +102,12 @@ fn check(name: &str, raw: RawEntry, data: usize) -> Result<Entry, WeightsError> 
             format!("tensor `{name}` of shape {:?} and type {} has {} bytes", raw.shape, raw.dtype, end - start),
         ));
     }
-    Ok(Entry { element, shape: raw.shape, start, end })
+    Ok(TensorEntry { element, shape: raw.shape, start, end })
 }
 
 /// Tensors must cover the data from the first byte to the last: bytes of two tensors or of none would be read differently by
 /// different readers.
-fn check_cover(tensors: &BTreeMap<String, Entry>, data: usize) -> Result<(), WeightsError> {
+fn check_cover(tensors: &BTreeMap<String, TensorEntry>, data: usize) -> Result<(), WeightsError> {
     let mut by_place: Vec<_> = tensors.iter().collect();
     by_place.sort_by_key(|(_, entry)| (entry.start, entry.end));
     let mut covered = 0;
@@ -145,18 +146,18 @@ fn element(dtype: &str) -> Option<Element> {
 }
 
 // Not derived: a derived map keeps the last of two equal keys, and which one counts would depend on the reader.
-impl<'de> Deserialize<'de> for RawHeader {
+impl<'de> Deserialize<'de> for RawSafetensorsHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;
         impl<'de> Visitor<'de> for Entries {
-            type Value = RawHeader;
+            type Value = RawSafetensorsHeader;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("an object of tensors by name")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
-                let mut header = RawHeader::default();
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawSafetensorsHeader, A::Error> {
+                let mut header = RawSafetensorsHeader::default();
                 while let Some(name) = map.next_key::<String>()? {
                     let repeated = if name == "__metadata__" {
                         header.metadata.replace(map.next_value()?).is_some()
