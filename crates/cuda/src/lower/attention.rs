@@ -1,9 +1,6 @@
-//! Attention: which parts of which inputs are query, key and value, and which kernel computes with them.
-//!
-//! [`forward`] and [`backward`] are where kernels are chosen: a [`AttentionCall`] knows storage type, head size, lengths and options,
-//! which is all that a choice can depend on. Attention in 16 bits on Hopper without bias and dropout is [`hopper`]'s; other
-//! attention in bf16 over a few hundred tokens is [`mma`]'s; the rest is for the kernels of `attention.cu`, which do
-//! everything.
+//! Attention. [`forward`] and [`backward`] choose the kernels from storage type, head size, lengths and options: [`hopper`] for 16
+//! bits on Hopper without bias and dropout, [`mma`] for other attention in bf16 over a few hundred tokens, and `attention.cu`,
+//! which supports everything, for the rest.
 
 mod hopper;
 mod mma;
@@ -21,19 +18,20 @@ use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 
-/// The largest head whose tiles fit into the shared memory of every GPU that is supported.
+/// The largest head whose tiles fit the shared memory of every supported GPU.
 const LARGEST_HEAD: usize = 128;
 
-/// Tokens of a tile and threads of a block, as the kernels have them.
+/// `TILE` and `THREADS` of `attention.cu`.
 const TILE: usize = 32;
 const THREADS: usize = 256;
 
-/// One attention with the addresses of its operands.
+/// An attention with the addresses of its operands.
 struct AttentionCall {
     op: Attention,
     extents: Extents,
-    /// Query, key and value, all stored alike, and the elements between their tokens.
+    /// Query, key and value, all in one storage type.
     operands: [u64; 3],
+    /// The strides of their tokens in elements.
     rows: [usize; 3],
     storage: Storage,
     bias: Option<Operand>,
@@ -65,19 +63,20 @@ impl Extents {
     }
 }
 
-/// What a gradient by tensor cores reads and writes besides the operands.
+/// What the gradient on tensor cores reads and writes besides the operands.
 struct AttentionGradients {
     out: u64,
     dy: u64,
     lse: u64,
-    /// The gradients of query, key and value, and the elements between their tokens.
+    /// The gradients of query, key and value.
     results: [u64; 3],
+    /// The stride of their tokens in elements.
     row: usize,
     bias: Option<Operand>,
 }
 
 impl AttentionCall {
-    /// Reads the attention's inputs, of which the first is number `first`.
+    /// From the emitter's inputs, from number `first` on.
     fn new(op: &Attention, first: usize, e: &mut Emitter) -> Result<AttentionCall, String> {
         let types: Vec<Type> = e.inputs[first..].iter().map(|x| Type::f32(x.shape.clone())).collect();
         let x = op.extents(&types);
@@ -107,7 +106,7 @@ impl AttentionCall {
             .with("B", bias.name())
     }
 
-    /// The kernels' `Shape`; `gradients` are the elements between tokens of the operands' gradients.
+    /// `AttentionShape` of the kernels; `gradients` are the strides of tokens in the operands' gradients.
     fn shape(&self, gradients: [usize; 3]) -> CStruct {
         let x = self.extents;
         CStruct::new()
@@ -126,41 +125,41 @@ impl AttentionCall {
         self.bias.as_ref().map_or(0, |b| b.address)
     }
 
-    /// Bytes of shared memory: tiles of one head's tokens, squares of scores, numbers per row.
-    fn shared(&self, tiles: usize, squares: usize, numbers: usize) -> usize {
+    /// Bytes of shared memory: tiles of tokens, squares of scores, statistics per row.
+    fn shared(&self, tiles: usize, squares: usize, statistics: usize) -> usize {
         let pitch = 16 * self.extents.head.div_ceil(16) + 1;
-        4 * (tiles * TILE * pitch + squares * TILE * (TILE + 1) + numbers * TILE)
+        4 * (tiles * TILE * pitch + squares * TILE * (TILE + 1) + statistics * TILE)
     }
 }
 
 pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
-    let job = AttentionCall::new(op, 0, e)?;
-    let x = job.extents;
+    let call = AttentionCall::new(op, 0, e)?;
+    let x = call.extents;
     let [out, lse, weights] = [0, 1, 2].map(|i| e.outputs[i].clone());
     if x.score_rows() == 0 {
         return Ok(());
     }
-    // The weights need the row sums, and whoever wants only those still runs the kernel that computes them.
+    // The weights are computed from the log-sum-exp, even if the result has no consumer.
     let lse = if lse.is_used() || !weights.is_used() { lse.address } else { e.scratch(4 * x.score_rows()) };
     let result = if out.is_used() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
-    // What is wanted in eight bits is quantised afterwards, except on Hopper.
-    let stored = if out.storage == Storage::E4m3 { job.storage } else { out.storage };
-    let variant = job.variant().with("O", stored.name());
-    let [q, k, v] = job.operands;
-    if hopper::takes(&job, e) && (out.storage == job.storage || out.storage == Storage::E4m3) {
-        hopper::forward(&job, result, &out, lse, e);
+    // Only the kernels for Hopper write e4m3; other results are quantised afterwards.
+    let stored = if out.storage == Storage::E4m3 { call.storage } else { out.storage };
+    let variant = call.variant().with("O", stored.name());
+    let [q, k, v] = call.operands;
+    if hopper::takes(&call, e) && (out.storage == call.storage || out.storage == Storage::E4m3) {
+        hopper::forward(&call, result, &out, lse, e);
     } else {
         let count = out.shape.elements();
         let to = if stored == out.storage { result } else { e.scratch(count * stored.bytes()) };
-        if mma::takes(&job, e) && stored == Storage::Bf16 {
-            mma::forward(&job, to, lse, e);
+        if mma::takes(&call, e) && stored == Storage::Bf16 {
+            mma::forward(&call, to, lse, e);
         } else {
             let arguments = KernelArguments::new()
-                .pointers(&[q, k, v, job.bias(), job.seed, to, lse])
-                .fields(job.shape([0; 3]))
-                .fields(job.mask());
+                .pointers(&[q, k, v, call.bias(), call.seed, to, lse])
+                .fields(call.shape([0; 3]))
+                .fields(call.mask());
             let grid = [x.tiles(x.queries), 1, 1];
-            e.kernel(variant.clone(), "attention_forward", grid, THREADS, job.shared(3, 1, 3), arguments);
+            e.kernel(variant.clone(), "attention_forward", grid, THREADS, call.shared(3, 1, 3), arguments);
         }
         if stored != out.storage {
             e.quantise((to, stored), result, out.scales, count);
@@ -168,16 +167,16 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     }
     if weights.is_used() {
         let arguments =
-            KernelArguments::new().pointers(&[q, k, job.bias(), lse, weights.address]).fields(job.shape([0; 3]));
+            KernelArguments::new().pointers(&[q, k, call.bias(), lse, weights.address]).fields(call.shape([0; 3]));
         e.kernel(variant, "attention_weights", [x.score_rows(), 1, 1], THREADS, 0, arguments);
     }
     Ok(())
 }
 
-/// From `dy`, the result, its log-sum-exp and the attention's own inputs to the gradients of operands and bias.
+/// From `dy`, the result, its log-sum-exp and the attention's inputs to the gradients of operands and bias.
 pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
-    let job = AttentionCall::new(op, 3, e)?;
-    let x = job.extents;
+    let call = AttentionCall::new(op, 3, e)?;
+    let x = call.extents;
     if x.score_rows() == 0 {
         return Ok(());
     }
@@ -197,61 +196,61 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
         let results = gradients.map(|(address, _)| address);
         let bias = dbias.clone();
         let gradient = AttentionGradients { out: out.address, dy: dy.address, lse, results, row: rows[0], bias };
-        if hopper::takes(&job, e) {
-            hopper::backward(&job, &gradient, e);
+        if hopper::takes(&call, e) {
+            hopper::backward(&call, &gradient, e);
             return Ok(());
         }
-        if mma::takes(&job, e) {
-            mma::backward(&job, &gradient, e);
+        if mma::takes(&call, e) {
+            mma::backward(&call, &gradient, e);
             return Ok(());
         }
     }
     let delta = e.scratch(4 * x.score_rows());
-    let variant = job.variant().with("DY", dy.storage.name()).with("O", out.storage.name());
+    let variant = call.variant().with("DY", dy.storage.name()).with("O", out.storage.name());
     let arguments =
-        KernelArguments::new().pointers(&[out.address, dy.address, delta]).fields(job.shape(rows)).u64(x.score_rows());
+        KernelArguments::new().pointers(&[out.address, dy.address, delta]).fields(call.shape(rows)).u64(x.score_rows());
     let grid = [x.score_rows().div_ceil(THREADS / 32), 1, 1];
     e.kernel(variant.clone(), "attention_delta", grid, THREADS, 0, arguments);
 
-    let [q, k, v] = job.operands;
-    let common = KernelArguments::new().pointers(&[q, k, v, job.bias(), job.seed, dy.address, lse, delta]);
+    let [q, k, v] = call.operands;
+    let common = KernelArguments::new().pointers(&[q, k, v, call.bias(), call.seed, dy.address, lse, delta]);
     let [(dq, dq_storage), (dk, dk_storage), (dv, dv_storage)] = gradients;
-    // Key and value gradients come from one launch where they are stored alike, else from two.
+    // Key and value gradients of one storage type come from one launch, else from two.
     let launches = if dk_storage == dv_storage {
         vec![(dk, dv, dk_storage)]
     } else {
         vec![(dk, 0, dk_storage), (0, dv, dv_storage)]
     };
     for (dk, dv, storage) in launches.into_iter().filter(|(dk, dv, _)| dk | dv != 0) {
-        let arguments = common.clone().pointers(&[dk, dv]).fields(job.shape(rows)).fields(job.mask());
+        let arguments = common.clone().pointers(&[dk, dv]).fields(call.shape(rows)).fields(call.mask());
         let variant = variant.clone().with("DX", storage.name());
         let grid = [x.tiles(x.keys), 1, 1];
-        e.kernel(variant, "attention_grad_keys", grid, THREADS, job.shared(4, 2, 0), arguments);
+        e.kernel(variant, "attention_grad_keys", grid, THREADS, call.shared(4, 2, 0), arguments);
     }
     if dq != 0 {
-        let arguments = common.clone().pointer(dq).fields(job.shape(rows)).fields(job.mask());
+        let arguments = common.clone().pointer(dq).fields(call.shape(rows)).fields(call.mask());
         let variant = variant.clone().with("DX", dq_storage.name());
         let grid = [x.tiles(x.queries), 1, 1];
-        e.kernel(variant, "attention_grad_queries", grid, THREADS, job.shared(4, 1, 0), arguments);
+        e.kernel(variant, "attention_grad_queries", grid, THREADS, call.shared(4, 1, 0), arguments);
     }
     if let Some(dbias) = dbias {
         let count = dbias.shape.elements();
-        // Where elements are few, several blocks share the samples of each.
-        let (blocks, samples) = (count.div_ceil(THREADS), x.batch / job.groups);
-        let share = samples.div_ceil((16 * e.multiprocessors).div_ceil(blocks)).max(1);
-        let shares = samples.div_ceil(share);
-        let partial = e.scratch(4 * shares * count);
-        let arguments = common.pointer(partial).fields(job.shape(rows)).fields(job.mask()).u32(share).u64(count);
-        e.kernel(variant, "attention_grad_bias", [blocks, shares, 1], THREADS, 0, arguments);
-        add_shares(partial, shares, &dbias, e);
+        // With few elements, the sum over samples is split among several blocks.
+        let (blocks, samples) = (count.div_ceil(THREADS), x.batch / call.groups);
+        let per_split = samples.div_ceil((16 * e.multiprocessors).div_ceil(blocks)).max(1);
+        let splits = samples.div_ceil(per_split);
+        let partial = e.scratch(4 * splits * count);
+        let arguments = common.pointer(partial).fields(call.shape(rows)).fields(call.mask()).u32(per_split).u64(count);
+        e.kernel(variant, "attention_grad_bias", [blocks, splits, 1], THREADS, 0, arguments);
+        sum_bias_splits(partial, splits, &dbias, e);
     }
     Ok(())
 }
 
-/// Adds up what blocks have found of a bias's gradient, each from its share of the samples.
-fn add_shares(partial: u64, shares: usize, dbias: &Operand, e: &mut Emitter) {
+/// The gradient of a bias from its partial sums `[splits, elements]`.
+fn sum_bias_splits(partial: u64, splits: usize, dbias: &Operand, e: &mut Emitter) {
     let count = dbias.shape.elements();
     let variant = KernelVariant::new(&compile::BIAS_GRADIENT).with("DX", dbias.storage.name());
-    let arguments = KernelArguments::new().pointers(&[partial, dbias.address]).u32(shares).u64(count);
+    let arguments = KernelArguments::new().pointers(&[partial, dbias.address]).u32(splits).u64(count);
     e.kernel(variant, "bias_gradient", [count.div_ceil(32), 1, 1], THREADS, 0, arguments);
 }

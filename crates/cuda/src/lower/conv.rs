@@ -1,5 +1,5 @@
-//! Convolution and its gradients. In bf16 on Hopper they are [`hopper`]'s; the rest is done everywhere: image patches
-//! laid out as rows, then one matrix product per group over as many images as fit into the scratch memory.
+//! Convolution and its gradients: by implicit GEMM in bf16 on Hopper ([`hopper`]), else by im2col and one matrix product per
+//! group, over as many images at a time as fit into the scratch memory.
 
 mod hopper;
 
@@ -12,10 +12,10 @@ use crate::gemm::Matrix;
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
-/// The most scratch memory for rows of patches.
-const MOST_ROWS_BYTES: usize = 256 << 20;
+/// The most scratch memory for im2col.
+const MOST_IM2COL_BYTES: usize = 256 << 20;
 
-/// Everything about one convolution that its shapes tell.
+/// The extents of a convolution.
 #[derive(Clone, Copy)]
 struct ConvGeometry {
     conv: Conv2d,
@@ -48,12 +48,12 @@ impl ConvGeometry {
         self.filters / self.conv.groups
     }
 
-    /// Elements of a row of patches.
+    /// Columns of im2col.
     fn row(&self) -> usize {
         self.channels() * self.kernel[0] * self.kernel[1]
     }
 
-    /// Rows of one image.
+    /// Rows of im2col for one image: output pixels.
     fn rows(&self) -> usize {
         self.output[0] * self.output[1]
     }
@@ -62,12 +62,12 @@ impl ConvGeometry {
         self.image.iter().product()
     }
 
-    /// How many images are worked on at once.
+    /// Images of one im2col.
     fn images(&self, bytes: usize) -> usize {
-        (MOST_ROWS_BYTES / (self.rows() * self.row() * bytes).max(1)).clamp(1, self.batch.max(1))
+        (MOST_IM2COL_BYTES / (self.rows() * self.row() * bytes).max(1)).clamp(1, self.batch.max(1))
     }
 
-    /// First image and number of images of every part, with every group.
+    /// The first image, the number of images and the group of every product.
     fn parts(&self, images: usize) -> Vec<(usize, usize, usize)> {
         let starts = (0..self.batch).step_by(images);
         starts.flat_map(|s| (0..self.conv.groups).map(move |g| (s, images.min(self.batch - s), g))).collect()
@@ -87,29 +87,29 @@ impl ConvGeometry {
 }
 
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
-    let plan = ConvGeometry::new(*op, &e.inputs[0].shape, &e.inputs[1].shape, &e.outputs[0].shape);
-    if hopper::takes(&plan, e) {
-        return hopper::forward(&plan, e);
+    let geometry = ConvGeometry::new(*op, &e.inputs[0].shape, &e.inputs[1].shape, &e.outputs[0].shape);
+    if hopper::takes(&geometry, e) {
+        return hopper::forward(&geometry, e);
     }
     let (operand, (x, stored), y) = (e.operand_storage(), e.stored(0), e.outputs[0].clone());
     let weight = e.form(1, operand);
     let bias = op.bias.then(|| e.form(2, y.storage));
-    let images = plan.images(operand.bytes());
-    let rows = e.scratch(images * plan.rows() * plan.row() * operand.bytes());
-    let (per_group, row) = (plan.filters_per_group(), plan.row());
-    for (start, count, group) in plan.parts(images) {
+    let images = geometry.images(operand.bytes());
+    let rows = e.scratch(images * geometry.rows() * geometry.row() * operand.bytes());
+    let (per_group, row) = (geometry.filters_per_group(), geometry.row());
+    for (start, count, group) in geometry.parts(images) {
         let variant = KernelVariant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
-        let elements = count * plan.rows() * row;
-        let from = x + (start * plan.image_len() * stored.bytes()) as u64;
-        let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
+        let elements = count * geometry.rows() * row;
+        let from = x + (start * geometry.image_len() * stored.bytes()) as u64;
+        let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(geometry.shape(group)).u64(elements);
         e.spread(variant, "im2col", elements, 1, arguments);
         let filters = weight + (group * per_group * row * operand.bytes()) as u64;
-        let first = start * plan.rows() * plan.filters + group * per_group;
+        let first = start * geometry.rows() * geometry.filters + group * per_group;
         let mut product = e.product(
-            [1, count * plan.rows(), per_group, row],
+            [1, count * geometry.rows(), per_group, row],
             Matrix::dense(rows, row),
             Matrix { transposed: true, ..Matrix::dense(filters, row) },
-            (Matrix::dense(y.address + (first * y.storage.bytes()) as u64, plan.filters), y.storage),
+            (Matrix::dense(y.address + (first * y.storage.bytes()) as u64, geometry.filters), y.storage),
         );
         product.bias = bias.map(|bias| bias + (group * per_group * y.storage.bytes()) as u64);
         e.multiply(product);
@@ -117,61 +117,61 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
 }
 
 pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
-    let plan = ConvGeometry::new(op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
-    if hopper::takes_grad_input(&plan, e) {
-        return hopper::grad_input(&plan, e);
+    let geometry = ConvGeometry::new(op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
+    if hopper::takes_grad_input(&geometry, e) {
+        return hopper::grad_input(&geometry, e);
     }
     let (operand, dx) = (e.operand_storage(), e.outputs[0].clone());
     let (dy, weight) = (e.form(0, operand), e.form(1, operand));
-    let images = plan.images(operand.bytes());
-    let rows = e.scratch(images * plan.rows() * plan.row() * operand.bytes());
-    let (per_group, row) = (plan.filters_per_group(), plan.row());
-    for (start, count, group) in plan.parts(images) {
+    let images = geometry.images(operand.bytes());
+    let rows = e.scratch(images * geometry.rows() * geometry.row() * operand.bytes());
+    let (per_group, row) = (geometry.filters_per_group(), geometry.row());
+    for (start, count, group) in geometry.parts(images) {
         let filters = weight + (group * per_group * row * operand.bytes()) as u64;
-        let first = start * plan.rows() * plan.filters + group * per_group;
+        let first = start * geometry.rows() * geometry.filters + group * per_group;
         let product = e.product(
-            [1, count * plan.rows(), row, per_group],
-            Matrix::dense(dy + (first * operand.bytes()) as u64, plan.filters),
+            [1, count * geometry.rows(), row, per_group],
+            Matrix::dense(dy + (first * operand.bytes()) as u64, geometry.filters),
             Matrix::dense(filters, row),
             (Matrix::dense(rows, row), operand),
         );
         e.multiply(product);
         let variant = KernelVariant::new(&compile::CONV).with("X", operand.name()).with("Y", dx.storage.name());
-        let elements = count * plan.image[0] * plan.image[1] * plan.channels();
-        let to = dx.address + (start * plan.image_len() * dx.storage.bytes()) as u64;
-        let arguments = KernelArguments::new().pointer(rows).pointer(to).fields(plan.shape(group)).u64(elements);
+        let elements = count * geometry.image[0] * geometry.image[1] * geometry.channels();
+        let to = dx.address + (start * geometry.image_len() * dx.storage.bytes()) as u64;
+        let arguments = KernelArguments::new().pointer(rows).pointer(to).fields(geometry.shape(group)).u64(elements);
         e.spread(variant, "col2im", elements, 1, arguments);
     }
 }
 
 pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
-    let plan = ConvGeometry::new(op.conv, &e.inputs[1].shape, &op.weight, &e.inputs[0].shape);
-    if hopper::takes(&plan, e) {
-        return hopper::grad_weight(&plan, e);
+    let geometry = ConvGeometry::new(op.conv, &e.inputs[1].shape, &op.weight, &e.inputs[0].shape);
+    if hopper::takes(&geometry, e) {
+        return hopper::grad_weight(&geometry, e);
     }
     let (operand, (x, stored), dw) = (e.operand_storage(), e.stored(1), e.outputs[0].clone());
     let dy = e.form(0, operand);
-    let images = plan.images(operand.bytes());
-    let rows = e.scratch(images * plan.rows() * plan.row() * operand.bytes());
-    let (per_group, row) = (plan.filters_per_group(), plan.row());
-    if plan.batch * plan.rows() == 0 {
+    let images = geometry.images(operand.bytes());
+    let rows = e.scratch(images * geometry.rows() * geometry.row() * operand.bytes());
+    let (per_group, row) = (geometry.filters_per_group(), geometry.row());
+    if geometry.batch * geometry.rows() == 0 {
         e.requests.push(Request::Clear { to: dw.address, bytes: dw.shape.elements() * dw.storage.bytes() });
     }
-    for (start, count, group) in plan.parts(images) {
+    for (start, count, group) in geometry.parts(images) {
         let variant = KernelVariant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
-        let elements = count * plan.rows() * row;
-        let from = x + (start * plan.image_len() * stored.bytes()) as u64;
-        let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(plan.shape(group)).u64(elements);
+        let elements = count * geometry.rows() * row;
+        let from = x + (start * geometry.image_len() * stored.bytes()) as u64;
+        let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(geometry.shape(group)).u64(elements);
         e.spread(variant, "im2col", elements, 1, arguments);
-        let first = start * plan.rows() * plan.filters + group * per_group;
+        let first = start * geometry.rows() * geometry.filters + group * per_group;
         let to = Matrix::dense(dw.address + (group * per_group * row * dw.storage.bytes()) as u64, row);
         let mut product = e.product(
-            [1, per_group, row, count * plan.rows()],
-            Matrix { transposed: true, ..Matrix::dense(dy + (first * operand.bytes()) as u64, plan.filters) },
+            [1, per_group, row, count * geometry.rows()],
+            Matrix { transposed: true, ..Matrix::dense(dy + (first * operand.bytes()) as u64, geometry.filters) },
             Matrix::dense(rows, row),
             (to, dw.storage),
         );
-        // Later parts of the batch add to the first.
+        // Later parts of the batch are added to the first.
         product.c = (start > 0).then_some(to);
         e.multiply(product);
     }

@@ -1,4 +1,4 @@
-//! Attention in 16 bits by Hopper's tensor cores.
+//! Attention in 16 bits with wgmma and TMA on Hopper.
 
 use super::tiling::{HopperKernel, HopperTiling, LARGEST_SLOT};
 use super::{AttentionCall, AttentionGradients, Emitter, Extents, LARGEST_HEAD, Operand};
@@ -8,16 +8,15 @@ use crate::run::arguments::KernelArguments;
 use crate::run::launch::{KernelLaunch, Request};
 use crate::run::tensor_map::TensorMap;
 
-/// Whether the kernels can do this: operands of 16 bits in rows of whole 16 bytes, neither bias nor dropout. Those and f32 are
-/// for the kernels that run on every GPU.
-pub(super) fn takes(job: &AttentionCall, e: &Emitter) -> bool {
-    let x = &job.extents;
+/// Whether the kernels support this: 16-bit operands in rows of multiples of 16 bytes, without bias and dropout.
+pub(super) fn takes(call: &AttentionCall, e: &Emitter) -> bool {
+    let x = &call.extents;
     e.hopper
-        && matches!(job.storage, Storage::Bf16 | Storage::F16)
-        && job.bias.is_none()
-        && job.op.dropout.is_none()
-        // The largest score is looked for before it is scaled.
-        && job.op.scale > 0.0
+        && matches!(call.storage, Storage::Bf16 | Storage::F16)
+        && call.bias.is_none()
+        && call.op.dropout.is_none()
+        // The kernel takes the maximum of the scores before scaling.
+        && call.op.scale > 0.0
         && x.head.is_multiple_of(8)
         && x.head <= LARGEST_HEAD
         && x.keys > 0
@@ -42,49 +41,55 @@ impl AttentionCall {
     }
 }
 
-fn push(e: &mut Emitter, which: HopperKernel, plan: &HopperTiling, maps: Vec<TensorMap>, arguments: KernelArguments) {
-    push_variant(e, which, plan, plan.variant(), maps, arguments);
+fn push(
+    e: &mut Emitter,
+    kernel: HopperKernel,
+    tiling: &HopperTiling,
+    maps: Vec<TensorMap>,
+    arguments: KernelArguments,
+) {
+    push_variant(e, kernel, tiling, tiling.variant(), maps, arguments);
 }
 
 fn push_variant(
     e: &mut Emitter,
-    which: HopperKernel,
-    plan: &HopperTiling,
+    kernel: HopperKernel,
+    tiling: &HopperTiling,
     variant: KernelVariant,
     maps: Vec<TensorMap>,
     arguments: KernelArguments,
 ) {
     e.requests.push(Request::Kernel(KernelLaunch {
         variant,
-        name: which.name(),
-        grid: [plan.grid, 1, 1],
-        threads: plan.threads(),
-        shared: plan.shared(),
+        name: kernel.name(),
+        grid: [tiling.grid, 1, 1],
+        threads: tiling.threads(),
+        shared: tiling.shared(),
         maps,
         arguments,
     }));
 }
 
-/// The result at `address`, stored as `out` says, and the rows' log-sum-exp unless its address is 0.
-pub(super) fn forward(job: &AttentionCall, address: u64, out: &Operand, lse: u64, e: &mut Emitter) {
-    let plan = HopperTiling::new(HopperKernel::Forward, &job.extents, e.multiprocessors);
-    let factor = if out.storage == Storage::E4m3 { out.scales } else { 0 };
-    let arguments = job.sizes(KernelArguments::new().pointers(&[address, lse, factor]));
-    let variant = plan.variant().with("ELEMENT", job.storage.name()).with("OUT", out.storage.name());
-    push_variant(e, HopperKernel::Forward, &plan, variant, job.maps(plan.rows), arguments);
+/// The result at `address` in the storage type of `out`, and the rows' log-sum-exp unless its address is 0.
+pub(super) fn forward(call: &AttentionCall, address: u64, out: &Operand, lse: u64, e: &mut Emitter) {
+    let tiling = HopperTiling::new(HopperKernel::Forward, &call.extents, e.multiprocessors);
+    let scale = if out.storage == Storage::E4m3 { out.scales } else { 0 };
+    let arguments = call.sizes(KernelArguments::new().pointers(&[address, lse, scale]));
+    let variant = tiling.variant().with("ELEMENT", call.storage.name()).with("OUT", out.storage.name());
+    push_variant(e, HopperKernel::Forward, &tiling, variant, call.maps(tiling.rows), arguments);
 }
 
 /// The gradients of query, key and value.
-pub(super) fn backward(job: &AttentionCall, g: &AttentionGradients, e: &mut Emitter) {
-    let x = &job.extents;
+pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emitter) {
+    let x = &call.extents;
     let [dq, dk, dv] = g.results;
     let with_dy = |rows: usize| {
-        let mut maps = job.maps(rows);
-        maps.push(job.map(g.dy, x.queries, x.width(), rows));
+        let mut maps = call.maps(rows);
+        maps.push(call.map(g.dy, x.queries, x.width(), rows));
         maps
     };
     if whole_heads(x, e.multiprocessors) {
-        let plan = HopperTiling::new(HopperKernel::Backward, x, e.multiprocessors);
+        let tiling = HopperTiling::new(HopperKernel::Backward, x, e.multiprocessors);
         let arguments = KernelArguments::new()
             .pointers(&[g.out, g.dy, g.lse, dq, dk, dv])
             .u64(g.row)
@@ -92,25 +97,25 @@ pub(super) fn backward(job: &AttentionCall, g: &AttentionGradients, e: &mut Emit
             .u32(x.batch)
             .u32(x.heads)
             .u32(x.queries)
-            .f32(job.op.scale);
-        return push(e, HopperKernel::Backward, &plan, with_dy(plan.rows), arguments);
+            .f32(call.op.scale);
+        return push(e, HopperKernel::Backward, &tiling, with_dy(tiling.rows), arguments);
     }
     let delta = e.scratch(4 * x.score_rows());
-    let plan = HopperTiling::new(HopperKernel::BackwardQueries, x, e.multiprocessors);
-    let arguments = job.sizes(KernelArguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.row));
-    push(e, HopperKernel::BackwardQueries, &plan, with_dy(plan.rows), arguments);
-    let plan = HopperTiling::new(HopperKernel::BackwardKeys, x, e.multiprocessors);
-    let arguments = job.sizes(KernelArguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.row));
-    push(e, HopperKernel::BackwardKeys, &plan, with_dy(plan.rows), arguments);
+    let tiling = HopperTiling::new(HopperKernel::BackwardQueries, x, e.multiprocessors);
+    let arguments = call.sizes(KernelArguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.row));
+    push(e, HopperKernel::BackwardQueries, &tiling, with_dy(tiling.rows), arguments);
+    let tiling = HopperTiling::new(HopperKernel::BackwardKeys, x, e.multiprocessors);
+    let arguments = call.sizes(KernelArguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.row));
+    push(e, HopperKernel::BackwardKeys, &tiling, with_dy(tiling.rows), arguments);
 }
 
-/// Whether one kernel that takes whole heads is faster than two that divide them: it reads everything once, but needs a
-/// head for every multiprocessor. For small heads the two were faster when measured.
+/// Whether one kernel over whole heads is faster than two over tiles: it reads everything once, but needs a head for every
+/// multiprocessor. For small heads, the two were faster in measurements on an H200.
 fn whole_heads(x: &Extents, multiprocessors: usize) -> bool {
     x.queries == x.keys && x.keys <= LARGEST_SLOT && (33..=64).contains(&x.head) && x.batch * x.heads >= multiprocessors
 }
 
-/// What is compiled for shapes of every kind, to see that it can be.
+/// Variants for shapes of every kind, for the test that compiles them.
 pub(crate) fn hopper_variants() -> Vec<KernelVariant> {
     let shapes = [
         (256, 197, 197, 64),

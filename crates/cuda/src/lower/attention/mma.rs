@@ -1,16 +1,16 @@
-//! Attention in bf16 with bias and dropout by the tensor cores of every GPU since Ampere: for windows and small images, whose
-//! tokens are few. What a block does is described in `kernels/mma/tiles.cu`.
+//! Attention in bf16 with bias and dropout with mma.sync, for windows and small images of up to 256 tokens. The algorithm is
+//! described in `kernels/mma/tiles.cu`.
 
-use super::{AttentionCall, AttentionGradients, Emitter, Extents, LARGEST_HEAD, add_shares};
+use super::{AttentionCall, AttentionGradients, Emitter, Extents, LARGEST_HEAD, sum_bias_splits};
 use crate::compile::{self, KernelSource, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 
-/// The most tokens: biases of a tile and all others, and the sums of their gradients, have to fit into shared memory.
+/// The most tokens: the biases of a tile of queries and all keys, and the sums of their gradients, are in shared memory.
 const MOST_TOKENS: usize = 256;
 
-/// Bytes of shared memory that a block may have on Hopper, and on every GPU since Ampere; a multiprocessor has a little
-/// more than the first for all its blocks, each of which takes 1024 more than it asks for.
+/// The most shared memory of a block on Hopper, and on every GPU since Ampere, in bytes. A multiprocessor of Hopper has 1024 more
+/// for all its blocks, and the driver adds 1024 to each block.
 const SHARED_OF_HOPPER: usize = 232_448;
 const SHARED: usize = 101_376;
 
@@ -21,7 +21,7 @@ const TILE: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MmaKernel {
     Forward,
-    /// The whole gradient where all tokens are one tile.
+    /// The whole gradient, for tokens of one tile.
     Backward,
     /// The gradients of queries and bias.
     BackwardQueries,
@@ -61,14 +61,14 @@ struct MmaShape {
 }
 
 impl MmaShape {
-    fn new(job: &AttentionCall, bias_gradient: bool) -> MmaShape {
-        let Extents { queries, keys, head, .. } = job.extents;
-        let bias = job.bias.as_ref().map(|b| b.storage);
-        MmaShape { queries, keys, head, bias, bias_gradient, dropout: job.op.dropout.is_some() }
+    fn new(call: &AttentionCall, bias_gradient: bool) -> MmaShape {
+        let Extents { queries, keys, head, .. } = call.extents;
+        let bias = call.bias.as_ref().map(|b| b.storage);
+        MmaShape { queries, keys, head, bias, bias_gradient, dropout: call.op.dropout.is_some() }
     }
 
-    fn variant(&self, which: MmaKernel) -> KernelVariant {
-        KernelVariant::new(which.source())
+    fn variant(&self, kernel: MmaKernel) -> KernelVariant {
+        KernelVariant::new(kernel.source())
             .with("HEAD", self.head)
             .with("QUERIES", self.queries)
             .with("KEYS", self.keys)
@@ -78,12 +78,12 @@ impl MmaShape {
             .with("DROPOUT", u8::from(self.dropout))
     }
 
-    /// The tokens that a block has of its own, and those that pass by.
-    fn tokens(&self, which: MmaKernel) -> (usize, usize) {
-        if which == MmaKernel::BackwardKeys { (self.keys, self.queries) } else { (self.queries, self.keys) }
+    /// Tokens of the resident and of the streamed operand.
+    fn tokens(&self, kernel: MmaKernel) -> (usize, usize) {
+        if kernel == MmaKernel::BackwardKeys { (self.keys, self.queries) } else { (self.queries, self.keys) }
     }
 
-    /// The kernels that the gradient takes.
+    /// The kernels of the gradient.
     fn backward(&self) -> &'static [MmaKernel] {
         if self.queries <= TILE && self.keys <= TILE {
             &[MmaKernel::Backward]
@@ -92,30 +92,32 @@ impl MmaShape {
         }
     }
 
-    /// Bytes of shared memory, as the kernels divide it.
-    fn shared(&self, which: MmaKernel) -> usize {
+    /// Bytes of shared memory.
+    fn shared(&self, kernel: MmaKernel) -> usize {
         let pitch = self.head.next_multiple_of(16) * 2 + 16;
-        let (own, passing) = self.tokens(which);
-        let (own_rows, n) = (rows(own, 16), rows(passing, 8));
-        let passing_rows = n.next_multiple_of(16);
-        let scores =
-            (own_rows * n).max(if which == MmaKernel::Backward { passing_rows * n } else { 0 }) * tiles(passing);
-        let stages = match which {
-            MmaKernel::Forward => 2 * (own_rows + 2 * passing_rows) * pitch,
-            MmaKernel::Backward => 4 * (own_rows + passing_rows) * pitch + 2 * own_rows * (2 * passing_rows + 16),
-            MmaKernel::BackwardQueries => 4 * (own_rows + passing_rows) * pitch,
-            MmaKernel::BackwardKeys => 4 * (own_rows + passing_rows) * pitch + 16 * passing_rows,
+        let (resident, streamed) = self.tokens(kernel);
+        let (resident_rows, n) = (rows(resident, 16), rows(streamed, 8));
+        let streamed_rows = n.next_multiple_of(16);
+        let scores = (resident_rows * n).max(if kernel == MmaKernel::Backward { streamed_rows * n } else { 0 })
+            * tiles(streamed);
+        let stages = match kernel {
+            MmaKernel::Forward => 2 * (resident_rows + 2 * streamed_rows) * pitch,
+            MmaKernel::Backward => {
+                4 * (resident_rows + streamed_rows) * pitch + 2 * resident_rows * (2 * streamed_rows + 16)
+            }
+            MmaKernel::BackwardQueries => 4 * (resident_rows + streamed_rows) * pitch,
+            MmaKernel::BackwardKeys => 4 * (resident_rows + streamed_rows) * pitch + 16 * streamed_rows,
         };
-        let sums = if which == MmaKernel::BackwardQueries && self.bias_gradient { 4 * scores } else { 0 };
+        let sums = if kernel == MmaKernel::BackwardQueries && self.bias_gradient { 4 * scores } else { 0 };
         stages + sums + self.bias.map_or(0, |storage| storage.bytes() * scores)
     }
 
-    /// Registers of a thread, about: the scores of its rows, their gradients, and its rows of the results.
-    fn registers(&self, which: MmaKernel) -> usize {
-        let n = rows(self.tokens(which).1, 8);
+    /// An estimate of a thread's registers: the scores of its rows, their gradients, and its rows of the results.
+    fn registers(&self, kernel: MmaKernel) -> usize {
+        let n = rows(self.tokens(kernel).1, 8);
         let head = self.head.next_multiple_of(16);
-        let several = 40 * usize::from(tiles(self.tokens(which).1) > 1);
-        let most = match which {
+        let several = 40 * usize::from(tiles(self.tokens(kernel).1) > 1);
+        let most = match kernel {
             MmaKernel::Forward => 20 + n / 2 + head / 2 + several,
             MmaKernel::Backward => 20 + 3 * n / 2 + head,
             MmaKernel::BackwardQueries => 24 + n + 7 * head / 4,
@@ -124,9 +126,9 @@ impl MmaShape {
         most.next_multiple_of(8).min(255)
     }
 
-    fn threads(&self, which: MmaKernel) -> usize {
-        let (own, passing) = self.tokens(which);
-        2 * if which == MmaKernel::Backward { rows(own, 16).max(rows(passing, 16)) } else { rows(own, 16) }
+    fn threads(&self, kernel: MmaKernel) -> usize {
+        let (resident, streamed) = self.tokens(kernel);
+        2 * if kernel == MmaKernel::Backward { rows(resident, 16).max(rows(streamed, 16)) } else { rows(resident, 16) }
     }
 }
 
@@ -134,15 +136,15 @@ fn tiles(tokens: usize) -> usize {
     tokens.div_ceil(TILE)
 }
 
-/// Tokens of a tile, in steps of so many.
+/// Tokens of a tile, a multiple of `step`.
 fn rows(tokens: usize, step: usize) -> usize {
     tokens.div_ceil(tiles(tokens)).next_multiple_of(step)
 }
 
-/// Whether the kernels can do this: bf16 operands in rows of whole 16 bytes, up to 256 of them.
-pub(super) fn takes(job: &AttentionCall, e: &Emitter) -> bool {
-    let x = &job.extents;
-    if job.storage != Storage::Bf16
+/// Whether the kernels support this: bf16 operands in rows of multiples of 16 bytes, up to 256 tokens.
+pub(super) fn takes(call: &AttentionCall, e: &Emitter) -> bool {
+    let x = &call.extents;
+    if call.storage != Storage::Bf16
         || !x.head.is_multiple_of(8)
         || x.head > LARGEST_HEAD
         || !(1..=MOST_TOKENS).contains(&x.queries)
@@ -150,90 +152,104 @@ pub(super) fn takes(job: &AttentionCall, e: &Emitter) -> bool {
     {
         return false;
     }
-    let kind = MmaShape::new(job, job.bias.is_some());
+    let shape = MmaShape::new(call, call.bias.is_some());
     let limit = if e.hopper { SHARED_OF_HOPPER } else { SHARED };
-    kind.backward().iter().chain(&[MmaKernel::Forward]).all(|&which| kind.shared(which) <= limit)
+    shape.backward().iter().chain(&[MmaKernel::Forward]).all(|&kernel| shape.shared(kernel) <= limit)
 }
 
-/// How the samples of a group are divided among blocks.
+/// The samples of a group divided among blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct SampleShares {
-    /// Samples of a block.
-    share: usize,
-    shares: usize,
+struct SampleSplits {
+    samples_per_split: usize,
+    splits: usize,
 }
 
-/// What a block does before its first sample and after its last, in samples.
+/// Prologue and epilogue of a block, in the time of samples.
 const SETUP: usize = 1;
 
-/// The division that is done first, if blocks run in waves of as many as fit onto the GPU at once.
-fn divide(kind: &MmaShape, which: MmaKernel, x: &Extents, groups: usize, multiprocessors: usize) -> SampleShares {
-    let by_registers = 65536 / (kind.registers(which) * kind.threads(which));
-    let by_memory = (SHARED_OF_HOPPER + 1024) / (kind.shared(which) + 1024);
-    let at_once = multiprocessors * by_registers.min(by_memory).max(1);
-    let (samples, others) = (x.batch / groups, x.heads * groups * tiles(kind.tokens(which).0));
-    let most = samples.min((4 * at_once).div_ceil(others));
-    let divisions = (1..=most).map(|shares| samples.div_ceil(shares)).map(|share| {
-        let shares = samples.div_ceil(share);
-        ((others * shares).div_ceil(at_once) * (share + SETUP), SampleShares { share, shares })
+/// The splits with the shortest time, for waves of as many blocks as are resident at a time.
+fn split_samples(
+    shape: &MmaShape,
+    kernel: MmaKernel,
+    x: &Extents,
+    groups: usize,
+    multiprocessors: usize,
+) -> SampleSplits {
+    let by_registers = 65536 / (shape.registers(kernel) * shape.threads(kernel));
+    let by_memory = (SHARED_OF_HOPPER + 1024) / (shape.shared(kernel) + 1024);
+    let resident = multiprocessors * by_registers.min(by_memory).max(1);
+    let (samples, others) = (x.batch / groups, x.heads * groups * tiles(shape.tokens(kernel).0));
+    let most = samples.min((4 * resident).div_ceil(others));
+    let candidates = (1..=most).map(|splits| samples.div_ceil(splits)).map(|samples_per_split| {
+        let splits = samples.div_ceil(samples_per_split);
+        ((others * splits).div_ceil(resident) * (samples_per_split + SETUP), SampleSplits { samples_per_split, splits })
     });
-    divisions.min_by_key(|(time, _)| *time).map_or(SampleShares { share: samples, shares: 1 }, |(_, division)| division)
+    candidates
+        .min_by_key(|(time, _)| *time)
+        .map_or(SampleSplits { samples_per_split: samples, splits: 1 }, |(_, splits)| splits)
 }
 
 fn push(
-    job: &AttentionCall,
-    kind: &MmaShape,
-    which: MmaKernel,
+    call: &AttentionCall,
+    shape: &MmaShape,
+    kernel: MmaKernel,
     row: usize,
     operands: KernelArguments,
     e: &mut Emitter,
 ) {
-    let x = &job.extents;
-    let SampleShares { share, shares } = divide(kind, which, x, job.groups, e.multiprocessors);
-    let shape = CStruct::new()
-        .u32s(&[x.heads, job.groups, x.batch, share])
-        .f32(job.op.scale)
-        .u64s(&job.rows)
+    let x = &call.extents;
+    let SampleSplits { samples_per_split, splits } = split_samples(shape, kernel, x, call.groups, e.multiprocessors);
+    let fields = CStruct::new()
+        .u32s(&[x.heads, call.groups, x.batch, samples_per_split])
+        .f32(call.op.scale)
+        .u64s(&call.rows)
         .u64(x.width() as u64)
         .u64s(&[row; 3]);
-    let blocks = x.heads * tiles(kind.tokens(which).0) * job.groups * shares;
-    let arguments = operands.fields(shape).fields(job.mask());
-    e.kernel(kind.variant(which), which.name(), [blocks, 1, 1], kind.threads(which), kind.shared(which), arguments);
+    let blocks = x.heads * tiles(shape.tokens(kernel).0) * call.groups * splits;
+    let arguments = operands.fields(fields).fields(call.mask());
+    e.kernel(
+        shape.variant(kernel),
+        kernel.name(),
+        [blocks, 1, 1],
+        shape.threads(kernel),
+        shape.shared(kernel),
+        arguments,
+    );
 }
 
-pub(super) fn forward(job: &AttentionCall, out: u64, lse: u64, e: &mut Emitter) {
-    let kind = MmaShape::new(job, false);
-    let operands = KernelArguments::new().pointers(&job.operands).pointers(&[job.bias(), job.seed, out, lse]);
-    push(job, &kind, MmaKernel::Forward, 0, operands, e);
+pub(super) fn forward(call: &AttentionCall, out: u64, lse: u64, e: &mut Emitter) {
+    let shape = MmaShape::new(call, false);
+    let operands = KernelArguments::new().pointers(&call.operands).pointers(&[call.bias(), call.seed, out, lse]);
+    push(call, &shape, MmaKernel::Forward, 0, operands, e);
 }
 
-/// The gradients of query, key, value and, if it is wanted, bias.
-pub(super) fn backward(job: &AttentionCall, g: &AttentionGradients, e: &mut Emitter) {
-    let x = &job.extents;
-    let kind = MmaShape::new(job, g.bias.is_some());
-    let kernels = kind.backward();
+/// The gradients of query, key, value and, if it has consumers, bias.
+pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emitter) {
+    let x = &call.extents;
+    let shape = MmaShape::new(call, g.bias.is_some());
+    let kernels = shape.backward();
     let [dq, dk, dv] = g.results;
-    let common = KernelArguments::new().pointers(&job.operands).pointers(&[job.bias(), job.seed]);
-    let SampleShares { shares, .. } = divide(&kind, kernels[0], x, job.groups, e.multiprocessors);
+    let common = KernelArguments::new().pointers(&call.operands).pointers(&[call.bias(), call.seed]);
+    let SampleSplits { splits, .. } = split_samples(&shape, kernels[0], x, call.groups, e.multiprocessors);
     let count = g.bias.as_ref().map_or(0, |b| b.shape.elements());
-    let partial = if count > 0 { e.scratch(4 * shares * count) } else { 0 };
+    let partial = if count > 0 { e.scratch(4 * splits * count) } else { 0 };
     if kernels == [MmaKernel::Backward] {
-        push(job, &kind, MmaKernel::Backward, g.row, common.pointers(&[g.dy, g.lse, dq, dk, dv, partial]), e);
+        push(call, &shape, MmaKernel::Backward, g.row, common.pointers(&[g.dy, g.lse, dq, dk, dv, partial]), e);
     } else {
         let delta = e.scratch(4 * x.score_rows());
         let queries = common.clone().pointers(&[g.out, g.dy, g.lse, delta, dq, partial]);
-        push(job, &kind, MmaKernel::BackwardQueries, g.row, queries, e);
-        push(job, &kind, MmaKernel::BackwardKeys, g.row, common.pointers(&[g.dy, g.lse, delta, dk, dv]), e);
+        push(call, &shape, MmaKernel::BackwardQueries, g.row, queries, e);
+        push(call, &shape, MmaKernel::BackwardKeys, g.row, common.pointers(&[g.dy, g.lse, delta, dk, dv]), e);
     }
     if let Some(bias) = &g.bias {
-        add_shares(partial, shares, bias, e);
+        sum_bias_splits(partial, splits, bias, e);
     }
 }
 
-/// What is compiled for shapes of every kind, to see that it can be.
+/// Variants for shapes of every shape, for the test that compiles them.
 pub(crate) fn mma_variants() -> Vec<KernelVariant> {
     let (f32, bf16) = (Some(Storage::F32), Some(Storage::Bf16));
-    let kinds = [
+    let shapes = [
         (49, 49, 32, bf16, true, false),
         (64, 64, 64, f32, true, true),
         (196, 196, 32, bf16, true, false),
@@ -241,9 +257,14 @@ pub(crate) fn mma_variants() -> Vec<KernelVariant> {
         (7, 50, 24, None, false, true),
         (1, 256, 8, f32, true, true),
     ];
-    let variants = kinds.into_iter().flat_map(|(queries, keys, head, bias, bias_gradient, dropout)| {
-        let kind = MmaShape { queries, keys, head, bias, bias_gradient, dropout };
-        kind.backward().iter().chain(&[MmaKernel::Forward]).map(move |&which| kind.variant(which)).collect::<Vec<_>>()
+    let variants = shapes.into_iter().flat_map(|(queries, keys, head, bias, bias_gradient, dropout)| {
+        let shape = MmaShape { queries, keys, head, bias, bias_gradient, dropout };
+        shape
+            .backward()
+            .iter()
+            .chain(&[MmaKernel::Forward])
+            .map(move |&kernel| shape.variant(kernel))
+            .collect::<Vec<_>>()
     });
     variants.collect()
 }
@@ -259,7 +280,7 @@ mod tests {
     use crate::run::launch::Request;
 
     #[test]
-    fn windows_are_attended_to_by_tensor_cores() {
+    fn attention_in_windows_runs_on_tensor_cores() {
         for model in ["swin_tiny_patch4_window7_224", "coatnet_0_rw_224"] {
             let architecture = variant(model).unwrap().architecture;
             let step = TrainingStep::new(&architecture, 2, Optimiser::default()).unwrap();
@@ -274,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn results_in_eight_bits_are_quantised_afterwards() {
+    fn fp8_results_are_quantised_afterwards() {
         let mut graph = variant("vit_tiny_patch16_224").unwrap().architecture.build(2, Mode::Inference).unwrap();
         graph.retain_outputs(|name| name == "logits");
         let graph = crate::device::rewritten(&graph).unwrap();
@@ -289,10 +310,10 @@ mod tests {
                 .filter(|e| e.requests.iter().any(found))
                 .count()
         };
-        let [mma, eight] = [&compile::MMA_FORWARD, &compile::FP8];
-        // The last block cuts its weights for queries, keys and values apart; such layers are not in eight bits.
-        assert_eq!((kernels(Precision::Fp8, mma), kernels(Precision::Fp8, eight)), (12, 11));
-        assert_eq!((kernels(Precision::Bf16, mma), kernels(Precision::Bf16, eight)), (12, 0));
+        let [mma, fp8] = [&compile::MMA_FORWARD, &compile::FP8];
+        // The last block has separate layers for queries, keys and values, kernel are not in fp8.
+        assert_eq!((kernels(Precision::Fp8, mma), kernels(Precision::Fp8, fp8)), (12, 11));
+        assert_eq!((kernels(Precision::Bf16, mma), kernels(Precision::Bf16, fp8)), (12, 0));
         assert_eq!((kernels(Precision::F16, mma), kernels(Precision::F16, &compile::ATTENTION)), (0, 12));
     }
 
@@ -301,23 +322,30 @@ mod tests {
         for tokens in 1..=MOST_TOKENS {
             for head in [8, 24, 32, 64] {
                 let bias = Some(Storage::F32);
-                let kind = MmaShape { queries: tokens, keys: tokens, head, bias, bias_gradient: true, dropout: false };
-                for &which in kind.backward().iter().chain(&[MmaKernel::Forward]) {
-                    assert!(kind.shared(which) <= SHARED_OF_HOPPER, "{which:?} of {kind:?}: {}", kind.shared(which));
+                let shape = MmaShape { queries: tokens, keys: tokens, head, bias, bias_gradient: true, dropout: false };
+                for &kernel in shape.backward().iter().chain(&[MmaKernel::Forward]) {
+                    assert!(
+                        shape.shared(kernel) <= SHARED_OF_HOPPER,
+                        "{kernel:?} of {shape:?}: {}",
+                        shape.shared(kernel)
+                    );
                 }
             }
         }
     }
 
     #[test]
-    fn every_sample_belongs_to_one_share() {
-        let kind = MmaShape { queries: 49, keys: 49, head: 32, bias: None, bias_gradient: false, dropout: false };
+    fn every_sample_belongs_to_one_split() {
+        let shape = MmaShape { queries: 49, keys: 49, head: 32, bias: None, bias_gradient: false, dropout: false };
         for (batch, groups) in [(8192, 64), (8192, 1), (1, 1), (64, 64), (384, 3), (7, 1)] {
-            for which in [MmaKernel::Forward, MmaKernel::Backward] {
+            for kernel in [MmaKernel::Forward, MmaKernel::Backward] {
                 let x = Extents { batch, heads: 3, queries: 49, keys: 49, head: 32 };
-                let SampleShares { share, shares } = divide(&kind, which, &x, groups, 132);
+                let SampleSplits { samples_per_split, splits } = split_samples(&shape, kernel, &x, groups, 132);
                 let samples = batch / groups;
-                assert!(share * shares >= samples && share * (shares - 1) < samples, "{batch} in {groups}: {share}");
+                assert!(
+                    samples_per_split * splits >= samples && samples_per_split * (splits - 1) < samples,
+                    "{batch} in {groups}: {samples_per_split}"
+                );
             }
         }
     }

@@ -1,16 +1,16 @@
-//! How a shape of attention becomes the macros, the grid and the shared memory of a kernel for Hopper: the macros are
-//! described in `kernels/hopper/tiles.cu`.
+//! The tiling of the attention kernels for Hopper: macros (described in `kernels/hopper/tiles.cu`), grid and shared memory of a
+//! shape.
 
 use super::Extents;
 use crate::compile::{self, KernelSource, KernelVariant};
 use crate::run::tensor_map::box_columns;
 
-/// Bytes of shared memory that one block may have, and that a multiprocessor has for all its blocks; each block takes
-/// 1024 more than it asks for.
+/// The most shared memory of a block, and that of a multiprocessor for all its blocks, in bytes; the driver adds 1024 to each
+/// block.
 const SHARED_OF_BLOCK: usize = 232_448;
 const SHARED_OF_MULTIPROCESSOR: usize = 233_472;
 
-/// The most tokens of a slot: the most for which all scores of a tile fit the registers.
+/// The most tokens of a slot: the scores of a tile must fit the registers.
 pub(super) const LARGEST_SLOT: usize = 208;
 
 /// Tokens of a tile: the rows of one wgmma.
@@ -47,18 +47,17 @@ impl HopperKernel {
         }
     }
 
-    /// Slots that a unit fills where it meets one slot of rows.
+    /// Slots of a unit that streams one pair.
     fn uses(self) -> usize {
         if self == HopperKernel::Forward { 3 } else { 4 }
     }
 
-    /// What the warpgroups share out of a unit of so many tiles.
+    /// Work items of the warpgroups in a unit of `tiles` tiles.
     fn items(self, tiles: usize) -> usize {
         if self == HopperKernel::Backward { 2 * tiles } else { tiles }
     }
 
-    /// Registers of a computing and of the feeding warpgroup. Where the latter also fetches the rows' statistics, it
-    /// needs more.
+    /// Registers of a thread in consumer and producer warpgroups. A producer that also loads the rows' statistics needs more.
     fn registers(self, warpgroups: usize, blocks_per_sm: usize) -> [usize; 2] {
         let statistics = matches!(self, HopperKernel::Backward | HopperKernel::BackwardKeys);
         match (warpgroups, blocks_per_sm, statistics) {
@@ -97,7 +96,7 @@ impl HopperTiling {
         let widest = if which == HopperKernel::Forward { 128 } else { 96 };
         let cap = if padded <= widest { LARGEST_SLOT } else { 128 };
         let streamed = other > cap;
-        // A streamed forward keeps its sums besides a whole slot of scores.
+        // Streaming, the forward kernel keeps its accumulators beside the scores of a whole slot.
         let wide = padded > 64 || (which == HopperKernel::Forward && streamed);
         let (rows, mut tiles, mut warpgroups, single) = slots_of(own, other, cap, if wide { 2 } else { 3 });
         if which == HopperKernel::BackwardKeys {
@@ -133,7 +132,8 @@ impl HopperTiling {
         };
         plan.slots = ((plan.shared_limit() - plan.shared()) / (plan.slot_bytes() + 16)).min(16);
         if single {
-            // A warpgroup that skips units must not run more than one round of the slots ahead of what it has seen loaded.
+            // A warpgroup that skips units must not run more than one round of the slots ahead, or it would mistake the
+            // parity of an mbarrier.
             plan.warpgroups = warpgroups.min(which.items(tiles) * (plan.slots / which.uses()));
         }
         plan.registers = which.registers(plan.warpgroups, blocks_per_sm);
@@ -157,8 +157,8 @@ impl HopperTiling {
         self.rows * self.head.next_multiple_of(16) * 2
     }
 
-    /// Bytes of shared memory: the slots from a multiple of 1024, what the last tile reads past its slot, two stages of
-    /// two statistics per row, the barriers.
+    /// Bytes of shared memory: the slots, aligned to 1024, reads of the last tile past its slot, two stages of two statistics
+    /// per row, the mbarriers.
     pub fn shared(&self) -> usize {
         let past = (self.tiles * TILE).saturating_sub(self.rows) * box_columns(self.head) * 2;
         1024 + self.slots * self.slot_bytes() + past + 16 * self.rows + 16 * self.slots + 64
@@ -186,8 +186,8 @@ impl HopperTiling {
     }
 }
 
-/// Tokens of a slot, tiles of a unit, warpgroups, and whether `other` tokens are one slot: for tiles of `own` tokens that
-/// meet `other`, at most `cap` at a time.
+/// For tiles of `own` tokens that stream `other` tokens, at most `cap` at a time: tokens of a slot, tiles of a unit, warpgroups,
+/// and whether one slot holds all `other` tokens.
 fn slots_of(own: usize, other: usize, cap: usize, warpgroups: usize) -> (usize, usize, usize, bool) {
     if other <= cap {
         let rows = other.next_multiple_of(16);
@@ -208,7 +208,7 @@ fn slots_of(own: usize, other: usize, cap: usize, warpgroups: usize) -> (usize, 
 mod tests {
     use super::*;
 
-    /// What the kernels rely on.
+    /// The invariants of the kernels.
     fn check(which: HopperKernel, x: &Extents, multiprocessors: usize) {
         let p = HopperTiling::new(which, x, multiprocessors);
         let text = format!("{p:?} for {x:?}");
@@ -220,7 +220,7 @@ mod tests {
         assert!((p.shared() + 1024) * p.blocks_per_sm <= SHARED_OF_MULTIPROCESSOR, "{text}");
         assert!(p.grid >= 1 && p.grid <= multiprocessors * p.blocks_per_sm, "{text}");
 
-        // A block starts with equal shares of the registers, in steps of 8, and only moves them around.
+        // setmaxnreg, in steps of 8, redistributes the registers that the block was launched with.
         let share = (65536 / (p.threads() * p.blocks_per_sm) / 8 * 8).min(255);
         let [consumer, producer] = p.registers;
         assert!(p.warpgroups * consumer + producer <= share * (p.warpgroups + 1), "{text}");
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn every_length_has_a_plan() {
+    fn every_length_has_a_valid_tiling() {
         let heads: Vec<usize> = (8..=128).step_by(8).collect();
         for tokens in 1..=4096 {
             for &head in &heads {

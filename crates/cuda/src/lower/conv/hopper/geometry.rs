@@ -1,0 +1,120 @@
+//! The operands of the implicit GEMM, as the kernels' structs.
+
+use super::tile::STEP;
+use crate::run::arguments::CStruct;
+
+/// `OutputPixels` of the kernels: the rows of the GEMM.
+#[derive(Clone, Copy)]
+pub(super) struct OutputPixels {
+    pub images: usize,
+    /// Height and width.
+    pub size: [usize; 2],
+    /// Strides of image, row and column in elements.
+    pub strides: [usize; 3],
+}
+
+impl OutputPixels {
+    pub fn count(&self) -> usize {
+        self.images * self.size[0] * self.size[1]
+    }
+
+    pub fn fields(&self) -> CStruct {
+        let fields = CStruct::new().u32(self.count());
+        self.size.iter().fold(fields, |fields, &extent| fields.u32s(&divisor(extent))).u32s(&self.strides)
+    }
+}
+
+/// `Divisor` of the kernels, for n below 2^31: `(high word of factor · n + n) >> shift`.
+fn divisor(by: usize) -> [usize; 3] {
+    let shift = by.next_power_of_two().trailing_zeros();
+    let factor = ((1u64 << 32) * ((1u64 << shift) - by as u64)) / by as u64 + 1;
+    [by, factor as usize, shift as usize]
+}
+
+/// `InputTaps` of the kernels: the input pixels of an output pixel. Arrays of two are for height and width.
+#[derive(Clone, Copy)]
+pub(super) struct InputTaps {
+    pub size: [usize; 2],
+    /// Strides of image, row and column in elements.
+    pub strides: [usize; 3],
+    /// The input pixel of the first tap of output pixel 0.
+    pub first: [isize; 2],
+    /// Input pixels between neighbouring output pixels.
+    pub step: [usize; 2],
+    /// Input pixels between neighbouring taps.
+    pub tap: [isize; 2],
+    /// The number of taps.
+    pub taps: [usize; 2],
+    pub channels: usize,
+}
+
+impl InputTaps {
+    pub fn fields(&self) -> CStruct {
+        // Two's complement: the lower 32 bits of a negative value are that value as an i32.
+        let signed = |values: [isize; 2]| values.map(|n| n as usize);
+        CStruct::new()
+            .u32s(&self.size)
+            .u32s(&self.strides)
+            .u32s(&signed(self.first))
+            .u32s(&self.step)
+            .u32s(&signed(self.tap))
+            .u32s(&self.taps)
+            .u32(self.channels)
+    }
+
+    /// The extent of the reduction: elements under all taps.
+    pub fn columns(&self) -> usize {
+        self.taps[0] * self.taps[1] * self.channels
+    }
+
+    /// `WHOLE_STEPS` of the kernels.
+    pub fn whole_steps(&self) -> bool {
+        self.channels.is_multiple_of(STEP)
+    }
+
+    /// Steps of the reduction.
+    pub fn steps(&self) -> usize {
+        self.columns().div_ceil(STEP)
+    }
+}
+
+/// `FilterOrder` of the kernels: the right operand of the GEMM.
+pub(super) struct FilterOrder {
+    pub rows: usize,
+    pub inner: usize,
+    pub strides: [usize; 2],
+    pub kernel: [usize; 2],
+    pub taps: [usize; 2],
+    pub first: [usize; 2],
+    pub jump: [usize; 2],
+    pub padded: usize,
+}
+
+impl FilterOrder {
+    pub fn fields(&self, whole_steps: bool, depth: usize) -> CStruct {
+        CStruct::new()
+            .u32s(&[self.rows, self.inner])
+            .u32s(&self.strides)
+            .u32s(&self.kernel)
+            .u32s(&self.taps)
+            .u32s(&self.first)
+            .u32s(&self.jump)
+            .u32s(&[self.padded, usize::from(whole_steps), depth])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisions_by_factors_are_exact() {
+        for by in (1..300).chain([1000, 3136, 50176, 65535, 65536, (1 << 30) - 1]) {
+            let [by, factor, shift] = divisor(by).map(|n| n as u64);
+            for n in (0..2000).chain((1 << 31) - 2000..1 << 31).chain((1..40).flat_map(|k| [k * by - 1, k * by])) {
+                let n = n & ((1 << 31) - 1);
+                assert_eq!((((factor * n) >> 32) + n) >> shift, n / by, "{n} / {by}");
+            }
+        }
+    }
+}
