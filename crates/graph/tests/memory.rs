@@ -1,45 +1,45 @@
-//! The memory plan never lets two values that are needed at the same time overlap, and it does reuse memory.
+//! Values with overlapping live ranges never share memory, and others do.
 
 use vit_graph::memory::{ALIGNMENT, ArenaRange, MemoryPlan, MemoryRequirements, storage};
 use vit_graph::ops::{Attention, Op};
 use vit_graph::{DType, Graph, Init, Tensor, Value};
 
-/// All blocks with the nodes during which they must keep their contents.
-fn lifetimes(graph: &Graph, plan: &MemoryPlan) -> Vec<(usize, usize, ArenaRange)> {
+/// All ranges of the arena, each with its first and last live node.
+fn live_ranges(graph: &Graph, plan: &MemoryPlan) -> Vec<(usize, usize, ArenaRange)> {
     let end = graph.nodes().len();
-    let mut blocks = Vec::new();
+    let mut ranges = Vec::new();
     for (node, n) in graph.nodes().iter().enumerate() {
-        if let Some(block) = plan.workspace(node) {
-            blocks.push((node, node, block));
+        if let Some(range) = plan.workspace(node) {
+            ranges.push((node, node, range));
         }
         for output in 0..n.outputs.len() {
             let value = Value { node, output };
             if storage(graph, value) != value {
                 continue;
             }
-            let Some(block) = plan.range(graph, value) else { continue };
+            let Some(range) = plan.range(graph, value) else { continue };
             let mut last = node;
-            for (user, u) in graph.nodes().iter().enumerate() {
-                if u.inputs.iter().any(|&v| storage(graph, v) == value) {
-                    last = last.max(user);
+            for (consumer, c) in graph.nodes().iter().enumerate() {
+                if c.inputs.iter().any(|&v| storage(graph, v) == value) {
+                    last = last.max(consumer);
                 }
             }
             if graph.outputs().iter().any(|(_, v)| storage(graph, *v) == value) {
                 last = end;
             }
             let first = if matches!(n.op, Op::Input(_)) { 0 } else { node };
-            blocks.push((first, last, block));
+            ranges.push((first, last, range));
         }
     }
-    blocks
+    ranges
 }
 
 fn assert_sound(graph: &Graph, plan: &MemoryPlan) {
-    let blocks = lifetimes(graph, plan);
-    for (i, (first, last, a)) in blocks.iter().enumerate() {
+    let ranges = live_ranges(graph, plan);
+    for (i, (first, last, a)) in ranges.iter().enumerate() {
         assert_eq!(a.offset % ALIGNMENT, 0);
         assert!(a.offset + a.bytes <= plan.arena_bytes);
-        for (other_first, other_last, b) in &blocks[i + 1..] {
+        for (other_first, other_last, b) in &ranges[i + 1..] {
             let together = first <= other_last && other_first <= last;
             let overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
             assert!(!(together && overlap), "{a:?} and {b:?}");
@@ -68,12 +68,12 @@ fn a_chain_needs_two_buffers_however_long_it_is() {
     let graph = x.finish().unwrap();
     let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
     assert_sound(&graph, &plan);
-    // The input keeps its own memory, so that the run can be repeated.
+    // The input is live throughout, so that the run can be repeated.
     assert_eq!(plan.arena_bytes, 3 * 64 * 64 * 4);
 }
 
 #[test]
-fn outputs_that_nobody_reads_get_no_memory() {
+fn unused_outputs_get_no_memory() {
     let x = Tensor::input("x", DType::F32, [2, 3, 4]);
     let (g, b) = (x.parameter("g", [4], Init::Ones), x.parameter("b", [4], Init::Zeros));
     let y = x.layer_norm(&g, &b, 1e-6);
@@ -86,15 +86,15 @@ fn outputs_that_nobody_reads_get_no_memory() {
 }
 
 #[test]
-fn large_values_share_memory_only_with_their_like() {
+fn large_values_share_memory_only_with_values_of_their_size() {
     let x = Tensor::input("x", DType::F32, [64]);
     let long = Tensor::concat(&[&x.tanh(), &x.gelu()], 0).tanh();
     long.slice(0, 0, 64).gelu().tanh().output("y");
     let graph = x.finish().unwrap();
     let plan = MemoryPlan::with_exact_fit(&graph, |_| 0, |_| false, 256);
-    let blocks = lifetimes(&graph, &plan);
-    for (_, _, a) in &blocks {
-        for (_, _, b) in blocks.iter().filter(|(_, _, b)| b.bytes != a.bytes) {
+    let ranges = live_ranges(&graph, &plan);
+    for (_, _, a) in &ranges {
+        for (_, _, b) in ranges.iter().filter(|(_, _, b)| b.bytes != a.bytes) {
             assert!(a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset, "{a:?} and {b:?}");
         }
     }
@@ -102,7 +102,7 @@ fn large_values_share_memory_only_with_their_like() {
 }
 
 #[test]
-fn a_result_that_nobody_reads_has_a_place_while_its_kernel_runs() {
+fn an_unused_output_that_its_kernel_writes_gets_memory() {
     let x = Tensor::input("x", DType::F32, [2, 5, 12]);
     let op = Attention { heads: 2, scale: 0.5, packed: true, bias: false, dropout: None };
     let [result, weights] = x.attention(op, &[]);
@@ -114,7 +114,7 @@ fn a_result_that_nobody_reads_has_a_place_while_its_kernel_runs() {
 }
 
 #[test]
-fn what_runs_with_an_earlier_node_has_its_memory_from_then_on() {
+fn a_node_fused_into_an_earlier_one_is_live_from_there_on() {
     let x = Tensor::input("x", DType::F32, [64, 64]);
     let first = x.gelu();
     let second = first.gelu();

@@ -1,4 +1,4 @@
-//! Graphs that cannot be: each is an error that says what is wrong, never a panic.
+//! Invalid graphs are errors that say what is wrong, never panics.
 
 use vit_graph::ops::*;
 use vit_graph::rewrite::dead_code;

@@ -1,4 +1,4 @@
-//! Rewrites change how a graph is computed, never what.
+//! Rewrites preserve the results of a graph.
 
 use proptest::prelude::*;
 use vit_graph::autodiff::gradients;
@@ -49,7 +49,7 @@ proptest! {
 }
 
 #[test]
-fn other_convolutions_stay() {
+fn convolutions_that_are_no_patch_embeddings_stay() {
     let x = Tensor::input("image", DType::F32, [1, 8, 8, 2]);
     let weight = x.parameter("weight", [4, 2, 3, 3], Init::Zeros);
     let conv = Conv2d { stride: [2, 2], ..Conv2d::patches([3, 3], false) };
@@ -57,7 +57,7 @@ fn other_convolutions_stay() {
     assert_eq!(count(&rewrite::patchify(&x.finish().unwrap()).unwrap(), "conv2d"), 1);
 }
 
-/// One transformer block, written as models write it.
+/// A transformer block, as models write it.
 fn block() -> Graph {
     let x = Tensor::input("x", DType::F32, [2, 3, 8]);
     let p = |name: &str, shape: &[usize]| x.parameter(name, shape, Init::Zeros);
@@ -84,7 +84,7 @@ fn bindings_of(graph: &Graph, shape: [usize; 3]) -> Bindings {
 }
 
 #[test]
-fn linear_layers_take_in_what_follows_them() {
+fn epilogues_fuse_into_linear_layers() {
     let graph = block();
     let fused = rewrite::fuse_linear(&graph).unwrap();
     assert_eq!(
@@ -96,7 +96,7 @@ fn linear_layers_take_in_what_follows_them() {
 }
 
 #[test]
-fn sums_and_the_norms_after_them_become_one() {
+fn sums_fuse_with_the_norms_after_them() {
     let graph = block();
     let fused = rewrite::fuse_add_norm(&graph).unwrap();
     assert_eq!((count(&fused, "add_layer_norm"), count(&fused, "layer_norm"), count(&fused, "add")), (1, 1, 1));
@@ -118,7 +118,7 @@ fn two_linear_layers_that_are_summed_fuse_only_once() {
 }
 
 #[test]
-fn an_activation_that_is_also_an_output_is_not_swallowed() {
+fn an_activation_that_is_also_an_output_does_not_fuse() {
     let x = Tensor::input("x", DType::F32, [2, 8]);
     let y = x.linear(&x.parameter("a", [8, 8], Init::Zeros), None);
     y.output("before");
@@ -152,10 +152,10 @@ fn the_derivative_of_an_activation_is_kept_for_its_gradient() {
 }
 
 #[test]
-fn gradients_of_norms_take_in_the_residual_stream() {
+fn gradients_of_norms_fuse_with_the_residual_connection() {
     let graph = block_with_gradients();
     let fused = rewrite::fuse_norm_grad_add(&graph).unwrap();
-    // The gradient of the first norm's input is nobody's.
+    // The gradient of the first norm's input is unused.
     let counts = ["layer_norm_grad", "layer_norm_grad_add"].map(|name| count(&fused, name));
     assert_eq!(counts, [1, 1]);
     let values = bindings(&graph);
@@ -163,7 +163,7 @@ fn gradients_of_norms_take_in_the_residual_stream() {
 }
 
 #[test]
-fn every_rewrite_keeps_the_meaning_of_every_conformance_case() {
+fn every_rewrite_preserves_the_results_of_every_conformance_case() {
     for seed in 20..23 {
         for case in vit_conformance::cases(seed).unwrap() {
             let expected = reference::run(&case.graph, &case.bindings).unwrap();
@@ -184,7 +184,7 @@ fn every_rewrite_keeps_the_meaning_of_every_conformance_case() {
     }
 }
 
-/// Two convolutions with trained batch norms as models write them, a residual and activations.
+/// Two convolutions with batch norms in inference mode as models write them, a residual and activations.
 fn convolutions() -> Graph {
     let x = Tensor::input("x", DType::F32, [2, 5, 6, 3]);
     let p = |name: &str, shape: &[usize]| x.parameter(name, shape, Init::Zeros);
@@ -203,10 +203,10 @@ fn convolutions() -> Graph {
 }
 
 #[test]
-fn norms_fold_into_convolutions_which_take_in_what_follows() {
+fn norms_and_epilogues_fuse_into_convolutions() {
     let graph = convolutions();
     let folded = rewrite::fold_norm(&graph).unwrap();
-    // Two products, with the weights; of the sums only the residual is left.
+    // The two products scale weights; the only sum left adds the residual.
     assert_eq!((count(&folded, "mul"), count(&folded, "add"), count(&folded, "conv2d")), (2, 1, 2));
     let fused = rewrite::dead_code(&rewrite::fuse_conv(&folded).unwrap()).unwrap();
     assert_eq!((count(&fused, "add"), count(&fused, "relu"), count(&fused, "conv2d")), (0, 0, 2));
@@ -222,7 +222,7 @@ fn norms_fold_into_convolutions_which_take_in_what_follows() {
 }
 
 #[test]
-fn norms_of_weights_that_a_run_changes_do_not_fold() {
+fn norms_of_updated_weights_do_not_fold() {
     let mut graph = convolutions();
     let scale = graph.parameter("norm1.scale").unwrap();
     let moved = graph.value(vit_graph::ops::Scale(0.5), &[scale]).unwrap();
@@ -232,7 +232,7 @@ fn norms_of_weights_that_a_run_changes_do_not_fold() {
 }
 
 #[test]
-fn dead_code_goes_but_inputs_stay() {
+fn dead_code_is_removed_but_inputs_stay() {
     let x = Tensor::input("x", DType::F32, [2]);
     let unused = x.another_input("unused", DType::F32, [2]);
     unused.gelu().tap("never.asked");
@@ -242,7 +242,7 @@ fn dead_code_goes_but_inputs_stay() {
     assert!(graph.nodes().iter().all(|n| matches!(n.op, Op::Input(_)) || n.op.name() == "tanh"));
 }
 
-/// Two transformer blocks with attention, of which the last is read at one token, or at two.
+/// Two transformer blocks with attention; the head reads the tokens `read` of the last.
 fn sequence(packed: bool, read: &[usize], drop_path: bool) -> Graph {
     let x = Tensor::input("x", DType::F32, [2, 5, 8]);
     let seed = drop_path.then(|| x.another_input("seed", DType::I32, [4]));
@@ -273,7 +273,7 @@ fn sequence(packed: bool, read: &[usize], drop_path: bool) -> Graph {
     x.finish().unwrap()
 }
 
-/// The graph with the gradients of the sum of its outputs' squares, by every parameter.
+/// The graph with the gradients of its outputs' sum of squares with respect to every parameter.
 fn with_gradients(graph: &Graph) -> Graph {
     let mut graph = graph.clone();
     let outputs: Vec<Value> = graph.outputs().iter().map(|(_, value)| *value).collect();
@@ -296,7 +296,7 @@ fn with_gradients(graph: &Graph) -> Graph {
 }
 
 #[test]
-fn of_the_last_block_only_the_tokens_that_are_read_are_computed() {
+fn the_last_block_computes_only_the_tokens_that_are_read() {
     for (packed, read, drop_path, tokens) in
         [(true, &[0][..], false, 1), (false, &[0], false, 1), (true, &[3, 2], true, 2), (true, &[0, 3], false, 5)]
     {
@@ -319,7 +319,7 @@ fn of_the_last_block_only_the_tokens_that_are_read_are_computed() {
             nodes.map(|n| n.outputs[0].shape[1]).collect::<Vec<_>>()
         };
         assert_eq!((extents("attention"), extents("gelu")), (vec![5, tokens], vec![5, tokens]));
-        // Names that still say what they said.
+        // Taps of whole values stay.
         let taps: Vec<&str> = narrow.taps().keys().map(String::as_str).collect();
         let all = ["0", "0.weights", "1", "1.weights"];
         assert_eq!(taps, all[..if tokens < 5 { 2 } else { 4 }]);
@@ -327,7 +327,7 @@ fn of_the_last_block_only_the_tokens_that_are_read_are_computed() {
 }
 
 #[test]
-fn tokens_that_somebody_asks_for_are_all_computed() {
+fn requested_tokens_are_all_computed() {
     for tap in ["1", "1.weights"] {
         let mut graph = sequence(true, &[0], false);
         graph.request(tap).unwrap();

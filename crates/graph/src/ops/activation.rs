@@ -1,4 +1,4 @@
-//! Activations, element by element.
+//! Activations.
 
 use super::{Operation, arity, expect_shape};
 use crate::autodiff::Backward;
@@ -31,7 +31,7 @@ impl Activation {
         match self {
             Activation::Gelu => 0.5 * x * (1.0 + libm::erf(x / std::f64::consts::SQRT_2)),
             Activation::GeluTanh => 0.5 * x * (1.0 + (TANH_SCALE * (x + TANH_CUBIC * x * x * x)).tanh()),
-            // `max` would lose a NaN.
+            // `max` would drop a NaN.
             Activation::Relu => {
                 if x < 0.0 {
                     0.0
@@ -45,7 +45,7 @@ impl Activation {
         }
     }
 
-    /// Its derivative at the same point.
+    /// The derivative.
     pub fn derivative(self, x: f64) -> f64 {
         match self {
             Activation::Gelu => {

@@ -5,7 +5,7 @@ use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Type};
 
-/// Two values combined element by element after broadcasting.
+/// A function of two elements, with broadcasting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Binary {
@@ -70,7 +70,7 @@ impl Operation for Binary {
     }
 }
 
-/// A value times a number that is known when the graph is built.
+/// A value times a constant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scale(pub f32);
 

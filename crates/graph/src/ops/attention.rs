@@ -1,4 +1,4 @@
-//! Multi-head scaled dot-product attention as one operation, so that no device has to write the scores to memory.
+//! Multi-head scaled dot-product attention as one operation, so that devices need not write the scores to memory.
 
 use super::dropout::{check_rate, seed_of};
 use super::softmax::softmax_row;
@@ -9,22 +9,23 @@ use crate::{GraphError, Type, Value};
 
 /// `softmax(scale · Q Kᵀ + bias) V` for every head.
 ///
-/// Inputs: either `q [b, n, h·d]`, `k [b, m, h·d]`, `v [b, m, h·d]`, or, packed, one `qkv [b, n, 3·h·d]` as one
-/// linear layer gives it; then `bias [g, h, n, m]` if there is one (sample `i` takes group `i mod g`: one group for a
-/// bias that all samples share, one per window for shifted windows), then the seed if there is dropout.
-/// Outputs: the result `[b, n, h·d]`, the log-sum-exp of every row of scores `[b, h, n]`, which the gradient needs,
-/// and the attention weights `[b, h, n, m]` before dropout, which cost nothing unless somebody reads them.
+/// Inputs: `q [b, n, h·d]`, `k [b, m, h·d]`, `v [b, m, h·d]`, or packed as one `qkv [b, n, 3·h·d]`; then `bias [g, h, n, m]`
+/// if there is one, where sample `i` uses group `i mod g` (one group shared by all samples, or one per shifted window); then
+/// the seed if there is dropout.
+///
+/// Outputs: the result `[b, n, h·d]`, the log-sum-exp of every row of scores `[b, h, n]`, which the gradient needs, and the
+/// attention weights `[b, h, n, m]` before dropout, which are only computed if used.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     /// The number of heads.
     pub heads: usize,
-    /// The factor on the scores, usually one over the root of the head size.
+    /// The factor of the scores, usually `1 / √d`.
     pub scale: f32,
-    /// Whether query, key and value come as one input.
+    /// Whether query, key and value are one input.
     pub packed: bool,
     /// Whether there is a bias input.
     pub bias: bool,
-    /// Dropout on the attention weights: its rate and stream.
+    /// Dropout of the attention weights.
     pub dropout: Option<Dropout>,
 }
 
@@ -40,12 +41,12 @@ pub struct AttentionExtents {
 }
 
 impl Attention {
-    /// The number of inputs that hold query, key and value.
+    /// The number of inputs for query, key and value.
     pub fn operands(&self) -> usize {
         if self.packed { 1 } else { 3 }
     }
 
-    /// Reads the extents off the shapes of the operands.
+    /// The extents, from the types of the operands.
     pub fn extents(&self, operands: &[Type]) -> AttentionExtents {
         let (q, k) = (&operands[0].shape, &operands[if self.packed { 0 } else { 1 }].shape);
         let width = if self.packed { q[2] / 3 } else { q[2] };
@@ -89,7 +90,7 @@ impl Attention {
         Ok(x)
     }
 
-    /// Where element `c` of head `h` of token `i` of part `part` (0 query, 1 key, 2 value) is stored.
+    /// The input and the index in it of channel `c` of head `h` of token `i`; `part` is 0 for query, 1 for key, 2 for value.
     fn at(&self, x: &AttentionExtents, part: usize, b: usize, i: usize, h: usize, c: usize) -> (usize, usize) {
         let width = x.heads * x.head_dim;
         let column = h * x.head_dim + c;
@@ -125,7 +126,7 @@ impl Attention {
         (scores, lse)
     }
 
-    /// What dropout multiplies the weight of key `j` with.
+    /// The dropout factor of the weight of key `j`.
     fn mask(&self, x: &AttentionExtents, inputs: &[&Array], b: usize, h: usize, i: usize, j: usize) -> f64 {
         let Some(dropout) = self.dropout else { return 1.0 };
         let seed = seed_of(inputs[self.operands() + usize::from(self.bias)]);
@@ -221,12 +222,12 @@ fn triples(x: &AttentionExtents) -> impl Iterator<Item = (usize, usize, usize)> 
     (0..batch).flat_map(move |b| (0..heads).flat_map(move |h| (0..queries).map(move |i| (b, h, i))))
 }
 
-/// The gradient of [`Attention`]: from `dy`, its result and log-sum-exp, and its inputs, to the gradients of its
-/// operands and bias. The weights are computed again rather than kept.
+/// The gradient of [`Attention`]: from `dy`, its result and log-sum-exp, and its inputs, to the gradients of its operands and
+/// bias. The weights are recomputed, as in FlashAttention (Dao et al., 2022).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionGrad(pub Attention);
 
-/// Inputs of [`AttentionGrad`] that stand before those of the attention itself.
+/// The number of inputs of [`AttentionGrad`] before those of the attention.
 const BEFORE: usize = 3;
 
 impl Operation for AttentionGrad {
@@ -291,6 +292,6 @@ impl Operation for AttentionGrad {
     }
 
     fn input_precision(&self, input: usize) -> InputPrecision {
-        if input == 2 { InputPrecision::F32 } else { InputPrecision::AsStored }
+        InputPrecision::f32_if(input == 2)
     }
 }

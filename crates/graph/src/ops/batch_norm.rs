@@ -1,21 +1,22 @@
-//! Batch normalisation while training. A trained model has nothing to do with it: there it is a product and a sum with
-//! numbers known beforehand, which models write as such.
+//! Batch normalisation in training mode. In inference mode models write it as a product and a sum with constants, which
+//! [`crate::rewrite::fold_norm`] folds into convolutions.
 
+use super::norm::{expect_elements, grad_types};
 use super::{InputPrecision, Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Type};
 
-/// `(x - mean) · rstd · gamma + beta`, with mean and biased variance of each channel over everything else.
+/// `(x - mean) · rstd · gamma + beta`, with mean and biased variance of each channel over all other axes.
 ///
 /// Inputs: `x [.., c]`, `gamma`, `beta`, `running_mean` and `running_variance`, each `[c]`. Outputs: the result, `mean`
-/// and `rstd` of each channel, and the new running statistics, `running + momentum · (found - running)`, where the
-/// variance found is the unbiased one, as in PyTorch.
+/// and `rstd` of each channel, and the new running statistics `running + momentum · (batch - running)`, with the unbiased
+/// variance, as in PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchNorm {
     /// Added to the variance.
     pub epsilon: f32,
-    /// The share of this batch in the running statistics.
+    /// The weight of this batch in the running statistics.
     pub momentum: f32,
 }
 
@@ -27,9 +28,7 @@ impl Operation for BatchNorm {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         arity(inputs, 5)?;
         let shape = &inputs[0].shape;
-        if shape.is_empty() || shape.last() == 0 {
-            return Err(format!("the input {shape} has no elements to normalise"));
-        }
+        expect_elements(shape)?;
         if shape.rows() < 2 {
             return Err("a batch norm learns from more than one value per channel; use a larger batch".into());
         }
@@ -80,7 +79,7 @@ impl Operation for BatchNorm {
     }
 
     fn input_precision(&self, input: usize) -> InputPrecision {
-        if input > 0 { InputPrecision::F32 } else { InputPrecision::AsStored }
+        InputPrecision::f32_if(input > 0)
     }
 
     fn is_f32_output(&self, output: usize) -> bool {
@@ -103,16 +102,7 @@ impl Operation for BatchNormGrad {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        arity(inputs, 5)?;
-        let x = &inputs[1].shape;
-        if x.is_empty() || x.last() == 0 {
-            return Err(format!("the input {x} has no elements to normalise"));
-        }
-        expect_shape("dy", &inputs[0], x)?;
-        for (what, input) in ["gamma", "the mean", "the inverse deviation"].iter().zip(&inputs[2..]) {
-            expect_shape(what, input, &[x.last()])?;
-        }
-        Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
+        grad_types(inputs, |x| Ok(vec![x.last()]))
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
@@ -137,7 +127,7 @@ impl Operation for BatchNormGrad {
     }
 
     fn input_precision(&self, input: usize) -> InputPrecision {
-        if input > 1 { InputPrecision::F32 } else { InputPrecision::AsStored }
+        InputPrecision::f32_if(input > 1)
     }
 
     fn is_f32_output(&self, output: usize) -> bool {

@@ -9,20 +9,20 @@ use crate::{GraphError, Shape, Type};
 /// weights are published, and an optional `bias [o]`, to `[b, h', w', o]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Conv2d {
-    /// Steps between applications, rows and columns.
+    /// The stride of rows and columns.
     pub stride: [usize; 2],
-    /// Zeros before and after, for rows and for columns; the two may differ, as in TensorFlow's SAME.
+    /// The zero padding before and after, of rows and columns; the two may differ, as in TensorFlow's SAME.
     pub padding: [[usize; 2]; 2],
-    /// Distance between filter taps.
+    /// The dilation of rows and columns.
     pub dilation: [usize; 2],
-    /// Channel groups that do not see one another; equal to the channels for depthwise convolution.
+    /// The number of channel groups; equal to the channels for depthwise convolution.
     pub groups: usize,
     /// Whether there is a bias input.
     pub bias: bool,
 }
 
 impl Conv2d {
-    /// A convolution without padding whose filters touch each pixel once: cutting the image into patches.
+    /// A patch embedding: kernel = stride, without padding.
     pub fn patches(patch: [usize; 2], bias: bool) -> Self {
         Conv2d { stride: patch, padding: [[0; 2]; 2], dilation: [1; 2], groups: 1, bias }
     }
@@ -51,15 +51,15 @@ impl Conv2d {
         Ok(Shape::from([x.shape[0], extent(0)?, extent(1)?, w[0]]))
     }
 
-    /// The input row or column under a filter tap, if it is not padding.
+    /// The input row or column under a filter tap; `None` for padding.
     fn source(&self, axis: usize, output: usize, tap: usize, extent: usize) -> Option<usize> {
         (output * self.stride[axis] + tap * self.dilation[axis])
             .checked_sub(self.padding[axis][0])
             .filter(|&at| at < extent)
     }
 
-    /// Calls `visit(output index, input index, weight index)` for every multiply-add, in the order in which a linear
-    /// layer over patches would do them: channel, row, column.
+    /// Calls `visit(output index, input index, weight index)` for every multiply-add, in the order of a matrix product over
+    /// patches (channel, row, column), so that both give the same bits.
     fn each(&self, x: &[usize], w: &[usize], y: &[usize], mut visit: impl FnMut(usize, usize, usize)) {
         let (filters_per_group, channels) = (w[0] / self.groups, w[1]);
         for out in 0..y.iter().product() {

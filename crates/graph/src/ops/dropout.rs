@@ -1,4 +1,4 @@
-//! Dropout and stochastic depth, from the counter-based generator.
+//! Dropout and stochastic depth, with counter-based random numbers.
 
 use super::{Operation, arity, expect_seed};
 use crate::autodiff::Backward;
@@ -6,7 +6,7 @@ use crate::random::Seed;
 use crate::reference::Array;
 use crate::{GraphError, Type};
 
-/// What one random decision covers.
+/// The elements that share one random decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Granularity {
     /// One element: dropout.
@@ -15,19 +15,19 @@ pub enum Granularity {
     Sample,
 }
 
-/// Multiplies a share of its input by 0 and scales the rest so that the expectation stays. Inputs: `x`, `seed i32[4]`.
+/// Zeroes a fraction `rate` of the input and scales the rest by `1 / (1 - rate)`. Inputs: `x`, `seed i32[4]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
-    /// The share that is zeroed, below 1.
+    /// The probability of zero, below 1.
     pub rate: f32,
-    /// Tells this dropout's random numbers from another's in the same graph.
+    /// The index of its random stream, unique in the graph.
     pub stream: u32,
     /// Elements or whole samples.
     pub granularity: Granularity,
 }
 
 impl Dropout {
-    /// How many elements share one decision.
+    /// The number of elements that share one decision.
     pub fn elements_per_decision(&self, ty: &Type) -> usize {
         match self.granularity {
             Granularity::Element => 1,
@@ -36,13 +36,13 @@ impl Dropout {
     }
 }
 
-/// The seed that an array holds.
+/// The seed in an array.
 pub(super) fn seed_of(array: &Array) -> Seed {
     let word = |i: usize| array.data()[i] as i32;
     Seed([word(0), word(1), word(2), word(3)])
 }
 
-/// Whether a rate can be used.
+/// Checks that a rate is in `0..1`.
 pub(super) fn check_rate(rate: f32) -> Result<(), String> {
     if (0.0..1.0).contains(&rate) { Ok(()) } else { Err(format!("the rate {rate} is not in 0..1")) }
 }

@@ -1,4 +1,4 @@
-//! A convolution with everything that can follow it in the same pass.
+//! A convolution with its epilogue.
 
 use super::{Activation, Conv2d, Operation, arity, expect_rank, expect_shape};
 use crate::reference::Array;
@@ -12,25 +12,25 @@ pub enum ResidualAt {
     AfterActivation,
 }
 
-/// [`Conv2d`], a residual and an activation. The filters are in the order in which a channels-last image is read:
-/// `[filters, kh · kw · channels]`, tap by tap; where every channel has one filter of its own, `[kh · kw, channels]`.
+/// [`Conv2d`] with a residual and an activation. The weight has the layout of channels-last images:
+/// `[filters, kh · kw · channels]`, or `[kh · kw, channels]` for depthwise convolutions.
 ///
 /// Inputs: `x [b, h, w, c]`, the weight, then `bias [filters]` and `residual [b, h', w', filters]` where present. Made by
 /// [`crate::rewrite::fuse_conv`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FusedConv2d {
-    /// The convolution; its groups are 1, or as many as there are channels and filters.
+    /// The convolution, with one group or depthwise.
     pub conv: Conv2d,
     /// Height and width of the filters.
     pub kernel: [usize; 2],
-    /// What is applied to the sum.
+    /// The activation of the sum.
     pub activation: Option<Activation>,
-    /// Whether there is a residual, and where it goes.
+    /// Where the residual is added, if there is one.
     pub residual: Option<ResidualAt>,
 }
 
 impl FusedConv2d {
-    /// Whether every channel has a filter of its own.
+    /// Whether the convolution is depthwise.
     pub fn depthwise(&self) -> bool {
         self.conv.groups > 1
     }

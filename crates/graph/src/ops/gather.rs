@@ -1,12 +1,11 @@
-//! Rows of a table picked by index, as relative position biases are.
+//! Gathering rows of a table by index, as for relative position biases.
 
 use super::{Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{DType, GraphError, Shape, Type};
 
-/// Inputs: `table [rows, ..]`, `indices i32 [..]`. Output: `[indices.., table's rest..]`. An index outside the table
-/// gives zeros.
+/// Inputs: `table [rows, ..]`, `indices i32 [..]`. Output: `[indices.., ..]`. An index outside the table gives zeros.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gather;
 
@@ -49,7 +48,7 @@ impl Operation for Gather {
     }
 }
 
-/// The gradient of [`Gather`]'s table: `dy` added up by index. Inputs: `dy`, `indices`.
+/// The gradient of [`Gather`]'s table: a scatter-add of `dy`. Inputs: `dy`, `indices`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GatherGrad {
     /// The table's shape.

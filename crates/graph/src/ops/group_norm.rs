@@ -1,5 +1,6 @@
-//! Group normalisation: over all pixels and some neighbouring channels of each sample.
+//! Group normalisation (Wu and He, 2018).
 
+use super::norm::grad_types;
 use super::{InputPrecision, Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
@@ -10,13 +11,13 @@ use crate::{GraphError, Shape, Type};
 /// Inputs: `x [b, .., c]`, `gamma [c]`, `beta [c]`. Outputs: the result, and `mean` and `rstd` `[b, groups]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupNorm {
-    /// Groups of channels.
+    /// The number of channel groups.
     pub groups: usize,
     /// Added to the variance.
     pub epsilon: f32,
 }
 
-/// The channels of a value, if they fall into so many groups.
+/// The number of channels, if it is divisible by `groups`.
 fn channels_of(shape: &Shape, groups: usize) -> Result<usize, String> {
     if shape.len() < 2 || shape[1..].contains(&0) {
         return Err(format!("the input {shape} has no elements to normalise"));
@@ -28,7 +29,7 @@ fn channels_of(shape: &Shape, groups: usize) -> Result<usize, String> {
     Ok(channels)
 }
 
-/// How elements of `[b, .., c]` fall into groups.
+/// The mapping from elements of `[b, .., c]` to groups.
 #[derive(Debug, Clone, Copy)]
 struct ChannelGroups {
     sample: usize,
@@ -41,12 +42,12 @@ impl ChannelGroups {
         ChannelGroups { sample: shape[1..].iter().product(), channels: shape[shape.len() - 1], groups }
     }
 
-    /// The group of an element, among the groups of all samples.
+    /// The group of an element, `sample · groups + group`.
     fn group(&self, i: usize) -> usize {
         i / self.sample * self.groups + i % self.channels * self.groups / self.channels
     }
 
-    /// Elements in a group.
+    /// The number of elements of a group.
     fn size(&self) -> f64 {
         (self.sample / self.groups) as f64
     }
@@ -103,7 +104,7 @@ impl Operation for GroupNorm {
     }
 
     fn input_precision(&self, input: usize) -> InputPrecision {
-        if input > 0 { InputPrecision::F32 } else { InputPrecision::AsStored }
+        InputPrecision::f32_if(input > 0)
     }
 
     fn is_f32_output(&self, output: usize) -> bool {
@@ -124,15 +125,7 @@ impl Operation for GroupNormGrad {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        arity(inputs, 5)?;
-        let x = &inputs[1].shape;
-        let channels = channels_of(x, self.groups)?;
-        expect_shape("dy", &inputs[0], x)?;
-        expect_shape("gamma", &inputs[2], &[channels])?;
-        for (what, input) in ["the mean", "the inverse deviation"].iter().zip(&inputs[3..]) {
-            expect_shape(what, input, &[x[0], self.groups])?;
-        }
-        Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
+        grad_types(inputs, |x| channels_of(x, self.groups).map(|_| vec![x[0], self.groups]))
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
@@ -159,7 +152,7 @@ impl Operation for GroupNormGrad {
     }
 
     fn input_precision(&self, input: usize) -> InputPrecision {
-        if input > 1 { InputPrecision::F32 } else { InputPrecision::AsStored }
+        InputPrecision::f32_if(input > 1)
     }
 
     fn is_f32_output(&self, output: usize) -> bool {

@@ -1,4 +1,4 @@
-//! The linear layer, `x Wᵀ + b`, with everything that can follow it in the same pass.
+//! The linear layer `x Wᵀ + b` with its epilogue.
 
 use super::{Activation, InputPrecision, MatMul, Operation, Reduce, Reshape, arity, expect_shape};
 use crate::autodiff::Backward;
@@ -6,22 +6,21 @@ use crate::quantise::{QuantisedRow, QuantisedWeights, quantise_row, quantise_wei
 use crate::reference::Array;
 use crate::{GraphError, Type};
 
-/// `residual + scale · activation(x Wᵀ + bias)`, every part but the product optional.
+/// `residual + scale · activation(x Wᵀ + bias)`; everything but the product is optional.
 ///
-/// Inputs: `x [.., k]`, `weight [n, k]`, then `bias [n]`, `scale [n]`, `residual [.., n]` where present. A model
-/// writes the plain layer; the rest is put there by [`crate::rewrite::fuse_linear`].
+/// Inputs: `x [.., k]`, `weight [n, k]`, then `bias [n]`, `scale [n]`, `residual [.., n]` where present. Models use product and
+/// bias; [`crate::rewrite::fuse_linear`] adds the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Linear {
     /// Whether there is a bias input.
     pub bias: bool,
-    /// What is applied to the sum.
+    /// The activation of the sum.
     pub activation: Option<Activation>,
     /// Whether there is a layer-scale input.
     pub scale: bool,
     /// Whether there is a residual input.
     pub residual: bool,
-    /// Whether the product is computed in eight bits, as [`crate::quantise`] says. Put there by
-    /// [`crate::rewrite::int8`].
+    /// Whether the product is int8, as defined by [`crate::quantise`]. Set by [`crate::rewrite::int8`].
     pub int8: bool,
 }
 
@@ -70,7 +69,7 @@ impl Operation for Linear {
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         if self.activation.is_some() || self.scale || self.residual || self.int8 {
-            return Err(b.unsupported("it was fused before differentiating"));
+            return Err(b.unsupported("it was fused before differentiation"));
         }
         let (x, weight, dy) = (b.input(0), b.input(1), b.dy()?);
         let x_shape = b.graph.shape(x).clone();
@@ -139,7 +138,7 @@ impl Operation for Linear {
     }
 }
 
-/// A linear layer with its activation, and the derivative of the activation, which the backward pass wants.
+/// A linear layer with its activation, and the derivative of the activation for the backward pass.
 ///
 /// Inputs: `x [.., k]`, `weight [n, k]`, and `bias [n]` where present. Outputs: `activation(x Wᵀ + bias)` and
 /// `activation'(x Wᵀ + bias)`. Made by [`crate::rewrite::keep_derivative`].
@@ -179,7 +178,7 @@ impl Operation for LinearWithDerivative {
     }
 }
 
-/// The rows of both operands in eight bits.
+/// Both operands, quantised.
 struct Int8Operands {
     rows: Vec<QuantisedRow>,
     weights: Vec<QuantisedWeights>,

@@ -7,8 +7,7 @@ use crate::{GraphError, Shape, Type};
 
 /// The mean over the batch of `-Σ target · log softmax(logits)`.
 ///
-/// Inputs: `logits [b, c]`, `targets [b, c]`, a distribution for each sample: labels, smoothed or mixed. Targets have no
-/// gradient.
+/// Inputs: `logits [b, c]`, `targets [b, c]`, a distribution over classes for each sample. Targets have no gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropy;
 
@@ -93,8 +92,7 @@ impl Operation for CrossEntropyGrad {
     }
 }
 
-/// Binary cross-entropy of independent classes: summed over the classes, the mean over the batch, as vit_jax and
-/// big_vision have it.
+/// Binary cross-entropy of independent classes: summed over classes, mean over the batch, as in vit_jax and big_vision.
 ///
 /// Inputs: `logits [b, c]`, `targets [b, c]`, the probability of each class. Targets have no gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -126,7 +124,7 @@ impl Operation for SigmoidCrossEntropy {
     }
 
     fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
-        // ln(1 + exp(x)) - t x, written so that no exponential overflows.
+        // ln(1 + exp(x)) - t x, without overflow.
         let entropy = |(&x, &t): (&f64, &f64)| x.max(0.0) - t * x + (-x.abs()).exp().ln_1p();
         let sum: f64 = inputs[0].data().iter().zip(inputs[1].data()).map(entropy).sum();
         vec![Array::filled(Shape::default(), sum / inputs[0].shape()[0] as f64)]
@@ -141,8 +139,8 @@ impl Operation for SigmoidCrossEntropy {
     }
 }
 
-/// One where a row `[.., c]` has its largest element, the first of several, zero elsewhere: a teacher's decision. A NaN
-/// counts as the largest and stays what it is.
+/// One-hot argmax of each row of `[.., c]`, the first of equal elements: a teacher's hard decision. NaN counts as the largest
+/// and stays NaN.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OneHotMax;
 

@@ -15,7 +15,7 @@ pub struct MatMul {
 }
 
 impl MatMul {
-    /// Batch, rows, columns and inner extent of the product of these two operands.
+    /// `[batch, m, n, k]` of the product of these two operands.
     pub fn extents(&self, a: &[usize], b: &[usize]) -> [usize; 4] {
         let rank = a.len();
         let (mut m, mut k) = (a[rank - 2], a[rank - 1]);
@@ -95,8 +95,8 @@ impl Operation for MatMul {
     }
 }
 
-/// A product whose elements are multiplied by those of a third operand of its shape: the gradient of an activation whose
-/// derivative was kept. Made by [`crate::rewrite::keep_derivative`].
+/// A matrix product times a third operand, elementwise: the gradient of an activation whose derivative was kept. Made by
+/// [`crate::rewrite::keep_derivative`].
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MatMulTimes(pub MatMul);
 

@@ -1,10 +1,11 @@
-//! The operations. One file per family holds an operation's definition, its shape rule, its gradient, its cost
-//! and its plain f64 implementation, which is the definition that every device is tested against.
+//! The operations. A file per family holds an operation's definition, shape inference, gradient, FLOPs, the facts that passes
+//! need ([`Operation`]), and its reference implementation in f64, which every device is tested against.
 //!
-//! One rule for all of them: NaN stays NaN. An element of a result that follows from a NaN is one, also where a maximum or
-//! a comparison would hide it, so that what went wrong anywhere is seen at the end. Devices are tested for it.
+//! NaN propagates: an element of a result that depends on a NaN is NaN, also where a maximum or a comparison would drop it, so
+//! that errors stay visible. Devices are tested for it.
 //!
-//! To add one: write its file, add it to the list at the end of this one.
+//! To add an operation, write its file and add it to `operations!` below; a new elementwise function is a variant of [`Unary`]
+//! or [`Binary`].
 
 mod activation;
 mod arithmetic;
@@ -54,26 +55,26 @@ use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{DType, GraphError, Type};
 
-/// What every operation states about itself.
+/// An operation: its semantics, and the facts about it that rewrites, the memory plan and devices need.
 pub trait Operation {
-    /// Its name in errors and tables.
+    /// The name in errors and tables, and of device functions of elementwise operations.
     fn name(&self) -> &'static str;
 
-    /// The types of the outputs for these inputs, or what does not fit.
+    /// Infers the types of the outputs, or returns what is wrong with the inputs.
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String>;
 
-    /// Floating-point operations of the matrix products in it, 2 per multiply-add; cheaper work counts as none,
-    /// as in published figures.
+    /// Floating-point operations of its matrix products, 2 per multiply-add; other work is not counted, as in published
+    /// figures.
     fn flops(&self, _inputs: &[Type], _outputs: &[Type]) -> u64 {
         0
     }
 
-    /// Adds the nodes that compute the gradients of the inputs that want one.
+    /// Adds the nodes that compute the gradients of its inputs, where needed.
     fn gradient(&self, backward: &mut Backward) -> Result<(), GraphError> {
-        Err(backward.unsupported("it is itself part of a backward pass, or was fused before differentiating"))
+        Err(backward.unsupported("it belongs to a backward pass, or was fused before differentiation"))
     }
 
-    /// The definition, in f64.
+    /// The reference implementation, in f64.
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array>;
 
     /// Whether a device has something to compute; false for inputs, parameters, constants and views.
@@ -144,6 +145,12 @@ pub enum InputPrecision {
     Addend,
 }
 
+impl InputPrecision {
+    fn f32_if(condition: bool) -> Self {
+        if condition { InputPrecision::F32 } else { InputPrecision::AsStored }
+    }
+}
+
 /// Checks the number of inputs.
 fn arity(inputs: &[Type], expected: usize) -> Result<(), String> {
     if inputs.len() == expected {
@@ -162,7 +169,7 @@ fn expect_shape(what: &str, found: &Type, expected: &[usize]) -> Result<(), Stri
     }
 }
 
-/// Checks that an input has a number of axes.
+/// Checks the rank of an input.
 fn expect_rank(what: &str, found: &Type, rank: usize) -> Result<(), String> {
     if found.shape.len() == rank {
         Ok(())

@@ -1,11 +1,11 @@
-//! Operations that only move elements: reshape, permute, slice, pad, concatenate, broadcast.
+//! Operations that only move elements: reshape, permute, slice, pad, concat, broadcast.
 
 use super::{Operation, arity};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
 
-/// The same elements under another shape. Costs nothing on any device.
+/// The same elements with another shape: a view, free on every device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reshape(pub Shape);
 
@@ -41,12 +41,12 @@ impl Operation for Reshape {
     }
 }
 
-/// Axes in another order: axis `i` of the result is axis `self.0[i]` of the input.
+/// A permutation of axes: axis `i` of the result is axis `self.0[i]` of the input.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Permute(pub Vec<usize>);
 
 impl Permute {
-    /// The permutation that undoes this one.
+    /// The inverse permutation.
     pub fn inverse(&self) -> Permute {
         let mut inverse = vec![0; self.0.len()];
         self.0.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
@@ -103,7 +103,7 @@ impl Operation for Slice {
         let shape = &inputs[0].shape;
         let end = self.start.checked_add(self.length);
         if self.axis >= shape.len() || end.is_none_or(|end| end > shape[self.axis]) {
-            return Err(format!("{} entries from {} of axis {} are not there", self.length, self.start, self.axis));
+            return Err(format!("axis {} has no {} entries from {} on", self.axis, self.length, self.start));
         }
         Ok(vec![Type::new(inputs[0].dtype, shape.with(self.axis, self.length))])
     }
@@ -124,7 +124,7 @@ impl Operation for Slice {
     }
 }
 
-/// Zeros before and after along one axis.
+/// Zero padding of one axis.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct Pad {
@@ -166,7 +166,7 @@ impl Operation for Pad {
     }
 }
 
-/// Inputs one after another along an axis.
+/// Concatenation along an axis.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct Concat {
@@ -220,7 +220,7 @@ impl Operation for Concat {
     }
 }
 
-/// The input repeated to a shape that it broadcasts to.
+/// Broadcast to a shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Broadcast(pub Shape);
 

@@ -3,7 +3,7 @@
 use super::{InputPrecision, Operation, arity, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
-use crate::{GraphError, Type};
+use crate::{GraphError, Shape, Type};
 
 /// `(x - mean) · rstd · gamma + beta` over each row, `rstd = 1 / sqrt(variance + epsilon)`, biased variance.
 ///
@@ -21,11 +21,31 @@ fn statistics(row: &[f64], epsilon: f64) -> (f64, f64) {
     (mean, 1.0 / (variance + epsilon).sqrt())
 }
 
+/// An error if there is nothing to normalise.
+pub(super) fn expect_elements(x: &Shape) -> Result<(), String> {
+    if x.is_empty() || x.last() == 0 { Err(format!("the input {x} has no elements to normalise")) } else { Ok(()) }
+}
+
+/// Infers the gradient of a normalisation over channels: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`. `statistics`
+/// is the shape of `mean` and `rstd` for an `x` of this shape.
+pub(super) fn grad_types(
+    inputs: &[Type],
+    statistics: impl Fn(&Shape) -> Result<Vec<usize>, String>,
+) -> Result<Vec<Type>, String> {
+    arity(inputs, 5)?;
+    let x = &inputs[1].shape;
+    expect_elements(x)?;
+    expect_shape("dy", &inputs[0], x)?;
+    expect_shape("gamma", &inputs[2], &[x.last()])?;
+    let statistics = statistics(x)?;
+    expect_shape("the mean", &inputs[3], &statistics)?;
+    expect_shape("the inverse deviation", &inputs[4], &statistics)?;
+    Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
+}
+
 impl LayerNorm {
     fn outputs(&self, x: &Type, gamma: &Type, beta: &Type) -> Result<Vec<Type>, String> {
-        if x.shape.is_empty() || x.shape.last() == 0 {
-            return Err(format!("the input {} has no elements to normalise", x.shape));
-        }
+        expect_elements(&x.shape)?;
         let dim = x.shape.last();
         expect_shape("gamma", gamma, &[dim])?;
         expect_shape("beta", beta, &[dim])?;
@@ -78,7 +98,7 @@ impl Operation for LayerNorm {
     }
 
     fn input_precision(&self, input: usize) -> InputPrecision {
-        if input > 0 { InputPrecision::F32 } else { InputPrecision::AsStored }
+        InputPrecision::f32_if(input > 0)
     }
 
     fn is_f32_output(&self, output: usize) -> bool {
@@ -96,17 +116,7 @@ impl Operation for LayerNormGrad {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
-        arity(inputs, 5)?;
-        let x = &inputs[1].shape;
-        if x.is_empty() || x.last() == 0 {
-            return Err(format!("the input {x} has no elements to normalise"));
-        }
-        expect_shape("dy", &inputs[0], x)?;
-        expect_shape("gamma", &inputs[2], &[x.last()])?;
-        for (what, input) in ["the mean", "the inverse deviation"].iter().zip(&inputs[3..]) {
-            expect_shape(what, input, &x[..x.len() - 1])?;
-        }
-        Ok(vec![inputs[1].clone(), inputs[2].clone(), inputs[2].clone()])
+        grad_types(inputs, |x| Ok(x[..x.len() - 1].to_vec()))
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
@@ -137,7 +147,7 @@ impl Operation for LayerNormGrad {
     }
 
     fn input_precision(&self, input: usize) -> InputPrecision {
-        if input > 1 { InputPrecision::F32 } else { InputPrecision::AsStored }
+        InputPrecision::f32_if(input > 1)
     }
 
     fn is_f32_output(&self, output: usize) -> bool {
@@ -145,7 +155,7 @@ impl Operation for LayerNormGrad {
     }
 }
 
-/// A residual sum and the norm that follows it, in one pass over memory.
+/// A residual sum and its layer norm, in one pass over memory.
 ///
 /// Inputs: `x, y, gamma, beta`. Outputs: the norm of `x + y`, `mean`, `rstd`, and the sum itself. Made by
 /// [`crate::rewrite::fuse_add_norm`].
@@ -178,7 +188,7 @@ impl Operation for AddLayerNorm {
     }
 
     fn input_precision(&self, input: usize) -> InputPrecision {
-        if input > 1 { InputPrecision::F32 } else { InputPrecision::AsStored }
+        InputPrecision::f32_if(input > 1)
     }
 
     fn is_f32_output(&self, output: usize) -> bool {
@@ -186,7 +196,7 @@ impl Operation for AddLayerNorm {
     }
 }
 
-/// The gradient of [`LayerNorm`] with what the residual stream adds to it, in one pass over memory.
+/// The gradient of [`LayerNorm`] plus that of the residual connection around it, in one pass over memory.
 ///
 /// Inputs: those of [`LayerNormGrad`], then `residual` like `dx`. Outputs: `dx + residual, dgamma, dbeta`. Made by
 /// [`crate::rewrite::fuse_norm_grad_add`].

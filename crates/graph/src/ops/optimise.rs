@@ -1,14 +1,14 @@
-//! Optimiser updates, as operations of the same graph as the forward and backward pass.
+//! Optimiser updates, as operations of the graph of a training step.
 //!
-//! All of them take the gradients' global `norm`: with clipping the gradient is scaled by it, and where it is not
-//! finite nothing changes, so that a step that went wrong can be looked into with the weights that it started from, or be
-//! skipped. What the forward pass itself updates, running statistics, waits for the norm in a [`GuardedUpdate`].
+//! All of them take the global `norm` of the gradients, for clipping and as a guard: if it is not finite, nothing changes, so
+//! that the step can be diagnosed with the weights it started from, or skipped. Running statistics, which the forward pass
+//! updates, are guarded by a [`GuardedUpdate`].
 
 use super::{InputPrecision, Op, Operation, arity, expect_shape};
 use crate::reference::Array;
 use crate::{Shape, Type};
 
-/// The length of all inputs taken together as one vector.
+/// The 2-norm of all inputs as one vector.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GlobalNorm;
 
@@ -41,10 +41,10 @@ fn length(elements: impl Iterator<Item = f64>) -> f64 {
     elements.map(|v| v * v).sum::<f64>().sqrt()
 }
 
-/// What is added to the norm before dividing by it.
+/// Added to the norm before dividing by it, as in PyTorch's `clip_grad_norm_`.
 pub const CLIP_EPSILON: f32 = 1e-6;
 
-/// What gradients are scaled by, `min(1, clip / (norm + 1e-6))`; nothing where the norm is not finite.
+/// The clipping factor `min(1, clip / (norm + 1e-6))`; `None` if the norm is not finite.
 fn clip_factor(clip: Option<f32>, norm: f64) -> Option<f64> {
     let factor = clip.map_or(1.0, |clip| (f64::from(clip) / (norm + f64::from(CLIP_EPSILON))).min(1.0));
     norm.is_finite().then_some(factor)
@@ -309,10 +309,9 @@ impl UpdateRule for Sgd {
     }
 }
 
-/// An exponential moving average: `decay · average + (1 - decay) · value`; the old one where the norm is not finite.
+/// An exponential moving average: `decay · average + (1 - decay) · value`; the old average if the norm is not finite.
 ///
-/// Inputs: `average` and `value` of one shape, and the numbers `decay` and the gradients' global `norm`. Output: the new
-/// average.
+/// Inputs: `average` and `value` of one shape, the scalars `decay` and global `norm`. Output: the new average.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MovingAverage;
 
@@ -348,9 +347,9 @@ impl Operation for MovingAverage {
     }
 }
 
-/// The new value of a parameter, if the norm is finite; otherwise the old one.
+/// The new value of a parameter if the norm is finite, otherwise the old one.
 ///
-/// Inputs: `old` and `new` of one shape, and the gradients' global `norm`. Output: one of the first two.
+/// Inputs: `old` and `new` of one shape, the scalar global `norm`. Output: one of the first two.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GuardedUpdate;
 

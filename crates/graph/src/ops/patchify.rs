@@ -1,11 +1,11 @@
-//! Cutting an image into patches, each flattened into one row.
+//! Partition of an image into patches, each flattened into a row, and its inverse.
 
 use super::{Operation, arity, expect_rank, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
 
-/// The order of an image's axes.
+/// The axis order of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ImageLayout {
     /// `[b, h, w, c]`.
@@ -14,13 +14,13 @@ pub enum ImageLayout {
     ChannelsFirst,
 }
 
-/// An image to `[b, patches, c · ph · pw]`: patches row by row, each in the order channel, row, column, which is the
-/// order of published filters. Pixels beyond the last whole patch are left out, as by a convolution.
+/// An image to `[b, patches, c · ph · pw]`: patches row by row, each in the order channel, row, column of published filters.
+/// Pixels beyond the last whole patch are dropped, as by a convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Patchify {
     /// Height and width of a patch.
     pub patch: [usize; 2],
-    /// The order of the image's axes.
+    /// The axis order of the image.
     pub layout: ImageLayout,
 }
 
@@ -33,7 +33,7 @@ impl Patchify {
         }
     }
 
-    /// Rows and columns of the grid of patches.
+    /// The number of patches along rows and columns.
     pub fn grid(&self, image: &[usize]) -> [usize; 2] {
         let [_, h, w, _] = self.extents(image);
         [h / self.patch[0], w / self.patch[1]]
@@ -50,7 +50,7 @@ impl Patchify {
         Ok(Shape::from([b, rows * columns, c * ph * pw]))
     }
 
-    /// Calls `visit(patch element, image element)` for every element.
+    /// Calls `visit(patch index, image index)` for every element.
     fn each(&self, image: &[usize], mut visit: impl FnMut(usize, usize)) {
         let [b, h, w, c] = self.extents(image);
         let [ph, pw] = self.patch;
@@ -96,10 +96,10 @@ impl Operation for Patchify {
     }
 }
 
-/// Patches put back where they came from; zero where no patch was.
+/// The inverse of [`Patchify`]; zero where no patch was.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unpatchify {
-    /// How they were cut.
+    /// The partition.
     pub patchify: Patchify,
     /// The image's shape.
     pub image: Shape,

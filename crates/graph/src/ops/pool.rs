@@ -5,10 +5,10 @@ use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
 
-/// What a window becomes.
+/// How a window is reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PoolMode {
-    /// Its largest element, the first of several; a NaN where there is one.
+    /// Its largest element, the first of equal ones; NaN if the window has one.
     Max,
     /// The mean of its elements.
     Mean,
@@ -21,16 +21,16 @@ pub struct Pool2d {
     pub pooling: PoolMode,
     /// Height and width of a window.
     pub kernel: [usize; 2],
-    /// Steps between windows, rows and columns.
+    /// The stride of rows and columns.
     pub stride: [usize; 2],
-    /// Rows before and after, columns before and after.
+    /// The padding before and after, of rows and columns.
     pub padding: [[usize; 2]; 2],
-    /// Whether padding belongs to a window, as zeros; otherwise it is left out of maximum and mean.
+    /// Whether padding counts as zeros; otherwise it is excluded from maximum and mean.
     pub count_padding: bool,
 }
 
 impl Pool2d {
-    /// Windows that touch each pixel once.
+    /// Non-overlapping square windows.
     pub fn tiles(pooling: PoolMode, side: usize) -> Self {
         Pool2d { pooling, kernel: [side; 2], stride: [side; 2], padding: [[0; 2]; 2], count_padding: false }
     }
@@ -41,7 +41,7 @@ impl Pool2d {
         for axis in 0..2 {
             let ([before, after], kernel) = (self.padding[axis], self.kernel[axis]);
             let extent = x.shape[1 + axis];
-            // Every window must hold a pixel, or there would be no maximum.
+            // Every window must contain a pixel.
             if before >= kernel || after >= kernel || self.stride[axis] == 0 || extent == 0 {
                 return Err(format!("windows of {kernel} do not fit {extent} pixels padded with {before} and {after}"));
             }
@@ -54,14 +54,14 @@ impl Pool2d {
         Ok(shape)
     }
 
-    /// Where a window begins and ends along an axis, without its padding.
+    /// The range of a window along an axis, without padding.
     pub fn window(&self, axis: usize, output: usize, extent: usize) -> [usize; 2] {
         let start = output * self.stride[axis];
         let cut = |at: usize| at.saturating_sub(self.padding[axis][0]).min(extent);
         [cut(start), cut(start + self.kernel[axis])]
     }
 
-    /// Calls `visit(output element, elements of its window, whether the window reaches into the padding)`.
+    /// Calls `visit(output index, input indices of its window, whether the window contains padding)`.
     fn each(&self, x: &[usize], y: &[usize], mut visit: impl FnMut(usize, &[usize], bool)) {
         let mut window = Vec::new();
         for out in 0..y.iter().product() {
@@ -76,12 +76,12 @@ impl Pool2d {
         }
     }
 
-    /// What the sum over a window is divided by.
+    /// The divisor of a window's mean.
     fn count(&self, window: &[usize]) -> f64 {
         if self.count_padding { (self.kernel[0] * self.kernel[1]) as f64 } else { window.len() as f64 }
     }
 
-    /// The element that is a window's maximum, `None` where a padded zero is.
+    /// The index of a window's maximum; `None` if that is a zero of the padding.
     fn largest(&self, x: &[f64], window: &[usize], padded: bool) -> Option<usize> {
         let best = window.iter().copied().reduce(|best, i| if x[i] > x[best] || x[i].is_nan() { i } else { best });
         best.filter(|&i| !(self.count_padding && padded && x[i] < 0.0))

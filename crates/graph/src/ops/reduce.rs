@@ -1,11 +1,11 @@
-//! Sums and means over axes.
+//! Reductions over axes.
 
 use super::{Broadcast, Operation, Reshape, Scale, arity};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
 
-/// How elements are combined.
+/// The reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Reduction {
@@ -13,7 +13,7 @@ pub enum Reduction {
     Mean,
 }
 
-/// Combines all elements along some axes, which vanish.
+/// Reduces some axes, which are removed from the shape.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub struct Reduce {
@@ -33,12 +33,12 @@ impl Reduce {
         Reduce { reduction: Reduction::Mean, axes: axes.into() }
     }
 
-    /// The shape with the reduced axes kept as 1.
+    /// The shape with reduced axes of extent 1, as with `keepdim`.
     pub fn kept(&self, shape: &Shape) -> Shape {
         self.axes.iter().fold(shape.clone(), |s, &axis| s.with(axis, 1))
     }
 
-    /// How many elements become one.
+    /// The number of elements that are reduced to one.
     pub fn count(&self, shape: &[usize]) -> usize {
         self.axes.iter().map(|&axis| shape[axis]).product()
     }
@@ -79,7 +79,7 @@ impl Operation for Reduce {
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let shape = Shape::from(inputs[0].shape());
         let kept = self.kept(&shape);
-        // Reading the result's positions with the strides of a broadcast says which result each element belongs to.
+        // The index of the result that each element is reduced into.
         let positions = Array::from_fn(&kept, |i| i as f64).broadcast_to(&shape);
         let mut y = Array::filled(outputs[0].shape.clone(), 0.0);
         for (x, &position) in inputs[0].data().iter().zip(positions.data()) {

@@ -9,7 +9,7 @@ use crate::{GraphError, Type};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Softmax;
 
-/// The plain softmax of one row, in place.
+/// The softmax of one row, in place.
 pub(super) fn softmax_row(row: &mut [f64]) {
     let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     row.iter_mut().for_each(|v| *v = (*v - max).exp());

@@ -1,4 +1,4 @@
-//! Where values come from: inputs, parameters and constants.
+//! Sources: inputs, parameters and constants.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{DType, GraphError, Init, Shape, Type};
 
-/// A value given anew for every run.
+/// A value written by the caller before a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Input {
     /// Its name, unique among inputs.
@@ -23,10 +23,9 @@ pub struct Parameter {
     pub name: String,
     /// Its shape; parameters are f32.
     pub shape: Shape,
-    /// How it starts.
+    /// Its initialiser.
     pub init: Init,
-    /// Whether a training step moves it along its gradient. A running statistic is not trained: the model's own graph
-    /// says how it changes.
+    /// Whether optimisers update it. Running statistics are updated by the model's graph instead.
     pub trainable: bool,
 }
 
@@ -55,9 +54,9 @@ pub enum Data {
 }
 
 impl Constant {
-    /// A constant of one repeated number.
-    pub fn filled(shape: impl Into<Shape>, number: f32) -> Self {
-        Constant { shape: shape.into(), data: Data::F32(Arc::new([number])) }
+    /// A constant filled with one value.
+    pub fn filled(shape: impl Into<Shape>, value: f32) -> Self {
+        Constant { shape: shape.into(), data: Data::F32(Arc::new([value])) }
     }
 
     /// A constant from its elements.

@@ -1,27 +1,27 @@
-//! Cutting an image into windows that attention stays in, and putting it together again.
+//! Partition of an image into (shifted) windows for local attention, and its inverse.
 
 use super::{Operation, arity, expect_rank, expect_shape};
 use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
 
-/// `[b, h, w, c]` to `[b · windows, height · width, c]`: the image is moved up and left by `shift`, what leaves it comes
-/// back on the other side, zeros at the bottom and right fill the last windows, and windows follow row by row.
+/// `[b, h, w, c]` to `[b · windows, height · width, c]`, as in Swin: the image is rolled up and left by `shift` (cyclically),
+/// padded with zeros at the bottom and right to whole windows, and partitioned row by row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Windows {
     /// Height and width of a window.
     pub size: [usize; 2],
-    /// Rows and columns that the image moves.
+    /// The cyclic shift in rows and columns.
     pub shift: [usize; 2],
 }
 
 impl Windows {
-    /// Rows and columns of windows.
+    /// The number of windows along rows and columns.
     pub fn grid(&self, image: &[usize]) -> [usize; 2] {
         [0, 1].map(|axis| image[1 + axis].div_ceil(self.size[axis].max(1)))
     }
 
-    /// The row or column of the image that is at a place of a window; `None` for padding.
+    /// The row or column of the image at position `place` of a window; `None` for padding.
     pub fn source(&self, axis: usize, window: usize, place: usize, extent: usize) -> Option<usize> {
         let at = window * self.size[axis] + place;
         (at < extent).then(|| (at + self.shift[axis] % extent) % extent)
@@ -79,10 +79,10 @@ impl Operation for Windows {
     }
 }
 
-/// The image that [`Windows`] were cut from; what stands in padding is dropped.
+/// The inverse of [`Windows`]; padding is dropped.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Unwindows {
-    /// How they were cut.
+    /// The partition.
     pub windows: Windows,
     /// The image's shape.
     pub image: Shape,
