@@ -171,7 +171,7 @@ impl Adaptation<'_> {
     }
 }
 
-/// What happens to positions, in words.
+/// The report of resampled positions.
 fn change(tensor: &Tensor, shape: &[usize], old: PositionLayout, new: PositionLayout, method: Resampling) -> String {
     let sizes = |[h, w]: [usize; 2], [new_h, new_w]: [usize; 2]| format!("{h}x{w} -> {new_h}x{new_w}");
     let method = if method == Resampling::Linear { "linear" } else { "bicubic" };

@@ -1,4 +1,4 @@
-//! What the system needs to know of an architecture, and the handle through which it is used.
+//! The trait of architectures, and the handle of any model.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -282,7 +282,8 @@ impl DerefMut for Architecture {
     }
 }
 
-/// What a [`Network`] needs to be used through a handle; every one that derives `Clone`, `PartialEq` and `Debug` has it.
+/// Cloning, comparison and downcasts of a [`Network`] behind a handle; implemented for all that derive `Clone`, `PartialEq`
+/// and `Debug`.
 pub trait NetworkObject: Any + Debug + Send + Sync {
     #[doc(hidden)]
     fn boxed(&self) -> Box<dyn Network>;

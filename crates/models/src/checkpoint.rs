@@ -35,7 +35,7 @@ const ENDINGS: [&str; 5] = ["safetensors", "npz", "pt", "pth", "bin"];
 /// A model with exactly its weights, under canonical names.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
-    /// What it is.
+    /// Its configuration.
     pub config: Config,
     /// Its weights.
     pub weights: Weights,
@@ -56,7 +56,7 @@ pub enum Layout {
     HuggingFace,
 }
 
-/// What to change about a checkpoint's model.
+/// Changes of a checkpoint's model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Another image size, height and width.

@@ -17,7 +17,7 @@ use blocks::BlockGeometry;
 /// The largest feature map with attention, in pixels.
 const LARGEST_MAP: usize = 1 << 13;
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockKind {
     /// An inverted bottleneck: "C".
@@ -65,7 +65,7 @@ pub struct Convolutions {
     pub pre_norm_activation: bool,
     /// Biases in the last convolution and the shortcut.
     pub output_bias: bool,
-    /// What halves the resolution.
+    /// The layer that halves the resolution.
     pub stride_on: StrideOn,
     /// The pooling of the shortcut.
     pub shortcut: Downsample,

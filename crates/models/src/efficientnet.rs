@@ -38,7 +38,7 @@ pub struct MobileBlock {
     pub kind: MobileBlockKind,
     /// Filter size of its spatial convolution.
     pub kernel: usize,
-    /// Filter size of the convolution before that, where there is one.
+    /// Filter size of the convolution before it, in blocks that have one.
     pub expand_kernel: usize,
     /// Filter size of the last convolution.
     pub project_kernel: usize,
@@ -138,7 +138,7 @@ impl Network for EfficientNet {
     }
 }
 
-/// What a block does to the resolution, and its rate of stochastic depth.
+/// A block's stride and dilation, and its rate of stochastic depth.
 #[derive(Clone, Copy)]
 struct MobileBlockGeometry {
     stride: usize,

@@ -1,4 +1,4 @@
-//! What can be wrong with a model, its configuration or its checkpoint.
+//! Errors of models, configurations and checkpoints.
 
 use std::path::PathBuf;
 

@@ -21,7 +21,7 @@ pub fn glorot(inputs: usize, outputs: usize) -> Init {
     Init::Uniform { bound: (6.0 / (inputs + outputs).max(1) as f32).sqrt() }
 }
 
-/// What a graph is built for: dropout and batch statistics are part of training only.
+/// The purpose of a graph: dropout and batch statistics are part of training only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Mode {

@@ -1,4 +1,4 @@
-//! The architectures that are known by name: those of this crate, and those that a program registers.
+//! The registered architectures: those of this crate, and those that a program adds.
 
 use std::sync::{PoisonError, RwLock};
 
@@ -8,7 +8,7 @@ use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 use crate::weights::{Scheme, Weights};
 
-/// What belongs to an architecture and not to one of its models.
+/// The associated functions of an architecture.
 #[derive(Clone, Copy)]
 pub(crate) struct Registered {
     pub variants: fn() -> Vec<Variant>,

@@ -64,9 +64,9 @@ pub struct Vit {
     pub heads: usize,
     /// Width of the MLP's hidden layer.
     pub mlp_dim: usize,
-    /// A class token stands first.
+    /// The first token is a class token.
     pub class_token: bool,
-    /// A distillation token stands second (DeiT).
+    /// The second token is a distillation token (DeiT).
     pub distillation_token: bool,
     /// The distillation token has a head, too, and the logits are the mean of both.
     pub distillation_head: bool,

@@ -1,4 +1,4 @@
-//! The models beside the Vision Transformer are those of timm 1.0.30: `sum(p.numel() for p in
+//! The other models are those of timm 1.0.30: `sum(p.numel() for p in
 //! timm.create_model(name, num_classes=1000).parameters())`, and the evaluation transform in its default configuration.
 
 use vit_graph::cost::Cost;
@@ -168,8 +168,7 @@ fn preprocessing_is_timms() {
     }
 }
 
-/// What `torch.utils.flop_counter.FlopCounterMode` counts for one image of the variant's own size (torch 2.15, unfused
-/// attention).
+/// FLOPs of one image of the variant's size by `torch.utils.flop_counter.FlopCounterMode` (torch 2.15, unfused attention).
 const FLOPS: [(&str, u64); 17] = [
     ("resnet18", 3_628_146_688),
     ("resnet50", 8_178_368_512),

@@ -1,4 +1,4 @@
-//! An architecture that this crate does not know: built, named, saved and opened again.
+//! An architecture of a library user: built, named, saved and opened again.
 
 use serde_json::{Map, Value, json};
 use vit_graph::Tensor;

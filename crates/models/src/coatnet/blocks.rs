@@ -37,7 +37,7 @@ fn pool(x: &Tensor, how: Downsample, padding: Padding) -> Tensor {
     x.pool2d(Pool2d { pooling, kernel: [kernel; 2], stride: [2; 2], padding, count_padding })
 }
 
-/// Pooling, then a change of width where there is one.
+/// Pooling, then a 1x1 convolution if the width changes.
 fn downsample(x: &Tensor, width: usize, how: Downsample, padding: Padding, bias: bool, name: &str) -> Tensor {
     let _scope = x.scope(name);
     let pooled = pool(x, how, padding);

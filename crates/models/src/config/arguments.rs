@@ -43,7 +43,7 @@ impl<'a> Arguments<'a> {
         self.map.get(name).filter(|v| !v.is_null())
     }
 
-    /// Whether there is such an argument, if only as null.
+    /// Whether the argument is given, also as null.
     pub fn has(&self, name: &str) -> bool {
         self.map.contains_key(name)
     }

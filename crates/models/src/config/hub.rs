@@ -13,13 +13,13 @@ use crate::variant::{suggestions, variant, variants};
 /// Published models that have no name in timm.
 const NOT_IN_TIMM: [&str; 2] = ["vit_medium_patch32_224", "vit_medium_patch16_224"];
 
-/// The key for what timm's arguments cannot say, and for the name of a model that timm does not have. timm ignores it.
+/// The key of settings that timm's arguments cannot express, and of names that timm does not have. timm ignores it.
 const EXTRA: &str = "vit";
 
 /// How timm builds a model.
 #[derive(Debug, Clone)]
 pub struct TimmForm {
-    /// Arguments beside the model's published name: rates of dropout, and the image size where parameters depend on it.
+    /// Arguments besides the model's published name: rates of dropout, and the image size if parameters depend on it.
     pub beside_name: Map<String, Value>,
     /// A named model and the arguments that turn it into this one, or why there are none.
     pub base: Result<(String, Map<String, Value>), String>,
@@ -27,9 +27,9 @@ pub struct TimmForm {
     pub fixed_image_size: bool,
     /// Further keys of timm's file.
     pub keys: Map<String, Value>,
-    /// What timm's arguments cannot say.
+    /// Settings that timm's arguments cannot express.
     pub extra: Map<String, Value>,
-    /// What timm computes otherwise, one line each.
+    /// Differences in what timm computes, one line each.
     pub differences: Vec<String>,
 }
 
@@ -215,7 +215,7 @@ pub fn timm_config(config: &Config) -> Value {
     root
 }
 
-/// What timm will do otherwise than this model when it opens [`timm_config`], one line each.
+/// The differences of timm's model when it opens [`timm_config`], one line each.
 pub fn timm_differences(config: &Config) -> Vec<String> {
     let form = config.architecture.timm();
     match entry(config, &form) {

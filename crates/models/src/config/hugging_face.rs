@@ -1,4 +1,4 @@
-//! Hugging Face's configurations of ViT and DeiT, read and written, and the preprocessor's beside them.
+//! Hugging Face's configurations of ViT and DeiT and of their preprocessors, read and written.
 
 use serde_json::{Map, Value, json};
 use vit_graph::ops::Activation;

@@ -1,5 +1,5 @@
 //! Configurations in the forms in which they are published: timm's hub, Hugging Face's, and the class and arguments of
-//! a constructor. What a file says and this project does not support is an error that names it.
+//! a constructor. Unsupported options are errors that name them.
 
 mod arguments;
 mod big_vision;
@@ -22,7 +22,7 @@ use crate::preprocess::Preprocess;
 use crate::problem_type::ProblemType;
 use crate::registry::registered;
 
-/// What a configuration says.
+/// A model's configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The model's name, where it has one.
@@ -67,7 +67,7 @@ pub trait Configured: NetworkObject {
         Self: Sized;
 }
 
-/// Understands a `config.json`; `preprocessor` is the `preprocessor_config.json` that Hugging Face puts beside it.
+/// Parses a `config.json`, with Hugging Face's `preprocessor_config.json` if there is one.
 pub fn parse(config: &Value, preprocessor: Option<&Value>) -> Result<Config, String> {
     let map = config.as_object().ok_or("the configuration is not a JSON object")?;
     if map.contains_key("class") && map.contains_key("args") {
@@ -123,7 +123,7 @@ fn from_registered(class: &str, args: &Map<String, Value>, input: Option<[usize;
             known.join(", ")
         ));
     };
-    // Convolutional networks have no argument for the image size; it is recorded beside the arguments.
+    // Convolutional networks have no argument for the image size; `input_shape` has it.
     if let Some(size) = input.filter(|_| !args.contains_key("img_size")) {
         model.set_image_size(size);
     }

@@ -1,4 +1,4 @@
-//! What the constructors of timm's classes have in common. Each architecture's own `timm.rs` reads and writes its class.
+//! Arguments that the constructors of timm's classes share. Each architecture's `timm.rs` reads and writes its class.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,4 @@
-//! What layers depend on besides their input: whether the graph is for training, and the seed of its dropout.
+//! A graph that is being built: whether it is for training, and the seed of its dropout.
 
 use vit_graph::ops::{BatchNorm, Constant, Dropout, Granularity, GroupNorm};
 use vit_graph::{DType, Init, Shape, Tensor};
@@ -22,7 +22,7 @@ impl Norm {
     pub const BATCH: Norm = Norm::Batch { epsilon: 1e-5, momentum: 0.1 };
 }
 
-/// A graph that is being built.
+/// What layers depend on besides their input.
 pub struct Building {
     mode: Mode,
     seed: Option<Tensor>,

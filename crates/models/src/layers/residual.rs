@@ -78,7 +78,7 @@ pub fn residual_stages(
     stages
 }
 
-/// What makes depths and widths of stages impossible, if anything does.
+/// Why these depths and widths of stages are impossible.
 pub fn stages_contradiction(depths: &[usize], widths: &[usize]) -> Option<String> {
     if depths.len() != widths.len() {
         return Some(format!(

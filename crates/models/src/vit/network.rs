@@ -1,4 +1,4 @@
-//! What the system needs to know of a Vision Transformer besides its layers.
+//! The Vision Transformer as a [`Network`].
 
 use vit_graph::Tensor;
 

@@ -161,7 +161,7 @@ impl Configured for Vit {
     }
 }
 
-/// The arguments that `create_model` takes beside a name, image channels and classes.
+/// The arguments of `create_model` without name, channels and classes.
 fn arguments(vit: &Vit) -> Map<String, Value> {
     let mut args = Map::new();
     let mut set = |name: &str, value: Value| args.insert(name.into(), value);
@@ -249,7 +249,7 @@ fn pooling(vit: &Vit) -> &'static str {
     }
 }
 
-/// What timm's arguments cannot say about a model.
+/// Settings that timm's arguments cannot express.
 fn extra(vit: &Vit) -> Map<String, Value> {
     let mut extra = Map::new();
     if vit.norm_epsilon != Vit::default().norm_epsilon {

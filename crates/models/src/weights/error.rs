@@ -1,5 +1,5 @@
-//! What can go wrong with a weights file. Every message names the tensor, shape or global at fault and, where there is
-//! one, the way out; [`WeightsError::File`] puts the path in front of it.
+//! Errors of weights files. Every message names the tensor, shape or global at fault and, if there is one, the way out;
+//! [`WeightsError::File`] adds the path.
 
 use std::path::{Path, PathBuf};
 
@@ -25,32 +25,32 @@ pub enum WeightsError {
     Memory {
         /// Bytes that reading takes.
         needed: u64,
-        /// What there is.
+        /// Free memory.
         room: FreeMemory,
     },
     /// The content is none of the known formats.
     #[error("not a weights file: {guess}")]
     UnknownFormat {
-        /// What it seems to be, and what to do.
+        /// The likely format, and what to do.
         guess: &'static str,
     },
-    /// The file breaks the rules of its own format.
+    /// The file violates its format.
     #[error("damaged or hostile {format} file: {what}")]
     Damaged {
         /// The format's name.
         format: &'static str,
-        /// The rule that is broken, and where.
+        /// The violation, and where it is.
         what: String,
     },
-    /// The file is sound but uses something that is not read here.
+    /// The file is valid but has an unsupported feature.
     #[error("{format}: {what}")]
     Unsupported {
         /// The format's name.
         format: &'static str,
-        /// What is not read, and the way out.
+        /// The unsupported feature, and the way out.
         what: String,
     },
-    /// A pickle asks for a Python object that is not a tensor.
+    /// A pickle refers to a Python object that is not part of a tensor.
     #[error(
         "refused global `{global}`: nothing was executed. Only tensors are read from PyTorch checkpoints; in Python, \
          keep the state dict alone: torch.save(checkpoint['model'], 'weights.pt'), or write safetensors"
@@ -74,7 +74,7 @@ pub enum WeightsError {
         name: String,
         /// The shape in the file.
         found: Vec<usize>,
-        /// What would have been right.
+        /// The expected shape.
         expected: String,
     },
     /// The number of values is not the product of the shape.
@@ -85,7 +85,7 @@ pub enum WeightsError {
         /// How many values there are.
         found: usize,
     },
-    /// A tensor that has to be there is not.
+    /// A required tensor is missing.
     #[error("tensor `{name}` is missing")]
     Missing {
         /// Its name.

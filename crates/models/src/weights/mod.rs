@@ -59,7 +59,7 @@ impl Tensor {
 pub struct Weights {
     /// The tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
-    /// Free text beside the tensors (`__metadata__` of safetensors; empty in other formats).
+    /// Free text (`__metadata__` of safetensors; empty in other formats).
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -124,7 +124,7 @@ pub fn from_bytes(bytes: &[u8]) -> Result<Weights, WeightsError> {
     Err(WeightsError::UnknownFormat { guess: likely_format(bytes) })
 }
 
-/// What the first bytes of an unsupported file suggest that it is, and what to do about it.
+/// The likely format of an unsupported file by its first bytes, and what to do about it.
 fn likely_format(bytes: &[u8]) -> &'static str {
     const KNOWN: [(&[u8], &str); 7] = [
         (b"version https://git-lfs", "it is a Git LFS pointer, not the file itself: run `git lfs pull`"),

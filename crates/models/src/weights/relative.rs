@@ -39,7 +39,7 @@ pub fn resample_by_head(table: &Tensor, old: [usize; 2], new: [usize; 2]) -> Res
     Tensor::new(vec![heads, 2 * new[0] - 1, 2 * new[1] - 1], data)
 }
 
-/// For every new offset along one side, the old one before it and how far it lies towards the next.
+/// For every new offset along one side, the old one before it and the fraction of the step to the next.
 fn taps(old: usize, new: usize) -> Vec<(usize, f64)> {
     let places = places(old, new);
     let middle = (new / 2) as f64;

@@ -7,7 +7,7 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// More axes than NumPy itself allows.
 const MOST_AXES: usize = 64;
 
-/// What an array's header says.
+/// The header of an array.
 #[derive(Debug, PartialEq)]
 struct NpyHeader {
     element: Element,

@@ -55,7 +55,7 @@ fn usual<'a>(document: &Document<'a>, items: &[(PickleValue<'a>, PickleValue<'a>
     })
 }
 
-/// The one dict of tensors among other things, whatever its key.
+/// The only dict of tensors, whatever its key.
 fn only<'a>(document: &Document<'a>, items: &[(PickleValue<'a>, PickleValue<'a>)]) -> Option<PickleValue<'a>> {
     // Each container once: a hostile file may refer to one of them a million times.
     let containers: BTreeSet<usize> = items

@@ -21,7 +21,7 @@ pub(super) struct SafetensorsHeader {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Where a tensor lies in the data, and what it is.
+/// A tensor's type, shape and range in the data.
 #[derive(Debug)]
 pub(super) struct TensorEntry {
     pub element: Element,
