@@ -38,7 +38,7 @@ pub use run::memory::{
     Workload,
 };
 pub use run::progress::{Clock, Pace, Progress};
-pub use run::saving::{Best, Opened, RunPosition, SaveError, Slot, Snapshot};
+pub use run::saving::{Best, CheckpointSource, Opened, RunPosition, SaveError, Slot, Snapshot};
 pub use run::setup::{ChangedData, FirstWeights, Launch, ModelChoice, RunConfig, RunSettings, Setup};
 pub use run::trainer::{Estimate, Finished, Observer, TrainerOptions, estimate, train, training_step};
 pub use step::average::Average;

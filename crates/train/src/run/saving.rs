@@ -11,6 +11,7 @@ mod position;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,40 @@ pub struct Snapshot {
     pub optimiser: Weights,
     /// The position in the run.
     pub position: RunPosition,
+}
+
+/// The content of a checkpoint. Its tensors may be read from a device when they are written, one file at a time, so that not
+/// all of them are in host memory at once.
+pub trait CheckpointSource {
+    /// The model's configuration.
+    fn config(&self) -> &Config;
+
+    /// The position in the run.
+    fn position(&self) -> &RunPosition;
+
+    /// The model's weights.
+    fn weights(&self) -> Result<Cow<'_, Weights>, SaveError>;
+
+    /// The optimiser's state.
+    fn optimiser(&self) -> Result<Cow<'_, Weights>, SaveError>;
+}
+
+impl CheckpointSource for Snapshot {
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn position(&self) -> &RunPosition {
+        &self.position
+    }
+
+    fn weights(&self) -> Result<Cow<'_, Weights>, SaveError> {
+        Ok(Cow::Borrowed(&self.weights))
+    }
+
+    fn optimiser(&self) -> Result<Cow<'_, Weights>, SaveError> {
+        Ok(Cow::Borrowed(&self.optimiser))
+    }
 }
 
 /// A checkpoint that was opened.
@@ -78,8 +113,8 @@ impl Slot {
 
     /// Writes a checkpoint. On an error, the previous one is unchanged and the incomplete one is removed. At most one process
     /// may save here at a time.
-    pub fn save(&self, snapshot: &Snapshot) -> Result<(), SaveError> {
-        self.save_on(&LocalDisk, snapshot)
+    pub fn save(&self, checkpoint: &impl CheckpointSource) -> Result<(), SaveError> {
+        self.save_on(&LocalDisk, checkpoint)
     }
 
     /// Opens the newest complete checkpoint and verifies its checksums. Changes nothing on disk, so it may be called while
@@ -126,11 +161,11 @@ impl Slot {
         [self.path.clone(), self.partial(), self.previous()]
     }
 
-    fn save_on(&self, disk: &impl Disk, snapshot: &Snapshot) -> Result<(), SaveError> {
+    fn save_on(&self, disk: &impl Disk, checkpoint: &impl CheckpointSource) -> Result<(), SaveError> {
         let parent = self.path.parent().unwrap_or(Path::new(""));
         disk.create_folder(parent).map_err(|error| SaveError::io(parent, error))?;
         self.settle(disk)?;
-        let mut written = self.write_partial(disk, snapshot);
+        let mut written = self.write_partial(disk, checkpoint);
         // If the disk has room for two, the oldest is removed, unless the newest is damaged.
         if written.as_ref().is_err_and(SaveError::is_full)
             && self.previous().exists()
@@ -138,15 +173,15 @@ impl Slot {
         {
             let previous = self.previous();
             disk.remove_folder(&previous).map_err(|error| SaveError::io(&previous, error))?;
-            written = self.write_partial(disk, snapshot);
+            written = self.write_partial(disk, checkpoint);
         }
         written?;
         self.promote(disk)
     }
 
-    fn write_partial(&self, disk: &impl Disk, snapshot: &Snapshot) -> Result<(), SaveError> {
+    fn write_partial(&self, disk: &impl Disk, checkpoint: &impl CheckpointSource) -> Result<(), SaveError> {
         let partial = self.partial();
-        let written = write(disk, &partial, snapshot);
+        let written = write(disk, &partial, checkpoint);
         if written.is_err() {
             // The first error is reported.
             let _ = disk.remove_folder(&partial);
@@ -185,8 +220,8 @@ impl Slot {
 }
 
 /// Writes and flushes every file, the manifest last, then the folder.
-fn write(disk: &impl Disk, folder: &Path, snapshot: &Snapshot) -> Result<(), SaveError> {
-    let state = snapshot.position.to_json().map_err(|what| SaveError::State { path: folder.join(STATE), what })?;
+fn write(disk: &impl Disk, folder: &Path, checkpoint: &impl CheckpointSource) -> Result<(), SaveError> {
+    let state = checkpoint.position().to_json().map_err(|what| SaveError::State { path: folder.join(STATE), what })?;
     disk.create_folder(folder).map_err(|error| SaveError::io(folder, error))?;
     let mut manifest = Manifest::default();
     let mut file = |name: &str, content: FileContent| {
@@ -195,11 +230,13 @@ fn write(disk: &impl Disk, folder: &Path, snapshot: &Snapshot) -> Result<(), Sav
         manifest.add(name, hashed);
         Ok::<_, SaveError>(())
     };
-    file(WEIGHTS, FileContent::Tensors(&snapshot.weights))?;
-    file(CONFIG, FileContent::Text(&format!("{:#}\n", timm_config(&snapshot.config))))?;
-    if !snapshot.optimiser.tensors.is_empty() {
-        file(OPTIMISER, FileContent::Tensors(&snapshot.optimiser))?;
+    file(WEIGHTS, FileContent::Tensors(&*checkpoint.weights()?))?;
+    file(CONFIG, FileContent::Text(&format!("{:#}\n", timm_config(checkpoint.config()))))?;
+    let optimiser = checkpoint.optimiser()?;
+    if !optimiser.tensors.is_empty() {
+        file(OPTIMISER, FileContent::Tensors(&optimiser))?;
     }
+    drop(optimiser);
     file(STATE, FileContent::Text(&state))?;
     write_file(disk, &folder.join(manifest::NAME), FileContent::Text(&manifest.to_json()))?;
     disk.sync_folder(folder).map_err(|error| SaveError::io(folder, error))

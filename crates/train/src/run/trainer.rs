@@ -8,6 +8,7 @@ mod first_parameters;
 mod interval;
 mod non_finite;
 mod observer;
+mod read_back;
 mod session;
 
 pub use observer::Observer;
@@ -227,7 +228,7 @@ impl<'a> Trainer<'a> {
     fn save(&mut self) -> Result<(), TrainError> {
         self.log.sync()?;
         self.set_seconds();
-        self.run.last().save(&self.session.snapshot(self.setup)?)?;
+        self.run.last().save(&self.session.checkpoint(self.setup))?;
         (self.saved, self.unsaved) = (Instant::now(), false);
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use vit_graph::GraphError;
 use vit_models::weights::WeightsError;
 
 /// An error with a checkpoint of a run.
@@ -32,6 +33,9 @@ pub enum SaveError {
         /// What is wrong with it.
         what: String,
     },
+    /// The state could not be read from the device.
+    #[error(transparent)]
+    Device(#[from] GraphError),
     /// No checkpoint is complete.
     #[error("there is no whole checkpoint at {}: {}", path.display(), notes.join("; "))]
     NoneWhole {

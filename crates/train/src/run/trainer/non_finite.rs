@@ -28,15 +28,14 @@ impl Session {
             unchanged_since = self.started;
         }
         self.set_step(unchanged_since);
-        let snapshot = self.snapshot(setup)?;
-        let mut tensors = snapshot.weights.tensors.values().chain(snapshot.optimiser.tensors.values());
-        let kept = if tensors.all(|tensor| tensor.data.iter().all(|v| v.is_finite())) {
-            run.last().save(&snapshot)?;
+        let kept = if self.is_finite()? {
+            run.last().save(&self.checkpoint(setup))?;
             Kept::Saved { step: unchanged_since }
         } else {
             Kept::Before { step: run.last().open()?.snapshot.position.step }
         };
         // After saving, since the search may run out of memory.
+        let snapshot = self.snapshot(setup)?;
         let place = self.find_non_finite(device, snapshot, step).ok().flatten();
         Ok(TrainError::NonFinite { step, what, place: place.map(Box::new), kept, path: run.last().path().into() })
     }

@@ -1,23 +1,18 @@
 //! The state of a run in memory: the step on its device, the loader, the position. A snapshot can be taken after any step.
 
-use std::borrow::Cow;
 use std::collections::{HashSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vit_data::Samples;
 use vit_data::loader::{Batch, BatchPosition, Loader, LoaderSettings, Unreadable, UnreadableLimit};
-use vit_graph::device::{Device, Elements, Executable, Parameters};
-use vit_graph::ops::Parameter;
+use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::random::Seed;
-use vit_models::weights::{Tensor, Weights};
+use vit_models::weights::Weights;
 
 use super::first_parameters::FirstParameters;
 use super::{TrainerOptions, training_step};
 use crate::error::TrainError;
-use crate::evaluate::evaluation_batch;
-use crate::evaluate::evaluator::Evaluator;
 use crate::recipe::preprocess::loader_settings;
 use crate::run::saving::{RunPosition, Snapshot};
 use crate::run::setup::{FirstWeights, Setup};
@@ -59,7 +54,7 @@ pub(super) struct Loaded {
 
 pub(super) struct Session {
     pub(super) graph: TrainingStep,
-    executable: Box<dyn Executable>,
+    pub(super) executable: Box<dyn Executable>,
     loader: Loader,
     /// The batch of the last finished step, and those of steps that were started after it. Kept to find the operation that is
     /// not finite.
@@ -72,7 +67,7 @@ pub(super) struct Session {
     schedule: Schedule,
     average: Option<Average>,
     /// Parameters that steps do not change.
-    unchanged: Weights,
+    pub(super) unchanged: Weights,
     has_seed: bool,
     /// The factor of the step's loss in logs.
     loss_scale: f64,
@@ -282,94 +277,5 @@ impl Session {
     /// Bytes of the step on its device.
     pub fn memory_bytes(&self) -> u64 {
         self.executable.memory_bytes() as u64
-    }
-
-    /// The model compiled for evaluation beside the step, if there is something to evaluate it on.
-    pub fn evaluator(&self, device: &dyn Device, setup: &Setup) -> Result<Option<Evaluator>, TrainError> {
-        let Some(validation) = &setup.validation else { return Ok(None) };
-        let batch = evaluation_batch(&setup.recipe).clamp(1, validation.len().max(1));
-        let evaluated = |parameters: &mut dyn Parameters| Evaluator::new(device, &setup.config, parameters, batch);
-        self.with_evaluated_parameters(evaluated).map(Some)
-    }
-
-    /// Hands the present parameters over to the model that is evaluated.
-    pub fn set_parameters_of(&self, evaluator: &mut Evaluator) -> Result<(), TrainError> {
-        self.with_evaluated_parameters(|parameters| evaluator.set_parameters(parameters))
-    }
-
-    fn with_evaluated_parameters<T>(
-        &self,
-        take_all: impl FnOnce(&mut dyn Parameters) -> Result<T, TrainError>,
-    ) -> Result<T, TrainError> {
-        let mut parameters = EvaluatedParameters { session: self, error: None };
-        let result = take_all(&mut parameters);
-        parameters.error.map_or(result, Err)
-    }
-
-    /// Everything that a resumed run needs.
-    pub fn snapshot(&self, setup: &Setup) -> Result<Snapshot, TrainError> {
-        let (mut weights, mut optimiser) = (self.unchanged.clone(), Weights::default());
-        for (_, parameter) in self.graph.graph.parameters() {
-            if self.unchanged.tensors.contains_key(&parameter.name) {
-                continue;
-            }
-            let tensor = self.read(parameter)?;
-            let kept = self.graph.state.contains(&parameter.name);
-            let place = if kept { &mut optimiser } else { &mut weights };
-            place.insert(&parameter.name, tensor).map_err(vit_models::ModelError::from)?;
-        }
-        Ok(Snapshot { config: setup.config.clone(), weights, optimiser, position: self.position.clone() })
-    }
-
-    /// The model as it is evaluated, without the optimiser's state.
-    pub fn best_snapshot(&self, setup: &Setup) -> Result<Snapshot, TrainError> {
-        let weights = self.evaluated_weights()?;
-        let position = self.position.clone();
-        Ok(Snapshot { config: setup.config.clone(), weights, optimiser: Weights::default(), position })
-    }
-
-    /// The weights that are evaluated.
-    fn evaluated_weights(&self) -> Result<Weights, TrainError> {
-        let mut weights = self.unchanged.clone();
-        for (_, parameter) in self.graph.graph.parameters() {
-            let name = &parameter.name;
-            if !self.unchanged.tensors.contains_key(name) && !self.graph.state.contains(name) {
-                weights.insert(name, self.read_evaluated(parameter)?).map_err(vit_models::ModelError::from)?;
-            }
-        }
-        Ok(weights)
-    }
-
-    /// A parameter as it is evaluated: its moving average where there is one.
-    fn read_evaluated(&self, parameter: &Parameter) -> Result<Tensor, TrainError> {
-        let average = Parameter { name: format!("{}.average", parameter.name), ..parameter.clone() };
-        self.read(if self.graph.state.contains(&average.name) { &average } else { parameter })
-    }
-
-    fn read(&self, parameter: &Parameter) -> Result<Tensor, TrainError> {
-        let mut data = vec![0.0; parameter.shape.elements()];
-        self.executable.read_parameter(&parameter.name, &mut data)?;
-        Ok(Tensor { shape: parameter.shape.to_vec(), data })
-    }
-}
-
-/// The parameters that are evaluated, read from the device one at a time.
-struct EvaluatedParameters<'a> {
-    session: &'a Session,
-    error: Option<TrainError>,
-}
-
-impl Parameters for EvaluatedParameters<'_> {
-    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
-        if let Some(tensor) = self.session.unchanged.tensors.get(&parameter.name) {
-            return Some(Cow::Borrowed(&tensor.data));
-        }
-        match self.session.read_evaluated(parameter) {
-            Ok(tensor) => Some(Cow::Owned(tensor.data)),
-            Err(error) => {
-                self.error = Some(error);
-                None
-            }
-        }
     }
 }
