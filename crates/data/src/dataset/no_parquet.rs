@@ -2,7 +2,7 @@
 
 use super::error::DatasetError;
 use super::listing::Listing;
-use super::recognise::Source;
+use super::recognise::SourceFile;
 use super::store::Budget;
 use std::io;
 use std::path::Path;
@@ -16,7 +16,7 @@ impl Rows {
     }
 }
 
-pub(super) fn read(path: &Path, _sources: &[Source], _budget: &mut Budget) -> Result<Listing, DatasetError> {
+pub(super) fn read(path: &Path, _sources: &[SourceFile], _budget: &mut Budget) -> Result<Listing, DatasetError> {
     let error = io::Error::new(io::ErrorKind::Unsupported, "this program was built without the feature `parquet`");
     Err(DatasetError::Io { path: path.to_owned(), error })
 }
