@@ -245,7 +245,6 @@ mod tests {
     use vit_models::variant;
     use vit_train::{Optimiser, TrainingStep};
 
-    use super::*;
     use crate::Precision;
     use crate::plan::prepare::{Prepared, Profile};
 
