@@ -1,6 +1,5 @@
-//! Changing training images at random: the operations themselves, which give Pillow's bytes, and the policies of timm
-//! and DeiT III that choose among them. Everything random comes from a [`SampleRandom`], so that it belongs to a
-//! sample and not to a thread.
+//! Augmentation: operations with Pillow's bytes, and the policies of timm and DeiT III that draw them. All randomness
+//! comes from a [`SampleRandom`], so that it depends on the sample and not on the thread.
 
 pub mod blur;
 pub mod crop;

@@ -10,9 +10,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The format is found out by looking: class folders, tar shards, Parquet, manifests, CIFAR binaries, IDX. Opening lists
-//! the samples and their labels and decodes no image; a broken one is an error of [`Samples::image`]. Labels that are
-//! numbers get names from `classes.txt` beside the files, one per line, where the format has no place for them.
+//! The format is recognised: class folders, tar shards, Parquet, manifests, CIFAR binaries, IDX. Opening lists the
+//! samples and their labels and decodes no image; a broken one is an error of [`Samples::image`]. Numeric labels get
+//! names from `classes.txt` beside the files, one per line, if the format has no place for them.
 
 mod archive;
 mod choose;
@@ -61,9 +61,9 @@ pub use store::Limits;
 /// The formats that can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DatasetFormat {
-    /// A folder for each class.
+    /// Class folders.
     Folders,
-    /// Tar archives with a folder for each class.
+    /// Tar archives with class folders.
     Tar,
     /// Tar archives with labels beside the images.
     WebDataset,
@@ -75,9 +75,9 @@ pub enum DatasetFormat {
     Cifar10,
     /// CIFAR-100, binary version.
     Cifar100,
-    /// MNIST and its relatives.
+    /// MNIST and similar datasets.
     Idx,
-    /// Samples of the caller.
+    /// [`Samples`] of the caller.
     Custom,
 }
 
@@ -97,25 +97,25 @@ impl fmt::Display for DatasetFormat {
     }
 }
 
-/// Where the validation samples are to come from.
+/// The source of the validation samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Validation {
-    /// From the validation split; if there is none from the test split, which the report then says; if there is none
-    /// either, carved from the training samples. This is the whole rule, and nothing else decides about it.
+    /// The validation split; without one the test split, which the report mentions; without that, a fraction of the
+    /// training samples.
     #[default]
     Automatic,
-    /// From another dataset, whose classes must be among those of the training set.
+    /// Another dataset, whose classes must be among those of the training set.
     Path(PathBuf),
-    /// From this split of the set.
+    /// This split of the dataset.
     Split(Split),
-    /// Carved from the training samples, whatever other splits there are.
+    /// A fraction of the training samples, whatever other splits there are.
     Carved,
-    /// From nowhere.
+    /// None.
     Nowhere,
 }
 
 impl Validation {
-    /// What a user means by an argument: the name of a split, or else the path of a dataset.
+    /// The meaning of an argument: the name of a split, or else the path of a dataset.
     pub fn from_argument(argument: &Path) -> Self {
         match argument.to_str().and_then(Split::from_name) {
             Some(split) => Validation::Split(split),
@@ -124,31 +124,32 @@ impl Validation {
     }
 }
 
-/// How samples are read, for training and evaluation alike.
+/// Options of reading samples, for training and evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// How images are decoded.
+    /// Options of decoding.
     pub decode: DecodeOptions,
-    /// How much may be unpacked on opening.
+    /// Limits on unpacked data.
     pub limits: Limits,
 }
 
-/// How to open a dataset for training.
+/// Options of opening a dataset for training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DatasetOptions {
-    /// Where the validation samples come from.
+    /// The source of the validation samples.
     pub validation: Validation,
-    /// The share of each class that is carved off for validation, where that is done; none at 0.
+    /// The fraction of each class that is held out for validation, if samples are held out; 0 for none.
     pub validation_fraction: f64,
-    /// The share of the training samples to use, of each class and at least one: a smaller share lies inside a larger.
+    /// The fraction of the training samples of each class to use, at least one sample. A smaller fraction is a subset
+    /// of a larger one.
     pub fraction: f64,
-    /// What the draws depend on, together with the names of the samples.
+    /// The seed of the draws, which also depend on the names of the samples.
     pub seed: u64,
-    /// The classes that labels are to be indices of, by name; those of the set if not given.
+    /// The classes that labels index, by name; by default those of the dataset.
     pub classes: Option<Vec<String>>,
-    /// An order of classes that is taken where it has exactly the classes of the set.
+    /// An order of the classes, used if it has exactly the classes of the dataset.
     pub class_order: Option<Vec<String>>,
-    /// How samples are read.
+    /// Options of reading samples.
     pub read: ReadOptions,
 }
 
@@ -166,17 +167,17 @@ impl Default for DatasetOptions {
     }
 }
 
-/// A dataset for training. All parts have the same classes.
+/// A dataset for training. All splits have the same classes.
 pub struct Splits {
-    /// What to learn from.
+    /// The training samples.
     pub train: Arc<Dataset>,
-    /// What to look at while training.
+    /// The validation samples.
     pub validation: Option<Arc<Dataset>>,
-    /// The test split, if the set has one; the validation samples may be the same.
+    /// The test split, if there is one; it may equal the validation samples.
     pub test: Option<Arc<Dataset>>,
     /// The training samples that the fraction leaves out.
     pub unused: Arc<Dataset>,
-    /// What was found and decided.
+    /// The report for the user.
     pub report: Report,
 }
 
@@ -235,19 +236,19 @@ fn divide(mut listing: Listing, options: &DatasetOptions) -> Result<Splits, Data
 pub struct OpenedSplit {
     /// The samples.
     pub samples: Arc<Dataset>,
-    /// The split that they are; none if the set has no splits.
+    /// Their split; `None` if the dataset has no splits.
     pub split: Option<Split>,
-    /// The format found.
+    /// The dataset's format.
     pub format: DatasetFormat,
-    /// Folders of classes without an image.
+    /// Class folders without images.
     pub empty: Vec<String>,
-    /// What was left out.
+    /// Skipped samples.
     pub skipped: Vec<Skipped>,
 }
 
-/// Opens one split of the dataset at `path`; without a `split` the validation split, else the test split, else all
-/// samples there are. With `classes` labels are indices of those, found by name, or by number where a set has only
-/// numbers; a class that is not among them is an error.
+/// Opens one split of the dataset at `path`; by default the validation split, else the test split, else all samples.
+/// With `classes`, labels are indices of those, by name, or by index if the dataset has only numbers; any other class
+/// is an error.
 pub fn open_split(
     path: &Path,
     split: Option<Split>,
@@ -259,7 +260,7 @@ pub fn open_split(
     select(listing, split, classes, options)
 }
 
-/// Opens all samples of the dataset at `path`, whatever splits it has.
+/// Opens all samples of the dataset at `path`, of all splits.
 pub fn open_all(path: &Path, classes: Option<&[String]>, options: &ReadOptions) -> Result<OpenedSplit, DatasetError> {
     select(read(path, OpenPurpose::Training, options)?, None, classes, options)
 }
@@ -323,7 +324,7 @@ enum OpenPurpose {
     Evaluation(Option<Split>),
 }
 
-/// Lists what is at `path`, at least as far as the purpose needs it.
+/// Lists the dataset at `path`, at least as far as the purpose requires.
 fn read(path: &Path, purpose: OpenPurpose, options: &ReadOptions) -> Result<Listing, DatasetError> {
     let mut budget = store::Budget::new(options.limits);
     let (input, special) = recognise(path)?;
@@ -358,7 +359,7 @@ fn read(path: &Path, purpose: OpenPurpose, options: &ReadOptions) -> Result<List
     Ok(listing)
 }
 
-/// Whoever tests a model should not wait for the training samples to be unpacked.
+/// Evaluation does not unpack the training samples.
 fn leave_out_other_splits(sources: &mut Vec<SourceFile>, asked: Option<Split>) {
     let found: Option<Vec<Split>> = sources.iter().map(|source| source.split).collect();
     if let Some(found) = found
@@ -369,7 +370,7 @@ fn leave_out_other_splits(sources: &mut Vec<SourceFile>, asked: Option<Split>) {
     }
 }
 
-/// How many samples there are in all and of each class, in the order train, validation, test.
+/// The number of samples in total and per class, in the order train, validation, test.
 fn count(parts: [Option<&Arc<Dataset>>; 3]) -> (ClassCount, Vec<ClassCount>) {
     let [train, validation, test] = parts.map(|part| part.map_or(0, |part| part.len()));
     let [by_train, by_validation, by_test] = parts.map(|part| part.map(|part| part.class_counts()));

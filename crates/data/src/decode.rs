@@ -1,10 +1,9 @@
-//! Reading image files: JPEG, PNG, WebP, GIF, BMP and TIFF, to 8-bit RGB.
+//! Decoding of JPEG, PNG, WebP, GIF, BMP and TIFF to 8-bit RGB.
 //!
-//! The format is taken from the content, never from the name. Sizes are checked against a limit
-//! before any memory in proportion to them is taken, because a file of a hundred bytes can claim
-//! to be 50,000 pixels wide. Colours follow Pillow's `convert("RGB")`: alpha is dropped, profiles
-//! are ignored, CMYK is multiplied out; 16-bit channels keep their high byte (Pillow does that for
-//! colour, but clips 16-bit grey to white, which nobody wants).
+//! The content decides the format, never the file name. Sizes are checked against a limit before memory in proportion
+//! to them is allocated, because a file of a hundred bytes can claim to be 50,000 pixels wide. Colours follow Pillow's
+//! `convert("RGB")`: alpha is dropped, profiles are ignored, CMYK is multiplied out. 16-bit channels keep their high
+//! byte, as in Pillow for colour (which clips 16-bit grey to white).
 
 mod jpeg;
 mod memory;
@@ -25,13 +24,12 @@ use vit_system::regular_file;
 
 pub use recognise::ImageFormat;
 
-/// How to read an image.
+/// Options of decoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// Turn the image as its EXIF orientation says. Training pipelines in Python often do not,
-    /// people looking at the result always expect it.
+    /// Apply the EXIF orientation. Training pipelines in Python often do not; viewers do.
     pub apply_orientation: bool,
-    /// Refuse images with more pixels than this. The default is Pillow's (a 512 MiB image).
+    /// The maximum number of pixels. The default is Pillow's (a 512 MiB image).
     pub max_pixels: u64,
 }
 
@@ -41,25 +39,25 @@ impl Default for DecodeOptions {
     }
 }
 
-/// Why an image could not be read.
+/// An error of decoding.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ImageError {
-    /// Any of the others, with the file that it is about.
+    /// An error and its file.
     #[error("{}: {error}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         error: Box<ImageError>,
     },
-    /// The file could not be read at all.
+    /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Io(io::Error),
-    /// The content is none of the formats.
+    /// The content is of none of the formats.
     #[error("not an image that vit can read ({found}); supported: JPEG, PNG, WebP, GIF, BMP, TIFF")]
     NotAnImage {
-        /// What the content looks like instead.
+        /// What the content looks like.
         found: &'static str,
     },
     /// More pixels than allowed.
@@ -71,10 +69,10 @@ pub enum ImageError {
         width: u64,
         /// Height that the header claims.
         height: u64,
-        /// The limit in force.
+        /// The limit.
         max_pixels: u64,
     },
-    /// More memory than there is.
+    /// More memory than is free.
     #[error(
         "{format} of {width} x {height} pixels takes up to {bytes} bytes of memory to decode, more than is free; make it \
          smaller"
@@ -86,13 +84,13 @@ pub enum ImageError {
         width: u64,
         /// Height that the header claims.
         height: u64,
-        /// What decoding takes at most.
+        /// The maximum memory of decoding.
         bytes: usize,
     },
-    /// More bytes in the file than any image needs.
+    /// A file larger than any image needs.
     #[error("the file is larger than {MAX_FILE_BYTES} bytes, too large for an image; convert it first")]
     FileTooLarge,
-    /// A side of zero.
+    /// A width or height of zero.
     #[error("{format} of {width} x {height} pixels has nothing to show")]
     Empty {
         /// Its format.
@@ -108,20 +106,20 @@ pub enum ImageError {
         /// Its format.
         format: ImageFormat,
     },
-    /// The file contradicts its format.
+    /// The file violates its format.
     #[error("{format} is damaged: {reason}")]
     Damaged {
         /// Its format.
         format: ImageFormat,
-        /// What the decoder found.
+        /// The decoder's error.
         reason: String,
     },
-    /// A variety of the format that is not supported.
+    /// An unsupported variety of the format.
     #[error("{format} of a kind that vit cannot read: {reason}; convert it to PNG or plain JPEG")]
     Unsupported {
         /// Its format.
         format: ImageFormat,
-        /// What is special about it.
+        /// The variety.
         reason: String,
     },
 }
@@ -132,13 +130,13 @@ impl From<io::Error> for ImageError {
     }
 }
 
-/// No image within the pixel limit comes near this; an endless device file does.
+/// No image within the pixel limit comes near this, but an endless device file does.
 pub(crate) const MAX_FILE_BYTES: u64 = 2 << 30;
 
 /// Enough to recognise every format.
 const START_BYTES: u64 = 64;
 
-/// Reads the image in the file at `path`. Errors name it.
+/// Decodes the file at `path`. Errors contain the path.
 pub fn open(path: &Path, options: &DecodeOptions) -> Result<Image, ImageError> {
     read(path)
         .and_then(|bytes| decode(&bytes, options))
@@ -149,7 +147,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
     let mut file = regular_file::open(path)?;
     let expected = file.metadata()?.len();
     let mut bytes = Vec::new();
-    // A film given by mistake should be refused without reading all of it.
+    // A video given by mistake is refused without reading all of it.
     file.by_ref().take(START_BYTES).read_to_end(&mut bytes)?;
     ImageFormat::of(&bytes)?;
     if expected > MAX_FILE_BYTES {
@@ -163,7 +161,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
     Ok(bytes)
 }
 
-/// Reads the image in `bytes`, the whole content of a file.
+/// Decodes the whole content of a file.
 pub fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Image, ImageError> {
     let format = ImageFormat::of(bytes)?;
     let limit = PixelLimit { format, max_pixels: options.max_pixels };
@@ -177,7 +175,7 @@ pub fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Image, ImageError
 }
 
 impl Image {
-    /// Reads a JPEG, PNG, WebP, GIF, BMP or TIFF file, turned upright as its EXIF orientation says.
+    /// Decodes a JPEG, PNG, WebP, GIF, BMP or TIFF file with its EXIF orientation applied.
     pub fn open(path: impl AsRef<Path>) -> Result<Image, ImageError> {
         open(path.as_ref(), &DecodeOptions::default())
     }
@@ -190,14 +188,13 @@ impl Image {
 
 const GAVE_UP: &str = "the decoder gave up on it";
 
-/// The decoders are other people's code on hostile input. Fuzzing has found a JPEG whose sampling
-/// factors make zune-jpeg 0.5.15 index outside of a row (`tests/hostile/decoder_panics.jpg`), and a
-/// server must outlive the next one too, so a panic becomes an error about the file.
+/// Turns a decoder's panic into an error. Fuzzing has found a JPEG whose sampling factors make zune-jpeg 0.5.15 index
+/// outside of a row (`tests/hostile/decoder_panics.jpg`).
 fn guarded<T>(format: ImageFormat, work: impl FnOnce() -> Result<T, ImageError>) -> Result<T, ImageError> {
     caught(work).unwrap_or_else(|| Err(ImageError::Damaged { format, reason: GAVE_UP.to_owned() }))
 }
 
-/// What `work` gives, or nothing if it panics. What it leaves half done must not be used afterwards.
+/// The result of `work`, or `None` if it panics. State that it has modified must not be used afterwards.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
     let before = GUARDED.replace(true);
     let result = catch_unwind(AssertUnwindSafe(work));
@@ -209,22 +206,20 @@ thread_local! {
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic on this thread would now be caught and become an [`ImageError`]. The standard
-/// panic hook prints it all the same; a program that does not want that installs a hook that asks
-/// here first and stays silent.
+/// Whether a panic on this thread would be caught and become an [`ImageError`]. A panic hook can use this to stay
+/// silent.
 pub fn catches_panics() -> bool {
     GUARDED.get()
 }
 
-/// An image as stored, and how to turn it.
+/// An image as stored, and its orientation.
 struct Decoded {
     image: Image,
-    /// The EXIF number, 1 to 8.
+    /// The EXIF orientation, 1 to 8.
     orientation: u8,
 }
 
-/// CMYK to RGB as Pillow does it, without a colour profile: `ink` is 0 where there is none, and
-/// `light` is what the black lets through, 255 where there is none.
+/// CMYK to RGB as in Pillow, without a colour profile: `ink` is 0 for none, `light` is 255 for no black.
 fn multiply_ink(ink: [u8; 3], light: u8) -> [u8; 3] {
     let light = u32::from(light);
     ink.map(|ink| {
@@ -253,7 +248,7 @@ impl PixelLimit {
         ImageError::Unsupported { format: self.format, reason: reason.to_string().trim().to_owned() }
     }
 
-    /// Fails if an image of this size must not or cannot be decoded; else gives its pixels.
+    /// Fails if an image of this size must not or cannot be decoded; otherwise returns its number of pixels.
     fn check(&self, width: u64, height: u64) -> Result<usize, ImageError> {
         let format = self.format;
         if width == 0 || height == 0 {
@@ -262,7 +257,7 @@ impl PixelLimit {
         let pixels = width
             .checked_mul(height)
             .filter(|pixels| *pixels <= self.max_pixels)
-            // Room for all working memory, also where `usize` is 32 bits.
+            // The working memory must fit, also if `usize` has 32 bits.
             .filter(|pixels| *pixels <= isize::MAX as u64 / 16)
             .map(|pixels| pixels as usize)
             .ok_or(ImageError::TooLarge { format, width, height, max_pixels: self.max_pixels })?;
@@ -273,18 +268,18 @@ impl PixelLimit {
         }
     }
 
-    /// Bytes per pixel that a decoder takes at the same time, at most: what is stored, and the image.
+    /// The maximum number of bytes per pixel that a decoder holds at once: the stored data and the image.
     fn working_bytes(&self) -> usize {
         match self.format {
             ImageFormat::Png | ImageFormat::Gif | ImageFormat::Bmp => 8,
-            // Coefficients of three channels in 16 bits; a canvas beside the frame.
+            // 16-bit coefficients of three channels; a canvas beside the frame.
             ImageFormat::Jpeg | ImageFormat::WebP => 12,
             // Four channels of 16 bits.
             ImageFormat::Tiff => 16,
         }
     }
 
-    /// Zeros for an image of this size, where there is memory for them.
+    /// Zeros for an image of this size, if there is memory for them.
     fn zeros(&self, width: u32, height: u32, length: usize) -> Result<Vec<u8>, ImageError> {
         let mut zeros = Vec::new();
         zeros.try_reserve_exact(length).map_err(|_| ImageError::Memory {

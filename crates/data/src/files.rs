@@ -1,5 +1,5 @@
-//! From what a person types to the list of image files: files, folders and glob patterns.
-//! The order is stable and made for people (`img2` before `img10`); nothing is opened here.
+//! Lists image files from command-line arguments: files, folders and glob patterns, in natural order (`img2` before
+//! `img10`). No file is opened here.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use vit_system::regular_file;
 
-/// Why the list of files could not be made.
+/// An error of listing image files.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FilesError {
@@ -30,26 +30,26 @@ pub enum FilesError {
         /// The pattern.
         pattern: String,
     },
-    /// Not a pattern at all.
+    /// An invalid pattern.
     #[error("{pattern}: not a valid pattern ({reason}); put [ ] around a literal *, ? or [")]
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The error in it.
         reason: &'static str,
     },
-    /// A folder or file that cannot be looked at.
+    /// A folder or file that cannot be read.
     #[error("{}: {error}", path.display())]
     Io {
-        /// What was being looked at.
+        /// The folder or file.
         path: PathBuf,
-        /// Why that failed.
+        /// The system's error.
         error: io::Error,
     },
 }
 
 impl FilesError {
-    /// The file, folder or pattern that it is about.
+    /// The file, folder or pattern of the error.
     pub fn place(&self) -> &Path {
         match self {
             FilesError::Missing(path) | FilesError::NoImages { path } | FilesError::Io { path, .. } => path,
@@ -65,25 +65,24 @@ fn missing(path: &Path) -> String {
     }
 }
 
-/// The endings that make a file in a folder an image; a file named by itself needs none of them.
+/// File name extensions of images in folders. A file that is named directly needs none of them.
 pub const EXTENSIONS: [&str; 10] = ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff"];
 
-/// Whether the name of `path` ends like an image's.
+/// Whether the file name has an image's extension.
 pub fn has_image_extension(path: &Path) -> bool {
     path.extension()
         .and_then(OsStr::to_str)
         .is_some_and(|found| EXTENSIONS.iter().any(|known| found.eq_ignore_ascii_case(known)))
 }
 
-/// The images that `arguments` name, no path twice, in the order of the arguments. Folders
-/// give their images in natural order, those of inner folders too if `recursive`; hidden files
-/// are skipped. What exists is taken by name even if it looks like a pattern.
+/// The images that `arguments` name, in the order of the arguments and without duplicate paths. Folders list their
+/// images in natural order, with those of subfolders if `recursive`; hidden files are skipped. An existing path is
+/// never read as a pattern.
 pub fn find_images<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Result<Vec<PathBuf>, FilesError> {
     find_images_each(arguments, recursive).into_iter().collect()
 }
 
-/// The same, for callers who go on with the others: what is missing or cannot be looked at is an
-/// error in its place in the list.
+/// As [`find_images`], but an argument that is missing or unreadable is an error at its place in the list.
 pub fn find_images_each<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Vec<Result<PathBuf, FilesError>> {
     let mut found = ImageList::default();
     for argument in arguments {
@@ -95,7 +94,7 @@ pub fn find_images_each<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Ve
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => found.add_pattern(path, recursive),
-            // Windows calls a name with `*` invalid rather than missing.
+            // Windows reports a name with `*` as invalid instead of missing.
             Err(_) if is_pattern(path) => found.add_pattern(path, recursive),
             Err(error) => Err(FilesError::Io { path: path.to_owned(), error }),
         };
@@ -115,12 +114,12 @@ struct ImageList {
 }
 
 impl ImageList {
-    /// A file, or what is wrong with it: whoever opened a pipe or a device by accident would wait forever.
+    /// Adds a file, or an error if it is a pipe or a device, which would block when opened.
     fn add(&mut self, path: PathBuf) {
         if let Err(error) = fs::metadata(&path).map_or(Ok(()), |meta| regular_file::check(&meta)) {
             return self.paths.push(Err(FilesError::Io { path, error }));
         }
-        // `a.jpg` and `./a.jpg` are one path. Links to one file are several, and each is answered for.
+        // `a.jpg` and `./a.jpg` are the same path; two links to the same file are not.
         let path_alone = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
         if self.seen.insert(path_alone) {
             self.paths.push(Ok(path));
@@ -135,7 +134,7 @@ impl ImageList {
         }
     }
 
-    /// Whether there were any.
+    /// Returns whether there were any images.
     fn add_images_in(&mut self, folder: &Path, recursive: bool) -> bool {
         let images = images_in(folder, recursive);
         let any = !images.is_empty();
@@ -149,13 +148,13 @@ impl ImageList {
     }
 
     fn add_pattern(&mut self, path: &Path, recursive: bool) -> Result<(), FilesError> {
-        // Only text can be a pattern; a name in another encoding is simply not there.
+        // Only UTF-8 can be a pattern.
         let Some(pattern) = path.to_str().filter(|_| is_pattern(path)) else {
             return Err(FilesError::Missing(path.to_owned()));
         };
         let matches = glob::glob(pattern)
             .map_err(|error| FilesError::Pattern { pattern: pattern.to_owned(), reason: error.msg })?;
-        // Folders that may not be entered are passed over, as a shell does.
+        // Folders without permission are skipped, as by a shell.
         let mut matches: Vec<PathBuf> = matches.filter_map(Result::ok).collect();
         matches.sort_by(|a, b| natural(a.as_os_str(), b.as_os_str()));
         let mut any = false;
@@ -171,7 +170,7 @@ impl ImageList {
     }
 }
 
-/// Whether a pattern spells out how names end, as `*.dat` does: then it is believed.
+/// Whether a pattern names an extension, such as `*.dat`: its matches then count as images.
 fn names_extension(pattern: &str) -> bool {
     Path::new(pattern).extension().and_then(OsStr::to_str).is_some_and(|extension| !extension.contains(['*', '?', '[']))
 }
@@ -182,18 +181,18 @@ fn images_in(folder: &Path, recursive: bool) -> Vec<Result<PathBuf, FilesError>>
     images
 }
 
-/// A walk through a folder that follows links. It ends: a link to a folder above is not followed, and inside a linked
-/// folder no link to a folder that was entered before.
+/// A recursive listing that follows links. It terminates: a link to a folder above is not followed, and inside a linked
+/// folder no link to a folder that was listed before.
 struct FolderWalk<'a> {
     recursive: bool,
-    /// The real folders on the way down to this one.
+    /// The canonical paths of the folders above the current one.
     above: Vec<PathBuf>,
     entered: HashSet<PathBuf>,
     images: &'a mut Vec<Result<PathBuf, FilesError>>,
 }
 
 impl FolderWalk<'_> {
-    /// Lists the images of a folder; `linked` where the way to it goes through a link.
+    /// Lists the images of a folder; `linked` if its path contains a link.
     fn enter(&mut self, folder: &Path, linked: bool) {
         let found = fs::canonicalize(folder).and_then(|real| Ok((real, names_in(folder)?)));
         let (real, mut names) = match found {
@@ -212,7 +211,7 @@ impl FolderWalk<'_> {
                         self.enter(&path, linked || link);
                     }
                 }
-                // A link to nowhere, a pipe or a device is reported when it is added.
+                // A broken link, a pipe or a device is reported by `ImageList::add`.
                 Ok(_) | Err(_) if has_image_extension(&path) => self.images.push(Ok(path)),
                 Ok(_) | Err(_) => {}
             }
@@ -220,7 +219,7 @@ impl FolderWalk<'_> {
         self.above.pop();
     }
 
-    /// Whether a link leads to a folder above, or out of a linked folder to one that was entered before.
+    /// Whether a link leads to a folder above, or from a linked folder to one that was listed before.
     fn known(&self, link: &Path, linked: bool) -> bool {
         fs::canonicalize(link).is_ok_and(|real| self.above.contains(&real) || (linked && self.entered.contains(&real)))
     }
@@ -238,7 +237,7 @@ fn names_in(folder: &Path) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Compares names as people do: runs of digits by their value, so `img2` comes before `img10`.
+/// Natural order: runs of digits compare by value.
 pub(crate) fn natural(a: &OsStr, b: &OsStr) -> std::cmp::Ordering {
     let (mut left, mut right) = (a.as_encoded_bytes(), b.as_encoded_bytes());
     while let (Some(&l), Some(&r)) = (left.first(), right.first()) {
@@ -253,11 +252,11 @@ pub(crate) fn natural(a: &OsStr, b: &OsStr) -> std::cmp::Ordering {
             return order;
         }
     }
-    // Names that differ only in leading zeros still need an order.
+    // Names that differ only in leading zeros are ordered by their bytes.
     left.len().cmp(&right.len()).then_with(|| a.cmp(b))
 }
 
-/// Splits the digits off the front; gives them without leading zeros.
+/// Splits leading digits off and returns them without leading zeros.
 fn take_number<'a>(text: &mut &'a [u8]) -> &'a [u8] {
     let end = text.iter().position(|b| !b.is_ascii_digit()).unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);

@@ -1,10 +1,9 @@
-//! The one image type of the system: 8-bit RGB, row by row, three bytes per pixel.
-//! It is what decoding gives and what resizing and augmentation work on; it never holds alpha,
-//! other depths or an empty area, so that nothing downstream has to ask.
+//! The image type of all crates: 8-bit RGB, interleaved, at least one pixel. Decoders produce it, resizing and
+//! augmentation work on it.
 
 use thiserror::Error;
 
-/// Why bytes are not an image of the given size.
+/// An unsuitable number of bytes for an image's size.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ShapeError {
     /// A side is zero.
@@ -48,7 +47,7 @@ impl Image {
         Ok(Self { width, height, pixels })
     }
 
-    /// For callers inside the crate whose arithmetic already guarantees the length.
+    /// For callers in this crate that guarantee the length.
     pub(crate) fn from_parts(width: usize, height: usize, pixels: Vec<u8>) -> Self {
         debug_assert!(width > 0 && height > 0 && pixels.len() == width * height * 3);
         Self { width, height, pixels }
@@ -69,12 +68,12 @@ impl Image {
         &self.pixels
     }
 
-    /// All bytes, to be changed in place.
+    /// All bytes, mutable.
     pub fn pixels_mut(&mut self) -> &mut [u8] {
         &mut self.pixels
     }
 
-    /// Gives the bytes away without copying them.
+    /// The bytes, without copying them.
     pub fn into_pixels(self) -> Vec<u8> {
         self.pixels
     }
@@ -97,7 +96,7 @@ impl Image {
 }
 
 impl std::fmt::Debug for Image {
-    /// Only the size: the bytes of a photograph help nobody in a failed assertion.
+    /// Prints the size alone: pixels would flood the message of a failed assertion.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Image({} x {})", self.width, self.height)
     }

@@ -1,6 +1,6 @@
-//! Images for Vision Transformers: reading files, resizing, the preprocessing that belongs to a
-//! model's weights, augmentation for training, and the loader that makes batches of it all. Results
-//! agree with Pillow, torchvision and timm, because published models were trained behind them.
+//! Images and datasets for vision models: decoding, resizing, the preprocessing of a model, augmentation, mixing,
+//! datasets of many formats, and the loader that makes batches. Results agree with Pillow, torchvision and timm, with
+//! which published models were trained.
 //!
 //! ```
 //! use vit_data::{ApplyPreprocess, Image, Preprocess};
@@ -12,8 +12,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Files are hostile until proven otherwise: formats are recognised by content, sizes are checked
-//! before memory is taken, and a broken file is an error, never a panic.
+//! Input files may be hostile: formats are recognised by content, sizes are checked before memory is allocated, and a
+//! broken file is an error, never a panic.
 
 pub mod augment;
 #[cfg_attr(not(feature = "parquet"), allow(dead_code))]

@@ -1,6 +1,6 @@
-//! Batches for training and evaluation, prepared ahead by threads. The order of samples depends on seed and epoch
-//! alone, what augmentation does to a sample on seed, epoch and sample alone, and how a batch is mixed on seed and
-//! step; so a run can be resumed at any batch, with any number of threads, and sees the same bits.
+//! Batches for training, prepared ahead by worker threads. The order of samples is a function of seed and epoch, the
+//! augmentation of a sample one of seed, epoch and sample, the mixing of a batch one of seed and step. So a run can be
+//! resumed at any batch, with any number of threads, and sees the same bits.
 
 mod cache;
 mod order;
@@ -21,7 +21,7 @@ use unreadable::UnreadableTally;
 pub use unreadable::{Unreadable, UnreadableLimit};
 use work::LoaderState;
 
-/// A place in a run: the epoch and the batch in it, both counted from 0.
+/// A batch of a run: the epoch and the batch in it, both counted from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct BatchPosition {
     /// The epoch.
@@ -30,18 +30,18 @@ pub struct BatchPosition {
     pub batch: u64,
 }
 
-/// What happens to samples that do not fill a batch at the end of an epoch.
+/// The treatment of samples that do not fill a batch at the end of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LastBatch {
-    /// They are left out.
+    /// Left out.
     Drop,
-    /// They make a smaller batch.
+    /// A smaller batch.
     Short,
-    /// They make a batch of full size, of which the rest is zero.
+    /// A full batch, padded with zeros.
     Padded,
 }
 
-/// How many classes a sample has.
+/// Labels per sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LabelCount {
     /// Exactly one.
@@ -50,37 +50,37 @@ pub enum LabelCount {
     Multiple,
 }
 
-/// How a dataset becomes batches.
+/// The settings of a [`Loader`].
 #[derive(Clone, Debug)]
 pub struct LoaderSettings {
     /// Samples per batch.
     pub batch: usize,
-    /// Where all randomness comes from.
+    /// The seed of shuffling, augmentation and mixing.
     pub seed: u64,
     /// Threads that decode and transform; 0 for one per core.
     pub threads: usize,
     /// Batches that are prepared ahead, at least 1.
     pub prefetch: usize,
-    /// Whether every epoch has a random order of its own.
+    /// Whether every epoch is shuffled.
     pub shuffle: bool,
-    /// What happens to the rest of an epoch.
+    /// The treatment of an incomplete last batch.
     pub last: LastBatch,
-    /// The epoch before which to stop, if any.
+    /// The number of epochs; `None` for no end.
     pub epochs: Option<u64>,
-    /// What happens to each image.
+    /// The transform of each image.
     pub transform: TrainTransform,
-    /// What happens to each batch and its targets.
+    /// Mixup, CutMix and label smoothing of each batch.
     pub mix: Mix,
-    /// How many classes a sample has.
+    /// Labels per sample.
     pub labels: LabelCount,
     /// Memory for decoded images, in bytes; 0 for none.
     pub cache_bytes: u64,
-    /// When unreadable samples are too many.
+    /// The share of unreadable samples that is an error.
     pub unreadable: UnreadableLimit,
 }
 
 impl LoaderSettings {
-    /// For training: shuffled, without end, without an incomplete batch.
+    /// Shuffled, without end, incomplete batches dropped.
     pub fn training(transform: TrainTransform, batch: usize, seed: u64) -> Self {
         Self {
             batch,
@@ -98,14 +98,14 @@ impl LoaderSettings {
         }
     }
 
-    /// For evaluation: every sample once, in the order of the dataset, the last batch padded with zeros.
+    /// Every sample once, in the order of the dataset, the last batch padded with zeros.
     pub fn evaluation(preprocess: &Preprocess, batch: usize) -> Result<Self, TransformError> {
         let transform = TrainTransform::new(preprocess, &Augmentation::default())?;
         let last = LastBatch::Padded;
         Ok(Self { shuffle: false, last, epochs: Some(1), ..Self::training(transform, batch, 0) })
     }
 
-    /// How many batches an epoch of this many samples has.
+    /// Batches per epoch of this many samples.
     pub fn batches_per_epoch(&self, samples: usize) -> u64 {
         self.plan(samples).batches()
     }
@@ -121,7 +121,7 @@ impl LoaderSettings {
     }
 }
 
-/// Why there is no batch.
+/// An error of a loader.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum LoaderError {
@@ -133,13 +133,13 @@ pub enum LoaderError {
         /// Classes found.
         classes: usize,
     },
-    /// More samples than can be counted.
+    /// More samples than a `u32` can number.
     #[error("the dataset has {0} samples; at most 4294967295 can be shuffled")]
     TooManySamples(usize),
-    /// A batch of nothing.
+    /// A batch size of 0.
     #[error("the batch size is 0, it must be at least 1")]
     Batch,
-    /// Not even one batch.
+    /// Fewer samples than one batch.
     #[error(
         "the dataset has {samples} training samples, fewer than one batch of {batch}; set a batch of at most {samples}"
     )]
@@ -149,79 +149,79 @@ pub enum LoaderError {
         /// Samples per batch.
         batch: usize,
     },
-    /// A sample whose labels do not fit.
+    /// A sample with an unsuitable number of labels or an unknown class.
     #[error("{name} has {found}, but {expected}")]
     Label {
         /// The sample.
         name: String,
-        /// What it has.
+        /// Its labels.
         found: String,
-        /// What it should have.
+        /// The labels it should have.
         expected: String,
     },
-    /// Settings of the transform, or an image it cannot be applied to.
+    /// An error of the transform.
     #[error(transparent)]
     Transform(#[from] TransformError),
-    /// Settings of mixing.
+    /// An error of the mixing.
     #[error(transparent)]
     Mix(#[from] MixError),
-    /// The system gives no thread.
+    /// A thread could not be started.
     #[error("cannot start a thread for loading data: {0}; ask for fewer threads")]
     Thread(String),
-    /// Too many samples cannot be read.
+    /// Too many unreadable samples.
     #[error(
         "{found} of the first {seen} images cannot be read, more than the {:.1}% allowed, such as {examples}; \
          repair or remove them, or allow more",
         limit * 100.0
     )]
     TooManyUnreadable {
-        /// How many.
+        /// Unreadable samples.
         found: usize,
-        /// Out of how many.
+        /// Samples delivered so far.
         seen: usize,
         /// The share allowed.
         limit: f64,
-        /// Some of them, with reasons.
+        /// The first of them, with reasons.
         examples: String,
     },
-    /// No sample was found in place of one that cannot be read.
+    /// No readable sample was found to replace an unreadable one.
     #[error("none of {tried} samples in a row can be read, such as {examples}; check the dataset")]
     NoneReadable {
-        /// How many were tried.
+        /// Samples tried.
         tried: usize,
-        /// Some of them, with reasons.
+        /// The first of them, with reasons.
         examples: String,
     },
-    /// A defect in reading or transforming a sample.
+    /// A panic while a sample was read or transformed.
     #[error("reading or transforming {name} failed unexpectedly: {message}; please report this")]
     Panic {
         /// The sample.
         name: String,
-        /// What the defect said.
+        /// The panic's message.
         message: String,
     },
-    /// All epochs are over.
+    /// All epochs were delivered.
     #[error("all {0} epochs have been delivered")]
     Finished(u64),
-    /// The loader is being dropped.
+    /// The loader was dropped.
     #[error("the loader was stopped")]
     Stopped,
 }
 
-/// A batch. Its memory goes back to the loader when it is dropped.
+/// A batch. Its buffers return to the loader when it is dropped.
 #[derive(Debug)]
 pub struct Batch {
-    /// Images: batch x channels x height x width.
+    /// Images: `[batch][channel][height][width]`.
     pub images: Vec<f32>,
-    /// Targets: batch x classes.
+    /// Targets: `[batch][class]`.
     pub targets: Vec<f32>,
-    /// The samples shown, by number. As many as there are; the rest of a padded batch is zero.
+    /// The samples of the batch by index; the rest of a padded batch is zero.
     pub samples: Vec<usize>,
-    /// The places of samples that could not be read and were replaced by others, in rising order.
+    /// The places in the batch of samples that replace unreadable ones, ascending.
     pub replaced: Vec<usize>,
     /// How the batch was mixed.
     pub mixing: Mixing,
-    /// Which batch it is.
+    /// The batch's position in the run.
     pub position: BatchPosition,
     pool: Arc<BufferPool>,
 }
@@ -234,7 +234,7 @@ impl Drop for Batch {
     }
 }
 
-/// The memory of a batch.
+/// The buffers of a batch.
 #[derive(Debug, Default)]
 struct BatchBuffers {
     images: Vec<f32>,
@@ -243,7 +243,7 @@ struct BatchBuffers {
     replaced: Vec<usize>,
 }
 
-/// Memory of former batches.
+/// Buffers of delivered batches, for reuse.
 #[derive(Debug, Default)]
 struct BufferPool(Mutex<Vec<BatchBuffers>>);
 
@@ -257,7 +257,7 @@ impl BufferPool {
     }
 }
 
-/// Gives the batches of a dataset in order.
+/// Delivers the batches of a dataset in order.
 pub struct Loader {
     state: Arc<LoaderState>,
     threads: Vec<JoinHandle<()>>,
@@ -269,8 +269,8 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Checks the settings and starts to prepare batches from `start` on. A batch number behind the end of an epoch
-    /// counts on into the next.
+    /// Checks the settings and starts to prepare batches from `start`. A batch index beyond the end of an epoch
+    /// continues in the next one.
     pub fn new(samples: Arc<dyn Samples>, settings: LoaderSettings, start: BatchPosition) -> Result<Self, LoaderError> {
         let plan = check(&*samples, &settings)?;
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -288,14 +288,14 @@ impl Loader {
         for number in 0..threads {
             let state = loader.state.clone();
             let thread = std::thread::Builder::new().name(format!("vit-loader-{number}"));
-            // On failure the loader is dropped, which ends those that were started.
+            // On failure the loader is dropped, which ends the threads started so far.
             let thread = thread.spawn(move || state.work()).map_err(|error| LoaderError::Thread(error.to_string()))?;
             loader.threads.push(thread);
         }
         Ok(loader)
     }
 
-    /// The next batch, waiting for it if need be. After an error the loader gives nothing but that error.
+    /// The next batch; waits until it is ready. After an error, every call returns that error.
     #[allow(clippy::should_implement_trait, reason = "an iterator could neither stop at an error nor end with one")]
     pub fn next(&mut self) -> Result<Batch, LoaderError> {
         if let Some(error) = &self.failed {
@@ -331,27 +331,27 @@ impl Loader {
         Ok(Batch { images, targets, samples, replaced, mixing: content.mixing, position, pool })
     }
 
-    /// Where the next batch is, to resume there.
+    /// The position of the next batch, for resuming.
     pub fn position(&self) -> BatchPosition {
         self.state.plan.position(self.next)
     }
 
-    /// Batches of every epoch.
+    /// Batches per epoch.
     pub fn batches_per_epoch(&self) -> u64 {
         self.state.plan.batches()
     }
 
-    /// The samples met so far that cannot be read, each once, by number.
+    /// The unreadable samples found so far, each once, by index.
     pub fn unreadable(&self) -> impl ExactSizeIterator<Item = &Unreadable> {
         self.met.unreadable.values().map(|one| &**one)
     }
 
-    /// How long [`next`](Self::next) has waited for batches since the loader exists.
+    /// The total time that [`next`](Self::next) has waited for batches.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// How long [`next`](Self::next) has waited since this was last asked.
+    /// The time that [`next`](Self::next) has waited since the last call of this function.
     pub fn waited_since(&mut self) -> Duration {
         let since = self.waited - self.waited_before;
         self.waited_before = self.waited;
@@ -363,7 +363,7 @@ impl Drop for Loader {
     fn drop(&mut self) {
         self.state.stop();
         for thread in self.threads.drain(..) {
-            // A panic inside was caught and reported.
+            // The queue caught and reported a panic.
             let _ = thread.join();
         }
     }

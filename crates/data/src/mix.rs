@@ -1,12 +1,12 @@
 //! Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019): every image of a batch is blended with, or gets a
-//! rectangle of, its partner in the reversed batch, and the targets follow. The arithmetic is that of timm's per-batch
-//! mode; the choices are a function of seed and step. Everything happens in place.
+//! rectangle of, its partner in the reversed batch; the targets are blended in the same proportion. The arithmetic is
+//! that of timm's per-batch mode; the choices are a function of seed and step. Everything happens in place.
 
 use crate::augment::{CropBox, SampleRandom};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// How batches are mixed and targets are smoothed. By default neither is.
+/// Mixing of batches and smoothing of targets; off by default.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mix {
@@ -18,9 +18,9 @@ pub struct Mix {
     pub probability: f64,
     /// Probability of CutMix where both are on.
     pub switch: f64,
-    /// The step from which on nothing is mixed any more.
+    /// The step from which on no batch is mixed.
     pub until: u64,
-    /// Label smoothing: the share of a target that is spread over all classes.
+    /// Label smoothing: the probability that is spread over all classes.
     pub smoothing: f64,
 }
 
@@ -30,7 +30,7 @@ impl Default for Mix {
     }
 }
 
-/// A setting that mixing cannot work with.
+/// An invalid setting of mixing.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[error("mix.{name} is {value}, it must be {allowed}")]
 pub struct MixError {
@@ -39,28 +39,28 @@ pub struct MixError {
     allowed: &'static str,
 }
 
-/// What happens to one batch.
+/// The mixing of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Mixing {
-    /// Nothing.
+    /// None.
     #[default]
     None,
-    /// Each image is `lambda` of itself and the rest of its partner.
+    /// Each image is `lambda` of itself plus `1 - lambda` of its partner.
     Mixup {
-        /// The image's own share.
+        /// The image's weight.
         lambda: f64,
     },
-    /// Each image has a region of its partner.
+    /// Each image has a rectangle of its partner.
     CutMix {
-        /// The share of the area that is the image's own.
+        /// The fraction of the area that is the image's.
         lambda: f64,
-        /// What comes from the partner.
+        /// The rectangle of the partner.
         region: CropBox,
     },
 }
 
 impl Mix {
-    /// Checks every number.
+    /// Checks all settings.
     pub fn validate(&self) -> Result<(), MixError> {
         let alpha = "0 (none) or a positive number";
         let probability = "from 0 to 1";
@@ -79,7 +79,7 @@ impl Mix {
         Ok(())
     }
 
-    /// What happens to the batch of a step, whose images are `height` x `width`.
+    /// The mixing of a step's batch of `height` x `width` images.
     pub fn choose(&self, seed: u64, step: u64, height: usize, width: usize) -> Mixing {
         let mut random = SampleRandom::for_batch(seed, step);
         if step >= self.until || (self.mixup <= 0.0 && self.cutmix <= 0.0) || !random.chance(self.probability) {
@@ -95,7 +95,7 @@ impl Mix {
         }
         let side = (1.0 - lambda).sqrt();
         let (rows, columns) = ((height as f64 * side) as usize, (width as f64 * side) as usize);
-        // The centre may lie anywhere; what sticks out is cut off.
+        // The centre is anywhere in the image; the rectangle is clipped.
         let mut span = |length: usize, part: usize| {
             let centre = random.below(length);
             let start = centre.saturating_sub(part / 2);
@@ -109,7 +109,7 @@ impl Mix {
 }
 
 impl Mixing {
-    /// The share of an image that is its own.
+    /// The weight of each image in its result.
     pub fn lambda(&self) -> f64 {
         match self {
             Mixing::None => 1.0,
@@ -117,7 +117,7 @@ impl Mixing {
         }
     }
 
-    /// Mixes `count` images, each of planes of rows of `width` values.
+    /// Mixes `count` images of planes of rows of `width` values.
     pub fn mix(&self, images: &mut [f32], count: usize, height: usize, width: usize) {
         match self {
             Mixing::None => {}
@@ -127,7 +127,7 @@ impl Mixing {
     }
 }
 
-/// Every image becomes `lambda` of itself and `1 - lambda` of the one at its place from the end.
+/// Every image becomes `lambda` of itself plus `1 - lambda` of its partner in the reversed batch.
 pub fn mixup(images: &mut [f32], count: usize, lambda: f64) {
     let (own, other) = (lambda as f32, (1.0 - lambda) as f32);
     pairs(images, count, |a, b| {
@@ -140,7 +140,7 @@ pub fn mixup(images: &mut [f32], count: usize, lambda: f64) {
     }
 }
 
-/// Every image gets the region of the one at its place from the end.
+/// Every image gets the rectangle of its partner in the reversed batch.
 pub fn cutmix(images: &mut [f32], count: usize, height: usize, width: usize, region: CropBox) {
     let CropBox { left, top, width: columns, height: rows } = region;
     pairs(images, count, |a, b| {
@@ -159,18 +159,18 @@ fn pairs(images: &mut [f32], count: usize, work: impl Fn(&mut [f32], &mut [f32])
     first.chunks_exact_mut(length.max(1)).zip(partners).for_each(|(a, b)| work(a, b));
 }
 
-/// The image of an odd batch that is its own partner.
+/// The middle image of an odd batch, which is its own partner.
 fn middle(images: &mut [f32], count: usize) -> Option<&mut [f32]> {
     let length = images.len() / count.max(1);
     (count % 2 == 1).then(|| &mut images[count / 2 * length..][..length])
 }
 
-/// What a sample is: wholly of each of its classes, or of several in part.
+/// The target of a sample: its classes, with probabilities where the label is soft.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
     /// The classes.
     pub classes: &'a [u32],
-    /// Their shares, which add up to 1.
+    /// Their probabilities, which add up to 1.
     pub shares: Option<&'a [f32]>,
 }
 
@@ -187,7 +187,7 @@ impl<'a, const N: usize> From<&'a [u32; N]> for Target<'a> {
 }
 
 impl Target<'_> {
-    /// Adds this sample's part of a row of targets.
+    /// Adds this sample's weighted target to a row.
     fn add(self, row: &mut [f32], weight: f32) {
         for (place, class) in self.classes.iter().enumerate() {
             row[*class as usize] += weight * self.shares.map_or(1.0, |shares| shares[place]);
@@ -195,10 +195,10 @@ impl Target<'_> {
     }
 }
 
-/// Writes the targets of a batch, a row of `classes` for each of its samples, whose labels `labels` gives by their
-/// place in the batch. A class of a sample has `1 - smoothing + smoothing / classes`, every other `smoothing / classes`,
-/// and a row is `lambda` of the sample's own and the rest of its partner's. A class that a sample belongs to in part has
-/// that part of `1 - smoothing`.
+/// Writes the targets of a batch, a row of `classes` values per sample; `labels` returns the label of a place in the
+/// batch. A sample's class gets `1 - smoothing + smoothing / classes`, every other class `smoothing / classes`; a soft
+/// label distributes `1 - smoothing` by its probabilities. A row is `lambda` of the sample's target plus `1 - lambda`
+/// of its partner's.
 pub fn write_targets<'a, T: Into<Target<'a>>>(
     targets: &mut [f32],
     classes: usize,

@@ -1,6 +1,6 @@
-//! From an image to the numbers a model reads: resize, crop, scale, normalise.
-//! The geometry is that of timm's evaluation transform and the arithmetic that of torchvision,
-//! because published weights were trained and measured behind them. Nothing here is random.
+//! Applies a model's preprocessing to images: resize, crop, scale, normalise. The geometry is that of timm's evaluation
+//! transform, the arithmetic that of torchvision: published weights were trained and evaluated with them. Nothing here
+//! is random.
 
 mod normalise;
 
@@ -11,7 +11,7 @@ use std::ops::Range;
 pub(crate) use normalise::Channel;
 pub use vit_models::{CropMode, Preprocess, PreprocessError};
 
-/// A rectangle in an image: left, top, width and height, in pixels with fractions.
+/// A rectangle in an image, in fractional pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub struct Region {
@@ -21,23 +21,21 @@ pub struct Region {
     pub height: f64,
 }
 
-/// The application of a model's preprocessing to images.
+/// Applies a [`Preprocess`] to images.
 pub trait ApplyPreprocess {
-    /// The model's input for `image`: channels x height x width, normalised.
+    /// The model's input: `[channel][height][width]`, normalised.
     fn apply(&self, image: &Image) -> Result<Vec<f32>, PreprocessError>;
 
-    /// As [`apply`](Self::apply), into a slice of [`Preprocess::output_len`] values, such
-    /// as one row of a batch.
+    /// As [`apply`](Self::apply), into a slice of [`Preprocess::output_len`] values, such as a row of a batch.
     fn apply_into(&self, image: &Image, out: &mut [f32]) -> Result<(), PreprocessError>;
 
-    /// Scales and normalises an image that already has the model's size into `out`.
+    /// Scales and normalises an image of the model's size into `out`.
     fn normalise_into(&self, image: &Image, out: &mut [f32]) -> Result<(), PreprocessError>;
 
-    /// The resized and cropped image, before any scaling: what the model gets to see. For a
-    /// grey model it is grey.
+    /// The resized and cropped image before scaling. For a grey model it is grey.
     fn crop(&self, image: &Image) -> Result<Image, PreprocessError>;
 
-    /// The part of an image of this size that becomes the model's input, in the image's own pixels. It leaves the
+    /// The part of an image of this size that becomes the model's input, in the image's pixels. It extends beyond the
     /// image where the input has a border.
     fn region(&self, width: usize, height: usize) -> Result<Region, PreprocessError>;
 }
@@ -141,11 +139,11 @@ pub(crate) fn mean_colour(preprocess: &Preprocess) -> [u8; 3] {
     })
 }
 
-/// Where a length lands when cropped or padded to another around the centre.
+/// The position of a side that is cropped or padded around the centre.
 struct CropPlacement {
-    /// The part that stays.
+    /// The part that is kept.
     kept: Range<usize>,
-    /// Empty space before it.
+    /// The padding before it.
     margin: usize,
 }
 
@@ -154,7 +152,7 @@ impl CropPlacement {
         if length <= target {
             return Self { kept: 0..length, margin: (target - length) / 2 };
         }
-        // Half to even again: an excess of 1 cuts at 0, an excess of 3 at 2.
+        // Half to even again: an excess of 1 crops from 0, an excess of 3 from 2.
         let start = ((length - target) as f64 / 2.0).round_ties_even() as usize;
         Self { kept: start..start + target, margin: 0 }
     }

@@ -1,8 +1,6 @@
-//! Resizing that gives the same bytes as Pillow's `Image.resize` on 8-bit RGB.
-//!
-//! Models are trained behind Pillow, so its rounding is part of the contract: two passes, each
-//! rounded to bytes, with weights in 22-bit fixed point. This module holds the filters, the
-//! weights and the order of the passes; the loops are in `passes`.
+//! Resizing with the same bytes as Pillow's `Image.resize` on 8-bit RGB, since models are trained behind Pillow: two
+//! passes, each rounded to bytes, with weights in 22-bit fixed point. This module holds the filters, the weights and
+//! the order of the passes; the loops are in `passes`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -18,7 +16,7 @@ use thiserror::Error;
 
 pub use vit_models::{Filter, UnknownFilter};
 
-/// Half the width of the filter, in pixels, when not shrinking.
+/// Half the width of the filter in pixels, when not shrinking.
 fn support(filter: Filter) -> f64 {
     match filter {
         Filter::Nearest => 0.0,
@@ -29,16 +27,15 @@ fn support(filter: Filter) -> f64 {
     }
 }
 
-/// The weight at distance `x` from the centre. `support` has ended before these are asked
-/// for anything far outside.
+/// The weight at distance `x` from the centre.
 fn weight(filter: Filter, x: f64) -> f64 {
     let distance = x.abs();
     match filter {
-        // Half open, so that a pixel exactly between two outputs belongs to one of them.
+        // Half open, so that a pixel exactly between two outputs contributes to one of them.
         Filter::Nearest | Filter::Box => f64::from(u8::from(x > -0.5 && x <= 0.5)),
         Filter::Bilinear => (1.0 - distance).max(0.0),
         Filter::Hamming if distance < 1.0 => {
-            // Pillow's constants are single precision; the difference is visible in bytes.
+            // Pillow's constants are f32, which changes bytes.
             sinc(distance) * (f64::from(0.54f32) + f64::from(0.46f32) * (distance * PI).cos())
         }
         Filter::Bicubic if distance < 1.0 => (1.5 * distance - 2.5) * distance * distance + 1.0,
@@ -48,10 +45,10 @@ fn weight(filter: Filter, x: f64) -> f64 {
     }
 }
 
-/// Why a resize cannot be done.
+/// An error of resizing.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ResizeError {
-    /// The source box is empty or reaches outside of the image.
+    /// The source box is empty or not inside the image.
     #[error("the box from ({left}, {top}) to ({right}, {bottom}) is not inside the {width} x {height} image")]
     Box {
         /// Left edge of the box.
@@ -78,15 +75,15 @@ fn sinc(x: f64) -> f64 {
     }
 }
 
-/// Resizes the whole image to `width` x `height`; a size of zero is taken as one.
+/// Resizes the whole image to `width` x `height`; a size of zero counts as one.
 pub fn resize(image: &Image, width: usize, height: usize, filter: Filter) -> Image {
     let (width, height) = (width.max(1), height.max(1));
     let plan = Resize { source: whole(image), size: (width, height), filter };
     plan.window(image, 0..width, 0..height)
 }
 
-/// Resizes the part of the image inside `source` = (left, top, right, bottom), whose edges may
-/// lie between pixels, to `width` x `height`. Pixels just outside the box are used by the filter.
+/// Resizes the part of the image inside `source` = (left, top, right, bottom), whose edges may lie between pixels, to
+/// `width` x `height`. The filter also reads pixels just outside the box.
 pub fn resize_box(
     image: &Image,
     source: (f64, f64, f64, f64),
@@ -95,13 +92,13 @@ pub fn resize_box(
     filter: Filter,
 ) -> Result<Image, ResizeError> {
     let (left, top, right, bottom) = source;
-    // Pillow keeps the box in single precision.
+    // Pillow stores the box as f32.
     let narrow = [left as f32, top as f32, right as f32, bottom as f32];
     let inside = narrow[0] >= 0.0
         && narrow[1] >= 0.0
         && f64::from(narrow[2]) <= image.width() as f64
         && f64::from(narrow[3]) <= image.height() as f64;
-    // A comparison with NaN is false, so NaN ends here as well.
+    // NaN fails this comparison.
     if !(inside && narrow[2] > narrow[0] && narrow[3] > narrow[1]) {
         return Err(ResizeError::Box { left, top, right, bottom, width: image.width(), height: image.height() });
     }
@@ -110,14 +107,14 @@ pub fn resize_box(
     Ok(plan.window(image, 0..width, 0..height))
 }
 
-/// The box that holds the whole image.
+/// The box of the whole image.
 fn whole(image: &Image) -> [f32; 4] {
     [0.0, 0.0, image.width() as f32, image.height() as f32]
 }
 
-/// Resizes to `size` = (width, height) but computes only the columns and rows asked for. The
-/// bytes are those of resizing everything and cropping; the memory is that of the crop, also for
-/// an image one pixel wide and a hundred thousand high.
+/// Resizes to `size` = (width, height) but computes only the given columns and rows. The bytes are those of resizing
+/// everything and cropping; the memory is that of the crop, also for an image one pixel wide and a hundred thousand
+/// high.
 pub(crate) fn resize_window(
     image: &Image,
     size: (usize, usize),
@@ -150,7 +147,7 @@ impl Resize {
         let down = (!unchanged(top, bottom, height, image.height()))
             .then(|| FilterTaps::new(image.height(), top, bottom, height, rows.clone(), self.filter));
 
-        // What each pass has to leave for the other one.
+        // The rows and columns that the other pass reads.
         let rows_used = down.as_ref().map_or(rows.clone(), FilterTaps::span);
         let columns_used = across.as_ref().map_or(columns.clone(), FilterTaps::span);
         let view = PixelView { bytes: image.pixels(), width: image.width(), left: 0, top: 0 };
@@ -179,9 +176,9 @@ impl Resize {
         Image::from_parts(columns.len(), rows.len(), pixels)
     }
 
-    /// The order changes the rounding in between, so it is Pillow's too: across, then down, but
-    /// since Pillow 13 the other way round where the height shrinks by far more pixels. What
-    /// counts is the whole image, also when only a box of it is resized.
+    /// The order of the passes changes the intermediate rounding, so it is Pillow's: horizontal first, but since Pillow
+    /// 13 vertical first if the height shrinks by far more pixels. The size of the whole image decides, also if only a
+    /// box of it is resized.
     fn is_vertical_first(&self, image: &Image) -> bool {
         let (width, height) = self.size;
         let fewer_rows = image.height().saturating_sub(height);
@@ -190,7 +187,7 @@ impl Resize {
     }
 }
 
-/// Rows of pixels, and where in the image the first of them is.
+/// Rows of pixels and their position in the image.
 struct PixelView<'a> {
     bytes: &'a [u8],
     width: usize,
@@ -198,7 +195,7 @@ struct PixelView<'a> {
     top: usize,
 }
 
-/// Bits after the point in the weights: 32, less 8 for the byte and 2 for sums outside 0..1.
+/// Fractional bits of the weights: 32, less 8 for the byte and 2 for sums outside of 0..1.
 const PRECISION_BITS: u32 = 32 - 8 - 2;
 
 /// The weights of one direction: output `i` is the sum over `k` of
@@ -227,7 +224,7 @@ impl FilterTaps {
         let mut exact = Vec::with_capacity(stride);
         for (output, fixed) in window.zip(taps.weights.chunks_exact_mut(stride)) {
             let centre = f64::from(from) + (output as f64 + 0.5) * scale;
-            // `as` cuts towards zero and keeps within range, which the edges rely on.
+            // `as` truncates towards zero and saturates, which the edges rely on.
             let start = ((centre - support + 0.5) as usize).min(input);
             let end = ((centre + support + 0.5) as usize).min(input).max(start);
             exact.clear();
@@ -252,7 +249,7 @@ impl FilterTaps {
         start..ends.max().unwrap_or(start)
     }
 
-    /// For each output: the first input and the weights.
+    /// For each output, its first input and its weights.
     fn iter(&self) -> impl Iterator<Item = (usize, &[i32])> {
         self.starts
             .iter()
@@ -262,7 +259,7 @@ impl FilterTaps {
     }
 }
 
-/// `f64::round` differs from adding a half and cutting, for values whose sum with 0.5 rounds.
+/// Unlike `f64::round`: adding 0.5 may itself round.
 trait RoundHalfAway {
     fn round_half_away(self) -> i32;
 }
@@ -273,8 +270,8 @@ impl RoundHalfAway for f64 {
     }
 }
 
-/// Beyond this many pixels Pillow could not hold the image, so there are no bytes to agree with
-/// and no reason to count up to a crop in the middle of it.
+/// From this size on, Pillow cannot hold the image, so there are no bytes to agree with; positions are multiplied
+/// instead of added up.
 const FAR: usize = 1 << 24;
 
 /// The input pixel under the centre of each output in `window`, `None` outside of the image.
@@ -282,7 +279,7 @@ fn nearest_positions(from: f32, to: f32, length: usize, input: usize, window: Ra
     let step = f64::from(to - from) / length as f64;
     let mut position = f64::from(from) + step * 0.5;
     if window.start < FAR {
-        // Pillow adds the step again and again; multiplying picks other pixels now and then.
+        // Pillow adds the step repeatedly; a multiplication sometimes gives other pixels.
         for _ in 0..window.start {
             position += step;
         }
@@ -298,7 +295,7 @@ fn nearest_positions(from: f32, to: f32, length: usize, input: usize, window: Ra
         .collect()
 }
 
-/// The image made of the chosen columns and rows; black where there is none.
+/// The image of the given columns and rows, black for `None`.
 fn pick(image: &Image, xs: &[Option<usize>], ys: &[Option<usize>]) -> Image {
     let mut pixels = vec![0; xs.len() * ys.len() * 3];
     for (row, y) in pixels.chunks_exact_mut(xs.len() * 3).zip(ys) {

@@ -1,15 +1,15 @@
-//! What a dataset is to everyone who reads one: labelled images by number. Formats implement it, the loader and the
-//! evaluation use it; where the bytes lie is nobody else's business.
+//! The interface of a dataset: labelled images by index. Every dataset format implements it; the loader and the
+//! evaluation use it.
 
 use crate::decode::ImageError;
 use crate::image::Image;
 
-/// Labelled images, in an order that is the same every time.
+/// Labelled images in a fixed order.
 pub trait Samples: Send + Sync {
-    /// How many there are.
+    /// The number of samples.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -20,15 +20,15 @@ pub trait Samples: Send + Sync {
     /// The classes of a sample: one for plain classification, any number for multi-label data.
     fn labels(&self, index: usize) -> &[u32];
 
-    /// How a sample belongs to several classes in part, where someone was not sure: classes and shares that add up to 1.
-    /// [`labels`](Self::labels) is then the likeliest.
+    /// Soft labels: classes and their probabilities, which add up to 1. [`labels`](Self::labels) is then the likeliest
+    /// class.
     fn shares(&self, _index: usize) -> Option<(&[u32], &[f32])> {
         None
     }
 
-    /// The name by which a person finds a sample again: its path, or its archive and its place in there.
+    /// The name of a sample for messages: its path, or its archive and its name in it.
     fn name(&self, index: usize) -> String;
 
-    /// Reads and decodes a sample. Callable from many threads at once.
+    /// Reads and decodes a sample. Threads may call it concurrently.
     fn image(&self, index: usize) -> Result<Image, ImageError>;
 }

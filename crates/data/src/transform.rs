@@ -1,6 +1,6 @@
-//! The training transform: what happens at random to an image between the file and the model. Settings say what a
-//! recipe wants; a [`TrainTransform`] is those settings made ready for a model, and turns one image into one row of
-//! a batch.
+//! The training transform: random augmentation and preprocessing of an image. An [`Augmentation`] holds the settings of
+//! a recipe; a [`TrainTransform`] combines them with a model's preprocessing and turns an image into one row of a
+//! batch.
 
 use crate::augment::crop::{CropWindow, cut};
 use crate::augment::{
@@ -12,34 +12,34 @@ use crate::resize::{resize, resize_window};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Which part of an image is shown.
+/// The crop of a training image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Crop {
-    /// The middle, as in evaluation.
+    /// The centre, as in evaluation.
     #[default]
     Centre,
-    /// A random part of random proportions, resized to the model's size.
+    /// A random part with a random aspect ratio, resized to the model's size.
     Resized {
-        /// Least and greatest share of the area.
+        /// Minimum and maximum fraction of the area.
         #[serde(default = "Crop::usual_scale")]
         scale: [f64; 2],
-        /// Least and greatest proportion, width to height.
+        /// Minimum and maximum aspect ratio, width to height.
         #[serde(default = "Crop::usual_ratio")]
         ratio: [f64; 2],
     },
-    /// The image, resized to cover the model's size if it has another, with a border; then a random window of it.
+    /// The image, resized to cover the model's size if it has another, padded by a border; then a random window of it.
     Padded {
         /// Width of the border.
         pixels: usize,
-        /// What the border shows.
+        /// The content of the border.
         #[serde(default)]
         fill: Fill,
     },
 }
 
 impl Crop {
-    /// A random part with the limits that are usual for ImageNet: 8 % to all of the area, 3:4 to 4:3.
+    /// A random part with the usual limits for ImageNet: 8 % to 100 % of the area, aspect ratios of 3:4 to 4:3.
     pub fn usual() -> Self {
         Crop::Resized { scale: Self::usual_scale(), ratio: Self::usual_ratio() }
     }
@@ -53,25 +53,25 @@ impl Crop {
     }
 }
 
-/// What a recipe does to training images. By default nothing: the centre of each, once.
+/// The augmentation settings of a recipe. By default, the centre crop and nothing else.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Augmentation {
-    /// Which part is shown.
+    /// The crop.
     pub crop: Crop,
-    /// Probability of mirroring left and right.
+    /// Probability of a horizontal flip.
     pub flip: f64,
-    /// Probability of mirroring top and bottom.
+    /// Probability of a vertical flip.
     pub vertical_flip: f64,
-    /// RandAugment or AutoAugment in timm's words, such as `rand-m9-mstd0.5-inc1`.
+    /// RandAugment or AutoAugment in timm's notation, such as `rand-m9-mstd0.5-inc1`.
     pub auto_augment: Option<String>,
-    /// DeiT III's choice of grey, solarized or blurred.
+    /// DeiT III's 3-Augment.
     pub three_augment: bool,
-    /// Changes of brightness, contrast, saturation and hue.
+    /// Random brightness, contrast, saturation and hue.
     pub colour_jitter: ColourJitter,
-    /// Rectangles that are overwritten at the very end.
+    /// Random erasing, applied last.
     pub erasing: Erasing,
-    /// How many versions of an image an epoch shows; it shows fewer images then, not more batches.
+    /// Repeated augmentation: versions of an image per epoch. The epoch then shows fewer images, not more batches.
     pub repeated: usize,
 }
 
@@ -90,29 +90,29 @@ impl Default for Augmentation {
     }
 }
 
-/// Why an image cannot be transformed.
+/// An invalid setting of a transform.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum TransformError {
-    /// The policy of random operations cannot be understood.
+    /// An invalid policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The model's preprocessing is unusable.
+    /// An invalid preprocessing.
     #[error(transparent)]
     Preprocess(#[from] PreprocessError),
-    /// A number outside of what it can be.
+    /// A value out of range.
     #[error("{name} is {value}, it must be {allowed}")]
     Setting {
         /// The setting.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What would do.
+        /// The allowed values.
         allowed: &'static str,
     },
 }
 
 impl Augmentation {
-    /// Checks every number.
+    /// Checks all settings.
     pub fn validate(&self) -> Result<(), TransformError> {
         let check = |is_right: bool, name, value: String, allowed| {
             if is_right { Ok(()) } else { Err(TransformError::Setting { name, value, allowed }) }
@@ -153,7 +153,7 @@ impl Augmentation {
     }
 }
 
-/// Settings made ready for a model: everything that is the same for all images is computed once.
+/// Augmentation and preprocessing for a model; everything that is the same for all images is computed once.
 #[derive(Clone, Debug)]
 pub struct TrainTransform {
     preprocess: Preprocess,
@@ -164,7 +164,7 @@ pub struct TrainTransform {
 }
 
 impl TrainTransform {
-    /// The transform of a recipe for a model that expects `preprocess`.
+    /// Combines augmentation settings with the preprocessing of a model.
     pub fn new(preprocess: &Preprocess, augmentation: &Augmentation) -> Result<Self, TransformError> {
         preprocess.validate()?;
         augmentation.validate()?;
@@ -178,23 +178,23 @@ impl TrainTransform {
         })
     }
 
-    /// Number of values that an image becomes.
+    /// Values per image.
     pub fn output_len(&self) -> usize {
         self.preprocess.output_len()
     }
 
-    /// What the model expects.
+    /// The model's preprocessing.
     pub fn preprocess(&self) -> &Preprocess {
         &self.preprocess
     }
 
-    /// What the recipe does.
+    /// The augmentation settings.
     pub fn augmentation(&self) -> &Augmentation {
         &self.augmentation
     }
 
-    /// Writes the image to `into`: channels x height x width, normalised. Of length
-    /// [`output_len`](Self::output_len).
+    /// Writes the transformed image to `into`: `[channel][height][width]`, normalised, [`output_len`](Self::output_len)
+    /// values.
     pub fn apply(&self, image: &Image, random: &mut SampleRandom, into: &mut [f32]) -> Result<(), TransformError> {
         let [height, width] = self.preprocess.image_size;
         let expected = self.output_len();
@@ -209,7 +209,7 @@ impl TrainTransform {
         Ok(())
     }
 
-    /// The image before normalising, as a person would look at it.
+    /// The augmented image before normalisation.
     pub fn augmented(&self, image: &Image, random: &mut SampleRandom) -> Result<Image, TransformError> {
         let [height, width] = self.preprocess.image_size;
         let settings = &self.augmentation;
@@ -225,7 +225,7 @@ impl TrainTransform {
                 let left = random.below(covering.0 + 2 * pixels - width + 1);
                 let top = random.below(covering.1 + 2 * pixels - height + 1);
                 let window = CropWindow { border: pixels, fill, corner: (left, top), size: (width, height) };
-                // Only the part that is shown is resized: an image of 1 x 1,000,000 pixels would grow to gigabytes.
+                // Only the visible part is resized: an image of 1 x 1,000,000 pixels would grow to gigabytes.
                 match window.shown(covering) {
                     _ if covering == (image.width(), image.height()) => window.of(image, (0, 0), covering),
                     Some((columns, rows)) => {
@@ -256,8 +256,8 @@ impl TrainTransform {
     }
 }
 
-/// The size at which an image just covers `width` x `height` with its own proportions; for a square that is
-/// torchvision's rule for the shorter side.
+/// The size at which an image just covers `width` x `height`, with its aspect ratio; for a square this is torchvision's
+/// rule for the shorter side.
 fn covering_size(image: &Image, width: usize, height: usize) -> (usize, usize) {
     let (w, h) = (image.width(), image.height());
     // Compares w / width with h / height.

@@ -1,12 +1,11 @@
-//! How much of the host's memory this process may still take: what the machine has left, what its control group leaves
-//! (cgroup v1 and v2, every level up to the root), and what the process's own limit leaves (`ulimit -v`). All of it is
-//! read from the files that Linux shows; on other systems nothing is known, and then nothing is refused. Swap does not
-//! count: a model that computes in it takes days.
+//! The host memory that this process may still allocate: the machine's free memory, the rest of its control group's
+//! limit (cgroup v1 and v2, every level up to the root), and the rest of its own limit (`ulimit -v`). All of it is read
+//! from Linux's files; on other systems it is unknown. Swap does not count: computing in it would take days.
 
 use std::fs;
 use std::path::Path;
 
-/// What sets the tightest bound.
+/// The origin of the tightest limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryLimit {
     /// The machine's memory.
@@ -19,14 +18,14 @@ pub enum MemoryLimit {
     Gpu,
 }
 
-/// The memory that is left for this process, of the host or of a GPU.
+/// The free memory of the host or of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeMemory {
-    /// Bytes that it may still take.
+    /// Bytes that this process may still allocate.
     pub free: u64,
-    /// Bytes that the bound allows in all.
+    /// Bytes that the limit allows in total.
     pub total: u64,
-    /// What the bound is.
+    /// The limit's origin.
     pub limit: MemoryLimit,
 }
 
@@ -47,22 +46,22 @@ impl std::fmt::Display for FreeMemory {
     }
 }
 
-/// What is left for this process; `None` where the system does not say.
+/// The free memory for this process; `None` if unknown.
 pub fn free_memory() -> Option<FreeMemory> {
     free_memory_in(Path::new("/"))
 }
 
-/// Bytes of memory that this process holds now.
+/// Bytes of memory that this process uses.
 pub fn resident() -> Option<u64> {
     status_bytes(Path::new("/"), "VmRSS:")
 }
 
-/// The most bytes of memory that this process has held.
+/// The maximum memory that this process has used.
 pub fn peak() -> Option<u64> {
     status_bytes(Path::new("/"), "VmHWM:")
 }
 
-/// The tightest of all bounds that the files under `root` show.
+/// The tightest of all limits in the files under `root`.
 fn free_memory_in(root: &Path) -> Option<FreeMemory> {
     let mut bounds = control_groups(root);
     bounds.extend(machine(root));
@@ -79,7 +78,7 @@ fn machine(root: &Path) -> Option<FreeMemory> {
 fn address_space(root: &Path) -> Option<FreeMemory> {
     let text = fs::read_to_string(root.join("proc/self/limits")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Max address space"))?;
-    // The soft limit, which is the one that holds; `unlimited` is no number.
+    // The soft limit, which is the one in force; `unlimited` does not parse.
     let total: u64 = line.split_whitespace().next()?.parse().ok()?;
     let taken = status_bytes(root, "VmSize:")?;
     Some(FreeMemory { free: total.saturating_sub(taken), total, limit: MemoryLimit::AddressSpace })
@@ -95,35 +94,35 @@ fn kib_line(text: &str, name: &str) -> Option<u64> {
     value.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The files of a version of control groups.
-struct Files {
+/// The files of a cgroup version.
+struct CgroupFiles {
     limit: &'static str,
     taken: &'static str,
-    /// Lines of `memory.stat` whose memory the kernel takes back before it refuses anything.
+    /// Lines of `memory.stat` with memory that the kernel reclaims before it refuses an allocation.
     reclaimable: &'static [&'static str],
 }
 
-const V1: Files = Files {
+const V1: CgroupFiles = CgroupFiles {
     limit: "memory.limit_in_bytes",
     taken: "memory.usage_in_bytes",
     reclaimable: &["total_inactive_file", "total_active_file"],
 };
-const V2: Files = Files {
+const V2: CgroupFiles = CgroupFiles {
     limit: "memory.max",
     taken: "memory.current",
     reclaimable: &["inactive_file", "active_file", "slab_reclaimable"],
 };
 
-/// From here on a limit is none: version 1 writes the largest number of pages for it.
+/// Version 1 writes the largest number of pages for no limit.
 const UNLIMITED: u64 = 1 << 60;
 
-/// The bounds of the process's control group and of all groups around it.
+/// The limits of the process's control group and of all groups above it.
 fn control_groups(root: &Path) -> Vec<FreeMemory> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
     let mut found = Vec::new();
     for line in groups.lines() {
-        // ID:controllers:path; version 2 has the ID 0 and names no controllers.
+        // ID:controllers:path; version 2 has the ID 0 and no controllers.
         let mut parts = line.splitn(3, ':');
         let (Some(id), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else { continue };
         let version_2 = id == "0" && controllers.is_empty();
@@ -144,7 +143,7 @@ fn control_groups(root: &Path) -> Vec<FreeMemory> {
     found
 }
 
-/// Where a hierarchy is mounted, and the group's path below that. Inside a container the mount may begin at a group.
+/// Where a hierarchy is mounted, and the group's path below that. In a container, the mount may begin at a group.
 fn mounted<'a>(mounts: &'a str, path: &'a str, version_2: bool) -> Option<(&'a str, &'a str)> {
     mounts.lines().find_map(|line| {
         // ID parent major:minor root mount-point options [optional fields] - type source options
@@ -157,14 +156,14 @@ fn mounted<'a>(mounts: &'a str, path: &'a str, version_2: bool) -> Option<(&'a s
         };
         let mut place = place.split_whitespace().skip(3);
         let (from, at) = (place.next()?, place.next()?);
-        // A group outside of what the mount shows, as `/../other`, has no files there; its root still bounds.
+        // A group outside of the mount, such as `/../other`, has no files there; the mount's root still limits.
         let below =
             path.strip_prefix(from).filter(|below| !below.split('/').any(|part| part == "..")).unwrap_or_default();
         is_meant.then_some((at, below))
     })
 }
 
-fn group(folder: &Path, files: &Files) -> Option<FreeMemory> {
+fn group(folder: &Path, files: &CgroupFiles) -> Option<FreeMemory> {
     let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let total = number(files.limit).filter(|limit| *limit < UNLIMITED)?;
     let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
@@ -183,12 +182,12 @@ mod tests {
 
     use super::*;
 
-    /// Files as Linux shows them, in a folder of the test's own.
-    struct Made(PathBuf);
+    /// A folder with files as Linux has them.
+    struct HostFiles(PathBuf);
 
-    impl Made {
-        fn new(name: &str, files: &[(&str, &str)]) -> Made {
-            let made = Made(std::env::temp_dir().join(format!("vit-host-{}-{name}", std::process::id())));
+    impl HostFiles {
+        fn new(name: &str, files: &[(&str, &str)]) -> HostFiles {
+            let made = HostFiles(std::env::temp_dir().join(format!("vit-host-{}-{name}", std::process::id())));
             for (path, text) in files {
                 let path = made.0.join(path);
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -202,7 +201,7 @@ mod tests {
         }
     }
 
-    impl Drop for Made {
+    impl Drop for HostFiles {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -213,12 +212,12 @@ mod tests {
 
     #[test]
     fn without_files_nothing_is_known() {
-        assert_eq!(Made::new("none", &[("readme", "")]).free_memory(), None);
+        assert_eq!(HostFiles::new("none", &[("readme", "")]).free_memory(), None);
     }
 
     #[test]
     fn the_machine_bounds_where_nothing_else_does() {
-        let made = Made::new("machine", &[("proc/meminfo", MEMINFO)]);
+        let made = HostFiles::new("machine", &[("proc/meminfo", MEMINFO)]);
         let room = FreeMemory { free: 8_192_000_000, total: 16_384_000_000, limit: MemoryLimit::Machine };
         assert_eq!(made.free_memory(), Some(room));
         assert_eq!(room.to_string(), "8.19 of this machine's 16.38 GB are free");
@@ -226,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_tightest_group_on_the_way_to_the_root_bounds_and_its_page_cache_does_not_count() {
-        let made = Made::new(
+        let made = HostFiles::new(
             "v2",
             &[
                 ("proc/meminfo", MEMINFO),
@@ -252,7 +251,7 @@ mod tests {
     fn a_container_sees_its_own_group_at_the_mount_point() {
         let mount = "33 24 0:28 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         for path in ["/docker/abc", "/", "/elsewhere"] {
-            let made = Made::new(
+            let made = HostFiles::new(
                 &format!("container{}", path.len()),
                 &[
                     ("proc/self/cgroup", &format!("0::{path}\n")),
@@ -280,31 +279,31 @@ mod tests {
                 ("sys/fs/cgroup/memory/a/memory.stat", "inactive_file 1\ntotal_inactive_file 100\n"),
             ]
         };
-        let limited = Made::new("v1", &files("1000\n"));
+        let limited = HostFiles::new("v1", &files("1000\n"));
         assert_eq!(
             limited.free_memory(),
             Some(FreeMemory { free: 800, total: 1000, limit: MemoryLimit::ControlGroup })
         );
-        assert_eq!(Made::new("v1-none", &files("9223372036854771712\n")).free_memory(), None);
+        assert_eq!(HostFiles::new("v1-none", &files("9223372036854771712\n")).free_memory(), None);
     }
 
     #[test]
     fn a_limit_of_the_address_space_counts() {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \nMax address space         2000000              unlimited            bytes     \n";
         let status = "Name:\tvit\nVmPeak:\t 9 kB\nVmSize:\t    1000 kB\nVmHWM:\t 8 kB\n";
-        let made = Made::new("limits", &[("proc/self/limits", limits), ("proc/self/status", status)]);
+        let made = HostFiles::new("limits", &[("proc/self/limits", limits), ("proc/self/status", status)]);
         assert_eq!(
             made.free_memory(),
             Some(FreeMemory { free: 976_000, total: 2_000_000, limit: MemoryLimit::AddressSpace })
         );
         let unlimited = limits.replace("2000000  ", "unlimited");
-        let made = Made::new("unlimited", &[("proc/self/limits", &unlimited), ("proc/self/status", status)]);
+        let made = HostFiles::new("unlimited", &[("proc/self/limits", &unlimited), ("proc/self/status", status)]);
         assert_eq!(made.free_memory(), None);
     }
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn this_process_holds_memory_within_its_room() {
+    fn this_process_uses_memory_within_its_limit() {
         let (now, peak) = (resident().unwrap(), peak().unwrap());
         assert!(0 < now && now <= peak, "{now} {peak}");
         assert!(free_memory().unwrap().free > 0);

@@ -1,6 +1,5 @@
-//! Opening files that a user names, for every crate that reads any. Opening or reading a named pipe, a terminal or a
-//! device waits until somebody writes to it, perhaps for ever, so only regular files (after following links) are opened;
-//! everything else is an error that says what the path is.
+//! Opens files that a user names. Opening or reading a named pipe, a terminal or a device may block for ever, so only
+//! regular files (after following links) are opened; anything else is an error that names what the path is.
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -8,14 +7,14 @@ use std::path::Path;
 
 /// Opens a regular file for reading.
 pub fn open(path: &Path) -> io::Result<File> {
-    // Before opening, because that alone can do something to a device.
+    // Checked before opening, because opening alone may affect a device.
     check(&path.metadata()?)?;
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
-        // Means nothing to a regular file. A named pipe that has taken its place since then is opened without waiting.
+        // No effect on a regular file. A named pipe that has replaced it meanwhile is opened without blocking.
         options.custom_flags(libc::O_NONBLOCK);
     }
     let file = options.open(path)?;
@@ -39,7 +38,7 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Fails with what it is if it is not a regular file.
+/// Fails for anything but a regular file.
 pub fn check(metadata: &Metadata) -> io::Result<()> {
     let kind = metadata.file_type();
     match kind.is_file() {
@@ -75,7 +74,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    /// On a thread of its own, because whoever opens a named pipe waits until somebody writes to it.
+    /// On a separate thread, because opening a named pipe would block.
     #[test]
     fn only_regular_files_are_opened() {
         let folder = std::env::temp_dir().join(format!("vit-regular-file-{}", std::process::id()));

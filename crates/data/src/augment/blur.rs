@@ -1,12 +1,12 @@
-//! Gaussian blur as Pillow does it: three box blurs in each direction, whose width makes up the variance, with weights
-//! in 24 bits after the point and a rounding to bytes after each.
+//! Pillow's Gaussian blur: three box blurs in each direction, whose widths give the variance, with weights in 24-bit
+//! fixed point and rounding to bytes after each pass.
 
 use super::wide::wide;
 use crate::image::Image;
 
 const PASSES: usize = 3;
 
-/// Blurs with a Gaussian of standard deviation `radius`; nothing happens if that is not above zero.
+/// Blurs with a Gaussian of standard deviation `radius`, if that is positive.
 pub fn gaussian_blur(image: &mut Image, radius: f64) {
     let Some(window) = BlurWindow::of_gaussian(radius as f32) else { return };
     let (width, height) = (image.width(), image.height());
@@ -24,7 +24,7 @@ pub fn gaussian_blur(image: &mut Image, radius: f64) {
     }
 }
 
-/// A box of `2 * radius + 1` whole pixels and a part of one more at either end.
+/// A box of `2 * radius + 1` whole pixels and a fraction of one more at either end.
 struct BlurWindow {
     radius: usize,
     whole: u32,
@@ -51,7 +51,7 @@ impl BlurWindow {
         Some(Self { radius, whole: weight, part: ((1 << 24) - (radius as u32 * 2 + 1) * weight) / 2 })
     }
 
-    /// How far away from a pixel others matter.
+    /// The distance of the farthest pixel in the box.
     fn reach(&self) -> usize {
         self.radius + 1
     }
@@ -66,7 +66,7 @@ wide! {
     }
 }
 
-/// `line` has room for the row with its first and last pixel repeated as often as the window reaches.
+/// `line` holds the row, padded by its first and last pixel as far as the window reaches.
 fn blur_row(row: &mut [u8], window: &BlurWindow, line: &mut [u8], sums: &mut [u32]) {
     let margin = window.reach() * 3;
     let (start, end) = (margin, margin + row.len());
@@ -75,7 +75,7 @@ fn blur_row(row: &mut [u8], window: &BlurWindow, line: &mut [u8], sums: &mut [u3
     line[start..end].copy_from_slice(row);
     line[end..].as_chunks_mut::<3>().0.fill(last);
 
-    // Of the window around the pixel before the first.
+    // The sum of the window around the pixel before the first.
     let whole_pixels = (2 * window.radius + 1) * 3;
     let mut sum = [0u32; 3];
     for pixel in line[..whole_pixels].as_chunks::<3>().0 {
@@ -92,7 +92,7 @@ fn blur_row(row: &mut [u8], window: &BlurWindow, line: &mut [u8], sums: &mut [u3
     weigh(sums, line, &line[whole_pixels + 3..], window.whole, window.part, row);
 }
 
-/// All columns side by side: the sums of a whole row slide down together.
+/// The sums of a whole row slide down together.
 fn blur_columns(source: &[u8], stride: usize, window: &BlurWindow, sums: &mut [u32], out: &mut [u8]) {
     let height = source.len() / stride;
     let row = |y: isize| &source[y.clamp(0, height as isize - 1) as usize * stride..][..stride];

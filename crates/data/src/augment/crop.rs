@@ -1,5 +1,5 @@
-//! Choosing the part of an image that a model trains on: a random part of random proportions (timm's and torchvision's
-//! sampling), or a random window of the image with a border around it, as is usual for small images.
+//! Crops for training: a random part with a random aspect ratio (the sampling of timm and torchvision), or a random
+//! window of a padded image, as is usual for small images.
 
 use super::SampleRandom;
 use crate::image::Image;
@@ -20,8 +20,8 @@ pub struct CropBox {
 }
 
 impl CropBox {
-    /// A region whose share of the area is in `scale` and whose proportion (width to height) is in `ratio`. After ten
-    /// that do not fit, the greatest in the middle that does.
+    /// A rectangle whose fraction of the area is in `scale` and whose aspect ratio (width to height) is in `ratio`.
+    /// After ten candidates that do not fit, the largest centred one that does.
     pub fn random(width: usize, height: usize, scale: [f64; 2], ratio: [f64; 2], random: &mut SampleRandom) -> Self {
         let area = width as f64 * height as f64;
         let rounded = |length: f64| length.round_ties_even() as usize;
@@ -30,7 +30,7 @@ impl CropBox {
             let proportion = libm::exp(random.range(libm::log(ratio[0]), libm::log(ratio[1])));
             let part_width = rounded((target * proportion).sqrt());
             let part_height = rounded((target / proportion).sqrt());
-            // The lower limit is ours: a few pixels can round to none, which Pillow cannot resize.
+            // The lower bound differs from timm: a few pixels can round to none, which Pillow cannot resize.
             if (1..=width).contains(&part_width) && (1..=height).contains(&part_height) {
                 let top = random.below(height - part_height + 1);
                 let left = random.below(width - part_width + 1);
@@ -50,7 +50,7 @@ impl CropBox {
     }
 }
 
-/// The part of the image inside the region, which must lie in it.
+/// The part of the image inside the rectangle, which must lie in it.
 pub(crate) fn cut(image: &Image, region: CropBox) -> Image {
     let mut pixels = Vec::with_capacity(region.width * region.height * 3);
     for y in region.top..region.top + region.height {
@@ -59,7 +59,7 @@ pub(crate) fn cut(image: &Image, region: CropBox) -> Image {
     Image::from_parts(region.width, region.height, pixels)
 }
 
-/// What a border around an image shows.
+/// The content of a border around an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fill {
@@ -70,7 +70,7 @@ pub enum Fill {
     Black,
 }
 
-/// A window of `size` = (width, height) at `corner` = (left, top) of an image with a border around it.
+/// A window of `size` = (width, height) at `corner` = (left, top) of a padded image.
 pub(crate) struct CropWindow {
     pub(crate) border: usize,
     pub(crate) fill: Fill,
@@ -79,8 +79,8 @@ pub(crate) struct CropWindow {
 }
 
 impl CropWindow {
-    /// The columns and rows of an image of `whole` = (width, height) that the window shows, in its middle or mirrored in
-    /// its border; nothing if it shows only black.
+    /// The columns and rows of an image of `whole` = (width, height) that are visible in the window, directly or
+    /// mirrored; `None` if only a black border is.
     pub(crate) fn shown(&self, whole: (usize, usize)) -> Option<(Range<usize>, Range<usize>)> {
         let span = |start: usize, length: usize, whole: usize| {
             let shown = (start..start + length).filter_map(|at| self.source(at, whole));
@@ -91,15 +91,15 @@ impl CropWindow {
         Some((span(self.corner.0, self.size.0, whole.0)?, span(self.corner.1, self.size.1, whole.1)?))
     }
 
-    /// What the window shows of an image of `whole` = (width, height), given the part of it that begins at `origin` and
-    /// has at least what is [`shown`](Self::shown).
+    /// The window's content, given the part of an image of `whole` = (width, height) that begins at `origin` and
+    /// contains everything that is [`shown`](Self::shown).
     pub(crate) fn of(&self, part: &Image, origin: (usize, usize), whole: (usize, usize)) -> Image {
         let (width, height) = self.size;
         let (left, top) = self.corner;
         let mut pixels = vec![0u8; width * height * 3];
         let columns: Vec<Option<usize>> =
             (left..left + width).map(|x| Some(self.source(x, whole.0)? - origin.0)).collect();
-        // Nearly all columns are neighbours in the image too and can be copied together.
+        // Nearly all columns are contiguous in the image, too, and are copied together.
         let inside =
             self.border.saturating_sub(left).min(width)..(self.border + whole.0).saturating_sub(left).min(width);
         for (y, row) in pixels.chunks_exact_mut(width * 3).enumerate() {
@@ -118,7 +118,7 @@ impl CropWindow {
         Image::from_parts(width, height, pixels)
     }
 
-    /// Where a column or row of the bordered image comes from, `None` if from a black border.
+    /// The column or row of the image that is visible at `at`, `None` in a black border.
     fn source(&self, at: usize, length: usize) -> Option<usize> {
         match self.fill {
             Fill::Reflect => Some(reflected(at as i64 - self.border as i64, length)),
@@ -127,7 +127,7 @@ impl CropWindow {
     }
 }
 
-/// The pixel that a mirror at both ends shows at `at`.
+/// The pixel visible at `at` with mirrors at both ends.
 fn reflected(at: i64, length: usize) -> usize {
     let last = length as i64 - 1;
     if last == 0 {

@@ -1,6 +1,6 @@
-//! Brightness, contrast, colour and sharpness: a blend of the image with black, its mean grey, its grey version or
-//! its smoothed version. A factor of 1 changes nothing, 0 gives the other image, above 1 goes away from it. The bytes
-//! are those of Pillow's `ImageEnhance`, whose blend works in single precision and cuts off what is behind the point.
+//! Brightness, contrast, colour and sharpness: a blend of the image with black, its mean grey, its grey version or its
+//! smoothed version. A factor of 1 gives the image, 0 the other one; above 1 it is extrapolated. The bytes are those of
+//! Pillow's `ImageEnhance`, which blends in f32 and truncates.
 
 use super::wide::wide;
 use crate::image::Image;
@@ -28,7 +28,7 @@ pub fn to_grey(image: &mut Image) {
     make_grey(image.pixels_mut());
 }
 
-/// Blends with the image after a 3 x 3 smoothing, whose outermost pixels are not smoothed.
+/// Blends with the image after a 3 x 3 smoothing, which leaves the outermost pixels as they are.
 pub fn sharpness(image: &mut Image, factor: f64) {
     let (width, height) = (image.width(), image.height());
     if width < 3 || height < 3 {
@@ -53,26 +53,26 @@ pub fn sharpness(image: &mut Image, factor: f64) {
     }
 }
 
-/// A sum of thirteen bytes divided by 13 and rounded. No such quotient lies near a half, so that Pillow's
-/// floating-point weights give the same.
+/// A sum of thirteen bytes divided by 13, rounded. No such quotient is close to a half, so Pillow's floating-point
+/// weights give the same.
 #[inline(always)]
 fn thirteenth(sum: u16) -> u8 {
-    // Exact for every sum that occurs: a 13th in 16 bits after the point, rounded up.
+    // Exact for every possible sum: 1/13 in 16-bit fixed point, rounded up.
     ((u32::from(sum + 6) * 5042) >> 16) as u8
 }
 
-/// Pixels computed side by side.
+/// Pixels per iteration.
 const GROUP: usize = 32;
 
-/// The bytes of as many.
+/// The bytes of [`GROUP`] pixels.
 type PixelGroup = [u8; GROUP * 3];
 
-// Loops over places, because compilers turn those into whole registers; and no `clamp`, which would let NaN pass.
+// Indexed loops, because compilers vectorise them; and no `clamp`, which would let NaN pass.
 #[allow(clippy::needless_range_loop, clippy::manual_clamp)]
 mod group {
     use super::{GROUP, PixelGroup};
 
-    /// The greys of some pixels, each three times: Pillow's weights in 16 bits after the point, rounded.
+    /// The greys of a group, each three times, with Pillow's weights in 16-bit fixed point, rounded.
     #[inline(always)]
     pub(super) fn greys(pixels: &PixelGroup) -> PixelGroup {
         let mut greys = [0; GROUP];
@@ -89,19 +89,19 @@ mod group {
         three_times
     }
 
-    /// `to` becomes the blend from `from` to it.
+    /// Blends `from` and `to` into `to`.
     #[inline(always)]
     pub(super) fn blend(from: &PixelGroup, to: &mut PixelGroup, factor: f32) {
         for at in 0..GROUP * 3 {
             let difference = i32::from(to[at]) - i32::from(from[at]);
             let value = (f32::from(from[at]) + factor * difference as f32).max(0.0).min(255.0);
-            // SAFETY: it is a number from 0 to 255, whatever the factor. Checking that again takes most of the time.
+            // SAFETY: the value is between 0 and 255 for every factor. A checked cast would take most of the time.
             to[at] = unsafe { value.to_int_unchecked::<i32>() } as u8;
         }
     }
 }
 
-/// Calls a function with every whole group of pixels, and with the rest filled up with black.
+/// Calls a function with every whole group of pixels, and with the rest padded by black.
 macro_rules! each_group {
     ($bytes:expr, $work:expr) => {{
         let (groups, rest) = $bytes.as_chunks_mut();
@@ -134,7 +134,7 @@ wide! {
 }
 
 wide! {
-    /// Adds up the greys, each three times.
+    /// Sums the greys, each three times.
     fn add_greys(bytes: &[u8], sum: &mut u64) {
         let (groups, rest) = bytes.as_chunks();
         let mut last: PixelGroup = [0; GROUP * 3];
@@ -146,7 +146,7 @@ wide! {
 }
 
 wide! {
-    /// `to` becomes the blend from `from` to it.
+    /// Blends `from` and `to` into `to`.
     fn blend(from: &[u8], to: &mut [u8], factor: f32) {
         let (from_groups, from_rest) = from.as_chunks();
         let mut groups = from_groups.iter();

@@ -1,35 +1,35 @@
-//! Random erasing (Zhong et al., 2017) as timm does it: rectangles of a normalised image are overwritten with noise,
-//! with one random colour, or with the mean colour.
+//! Random erasing (Zhong et al., 2017) as in timm: rectangles of a normalised image are overwritten with noise, with
+//! one random colour, or with the mean colour.
 
 use super::SampleRandom;
 use serde::{Deserialize, Serialize};
 
-/// What an erased rectangle shows.
+/// The content of an erased rectangle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErasingMode {
     /// Zero: the mean colour.
     Const,
-    /// One normally distributed value per channel.
+    /// One normal value per channel.
     Rand,
-    /// A normally distributed value for every value.
+    /// Normal noise.
     #[default]
     Pixel,
 }
 
-/// Which images are erased, and how much of them. With a probability of 0, the default, none is.
+/// The settings of random erasing; off by default.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Erasing {
-    /// Probability that an image is erased at all.
+    /// Probability that an image is erased.
     pub probability: f64,
-    /// What the rectangles show.
+    /// The content of the rectangles.
     pub mode: ErasingMode,
-    /// The greatest number of rectangles; each image has a random number from 1 on, which share the area.
+    /// The maximum number of rectangles; each image has a random number of at least 1, which share the area.
     pub count: usize,
-    /// Least and greatest share of the area.
+    /// Minimum and maximum fraction of the area.
     pub area: [f64; 2],
-    /// Least and greatest proportion, height to width.
+    /// Minimum and maximum aspect ratio, height to width.
     pub aspect: [f64; 2],
 }
 

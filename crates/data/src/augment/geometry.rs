@@ -1,5 +1,5 @@
-//! Moving pixels: mirroring, rotating, shearing and translating inside the image's own frame. The bytes are those of
-//! Pillow's `transpose`, `rotate` and `transform`; what comes from outside of the image has the fill colour.
+//! Geometric operations: flips, rotations, shears and translations that keep the image's size. The bytes are those of
+//! Pillow's `transpose`, `rotate` and `transform`; uncovered pixels get the fill colour.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -8,19 +8,19 @@ mod sample;
 use crate::image::Image;
 use crate::resize::Filter;
 
-/// How a pixel is computed from those around the place where it comes from.
+/// The interpolation of geometric operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampling {
-    /// The pixel at that place.
+    /// Nearest neighbour.
     Nearest,
-    /// Linear between the 2 x 2 around it.
+    /// Bilinear, 2 x 2 pixels.
     Bilinear,
-    /// Cubic between the 4 x 4 around it.
+    /// Bicubic, 4 x 4 pixels.
     Bicubic,
 }
 
 impl From<Filter> for Sampling {
-    /// The sampling that goes with a model's filter for resizing; filters without a counterpart take the finest.
+    /// The counterpart of a resizing filter; bicubic for filters without one.
     fn from(filter: Filter) -> Self {
         match filter {
             Filter::Nearest => Sampling::Nearest,
@@ -30,7 +30,7 @@ impl From<Filter> for Sampling {
     }
 }
 
-/// Mirrors left and right.
+/// Horizontal flip.
 pub fn flip(image: &mut Image) {
     let stride = image.width() * 3;
     for row in image.pixels_mut().chunks_exact_mut(stride) {
@@ -38,7 +38,7 @@ pub fn flip(image: &mut Image) {
     }
 }
 
-/// Mirrors top and bottom.
+/// Vertical flip.
 pub fn flip_vertically(image: &mut Image) {
     let stride = image.width() * 3;
     let half = image.height() / 2 * stride;
@@ -84,17 +84,17 @@ fn quarter_turn(image: &mut Image, counter_clockwise: bool) {
     }
 }
 
-/// Shears along the rows: a row `y` comes from `factor * y` further right.
+/// Shears along the rows: row `y` moves by `factor * y` to the left.
 pub fn shear_x(image: &mut Image, factor: f64, sampling: Sampling, fill: [u8; 3]) {
     transform(image, &[1.0, factor, 0.0, 0.0, 1.0, 0.0], sampling, fill);
 }
 
-/// Shears along the columns: a column `x` comes from `factor * x` further down.
+/// Shears along the columns: column `x` moves by `factor * x` upwards.
 pub fn shear_y(image: &mut Image, factor: f64, sampling: Sampling, fill: [u8; 3]) {
     transform(image, &[1.0, 0.0, 0.0, factor, 1.0, 0.0], sampling, fill);
 }
 
-/// Every pixel comes from `x` further right and `y` further down.
+/// Moves the image by `x` to the left and by `y` upwards.
 pub fn translate(image: &mut Image, x: f64, y: f64, sampling: Sampling, fill: [u8; 3]) {
     transform(image, &[1.0, 0.0, x, 0.0, 1.0, y], sampling, fill);
 }

@@ -1,11 +1,11 @@
-//! Turning the hue: to HSV in bytes, a shift with wrap-around, and back. The bytes are those of torchvision's
-//! `adjust_hue` on Pillow images, including Pillow's mixture of single and double precision.
+//! Hue rotation: to HSV in bytes, a shift with wrap-around, and back. The bytes are those of torchvision's `adjust_hue`
+//! on Pillow images, including Pillow's mixture of f32 and f64.
 
 use crate::image::Image;
 
-/// Turns the hue by `factor` of the full circle, -0.5 to 0.5.
+/// Rotates the hue by `factor` of the full circle, -0.5 to 0.5.
 pub fn hue(image: &mut Image, factor: f64) {
-    // Towards zero, then modulo 256.
+    // Truncated, then modulo 256.
     let shift = (factor * 255.0) as i32 as u8;
     for pixel in image.pixels_mut().as_chunks_mut::<3>().0 {
         let [hue, saturation, value] = to_hsv(*pixel);

@@ -4,8 +4,8 @@ use super::{SampleRandom, enhance, hue};
 use crate::image::Image;
 use serde::{Deserialize, Serialize};
 
-/// How far each property may change. Factors are drawn from 1 - x to 1 + x (at least 0), the turn of the hue from -x to
-/// x of the full circle. All zero by default: nothing happens.
+/// The ranges of colour jitter. Factors are drawn from 1 - x to 1 + x (at least 0), the rotation of the hue from -x to
+/// x of the full circle. All zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ColourJitter {
@@ -20,17 +20,17 @@ pub struct ColourJitter {
 }
 
 impl ColourJitter {
-    /// The same for brightness, contrast and saturation, no hue: what recipes give as one number.
+    /// The same range for brightness, contrast and saturation, no hue: what recipes give as one value.
     pub fn uniform(amount: f64) -> Self {
         Self { brightness: amount, contrast: amount, saturation: amount, hue: 0.0 }
     }
 
-    /// Whether nothing can happen.
+    /// Whether all ranges are zero.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Changes the image.
+    /// Applies the jitter.
     pub fn apply(&self, image: &mut Image, random: &mut SampleRandom) {
         if self.is_none() {
             return;

@@ -1,12 +1,11 @@
-//! The operations that policies choose from, each at a level of 0 to 10. What a level means is timm's: for most
-//! operations a greater one changes more, but posterizing, solarizing and the enhancements exist in two ways, of which
-//! only the "increasing" one does.
+//! The operations of policies, each at a level of 0 to 10 with timm's meaning: a higher level usually changes more, but
+//! posterizing, solarizing and the enhancements exist in two variants, and only the "increasing" one does.
 
 use super::geometry::{self, Sampling};
 use super::{SampleRandom, blur, enhance, point};
 use crate::image::Image;
 
-/// An operation of timm's policies, under timm's name.
+/// An operation of timm's policies, with timm's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names are the operations' own")]
 pub enum AugmentOp {
@@ -37,12 +36,12 @@ pub enum AugmentOp {
     GaussianBlurRand,
 }
 
-/// The level that the formulas are made for.
+/// The level at which the formulas give their full effect.
 pub(super) const FULL_LEVEL: f64 = 10.0;
 
 impl AugmentOp {
-    /// What the operation is told at a level: degrees, bits, a threshold, an amount, a factor or a share of the side.
-    /// Directions are chosen by chance; `opposite` is that choice. Zero for operations without an argument.
+    /// The operation's argument at a level: degrees, bits, a threshold, an amount, a factor or a fraction of the side;
+    /// zero for operations without one. `opposite` negates the direction.
     pub fn argument(self, level: f64, opposite: bool) -> f64 {
         use AugmentOp::*;
         let part = level / FULL_LEVEL;
@@ -68,8 +67,8 @@ impl AugmentOp {
         }
     }
 
-    /// Changes the image at a level. Operations that move pixels interpolate with `sampling` and show `fill` where
-    /// nothing comes from.
+    /// Applies the operation at a level. Geometric operations interpolate with `sampling` and fill uncovered pixels
+    /// with `fill`.
     pub fn apply(self, image: &mut Image, level: f64, sampling: Sampling, fill: [u8; 3], random: &mut SampleRandom) {
         use AugmentOp::*;
         let argument = self.argument(level, random.chance(0.5));

@@ -1,5 +1,5 @@
-//! Operations that change each byte by its value alone: inverting, solarizing, posterizing, and stretching or levelling
-//! the histogram. The bytes are those of Pillow's `ImageOps`.
+//! Operations on single bytes: inverting, solarizing, posterizing, and stretching or equalizing the histogram. The
+//! bytes are those of Pillow's `ImageOps`.
 
 use crate::image::Image;
 
@@ -10,21 +10,22 @@ pub fn invert(image: &mut Image) {
 
 /// Inverts the bytes that are at least `threshold`.
 pub fn solarize(image: &mut Image, threshold: f64) {
-    // "Less than" for whole numbers does not change when the limit is rounded up.
+    // For integers, `<` gives the same result with the threshold rounded up.
     let threshold = threshold.ceil().clamp(0.0, 256.0) as u16;
     for byte in image.pixels_mut() {
         *byte = if u16::from(*byte) < threshold { *byte } else { !*byte };
     }
 }
 
-/// Adds `amount` to the bytes below 128, to at most 255.
+/// Adds `amount` to the bytes below 128, saturating at 255.
 pub fn solarize_add(image: &mut Image, amount: u8) {
     for byte in image.pixels_mut() {
         *byte = if *byte < 128 { byte.saturating_add(amount) } else { *byte };
     }
 }
 
-/// Keeps the upper `bits` of every byte. With none left the image is black, as in Pillow before 13, which refuses.
+/// Keeps the upper `bits` of every byte. With no bits the image is black, as in Pillow before 13, which then became an
+/// error.
 pub fn posterize(image: &mut Image, bits: u32) {
     let mask = if bits >= 8 { 0xff } else { !(0xff_u8 >> bits) };
     image.pixels_mut().iter_mut().for_each(|byte| *byte &= mask);
@@ -42,11 +43,11 @@ fn stretched(darkest: u8, lightest: u8) -> [u8; 256] {
     }
     let scale = 255.0 / f64::from(lightest - darkest);
     let offset = -f64::from(darkest) * scale;
-    // The cast cuts towards zero and keeps within a byte, as Pillow does.
+    // The cast truncates and saturates, as Pillow does.
     std::array::from_fn(|byte| (byte as f64 * scale + offset) as u8)
 }
 
-/// Levels the histogram of each channel.
+/// Equalizes the histogram of each channel.
 pub fn equalize(image: &mut Image) {
     let tables = histograms(image.pixels()).map(|histogram| levelled(&histogram));
     look_up(image, &tables);
@@ -74,9 +75,9 @@ fn look_up(image: &mut Image, tables: &[[u8; 256]; 3]) {
     }
 }
 
-/// The least and the greatest value of each channel.
+/// The minimum and the maximum of each channel.
 fn extremes(pixels: &[u8]) -> [[u8; 2]; 3] {
-    // A whole number of pixels that also fills registers, so that this is one comparison per register.
+    // A multiple of the pixel size and of the register size: one comparison per register.
     const GROUP: usize = 96;
     let (mut least, mut greatest) = ([255u8; GROUP], [0u8; GROUP]);
     let (groups, rest) = pixels.as_chunks::<GROUP>();
@@ -96,9 +97,9 @@ fn extremes(pixels: &[u8]) -> [[u8; 2]; 3] {
     })
 }
 
-/// How often each value occurs, per channel.
+/// The histogram of each channel.
 fn histograms(pixels: &[u8]) -> [[u32; 256]; 3] {
-    // Neighbours are often equal; two counters for them need not wait for each other.
+    // Neighbouring pixels are often equal; two counters avoid a dependency between their increments.
     let mut counts = [[[0u32; 256]; 3]; 2];
     let (pairs, rest) = pixels.as_chunks::<6>();
     for pair in pairs {

@@ -1,5 +1,5 @@
-//! Policies of random operations, written as timm writes them: `rand-m9-mstd0.5-inc1` draws operations anew for every
-//! image (RandAugment), `original-mstd0.5` and the like draw one of the pairs that AutoAugment's search found.
+//! Policies of random operations in timm's notation: `rand-m9-mstd0.5-inc1` draws operations for every image
+//! (RandAugment), `original-mstd0.5` and others draw one of the pairs that AutoAugment's search found.
 
 use super::geometry::Sampling;
 use super::operation::FULL_LEVEL;
@@ -8,10 +8,10 @@ use super::{AugmentOp, SampleRandom};
 use crate::image::Image;
 use thiserror::Error;
 
-/// Why a policy's text cannot be understood.
+/// An invalid policy.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PolicyError {
-    /// It begins with no policy's name.
+    /// No policy has this name.
     #[error(
         "unknown augmentation policy \"{0}\"; it starts with rand (as in rand-m9-mstd0.5-inc1), original, originalr, \
          v0, v0r or 3a"
@@ -24,17 +24,17 @@ pub enum PolicyError {
         part: String,
         /// The whole text.
         policy: String,
-        /// The parts that the policy has.
+        /// The parts that it has.
         known: &'static str,
     },
-    /// A part whose value is not of its kind.
+    /// A part with an invalid value.
     #[error("\"{part}\" in the augmentation policy \"{policy}\" needs {expected}")]
     Value {
         /// The part.
         part: String,
         /// The whole text.
         policy: String,
-        /// What would do.
+        /// The expected value.
         expected: &'static str,
     },
     /// A part that occurs twice.
@@ -47,7 +47,7 @@ pub enum PolicyError {
     },
 }
 
-/// A policy, ready to be applied.
+/// A parsed policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AutoAugment(PolicyKind);
 
@@ -57,15 +57,15 @@ enum PolicyKind {
     Found { choices: Vec<Vec<PolicyStep>>, noise: Noise },
 }
 
-/// An operation of a found policy, its probability and its level.
+/// An operation of AutoAugment's policies, its probability and its level.
 type PolicyStep = (AugmentOp, f64, f64);
 
-/// How a level varies from image to image.
+/// The random variation of a level.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Noise {
-    /// Standard deviation around the level; infinite for an even distribution from 0 to the level.
+    /// Standard deviation around the level; infinite for a uniform distribution from 0 to the level.
     pub(super) deviation: f64,
-    /// Where levels end.
+    /// The highest level.
     pub(super) greatest: f64,
 }
 
@@ -81,7 +81,7 @@ impl Noise {
 }
 
 impl AutoAugment {
-    /// Understands a policy's text.
+    /// Parses a policy.
     pub fn parse(policy: &str) -> Result<Self, PolicyError> {
         let (name, parts) = policy.split_once('-').unwrap_or((policy, ""));
         let parts = Parts::new(policy, parts)?;
@@ -94,8 +94,7 @@ impl AutoAugment {
         Ok(Self(PolicyKind::Found { choices, noise: Noise { deviation, greatest: FULL_LEVEL } }))
     }
 
-    /// Changes the image. Operations that move pixels interpolate with `sampling` and show `fill` where nothing comes
-    /// from.
+    /// Applies the policy. Geometric operations interpolate with `sampling` and fill uncovered pixels with `fill`.
     pub fn apply(&self, image: &mut Image, sampling: Sampling, fill: [u8; 3], random: &mut SampleRandom) {
         match &self.0 {
             PolicyKind::Random(policy) => policy.apply(image, sampling, fill, random),
@@ -111,8 +110,8 @@ impl AutoAugment {
     }
 }
 
-/// The parts of a policy behind its name: a key of letters and, from the first digit on, a value. Only a set of
-/// operations (`tweights`) is named by letters.
+/// The parts after a policy's name: a key of letters and, from the first digit on, a value. Only `tweights` has a value
+/// of letters.
 pub(super) struct Parts<'a> {
     policy: &'a str,
     parts: Vec<(&'a str, &'a str)>,
@@ -133,7 +132,7 @@ impl<'a> Parts<'a> {
         Ok(Self { policy, parts })
     }
 
-    /// Refuses keys that are not in the list.
+    /// Fails for keys that are not in the list.
     pub(super) fn only(&self, keys: &[&str], known: &'static str) -> Result<(), PolicyError> {
         match self.parts.iter().find(|(key, _)| !keys.contains(key)) {
             None => Ok(()),
@@ -143,7 +142,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The value of a key, if it is there.
+    /// The value of a key, if present.
     pub(super) fn text(&self, key: &str) -> Option<&'a str> {
         self.parts.iter().find(|(other, _)| *other == key).map(|(_, value)| *value)
     }
@@ -162,8 +161,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The policies found by search (Cubuk et al., 2018, and its TPU version `v0`). An `r` stands for posterizing that
-/// increases with the level; `3a` is DeiT III's three operations.
+/// The policies found by search (Cubuk et al., 2018, and its TPU version `v0`). An `r` marks posterizing that increases
+/// with the level; `3a` is DeiT III's 3-Augment.
 fn found(name: &str) -> Option<Vec<Vec<PolicyStep>>> {
     use AugmentOp::*;
     let pairs: &[[PolicyStep; 2]] = match name {

@@ -1,4 +1,4 @@
-//! RandAugment (Cubuk et al., 2019) in timm's version: some operations in a row, each applied with a probability, at
+//! RandAugment (Cubuk et al., 2019) in timm's version: several operations in a row, each applied with a probability, at
 //! levels that vary around one magnitude.
 
 use super::geometry::Sampling;
@@ -7,11 +7,11 @@ use super::policy::{Noise, Parts, PolicyError};
 use super::{AugmentOp, SampleRandom};
 use crate::image::Image;
 
-/// What a policy `rand-...` says.
+/// The settings of a policy `rand-...`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RandAugment {
     operations: Vec<AugmentOp>,
-    /// How likely each operation is, if not all are equally: then none is drawn twice for an image.
+    /// The probability of each operation, unless all are equal: then no operation is drawn twice for an image.
     weights: Option<Vec<f64>>,
     layers: usize,
     probability: f64,
@@ -23,7 +23,7 @@ const KNOWN: &str = "m (magnitude), n (operations per image), p (probability of 
                      mmax (the greatest level), inc (1: levels only increase the effect), t (set of operations: \
                      tweights, t3a, t3aw) and w (w0: timm's former weights)";
 
-/// Timm takes a deviation above this as a level drawn evenly from 0 to the magnitude.
+/// timm reads a deviation above this as a level drawn uniformly from 0 to the magnitude.
 const EVEN: f64 = 100.0;
 
 impl RandAugment {
@@ -69,7 +69,7 @@ impl RandAugment {
     }
 
     pub(super) fn apply(&self, image: &mut Image, sampling: Sampling, fill: [u8; 3], random: &mut SampleRandom) {
-        // One bit for each operation, of which there are at most 15.
+        // One bit per operation, of which there are at most 15.
         let mut drawn = 0u32;
         for _ in 0..self.layers {
             let which = match &self.weights {
@@ -85,7 +85,7 @@ impl RandAugment {
     }
 }
 
-/// Draws by weight among those that were not drawn yet.
+/// Draws by weight among those not drawn yet.
 fn draw(weights: &[f64], drawn: u32, random: &mut SampleRandom) -> usize {
     let left = || weights.iter().enumerate().filter(|(which, weight)| drawn & 1 << which == 0 && **weight > 0.0);
     let mut point = random.uniform() * left().map(|(_, weight)| weight).sum::<f64>();
@@ -122,7 +122,7 @@ fn all(increasing: bool) -> Vec<AugmentOp> {
     ]
 }
 
-/// For the operations in the order of `all`: the weights that `w0` meant in timm before it was removed.
+/// The weights of `w0` in timm before it was removed, in the order of `all`.
 const FORMER_WEIGHTS: [f64; 15] =
     [0.025, 0.005, 0.0, 0.3, 0.0, 0.005, 0.005, 0.025, 0.005, 0.005, 0.025, 0.2, 0.2, 0.1, 0.1];
 

@@ -1,11 +1,11 @@
-//! Random numbers for one sample, one epoch's order or one batch: a pure function of the seed and of what they are
-//! for, so that augmentation never depends on threads, on the order of work or on where a run was resumed.
+//! Random streams for one sample, one epoch's order or one batch: a pure function of the seed and the stream's
+//! identity, so that augmentation depends neither on threads, nor on the order of work, nor on where a run was resumed.
 //! Functions come from `libm`, because the standard ones differ between platforms in the last bit.
 
 use std::f64::consts::TAU;
 use vit_graph::random::philox;
 
-/// What a sequence of random numbers is for. Sequences for different purposes have nothing in common.
+/// The purpose of a random stream. Streams of different purposes are independent.
 #[derive(Clone, Copy)]
 enum RandomStream {
     Sample = 1,
@@ -13,34 +13,34 @@ enum RandomStream {
     Batch = 3,
 }
 
-/// A sequence of random numbers that belongs to one sample of one epoch (or to an epoch's order, or to a batch).
+/// The random stream of a sample of an epoch, of an epoch's order, or of a batch.
 #[derive(Clone, Debug)]
 pub struct SampleRandom {
     key: [u32; 2],
-    /// The first word counts, the others say whose numbers these are.
+    /// The first word counts; the others identify the stream.
     counter: [u32; 4],
     block: [u32; 4],
     used: usize,
 }
 
 impl SampleRandom {
-    /// The numbers for a sample of an epoch; `repetition` counts how often the epoch has shown it before.
+    /// The stream of a sample of an epoch; `repetition` counts how often the epoch has shown it before.
     pub fn new(seed: u64, epoch: u64, sample: u64, repetition: u32) -> Self {
         Self::for_purpose(RandomStream::Sample, seed, epoch, repetition, sample)
     }
 
-    /// The numbers for the order of an epoch.
+    /// The stream of an epoch's order.
     pub fn for_order(seed: u64, epoch: u64) -> Self {
         Self::for_purpose(RandomStream::Order, seed, epoch, 0, 0)
     }
 
-    /// The numbers for choices that a whole batch shares.
+    /// The stream of choices for a whole batch.
     pub fn for_batch(seed: u64, step: u64) -> Self {
         Self::for_purpose(RandomStream::Batch, seed, step, 0, 0)
     }
 
     fn for_purpose(purpose: RandomStream, seed: u64, time: u64, repetition: u32, which: u64) -> Self {
-        // Everything does not fit one counter, so what changes rarely is hashed into a key first.
+        // A counter cannot hold all of it, so the parts that rarely change are hashed into a key.
         let common =
             philox([time as u32, (time >> 32) as u32, repetition, purpose as u32], [seed as u32, (seed >> 32) as u32]);
         Self {
@@ -68,13 +68,13 @@ impl SampleRandom {
         block
     }
 
-    /// Evenly distributed in 0..1, with all the 53 bits of a double.
+    /// Uniform in 0..1, with all 53 bits of an f64.
     pub fn uniform(&mut self) -> f64 {
         let bits = (u64::from(self.word()) << 32 | u64::from(self.word())) >> 11;
         bits as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// Evenly distributed between `low` and `high`.
+    /// Uniform between `low` and `high`.
     pub fn range(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.uniform()
     }
@@ -84,10 +84,10 @@ impl SampleRandom {
         self.uniform() < probability
     }
 
-    /// A whole number below `limit`, each equally likely; 0 if `limit` is 0.
+    /// A uniform integer below `limit`; 0 if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         let limit = limit as u64;
-        // Products that fall into the incomplete last round are thrown again (Lemire, 2019).
+        // Lemire (2019): products in the incomplete last interval are drawn again.
         let incomplete = if limit == 0 { 0 } else { limit.wrapping_neg() % limit };
         loop {
             let bits = u64::from(self.word()) << 32 | u64::from(self.word());
@@ -98,16 +98,16 @@ impl SampleRandom {
         }
     }
 
-    /// Normally distributed with mean 0 and standard deviation 1 (Box and Muller).
+    /// Normal with mean 0 and standard deviation 1 (Box-Muller).
     pub fn normal(&mut self) -> f64 {
         // 1 - u is never 0.
         let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
         radius * libm::cos(TAU * self.uniform())
     }
 
-    /// Fills `values` with normally distributed numbers, in single precision and several times faster.
+    /// Fills `values` with normal values, in f32 and several times faster than [`normal`](Self::normal).
     pub fn fill_normal(&mut self, values: &mut [f32]) {
-        /// To (0, 1]: the logarithm must exist.
+        /// In (0, 1], so that the logarithm exists.
         fn open(word: u32) -> f32 {
             ((word >> 8) + 1) as f32 * (1.0 / (1 << 24) as f32)
         }
@@ -123,12 +123,12 @@ impl SampleRandom {
         }
     }
 
-    /// From the beta distribution with both parameters `alpha`, in 0..=1; a half if `alpha` is not above 0.
+    /// From the beta distribution with both parameters `alpha`, in 0..=1; 0.5 if `alpha` is not positive.
     pub fn beta(&mut self, alpha: f64) -> f64 {
         if alpha.is_nan() || alpha <= 0.0 {
             return 0.5;
         }
-        // The share of one of two gamma variables in their sum, from logarithms: for a small alpha both would be 0.
+        // The ratio of gamma variables from their logarithms: for a small alpha both would underflow to 0.
         let (a, b) = (self.log_gamma_variable(alpha), self.log_gamma_variable(alpha));
         1.0 / (1.0 + libm::exp(b - a))
     }
@@ -152,14 +152,14 @@ impl SampleRandom {
         }
     }
 
-    /// Brings `items` into random order.
+    /// Shuffles `items`.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
         }
     }
 
-    /// The numbers below `length` in random order.
+    /// A random permutation of `0..length`.
     pub fn permutation(&mut self, length: usize) -> Vec<u32> {
         let mut order: Vec<u32> = (0..length as u32).collect();
         self.shuffle(&mut order);
@@ -183,7 +183,7 @@ mod tests {
     fn distributions_have_their_mean_and_variance() {
         let mut random = SampleRandom::new(7, 0, 0, 0);
         let close = |what: &str, (mean, variance): (f64, f64), expected: (f64, f64)| {
-            // Five standard errors of the mean, and as much for the variance of these distributions.
+            // Five standard errors of the mean, and as many of the variance.
             let error = 5.0 * (expected.1 / DRAWS as f64).sqrt();
             assert!((mean - expected.0).abs() < error, "{what}: mean {mean}");
             assert!((variance - expected.1).abs() < 0.06 * expected.1, "{what}: variance {variance}");

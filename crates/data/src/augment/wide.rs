@@ -1,7 +1,7 @@
-//! Compiling a loop twice: for every machine, and for the wide registers that most have. The results are the same bits,
-//! because nothing here allows the compiler to reorder or fuse floating-point operations.
+//! Loops compiled twice: for every CPU and for AVX2. The results have the same bits, because the compiler may neither
+//! reorder nor fuse floating-point operations.
 
-/// Defines a function without a result whose body is also compiled for AVX2, which then runs where the machine has it.
+/// Defines a function whose body is also compiled for AVX2 and then used if the CPU has it.
 macro_rules! wide {
     ($(#[$meta:meta])* $visible:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block) => {
         $(#[$meta])*
@@ -16,7 +16,7 @@ macro_rules! wide {
                     plain($($argument),*)
                 }
                 if std::arch::is_x86_feature_detected!("avx2") {
-                    // SAFETY: the feature that the function is compiled for was found.
+                    // SAFETY: the CPU has the feature that the function is compiled for.
                     return unsafe { compiled($($argument),*) };
                 }
             }

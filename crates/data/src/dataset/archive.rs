@@ -1,4 +1,4 @@
-//! Tar shards: images in class folders, images with their labels beside them (WebDataset), or CIFAR's binary files.
+//! Tar shards: images in class folders, images with label files (WebDataset), or CIFAR's binary files.
 
 use super::error::DatasetError;
 use super::layout::{FolderLayout, Role};
@@ -12,7 +12,7 @@ use crate::files::has_image_extension;
 use std::path::Path;
 use vit_system::regular_file;
 
-/// More shards than this are opened anew for every read.
+/// With more shards than this, a shard is opened for every read.
 const MAX_OPEN: usize = 128;
 
 /// The members of one shard.
@@ -71,7 +71,7 @@ fn add_class_folders(listing: &mut Listing, shards: &[Shard]) {
     }
 }
 
-/// Whether the names of images alone say their classes.
+/// Whether the paths of the images contain their classes.
 pub(super) fn has_class_folders(shards: &[Shard]) -> bool {
     let images = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_image(member));
     let names = images.map(|member| member.name.as_str());

@@ -1,30 +1,29 @@
-//! Drawing samples at random: the validation part where a set has none, and the share of the training samples that
-//! `fraction` keeps.
+//! Random draws of samples: the held-out validation samples, and the `fraction` of the training samples.
 //!
-//! Every sample has a rank that depends on the seed and its name alone; of each class the lowest ranks are drawn. So the
-//! order in which files are found does not matter, every class gives its share, and a small share lies inside a larger.
+//! The rank of a sample is a function of the seed and its name; the lowest ranks of each class are drawn. So the order
+//! of files does not matter, draws are stratified by class, and a smaller draw is a subset of a larger one.
 
 use super::listing::Listing;
 use std::collections::BTreeMap;
 use vit_graph::random::philox;
 use vit_system::hash::fnv1a;
 
-/// What is drawn; each has ranks of its own.
+/// The purpose of a draw; their ranks are independent.
 #[derive(Clone, Copy)]
 enum Draw {
     Validation = 0,
     Fraction = 1,
 }
 
-/// Divides `samples` into those for training and those for validation: of each class `fraction` of them, at least one
-/// if there are two, never all.
+/// Divides `samples` into training and validation: of each class `fraction` for validation, at least one of two, never
+/// all.
 pub(super) fn carve(listing: &Listing, samples: &[u32], fraction: f64, seed: u64) -> (Vec<u32>, Vec<u32>) {
     let count = |of: usize| (share(of, fraction).max(1)).min(of - 1);
     let (validation, train) = draw(listing, samples, Draw::Validation, seed, count);
     (train, validation)
 }
 
-/// Divides `samples` into `fraction` of each class, at least one sample, and the others.
+/// Divides `samples` into `fraction` of each class, at least one sample, and the rest.
 pub(super) fn keep(listing: &Listing, samples: &[u32], fraction: f64, seed: u64) -> (Vec<u32>, Vec<u32>) {
     draw(listing, samples, Draw::Fraction, seed, |of| share(of, fraction).clamp(1, of))
 }
@@ -33,7 +32,8 @@ fn share(of: usize, fraction: f64) -> usize {
     (of as f64 * fraction).round() as usize
 }
 
-/// Those drawn, and the others; both in their old order. `count` says how many to draw of how many.
+/// Divides `samples` into those drawn and the others, both in order. `count` gives the number to draw of a class's
+/// samples.
 fn draw(
     listing: &Listing,
     samples: &[u32],
@@ -41,7 +41,7 @@ fn draw(
     seed: u64,
     count: impl Fn(usize) -> usize,
 ) -> (Vec<u32>, Vec<u32>) {
-    // A sample with several labels counts for the first of them, one without any for the class of those.
+    // A sample with several labels counts for its first one; samples without labels form a class.
     let mut classes: BTreeMap<Option<u32>, Vec<u32>> = BTreeMap::new();
     for sample in samples {
         classes.entry(listing.labels_of(*sample as usize).first().copied()).or_default().push(*sample);

@@ -1,5 +1,5 @@
-//! CIFAR-10 and CIFAR-100 in their authors' binary version: records of one label byte (two in CIFAR-100, the coarse
-//! one first) and 32 x 32 pixels, all red, then green, then blue. The files may lie in a folder or in an archive.
+//! CIFAR-10 and CIFAR-100 in the authors' binary version: records of one label byte (two in CIFAR-100, the coarse label
+//! first) and 32 x 32 pixels, as planes of red, green and blue. The files are in a folder or in an archive.
 
 use super::DatasetFormat;
 use super::archive::Shard;
@@ -14,7 +14,7 @@ const SIDE: usize = 32;
 const PIXEL_BYTES: u64 = (3 * SIDE * SIDE) as u64;
 const MAX_NAMES_BYTES: u64 = 1 << 16;
 
-/// One of the two sets.
+/// CIFAR-10 or CIFAR-100.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CifarVariant {
     Ten,
@@ -51,7 +51,7 @@ impl CifarVariant {
     }
 }
 
-/// The set and the split of a file with this name.
+/// The variant and the split of a file with this name.
 fn role(path: &Path) -> Option<(CifarVariant, Split)> {
     match path.file_name()?.to_str()? {
         "train.bin" => Some((CifarVariant::Hundred, Split::Train)),
@@ -62,12 +62,12 @@ fn role(path: &Path) -> Option<(CifarVariant, Split)> {
     }
 }
 
-/// Whether a file is named as its authors did.
+/// Whether a file has one of the authors' names.
 pub(super) fn is_batch_name(path: &Path) -> bool {
     role(path).is_some()
 }
 
-/// The same, and its size fits.
+/// Whether a file has one of the authors' names and a matching size.
 pub(super) fn is_batch(path: &Path) -> bool {
     let fits = |(variant, _): (CifarVariant, _)| {
         path.metadata()
@@ -96,7 +96,7 @@ pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> 
     Ok(listing)
 }
 
-/// Adds the records in an archive if it holds such files; otherwise says no and leaves the listing alone.
+/// Adds the records in an archive if it holds such files; otherwise returns `false` and changes nothing.
 pub(super) fn add_members(listing: &mut Listing, shards: &[Shard]) -> Result<bool, DatasetError> {
     let mut batches = Batches::default();
     for shard in shards {
@@ -129,7 +129,7 @@ fn names_in(bytes: &[u8]) -> Vec<String> {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// A run of records.
+/// The records of one file.
 struct CifarBatch<'a> {
     store: u32,
     offset: u64,
@@ -139,7 +139,7 @@ struct CifarBatch<'a> {
     name: &'a str,
 }
 
-/// Which of the two sets the files before belong to.
+/// The variant of the files so far.
 #[derive(Default)]
 struct Batches {
     variant: Option<CifarVariant>,

@@ -1,17 +1,17 @@
-//! From the labels as written to indices into a list of classes: the set's own list, or that of a model.
+//! From the labels as written to class indices, of the dataset's own list of classes or of a model's.
 //!
-//! Names are sorted bytewise, `class10` before `class2`, and not in the natural order of everything else: torchvision's
-//! ImageFolder and timm sort that way, so the outputs of published models are in that order.
+//! Names are sorted bytewise, `class10` before `class2`, not naturally: torchvision's ImageFolder and timm sort that
+//! way, and published models have their outputs in that order.
 
 use super::error::DatasetError;
 use super::listing::{LabelText, Listing};
 use std::collections::HashMap;
 
-/// A number this large is no class but a mistake, and its list of names would fill the memory.
+/// A larger number is a mistake, and its list of names would exhaust the memory.
 const MAX_CLASSES: usize = 1 << 20;
 
-/// Turns the labels of `listing` into indices and gives the classes that they are indices into: `target` if given,
-/// else the set's own. Only the samples in `used` must fit the target.
+/// Turns the labels of `listing` into indices and returns the classes they index: `target` if given, else the dataset's
+/// own. Only the samples in `used` must fit the target.
 pub(super) fn resolve(
     listing: &mut Listing,
     target: Option<&[String]>,
@@ -28,7 +28,7 @@ pub(super) fn resolve(
     Ok(classes)
 }
 
-/// Whether these are the classes of the set, in any order.
+/// Whether these are the classes of the dataset, in any order.
 pub(super) fn are_those_of(listing: &Listing, names: &[String]) -> Result<bool, DatasetError> {
     let (mut own, mut names) = (own_classes(listing)?.names, names.to_vec());
     own.sort_unstable();
@@ -38,9 +38,9 @@ pub(super) fn are_those_of(listing: &Listing, names: &[String]) -> Result<bool, 
 
 struct Own {
     names: Vec<String>,
-    /// For each text of a label its class.
+    /// The class of each label text.
     indices: Vec<u32>,
-    /// Whether the names are only the numbers again.
+    /// Whether the names are just numbers.
     unnamed: bool,
 }
 
@@ -84,7 +84,7 @@ fn own_classes(listing: &Listing) -> Result<Own, DatasetError> {
     }
 }
 
-/// The index of each of `texts` among `names`; none where it does not occur or occurs twice.
+/// The index of each of `texts` among `names`; `None` if it does not occur or occurs twice.
 fn by_name(texts: &[String], names: &[String]) -> Vec<Option<u32>> {
     let mut positions: HashMap<&str, Option<u32>> = HashMap::with_capacity(names.len());
     for (index, name) in names.iter().enumerate() {
@@ -93,10 +93,10 @@ fn by_name(texts: &[String], names: &[String]) -> Vec<Option<u32>> {
     texts.iter().map(|text| positions.get(text.as_str()).copied().flatten()).collect()
 }
 
-/// For each text of a label its index in `target`.
+/// The index in `target` of each label text.
 fn onto(listing: &Listing, own: &Own, target: &[String], used: &[u32]) -> Result<Vec<u32>, DatasetError> {
-    // ImageNet has two classes "crane": lists that agree need no search by name. Labels that are bare numbers can only
-    // mean the outputs of the model.
+    // Equal lists need no search by name, which ImageNet's two classes "crane" would break. Bare numbers can only mean
+    // the model's outputs.
     let same = own.names == target;
     let by_name = by_name(&own.names, target);
     let mapped: Vec<Option<u32>> = own
@@ -117,7 +117,7 @@ fn onto(listing: &Listing, own: &Own, target: &[String], used: &[u32]) -> Result
             });
         }
     }
-    // The others are never looked at.
+    // The others are not used.
     Ok(mapped.into_iter().map(|index| index.unwrap_or(0)).collect())
 }
 
@@ -126,7 +126,7 @@ fn first_with(listing: &Listing, label: u32) -> String {
     found.map_or_else(|| listing.path.display().to_string(), |index| listing.images.name(index))
 }
 
-/// A plain decimal number; `007` is the name of an agent.
+/// A plain decimal number without leading zeros.
 pub(super) fn number(text: &str) -> Option<u64> {
     let plain = text == "0" || (!text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit()));
     plain.then(|| text.parse().ok()).flatten()

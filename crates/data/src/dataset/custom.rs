@@ -1,4 +1,4 @@
-//! Datasets of the caller: whatever implements [`Samples`], divided into splits as those on disk are.
+//! Datasets of the caller: any [`Samples`], divided into splits.
 
 use super::listing::{ImagePlace, LabelText, Listing};
 use super::{DatasetError, DatasetFormat, DatasetOptions, Splits, divide};
@@ -6,8 +6,8 @@ use crate::samples::Samples;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Divides samples of the caller's own for training: a share of each class is held out for validation, as
-/// [`open`](super::open) does with a dataset that has no splits.
+/// Divides the caller's samples for training: a fraction of each class is held out for validation, as
+/// [`open`](super::open) does for a dataset without splits.
 pub fn from_samples(samples: Arc<dyn Samples>, options: &DatasetOptions) -> Result<Splits, DatasetError> {
     let mut listing = Listing::new(DatasetFormat::Custom, PathBuf::new(), PathBuf::new(), LabelText::Name);
     listing.class_names = Some(samples.classes().to_vec());

@@ -1,4 +1,4 @@
-//! Everything that can be wrong with a dataset, each in one sentence that names the place and the way out.
+//! Errors of datasets; each names the file or sample, and a remedy if there is one.
 
 use super::split::Split;
 use crate::files::FilesError;
@@ -6,11 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why a dataset could not be opened.
+/// An error of opening a dataset.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DatasetError {
-    /// The name given leads nowhere.
+    /// The path or pattern does not exist.
     #[error(transparent)]
     Files(#[from] FilesError),
     /// A file or folder that cannot be read.
@@ -18,7 +18,7 @@ pub enum DatasetError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why that failed.
+        /// The system's error.
         error: io::Error,
     },
     /// None of the formats.
@@ -32,15 +32,15 @@ pub enum DatasetError {
         /// What was found instead.
         reason: String,
     },
-    /// A file that contradicts its format.
+    /// A file that violates its format.
     #[error("{}: {reason}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The violation.
         reason: String,
     },
-    /// More bytes to unpack than allowed.
+    /// More unpacked bytes than allowed.
     #[error(
         "{}: unpacks to more than the {limit} bytes that may be written to {}; set TMPDIR to a folder on a disk with more \
          space, or unpack it yourself and open the folder", path.display(), folder.display()
@@ -50,10 +50,10 @@ pub enum DatasetError {
         path: PathBuf,
         /// The folder for temporary files.
         folder: PathBuf,
-        /// What is free there, or was allowed.
+        /// The bytes free there, or allowed.
         limit: u64,
     },
-    /// Only memory to unpack to, where memory is what does not suffice.
+    /// The folder for temporary files is in memory, but the data does not fit into memory.
     #[error(
         "{}: is memory and not a disk, so an archive that does not fit into memory cannot be unpacked there; set TMPDIR \
          to a folder on a disk, or unpack it yourself and open the folder", folder.display()
@@ -62,7 +62,7 @@ pub enum DatasetError {
         /// The folder for temporary files.
         folder: PathBuf,
     },
-    /// A label that does not fit.
+    /// An invalid label.
     #[error("{sample}: {reason}")]
     Label {
         /// The sample.
@@ -77,35 +77,35 @@ pub enum DatasetError {
         sample: String,
         /// The class.
         class: String,
-        /// How many classes there are.
+        /// The number of classes.
         known: usize,
     },
-    /// Nothing to read.
+    /// No samples.
     #[error("{}: no labelled images in here{hint}", path.display())]
     Empty {
         /// The dataset.
         path: PathBuf,
-        /// What there was instead.
+        /// What was found instead.
         hint: String,
     },
-    /// The split asked for is not there.
+    /// The requested split does not exist.
     #[error("{}: has no {split} split; {}", path.display(), has(found))]
     NoSplit {
         /// The dataset.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested split.
         split: Split,
-        /// What there is.
+        /// The existing splits.
         found: Vec<Split>,
     },
-    /// An option that makes no sense.
+    /// An invalid option.
     #[error("{option} is {value}, but {expected}")]
     Option {
         /// The option.
         option: &'static str,
-        /// What was given.
+        /// Its value.
         value: f64,
-        /// What it must be.
+        /// The allowed values.
         expected: &'static str,
     },
 }

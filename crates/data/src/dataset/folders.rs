@@ -9,13 +9,13 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Everything in a folder that is not hidden, in natural order, relative to it.
+/// The content of a folder without hidden files, in natural order, relative to the folder.
 #[derive(Default)]
 pub(super) struct Tree {
     pub(super) images: Vec<PathBuf>,
     pub(super) folders: Vec<PathBuf>,
     pub(super) others: Vec<PathBuf>,
-    /// Named pipes, sockets and devices: never opened.
+    /// Named pipes, sockets and devices, which are never opened.
     pub(super) special: Vec<PathBuf>,
 }
 
@@ -28,7 +28,7 @@ impl Tree {
 
     fn enter(&mut self, root: &Path, folder: &Path, entered: &mut HashSet<PathBuf>) -> Result<(), DatasetError> {
         let path = root.join(folder);
-        // Links to folders above would make the walk endless, so each real folder is entered once.
+        // A link to a folder above would never end, so each canonical folder is entered once.
         let real = fs::canonicalize(&path).map_err(DatasetError::io(&path))?;
         if !entered.insert(real) {
             return Ok(());
@@ -45,7 +45,7 @@ impl Tree {
         for (name, kind) in entries {
             let inner = folder.join(name);
             let kind = match kind.is_symlink() {
-                // A link to nowhere is reported when its image is read.
+                // A broken link is reported when its image is read.
                 true => fs::metadata(root.join(&inner)).map(|meta| meta.file_type()).unwrap_or(kind),
                 false => kind,
             };
@@ -79,7 +79,7 @@ pub(super) fn read(path: &Path, tree: Tree) -> Listing {
     listing
 }
 
-/// Adds an image whose path says its class. What the archive says about the split is outranked by the path.
+/// Adds an image whose path contains its class. A split in the path overrides that of the archive.
 pub(super) fn add(listing: &mut Listing, layout: &FolderLayout, image: &str, split: Option<Split>, place: ImagePlace) {
     match layout.role(image) {
         Role::Sample(inner, class) => listing.push(place, inner.or(split), [class]),

@@ -1,4 +1,4 @@
-//! IDX, the format of MNIST and its relatives: grey images in one file, their labels in another, plain or gzip.
+//! IDX, the format of MNIST and similar datasets: grey images in one file, their labels in another, plain or gzip.
 
 use super::DatasetFormat;
 use super::error::DatasetError;
@@ -9,27 +9,27 @@ use super::store::{Budget, Encoding, Store, check_entries, read_small};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Bytes, three dimensions: images, rows, columns.
+/// Magic number of bytes in three dimensions: images, rows, columns.
 const IMAGES: [u8; 4] = [0, 0, 8, 3];
-/// Bytes, one dimension.
+/// Magic number of bytes in one dimension.
 const LABELS: [u8; 4] = [0, 0, 8, 1];
 
-/// Far more than any such set has; a file of images of one pixel each is there to fill the memory.
+/// Far above any real dataset; a file of one-pixel images could exhaust the memory.
 const MAX_SAMPLES: u64 = 1 << 24;
 const MAX_PIXELS: u64 = 1 << 26;
 
-/// Whether a file starts like one with images.
+/// Whether a file starts with the magic number of images.
 pub(super) fn is_images(start: &[u8]) -> bool {
     start.starts_with(&IMAGES)
 }
 
-/// Whether a file is named like one with images: `train-images-idx3-ubyte.gz`, `t10k-images.idx3-ubyte`.
+/// Whether a file has the name of an image file: `train-images-idx3-ubyte.gz`, `t10k-images.idx3-ubyte`.
 pub(super) fn is_images_name(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name.contains("idx3-ubyte") && labels_beside(path).is_some()
 }
 
-/// The file with the labels: named the same, but for the words that say what is inside.
+/// The label file of an image file: the same name with `labels` and `idx1`.
 fn labels_beside(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
     let name = name.replace("images", "labels").replace("idx3", "idx1");
@@ -40,7 +40,7 @@ fn labels_beside(path: &Path) -> Option<PathBuf> {
 
 pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
     let mut listing = Listing::new(DatasetFormat::Idx, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
-    // A packed file beside its unpacked self, as downloaders leave them, is one file.
+    // A compressed file beside its unpacked copy counts once.
     let mut distinct: BTreeMap<&str, &SourceFile> = BTreeMap::new();
     for source in sources {
         let bare = source.key.strip_suffix(".gz").unwrap_or(&source.key);
@@ -84,7 +84,7 @@ fn add(listing: &mut Listing, key: &str, source: &SourceFile, budget: &mut Budge
     }
     let on_disk = path.metadata().map_err(DatasetError::io(path))?.len();
     check_entries(path, "images", count, on_disk)?;
-    // They fit, since the store holds as many bytes.
+    // The sizes fit `usize`, since the store holds that many bytes.
     store.encoding = Encoding::Grey { width: width as usize, height: height as usize };
     let labels = labels(path, count)?;
     let number = listing.add_store(store);

@@ -1,20 +1,20 @@
-//! Labels as people write them in manifests, JSON and text files: `cat`, `3`, `cat|dog`, `["cat", "dog"]`; and as a model
-//! that is not sure writes them: `{"cat": 0.7, "dog": 0.3}`.
+//! Labels as written in manifests, JSON and text files: `cat`, `3`, `cat|dog`, `["cat", "dog"]`, or soft labels
+//! `{"cat": 0.7, "dog": 0.3}`.
 
 use super::listing::{ImagePlace, Listing};
 use super::split::Split;
 use serde_json::Value;
 
-/// What is written about one sample.
+/// The label or labels of a sample as written.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Labels {
-    /// Nothing, or -1, which Hugging Face writes where labels are secret.
+    /// None, or -1, which Hugging Face writes for hidden labels.
     None,
-    /// A label.
+    /// A single label.
     One(String),
-    /// A list, even if it has only one entry or none: a sign of multi-label data.
+    /// A list, even with one entry or none: multi-label data.
     Many(Vec<String>),
-    /// Classes and their shares, which add up to 1, the largest first.
+    /// Classes and their probabilities, which add up to 1, the largest first.
     Shares(Vec<(String, f32)>),
 }
 
@@ -33,7 +33,7 @@ impl Labels {
         }
     }
 
-    /// Nothing if the value is no label at all, such as a number with a fraction.
+    /// `None` if the value is no label, such as a number with a fraction.
     pub(super) fn of_json(value: &Value) -> Option<Self> {
         match value {
             Value::Null => Some(Labels::None),
@@ -58,7 +58,7 @@ impl Labels {
     }
 }
 
-/// Shares as parts of one, the largest first; nothing where they are no shares of anything.
+/// Probabilities normalised to a sum of 1, the largest first; `None` if they are invalid.
 fn whole(mut shares: Vec<(String, f64)>) -> Option<Vec<(String, f32)>> {
     let total: f64 = shares.iter().map(|(_, share)| share).sum();
     if shares.iter().any(|(_, share)| *share < 0.0) || !(total > 0.0 && total.is_finite()) {
@@ -69,18 +69,18 @@ fn whole(mut shares: Vec<(String, f64)>) -> Option<Vec<(String, f32)>> {
 }
 
 fn integer(value: &Value) -> Option<i64> {
-    // Tables in Python turn whole columns into 3.0 because of one gap.
+    // pandas turns an integer column with a gap into floats, such as 3.0.
     value.as_i64().or_else(|| value.as_f64().filter(|n| n.fract() == 0.0 && n.abs() < 1e15).map(|n| n as i64))
 }
 
-/// A sample that a table or an archive lists.
+/// A sample listed by a table or an archive.
 pub(super) struct LabelledRow {
     pub(super) place: ImagePlace,
     pub(super) split: Option<Split>,
     pub(super) labels: Labels,
 }
 
-/// Adds the rows. If one of them has a list of labels, having none is all right; otherwise such samples are left out.
+/// Adds the rows. Samples without labels are skipped unless a row has a list of labels.
 pub(super) fn add(listing: &mut Listing, rows: Vec<LabelledRow>) {
     listing.multi_label |= rows.iter().any(|row| matches!(row.labels, Labels::Many(_)));
     for LabelledRow { place, split, labels } in rows {

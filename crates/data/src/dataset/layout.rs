@@ -1,28 +1,28 @@
-//! Class folders, with or without a split level above them, told from the paths of the images alone. The same rules
-//! hold for a folder on disk and for the members of an archive.
+//! Class folders, with or without a split level above them, recognised from the paths of the images alone. The same
+//! rules hold for a folder and for the members of an archive.
 
 use super::split::Split;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which level of the paths means what.
+/// The meaning of the levels of a path.
 pub(super) struct FolderLayout {
-    /// Levels around everything, as in `cifar10/train/cat/1.png`.
+    /// Outer levels that contain everything, as in `cifar10/train/cat/1.png`.
     wrapping: usize,
     has_splits: bool,
 }
 
-/// What a path says about an image.
+/// The meaning of an image's path.
 pub(super) enum Role<'a> {
     /// Its split and its class.
     Sample(Option<Split>, &'a str),
-    /// It lies in no class folder.
+    /// Not in a class folder.
     NoClass,
-    /// It lies in a folder beside the splits.
+    /// In a folder beside the splits.
     BesideSplits,
 }
 
 impl FolderLayout {
-    /// The layout of these images, given by their paths with `/` between the parts.
+    /// The layout of images, given by their paths with `/` between the parts.
     pub(super) fn of<'a>(images: impl Iterator<Item = &'a str> + Clone) -> Self {
         let mut wrapping = 0;
         while wraps(images.clone(), wrapping) {
@@ -46,7 +46,7 @@ impl FolderLayout {
         }
     }
 
-    /// The class folders among `folders` that none of the images lies in.
+    /// The class folders among `folders` that contain none of the images.
     pub(super) fn empty<'a>(
         &self,
         folders: impl Iterator<Item = &'a str>,
@@ -66,8 +66,8 @@ impl FolderLayout {
     }
 }
 
-/// Whether everything lies in one folder that is neither a class nor a split: it holds no images itself, and what it
-/// holds looks like classes or splits.
+/// Whether one folder contains everything and is neither a class nor a split: it contains no images directly, and its
+/// subfolders look like classes or splits.
 fn wraps<'a>(images: impl Iterator<Item = &'a str>, level: usize) -> bool {
     let mut folders = BTreeSet::new();
     let mut inner = BTreeSet::new();
@@ -86,10 +86,10 @@ fn wraps<'a>(images: impl Iterator<Item = &'a str>, level: usize) -> bool {
         && (inner.len() > 1 || inner.iter().any(|name| Split::from_name(name).is_some()))
 }
 
-/// Whether the folders at this level are splits, to be told from classes: `train` is a class of vehicles too, and
-/// images of other things may lie beside the splits.
+/// Whether the folders at this level are splits and not classes: `train` may be a class of vehicles, and other images
+/// may be beside the splits.
 fn has_splits<'a>(images: impl Iterator<Item = &'a str>, level: usize) -> bool {
-    // For each folder how many of its images lie in folders again, less those that do not.
+    // For each folder, the number of its images in subfolders minus the number of those directly in it.
     let mut depth: BTreeMap<&str, i64> = BTreeMap::new();
     for image in images {
         let mut parts = image.split('/').skip(level);

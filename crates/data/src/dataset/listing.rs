@@ -1,5 +1,5 @@
-//! What a reader of a format hands over: where every sample lies, its split and its labels as written. Nothing is
-//! decoded or chosen yet.
+//! The result of a format's reader: the location of every sample, its split and its labels as written. Nothing is
+//! decoded or selected yet.
 
 use super::DatasetFormat;
 use super::split::Split;
@@ -11,44 +11,44 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a sample lies.
+/// The location of a sample.
 pub(super) enum ImagePlace {
     /// A file, relative to the root of the listing.
     File(PathBuf),
-    /// Bytes of a store, and what they are called there.
+    /// A byte range of a store, and its name there.
     Range { store: u32, offset: u64, length: u64, name: Box<str> },
-    /// A row of a table that is a store.
+    /// A row of a table.
     Row { store: u32, row: u32 },
     /// A sample of the caller, and its name.
     Custom { index: u32, name: Box<str> },
 }
 
-/// Samples that were left out for one reason.
+/// Samples that were skipped for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
-    /// How many.
+    /// Their number.
     pub count: usize,
     /// The first of them.
     pub example: String,
 }
 
-/// The places of all samples of a set and the bytes that are not files of their own.
+/// The locations of all samples of a dataset, and its archives and tables.
 pub(super) struct StoredImages {
     pub(super) root: PathBuf,
     pub(super) stores: Vec<Store>,
     pub(super) places: Vec<ImagePlace>,
-    /// The samples of the caller that places of the kind `Custom` refer to.
+    /// The samples that `Custom` locations refer to.
     pub(super) custom: Option<Arc<dyn Samples>>,
 }
 
 impl StoredImages {
-    /// What a sample is called inside the set, wherever the set lies: splits are drawn by it.
+    /// The name of a sample inside the dataset, independent of where the dataset is: splits are drawn by it.
     pub(super) fn key(&self, index: usize) -> String {
         match &self.places[index] {
             ImagePlace::File(path) => slashed(path),
-            // One archive may be renamed or packed; the shards of many are told apart by their names.
+            // A single archive may be renamed or compressed; the shards of many differ by name.
             ImagePlace::Range { name, .. } if self.stores.len() == 1 => name.to_string(),
             ImagePlace::Range { store, name, .. } => format!("{}/{name}", self.stores[*store as usize].key),
             ImagePlace::Row { row, .. } if self.stores.len() == 1 => format!("row {row}"),
@@ -57,7 +57,7 @@ impl StoredImages {
         }
     }
 
-    /// What a person calls it.
+    /// The name of a sample for messages.
     pub(super) fn name(&self, index: usize) -> String {
         match &self.places[index] {
             ImagePlace::File(path) => self.root.join(path).display().to_string(),
@@ -67,7 +67,7 @@ impl StoredImages {
         }
     }
 
-    /// The file that a sample is, where it is one of its own.
+    /// The file of a sample that is a file of its own.
     pub(super) fn file(&self, index: usize) -> Option<PathBuf> {
         match &self.places[index] {
             ImagePlace::File(path) => Some(self.root.join(path)),
@@ -75,12 +75,12 @@ impl StoredImages {
         }
     }
 
-    /// The size of its file or range, where that can be known without reading.
+    /// The size of its file or range, if known without reading it.
     pub(super) fn bytes(&self, index: usize) -> Option<u64> {
         match &self.places[index] {
             ImagePlace::File(path) => std::fs::metadata(self.root.join(path)).ok().map(|file| file.len()),
             ImagePlace::Range { length, .. } => Some(*length),
-            // Known only once its page is read.
+            // Known only after its page is read.
             ImagePlace::Row { .. } | ImagePlace::Custom { .. } => None,
         }
     }
@@ -103,7 +103,7 @@ impl StoredImages {
                 let bytes = store.read(*offset, *length).map_err(|error| named(ImageError::Io(error)))?;
                 match store.encoding {
                     Encoding::File => decode(&bytes, options).map_err(named),
-                    // The readers of these formats make ranges of just the right length.
+                    // The readers of these formats create ranges of the right length.
                     Encoding::PlanarRgb { width, height } => Ok(interleave(&bytes, width, height)),
                     Encoding::Grey { width, height } => {
                         Ok(Image::from_parts(width, height, bytes.iter().flat_map(|grey| [*grey; 3]).collect()))
@@ -121,41 +121,41 @@ fn interleave(planes: &[u8], width: usize, height: usize) -> Image {
     Image::from_parts(width, height, pixels)
 }
 
-/// The same text on every system.
+/// A path with `/` as separator on every system.
 pub(super) fn slashed(path: &Path) -> String {
     path.components().map(|part| part.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
 }
 
-/// How the text of labels is to be understood.
+/// The interpretation of label texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LabelText {
-    /// Always the name of a class, also where it is `7`: names of folders.
+    /// Always a class name, also `7`: folder names.
     Name,
-    /// The number of a class if all of them are numbers, else names.
+    /// A class index if all texts are numbers, else names.
     NumberOrName,
 }
 
-/// All samples of a set, of all splits that were read.
+/// All samples of a dataset, of all splits that were read.
 pub(super) struct Listing {
     pub(super) format: DatasetFormat,
-    /// What the user named.
+    /// The path that the user gave.
     pub(super) path: PathBuf,
     pub(super) images: StoredImages,
     pub(super) splits: Vec<Option<Split>>,
-    /// Numbers of texts, all samples one after the other; `label_ends` says where each ends.
+    /// Indices into `texts` of all samples, concatenated; `label_ends` holds the end of each sample's.
     pub(super) labels: Vec<u32>,
     pub(super) label_ends: Vec<usize>,
-    /// How much of its sample each label is; empty as long as all are the whole of it.
+    /// The probability of each label; empty as long as no label is soft.
     pub(super) shares: Vec<f32>,
-    /// The distinct texts of labels, by number.
+    /// The distinct label texts.
     pub(super) texts: Vec<String>,
     numbers: HashMap<String, u32>,
     pub(super) label_text: LabelText,
     /// Whether samples may have any number of labels.
     pub(super) multi_label: bool,
-    /// The names of all classes in order, where the set says so.
+    /// The names of all classes in order, if the dataset contains them.
     pub(super) class_names: Option<Vec<String>>,
-    /// Folders of classes without any image.
+    /// Class folders without images.
     pub(super) empty: Vec<String>,
     pub(super) skipped: Vec<Skipped>,
 }
@@ -186,7 +186,7 @@ impl Listing {
 
     pub(super) fn add_store(&mut self, store: Store) -> u32 {
         self.images.stores.push(store);
-        // Every store is an open file or lies in memory, so there are never as many as that.
+        // Every store is an open file or in memory, so `u32` suffices.
         (self.images.stores.len() - 1) as u32
     }
 
@@ -206,7 +206,7 @@ impl Listing {
         self.end(place, split);
     }
 
-    /// A sample that belongs to several classes in part, the one that it belongs to most first.
+    /// Adds a sample with a soft label, the likeliest class first.
     pub(super) fn push_shares(&mut self, place: ImagePlace, split: Option<Split>, shares: &[(String, f32)]) {
         self.shares.resize(self.labels.len(), 1.0);
         for (label, share) in shares {
@@ -217,7 +217,7 @@ impl Listing {
         self.end(place, split);
     }
 
-    /// The number of a label's text.
+    /// The index of a label's text.
     fn number(&mut self, label: &str) -> u32 {
         if let Some(number) = self.numbers.get(label) {
             return *number;
@@ -246,13 +246,13 @@ impl Listing {
         &self.labels[start..self.label_ends[index]]
     }
 
-    /// The splits that occur, in order.
+    /// The existing splits, in order.
     pub(super) fn splits_found(&self) -> Vec<Split> {
         let all = [Split::Train, Split::Validation, Split::Test];
         all.into_iter().filter(|split| self.splits.contains(&Some(*split))).collect()
     }
 
-    /// The samples of a split; those that say nothing are for training.
+    /// The samples of a split; those without one are training samples.
     pub(super) fn members(&self, split: Split) -> Vec<u32> {
         let is_member = |found: &Option<Split>| found.unwrap_or(Split::Train) == split;
         self.splits.iter().enumerate().filter(|(_, found)| is_member(found)).map(|(index, _)| index as u32).collect()

@@ -1,5 +1,5 @@
 //! Manifests: a table of paths and labels, as CSV, TSV or JSON lines. Paths are relative to the manifest; a column may
-//! name the split of each sample.
+//! contain the split.
 
 use super::DatasetFormat;
 use super::error::DatasetError;
@@ -24,8 +24,7 @@ const ENDINGS: [&str; 4] = ["csv", "tsv", "jsonl", "ndjson"];
 const MAX_BYTES: u64 = 1 << 30;
 const MAX_CLASSES_BYTES: u64 = 1 << 26;
 
-/// Whether a table in a folder is named as if it described the folder, or its split, that it lies in. Others may be the
-/// results of something.
+/// Whether a table in a folder is named like a manifest of the folder or of a split. Other tables may be results.
 pub(super) fn is_conventional(path: &Path) -> bool {
     let text = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let (stem, ending) = (text(path.file_stem()), text(path.extension()));
@@ -36,7 +35,7 @@ pub(super) fn is_conventional(path: &Path) -> bool {
         && folder.is_none_or(|folder| folder.to_str().and_then(Split::from_name).is_some())
 }
 
-/// Whether a table has the columns of a manifest, by its first line.
+/// Whether the first line of a table has the columns of a manifest.
 pub(super) fn describes_images(path: &Path) -> bool {
     let start = unpack(path).ok().and_then(|mut file| start_of(&mut file, 1 << 16).ok()).unwrap_or_default();
     let start = String::from_utf8_lossy(&start);
@@ -51,7 +50,7 @@ pub(super) fn describes_images(path: &Path) -> bool {
         .is_some_and(|record| record.is_ok_and(|record| ManifestColumns::of(&record).is_some()))
 }
 
-/// The class names that `classes.txt` beside a file lists, one per line, for labels that are numbers.
+/// The class names in `classes.txt` beside a file, one per line, for numeric labels.
 pub(super) fn classes_beside(file: &Path) -> Result<Option<Vec<String>>, DatasetError> {
     let path = file.with_file_name("classes.txt");
     if !path.is_file() {
@@ -63,7 +62,7 @@ pub(super) fn classes_beside(file: &Path) -> Result<Option<Vec<String>>, Dataset
 }
 
 pub(super) fn read(path: &Path, sources: &[SourceFile]) -> Result<Listing, DatasetError> {
-    // The set is where the paths inside of it begin.
+    // The dataset's root is where the paths in it begin.
     let root =
         sources.first().and_then(|source| source.path.ancestors().nth(Path::new(&source.key).components().count()));
     let root = root.unwrap_or(path).to_owned();
@@ -76,7 +75,7 @@ pub(super) fn read(path: &Path, sources: &[SourceFile]) -> Result<Listing, Datas
         let text = text.trim_start_matches('\u{feff}');
         let folder = Path::new(&source.key).parent().unwrap_or(Path::new(""));
         let on_disk = source.path.metadata().map_err(DatasetError::io(&source.path))?.len();
-        // Counted before they are kept: a few packed bytes unpack to any number of short lines.
+        // Counted before they are stored: a few compressed bytes expand to any number of short lines.
         check_entries(&source.path, "lines", text.lines().count() as u64, on_disk)?;
         let table = ManifestTable { path: &source.path, folder, split: source.split };
         match text.trim_start().starts_with('{') {
@@ -90,7 +89,7 @@ pub(super) fn read(path: &Path, sources: &[SourceFile]) -> Result<Listing, Datas
     Ok(listing)
 }
 
-/// Files may be missing, that is noticed when they are read; but not all of them.
+/// Missing files are reported when they are read, unless all are missing.
 fn check_paths(manifest: &Path, root: &Path, rows: &[LabelledRow]) -> Result<(), DatasetError> {
     let mut files = rows.iter().filter_map(|row| match &row.place {
         ImagePlace::File(file) => Some(file),
@@ -112,7 +111,7 @@ fn check_paths(manifest: &Path, root: &Path, rows: &[LabelledRow]) -> Result<(),
 
 struct ManifestTable<'a> {
     path: &'a Path,
-    /// Its folder, relative to the root of the set.
+    /// Its folder, relative to the root of the dataset.
     folder: &'a Path,
     split: Option<Split>,
 }
@@ -195,7 +194,7 @@ impl ManifestTable<'_> {
 
 fn reader(text: &str) -> Reader<&[u8]> {
     let first = text.lines().next().unwrap_or_default();
-    // A comma may stand in a path, but hardly a tab.
+    // A path may contain a comma, but hardly a tab.
     let separator = ['\t', ',', ';'].into_iter().find(|separator| first.contains(*separator)).unwrap_or(',');
     ReaderBuilder::new().delimiter(separator as u8).has_headers(false).flexible(true).from_reader(text.as_bytes())
 }
@@ -204,7 +203,7 @@ fn field<'a>(object: &'a Value, names: &[&str]) -> Option<&'a Value> {
     names.iter().find_map(|name| object.get(name))
 }
 
-/// Which column holds what.
+/// The columns by meaning.
 struct ManifestColumns {
     path: usize,
     label: usize,
@@ -212,8 +211,8 @@ struct ManifestColumns {
 }
 
 impl ManifestColumns {
-    /// From the header; or, if the first line starts with the path of an image, by their order. Also whether there is
-    /// a header.
+    /// From the header; or by their order, if the first line starts with the path of an image. Also returns whether
+    /// there is a header.
     fn of(first: &StringRecord) -> Option<(Self, bool)> {
         let find = |names: &[&str]| {
             names.iter().find_map(|name| first.iter().position(|column| column.trim().eq_ignore_ascii_case(name)))

@@ -1,7 +1,7 @@
-//! Parquet as Hugging Face writes image datasets: a column of encoded images (`image`, a struct of `bytes` and
-//! `path`, or plain bytes) and one of labels, whose names are in the metadata of the file.
+//! Parquet as Hugging Face writes image datasets: a column of encoded images (`image`, a struct of `bytes` and `path`,
+//! or plain bytes) and one of labels, whose names are in the metadata of the file.
 //!
-//! The images of a small dataset are copied into memory when it is opened; those of a large one are read where they lie.
+//! The images of a small dataset are copied into memory when it is opened; those of a large one are read from the file.
 
 mod pages;
 mod rows;
@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use vit_system::regular_file;
 
-/// Rows that are read at once; images may be large.
+/// Rows per read; images may be large.
 const ROWS: usize = 32;
 
 const IMAGES: [&str; 6] = ["image", "img", "picture", "pixel_values", "jpg", "png"];
@@ -36,7 +36,7 @@ const LABELS: [&str; 7] = ["label", "labels", "fine_label", "class", "target", "
 
 pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
     let mut listing = Listing::new(DatasetFormat::Parquet, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
-    // The crate is sturdy, but it is other people's code on hostile input.
+    // The `parquet` crate may panic on hostile input.
     let gave_up = |source: &SourceFile| damaged(&source.path, "the reader gave up on it");
     let mut tables = Vec::with_capacity(sources.len());
     for source in sources {
@@ -71,7 +71,7 @@ fn damaged(path: &Path, reason: impl std::fmt::Display) -> DatasetError {
     DatasetError::damaged(path, format!("Parquet file is damaged or of a kind that vit cannot read: {reason}"))
 }
 
-/// What a file says about itself.
+/// The metadata of a file.
 struct ParquetTable<'a> {
     source: &'a SourceFile,
     metadata: ParquetMetaData,
@@ -108,25 +108,25 @@ impl<'a> ParquetTable<'a> {
         Ok(Self { source, metadata, columns, class_names, length })
     }
 
-    /// What all images take, as the file says.
+    /// The size of all images according to the metadata.
     fn image_bytes(&self) -> u64 {
         let chunks = self.metadata.row_groups().iter().map(|group| group.column(self.columns.images));
         chunks.map(|chunk| u64::try_from(chunk.uncompressed_size()).unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
     }
 
-    /// The file again: a dataset may have more of them than a program may keep open.
+    /// Opens the file again: a dataset may have more files than a process may keep open.
     fn file(&self) -> Result<Arc<Checked>, DatasetError> {
         let file = regular_file::open(&self.source.path).map_err(DatasetError::io(&self.source.path))?;
         Ok(Checked::new(file))
     }
 
-    /// For each row group how many rows it has, their labels, and the column chunk of its images.
+    /// For each row group its number of rows, their labels, and the column chunk of its images.
     fn groups(
         &self,
         file: &Arc<Checked>,
     ) -> impl Iterator<Item = Result<(usize, Vec<Labels>, &ColumnChunkMetaData), DatasetError>> {
         self.metadata.row_groups().iter().map(move |group| {
-            // They were counted when the file was opened.
+            // Checked when the file was opened.
             let count = group.num_rows() as usize;
             let labels = self.labels(file, group.column(self.columns.labels), count)?;
             let found = labels.len();
@@ -137,7 +137,7 @@ impl<'a> ParquetTable<'a> {
         })
     }
 
-    /// Lists the rows, whose images stay where they are.
+    /// Lists the rows; their images stay in the file.
     fn list(&self, store: u32, rows: &mut Vec<LabelledRow>) -> Result<Store, DatasetError> {
         let path = &self.source.path;
         let file = self.file()?;
@@ -152,7 +152,7 @@ impl<'a> ParquetTable<'a> {
                 number += 1;
             }
         }
-        // A dataset that holds only the paths of its images should be noticed before the training begins.
+        // A dataset with only the paths of its images fails here and not during training.
         if store == 0 && number > 0 {
             images.read(0).map_err(|error| damaged(path, format!("row 0: {error}")))?;
         }
@@ -243,7 +243,7 @@ fn labels<T: DataType>(
     Ok(labels)
 }
 
-/// Calls `each` with the values of every record of a column, which is one value or none unless it is a list.
+/// Calls `each` with the values of every record of a column: at most one value unless it is a list.
 fn records<T: DataType>(
     path: &Path,
     column: &ColumnDescriptor,
@@ -264,7 +264,7 @@ fn records<T: DataType>(
         }
         let mut values = values.drain(..);
         for level in 0..levels {
-            // Without such levels every value is there, and a record of its own.
+            // Without levels, every value is present and a record of its own.
             if level > 0 && repetitions.get(level).is_none_or(|repetition| *repetition == 0) {
                 each(&mut record)?;
                 record.clear();
@@ -278,7 +278,7 @@ fn records<T: DataType>(
     }
 }
 
-/// The columns to read, by their numbers among the leaves of the schema.
+/// The columns to read, by their index among the leaves of the schema.
 struct ParquetColumns {
     images: usize,
     labels: usize,
@@ -286,7 +286,7 @@ struct ParquetColumns {
 }
 
 impl ParquetColumns {
-    /// What Hugging Face says the columns are is believed first, then their usual names.
+    /// Hugging Face's feature types decide first, then the usual names.
     fn of(schema: &SchemaDescriptor, features: &Value) -> Option<Self> {
         let top = |column: &ColumnDescriptor| column.path().parts().first().cloned().unwrap_or_default();
         let is_image = |column: &ColumnDescriptor| {
@@ -306,7 +306,7 @@ impl ParquetColumns {
             fields.filter(move |(_, feature)| described(feature, kind).is_some()).map(|(name, _)| name.as_str())
         };
         let images = of_type("Image").chain(IMAGES).find_map(|name| find(name, &is_image))?;
-        // Among several columns of classes the usual names come first: CIFAR-100 has a coarse one too.
+        // Among several class columns, the usual names come first: CIFAR-100 also has a coarse one.
         let usual = LABELS.iter().copied().filter(|name| of_type("ClassLabel").any(|found| found == *name));
         let mut names = usual.chain(of_type("ClassLabel")).chain(LABELS);
         let (labels, label_name) = names.find_map(|name| Some((find(name, &is_label)?, name.to_owned())))?;
@@ -320,7 +320,7 @@ impl ParquetColumns {
     }
 }
 
-/// What the metadata of a file says about its columns.
+/// The feature types in the metadata of a file.
 fn features(metadata: &[KeyValue]) -> Value {
     let entry = metadata.iter().find(|entry| entry.key == "huggingface");
     let text = entry.and_then(|entry| entry.value.as_deref()).unwrap_or_default();
@@ -328,7 +328,7 @@ fn features(metadata: &[KeyValue]) -> Value {
     document.pointer_mut("/info/features").map(Value::take).unwrap_or_default()
 }
 
-/// The part of a feature that has this type: itself, or what it is a list of.
+/// The part of a feature with this type: itself, or its element if it is a list.
 fn described<'a>(feature: &'a Value, kind: &str) -> Option<&'a Value> {
     let inner = [Some(feature), feature.get("feature"), feature.get(0)];
     inner.into_iter().flatten().find(|part| part.get("_type").and_then(Value::as_str) == Some(kind))

@@ -1,4 +1,4 @@
-//! Finding out what kind of dataset a path is, by what lies there.
+//! Recognises the format of the dataset at a path.
 
 use super::error::DatasetError;
 use super::folders::Tree;
@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use vit_system::regular_file;
 
-/// What files hold; what it means is for the reader of each kind to find out.
+/// The file format; its reader interprets the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SourceKind {
     Tar,
@@ -25,13 +25,13 @@ pub(super) enum SourceKind {
 /// A file with samples.
 pub(super) struct SourceFile {
     pub(super) path: PathBuf,
-    /// Its path inside of the set.
+    /// Its path inside the dataset.
     pub(super) key: String,
-    /// What its name says about the split.
+    /// The split in its name.
     pub(super) split: Option<Split>,
 }
 
-/// Why pipes, sockets and devices are left out: reading one may wait for ever.
+/// Why pipes, sockets and devices are skipped: reading one may block for ever.
 pub(super) const NOT_REGULAR: &str = "neither a regular file nor a folder";
 
 pub(super) enum DatasetInput {
@@ -39,12 +39,12 @@ pub(super) enum DatasetInput {
     Files(SourceKind, Vec<SourceFile>),
 }
 
-/// What is at `path`, and what there was left out because it is neither a file nor a folder.
+/// The dataset at `path`, and the skipped special files.
 pub(super) fn recognise(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => folder(path),
         Ok(_) => {
-            // Someone who names one file means all of it, whatever it is called.
+            // A single file is read whole, whatever split its name contains.
             let source = SourceFile { path: path.to_owned(), key: file_name(path), split: None };
             Ok((DatasetInput::Files(kind_of(path)?, vec![source]), Vec::new()))
         }
@@ -62,15 +62,15 @@ fn pattern(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     let pattern = path.to_string_lossy();
     let matches = glob::glob(&pattern)
         .map_err(|error| FilesError::Pattern { pattern: pattern.to_string(), reason: error.msg })?;
-    // A link to nowhere is reported when it is opened.
+    // A broken link is reported when it is opened.
     let matches = matches.filter_map(Result::ok).filter(|path| !path.is_dir());
     let (mut paths, special): (Vec<PathBuf>, Vec<PathBuf>) =
         matches.partition(|path| path.metadata().is_ok_and(|meta| regular_file::check(&meta).is_ok()));
     paths.sort_by(|a, b| natural(a.as_os_str(), b.as_os_str()));
-    // If nothing else matches, opening says what is wrong with it.
+    // If nothing else matches, opening reports the error.
     let first = paths.first().or(special.first());
     let kind = kind_of(first.ok_or_else(|| FilesError::NoMatch { pattern: pattern.to_string() })?)?;
-    // What the pattern leaves open is the path inside of the set.
+    // The path inside the dataset is the part that the pattern leaves open.
     let fixed: PathBuf = path.components().take_while(|part| !is_pattern(Path::new(part))).collect();
     let sources = paths.into_iter().map(|path| {
         let inside = path.strip_prefix(&fixed).unwrap_or(&path);
@@ -80,7 +80,7 @@ fn pattern(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     Ok((DatasetInput::Files(kind, sources.collect()), special))
 }
 
-/// The kind of a single file, by its content.
+/// The format of a single file, by its content.
 fn kind_of(path: &Path) -> Result<SourceKind, DatasetError> {
     let mut file = regular_file::open(path).map_err(DatasetError::io(path))?;
     let outer = start_of(&mut file, 512).map_err(DatasetError::io(path))?;
@@ -107,13 +107,13 @@ fn kind_of(path: &Path) -> Result<SourceKind, DatasetError> {
     }
 }
 
-/// Whether these bytes are text, the last letter of which may be cut in two.
+/// Whether these bytes are UTF-8 text, possibly ending inside a character.
 fn is_text(start: &[u8]) -> bool {
     let valid = std::str::from_utf8(start).map_or_else(|error| error.error_len().is_none(), |_| true);
     valid && !start.contains(&0)
 }
 
-/// A manifest that someone put there on purpose outranks everything; then images in folders; then what holds images.
+/// A manifest takes precedence; then images in folders; then files that contain images.
 fn folder(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     let mut tree = Tree::of(path)?;
     let special = std::mem::take(&mut tree.special);

@@ -1,7 +1,7 @@
-//! Which samples a run learns from and which it is measured on, written down with their sizes and labels. A resumed run
-//! compares its data with this record, and finds its split again though samples were added or removed since.
+//! The training and validation samples of a run, recorded with their sizes and labels. A resumed run compares its data
+//! with this record and restores its split, even if samples were added or removed.
 //!
-//! On disk it is a table, compressed with zstd: a line for every sample, in the order of the dataset.
+//! On disk it is a table, compressed with zstd: a line per sample, in the order of the dataset.
 
 use super::samples::Dataset;
 use super::{Splits, ValidationFrom, count};
@@ -15,17 +15,17 @@ use vit_system::hash::Xxh3;
 /// The columns of the table.
 const HEADER: &str = "part\tlabels\tbytes\tname";
 
-/// Names of samples that a message lists.
+/// Sample names in a message.
 const LISTED: usize = 3;
 
-/// What a sample is to a run.
+/// The use of a sample in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// The run learns from it.
+    /// Training.
     Train,
-    /// The run is measured on it.
+    /// Validation.
     Validation,
-    /// It is a training sample that the run's fraction leaves out.
+    /// A training sample outside of the run's fraction.
     Unused,
 }
 
@@ -39,19 +39,19 @@ impl Part {
     }
 }
 
-/// How the validation samples of another dataset are marked.
+/// The mark of validation samples from another dataset.
 const OTHER_SET: &str = "validation-set";
 
 /// The samples of one dataset, in its order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct List {
-    /// All names, one after the other.
+    /// All names, concatenated.
     names: String,
     ends: Vec<usize>,
     parts: Vec<Part>,
-    /// The size of each sample's file or range; nothing where it cannot be known.
+    /// The size of each sample's file or range, if known.
     bytes: Vec<Option<u64>>,
-    /// Numbers of texts.
+    /// Indices into the label texts.
     labels: Vec<u32>,
     texts: Vec<String>,
     numbers: HashMap<String, u32>,
@@ -59,7 +59,7 @@ struct List {
 
 impl List {
     fn of(datasets: &[(&Dataset, Part)]) -> Self {
-        // Splits of one dataset lie between one another.
+        // The splits of a dataset are interleaved.
         let mut samples: Vec<(u32, usize, usize)> = Vec::new();
         for (number, (dataset, _)) in datasets.iter().enumerate() {
             samples.extend(dataset.chosen().iter().enumerate().map(|(index, sample)| (*sample, number, index)));
@@ -109,7 +109,7 @@ impl List {
         format!("{part}\t{}\t{bytes}\t{}\n", self.labels(index), escaped(self.name(index)))
     }
 
-    /// The place here of every sample of `now`, by name; of samples with the same name the first is the first.
+    /// The index here of every sample of `now`, by name; equal names match in order.
     fn places_of(&self, now: &List) -> Vec<Option<usize>> {
         let mut same = Vec::with_capacity(now.len());
         same.extend((0..now.len().min(self.len())).take_while(|index| now.name(*index) == self.name(*index)).map(Some));
@@ -126,7 +126,7 @@ impl List {
         same
     }
 
-    /// What is different in `now`. A `divided` dataset says itself what its splits are.
+    /// The differences of `now`. A `divided` dataset defines its splits itself.
     fn changes(&self, now: &List, places: &[Option<usize>], divided: bool) -> SampleChanges {
         let mut changes = SampleChanges::default();
         let mut found = vec![false; self.len()];
@@ -156,7 +156,7 @@ impl List {
     }
 }
 
-/// Class numbers as the table writes them: `3`, `3|7`, or `3:0.75|7:0.25` for shares.
+/// Class indices as written in the table: `3`, `3|7`, or `3:0.75|7:0.25` for soft labels.
 fn labels(dataset: &Dataset, index: usize) -> String {
     let texts: Vec<String> = match dataset.shares(index) {
         Some((classes, shares)) => {
@@ -190,7 +190,7 @@ fn unescaped(text: &str) -> String {
     name
 }
 
-/// Hashes of the samples that a run learns from and of those that it is measured on: of their names, sizes and labels.
+/// Hashes of the names, sizes and labels of the training and the validation samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Of the training samples.
@@ -199,16 +199,16 @@ pub struct Fingerprint {
     pub validation: String,
 }
 
-/// The samples of a run.
+/// The recorded samples of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SampleRecord {
     own: List,
-    /// A validation dataset of its own.
+    /// The validation dataset, if it is another one.
     other: Option<List>,
 }
 
 impl SampleRecord {
-    /// The samples of these splits. Asks the file system for the size of every file, and reads none.
+    /// Records these splits. Queries the size of every file and reads none.
     pub fn of(train: &Dataset, validation: Option<&Dataset>, unused: &Dataset) -> Self {
         let own = |part: &&Dataset| part.is_of_the_same_set(train);
         let mut parts = vec![(train, Part::Train), (unused, Part::Unused)];
@@ -217,17 +217,17 @@ impl SampleRecord {
         Self { own: List::of(&parts), other: other.map(|part| List::of(&[(part, Part::Validation)])) }
     }
 
-    /// How many samples of the run's dataset are recorded.
+    /// The number of recorded samples of the run's dataset.
     pub fn len(&self) -> usize {
         self.own.len()
     }
 
-    /// Whether none is.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many samples the run is measured on.
+    /// The number of validation samples.
     pub fn validation_len(&self) -> usize {
         let carved = self.own.parts.iter().filter(|part| **part == Part::Validation).count();
         carved + self.other.as_ref().map_or(0, List::len)
@@ -293,8 +293,8 @@ impl SampleRecord {
         Ok(record)
     }
 
-    /// Makes the splits those that are recorded, as far as their samples are still there, and says what is different
-    /// about the data. Samples that are new are trained on, unless the dataset itself says that they are for validation.
+    /// Restores the recorded splits as far as their samples still exist, and returns the differences. New samples
+    /// become training samples, unless the dataset itself assigns them to validation.
     pub fn restore(&self, splits: &mut Splits) -> SampleChanges {
         let now = SampleRecord::of(&splits.train, splits.validation.as_deref(), &splits.unused);
         let divided = !matches!(splits.report.validation, ValidationFrom::Carved { .. });
@@ -320,7 +320,7 @@ impl SampleRecord {
         let [train, unused, held_out] =
             [Part::Train, Part::Unused, Part::Validation].map(|wanted| Arc::new(chosen(wanted)));
         match (&self.other, &now.other) {
-            // Nothing can leak into a set of its own.
+            // A validation dataset of its own cannot leak into the training samples.
             (Some(before), Some(now)) => {
                 let places = before.places_of(now);
                 let set = before.changes(now, &places, false);
@@ -339,12 +339,12 @@ impl SampleRecord {
     }
 }
 
-/// Samples that changed in one way.
+/// Samples with the same kind of change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// How many.
+    /// Their number.
     pub count: usize,
-    /// The first few, by name.
+    /// The names of the first ones.
     pub examples: Vec<String>,
 }
 
@@ -357,28 +357,28 @@ impl Change {
     }
 }
 
-/// How a dataset differs from what was recorded of it.
+/// The differences between a dataset and its record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SampleChanges {
-    /// Samples that were not there.
+    /// New samples.
     pub added: Change,
-    /// Samples that are no longer there.
+    /// Missing samples.
     pub removed: Change,
-    /// Samples of other classes.
+    /// Samples with other labels.
     pub relabelled: Change,
-    /// Samples with another number of bytes.
+    /// Samples with another size.
     pub resized: Change,
-    /// Samples that were for validation and are for training now, or the other way round.
+    /// Samples that moved between training and validation.
     pub moved: Change,
-    /// The same of the validation dataset, where it is one of its own.
+    /// The differences of the validation dataset, if it is another one.
     pub validation_set: Option<Box<SampleChanges>>,
-    /// How many samples have the name, size and labels that they had.
+    /// Samples with the same name, size and labels.
     pub same: usize,
-    /// How many of the recorded validation samples are still there.
+    /// Recorded validation samples that still exist.
     pub held_out: usize,
-    /// How many of the added samples are trained on.
+    /// New samples used for training.
     pub new_in_training: usize,
-    /// How many of the added samples are measured on.
+    /// New samples used for validation.
     pub new_in_validation: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What a person wants to know after a dataset was opened: what was found, what was left out, and what was decided.
+//! The report of an opened dataset for the user: what was found, what was skipped, and what was decided.
 
 use super::DatasetFormat;
 use super::listing::Skipped;
@@ -6,51 +6,51 @@ use super::split::Split;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where the validation samples come from.
+/// The source of the validation samples.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ValidationFrom {
-    /// From the set that the caller named.
+    /// The dataset that the caller named.
     Path(PathBuf),
-    /// From this split of the set.
+    /// This split of the dataset.
     Split(Split),
-    /// From the test split, because there is no validation split: choosing by it makes the test figures too good.
+    /// The test split, for lack of a validation split: model selection on it makes the test results too good.
     TestForLackOfValidation,
-    /// From the training samples.
+    /// Held out from the training samples.
     Carved {
-        /// The share of each class.
+        /// The fraction of each class.
         fraction: f64,
     },
-    /// From nowhere.
+    /// None.
     Nowhere,
 }
 
 /// The samples of one class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassCount {
-    /// Samples to train with.
+    /// Training samples.
     pub train: usize,
-    /// Samples to validate with.
+    /// Validation samples.
     pub validation: usize,
-    /// Samples to test with.
+    /// Test samples.
     pub test: usize,
 }
 
-/// What was found in a dataset and made of it.
+/// The content of a dataset and its division into splits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// The format found.
+    /// The dataset's format.
     pub format: DatasetFormat,
-    /// Samples by split; those of the test split count twice if they are the validation samples too.
+    /// Samples by split; the test split counts twice if it is also the validation split.
     pub samples: ClassCount,
-    /// The same for each class, in the order of the classes. A sample with several labels counts for each.
+    /// The same per class, in the order of the classes. A sample with several labels counts for each.
     pub classes: Vec<ClassCount>,
-    /// Folders of classes without an image, such as `train/dog`.
+    /// Class folders without images, such as `train/dog`.
     pub empty: Vec<String>,
-    /// What was left out.
+    /// Skipped samples.
     pub skipped: Vec<Skipped>,
-    /// Where the validation samples come from.
+    /// The source of the validation samples.
     pub validation: ValidationFrom,
-    /// Training samples that the fraction left out.
+    /// Training samples outside of the fraction.
     pub unused: usize,
 }
 

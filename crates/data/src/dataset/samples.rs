@@ -1,4 +1,4 @@
-//! The samples of an opened dataset, or of a part of it. Parts share what the whole knows.
+//! The samples of an opened dataset or of a split, which share their data.
 
 use super::listing::{Listing, StoredImages};
 use crate::decode::{DecodeOptions, ImageError};
@@ -13,23 +13,23 @@ use std::sync::Arc;
 pub struct Dataset {
     whole: Arc<Whole>,
     classes: Arc<[String]>,
-    /// Which samples of the whole set these are.
+    /// The indices of these samples in the whole dataset.
     chosen: Vec<u32>,
 }
 
 struct Whole {
     images: StoredImages,
-    /// Indices of classes, all samples one after the other, and where each sample's begin; the last entry is the end.
+    /// Class indices of all samples, concatenated, and where each sample's begin; the last entry is the end.
     labels: Vec<u32>,
     starts: Vec<usize>,
-    /// How much of its sample each label is, where some are not all of it.
+    /// The probability of each label, if any label is soft.
     shares: Vec<f32>,
     multi_label: bool,
     decode: DecodeOptions,
 }
 
 impl Dataset {
-    /// All samples of a listing whose labels have become indices of `classes`.
+    /// All samples of a listing whose labels are already indices of `classes`.
     pub(super) fn new(listing: Listing, classes: Arc<[String]>, decode: &DecodeOptions) -> Self {
         let chosen = (0..listing.len() as u32).collect();
         let whole = Whole {
@@ -43,24 +43,24 @@ impl Dataset {
         Self { whole: Arc::new(whole), classes, chosen }
     }
 
-    /// Which samples of the whole set these are.
+    /// The indices of these samples in the whole dataset.
     pub(super) fn chosen(&self) -> &[u32] {
         &self.chosen
     }
 
-    /// Whether both are parts of one set.
+    /// Whether both are splits of the same dataset.
     pub fn is_of_the_same_set(&self, other: &Dataset) -> bool {
         Arc::ptr_eq(&self.whole, &other.whole)
     }
 
-    /// What a sample is called inside the set, wherever the set lies.
+    /// The name of a sample inside the dataset, independent of where the dataset is.
     pub(super) fn key(&self, index: usize) -> String {
         self.whole.images.key(self.chosen[index] as usize)
     }
 
-    /// The bytes of every sample's file or range, as far as they can be known without reading.
+    /// The size of every sample's file or range, if known without reading it.
     pub(super) fn sizes(&self) -> Vec<Option<u64>> {
-        // A network file system answers one question slowly and many at once.
+        // A network file system has a high latency but answers many requests at once.
         let threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(4, 32);
         let mut sizes = vec![None; self.len()];
         let each = self.len().div_ceil(threads).max(1);
@@ -77,7 +77,7 @@ impl Dataset {
         sizes
     }
 
-    /// Some of them, by their numbers in the whole set.
+    /// Some of the samples, by their indices in the whole dataset.
     pub(super) fn part(&self, chosen: Vec<u32>) -> Self {
         Self { whole: self.whole.clone(), classes: self.classes.clone(), chosen }
     }
@@ -87,18 +87,18 @@ impl Dataset {
         self.whole.multi_label
     }
 
-    /// The file of a sample that is one of its own, and not a part of an archive.
+    /// The file of a sample that is not part of an archive.
     pub fn file(&self, index: usize) -> Option<PathBuf> {
         self.whole.images.file(self.chosen[index] as usize)
     }
 
-    /// Where the labels of a sample are among all.
+    /// The range of a sample's labels among all.
     fn range(&self, index: usize) -> Range<usize> {
         let sample = self.chosen[index] as usize;
         self.whole.starts[sample]..self.whole.starts[sample + 1]
     }
 
-    /// How many samples there are of each class. One with several labels counts for each.
+    /// The number of samples of each class. One with several labels counts for each.
     pub fn class_counts(&self) -> Vec<usize> {
         let mut counts = vec![0; self.classes.len()];
         for index in 0..self.len() {

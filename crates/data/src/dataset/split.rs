@@ -1,4 +1,4 @@
-//! The parts of a dataset and the names that people give them.
+//! The splits of a dataset and their usual names.
 
 use std::fmt;
 use std::path::Path;
@@ -6,17 +6,17 @@ use std::path::Path;
 /// A part of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Split {
-    /// What a model learns from.
+    /// For training.
     Train,
-    /// What is looked at while training.
+    /// For validation during training.
     Validation,
-    /// What is looked at once, at the end.
+    /// For the final test.
     Test,
 }
 
 impl Split {
-    /// The split that a folder or an option of this name means, in any case: `train`, `training`, `val`, `valid`,
-    /// `validation`, `eval`, `test`, `testing`.
+    /// The split of this name, in any case: `train`, `training`, `val`, `valid`, `validation`, `eval`, `test`,
+    /// `testing`.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name.to_ascii_lowercase().as_str() {
             "train" | "training" => Split::Train,
@@ -26,14 +26,14 @@ impl Split {
         })
     }
 
-    /// The split that a file such as `data/train-00000-of-00002.parquet` or `t10k-images-idx3-ubyte` is a part of:
-    /// the first folder or word of its name that says one.
+    /// The split of a file such as `data/train-00000-of-00002.parquet` or `t10k-images-idx3-ubyte`: the first folder or
+    /// word of its name that is one.
     pub(super) fn of_file(path: &Path) -> Option<Self> {
         let folders = path.parent().into_iter().flat_map(Path::components);
         let by_folder = folders.filter_map(|part| part.as_os_str().to_str()).find_map(Split::from_name);
         by_folder.or_else(|| {
             let name = path.file_name()?.to_str()?;
-            // MNIST calls its test set "the first ten thousand".
+            // MNIST's test set is named after its ten thousand samples.
             let word = |word: &str| if word == "t10k" { Some(Split::Test) } else { Split::from_name(word) };
             name.split(|c: char| !c.is_alphanumeric()).find_map(word)
         })

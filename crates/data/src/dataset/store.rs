@@ -1,6 +1,5 @@
-//! Where the bytes of a dataset lie when they are not files of their own: in an archive or a table that is read by
-//! seeking, or unpacked into memory or, above a limit, into a nameless temporary file that goes away with the program. That
-//! file never lies on a RAM disk.
+//! Samples that are not files of their own: in an archive or a table that is read by seeking, or unpacked into memory
+//! or, above a limit, into an unnamed temporary file, which is never on a RAM disk.
 
 use super::error::DatasetError;
 use super::parquet::Rows;
@@ -13,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vit_system::regular_file;
 
-/// How much may be unpacked when a dataset is opened, over all of its files.
+/// Limits on the data that is unpacked when a dataset is opened, over all of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes kept in memory; what does not fit goes to a folder for temporary files.
+    /// Bytes in memory; more goes to a temporary file.
     pub memory: u64,
-    /// Bytes written there, if as many are free.
+    /// Bytes in the temporary file, if that many are free.
     pub disk: u64,
 }
 
@@ -28,15 +27,15 @@ impl Default for Limits {
     }
 }
 
-/// What is left of the [`Limits`] while a dataset is being opened.
+/// The remaining [`Limits`] while a dataset is opened.
 pub(super) struct Budget {
     memory: u64,
     disk: u64,
-    /// One temporary file for all, because the number of open files is limited too.
+    /// One temporary file for all stores, because the number of open files is limited, too.
     file: Option<Arc<File>>,
-    /// The folder that it is in.
+    /// Its folder.
     folder: PathBuf,
-    /// What has been written to it.
+    /// Bytes written to it.
     written: u64,
 }
 
@@ -45,12 +44,12 @@ impl Budget {
         Self { memory: limits.memory, disk: limits.disk, file: None, folder: PathBuf::new(), written: 0 }
     }
 
-    /// Bytes that may still be kept in memory.
+    /// Remaining bytes in memory.
     pub(super) fn memory(&self) -> u64 {
         self.memory
     }
 
-    /// The temporary file, made when it is first needed.
+    /// The temporary file, created on first use.
     fn file(&mut self) -> Result<Arc<File>, DatasetError> {
         if let Some(file) = &self.file {
             return Ok(file.clone());
@@ -64,13 +63,13 @@ impl Budget {
     }
 }
 
-/// How many samples a file of this length can have. Even the smallest image takes more than four bytes, packed or not, so
-/// a file that says it holds more would only fill the memory with its table of contents.
+/// The maximum number of samples in a file of this length. The smallest image takes more than four bytes, compressed or
+/// not; a file that claims more would exhaust the memory with its table of contents.
 pub(super) fn most_entries(length: u64) -> u64 {
     (length / 4).saturating_add(1024)
 }
 
-/// Fails if a file of this length says that it holds this many entries.
+/// Fails if a file of this length claims this many entries.
 pub(super) fn check_entries(path: &Path, what: &str, count: u64, length: u64) -> Result<(), DatasetError> {
     match count > most_entries(length) || u32::try_from(count).is_err() {
         true => Err(DatasetError::damaged(path, format!("{count} {what} are announced, too many for {length} bytes"))),
@@ -78,12 +77,12 @@ pub(super) fn check_entries(path: &Path, what: &str, count: u64, length: u64) ->
     }
 }
 
-/// How the bytes of a sample become an image.
+/// The encoding of a sample's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
-    /// JPEG, PNG and so on.
+    /// An image file such as JPEG or PNG.
     File,
-    /// All red bytes, then green, then blue.
+    /// Planes of red, green and blue bytes.
     PlanarRgb { width: usize, height: usize },
     /// One byte per pixel.
     Grey { width: usize, height: usize },
@@ -91,9 +90,9 @@ pub(super) enum Encoding {
 
 /// The bytes of one archive or table.
 pub(super) struct Store {
-    /// The file as the user knows it.
+    /// The file's path, for messages.
     pub(super) path: PathBuf,
-    /// Its name inside the dataset, without folders of this machine: part of what splits are drawn by.
+    /// Its name inside the dataset, independent of where the dataset is: part of the names by which splits are drawn.
     pub(super) key: String,
     pub(super) encoding: Encoding,
     content: Content,
@@ -101,12 +100,12 @@ pub(super) struct Store {
 
 enum Content {
     Memory(Vec<u8>),
-    /// The file that the user knows, open.
+    /// The open file itself.
     Plain {
         file: File,
         length: u64,
     },
-    /// A part of the temporary file.
+    /// A range of the temporary file.
     Temporary {
         file: Arc<File>,
         start: u64,
@@ -121,15 +120,15 @@ enum Content {
 }
 
 impl Store {
-    /// The file itself, to be read by seeking.
+    /// The file itself, read by seeking.
     pub(super) fn plain(path: &Path, key: &str) -> Result<Self, DatasetError> {
         let file = regular_file::open(path).map_err(DatasetError::io(path))?;
         let length = file.metadata().map_err(DatasetError::io(path))?.len();
         Ok(Self::of(path, key, Content::Plain { file, length }))
     }
 
-    /// Lets go of a plain file; from now on it is opened for every read. Systems allow a program only some hundred open
-    /// files, and some sets have thousands of shards.
+    /// Closes a plain file, which is then opened for every read: systems allow a process only some hundred open files,
+    /// and some datasets have thousands of shards.
     pub(super) fn close(&mut self) {
         if let Content::Plain { length, .. } = self.content {
             self.content = Content::Closed { length };
@@ -141,14 +140,14 @@ impl Store {
         Self::of(path, key, Content::Rows(rows))
     }
 
-    /// Bytes of a file that are in memory; the budget must have room for them.
+    /// Bytes in memory; the budget must suffice for them.
     pub(super) fn in_memory(path: &Path, key: &str, bytes: Vec<u8>, budget: &mut Budget) -> Self {
         budget.memory = budget.memory.saturating_sub(bytes.len() as u64);
         Self::of(path, key, Content::Memory(bytes))
     }
 
-    /// The content of a file, uncompressed if it is gzip or zstd, for those that are read from front to back anyway. A
-    /// plain one that is too large for the memory stays where it is.
+    /// The content of a file, uncompressed if it is gzip or zstd. A plain file that does not fit into memory is read in
+    /// place.
     pub(super) fn unpacked(path: &Path, key: &str, budget: &mut Budget) -> Result<Self, DatasetError> {
         let plain = Self::plain(path, key)?;
         let start = plain.read(0, plain.len().min(4)).map_err(DatasetError::io(path))?;
@@ -180,12 +179,12 @@ impl Store {
         }
     }
 
-    /// `length` bytes from `offset` on; they are there only if the file has not been changed since it was opened.
+    /// `length` bytes from `offset`. Fails if the file was truncated since it was opened.
     pub(super) fn read(&self, offset: u64, length: u64) -> io::Result<Cow<'_, [u8]>> {
         let end = offset.checked_add(length).filter(|end| *end <= self.len());
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
         match &self.content {
-            // Both fit, because they lie inside of what is in memory.
+            // Both fit `usize`, because they are inside of a buffer.
             Content::Memory(bytes) => Ok(Cow::Borrowed(&bytes[offset as usize..end as usize])),
             Content::Plain { file, .. } => read_vec(file, offset, length).map(Cow::Owned),
             Content::Temporary { file, start, .. } => read_vec(file, start + offset, length).map(Cow::Owned),
@@ -194,7 +193,7 @@ impl Store {
         }
     }
 
-    /// The image of a row, where this is a table.
+    /// The image of a row, if this is a table.
     pub(super) fn row(&self, row: u64) -> io::Result<Vec<u8>> {
         match &self.content {
             Content::Rows(rows) => rows.read(row),
@@ -203,7 +202,7 @@ impl Store {
     }
 }
 
-/// `length` bytes of a file from `offset` on.
+/// `length` bytes of a file from `offset`.
 pub(super) fn read_vec(file: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
     let length = usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
     let mut bytes = Vec::new();
@@ -235,7 +234,7 @@ fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Resu
     Ok(())
 }
 
-/// Takes bytes one after the other: into memory while the budget lasts, then into a temporary file.
+/// A sink of bytes: into memory while the budget lasts, then into the temporary file.
 struct Spool<'a> {
     path: PathBuf,
     budget: &'a mut Budget,
@@ -268,9 +267,9 @@ impl<'a> Spool<'a> {
         Ok(())
     }
 
-    /// Moves what is in memory to the end of the temporary file.
+    /// Moves the bytes in memory to the end of the temporary file.
     fn spill(&mut self, mut file: &File) -> io::Result<()> {
-        // Reading moves the place to write to on some systems.
+        // On some systems, reading moves the write position.
         file.seek(io::SeekFrom::Start(self.budget.written))?;
         file.write_all(&self.memory)?;
         self.memory = Vec::new();
@@ -295,7 +294,7 @@ impl<'a> Spool<'a> {
     }
 }
 
-/// Whether a file is packed, and by what.
+/// The compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compression {
     Plain,
@@ -313,27 +312,27 @@ impl Compression {
     }
 }
 
-/// A reader of what is inside a file that may be packed.
+/// A reader of a file's uncompressed content.
 pub(super) fn unpack(path: &Path) -> Result<Box<dyn Read>, DatasetError> {
     let mut file = regular_file::open(path).map_err(DatasetError::io(path))?;
     let start = start_of(&mut file, 4).map_err(DatasetError::io(path))?;
     file.rewind().map_err(DatasetError::io(path))?;
     Ok(match Compression::of(&start) {
         Compression::Plain => Box::new(file),
-        // Several streams one after the other are one file, as gzip itself reads them.
+        // Concatenated streams are one file, as for gzip itself.
         Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::new(file))),
         Compression::Zstd => Box::new(zstd::Decoder::new(file).map_err(DatasetError::io(path))?),
     })
 }
 
-/// The first `count` bytes, or fewer if there are no more.
+/// The first `count` bytes, or fewer at the end.
 pub(super) fn start_of(reader: &mut impl Read, count: u64) -> io::Result<Vec<u8>> {
     let mut start = Vec::new();
     reader.take(count).read_to_end(&mut start)?;
     Ok(start)
 }
 
-/// The content of a small file that may be packed; an error above `limit`.
+/// The uncompressed content of a small file; an error above `limit`.
 pub(super) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>, DatasetError> {
     let mut bytes = Vec::new();
     let read = unpack(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes);

@@ -1,5 +1,5 @@
-//! The table of contents of a tar archive, made once by going from header to header; members are then read where they
-//! lie. Names are only names: nothing is ever written under them.
+//! The table of contents of a tar archive, read from header to header; members are then read in place. Nothing is ever
+//! written under the names in an archive.
 
 use super::error::DatasetError;
 use super::store::{Store, check_entries};
@@ -8,12 +8,12 @@ use std::path::Path;
 
 const BLOCK: u64 = 512;
 
-/// No path is longer; what claims to be is there to fill the memory.
+/// No path is longer; a longer one could exhaust the memory.
 const MAX_NAME_BYTES: u64 = 1 << 16;
 
 /// A file or folder in an archive.
 pub(super) struct TarMember {
-    /// Its parts with `/` between them.
+    /// Its path with `/` as separator.
     pub(super) name: String,
     pub(super) offset: u64,
     pub(super) length: u64,
@@ -25,7 +25,7 @@ pub(super) fn is_tar(start: &[u8]) -> bool {
     start.get(..BLOCK as usize).is_some_and(|block| block.iter().any(|byte| *byte != 0) && has_checksum(&header(block)))
 }
 
-/// Whether a name ends like that of a tar archive.
+/// Whether a file name has the extension of a tar archive.
 pub(super) fn has_ending(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.zstd", ".tzst"].iter().any(|ending| name.ends_with(ending))
@@ -39,21 +39,21 @@ fn header(block: &[u8]) -> Header {
 
 fn has_checksum(header: &Header) -> bool {
     let bytes = header.as_bytes();
-    // The field of the sum itself counts as blanks.
+    // The checksum field itself counts as blanks.
     let sum: u32 = bytes[..148].iter().chain(&bytes[156..]).map(|byte| u32::from(*byte)).sum();
     header.cksum().is_ok_and(|claimed| claimed == sum + 8 * u32::from(b' '))
 }
 
-/// The files and folders of an archive, hidden ones left out, in their order.
+/// The files and folders of an archive in order, without hidden ones.
 pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
-    // What is on disk counts: a few packed bytes unpack to any number of empty members.
+    // The size on disk counts: a few compressed bytes expand to any number of empty members.
     let on_disk = store.path.metadata().map_err(DatasetError::io(&store.path))?.len();
     let damaged = |reason: &str| DatasetError::damaged(&store.path, format!("tar archive is damaged: {reason}"));
     let cut_short = || damaged("it is cut short; copy or download it again");
     let mut members = Vec::new();
     let mut position = 0;
     let mut described = Described::default();
-    // Some writers leave out the empty blocks at the end.
+    // Some writers omit the empty blocks at the end.
     while position < store.len() {
         let block = store.read(position, BLOCK).map_err(|_| cut_short())?;
         if block.iter().all(|byte| *byte == 0) {
@@ -91,7 +91,7 @@ pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
         let Described { name, sparse, .. } = std::mem::take(&mut described);
         let name = name.unwrap_or_else(|| header.path_bytes().into_owned());
         let is_folder = kind.is_dir() || name.ends_with(b"/");
-        // Links, devices and files with holes hold no image that could be read in one piece.
+        // Links, devices and sparse files hold no contiguous image.
         if sparse || !(is_folder || kind.is_file() || kind.is_contiguous()) {
             continue;
         }
@@ -103,7 +103,7 @@ pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
     Ok(members)
 }
 
-/// What the entries before a member say about it.
+/// Attributes of the next member from the entries before it.
 #[derive(Default)]
 struct Described {
     name: Option<Vec<u8>>,
@@ -124,7 +124,7 @@ impl Described {
     }
 }
 
-/// A name without empty parts; nothing if a part is hidden, which `..` counts as.
+/// A name without empty parts; `None` if a part is hidden, which includes `..`.
 fn visible(name: &str) -> Option<String> {
     let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     (!parts.is_empty() && parts.iter().all(|part| !part.starts_with('.'))).then(|| parts.join("/"))

@@ -1,13 +1,13 @@
-//! Where large temporary files go: onto a disk. `/tmp` is memory on many systems, and what is written there because it does
-//! not fit into memory would fill it after all.
+//! The folder for large temporary files, on a disk: `/tmp` is in memory on many systems, and this data did not fit into
+//! memory.
 
 use super::error::DatasetError;
 use std::path::{Path, PathBuf};
 
-/// Space that stays free for others.
+/// Space left free for other programs.
 const SPARED: u64 = 1 << 30;
 
-/// The folder for temporary files that the user has named (`TMPDIR`), or else one that is kept on a disk.
+/// The folder in `TMPDIR`, or else one that is usually on a disk.
 pub(super) fn folder() -> Result<PathBuf, DatasetError> {
     let named = std::env::var_os("TMPDIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let usual = if cfg!(unix) { Some(PathBuf::from("/var/tmp")).filter(|folder| folder.is_dir()) } else { None };
@@ -18,7 +18,7 @@ pub(super) fn folder() -> Result<PathBuf, DatasetError> {
     }
 }
 
-/// Whether what is written there stays in memory.
+/// Whether the folder is in memory.
 #[cfg(target_os = "linux")]
 fn is_memory(folder: &Path) -> bool {
     const TMPFS: u64 = 0x0102_1994;

@@ -1,4 +1,4 @@
-//! WebDataset: members of an archive that share a name up to the first dot are one sample, as `00017.jpg` and
+//! WebDataset: members of an archive with the same name up to the first dot form a sample, such as `00017.jpg` and
 //! `00017.cls`. The label is in `cls`, in a field of `json`, or in `txt`.
 
 use super::DatasetFormat;
@@ -13,12 +13,12 @@ use super::tar::TarMember;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 
-/// No label is longer, and a caption or a document is not to be read as one.
+/// No label is longer; a caption or a document is not read as one.
 const MAX_LABEL_BYTES: u64 = 1 << 16;
 
 const FIELDS: [&str; 5] = ["label", "labels", "class", "cls", "target"];
 
-/// Adds the samples of the shards if their labels lie beside them; otherwise says no and leaves the listing alone.
+/// Adds the samples of the shards if they have label files; otherwise returns `false` and changes nothing.
 pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, DatasetError> {
     let mut labels = Vec::with_capacity(shards.len());
     for shard in shards {
@@ -46,7 +46,7 @@ pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, Datas
 }
 
 struct FoundLabels {
-    /// How far down the list of places it was found: lower is better.
+    /// The position in the list of possible label members: lower is better.
     rank: usize,
     labels: Labels,
 }
@@ -74,7 +74,7 @@ fn labels_in<'a>(store: &Store, shard: &'a Shard) -> Result<HashMap<&'a str, Fou
     Ok(labels)
 }
 
-/// Nothing if the member holds no label.
+/// `None` if the member holds no label.
 fn read_label(store: &Store, member: &TarMember, rank: usize) -> Result<Option<Labels>, DatasetError> {
     if member.length > MAX_LABEL_BYTES {
         return Ok(None);
@@ -92,7 +92,7 @@ fn read_label(store: &Store, member: &TarMember, rank: usize) -> Result<Option<L
     Ok(FIELDS.iter().find_map(|field| document.get(field)).and_then(Labels::of_json))
 }
 
-/// The name of the sample and the rest: the dots of folders do not count.
+/// The name of the sample and the rest, ignoring dots in folders.
 fn split_name(name: &str) -> (&str, &str) {
     let start = name.rfind('/').map_or(0, |slash| slash + 1);
     match name[start..].find('.') {

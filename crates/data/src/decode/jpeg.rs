@@ -1,5 +1,5 @@
-//! JPEG, by way of zune-jpeg, with the three things that it leaves to us: noticing that a file
-//! ends early (it paints the rest grey), Pillow's reading of CMYK, and the orientation.
+//! JPEG with zune-jpeg, plus what it lacks: an error for truncated files (it fills the rest with grey), Pillow's
+//! interpretation of CMYK, and the orientation.
 
 mod reader;
 
@@ -16,7 +16,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
         return Err(limit.truncated());
     }
     let explain = |error| explain(error, limit);
-    // The format's own largest side; the limit on pixels is ours.
+    // The format's maximum side; `PixelLimit` checks the pixels.
     let options = DecoderOptions::default()
         .set_max_width(usize::from(u16::MAX))
         .set_max_height(usize::from(u16::MAX))
@@ -29,7 +29,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     let stored = decoder.input_colorspace().unwrap_or(ColorSpace::Unknown);
     match stored {
         ColorSpace::Luma | ColorSpace::YCbCr | ColorSpace::RGB => {}
-        // The colours to give are settled when the headers are read, so they are read again.
+        // The decoder fixes the output colours when it reads the headers, so they are read again.
         ColorSpace::CMYK | ColorSpace::YCCK => {
             let options = options.jpeg_set_out_colorspace(stored);
             decoder = JpegDecoder::new_with_options(Reader::new(bytes), options);
@@ -48,15 +48,14 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     Ok(Decoded { image, orientation })
 }
 
-/// Whether the end-of-image marker is there. Without it Pillow refuses the file too.
+/// Whether the end-of-image marker is present. Pillow refuses a file without it, too.
 fn is_complete(bytes: &[u8]) -> bool {
-    // The usual case. It also saves files with damage in the middle, which can still be shown.
+    // The usual case. It also accepts files with damage in the middle, which can still be decoded.
     if bytes.ends_with(b"\xff\xd9") {
         return true;
     }
-    // Inside the compressed data a 0xff is always followed by 0 or a restart marker, so walking
-    // from segment to segment and searching only the data between them cannot be fooled by a
-    // thumbnail in the EXIF block, which has an end marker of its own.
+    // In compressed data, 0xff is always followed by 0 or a restart marker. So going from segment to segment and
+    // searching only the data between them is not misled by the end marker of a thumbnail in the EXIF block.
     let mut rest = bytes.get(2..).unwrap_or(&[]);
     loop {
         let Some(marker_at) = rest.iter().position(|byte| *byte == 0xff) else {
@@ -66,9 +65,9 @@ fn is_complete(bytes: &[u8]) -> bool {
         match rest.first() {
             None => return false,
             Some(0xd9) => return true,
-            // A fill byte: the marker is still to come. The second 0xff is looked at again.
+            // A fill byte before a marker. The second 0xff is read again.
             Some(0xff) => {}
-            // Stuffed data, restart markers and start-of-image have no length.
+            // Stuffed bytes, restart markers and start-of-image have no length.
             Some(0x00 | 0x01 | 0xd0..=0xd8) => rest = &rest[1..],
             Some(_) => {
                 let Some([high, low]) = rest.get(1..3) else {
@@ -84,8 +83,8 @@ fn is_complete(bytes: &[u8]) -> bool {
     }
 }
 
-/// CMYK to RGB in place. Like Pillow this always assumes Adobe's convention of storing 255 for no
-/// ink; `cmy` turns the first three stored values into that convention.
+/// CMYK to RGB in place. Like Pillow, this assumes Adobe's convention of 255 for no ink; `cmy` converts the first three
+/// channels to it.
 fn multiply_out(pixels: &mut Vec<u8>, cmy: impl Fn([u8; 3]) -> [u8; 3]) {
     let count = pixels.len() / 4;
     for pixel in 0..count {
@@ -97,10 +96,10 @@ fn multiply_out(pixels: &mut Vec<u8>, cmy: impl Fn([u8; 3]) -> [u8; 3]) {
     pixels.truncate(count * 3);
 }
 
-/// The first three channels of YCCK are the YCbCr of the *complement* of the stored CMY.
+/// The first three channels of YCCK are the YCbCr of the complement of the stored CMY.
 fn from_ycc([y, cb, cr]: [u8; 3]) -> [u8; 3] {
     let (y, cb, cr) = (i32::from(y), i32::from(cb) - 128, i32::from(cr) - 128);
-    // 16-bit fixed point, with libjpeg's constants and rounding.
+    // 16-bit fixed point with libjpeg's constants and rounding.
     let half = 1 << 15;
     let red = y + ((91_881 * cr + half) >> 16);
     let green = y + ((-22_554 * cb - 46_802 * cr + half) >> 16);

@@ -1,12 +1,12 @@
-//! Whether there is memory for a large image. Asking the allocator alone is not enough: Linux promises memory that it does
-//! not have, and ends the process once it is used.
+//! Checks free memory before a large image is decoded. The allocator alone does not suffice: Linux overcommits memory
+//! and kills the process when it is used.
 
 use vit_system::host;
 
-/// Images that take less are decoded without asking, since asking reads files of the system.
+/// Smaller images are decoded without a check, which reads files of the system.
 const LARGE: usize = 1 << 28;
 
-/// Whether as many bytes can be had at once.
+/// Whether this many bytes are free.
 pub(super) fn suffices(bytes: usize) -> bool {
     bytes < LARGE
         || (host::free_memory().is_none_or(|room| bytes as u64 <= room.free)

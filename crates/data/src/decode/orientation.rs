@@ -1,4 +1,4 @@
-//! Turns images upright: the eight orientations of EXIF, and where to find the number.
+//! The eight orientations of EXIF.
 
 use crate::image::Image;
 
@@ -8,11 +8,11 @@ pub(super) fn from_exif(block: &[u8]) -> u8 {
     image::metadata::Orientation::from_exif_chunk(block).map_or(1, |found| found.to_exif())
 }
 
-/// The image as it is meant to be looked at. Numbers that EXIF does not define do nothing.
+/// Applies an orientation. Values that EXIF does not define have no effect.
 pub(super) fn turn(image: Image, orientation: u8) -> Image {
     let (width, height) = (image.width(), image.height());
     let (right, bottom) = (width - 1, height - 1);
-    // For each pixel of the result, where it comes from.
+    // Maps each pixel of the result to its source.
     match orientation {
         2 => rearrange(&image, width, height, |x, y| (right - x, y)),
         3 => rearrange(&image, width, height, |x, y| (right - x, bottom - y)),

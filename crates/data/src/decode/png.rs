@@ -1,12 +1,12 @@
-//! PNG, by way of the `png` crate. Texts and colour profiles are skipped unread: nothing here uses
-//! them, and compressed ones are a way to ask for memory.
+//! PNG with the `png` crate. Texts and colour profiles are skipped: they are unused, and compressed ones can expand to
+//! any size.
 
 use super::{Decoded, ImageError, PixelLimit, orientation};
 use crate::image::Image;
 use png::{ColorType, Decoder, DecodingError, Limits, Transformations};
 use std::io::{Cursor, ErrorKind};
 
-/// Beyond rows and pixels, which depend on the size.
+/// Memory besides rows and pixels.
 const TABLES: usize = 1 << 20;
 
 pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageError> {
@@ -17,14 +17,14 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), limits);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
-    // Palettes become colours and few bits become 8; of 16 bits the high byte is kept.
+    // Palettes become colours and fewer bits become 8; 16 bits keep the high byte.
     decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
     let info = decoder.read_header_info().map_err(explain)?;
     let (width, height) = info.size();
     let pixels = limit.check(u64::from(width), u64::from(height))?;
 
     let mut reader = decoder.read_info().map_err(explain)?;
-    // The decoder takes whole colours for granted and panics otherwise (png 0.18.1).
+    // The decoder assumes a palette of whole colours and panics otherwise (png 0.18.1).
     let palette = reader.info().palette.as_deref().unwrap_or_default();
     if palette.len() % 3 != 0 || palette.len() > 3 * 256 {
         return Err(limit.damaged("its palette has the wrong length"));
@@ -33,7 +33,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     let channels = colour.samples();
     let mut stored = limit.zeros(width, height, pixels * channels)?;
     let frame = reader.next_frame(&mut stored).map_err(explain)?;
-    // The first frame of an animation may be smaller than the canvas, but not the default image.
+    // The first frame of an animation may be smaller than the canvas, but the default image may not.
     if (frame.width, frame.height) != (width, height) {
         return Err(limit.damaged("the first frame has another size than the image"));
     }
@@ -49,12 +49,12 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     Ok(Decoded { image: Image::from_parts(width as usize, height as usize, rgb), orientation })
 }
 
-/// RGB from pixels of `size` bytes, of which `channels` are the red, green and blue.
+/// RGB from pixels of `size` bytes, with red, green and blue at `channels`.
 pub(super) fn keep(mut bytes: Vec<u8>, size: usize, channels: [usize; 3]) -> Vec<u8> {
     if size < 3 {
         return bytes.chunks_exact(size).flat_map(|pixel| channels.map(|channel| pixel[channel])).collect();
     }
-    // In place: a large image should not be held twice.
+    // In place, so that a large image is not held twice.
     let pixels = bytes.len() / size;
     for pixel in 0..pixels {
         let rgb = channels.map(|channel| bytes[pixel * size + channel]);

@@ -1,5 +1,4 @@
-//! WebP, GIF and BMP, by way of the `image` crate: sizes are checked between its reading of the
-//! header and ours of the pixels.
+//! WebP, GIF and BMP with the `image` crate; sizes are checked between header and pixels.
 
 use super::png::keep;
 use super::{Decoded, ImageError, ImageFormat, PixelLimit, orientation, webp};
@@ -10,7 +9,7 @@ use image::{ColorType, ImageDecoder, Limits};
 use std::error::Error;
 use std::io::{Cursor, ErrorKind};
 
-/// Memory that a decoder may take beyond copies of the image.
+/// Memory besides copies of the image.
 const TABLES: u64 = 1 << 20;
 
 pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageError> {
@@ -24,7 +23,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
         }
         ImageFormat::Gif => finish(GifDecoder::new(reader).map_err(explain)?, 1, limit),
         ImageFormat::Bmp => {
-            // The decoder has limits of its own, and words for them that say less.
+            // The decoder has limits of its own, with less specific errors.
             if let Some((width, height)) = bmp_size(bytes) {
                 limit.check(width, height)?;
             }
@@ -34,8 +33,8 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     }
 }
 
-/// Width and height in the header of a BMP; a negative height means rows from the top. `None` for
-/// what is left to the decoder to complain about.
+/// Width and height in the header of a BMP; a negative height means rows from the top. `None` leaves the error to the
+/// decoder.
 fn bmp_size(bytes: &[u8]) -> Option<(u64, u64)> {
     let old = bytes.get(14) == Some(&12);
     let side = |index: usize| -> Option<i64> {
@@ -56,7 +55,7 @@ fn finish(mut decoder: impl ImageDecoder, orientation: u8, limit: &PixelLimit) -
     let pixels = limit.check(u64::from(width), u64::from(height))?;
     let layout = decoder.color_type();
     let total = pixels * usize::from(layout.bytes_per_pixel());
-    // Decoders keep at most a few copies of the image.
+    // Decoders hold at most a few copies of the image.
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(total as u64 * 4 + TABLES);
     decoder.set_limits(limits).map_err(|error| explain(error, limit))?;
@@ -78,7 +77,7 @@ fn explain(error: DecoderError, limit: &PixelLimit) -> ImageError {
         DecoderError::Limits(reason) if reason.kind() == LimitErrorKind::InsufficientMemory => {
             limit.damaged("its parts claim far more memory than its size needs")
         }
-        // The source says it without naming the format a second time.
+        // The source error does not repeat the format.
         error => match error.source() {
             Some(source) => limit.damaged(source),
             None => limit.damaged(error),

@@ -1,21 +1,21 @@
-//! Tells what a file is from its first bytes, and says what it is instead when it is no image.
+//! Recognises image formats, and for errors some other formats, by their first bytes.
 
 use super::ImageError;
 
-/// An image format that can be read.
+/// An image format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ImageFormat {
     /// Baseline and progressive, grey, colour and CMYK.
     Jpeg,
-    /// All colour types and depths; of an animation the default image.
+    /// All colour types and depths; the default image of an animation.
     Png,
-    /// Lossy and lossless; of an animation the first frame.
+    /// Lossy and lossless; the first frame of an animation.
     WebP,
     /// The first frame.
     Gif,
     /// Windows bitmaps.
     Bmp,
-    /// The first page, except of JPEG-compressed files.
+    /// The first page; not JPEG-compressed.
     Tiff,
 }
 
@@ -53,8 +53,7 @@ impl ImageFormat {
     }
 }
 
-/// Two letters alone would make an image of every text about BMWs, so the size of the second
-/// header has to be one that exists.
+/// `BM` alone would also match text, so the size of the second header must be a valid one.
 fn is_bmp(bytes: &[u8]) -> bool {
     bytes.starts_with(b"BM") && matches!(bytes.get(14..18), Some([12 | 16 | 40 | 52 | 56 | 64 | 108 | 124, 0, 0, 0]))
 }
@@ -94,7 +93,7 @@ fn describe(bytes: &[u8]) -> &'static str {
 }
 
 fn is_text(start: &[u8]) -> bool {
-    // A character may be cut at the end of the sample.
+    // The sample may end inside a character.
     let whole = match std::str::from_utf8(start) {
         Ok(text) => text,
         Err(error) if error.error_len().is_none() => std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or(""),

@@ -1,6 +1,6 @@
-//! TIFF, by way of the `tiff` crate: its first image, grey, colour, CMYK or palette, of 1 to 16
-//! bits. The directory is looked through before the crate sees it, because it takes memory for
-//! whatever number of values a tag claims, and because it does not read palettes.
+//! TIFF with the `tiff` crate: the first image, grey, colour, CMYK or palette, of 1 to 16 bits. The directory is
+//! checked first, because the crate allocates memory for any number of values that a tag claims, and does not support
+//! palettes.
 
 mod directory;
 
@@ -21,7 +21,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     let mut decoder = Decoder::new(Cursor::new(source)).map_err(explain)?;
     let (width, height) = decoder.dimensions().map_err(explain)?;
     let pixels = limit.check(u64::from(width), u64::from(height))?;
-    // Five samples of 16 bits at most, and tags that were found to fit into the file.
+    // At most five samples of 16 bits, and tags that fit into the file.
     let mut limits = Limits::default();
     limits.decoding_buffer_size = pixels * 10 + bytes.len() * 32;
     limits.intermediate_buffer_size = pixels * 10 + bytes.len();
@@ -33,7 +33,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
         ColorType::RGB(bits @ (8 | 16)) => (bits, 3),
         ColorType::RGBA(bits @ (8 | 16)) => (bits, 4),
         ColorType::CMYK(bits @ (8 | 16)) => (bits, 4),
-        // Grey with something else, usually alpha, which is dropped anyway.
+        // Grey and a second channel, usually alpha, which is dropped.
         ColorType::Multiband { bit_depth: bits @ (8 | 16), num_samples: 2 } => (bits, 2),
         other => return Err(limit.unsupported(format!("its colours are {other:?}"))),
     };
@@ -47,7 +47,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
         }
         None => None,
     };
-    // An orientation of another type is no orientation.
+    // An orientation of another type is ignored.
     let orientation = decoder.find_tag_unsigned::<u8>(Tag::Orientation).ok().flatten().unwrap_or(1);
 
     let mut result = DecodingResult::U8(Vec::new());
@@ -58,7 +58,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
         _ => return Err(limit.unsupported("its samples are signed, floating or very deep")),
     };
     let samples = if bits < 8 {
-        // As numbers into a palette they stay what they are, as grey they reach up to 255.
+        // Palette indices keep their value; greys are scaled to 255.
         let scale = if palette.is_some() { 1 } else { 255 / ((1 << bits) - 1) };
         unpack(&bytes, width as usize, bits, scale)
     } else {
@@ -92,7 +92,7 @@ pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageE
     Ok(Decoded { image: Image::from_parts(width as usize, height as usize, rgb), orientation })
 }
 
-/// Samples of fewer than 8 bits, one per byte; each row starts with a new byte.
+/// Unpacks samples of fewer than 8 bits to one per byte; each row starts with a new byte.
 fn unpack(bytes: &[u8], width: usize, bits: u8, scale: u8) -> Vec<u8> {
     let row_bytes = (width * usize::from(bits)).div_ceil(8);
     let mask = (1u8 << bits) - 1;

@@ -1,16 +1,15 @@
-//! Looks through the chunks of a WebP file for what its decoder does not check: the size that the
-//! images inside claim, which may differ from the size of the canvas, and the EXIF block, which
-//! is taken from the bytes at hand instead of trusting the length that it claims.
+//! Checks what the WebP decoder does not: the sizes of the images in the file, which may differ from that of the
+//! canvas. It also finds the EXIF block, clipped to the file instead of trusting its length field.
 
 use super::{ImageError, PixelLimit};
 
-/// Checks every image inside and gives the EXIF block, empty if there is none.
+/// Checks every image in the file and returns the EXIF block, empty if there is none.
 pub(super) fn inspect<'a>(bytes: &'a [u8], limit: &PixelLimit) -> Result<&'a [u8], ImageError> {
     let mut exif: &[u8] = &[];
     for (name, body) in Chunks(bytes.get(12..).unwrap_or(&[])) {
         match &name {
             b"EXIF" => exif = body,
-            // A frame of an animation: 16 bytes of its own, then chunks again.
+            // A frame of an animation: 16 bytes of header, then chunks.
             b"ANMF" => {
                 for (name, body) in Chunks(body.get(16..).unwrap_or(&[])) {
                     check_image(&name, body, limit)?;
@@ -40,7 +39,7 @@ fn check_image(name: &[u8; 4], body: &[u8], limit: &PixelLimit) -> Result<(), Im
     Ok(())
 }
 
-/// Name and content of each chunk; the last one may be shorter than it says.
+/// Name and content of each chunk; the last one may be shorter than its length field.
 struct Chunks<'a>(&'a [u8]);
 
 impl<'a> Iterator for Chunks<'a> {
@@ -51,7 +50,7 @@ impl<'a> Iterator for Chunks<'a> {
         let (length, rest) = rest.split_first_chunk::<4>()?;
         let length = u32::from_le_bytes(*length) as usize;
         let body = &rest[..length.min(rest.len())];
-        // Chunks start at even positions.
+        // Chunks start at even offsets.
         self.0 = rest.get(length.saturating_add(length % 2)..).unwrap_or(&[]);
         Some((*name, body))
     }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(super) struct ImageCache {
-    /// Empty if nothing is to be cached.
+    /// Empty if the cache is off.
     images: Vec<OnceLock<Image>>,
     left: AtomicU64,
 }
@@ -18,7 +18,7 @@ impl ImageCache {
         Self { images, left: AtomicU64::new(limit) }
     }
 
-    /// Calls `work` with a sample's image, from memory if it is there.
+    /// Calls `work` with a sample's image, decoded or from the cache.
     pub(super) fn with<R>(
         &self,
         samples: &dyn Samples,
@@ -36,7 +36,7 @@ impl ImageCache {
         let bytes = image.pixels().len() as u64;
         let take = |left: u64| left.checked_sub(bytes);
         if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() && place.set(image).is_err() {
-            // Another thread was faster with the same image.
+            // Another thread has cached the same image meanwhile.
             self.left.fetch_add(bytes, Ordering::Relaxed);
         }
         Ok(result)

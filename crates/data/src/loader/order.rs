@@ -3,7 +3,7 @@
 use super::{BatchPosition, LastBatch};
 use crate::augment::SampleRandom;
 
-/// How an epoch is divided into batches.
+/// The division of an epoch into batches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EpochPlan {
     pub(super) samples: usize,
@@ -21,12 +21,12 @@ impl EpochPlan {
         (full + rest) as u64
     }
 
-    /// How many samples a batch of an epoch has.
+    /// Samples in a batch of an epoch.
     pub(super) fn count(&self, batch: u64) -> usize {
         (self.samples - batch as usize * self.batch).min(self.batch)
     }
 
-    /// How many batches come before a position, over all epochs.
+    /// Batches before a position, over all epochs.
     pub(super) fn step(&self, position: BatchPosition) -> u64 {
         position.epoch * self.batches() + position.batch
     }
@@ -47,24 +47,24 @@ pub(super) struct EpochOrder {
     plan: EpochPlan,
 }
 
-/// A sample and how many times the epoch has shown it before.
+/// A sample, and how many times the epoch has shown it before (repeated augmentation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampleTurn {
-    /// Where the sample stands among the distinct ones.
+    /// The sample's index in the epoch's order, without repetitions.
     pub(super) place: usize,
     pub(super) sample: usize,
     pub(super) repetition: u32,
 }
 
 impl EpochOrder {
-    /// The turn at a place of a batch.
+    /// The sample at an index of a batch.
     pub(super) fn turn(&self, batch: u64, within: usize) -> SampleTurn {
         let at = batch as usize * self.plan.batch + within;
         let place = at / self.plan.repeated;
         SampleTurn { place, sample: self.sample(place), repetition: (at % self.plan.repeated) as u32 }
     }
 
-    /// The sample at a place, counted on from the start behind the last.
+    /// The sample at an index of the order, modulo its length.
     pub(super) fn sample(&self, place: usize) -> usize {
         let place = place % self.plan.samples;
         self.shuffled.as_ref().map_or(place, |order| order[place] as usize)

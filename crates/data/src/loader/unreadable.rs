@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex};
 /// A sample that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// Its number in the dataset.
+    /// Its index in the dataset.
     pub sample: usize,
     /// Its name.
     pub name: String,
-    /// Why.
+    /// The error's text.
     pub reason: String,
 }
 
@@ -30,12 +30,12 @@ impl Unreadable {
     }
 }
 
-/// When unreadable samples are too many.
+/// The share of unreadable samples above which a run fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UnreadableLimit {
     /// The greatest share of the samples seen that may be unreadable.
     pub share: f64,
-    /// How many samples must have been seen before the share counts, if the dataset has as many.
+    /// Samples to be seen before the share counts, or all if the dataset has fewer.
     pub after: usize,
 }
 

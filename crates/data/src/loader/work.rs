@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 /// Samples tried in place of an unreadable one before the run fails.
 const MOST_IN_A_ROW: usize = 1000;
 
-/// Values that a thread prepares before it takes the lock of a batch, if images are small.
+/// Values that a thread prepares before it locks a batch, for small images.
 const VALUES_PER_TASK: usize = 1 << 16;
 
 /// The state that the consumer and the worker threads share.
@@ -96,12 +96,12 @@ impl LoaderState {
         }
     }
 
-    /// Ends all threads, each after the sample that it is at.
+    /// Ends all threads, each after its current sample.
     pub(super) fn stop(&self) {
         self.queue.stop();
     }
 
-    /// The next batch, once it is finished; calls `waiting` if it is not yet.
+    /// Waits for the next batch; calls `waiting` if it is not ready yet.
     pub(super) fn receive(&self, waiting: impl FnOnce()) -> Result<Arc<OpenBatch>, LoaderError> {
         self.queue.receive(self.tasks_per_batch, waiting)?.ok_or(LoaderError::Stopped)
     }
@@ -121,7 +121,7 @@ impl LoaderState {
         );
     }
 
-    /// A task of the open batch, or the first of the next, which is opened. Tasks come here in order.
+    /// A task of the open batch, or the first one of a new batch. Called in the order of tasks.
     fn open(&self, task: u64) -> BatchTask {
         let (step, part) = (task / self.tasks_per_batch as u64, (task % self.tasks_per_batch as u64) as usize);
         let mut opening = lock(&self.opening);
@@ -157,7 +157,7 @@ impl LoaderState {
         Arc::new(OpenBatch { position, count, step, order, content })
     }
 
-    /// Transforms the samples of a task. Which samples were shown in the end is in the result.
+    /// Transforms the samples of a task and returns their indices: an unreadable sample is replaced by another.
     fn prepare(
         &self,
         task: &BatchTask,
@@ -182,8 +182,8 @@ impl LoaderState {
         Ok(shown)
     }
 
-    /// Writes a sample, or the first behind it in the epoch's order that can be read. Either way the random numbers
-    /// are those of the turn, so that the substitute is not the same image twice.
+    /// Writes a sample, or the first readable one after it in the epoch's order. The random stream is that of the
+    /// original turn, so that a replacement is not augmented as in its own turn.
     fn show(
         &self,
         order: &EpochOrder,
@@ -208,7 +208,7 @@ impl LoaderState {
         Err(LoaderError::NoneReadable { tried: in_a_row.len(), examples: examples(in_a_row.iter().map(|one| &**one)) })
     }
 
-    /// The outer error is a sample that cannot be read, the inner one a transform that cannot be applied to any.
+    /// The outer error is an unreadable sample, the inner one an error of the transform.
     fn transform(
         &self,
         epoch: u64,
@@ -223,7 +223,7 @@ impl LoaderState {
         outcome.map_err(|error| self.known.add(Unreadable::new(sample, self.samples.name(sample), &error)))
     }
 
-    /// Copies prepared samples into their batch and completes it with the last of them.
+    /// Copies prepared samples into their batch; the last task completes the batch.
     fn deliver(
         &self,
         BatchTask { batch, places }: BatchTask,
@@ -270,7 +270,7 @@ impl LoaderState {
         };
         write_targets(targets, classes, target, self.settings.mix.smoothing, mixing.lambda());
         padding.fill(0.0);
-        // Tasks end in any order.
+        // Tasks finish in any order.
         replaced.sort_unstable();
         content.unreadable.sort_by_key(|one| one.sample);
         content.mixing = mixing;

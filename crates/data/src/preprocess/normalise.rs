@@ -1,23 +1,21 @@
-//! The last step: bytes to normalised numbers, one plane per channel. What it computes is defined
-//! by a table, because a byte has only 256 values. Looking them up is slow compared with what
-//! SIMD can do, and so is dividing; so the divisions are done as multiplications where that gives
-//! every number of the table to the last bit, which is checked, and looked up elsewhere.
+//! From bytes to normalised values, one plane per channel. A table of 256 values per channel defines the result. Table
+//! look-ups and divisions are slower than SIMD, so the divisions are computed as multiplications if that gives all
+//! values of the table exactly, which is checked; otherwise values come from the table.
 
-/// Pixels computed side by side.
+/// Pixels per iteration.
 const PIXELS: usize = 16;
 
-/// The normalised value of each byte, with the rounding of torchvision's three steps in single
-/// precision.
+/// The normalised value of each byte, with the rounding of torchvision's three steps in f32.
 fn table(mean: f32, std: f32) -> [f32; 256] {
     std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
 }
 
-/// The last step for one channel, prepared.
+/// The normalisation of one channel.
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
     table: [f32; 256],
     formula: Formula,
-    /// Whether the machine has fused multiply-add and it gives the table's values.
+    /// Whether the CPU has fused multiply-add and the formula gives the table's values.
     fused: bool,
 }
 
@@ -29,7 +27,7 @@ impl Channel {
         Self { table, formula, fused }
     }
 
-    /// Writes one channel of `pixels`, which are RGB, to `plane`.
+    /// Writes one channel of interleaved RGB `pixels` to `plane`.
     pub(crate) fn write(&self, pixels: &[u8], channel: usize, plane: &mut [f32]) {
         let done = if self.fused { plane.len() / PIXELS * PIXELS } else { 0 };
         if self.fused {
@@ -41,8 +39,7 @@ impl Channel {
     }
 }
 
-/// Whole groups of pixels, computed instead of looked up. Only `is_exact` may be called on machines without the
-/// instruction.
+/// Normalises groups of [`PIXELS`] pixels with the formula. Without the CPU features only `is_exact` may be called.
 #[cfg(target_arch = "x86_64")]
 mod fused {
     use super::*;
@@ -53,7 +50,7 @@ mod fused {
         fn compiled(formula: &Formula, table: &[f32; 256]) -> bool {
             formula.gives(table)
         }
-        // SAFETY: the features that the function is compiled for are there.
+        // SAFETY: the CPU has the features that the function is compiled for.
         has!("avx2") && has!("fma") && unsafe { compiled(formula, table) }
     }
 
@@ -64,7 +61,7 @@ mod fused {
             groups(pixels, |pixels| avx2::pick(pixels, &orders), formula, plane);
         }
         if has!("avx2") && has!("fma") {
-            // SAFETY: the features that the function is compiled for are there.
+            // SAFETY: the CPU has the features that the function is compiled for.
             unsafe { compiled(formula, pixels, channel, plane) }
         }
     }
@@ -84,7 +81,7 @@ mod fused {
     }
 }
 
-/// Without the instruction a fused multiply-add is a slow function.
+/// Without the instruction, a fused multiply-add is a slow function call.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod fused {
     use super::*;
@@ -96,12 +93,12 @@ mod fused {
     pub(super) fn write(_: &Formula, _: &[u8], _: usize, _: &mut [f32]) {}
 }
 
-/// `pick` takes one channel from a group of pixels.
+/// `pick` takes one channel of a group of pixels.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
 fn groups(pixels: &[u8], pick: impl Fn(&[u8; PIXELS * 3]) -> [u8; PIXELS], formula: &Formula, plane: &mut [f32]) {
     for (values, pixels) in plane.as_chunks_mut::<PIXELS>().0.iter_mut().zip(pixels.as_chunks().0) {
-        // A plain loop: `map` would compile the body without the features of the caller.
+        // A loop instead of `map`, whose closure would be compiled without the caller's target features.
         for (value, byte) in values.iter_mut().zip(pick(pixels)) {
             *value = formula.value(f32::from(byte));
         }
@@ -113,12 +110,12 @@ mod avx2 {
     use super::PIXELS;
     use std::arch::x86_64::*;
 
-    /// For each third of a group of pixels, where its bytes of one channel go.
+    /// For each third of a group of pixels, the shuffle that moves its bytes of one channel into place.
     pub(super) fn orders(channel: usize) -> [[u8; PIXELS]; 3] {
         std::array::from_fn(|third| {
             std::array::from_fn(|pixel| match (pixel * 3 + channel).checked_sub(third * PIXELS) {
                 Some(at) if at < PIXELS => at as u8,
-                // The upper bit makes the shuffle give zero.
+                // The highest bit makes the shuffle write zero.
                 _ => 0x80,
             })
         })
@@ -155,7 +152,7 @@ impl Formula {
         self.per_std.times(self.to_unit.times(byte) - self.mean)
     }
 
-    /// Whether that is the table to the last bit.
+    /// Whether the formula gives the table's values exactly.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     #[inline(always)]
     fn gives(&self, table: &[f32; 256]) -> bool {
@@ -167,8 +164,8 @@ impl Formula {
     }
 }
 
-/// One over a number, to twice the usual precision: the sum of the two. Multiplying with it rounds
-/// as dividing does, but for about one quotient in four million.
+/// The reciprocal of a divisor in twice f32's precision, as the sum of two values. Multiplying by it rounds like a
+/// division for all but about one in four million quotients.
 #[derive(Clone, Debug)]
 struct Reciprocal {
     high: f32,

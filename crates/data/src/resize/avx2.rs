@@ -1,7 +1,6 @@
-//! The horizontal pass for machines with AVX2. Its multiply-add takes pairs of 16-bit numbers, so a
-//! weight is split into its upper and lower 16 bits and two taps are added up at once; the two
-//! sums are put together at the end. All of it wraps around modulo 2^32, as the definition does,
-//! so the bytes are the same. The vertical pass is as fast when the compiler writes it.
+//! The horizontal pass with AVX2. Its multiply-add takes pairs of 16-bit integers, so a weight is split into its upper
+//! and lower 16 bits, and two taps are summed at once. Sums wrap modulo 2^32 as in the portable pass, so the bytes are
+//! the same. The compiler's vertical pass is as fast as a hand-written one.
 
 use super::passes::{HALF, PaddedRows};
 use super::{FilterTaps, PRECISION_BITS, PixelView};
@@ -13,13 +12,13 @@ pub(super) fn suits(taps: &FilterTaps) -> bool {
     taps.weights.iter().all(|weight| weight.unsigned_abs() < 1 << 30)
 }
 
-/// Rows computed side by side: two in each register, two registers to hide the latency.
+/// Rows per iteration: two in each register, two registers to hide the latency.
 const ROWS: usize = 4;
-/// FilterTaps that one load brings: five pixels are in 16 bytes, four are used.
+/// Taps per load: 16 bytes hold five pixels, of which four are used.
 const TAPS: usize = 4;
 const LOAD: usize = 16;
 
-/// Four weights: lower halves of the first two and the last two, then upper halves of them.
+/// Four weights: lower halves of the first two and of the last two, then the upper halves.
 type SplitWeights = [i32; 4];
 
 fn split(weights: &[i32]) -> SplitWeights {
@@ -34,11 +33,11 @@ fn split(weights: &[i32]) -> SplitWeights {
     halves.map(i32::from_ne_bytes)
 }
 
-/// Resamples the rows `rows` of the image to the outputs of `taps`; gives RGB rows.
+/// Resamples the rows `rows` of the image to the outputs of `taps`; returns RGB rows.
 #[target_feature(enable = "avx2")]
 pub(super) fn horizontal(source: &PixelView, rows: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     let span = taps.span();
-    // For each output: its place in a row, and which of the weights are its own.
+    // For each output, its first byte in a row and the range of its weights.
     let mut weights: Vec<SplitWeights> = Vec::with_capacity(taps.starts.len() * taps.stride.div_ceil(TAPS));
     let outputs: Vec<(usize, Range<usize>)> = taps
         .iter()
@@ -54,7 +53,7 @@ pub(super) fn horizontal(source: &PixelView, rows: Range<usize>, taps: &FilterTa
     for (chunk, out_rows) in out.chunks_mut(ROWS * out_stride).enumerate() {
         let first_row = rows.start + chunk * ROWS;
         let count = out_rows.len() / out_stride;
-        // The last rows are repeated where there are not enough of them.
+        // The last row is repeated to fill the group.
         let four = std::array::from_fn(|row| inputs.row(first_row + row.min(count - 1)));
         for (x, (at, of_output)) in outputs.iter().enumerate() {
             let pixels = pixels(four, *at, &weights[of_output.clone()]);
@@ -70,7 +69,7 @@ pub(super) fn horizontal(source: &PixelView, rows: Range<usize>, taps: &FilterTa
 #[inline]
 #[target_feature(enable = "avx2")]
 fn pixels(rows: [&[u8]; ROWS], at: usize, weights: &[SplitWeights]) -> [u32; ROWS] {
-    // Of two pixels: both reds, both greens, both blues, each widened to 16 bits.
+    // Both reds, both greens and both blues of two pixels, widened to 16 bits.
     let pair = |r: i8| {
         let lane = _mm_setr_epi8(r, -1, r + 3, -1, r + 1, -1, r + 4, -1, r + 2, -1, r + 5, -1, -1, -1, -1, -1);
         _mm256_broadcastsi128_si256(lane)
@@ -99,7 +98,7 @@ fn pixels(rows: [&[u8]; ROWS], at: usize, weights: &[SplitWeights]) -> [u32; ROW
     };
     let words = _mm256_packs_epi32(finish(0), finish(1));
     let bytes = _mm256_packus_epi16(words, words);
-    // Each half of the register: a row of the first pair, a row of the second.
+    // Each 128-bit half holds a row of the first pair and a row of the second.
     let (first, second) = (_mm256_extract_epi64::<0>(bytes) as u64, _mm256_extract_epi64::<2>(bytes) as u64);
     [first as u32, second as u32, (first >> 32) as u32, (second >> 32) as u32]
 }

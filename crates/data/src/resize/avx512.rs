@@ -1,21 +1,20 @@
-//! Both passes for machines with AVX-512 VNNI and VBMI (Intel since Ice Lake, AMD since Zen 4).
-//! The dot-product instruction multiplies bytes of the image with signed bytes, four products to
-//! a sum, so a weight is split into three signed bytes; the three sums are put together at the
-//! end. All of it wraps around modulo 2^32, as the definition does, so the bytes are the same.
+//! Both passes with AVX-512 VNNI and VBMI (Intel since Ice Lake, AMD since Zen 4). The dot-product instruction
+//! multiplies unsigned by signed bytes and sums four products, so a weight is split into three signed bytes. Sums wrap
+//! modulo 2^32 as in the portable passes, so the bytes are the same.
 
 use super::passes::{HALF, PaddedRows};
 use super::{FilterTaps, PRECISION_BITS, PixelView};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Whether the machine has what the passes are compiled for.
+/// Whether the CPU has the features that the passes are compiled for.
 pub(super) fn is_available() -> bool {
     use std::arch::is_x86_feature_detected as has;
     has!("avx512f") && has!("avx512bw") && has!("avx512vbmi") && has!("avx512vnni")
 }
 
-/// Whether the horizontal pass can and should be used: the weights fit, and at least half of the
-/// lanes would be in use, which they are down to a fifth of the size.
+/// Whether the horizontal pass can be used and pays: the weights can be split, and at least half of the lanes are in
+/// use, which holds down to a fifth of the size.
 pub(super) fn suits(taps: &FilterTaps) -> bool {
     const HALF_OF_THEM: usize = OUTPUTS / 2;
     taps.starts.len() >= HALF_OF_THEM
@@ -23,24 +22,24 @@ pub(super) fn suits(taps: &FilterTaps) -> bool {
         && weights_fit(taps)
 }
 
-/// Whether the weights can be split; only wild ones, which no filter has, cannot.
+/// Whether the weights can be split; those of all filters can.
 pub(super) fn weights_fit(taps: &FilterTaps) -> bool {
     taps.weights.iter().all(|weight| weight.unsigned_abs() < LARGEST_WEIGHT)
 }
 
-/// Less than this and the upper of the three bytes cannot overflow.
+/// Below this, the highest of the three bytes cannot overflow.
 const LARGEST_WEIGHT: u32 = 127 << 16;
-/// Rows that share the weights of a block while they are in registers or close by.
+/// Rows that share the weights of a block while they are in registers or in the L1 cache.
 const ROWS: usize = 8;
-/// Outputs side by side in a block.
+/// Outputs per block.
 const OUTPUTS: usize = 16;
-/// FilterTaps that one instruction adds up.
+/// Taps per dot product.
 const TAPS: usize = 4;
-/// Bytes that one permutation can choose from.
+/// Bytes that one permutation selects from.
 const WINDOW: usize = 128;
 const LANES: usize = 64;
 
-/// Whether the first taps of an output that starts at pixel `start` are all in the window at `first`.
+/// Whether the first taps of an output that starts at pixel `start` are inside the window that starts at pixel `first`.
 fn fits_window(first: usize, start: usize) -> bool {
     start >= first && (start - first) * 3 + TAPS * 3 <= WINDOW
 }
@@ -53,14 +52,14 @@ fn split(weight: i32) -> [i8; 3] {
     [low, middle, ((rest - i32::from(middle)) >> 8) as i8]
 }
 
-/// Up to sixteen neighbouring outputs and how to compute them.
+/// Up to sixteen neighbouring outputs.
 struct OutputBlock {
     outputs: Range<usize>,
-    /// Byte of a row where the window for the first taps is.
+    /// The first byte of a row in the window of the first taps.
     window: usize,
-    /// For each lane, where in the window its four reds are.
+    /// For each lane, the positions of its four reds in the window.
     reds: [u8; LANES],
-    /// For each four taps, the three parts of the weights, in the order of the lanes.
+    /// For each four taps, the three bytes of the weights, in the order of the lanes.
     weights: Vec<[[i8; LANES]; 3]>,
 }
 
@@ -98,7 +97,7 @@ fn blocks(taps: &FilterTaps, left: usize) -> Vec<OutputBlock> {
     blocks
 }
 
-/// Resamples the rows `rows` of the image to the outputs of `taps`; gives RGB rows.
+/// Resamples the rows `rows` of the image to the outputs of `taps`; returns RGB rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
 pub(super) fn horizontal(source: &PixelView, rows: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     let span = taps.span();
@@ -122,7 +121,7 @@ pub(super) fn horizontal(source: &PixelView, rows: Range<usize>, taps: &FilterTa
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
 fn block_of_row(row: &[u8], block: &OutputBlock, out: &mut [u8]) {
     let reds = load(&block.reds);
-    // The greens are one byte further, the blues two.
+    // Greens are one byte after the reds, blues two.
     let positions = [reds, _mm512_add_epi8(reds, _mm512_set1_epi8(1)), _mm512_add_epi8(reds, _mm512_set1_epi8(2))];
     let mut sums = [[_mm512_set1_epi32(HALF), _mm512_setzero_si512(), _mm512_setzero_si512()]; 3];
     for (group, weights) in block.weights.iter().enumerate() {
@@ -146,7 +145,7 @@ fn block_of_row(row: &[u8], block: &OutputBlock, out: &mut [u8]) {
     store(out, _mm512_permutexvar_epi8(load(&INTERLEAVE), planes));
 }
 
-/// For each byte of sixteen RGB pixels, where it is in sixteen reds, greens and blues.
+/// For each byte of sixteen RGB pixels, its position in sixteen reds, greens and blues.
 const INTERLEAVE: [u8; LANES] = {
     let mut order = [0; LANES];
     let mut byte = 0;
@@ -157,7 +156,7 @@ const INTERLEAVE: [u8; LANES] = {
     order
 };
 
-/// Resamples the columns `columns` of the image to the outputs of `taps`; gives RGB rows.
+/// Resamples the columns `columns` of the image to the outputs of `taps`; returns RGB rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
 pub(super) fn vertical(source: &PixelView, columns: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     let stride = source.width * 3;
@@ -175,7 +174,7 @@ pub(super) fn vertical(source: &PixelView, columns: Range<usize>, taps: &FilterT
             }
             parts.map(i32::from_ne_bytes)
         }));
-        // Behind the last tap the weights are zero; any row will do there.
+        // Beyond the last tap the weights are zero, so any row will do.
         let row = |tap: usize| {
             let y = start + tap.min(weights.len() - 1) - source.top;
             &source.bytes[y * stride..][used.clone()]
@@ -201,7 +200,7 @@ pub(super) fn vertical(source: &PixelView, columns: Range<usize>, taps: &FilterT
                     }
                 }
             }
-            // Packing works within each 16 bytes too, so the columns are in order again.
+            // Packing works within 128-bit lanes, too, which restores the order of the columns.
             let [a, b, c, d] = sums.map(|sums| finish(sums));
             store(out, _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
         }
@@ -209,7 +208,7 @@ pub(super) fn vertical(source: &PixelView, columns: Range<usize>, taps: &FilterT
     out
 }
 
-/// The three sums as one, without the bits after the point: -512 to 511.
+/// The combined sums without their fractional bits: -512 to 511.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn finish([low, middle, high]: [__m512i; 3]) -> __m512i {
@@ -217,7 +216,7 @@ fn finish([low, middle, high]: [__m512i; 3]) -> __m512i {
     _mm512_srai_epi32::<PRECISION_BITS>(_mm512_add_epi32(low, _mm512_slli_epi32::<8>(upper)))
 }
 
-/// Up to 64 bytes; zeros behind them.
+/// Loads up to 64 bytes, zero-filled.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn load<T: Byte>(bytes: &[T]) -> __m512i {
@@ -229,7 +228,7 @@ fn load<T: Byte>(bytes: &[T]) -> __m512i {
     unsafe { _mm512_maskz_loadu_epi8((1 << bytes.len()) - 1, bytes.as_ptr().cast()) }
 }
 
-/// The first bytes of `values`, as many as `out` has, up to 64.
+/// Stores the first bytes of `values`, as many as `out` holds, up to 64.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn store(out: &mut [u8], values: __m512i) {

@@ -1,60 +1,59 @@
-//! The two loops of resizing: the portable ones, and which of all to use on this machine. The
-//! portable ones are written so that the compiler turns them into SIMD: every loop runs over a
-//! fixed number of lanes with one weight for all of them. The arithmetic is integer, so all give
-//! the same bytes; nobody can tell from a result which one was used.
+//! The two passes of resizing: the portable ones, and the choice for this CPU. The portable loops run over a fixed
+//! number of lanes with one weight for all lanes, so that the compiler vectorises them. The arithmetic is integer, so
+//! all passes give the same bytes.
 
 use super::{FilterTaps, PRECISION_BITS, PixelView};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use std::ops::Range;
 
-/// Rows of the image that the horizontal pass carries side by side.
+/// Rows that the horizontal pass computes together.
 const ROWS: usize = 8;
 /// One pixel of each of those rows: all reds, all greens, all blues.
 const LANES: usize = ROWS * 3;
-/// Bytes of a row that the vertical pass carries side by side.
+/// Bytes of a row that the vertical pass computes together.
 const COLUMNS: usize = 32;
 
-/// Where sums start, so that cutting off the bits after the point rounds.
+/// The initial sum: truncating the fractional bits then rounds.
 pub(super) const HALF: i32 = 1 << (PRECISION_BITS - 1);
 
 fn to_byte(sum: i32) -> u8 {
     (sum >> PRECISION_BITS).clamp(0, 255) as u8
 }
 
-/// Resamples the rows `rows` of the image to the outputs of `taps`; gives RGB rows.
+/// Resamples the rows `rows` of the image to the outputs of `taps`; returns RGB rows.
 pub(super) fn horizontal(source: &PixelView, rows: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     #[cfg(target_arch = "x86_64")]
     {
         if avx512::is_available() && avx512::suits(taps) {
-            // SAFETY: the machine has the features that the function is compiled for.
+            // SAFETY: the CPU has the features that the function is compiled for.
             return unsafe { avx512::horizontal(source, rows, taps) };
         }
         if std::arch::is_x86_feature_detected!("avx2") && avx2::suits(taps) {
-            // SAFETY: the machine has the feature that the function is compiled for.
+            // SAFETY: the CPU has the feature that the function is compiled for.
             return unsafe { avx2::horizontal(source, rows, taps) };
         }
     }
     horizontal_lanes(source, rows, taps)
 }
 
-/// Resamples the columns `columns` of the image to the outputs of `taps`; gives RGB rows.
+/// Resamples the columns `columns` of the image to the outputs of `taps`; returns RGB rows.
 pub(super) fn vertical(source: &PixelView, columns: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
     #[cfg(target_arch = "x86_64")]
     {
         if avx512::is_available() && avx512::weights_fit(taps) {
-            // SAFETY: the machine has the features that the function is compiled for.
+            // SAFETY: the CPU has the features that the function is compiled for.
             return unsafe { avx512::vertical(source, columns, taps) };
         }
         if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the machine has the feature that the function is compiled for.
+            // SAFETY: the CPU has the feature that the function is compiled for.
             return unsafe { vertical_avx2(source, columns, taps) };
         }
     }
     vertical_lanes(source, columns, taps)
 }
 
-/// The baseline of x86-64 has no 32-bit multiplication of lanes, so this one is compiled twice.
+/// Baseline x86-64 has no 32-bit multiplication of lanes, so the loop is also compiled for AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn vertical_avx2(source: &PixelView, columns: Range<usize>, taps: &FilterTaps) -> Vec<u8> {
@@ -67,8 +66,8 @@ fn horizontal_lanes(source: &PixelView, rows: Range<usize>, taps: &FilterTaps) -
     let mut inputs = source.bytes.chunks_exact(source.width * 3).skip(rows.start - source.top);
     let out_stride = taps.starts.len() * 3;
     let mut out = vec![0u8; rows.len() * out_stride];
-    // A pixel's neighbours in a row are three bytes apart, which suits no SIMD load. Turning
-    // eight rows on their side once makes every tap one contiguous load for all of them.
+    // Neighbouring pixels are three bytes apart, which suits no SIMD load. Transposing eight rows makes every tap one
+    // contiguous load.
     let mut block = vec![[0u8; LANES]; span.len()];
     for out_rows in out.chunks_mut(ROWS * out_stride) {
         let lanes = out_rows.len() / out_stride;
@@ -131,19 +130,19 @@ fn vertical_lanes(source: &PixelView, columns: Range<usize>, taps: &FilterTaps) 
     out
 }
 
-/// The used part of some rows, with bytes behind it that loads may touch but nothing depends on.
-/// Nearly always they are what follows in the image; only the last rows have to be copied.
+/// The used part of some rows, padded so that loads may read beyond it. The padding is usually the rest of the image;
+/// only the last rows are copied.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct PaddedRows<'a> {
     bytes: &'a [u8],
     stride: usize,
-    /// Number in the image of the first row in `bytes`.
+    /// The image row of the first row in `bytes`.
     top: usize,
     /// Bytes of a row before the used part.
     offset: usize,
-    /// Length of the used part and what follows.
+    /// Length of the used part and its padding.
     length: usize,
-    /// The first row for which the image ends too early, and all copies from there on.
+    /// The first row whose padding is outside of the image; it and all later rows are copies.
     copies_from: usize,
     copies: Vec<u8>,
 }
@@ -199,14 +198,14 @@ mod tests {
 
     type Pass = fn(&PixelView, Range<usize>, &FilterTaps) -> Vec<u8>;
 
-    /// Every horizontal and every vertical pass that this machine can run.
+    /// All horizontal and all vertical passes that this CPU can run.
     fn passes(taps: &FilterTaps) -> (Vec<Pass>, Vec<Pass>) {
         let mut across: Vec<Pass> = vec![horizontal, horizontal_lanes];
         let mut down: Vec<Pass> = vec![vertical, vertical_lanes];
         #[cfg(target_arch = "x86_64")]
         {
             if std::arch::is_x86_feature_detected!("avx2") {
-                // SAFETY: the feature was found.
+                // SAFETY: the CPU has the feature.
                 across.push(|source, rows, taps| unsafe { avx2::horizontal(source, rows, taps) });
                 // SAFETY: the feature was found.
                 down.push(|source, columns, taps| unsafe { vertical_avx2(source, columns, taps) });

@@ -1,11 +1,11 @@
-//! The inner loops of affine maps. Pillow's arithmetic is part of the contract: doubles for interpolation, 16 bits
-//! after the point for the nearest pixel of a rotation, repeated addition for that of a translation.
+//! The inner loops of affine maps, with Pillow's arithmetic: f64 for interpolation, 16.16 fixed point for the nearest
+//! pixel of a rotation, repeated addition for that of a translation.
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2::{self, Avx2};
 use crate::image::Image;
 
-/// The pixel under each place, as Pillow finds it.
+/// Nearest-neighbour sampling.
 pub(super) fn nearest(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     let [a, b, c, d, e, f] = *matrix;
     if b == 0.0 && d == 0.0 {
@@ -27,7 +27,7 @@ pub(super) fn nearest(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
             (x_start, y_start) = (x_start.wrapping_add(b), y_start.wrapping_add(e));
         });
     } else {
-        // Pillow adds these up in another order.
+        // Pillow sums these in another order.
         let (mut x_start, mut y_start) = (c + b * 0.5 + a * 0.5, f + e * 0.5 + d * 0.5);
         pick_rows(image, fill, |set| {
             let (mut x, mut y) = (x_start, y_start);
@@ -40,7 +40,7 @@ pub(super) fn nearest(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     }
 }
 
-/// The map without rotation: columns and rows are independent.
+/// A map without rotation: columns and rows are independent.
 fn scale(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     let mut y = matrix[5] + matrix[4] * 0.5;
     pick_rows(image, fill, |set| {
@@ -54,12 +54,12 @@ fn scale(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     });
 }
 
-/// Towards zero; everything left of zero is outside.
+/// Truncated towards zero; negative positions are outside.
 fn cut(value: f64) -> i64 {
     if value < 0.0 { -1 } else { value as i64 }
 }
 
-/// Takes every pixel from the place that `places` says, row after row.
+/// Copies every pixel from its position in `places`, row by row.
 fn pick_rows(image: &mut Image, fill: [u8; 3], mut places: impl FnMut(&mut [(i64, i64)])) {
     let (width, height) = (image.width(), image.height());
     let source = image.pixels().as_chunks::<3>().0.to_vec();
@@ -73,14 +73,13 @@ fn pick_rows(image: &mut Image, fill: [u8; 3], mut places: impl FnMut(&mut [(i64
     }
 }
 
-/// Pixels of four bytes (one unused), with the outermost ones repeated around them, so that interpolation need not ask
-/// where the image ends.
+/// Pixels of four bytes (one unused) with a replicated border, so that interpolation needs no bounds checks.
 pub(super) struct BorderedImage {
     pixels: Vec<[u8; 4]>,
     stride: usize,
 }
 
-/// How far from its place a pixel is interpolated: one before, two behind.
+/// The reach of interpolation: one pixel before, two after.
 const BORDER: usize = 2;
 
 impl BorderedImage {
@@ -98,26 +97,26 @@ impl BorderedImage {
         Self { pixels, stride }
     }
 
-    /// From one pixel to the one below it.
+    /// The distance from one pixel to the one below.
     #[inline(always)]
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Neighbours in a row, black beyond the frame, where nobody asks.
+    /// Neighbours in a row, black beyond the border, which is never read.
     #[inline(always)]
     pub(super) fn pixels_at<const COUNT: usize>(&self, at: usize) -> &[[u8; 4]; COUNT] {
         self.pixels.get(at..).and_then(|pixels| pixels.first_chunk()).unwrap_or(&[[0; 4]; COUNT])
     }
 }
 
-/// A way to compute a pixel from those around a point.
+/// Interpolation of a pixel from its neighbours.
 pub(super) trait Interpolation: Copy {
-    /// The pixel for a point that lies `dx` and `dy`, both at least 0 and at most 1, behind the pixel at `at`.
+    /// The pixel at an offset of `dx` and `dy`, both in 0..=1, from the pixel at `at`.
     fn value(self, source: &BorderedImage, at: usize, dx: f64, dy: f64) -> [u8; 3];
 }
 
-/// Linear between the 2 x 2 pixels around each place.
+/// Bilinear: 2 x 2 pixels.
 pub(super) fn bilinear(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -133,7 +132,7 @@ pub(super) fn bilinear(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     interpolate(Linear, image, matrix, fill);
 }
 
-/// Cubic between the 4 x 4 pixels around each place.
+/// Bicubic: 4 x 4 pixels.
 pub(super) fn bicubic(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -149,7 +148,7 @@ pub(super) fn bicubic(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     interpolate(Cubic, image, matrix, fill);
 }
 
-/// Every pixel is computed where it comes from; whether that is inside the image is asked of the exact point.
+/// Every pixel is interpolated at its source position; positions outside of the image get the fill colour.
 #[inline(always)]
 fn interpolate(interpolation: impl Interpolation, image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     let bordered = BorderedImage::new(image);
@@ -174,7 +173,7 @@ fn interpolate(interpolation: impl Interpolation, image: &mut Image, matrix: &[f
     }
 }
 
-/// Rounded down, for values above -1.
+/// `f64::floor` for values above -1.
 #[inline(always)]
 fn floor(value: f64) -> i32 {
     if value < 0.0 { -1 } else { value as i32 }
@@ -212,12 +211,12 @@ impl Interpolation for Cubic {
             let stride = source.stride();
             cubic([row(at - stride), row(at), row(at + stride), row(at + 2 * stride)], dy)
         };
-        // The cast cuts towards zero and keeps within a byte.
+        // The cast truncates and saturates.
         std::array::from_fn(|channel| value[channel] as u8)
     }
 }
 
-/// The cubic with a = -1 through the two inner values.
+/// Cubic convolution with a = -1 between the two inner values.
 #[inline(always)]
 fn cubic(values: [[f64; 4]; 4], part: f64) -> [f64; 4] {
     std::array::from_fn(|channel| {

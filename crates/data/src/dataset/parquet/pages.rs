@@ -1,5 +1,5 @@
-//! Column chunks read page by page through the `parquet` crate, with what it does not check: it takes memory for whatever
-//! sizes and counts a page claims, and a file of a hundred bytes can claim gigabytes.
+//! Column chunks, read page by page through the `parquet` crate, with checks it lacks: it allocates memory for any size
+//! or count that a page claims, and a file of a hundred bytes can claim gigabytes.
 
 use ::parquet::basic::{Encoding, Type as Physical};
 use ::parquet::column::page::{Page, PageMetadata, PageReader};
@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The best that gzip can do. Other codecs pack long runs of one value better; for those there is the slack.
+/// The best compression ratio of gzip. Other codecs compress long runs better; the slack covers those.
 const MOST_PACKED: u64 = 1032;
 const SLACK: u64 = 1 << 26;
 
@@ -20,18 +20,18 @@ fn refused(reason: impl Into<String>) -> ParquetError {
     ParquetError::General(reason.into())
 }
 
-/// A page as it lies in the file.
+/// A page in the file.
 #[derive(Clone)]
 pub(super) struct StoredPage {
-    /// Where its data begins, after the header.
+    /// The offset of its data, after the header.
     pub(super) start: u64,
     pub(super) bytes: Bytes,
 }
 
-/// A file whose pages are checked before they are unpacked.
+/// A file whose pages are checked before they are uncompressed.
 pub(super) struct Checked {
     file: File,
-    /// What was read last: the data of the page that the reader returns next.
+    /// The data of the page that the reader returns next.
     last: Mutex<Option<StoredPage>>,
 }
 
@@ -64,7 +64,7 @@ impl ChunkReader for Checked {
     }
 }
 
-/// The bytes of a page's header, which says first its type, then its size unpacked and packed.
+/// The bytes of a page's header, which starts with its type, its uncompressed size and its compressed size.
 pub(super) struct PageHeader {
     reader: BufReader<File>,
     is_checked: bool,
@@ -72,7 +72,7 @@ pub(super) struct PageHeader {
 
 impl Read for PageHeader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        // Not before the first byte is wanted: the reader also asks for places that it does not read from.
+        // Checked at the first read: the reader also creates readers that it does not use.
         if !std::mem::replace(&mut self.is_checked, true) {
             let start = self.reader.fill_buf()?;
             let [_, unpacked, packed] = sizes(start).ok_or_else(|| io::Error::other("a page has no valid header"))?;
@@ -85,14 +85,14 @@ impl Read for PageHeader {
     }
 }
 
-/// The first three fields of a page's header in Thrift's compact protocol: each a byte that says "the next field, i32",
-/// then a zigzag varint.
+/// The first three fields of a page's header in Thrift's compact protocol: each a byte for "next field, i32" and a
+/// zigzag varint.
 fn sizes(mut bytes: &[u8]) -> Option<[u64; 3]> {
     let mut sizes = [0; 3];
     for size in &mut sizes {
         let (field, rest) = bytes.split_first()?;
         let (value, rest) = varint(rest)?;
-        // An even number is one that is not negative.
+        // In zigzag encoding, even values are not negative.
         if *field != 0x15 || value % 2 != 0 {
             return None;
         }
@@ -101,7 +101,7 @@ fn sizes(mut bytes: &[u8]) -> Option<[u64; 3]> {
     Some(sizes)
 }
 
-/// A number of seven bits a byte, lowest first, and what follows it.
+/// A varint (seven bits per byte, lowest first), and the bytes after it.
 pub(super) fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let mut value = 0;
     for (index, byte) in bytes.iter().enumerate().take(9) {
@@ -113,11 +113,11 @@ pub(super) fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-/// A page as the reader got it: as it lies in the file, and unpacked.
+/// A page that the reader has read: its place in the file, and its uncompressed data.
 pub(super) struct Seen {
     pub(super) stored: StoredPage,
     pub(super) unpacked: Bytes,
-    /// Bytes at its start that are never packed: the levels of a page of the second version.
+    /// Bytes at its start that are never compressed: the levels of a version 2 page.
     pub(super) levels: usize,
     pub(super) is_packed: bool,
 }
@@ -128,13 +128,13 @@ pub(super) struct Pages {
     inner: SerializedPageReader<Checked>,
     physical: Physical,
     has_levels: [bool; 2],
-    /// How many values the pages to come may have.
+    /// The remaining number of values.
     left: u64,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Pages {
-    /// The pages of `column` with at most `values` values in all.
+    /// The pages of `column` with at most `values` values in total.
     pub(super) fn new(file: &Arc<Checked>, column: &ColumnChunkMetaData, rows: usize, values: u64) -> Result<Self> {
         let descriptor = column.column_descr();
         Ok(Self {
@@ -147,7 +147,7 @@ impl Pages {
         })
     }
 
-    /// Every page that was read since somebody emptied the list.
+    /// The pages read since the list was last emptied.
     pub(super) fn seen(&self) -> Arc<Mutex<Vec<Seen>>> {
         self.seen.clone()
     }
@@ -156,7 +156,7 @@ impl Pages {
         let unpacked = page.buffer().clone();
         let (levels, is_packed) = match &page {
             Page::DictionaryPage { num_values, .. } => {
-                // The reader takes memory for every value; the smallest is the length of an empty text.
+                // The reader allocates memory for every value, which takes at least the length of an empty text.
                 if u64::from(*num_values) > unpacked.len() as u64 / 4 {
                     return Err(refused(format!(
                         "a dictionary of {} bytes claims {num_values} values",
@@ -198,7 +198,7 @@ impl Pages {
         Ok(())
     }
 
-    /// The reader takes memory for as many lengths as a page of this encoding claims.
+    /// The reader allocates memory for the number of lengths that a page of this encoding claims.
     fn check_encoding(&self, encoding: Encoding, values: u32, data: Option<&[u8]>) -> Result<()> {
         if self.physical != Physical::BYTE_ARRAY {
             return Ok(());
@@ -208,7 +208,7 @@ impl Pages {
                 Err(refused("its values are encoded as DELTA_BYTE_ARRAY; write it again as PLAIN"))
             }
             Encoding::DELTA_LENGTH_BYTE_ARRAY => {
-                // Size of a block, blocks in it, and the number of lengths.
+                // Block size, miniblocks per block, and the number of lengths.
                 let claimed =
                     data.and_then(varint).and_then(|(_, rest)| varint(rest)).and_then(|(_, rest)| varint(rest));
                 match claimed {

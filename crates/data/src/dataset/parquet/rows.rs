@@ -1,10 +1,9 @@
-//! The images of a Parquet file, read where they lie. ImageNet's are 150 GB, which is no amount to copy anywhere.
+//! Images of a Parquet file, read from the file: ImageNet's 150 GB should not be copied.
 //!
-//! A page can only be unpacked from its start, and Hugging Face's hold a hundred images. So the first time that an image
-//! of a row group is wanted, all pages of the group are gone through once, and where each image lies is remembered: its
-//! page, and its place in there once it is unpacked. From then on only the image itself is read where pages are not
-//! packed, and 64 KiB around it where they are packed by Snappy, which is what Hugging Face writes. Pages that are packed
-//! by anything else are unpacked up to the image each time.
+//! A page can only be uncompressed from its start, and Hugging Face's pages hold a hundred images. So the first read of
+//! a row group goes through all of its pages once and remembers the location of each image: its page, and its offset in
+//! the uncompressed page. Later reads take only the image itself from uncompressed pages, and 64 KiB around it from
+//! Snappy pages, which Hugging Face writes. Pages with other codecs are uncompressed up to the image each time.
 
 use super::pages::{Checked, Pages, Seen};
 use super::records;
@@ -30,11 +29,12 @@ pub(in crate::dataset) struct Rows {
 }
 
 struct RowGroup {
-    /// The number of its first row in the file.
+    /// The index of its first row in the file.
     first: u64,
     rows: usize,
     column: ColumnChunkMetaData,
-    /// Where its images lie, once somebody wanted one; nothing if they can only be read from the start of their pages.
+    /// The locations of its images, after the first read; `None` if they can only be read from the start of their
+    /// pages.
     located: OnceLock<Option<Located>>,
 }
 
@@ -47,13 +47,13 @@ struct Located {
 struct PageAt {
     start: u64,
     length: u32,
-    /// Bytes at its start that are not packed.
+    /// Bytes at its start that are not compressed.
     levels: u32,
-    /// Where unpacking can begin; nothing if the page is not packed.
+    /// Where decompression can start; `None` if the page is not compressed.
     restarts: Option<Vec<Restart>>,
 }
 
-/// An image in an unpacked page.
+/// An image in an uncompressed page.
 struct RowAt {
     page: u32,
     offset: u32,
@@ -65,18 +65,18 @@ impl Rows {
         Self { path: path.to_owned(), groups: Vec::new() }
     }
 
-    /// Adds a row group, whose images are in this column chunk.
+    /// Adds a row group with the column chunk of its images.
     pub(super) fn add(&mut self, rows: usize, column: &ColumnChunkMetaData) {
         let first = self.groups.last().map_or(0, |last| last.first + last.rows as u64);
-        // Its greatest and least value may be whole images.
+        // The statistics may contain whole images.
         let column = column.clone().into_builder().clear_statistics().build();
-        // Only what was read a moment ago is put together again.
+        // The builder only fails for an invalid column chunk.
         if let Ok(column) = column {
             self.groups.push(RowGroup { first, rows, column, located: OnceLock::new() });
         }
     }
 
-    /// The image of a row as it is stored: JPEG, PNG and so on.
+    /// The encoded image of a row.
     pub(in crate::dataset) fn read(&self, row: u64) -> io::Result<Vec<u8>> {
         let group =
             self.groups.partition_point(|group| group.first <= row).checked_sub(1).map(|index| &self.groups[index]);
@@ -85,7 +85,7 @@ impl Rows {
             .filter(|(group, index)| *index < group.rows)
             .ok_or(io::ErrorKind::UnexpectedEof)?;
         let file = regular_file::open(&self.path)?;
-        // The crate is sturdy, but it is other people's code on hostile input.
+        // The `parquet` crate may panic on hostile input.
         let locate = || caught(|| self.locate(group)).and_then(Result::ok).flatten();
         match group.located.get_or_init(locate) {
             Some(located) => located.read(&file, index),
@@ -95,7 +95,7 @@ impl Rows {
         }
     }
 
-    /// Where the images of a group lie, if they can be read one by one.
+    /// The locations of a group's images, if they can be read one by one.
     fn locate(&self, group: &RowGroup) -> Result<Option<Located>, DatasetError> {
         let is_snappy = match group.column.compression() {
             Compression::UNCOMPRESSED => false,
@@ -109,7 +109,7 @@ impl Rows {
         let descriptor = group.column.column_descr_ptr();
         let reader = ColumnReaderImpl::<ByteArrayType>::new(descriptor.clone(), Box::new(pages));
         let mut located = Located { pages: Vec::new(), rows: Vec::with_capacity(group.rows) };
-        // Unpacked pages that values may still point into, by their numbers.
+        // Uncompressed pages that values may still point into, by index.
         let mut live: Vec<(usize, Bytes)> = Vec::new();
         let mut is_addressable = true;
         records(&self.path, &descriptor, reader, |values: &mut Vec<ByteArray>| {
@@ -137,7 +137,7 @@ impl Rows {
             };
             match place {
                 Some(row) => {
-                    // Pages are read in order, all but the first, which may be a dictionary.
+                    // Pages are read in order, except for the first, which may be a dictionary.
                     live.retain(|(page, _)| *page == 0 || *page >= row.page as usize);
                     located.rows.push(row);
                 }
@@ -149,7 +149,7 @@ impl Rows {
     }
 }
 
-/// Where in one of the pages these bytes lie.
+/// The location of these bytes in one of the pages.
 fn position(pages: &[(usize, Bytes)], value: &[u8]) -> Option<RowAt> {
     pages.iter().rev().find_map(|(page, bytes)| {
         let offset = (value.as_ptr() as usize).checked_sub(bytes.as_ptr() as usize)?;
@@ -197,7 +197,7 @@ impl Located {
     }
 }
 
-/// The image of a row, by unpacking the pages before it.
+/// The image of a row, by uncompressing the pages before it.
 fn scan(file: File, group: &RowGroup, index: usize) -> io::Result<Vec<u8>> {
     let file = Checked::new(file);
     let pages = Pages::new(&file, &group.column, group.rows, group.rows as u64).map_err(io::Error::other)?;

@@ -1,20 +1,20 @@
-//! Parts of a page that Snappy has packed, without unpacking what comes before them.
+//! Decompression of parts of a Snappy stream.
 //!
-//! Snappy packs 64 KiB at a time, each piece for itself, so nothing after such a piece's beginning refers to anything
-//! before it. Where a piece begins is not written down: it is found by going through the stream once
+//! Snappy compresses blocks of 64 KiB independently, so nothing in a block refers to bytes before it. The stream does
+//! not record where blocks begin; one pass over it finds out
 //! (<https://github.com/google/snappy/blob/main/format_description.txt>).
 
 use std::ops::Range;
 
-/// What Google's library, and those made after it, pack at a time.
+/// The block size of Google's library and of its ports.
 const PIECE: usize = 1 << 16;
 
-/// A place to begin unpacking at.
+/// A position where decompression can start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Restart {
-    /// How far into the stream it is, the length at its start included.
+    /// The offset in the stream, including the length at its start.
     pub(super) packed: u32,
-    /// How far into what is unpacked.
+    /// The offset in the uncompressed data.
     pub(super) unpacked: u32,
 }
 
@@ -22,11 +22,11 @@ pub(super) struct Restart {
 enum SnappyElement {
     /// These bytes of the stream.
     Literal(Range<usize>),
-    /// Bytes that were unpacked before, counted back from here.
+    /// A copy of uncompressed bytes, `back` bytes ago.
     Copy { back: usize, length: usize },
 }
 
-/// The instruction at `position` of a stream, and where the next begins.
+/// The element at `position` of a stream, and the position of the next.
 fn element(stream: &[u8], position: usize) -> Option<(SnappyElement, usize)> {
     let tag = *stream.get(position)?;
     let upper = usize::from(tag >> 2);
@@ -53,7 +53,7 @@ fn element(stream: &[u8], position: usize) -> Option<(SnappyElement, usize)> {
     }
 }
 
-/// The places in a whole stream at which unpacking can begin, at least the first; nothing if it is damaged.
+/// The positions where decompression of a whole stream can start, at least the first; `None` if it is damaged.
 pub(super) fn restarts(stream: &[u8]) -> Option<Vec<Restart>> {
     let (length, rest) = super::pages::varint(stream)?;
     let length = usize::try_from(length).ok().filter(|length| u32::try_from(*length).is_ok())?;
@@ -73,7 +73,7 @@ pub(super) fn restarts(stream: &[u8]) -> Option<Vec<Restart>> {
             SnappyElement::Literal(bytes) => unpacked += bytes.len(),
             SnappyElement::Copy { back, length } => {
                 let from = unpacked.checked_sub(back).filter(|_| back > 0)?;
-                // It reads what lies before these places, so nothing can begin there.
+                // The copy reads bytes before these positions, so decompression cannot start there.
                 while restarts.last().is_some_and(|restart| restart.unpacked as usize > from) {
                     restarts.pop();
                 }
@@ -88,10 +88,10 @@ pub(super) fn restarts(stream: &[u8]) -> Option<Vec<Restart>> {
     (unpacked == length).then_some(restarts)
 }
 
-/// The first `length` bytes that a stream unpacks to which begins at a [`Restart`]; nothing if it is damaged.
+/// The first `length` bytes of a stream that begins at a [`Restart`]; `None` if it is damaged.
 pub(super) fn unpack(stream: &[u8], length: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    // One instruction may reach beyond the end.
+    // One element may reach beyond the end.
     bytes.try_reserve_exact(length.checked_add(stream.len().min(PIECE))?).ok()?;
     let mut position = 0;
     while bytes.len() < length {
@@ -115,7 +115,7 @@ pub(super) fn unpack(stream: &[u8], length: usize) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// A mixture of what cannot be packed and what can.
+    /// A mixture of incompressible and compressible data.
     fn content() -> Vec<u8> {
         let mut state = 1u32;
         let mut random = move || {

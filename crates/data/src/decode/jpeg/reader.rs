@@ -1,10 +1,10 @@
-//! The bytes of a file as zune-jpeg asks for them, which is four at a time in its innermost loop.
-//! Its own `ZCursor` answers by way of `std::io::Read`, and each answer is a call of `memcpy`; this
-//! one is a few instructions, inlined. What it answers is the same, to the last byte behind the end.
+//! The input of zune-jpeg, whose innermost loop reads four bytes at a time. Its `ZCursor` uses `std::io::Read`, with a
+//! call of `memcpy` each time; this reader is inlined to a few instructions. It returns the same bytes, also beyond the
+//! end.
 
 use zune_core::bytestream::{ZByteIoError, ZByteReaderTrait, ZSeekFrom};
 
-/// A file in memory, and how far it is read. The position may lie behind the end.
+/// A file in memory and the read position, which may be beyond the end.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -129,7 +129,7 @@ mod tests {
         ]
     }
 
-    /// The number answered and the bytes read; an error is an error, whatever its words.
+    /// The returned value and the bytes read; all errors are equal.
     fn answer(reader: &mut impl ZByteReaderTrait, ask: &Ask) -> Option<(u64, Vec<u8>)> {
         let fill = |length: usize| vec![0xaa; length];
         match *ask {

@@ -1,22 +1,22 @@
-//! The first directory of a TIFF file, read only as far as to know that its tags fit into the
-//! file and how its colours are meant.
+//! The first directory of a TIFF file: checks that its tags fit into the file, and finds the interpretation of its
+//! colours.
 
 const PHOTOMETRIC: u16 = 262;
 const PALETTE: u64 = 3;
 const BLACK_IS_ZERO: u8 = 1;
 
-/// What was found in it.
+/// The relevant content of a directory.
 pub(super) struct Directory {
-    /// Where the value of the photometric tag is, if it says palette: its low byte.
+    /// The offset of the photometric tag's low byte, if its value is palette.
     palette_at: Option<usize>,
 }
 
 impl Directory {
-    /// Looks through the tags; the error says what is wrong with them.
+    /// Checks the tags.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, &'static str> {
         let file = File { bytes, big_endian: bytes.starts_with(b"MM") };
         let wide = matches!(bytes.get(..4), Some(b"II+\0" | b"MM\0+"));
-        // The 64-bit variety has the same fields, twice as wide.
+        // BigTIFF has the same fields, twice as wide.
         let word = if wide { 8 } else { 4 };
         let start = file.number(word, word).ok_or(CUT)?;
         let start = usize::try_from(start).map_err(|_| CUT)?;
@@ -45,8 +45,8 @@ impl Directory {
         Ok(Self { palette_at })
     }
 
-    /// If the image has a palette: the file again, with its numbers called shades of grey, which
-    /// the decoder reads as they are. The palette is applied afterwards.
+    /// For an image with a palette, the file with its photometric tag changed to grey: the decoder then returns the
+    /// indices, and the palette is applied afterwards.
     pub(super) fn palette_as_grey(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let at = self.palette_at?;
         let mut patched = bytes.to_vec();
@@ -72,7 +72,7 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    /// The number of `size` bytes at `at`.
+    /// The integer of `size` bytes at `at`.
     fn number(&self, at: usize, size: usize) -> Option<u64> {
         let field = self.bytes.get(at..at.checked_add(size)?)?;
         let append = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
