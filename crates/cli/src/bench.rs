@@ -1,4 +1,4 @@
-//! `vit bench`: how fast this machine runs a model, and why.
+//! `vit bench`: the speed of models, operations and image loading on this machine.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -13,10 +13,10 @@ use vit_train::finite_json;
 use crate::Outcome;
 use crate::checkpoints::ArchitectureArgument;
 use crate::device_options::DeviceArguments;
-use crate::pictures::parse_size;
+use crate::images::parse_size;
 use crate::table::{Align, Table, bytes};
 
-/// Measure how fast models run and pictures load
+/// Measure how fast models run and images load
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  vit bench infer --model B/16 --batch 8\n  vit bench train --model Ti/16 --batch 16\n  vit bench ops --model B/16\n  vit bench data examples/images"
@@ -34,7 +34,7 @@ enum What {
     Train {
         #[command(flatten)]
         model: ModelArguments,
-        /// Compute activations again in the backward pass instead of keeping them
+        /// Recompute activations in the backward pass instead of keeping them
         #[arg(long)]
         recompute: bool,
     },
@@ -48,10 +48,10 @@ enum What {
     },
     /// Time decoding, resizing and normalising on one core
     Data {
-        /// Pictures, folders or patterns
+        /// Images, folders or patterns
         #[arg(required = true)]
-        pictures: Vec<OsString>,
-        /// Side of the square that pictures become
+        images: Vec<OsString>,
+        /// Height and width that images are resized to
         #[arg(long, default_value = "224", value_parser = parse_size)]
         image_size: [usize; 2],
         /// Seconds to measure
@@ -67,7 +67,7 @@ enum What {
 struct ModelArguments {
     #[command(flatten)]
     model: ArchitectureArgument,
-    /// Pictures that are run at once
+    /// Images in one run
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
     /// Another image size: one number, or HEIGHTxWIDTH
@@ -86,12 +86,12 @@ struct ModelArguments {
     json: bool,
 }
 
-/// What is measured where no model is named.
-const USUAL: &str = "vit_base_patch16_224";
+/// The model that is measured by default.
+const DEFAULT_MODEL: &str = "vit_base_patch16_224";
 
 impl ModelArguments {
     fn name(&self) -> String {
-        self.model.name_or(Some(USUAL)).unwrap_or_default()
+        self.model.name_or(Some(DEFAULT_MODEL)).unwrap_or_default()
     }
 
     fn options(&self) -> BenchOptions {
@@ -118,8 +118,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             whole(&model, bench::train(&BenchOptions { recompute, ..model.options() })?)
         }
         What::Ops { model, train } => operations(&model, train),
-        What::Data { pictures, image_size, seconds: time, json } => {
-            let files = find_images(&pictures, true)?;
+        What::Data { images, image_size, seconds: time, json } => {
+            let files = find_images(&images, true)?;
             let preprocess = Preprocess { image_size, crop_pct: 0.875, ..Preprocess::default() };
             let m = bench::data(&files, &preprocess, seconds(time))?;
             let [decode, resize, normalise] = m.stages_ms;
@@ -165,7 +165,7 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
         arguments.device.inference().precision
     )?;
     writeln!(out, "median   {:.2} ms (p10 {:.2}, p90 {:.2}; {} runs)", m.median_ms, m.p10_ms, m.p90_ms, m.runs)?;
-    writeln!(out, "rate     {:.1} pictures/s, {:.1} GFLOP/s", m.images_per_s, m.gflops)?;
+    writeln!(out, "rate     {:.1} images/s, {:.1} GFLOP/s", m.images_per_s, m.gflops)?;
     writeln!(out, "peak     {:.1} GFLOP/s measured, {:.1}% of it reached", m.peak_gflops, 100.0 * m.peak_share)?;
     writeln!(out, "memory   {} at most, {} planned", bytes(m.peak_memory_bytes), bytes(m.planned_memory_bytes))?;
     Ok(Outcome::Fine)

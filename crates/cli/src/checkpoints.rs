@@ -1,4 +1,4 @@
-//! From what a person gives as a model to an open checkpoint, with errors that name the option that helps.
+//! The model of a command: its arguments, and how it is opened.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use vit_models::{Changes, Checkpoint, ModelError, OpenOptions, builtin, variant}
 use crate::hints::unsuitable_size;
 use crate::terminal;
 
-/// What a model may be, for messages.
+/// The forms of a model, for messages.
 const FORMS: &str = "a checkpoint folder, a weights file (.safetensors, .npz, .pt, .pth, .bin), a run's folder, or \
                      cifar10 for the built-in model";
 
-/// The model of a command that is about one: as its first argument, or as every other command takes it.
+/// The model of a command about one model: its first argument, or `--model` as in every other command.
 #[derive(Args)]
 #[group(multiple = false)]
 pub struct ModelArgument {
@@ -30,13 +30,13 @@ pub struct ModelArgument {
 }
 
 impl ModelArgument {
-    /// The model that was named, here or by the environment.
+    /// The model given by an argument or by the environment.
     pub fn path(&self) -> PathBuf {
         given(&self.named, &self.model).unwrap_or_else(|| missing())
     }
 }
 
-/// The same for a command that needs no weights.
+/// The model of a command that needs no weights.
 #[derive(Args)]
 #[group(multiple = false)]
 pub struct ArchitectureArgument {
@@ -50,16 +50,16 @@ pub struct ArchitectureArgument {
 }
 
 impl ArchitectureArgument {
-    /// The model that was named, here or by the environment.
+    /// The model given by an argument or by the environment.
     pub fn name(&self) -> String {
         self.name_or(None).unwrap_or_else(|| missing())
     }
 
-    /// The same with a model for those who named none.
-    pub fn name_or(&self, usual: Option<&str>) -> Option<String> {
+    /// The same with a default.
+    pub fn name_or(&self, default: Option<&str>) -> Option<String> {
         given(&self.named, &self.model)
             .map(|name| name.to_string_lossy().into_owned())
-            .or_else(|| usual.map(str::to_string))
+            .or_else(|| default.map(str::to_string))
     }
 }
 
@@ -68,7 +68,7 @@ fn given(named: &Option<PathBuf>, option: &Option<PathBuf>) -> Option<PathBuf> {
     named.clone().or_else(|| option.clone()).or_else(environment)
 }
 
-/// Ends the program as clap does where an argument is missing.
+/// Ends the program as clap does if an argument is missing.
 fn missing() -> ! {
     let what = "the following required argument was not provided:\n  <MODEL>, or --model <MODEL>\n\n\
                 For more information, try '--help'.\n";
@@ -92,7 +92,7 @@ pub fn named(path: &Path, error: ModelError) -> anyhow::Error {
     }
 }
 
-/// Who gives the `config.json` means the folder that it is in.
+/// The folder of a `config.json`; any other path itself.
 pub fn folder_of_config(path: &Path) -> Cow<'_, Path> {
     match (path.file_name(), path.parent()) {
         (Some(name), Some(folder)) if name == "config.json" && path.is_file() => {
@@ -106,7 +106,7 @@ pub fn folder_of_config(path: &Path) -> Cow<'_, Path> {
     }
 }
 
-/// Explains a model that is not there, or a name where a path is needed.
+/// Fails if there is no such model, or if the name is that of an architecture without weights.
 pub fn exists(path: &Path) -> anyhow::Result<()> {
     if path.exists() || builtin::is_meant(path) {
         return Ok(());
@@ -118,7 +118,7 @@ pub fn exists(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Changes a checkpoint as options ask.
+/// Applies the changes that options ask for.
 pub fn change(checkpoint: &mut Checkpoint, changes: Changes) -> anyhow::Result<()> {
     checkpoint.change(changes).map_err(|error| match error {
         ModelError::Graph(error) => unsuitable_size(error),
@@ -126,7 +126,7 @@ pub fn change(checkpoint: &mut Checkpoint, changes: Changes) -> anyhow::Result<(
     })
 }
 
-/// Says what was changed about the weights.
+/// Prints what was changed to adapt the weights.
 pub fn report_changes(path: &Path, report: &[String]) {
     for line in report {
         terminal::note(format_args!("{}: {line}", path.display()));

@@ -1,4 +1,4 @@
-//! `vit classify`: what is in these pictures.
+//! `vit classify`: the classes of images.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -12,10 +12,10 @@ use vit_system::csv_line;
 use crate::Outcome;
 use crate::checkpoints::report_changes;
 use crate::hints::describe;
-use crate::pictures::{PictureArguments, report_failures};
+use crate::images::{ImageArguments, report_failures};
 use crate::terminal::{self, Meaning, printable, styled};
 
-/// Say what is in pictures
+/// Classify images
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -23,15 +23,14 @@ Examples:
   vit classify 'examples/*/*.jpg' --top 1 --format csv
   find examples -name '*.jpg' | vit classify - --json
 
-A model that was trained on images with several labels gives each class a
-probability of its own, and the classes above --threshold are shown. Where none
-is, the likeliest is named: in CSV with rank 0, in JSON lines as `likeliest`.
+A model that was trained on images with several labels gives each class its own
+probability, and the classes above --threshold are shown. If there are none, the
+likeliest is named: in CSV with rank 0, in JSON lines as `likeliest`.
 
-A picture that cannot be read is reported and the others go on; the exit status
-is then 1.")]
+An image that cannot be read is reported and skipped; the exit status is then 1.")]
 pub struct Arguments {
     #[command(flatten)]
-    pictures: PictureArguments,
+    images: ImageArguments,
     /// How many classes to show for each image, at most
     #[arg(long, short = 'k', value_name = "N", default_value = "5", value_parser = at_least_one)]
     top: usize,
@@ -39,22 +38,22 @@ pub struct Arguments {
     /// that give several labels per image, else none]
     #[arg(long, value_name = "P", value_parser = probability)]
     threshold: Option<f32>,
-    /// table for people, jsonl (an object per picture), or csv (a line per class)
-    #[arg(long, value_enum, default_value_t = Format::Table, hide_possible_values = true)]
-    format: Format,
+    /// table for people, jsonl (an object per image), or csv (a line per class)
+    #[arg(long, value_enum, default_value_t = PredictionFormat::Table, hide_possible_values = true)]
+    format: PredictionFormat,
     /// The same as --format jsonl
     #[arg(long, conflicts_with = "format")]
     json: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Format {
+enum PredictionFormat {
     Table,
     Jsonl,
     Csv,
 }
 
-/// Above which probability a class is one of an image's labels, where it may have several.
+/// The probability above which a class is one of an image's several labels.
 pub const THRESHOLD: f32 = 0.5;
 
 pub fn probability(text: &str) -> Result<f32, String> {
@@ -66,15 +65,15 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let pictures = &arguments.pictures;
-    let sources = pictures.sources()?;
-    let format = if arguments.json { Format::Jsonl } else { arguments.format };
-    let options = pictures.options(sources.len());
-    let checkpoint = pictures.checkpoint()?;
+    let images = &arguments.images;
+    let sources = images.sources()?;
+    let format = if arguments.json { PredictionFormat::Jsonl } else { arguments.format };
+    let options = images.options(sources.len());
+    let checkpoint = images.checkpoint()?;
     let mut model = Model::new(checkpoint, options.device.open()?.as_ref(), &options)?;
-    report_changes(&pictures.model, model.report());
+    report_changes(&images.model, model.report());
     let mut out = std::io::stdout().lock();
-    if format == Format::Csv {
+    if format == PredictionFormat::Csv {
         writeln!(out, "file,rank,class,label,probability")?;
     }
     let (preprocess, batch) = (model.preprocess().clone(), model.batch());
@@ -83,52 +82,44 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         ProblemType::MultiLabel => Some(arguments.threshold.unwrap_or(THRESHOLD)),
     };
     let mut failed = 0;
-    pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
-        let mut ready = Vec::new();
-        let outcomes: Vec<_> = group.into_iter().map(|(source, p)| (source, p.map(|p| ready.push(p)))).collect();
-        let mut results = if ready.is_empty() { Vec::new() } else { model.classify_prepared(&ready)? }.into_iter();
-        progress.suspend(|| -> anyhow::Result<()> {
-            for (source, outcome) in outcomes {
-                let name = source.name();
-                let named = |error: vit::Error| anyhow::Error::new(error).context(name.clone());
-                let found = outcome.and_then(|()| results.next().unwrap_or(Ok(Vec::new())).map_err(named));
-                match found {
-                    Ok(all) => print(&mut out, format, &name, &Shown::new(&all, threshold, arguments.top))?,
-                    Err(error) => {
-                        failed += 1;
-                        let error = describe(&error);
-                        terminal::error(&error);
-                        if format == Format::Jsonl {
-                            writeln!(out, "{}", json!({ "file": name, "error": error }))?;
-                        }
-                    }
+    let classify = |images: &[Vec<f32>]| model.classify_prepared(images);
+    images.how.run_model(&sources, &preprocess, batch, classify, |source, predictions| {
+        let name = source.name();
+        match predictions {
+            Ok(all) => print(&mut out, format, &name, &TopClasses::new(&all, threshold, arguments.top))?,
+            Err(error) => {
+                failed += 1;
+                let error = describe(&error);
+                terminal::error(&error);
+                if format == PredictionFormat::Jsonl {
+                    writeln!(out, "{}", json!({ "file": name, "error": error }))?;
                 }
             }
-            Ok(())
-        })
+        }
+        Ok(())
     })?;
     Ok(report_failures(failed, sources.len()))
 }
 
-/// What is shown of an image's classes, the likeliest first.
-struct Shown<'a> {
+/// The classes of an image that are printed, the likeliest first.
+struct TopClasses<'a> {
     classes: Vec<&'a Prediction>,
     threshold: Option<f32>,
-    /// The likeliest class, where it is not above the threshold.
+    /// The likeliest class, if none is above the threshold.
     below: Option<&'a Prediction>,
 }
 
-impl<'a> Shown<'a> {
+impl<'a> TopClasses<'a> {
     fn new(all: &'a [Prediction], threshold: Option<f32>, top: usize) -> Self {
         let above = |p: &&Prediction| threshold.is_none_or(|threshold| p.probability > threshold);
         let classes: Vec<_> = all.iter().filter(above).take(top).collect();
-        Shown { below: all.first().filter(|_| classes.is_empty()), classes, threshold }
+        TopClasses { below: all.first().filter(|_| classes.is_empty()), classes, threshold }
     }
 }
 
-fn print(out: &mut impl Write, format: Format, file: &str, shown: &Shown) -> std::io::Result<()> {
+fn print(out: &mut impl Write, format: PredictionFormat, file: &str, shown: &TopClasses) -> std::io::Result<()> {
     match format {
-        Format::Table => {
+        PredictionFormat::Table => {
             writeln!(out, "{}", styled(&printable(file), Meaning::Heading))?;
             if let (Some(p), Some(threshold)) = (shown.below, shown.threshold) {
                 let (percent, label) = (100.0 * p.probability, printable(&p.label));
@@ -140,7 +131,7 @@ fn print(out: &mut impl Write, format: Format, file: &str, shown: &Shown) -> std
             }
             Ok(())
         }
-        Format::Jsonl => {
+        PredictionFormat::Jsonl => {
             let prediction =
                 |p: &Prediction| json!({ "class": p.class, "label": p.label, "probability": shortest(p.probability) });
             let predictions: Vec<_> = shown.classes.iter().map(|p| prediction(p)).collect();
@@ -153,7 +144,7 @@ fn print(out: &mut impl Write, format: Format, file: &str, shown: &Shown) -> std
             }
             writeln!(out, "{object}")
         }
-        Format::Csv => {
+        PredictionFormat::Csv => {
             let below = shown.below.into_iter().map(|p| (0, p));
             for (rank, p) in below.chain((1..).zip(shown.classes.iter().copied())) {
                 let fields: [&dyn Display; 5] = [&file, &rank, &p.class, &p.label, &p.probability];
@@ -164,7 +155,7 @@ fn print(out: &mut impl Write, format: Format, file: &str, shown: &Shown) -> std
     }
 }
 
-/// The shortest decimal that means this f32: 0.2 and not 0.20000000298023224.
+/// The f64 whose shortest decimal is that of this f32: 0.2 and not 0.20000000298023224.
 pub fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

@@ -1,4 +1,4 @@
-//! `vit convert`: weights from one form into another.
+//! `vit convert`: weights from one format into another.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use vit_train::finite_json;
 
 use crate::Outcome;
 use crate::checkpoints;
-use crate::pictures::parse_size;
+use crate::images::parse_size;
 use crate::table::{Align, Table, difference};
 use crate::terminal;
 
@@ -38,7 +38,7 @@ pub struct Arguments {
     /// The same as MODEL, as other commands take it: vit convert -m MODEL FOLDER
     #[arg(long, short, value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// Whose files to write: timm or hugging-face
+    /// The layout to write: timm or hugging-face
     #[arg(long, value_enum, default_value_t = LayoutName::Timm, hide_possible_values = true)]
     layout: LayoutName,
     /// Element type of the weights: f32, f16 or bf16
@@ -53,7 +53,7 @@ pub struct Arguments {
     /// Another number of input channels: the patch filters are adapted
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     channels: Option<u32>,
-    /// Start anew what the weights lack, and drop what they have too much
+    /// Initialise parameters that the weights lack, and drop those the model lacks
     #[arg(long)]
     allow_unmatched: bool,
     /// Replace a checkpoint that is in the folder already
@@ -88,7 +88,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         DtypeName::F16 => (Dtype::F16, "f16"),
         DtypeName::Bf16 => (Dtype::BF16, "bf16"),
     };
-    // With --model, the only other argument is the folder.
+    // With --model, the only positional argument is the folder.
     let (source, folder) = match (&arguments.model, &arguments.folder) {
         (None, Some(folder)) => (&arguments.source, folder),
         (Some(model), _) => (model, &arguments.source),
@@ -145,7 +145,7 @@ fn library(scheme: Scheme) -> &'static str {
     }
 }
 
-/// Nobody's weights are replaced by accident.
+/// Refuses to replace weights by accident.
 fn check_folder(folder: &Path, source: &Path, overwrite: bool) -> anyhow::Result<()> {
     let place = folder.display();
     anyhow::ensure!(!folder.exists() || folder.is_dir(), "{place}: this is a file; give a folder to write");

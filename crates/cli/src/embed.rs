@@ -1,4 +1,4 @@
-//! `vit embed`: pictures as vectors.
+//! `vit embed`: embedding vectors of images.
 
 use std::fs;
 use std::io::Write;
@@ -13,10 +13,10 @@ use vit::{Embed, Pool};
 use crate::Outcome;
 use crate::checkpoints::report_changes;
 use crate::hints::describe;
-use crate::pictures::{PictureArguments, report_failures};
+use crate::images::{ImageArguments, report_failures};
 use crate::terminal;
 
-/// Turn pictures into vectors
+/// Turn images into embedding vectors
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -24,20 +24,20 @@ Examples:
   vit embed examples/images --normalise -o v.parquet
   vit embed examples/images --pool mean -o v.safetensors
 
-Beside vectors.npy, vectors.files.txt names the picture of each row; the other
-formats hold the names. A picture that cannot be read is reported and has no
+Beside vectors.npy, vectors.files.txt names the image of each row; the other
+formats hold the names. An image that cannot be read is reported and has no
 row; the exit status is then 1.")]
 pub struct Arguments {
     #[command(flatten)]
-    pictures: PictureArguments,
+    images: ImageArguments,
     /// The file to write: .npy, .safetensors or .parquet
     #[arg(long, short, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(with_known_ending))]
     out: PathBuf,
-    /// features (what the head sees), class (the class token), mean (of the patch
+    /// features (the head's input), class (the class token), mean (of the patch
     /// tokens) or patches (all of them)
     #[arg(long, default_value = "features")]
     pool: Pool,
-    /// Make every vector's length 1
+    /// Normalise every vector to length 1
     #[arg(long, visible_alias = "normalize")]
     normalise: bool,
     /// Print one JSON object about what was written
@@ -51,35 +51,30 @@ fn with_known_ending(path: PathBuf) -> Result<PathBuf, String> {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let Arguments { pictures, out, .. } = &arguments;
+    let Arguments { images, out, .. } = &arguments;
     check_writable(out)?;
-    let sources = pictures.sources()?;
-    let options = pictures.options(sources.len());
-    let mut embed = Embed::new(pictures.checkpoint()?, arguments.pool, arguments.normalise, &options)?;
-    report_changes(&pictures.model, embed.model().report());
+    let sources = images.sources()?;
+    let options = images.options(sources.len());
+    let mut embed = Embed::new(images.checkpoint()?, arguments.pool, arguments.normalise, &options)?;
+    report_changes(&images.model, embed.model().report());
     let (preprocess, batch) = (embed.model().preprocess().clone(), embed.model().batch());
     let (mut files, mut values, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-    pictures.how.for_each_batch(&sources, &preprocess, batch, |group, progress| {
-        let mut ready = Vec::new();
-        let outcomes: Vec<_> = group.into_iter().map(|(source, p)| (source, p.map(|p| ready.push(p)))).collect();
-        let mut results = if ready.is_empty() { Vec::new() } else { embed.run_prepared(&ready)? }.into_iter();
-        for (source, outcome) in outcomes {
-            let named = |error: vit::Error| anyhow::Error::new(error).context(source.name());
-            match outcome.and_then(|()| results.next().unwrap_or(Ok(Vec::new())).map_err(named)) {
-                Ok(embedding) => {
-                    files.push(source.name());
-                    values.extend(embedding);
-                }
-                Err(error) => {
-                    let error = describe(&error);
-                    progress.suspend(|| terminal::error(&error));
-                    failed.push(json!({ "file": source.name(), "error": error }));
-                }
+    let run = |images: &[Vec<f32>]| embed.run_prepared(images);
+    images.how.run_model(&sources, &preprocess, batch, run, |source, embedding| {
+        match embedding {
+            Ok(embedding) => {
+                files.push(source.name());
+                values.extend(embedding);
+            }
+            Err(error) => {
+                let error = describe(&error);
+                terminal::error(&error);
+                failed.push(json!({ "file": source.name(), "error": error }));
             }
         }
         Ok(())
     })?;
-    anyhow::ensure!(!files.is_empty(), "no picture could be read, so {} was not written", out.display());
+    anyhow::ensure!(!files.is_empty(), "no image could be read, so {} was not written", out.display());
     let shape: Vec<usize> = std::iter::once(files.len()).chain(embed.shape()).collect();
     {
         let _busy = terminal::busy(format!("writing {}", out.display()));
@@ -90,13 +85,13 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         let written = json!({ "file": out.display().to_string(), "shape": shape, "failed": failed });
         writeln!(std::io::stdout(), "{written:#}")?;
     } else {
-        let pictures = if files.len() == 1 { "picture" } else { "pictures" };
-        terminal::note(format_args!("{}: {} {pictures}, shape {shape:?}", out.display(), files.len()));
+        let images = if files.len() == 1 { "image" } else { "images" };
+        terminal::note(format_args!("{}: {} {images}, shape {shape:?}", out.display(), files.len()));
     }
     Ok(report_failures(count, sources.len()))
 }
 
-/// Finds out before the work, not after it, that the result cannot be kept.
+/// Fails before the work if the result could not be written after it.
 fn check_writable(out: &Path) -> anyhow::Result<()> {
     let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     anyhow::ensure!(

@@ -1,15 +1,16 @@
-//! `vit eval`: how good a model is on a data set, and where it is wrong.
+//! `vit eval`: the metrics of a model on a dataset, and its mistakes.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use anyhow::{anyhow, bail};
+use anyhow::{anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use vit_data::Samples;
-use vit_data::dataset::Split;
+use vit_data::dataset::{Dataset, Split};
 use vit_data::loader::Unreadable;
-use vit_models::{Changes, ProblemType};
+use vit_models::{Changes, Config, ProblemType};
 use vit_train::{
     EvaluatedSplit, EvaluationOptions, RunFolder, TaskEvaluation, evaluate, evaluation_json, open_for_evaluation,
     write_evaluation,
@@ -17,11 +18,11 @@ use vit_train::{
 
 use crate::checkpoints::ModelArgument;
 use crate::device_options::DeviceArguments;
-use crate::pictures::{parse_size, report_failures};
+use crate::images::{parse_size, report_failures};
 use crate::table::{Align, Table};
 use crate::{Outcome, checkpoints, terminal};
 
-/// EvaluatedSplit a model on a data set, and see where it is wrong
+/// Evaluate a model on a dataset, and see where it is wrong
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -30,25 +31,25 @@ Examples:
   vit eval -m vit_base --data imagenet --split val --json
 
 With a run's folder or checkpoint and the data that it was trained on, the
-images that the run held out are measured, unless the data has a validation or a
-test split of its own; --split all measures the training images, too.
+model is evaluated on the images that the run held out, unless the data has a
+validation or a test split; --split all adds the training images.
 
-A model that was trained on images with several labels is measured by mean
+A model that was trained on images with several labels is evaluated by mean
 average precision, and a class counts as present above a probability of 0.5.
 
 With --out, the folder gets the figures as JSON and CSV, the confusion matrix
-and the calibration as pictures, and a sheet of the most confident mistakes.")]
+and the calibration as plots, and a sheet of the most confident mistakes.")]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArgument,
-    /// The data set, in any format that `vit train` takes
+    /// The dataset, in any format that `vit train` takes
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
-    /// The part of it: train, val, test or all [default: val, else test, else what the
+    /// The split: train, val, test or all [default: val, else test, else what the
     /// run held out, else all]
     #[arg(long, value_name = "SPLIT")]
     split: Option<String>,
-    /// Write figures and pictures into this folder
+    /// Write metrics and plots into this folder
     #[arg(long, short, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// How many of the most confident mistakes to keep
@@ -60,7 +61,7 @@ pub struct Arguments {
     /// Another image size than the model's: N, or HEIGHTxWIDTH
     #[arg(long, value_name = "SIZE", help_heading = "How to run", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
-    /// Pictures that are run at once
+    /// Images in one run of the model
     #[arg(long, value_name = "N", help_heading = "How to run", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
     #[command(flatten)]
@@ -72,40 +73,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let mut checkpoint = checkpoints::open(&model, false)?;
     checkpoints::change(&mut checkpoint, Changes { image_size: arguments.image_size, ..Changes::default() })?;
     checkpoints::report_changes(&model, &checkpoint.report);
-    let measure = match arguments.split.as_deref() {
-        None => EvaluatedSplit::Usual,
-        Some("all") => EvaluatedSplit::All,
-        Some(name) => match Split::from_name(name) {
-            Some(split) => EvaluatedSplit::Split(split),
-            None => bail!("--split {name}: should be train, val, test or all"),
-        },
-    };
-    let labels = &checkpoint.config.labels;
-    let classes = Some(labels.as_slice()).filter(|labels| !labels.is_empty());
-    let run = RunFolder::of_model(&model);
-    let data = open_for_evaluation(&arguments.data, measure, run.as_ref(), classes)?;
-    let samples = data.samples;
-    if samples.classes().len() > checkpoint.config.architecture.classes() {
-        let (found, known) = (samples.classes().len(), checkpoint.config.architecture.classes());
-        bail!("{}: the data set has {found} classes, the model only {known}", arguments.data.display());
-    }
-    let problem_type = checkpoint.config.problem_type;
-    if samples.is_multi_label() && problem_type == ProblemType::SingleLabel {
-        bail!(
-            "{}: images have several labels, and {} was trained to give each one. If it was trained on several, write \
-             \"problem_type\": \"{}\" into its config.json",
-            arguments.data.display(),
-            model.display(),
-            ProblemType::MultiLabel.name()
-        );
-    }
-    terminal::note(format_args!(
-        "{}: {}, {} images: {}",
-        arguments.data.display(),
-        data.format,
-        samples.len(),
-        data.which
-    ));
+    let samples = arguments.open_data(&model, &checkpoint.config)?;
 
     let device = arguments.device.inference().open()?;
     let options = EvaluationOptions {
@@ -145,9 +113,38 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     Ok(report_failures(outcome.unreadable.len(), samples.len()))
 }
 
-/// Why a model cannot be measured whose logits are NaN or infinite.
+impl Arguments {
+    /// The samples to evaluate on, if the model can be.
+    fn open_data(&self, model: &Path, config: &Config) -> anyhow::Result<Arc<Dataset>> {
+        let split = match self.split.as_deref() {
+            None => EvaluatedSplit::Usual,
+            Some("all") => EvaluatedSplit::All,
+            Some(name) => match Split::from_name(name) {
+                Some(split) => EvaluatedSplit::Split(split),
+                None => bail!("--split {name}: should be train, val, test or all"),
+            },
+        };
+        let classes = Some(config.labels.as_slice()).filter(|labels| !labels.is_empty());
+        let run = RunFolder::of_model(model);
+        let data = open_for_evaluation(&self.data, split, run.as_ref(), classes)?;
+        let (samples, path) = (data.samples, self.data.display());
+        let (found, known) = (samples.classes().len(), config.architecture.classes());
+        ensure!(found <= known, "{path}: the dataset has {found} classes, the model only {known}");
+        ensure!(
+            !samples.is_multi_label() || config.problem_type == ProblemType::MultiLabel,
+            "{path}: images have several labels, and {} was trained to give each one. If it was trained on several, write \
+             \"problem_type\": \"{}\" into its config.json",
+            model.display(),
+            ProblemType::MultiLabel.name()
+        );
+        terminal::note(format_args!("{path}: {}, {} images: {}", data.format, samples.len(), data.which));
+        Ok(samples)
+    }
+}
+
+/// Why logits are NaN or infinite: the weights, or an overflow inside the model.
 fn non_finite(model: &Path, outcome: &vit_train::EvaluationOutcome) -> anyhow::Error {
-    // The device has the weights in its own form, so they are read again.
+    // The weights were given away to the device, so they are read again.
     if let Ok(Err(error)) = checkpoints::open(model, false).map(|checkpoint| checkpoint.check_finite()) {
         return error.into();
     }
@@ -213,6 +210,6 @@ fn progress(samples: usize) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} pictures  {eta} left");
+    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} images  {eta} left");
     ProgressBar::new(samples as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -1,4 +1,4 @@
-//! `vit explain`: where a model looks.
+//! `vit explain`: maps of what a model's answers depend on.
 
 mod classes;
 
@@ -22,10 +22,10 @@ use vit_system::atomic_file;
 use crate::Outcome;
 use crate::checkpoints::report_changes;
 use crate::hints::describe;
-use crate::pictures::{PictureArguments, Source, make_folder, report_failures};
+use crate::images::{ImageArguments, Source, make_folder, report_failures};
 use crate::terminal;
 
-/// Show what a model looks at in pictures
+/// Show what a model's answers depend on in images
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -34,15 +34,15 @@ Examples:
   vit explain examples/images/dog.jpg --class cat --class dog -o pets
   vit explain examples/images --layer 3 --head 1 -o head
 
-One picture becomes NAME.png (the picture, its maps, their scales),
+One image becomes NAME.png (the image, its maps, their scales),
 NAME.overlay.png (side by side at its own resolution), NAME.npy (the raw maps,
 [maps, rows, columns]) and NAME.json (what they are about and which part of the
-picture they cover). Several become one page, index.html, which needs no
+image they cover). Several become one page, index.html, which needs no
 network, with maps.npy and maps.json.")]
 pub struct Arguments {
     #[command(flatten)]
-    pictures: PictureArguments,
-    /// The folder to write into; it is made if it is not there
+    images: ImageArguments,
+    /// The folder to write into; created if missing
     #[arg(long, short, value_name = "FOLDER")]
     out: PathBuf,
     /// rollout, gradient (rollout for a class), gradcam or attention (one layer)
@@ -55,74 +55,77 @@ pub struct Arguments {
     /// The head whose attention to show, from 0 [default: the mean of all]
     #[arg(long, value_name = "N")]
     head: Option<usize>,
-    /// How many of the likeliest classes get a map of their own
+    /// How many of the likeliest classes get a map each
     #[arg(long, short = 'k', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     top: u16,
     /// A class that gets a map instead of the likeliest: its name, the beginning of
     /// it, or its number; may be repeated
     #[arg(long = "class", value_name = "NAME", conflicts_with = "top")]
     classes: Vec<String>,
-    /// png (files for each picture) or html (one page) [default: png for one
-    /// picture, html for several]
+    /// png (files for each image) or html (one page) [default: png for one
+    /// image, html for several]
     #[arg(long, value_enum, hide_possible_values = true)]
-    format: Option<Format>,
+    format: Option<ExplanationFormat>,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Format {
+enum ExplanationFormat {
     Png,
     Html,
 }
 
-/// A picture ready for the model and for the page or the sheet.
-struct Ready {
+/// An image prepared for the model and for the output.
+struct PreparedImage {
     input: Vec<f32>,
     region: Region,
-    shown: Shown,
+    view: ImageView,
 }
 
-enum Shown {
-    Whole(Image),
-    Small(PageEntry),
+/// The image as the output shows it.
+enum ImageView {
+    FullSize(Image),
+    Thumbnail(PageEntry),
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let Arguments { pictures, out, .. } = &arguments;
+    let Arguments { images, out, .. } = &arguments;
     let method = arguments.method()?;
-    let sources = pictures.sources()?;
-    let usual = if sources.len() == 1 { Format::Png } else { Format::Html };
+    let sources = images.sources()?;
+    let usual = if sources.len() == 1 { ExplanationFormat::Png } else { ExplanationFormat::Html };
     let format = arguments.format.unwrap_or(usual);
-    let checkpoint = pictures.checkpoint()?;
+    let checkpoint = images.checkpoint()?;
     let Config { labels, architecture, .. } = &checkpoint.config;
     let classes = classes::find_all(&arguments.classes, labels, architecture.classes())?;
     let options = ExplainOptions { method, top: arguments.top.into(), classes, ..ExplainOptions::default() };
-    let mut model = Explain::new(checkpoint, &options, &pictures.options(sources.len()))?;
-    report_changes(&pictures.model, model.report());
+    let mut model = Explain::new(checkpoint, &options, &images.options(sources.len()))?;
+    report_changes(&images.model, model.report());
     make_folder(out)?;
 
     let preprocess = model.preprocess().clone();
     let prepare = |image: Image| {
         let region = preprocess.region(image.width(), image.height())?;
         let input = preprocess.apply(&image)?;
-        let shown = match format {
-            Format::Png => Shown::Whole(image),
-            Format::Html => Shown::Small(PageEntry::new(&image, region)?),
+        let view = match format {
+            ExplanationFormat::Png => ImageView::FullSize(image),
+            ExplanationFormat::Html => ImageView::Thumbnail(PageEntry::new(&image, region)?),
         };
-        Ok(Ready { input, region, shown })
+        Ok(PreparedImage { input, region, view })
     };
-    let subtitle = subtitle(&pictures.model, &model, method);
+    let subtitle = subtitle(&images.model, &model, method);
     let mut writer = match format {
-        Format::Png => Writer::Files(Names::default()),
-        Format::Html => Writer::Page(Box::new(PageFiles::start(out, sources.len(), &subtitle, &model.maps())?)),
+        ExplanationFormat::Png => Writer::Files(FileNames::default()),
+        ExplanationFormat::Html => {
+            Writer::Page(Box::new(PageFiles::start(out, sources.len(), &subtitle, &model.maps())?))
+        }
     };
     let mut failed = 0;
-    pictures.how.for_each_batch_of(&sources, prepare, model.batch(), |group, progress| {
+    images.how.for_each_batch_of(&sources, prepare, model.batch(), |group, progress| {
         let (mut ready, mut names) = (Vec::new(), Vec::new());
         for (source, prepared) in group {
             match prepared {
-                Ok(picture) => {
+                Ok(image) => {
                     names.push(source);
-                    ready.push(picture);
+                    ready.push(image);
                 }
                 Err(error) => {
                     failed += 1;
@@ -130,7 +133,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
                 }
             }
         }
-        let inputs: Vec<&[f32]> = ready.iter().map(|picture| picture.input.as_slice()).collect();
+        let inputs: Vec<&[f32]> = ready.iter().map(|image| image.input.as_slice()).collect();
         let found = if inputs.is_empty() { Vec::new() } else { model.explain_prepared(&inputs)? };
         for ((source, image), explanation) in names.iter().zip(&ready).zip(found) {
             match explanation {
@@ -147,7 +150,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         Ok(())
     })?;
     if failed == sources.len() {
-        anyhow::bail!("no picture could be read, so nothing was written");
+        anyhow::bail!("no image could be read, so nothing was written");
     }
     let written = writer.finish(out)?;
     terminal::note(format_args!("{}", written.display()));
@@ -155,7 +158,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 }
 
 impl Arguments {
-    /// The method with its layer and head; these two alone mean attention.
+    /// The method with its layer and head, which imply attention.
     fn method(&self) -> anyhow::Result<Option<Method>> {
         let Arguments { layer, head, .. } = *self;
         match self.method {
@@ -170,7 +173,7 @@ impl Arguments {
     }
 }
 
-/// What stands under the title: the model and how the maps were made.
+/// The line under the title: the model and the method.
 fn subtitle(path: &Path, model: &Explain, method: Option<Method>) -> String {
     let name = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
     let architecture = model.config().name.clone().map_or(String::new(), |name| format!(" ({name})"));
@@ -184,7 +187,7 @@ fn subtitle(path: &Path, model: &Explain, method: Option<Method>) -> String {
     format!("{name}{architecture}{how}")
 }
 
-/// A name and a figure for every map.
+/// The name of every map, and the probability of its class.
 fn captions(model: &Explain, explanation: &Explanation) -> Vec<(String, String)> {
     let probabilities = &explanation.probabilities;
     let caption = |(subject, _): &(Subject, Map)| match subject {
@@ -196,19 +199,19 @@ fn captions(model: &Explain, explanation: &Explanation) -> Vec<(String, String)>
     explanation.maps.iter().map(caption).collect()
 }
 
-/// Names for files that are not taken yet, also where a file system takes `A.png` and `a.png` for one.
+/// Distinct file names, also on file systems that do not distinguish `A.png` from `a.png`.
 #[derive(Default)]
-struct Names {
+struct FileNames {
     given: Vec<String>,
     taken: BTreeSet<String>,
 }
 
-impl Names {
+impl FileNames {
     fn for_source(&mut self, source: &Source) -> String {
         let name = source.name();
         let stem =
-            Path::new(&name).file_stem().map_or_else(|| "picture".into(), |stem| stem.to_string_lossy().into_owned());
-        let stem = if stem == "-" { "picture".to_string() } else { stem };
+            Path::new(&name).file_stem().map_or_else(|| "image".into(), |stem| stem.to_string_lossy().into_owned());
+        let stem = if stem == "-" { "image".to_string() } else { stem };
         let mut free = stem.clone();
         for number in 2.. {
             if self.taken.insert(free.to_lowercase()) {
@@ -222,7 +225,7 @@ impl Names {
 }
 
 enum Writer {
-    Files(Names),
+    Files(FileNames),
     Page(Box<PageFiles>),
 }
 
@@ -232,21 +235,22 @@ impl Writer {
         out: &Path,
         subtitle: &str,
         source: &Source,
-        picture: &Ready,
+        image: &PreparedImage,
         explanation: &Explanation,
         captions: &[(String, String)],
     ) -> anyhow::Result<()> {
-        match (self, &picture.shown) {
-            (Writer::Files(names), Shown::Whole(image)) => {
+        let region = image.region;
+        match (self, &image.view) {
+            (Writer::Files(names), ImageView::FullSize(image)) => {
                 let stem = names.for_source(source);
-                write_files(out, &stem, subtitle, source, (image, picture.region), explanation, captions)
+                write_files(out, &stem, subtitle, source, (image, region), explanation, captions)
             }
-            (Writer::Page(page), Shown::Small(entry)) => page.add(source, entry, picture.region, explanation, captions),
-            _ => unreachable!("pictures are prepared for the format"),
+            (Writer::Page(page), ImageView::Thumbnail(entry)) => page.add(source, entry, region, explanation, captions),
+            _ => unreachable!("images are prepared for the writer's format"),
         }
     }
 
-    /// Ends what was begun; gives what a person should open.
+    /// Completes the output; returns the file or folder to open.
     fn finish(self, out: &Path) -> anyhow::Result<PathBuf> {
         match self {
             Writer::Files(names) => Ok(match names.given.as_slice() {
@@ -287,7 +291,7 @@ fn write_files(
     write(".json", format!("{about:#}\n").as_bytes())
 }
 
-/// What the maps of a picture are about.
+/// The JSON description of an image's maps.
 fn about(source: &Source, region: Region, explanation: &Explanation, captions: &[(String, String)]) -> Value {
     let probabilities = &explanation.probabilities;
     let map = |((subject, map), (name, _)): (&(Subject, Map), &(String, String))| {
@@ -305,8 +309,8 @@ fn about(source: &Source, region: Region, explanation: &Explanation, captions: &
 /// The page's name.
 const PAGE: &str = "index.html";
 
-/// The page and what lies beside it. Files are complete before they take their names; until then the page is in a file
-/// without a name, of which nothing is left when the program is stopped.
+/// The page and the arrays beside it. Until it is complete the page is in an unnamed temporary file, of which nothing is
+/// left if the program is stopped.
 struct PageFiles {
     page: Page<BufWriter<File>>,
     maps: Vec<f32>,
@@ -315,11 +319,10 @@ struct PageFiles {
 }
 
 impl PageFiles {
-    fn start(out: &Path, pictures: usize, subtitle: &str, maps: &[String]) -> anyhow::Result<Self> {
+    fn start(out: &Path, images: usize, subtitle: &str, maps: &[String]) -> anyhow::Result<Self> {
         let unwritable = || format!("{}: nothing can be written there; choose another --out", out.display());
         let file = tempfile::tempfile_in(out).with_context(unwritable)?;
-        let title =
-            format!("What the model looks at in {pictures} {}", if pictures == 1 { "picture" } else { "pictures" });
+        let title = format!("What the model looks at in {images} {}", if images == 1 { "image" } else { "images" });
         Ok(PageFiles {
             page: Page::start(BufWriter::new(file), &out.join(PAGE), &title, subtitle, maps)?,
             maps: Vec::new(),

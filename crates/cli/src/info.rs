@@ -1,4 +1,4 @@
-//! `vit info`: what a model is and what it costs.
+//! `vit info`: a model's size and cost.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,7 +11,7 @@ use vit_models::{Config, Mode, ProblemType};
 
 use crate::checkpoints::{ArchitectureArgument, folder_of_config};
 use crate::hints::unsuitable_size;
-use crate::pictures::parse_size;
+use crate::images::parse_size;
 use crate::table::{Align, Table, bytes, short, thousands};
 use crate::{Outcome, memory};
 
@@ -26,19 +26,19 @@ Examples:
 pub struct Arguments {
     #[command(flatten)]
     model: ArchitectureArgument,
-    /// Pictures that are run at once, for the memory
+    /// Images in one run, for the memory
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch: u32,
     /// Another image size: N, or HEIGHTxWIDTH
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
-    /// Show what training takes with such a batch, with the recipe of `vit train`
+    /// Show the memory for training with this batch, with the recipe of `vit train`
     #[arg(long)]
     train: bool,
-    /// Show every part of the model
+    /// Show every layer
     #[arg(long)]
     layers: bool,
-    /// Print one JSON object; `flops` is for one picture
+    /// Print one JSON object; `flops` is for one image
     #[arg(long)]
     json: bool,
 }
@@ -91,7 +91,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let mut lines = vec![
         ("model", config.name.clone().unwrap_or_else(|| name.clone())),
         ("parameters", thousands(cost.parameters())),
-        ("FLOP per picture", format!("{}FLOP (2 per multiply-add)", short(cost.flops()))),
+        ("FLOP per image", format!("{}FLOP (2 per multiply-add)", short(cost.flops()))),
         ("input", format!("{height}x{width}, {} channels", config.architecture.channels())),
         ("classes", classes(&config)),
         ("preprocessing", format!("{} {}, crop {} ({})", p.interpolation, size(p.image_size), p.crop_pct, p.crop_mode)),

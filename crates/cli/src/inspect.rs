@@ -1,4 +1,4 @@
-//! `vit inspect`: what a model learned.
+//! `vit inspect`: figures of a model's weights and attention.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use vit_insight::{Inspector, Sample, card, report};
 use crate::Outcome;
 use crate::checkpoints::{ModelArgument, report_changes};
 use crate::hints::describe;
-use crate::pictures::{RunArguments, Source, make_folder, report_failures, sources};
+use crate::images::{RunArguments, Source, make_folder, report_failures, sources};
 use crate::terminal;
 
 /// Draw what a model learned: filters, positions, attention
@@ -21,25 +21,25 @@ Examples:
   vit inspect cifar10 --out inspected
   vit inspect cifar10 --data examples/images --out inspected
 
-index.html shows everything and needs no network. Beside it every figure lies as
-PNG and SVG with its numbers (CSV, JSON, NumPy): first filters, similarity of
+index.html shows everything and needs no network. Beside it, every figure is a
+PNG and an SVG with its values (CSV, JSON, NumPy): first filters, similarity of
 positions, attention distance, attention by layer, effective receptive field,
-class token against mean pooling. Pictures in a folder named like a class of the
-model count as pictures of that class.")]
+class token against mean pooling. Images in a folder named like a class of the
+model count as images of that class.")]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArgument,
-    /// Pictures, folders of pictures, or patterns, to see how the model attends
-    #[arg(long, num_args = 1.., value_name = "PICTURES")]
+    /// Images, folders of images, or patterns, to see how the model attends
+    #[arg(long, num_args = 1.., value_name = "IMAGES")]
     data: Vec<OsString>,
-    /// The folder to write into; it is made if it is not there
+    /// The folder to write into; created if missing
     #[arg(long, short, value_name = "FOLDER")]
     out: PathBuf,
     #[command(flatten)]
     how: RunArguments,
 }
 
-/// Pictures that figures show.
+/// Images shown in figures.
 const EXAMPLES: usize = 3;
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
@@ -63,7 +63,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         let seen = preprocess.crop(&image)?;
         Ok((preprocess.apply(&image)?, seen))
     };
-    // Three examples, spread over the pictures: neighbours are often alike.
+    // Spread over all images, since neighbours are often similar.
     let example = |index: usize| index.is_multiple_of(sources.len().div_ceil(EXAMPLES).max(1));
     let (mut failed, mut seen) = (0, 0);
     if !sources.is_empty() {
@@ -72,7 +72,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             for (source, prepared) in group {
                 seen += 1;
                 match prepared {
-                    Ok(picture) => ready.push((source, example(seen - 1), picture)),
+                    Ok(image) => ready.push((source, example(seen - 1), image)),
                     Err(error) => {
                         failed += 1;
                         progress.suspend(|| terminal::error(describe(&error)));
@@ -86,7 +86,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             }
             if samples.is_empty() { Ok(()) } else { Ok(inspector.add(&samples)?) }
         })?;
-        anyhow::ensure!(failed < sources.len(), "no picture could be read, so nothing was written");
+        anyhow::ensure!(failed < sources.len(), "no image could be read, so nothing was written");
     }
     let (inspection, files) = {
         let _busy = terminal::busy("drawing");
@@ -95,13 +95,13 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         (inspection, files)
     };
     let name = model.file_name().map_or_else(|| model.display().to_string(), |n| n.to_string_lossy().into_owned());
-    let pictures = match sources.len() - failed {
+    let images = match sources.len() - failed {
         0 => "from its weights alone".to_string(),
-        1 => "with 1 picture".to_string(),
-        count => format!("with {count} pictures"),
+        1 => "with 1 image".to_string(),
+        count => format!("with {count} images"),
     };
     let page =
-        report(&format!("What {name} learned"), &format!("Inspected {pictures}"), &card(config)?, &inspection, &files);
+        report(&format!("What {name} learned"), &format!("Inspected {images}"), &card(config)?, &inspection, &files);
     let path = out.join("index.html");
     vit_system::atomic_file::write(&path, page).with_context(|| path.display().to_string())?;
     for missing in &inspection.missing {
@@ -112,7 +112,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     Ok(report_failures(failed, sources.len()))
 }
 
-/// The class of a picture whose folder has the name of a class.
+/// The class of an image, if its folder has the name of one.
 fn label(source: &Source, labels: &[String]) -> Option<usize> {
     let name = source.name();
     let folder = Path::new(&name).parent()?.file_name()?.to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! Signals that ask a run to save and stop: Ctrl-C (SIGINT) and SIGTERM. A second one ends the process at once.
+//! Signals that make a run save and stop: Ctrl-C (SIGINT) and SIGTERM. A second one ends the process at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -7,7 +7,7 @@ use anyhow::Context;
 
 use crate::{Outcome, terminal};
 
-/// Whether a signal asked to stop, and which.
+/// The first signal to stop, if there was one.
 pub struct Interrupt {
     /// Set by the first signal.
     pub stop: Arc<AtomicBool>,
@@ -30,7 +30,7 @@ impl Interrupt {
         Ok(Interrupt { stop, status })
     }
 
-    /// How a command ends that a signal stopped: as shells report it, 128 and the signal's number.
+    /// The outcome of a command that a signal stopped: as in shells, 128 plus the signal's number.
     pub fn outcome(&self) -> Outcome {
         Outcome::Interrupted(self.status.load(Ordering::Relaxed))
     }

@@ -10,6 +10,7 @@ mod embed;
 mod eval;
 mod explain;
 mod hints;
+mod images;
 mod info;
 mod inspect;
 mod interrupt;
@@ -17,7 +18,6 @@ mod label;
 mod memory;
 mod models;
 mod patches;
-mod pictures;
 mod recipes;
 mod shell;
 mod study;
@@ -32,7 +32,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Vision Transformers in one binary: classify pictures, inspect and convert models, prove that a port is right
+/// Vision Transformers in one binary: classify, embed and explain images, train, convert and verify models
 #[derive(Parser)]
 #[command(name = "vit", bin_name = "vit", version, max_term_width = 80, arg_required_else_help = true)]
 #[command(after_help = "\
@@ -71,28 +71,28 @@ enum Command {
     Devices(devices::Arguments),
 }
 
-/// How a command ended that did not stop with an error.
+/// How a command ended, other than by an error.
 #[derive(PartialEq)]
 enum Outcome {
     Fine,
-    /// Something failed that has been reported already: some file, some comparison.
+    /// A file or a comparison failed, which has been reported.
     Failed,
-    /// A signal stopped a run, which was saved; the exit status that says so.
+    /// A signal stopped a run, which was saved; the exit status.
     Interrupted(u8),
 }
 
-/// Blocks of this size and more go back to the system when they are freed. The C library otherwise learns to keep them,
-/// up to 32 MB each, and a checkpoint's tensors would stay in memory that a plan counts as free.
+/// Blocks of this size and more are returned to the system when they are freed. glibc otherwise raises its threshold up to
+/// 32 MB, and freed tensors of a checkpoint would stay in memory that a plan counts as free.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const LARGE_BLOCK: libc::c_int = 4 << 20;
 
 fn main() -> ExitCode {
-    // SAFETY: it changes a setting of the allocator, before there is another thread.
+    // SAFETY: `mallopt` only changes a setting of the allocator, and no other thread runs yet.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BLOCK)
     };
-    std::panic::set_hook(Box::new(stop));
+    std::panic::set_hook(Box::new(report_panic));
     vit::on_cpu_fallback(|why| terminal::note(why));
     let outcome = match Cli::parse().command {
         Command::Models(arguments) => models::run(arguments),
@@ -118,10 +118,10 @@ fn main() -> ExitCode {
         Ok(Outcome::Fine) => ExitCode::SUCCESS,
         Ok(Outcome::Failed) => ExitCode::from(1),
         Ok(Outcome::Interrupted(status)) => ExitCode::from(status),
-        // Whoever reads our output may stop reading, as `head` does.
+        // The reader of our output may close it early, as `head` does.
         Err(error) if broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Errors of files name them; what comes from the system alone was meant for standard output.
+            // Errors about files name them, so a bare system error is about standard output.
             let alone = error.chain().len() == 1 && error.is::<std::io::Error>();
             let error = if alone { error.context("standard output") } else { error };
             terminal::error(hints::describe(&error));
@@ -130,9 +130,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// People are told of a bug in one line. Panics of decoders that the data crate catches are none: the picture's error
-/// message says it all.
-fn stop(panic: &PanicHookInfo) {
+/// Reports a panic in one line and ends the process. Panics of decoders that the data crate catches become errors about
+/// the image.
+fn report_panic(panic: &PanicHookInfo) {
     if vit_data::decode::catches_panics() {
         return;
     }
@@ -144,7 +144,7 @@ fn stop(panic: &PanicHookInfo) {
         env!("CARGO_PKG_VERSION"),
         text.unwrap_or("it stopped")
     ));
-    // Other threads may wait for the one that panics.
+    // Other threads may wait for the one that panicked.
     std::process::exit(1)
 }
 

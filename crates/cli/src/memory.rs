@@ -1,4 +1,4 @@
-//! What a run takes of memory and disk, as people read it, and the refusal of what does not fit.
+//! The memory and disk that a run takes, as text and JSON, and the refusal of a run that does not fit.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub struct Planned<'a> {
     workload: Workload,
 }
 
-/// Bytes as a plan shows them.
+/// Bytes with two decimals above a gigabyte.
 fn amount(bytes: u64) -> String {
     if bytes < 1_000_000_000 { table::bytes(bytes) } else { format!("{:.2} GB", bytes as f64 / 1e9) }
 }
@@ -37,7 +37,7 @@ fn before(device: Option<FreeMemory>) -> MemoryBaseline {
 }
 
 impl<'a> Planned<'a> {
-    /// Plans a run that goes on from a snapshot of so many bytes, or begins.
+    /// Plans a new run, or one that continues from a snapshot of so many bytes.
     pub fn new(
         device: &'a dyn Device,
         setup: &Setup,
@@ -49,7 +49,7 @@ impl<'a> Planned<'a> {
         Ok(Planned { device, memory, workload })
     }
 
-    /// Refuses a run that does not fit, with what would.
+    /// Refuses a run that does not fit, and names options with which it would.
     pub fn ensure_fits(&self) -> anyhow::Result<()> {
         let device = self.device;
         let own = device.free_memory().filter(|room| room.limit == MemoryLimit::Gpu);
@@ -72,7 +72,7 @@ pub fn without_gpu(setup: &Setup, options: &TrainerOptions, precision: Precision
     Ok(RunMemory::new(&Workload::of(setup, options, 0), &plan, before)?)
 }
 
-/// One sentence: what is needed for what, what there is, and what to type.
+/// One sentence: the memory needed, the memory free, and the options that help.
 fn refusal(memory: &RunMemory, shortage: &Shortage, workload: &Workload, found: &Alternatives) -> String {
     let gpu = shortage.room.limit == MemoryLimit::Gpu;
     let mut parts: Vec<(&str, u64)> =
@@ -96,7 +96,7 @@ fn refusal(memory: &RunMemory, shortage: &Shortage, workload: &Workload, found: 
     )
 }
 
-/// Says in one line what a run will take.
+/// Prints in one line the memory of a run.
 pub fn announce(memory: &RunMemory) {
     let gpu = match memory.device() {
         0 => String::new(),
@@ -105,13 +105,13 @@ pub fn announce(memory: &RunMemory) {
     terminal::note(format_args!("memory: up to {}{gpu}", amount(memory.host())));
 }
 
-/// Says the whole plan.
+/// Prints the whole plan.
 pub fn show(memory: &RunMemory, place: &str, own: Option<FreeMemory>) {
     terminal::note(format_args!("memory on {place}:"));
     lines(memory, own).iter().for_each(terminal::note);
 }
 
-/// The plan as lines: every part, their sum, and what there is.
+/// The plan as lines: every part, their sum, and the free memory.
 pub fn lines(memory: &RunMemory, own: Option<FreeMemory>) -> Vec<String> {
     let on_gpu = memory.device() > 0;
     let line = |name: &str, host: &str, device: &str, more: &str| {
@@ -134,7 +134,7 @@ pub fn lines(memory: &RunMemory, own: Option<FreeMemory>) -> Vec<String> {
     heading.into_iter().chain(parts).chain([most]).collect()
 }
 
-/// The plan for programs.
+/// The plan as JSON.
 pub fn json(memory: &RunMemory) -> serde_json::Value {
     let parts: Vec<_> = memory
         .parts
@@ -144,7 +144,7 @@ pub fn json(memory: &RunMemory) -> serde_json::Value {
     json!({ "host_bytes": memory.host(), "device_bytes": memory.device(), "parts": parts })
 }
 
-/// What training a model takes with the usual recipe, before there is a dataset.
+/// The memory for training a model with the default recipe, for an unknown dataset.
 pub fn of_training(config: &Config, batch: usize, device: &dyn Device) -> anyhow::Result<RunMemory> {
     let mut config = config.clone();
     let mut recipe = Recipe::named("small")?;
@@ -158,7 +158,7 @@ pub fn of_training(config: &Config, batch: usize, device: &dyn Device) -> anyhow
     Ok(RunMemory::new(&workload, &|graph: &Graph| device.plan(graph), before(device.free_memory()))?)
 }
 
-/// Says what a run's folder will take, and refuses where the disk cannot hold it.
+/// Prints the size of a run's folder, and fails if the disk cannot hold it.
 pub fn ensure_disk(memory: &RunMemory, setup: &Setup, folder: &Path) -> anyhow::Result<()> {
     let disk = RunDisk::new(memory.state, setup.validation.is_some());
     let line = disk_line(disk, free_disk(folder), &folder.display()).map_err(anyhow::Error::msg)?;
@@ -180,7 +180,7 @@ fn disk_line(disk: RunDisk, free: Option<u64>, folder: &dyn Display) -> Result<S
     Ok(format!("disk: up to {peak} in {folder}, {there} are free{tight}"))
 }
 
-/// What the process took, against what was planned.
+/// The peak memory of the process beside the plan.
 pub fn compared(peak: u64, memory: &RunMemory) -> String {
     format!("{} of memory at most, {} planned; ", amount(peak), amount(memory.host()))
 }

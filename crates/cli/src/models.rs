@@ -1,4 +1,4 @@
-//! `vit models`: what there is.
+//! `vit models`: the models known by name.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use crate::Outcome;
 use crate::table::{Align, Table, short};
 use crate::terminal::Meaning;
 
-/// List the models that are known by name
+/// List the models known by name
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -33,7 +33,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         names.iter().flatten().any(|name| name.to_lowercase().contains(&filter))
     };
     let mut found: Vec<Variant> = variants().into_iter().filter(matches).collect();
-    // Families stay together, in the order in which they first come.
+    // Families stay together, in the order of their first model.
     let mut families: Vec<&str> = Vec::new();
     found.iter().for_each(|v| {
         if !families.contains(&v.family) {

@@ -1,4 +1,4 @@
-//! `vit patches`: what a model sees of a picture.
+//! `vit patches`: an image cut into the patches of a model.
 
 use std::path::PathBuf;
 
@@ -9,23 +9,23 @@ use vit_insight::patches;
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
-use crate::pictures::{PictureArguments, make_folder};
+use crate::images::{ImageArguments, make_folder};
 use crate::terminal;
 
-/// Show a picture cut into the patches that a model sees
+/// Show an image cut into the patches of a model
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   vit patches examples/images/dog.jpg --out patches.png
   vit patches examples/images/dog.jpg --out patches.svg
 
-On the left the picture with the part that the model sees, on the right the
-model's input, cut into its N = HW/P^2 patches, numbered as the model counts
-them. Models without patches have the cells of their last feature map.")]
+On the left the image with the region that the model gets, on the right the
+model's input, cut into its N = HW/P^2 patches, numbered in the model's order.
+Models without patches have the cells of their last feature map.")]
 pub struct Arguments {
     #[command(flatten)]
-    pictures: PictureArguments,
-    /// The file to write: .png or .svg; its folder is made if it is not there
+    images: ImageArguments,
+    /// The file to write: .png or .svg; its folder is created if missing
     #[arg(long, short, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(with_known_ending))]
     out: PathBuf,
 }
@@ -36,14 +36,14 @@ fn with_known_ending(path: PathBuf) -> Result<PathBuf, String> {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let Arguments { pictures, out } = &arguments;
-    let sources = pictures.sources()?;
+    let Arguments { images, out } = &arguments;
+    let sources = images.sources()?;
     let [source] = sources.as_slice() else {
-        anyhow::bail!("{} pictures were given; `vit patches` draws one at a time", sources.len());
+        anyhow::bail!("{} images were given; `vit patches` draws one at a time", sources.len());
     };
-    let checkpoint = pictures.checkpoint()?;
-    report_changes(&pictures.model, &checkpoint.report);
-    let image = pictures.how.decode(source)?;
+    let checkpoint = images.checkpoint()?;
+    report_changes(&images.model, &checkpoint.report);
+    let image = images.how.decode(source)?;
     let name = source.name();
     let title = std::path::Path::new(&name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
     let scene = patches(&title, &image, &checkpoint.config.architecture, &checkpoint.config.preprocessing)?;

@@ -1,4 +1,4 @@
-//! `vit recipes`: the settings that training runs start from.
+//! `vit recipes`: the named settings of training runs.
 
 use std::io::Write;
 
@@ -17,8 +17,8 @@ Examples:
   vit recipes show deit > mine.toml
   vit train --data photos --recipe mine.toml
 
-A recipe file may leave out what it does not change: `base` names the recipe
-that the rest comes from.")]
+A recipe file may leave out settings that it does not change: `base` names the
+recipe that they come from.")]
 pub struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,

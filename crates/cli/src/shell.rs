@@ -1,21 +1,21 @@
-//! Commands as a shell takes them.
+//! Commands quoted for a shell.
 
 use std::ffi::OsStr;
 
-/// The command that this process was started with, on one line.
+/// The command line of this process.
 pub fn this_command() -> String {
     let arguments = std::env::args_os().skip(1).map(|argument| quoted(&argument));
     std::iter::once("vit".to_string()).chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
-/// One word of a command.
+/// One word of a command, quoted if necessary.
 pub fn quoted(word: &OsStr) -> String {
     let bytes = word.as_encoded_bytes();
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-=,:@%+".contains(byte);
     match word.to_str() {
         Some(text) if !text.is_empty() && bytes.iter().all(plain) => text.to_string(),
         Some(text) if !text.contains(char::is_control) => format!("'{}'", text.replace('\'', "'\\''")),
-        // Line feeds, and bytes that are no text: bash, zsh and busybox understand this form.
+        // Control characters and bytes that are not UTF-8, in the form of bash, zsh and busybox.
         _ => {
             let escaped = bytes.iter().map(|byte| match byte {
                 b'\'' | b'\\' => format!("\\{}", char::from(*byte)),

@@ -1,4 +1,4 @@
-//! `vit study`: which architecture for how much data.
+//! `vit study`: models compared over dataset sizes.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use vit_train::{BegunRun, Clock, RunSettings, Study, StudyPlan, StudyResult, Stu
 use crate::device_options::PrecisionArgument;
 use crate::interrupt::Interrupt;
 use crate::table::{Align, Table};
-use crate::train::{MachineArguments, parse_share, read_recipe, validation_anywhere};
+use crate::train::{MachineArguments, absolute_validation, parse_share, read_recipe};
 use crate::training_view::View;
 use crate::{Outcome, terminal};
 
@@ -25,32 +25,32 @@ Examples:
   vit study --data cifar10.tar.zst --set length='1000 steps' \\
             --set resnet18_cifar:schedule.rate=3e-3
 
-Every model is trained on every share of the training pictures, from scratch,
-with the same recipe and the same number of steps, and measured once, after the
-last. A smaller share lies inside a larger one. Models with a distillation head
+Every model is trained on every share of the training images, from scratch,
+with the same recipe and the same number of steps, and evaluated once, at the
+end. Smaller shares are subsets of larger ones. Models with a distillation head
 follow the largest convolutional model of the study, trained on the same share.
 
-Ctrl-C saves and stops; the same command goes on. What is done is not done
-again, so models and shares can be added later. The folder gets results.csv,
+Ctrl-C saves and stops; the same command continues. Finished runs are kept, so
+models and shares can be added later. The folder gets results.csv,
 results.md, results.svg and results.png, and a run folder for each run.")]
 pub struct Arguments {
-    /// The data set, in any format that `vit train` takes
+    /// The dataset, in any format that `vit train` takes
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
     /// The models, by name [default: LeNet-5, ResNet-18, a hybrid, ViT and DeiT for
-    /// pictures of 32 pixels]
+    /// images of 32 pixels]
     #[arg(long, short, value_name = "NAMES", value_delimiter = ',', hide_default_value = true, default_values = MODELS)]
     models: Vec<String>,
-    /// Shares of the training pictures, of each class
+    /// Shares of the training images, of each class
     #[arg(long, value_name = "SHARES", value_delimiter = ',', default_value = "0.1,0.3,1")]
     fractions: Vec<f64>,
     /// Where the study is kept [default: studies/NAME]
     #[arg(long, short, value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// What to measure on: another data set, or a split of this one (val, test)
+    /// What to evaluate on: another dataset, or a split of this one (val, test)
     #[arg(long, value_name = "PATH|SPLIT")]
     validation: Option<PathBuf>,
-    /// The share of each class to measure on, where there is no split for it
+    /// The share of each class to evaluate on if there is no split for it
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     validation_fraction: f64,
     /// Stop if more than this share of the training or validation images cannot be
@@ -74,7 +74,7 @@ pub struct Arguments {
     machine: MachineArguments,
 }
 
-/// From where the story begins to where the paper leaves it, for pictures of 32 pixels.
+/// The default models, from LeNet-5 to DeiT, for images of 32 pixels.
 const MODELS: [&str; 5] = [
     "lenet5_relu_cifar",
     "resnet18_cifar",
@@ -96,7 +96,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         settings: RunSettings {
             model: String::new(),
             data: std::path::absolute(&arguments.data)?,
-            validation: arguments.validation.as_deref().map(validation_anywhere).transpose()?,
+            validation: arguments.validation.as_deref().map(absolute_validation).transpose()?,
             validation_fraction: arguments.validation_fraction,
             fraction: 1.0,
             max_unreadable: arguments.max_unreadable.unwrap_or(UnreadableLimit::default().share),
@@ -107,7 +107,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         own: own.map(|(model, setting)| (model.into(), setting.into())).collect(),
         launch: arguments.machine.launch(device.as_ref()),
     };
-    ensure!(arguments.data.exists() || is_pattern(&arguments.data), "{}: no such data set", arguments.data.display());
+    ensure!(arguments.data.exists() || is_pattern(&arguments.data), "{}: no such dataset", arguments.data.display());
     let out = arguments.out.unwrap_or_else(|| usual_folder(&arguments.data));
     let study = Study::open(&out, plan)?;
     terminal::note(format_args!("training on {} in {precision}", device.description()));
@@ -131,7 +131,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         view.close();
         let finished = finished?;
         if !finished.complete {
-            terminal::note("stopped and saved; the same command goes on");
+            terminal::note("stopped and saved; the same command continues");
             return Ok(interrupt.outcome());
         }
         let result = study.finish(run, &begun, &finished)?;
@@ -170,9 +170,9 @@ fn score(result: &StudyResult) -> String {
 }
 
 fn announce(name: &str, run: &StudyRun, begun: &BegunRun) {
-    let pictures = begun.setup.data_report.samples.train;
+    let images = begun.setup.data_report.samples.train;
     let teacher = run.teacher.as_ref().map_or(String::new(), |teacher| format!(", following {teacher}"));
-    terminal::note(format_args!("{name}: {pictures} images{teacher}"));
+    terminal::note(format_args!("{name}: {images} images{teacher}"));
     run.left_out.iter().chain(&begun.setup.report).for_each(terminal::note);
 }
 

@@ -27,7 +27,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Prints it; `meaning` colours whole rows.
+    /// Prints the table; `meaning` decides the colour of each row.
     pub fn print(&self, out: &mut impl Write, meaning: impl Fn(usize) -> Option<Meaning>) -> io::Result<()> {
         let width = |column: usize| {
             let cells = self.rows.iter().map(|row| row[column].chars().count());
@@ -64,7 +64,7 @@ pub fn thousands(number: u64) -> String {
     text
 }
 
-/// A number with three digits and a unit: `35.1 G`.
+/// A number with three digits and a decimal prefix: `35.1 G`.
 pub fn short(number: u64) -> String {
     let mut value = number as f64;
     for unit in ["", "k", "M", "G", "T", "P"] {
@@ -77,12 +77,12 @@ pub fn short(number: u64) -> String {
     String::new()
 }
 
-/// A small number: `3.6e-7`, and a plain `0`.
+/// A difference: `3.6e-7`, or `0`.
 pub fn difference(value: f64) -> String {
     if value == 0.0 { "0".into() } else { format!("{value:.1e}") }
 }
 
-/// Bytes in the units that people use: `346.3 MB`.
+/// Bytes in decimal units: `346 MB`.
 pub fn bytes(count: u64) -> String {
     let text = short(count);
     if text.ends_with(|c: char| c.is_ascii_digit()) { format!("{text} B") } else { format!("{text}B") }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_easy_to_read() {
+    fn numbers_have_units_and_separators() {
         assert_eq!(thousands(86_567_656), "86,567,656");
         assert_eq!(thousands(12), "12");
         assert_eq!(short(35_127_000_000), "35.1 G");

@@ -1,5 +1,5 @@
-//! Colours, messages and signs of life. Colours only on a terminal, and not where `NO_COLOR` is set; messages never
-//! fail, because nobody is left to be told.
+//! Colours, messages and spinners. Colours only on a terminal, and not if `NO_COLOR` is set; a message that cannot be
+//! written is dropped.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// What a piece of text means; its colour follows from that.
+/// The meaning of a text, which decides its colour.
 #[derive(Clone, Copy)]
 pub enum Meaning {
     Good,
@@ -31,17 +31,17 @@ fn paint(text: &str, meaning: Meaning) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-/// Text for standard output.
+/// Coloured text for standard output.
 pub fn styled(text: &str, meaning: Meaning) -> String {
     if coloured(&std::io::stdout()) { paint(text, meaning) } else { text.to_string() }
 }
 
-/// One line that cannot disturb a terminal: control characters, which file names may hold, are spelled out.
+/// Escapes control characters, which file names may contain, so that they cannot disturb a terminal.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    spelled_out(text, char::is_control)
+    escaped(text, char::is_control)
 }
 
-fn spelled_out(text: &str, unwanted: impl Fn(char) -> bool) -> Cow<'_, str> {
+fn escaped(text: &str, unwanted: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&unwanted) {
         return text.into();
     }
@@ -49,16 +49,16 @@ fn spelled_out(text: &str, unwanted: impl Fn(char) -> bool) -> Cow<'_, str> {
     text.chars().map(spell).collect::<String>().into()
 }
 
-/// Says on standard error what went wrong.
+/// Prints an error on standard error.
 pub fn error(message: impl Display) {
     let label = if coloured(&std::io::stderr()) { paint("error:", Meaning::Bad) } else { "error:".into() };
-    say(&format!("{label} "), &message.to_string());
+    print(&format!("{label} "), &message.to_string());
 }
 
-/// Whether nothing but errors is said.
+/// Whether only errors are printed.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// From now on nothing but errors is said.
+/// From now on only errors are printed.
 pub fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
@@ -67,22 +67,22 @@ fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Says something on standard error that is not a result.
+/// Prints a note on standard error.
 pub fn note(message: impl Display) {
     if !is_quiet() {
-        say("", &message.to_string());
+        print("", &message.to_string());
     }
 }
 
-/// Messages may have several lines, but nothing else that moves the cursor.
-fn say(label: &str, message: &str) {
-    let _ = writeln!(std::io::stderr(), "{label}{}", spelled_out(message, |c| c.is_control() && c != '\n'));
+/// Escapes control characters other than line breaks.
+fn print(label: &str, message: &str) {
+    let _ = writeln!(std::io::stderr(), "{label}{}", escaped(message, |c| c.is_control() && c != '\n'));
 }
 
-/// Shows on a terminal that something is going on; gone when dropped.
+/// A spinner on a terminal, removed when dropped.
 pub struct Busy(ProgressBar);
 
-/// Says what takes a while.
+/// Shows a spinner with a message.
 pub fn busy(message: impl Display) -> Busy {
     if is_quiet() || !std::io::stderr().is_terminal() {
         return Busy(ProgressBar::hidden());

@@ -21,13 +21,13 @@ use vit_train::{Clock, Existing, ModelChoice, Recipe, RunFolder, RunSettings, Se
 
 use crate::checkpoints::ModelArgument;
 use crate::device_options::{PrecisionArgument, TrainingPrecision};
+use crate::images::parse_size;
 use crate::memory::{self, Planned};
-use crate::pictures::parse_size;
 use crate::training_view::Reporting;
 use crate::{Outcome, checkpoints, terminal};
 use run::PlannedRun;
 
-/// Train a model on your own pictures
+/// Train a model on your own images
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -38,21 +38,21 @@ Examples:
             --recipe deit --teacher runs/resnet
   vit train --data photos --dry-run
 
---data takes a folder with a folder of pictures for each class (and, if there
+--data takes a folder with a folder of images for each class (and, if there
 is one, a level of train, val and test above them), tar shards, Parquet files
 of Hugging Face, a CSV, TSV or JSONL manifest of paths and labels, CIFAR
 binaries or MNIST files. Ctrl-C (or SIGTERM) saves and stops with the status 130
-(or 143); `vit resume` goes on.")]
+(or 143); `vit resume` continues.")]
 pub struct Arguments {
     /// The model, by name or in a form like Ti/4@32 [default: one that suits the
-    /// size of the pictures]
+    /// size of the images]
     #[arg(long, short, value_name = "NAME")]
     model: Option<String>,
     #[command(flatten)]
     common: TrainingArguments,
 }
 
-/// Train a published or own checkpoint further, on other pictures
+/// Fine-tune a checkpoint or a run's model on other images
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -62,13 +62,13 @@ Examples:
   vit finetune runs/photos-1 --data more_photos
 
 The head is replaced by one for the new classes, starting from zero; position
-embeddings are resampled for another --image-size. What was changed is said
-before training begins.")]
+embeddings are resampled for another --image-size. Changes are reported before
+training begins.")]
 pub struct FinetuneArguments {
     #[command(flatten)]
     model: ModelArgument,
-    /// Leave parameters as they are: `backbone` for all but the head, or the
-    /// number of first blocks
+    /// Freeze parameters: `backbone` for all but the head, or the number of first
+    /// blocks
     #[arg(long, value_name = "WHAT")]
     freeze: Option<String>,
     #[command(flatten)]
@@ -78,16 +78,16 @@ pub struct FinetuneArguments {
 /// The options of both.
 #[derive(Args)]
 struct TrainingArguments {
-    /// The data set: a folder, a file or a pattern
+    /// The dataset: a folder, a file or a pattern
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
-    /// What to evaluate on: another data set, or a split of this one (val, test)
+    /// What to evaluate on: another dataset, or a split of this one (val, test)
     #[arg(long, value_name = "PATH|SPLIT")]
     validation: Option<PathBuf>,
-    /// The share of each class to evaluate on, where there is no split for it
+    /// The share of each class to evaluate on if there is no split for it
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     validation_fraction: f64,
-    /// Train on this share of the training pictures, of each class
+    /// Train on this share of the training images, of each class
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     fraction: f64,
     /// Stop if more than this share of the training or validation images cannot be
@@ -109,23 +109,23 @@ struct TrainingArguments {
     /// Height and width of the model's input: N, or HEIGHTxWIDTH
     #[arg(long, value_name = "SIZE", help_heading = "How to train", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
-    /// A checkpoint or run to learn from, too; hard distillation unless the recipe
-    /// says soft
+    /// A checkpoint or run to distil from; hard distillation unless the recipe says
+    /// soft
     #[arg(long, value_name = "PATH", help_heading = "How to train")]
     teacher: Option<PathBuf>,
     /// How long to train, in epochs; short for --set length=
     #[arg(long, value_name = "N", help_heading = "How to train")]
     epochs: Option<f64>,
-    /// Pictures in a step; short for --set batch=
+    /// The mini-batch; short for --set batch=
     #[arg(long, value_name = "N", help_heading = "How to train")]
     batch: Option<usize>,
-    /// What all random choices depend on; short for --set seed=
+    /// The seed of all random numbers; short for --set seed=
     #[arg(long, value_name = "N", help_heading = "How to train")]
     seed: Option<u64>,
-    /// Go on past steps whose loss is not a finite number
+    /// Skip steps whose loss is not finite
     #[arg(long, help_heading = "How to train")]
     skip_non_finite: bool,
-    /// Only say what would happen: data, weights, memory, time
+    /// Only print what would happen: data, weights, memory, time
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -152,24 +152,24 @@ pub fn finetune(arguments: FinetuneArguments) -> anyhow::Result<Outcome> {
     checkpoints::exists(&checkpoint)?;
     let freeze = freeze.map(|what| frozen(&what)).transpose()?;
     let recipe = common.recipe("finetune", freeze.as_slice())?;
-    let checkpoint = anywhere(&checkpoints::folder_of_config(&checkpoint))?;
+    let checkpoint = absolute(&checkpoints::folder_of_config(&checkpoint))?;
     common.begin(ModelChoice::Checkpoint(&checkpoint), checkpoint.display().to_string(), recipe)
 }
 
-/// A model's path as it can be opened from every folder; the built-in model has none.
-fn anywhere(model: &Path) -> std::io::Result<PathBuf> {
+/// A model's absolute path; the built-in model has none.
+fn absolute(model: &Path) -> std::io::Result<PathBuf> {
     if builtin::is_meant(model) { Ok(model.into()) } else { std::path::absolute(model) }
 }
 
-/// What `--validation` names, as it can be opened from every folder: a path, or a split.
-pub fn validation_anywhere(given: &Path) -> std::io::Result<PathBuf> {
+/// The value of `--validation`, with a path made absolute.
+pub fn absolute_validation(given: &Path) -> std::io::Result<PathBuf> {
     match Validation::from_argument(given) {
         Validation::Path(path) => std::path::absolute(path),
         _ => Ok(given.into()),
     }
 }
 
-/// The setting that freezes what `--freeze` says.
+/// The setting for `--freeze`.
 fn frozen(what: &str) -> anyhow::Result<String> {
     if what == "backbone" {
         return Ok("model.freeze=[\"backbone\"]".into());
@@ -193,9 +193,9 @@ pub fn read_recipe(name: &str) -> anyhow::Result<Recipe> {
 }
 
 impl TrainingArguments {
-    /// The recipe with everything that the options change about it.
-    fn recipe(&self, usual: &str, more: &[String]) -> anyhow::Result<Recipe> {
-        let mut recipe = read_recipe(self.recipe.as_deref().unwrap_or(usual))?;
+    /// The recipe with all changes by options.
+    fn recipe(&self, default: &str, more: &[String]) -> anyhow::Result<Recipe> {
+        let mut recipe = read_recipe(self.recipe.as_deref().unwrap_or(default))?;
         let short = [
             self.epochs.map(|n| format!("length={n} epochs")),
             self.batch.map(|n| format!("batch={n}")),
@@ -210,7 +210,7 @@ impl TrainingArguments {
         let all = more.iter().chain(short.iter().flatten()).chain(&self.settings);
         recipe.set_all(all.map(String::as_str))?;
         if !recipe.objective.teacher.is_empty() {
-            recipe.objective.teacher = anywhere(Path::new(&recipe.objective.teacher))?.display().to_string();
+            recipe.objective.teacher = absolute(Path::new(&recipe.objective.teacher))?.display().to_string();
         }
         Ok(recipe)
     }
@@ -220,7 +220,7 @@ impl TrainingArguments {
         let settings = RunSettings {
             model,
             data: std::path::absolute(&self.data)?,
-            validation: self.validation.as_deref().map(validation_anywhere).transpose()?,
+            validation: self.validation.as_deref().map(absolute_validation).transpose()?,
             validation_fraction: self.validation_fraction,
             fraction: self.fraction,
             max_unreadable: self.max_unreadable.unwrap_or(UnreadableLimit::default().share),
@@ -295,7 +295,7 @@ impl TrainingArguments {
     }
 }
 
-/// The first of `runs/NAME-1`, `runs/NAME-2` … that is not there yet.
+/// The first of `runs/NAME-1`, `runs/NAME-2` … that does not exist.
 fn free_folder(data: &Path) -> PathBuf {
     let name = data.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
     let name = name.split('.').next().filter(|stem| !stem.is_empty()).unwrap_or("run").to_string();
@@ -303,7 +303,7 @@ fn free_folder(data: &Path) -> PathBuf {
     (1..).map(numbered).find(|folder| !folder.exists()).unwrap_or_else(|| numbered(0))
 }
 
-/// Says what will be trained, on what.
+/// Prints the dataset and the decisions about model and recipe.
 fn describe(setup: &Setup) -> anyhow::Result<()> {
     terminal::note(format_args!("{}: {}", setup.settings.data.display(), setup.data_report));
     setup.report.iter().for_each(terminal::note);

@@ -1,5 +1,5 @@
-//! What a training run looks like: bars and figures on a terminal, a line for every interval elsewhere; for programs, one
-//! JSON object per line on standard output.
+//! The progress of a training run: bars on a terminal, otherwise a line per interval; for programs, one JSON object per
+//! line on standard output.
 
 use std::io::{IsTerminal, Write};
 
@@ -11,10 +11,10 @@ use vit_train::{Clock, EvaluationOutcome, Observer, Progress, TaskEvaluation, fi
 use crate::table::bytes;
 use crate::terminal;
 
-/// What a run says while it runs.
+/// The options about a run's output.
 #[derive(Args, Clone, Copy)]
 pub struct Reporting {
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(long, short)]
     quiet: bool,
     /// Print a JSON object per line: logged steps, evaluations and the end
@@ -23,14 +23,14 @@ pub struct Reporting {
 }
 
 impl Reporting {
-    /// Lets every message of the command obey.
+    /// Makes `--quiet` effective for all messages.
     pub fn apply(self) {
         if self.quiet {
             terminal::be_quiet();
         }
     }
 
-    /// Prints an event of the run for programs. Whoever reads may stop reading; the run goes on.
+    /// Prints an event as JSON. If standard output is closed, the run continues.
     pub fn event(self, event: &Value) {
         if self.json {
             let mut out = std::io::stdout().lock();
@@ -39,10 +39,10 @@ impl Reporting {
     }
 }
 
-/// Watches a run.
+/// Shows the progress of a run.
 pub struct View {
     live: Option<Live>,
-    /// Whether there is a line for every measurement, and for every interval where nothing can move.
+    /// Whether to print a line per evaluation and, without bars, per interval.
     lines: bool,
     reporting: Reporting,
 }
@@ -61,20 +61,20 @@ impl View {
         View { live: terminal.then(Live::new), lines: true, reporting }
     }
 
-    /// For one of many runs, whose results are said by someone else: no lines but what went wrong.
+    /// For one of many runs, whose result the caller prints: no lines but notes.
     pub fn brief() -> View {
         View { lines: false, ..View::new(Reporting { quiet: false, json: false }) }
     }
 
-    /// Removes what moves.
+    /// Removes the bars.
     pub fn close(&mut self) {
         if let Some(live) = self.live.take() {
             let _ = live.all.clear();
         }
     }
 
-    /// Prints a line that stays.
-    fn say(&self, line: &str) {
+    /// Prints a line above the bars.
+    fn print(&self, line: &str) {
         match &self.live {
             Some(live) => live.all.suspend(|| terminal::note(line)),
             None => terminal::note(line),
@@ -138,7 +138,7 @@ impl Observer for View {
     fn evaluating(&mut self, done: usize, of: usize) {
         let Some(live) = &mut self.live else { return };
         let bar = live.evaluation.get_or_insert_with(|| {
-            live.all.add(ProgressBar::no_length().with_style(style("measure {bar:31} {pos}/{len} pictures")))
+            live.all.add(ProgressBar::no_length().with_style(style("measure {bar:31} {pos}/{len} images")))
         });
         bar.set_length(of as u64);
         bar.set_position(done as u64);
@@ -165,12 +165,12 @@ impl Observer for View {
         self.reporting.event(&finite_json(event));
         let best = if best { "  (best)" } else { "" };
         if self.lines {
-            self.say(&format!("step {step}: validation {figures}{best}"));
+            self.print(&format!("step {step}: validation {figures}{best}"));
         }
     }
 
     fn note(&mut self, message: &str) {
         self.reporting.event(&json!({"event": "note", "message": message}));
-        self.say(message);
+        self.print(message);
     }
 }

@@ -1,4 +1,4 @@
-//! `vit verify`: proof that a checkpoint runs right.
+//! `vit verify`: a checkpoint's outputs compared with recorded ones.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::device_options::DeviceArguments;
 use crate::table::{Align, Table, difference};
 use crate::terminal::{self, Meaning, styled};
 
-/// Prove that a checkpoint gives what was recorded for it
+/// Prove that a checkpoint gives its recorded outputs
 #[derive(Args)]
 #[command(after_help = "\
 Example:
@@ -58,7 +58,7 @@ fn tolerance(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "should be a number like 1e-4, not negative".into())
 }
 
-/// A file name alone means the file in the folder.
+/// A file of the folder if there is one of this name, else the path itself.
 fn beside(folder: &Path, file: PathBuf) -> PathBuf {
     let inside = folder.join(&file);
     if !file.exists() && inside.exists() { inside } else { file }
@@ -68,7 +68,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let model = arguments.model.path();
     let model = folder_of_config(&model);
     let given = model_of(&model);
-    // A weights file means itself among those of its folder.
+    // A weights file is verified with the recording of its folder.
     let is_weights = given.is_file() && arguments.weights.is_none();
     let folder = match given.parent().filter(|_| is_weights) {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),

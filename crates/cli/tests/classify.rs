@@ -1,4 +1,4 @@
-//! `vit classify`: pictures from everywhere, bad ones among them.
+//! `vit classify`: images from everywhere, bad ones among them.
 
 mod support;
 
@@ -7,14 +7,14 @@ use std::io::Read as _;
 use std::path::Path;
 use std::process::Stdio;
 
-use support::{command, hostile, model, picture, vit, vit_with_input};
+use support::{command, hostile, image, model, vit, vit_with_input};
 
-/// Good pictures between bad ones, in natural order.
+/// Good images between bad ones, in natural order.
 fn mixed(folder: &Path) {
-    fs::write(folder.join("a note.jpg"), "not a picture").unwrap();
-    fs::copy(picture("preprocess/tiny.jpg"), folder.join("b, \"quoted\".jpg")).unwrap();
+    fs::write(folder.join("a note.jpg"), "not an image").unwrap();
+    fs::copy(image("preprocess/tiny.jpg"), folder.join("b, \"quoted\".jpg")).unwrap();
     fs::copy(hostile("decoder_panics.jpg"), folder.join("c.jpg")).unwrap();
-    fs::copy(picture("preprocess/rgb.png"), folder.join("d ü 日本.png")).unwrap();
+    fs::copy(image("preprocess/rgb.png"), folder.join("d ü 日本.png")).unwrap();
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn bad_files_are_reported_and_the_others_go_on() {
     assert_eq!(errors[1].matches("not an image").count(), 1, "said twice: {}", run.err);
     // The decoder's panic is caught, and nobody sees it.
     assert!(errors[2].ends_with("c.jpg: JPEG is damaged: the decoder gave up on it"), "{}", run.err);
-    assert_eq!(errors[3], "3 of 5 pictures could not be read");
+    assert_eq!(errors[3], "3 of 5 images could not be read");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn csv_is_quoted_and_the_table_is_for_people() {
 #[test]
 fn a_name_cannot_garble_the_terminal() {
     let folder = tempfile::tempdir().unwrap();
-    fs::copy(picture("preprocess/tiny.jpg"), folder.path().join("a\n\x1b[31m.jpg")).unwrap();
+    fs::copy(image("preprocess/tiny.jpg"), folder.path().join("a\n\x1b[31m.jpg")).unwrap();
     fs::write(folder.path().join("b\x1b[31m.jpg"), "text").unwrap();
     let run = vit(arguments!["classify", "-m", model("timm_vit"), folder.path(), "--top", "1"]).code(1);
     assert!(run.out.contains("a\\n\\u{1b}[31m.jpg"), "{}", run.out);
@@ -79,7 +79,7 @@ fn a_name_cannot_garble_the_terminal() {
 #[test]
 fn batch_and_threads_do_not_change_the_results() {
     let run = |batch: &str, threads: &str| {
-        let folder = picture("orientation");
+        let folder = image("orientation");
         let arguments = arguments!["classify", "-m", model("timm_vit"), folder, "--batch", batch, "--threads", threads];
         vit(arguments.into_iter().chain(["--json".into()])).code(0).out
     };
@@ -93,7 +93,7 @@ fn batch_and_threads_do_not_change_the_results() {
 #[test]
 fn probabilities_are_sorted_and_add_up() {
     let arguments = ["classify", "--json", "--top", "1000", "-m"].map(Into::into);
-    let last = arguments![model("timm_vit"), picture("preprocess/tiny.jpg")];
+    let last = arguments![model("timm_vit"), image("preprocess/tiny.jpg")];
     let line = vit(arguments.into_iter().chain(last)).code(0).json_lines().remove(0);
     let all: Vec<f64> =
         line["predictions"].as_array().unwrap().iter().map(|p| p["probability"].as_f64().unwrap()).collect();
@@ -103,9 +103,9 @@ fn probabilities_are_sorted_and_add_up() {
 }
 
 #[test]
-fn standard_input_is_a_picture_or_a_list_of_paths() {
+fn standard_input_is_a_image_or_a_list_of_paths() {
     let model = model("timm_vit");
-    let (one, two) = (picture("preprocess/tiny.jpg"), picture("preprocess/rgb.png"));
+    let (one, two) = (image("preprocess/tiny.jpg"), image("preprocess/rgb.png"));
     let classify = |input: &[u8]| vit_with_input(arguments!["classify", "-m", &model, "-", "--json"], input);
     let by_name = vit(arguments!["classify", "-m", &model, &one, &two, "--json"]).code(0).json_lines();
 
@@ -128,7 +128,7 @@ fn standard_input_is_a_picture_or_a_list_of_paths() {
 #[test]
 fn patterns_and_empty_folders() {
     let model = model("timm_vit");
-    let pattern = picture("orientation").join("*.webp");
+    let pattern = image("orientation").join("*.webp");
     assert_eq!(vit(arguments!["classify", "-m", &model, pattern, "--json"]).code(0).json_lines().len(), 8);
     let empty = tempfile::tempdir().unwrap();
     assert!(vit(arguments!["classify", "-m", &model, empty.path()]).code(1).err.contains("no images in this folder"));
@@ -139,7 +139,7 @@ fn patterns_and_empty_folders() {
 #[test]
 fn a_reader_that_stops_is_no_failure() {
     let mut command = command();
-    command.args(arguments!["classify", "-m", model("timm_vit"), picture("orientation"), "--json", "--batch", "1"]);
+    command.args(arguments!["classify", "-m", model("timm_vit"), image("orientation"), "--json", "--batch", "1"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let mut errors = String::new();
@@ -149,7 +149,7 @@ fn a_reader_that_stops_is_no_failure() {
 
 #[test]
 fn a_model_that_cannot_be_used_is_explained() {
-    let (empty, picture) = (tempfile::tempdir().unwrap(), picture("formats/rgb.png"));
+    let (empty, image) = (tempfile::tempdir().unwrap(), image("formats/rgb.png"));
     let unknown = empty.path().join("unknown");
     fs::create_dir(&unknown).unwrap();
     fs::write(unknown.join("config.json"), r#"{"architecture": "convnext_tiny"}"#).unwrap();
@@ -164,9 +164,9 @@ fn a_model_that_cannot_be_used_is_explained() {
         (empty.path().to_path_buf(), "there are no weights here"),
         (unknown, "config.json: the architecture `convnext_tiny` is not known here"),
         (other, "--allow-unmatched"),
-        (picture.clone(), "rgb.png: not a weights file"),
+        (image.clone(), "rgb.png: not a weights file"),
     ] {
-        let run = vit(arguments!["classify", "-m", &model, &picture]).code(1);
+        let run = vit(arguments!["classify", "-m", &model, &image]).code(1);
         assert!(run.err.contains(expected) && run.out.is_empty(), "{}: {}", model.display(), run.err);
     }
 }
@@ -174,8 +174,8 @@ fn a_model_that_cannot_be_used_is_explained() {
 #[test]
 fn another_image_size_is_used_and_reported() {
     let run = |size: &str| {
-        let picture = picture("preprocess/tiny.jpg");
-        vit(arguments!["classify", "-m", model("timm_vit"), picture, "--json", "--image-size", size])
+        let image = image("preprocess/tiny.jpg");
+        vit(arguments!["classify", "-m", model("timm_vit"), image, "--json", "--image-size", size])
     };
     let larger = run("48x64").code(0);
     assert!(larger.err.contains("[1, 17, 72] -> [1, 49, 72]"), "{}", larger.err);
@@ -187,7 +187,7 @@ fn another_image_size_is_used_and_reported() {
 #[test]
 fn an_image_over_the_limit_of_pixels_names_the_option_that_raises_it() {
     let run = |limit: &str| {
-        let image = picture("preprocess/tiny.jpg");
+        let image = image("preprocess/tiny.jpg");
         vit(arguments!["classify", "-m", model("timm_vit"), image, "--max-pixels", limit])
     };
     let refused = run("3").code(1).err;

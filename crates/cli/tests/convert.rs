@@ -4,7 +4,7 @@ mod support;
 
 use std::fs;
 
-use support::{model, picture, vit};
+use support::{image, model, vit};
 
 #[test]
 fn a_round_trip_through_hugging_face_changes_nothing() {
@@ -19,7 +19,7 @@ fn a_round_trip_through_hugging_face_changes_nothing() {
     assert!(there.join("preprocessor_config.json").exists());
     fs::copy(model("timm_vit").join("io.safetensors"), back.join("io.safetensors")).unwrap();
     vit(arguments!["verify", &back]).code(0);
-    let classify = |model| vit(arguments!["classify", "-m", model, picture("preprocess"), "--json"]).code(0).out;
+    let classify = |model| vit(arguments!["classify", "-m", model, image("preprocess"), "--json"]).code(0).out;
     assert_eq!(classify(back), classify(model("timm_vit")));
 }
 

@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, RowAccessor};
-use support::{hostile, model, picture, vit};
+use support::{hostile, image, model, vit};
 use vit_models::weights::safetensors;
 
-fn pictures() -> [PathBuf; 3] {
-    [picture("preprocess/tiny.jpg"), hostile("notes.jpg"), picture("preprocess/rgb.png")]
+fn images() -> [PathBuf; 3] {
+    [image("preprocess/tiny.jpg"), hostile("notes.jpg"), image("preprocess/rgb.png")]
 }
 
-/// Embeds two good pictures and a bad one.
+/// Embeds two good images and a bad one.
 #[track_caller]
 fn embed(out: &Path, more: &[&str]) {
-    let [one, bad, two] = pictures();
+    let [one, bad, two] = images();
     let arguments = arguments!["embed", "-m", model("timm_vit"), one, bad, two, "--out", out];
     let run = vit(arguments.into_iter().chain(more.iter().map(Into::into))).code(1);
     assert!(run.out.is_empty());
-    assert!(run.err.contains("notes.jpg") && run.err.contains("1 of 3 pictures could not be read"), "{}", run.err);
+    assert!(run.err.contains("notes.jpg") && run.err.contains("1 of 3 images could not be read"), "{}", run.err);
 }
 
 /// Header and values of a .npy file, read by hand.
@@ -46,7 +46,7 @@ fn numpy_safetensors_and_parquet_hold_the_same() {
     for name in ["x.npy", "x.safetensors", "x.parquet"] {
         embed(&file(name), &[]);
     }
-    let [one, _, two] = pictures().map(|p| p.to_str().unwrap().to_owned());
+    let [one, _, two] = images().map(|p| p.to_str().unwrap().to_owned());
 
     let (header, values) = npy(&file("x.npy"));
     assert!(header.starts_with("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 72,), }"), "{header}");
@@ -86,8 +86,8 @@ fn class_mean_and_patch_tokens() {
     assert!(header.contains("(2, 16, 72,)"), "{header}");
     let (_, mean) = get("mean.npy", &["--pool", "mean"]);
     for (i, mean) in mean.iter().enumerate() {
-        let (picture, channel) = (i / 72, i % 72);
-        let sum: f32 = (0..16).map(|patch| patches[(picture * 16 + patch) * 72 + channel]).sum();
+        let (image, channel) = (i / 72, i % 72);
+        let sum: f32 = (0..16).map(|patch| patches[(image * 16 + patch) * 72 + channel]).sum();
         assert!((sum / 16.0 - mean).abs() < 1e-5);
     }
     let (_, class) = get("class.npy", &["--pool", "class"]);
@@ -102,7 +102,7 @@ fn class_mean_and_patch_tokens() {
 #[test]
 fn json_says_what_was_written() {
     let folder = tempfile::tempdir().unwrap();
-    let ([one, bad, _], out) = (pictures(), folder.path().join("x.npy"));
+    let ([one, bad, _], out) = (images(), folder.path().join("x.npy"));
     let written = vit(arguments!["embed", "-m", model("timm_vit"), one, &bad, "-o", &out, "--json"]).code(1).json();
     assert_eq!(written["shape"], serde_json::json!([1, 72]));
     assert_eq!(written["failed"][0]["file"].as_str(), bad.to_str());
@@ -112,7 +112,7 @@ fn json_says_what_was_written() {
 fn what_cannot_be_written_is_said_before_the_work() {
     let folder = tempfile::tempdir().unwrap();
     let embed = |out: &Path, more: &[&str]| {
-        let arguments = arguments!["embed", "-m", model("timm_vit"), picture("preprocess/tiny.jpg"), "-o", out];
+        let arguments = arguments!["embed", "-m", model("timm_vit"), image("preprocess/tiny.jpg"), "-o", out];
         vit(arguments.into_iter().chain(more.iter().map(Into::into))).code(1).err
     };
     let nowhere = folder.path().join("nowhere/x.npy");
@@ -123,9 +123,9 @@ fn what_cannot_be_written_is_said_before_the_work() {
 
     let out = folder.path().join("x.npy");
     let notes = vit(arguments!["embed", "-m", model("timm_vit"), hostile("notes.jpg"), "-o", &out]).code(1);
-    assert!(notes.err.contains("no picture could be read") && !out.exists(), "{}", notes.err);
+    assert!(notes.err.contains("no image could be read") && !out.exists(), "{}", notes.err);
     let tokenless = model("timm_vit_gap_notoken");
-    let tiny = picture("preprocess/tiny.jpg");
+    let tiny = image("preprocess/tiny.jpg");
     let none = vit(arguments!["embed", "-m", tokenless, tiny, "-o", &out, "--pool", "class"]).code(1);
     assert!(none.err.contains("no class token") && !out.exists(), "{}", none.err);
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{hostile, model, picture, vit};
+use support::{hostile, image, model, vit};
 use vit_data::{DecodeOptions, Image, open};
 
 fn example(name: &str) -> PathBuf {
@@ -27,14 +27,14 @@ fn npy(path: &Path) -> (String, usize) {
 }
 
 #[test]
-fn one_picture_becomes_files_of_its_own() {
+fn one_image_becomes_files_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new/folder");
     let dog = example("images/dog.jpg");
     let run = vit(arguments!["explain", "-m", "cifar10", &dog, "--out", &out]).code(0);
     assert!(run.err.contains("dog.png") && run.out.is_empty(), "{}", run.err);
     let (original, both) = (read(&dog), read(&out.join("dog.overlay.png")));
-    assert_eq!(both.height(), original.height(), "overlays have the picture's own resolution");
+    assert_eq!(both.height(), original.height(), "overlays have the image's own resolution");
     assert!(both.width() > 2 * original.width());
     assert_eq!(both.row(0)[..3], original.row(0)[..3]);
     assert_eq!(npy(&out.join("dog.npy")), ("4, 8, 8,".into(), 4 * 64));
@@ -124,7 +124,7 @@ fn models_of_other_kinds_are_explained_too_and_say_what_they_lack() {
     let folder = tempfile::tempdir().unwrap();
     for (name, size) in [("timm_swin", None), ("tv_resnet_basic", Some("48x80")), ("timm_vit", Some("32x48"))] {
         let mut arguments =
-            arguments!["explain", "-m", model(name), picture("preprocess/rgb.png"), "-o", folder.path()].to_vec();
+            arguments!["explain", "-m", model(name), image("preprocess/rgb.png"), "-o", folder.path()].to_vec();
         arguments.extend(size.into_iter().flat_map(|size| ["--image-size".into(), size.into()]));
         vit(arguments).code(0);
         assert!(folder.path().join("rgb.png").exists());
@@ -133,7 +133,7 @@ fn models_of_other_kinds_are_explained_too_and_say_what_they_lack() {
         "explain",
         "-m",
         model("tv_resnet_basic"),
-        picture("preprocess/rgb.png"),
+        image("preprocess/rgb.png"),
         "-o",
         folder.path(),
         "--method",
@@ -143,11 +143,11 @@ fn models_of_other_kinds_are_explained_too_and_say_what_they_lack() {
 }
 
 #[test]
-fn a_folder_becomes_a_page_and_bad_pictures_are_reported() {
+fn a_folder_becomes_a_page_and_bad_images_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
     let run = vit(arguments!["explain", "-m", "cifar10", example("images"), hostile("notes.jpg"), "-o", out]).code(1);
-    assert!(run.err.contains("notes.jpg") && run.err.contains("1 of 5 pictures could not be read"), "{}", run.err);
+    assert!(run.err.contains("notes.jpg") && run.err.contains("1 of 5 images could not be read"), "{}", run.err);
     let page = fs::read_to_string(out.join("index.html")).unwrap();
     assert_eq!(page.matches("<figure").count(), 4);
     assert!(!page.contains("http:") && !page.contains("https:"));
@@ -159,7 +159,7 @@ fn a_folder_becomes_a_page_and_bad_pictures_are_reported() {
     for bad in [vec![hostile("notes.jpg")], vec![hostile("notes.jpg"); 2]] {
         let nothing =
             vit(arguments!["explain", "-o", &nowhere].into_iter().chain(bad.into_iter().map(Into::into))).code(1);
-        assert!(nothing.err.contains("no picture could be read"), "{}", nothing.err);
+        assert!(nothing.err.contains("no image could be read"), "{}", nothing.err);
         assert_eq!(fs::read_dir(&nowhere).unwrap().count(), 0, "nothing was written");
     }
 }
@@ -234,12 +234,12 @@ fn patches_are_drawn_for_every_kind_of_model() {
         [("timm_vit", "x.png"), ("tv_resnet_basic", "x.svg"), ("timm_swin", "y.svg"), ("lenet5", "y.png")]
     {
         let out = folder.path().join(file);
-        vit(arguments!["patches", "-m", model(name), picture("preprocess/rgb.png"), "--out", &out]).code(0);
+        vit(arguments!["patches", "-m", model(name), image("preprocess/rgb.png"), "--out", &out]).code(0);
         assert!(fs::metadata(&out).unwrap().len() > 1000, "{name}");
     }
     let two = arguments!["patches", "-m", model("timm_vit"), example("images"), "--out", folder.path().join("z.png")];
     assert!(vit(two).code(1).err.contains("one at a time"));
-    let wrong = arguments!["patches", "-m", model("timm_vit"), picture("preprocess/rgb.png"), "--out", "z.bmp"];
+    let wrong = arguments!["patches", "-m", model("timm_vit"), image("preprocess/rgb.png"), "--out", "z.bmp"];
     assert!(vit(wrong).code(2).err.contains(".png or .svg"));
 }
 
@@ -301,14 +301,14 @@ fn browsers_show_pages_without_a_network_in_light_and_dark() {
 }
 
 #[test]
-fn a_thousand_pictures_fit_on_one_page() {
+fn a_thousand_images_fit_on_one_page() {
     let folder = tempfile::tempdir().unwrap();
-    let pictures = folder.path().join("pictures");
-    fs::create_dir(&pictures).unwrap();
+    let images = folder.path().join("images");
+    fs::create_dir(&images).unwrap();
     let source = fs::read(example("images/dog.jpg")).unwrap();
-    (0..1000).for_each(|i| fs::write(pictures.join(format!("{i:04}.jpg")), &source).unwrap());
+    (0..1000).for_each(|i| fs::write(images.join(format!("{i:04}.jpg")), &source).unwrap());
     let out = folder.path().join("maps");
-    vit(arguments!["explain", "-m", "cifar10", &pictures, "-o", &out, "--method", "rollout", "--batch", "64"]).code(0);
+    vit(arguments!["explain", "-m", "cifar10", &images, "-o", &out, "--method", "rollout", "--batch", "64"]).code(0);
     let page = out.join("index.html");
     let bytes = fs::metadata(&page).unwrap().len();
     assert!(bytes < 25_000_000, "{bytes} bytes");

@@ -4,13 +4,13 @@ mod support;
 
 use std::path::Path;
 
-use support::{picture, pictures, vit};
+use support::{image, images, vit};
 
-/// A teacher trained for a moment on two classes, and pictures of both without labels.
+/// A teacher trained for a moment on two classes, and images of both without labels.
 fn scene(folder: &Path) {
-    pictures(&folder.join("photos"), &[("a", 30), ("b", 220)], 20);
-    pictures(&folder.join("more"), &[("mixed", 40)], 6);
-    pictures(&folder.join("more/deep"), &[("er", 210)], 6);
+    images(&folder.join("photos"), &[("a", 30), ("b", 220)], 20);
+    images(&folder.join("more"), &[("mixed", 40)], 6);
+    images(&folder.join("more/deep"), &[("er", 210)], 6);
     let (data, out) = (folder.join("photos"), folder.join("teacher"));
     let mut train = arguments!["train", "--data", data, "--out", out, "--model", "lenet5_relu_cifar"].to_vec();
     for setting in ["batch=12", "length=40 steps", "evaluate_every=40 steps", "schedule.rate=2e-2"] {
@@ -24,8 +24,8 @@ fn a_student_learns_a_teachers_labels_under_noise() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     scene(folder.path());
-    std::fs::copy(picture("preprocess/tiny.jpg"), at("more/tiny.jpg")).unwrap();
-    std::fs::write(at("more/broken.jpg"), b"\xff\xd8\xff\xe0 this is not a picture").unwrap();
+    std::fs::copy(image("preprocess/tiny.jpg"), at("more/tiny.jpg")).unwrap();
+    std::fs::write(at("more/broken.jpg"), b"\xff\xd8\xff\xe0 this is not an image").unwrap();
     for (file, soft) in [("hard.csv", false), ("soft.jsonl", true), ("soft.csv", true)] {
         let mut label =
             arguments!["label", at("more"), "-m", at("teacher"), "--with", at("photos"), "--out", at(file)].to_vec();
@@ -33,7 +33,7 @@ fn a_student_learns_a_teachers_labels_under_noise() {
         if soft {
             label.push("--soft".into());
         }
-        // A picture that cannot be read is told, and the others are labelled.
+        // An image that cannot be read is told, and the others are labelled.
         let labelled = vit(&label).code(1);
         assert!(
             labelled.err.contains("broken.jpg") && labelled.err.contains("a confidence of at least 0.6"),
@@ -76,7 +76,7 @@ fn mistakes_are_explained() {
     assert!(wrong(&arguments!["--out", at("x.txt")], 1).contains("should end in .csv or .jsonl"));
     assert!(wrong(&arguments!["--out", at("x.csv"), "--min-confidence", "2"], 2).contains("from 0 to 1"));
     assert!(wrong(&arguments!["--out", at("x.csv"), "--min-confidence", "1"], 1).contains("a lower --min-confidence"));
-    pictures(&at("others"), &[("a", 30), ("c", 220)], 4);
+    images(&at("others"), &[("a", 30), ("c", 220)], 4);
     let classes = wrong(&arguments!["--out", at("x.csv"), "--with", at("others")], 1);
     assert!(classes.contains("\"c\"") || classes.contains(" c"), "{classes}");
     assert!(!at("x.csv").exists());

@@ -7,7 +7,7 @@ mod support;
 
 use std::ffi::OsString;
 
-use support::{Run, command, finished, pictures, vit};
+use support::{Run, command, finished, images, vit};
 
 /// Runs `vit` with at most so many megabytes of address space.
 fn limited(megabytes: u64, arguments: Vec<OsString>) -> Run {
@@ -21,7 +21,7 @@ fn limited(megabytes: u64, arguments: Vec<OsString>) -> Run {
 fn training_that_does_not_fit_aborted_after_a_dry_run_that_passed() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("photos");
-    pictures(&data, &[("a", 100), ("b", 200)], 100);
+    images(&data, &[("a", 100), ("b", 200)], 100);
     let out = folder.path().join("run");
     for more in [&["--dry-run"][..], &[]] {
         let mut train =
@@ -62,7 +62,7 @@ fn inference_that_does_not_fit_aborted() {
     );
 
     let folder = tempfile::tempdir().unwrap();
-    pictures(folder.path(), &[("a", 100), ("b", 200)], 150);
+    images(folder.path(), &[("a", 100), ("b", 200)], 150);
     let classify = arguments![
         "classify",
         folder.path(),
@@ -83,7 +83,7 @@ fn inference_that_does_not_fit_aborted() {
 fn a_dry_run_shows_every_part_and_info_agrees() {
     let folder = tempfile::tempdir().unwrap();
     let (data, out) = (folder.path().join("photos"), folder.path().join("run"));
-    pictures(&data, &[("a", 100), ("b", 200)], 10);
+    images(&data, &[("a", 100), ("b", 200)], 10);
     let train = |more: &[&str]| {
         let mut all = arguments!["train", "--data", &data, "--out", &out, "--model", "P/4@12", "--batch", "6"].to_vec();
         all.extend(["--device", "cpu", "--set", "length=2 steps"].map(OsString::from));

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use serde_json::Value;
-use support::{pictures, vit, write_bmp};
+use support::{images, vit, write_bmp};
 
 const CLASSES: [&str; 3] = ["blue", "green", "red"];
 
@@ -24,7 +24,7 @@ fn labels(subset: usize) -> Vec<&'static str> {
     (0..3).filter(|c| subset >> c & 1 == 1).map(|c| CLASSES[c]).collect()
 }
 
-/// A data set, and a model that has learned it; what training printed.
+/// A dataset, and a model that has learned it; what training printed.
 fn trained(folder: &Path) -> String {
     let mut manifest = String::from("path,label,split\n");
     for (subset, number) in (0..8).flat_map(|subset| (0..6).map(move |number| (subset, number))) {
@@ -81,25 +81,24 @@ fn several_labels_are_several_labels_in_every_command() {
     assert!((0.2..1.2).contains(&first["train/loss"].as_f64().unwrap()), "{first}");
 
     // Every subset of the classes is found, and none of its probabilities is at the expense of another.
-    let images: Vec<OsString> = (0..8).map(|subset| at(&format!("{subset}-0.bmp")).into()).collect();
-    let classified = with("classify", &[images.clone(), arguments!["--json"].to_vec()].concat()).code(0).json_lines();
+    let files: Vec<OsString> = (0..8).map(|subset| at(&format!("{subset}-0.bmp")).into()).collect();
+    let classified = with("classify", &[files.clone(), arguments!["--json"].to_vec()].concat()).code(0).json_lines();
     for (subset, found) in classified.iter().enumerate() {
         assert_eq!(names(&found["predictions"]), labels(subset), "{found}");
         assert_eq!(found["threshold"], 0.5);
         assert_eq!(found.get("likeliest").is_some(), subset == 0, "{found}");
     }
-    let table = with("classify", &images[..2]).code(0).out;
+    let table = with("classify", &files[..2]).code(0).out;
     assert!(table.contains("none above 0.5; the likeliest is") && table.contains("%  ███"), "{table}");
-    let csv =
-        with("classify", &[images.clone(), arguments!["--format", "csv", "--top", "1"].to_vec()].concat()).code(0);
+    let csv = with("classify", &[files.clone(), arguments!["--format", "csv", "--top", "1"].to_vec()].concat()).code(0);
     let ranks: Vec<&str> = csv.out.lines().skip(1).map(|line| line.split(',').nth(1).unwrap()).collect();
     assert_eq!(ranks, ["0", "1", "1", "1", "1", "1", "1", "1"]);
-    let none = with("classify", &[images.clone(), arguments!["--json", "--threshold", "1"].to_vec()].concat()).code(0);
+    let none = with("classify", &[files.clone(), arguments!["--json", "--threshold", "1"].to_vec()].concat()).code(0);
     assert!(none.json_lines().iter().all(|found| found["predictions"].as_array().unwrap().is_empty()));
 
     // The labels that it writes are lists, which are read as such: the model agrees with itself.
     for file in ["own.csv", "own.jsonl"] {
-        let labelled = with("label", &[images.clone(), arguments!["--out", at(file)].to_vec()].concat()).code(0);
+        let labelled = with("label", &[files.clone(), arguments!["--out", at(file)].to_vec()].concat()).code(0);
         assert!(
             labelled.err.contains("8 of 8") && labelled.err.contains("1 of them have no class"),
             "{}",
@@ -114,7 +113,7 @@ fn several_labels_are_several_labels_in_every_command() {
     let expected: Vec<Value> = (0..8).map(|subset| labels(subset).into()).collect();
     assert_eq!(lists, expected);
     for (option, value) in [("--soft", None), ("--per-class", Some("3"))] {
-        let more = [images.clone(), arguments!["--out", at("x.csv"), option].to_vec()].concat();
+        let more = [files.clone(), arguments!["--out", at("x.csv"), option].to_vec()].concat();
         let more: Vec<OsString> = more.into_iter().chain(value.map(Into::into)).collect();
         assert!(with("label", &more).code(1).err.contains("gives images several labels"));
     }
@@ -142,7 +141,7 @@ fn several_labels_are_several_labels_in_every_command() {
     // What cannot go together is said.
     let taught = arguments!["train", "--data", at("data.csv"), "--teacher", at("run"), "--out", at("taught")];
     assert!(vit(taught).code(1).err.contains("a teacher can be followed only where they have one"));
-    pictures(&at("single"), &[("red", 200), ("green", 30), ("blue", 90)], 5);
+    images(&at("single"), &[("red", 200), ("green", 30), ("blue", 90)], 5);
     let single =
         arguments!["train", "--data", at("single"), "--teacher", at("run"), "--out", at("taught"), "--epochs", "1"];
     let error = vit(single).code(1).err;
@@ -155,7 +154,7 @@ fn several_labels_are_several_labels_in_every_command() {
 fn a_sigmoid_loss_on_single_labels_is_still_one_label_per_image() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    pictures(&at("data"), &[("a", 30), ("b", 220)], 9);
+    images(&at("data"), &[("a", 30), ("b", 220)], 9);
     let mut train = arguments!["train", "--data", at("data"), "--out", at("run"), "--model", "P/4@12"].to_vec();
     for setting in ["objective.loss=sigmoid", "batch=6", "length=4 steps", "evaluate_every=4 steps"] {
         train.extend(["--set".into(), setting.into()]);

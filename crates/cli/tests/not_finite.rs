@@ -4,7 +4,7 @@ mod support;
 
 use std::path::Path;
 
-use support::{pictures, vit};
+use support::{images, vit};
 use vit_models::weights::safetensors::Dtype;
 use vit_models::weights::{Scheme, Tensor, Weights};
 use vit_models::{Checkpoint, Config, Layout, Mode, ProblemType, Variant, variant};
@@ -48,7 +48,7 @@ fn weights_that_are_not_finite_are_named_by_every_command() {
     let mut damaged = overflowing();
     damaged.weights.tensors.get_mut("fc2.weight").unwrap().data[7] = f32::NAN;
     save(&damaged, &at("model"));
-    pictures(&at("data"), &[("a", 1), ("b", 2)], 3);
+    images(&at("data"), &[("a", 1), ("b", 2)], 3);
     let (images, model) = (at("data"), at("model"));
     for command in [
         arguments!["classify", &images, "-m", &model, "--json"].to_vec(),

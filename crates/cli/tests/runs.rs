@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Stdio;
 
-use support::{Run, command, finished, pictures, vit};
+use support::{Run, command, finished, images, vit};
 
 const CLASSES: [(&str, u8); 2] = [("a", 30), ("b", 220)];
 
@@ -33,8 +33,8 @@ fn samples(run: &Run) -> u64 {
 fn a_run_keeps_its_command_and_absolute_paths_and_goes_on_from_anywhere() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().canonicalize().unwrap();
-    pictures(&folder.join("photos"), &CLASSES, 6);
-    pictures(&folder.join("held"), &CLASSES, 2);
+    images(&folder.join("photos"), &CLASSES, 6);
+    images(&folder.join("held"), &CLASSES, 2);
     train(&folder, &["--validation", "held"]).code(0);
     let run = folder.join("run one");
     let config = std::fs::read_to_string(run.join("config.toml")).unwrap();
@@ -71,7 +71,7 @@ fn a_run_keeps_its_command_and_absolute_paths_and_goes_on_from_anywhere() {
 fn a_run_is_a_model_for_every_command_by_position_or_option() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    pictures(&folder.join("photos"), &CLASSES, 6);
+    images(&folder.join("photos"), &CLASSES, 6);
     train(folder, &[]).code(0);
     let run = OsString::from("run one");
     let all: [&[OsString]; 9] = [
@@ -114,7 +114,7 @@ fn a_run_is_measured_on_what_it_held_out_and_resumes_only_with_its_data() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let data = folder.join("photos");
-    pictures(&data, &CLASSES, 10);
+    images(&data, &CLASSES, 10);
     train(folder, &["--validation-fraction", "0.2", "--seed", "7"]).code(0);
     let eval = |model: &str, data: &str, more: &[&str]| {
         vit_in(folder, [&["eval", model, "--data", data, "--json"], more].concat())
@@ -129,9 +129,9 @@ fn a_run_is_measured_on_what_it_held_out_and_resumes_only_with_its_data() {
     let test = eval("run one", "photos", &["--split", "test"]).code(1);
     assert!(test.err.contains("no test split"), "{}", test.err);
     // A copy is the same dataset; others are measured whole, which is said.
-    pictures(&folder.join("copy"), &CLASSES, 10);
+    images(&folder.join("copy"), &CLASSES, 10);
     assert_eq!(samples(&eval("run one", "copy", &[]).code(0)), 4);
-    pictures(&folder.join("other"), &CLASSES, 9);
+    images(&folder.join("other"), &CLASSES, 9);
     let other = eval("run one", "other", &[]).code(0);
     assert_eq!(samples(&other), 18);
     assert!(other.err.contains("another dataset"), "{}", other.err);
@@ -143,7 +143,7 @@ fn a_run_is_measured_on_what_it_held_out_and_resumes_only_with_its_data() {
     let held: Vec<&str> = manifest.lines().filter(|line| line.contains("validation")).collect();
     assert_eq!(held.len(), 4, "{manifest}");
 
-    pictures(&data, &CLASSES, 15);
+    images(&data, &CLASSES, 15);
     let refused = vit_in(folder, ["resume", "run one"]).code(1);
     assert!(refused.err.contains("10 added (a/10.bmp, a/11.bmp, a/12.bmp, …)"), "{}", refused.err);
     assert!(refused.err.contains("--accept-changed-data"), "{}", refused.err);
@@ -156,8 +156,8 @@ fn a_run_is_measured_on_what_it_held_out_and_resumes_only_with_its_data() {
 fn unreadable_images_are_said_and_too_many_in_validation_stop_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    pictures(&folder.join("photos/train"), &CLASSES, 21);
-    pictures(&folder.join("photos/val"), &CLASSES, 5);
+    images(&folder.join("photos/train"), &CLASSES, 21);
+    images(&folder.join("photos/val"), &CLASSES, 5);
     for name in ["train/a/20.bmp", "train/b/20.bmp", "val/a/3.bmp", "val/b/4.bmp"] {
         std::fs::write(folder.join("photos").join(name), "not an image").unwrap();
     }

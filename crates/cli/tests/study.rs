@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Stdio;
 
-use support::{command, pictures, vit};
+use support::{command, images, vit};
 
 const MODELS: &str = "lenet5_relu_cifar,vit_pico_patch8_32,deit_pico_distilled_patch8_32";
 
@@ -24,7 +24,7 @@ fn study(data: &Path, out: &Path, models: &str, more: &[&str]) -> Vec<OsString> 
 fn a_study_is_carried_out_once_and_can_grow() {
     let folder = tempfile::tempdir().unwrap();
     let (data, out) = (folder.path().join("data"), folder.path().join("study"));
-    pictures(&data, &[("a", 30), ("b", 220)], 20);
+    images(&data, &[("a", 30), ("b", 220)], 20);
     let first = vit(study(&data, &out, MODELS, &[])).code(0);
     // Two shares of three models: the smaller share first, the teacher before its student.
     let order: Vec<&str> = first.err.lines().filter(|line| line.contains("/6  ") && line.contains(" images")).collect();
@@ -43,7 +43,7 @@ fn a_study_is_carried_out_once_and_can_grow() {
     assert_eq!(csv.lines().count(), 7);
     for line in csv.lines().skip(1) {
         let cells: Vec<&str> = line.split(',').collect();
-        // The same budget for all: 20 steps of 6 pictures.
+        // The same budget for all: 20 steps of 6 images.
         assert_eq!((cells[6], cells[7]), ("20", "120"), "{line}");
         let score: f64 = cells[10].parse().unwrap();
         assert!((0.0..=1.0).contains(&score), "{line}");
@@ -73,7 +73,7 @@ fn a_study_is_carried_out_once_and_can_grow() {
 fn a_study_killed_at_any_moment_ends_with_the_same_table() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    pictures(&data, &[("a", 30), ("b", 220)], 12);
+    images(&data, &[("a", 30), ("b", 220)], 12);
     let whole = vit(study(&data, &folder.path().join("whole"), MODELS, &[])).code(0);
     let scores = |out: &str| -> Vec<Vec<String>> {
         let cells = |line: &str| line.split_whitespace().take(5).map(str::to_string).collect();
@@ -112,7 +112,7 @@ fn a_study_killed_at_any_moment_ends_with_the_same_table() {
 fn mistakes_are_explained() {
     let folder = tempfile::tempdir().unwrap();
     let (data, out) = (folder.path().join("data"), folder.path().join("study"));
-    pictures(&data, &[("a", 30), ("b", 220)], 12);
+    images(&data, &[("a", 30), ("b", 220)], 12);
     let wrong = |models: &str, more: &[&str]| vit(study(&data, &out, models, more)).code(1).err;
     assert!(wrong("resnet18_cifr", &[]).contains("no model named `resnet18_cifr`"));
     assert!(wrong("P/8@32,vit_pico_patch8_32", &[]).contains("vit_pico_patch8_32 is in the study twice"));

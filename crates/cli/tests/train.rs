@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use support::{command, picture, pictures, vit, write_bmp};
+use support::{command, image, images, vit, write_bmp};
 
 fn weights(run: &Path) -> (Vec<u8>, Vec<u8>) {
     let last = run.join("checkpoints/last");
@@ -33,12 +33,12 @@ const SMALL: [&str; 12] = [
 fn a_folder_with_everything_wrong_trains_and_says_what_it_skipped() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("my photos ñ");
-    pictures(&data, &[("Äpfel und Birnen", 200), ("日本", 40)], 12);
+    images(&data, &[("Äpfel und Birnen", 200), ("日本", 40)], 12);
     std::fs::create_dir(data.join("empty one")).unwrap();
-    std::fs::write(data.join("日本/broken.jpg"), b"\xff\xd8\xff\xe0 this is not a picture").unwrap();
-    std::fs::copy(picture("formats/jpeg_cmyk.jpg"), data.join("日本/inks.jpg")).unwrap();
+    std::fs::write(data.join("日本/broken.jpg"), b"\xff\xd8\xff\xe0 this is not an image").unwrap();
+    std::fs::copy(image("formats/jpeg_cmyk.jpg"), data.join("日本/inks.jpg")).unwrap();
     write_bmp(&data.join("Äpfel und Birnen/one pixel.bmp"), 1, &[9, 99, 199]);
-    std::fs::write(data.join("Äpfel und Birnen/notes.txt"), "not a picture").unwrap();
+    std::fs::write(data.join("Äpfel und Birnen/notes.txt"), "not an image").unwrap();
     let out = folder.path().join("run one");
     let mut arguments: Vec<std::ffi::OsString> = vec!["train".into(), "--data".into(), data.clone().into()];
     arguments.extend(SMALL.map(Into::into));
@@ -66,7 +66,7 @@ fn a_folder_with_everything_wrong_trains_and_says_what_it_skipped() {
 fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    pictures(&data, &[("a", 30), ("b", 220)], 9);
+    images(&data, &[("a", 30), ("b", 220)], 9);
     let train = |out: &Path| -> Vec<std::ffi::OsString> {
         let mut arguments: Vec<std::ffi::OsString> = vec!["train".into(), "--data".into(), data.clone().into()];
         arguments.extend(SMALL.map(Into::into));
@@ -113,7 +113,7 @@ fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
 fn mistakes_are_explained() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    pictures(&data, &[("a", 30), ("b", 220)], 4);
+    images(&data, &[("a", 30), ("b", 220)], 4);
     let wrong = |more: &[&str]| {
         let mut arguments: Vec<std::ffi::OsString> = vec!["train".into(), "--data".into(), data.clone().into()];
         arguments.extend(more.iter().map(Into::into));
@@ -135,7 +135,7 @@ fn a_signal_saves_and_ends_with_its_own_status() {
     use std::io::{BufRead, BufReader};
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    pictures(&data, &[("a", 30), ("b", 220)], 9);
+    images(&data, &[("a", 30), ("b", 220)], 9);
     for (signal, status) in [("INT", 130), ("TERM", 143)] {
         let out = folder.path().join(signal);
         let mut child = command()
@@ -175,7 +175,7 @@ fn a_signal_saves_and_ends_with_its_own_status() {
 fn programs_read_steps_evaluations_and_the_end_and_people_what_it_took() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    pictures(&data, &[("a", 30), ("b", 220)], 9);
+    images(&data, &[("a", 30), ("b", 220)], 9);
     let out = folder.path().join("run");
     let mut arguments: Vec<std::ffi::OsString> = arguments!["train", "--data", &data, "--json", "--out", &out].to_vec();
     arguments.extend(SMALL.map(Into::into));

@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use support::{model, picture, vit};
+use support::{image, model, vit};
 
 /// The commands whose examples take no time.
 const QUICK: [&str; 10] =
@@ -82,26 +82,26 @@ fn without_a_command_the_help_is_shown() {
 
 #[test]
 fn wrong_use_is_2_and_names_the_option() {
-    let (model, picture) = (model("timm_vit"), picture("preprocess/tiny.jpg"));
-    let (model, picture) = (model.to_str().unwrap(), picture.to_str().unwrap());
+    let (model, image) = (model("timm_vit"), image("preprocess/tiny.jpg"));
+    let (model, image) = (model.to_str().unwrap(), image.to_str().unwrap());
     let cases: &[(&[&str], &str)] = &[
         (&["clasify"], "classify"),
-        (&["classify", "-m", model], "PICTURES"),
-        (&["classify", "-m", model, picture, "--top", "0"], "--top"),
-        (&["classify", "-m", model, picture, "--format", "xml"], "jsonl"),
-        (&["classify", "-m", model, picture, "--json", "--format", "csv"], "--format"),
-        (&["classify", "-m", model, picture, "--batch", "0"], "--batch"),
-        (&["classify", "-m", model, picture, "--threads", "0"], "--threads"),
-        (&["classify", "-m", model, picture, "--device", "abacus"], "auto, cpu, cuda or cuda:N"),
-        (&["classify", "-m", model, picture, "--image-size", "big"], "HEIGHTxWIDTH"),
-        (&["embed", "-m", model, picture], "--out"),
-        (&["embed", "-m", model, picture, "--out", "x.txt"], ".npy, .safetensors, .parquet"),
-        (&["embed", "-m", model, picture, "--out", "x.npy", "--pool", "max"], "features, class, mean or patches"),
-        (&["explain", "-m", model, picture], "--out"),
-        (&["explain", "-m", model, picture, "-o", "x", "--method", "magic"], "rollout, gradient, gradcam or attention"),
-        (&["explain", "-m", model, picture, "-o", "x", "--top", "0"], "--top"),
+        (&["classify", "-m", model], "IMAGES"),
+        (&["classify", "-m", model, image, "--top", "0"], "--top"),
+        (&["classify", "-m", model, image, "--format", "xml"], "jsonl"),
+        (&["classify", "-m", model, image, "--json", "--format", "csv"], "--format"),
+        (&["classify", "-m", model, image, "--batch", "0"], "--batch"),
+        (&["classify", "-m", model, image, "--threads", "0"], "--threads"),
+        (&["classify", "-m", model, image, "--device", "abacus"], "auto, cpu, cuda or cuda:N"),
+        (&["classify", "-m", model, image, "--image-size", "big"], "HEIGHTxWIDTH"),
+        (&["embed", "-m", model, image], "--out"),
+        (&["embed", "-m", model, image, "--out", "x.txt"], ".npy, .safetensors, .parquet"),
+        (&["embed", "-m", model, image, "--out", "x.npy", "--pool", "max"], "features, class, mean or patches"),
+        (&["explain", "-m", model, image], "--out"),
+        (&["explain", "-m", model, image, "-o", "x", "--method", "magic"], "rollout, gradient, gradcam or attention"),
+        (&["explain", "-m", model, image, "-o", "x", "--top", "0"], "--top"),
         (&["inspect", model], "--out"),
-        (&["patches", "-m", model, picture, "--out", "x.bmp"], ".png or .svg"),
+        (&["patches", "-m", model, image, "--out", "x.bmp"], ".png or .svg"),
         (&["convert", model], "FOLDER"),
         (&["convert", model, "x", "--layout", "keras"], "hugging-face"),
         (&["verify", model, "--tolerance", "-1"], "--tolerance"),

@@ -14,7 +14,7 @@ fn options(method: Option<Method>) -> ExplainOptions {
     ExplainOptions { method, top: 2, ..ExplainOptions::default() }
 }
 
-/// The recorded pictures of a model.
+/// The recorded images of a model.
 fn inputs(case: &str, checkpoint: &Checkpoint) -> Vec<Vec<f32>> {
     let architecture = &checkpoint.config.architecture;
     let each = architecture.channels() * architecture.image_size().iter().product::<usize>();
@@ -88,12 +88,12 @@ fn rollout_is_that_of_the_attention_recorded_from_timm() {
         let (checkpoint, io) = (open(case), recorded(case));
         let inputs = inputs(case, &checkpoint);
         let found = explain(&checkpoint, Some(Method::Rollout), &inputs).unwrap();
-        for (picture, explanation) in found.iter().enumerate() {
+        for (image, explanation) in found.iter().enumerate() {
             let layer = |i: usize| {
                 let tensor = &io.tensors[&format!("attention_{i}")];
                 let [heads, tokens] = [tensor.shape[1], tensor.shape[2]];
                 let each = heads * tokens * tokens;
-                Attention::new(heads, tokens, &tensor.data[picture * each..(picture + 1) * each]).unwrap()
+                Attention::new(heads, tokens, &tensor.data[image * each..(image + 1) * each]).unwrap()
             };
             let layers: Vec<Attention> = (0..depth).map(layer).collect();
             let tokens = layers[0].tokens();
@@ -153,9 +153,9 @@ fn class_maps_without_a_class_token_start_from_what_each_token_adds() {
         let inputs = inputs(case, &checkpoint);
         let recorded = safetensors::read(&support::fixture(case).join("class_maps.safetensors")).unwrap();
         let maps = &recorded.tensors["maps"];
-        let [pictures, classes, places] = maps.shape[..] else { panic!("{:?}", maps.shape) };
+        let [images, classes, places] = maps.shape[..] else { panic!("{:?}", maps.shape) };
         let options = ExplainOptions { classes: (0..classes).collect(), ..options(Some(Method::Gradient)) };
-        let model = ModelOptions::new().batch(pictures).threads(1);
+        let model = ModelOptions::new().batch(images).threads(1);
         let mut model = Explain::new(checkpoint, &options, &model).unwrap();
         let found = model.explain_prepared(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
         for (explanation, expected) in found.iter().flatten().zip(maps.data.chunks(classes * places)) {
@@ -250,16 +250,16 @@ fn what_cannot_be_shown_is_said_with_a_way_out() {
 }
 
 #[test]
-fn every_model_can_be_inspected_with_and_without_pictures() {
+fn every_model_can_be_inspected_with_and_without_images() {
     let device = vit::DeviceOptions::new().device(vit::DeviceChoice::Cpu).threads(1).open().unwrap();
     for case in CASES.into_iter().chain(FAMILY) {
         let checkpoint = open(case);
         let inputs = inputs(case, &checkpoint);
         let [height, width] = checkpoint.config.architecture.image_size();
         let seen = vit_data::Image::from_rgb(width, height, vec![100; width * height * 3]).unwrap();
-        for pictures in [0, inputs.len()] {
+        for images in [0, inputs.len()] {
             let mut inspector = Inspector::new(&checkpoint.config, &checkpoint.weights, device.as_ref(), 2).unwrap();
-            for group in inputs[..pictures].chunks(2) {
+            for group in inputs[..images].chunks(2) {
                 let sample = |input| Sample { name: "a.jpg", seen: &seen, input, shown: true, label: Some(1) };
                 inspector.add(&group.iter().map(|input| sample(input.as_slice())).collect::<Vec<_>>()).unwrap();
             }
@@ -267,7 +267,7 @@ fn every_model_can_be_inspected_with_and_without_pictures() {
             let names: Vec<&str> = inspection.figures.iter().map(|figure| figure.name).collect();
             assert!(names.contains(&"filters") && names.contains(&"receptive_field"), "{case}: {names:?}");
             let attends = attends(&checkpoint.config.architecture);
-            assert_eq!(names.contains(&"attention_distance"), attends && pictures > 0, "{case}: {names:?}");
+            assert_eq!(names.contains(&"attention_distance"), attends && images > 0, "{case}: {names:?}");
             for figure in &inspection.figures {
                 figure.scene.assert_readable();
             }

@@ -9,7 +9,7 @@ use vit_models::weights::safetensors::Dtype;
 use vit_models::weights::{self, Tensor, Weights};
 use vit_models::{Changes, Checkpoint, Layout, OpenOptions, variant};
 
-/// One output of a checkpoint for a batch of prepared pictures.
+/// One output of a checkpoint for a batch of prepared images.
 fn output(checkpoint: &Checkpoint, input: &[f32], name: &str) -> Vec<f32> {
     let architecture = &checkpoint.config.architecture;
     let each = architecture.channels() * architecture.image_size().iter().product::<usize>();
@@ -50,7 +50,7 @@ fn another_number_of_classes_starts_a_new_head_and_keeps_the_rest() {
 }
 
 #[test]
-fn grey_pictures_give_what_they_gave_as_rgb() {
+fn grey_images_give_what_they_gave_as_rgb() {
     for case in FAMILY
         .into_iter()
         .filter(|case| !case.starts_with("lenet") && !case.contains("bit") && !case.contains("hybrid"))

@@ -89,7 +89,7 @@ fn models() -> Vec<Vit> {
     all
 }
 
-/// Parameters as they start, with noise, so that no zero or one hides a mistake; and a picture.
+/// Parameters as they start, with noise, so that no zero or one hides a mistake; and an image.
 fn values(graph: &Graph) -> BTreeMap<String, Vec<f32>> {
     let mut values = BTreeMap::new();
     for (_, parameter) in graph.parameters() {

@@ -1,10 +1,9 @@
-//! Classes as people name them: in full, by the beginning of a name, or by number. A label may be several names with commas
-//! between them, as ImageNet's are.
+//! Classes by name, by the beginning of a name, or by number. A label may list several names, as ImageNet's do.
 
-/// The most classes that an error lists.
+/// The number of classes that an error lists.
 const LISTED: usize = 5;
 
-/// The numbers of the classes asked for, each once, in the order given.
+/// The indices of the classes, each once, in the order given.
 pub fn find_all(asked: &[String], labels: &[String], classes: usize) -> anyhow::Result<Vec<usize>> {
     let mut found = Vec::new();
     for name in asked {
@@ -41,7 +40,7 @@ fn find(asked: &str, labels: &[String], classes: usize) -> anyhow::Result<usize>
     }
 }
 
-/// The whole label, and each of its names.
+/// The label, and each of the names it lists.
 fn names(label: &str) -> Vec<String> {
     let label = label.trim().to_lowercase();
     let parts: Vec<String> = label.split(',').map(|part| part.trim().to_string()).collect();
@@ -69,9 +68,9 @@ fn unknown(wanted: &str, labels: &[String], classes: usize) -> String {
     }
 }
 
-/// Classes with their numbers, the first few.
+/// The first few classes with their numbers.
 fn listed(classes: &[usize], labels: &[String]) -> String {
-    // All of a few, or the first of many: never all but one or two.
+    // A few classes are listed in full, rather than all but one or two.
     let shown = if classes.len() <= 2 * LISTED { classes.len() } else { LISTED };
     let mut text: Vec<String> = classes[..shown].iter().map(|&class| format!("{} ({class})", labels[class])).collect();
     if shown < classes.len() {

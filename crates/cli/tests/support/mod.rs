@@ -77,8 +77,8 @@ pub fn model(name: &str) -> PathBuf {
     crates().join("vit/tests/fixtures").join(name)
 }
 
-/// A picture among the fixtures of the data crate, e.g. `preprocess/tiny.jpg`.
-pub fn picture(name: &str) -> PathBuf {
+/// An image among the fixtures of the data crate, e.g. `preprocess/tiny.jpg`.
+pub fn image(name: &str) -> PathBuf {
     crates().join("data/tests/fixtures").join(name)
 }
 
@@ -91,8 +91,8 @@ fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// Writes `each` pictures of 12 x 12 pixels for every class.
-pub fn pictures(folder: &Path, classes: &[(&str, u8)], each: u32) {
+/// Writes `each` images of 12 x 12 pixels for every class.
+pub fn images(folder: &Path, classes: &[(&str, u8)], each: u32) {
     for (class, shade) in classes {
         std::fs::create_dir_all(folder.join(class)).unwrap();
         for number in 0..each {
@@ -103,7 +103,7 @@ pub fn pictures(folder: &Path, classes: &[(&str, u8)], each: u32) {
     }
 }
 
-/// The plainest picture format: rows from the bottom up, blue first, padded to four bytes.
+/// The plainest image format: rows from the bottom up, blue first, padded to four bytes.
 pub fn write_bmp(path: &Path, side: usize, rgb: &[u8]) {
     let row = (3 * side).next_multiple_of(4);
     let mut file = b"BM".to_vec();

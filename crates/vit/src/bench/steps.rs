@@ -28,7 +28,7 @@ pub struct Measurement {
     pub p10_ms: f64,
     /// A tenth of the runs took more.
     pub p90_ms: f64,
-    /// Pictures per second, at the median.
+    /// Images per second, at the median.
     pub images_per_s: f64,
     /// 10^9 floating-point operations per second, at the median.
     pub gflops: f64,
@@ -128,7 +128,7 @@ fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>
 /// Random numbers that are drawn for an input; more are the same ones again, since drawing takes longer than a run.
 const ENOUGH: usize = (1 << 22) - 1;
 
-/// Noise for pictures, and numbers that keep a training step finite.
+/// Noise for images, and numbers that keep a training step finite.
 pub(super) fn fill_inputs(graph: &Graph, executable: &mut dyn Executable) -> Result<(), Error> {
     for (_, input) in graph.inputs() {
         let count = input.ty.shape.elements();

@@ -1,4 +1,4 @@
-//! Pictures on their way into a model: found, decoded and prepared on all cores while the model runs, in order.
+//! The images of a command: found, decoded and preprocessed on all cores while the model runs, in order.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use vit::ModelOptions;
@@ -16,13 +16,13 @@ use vit_models::{Changes, Checkpoint, builtin};
 use crate::device_options::DeviceArguments;
 use crate::{checkpoints, terminal};
 
-/// The arguments of every command that looks at pictures.
+/// The arguments of every command about images.
 #[derive(Args)]
-pub struct PictureArguments {
-    /// Pictures, folders of pictures, or patterns like 'photos/*.jpg'; `-` reads
-    /// one picture, or a list of paths, from standard input
-    #[arg(required = true, value_name = "PICTURES")]
-    pictures: Vec<OsString>,
+pub struct ImageArguments {
+    /// Images, folders of images, or patterns like 'photos/*.jpg'; `-` reads
+    /// one image, or a list of paths, from standard input
+    #[arg(required = true, value_name = "IMAGES")]
+    images: Vec<OsString>,
     /// The model: a checkpoint folder, a weights file, or a run's folder; the
     /// built-in one knows CIFAR-10's classes
     #[arg(long, short, env = "VIT_MODEL", hide_env_values = true, value_name = "PATH", default_value = builtin::NAME)]
@@ -31,33 +31,33 @@ pub struct PictureArguments {
     pub how: RunArguments,
 }
 
-/// The arguments of every command that runs a model on pictures.
+/// The arguments of every command that runs a model on images.
 #[derive(Args)]
 pub struct RunArguments {
-    /// Pictures that are run at once, at most [default: 8]
+    /// Images in one run of the model, at most [default: 8]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: Option<u32>,
     /// Another image size than the model's: N, or HEIGHTxWIDTH
     #[arg(long, value_name = "SIZE", help_heading = "How to run", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
-    /// Leave pictures as stored, whatever their EXIF orientation says (as timm does)
+    /// Leave images as stored, whatever their EXIF orientation says (as timm does)
     #[arg(long, help_heading = "How to run")]
     ignore_orientation: bool,
-    /// Refuse pictures with more pixels than this [default: 178956970, as Pillow]
+    /// Refuse images with more pixels than this [default: 178956970, as Pillow]
     #[arg(long, value_name = "N", help_heading = "How to run", value_parser = clap::value_parser!(u64).range(1..))]
     max_pixels: Option<u64>,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Use weights that do not match the model: what is missing starts anew
+    /// Use weights that do not match the model: what is missing is initialised
     #[arg(long, help_heading = "How to run")]
     allow_unmatched: bool,
 }
 
-/// Where one picture comes from.
+/// The source of one image.
 pub enum Source {
     File(PathBuf),
     StandardInput(Vec<u8>),
-    /// What was asked for and is not there, and why.
+    /// An argument without an image, and why.
     Missing(OsString, String),
 }
 
@@ -79,34 +79,34 @@ impl Source {
     }
 }
 
-impl PictureArguments {
-    /// All pictures that the arguments mean. What cannot be found is among them, to be reported like a damaged file.
+impl ImageArguments {
+    /// All images of the arguments, see [`sources`].
     pub fn sources(&self) -> anyhow::Result<Vec<Source>> {
-        sources(&self.pictures)
+        sources(&self.images)
     }
 
-    /// The model's weights, changed as the arguments say.
+    /// The model's checkpoint, with the changes that the arguments ask for.
     pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
         self.how.checkpoint(&self.model)
     }
 
-    /// Options for a model that will see this many pictures.
-    pub fn options(&self, pictures: usize) -> ModelOptions {
-        self.how.options(pictures)
+    /// Options of a model for this many images.
+    pub fn options(&self, images: usize) -> ModelOptions {
+        self.how.options(images)
     }
 }
 
-/// All pictures that some arguments mean. What cannot be found is among them, to be reported like a damaged file.
-pub fn sources(pictures: &[OsString]) -> anyhow::Result<Vec<Source>> {
+/// All images of some arguments. What cannot be found is [`Source::Missing`], and is reported like a damaged file.
+pub fn sources(images: &[OsString]) -> anyhow::Result<Vec<Source>> {
     let mut sources = Vec::new();
     let mut named: Vec<OsString> = Vec::new();
     let mut read = false;
-    for argument in pictures {
+    for argument in images {
         if argument != "-" {
             named.push(argument.clone());
         } else if !std::mem::replace(&mut read, true) {
             match standard_input()? {
-                StandardInput::Picture(bytes) => sources.push(Source::StandardInput(bytes)),
+                StandardInput::Image(bytes) => sources.push(Source::StandardInput(bytes)),
                 StandardInput::Paths(paths) => named.extend(paths),
             }
         }
@@ -121,44 +121,66 @@ pub fn sources(pictures: &[OsString]) -> anyhow::Result<Vec<Source>> {
 }
 
 impl RunArguments {
-    /// A model's weights, changed as the arguments say.
+    /// A model's checkpoint, with the changes that the arguments ask for.
     pub fn checkpoint(&self, model: &Path) -> anyhow::Result<Checkpoint> {
         let mut checkpoint = checkpoints::open(model, self.allow_unmatched)?;
         checkpoints::change(&mut checkpoint, Changes { image_size: self.image_size, ..Changes::default() })?;
         Ok(checkpoint)
     }
 
-    /// Options for a model that will see this many pictures.
-    pub fn options(&self, pictures: usize) -> ModelOptions {
+    /// Options of a model for this many images.
+    pub fn options(&self, images: usize) -> ModelOptions {
         let options = ModelOptions::new()
-            .batch(pictures.min(self.batch.unwrap_or(8) as usize))
+            .batch(images.min(self.batch.unwrap_or(8) as usize))
             .device(self.device.inference())
             .allow_unmatched(self.allow_unmatched);
         self.image_size.map_or(options.clone(), |size| options.image_size(size))
     }
 
-    /// Decodes one picture.
+    /// Decodes one image.
     pub fn decode(&self, source: &Source) -> anyhow::Result<Image> {
         source.decode(&self.decode_options())
     }
 
     fn decode_options(&self) -> DecodeOptions {
-        let usual = DecodeOptions::default();
-        DecodeOptions {
-            apply_orientation: !self.ignore_orientation,
-            max_pixels: self.max_pixels.unwrap_or(usual.max_pixels),
-        }
+        let max_pixels = self.max_pixels.unwrap_or(DecodeOptions::default().max_pixels);
+        DecodeOptions { apply_orientation: !self.ignore_orientation, max_pixels }
     }
 
-    /// Prepares pictures for a model on all cores and hands them over in order, `batch` at a time.
-    pub fn for_each_batch(
+    /// Runs a model over all images. `model` takes the preprocessed images of a batch and gives a result for each; `each`
+    /// gets every image's result, or its error, in order.
+    pub fn run_model<R>(
         &self,
         sources: &[Source],
         preprocess: &Preprocess,
         batch: usize,
-        each: impl FnMut(Vec<(&Source, anyhow::Result<Vec<f32>>)>, &ProgressBar) -> anyhow::Result<()>,
+        mut model: impl FnMut(&[Vec<f32>]) -> Result<Vec<Result<R, vit::Error>>, vit::Error>,
+        mut each: impl FnMut(&Source, anyhow::Result<R>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        self.for_each_batch_of(sources, |image| Ok(preprocess.apply(&image)?), batch, each)
+        self.for_each_batch_of(
+            sources,
+            |image| Ok(preprocess.apply(&image)?),
+            batch,
+            |group, progress| {
+                let mut ready = Vec::new();
+                let prepared: Vec<_> =
+                    group.into_iter().map(|(source, image)| (source, image.map(|image| ready.push(image)))).collect();
+                let mut results = if ready.is_empty() { Vec::new() } else { model(&ready)? }.into_iter();
+                progress.suspend(|| {
+                    for (source, prepared) in prepared {
+                        let result = match prepared {
+                            Ok(()) => match results.next() {
+                                Some(result) => result.with_context(|| source.name()),
+                                None => bail!("the model gave fewer results than there are images"),
+                            },
+                            Err(error) => Err(error),
+                        };
+                        each(source, result)?;
+                    }
+                    Ok(())
+                })
+            },
+        )
     }
 
     /// Decodes images and applies `prepare` to them on worker threads; calls `each` with the results in order, `batch` at
@@ -196,11 +218,11 @@ impl RunArguments {
 }
 
 enum StandardInput {
-    Picture(Vec<u8>),
+    Image(Vec<u8>),
     Paths(Vec<OsString>),
 }
 
-/// A picture, or, if it is none, a list of paths.
+/// Reads an image or a list of paths.
 fn standard_input() -> anyhow::Result<StandardInput> {
     if std::io::stdin().is_terminal() {
         terminal::note("reading paths from standard input, one per line; Ctrl-D ends the list");
@@ -208,13 +230,13 @@ fn standard_input() -> anyhow::Result<StandardInput> {
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("standard input")?;
     if vit_data::ImageFormat::of(&bytes).is_ok() {
-        return Ok(StandardInput::Picture(bytes));
+        return Ok(StandardInput::Image(bytes));
     }
     let paths = paths(&bytes);
-    anyhow::ensure!(!paths.is_empty(), "standard input is empty; give a picture, or paths, one per line");
-    // A file of another kind is not a list: the decoder says best what it is.
+    anyhow::ensure!(!paths.is_empty(), "standard input is empty; give an image, or paths, one per line");
+    // Bytes that are neither text nor the path of a file go to the decoder, whose error says what they are.
     let text = std::str::from_utf8(&bytes).is_ok() || PathBuf::from(&paths[0]).exists();
-    Ok(if text { StandardInput::Paths(paths) } else { StandardInput::Picture(bytes) })
+    Ok(if text { StandardInput::Paths(paths) } else { StandardInput::Image(bytes) })
 }
 
 /// One path per line, or between zero bytes as `find -print0` writes them.
@@ -245,17 +267,17 @@ pub fn parse_size(text: &str) -> Result<[usize; 2], String> {
     }
 }
 
-/// A bar on standard error, if that is a terminal and there is enough to wait for.
-fn progress(pictures: usize) -> ProgressBar {
-    if pictures < 16 || !std::io::stderr().is_terminal() {
+/// A progress bar on standard error, if that is a terminal and there are more than a few images.
+fn progress(images: usize) -> ProgressBar {
+    if images < 16 || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} pictures  {rate}  {eta} left")
+    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} images  {rate}  {eta} left")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
             let _ = write!(out, "{:.1}/s", state.per_sec());
         });
-    ProgressBar::new(pictures as u64).with_style(style)
+    ProgressBar::new(images as u64).with_style(style)
 }
 
 /// Creates the folder that --out names.
@@ -264,13 +286,13 @@ pub fn make_folder(out: &Path) -> anyhow::Result<()> {
         .map_err(|error| anyhow!("the folder {} cannot be created ({error}); choose another --out", out.display()))
 }
 
-/// Reports pictures that could not be read, at the end.
+/// Reports how many images could not be read.
 pub fn report_failures(failed: usize, all: usize) -> crate::Outcome {
     if failed == 0 {
         return crate::Outcome::Fine;
     }
     if all > 1 {
-        terminal::note(format_args!("{failed} of {all} pictures could not be read"));
+        terminal::note(format_args!("{failed} of {all} images could not be read"));
     }
     crate::Outcome::Failed
 }
