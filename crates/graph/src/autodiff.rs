@@ -45,9 +45,10 @@ fn differentiate(
         let op = graph.node(node).op.clone();
         let inputs = graph.node(node).inputs.clone();
         let scope = graph.node(node).scope.clone();
-        let wants = inputs.iter().map(|v| differentiated[v.node] && graph.ty(*v).dtype.is_float()).collect();
+        let needs_gradient = inputs.iter().map(|v| differentiated[v.node] && graph.ty(*v).dtype.is_float()).collect();
         graph.enter(&scope);
-        let mut backward = Backward { graph, node, upstream: &upstream[node], wants, found: vec![None; inputs.len()] };
+        let mut backward =
+            Backward { graph, node, upstream: &upstream[node], needs_gradient, found: vec![None; inputs.len()] };
         op.gradient(&mut backward)?;
         let found = backward.found;
         for (input, gradient) in inputs.iter().zip(found) {
@@ -87,14 +88,14 @@ pub struct Backward<'a> {
     pub graph: &'a mut Graph,
     node: NodeId,
     upstream: &'a [Option<Value>],
-    wants: Vec<bool>,
+    needs_gradient: Vec<bool>,
     found: Vec<Option<Value>>,
 }
 
 impl Backward<'_> {
     /// How many inputs the operation has.
     pub fn inputs(&self) -> usize {
-        self.wants.len()
+        self.needs_gradient.len()
     }
 
     /// An input of the operation.
@@ -127,8 +128,8 @@ impl Backward<'_> {
     }
 
     /// Whether the gradient of this input is needed.
-    pub fn wants(&self, i: usize) -> bool {
-        self.wants[i]
+    pub fn needs_gradient(&self, i: usize) -> bool {
+        self.needs_gradient[i]
     }
 
     /// Sets the gradient of an input.
@@ -143,7 +144,7 @@ impl Backward<'_> {
 
     /// Sets the gradients of the first `count` inputs to the outputs of `node`.
     pub fn set_all(&mut self, node: NodeId, count: usize) -> Result<(), GraphError> {
-        for i in (0..count).filter(|&i| self.wants[i]).collect::<Vec<_>>() {
+        for i in (0..count).filter(|&i| self.needs_gradient[i]).collect::<Vec<_>>() {
             self.set(i, Value { node, output: i })?;
         }
         Ok(())

@@ -35,9 +35,9 @@ pub enum GraphError {
     UnknownName {
         /// `input`, `parameter`, `output` or `value`.
         kind: &'static str,
-        /// The name asked for.
+        /// The unknown name.
         name: String,
-        /// The names there are.
+        /// The known names.
         known: String,
     },
     /// A value handed to a graph does not have the type that the graph declares.

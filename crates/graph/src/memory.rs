@@ -109,10 +109,10 @@ impl MemoryPlan {
             if workspace > 0 {
                 live.push(LiveRange { bytes: workspace, first: id, last: id, owner: Owner::Workspace(id) });
             }
-            if matches!(node.op, Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_)) {
+            let input = matches!(node.op, Op::Input(_));
+            if !node.op.computes() && !input {
                 continue;
             }
-            let input = matches!(node.op, Op::Input(_));
             for output in 0..node.outputs.len() {
                 let value = Value { node: id, output };
                 let written = output == 0 && node.op.always_writes_first_output() && uses[id].iter().any(|&n| n > 0);

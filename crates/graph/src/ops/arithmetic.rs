@@ -42,7 +42,7 @@ impl Operation for Binary {
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         let dy = b.dy()?;
         for side in 0..2 {
-            if !b.wants(side) {
+            if !b.needs_gradient(side) {
                 continue;
             }
             let d = match self {

@@ -165,7 +165,7 @@ impl Operation for Attention {
         inputs.extend((0..operands + usize::from(self.bias) + usize::from(self.dropout.is_some())).map(|i| b.input(i)));
         let node = b.graph.add(AttentionGrad(*self), &inputs)?;
         for i in 0..operands + usize::from(self.bias) {
-            if b.wants(i) {
+            if b.needs_gradient(i) {
                 b.set(i, Value { node, output: i })?;
             }
         }

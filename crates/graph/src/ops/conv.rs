@@ -106,17 +106,17 @@ impl Operation for Conv2d {
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         let (x, weight, dy) = (b.input(0), b.input(1), b.dy()?);
-        if b.wants(0) {
+        if b.needs_gradient(0) {
             let op = Conv2dGradInput { conv: *self, input: b.graph.shape(x).clone() };
             let dx = b.graph.value(op, &[dy, weight])?;
             b.set(0, dx)?;
         }
-        if b.wants(1) {
+        if b.needs_gradient(1) {
             let op = Conv2dGradWeight { conv: *self, weight: b.graph.shape(weight).clone() };
             let dw = b.graph.value(op, &[dy, x])?;
             b.set(1, dw)?;
         }
-        if self.bias && b.wants(2) {
+        if self.bias && b.needs_gradient(2) {
             let db = b.graph.value(Reduce::sum([0, 1, 2]), &[dy])?;
             b.set(2, db)?;
         }

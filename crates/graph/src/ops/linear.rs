@@ -75,17 +75,17 @@ impl Operation for Linear {
         let x_shape = b.graph.shape(x).clone();
         let (n, k) = (b.graph.shape(weight)[0], b.graph.shape(weight)[1]);
         let dy = b.graph.value(Reshape::to([x_shape.rows(), n]), &[dy])?;
-        if b.wants(0) {
+        if b.needs_gradient(0) {
             let dx = b.graph.value(MatMul::default(), &[dy, weight])?;
             let dx = b.graph.value(Reshape::to(x_shape.clone()), &[dx])?;
             b.set(0, dx)?;
         }
-        if b.wants(1) {
+        if b.needs_gradient(1) {
             let x = b.graph.value(Reshape::to([x_shape.rows(), k]), &[x])?;
             let dw = b.graph.value(MatMul { transpose_a: true, transpose_b: false }, &[dy, x])?;
             b.set(1, dw)?;
         }
-        if self.bias && b.wants(2) {
+        if self.bias && b.needs_gradient(2) {
             let db = b.graph.value(Reduce::sum([0]), &[dy])?;
             b.set(2, db)?;
         }

@@ -29,7 +29,7 @@ impl Operation for CrossEntropy {
     }
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
-        if b.wants(1) {
+        if b.needs_gradient(1) {
             return Err(b.unsupported("targets are given, not learned"));
         }
         let (logits, targets, dy) = (b.input(0), b.input(1), b.dy()?);
@@ -111,7 +111,7 @@ impl Operation for SigmoidCrossEntropy {
 
     /// `(σ(logits) - targets) / b`.
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
-        if b.wants(1) {
+        if b.needs_gradient(1) {
             return Err(b.unsupported("targets are given, not learned"));
         }
         let (logits, targets, dy) = (b.input(0), b.input(1), b.dy()?);

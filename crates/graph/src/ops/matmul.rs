@@ -55,7 +55,7 @@ impl Operation for MatMul {
     fn gradient(&self, g: &mut Backward) -> Result<(), GraphError> {
         let (a, b, dy) = (g.input(0), g.input(1), g.dy()?);
         let product = |transpose_a, transpose_b| MatMul { transpose_a, transpose_b };
-        if g.wants(0) {
+        if g.needs_gradient(0) {
             let da = if self.transpose_a {
                 g.graph.value(product(self.transpose_b, true), &[b, dy])?
             } else {
@@ -63,7 +63,7 @@ impl Operation for MatMul {
             };
             g.set(0, da)?;
         }
-        if g.wants(1) {
+        if g.needs_gradient(1) {
             let db = if self.transpose_b {
                 g.graph.value(product(true, self.transpose_a), &[dy, a])?
             } else {

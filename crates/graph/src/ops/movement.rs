@@ -199,7 +199,7 @@ impl Operation for Concat {
         let mut start = 0;
         for i in 0..b.inputs() {
             let length = b.graph.shape(b.input(i))[self.axis];
-            if b.wants(i) {
+            if b.needs_gradient(i) {
                 let dx = b.graph.value(Slice { axis: self.axis, start, length }, &[dy])?;
                 b.set(i, dx)?;
             }

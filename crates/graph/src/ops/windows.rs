@@ -21,9 +21,9 @@ impl Windows {
         [0, 1].map(|axis| image[1 + axis].div_ceil(self.size[axis].max(1)))
     }
 
-    /// The row or column of the image at position `place` of a window; `None` for padding.
-    pub fn source(&self, axis: usize, window: usize, place: usize, extent: usize) -> Option<usize> {
-        let at = window * self.size[axis] + place;
+    /// The row or column of the image at a position of a window; `None` for padding.
+    pub fn source(&self, axis: usize, window: usize, position: usize, extent: usize) -> Option<usize> {
+        let at = window * self.size[axis] + position;
         (at < extent).then(|| (at + self.shift[axis] % extent) % extent)
     }
 

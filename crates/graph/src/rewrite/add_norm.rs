@@ -1,6 +1,6 @@
 //! Residual sum and layer norm in one pass over memory.
 
-use super::Copy;
+use super::GraphCopy;
 use crate::ops::{AddLayerNorm, Binary, Op};
 use crate::{Graph, GraphError, Value};
 
@@ -21,7 +21,7 @@ pub fn fuse_add_norm(graph: &Graph) -> Result<Graph, GraphError> {
         let norm = matches!(nodes[consumer].op, Op::LayerNorm(_)) && nodes[consumer].inputs[0].node == id;
         (norm && graph.shape(x) == graph.shape(y)).then_some(consumer)
     };
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for (id, node) in nodes.iter().enumerate() {
         if fused_by(id).is_some() {
             continue;
@@ -32,8 +32,8 @@ pub fn fuse_add_norm(graph: &Graph) -> Result<Graph, GraphError> {
                 let [x, y] = [nodes[sum].inputs[0], nodes[sum].inputs[1]];
                 let inputs = [x, y, node.inputs[1], node.inputs[2]].map(|v| copy.moved(v));
                 let added = copy.new.add_like(node, AddLayerNorm(*norm), &inputs)?;
-                (0..3).for_each(|output| copy.place(Value { node: id, output }, Value { node: added, output }));
-                copy.place(Value { node: sum, output: 0 }, Value { node: added, output: 3 });
+                (0..3).for_each(|output| copy.replace(Value { node: id, output }, Value { node: added, output }));
+                copy.replace(Value { node: sum, output: 0 }, Value { node: added, output: 3 });
             }
             _ => copy.keep(id)?,
         }

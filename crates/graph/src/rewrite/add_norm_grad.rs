@@ -1,6 +1,6 @@
 //! Gradient of a layer norm and of the residual connection around its branch in one pass over memory.
 
-use super::Copy;
+use super::GraphCopy;
 use crate::ops::{Binary, LayerNormGradAdd, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
@@ -26,7 +26,7 @@ pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     };
     let mut inside = vec![false; nodes.len()];
     (0..nodes.len()).filter_map(fused).for_each(|(grad, _)| inside[grad] = true);
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for id in (0..nodes.len()).filter(|&id| !inside[id]) {
         let Some((grad, residual)) = fused(id) else {
             copy.keep(id)?;
@@ -35,9 +35,9 @@ pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
         let mut inputs = copy.inputs(&nodes[grad]);
         inputs.push(copy.moved(residual));
         let node = copy.new.add_like(&nodes[grad], LayerNormGradAdd, &inputs)?;
-        copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
+        copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
         for output in [1, 2] {
-            copy.place(Value { node: grad, output }, Value { node, output });
+            copy.replace(Value { node: grad, output }, Value { node, output });
         }
     }
     copy.finish()

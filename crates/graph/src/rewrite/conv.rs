@@ -1,6 +1,6 @@
 //! Epilogue fusion for convolutions, with filters in the order of channels-last images.
 
-use super::{Copy, only_consumers};
+use super::{GraphCopy, only_consumers};
 use crate::ops::{Activation, Binary, Conv2d, FusedConv2d, Op, Permute, Reshape, ResidualAt};
 use crate::{Graph, GraphError, NodeId, Value};
 
@@ -27,14 +27,14 @@ pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
             chains[last] = Some((id, chain));
         }
     }
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for id in 0..graph.nodes().len() {
         match &chains[id] {
             None if inside[id] => {}
             None => copy.keep(id)?,
             Some((first, chain)) => {
                 let fused = fuse(&mut copy, graph, *first, chain)?;
-                copy.place(Value { node: id, output: 0 }, fused);
+                copy.replace(Value { node: id, output: 0 }, fused);
             }
         }
     }
@@ -86,7 +86,7 @@ fn follow(graph: &Graph, consumers: &[Option<NodeId>], inside: &[bool], first: N
     chain
 }
 
-fn fuse(copy: &mut Copy, graph: &Graph, first: NodeId, chain: &ConvChain) -> Result<Value, GraphError> {
+fn fuse(copy: &mut GraphCopy, graph: &Graph, first: NodeId, chain: &ConvChain) -> Result<Value, GraphError> {
     let node = graph.node(first);
     let Op::Conv2d(conv) = node.op else { unreachable!("only convolutions have chains") };
     let mut inputs = copy.inputs(node);

@@ -1,6 +1,6 @@
 //! Dead code elimination.
 
-use super::Copy;
+use super::GraphCopy;
 use crate::ops::Op;
 use crate::{Graph, GraphError};
 
@@ -18,7 +18,7 @@ pub fn dead_code(graph: &Graph) -> Result<Graph, GraphError> {
             graph.node(id).inputs.iter().for_each(|v| needed[v.node] = true);
         }
     }
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for id in (0..needed.len()).filter(|&id| needed[id]) {
         copy.keep(id)?;
     }

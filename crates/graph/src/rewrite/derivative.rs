@@ -1,7 +1,7 @@
 //! Activations in linear layers keep their derivative for the backward pass. Computing it in the epilogue of the matrix product
 //! costs little, and the gradient becomes a multiplication.
 
-use super::Copy;
+use super::GraphCopy;
 use crate::ops::{Activation, Binary, Linear, LinearWithDerivative, MatMulTimes, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
@@ -10,7 +10,7 @@ use crate::{Graph, GraphError, NodeId, Value};
 /// ([`MatMulTimes`]) if it has no other consumer.
 pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     let consumers = consumers(graph);
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     let mut derivatives: Vec<Option<Value>> = vec![None; graph.nodes().len()];
     let products: Vec<Option<NodeId>> = (0..graph.nodes().len()).map(|id| product(graph, &consumers, id)).collect();
     let fused: Vec<NodeId> = products.iter().flatten().copied().collect();
@@ -22,7 +22,7 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                 let inputs = copy.inputs(node);
                 let added = copy.new.add_like(node, op, &inputs)?;
                 found.iter().for_each(|&a| {
-                    copy.place(Value { node: a, output: 0 }, Value { node: added, output: 0 });
+                    copy.replace(Value { node: a, output: 0 }, Value { node: added, output: 0 });
                 });
                 derivatives[id] = Some(Value { node: added, output: 1 });
             }
@@ -36,7 +36,7 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                 (Some(derivative), None) => {
                     let inputs = [copy.moved(node.inputs[1]), derivative];
                     let added = copy.new.add_like(node, Binary::Mul, &inputs)?;
-                    copy.place(Value { node: id, output: 0 }, Value { node: added, output: 0 });
+                    copy.replace(Value { node: id, output: 0 }, Value { node: added, output: 0 });
                 }
                 (Some(derivative), Some(product)) => {
                     let old = graph.node(product);
@@ -48,7 +48,7 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                     let times = copy.new.add_like(old, MatMulTimes(matmul), &inputs)?;
                     let shape = Reshape(node.outputs[0].shape.clone());
                     let added = copy.new.add_like(old, shape, &[Value { node: times, output: 0 }])?;
-                    copy.place(Value { node: id, output: 0 }, Value { node: added, output: 0 });
+                    copy.replace(Value { node: id, output: 0 }, Value { node: added, output: 0 });
                 }
             },
             _ => copy.keep(id)?,

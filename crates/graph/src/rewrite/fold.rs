@@ -1,7 +1,7 @@
 //! Batch norm folding: at inference a batch norm is a scale and a shift per channel, which fold into the weights of the
 //! convolution before it.
 
-use super::{Copy, only_consumers};
+use super::{GraphCopy, only_consumers};
 use crate::analysis::constant_nodes;
 use crate::ops::{Binary, Conv2d, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
@@ -36,7 +36,7 @@ pub fn fold_norm(graph: &Graph) -> Result<Graph, GraphError> {
             inside[id] = Some(id);
         }
     }
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for (id, first) in inside.into_iter().enumerate() {
         let Some(first) = first else {
             copy.keep(id)?;
@@ -45,13 +45,18 @@ pub fn fold_norm(graph: &Graph) -> Result<Graph, GraphError> {
         // The folded convolution takes the place of the last node of the chain, after the operands of all of them.
         if chains[first].last().is_some_and(|(last, ..)| *last == id) {
             let folded = fold(&mut copy, graph, first, &chains[first])?;
-            copy.place(Value { node: id, output: 0 }, folded);
+            copy.replace(Value { node: id, output: 0 }, folded);
         }
     }
     copy.finish()
 }
 
-fn fold(copy: &mut Copy, graph: &Graph, id: NodeId, chain: &[(NodeId, Binary, Value)]) -> Result<Value, GraphError> {
+fn fold(
+    copy: &mut GraphCopy,
+    graph: &Graph,
+    id: NodeId,
+    chain: &[(NodeId, Binary, Value)],
+) -> Result<Value, GraphError> {
     let node = graph.node(id);
     let Op::Conv2d(conv) = node.op else { unreachable!("only convolutions have chains") };
     let inputs = copy.inputs(node);

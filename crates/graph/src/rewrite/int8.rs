@@ -1,6 +1,6 @@
 //! int8 quantisation of linear layers.
 
-use super::Copy;
+use super::GraphCopy;
 use crate::memory::storage;
 use crate::ops::{Linear, Op};
 use crate::{Graph, GraphError, NodeId, Value};
@@ -8,14 +8,14 @@ use crate::{Graph, GraphError, NodeId, Value};
 /// Quantises the linear layers whose weights are parameters, except the first, which reads the image, and those whose result
 /// is an output: these cost the most accuracy. All other operations stay in f32.
 pub fn int8(graph: &Graph) -> Result<Graph, GraphError> {
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         match node.op {
             Op::Linear(linear) if is_quantisable(graph, id) => {
                 let op = Linear { int8: true, ..linear };
                 let inputs = copy.inputs(node);
                 let added = copy.new.add_like(node, op, &inputs)?;
-                copy.place(Value { node: id, output: 0 }, Value { node: added, output: 0 });
+                copy.replace(Value { node: id, output: 0 }, Value { node: added, output: 0 });
             }
             _ => copy.keep(id)?,
         }

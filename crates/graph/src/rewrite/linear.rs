@@ -1,6 +1,6 @@
 //! Epilogue fusion for linear layers: activation, layer scale, residual sum.
 
-use super::{Copy, only_consumers};
+use super::{GraphCopy, only_consumers};
 use crate::ops::{Binary, Linear, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
@@ -30,7 +30,7 @@ pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
             }
         }
     }
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for id in 0..graph.nodes().len() {
         match &chains[id] {
             None if inside[id] => {}
@@ -39,7 +39,7 @@ pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
                 let mut inputs = copy.inputs(graph.node(*first));
                 inputs.extend([chain.scale, chain.residual].iter().flatten().map(|&v| copy.moved(v)));
                 let node = copy.new.add_like(graph.node(*first), chain.linear, &inputs)?;
-                copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
+                copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
             }
         }
     }

@@ -29,16 +29,16 @@ pub use relu::relu_by_result;
 use crate::{Graph, GraphError, Node, NodeId, Value};
 
 /// Copies a graph node by node and maps old values to new ones.
-struct Copy<'a> {
+struct GraphCopy<'a> {
     old: &'a Graph,
     new: Graph,
     moved: Vec<Vec<Option<Value>>>,
 }
 
-impl<'a> Copy<'a> {
+impl<'a> GraphCopy<'a> {
     fn of(old: &'a Graph) -> Self {
         let moved = old.nodes().iter().map(|n| vec![None; n.outputs.len()]).collect();
-        Copy { old, new: Graph::new(), moved }
+        GraphCopy { old, new: Graph::new(), moved }
     }
 
     /// The new value of an old one, whose node must have been copied.
@@ -61,7 +61,7 @@ impl<'a> Copy<'a> {
     }
 
     /// Replaces an old value by this new one.
-    fn place(&mut self, old: Value, new: Value) {
+    fn replace(&mut self, old: Value, new: Value) {
         self.moved[old.node][old.output] = Some(new);
     }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Copy, dead_code, only_consumers};
+use super::{GraphCopy, dead_code, only_consumers};
 use crate::ops::{Attention, Linear, Op, Operation, Slice};
 use crate::{Graph, GraphError, Node, NodeId, Type, Value};
 
@@ -15,17 +15,17 @@ const TOKENS: usize = 1;
 pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
     let graph = &dead_code(graph)?;
     let rows = NeededRows::of(graph);
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         match &node.op {
             _ if rows.split[id] => {}
             Op::Attention(attention) if rows.narrow(id) => {
                 let value = narrow_attention(&mut copy, &rows, id, attention)?;
-                copy.place(Value { node: id, output: 0 }, value);
+                copy.replace(Value { node: id, output: 0 }, value);
             }
             Op::Slice(slice) if rows.cut(node.inputs[0], slice) => {
                 let value = rows.take(&mut copy, node.inputs[0], slice.start..slice.start + slice.length, node)?;
-                copy.place(Value { node: id, output: 0 }, value);
+                copy.replace(Value { node: id, output: 0 }, value);
             }
             op if rows.narrow(id) => {
                 let follow = row_inputs(graph, node).unwrap_or_default();
@@ -35,7 +35,7 @@ pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
                     inputs.push(if follows { rows.take(&mut copy, input, range, node)? } else { copy.moved(input) });
                 }
                 let node = copy.new.add_like(node, op.clone(), &inputs)?;
-                copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
+                copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
             }
             _ => copy.keep(id)?,
         }
@@ -113,7 +113,13 @@ impl<'a> NeededRows<'a> {
     }
 
     /// These tokens of an old value in the new graph, for the `consumer` that reads them.
-    fn take(&self, copy: &mut Copy, value: Value, range: Range<usize>, consumer: &Node) -> Result<Value, GraphError> {
+    fn take(
+        &self,
+        copy: &mut GraphCopy,
+        value: Value,
+        range: Range<usize>,
+        consumer: &Node,
+    ) -> Result<Value, GraphError> {
         let (have, moved) = (&self.computed[value.node], copy.moved(value));
         if *have == range {
             return Ok(moved);
@@ -140,7 +146,7 @@ fn row_inputs(graph: &Graph, node: &Node) -> Option<Vec<bool>> {
 
 /// Attention of the needed queries to all keys.
 fn narrow_attention(
-    copy: &mut Copy,
+    copy: &mut GraphCopy,
     rows: &NeededRows,
     id: NodeId,
     attention: &Attention,
@@ -152,7 +158,7 @@ fn narrow_attention(
         let width = graph.shape(node.inputs[0])[2] / 3;
         let mut parts = Vec::new();
         for part in 0..3 {
-            let add = |copy: &mut Copy, op: Op, inputs: &[Value], like: &Node| {
+            let add = |copy: &mut GraphCopy, op: Op, inputs: &[Value], like: &Node| {
                 copy.new.add_like(like, op, inputs).map(|node| Value { node, output: 0 })
             };
             let third = |axis: usize| Slice { axis, start: part * width, length: width }.into();

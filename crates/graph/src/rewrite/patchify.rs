@@ -1,13 +1,13 @@
 //! A convolution with kernel = stride is one matrix product over patches.
 
-use super::Copy;
+use super::GraphCopy;
 use crate::ops::{Conv2d, ImageLayout, Linear, Op, Patchify, Permute, Reshape};
 use crate::{Graph, GraphError, Value};
 
 /// Turns convolutions with kernel = stride into [`Patchify`] and [`Linear`]; a permutation of the image before them
 /// that brings its channels last becomes part of the patchify.
 pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         let Op::Conv2d(conv) = &node.op else {
             copy.keep(id)?;
@@ -41,7 +41,7 @@ pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
         inputs.extend(node.inputs.get(2).map(|&bias| moved(bias)));
         let rows = add(Linear { bias: conv.bias, ..Linear::default() }.into(), &inputs)?;
         let grid = add(Reshape(node.outputs[0].shape.clone()).into(), &[rows])?;
-        copy.place(Value { node: id, output: 0 }, grid);
+        copy.replace(Value { node: id, output: 0 }, grid);
     }
     copy.finish()
 }

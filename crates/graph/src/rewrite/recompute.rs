@@ -5,9 +5,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::Copy;
+use super::GraphCopy;
 use crate::memory::storage;
-use crate::ops::{Op, Operation};
+use crate::ops::Operation;
 use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
 /// In a graph with a backward pass, keeps the outputs of blocks and recomputes everything else in them that the backward
@@ -16,7 +16,7 @@ use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 /// A block is a numbered part of the model, e.g. `blocks.3` or `layers.1.blocks.0`.
 pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
     let blocks = Blocks::find(graph);
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     let mut second_values: HashMap<Value, Value> = HashMap::new();
     let mut done = HashSet::new();
     for (id, node) in graph.nodes().iter().enumerate() {
@@ -35,7 +35,7 @@ pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
             node.inputs.iter().map(|v| second_values.get(v).copied().unwrap_or(copy.moved(*v))).collect();
         let added = copy.new.add_like(node, node.op.clone(), &inputs)?;
         for output in 0..node.outputs.len() {
-            copy.place(Value { node: id, output }, Value { node: added, output });
+            copy.replace(Value { node: id, output }, Value { node: added, output });
         }
     }
     copy.finish()
@@ -107,7 +107,7 @@ impl Blocks {
         &self,
         block: usize,
         graph: &Graph,
-        copy: &mut Copy,
+        copy: &mut GraphCopy,
         second_values: &mut HashMap<Value, Value>,
     ) -> Result<(), GraphError> {
         for &id in &self.recomputed[block] {
@@ -138,7 +138,7 @@ fn block_of_nodes(graph: &Graph) -> Vec<Option<usize>> {
     let nodes = graph.nodes().iter().enumerate();
     nodes
         .map(|(id, node)| {
-            if matches!(node.op, Op::Input(_) | Op::Parameter(_) | Op::Constant(_)) {
+            if node.inputs.is_empty() {
                 return None;
             }
             let part = if is_backward(graph, id) { None } else { numbered_part(&node.scope) };

@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use super::Copy;
+use super::GraphCopy;
 use crate::ops::{Activation, ActivationGrad, Op};
 use crate::{Graph, GraphError, Value};
 
 /// Lets the gradient of every relu read the relu's output instead of its input.
 pub fn relu_by_result(graph: &Graph) -> Result<Graph, GraphError> {
     let mut results: HashMap<Value, Value> = HashMap::new();
-    let mut copy = Copy::of(graph);
+    let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         let result = match node.op {
             Op::ActivationGrad(ActivationGrad(Activation::Relu)) => results.get(&node.inputs[0]).copied(),
@@ -19,7 +19,7 @@ pub fn relu_by_result(graph: &Graph) -> Result<Graph, GraphError> {
             Some(result) => {
                 let inputs = [copy.moved(result), copy.moved(node.inputs[1])];
                 let node = copy.new.add_like(node, node.op.clone(), &inputs)?;
-                copy.place(Value { node: id, output: 0 }, Value { node, output: 0 });
+                copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
             }
             None => copy.keep(id)?,
         }
