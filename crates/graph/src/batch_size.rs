@@ -1,4 +1,4 @@
-//! The largest batch that fits into a device's memory, for errors that refuse a larger one.
+//! The largest batch that fits into a device's memory, as a hint in errors.
 
 use crate::device::Device;
 use crate::{Graph, GraphError, Hint};

@@ -1,11 +1,11 @@
-//! Errors, with their place in the model.
+//! Errors, with the part of the model that they occurred in.
 
 use crate::hint::{Hint, Hints};
 
 /// An error in building, transforming or running a graph.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GraphError {
-    /// The inputs of an operation do not fit it.
+    /// An operation does not accept its inputs.
     #[error("{op} in {scope}: {reason} (inputs {inputs})")]
     Shape {
         /// The operation, e.g. `linear`.
@@ -14,17 +14,17 @@ pub enum GraphError {
         scope: String,
         /// The shapes of the inputs.
         inputs: String,
-        /// What does not fit.
+        /// What is wrong with them.
         reason: String,
     },
-    /// An operation that cannot be differentiated was on the way from a loss to a parameter.
+    /// The loss depends on a parameter through an operation that cannot be differentiated.
     #[error("no gradient through {op} in {scope}: {reason}")]
     Gradient {
         /// The operation.
         op: &'static str,
         /// Where in the model.
         scope: String,
-        /// Why there is none.
+        /// Why it cannot.
         reason: String,
     },
     /// Two inputs, parameters or outputs share one name.
@@ -40,14 +40,14 @@ pub enum GraphError {
         /// The known names.
         known: String,
     },
-    /// A value handed to a graph does not have the type that the graph declares.
+    /// An input or parameter does not have the declared type.
     #[error("`{name}` should be {expected} but {found} was given")]
     Mismatch {
         /// The name of the input or parameter.
         name: String,
         /// The declared type.
         expected: String,
-        /// What was given.
+        /// The actual type.
         found: String,
     },
     /// A device cannot run this graph.
@@ -60,25 +60,25 @@ pub enum GraphError {
         /// What can be done about it.
         hints: Vec<Hint>,
     },
-    /// A graph takes more memory than there is.
+    /// A graph needs more memory than is free.
     #[error("{device}: {what}{}", Hints(hints))]
     Memory {
         /// The device's name.
         device: &'static str,
-        /// How much is needed for what, and how much there is.
+        /// How much is needed for what, and how much is free.
         what: String,
-        /// What takes less.
+        /// Ways to need less.
         hints: Vec<Hint>,
     },
 }
 
 impl GraphError {
-    /// A device's failure without a hint.
+    /// A device error without hints.
     pub fn device(device: &'static str, reason: impl Into<String>) -> Self {
         GraphError::Device { device, reason: reason.into(), hints: Vec::new() }
     }
 
-    /// What can be done about the error, as far as it is known.
+    /// What can be done about the error.
     pub fn hints(&self) -> &[Hint] {
         match self {
             GraphError::Device { hints, .. } | GraphError::Memory { hints, .. } => hints,

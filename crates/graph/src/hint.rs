@@ -1,9 +1,8 @@
-//! Ways out of an error, as data.
+//! Hints on what to do about an error, as data.
 
 use std::fmt;
 
-/// What a user can do about an error. The text names no option: a program that shows an error knows its own options and
-/// can name the one that does it.
+/// What a user can do about an error. Texts name no command-line options; front ends add theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hint {

@@ -1,7 +1,6 @@
-//! The oracle: runs any graph slowly and plainly, in f64 from end to end.
+//! The reference interpreter: runs any graph in f64, without optimisation.
 //!
-//! Kernels of every device are tested against it on random shapes, gradients against its finite differences. It is
-//! never used to run a model for a user.
+//! Devices are tested against it, and gradients against its finite differences. It never runs a model for a user.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -61,7 +61,7 @@ impl Tensor {
         self.stored(name, shape.into(), init, true)
     }
 
-    /// A parameter without a gradient step: a running statistic.
+    /// A parameter that optimisers do not update: a running statistic.
     pub fn statistic(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Tensor {
         self.stored(name, shape.into(), init, false)
     }
