@@ -1,13 +1,13 @@
-//! Which linear layers are computed in eight bits, and with what factors.
+//! The linear layers that are computed in fp8 (e4m3), and their quantisation scales.
 //!
-//! An e4m3 number has three bits of mantissa over fifteen powers of two, so a factor for a whole tensor need not fit it
-//! closely: it must only keep the largest elements inside. Bounds of them follow from the weights alone. A row of a layer
-//! norm is `gamma · u + beta` with `|u| ≤ √columns`, and no element of a linear layer that follows can exceed
-//! `√columns · |w · gamma| + |w · beta + bias|` for its row `w`. Activations and attention, which averages values, make
-//! nothing larger. So factors are known before the first picture, nothing is calibrated or measured in a run, and a
-//! picture's result does not depend on the others in its batch.
+//! e4m3 has three mantissa bits over fifteen powers of two, so one scale per tensor need not fit its elements closely: it must
+//! only keep the largest below 448. Bounds of the elements follow from the weights alone. A row of a layer norm is
+//! `gamma · u + beta` with `|u| ≤ √columns`, and no element of a linear layer after it exceeds
+//! `√columns · |w · gamma| + |w · beta + bias|` for its row `w` of the weights. Activations and attention, which averages values,
+//! do not increase a bound. So scales are known before the first image, without calibration, and the result of an image does not
+//! depend on the other images of its batch.
 //!
-//! A linear layer whose input has no such bound stays in bf16, and so do the first, which sees the picture, and the last.
+//! A linear layer whose input has no such bound stays in bf16, and so do the first, which reads the image, and the last.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -21,46 +21,45 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::KernelArguments;
 use crate::run::launch::{KernelLaunch, Request};
 
-/// How far from a factor its inverse lies: cuBLASLt takes factors at multiples of 16 bytes only.
+/// The distance of a scale's inverse from the scale in bytes: cuBLASLt requires multiples of 16.
 pub(crate) const INVERSE: u64 = 16;
 
-/// Extents of eight-bit operands are multiples of this.
+/// cuBLASLt requires extents of fp8 operands to be multiples of this.
 const STEP: usize = 16;
 
-/// What bounds the elements of a value.
+/// The weights that bound the elements of a value: those of a layer norm, and of the linear layer after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Bound {
+pub(crate) struct ElementBound {
     gamma: Value,
     beta: Value,
-    /// The linear layer after the norm.
-    linear: Option<Rows>,
+    linear: Option<LinearRows>,
 }
 
-/// The rows of a linear layer, from the first that counts.
+/// The rows of a linear layer's weights from `first` on.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Rows {
+struct LinearRows {
     weight: Value,
     bias: Option<Value>,
     first: usize,
 }
 
-/// What of a graph is computed in eight bits.
+/// The part of a graph that is computed in fp8.
 #[derive(Debug, Default)]
-pub(crate) struct EightBits {
-    /// Linear layers with eight-bit operands.
+pub(crate) struct Fp8Layers {
+    /// Linear layers with fp8 operands.
     pub linears: HashSet<NodeId>,
-    /// What they read, with its bound.
-    pub bounds: BTreeMap<Value, Bound>,
-    /// Those of them that are stored in eight bits, because nobody reads them otherwise.
+    /// Their inputs, each with its bound.
+    pub bounds: BTreeMap<Value, ElementBound>,
+    /// The inputs that are stored only in e4m3, since all their consumers are such layers.
     pub stored: HashSet<Value>,
-    /// Their weights.
+    /// The weights of the layers.
     pub weights: BTreeSet<Value>,
 }
 
-impl EightBits {
-    /// Finds the layers; `constant` says which nodes are computed once.
+impl Fp8Layers {
+    /// `constant`: the nodes that follow from parameters and constants alone.
     pub fn new(graph: &Graph, constant: &[bool]) -> Self {
-        let mut eight = EightBits::default();
+        let mut fp8 = Fp8Layers::default();
         let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();
         for (id, node) in graph.nodes().iter().enumerate() {
             let Op::Linear(_) = node.op else { continue };
@@ -70,59 +69,59 @@ impl EightBits {
                 && constant[weight.node]
                 && shape.iter().all(|extent| extent.is_multiple_of(STEP))
                 && !outputs.contains(&Value { node: id, output: 0 });
-            let Some(bound) = eight.bound(graph, x).filter(|bound| suits && bound.is_constant(constant)) else {
+            let Some(bound) = fp8.bound(graph, x).filter(|bound| suits && bound.is_constant(constant)) else {
                 continue;
             };
-            eight.linears.insert(id);
-            eight.bounds.insert(x, bound);
-            eight.weights.insert(weight);
+            fp8.linears.insert(id);
+            fp8.bounds.insert(x, bound);
+            fp8.weights.insert(weight);
         }
         let writable = |value: &Value| match graph.node(value.node).op {
             Op::LayerNorm(_) | Op::AddLayerNorm(_) | Op::Attention(_) => value.output == 0,
             Op::Linear(op) => !op.scale && !op.residual,
             _ => false,
         };
-        eight.stored = eight.bounds.keys().copied().filter(|v| writable(v) && !outputs.contains(v)).collect();
+        fp8.stored = fp8.bounds.keys().copied().filter(|v| writable(v) && !outputs.contains(v)).collect();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(_, node)| !matches!(node.op, Op::Reshape(_))) {
             for (i, &input) in node.inputs.iter().enumerate() {
-                if i > 0 || !eight.linears.contains(&id) {
-                    eight.stored.remove(&storage(graph, input));
+                if i > 0 || !fp8.linears.contains(&id) {
+                    fp8.stored.remove(&storage(graph, input));
                 }
             }
         }
-        eight
+        fp8
     }
 
-    /// What bounds a value's elements, if anything does.
-    fn bound(&self, graph: &Graph, value: Value) -> Option<Bound> {
+    /// The bound of a value's elements, if it is known.
+    fn bound(&self, graph: &Graph, value: Value) -> Option<ElementBound> {
         let node = graph.node(value.node);
         match &node.op {
             Op::LayerNorm(_) | Op::AddLayerNorm(_) => {
                 let (gamma, beta) = norm(graph, value)?;
-                Some(Bound { gamma, beta, linear: None })
+                Some(ElementBound { gamma, beta, linear: None })
             }
             Op::Reshape(_) | Op::Permute(_) | Op::Slice(_) | Op::Windows(_) | Op::Unwindows(_) => {
                 self.bound(graph, node.inputs[0])
             }
-            Op::Activation(activation) if shrinks(*activation) => self.bound(graph, node.inputs[0]),
+            Op::Activation(activation) if is_bounded_by_input(*activation) => self.bound(graph, node.inputs[0]),
             Op::Linear(op) => self.bound_of_linear(graph, value.node, op, 0),
             Op::Attention(op) if value.output == 0 => self.bound_of_attention(graph, op, &node.inputs),
             _ => None,
         }
     }
 
-    fn bound_of_linear(&self, graph: &Graph, id: NodeId, op: &Linear, first: usize) -> Option<Bound> {
-        if op.scale || op.residual || !op.activation.is_none_or(shrinks) || !self.linears.contains(&id) {
+    fn bound_of_linear(&self, graph: &Graph, id: NodeId, op: &Linear, first: usize) -> Option<ElementBound> {
+        if op.scale || op.residual || !op.activation.is_none_or(is_bounded_by_input) || !self.linears.contains(&id) {
             return None;
         }
         let inputs = &graph.node(id).inputs;
         let (gamma, beta) = norm(graph, inputs[0])?;
         let bias = op.optional_inputs()[0].map(|i| storage(graph, inputs[i]));
-        Some(Bound { gamma, beta, linear: Some(Rows { weight: storage(graph, inputs[1]), bias, first }) })
+        Some(ElementBound { gamma, beta, linear: Some(LinearRows { weight: storage(graph, inputs[1]), bias, first }) })
     }
 
-    /// A row of the result is an average of values, which are the last third of what is packed.
-    fn bound_of_attention(&self, graph: &Graph, op: &Attention, inputs: &[Value]) -> Option<Bound> {
+    /// A row of the result is an average of values, which are the last third of a packed input.
+    fn bound_of_attention(&self, graph: &Graph, op: &Attention, inputs: &[Value]) -> Option<ElementBound> {
         let values = inputs[op.operands() - 1];
         let packed = storage(graph, values);
         match (&graph.node(packed.node).op, op.dropout) {
@@ -134,18 +133,18 @@ impl EightBits {
         }
     }
 
-    /// The most scratch memory that working out the factors takes.
+    /// The most scratch memory that [`Fp8Layers::requests`] needs.
     pub fn scratch_bytes(&self, graph: &Graph) -> usize {
         self.bounds.values().map(|bound| 4 * bound.count(graph)).max().unwrap_or(0)
     }
 
-    /// What works out the factors of all activations, once the weights are there. `operand` says where things lie,
-    /// `factors` where a value's factors go, `scratch` where there is memory to use.
+    /// The requests that compute the scales of all activations from the uploaded weights. `operand` has the addresses of values,
+    /// `scales` those of their scales.
     pub fn requests(
         &self,
         graph: &Graph,
         operand: impl Fn(Value) -> Operand,
-        factors: &HashMap<Value, u64>,
+        scales: &HashMap<Value, u64>,
         scratch: u64,
     ) -> Vec<Request> {
         let mut requests = Vec::new();
@@ -180,7 +179,7 @@ impl EightBits {
                     requests.push(kernel(variant, "linear_bounds", count.div_ceil(8), arguments));
                 }
             }
-            let to = factors.get(value).copied().unwrap_or_default();
+            let to = scales.get(value).copied().unwrap_or_default();
             let arguments = KernelArguments::new().pointer(scratch).u32(count).pointer(to);
             requests.push(kernel(KernelVariant::new(&compile::FP8), "choose_scale", 1, arguments));
         }
@@ -188,8 +187,8 @@ impl EightBits {
     }
 }
 
-impl Bound {
-    /// How many numbers the bound is the largest of.
+impl ElementBound {
+    /// The number of elements whose maximum the bound is.
     fn count(&self, graph: &Graph) -> usize {
         self.linear.map_or(graph.shape(self.gamma).elements(), |rows| graph.shape(rows.weight)[0] - rows.first)
     }
@@ -212,7 +211,7 @@ fn kernel(variant: KernelVariant, name: &'static str, blocks: usize, arguments: 
     })
 }
 
-/// The weights of the layer norm whose whole rows this value has.
+/// `gamma` and `beta` of the layer norm whose whole rows this value consists of.
 fn norm(graph: &Graph, value: Value) -> Option<(Value, Value)> {
     let node = graph.node(value.node);
     let rows_stay = |input: Value| graph.shape(input).last() == graph.shape(value).last();
@@ -223,7 +222,7 @@ fn norm(graph: &Graph, value: Value) -> Option<(Value, Value)> {
         }
         Op::Reshape(_) if rows_stay(node.inputs[0]) => norm(graph, node.inputs[0]),
         Op::Slice(slice) if slice.axis + 1 < graph.shape(value).len() => norm(graph, node.inputs[0]),
-        // Windows without padding.
+        // Without padding, windows keep rows whole.
         Op::Windows(_) if graph.shape(value).elements() == graph.shape(node.inputs[0]).elements() => {
             norm(graph, node.inputs[0])
         }
@@ -231,34 +230,33 @@ fn norm(graph: &Graph, value: Value) -> Option<(Value, Value)> {
     }
 }
 
-/// Whether an activation makes no number larger.
-fn shrinks(activation: Activation) -> bool {
+/// Whether `|activation(x)| ≤ |x|`.
+fn is_bounded_by_input(activation: Activation) -> bool {
     match activation {
         Activation::Gelu | Activation::GeluTanh | Activation::Relu | Activation::Silu | Activation::Tanh => true,
         Activation::Sigmoid => false,
     }
 }
 
-/// Weights in eight bits, and the factor that was on them: a power of two that brings the largest near the end of what
-/// eight bits can hold.
+/// Weights in e4m3 and their scale: the power of two that brings the largest just below 448.
 pub(crate) fn quantised(weights: &[f32]) -> (Vec<u8>, f32) {
     let largest = weights.iter().fold(0.0, |largest: f32, w| largest.max(w.abs()));
     if !weights.iter().all(|w| w.is_finite()) {
         return (vec![0; weights.len()], f32::NAN);
     }
     let exact = (448.0 / largest).clamp(2f32.powi(-100), 2f32.powi(100));
-    let factor = f32::from_bits(exact.to_bits() & 0x7f80_0000);
-    (weights.iter().map(|w| to_e4m3(w * factor)).collect(), factor)
+    let scale = f32::from_bits(exact.to_bits() & 0x7f80_0000);
+    (weights.iter().map(|w| to_e4m3(w * scale)).collect(), scale)
 }
 
-/// Rounds to the nearest e4m3, ties to even; beyond the largest, 448, it is that.
+/// The nearest e4m3, ties to even; saturates at 448.
 fn to_e4m3(value: f32) -> u8 {
     let bits = value.to_bits();
     let (sign, magnitude) = ((bits >> 24 & 0x80) as u8, bits & 0x7fff_ffff);
     let rounded = match magnitude {
         0x7f80_0001.. => 0x7f,
         0x43e0_0000.. => 0x7e,
-        // Below 2^-6 steps are 2^-9: as the last bit of a number that large.
+        // Subnormals are multiples of 2^-9, the unit in the last place of floats from 2^14 on.
         ..0x3c80_0000 => (f32::from_bits(magnitude) + 16384.0).to_bits() - 16384f32.to_bits(),
         _ => (magnitude + 0x7ffff + (magnitude >> 20 & 1) - (120 << 23)) >> 20,
     };
@@ -280,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_round_to_the_nearest_even() {
+    fn rounding_is_to_nearest_even() {
         for bits in (0..0x7f).chain(0x80..0xff) {
             assert_eq!(to_e4m3(from_e4m3(bits)), bits, "{bits:#x}");
         }
@@ -295,9 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn weights_fill_the_range_and_errors_stay_visible() {
-        let (bytes, factor) = quantised(&[0.5, -0.25, 0.0]);
-        assert_eq!((factor, bytes.as_slice()), (512.0, &[to_e4m3(256.0), to_e4m3(-128.0), 0][..]));
+    fn weights_fill_the_range_and_nan_stays_nan() {
+        let (bytes, scale) = quantised(&[0.5, -0.25, 0.0]);
+        assert_eq!((scale, bytes.as_slice()), (512.0, &[to_e4m3(256.0), to_e4m3(-128.0), 0][..]));
         assert!(quantised(&[f32::NAN, 1.0]).1.is_nan());
         assert!(quantised(&[0.0]).1.is_finite());
     }
@@ -310,20 +308,20 @@ mod tests {
     }
 
     #[test]
-    fn all_but_the_first_and_the_last_layer_of_a_vit_have_eight_bits() {
-        let eight = prepared("vit_tiny_patch16_224", Precision::Fp8);
-        let found = &eight.storages.eight;
+    fn all_but_the_first_and_the_last_layer_of_a_vit_are_in_fp8() {
+        let fp8 = prepared("vit_tiny_patch16_224", Precision::Fp8);
+        let found = &fp8.storages.fp8;
         assert_eq!((found.linears.len(), found.bounds.len(), found.stored.len()), (48, 48, 48));
         let bf16 = prepared("vit_tiny_patch16_224", Precision::Bf16);
-        assert!(bf16.storages.eight.linears.is_empty());
-        assert!(eight.memory().stored_bytes < bf16.memory().stored_bytes);
+        assert!(bf16.storages.fp8.linears.is_empty());
+        assert!(fp8.memory().stored_bytes < bf16.memory().stored_bytes);
     }
 
     #[test]
-    fn values_that_are_moved_before_a_layer_reads_them_have_eight_bits_there() {
-        let eight = prepared("swin_tiny_patch4_window7_224", Precision::Fp8);
-        let found = &eight.storages.eight;
-        // 12 blocks of four layers, and three that merge patches, which come after a norm of their own.
+    fn values_that_are_moved_before_a_layer_are_quantised_there() {
+        let fp8 = prepared("swin_tiny_patch4_window7_224", Precision::Fp8);
+        let found = &fp8.storages.fp8;
+        // Four layers in each of 12 blocks, and three that merge patches, each after a norm.
         assert_eq!(found.linears.len(), 51);
         assert!(found.stored.len() < found.bounds.len());
     }

@@ -98,7 +98,7 @@ impl Prepared {
             constant_scratch: 0,
         };
         prepared.place_stored();
-        prepared.constant_scratch = prepared.storages.eight.scratch_bytes(&prepared.graph);
+        prepared.constant_scratch = prepared.storages.fp8.scratch_bytes(&prepared.graph);
         let mut scratch = HashMap::new();
         for id in 0..prepared.graph.nodes().len() {
             let Some(emitter) = prepared.emit(id, None)? else { continue };
@@ -183,8 +183,8 @@ impl Prepared {
                 self.stored.insert(value, forms);
             }
         }
-        let eight = &self.storages.eight;
-        for &value in eight.bounds.keys().chain(&eight.weights) {
+        let fp8 = &self.storages.fp8;
+        for &value in fp8.bounds.keys().chain(&fp8.weights) {
             self.factors.insert(value, self.stored_bytes);
             self.stored_bytes += ALIGNMENT;
         }
@@ -314,7 +314,7 @@ impl Prepared {
     /// What works out the factors of eight-bit activations, once all constants are there.
     pub fn factor_requests(&self, bases: &Bases, scratch: u64) -> Vec<Request> {
         let addresses = self.factors.iter().map(|(value, &at)| (*value, bases.stored + at as u64)).collect();
-        self.storages.eight.requests(&self.graph, |v| self.operand(v, Some(bases)), &addresses, scratch)
+        self.storages.fp8.requests(&self.graph, |v| self.operand(v, Some(bases)), &addresses, scratch)
     }
 
     /// What a node does, for people who look for what takes time.
@@ -326,7 +326,7 @@ impl Prepared {
             op.extend(linear.activation.map(|a| format!("+{}", a.name())));
             op.extend(linear.scale.then_some("+scale"));
             op.extend(linear.residual.then_some("+residual"));
-            op.extend(self.storages.eight.linears.contains(&id).then_some(" in eight bits"));
+            op.extend(self.storages.fp8.linears.contains(&id).then_some(" in eight bits"));
         }
         let tensor_cores = |request: &Request| match request {
             Request::Kernel(kernel) if kernel.variant.source.is_hopper() => Some("+wgmma"),

@@ -5,7 +5,7 @@
 //! optimisers, the norms of gradients, the weights of norms). Inputs, parameters and constants are f32; those that
 //! matrix products read have a copy in 16 bits beside them, which the optimiser writes along with the parameter. Everything
 //! is computed in f32 whatever it is stored in, and sums of matrix products are f32. With [`Precision::Fp8`], what only
-//! eight-bit linear layers read is stored in eight bits ([`EightBits`]).
+//! eight-bit linear layers read is stored in eight bits ([`Fp8Layers`]).
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use vit_graph::ops::{InputPrecision, Operation};
 use vit_graph::{DType, Graph, NodeId, Value};
 
 use crate::Precision;
-use crate::plan::fp8::EightBits;
+use crate::plan::fp8::Fp8Layers;
 
 /// How one element is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,7 +63,7 @@ impl Storage {
 pub(crate) struct Storages {
     values: Vec<Vec<Storage>>,
     /// What of it has eight bits.
-    pub eight: EightBits,
+    pub fp8: Fp8Layers,
     precision: Precision,
 }
 
@@ -71,7 +71,7 @@ impl Storages {
     /// Applies the rule; `constant` says which nodes are computed once, when compiling.
     pub fn new(graph: &Graph, precision: Precision, constant: &[bool]) -> Self {
         let mut values: Vec<Vec<Storage>> = graph.nodes().iter().map(|n| vec![Storage::F32; n.outputs.len()]).collect();
-        let mut eight = EightBits::default();
+        let mut fp8 = Fp8Layers::default();
         if let Some(short) = Storage::half(precision) {
             let exact = read_exactly(graph);
             for (id, node) in graph.nodes().iter().enumerate() {
@@ -85,10 +85,10 @@ impl Storages {
             }
         }
         if precision == Precision::Fp8 {
-            eight = EightBits::new(graph, constant);
-            eight.stored.iter().for_each(|v| values[v.node][v.output] = Storage::E4m3);
+            fp8 = Fp8Layers::new(graph, constant);
+            fp8.stored.iter().for_each(|v| values[v.node][v.output] = Storage::E4m3);
         }
-        Storages { values, eight, precision }
+        Storages { values, fp8, precision }
     }
 
     /// How a value is stored; a reshape is stored as what it reshapes.
@@ -110,7 +110,7 @@ impl Storages {
             other => other,
         };
         match graph.node(node).op.input_precision(input) {
-            InputPrecision::Operand if self.eight.linears.contains(&node) => Storage::E4m3,
+            InputPrecision::Operand if self.fp8.linears.contains(&node) => Storage::E4m3,
             InputPrecision::Operand => self.operand(),
             InputPrecision::Addend => result(),
             InputPrecision::AsStored | InputPrecision::F32 => stored,
