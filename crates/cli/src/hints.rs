@@ -7,7 +7,7 @@ use vit_data::loader::LoaderError;
 use vit_graph::{GraphError, Hint};
 use vit_insight::InsightError;
 use vit_models::ModelError;
-use vit_train::{RunError, TrainError};
+use vit_train::{RecipeError, RunError, TrainError};
 
 use crate::shell;
 
@@ -26,6 +26,7 @@ fn of_cause(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     None.or_else(|| error.downcast_ref().and_then(of_facade))
         .or_else(|| error.downcast_ref().and_then(of_training))
         .or_else(|| error.downcast_ref().and_then(of_run))
+        .or_else(|| error.downcast_ref().and_then(of_recipe))
         .or_else(|| error.downcast_ref().and_then(of_model))
         .or_else(|| error.downcast_ref().and_then(of_insight))
         .or_else(|| error.downcast_ref().and_then(of_image))
@@ -48,6 +49,9 @@ fn of_facade(error: &Error) -> Option<String> {
 
 fn of_model(error: &ModelError) -> Option<String> {
     match error {
+        ModelError::UnknownModel { .. } => {
+            Some("`vit models` lists them all; forms like N/4@32 give any patch and image size".into())
+        }
         ModelError::Unmatched(_) => {
             Some("--allow-unmatched initialises what is missing and drops what is left over".into())
         }
@@ -79,9 +83,9 @@ fn of_insight(error: &InsightError) -> Option<String> {
 
 fn of_training(error: &TrainError) -> Option<String> {
     match error {
-        TrainError::Graph(error) => of_graph(error),
         TrainError::Model(error) => of_model(error),
         TrainError::Run(error) => of_run(error),
+        TrainError::Recipe(error) => of_recipe(error),
         TrainError::Loader(LoaderError::TooManyUnreadable { found, seen, .. }) => Some(max_unreadable(*found, *seen)),
         TrainError::UnreadableValidation { found, of, .. } => Some(max_unreadable(*found, *of)),
         TrainError::ChangedData { .. } => Some(
@@ -93,6 +97,15 @@ fn of_training(error: &TrainError) -> Option<String> {
             Some("name that with --data, or measure the training images with --split all".into())
         }
         TrainError::NothingHeldOut { .. } => Some("--split all measures them all the same".into()),
+        other => options(other.hints()),
+    }
+}
+
+fn of_recipe(error: &RecipeError) -> Option<String> {
+    match error {
+        RecipeError::UnknownKey { suggestion: None, .. } => {
+            Some("`vit recipes show small` prints all keys with their meaning".into())
+        }
         _ => None,
     }
 }
@@ -108,7 +121,11 @@ fn of_run(error: &RunError) -> Option<String> {
 }
 
 fn of_graph(error: &GraphError) -> Option<String> {
-    let options: Vec<String> = error.hints().iter().filter_map(option).collect();
+    options(error.hints())
+}
+
+fn options(hints: &[Hint]) -> Option<String> {
+    let options: Vec<String> = hints.iter().filter_map(option).collect();
     (!options.is_empty()).then(|| options.join(", "))
 }
 

@@ -10,7 +10,7 @@ use crate::weights::WeightsError;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A name that no variant has.
-    #[error("there is no model named `{name}`{}; `vit models` lists them all", hint(.suggestions))]
+    #[error("there is no model named `{name}`{}", hint(.suggestions))]
     UnknownModel {
         /// The name.
         name: String,

@@ -37,7 +37,7 @@ pub enum TrainError {
     Recipe(#[from] RecipeError),
     /// A model whose preprocessing is not supported.
     #[error("the model's preprocessing: {0}")]
-    Preprocess(#[from] PreprocessError),
+    Preprocess(PreprocessError),
     /// A recipe or a model that does not suit the dataset.
     #[error("{0}")]
     Unsuitable(String),
@@ -124,6 +124,12 @@ pub enum TrainError {
         /// The last checkpoint.
         path: PathBuf,
     },
+}
+
+impl From<PreprocessError> for TrainError {
+    fn from(error: PreprocessError) -> Self {
+        TrainError::Preprocess(error)
+    }
 }
 
 impl TrainError {

@@ -18,7 +18,7 @@ pub enum WeightsError {
         error: Box<WeightsError>,
     },
     /// The operating system refused.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] std::io::Error),
     /// The weights are larger than memory.
     #[error("its weights need {:.2} GB of memory, and {room}", *needed as f64 / 1e9)]

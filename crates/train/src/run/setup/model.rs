@@ -5,7 +5,7 @@ use std::path::Path;
 use vit_data::Samples;
 use vit_models::vit::Vit;
 use vit_models::weights::Weights;
-use vit_models::{Architecture, Config, ProblemType, Variant};
+use vit_models::{Architecture, Config, ModelError, ProblemType, Variant};
 
 use crate::error::TrainError;
 use crate::recipe::{Initialisation, Recipe};
@@ -38,11 +38,8 @@ pub(super) fn first_weights(architecture: &Architecture, recipe: &Recipe) -> Res
 
 /// A model by its name.
 pub(crate) fn named_variant(name: &str) -> Result<Variant, TrainError> {
-    vit_models::variant(name).ok_or_else(|| {
-        TrainError::Unsuitable(format!(
-            "there is no model named `{name}`; the forms N/4@32 and vit_nano_patch4_32 give any patch and image size"
-        ))
-    })
+    let unknown = || ModelError::UnknownModel { name: name.into(), suggestions: vit_models::suggestions(name) };
+    Ok(vit_models::variant(name).ok_or_else(unknown)?)
 }
 
 pub(super) fn named(name: &str) -> Result<Config, TrainError> {
