@@ -1,86 +1,32 @@
-//! Nodes that run together: the optimiser's updates of all parameters, a layer norm's gradient with the sum that follows
-//! it, stochastic depth with the norm behind it and with the gradient before it, a batch norm with the relu that its result
-//! goes through and their gradients, and gradients with their sums over all rows, which are those of a bias.
+//! Finding groups of nodes that are fused ([`FusionGroup`]).
 //!
-//! The memory plan is told where each node runs, so that inputs live until then and outputs from then on.
+//! A group runs in the place of one of its nodes. The memory plan takes that place from [`FusionGroups::runs_with`], so that the
+//! live ranges of inputs end there and those of outputs begin there.
 
 use std::collections::{HashMap, HashSet};
 
 use vit_graph::memory::storage;
-use vit_graph::ops::{Activation, ActivationGrad, Binary, Dropout, Granularity, Op, Reduce};
+use vit_graph::ops::{Activation, ActivationGrad, Binary, Op, Reduce};
 use vit_graph::{Graph, Node, NodeId, Value};
 
 use crate::lower::{is_optimiser, share_launch, takes_sums};
-
-/// Several nodes as one.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Group {
-    /// Updates of several parameters with the same numbers.
-    Updates(Vec<NodeId>),
-    /// The norm of a sum that stochastic depth leaves a term out of.
-    DroppedAddNorm(DroppedAddNorm),
-    /// The gradient of a layer norm.
-    NormGrad(NormGrad),
-    /// The gradient of an activation, and its sums over all rows.
-    ActivationGrad { activation: Activation, grad: NodeId, sums: NodeId },
-    /// A batch norm and the relu of its result, or of its sum with another value.
-    NormAndRelu { norm: NodeId, relu: NodeId, residual: Option<Value> },
-    /// The gradients of both.
-    ReluGradAndNormGrad { relu: NodeId, norm: NodeId, gate: Gate },
-}
-
-/// A branch that stochastic depth drops samples of, its sum with another value, and the norm of that.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct DroppedAddNorm {
-    pub norm: NodeId,
-    pub drop: NodeId,
-    /// What the branch is added to.
-    pub other: Value,
-}
-
-/// What runs with a layer norm's gradient.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct NormGrad {
-    pub norm: NodeId,
-    /// The sum of its `dx` with another gradient.
-    pub residual: Option<(NodeId, Value)>,
-    /// What stochastic depth leaves of that, or of `dx`, for the branch before.
-    pub drop: Option<NodeId>,
-    /// The sums of the last of these over all rows.
-    pub sums: Option<NodeId>,
-}
-
-impl NormGrad {
-    /// What takes the place of `dx`.
-    pub fn result(&self) -> Value {
-        Value { node: self.residual.map_or(self.norm, |(sum, _)| sum), output: 0 }
-    }
-}
-
-/// Where the slope of a relu is known from in its gradient.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Gate {
-    /// It followed the norm whose gradient this is: from the norm's input, with the `beta` that the norm had.
-    Norm { beta: Value },
-    /// From its result; the gradient of that is a sum of these.
-    Result { result: Value, gradients: Vec<Value> },
-}
+use crate::plan::group::{FusionGroup, LayerNormGradGroup, ReluDerivative, stochastic_depth};
 
 /// All groups of a graph.
 #[derive(Debug, Default)]
-pub(crate) struct Groups {
-    /// By the node where a group runs.
-    pub at: HashMap<NodeId, Group>,
-    /// For nodes that run with another one: which.
+pub(crate) struct FusionGroups {
+    /// By the node in whose place a group runs.
+    pub at: HashMap<NodeId, FusionGroup>,
+    /// The node in whose place the other nodes of a group run.
     elsewhere: HashMap<NodeId, NodeId>,
-    /// Values that are never written, because only the group itself would read them.
+    /// Values within a group, which are never written.
     pub unwritten: HashSet<Value>,
 }
 
-impl Groups {
-    /// Finds the groups among the nodes that run every time; `in_place` says which values are written over parameters.
+impl FusionGroups {
+    /// Finds the groups among the nodes that run every time; `in_place` has the values that overwrite parameters.
     pub fn new(graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) -> Self {
-        let mut groups = Groups::default();
+        let mut groups = FusionGroups::default();
         groups.find_updates(graph, runs, in_place);
         let sums = column_sums(graph, runs);
         groups.find_dropped_sums(graph, runs);
@@ -91,12 +37,12 @@ impl Groups {
         groups
     }
 
-    /// Where a node runs.
+    /// The node in whose place a node runs.
     pub fn runs_with(&self, node: NodeId) -> NodeId {
         self.elsewhere.get(&node).copied().unwrap_or(node)
     }
 
-    fn add(&mut self, nodes: &[NodeId], group: Group) {
+    fn add(&mut self, nodes: &[NodeId], group: FusionGroup) {
         let Some((&last, others)) = nodes.split_last() else { return };
         others.iter().for_each(|&node| {
             self.elsewhere.insert(node, last);
@@ -104,21 +50,21 @@ impl Groups {
         self.at.insert(last, group);
     }
 
-    /// Updates in place, of which nobody reads the new values before the last of them: whoever reads the old values
-    /// stands before. Moving averages of what they give follow them, as a group of their own; so do guarded updates.
+    /// In-place updates whose new values have no consumer before the last of the group; consumers of the old values come before
+    /// the updates anyway. Moving averages of the new values follow as a group of their own; so do guarded updates.
     fn find_updates(&mut self, graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) {
         let (mut open, mut averages, mut guarded): (Vec<NodeId>, Vec<NodeId>, Vec<NodeId>) = Default::default();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
-            let joins = (0..node.outputs.len()).all(|output| in_place.contains_key(&Value { node: id, output }));
+            let in_place = (0..node.outputs.len()).all(|output| in_place.contains_key(&Value { node: id, output }));
             let reads = |of: &[NodeId]| node.inputs.iter().any(|v| of.contains(&storage(graph, *v).node));
             if reads(&guarded) {
                 self.add_updates(std::mem::take(&mut guarded));
             }
-            if let (Op::GuardedUpdate(_), true) = (&node.op, joins) {
+            if let (Op::GuardedUpdate(_), true) = (&node.op, in_place) {
                 guarded.push(id);
             }
             let average = matches!(node.op, Op::MovingAverage(_));
-            let joins = joins && (average || is_optimiser(&node.op));
+            let joins = in_place && (average || is_optimiser(&node.op));
             let agrees = |others: &[NodeId]| others.last().is_none_or(|&other| share_launch(node, graph.node(other)));
             let waits = match (joins, average) {
                 (true, true) => reads(&averages) || !agrees(&averages),
@@ -138,7 +84,8 @@ impl Groups {
         self.add_updates(guarded);
     }
 
-    /// Ends both groups. Updates after the last average make a group of their own: averages run after what they read.
+    /// Ends both groups. Updates after the last average are a group of their own, since averages run after the updates that they
+    /// read.
     fn close(&mut self, open: &mut Vec<NodeId>, averages: &mut Vec<NodeId>) {
         let last = averages.last().copied().unwrap_or(0);
         let (before, after): (Vec<NodeId>, Vec<NodeId>) = open.drain(..).partition(|&id| id < last);
@@ -149,7 +96,7 @@ impl Groups {
 
     fn add_updates(&mut self, nodes: Vec<NodeId>) {
         if nodes.len() > 1 {
-            self.add(&nodes, Group::Updates(nodes.clone()));
+            self.add(&nodes, FusionGroup::Updates(nodes.clone()));
         }
     }
 
@@ -157,34 +104,34 @@ impl Groups {
         let (nodes, uses) = (graph.nodes(), graph.uses());
         for (norm, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::AddLayerNorm(_) = node.op else { continue };
-            let suits = |v: &Value| runs[v.node] && drops_rows(graph, v.node) && uses[v.node][0] == 1;
-            let Some(side) = node.inputs[..2].iter().position(suits) else { continue };
+            let fuses = |v: &Value| runs[v.node] && drops_rows(graph, v.node) && uses[v.node][0] == 1;
+            let Some(side) = node.inputs[..2].iter().position(fuses) else { continue };
             let (dropped, other) = (node.inputs[side], node.inputs[1 - side]);
             self.unwritten.insert(dropped);
-            let group = DroppedAddNorm { norm, drop: dropped.node, other };
-            self.add(&[dropped.node, norm], Group::DroppedAddNorm(group));
+            let group = FusionGroup::DroppedAddNorm { norm, drop: dropped.node, other };
+            self.add(&[dropped.node, norm], group);
         }
     }
 
     fn find_norm_grads(&mut self, graph: &Graph, runs: &[bool], sums: &HashMap<Value, NodeId>) {
         let uses = graph.uses();
         let nodes = graph.nodes();
-        let mut found: HashMap<NodeId, NormGrad> = (nodes.iter().enumerate())
+        let mut found: HashMap<NodeId, LayerNormGradGroup> = (nodes.iter().enumerate())
             .filter(|(id, node)| runs[*id] && matches!(node.op, Op::LayerNormGrad(_)))
-            .map(|(norm, _)| (norm, NormGrad { norm, residual: None, drop: None, sums: None }))
+            .map(|(norm, _)| (norm, LayerNormGradGroup { norm, residual: None, drop: None, sums: None }))
             .collect();
         for (sum, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::Binary(Binary::Add) = node.op else { continue };
-            let suits = |v: &Value| found.contains_key(&v.node) && v.output == 0 && uses[v.node][0] == 1;
-            let Some(side) = node.inputs.iter().position(suits) else { continue };
+            let fuses = |v: &Value| found.contains_key(&v.node) && v.output == 0 && uses[v.node][0] == 1;
+            let Some(side) = node.inputs.iter().position(fuses) else { continue };
             let (dx, other) = (node.inputs[side], node.inputs[1 - side]);
             let norm = dx.node;
-            // What the norm gives besides `dx` is written where the sum stands, so nobody may read it before.
+            // The norm's other outputs are written in the place of the sum, so they must have no consumer before it.
             let read_before =
                 nodes[norm + 1..sum].iter().any(|n| n.inputs.iter().any(|v| storage(graph, *v).node == norm));
             if graph.shape(dx) == graph.shape(other) && storage(graph, other).node != norm && !read_before {
                 self.unwritten.insert(dx);
-                found.insert(norm, NormGrad { norm, residual: Some((sum, other)), drop: None, sums: None });
+                found.insert(norm, LayerNormGradGroup { norm, residual: Some((sum, other)), drop: None, sums: None });
             }
         }
         for mut group in found.into_values() {
@@ -200,7 +147,7 @@ impl Groups {
             if result.node != group.norm || group.drop.is_some() || group.sums.is_some() {
                 let others = [Some(group.norm).filter(|&norm| norm != result.node), group.drop, group.sums];
                 self.elsewhere.extend(others.into_iter().flatten().map(|node| (node, result.node)));
-                self.at.insert(result.node, Group::NormGrad(group));
+                self.at.insert(result.node, FusionGroup::LayerNormGrad(group));
             }
         }
     }
@@ -212,12 +159,12 @@ impl Groups {
             let grouped = self.at.contains_key(&grad) || self.elsewhere.contains_key(&grad);
             if !grouped && takes_sums(graph.shape(Value { node: grad, output: 0 }).last()) {
                 self.elsewhere.insert(sums, grad);
-                self.at.insert(grad, Group::ActivationGrad { activation: op.0, grad, sums });
+                self.at.insert(grad, FusionGroup::ActivationGrad { activation: op.0, grad, sums });
             }
         }
     }
 
-    /// Batch norms whose result goes to a relu alone, by itself or in a sum.
+    /// Batch norms whose only consumer is a relu, or a sum whose only consumer is a relu.
     fn find_relus(&mut self, graph: &Graph, runs: &[bool]) {
         let (nodes, uses) = (graph.nodes(), graph.uses());
         let only_use = |v: Value| uses[v.node][v.output] == 1 && runs[v.node];
@@ -241,7 +188,7 @@ impl Groups {
             };
             group.extend([norm, relu]);
             group.sort_unstable();
-            // What the norm gives besides is written where the relu stands, so nobody may read it before.
+            // The norm's other outputs are written in the place of the relu, so they must have no consumer before it.
             let own = |id: NodeId| group.contains(&id);
             let read_before =
                 (norm + 1..relu).any(|id| !own(id) && nodes[id].inputs.iter().any(|v| storage(graph, *v).node == norm));
@@ -250,32 +197,32 @@ impl Groups {
             }
             self.unwritten.extend([Value { node: norm, output: 0 }]);
             self.unwritten.extend(residual.map(|_| before));
-            self.add(&group, Group::NormAndRelu { norm, relu, residual });
+            self.add(&group, FusionGroup::BatchNormRelu { norm, relu, residual });
         }
     }
 
-    /// Gradients of relus that the gradient of a batch norm is the first to read.
+    /// Gradients of relus whose first consumer is the gradient of a batch norm.
     fn find_relu_grads(&mut self, graph: &Graph, runs: &[bool]) {
         let (nodes, uses) = (graph.nodes(), graph.uses());
         for (relu, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::ActivationGrad(ActivationGrad(Activation::Relu)) = node.op else { continue };
-            let passed = Value { node: relu, output: 0 };
-            let reads = |id: NodeId| nodes[id].inputs.iter().any(|v| storage(graph, *v) == passed);
+            let dx = Value { node: relu, output: 0 };
+            let reads = |id: NodeId| nodes[id].inputs.iter().any(|v| storage(graph, *v) == dx);
             let Some(norm) = (relu + 1..nodes.len()).find(|&id| reads(id)) else { continue };
             let inputs = &nodes[norm].inputs;
-            if !matches!(nodes[norm].op, Op::BatchNormGrad(_)) || inputs[0] != passed || !runs[norm] {
+            if !matches!(nodes[norm].op, Op::BatchNormGrad(_)) || inputs[0] != dx || !runs[norm] {
                 continue;
             }
             let (result, gradient) = (node.inputs[0], node.inputs[1]);
-            // The norm of which this is the gradient gave its mean.
+            // The forward node of the norm: that which computed its mean.
             let of = Value { node: inputs[3].node, output: 0 };
             let follows_norm = matches!(nodes[of.node].op, Op::BatchNorm(_))
                 && matches!(nodes[result.node].op, Op::Activation(Activation::Relu))
                 && nodes[result.node].inputs[0] == of;
             if follows_norm && uses[relu][0] == 1 {
-                self.unwritten.insert(passed);
-                let gate = Gate::Norm { beta: nodes[of.node].inputs[2] };
-                self.add(&[relu, norm], Group::ReluGradAndNormGrad { relu, norm, gate });
+                self.unwritten.insert(dx);
+                let derivative = ReluDerivative::OfNorm { beta: nodes[of.node].inputs[2] };
+                self.add(&[relu, norm], FusionGroup::BatchNormReluGrad { relu, norm, derivative });
                 continue;
             }
             let terms = &nodes[gradient.node].inputs;
@@ -291,26 +238,18 @@ impl Groups {
                 group.insert(0, gradient.node);
                 gradients = terms.clone();
             }
-            let gate = Gate::Result { result, gradients };
-            self.add(&group, Group::ReluGradAndNormGrad { relu, norm, gate });
+            let derivative = ReluDerivative::OfResult { result, gradients };
+            self.add(&group, FusionGroup::BatchNormReluGrad { relu, norm, derivative });
         }
     }
 }
 
-/// Stochastic depth.
-pub(crate) fn drops_samples(op: &Op) -> Option<Dropout> {
-    match op {
-        Op::Dropout(op) if op.granularity == Granularity::Sample => Some(*op),
-        _ => None,
-    }
-}
-
-/// Whether a node is stochastic depth of whole rows; of a single row it would be of its elements.
+/// Whether a node is stochastic depth of whole rows; with a single axis, a sample is one element of a row.
 fn drops_rows(graph: &Graph, node: NodeId) -> bool {
-    drops_samples(&graph.node(node).op).is_some() && graph.node(node).outputs[0].shape.len() > 1
+    stochastic_depth(graph.node(node)).is_some() && graph.node(node).outputs[0].shape.len() > 1
 }
 
-/// The nodes that add up a value over all axes but the last, by that value.
+/// The nodes that compute the column sums of a value, by that value.
 fn column_sums(graph: &Graph, runs: &[bool]) -> HashMap<Value, NodeId> {
     let mut found = HashMap::new();
     for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
@@ -332,7 +271,7 @@ mod tests {
     use crate::device::rewritten;
     use crate::plan::prepare::{Prepared, Profile};
 
-    /// What a training step launches, by name.
+    /// The launches of a training step, by name.
     fn steps(drop_path: f32) -> Vec<String> {
         let mut architecture = vit_models::variant("vit_tiny_patch16_224").unwrap().architecture;
         architecture.set_drop_path(drop_path);

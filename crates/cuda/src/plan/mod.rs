@@ -1,6 +1,7 @@
-//! What is decided about a graph before any memory of the GPU is allocated: storage types, fusions, memory.
+//! What is decided about a graph before any memory of the GPU is allocated: storage types, fusion, addresses.
 
 pub(crate) mod fp8;
-pub(crate) mod fusion;
+mod fusion;
+mod group;
 pub(crate) mod prepare;
 pub(crate) mod storage;

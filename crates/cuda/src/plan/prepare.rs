@@ -1,5 +1,4 @@
-//! A graph made ready for the GPU before any memory is there: what is stored how and where, what runs with what, and how
-//! much memory it all takes.
+//! A graph planned for the GPU before any memory is allocated: storage types, fusion, addresses, and the memory it needs.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,36 +12,37 @@ use crate::Precision;
 use crate::driver::error_with_hints;
 use crate::driver::failure::Training;
 use crate::driver::memory::ALIGNMENT;
-use crate::lower::{self, Emitter, NormGradFusion, Operand};
-use crate::plan::fusion::{Gate, Group, Groups, drops_samples};
+use crate::lower::{self, Emitter, Operand};
+use crate::plan::fusion::FusionGroups;
+use crate::plan::group::FusionGroup;
 use crate::plan::storage::{Storage, Storages};
 use crate::run::launch::Request;
 
-/// What a GPU is to the lowering of a graph.
+/// The properties of a GPU that lowering depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Profile {
     pub precision: Precision,
     pub multiprocessors: usize,
-    /// Whether kernels for Hopper alone can run.
+    /// Whether kernels with wgmma and TMA can run.
     pub hopper: bool,
 }
 
-/// An address that nothing lies at, for learning what a node asks for.
-const NOWHERE: u64 = 1 << 40;
+/// A placeholder address, for lowering before memory is allocated.
+const PLACEHOLDER: u64 = 1 << 40;
 
-/// Where memory of each kind starts.
+/// The addresses of the two buffers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bases {
     pub arena: u64,
     pub stored: u64,
 }
 
-/// The forms in which a value outside the arena is kept, as offsets.
+/// The offsets of a value's forms in the buffer of stored values.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Forms {
+pub(crate) struct StoredForms {
     pub f32: Option<usize>,
-    /// In 16 bits.
-    pub short: Option<usize>,
+    /// The 16-bit type of the precision.
+    pub half: Option<usize>,
     pub e4m3: Option<usize>,
 }
 
@@ -51,24 +51,24 @@ pub(crate) struct Prepared {
     pub graph: Graph,
     pub profile: Profile,
     pub storages: Storages,
-    pub groups: Groups,
-    /// Which nodes are computed once.
+    pub groups: FusionGroups,
+    /// The nodes that follow from parameters and constants alone, and are computed once.
     pub constant: Vec<bool>,
-    /// Which nodes have something to compute.
+    /// The nodes that need a kernel.
     computes: Vec<bool>,
-    /// How often each value is used.
+    /// The number of consumers of each value.
     uses: Vec<Vec<usize>>,
-    /// New values that are written over the parameters that they update.
+    /// New values that overwrite the parameters that they update.
     pub in_place: HashMap<Value, Value>,
-    /// Parameters, constants, and what follows from them alone.
-    pub stored: HashMap<Value, Forms>,
-    /// Where the factors of eight-bit values lie among what is stored: the factor, and at [`crate::plan::fp8::INVERSE`] its inverse.
-    pub factors: HashMap<Value, usize>,
-    /// Where each node's tables lie among what is stored.
+    /// Parameters, constants, and the outputs of constant nodes.
+    pub stored: HashMap<Value, StoredForms>,
+    /// The offsets of the quantisation scales of e4m3 values; [`crate::plan::fp8::INVERSE`] after each is its inverse.
+    pub scales: HashMap<Value, usize>,
+    /// The offset of each node's tables.
     tables: HashMap<NodeId, usize>,
     pub plan: MemoryPlan,
     pub stored_bytes: usize,
-    /// The most scratch memory that a node wants that is computed once.
+    /// The most scratch memory of a constant node.
     pub constant_scratch: usize,
 }
 
@@ -80,7 +80,7 @@ impl Prepared {
         let storages = Storages::new(&graph, profile.precision, &constant);
         let in_place = in_place_updates(&graph, |_| true);
         let runs: Vec<bool> = computes.iter().zip(&constant).map(|(c, k)| *c && !k).collect();
-        let groups = Groups::new(&graph, &runs, &in_place);
+        let groups = FusionGroups::new(&graph, &runs, &in_place);
         let mut prepared = Prepared {
             plan: MemoryPlan::new(&Graph::new(), |_| 0, |_| false),
             graph,
@@ -92,7 +92,7 @@ impl Prepared {
             uses,
             in_place,
             stored: HashMap::new(),
-            factors: HashMap::new(),
+            scales: HashMap::new(),
             tables: HashMap::new(),
             stored_bytes: 0,
             constant_scratch: 0,
@@ -127,55 +127,54 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// What the executable will hold.
+    /// The memory of the executable.
     pub fn memory(&self) -> Memory {
         Memory { stored_bytes: self.stored_bytes, arena_bytes: self.plan.arena_bytes }
     }
 
-    /// What is to be said of a training step that does not fit.
+    /// For the error of a training step that does not fit.
     pub fn training(&self) -> Option<Training> {
         let recomputes = self.graph.nodes().iter().any(|node| node.phase == Phase::Recompute);
         (!self.graph.updates().is_empty()).then_some(Training { recomputes })
     }
 
-    /// Whether a value is kept outside the arena.
+    /// Whether a value is stored outside the arena.
     fn is_stored(&self, root: Value) -> bool {
         self.constant[root.node] || matches!(self.graph.node(root.node).op, Op::Parameter(_))
     }
 
-    /// Gives every stored value a place in the forms that somebody reads.
+    /// Assigns offsets to stored values, in the forms that have consumers.
     fn place_stored(&mut self) {
         let graph = &self.graph;
-        let mut wanted: HashSet<(Value, Storage)> = HashSet::new();
+        let mut read: HashSet<(Value, Storage)> = HashSet::new();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| self.computes[*id]) {
             for (i, &input) in node.inputs.iter().enumerate() {
-                wanted.insert((storage(graph, input), self.storages.read_as(graph, id, i)));
+                read.insert((storage(graph, input), self.storages.read_as(graph, id, i)));
             }
-            // What is computed once is computed in f32 first.
+            // Constant nodes are computed in f32.
             if self.constant[id] {
-                wanted.extend((0..node.outputs.len()).map(|output| (Value { node: id, output }, Storage::F32)));
-                wanted.extend(node.inputs.iter().map(|&input| (storage(graph, input), Storage::F32)));
+                read.extend((0..node.outputs.len()).map(|output| (Value { node: id, output }, Storage::F32)));
+                read.extend(node.inputs.iter().map(|&input| (storage(graph, input), Storage::F32)));
             }
         }
         let updates = graph.updates().iter().flat_map(|(parameter, new)| [*parameter, *new]);
-        wanted
-            .extend(graph.outputs().iter().map(|(_, v)| *v).chain(updates).map(|v| (storage(graph, v), Storage::F32)));
+        read.extend(graph.outputs().iter().map(|(_, v)| *v).chain(updates).map(|v| (storage(graph, v), Storage::F32)));
         for (id, node) in graph.nodes().iter().enumerate() {
             for (output, ty) in node.outputs.iter().enumerate() {
                 let value = Value { node: id, output };
                 if !self.is_stored(value) || matches!(node.op, Op::Reshape(_)) {
                     continue;
                 }
-                let mut forms = Forms::default();
-                let places = [
+                let mut forms = StoredForms::default();
+                let offsets = [
                     (Some(Storage::F32), &mut forms.f32),
-                    (Storage::half(self.profile.precision), &mut forms.short),
+                    (Storage::half(self.profile.precision), &mut forms.half),
                     (Some(Storage::E4m3), &mut forms.e4m3),
                 ];
-                for (form, place) in places {
+                for (form, offset) in offsets {
                     let Some(form) = form else { continue };
-                    if wanted.contains(&(value, form)) {
-                        *place = Some(self.stored_bytes);
+                    if read.contains(&(value, form)) {
+                        *offset = Some(self.stored_bytes);
                         let bytes = ty.shape.elements() * form.bytes();
                         self.stored_bytes += bytes.next_multiple_of(ALIGNMENT);
                     }
@@ -185,139 +184,77 @@ impl Prepared {
         }
         let fp8 = &self.storages.fp8;
         for &value in fp8.bounds.keys().chain(&fp8.weights) {
-            self.factors.insert(value, self.stored_bytes);
+            self.scales.insert(value, self.stored_bytes);
             self.stored_bytes += ALIGNMENT;
         }
     }
 
-    /// A value as kernels see it; without bases, at made-up addresses.
+    /// A value as an operand of kernels; without bases, at placeholder addresses.
     pub fn operand(&self, value: Value, bases: Option<&Bases>) -> Operand {
         let root = storage(&self.graph, value);
         let target = self.in_place.get(&root).copied().unwrap_or(root);
-        let base = bases.map_or(NOWHERE, |bases| bases.stored);
+        let base = bases.map_or(PLACEHOLDER, |bases| bases.stored);
         let at = |offset: Option<usize>| offset.map_or(0, |offset| base + offset as u64);
-        let (address, copy, eight) = match (self.stored.get(&target), bases) {
-            (Some(forms), _) => (at(forms.f32), at(forms.short), at(forms.e4m3)),
+        let (address, copy, e4m3) = match (self.stored.get(&target), bases) {
+            (Some(forms), _) => (at(forms.f32), at(forms.half), at(forms.e4m3)),
             (None, Some(bases)) => {
-                let block = self.plan.range(&self.graph, root);
-                (block.map_or(0, |block| bases.arena + block.offset as u64), 0, 0)
+                let range = self.plan.range(&self.graph, root);
+                (range.map_or(0, |range| bases.arena + range.offset as u64), 0, 0)
             }
             (None, None) => {
                 let input = matches!(self.graph.node(root.node).op, Op::Input(_));
                 let used = input || self.uses[root.node][root.output] > 0;
-                (if used && !self.groups.unwritten.contains(&root) { NOWHERE } else { 0 }, 0, 0)
+                (if used && !self.groups.unwritten.contains(&root) { PLACEHOLDER } else { 0 }, 0, 0)
             }
         };
         Operand {
             address,
             copy,
-            e4m3: eight,
-            scales: at(self.factors.get(&target).copied()),
+            e4m3,
+            scales: at(self.scales.get(&target).copied()),
             storage: self.storages.of(&self.graph, value),
             shape: self.graph.shape(value).clone(),
         }
     }
 
-    /// What a node asks for, or the group that runs where it stands; `None` where there is nothing to do.
+    /// The requests of a node, or of the group that runs in its place; `None` where neither computes anything.
     pub fn emit(&self, id: NodeId, bases: Option<(&Bases, u64)>) -> Result<Option<Emitter>, GraphError> {
         if !self.computes[id] || self.groups.runs_with(id) != id {
             return Ok(None);
         }
         let node = self.graph.node(id);
-        let outputs_of =
-            |id: NodeId| (0..self.graph.node(id).outputs.len()).map(move |output| Value { node: id, output });
-        let (inputs, outputs): (Vec<Value>, Vec<Value>) = match self.groups.at.get(&id) {
-            None => (node.inputs.clone(), outputs_of(id).collect()),
-            Some(Group::Updates(nodes)) => (
-                nodes.iter().flat_map(|&n| self.graph.node(n).inputs.clone()).collect(),
-                nodes.iter().flat_map(|&n| outputs_of(n)).collect(),
-            ),
-            Some(Group::NormGrad(group)) => {
-                let norm = group.norm;
-                let residual = group.residual.map(|(_, other)| other);
-                let seed = group.drop.map(|drop| self.graph.node(drop).inputs[1]);
-                let inputs = self.graph.node(norm).inputs.iter().copied().chain(residual).chain(seed);
-                let [dgamma, dbeta] = [1, 2].map(|output| Value { node: norm, output });
-                let more = [group.drop, group.sums].into_iter().flatten().map(|node| Value { node, output: 0 });
-                (inputs.collect(), [group.result(), dgamma, dbeta].into_iter().chain(more).collect())
-            }
-            Some(Group::DroppedAddNorm(group)) => {
-                let drop = &self.graph.node(group.drop).inputs;
-                let inputs = [&[group.other, drop[0]], &node.inputs[2..], &[drop[1]]].concat();
-                (inputs, outputs_of(id).collect())
-            }
-            Some(Group::ActivationGrad { grad, sums, .. }) => {
-                (node.inputs.clone(), [*grad, *sums].map(|node| Value { node, output: 0 }).to_vec())
-            }
-            Some(Group::NormAndRelu { norm, relu, residual }) => {
-                let inputs = self.graph.node(*norm).inputs.iter().copied().chain(*residual).collect();
-                (inputs, outputs_of(*relu).chain(outputs_of(*norm).skip(1)).collect())
-            }
-            Some(Group::ReluGradAndNormGrad { relu, norm, gate }) => {
-                let mut inputs = self.graph.node(*norm).inputs.clone();
-                match gate {
-                    Gate::Norm { beta } => {
-                        inputs[0] = self.graph.node(*relu).inputs[1];
-                        inputs.push(*beta);
-                    }
-                    Gate::Result { result, gradients } => {
-                        inputs[0] = gradients[0];
-                        inputs.extend([*result].into_iter().chain(gradients.get(1).copied()));
-                    }
-                }
-                (inputs, outputs_of(*norm).chain(outputs_of(*relu)).collect())
+        let group = self.groups.at.get(&id);
+        let (inputs, outputs) = match group {
+            Some(group) => group.operands(&self.graph, id),
+            None => {
+                let outputs = (0..node.outputs.len()).map(|output| Value { node: id, output });
+                (node.inputs.clone(), outputs.collect())
             }
         };
         let operands = |values: &[Value]| {
             values.iter().map(|&v| self.operand(v, bases.map(|(bases, _)| bases))).collect::<Vec<_>>()
         };
         let table = self.tables.get(&id).copied().unwrap_or(0) as u64;
-        let regions = bases.map_or([NOWHERE; 2], |(bases, scratch)| [scratch, bases.stored + table]);
+        let regions = bases.map_or([PLACEHOLDER; 2], |(bases, scratch)| [scratch, bases.stored + table]);
         let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), self.profile, regions);
         emitter.training = !self.graph.updates().is_empty();
-        match self.groups.at.get(&id) {
+        match group {
+            Some(group) => group.lower(&self.graph, &mut emitter),
             None => lower::node(&node.op, &mut emitter).map_err(|unsupported| {
                 let reason = format!("{} in {}: {}", node.op.name(), node.path(), unsupported.reason);
                 error_with_hints(reason, unsupported.hint.as_slice())
             })?,
-            Some(Group::Updates(nodes)) => {
-                let ops: Vec<&Op> = nodes.iter().map(|&n| &self.graph.node(n).op).collect();
-                lower::updates(&ops, &mut emitter);
-            }
-            Some(Group::NormGrad(group)) => {
-                let drop = group.drop.and_then(|drop| drops_samples(&self.graph.node(drop).op));
-                let along = NormGradFusion { residual: group.residual.is_some(), drop, sums: group.sums.is_some() };
-                lower::norm_grad(along, &mut emitter);
-            }
-            Some(Group::DroppedAddNorm(group)) => {
-                let drop = drops_samples(&self.graph.node(group.drop).op);
-                if let (Op::AddLayerNorm(op), Some(drop)) = (&node.op, drop) {
-                    lower::dropped_add_norm(&op.0, drop, &mut emitter);
-                }
-            }
-            Some(Group::ActivationGrad { activation, .. }) => {
-                lower::activation_grad_and_sums(*activation, &mut emitter);
-            }
-            Some(Group::NormAndRelu { norm, .. }) => {
-                if let Op::BatchNorm(op) = &self.graph.node(*norm).op {
-                    lower::batch_norm_and_relu(op, &mut emitter);
-                }
-            }
-            Some(Group::ReluGradAndNormGrad { gate, .. }) => match gate {
-                Gate::Norm { .. } => lower::batch_norm_grad_of_relu(&mut emitter),
-                Gate::Result { .. } => lower::batch_norm_grad_of_sum(&mut emitter),
-            },
         }
         Ok(Some(emitter))
     }
 
-    /// What works out the factors of eight-bit activations, once all constants are there.
-    pub fn factor_requests(&self, bases: &Bases, scratch: u64) -> Vec<Request> {
-        let addresses = self.factors.iter().map(|(value, &at)| (*value, bases.stored + at as u64)).collect();
+    /// The requests that compute the quantisation scales of activations, after all constants.
+    pub fn scale_requests(&self, bases: &Bases, scratch: u64) -> Vec<Request> {
+        let addresses = self.scales.iter().map(|(value, &at)| (*value, bases.stored + at as u64)).collect();
         self.storages.fp8.requests(&self.graph, |v| self.operand(v, Some(bases)), &addresses, scratch)
     }
 
-    /// What a node does, for people who look for what takes time.
+    /// A description of a node's launches, for profiles.
     pub fn info(&self, id: NodeId, emitter: &Emitter) -> StepInfo {
         let node = self.graph.node(id);
         let inputs: Vec<Type> = node.inputs.iter().map(|&v| self.graph.ty(v).clone()).collect();
@@ -326,7 +263,7 @@ impl Prepared {
             op.extend(linear.activation.map(|a| format!("+{}", a.name())));
             op.extend(linear.scale.then_some("+scale"));
             op.extend(linear.residual.then_some("+residual"));
-            op.extend(self.storages.fp8.linears.contains(&id).then_some(" in eight bits"));
+            op.extend(self.storages.fp8.linears.contains(&id).then_some(" in fp8"));
         }
         let tensor_cores = |request: &Request| match request {
             Request::Kernel(kernel) if kernel.variant.source.is_hopper() => Some("+wgmma"),
@@ -335,21 +272,11 @@ impl Prepared {
         };
         op.extend(emitter.requests.iter().find_map(tensor_cores));
         let mut shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
-        match self.groups.at.get(&id) {
-            Some(Group::Updates(nodes)) => shapes = vec![format!("{} parameters", nodes.len())],
-            Some(Group::NormGrad(group)) => {
-                op = "layer_norm_grad".into();
-                op.extend(group.residual.map(|_| "+add"));
-                op.extend(group.drop.map(|_| "+drop_path"));
-                op.extend(group.sums.map(|_| "+sums"));
+        if let Some(group) = self.groups.at.get(&id) {
+            op = group.name(op);
+            if let FusionGroup::Updates(nodes) = group {
+                shapes = vec![format!("{} parameters", nodes.len())];
             }
-            Some(Group::DroppedAddNorm(_)) => op = "drop_path+add_layer_norm".into(),
-            Some(Group::ActivationGrad { .. }) => op.push_str("+sums"),
-            Some(Group::NormAndRelu { residual, .. }) => {
-                op = if residual.is_some() { "batch_norm+add+relu" } else { "batch_norm+relu" }.into();
-            }
-            Some(Group::ReluGradAndNormGrad { .. }) => op = "relu_grad+batch_norm_grad".into(),
-            None => {}
         }
         let bytes = |operand: &Operand| (operand.shape.elements() * operand.storage.bytes()) as u64;
         StepInfo {

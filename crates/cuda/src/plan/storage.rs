@@ -1,11 +1,10 @@
-//! In how many bits each value is stored.
+//! The storage type of every value.
 //!
-//! One rule: in a precision with 16 bits, a value that a kernel computes in a run is stored in those unless somebody needs
-//! more: it is an output or an update of the graph, a statistic, or read by an operation that wants f32 (losses,
-//! optimisers, the norms of gradients, the weights of norms). Inputs, parameters and constants are f32; those that
-//! matrix products read have a copy in 16 bits beside them, which the optimiser writes along with the parameter. Everything
-//! is computed in f32 whatever it is stored in, and sums of matrix products are f32. With [`Precision::Fp8`], what only
-//! eight-bit linear layers read is stored in eight bits ([`Fp8Layers`]).
+//! In a 16-bit precision, a value that is computed in a run is stored in 16 bits, unless it is an output or an update of the
+//! graph, a statistic, or an input of an operation that needs f32 (losses, optimisers, gradient norms, weights of norms). Inputs,
+//! parameters and constants are f32; operands of matrix products have a 16-bit copy, which the optimiser updates with the
+//! parameter. Computation is in f32 whatever the storage type, and products accumulate in f32. With [`Precision::Fp8`], values
+//! whose consumers are all fp8 layers are stored in e4m3 ([`Fp8Layers`]).
 
 use std::collections::HashSet;
 
@@ -16,16 +15,16 @@ use vit_graph::{DType, Graph, NodeId, Value};
 use crate::Precision;
 use crate::plan::fp8::Fp8Layers;
 
-/// How one element is stored.
+/// The storage type of an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Storage {
     /// 32 bits, float or integer.
     F32,
     /// The upper half of an f32.
     Bf16,
-    /// Half precision.
+    /// IEEE half precision.
     F16,
-    /// Eight bits, three of them mantissa, with a factor for the whole value.
+    /// fp8 with three mantissa bits, and a quantisation scale per tensor.
     E4m3,
 }
 
@@ -62,24 +61,24 @@ impl Storage {
 /// The storage of every value of a graph.
 pub(crate) struct Storages {
     values: Vec<Vec<Storage>>,
-    /// What of it has eight bits.
+    /// The layers in fp8.
     pub fp8: Fp8Layers,
     precision: Precision,
 }
 
 impl Storages {
-    /// Applies the rule; `constant` says which nodes are computed once, when compiling.
+    /// `constant`: the nodes that follow from parameters and constants alone, which are f32.
     pub fn new(graph: &Graph, precision: Precision, constant: &[bool]) -> Self {
         let mut values: Vec<Vec<Storage>> = graph.nodes().iter().map(|n| vec![Storage::F32; n.outputs.len()]).collect();
         let mut fp8 = Fp8Layers::default();
-        if let Some(short) = Storage::half(precision) {
-            let exact = read_exactly(graph);
+        if let Some(half) = Storage::half(precision) {
+            let f32 = stored_in_f32(graph);
             for (id, node) in graph.nodes().iter().enumerate() {
                 for (output, ty) in node.outputs.iter().enumerate() {
                     let free =
                         node.op.computes() && !constant[id] && ty.dtype != DType::I32 && !node.op.is_f32_output(output);
-                    if free && !exact.contains(&Value { node: id, output }) {
-                        values[id][output] = short;
+                    if free && !f32.contains(&Value { node: id, output }) {
+                        values[id][output] = half;
                     }
                 }
             }
@@ -91,18 +90,18 @@ impl Storages {
         Storages { values, fp8, precision }
     }
 
-    /// How a value is stored; a reshape is stored as what it reshapes.
+    /// The storage type of a value; a reshape shares the storage of its input.
     pub fn of(&self, graph: &Graph, value: Value) -> Storage {
         let root = storage(graph, value);
         self.values[root.node][root.output]
     }
 
-    /// What the operands of matrix products are stored in.
+    /// The storage type of the operands of matrix products.
     pub fn operand(&self) -> Storage {
         Storage::half(self.precision).unwrap_or(Storage::F32)
     }
 
-    /// In which form a node reads an input.
+    /// The storage type in which a node reads an input.
     pub fn read_as(&self, graph: &Graph, node: NodeId, input: usize) -> Storage {
         let stored = self.of(graph, graph.node(node).inputs[input]);
         let result = || match self.of(graph, Value { node, output: 0 }) {
@@ -118,8 +117,8 @@ impl Storages {
     }
 }
 
-/// Values that are stored in f32 for the sake of a consumer.
-fn read_exactly(graph: &Graph) -> HashSet<Value> {
+/// Outputs, updates, and values with a consumer that needs f32.
+fn stored_in_f32(graph: &Graph) -> HashSet<Value> {
     let named = graph.outputs().iter().map(|(_, v)| *v).chain(graph.updates().iter().map(|(_, v)| *v));
     let mut exact: HashSet<Value> = named.map(|v| storage(graph, v)).collect();
     for node in graph.nodes() {

@@ -53,7 +53,7 @@ fn upload_words(p: &Prepared, stored: &DeviceBuffer, value: Value, bytes: &[u8])
 fn upload_floats(p: &Prepared, stored: &DeviceBuffer, value: Value, elements: &[f32]) -> Result<(), GraphError> {
     let (forms, base) = (p.stored[&value], stored.address);
     upload_words(p, stored, value, bytemuck::cast_slice(elements))?;
-    if let Some(offset) = forms.short {
+    if let Some(offset) = forms.half {
         let halves: Vec<u16> = match Storage::half(p.profile.precision) {
             Some(Storage::F16) => elements.iter().map(|&v| f16::from_f32(v).to_bits()).collect(),
             _ => elements.iter().map(|&v| bf16::from_f32(v).to_bits()).collect(),
@@ -63,7 +63,7 @@ fn upload_floats(p: &Prepared, stored: &DeviceBuffer, value: Value, elements: &[
     if let Some(offset) = forms.e4m3 {
         let (bytes, scale) = fp8::quantised(elements);
         stored.upload(base + offset as u64, &bytes)?;
-        if let Some(&offset) = p.factors.get(&value) {
+        if let Some(&offset) = p.scales.get(&value) {
             stored.upload(base + offset as u64, bytemuck::bytes_of(&scale))?;
             stored.upload(base + offset as u64 + fp8::INVERSE, bytemuck::bytes_of(&(1.0 / scale)))?;
         }
@@ -87,7 +87,7 @@ pub(super) fn constants(
         requests.extend(emitter.requests);
         requests.extend(half_copies(p, id, stored.address));
     }
-    requests.extend(p.factor_requests(bases, scratch));
+    requests.extend(p.scale_requests(bases, scratch));
     Ok(requests)
 }
 
@@ -98,7 +98,7 @@ fn half_copies(p: &Prepared, node: NodeId, base: u64) -> Vec<Request> {
         .filter_map(|(output, ty)| {
             let forms = p.stored.get(&Value { node, output })?;
             let half = Storage::half(p.profile.precision)?;
-            let (from, to) = (base + forms.f32? as u64, base + forms.short? as u64);
+            let (from, to) = (base + forms.f32? as u64, base + forms.half? as u64);
             Some(Request::Kernel(conversion((from, Storage::F32), (to, half), ty.shape.elements())))
         })
         .collect()
