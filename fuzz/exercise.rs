@@ -1,27 +1,27 @@
-//! What every target about datasets does with its files: writes them into a folder, opens them in every way, and reads the
-//! first samples. Anything may be an error; nothing may panic, abort, or take memory for what is only claimed.
+//! The common part of all dataset targets: writes the files into a folder, opens them in every way, and reads the first
+//! samples. Errors are allowed; panics, aborts and memory for claimed sizes are not.
 
 use std::path::Path;
 use std::sync::Once;
 use tempfile::TempDir;
-use vit_data::dataset::{Dataset, Limits, DatasetOptions, ReadOptions, open, open_split};
+use vit_data::dataset::{Dataset, DatasetOptions, Limits, ReadOptions, open, open_split};
 use vit_data::{DecodeOptions, Samples};
 
-/// Samples that are read of each dataset.
+/// Samples read per dataset.
 const SAMPLES: usize = 8;
 
 static HOOK: Once = Once::new();
 
 /// Opens `name` in a folder with these files.
 pub fn exercise(files: &[(&str, &[u8])], name: &str) {
-    // libFuzzer's own hook ends the process at any panic, also at those of third-party readers that become errors. This
-    // one only names them; what gets out still ends the run.
+    // libFuzzer's hook aborts at any panic, also at those of third-party readers that become errors. This one only
+    // prints them; a panic that escapes still ends the run.
     HOOK.call_once(|| std::panic::set_hook(Box::new(|info| eprintln!("{info}"))));
     let folder = TempDir::new().expect("a temporary folder");
     for (name, bytes) in files {
         std::fs::write(folder.path().join(name), bytes).expect("a temporary file");
     }
-    // With all of it in memory, and with nothing.
+    // With all data in memory, and with none.
     for memory in [1 << 20, 0] {
         let read = ReadOptions {
             decode: DecodeOptions { max_pixels: 1 << 16, ..DecodeOptions::default() },

@@ -1,5 +1,5 @@
-//! Any bytes are a picture or an error: no panic gets out, no memory is taken for sizes that are
-//! only claimed. Good seeds: `crates/data/tests/fixtures/formats` and `crates/data/tests/hostile`.
+//! Any bytes are an image or an error: no panic escapes, no memory is allocated for claimed sizes. Good seeds:
+//! `crates/data/tests/fixtures/formats` and `crates/data/tests/hostile`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -9,8 +9,8 @@ use vit_data::{DecodeOptions, decode};
 static HOOK: Once = Once::new();
 
 fuzz_target!(|data: &[u8]| {
-    // libFuzzer's own hook ends the process at any panic, also at those of third-party decoders
-    // that `decode` turns into errors. This one only names them; what gets out still ends the run.
+    // libFuzzer's hook aborts at any panic, also at those of third-party decoders that `decode` turns into errors. This
+    // one only prints them; a panic that escapes still ends the run.
     HOOK.call_once(|| std::panic::set_hook(Box::new(|info| eprintln!("{info}"))));
     let options = DecodeOptions { max_pixels: 1 << 16, ..DecodeOptions::default() };
     if let Ok(image) = decode(data, &options) {

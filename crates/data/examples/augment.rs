@@ -1,5 +1,5 @@
-//! How many images per second one core augments: each operation on an image of 224 x 224, whole recipes on images
-//! of 500 x 375, and small cached images through the loader.
+//! Augmentation throughput of one core in images per second: each operation at 224 x 224, whole recipes at 500 x 375,
+//! and small cached images through the loader.
 //!
 //! ```text
 //! cargo run --release -p vit-data --example augment
@@ -15,10 +15,10 @@ use vit_data::{
     TrainTransform,
 };
 
-/// How long each line is measured.
+/// Measuring time per line.
 const TIME: Duration = Duration::from_millis(400);
 
-/// Batches of the loader that are measured together.
+/// Batches of the loader per measurement.
 const BATCHES: u32 = 12;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -82,7 +82,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         let transform = TrainTransform::new(&preprocess, &augmentation)?;
         let mut values = vec![0.0; transform.output_len()];
-        // The random choices make images very different in cost: the mean of many, each at its fastest.
+        // Random choices vary in cost: the mean over many images, each at its fastest.
         let mut fastest = [Duration::MAX; 100];
         for _ in 0..12 {
             for (sample, fastest) in fastest.iter_mut().enumerate() {
@@ -117,7 +117,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut fastest = Duration::MAX;
         let start = Instant::now();
         while start.elapsed() < 3 * TIME {
-            // More than are prepared ahead.
+            // More batches than the loader prepares ahead.
             let run = Instant::now();
             for _ in 0..BATCHES {
                 black_box(loader.next()?);
@@ -129,7 +129,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The fastest of many short runs: what the machine can do when nothing else interrupts it.
+/// Reports the fastest of many short runs, which interruptions affect least.
 fn report<R>(name: &str, mut work: impl FnMut() -> R) {
     let start = Instant::now();
     let mut fastest = Duration::MAX;
@@ -148,7 +148,7 @@ fn print_speed(name: &str, each: Duration) {
     println!("  {name:<44} {:>9.1} us {:>10.0} images/s", each.as_secs_f64() * 1e6, 1.0 / each.as_secs_f64());
 }
 
-/// Gradients with some noise, as a photograph has.
+/// Gradients with noise, similar to a photograph.
 fn smooth_image(width: usize, height: usize) -> Result<Image, vit_data::ShapeError> {
     let mut random = SampleRandom::new(0, 0, 0, 0);
     let mut pixels = Vec::with_capacity(width * height * 3);
@@ -163,7 +163,7 @@ fn smooth_image(width: usize, height: usize) -> Result<Image, vit_data::ShapeErr
     Image::from_rgb(width, height, pixels)
 }
 
-/// As many small images as fit a short test.
+/// Small images for the loader.
 struct Small {
     image: Image,
     classes: Vec<String>,

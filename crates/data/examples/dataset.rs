@@ -1,4 +1,4 @@
-//! Opens a dataset, says what is in it, and measures how fast its images are read on one core:
+//! Opens a dataset, prints its report, and measures how fast one core reads its images:
 //! `cargo run --release -p vit-data --example dataset -- PATH [SAMPLES]`
 
 use std::error::Error;

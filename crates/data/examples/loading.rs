@@ -1,5 +1,5 @@
-//! How long loading takes on one core, from the bytes of a file to the tensor that a model reads,
-//! stage by stage. Reading from disk is left out: it says more about the disk than about us.
+//! The time of loading an image on one core by stage, from the bytes of a file to the model's input. Reading from disk
+//! is not included.
 //!
 //! ```text
 //! cargo run --release -p vit-data --example loading -- [--json] [--repeats 20] photos/*.jpg
@@ -39,14 +39,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("give the photos to load, and at least one repeat".into());
     }
     let mut photos = paths.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    // A data loader writes all of its images into memory that it keeps.
+    // A loader writes all images into reused memory.
     let mut tensor = vec![0.0; settings().output_len()];
-    // Round by round over all photos, so that a busy moment of the machine hurts each a little
-    // and the caches are as cold as in real use.
+    // Round by round over all photos: interruptions affect all of them, and the caches are as cold as in real use.
     for round in 0..=repeats {
         for photo in &mut photos {
             let times = load(&photo.bytes, &mut tensor)?;
-            // The first round pays for page faults and the CPU waking up.
+            // The first round includes page faults and the CPU's frequency ramp.
             if round > 0 {
                 photo.times.iter_mut().zip(times).for_each(|(all, time)| all.push(time));
             }
@@ -66,12 +65,12 @@ fn open(path: String) -> Result<Photo, Box<dyn Error>> {
     Ok(Photo { path, width: image.width(), height: image.height(), bytes, times: Times::default() })
 }
 
-/// Shorter side 256, middle 224: what torchvision's recipes call Resize(256), CenterCrop(224).
+/// torchvision's Resize(256), CenterCrop(224).
 fn settings() -> Preprocess {
     Preprocess { crop_pct: 0.875, ..Preprocess::imagenet() }
 }
 
-/// Loads once in separate stages and once as a whole; gives milliseconds for each.
+/// Loads once by stages and once as a whole; returns milliseconds for each.
 fn load(bytes: &[u8], tensor: &mut [f32]) -> Result<[f64; STAGES.len()], Box<dyn Error>> {
     let settings = settings();
     let options = DecodeOptions::default();

@@ -1,4 +1,4 @@
-//! Augmentation gives the bytes of Pillow, timm and torchvision, and its random choices have the right shares.
+//! Augmentation gives the bytes of Pillow, timm and torchvision, and its random choices have the right probabilities.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -184,7 +184,7 @@ fn a_padded_crop_is_a_shifted_image() {
         });
         *counts.entry(shift.expect("a shifted image")).or_insert(0) += 1;
     }
-    // 100 expected for each of the 25.
+    // 100 expected for each of the 25 shifts.
     assert_eq!(counts.len(), 25);
     assert!(counts.values().all(|count| (55..=150).contains(count)), "{counts:?}");
 }
@@ -212,9 +212,9 @@ fn random_regions_have_the_area_and_proportion_asked_for() {
         areas.push(area);
     }
     let mean = areas.iter().sum::<f64>() / 3000.0;
-    // Below the middle of the range, because a large region of odd proportions does not fit.
+    // Below the middle of the range, because a large rectangle of extreme aspect ratio does not fit.
     assert!((0.45..0.55).contains(&mean), "{mean}");
-    // Nothing fits: the middle with the nearest proportion.
+    // Nothing fits: the centre with the nearest aspect ratio.
     let region = CropBox::random(1000, 10, [1.0, 1.0], [0.75, 1.25], &mut random(0));
     assert_eq!(region, CropBox { left: 494, top: 0, width: 12, height: 10 });
     let region = CropBox::random(10, 1000, [1.0, 1.0], [0.75, 1.25], &mut random(0));
@@ -335,8 +335,8 @@ fn policies_are_understood_or_refused_with_what_is_known() {
 
 #[test]
 fn rand_augment_changes_the_expected_share() {
-    // One operation of 15 that is applied half of the time. A flat image hides all but a few of them, so that what
-    // is left to see is a known share: inverting, solarizing in either way, posterizing, brightness; and what moves.
+    // One operation of 15, applied half of the time. A flat image hides most of them, so the share of changed images is
+    // known: inverting, both kinds of solarizing, posterizing, brightness, and the geometric operations.
     let policy = AutoAugment::parse("rand-m10-n1-p0.5").unwrap();
     let changed = |image: &Image| {
         let different = |sample: &u64| {
@@ -346,8 +346,9 @@ fn rand_augment_changes_the_expected_share() {
         };
         (0..3000).filter(different).count() as f64 / 3000.0
     };
-    // Of the 15 at level 10: invert, posterize to 4 bits, add 110, brightness 1.9, rotate, shear and translate with
-    // another fill; not auto contrast, equalize, solarize at 256, and colour, contrast, sharpness of a flat image.
+    // At level 10 these of the 15 change it: invert, posterize to 4 bits, add 110, brightness 1.9, and rotate, shear
+    // and translate with another fill; not auto contrast, equalize, solarize at 256, nor colour, contrast and sharpness
+    // of a flat image.
     let share = changed(&Image::from_rgb(32, 32, vec![100; 32 * 32 * 3]).unwrap());
     assert!((share - 0.5 * 9.0 / 15.0).abs() < 0.03, "{share}");
 }

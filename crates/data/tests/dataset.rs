@@ -1,5 +1,5 @@
-//! Every format is written into a temporary folder and read back; the rules about splits, fractions and classes are
-//! checked on class folders, the simplest of them.
+//! Every format is written into a temporary folder and read back; the rules of splits, fractions and classes are tested
+//! on class folders.
 
 mod dataset {
     mod binary;

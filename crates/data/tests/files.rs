@@ -1,10 +1,10 @@
-//! What people type becomes the files that they mean.
+//! Arguments become lists of image files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use vit_data::{FilesError, find_images, find_images_each};
 
-/// A folder of its own for each test, removed at the end.
+/// A temporary folder per test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -22,7 +22,7 @@ impl Scratch {
         self.0.join(name).to_str().unwrap().to_owned()
     }
 
-    /// Relative names with forward slashes.
+    /// Relative paths with forward slashes.
     fn names(&self, paths: &[PathBuf]) -> Vec<String> {
         let name = |path: &PathBuf| path.strip_prefix(&self.0).unwrap().to_owned();
         let text = |path: PathBuf| path.to_str().unwrap().replace('\\', "/");
@@ -193,13 +193,13 @@ fn pipes_sockets_and_devices_are_named_and_never_opened() {
             Err(error) => error.to_string().replace(&root, ""),
         });
         let found: Vec<String> = found.collect();
-        // A name that leads nowhere is an error already when it is named.
+        // A broken link that is named directly is an error at once.
         let found: Vec<&str> = found.iter().map(|one| one.trim_end_matches(": no such file or folder")).collect();
         assert_eq!(found, expected, "{arguments:?}");
     }
 }
 
-/// On a thread of its own, because it waits for ever where a pipe is opened.
+/// On a separate thread, because opening a pipe blocks for ever.
 #[cfg(unix)]
 #[test]
 fn a_pipe_that_nobody_writes_to_is_an_error_and_no_wait() {

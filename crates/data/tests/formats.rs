@@ -1,4 +1,4 @@
-//! Every variety of every format, compared with what Pillow's `convert("RGB")` gave for the file.
+//! Every variety of every format, compared with Pillow's `convert("RGB")`.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn check(name: &str, allowed: u8) {
 fn every_variety_agrees_with_pillow() {
     let list: Value = serde_json::from_slice(&std::fs::read(folder("formats").join("list.json")).unwrap()).unwrap();
     for entry in list.as_array().unwrap() {
-        // Lossy formats leave their decoders a few levels of freedom.
+        // Decoders of lossy formats may differ by a few levels.
         let allowed = if entry["compare"] == "exact" { 0 } else { 6 };
         check(entry["file"].as_str().unwrap(), allowed);
     }

@@ -1,5 +1,4 @@
-//! Files made to break decoders: they must give an error or an image, never a panic, and must
-//! not take memory for a size that they only claim.
+//! Hostile files give an error or an image, never a panic, and allocate no memory for a size that they only claim.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -7,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use vit_data::{DecodeOptions, ImageError, decode, open};
 
-/// Remembers the largest single allocation of each thread, so that tests can run side by side.
+/// Records the largest single allocation of each thread, so that tests can run in parallel.
 struct Counting;
 
 thread_local! {
@@ -18,11 +17,11 @@ fn note(size: usize) {
     LARGEST.with(|largest| largest.set(largest.get().max(size)));
 }
 
-// SAFETY: everything is passed on to the system's allocator unchanged; `note` allocates nothing.
+// SAFETY: all calls are forwarded to the system's allocator; `note` does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size());
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
@@ -61,8 +60,8 @@ fn files(folder: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Where decoders panicked behind the guard. The guard makes it an error, but every panic is
-/// worth knowing: it is printed, and costs a message on the user's terminal.
+/// The messages of decoders' panics. `decode` turns a panic into an error, but each prints a message and should be
+/// known.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn record_panics() {
@@ -117,7 +116,7 @@ fn an_image_over_the_limit_is_named_with_its_size() {
     }
 }
 
-/// Found by fuzzing. If a newer zune-jpeg reads it, that is just as well; a panic must not get out.
+/// Found by fuzzing. A newer zune-jpeg may decode it; a panic must not escape.
 #[test]
 fn a_panic_inside_a_decoder_is_an_error_about_the_file() {
     record_panics();
@@ -152,8 +151,8 @@ fn small() -> DecodeOptions {
     DecodeOptions { max_pixels: 1 << 16, ..DecodeOptions::default() }
 }
 
-/// What a decoder may need for `1 << 16` pixels and its own tables. Most stay far below; the parts
-/// of a lossy WebP have lengths of 24 bits, which its decoder believes.
+/// The maximum memory of decoding `1 << 16` pixels. Most formats need far less; the partitions of a lossy WebP have
+/// 24-bit lengths, which its decoder trusts.
 const SMALL_BOUND: usize = 17 << 20;
 
 #[test]
@@ -170,7 +169,7 @@ fn every_truncation_is_an_error_or_an_image() {
     }
 }
 
-/// Writes the right CRC behind every chunk of a PNG; leaves other files alone.
+/// Writes the right CRC after every chunk of a PNG; does not change other files.
 fn fix_png_sums(bytes: &mut [u8]) {
     if !bytes.starts_with(b"\x89PNG") {
         return;
@@ -195,7 +194,7 @@ fn fix_png_sums(bytes: &mut [u8]) {
 #[test]
 fn random_damage_is_an_error_or_an_image() {
     record_panics();
-    // xorshift: the same damage every time.
+    // xorshift: the same damage in every run.
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = move |below: usize| {
         state ^= state << 13;
@@ -213,7 +212,7 @@ fn random_damage_is_an_error_or_an_image() {
         for round in 0..rounds {
             let mut damaged = bytes.clone();
             for _ in 0..1 + random(4) {
-                // Half of the damage goes to the headers, where it does most harm.
+                // Half of the damage goes to the headers, where it has most effect.
                 let reach = if random(2) == 0 { bytes.len().min(128) } else { bytes.len() };
                 let at = random(reach);
                 match random(3) {
@@ -222,7 +221,7 @@ fn random_damage_is_an_error_or_an_image() {
                     _ => damaged[at] = random(256) as u8,
                 }
             }
-            // Half of the time the sums are put right, or little damage would get past them.
+            // Half of the time the checksums are corrected, or little damage would get past them.
             if random(2) == 0 {
                 fix_png_sums(&mut damaged);
             }
@@ -232,15 +231,15 @@ fn random_damage_is_an_error_or_an_image() {
     }
 }
 
-/// Whatever the limit on pixels, an image that no memory can hold is an error about it, and not the end of the process.
+/// With any pixel limit, an image that does not fit into memory is an error and does not end the process.
 #[test]
 fn an_image_beyond_the_memory_is_refused_whatever_the_limit() {
-    // Headers alone: a million pixels a side.
+    // Headers alone, of a million pixels per side.
     let side = 1_000_000u32;
     let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
     png.extend([side.to_be_bytes(), side.to_be_bytes()].concat());
     png.extend([8, 2, 0, 0, 0]);
-    // Of the type and the content of that chunk.
+    // The CRC of that chunk.
     png.extend(0xd30f_af2a_u32.to_be_bytes());
     let mut bmp = b"BM\x36\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0".to_vec();
     bmp.extend([side.to_le_bytes(), side.to_le_bytes()].concat());

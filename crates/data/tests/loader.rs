@@ -1,4 +1,4 @@
-//! The loader gives the same bits whatever the threads, the cache and the place of resumption, and never hangs.
+//! The loader gives the same bits for any number of threads, any cache and any start position, and never hangs.
 
 use std::io;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use vit_data::{
     LoaderSettings, Mix, Mixing, Preprocess, Samples, TrainTransform,
 };
 
-/// Small images made from their number, some of which are broken.
-struct Made {
+/// Small images derived from their index, some of which are broken.
+struct GeneratedImages {
     count: usize,
     classes: Vec<String>,
     labels: Vec<Vec<u32>>,
@@ -22,7 +22,7 @@ struct Made {
     reads: AtomicUsize,
 }
 
-impl Made {
+impl GeneratedImages {
     fn new(count: usize) -> Self {
         Self {
             count,
@@ -36,7 +36,7 @@ impl Made {
     }
 }
 
-impl Samples for Made {
+impl Samples for GeneratedImages {
     fn len(&self) -> usize {
         self.count
     }
@@ -55,7 +55,7 @@ impl Samples for Made {
 
     fn image(&self, index: usize) -> Result<Image, ImageError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        // Later ones are faster, so that threads finish in another order than they start.
+        // Some are faster, so that threads finish in another order than they start.
         std::thread::sleep(self.delay / (index as u32 % 3 + 1));
         assert_ne!(Some(index), self.panics_at, "the decoder broke down");
         if (self.broken)(index) {
@@ -72,7 +72,7 @@ fn transform(augmentation: &Augmentation) -> TrainTransform {
     TrainTransform::new(&preprocess, augmentation).unwrap()
 }
 
-/// Everything at once.
+/// All augmentations and mixing.
 fn busy() -> LoaderSettings {
     let augmentation = Augmentation {
         crop: Crop::usual(),
@@ -88,9 +88,9 @@ fn busy() -> LoaderSettings {
     LoaderSettings { mix, threads: 2, prefetch: 3, ..LoaderSettings::training(transform(&augmentation), 4, 42) }
 }
 
-/// All that a batch says.
+/// The content of a batch.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct BatchContent {
     images: Vec<u32>,
     targets: Vec<u32>,
     samples: Vec<usize>,
@@ -99,10 +99,10 @@ struct Seen {
     position: BatchPosition,
 }
 
-impl From<Batch> for Seen {
+impl From<Batch> for BatchContent {
     fn from(batch: Batch) -> Self {
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect();
-        Seen {
+        BatchContent {
             images: bits(&batch.images),
             targets: bits(&batch.targets),
             samples: batch.samples.clone(),
@@ -113,21 +113,25 @@ impl From<Batch> for Seen {
     }
 }
 
-fn run(samples: Made, settings: LoaderSettings, start: BatchPosition, batches: usize) -> Vec<Seen> {
+fn run(samples: GeneratedImages, settings: LoaderSettings, start: BatchPosition, batches: usize) -> Vec<BatchContent> {
     let mut loader = Loader::new(Arc::new(samples), settings, start).unwrap();
     (0..batches).map(|_| loader.next().unwrap().into()).collect()
 }
 
 #[test]
 fn threads_prefetch_and_cache_change_nothing() {
-    let expected =
-        run(Made::new(23), LoaderSettings { threads: 1, prefetch: 1, ..busy() }, BatchPosition::default(), 12);
+    let expected = run(
+        GeneratedImages::new(23),
+        LoaderSettings { threads: 1, prefetch: 1, ..busy() },
+        BatchPosition::default(),
+        12,
+    );
     for (threads, prefetch, cache_bytes) in [(2, 1, 0), (3, 4, 1 << 20), (8, 2, 1000), (5, 0, 0)] {
-        let samples = Made { delay: Duration::from_micros(200), ..Made::new(23) };
+        let samples = GeneratedImages { delay: Duration::from_micros(200), ..GeneratedImages::new(23) };
         let settings = LoaderSettings { threads, prefetch, cache_bytes, ..busy() };
         assert_eq!(run(samples, settings, BatchPosition::default(), 12), expected, "{threads} threads");
     }
-    let other = run(Made::new(23), LoaderSettings { seed: 43, ..busy() }, BatchPosition::default(), 12);
+    let other = run(GeneratedImages::new(23), LoaderSettings { seed: 43, ..busy() }, BatchPosition::default(), 12);
     assert_ne!(other, expected);
 }
 
@@ -135,9 +139,14 @@ fn threads_prefetch_and_cache_change_nothing() {
 fn every_position_can_be_resumed() {
     for last in [LastBatch::Drop, LastBatch::Short, LastBatch::Padded] {
         let settings = LoaderSettings { last, ..busy() };
-        let whole = run(Made { broken: |i| i == 7, ..Made::new(23) }, settings.clone(), BatchPosition::default(), 14);
+        let whole = run(
+            GeneratedImages { broken: |i| i == 7, ..GeneratedImages::new(23) },
+            settings.clone(),
+            BatchPosition::default(),
+            14,
+        );
         for (done, batch) in whole.iter().enumerate() {
-            let samples = Made { broken: |i| i == 7, ..Made::new(23) };
+            let samples = GeneratedImages { broken: |i| i == 7, ..GeneratedImages::new(23) };
             let resumed = run(samples, settings.clone(), batch.position, whole.len() - done);
             assert_eq!(resumed, whole[done..], "{last:?} from {:?}", batch.position);
         }
@@ -146,7 +155,7 @@ fn every_position_can_be_resumed() {
 
 #[test]
 fn a_position_behind_an_epoch_is_in_the_next() {
-    let from = |epoch, batch| run(Made::new(20), busy(), BatchPosition { epoch, batch }, 3);
+    let from = |epoch, batch| run(GeneratedImages::new(20), busy(), BatchPosition { epoch, batch }, 3);
     assert_eq!(from(0, 5), from(1, 0));
     assert_eq!(from(0, 12), from(2, 2));
 }
@@ -154,8 +163,8 @@ fn a_position_behind_an_epoch_is_in_the_next() {
 #[test]
 fn an_epoch_shows_every_sample_once_and_the_next_in_another_order() {
     let settings = LoaderSettings { last: LastBatch::Short, ..busy() };
-    let seen = run(Made::new(23), settings, BatchPosition::default(), 12);
-    let order = |epoch: &[Seen]| epoch.iter().flat_map(|batch| batch.samples.clone()).collect::<Vec<_>>();
+    let seen = run(GeneratedImages::new(23), settings, BatchPosition::default(), 12);
+    let order = |epoch: &[BatchContent]| epoch.iter().flat_map(|batch| batch.samples.clone()).collect::<Vec<_>>();
     let (first, second) = (order(&seen[..6]), order(&seen[6..]));
     let sorted = |mut order: Vec<usize>| {
         order.sort_unstable();
@@ -174,7 +183,7 @@ fn an_epoch_shows_every_sample_once_and_the_next_in_another_order() {
 fn repeated_augmentation_shows_versions_of_fewer_samples() {
     let augmentation = Augmentation { crop: Crop::usual(), repeated: 3, ..Augmentation::default() };
     let settings = LoaderSettings::training(transform(&augmentation), 6, 1);
-    let seen = run(Made::new(24), settings, BatchPosition::default(), 4);
+    let seen = run(GeneratedImages::new(24), settings, BatchPosition::default(), 4);
     let samples: Vec<usize> = seen.iter().flat_map(|batch| batch.samples.clone()).collect();
     for three in samples.chunks(3) {
         assert!(three.iter().all(|sample| *sample == three[0]));
@@ -189,7 +198,7 @@ fn repeated_augmentation_shows_versions_of_fewer_samples() {
 fn evaluation_is_in_order_and_padded() {
     let preprocess = Preprocess { image_size: [8, 8], ..Preprocess::default() };
     let settings = LoaderSettings { threads: 2, ..LoaderSettings::evaluation(&preprocess, 4).unwrap() };
-    let samples = Arc::new(Made::new(10));
+    let samples = Arc::new(GeneratedImages::new(10));
     let mut loader = Loader::new(samples.clone(), settings, BatchPosition::default()).unwrap();
     assert_eq!(loader.batches_per_epoch(), 3);
     for number in 0..3 {
@@ -215,9 +224,13 @@ fn an_unreadable_sample_is_replaced_by_the_next_and_listed_once() {
     let broken = |index: usize| index == 3 || index == 11;
     let settings = LoaderSettings { last: LastBatch::Short, shuffle: false, ..busy() };
     let settings = LoaderSettings { unreadable: UnreadableLimit { share: 0.2, after: 10 }, ..settings };
-    let mut loader =
-        Loader::new(Arc::new(Made { broken, ..Made::new(12) }), settings.clone(), BatchPosition::default()).unwrap();
-    let seen: Vec<Seen> = (0..6).map(|_| loader.next().unwrap().into()).collect();
+    let mut loader = Loader::new(
+        Arc::new(GeneratedImages { broken, ..GeneratedImages::new(12) }),
+        settings.clone(),
+        BatchPosition::default(),
+    )
+    .unwrap();
+    let seen: Vec<BatchContent> = (0..6).map(|_| loader.next().unwrap().into()).collect();
     assert_eq!(seen[0].samples, [0, 1, 2, 4]);
     assert_eq!(seen[0].replaced, [3]);
     assert_eq!(seen[1].samples, [4, 5, 6, 7]);
@@ -226,7 +239,7 @@ fn an_unreadable_sample_is_replaced_by_the_next_and_listed_once() {
     let reason = "cannot be read: bad sector".to_owned();
     assert_eq!(listed, [(3, "sample 3".to_owned(), reason.clone()), (11, "sample 11".to_owned(), reason)]);
     for threads in [1, 4] {
-        let samples = Made { broken, delay: Duration::from_micros(300), ..Made::new(12) };
+        let samples = GeneratedImages { broken, delay: Duration::from_micros(300), ..GeneratedImages::new(12) };
         assert_eq!(run(samples, LoaderSettings { threads, ..settings.clone() }, BatchPosition::default(), 6), seen);
     }
 }
@@ -237,7 +250,7 @@ fn too_many_unreadable_samples_stop_the_run() {
     let settings = LoaderSettings { unreadable: UnreadableLimit { share: 0.05, after: 40 }, ..busy() };
     let outcomes: Vec<(usize, LoaderError)> = [1, 4]
         .map(|threads| {
-            let samples = Made { broken, ..Made::new(200) };
+            let samples = GeneratedImages { broken, ..GeneratedImages::new(200) };
             let settings = LoaderSettings { threads, ..settings.clone() };
             let mut loader = Loader::new(Arc::new(samples), settings, BatchPosition::default()).unwrap();
             let mut delivered = 0;
@@ -257,7 +270,7 @@ fn too_many_unreadable_samples_stop_the_run() {
 
 #[test]
 fn a_data_set_without_a_readable_sample_is_an_error() {
-    let samples = Made { broken: |_| true, ..Made::new(10) };
+    let samples = GeneratedImages { broken: |_| true, ..GeneratedImages::new(10) };
     let mut loader = Loader::new(Arc::new(samples), busy(), BatchPosition::default()).unwrap();
     let message = loader.next().unwrap_err().to_string();
     assert!(message.contains("none of 10 samples") && message.contains("bad sector"), "{message}");
@@ -266,7 +279,7 @@ fn a_data_set_without_a_readable_sample_is_an_error() {
 #[test]
 fn a_panic_is_an_error_that_names_the_sample() {
     for threads in [1, 3] {
-        let samples = Made { panics_at: Some(6), ..Made::new(12) };
+        let samples = GeneratedImages { panics_at: Some(6), ..GeneratedImages::new(12) };
         let settings = LoaderSettings { threads, shuffle: false, ..busy() };
         let mut loader = Loader::new(Arc::new(samples), settings, BatchPosition::default()).unwrap();
         loader.next().unwrap();
@@ -277,8 +290,8 @@ fn a_panic_is_an_error_that_names_the_sample() {
     }
 }
 
-/// Has labels at first, and none when the batch is made.
-struct Forgetful(Made, AtomicUsize);
+/// Has labels at first, but none when the batch is completed.
+struct Forgetful(GeneratedImages, AtomicUsize);
 
 impl Samples for Forgetful {
     fn len(&self) -> usize {
@@ -305,7 +318,7 @@ impl Samples for Forgetful {
 
 #[test]
 fn a_panic_outside_of_any_sample_is_an_error_too() {
-    let samples = Forgetful(Made::new(12), AtomicUsize::new(0));
+    let samples = Forgetful(GeneratedImages::new(12), AtomicUsize::new(0));
     let mut loader = Loader::new(Arc::new(samples), busy(), BatchPosition::default()).unwrap();
     let message = loader.next().unwrap_err().to_string();
     assert!(message.contains("the labels are gone"), "{message}");
@@ -313,25 +326,25 @@ fn a_panic_outside_of_any_sample_is_an_error_too() {
 
 #[test]
 fn what_cannot_work_is_refused_at_once() {
-    let error = |samples: Made, settings: LoaderSettings| {
+    let error = |samples: GeneratedImages, settings: LoaderSettings| {
         Loader::new(Arc::new(samples), settings, BatchPosition::default()).err().unwrap().to_string()
     };
-    assert!(error(Made::new(0), busy()).contains("0 samples"));
-    assert!(error(Made { classes: vec![], ..Made::new(3) }, busy()).contains("0 classes"));
-    assert!(error(Made::new(3), busy()).contains("3 training samples, fewer than one batch of 4"));
-    assert!(error(Made::new(3), LoaderSettings { batch: 0, ..busy() }).contains("batch size is 0"));
-    let none = Made { labels: vec![vec![0], vec![], vec![1], vec![2]], ..Made::new(4) };
+    assert!(error(GeneratedImages::new(0), busy()).contains("0 samples"));
+    assert!(error(GeneratedImages { classes: vec![], ..GeneratedImages::new(3) }, busy()).contains("0 classes"));
+    assert!(error(GeneratedImages::new(3), busy()).contains("3 training samples, fewer than one batch of 4"));
+    assert!(error(GeneratedImages::new(3), LoaderSettings { batch: 0, ..busy() }).contains("batch size is 0"));
+    let none = GeneratedImages { labels: vec![vec![0], vec![], vec![1], vec![2]], ..GeneratedImages::new(4) };
     assert!(error(none, busy()).contains("sample 1 has 0 labels"));
-    let wrong = Made { labels: vec![vec![0], vec![5], vec![1], vec![2]], ..Made::new(4) };
+    let wrong = GeneratedImages { labels: vec![vec![0], vec![5], vec![1], vec![2]], ..GeneratedImages::new(4) };
     assert!(error(wrong, busy()).contains("sample 1 has label 5, but there are only 5 classes"));
     let mix = Mix { mixup: -1.0, ..Mix::default() };
-    assert!(error(Made::new(8), LoaderSettings { mix, ..busy() }).contains("mix.mixup"));
+    assert!(error(GeneratedImages::new(8), LoaderSettings { mix, ..busy() }).contains("mix.mixup"));
 }
 
 #[test]
 fn a_set_smaller_than_a_batch_makes_one() {
     for (last, rows) in [(LastBatch::Short, 3), (LastBatch::Padded, 4)] {
-        let seen = run(Made::new(3), LoaderSettings { last, ..busy() }, BatchPosition::default(), 2);
+        let seen = run(GeneratedImages::new(3), LoaderSettings { last, ..busy() }, BatchPosition::default(), 2);
         assert_eq!((seen[0].samples.len(), seen[0].images.len()), (3, rows * 192));
         assert_eq!(seen[1].position, BatchPosition { epoch: 1, batch: 0 });
     }
@@ -341,7 +354,7 @@ fn a_set_smaller_than_a_batch_makes_one() {
 fn multiple_labels_make_multi_hot_targets() {
     let labels: Vec<Vec<u32>> = (0..8).map(|i| (0..i as u32 % 4).collect()).collect();
     let settings = LoaderSettings { labels: LabelCount::Multiple, mix: Mix::default(), ..busy() };
-    let samples = Made { labels: labels.clone(), ..Made::new(8) };
+    let samples = GeneratedImages { labels: labels.clone(), ..GeneratedImages::new(8) };
     for batch in run(samples, settings, BatchPosition::default(), 2) {
         for (sample, row) in batch.samples.iter().zip(batch.targets.chunks(5)) {
             let expected: Vec<u32> =
@@ -354,7 +367,7 @@ fn multiple_labels_make_multi_hot_targets() {
 #[test]
 fn the_cache_reads_every_sample_once_and_keeps_its_limit() {
     let reads = |cache_bytes: u64| {
-        let samples = Arc::new(Made::new(12));
+        let samples = Arc::new(GeneratedImages::new(12));
         let settings = LoaderSettings { cache_bytes, epochs: Some(5), threads: 1, ..busy() };
         let mut loader = Loader::new(samples.clone(), settings, BatchPosition::default()).unwrap();
         for _ in 0..15 {
@@ -370,7 +383,7 @@ fn the_cache_reads_every_sample_once_and_keeps_its_limit() {
 
 #[test]
 fn memory_of_batches_is_used_again() {
-    let mut loader = Loader::new(Arc::new(Made::new(40)), busy(), BatchPosition::default()).unwrap();
+    let mut loader = Loader::new(Arc::new(GeneratedImages::new(40)), busy(), BatchPosition::default()).unwrap();
     let mut addresses = std::collections::HashSet::new();
     for _ in 0..50 {
         addresses.insert(loader.next().unwrap().images.as_ptr() as usize);
@@ -381,7 +394,7 @@ fn memory_of_batches_is_used_again() {
 
 #[test]
 fn waiting_is_measured() {
-    let slow = Made { delay: Duration::from_millis(40), ..Made::new(8) };
+    let slow = GeneratedImages { delay: Duration::from_millis(40), ..GeneratedImages::new(8) };
     let settings = LoaderSettings { threads: 1, ..busy() };
     let mut loader = Loader::new(Arc::new(slow), settings, BatchPosition::default()).unwrap();
     let start = Instant::now();
@@ -396,12 +409,12 @@ fn waiting_is_measured() {
 
 #[test]
 fn dropping_does_not_wait_for_the_window() {
-    let slow = Made { delay: Duration::from_millis(60), ..Made::new(400) };
+    let slow = GeneratedImages { delay: Duration::from_millis(60), ..GeneratedImages::new(400) };
     let settings = LoaderSettings { batch: 100, threads: 4, prefetch: 3, ..busy() };
     let loader = Loader::new(Arc::new(slow), settings, BatchPosition::default()).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     let start = Instant::now();
     drop(loader);
-    // The window holds 300 samples of 20 ms and more; only those in hand are finished.
+    // The queue holds 300 samples of at least 20 ms; only the current ones are finished.
     assert!(start.elapsed() < Duration::from_millis(1000), "{:?}", start.elapsed());
 }

@@ -1,4 +1,4 @@
-//! Mixing gives timm's numbers, its choices depend on seed and step alone and have the right shares.
+//! Mixing gives timm's values; its choices are a function of seed and step and have the right probabilities.
 
 use serde_json::Value;
 use std::path::Path;
@@ -81,7 +81,7 @@ fn shares_of_classes_make_a_target() {
     let mut targets = [f32::NAN; 8];
     write_targets(&mut targets, 4, of, 0.0, 1.0);
     assert_eq!(targets, [0.25, 0.0, 0.75, 0.0, 0.0, 1.0, 0.0, 0.0]);
-    // Mixed half and half with its partner, then with a tenth spread over four classes.
+    // Mixed half and half with its partner, then with a smoothing of 0.1 over four classes.
     write_targets(&mut targets, 4, of, 0.0, 0.5);
     assert_eq!(targets, [0.125, 0.5, 0.375, 0.0, 0.125, 0.5, 0.375, 0.0]);
     write_targets(&mut targets, 4, of, 0.1, 1.0);

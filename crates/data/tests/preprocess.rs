@@ -1,5 +1,4 @@
-//! The promise to published weights: decoding, resizing, cropping and normalising give what
-//! torchvision and Pillow recorded for the same files.
+//! Decoding, resizing, cropping and normalising agree with recordings of torchvision and Pillow.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -25,7 +24,7 @@ fn floats(name: &str) -> Vec<f32> {
         .collect()
 }
 
-/// Resize the shorter side to 256, crop 224: the settings of the recording.
+/// The settings of the recording: shorter side 256, crop 224.
 fn recorded(mean: [f32; 3], std: [f32; 3]) -> Preprocess {
     Preprocess { crop_pct: 0.875, mean: mean.to_vec(), std: std.to_vec(), ..Preprocess::default() }
 }
@@ -71,7 +70,7 @@ fn every_recorded_photograph_agrees() {
         let size = &entry["decoded_size_wh"];
         assert_eq!(size[0], image.width(), "{key}");
         assert_eq!(size[1], image.height(), "{key}");
-        // Independent of how the expected images below are stored: the mean of each channel.
+        // The mean of each channel, independent of how the expected images below are stored.
         for channel in 0..3 {
             let values = image.pixels().iter().skip(channel).step_by(3);
             let mean = values.map(|v| f64::from(*v)).sum::<f64>() / (image.width() * image.height()) as f64;
@@ -137,7 +136,7 @@ fn the_geometry_is_that_of_timm() {
 
 #[test]
 fn a_thread_of_pixels_costs_no_more_than_a_photograph() {
-    // Resized whole, this would be 248 x 24,800,000 pixels.
+    // The whole resized image would have 248 x 24,800,000 pixels.
     for (width, height) in [(1, 100_000), (100_000, 1)] {
         let image = Image::from_rgb(width, height, vec![7; width * height * 3]).unwrap();
         for interpolation in vit_data::Filter::ALL {
@@ -156,7 +155,7 @@ fn impossible_settings_are_errors() {
         let mut settings = Preprocess::default();
         change(&mut settings);
         let error = settings.apply(&image).unwrap_err();
-        // As text, because NaN is not equal to itself.
+        // As text, because NaN does not equal itself.
         let again = settings.crop(&image).unwrap_err();
         assert_eq!(again.to_string(), error.to_string());
         error
@@ -173,7 +172,7 @@ fn impossible_settings_are_errors() {
     assert_eq!(short, Err(E::OutputLength { expected: 3 * 224 * 224, found: 5 }));
 }
 
-/// An image that is black but for one square, and where that square is in the model's input.
+/// The position in the model's input of a white square in a black image.
 fn square_in_input(preprocess: &Preprocess, (width, height): (usize, usize), at: (usize, usize)) -> (f64, f64) {
     const SIDE: usize = 24;
     let mut pixels = vec![0; width * height * 3];

@@ -1,4 +1,4 @@
-//! Resizing gives Pillow's bytes, and has the properties that any resampling should have.
+//! Resizing gives Pillow's bytes and has the properties of a resampling.
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -61,8 +61,7 @@ fn a_size_of_zero_is_taken_as_one() {
     }
 }
 
-/// The definition of one pass in floating point: what the fast code is meant to compute. Given is
-/// how to read the `length` inputs of a row or column.
+/// The definition of one pass in floating point; `value` reads the inputs of a row or column.
 fn plainly(input: usize, output: usize, at: usize, filter: Filter, value: impl Fn(usize) -> f64) -> f64 {
     let sinc = |x: f64| match x * std::f64::consts::PI {
         0.0 => 1.0,
@@ -134,9 +133,9 @@ proptest! {
         );
     }
 
-    // One direction at a time: with both, a tie in the first pass may round either way and the
-    // second may make two levels of it. Not nearest and box: at their hard edges the last bit of a
-    // position decides on whole pixels. Pillow's own bytes, above, cover all of that.
+    // One direction at a time: with both, a tie in the first pass may round either way, and the second pass may amplify
+    // it to two levels. Nearest and box are excluded: at their edges the last bit of a position decides about whole
+    // pixels. The test against Pillow's bytes covers them.
     #[test]
     fn fixed_point_is_within_one_level_of_the_definition(
         image in any_image(),

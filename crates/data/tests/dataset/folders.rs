@@ -98,7 +98,7 @@ fn a_model_s_classes_are_found_by_name() {
 
 #[test]
 fn equal_lists_of_classes_need_no_search() {
-    // ImageNet has two classes "crane", so names alone do not always tell.
+    // ImageNet has two classes "crane", so names alone can be ambiguous.
     let folder = tempdir().unwrap();
     write(folder.path(), "m.csv", "path,label\na.png,1\nb.png,0\n");
     write(folder.path(), "classes.txt", "crane\ncrane\n");

@@ -1,4 +1,4 @@
-//! Files that were cut, changed or made to do harm: an error or other samples, never a panic, never memory without end.
+//! Truncated, damaged and malicious files give an error or other samples, never a panic or unbounded memory.
 
 use super::images::{png, write};
 use super::parquet::{FEATURES, SCHEMA, rows, table};
@@ -9,7 +9,7 @@ use tempfile::tempdir;
 use vit_data::Samples;
 use vit_data::dataset::{DatasetOptions, Limits, ReadOptions, open, open_split};
 
-/// Opens and reads everything that can be read.
+/// Opens a dataset and reads all samples that can be read.
 fn exercise(path: &Path) -> Result<usize, String> {
     let limits = Limits { memory: 1 << 20, disk: 1 << 20 };
     let options = ReadOptions { limits, ..ReadOptions::default() };
@@ -42,7 +42,7 @@ fn files_cut_short() {
         for length in (0..bytes.len()).step_by(37) {
             write(folder.path(), name, &bytes[..length]);
             let result = exercise(&path);
-            // A plain archive may end where a member ends.
+            // An uncompressed archive may end where a member ends.
             assert!(result.is_err() || name == "a.tar", "{name} cut to {length} gives {result:?}");
         }
     }
@@ -67,7 +67,7 @@ fn files_with_changed_bytes() {
     let folder = tempdir().unwrap();
     for (name, bytes) in seeds() {
         let path = folder.path().join(name);
-        // The decoder of Parquet panics on some of these; that must not get out.
+        // The Parquet reader panics on some of these; that must not escape.
         for position in (0..bytes.len()).step_by(4) {
             let mut changed = bytes.clone();
             changed[position] ^= [0xff, 0x80, 0x01][position % 3];
@@ -85,7 +85,7 @@ fn names_that_climb_out_are_only_names() {
         let mut header = tar::Header::new_gnu();
         let bytes = png(1);
         header.set_size(bytes.len() as u64);
-        // The builder refuses such names, so they are written past it.
+        // The builder refuses such names, so they are written directly.
         header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
         header.set_cksum();
         builder.append(&header, bytes.as_slice()).unwrap();
@@ -155,7 +155,7 @@ fn files_that_are_something_else_are_refused() {
     }
 }
 
-/// A table of contents that is only claimed takes no memory: a few packed bytes hold any number of empty members or lines.
+/// A claimed table of contents takes no memory: a few compressed bytes hold any number of empty members or lines.
 #[test]
 fn more_entries_than_a_file_can_hold_are_refused() {
     let folder = tempdir().unwrap();
@@ -178,12 +178,12 @@ fn more_entries_than_a_file_can_hold_are_refused() {
     }
 }
 
-/// Sizes and counts in the headers of Parquet's pages, which its reader believes.
+/// Sizes and counts in the page headers of Parquet, which its reader trusts.
 #[test]
 fn pages_that_claim_more_than_they_hold_are_refused() {
     let folder = tempdir().unwrap();
     let bytes = table(SCHEMA, Some(FEATURES), Compression::SNAPPY, &[rows(&[(1, 0), (2, 1)])]);
-    // The first page begins after the magic number: its type, its size unpacked, its size packed.
+    // The first page begins after the magic number: its type, its uncompressed size, its compressed size.
     assert_eq!((bytes[4], bytes[6]), (0x15, 0x15));
     let length = bytes[7..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
     let mut changed = bytes.clone();

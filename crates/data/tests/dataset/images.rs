@@ -1,10 +1,10 @@
-//! Small images that can be told apart by their colour.
+//! Small images that differ by their colour.
 
 use std::fs;
 use std::path::Path;
 use vit_data::Samples;
 
-/// A PNG of 2 x 2 pixels that are all grey of this value.
+/// A PNG of 2 x 2 grey pixels of this value.
 pub fn png(value: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, 2, 2);
@@ -13,7 +13,7 @@ pub fn png(value: u8) -> Vec<u8> {
     bytes
 }
 
-/// Writes a file and the folders that it needs.
+/// Writes a file and creates its folders.
 pub fn write(root: &Path, name: &str, bytes: impl AsRef<[u8]>) {
     let path = root.join(name);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -30,7 +30,7 @@ pub fn listed(samples: &dyn Samples) -> Vec<(String, u8)> {
         .collect()
 }
 
-/// What `listed` should give.
+/// The expected result of `listed`.
 pub fn expected(samples: &[(&str, u8)]) -> Vec<(String, u8)> {
     samples.iter().map(|(class, value)| ((*class).to_owned(), *value)).collect()
 }

@@ -13,14 +13,13 @@ use tempfile::tempdir;
 use vit_data::Samples;
 use vit_data::dataset::{DatasetFormat, DatasetOptions, Limits, ReadOptions, Split, open, open_split};
 
-/// What goes into the columns: bytes, or numbers, or text, with definition and repetition levels where the column has
-/// them.
+/// The content of a column: bytes, numbers or text, with definition and repetition levels if the column has them.
 pub enum Column {
     Bytes(Vec<Vec<u8>>, Vec<i16>),
     Numbers(Vec<i64>, Vec<i16>, Vec<i16>),
 }
 
-/// A file with this schema, the given columns in one row group each time, and metadata of Hugging Face.
+/// A file with this schema, these columns per row group, and Hugging Face's metadata.
 pub fn table(schema: &str, features: Option<&str>, compression: Compression, groups: &[Vec<Column>]) -> Vec<u8> {
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let entry =
@@ -96,7 +95,7 @@ fn a_repository_with_splits() {
     all.push(("cat", 101));
     assert_eq!(listed(&*splits.train), expected(&all));
     assert_eq!(listed(&**splits.validation.as_ref().unwrap()), expected(&[("emu", 102)]));
-    // The labels of the test split are secret.
+    // The labels of the test split are hidden.
     assert!(splits.test.is_none());
     assert_eq!((splits.report.skipped[0].reason, splits.report.skipped[0].count), ("without a label", 1));
     assert!(splits.train.name(41).ends_with("train-00000-of-00002.parquet: row 41"));
@@ -105,7 +104,7 @@ fn a_repository_with_splits() {
     assert_eq!(open_split(&one, None, None, &ReadOptions::default()).unwrap().samples.len(), 101);
 }
 
-/// Written by Hugging Face's `datasets` 5 from images made like those of [`png`].
+/// Written by Hugging Face's `datasets` 5 from images like those of [`png`].
 #[test]
 fn files_written_by_hugging_face() {
     let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/datasets").join(name);
@@ -157,7 +156,7 @@ fn lists_of_labels() {
     }";
     let features = "{\"image\": {\"_type\": \"Image\"}, \"labels\": {\"feature\": {\"names\": [\"a\", \"b\", \"c\"], \
                     \"_type\": \"ClassLabel\"}, \"_type\": \"List\"}}";
-    // [2, 0], [], none at all, [1]
+    // [2, 0], [], null, [1]
     let labels = Column::Numbers(vec![2, 0, 1], vec![3, 3, 1, 0, 3], vec![0, 1, 0, 0, 0]);
     let columns = vec![Column::Bytes((1..5).map(png).collect(), vec![]), labels];
     write(folder.path(), "x.parquet", table(schema, Some(features), Compression::SNAPPY, &[columns]));
@@ -208,11 +207,11 @@ fn what_is_missing_or_wrong_is_said() {
     assert!(error.contains("row 0 has no image"), "{error}");
 }
 
-/// The same file in memory and where it lies, in every packing: what fits into memory is copied, all else is read in place.
+/// The same file copied into memory and read in place, with every codec.
 #[test]
 fn images_are_the_same_in_memory_and_where_they_lie() {
     let folder = tempdir().unwrap();
-    // Noise that no codec packs, several pages of 64 KiB, and runs that are packed.
+    // Incompressible noise, several pages of 64 KiB, and compressible runs.
     let image = |row: u8| -> Vec<u8> {
         let mut state = u32::from(row);
         let mut bytes = png(row);

@@ -1,4 +1,4 @@
-//! Named pipes where a dataset should be, or in one: left out with a word, and never opened, which would wait for ever.
+//! Named pipes in place of a dataset or in one are skipped with a message and never opened, which would block for ever.
 
 use super::images::{png, write};
 use super::tar::archive;
@@ -16,7 +16,7 @@ fn pipe(root: &Path, name: &str) {
     assert!(Command::new("mkfifo").arg(path).status().is_ok_and(|status| status.success()));
 }
 
-/// The opened dataset or what is wrong with it, on a thread of its own in case it waits.
+/// The opened dataset or its error, on a separate thread in case it blocks.
 fn opened(path: PathBuf) -> Result<Splits, String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! The draws: what is carved off for validation, and what a fraction keeps.
+//! Draws: the samples held out for validation, and those of a fraction.
 
 use super::images::{names, png, write};
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ fn counts(samples: &dyn Samples) -> Vec<usize> {
     (0..SIZES.len() as u32).map(|c| (0..samples.len()).filter(|i| samples.labels(*i) == [c]).count()).collect()
 }
 
-/// The files without the folder that they lie in.
+/// The files relative to their folder.
 fn files(root: &Path, samples: &dyn Samples) -> BTreeSet<String> {
     let root = root.display().to_string();
     names(samples).into_iter().map(|name| name.strip_prefix(&root).unwrap().replace('\\', "/")).collect()
@@ -50,7 +50,7 @@ fn every_class_gives_its_share() {
 #[test]
 fn the_draw_depends_on_names_and_seed_alone() {
     let (folder, elsewhere) = (folder(), tempdir().unwrap());
-    // The same set in another place, written in another order, and with one more class.
+    // The same dataset elsewhere, written in another order, with one more class.
     for (class, count) in SIZES.iter().rev() {
         for number in (0..*count).rev() {
             write(elsewhere.path(), &format!("{class}/{number}.png"), png(1));
@@ -72,7 +72,7 @@ fn the_draw_depends_on_names_and_seed_alone() {
 fn the_draw_is_the_same_in_every_version() {
     let folder = folder();
     let splits = open(folder.path(), &DatasetOptions { seed: 1, ..DatasetOptions::default() }).unwrap();
-    // Worked out by a program of its own from the definitions of FNV-1a and Philox.
+    // Computed by an independent program from the definitions of FNV-1a and Philox.
     let of_b: Vec<String> =
         files(folder.path(), carved(&splits)).into_iter().filter(|f| f.starts_with("/b/")).collect();
     assert_eq!(of_b, ["/b/12.png", "/b/32.png", "/b/36.png", "/b/37.png"]);
@@ -90,7 +90,7 @@ fn a_list_in_another_order_gives_the_same_draw() {
     let (one, two) = (opened("one.csv"), opened("two.csv"));
     assert_eq!(files(folder.path(), carved(&one)), files(folder.path(), carved(&two)));
     assert_ne!(names(carved(&one)), names(carved(&two)));
-    // The format makes no difference either.
+    // Independent of the format, too.
     assert_eq!(
         files(folder.path(), carved(&one)),
         files(folder.path(), carved(&open(folder.path(), &DatasetOptions::default()).unwrap()))

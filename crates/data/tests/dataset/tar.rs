@@ -1,4 +1,4 @@
-//! Tar shards: class folders, WebDataset, plain and packed.
+//! Tar shards: class folders, WebDataset, plain and compressed.
 
 use super::images::{expected, listed, names, png, write};
 use flate2::Compression;
@@ -62,7 +62,7 @@ fn class_folders_plain_and_packed() {
     }
 }
 
-/// Python's `tarfile` writes names that are long or not ASCII in its own way (pax).
+/// Python's `tarfile` writes long and non-ASCII names as pax headers.
 #[test]
 fn an_archive_written_by_python() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/datasets/python.tar.gz");
@@ -199,7 +199,7 @@ fn shards_in_a_folder_for_each_split() {
     assert_eq!(listed(&*splits.train), expected(&[("cat", 1), ("dog", 2)]));
     assert_eq!(listed(&**splits.test.as_ref().unwrap()), expected(&[("dog", 3)]));
 
-    // Only the split asked for is unpacked.
+    // Only the requested split is unpacked.
     write(folder.path(), "train/1.tar.gz", b"\x1f\x8bbroken");
     let test = open_split(folder.path(), Some(Split::Test), None, &ReadOptions::default()).unwrap();
     assert_eq!(listed(&*test.samples), expected(&[("dog", 3)]));
