@@ -6,7 +6,7 @@ use crate::{Graph, Type};
 /// The cost of one node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeCost {
-    /// The part of the model it belongs to.
+    /// The part of the model it belongs to, with its phase.
     pub scope: String,
     /// The operation.
     pub op: &'static str,
@@ -36,7 +36,7 @@ impl Cost {
             NodeCost {
                 scope: match &node.op {
                     Op::Parameter(p) => p.name.rsplit_once('.').map_or(String::new(), |(scope, _)| scope.into()),
-                    _ => node.scope.clone(),
+                    _ => node.path(),
                 },
                 op: node.op.name(),
                 flops: node.op.flops(&inputs, &node.outputs),

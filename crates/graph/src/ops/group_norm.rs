@@ -115,7 +115,7 @@ impl Operation for GroupNorm {
 /// The gradient of [`GroupNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupNormGrad {
-    /// Groups of channels.
+    /// The number of channel groups.
     pub groups: usize,
 }
 

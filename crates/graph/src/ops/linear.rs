@@ -25,6 +25,11 @@ pub struct Linear {
 }
 
 impl Linear {
+    /// Whether nothing follows the bias.
+    pub fn is_plain(&self) -> bool {
+        self.activation.is_none() && !self.scale && !self.residual
+    }
+
     /// The positions of bias, scale and residual among the inputs.
     pub fn optional_inputs(&self) -> [Option<usize>; 3] {
         let mut next = 2;
@@ -68,7 +73,7 @@ impl Operation for Linear {
     }
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
-        if self.activation.is_some() || self.scale || self.residual || self.int8 {
+        if !self.is_plain() || self.int8 {
             return Err(b.unsupported("it was fused before differentiation"));
         }
         let (x, weight, dy) = (b.input(0), b.input(1), b.dy()?);
@@ -146,7 +151,7 @@ impl Operation for Linear {
 pub struct LinearWithDerivative {
     /// Whether there is a bias input.
     pub bias: bool,
-    /// What is applied to the sum.
+    /// The activation of the sum.
     pub activation: Activation,
 }
 

@@ -2,7 +2,7 @@
 //! costs little, and the gradient becomes a multiplication.
 
 use super::GraphCopy;
-use crate::ops::{Activation, Binary, Linear, LinearWithDerivative, MatMulTimes, Op, Reshape};
+use crate::ops::{Activation, Binary, LinearWithDerivative, MatMulTimes, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
 /// Where an activation and its gradient are the only consumers of a linear layer, turns the three into
@@ -71,7 +71,7 @@ fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
 /// The activation of a linear layer whose only consumers are that activation and its gradient, and the nodes that apply it.
 fn activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Activation, Vec<NodeId>)> {
     let Op::Linear(linear) = graph.node(id).op else { return None };
-    if linear != (Linear { bias: linear.bias, ..Linear::default() }) {
+    if !linear.is_plain() || linear.int8 {
         return None;
     }
     let (mut kind, mut applied, mut gradients) = (None, Vec::new(), 0);

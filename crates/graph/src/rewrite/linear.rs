@@ -20,7 +20,7 @@ pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
     let mut inside = vec![false; graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
         if let Op::Linear(linear) = node.op
-            && linear == (Linear { bias: linear.bias, int8: linear.int8, ..Linear::default() })
+            && linear.is_plain()
         {
             let (chain, members) = follow(graph, &consumers, &inside, id, linear);
             if chain.last != id {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{GraphCopy, dead_code, only_consumers};
-use crate::ops::{Attention, Linear, Op, Operation, Slice};
+use crate::ops::{Attention, Op, Operation, Slice};
 use crate::{Graph, GraphError, Node, NodeId, Type, Value};
 
 /// The axis of tokens in `[batch, tokens, width]`.
@@ -28,11 +28,11 @@ pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
                 copy.replace(Value { node: id, output: 0 }, value);
             }
             op if rows.narrow(id) => {
-                let follow = row_inputs(graph, node).unwrap_or_default();
+                let by_row = row_inputs(graph, node).unwrap_or_default();
                 let mut inputs = Vec::new();
-                for (&input, follows) in node.inputs.iter().zip(follow) {
+                for (&input, is_by_row) in node.inputs.iter().zip(by_row) {
                     let range = rows.computed[id].clone();
-                    inputs.push(if follows { rows.take(&mut copy, input, range, node)? } else { copy.moved(input) });
+                    inputs.push(if is_by_row { rows.take(&mut copy, input, range, node)? } else { copy.moved(input) });
                 }
                 let node = copy.new.add_like(node, op.clone(), &inputs)?;
                 copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
@@ -73,8 +73,8 @@ impl<'a> NeededRows<'a> {
             reads(&mut read, *value, all[value.node].clone());
         }
         for (id, node) in nodes.iter().enumerate().rev() {
-            let follow = row_inputs(graph, node);
-            if let (Some(range), Some(_)) = (&read[id], &follow)
+            let by_row = row_inputs(graph, node);
+            if let (Some(range), Some(_)) = (&read[id], &by_row)
                 && 2 * range.len() <= all[id].len()
             {
                 rows.computed[id] = range.clone();
@@ -82,14 +82,13 @@ impl<'a> NeededRows<'a> {
             let narrow = rows.narrow(id);
             if let (true, Op::Attention(Attention { packed: true, .. })) = (narrow, &node.op) {
                 let producer = node.inputs[0].node;
-                let plain = |l: Linear| l == Linear { bias: l.bias, int8: l.int8, ..Linear::default() };
                 let single = consumers[producer] == Some(id);
-                rows.split[producer] = single && matches!(nodes[producer].op, Op::Linear(l) if plain(l));
+                rows.split[producer] = single && matches!(nodes[producer].op, Op::Linear(l) if l.is_plain());
             }
             for (i, &input) in node.inputs.iter().enumerate() {
                 let range = match &node.op {
                     Op::Slice(slice) if rows.is_tokens(input, slice) => slice.start..slice.start + slice.length,
-                    _ if narrow && follow.as_ref().is_some_and(|f| f[i]) => rows.computed[id].clone(),
+                    _ if narrow && by_row.as_ref().is_some_and(|f| f[i]) => rows.computed[id].clone(),
                     _ => all[input.node].clone(),
                 };
                 reads(&mut read, input, range);
