@@ -65,7 +65,7 @@ impl Recipe {
         if decay != 1.0 && rate_factors(&names, decay as f32).iter().all(|factor| *factor == 1.0) {
             add("optimiser.layer_decay", decay.to_string(), "it has a single layer");
         }
-        for (pattern, why) in model.freeze.misfits(architecture.heads(), &names) {
+        for (pattern, why) in model.freeze.unmatched(architecture.heads(), &names) {
             add("model.freeze", format!("{pattern:?}"), &why);
         }
         Ok(found)

@@ -99,37 +99,37 @@ pub fn rate_factors(names: &[&str], decay: f32) -> Vec<f32> {
 }
 
 /// Parameters that are not trained: patterns of names in which `*` stands for anything and a leading `!` makes an
-/// exception; the last that fits decides. `backbone` is everything but the head, `first 6 blocks` the blocks nearest to
+/// exception; the last match decides. `backbone` is everything but the head, `first 6 blocks` the blocks nearest to
 /// the image and all that comes before them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Freeze(pub Vec<String>);
 
 impl Freeze {
-    /// For each parameter of a model, with these layers as its heads, whether it is left as it is.
+    /// Whether each parameter of a model, with these layers as its heads, is frozen.
     pub fn includes(&self, heads: &[&str], names: &[&str]) -> Vec<bool> {
         let mut frozen = vec![false; names.len()];
         for pattern in &self.0 {
             let (pattern, freezes) = pattern.strip_prefix('!').map_or((pattern.as_str(), true), |rest| (rest, false));
-            for (frozen, fits) in frozen.iter_mut().zip(fitting(pattern, heads, names)) {
-                *frozen = if fits { freezes } else { *frozen };
+            for (frozen, matches) in frozen.iter_mut().zip(matching(pattern, heads, names)) {
+                *frozen = if matches { freezes } else { *frozen };
             }
         }
         frozen
     }
 
-    /// The patterns that no parameter of a model fits, and what is wrong with each.
-    pub fn misfits(&self, heads: &[&str], names: &[&str]) -> Vec<(&str, String)> {
+    /// The patterns that match no parameter of a model, with the reason.
+    pub fn unmatched(&self, heads: &[&str], names: &[&str]) -> Vec<(&str, String)> {
         let blocks = blocks(names).len();
-        let misfit = |given: &String| {
+        let reason = |given: &String| {
             let pattern = given.strip_prefix('!').unwrap_or(given);
             match first_blocks(pattern) {
                 Some(count) => (count > blocks).then(|| format!("it has {blocks} blocks")),
-                None if fitting(pattern, heads, names).contains(&true) => None,
+                None if matching(pattern, heads, names).contains(&true) => None,
                 None => Some("none of its parameters has such a name".to_string()),
             }
         };
-        self.0.iter().filter_map(|given| Some((given.as_str(), misfit(given)?))).collect()
+        self.0.iter().filter_map(|given| Some((given.as_str(), reason(given)?))).collect()
     }
 }
 
@@ -148,8 +148,8 @@ fn blocks(names: &[&str]) -> Vec<Depth> {
     blocks
 }
 
-/// For each parameter whether it fits a pattern.
-fn fitting(pattern: &str, heads: &[&str], names: &[&str]) -> Vec<bool> {
+/// Whether each parameter matches a pattern.
+fn matching(pattern: &str, heads: &[&str], names: &[&str]) -> Vec<bool> {
     if pattern == "backbone" {
         let layer = |name: &str| name.rsplit_once('.').map_or("", |(layer, _)| layer).to_string();
         return names.iter().map(|name| !name.starts_with("head") && !heads.contains(&layer(name).as_str())).collect();
@@ -163,15 +163,15 @@ fn fitting(pattern: &str, heads: &[&str], names: &[&str]) -> Vec<bool> {
         };
         return names.iter().map(|name| before(name)).collect();
     }
-    names.iter().map(|name| fits(pattern, name)).collect()
+    names.iter().map(|name| matches_glob(pattern, name)).collect()
 }
 
-fn fits(pattern: &str, name: &str) -> bool {
+fn matches_glob(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
-        Some((start, rest)) => name
-            .strip_prefix(start)
-            .is_some_and(|name| (0..=name.len()).any(|at| name.is_char_boundary(at) && fits(rest, &name[at..]))),
+        Some((start, rest)) => name.strip_prefix(start).is_some_and(|name| {
+            (0..=name.len()).any(|at| name.is_char_boundary(at) && matches_glob(rest, &name[at..]))
+        }),
     }
 }
 
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn decay_spares_what_the_policy_says() {
+    fn weight_decay_follows_the_policy() {
         let decays = |policy: DecayOn| {
             [
                 ("blocks.0.attn.qkv.weight", Shape::from([3, 1])),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_pattern_that_fits_decides() {
+    fn the_last_matching_pattern_decides() {
         assert!(frozen(&[]).is_empty());
         assert_eq!(frozen(&["backbone"]), VIT[..7]);
         assert_eq!(frozen(&["blocks.*", "!blocks.*.norm?.*", "!blocks.*.norm1.*"]), [VIT[3], VIT[5]]);
@@ -278,12 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn patterns_that_fit_nothing_and_blocks_that_are_not_there_are_found() {
-        let misfit = |pattern: &str| Freeze(vec![pattern.into()]).misfits(&["head"], &VIT).pop().map(|(_, what)| what);
-        for fits in ["backbone", "first 2 blocks", "*.norm1.*", "!head.*"] {
-            assert_eq!(misfit(fits), None, "{fits}");
+    fn patterns_without_a_match_and_missing_blocks_are_found() {
+        let reason =
+            |pattern: &str| Freeze(vec![pattern.into()]).unmatched(&["head"], &VIT).pop().map(|(_, what)| what);
+        for matching in ["backbone", "first 2 blocks", "*.norm1.*", "!head.*"] {
+            assert_eq!(reason(matching), None, "{matching}");
         }
-        assert!(misfit("first 99 blocks").unwrap().contains("2 blocks"));
-        assert!(misfit("block.0.*").is_some());
+        assert!(reason("first 99 blocks").unwrap().contains("2 blocks"));
+        assert!(reason("block.0.*").is_some());
     }
 }

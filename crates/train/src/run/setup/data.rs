@@ -28,7 +28,7 @@ pub(super) fn accept(
     let validation = record.validation_len();
     if validation > 0 && changes.held_out == 0 {
         return Err(TrainError::Unsuitable(format!(
-            "{}: none of the {validation} images that the run is measured on is there any more; put the data back, or \
+            "{}: none of the run's {validation} validation images exists any more; put the data back, or \
              begin another run",
             data.display()
         )));
@@ -48,7 +48,7 @@ pub(super) fn accepted(data: &Path, record: &SampleRecord, changes: &SampleChang
         new => format!(" and on {new} new ones of the validation split"),
     };
     format!(
-        "{}: the data changed: {changes}. The split of the run is kept: it is measured on {validation} validation images \
+        "{}: the data changed: {changes}. The split of the run is kept: it is evaluated on {validation} validation images \
          that it had{new}, and {} new images are trained on",
         data.display(),
         changes.new_in_training
