@@ -1,7 +1,7 @@
 //! The optimisers' update rules, applied in place to a parameter and its state in one pass over memory.
 //! Products and sums are rounded separately, never fused: every instruction set gives the same bits.
 //!
-//! An optimiser is added with a type that implements [`UpdateRule`], and an arm in [`optimiser_step`].
+//! An optimiser is added with a type that implements [`ElementUpdate`], and an arm in [`optimiser_step`].
 
 use vit_graph::ops::{Adam, Lion, OptimiserUpdate, Sgd};
 
@@ -14,7 +14,7 @@ const CHUNK: usize = 16 * 1024;
 
 /// How one element of a parameter changes, given `READS` values that stay (usually the gradient) and `STATE` values that
 /// change with it (the optimiser's moments).
-pub(crate) trait UpdateRule<const READS: usize, const STATE: usize>: Copy + Send + Sync {
+pub(crate) trait ElementUpdate<const READS: usize, const STATE: usize>: Copy + Send + Sync {
     /// The new parameter and state.
     fn update<S: Simd>(
         self,
@@ -125,7 +125,7 @@ impl AdamRule {
     }
 }
 
-impl UpdateRule<1, 2> for AdamRule {
+impl ElementUpdate<1, 2> for AdamRule {
     #[inline(always)]
     fn update<S: Simd>(self, s: S, parameter: S::V, [gradient]: [S::V; 1], state: [S::V; 2]) -> (S::V, [S::V; 2]) {
         let state = self.moments(s, parameter, gradient, state);
@@ -140,7 +140,7 @@ struct LionRule {
     scalars: StepScalars,
 }
 
-impl UpdateRule<1, 1> for LionRule {
+impl ElementUpdate<1, 1> for LionRule {
     #[inline(always)]
     fn update<S: Simd>(self, s: S, parameter: S::V, [gradient]: [S::V; 1], [momentum]: [S::V; 1]) -> (S::V, [S::V; 1]) {
         let Lion { beta1, beta2, weight_decay, .. } = self.op;
@@ -185,7 +185,7 @@ impl SgdRule {
     }
 }
 
-impl UpdateRule<1, 1> for SgdRule {
+impl ElementUpdate<1, 1> for SgdRule {
     #[inline(always)]
     fn update<S: Simd>(self, s: S, parameter: S::V, [gradient]: [S::V; 1], [buffer]: [S::V; 1]) -> (S::V, [S::V; 1]) {
         let scaled = s.mul(s.splat(self.gradient_scale), gradient);
@@ -201,7 +201,7 @@ pub(crate) struct MovingAverageRule {
     pub decay: f32,
 }
 
-impl UpdateRule<1, 0> for MovingAverageRule {
+impl ElementUpdate<1, 0> for MovingAverageRule {
     #[inline(always)]
     fn update<S: Simd>(self, s: S, average: S::V, [value]: [S::V; 1], _: [S::V; 0]) -> (S::V, [S::V; 0]) {
         (weighted_sum(s, [self.decay, 1.0 - self.decay], [average, value]), [])
@@ -212,7 +212,7 @@ impl UpdateRule<1, 0> for MovingAverageRule {
 #[derive(Clone, Copy)]
 struct LambRule(AdamRule);
 
-impl UpdateRule<2, 0> for LambRule {
+impl ElementUpdate<2, 0> for LambRule {
     #[inline(always)]
     fn update<S: Simd>(self, s: S, parameter: S::V, moments: [S::V; 2], _: [S::V; 0]) -> (S::V, [S::V; 0]) {
         (descend(s, parameter, self.0.learning_rate, self.0.direction(s, parameter, moments)), [])
@@ -233,7 +233,7 @@ fn descend<S: Simd>(s: S, parameter: S::V, learning_rate: f32, direction: S::V) 
 ///
 /// # Panics
 /// If the lengths differ.
-pub(crate) fn update<R: UpdateRule<READS, STATE>, const READS: usize, const STATE: usize>(
+pub(crate) fn update<R: ElementUpdate<READS, STATE>, const READS: usize, const STATE: usize>(
     pool: &Pool,
     isa: Isa,
     rule: R,
@@ -263,7 +263,9 @@ struct UpdateChunk<'a, R, const READS: usize, const STATE: usize> {
     state: [&'a mut [f32]; STATE],
 }
 
-impl<R: UpdateRule<READS, STATE>, const READS: usize, const STATE: usize> Kernel for UpdateChunk<'_, R, READS, STATE> {
+impl<R: ElementUpdate<READS, STATE>, const READS: usize, const STATE: usize> Kernel
+    for UpdateChunk<'_, R, READS, STATE>
+{
     type Output = ();
 
     #[inline(always)]
