@@ -7,7 +7,7 @@ use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
 use vit_graph::{Graph, GraphError, Hint, rewrite};
 use vit_system::host::FreeMemory;
 
-use crate::executable::{CpuExecutable, Prepared};
+use crate::executable::{CpuExecutable, LoweredGraph};
 use crate::isa::Isa;
 use crate::pool::Pool;
 
@@ -64,7 +64,7 @@ impl Device for Cpu {
     }
 
     fn plan(&self, graph: &Graph) -> Result<Memory, GraphError> {
-        Ok(Prepared::new(&self.processor, prepare(graph)?)?.memory(self.processor.isa))
+        Ok(LoweredGraph::new(&self.processor, prepare(graph)?)?.memory(self.processor.isa))
     }
 
     fn algorithms(&self) -> Algorithms {
@@ -74,14 +74,14 @@ impl Device for Cpu {
     }
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
-        let prepared = Prepared::new(&self.processor, prepare(graph)?)?;
+        let lowered = LoweredGraph::new(&self.processor, prepare(graph)?)?;
         check_memory(
-            prepared.memory(self.processor.isa),
+            lowered.memory(self.processor.isa),
             self.free_memory(),
             parameters.held_bytes(),
             !graph.updates().is_empty(),
         )?;
-        Ok(Box::new(CpuExecutable::new(self.processor.clone(), prepared, parameters)?))
+        Ok(Box::new(CpuExecutable::new(self.processor.clone(), lowered, parameters)?))
     }
 }
 

@@ -3,7 +3,7 @@
 use vit_graph::Type;
 use vit_graph::ops::FusedConv2d;
 
-use super::{Lowered, PackedForm, Packing};
+use super::{Lowered, PackedForm, WeightPacking};
 use crate::conv::{ConvEpilogue, ConvGeometry, ImplicitGemm, depthwise};
 use crate::device::Processor;
 use crate::gemm::{self, ALIGN, BLayout, aligned};
@@ -49,6 +49,6 @@ pub(super) fn forward(
         conv.run(&p.pool, p.isa, inputs[0], weight, epilogue(inputs), outputs[0], workspace);
     })
     .with_workspace(workspace);
-    lowered.packing = packed.then_some(Packing { input: 1, form: PackedForm::F32 });
+    lowered.packing = packed.then_some(WeightPacking { input: 1, form: PackedForm::F32 });
     lowered
 }

@@ -3,7 +3,7 @@
 use vit_graph::Type;
 use vit_graph::ops::{Linear, LinearWithDerivative, MatMul};
 
-use super::{Lowered, PackedForm, Packing, consumed};
+use super::{Lowered, PackedForm, WeightPacking, consumed};
 use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Epilogue, Gemm, Matmul};
 use crate::int8::{self, Gemm8};
@@ -56,7 +56,7 @@ pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed
         }
     })
     .with_workspace(workspace);
-    lowered.packing = packed.then_some(Packing { input: 1, form: PackedForm::F32 });
+    lowered.packing = packed.then_some(WeightPacking { input: 1, form: PackedForm::F32 });
     lowered
 }
 
@@ -79,7 +79,7 @@ pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], f
         int8::gemm(&p.pool, p.isa, product, workspace);
     })
     .with_workspace(packed_len + int8::workspace(processor.isa, processor.pool.threads(), m, n, k));
-    lowered.packing = fixed.then_some(Packing { input: 1, form: PackedForm::Int8 });
+    lowered.packing = fixed.then_some(WeightPacking { input: 1, form: PackedForm::Int8 });
     Ok(lowered)
 }
 

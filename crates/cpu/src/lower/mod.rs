@@ -26,11 +26,11 @@ use crate::isa::Isa;
 use crate::{gemm, int8};
 
 /// Reads inputs and writes outputs, given the workspace it asked for; an output without consumers is an empty slice.
-pub(crate) type Kernel = Box<dyn Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send>;
+pub(crate) type NodeKernel = Box<dyn Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send>;
 
 /// An input that the kernel reads in packed form.
 #[derive(Clone, Copy)]
-pub(crate) struct Packing {
+pub(crate) struct WeightPacking {
     pub input: usize,
     pub form: PackedForm,
 }
@@ -61,10 +61,10 @@ impl PackedForm {
 
 /// An operation as a kernel.
 pub(crate) struct Lowered {
-    pub kernel: Kernel,
+    pub kernel: NodeKernel,
     /// Elements of workspace.
     pub workspace: usize,
-    pub packing: Option<Packing>,
+    pub packing: Option<WeightPacking>,
     /// Whether the kernel updates the pairs of [`vit_graph::ops::Operation::in_place`]: the output holds the input when it
     /// starts.
     pub in_place: bool,

@@ -1,0 +1,145 @@
+//! Values that do not change from run to run: computed once from the parameters, and packed where matrix products read them.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+
+use vit_graph::device::{Elements, Parameters};
+use vit_graph::memory::storage;
+use vit_graph::ops::{Data, Op, Operation, Parameter};
+use vit_graph::{Graph, GraphError, NodeId, Value};
+
+use super::DEVICE;
+use super::lowered_graph::unpacked_uses;
+use crate::buffer::Buffer;
+use crate::device::Processor;
+use crate::lower::{Lowered, WeightPacking};
+
+/// Parameters, constants and the values that depend on them alone. A buffer that steps read is allocated once and never
+/// moves.
+#[derive(Default)]
+pub(super) struct ConstantBuffers {
+    pub values: HashMap<Value, Buffer>,
+    /// Packed weights, by the node that reads them and the index of its input.
+    pub packed: HashMap<(NodeId, usize), Buffer>,
+}
+
+/// How everything in [`ConstantBuffers`] is computed from parameters.
+pub(super) struct Constants {
+    pub graph: Graph,
+    /// Nodes with a stored value, in topological order; those that compute something with their kernel.
+    nodes: Vec<(NodeId, Option<Lowered>)>,
+    /// The nodes that read a packed input.
+    packings: Vec<(NodeId, WeightPacking)>,
+    /// How many kernels and outputs read each value unpacked.
+    uses: HashMap<Value, usize>,
+}
+
+impl Constants {
+    /// Takes the kernels of constant nodes; parameters that runs update are stored as well.
+    pub fn new(graph: Graph, kernels: &mut [Option<Lowered>], constant: &[bool]) -> Self {
+        let packing = |(id, lowered): (NodeId, &Option<Lowered>)| Some((id, lowered.as_ref()?.packing?));
+        let packings = kernels.iter().enumerate().filter_map(packing).collect();
+        let uses = unpacked_uses(&graph, kernels, |_| true);
+        let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
+        let nodes = (0..graph.nodes().len()).filter(|id| constant[*id] || updated.contains(id));
+        let nodes = nodes.map(|id| (id, kernels[id].take())).collect();
+        Constants { graph, nodes, packings, uses }
+    }
+
+    /// Fills the buffers; a value that no step reads unpacked is dropped after its last consumer among the constants.
+    pub fn compute(
+        &self,
+        processor: &Processor,
+        parameters: &mut dyn Parameters,
+        stored: &mut ConstantBuffers,
+    ) -> Result<(), GraphError> {
+        let mut remaining = self.uses.clone();
+        for (id, lowered) in &self.nodes {
+            let node = self.graph.node(*id);
+            let value = Value { node: *id, output: 0 };
+            match &node.op {
+                Op::Parameter(parameter) => {
+                    let elements = parameters.take(parameter).ok_or_else(|| {
+                        let Parameter { name, shape, .. } = parameter;
+                        GraphError::device(DEVICE, format!("no weights for the parameter `{name}` {shape}"))
+                    })?;
+                    Elements::F32(&elements).check(&parameter.name, &node.outputs[0])?;
+                    self.store(processor, value, &elements, &remaining, stored)?;
+                }
+                Op::Constant(constant) => {
+                    let count = constant.shape.elements();
+                    let elements: Vec<f32> = match &constant.data {
+                        Data::F32(data) if data.len() == count => data.to_vec(),
+                        Data::F32(data) => vec![data[0]; count],
+                        Data::I32(data) if data.len() == count => bytemuck::cast_slice(data).to_vec(),
+                        Data::I32(data) => vec![f32::from_bits(data[0] as u32); count],
+                    };
+                    self.store(processor, value, &elements, &remaining, stored)?;
+                }
+                _ => {
+                    let Some(lowered) = lowered else { continue };
+                    let results = self.run(processor, *id, lowered, stored)?;
+                    for root in node.inputs.iter().map(|&input| storage(&self.graph, input)) {
+                        let Some(left) = remaining.get_mut(&root) else { continue };
+                        *left = left.saturating_sub(1);
+                        if *left == 0 {
+                            stored.values.remove(&root);
+                        }
+                    }
+                    for (output, result) in results.iter().enumerate() {
+                        self.store(processor, Value { node: *id, output }, result.as_slice(), &remaining, stored)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run(
+        &self,
+        processor: &Processor,
+        id: NodeId,
+        Lowered { kernel, workspace, in_place, .. }: &Lowered,
+        stored: &ConstantBuffers,
+    ) -> Result<Vec<Buffer>, GraphError> {
+        let node = self.graph.node(id);
+        let sizes = node.outputs.iter().map(|ty| ty.shape.elements());
+        let mut results = sizes.map(Buffer::new).collect::<Result<Vec<Buffer>, GraphError>>()?;
+        let input = |&value: &Value| stored.values[&storage(&self.graph, value)].as_slice();
+        let inputs: Vec<&[f32]> = node.inputs.iter().map(input).collect();
+        let mut outputs: Vec<&mut [f32]> = results.iter_mut().map(Buffer::as_mut_slice).collect();
+        let updated = if *in_place { node.op.in_place() } else { &[] };
+        updated.iter().for_each(|&(input, output)| outputs[output].copy_from_slice(inputs[input]));
+        kernel(processor, &inputs, &mut outputs, Buffer::new(*workspace)?.as_mut_slice());
+        Ok(results)
+    }
+
+    /// Packs a value for the matrix products that read it packed, and keeps it unpacked for all other consumers.
+    fn store(
+        &self,
+        processor: &Processor,
+        value: Value,
+        elements: &[f32],
+        remaining: &HashMap<Value, usize>,
+        stored: &mut ConstantBuffers,
+    ) -> Result<(), GraphError> {
+        for (id, WeightPacking { input, form }) in &self.packings {
+            let weight = self.graph.node(*id).inputs[*input];
+            if storage(&self.graph, weight) == value {
+                let (n, k) = (self.graph.shape(weight)[0], self.graph.shape(weight)[1]);
+                let buffer = match stored.packed.entry((*id, *input)) {
+                    Entry::Occupied(entry) => entry.into_mut(),
+                    Entry::Vacant(entry) => entry.insert(Buffer::new(form.len(processor.isa, k, n))?),
+                };
+                form.pack(processor, elements, k, n, buffer.as_mut_slice());
+            }
+        }
+        if remaining.get(&value).is_some_and(|&uses| uses > 0) {
+            match stored.values.entry(value) {
+                Entry::Occupied(mut entry) => entry.get_mut().as_mut_slice().copy_from_slice(elements),
+                Entry::Vacant(entry) => _ = entry.insert(Buffer::from(elements)?),
+            }
+        }
+        Ok(())
+    }
+}
