@@ -281,59 +281,116 @@ impl Kernel for LayerNormGradRows<'_> {
         let (dgamma, dbeta) = self.partial.split_at_mut(dim);
         dgamma.fill(0.0);
         dbeta.fill(0.0);
-        let (dgamma, dbeta) = (dgamma.as_mut_ptr(), dbeta.as_mut_ptr());
         for row in 0..self.mean.len() {
-            let dy = self.dy[row * dim..][..dim].as_ptr();
-            let x = self.x[row * dim..][..dim].as_ptr();
-            let dx = self.dx[row * dim..][..dim].as_mut_ptr();
-            let residual = self.residual.map(|residual| residual[row * dim..][..dim].as_ptr());
-            let mean = s.splat(self.mean[row]);
-            let rstd = s.splat(self.rstd[row]);
-            let mut sum = s.splat(0.0);
-            let mut product = s.splat(0.0);
+            let grad = RowGrad {
+                dy: self.dy[row * dim..][..dim].as_ptr(),
+                x: self.x[row * dim..][..dim].as_ptr(),
+                gamma: self.gamma.map(<[f32]>::as_ptr),
+                residual: self.residual.map(|residual| residual[row * dim..][..dim].as_ptr()),
+                dx: self.dx[row * dim..][..dim].as_mut_ptr(),
+                dgamma: dgamma.as_mut_ptr(),
+                dbeta: dbeta.as_mut_ptr(),
+                mean: s.splat(self.mean[row]),
+                rstd: s.splat(self.rstd[row]),
+            };
+            // SAFETY: all pointers are to `dim` elements.
+            unsafe { grad.compute(s, dim) };
+        }
+    }
+}
+
+/// One row of the gradient.
+struct RowGrad<S: Simd> {
+    dy: *const f32,
+    x: *const f32,
+    gamma: Option<*const f32>,
+    residual: Option<*const f32>,
+    dx: *mut f32,
+    dgamma: *mut f32,
+    dbeta: *mut f32,
+    mean: S::V,
+    rstd: S::V,
+}
+
+impl<S: Simd> RowGrad<S> {
+    /// Vectors are whole except the last: inlined with a constant length, their loads and stores have no branches.
+    ///
+    /// # Safety
+    /// `dim` elements must be valid at all pointers.
+    #[inline(always)]
+    unsafe fn compute(&self, s: S, dim: usize) {
+        let (mut sum, mut product) = (s.splat(0.0), s.splat(0.0));
+        let whole = dim - dim % S::LANES;
+        // SAFETY: vectors end at `dim`.
+        unsafe {
             let mut i = 0;
-            while i < dim {
-                let n = (dim - i).min(S::LANES);
-                // SAFETY: rows, partial sums and gamma have `dim` elements. Lanes past the end have dy = 0, so they add
-                // nothing to the sums.
-                unsafe {
-                    let dy = s.load_up_to(dy.add(i), n);
-                    let d = s.sub(s.load_up_to(x.add(i), n), mean);
-                    let normalised = s.mul(d, rstd);
-                    let g = match self.gamma {
-                        Some(gamma) => s.mul(dy, s.load_up_to(gamma.as_ptr().add(i), n)),
-                        None => dy,
-                    };
-                    sum = s.add(sum, g);
-                    product = s.mul_add(g, normalised, product);
-                    let old = s.load_up_to(dgamma.add(i), n);
-                    s.store_up_to(dgamma.add(i), s.mul_add(dy, normalised, old), n);
-                    let old = s.load_up_to(dbeta.add(i), n);
-                    s.store_up_to(dbeta.add(i), s.add(dy, old), n);
-                }
+            while i < whole {
+                self.add_sums(s, i, S::LANES, &mut sum, &mut product);
                 i += S::LANES;
             }
-            let sum = s.splat(s.sum(sum) / dim as f32);
-            let product = s.splat(s.sum(product) / dim as f32);
+            if i < dim {
+                self.add_sums(s, i, dim - i, &mut sum, &mut product);
+            }
+            let (sum, product) = (s.splat(s.sum(sum) / dim as f32), s.splat(s.sum(product) / dim as f32));
             let mut i = 0;
-            while i < dim {
-                let n = (dim - i).min(S::LANES);
-                // SAFETY: as above.
-                unsafe {
-                    let dy = s.load_up_to(dy.add(i), n);
-                    let normalised = s.mul(s.sub(s.load_up_to(x.add(i), n), mean), rstd);
-                    let g = match self.gamma {
-                        Some(gamma) => s.mul(dy, s.load_up_to(gamma.as_ptr().add(i), n)),
-                        None => dy,
-                    };
-                    let mut v = s.mul(s.neg_mul_add(normalised, product, s.sub(g, sum)), rstd);
-                    if let Some(residual) = residual {
-                        v = s.add(v, s.load_up_to(residual.add(i), n));
-                    }
-                    s.store_up_to(dx.add(i), v, n);
-                }
+            while i < whole {
+                self.write_dx(s, i, S::LANES, sum, product);
                 i += S::LANES;
             }
+            if i < dim {
+                self.write_dx(s, i, dim - i, sum, product);
+            }
+        }
+    }
+
+    /// `dy`, `dy gamma` and the normalised row; lanes past the end have dy = 0.
+    ///
+    /// # Safety
+    /// `n` elements from `i` on must be valid.
+    #[inline(always)]
+    unsafe fn load(&self, s: S, i: usize, n: usize) -> [S::V; 3] {
+        // SAFETY: as the caller guarantees.
+        unsafe {
+            let dy = s.load_up_to(self.dy.add(i), n);
+            let normalised = s.mul(s.sub(s.load_up_to(self.x.add(i), n), self.mean), self.rstd);
+            let scaled = match self.gamma {
+                Some(gamma) => s.mul(dy, s.load_up_to(gamma.add(i), n)),
+                None => dy,
+            };
+            [dy, scaled, normalised]
+        }
+    }
+
+    /// Adds to the sums over the row, and to those over rows.
+    ///
+    /// # Safety
+    /// As for [`Self::load`].
+    #[inline(always)]
+    unsafe fn add_sums(&self, s: S, i: usize, n: usize, sum: &mut S::V, product: &mut S::V) {
+        // SAFETY: as the caller guarantees.
+        unsafe {
+            let [dy, scaled, normalised] = self.load(s, i, n);
+            *sum = s.add(*sum, scaled);
+            *product = s.mul_add(scaled, normalised, *product);
+            let dgamma = s.mul_add(dy, normalised, s.load_up_to(self.dgamma.add(i), n));
+            s.store_up_to(self.dgamma.add(i), dgamma, n);
+            let dbeta = s.add(dy, s.load_up_to(self.dbeta.add(i), n));
+            s.store_up_to(self.dbeta.add(i), dbeta, n);
+        }
+    }
+
+    /// # Safety
+    /// As for [`Self::load`].
+    #[inline(always)]
+    unsafe fn write_dx(&self, s: S, i: usize, n: usize, sum: S::V, product: S::V) {
+        // SAFETY: as the caller guarantees.
+        unsafe {
+            let [_, scaled, normalised] = self.load(s, i, n);
+            let mut dx = s.mul(s.neg_mul_add(normalised, product, s.sub(scaled, sum)), self.rstd);
+            if let Some(residual) = self.residual {
+                dx = s.add(dx, s.load_up_to(residual.add(i), n));
+            }
+            s.store_up_to(self.dx.add(i), dx, n);
         }
     }
 }

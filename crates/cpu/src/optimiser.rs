@@ -277,24 +277,46 @@ impl<R: ElementUpdate<READS, STATE>, const READS: usize, const STATE: usize> Ker
         let parameter = self.parameter.as_mut_ptr();
         let (reads, state) = (self.reads.map(<[f32]>::as_ptr), self.state.map(<[f32]>::as_mut_ptr));
         let mut i = 0;
-        while i < count {
-            let n = count - i;
-            let (mut read, mut old) = ([s.splat(0.0); READS], [s.splat(0.0); STATE]);
-            // SAFETY: reads and writes stay below `count`, the length of all slices.
-            unsafe {
-                for (value, from) in read.iter_mut().zip(&reads) {
-                    *value = s.load_up_to(from.add(i), n);
-                }
-                for (value, from) in old.iter_mut().zip(&state) {
-                    *value = s.load_up_to(from.add(i), n);
-                }
-                let (value, new) = self.rule.update(s, s.load_up_to(parameter.add(i), n), read, old);
-                s.store_up_to(parameter.add(i), value, n);
-                for (value, to) in new.into_iter().zip(&state) {
-                    s.store_up_to(to.add(i), value, n);
-                }
+        // SAFETY: all slices have `count` elements.
+        unsafe {
+            while i + S::LANES <= count {
+                update_vector(s, self.rule, i, S::LANES, parameter, &reads, &state);
+                i += S::LANES;
             }
-            i += S::LANES;
+            if i < count {
+                update_vector(s, self.rule, i, count - i, parameter, &reads, &state);
+            }
+        }
+    }
+}
+
+/// Updates `n` elements from `i` on. Inlined with a constant `n`, loads and stores of a whole vector have no branches.
+///
+/// # Safety
+/// The elements must be readable and, except those of `reads`, writable.
+#[inline(always)]
+unsafe fn update_vector<S: Simd, R: ElementUpdate<READS, STATE>, const READS: usize, const STATE: usize>(
+    s: S,
+    rule: R,
+    i: usize,
+    n: usize,
+    parameter: *mut f32,
+    reads: &[*const f32; READS],
+    state: &[*mut f32; STATE],
+) {
+    let (mut read, mut old) = ([s.splat(0.0); READS], [s.splat(0.0); STATE]);
+    // SAFETY: as the caller guarantees.
+    unsafe {
+        for (value, from) in read.iter_mut().zip(reads) {
+            *value = s.load_up_to(from.add(i), n);
+        }
+        for (value, from) in old.iter_mut().zip(state) {
+            *value = s.load_up_to(from.add(i), n);
+        }
+        let (value, new) = rule.update(s, s.load_up_to(parameter.add(i), n), read, old);
+        s.store_up_to(parameter.add(i), value, n);
+        for (value, to) in new.into_iter().zip(state) {
+            s.store_up_to(to.add(i), value, n);
         }
     }
 }

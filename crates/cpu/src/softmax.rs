@@ -82,14 +82,16 @@ impl Kernel for SoftmaxGradRows<'_> {
             let sum = s.splat(row::dot(s, y, dy));
             let (y, dy, dx) = (y.as_ptr(), dy.as_ptr(), dx.as_mut_ptr());
             let mut i = 0;
-            while i < n {
-                // SAFETY: rows have n elements.
-                unsafe {
-                    let d = s.sub(s.load_up_to(dy.add(i), n - i), sum);
-                    let v = s.mul(d, s.load_up_to(y.add(i), n - i));
-                    s.store_up_to(dx.add(i), v, n - i);
+            // SAFETY: rows have n elements.
+            unsafe {
+                while i + S::LANES <= n {
+                    s.store(dx.add(i), s.mul(s.sub(s.load(dy.add(i)), sum), s.load(y.add(i))));
+                    i += S::LANES;
                 }
-                i += S::LANES;
+                if i < n {
+                    let d = s.sub(s.load_first(dy.add(i), n - i), sum);
+                    s.store_first(dx.add(i), s.mul(d, s.load_first(y.add(i), n - i)), n - i);
+                }
             }
         }
     }

@@ -67,7 +67,8 @@ impl Kernel for ProductLoops<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let ProductLoops { product, mut exponentials } = self;
+        // Not moved out of `self`: a copy would stall on store forwarding.
+        let ProductLoops { ref product, mut exponentials } = self;
         let mut prefetch = OutputPrefetch { offsets: [0; MAX_TILE_LINES], last: 0 };
         for (start, vectors) in Panels::of::<S>(product.columns) {
             if let HeadEpilogue::ScaleRows(_) | HeadEpilogue::Scale { .. } = product.epilogue {
@@ -84,9 +85,9 @@ impl Kernel for ProductLoops<'_, '_> {
                             && rows == S::HEAD_TILE_ROWS
                             && !product.transposed =>
                     {
-                        pipelined_tile(s, vectors, &product, position, exponentials);
+                        pipelined_tile(s, vectors, product, position, exponentials);
                     }
-                    _ => register_tile(s, rows, vectors, &product, position),
+                    _ => register_tile(s, rows, vectors, product, position),
                 }
                 row += rows;
             }

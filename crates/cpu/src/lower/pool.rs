@@ -4,72 +4,27 @@ use vit_graph::Type;
 use vit_graph::ops::{Pool2d, PoolMode};
 
 use super::Lowered;
-use crate::pool2d::{PoolWindow, WindowReduction};
+use crate::pool2d::{PoolGeometry, PoolLine};
 
-#[derive(Clone, Copy)]
-struct PoolGeometry {
-    pool: Pool2d,
-    /// Height, width and channels of the image.
-    image: [usize; 3],
-    /// Height and width of the result.
-    output: [usize; 2],
-}
-
-impl PoolGeometry {
-    fn new(pool: &Pool2d, x: &Type, y: &Type) -> Self {
-        let (x, y) = (&x.shape, &y.shape);
-        PoolGeometry { pool: *pool, image: [x[1], x[2], x[3]], output: [y[1], y[2]] }
-    }
-
-    fn image_len(&self) -> usize {
-        self.image.iter().product()
-    }
-
-    fn output_len(&self) -> usize {
-        self.output[0] * self.output[1] * self.image[2]
-    }
-
-    /// The rows and columns of the image that a window covers, without its padding.
-    fn window(&self, oy: usize, ox: usize) -> [[usize; 2]; 2] {
-        [self.pool.window(0, oy, self.image[0]), self.pool.window(1, ox, self.image[1])]
-    }
-
-    /// The factor that turns a sum over this many pixels into the mean.
-    fn mean_factor(&self, pixels: usize) -> f32 {
-        let [kh, kw] = self.pool.kernel;
-        1.0 / if self.pool.count_padding { kh * kw } else { pixels } as f32
-    }
-
-    /// Whether the window includes padding that counts as zeros.
-    fn includes_zeros(&self, pixels: usize) -> bool {
-        self.pool.count_padding && pixels < self.pool.kernel[0] * self.pool.kernel[1]
-    }
+fn geometry(pool: &Pool2d, x: &Type, y: &Type) -> PoolGeometry {
+    let (x, y) = (&x.shape, &y.shape);
+    PoolGeometry { pool: *pool, image: [x[1], x[2], x[3]], output: [y[1], y[2]] }
 }
 
 pub(super) fn forward(op: &Pool2d, x: &Type, y: &Type) -> Lowered {
-    let geometry = PoolGeometry::new(op, x, y);
-    let ([_, width, channels], [height, columns]) = (geometry.image, geometry.output);
+    let geometry = geometry(op, x, y);
+    let ([_, _, channels], [height, columns]) = (geometry.image, geometry.output);
     Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], (columns * channels).max(1), &|line, out| {
             let image = &inputs[0][line / height * geometry.image_len()..][..geometry.image_len()];
-            for (ox, out) in out.chunks_exact_mut(channels).enumerate() {
-                let [[top, bottom], [left, right]] = geometry.window(line % height, ox);
-                let pixels = (bottom - top) * (right - left);
-                let reduction = match geometry.pool.pooling {
-                    PoolMode::Max => WindowReduction::Max(geometry.includes_zeros(pixels).then_some(0.0)),
-                    PoolMode::Mean => WindowReduction::Sum(geometry.mean_factor(pixels)),
-                };
-                let x = &image[(top * width + left) * channels..];
-                let (rows, columns, row_stride) = (bottom - top, right - left, width * channels);
-                p.isa.dispatch(PoolWindow { x, rows, columns, row_stride, out, reduction });
-            }
+            p.isa.dispatch(PoolLine { geometry, image, oy: line % height, out });
         });
     })
 }
 
 /// One task per image: windows overlap, and the order in which a pixel's gradients are added must not depend on threads.
 pub(super) fn backward(op: &Pool2d, dy: &Type, x: &Type) -> Lowered {
-    let geometry = PoolGeometry::new(op, x, dy);
+    let geometry = geometry(op, x, dy);
     let ([_, width, channels], [_, columns]) = (geometry.image, geometry.output);
     Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], geometry.image_len().max(1), &|b, dx| {

@@ -64,13 +64,15 @@ pub(crate) fn scale<S: Simd>(s: S, x: &mut [f32], factor: f32) {
     let (x, n) = (x.as_mut_ptr(), x.len());
     let factor = s.splat(factor);
     let mut i = 0;
-    while i < n {
-        // SAFETY: reads and writes stay below n.
-        unsafe {
-            let v = s.mul(s.load_up_to(x.add(i), n - i), factor);
-            s.store_up_to(x.add(i), v, n - i);
+    // SAFETY: reads and writes stay below n.
+    unsafe {
+        while i + S::LANES <= n {
+            s.store(x.add(i), s.mul(s.load(x.add(i)), factor));
+            i += S::LANES;
         }
-        i += S::LANES;
+        if i < n {
+            s.store_first(x.add(i), s.mul(s.load_first(x.add(i), n - i), factor), n - i);
+        }
     }
 }
 
@@ -80,13 +82,15 @@ pub(crate) fn add<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
     let n = x.len().min(y.len());
     let (x, y) = (x.as_mut_ptr(), y.as_ptr());
     let mut i = 0;
-    while i < n {
-        // SAFETY: reads and writes stay below n.
-        unsafe {
-            let v = s.add(s.load_up_to(x.add(i), n - i), s.load_up_to(y.add(i), n - i));
-            s.store_up_to(x.add(i), v, n - i);
+    // SAFETY: reads and writes stay below n.
+    unsafe {
+        while i + S::LANES <= n {
+            s.store(x.add(i), s.add(s.load(x.add(i)), s.load(y.add(i))));
+            i += S::LANES;
         }
-        i += S::LANES;
+        if i < n {
+            s.store_first(x.add(i), s.add(s.load_first(x.add(i), n - i), s.load_first(y.add(i), n - i)), n - i);
+        }
     }
 }
 
@@ -96,13 +100,15 @@ pub(crate) fn mul<S: Simd>(s: S, x: &mut [f32], y: &[f32]) {
     let n = x.len().min(y.len());
     let (x, y) = (x.as_mut_ptr(), y.as_ptr());
     let mut i = 0;
-    while i < n {
-        // SAFETY: reads and writes stay below n.
-        unsafe {
-            let v = s.mul(s.load_up_to(x.add(i), n - i), s.load_up_to(y.add(i), n - i));
-            s.store_up_to(x.add(i), v, n - i);
+    // SAFETY: reads and writes stay below n.
+    unsafe {
+        while i + S::LANES <= n {
+            s.store(x.add(i), s.mul(s.load(x.add(i)), s.load(y.add(i))));
+            i += S::LANES;
         }
-        i += S::LANES;
+        if i < n {
+            s.store_first(x.add(i), s.mul(s.load_first(x.add(i), n - i), s.load_first(y.add(i), n - i)), n - i);
+        }
     }
 }
 
@@ -113,13 +119,15 @@ pub(crate) fn dot<S: Simd>(s: S, x: &[f32], y: &[f32]) -> f32 {
     let (x, y) = (x.as_ptr(), y.as_ptr());
     let mut sum = s.splat(0.0);
     let mut i = 0;
-    while i < n {
-        // SAFETY: reads stay below n.
-        unsafe {
-            let x = s.load_up_to(x.add(i), n - i);
-            sum = s.mul_add(x, s.load_up_to(y.add(i), n - i), sum);
+    // SAFETY: reads stay below n.
+    unsafe {
+        while i + S::LANES <= n {
+            sum = s.mul_add(s.load(x.add(i)), s.load(y.add(i)), sum);
+            i += S::LANES;
         }
-        i += S::LANES;
+        if i < n {
+            sum = s.mul_add(s.load_first(x.add(i), n - i), s.load_first(y.add(i), n - i), sum);
+        }
     }
     s.sum(sum)
 }
@@ -130,13 +138,15 @@ pub(crate) fn add_into<S: Simd>(s: S, x: &[f32], y: &[f32], out: &mut [f32]) {
     let n = x.len().min(y.len()).min(out.len());
     let (x, y, out) = (x.as_ptr(), y.as_ptr(), out.as_mut_ptr());
     let mut i = 0;
-    while i < n {
-        // SAFETY: reads and writes stay below n.
-        unsafe {
-            let v = s.add(s.load_up_to(x.add(i), n - i), s.load_up_to(y.add(i), n - i));
-            s.store_up_to(out.add(i), v, n - i);
+    // SAFETY: reads and writes stay below n.
+    unsafe {
+        while i + S::LANES <= n {
+            s.store(out.add(i), s.add(s.load(x.add(i)), s.load(y.add(i))));
+            i += S::LANES;
         }
-        i += S::LANES;
+        if i < n {
+            s.store_first(out.add(i), s.add(s.load_first(x.add(i), n - i), s.load_first(y.add(i), n - i)), n - i);
+        }
     }
 }
 
