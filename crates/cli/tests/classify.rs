@@ -1,4 +1,4 @@
-//! `vit classify`: images from everywhere, bad ones among them.
+//! `vit classify`: images from every source, damaged ones among them.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 use support::{command, hostile, image, model, vit, vit_with_input};
 
-/// Good images between bad ones, in natural order.
+/// Good and damaged images, in natural order.
 fn mixed(folder: &Path) {
     fs::write(folder.join("a note.jpg"), "not an image").unwrap();
     fs::copy(image("preprocess/tiny.jpg"), folder.join("b, \"quoted\".jpg")).unwrap();
@@ -42,7 +42,7 @@ fn bad_files_are_reported_and_the_others_go_on() {
     assert!(errors[0].ends_with("missing.jpg: no such file or folder"), "{}", run.err);
     assert!(errors[1].contains("it starts with text"), "{}", run.err);
     assert_eq!(errors[1].matches("not an image").count(), 1, "said twice: {}", run.err);
-    // The decoder's panic is caught, and nobody sees it.
+    // The decoder's panic is caught and not printed.
     assert!(errors[2].ends_with("c.jpg: JPEG is damaged: the decoder gave up on it"), "{}", run.err);
     assert_eq!(errors[3], "3 of 5 images could not be read");
 }

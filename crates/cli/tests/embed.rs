@@ -1,4 +1,4 @@
-//! `vit embed`: what other programs find in the files.
+//! `vit embed`: the content of the files.
 
 mod support;
 
@@ -14,7 +14,7 @@ fn images() -> [PathBuf; 3] {
     [image("preprocess/tiny.jpg"), hostile("notes.jpg"), image("preprocess/rgb.png")]
 }
 
-/// Embeds two good images and a bad one.
+/// Embeds two good images and a damaged one.
 #[track_caller]
 fn embed(out: &Path, more: &[&str]) {
     let [one, bad, two] = images();
@@ -24,7 +24,7 @@ fn embed(out: &Path, more: &[&str]) {
     assert!(run.err.contains("notes.jpg") && run.err.contains("1 of 3 images could not be read"), "{}", run.err);
 }
 
-/// Header and values of a .npy file, read by hand.
+/// Header and values of a .npy file.
 fn npy(path: &Path) -> (String, Vec<f32>) {
     let bytes = fs::read(path).unwrap();
     assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00");

@@ -1,4 +1,4 @@
-//! `vit explain`, `vit inspect` and `vit patches`: what is in the folders, and that browsers show it.
+//! `vit explain`, `vit inspect` and `vit patches`: the files they write, and that browsers show the pages.
 
 mod support;
 
@@ -17,7 +17,7 @@ fn read(path: &Path) -> Image {
     open(path, &DecodeOptions::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// The shape that a .npy file states, and how many numbers follow.
+/// The shape in a .npy file's header, and the number of values after it.
 fn npy(path: &Path) -> (String, usize) {
     let bytes = fs::read(path).unwrap();
     let length = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
@@ -80,7 +80,7 @@ fn nothing_is_left_of_a_page_that_failed() {
     assert_eq!(left, ["maps.npy"]);
 }
 
-/// A limit on the size of files is what a full disk is, for those who may not fill a disk.
+/// A limit on the size of files fails like a full disk.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_page_that_the_disk_has_no_room_for_is_named() {
@@ -218,7 +218,7 @@ fn an_inspection_leaves_figures_numbers_and_a_report() {
     let page = fs::read_to_string(out.join("index.html")).unwrap();
     assert!(page.contains("vit_lite") && page.contains("attention_distance.csv"));
 
-    // With a class token there is something to compare it with.
+    // Models with a class token have a comparison with mean pooling.
     let token = out.join("token");
     vit(arguments!["inspect", model("timm_vit"), "--data", example("images"), "-o", &token]).code(0);
     assert!(read(&token.join("pooling.png")).width() > 400);
@@ -254,7 +254,7 @@ fn browser() -> Option<&'static str> {
     found
 }
 
-/// Opens a page without a network; gives its screenshot, or its text after its script has run.
+/// Opens a page without a network; returns its screenshot, or its DOM after its script has run.
 fn headless(browser: &str, page: &Path, dark: bool, action: &str) -> Vec<u8> {
     let profile = tempfile::tempdir().unwrap();
     let mut command = Command::new(browser);

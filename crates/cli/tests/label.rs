@@ -1,4 +1,4 @@
-//! Noisy Student as a user runs it: a teacher, its labels, a student that learns them.
+//! Noisy Student: a teacher, its pseudo-labels, and a student trained on them.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use support::{image, images, vit};
 
-/// A teacher trained for a moment on two classes, and images of both without labels.
+/// A briefly trained teacher of two classes, and unlabelled images of both.
 fn scene(folder: &Path) {
     images(&folder.join("photos"), &[("a", 30), ("b", 220)], 20);
     images(&folder.join("more"), &[("mixed", 40)], 6);
@@ -33,7 +33,7 @@ fn a_student_learns_a_teachers_labels_under_noise() {
         if soft {
             label.push("--soft".into());
         }
-        // An image that cannot be read is told, and the others are labelled.
+        // An image that cannot be read is reported, and the others are labelled.
         let labelled = vit(&label).code(1);
         assert!(
             labelled.err.contains("broken.jpg") && labelled.err.contains("a confidence of at least 0.6"),
@@ -43,7 +43,7 @@ fn a_student_learns_a_teachers_labels_under_noise() {
         let text = std::fs::read_to_string(at(file)).unwrap();
         let from_model = |line: &&str| line.contains("more/");
         let lines: Vec<&str> = text.lines().collect();
-        // Nine of each class, the six that there are and some of them twice; paths are those beside the manifest.
+        // Nine of each class: all six images, some of them twice; paths are relative to the manifest.
         assert_eq!(lines.iter().filter(|l| from_model(l)).count(), 18, "{text}");
         assert_eq!(lines.iter().filter(|l| l.contains("validation")).count(), 4, "{text}");
         assert!(lines.iter().filter(|l| l.contains("validation")).all(|l| !from_model(l)), "{text}");

@@ -1,5 +1,5 @@
-//! What does not fit into memory is refused in one sentence with what would, before any of it is allocated. The limit is
-//! real: the kernel refuses the process more address space.
+//! A run that does not fit into memory is refused before anything is allocated, with options that fit. The limit is real:
+//! the kernel limits the address space of the process.
 
 #![cfg(target_os = "linux")]
 

@@ -13,7 +13,7 @@ fn models_are_listed_and_filtered() {
     assert!(base.iter().all(|m| m["name"].as_str().unwrap().contains("base")));
     assert!(all.iter().all(|m| m["parameters"].is_u64() && m["flops"].is_u64()));
     let table = vit(["models", "base"]).code(0);
-    // A heading for the table, and one for every family.
+    // One heading for the table and one per family.
     let families: std::collections::BTreeSet<&str> = base.iter().map(|m| m["family"].as_str().unwrap()).collect();
     assert_eq!(table.out.lines().count(), base.len() + 1 + families.len());
     assert!(families.iter().all(|family| table.out.lines().any(|l| l == *family)), "{}", table.out);
@@ -36,7 +36,7 @@ fn the_figures_of_vit_base_are_the_published_ones() {
 
 #[test]
 fn every_family_has_its_figures() {
-    // Parameters as timm and FLOPs as PyTorch counts them; see the tables of the models' own tests.
+    // Parameters as timm counts them, FLOPs as PyTorch does; see the tables in the tests of vit-models.
     for (name, parameters, flops) in [
         ("resnet50", 25_557_032, 8_178_368_512u64),
         ("ResNet-50", 25_557_032, 8_178_368_512),

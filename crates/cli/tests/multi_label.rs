@@ -1,4 +1,4 @@
-//! Images with several labels, from the manifest to every command that shows probabilities: each class has one of its own.
+//! Images with several labels, from the manifest to every command that prints probabilities, one sigmoid per class.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::{images, vit, write_bmp};
 
 const CLASSES: [&str; 3] = ["blue", "green", "red"];
 
-/// An image for each subset of the classes, whose colours are there or not; number 0 has none and 7 has all.
+/// An image for each subset of the classes: bit `i` of its number says whether it has the colour of class `i`.
 fn image(path: &Path, subset: usize, number: usize) {
     let pixel = |i: usize| {
         let channel =
@@ -24,7 +24,7 @@ fn labels(subset: usize) -> Vec<&'static str> {
     (0..3).filter(|c| subset >> c & 1 == 1).map(|c| CLASSES[c]).collect()
 }
 
-/// A dataset, and a model that has learned it; what training printed.
+/// A dataset, a model trained on it, and the output of training.
 fn trained(folder: &Path) -> String {
     let mut manifest = String::from("path,label,split\n");
     for (subset, number) in (0..8).flat_map(|subset| (0..6).map(move |number| (subset, number))) {
@@ -75,12 +75,12 @@ fn several_labels_are_several_labels_in_every_command() {
         serde_json::from_slice(&std::fs::read(at("run/checkpoints/best/config.json")).unwrap()).unwrap();
     assert_eq!(config["problem_type"], "multi_label_classification");
 
-    // Training and validation show the same loss: at the start both are about ln 2 for each class, not for all together.
+    // Training and validation have the same loss: both start at about ln 2, the mean over classes.
     let rows = std::fs::read_to_string(at("run/metrics.jsonl")).unwrap();
     let first: Value = serde_json::from_str(rows.lines().next().unwrap()).unwrap();
     assert!((0.2..1.2).contains(&first["train/loss"].as_f64().unwrap()), "{first}");
 
-    // Every subset of the classes is found, and none of its probabilities is at the expense of another.
+    // Every subset of the classes is found: probabilities do not compete.
     let files: Vec<OsString> = (0..8).map(|subset| at(&format!("{subset}-0.bmp")).into()).collect();
     let classified = with("classify", &[files.clone(), arguments!["--json"].to_vec()].concat()).code(0).json_lines();
     for (subset, found) in classified.iter().enumerate() {
@@ -96,7 +96,7 @@ fn several_labels_are_several_labels_in_every_command() {
     let none = with("classify", &[files.clone(), arguments!["--json", "--threshold", "1"].to_vec()].concat()).code(0);
     assert!(none.json_lines().iter().all(|found| found["predictions"].as_array().unwrap().is_empty()));
 
-    // The labels that it writes are lists, which are read as such: the model agrees with itself.
+    // Its labels are written and read as lists: the model agrees with itself.
     for file in ["own.csv", "own.jsonl"] {
         let labelled = with("label", &[files.clone(), arguments!["--out", at(file)].to_vec()].concat()).code(0);
         assert!(
@@ -118,7 +118,7 @@ fn several_labels_are_several_labels_in_every_command() {
         assert!(with("label", &more).code(1).err.contains("gives images several labels"));
     }
 
-    // Every class is measured by itself.
+    // Metrics are per class.
     let report = at("report");
     let eval = arguments!["eval", at("run"), "--data", at("data.csv"), "--out", &report];
     let table = vit(eval).code(0).out;
@@ -138,7 +138,7 @@ fn several_labels_are_several_labels_in_every_command() {
         maps["maps"].as_array().unwrap().iter().map(|map| map["probability"].as_f64().unwrap()).collect();
     assert!(probabilities.len() == 3 && probabilities.iter().all(|p| *p > 0.5), "{probabilities:?}");
 
-    // What cannot go together is said.
+    // Datasets and models of different problem types are refused.
     let taught = arguments!["train", "--data", at("data.csv"), "--teacher", at("run"), "--out", at("taught")];
     assert!(vit(taught).code(1).err.contains("a teacher can be followed only where they have one"));
     images(&at("single"), &[("red", 200), ("green", 30), ("blue", 90)], 5);

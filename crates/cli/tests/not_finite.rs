@@ -1,4 +1,4 @@
-//! NaN and infinity are never an answer: they are an error that names the weights or the image.
+//! NaN and infinity are never a result, but an error that names the weights or the image.
 
 mod support;
 
@@ -9,8 +9,8 @@ use vit_models::weights::safetensors::Dtype;
 use vit_models::weights::{Scheme, Tensor, Weights};
 use vit_models::{Checkpoint, Config, Layout, Mode, ProblemType, Variant, variant};
 
-/// A LeNet that sees nothing in dark images, since all its filters are positive and it has ReLUs, and whose head overflows
-/// for bright ones.
+/// A LeNet with positive filters and ReLUs, whose activations are zero for dark images and whose head overflows for bright
+/// ones.
 fn overflowing() -> Checkpoint {
     let Variant { mut architecture, preprocessing, .. } = variant("lenet5_relu_cifar").unwrap();
     architecture.set_classes(2);
@@ -33,7 +33,7 @@ fn save(checkpoint: &Checkpoint, folder: &Path) {
     checkpoint.save(folder, Layout::Timm, Dtype::F32).unwrap();
 }
 
-/// Answers without a value that is not finite, whatever way it could be written.
+/// Checks that no form of a non-finite value was printed.
 #[track_caller]
 fn assert_no_nan(out: &str) {
     for written in [":null", ": null", "\"NaN\"", ":NaN", ",NaN", "NaN%", ",inf", ":inf"] {
@@ -99,7 +99,7 @@ fn an_image_that_overflows_is_named_and_the_others_go_on() {
     assert!(eval.err.contains("8 of 8 images") && eval.err.contains("0.bmp"), "{}", eval.err);
     assert_no_nan(&eval.out);
 
-    // Trained where it is finite, measured where it is not: there is no best model, and every file says so in words.
+    // Trained where it is finite, evaluated where it is not: there is no best model, and the files contain no NaN.
     let run = at("run");
     let mut finetune = arguments!["finetune", &model, "--data", at("dark"), "--validation", at("bright")].to_vec();
     let head_alone = "model.freeze=[\"conv1.*\", \"conv2.*\", \"fc1.*\", \"fc2.*\"]";

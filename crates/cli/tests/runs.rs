@@ -1,5 +1,4 @@
-//! What a run keeps about itself, and what other commands make of it: its data and split, the command that began it, its
-//! model.
+//! A run's folder, and the commands that read it: its data and split, the command that began it, its model.
 
 mod support;
 
@@ -17,7 +16,7 @@ fn vit_in<A: AsRef<std::ffi::OsStr>>(folder: &Path, arguments: impl IntoIterator
     finished(command().current_dir(folder).args(arguments).stdin(Stdio::null()).output().unwrap())
 }
 
-/// A run of two steps, in the folder that its data is in.
+/// A run of two steps, in the folder of its data.
 fn train(folder: &Path, more: &[&str]) -> Run {
     let mut arguments = vec!["train", "--data", "photos", "--model", "P/4@12", "--batch", "4", "--out", "run one"];
     arguments.extend(["--device", "cpu", "--threads", "2", "--set", "length=2 steps"]);
@@ -48,12 +47,12 @@ fn a_run_keeps_its_command_and_absolute_paths_and_goes_on_from_anywhere() {
                  --set 'length=2 steps' --validation held\n";
     assert!(commands.contains(begun), "{commands}");
     assert!(commands.ends_with(&format!("\nvit resume '{}'\n", run.display())), "{commands}");
-    // From another folder, where nothing lies that relative paths would mean.
+    // From another folder, where relative paths would not be found.
     let elsewhere = tempfile::tempdir().unwrap();
     let resumed = vit_in(elsewhere.path(), arguments!["resume", &run]).code(0);
     assert!(resumed.err.contains("training on cpu"), "{}", resumed.err);
 
-    // A device that cannot be had is said.
+    // A device that is missing is named.
     std::fs::write(run.join("config.toml"), config.replace("device = \"cpu\"", "device = \"cuda:7\"")).unwrap();
     let refused = vit_in(elsewhere.path(), arguments!["resume", &run]).code(1);
     assert!(refused.err.contains("begun on cuda:7 in f32") && refused.err.contains("--device"), "{}", refused.err);
@@ -100,7 +99,7 @@ fn a_run_is_a_model_for_every_command_by_position_or_option() {
         vit_in(folder, arguments).code(0);
     }
     assert!(folder.join("converted/model.safetensors").is_file());
-    // There is nothing to compare with, which is said of the run's best model.
+    // The error about the missing recording names the run's best model.
     let verified = vit_in(folder, arguments!["verify", "-m", &run]).code(1);
     assert!(verified.err.contains("checkpoints/best") && verified.err.contains("io.safetensors"), "{}", verified.err);
     let wrong = vit_in(folder, ["train", "--data", "photos", "--model", "run one"]).code(1);
@@ -128,7 +127,7 @@ fn a_run_is_measured_on_what_it_held_out_and_resumes_only_with_its_data() {
     assert_eq!(samples(&eval("run one", "photos", &["--split", "train"]).code(0)), 16);
     let test = eval("run one", "photos", &["--split", "test"]).code(1);
     assert!(test.err.contains("no test split"), "{}", test.err);
-    // A copy is the same dataset; others are measured whole, which is said.
+    // A copy is the same dataset; another dataset is evaluated whole, which is printed.
     images(&folder.join("copy"), &CLASSES, 10);
     assert_eq!(samples(&eval("run one", "copy", &[]).code(0)), 4);
     images(&folder.join("other"), &CLASSES, 9);
@@ -136,7 +135,7 @@ fn a_run_is_measured_on_what_it_held_out_and_resumes_only_with_its_data() {
     assert_eq!(samples(&other), 18);
     assert!(other.err.contains("another dataset"), "{}", other.err);
 
-    // What a teacher learned from is not what its student is measured on.
+    // A student is not evaluated on images that its teacher was trained on.
     vit_in(folder, ["label", "other", "-m", "run one", "--with", "photos", "--min-confidence", "0", "-o", "all.jsonl"])
         .code(0);
     let manifest = std::fs::read_to_string(folder.join("all.jsonl")).unwrap();
@@ -161,7 +160,7 @@ fn unreadable_images_are_said_and_too_many_in_validation_stop_the_run() {
     for name in ["train/a/20.bmp", "train/b/20.bmp", "val/a/3.bmp", "val/b/4.bmp"] {
         std::fs::write(folder.join("photos").join(name), "not an image").unwrap();
     }
-    // An epoch, so that every image is met.
+    // One epoch, so that every image is read.
     let stopped =
         train(folder, &["--set", "length=1 epochs", "--set", "batch=6", "--set", "evaluate_every=1 epochs"]).code(1);
     for said in
@@ -173,7 +172,7 @@ fn unreadable_images_are_said_and_too_many_in_validation_stop_the_run() {
     let report = listed();
     assert!(report.contains("2 training images could not be read"), "{report}");
     assert!(report.contains("2 validation images could not be read"), "{report}");
-    // Allowed, the run goes on, and what was met before is still listed.
+    // With a higher limit the run continues, and unreadable images of before are still listed.
     vit_in(folder, ["resume", "run one", "--max-unreadable", "20%"]).code(0);
     let report = listed();
     for name in ["train/a/20.bmp", "train/b/20.bmp", "val/a/3.bmp", "val/b/4.bmp"] {

@@ -1,4 +1,4 @@
-//! A study as a user runs it: interrupted, gone on with, added to; its tables and its plot.
+//! A study: interrupted, continued, extended; its tables and its plot.
 
 mod support;
 
@@ -52,11 +52,11 @@ fn a_study_is_carried_out_once_and_can_grow() {
     assert!(std::fs::read_to_string(out.join("results.md")).unwrap().contains("| lenet5_relu_cifar | 0.08 M |"));
     assert!(std::fs::read_to_string(out.join("results.svg")).unwrap().contains("vit_pico_patch8_32"));
     assert!(out.join("results.png").is_file());
-    // A distilled run depends on its own teacher.
+    // A distilled run follows the teacher of its share.
     let config = std::fs::read_to_string(out.join("runs/deit_pico_distilled_patch8_32-0.5/config.toml")).unwrap();
     assert!(config.contains("runs/lenet5_relu_cifar-0.5"), "{config}");
 
-    // Nothing is done again, and one more model is all that is left to do.
+    // Finished runs are kept, and only the new model is trained.
     let again = vit(study(&data, &out, MODELS, &[])).code(0);
     assert_eq!(again.err.matches("done before").count(), 6, "{}", again.err);
     assert_eq!(again.out, first.out);
@@ -64,7 +64,7 @@ fn a_study_is_carried_out_once_and_can_grow() {
     assert_eq!(more.err.matches("done before").count(), 6, "{}", more.err);
     assert_eq!(more.out.lines().count(), 5);
 
-    // Runs of other settings cannot stand beside these.
+    // Runs with other settings are refused.
     let other = vit(study(&data, &out, MODELS, &["--set", "seed=7"])).code(1);
     assert!(other.err.contains("`seed = 0`, now `seed = 7`") && other.err.contains("another folder"), "{}", other.err);
 }
@@ -89,7 +89,7 @@ fn a_study_killed_at_any_moment_ends_with_the_same_table() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // No clock decides what is tested: any moment is as good as another.
+        // The moment of the kill does not matter.
         moment = (moment * 29 + 17) % 211;
         std::thread::sleep(std::time::Duration::from_millis(30 + moment));
         if kills < 12 && child.try_wait().unwrap().is_none() {

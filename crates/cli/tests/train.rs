@@ -1,4 +1,4 @@
-//! Training as a user runs it: own folders with everything that is wrong with them, kills at any moment, evaluation.
+//! Training: folders with damaged and foreign files, kills at any moment, evaluation.
 
 mod support;
 
@@ -47,14 +47,14 @@ fn a_folder_with_everything_wrong_trains_and_says_what_it_skipped() {
     assert!(run.err.contains("empty one"), "{}", run.err);
     let report = std::fs::read_to_string(out.join("data.txt")).unwrap();
     assert!(report.contains("empty one") && report.contains("日本"), "{report}");
-    // The broken file is in one part or the other; both say so.
+    // The damaged file is in one of the splits; it is reported for either.
     assert!(report.contains("broken.jpg") || run.err.contains("broken.jpg"), "{report}\n{}", run.err);
 
-    // The same folder again is refused.
+    // A folder with a run is refused.
     let again = vit(&arguments).code(1);
     assert!(again.err.contains("--overwrite") || again.err.contains("already"), "{}", again.err);
 
-    // The trained model classifies and is measured, by the name of its run.
+    // The run's folder serves as a model.
     let eval = vit(arguments!["eval", &out, "--data", &data, "--split", "all", "--json"]);
     let figures = eval.json();
     assert!(figures["top1"].as_f64().unwrap() > 0.5, "{figures}");
@@ -70,7 +70,7 @@ fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
     let train = |out: &Path| -> Vec<std::ffi::OsString> {
         let mut arguments: Vec<std::ffi::OsString> = vec!["train".into(), "--data".into(), data.clone().into()];
         arguments.extend(SMALL.map(Into::into));
-        // Saves after every step, so that many kills fall into a save.
+        // Saves after every step, so that many kills interrupt a save.
         arguments.extend(["--save-every".into(), "0".into(), "--out".into(), PathBuf::from(out).into()]);
         arguments
     };
@@ -84,7 +84,7 @@ fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
     let mut arguments = train(&killed);
     loop {
         let mut child = command().args(&arguments).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        // No clock decides what is tested: any moment is as good as another.
+        // The moment of the kill does not matter.
         moment = (moment * 29 + 17) % 211;
         std::thread::sleep(Duration::from_millis(20 + moment));
         if kills < 20 && child.try_wait().unwrap().is_none() {
@@ -95,7 +95,7 @@ fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
             assert!(child.wait().unwrap().success());
             break;
         }
-        // Half of the first checkpoint, which a kill may leave, is nothing to go on from.
+        // A kill may leave an incomplete first checkpoint, which cannot be resumed.
         let saved = |name: &str| killed.join("checkpoints").join(name).is_dir();
         if saved("last") || saved("last.previous") {
             arguments = arguments!["resume", &killed, "--save-every", "0"].to_vec();
@@ -104,7 +104,7 @@ fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
         }
     }
     assert!(kills > 0);
-    // A child that was faster than all kills has still been resumed to its end.
+    // Even if no kill was in time, the run has been resumed to its end.
     vit(arguments!["resume", &killed]).code(0);
     assert!(expected == weights(&killed), "the weights differ after {kills} kills");
 }
@@ -160,7 +160,7 @@ fn a_signal_saves_and_ends_with_its_own_status() {
         let last = lines.map(Result::unwrap).last().unwrap();
         let ended = child.wait_with_output().unwrap();
         assert_eq!(ended.status.code(), Some(status));
-        // Quiet: no line of progress, nor of what stopped it.
+        // Quiet: neither progress nor the reason for stopping.
         assert_eq!(String::from_utf8(ended.stderr).unwrap(), "");
         let end: serde_json::Value = serde_json::from_str(&last).unwrap();
         assert_eq!((&end["event"], &end["complete"]), (&"end".into(), &false.into()));
@@ -183,7 +183,7 @@ fn programs_read_steps_evaluations_and_the_end_and_people_what_it_took() {
     let run = vit(&arguments).code(0);
     let events = run.json_lines();
     let of = |kind: &str| events.iter().filter(|e| e["event"] == kind).collect::<Vec<_>>();
-    // Nothing changes but the average, which is the same from the first step on: one best, then patience is over.
+    // The evaluated average does not change: the first evaluation is the best, then patience ends the run.
     assert_eq!(of("evaluation").iter().map(|e| e["best"] == true).collect::<Vec<_>>(), [true, false]);
     assert!(of("step").iter().all(|e| e["loss"].as_f64().is_some_and(f64::is_finite)), "{}", run.out);
     let end = events.last().unwrap();

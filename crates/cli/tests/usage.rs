@@ -1,4 +1,4 @@
-//! Help, exit statuses and errors of use.
+//! Help, exit statuses and usage errors.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use support::{image, model, vit};
 
-/// The commands whose examples take no time.
+/// The commands whose examples are quick.
 const QUICK: [&str; 10] =
     ["models", "info", "classify", "embed", "label", "explain", "inspect", "patches", "convert", "verify"];
 
@@ -44,7 +44,7 @@ fn examples(help: &str) -> Vec<&str> {
 #[cfg(unix)]
 #[test]
 fn the_examples_in_the_help_work() {
-    // As in a clone of the repository, but what is written does not stay.
+    // Like a clone of the repository, in a temporary folder.
     let folder = tempfile::tempdir().unwrap();
     for name in ["crates/models/builtin/cifar10", "examples/images"] {
         let to = folder.path().join(name);

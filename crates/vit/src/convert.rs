@@ -9,7 +9,7 @@ use vit_models::{Checkpoint, Layout, Mode, OpenOptions, config};
 use crate::verify::largest_difference;
 use crate::{DeviceOptions, Error};
 
-/// What a conversion did.
+/// The result of a conversion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conversion {
     /// What was changed, and what the other library does differently, one line each.

@@ -73,7 +73,7 @@ impl Embed {
         Ok(Embed { model, pool, normalise, prefix })
     }
 
-    /// The model underneath.
+    /// The model.
     pub fn model(&self) -> &Model {
         &self.model
     }

@@ -47,7 +47,7 @@ impl Explain {
         Ok(Explain { preprocess: config.preprocessing.clone(), explainer, config, source, report })
     }
 
-    /// What the model is.
+    /// The model's configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }

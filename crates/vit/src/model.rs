@@ -86,7 +86,7 @@ pub struct Prediction {
     pub class: usize,
     /// Its name, or `class N` if the model does not name its classes.
     pub label: String,
-    /// From a softmax over all classes; from a sigmoid of its own if images may have several labels.
+    /// From a softmax over all classes, or from one sigmoid per class if images may have several labels.
     pub probability: f32,
 }
 
@@ -116,7 +116,7 @@ impl Model {
         Model::new(checkpoint, options.device.open()?.as_ref(), options)
     }
 
-    /// Brings a checkpoint onto a device that is open, as [`DeviceOptions::open`] with `options.device` gives it.
+    /// Compiles a checkpoint for a device, which `options.device` has opened and other models may share.
     pub fn new(checkpoint: Checkpoint, device: &dyn Device, options: &ModelOptions) -> Result<Model, Error> {
         let precision = options.device.precision;
         if precision == Precision::Int8 {
@@ -158,7 +158,7 @@ impl Model {
         Ok(Model { config, source, report, preprocess, batch, outputs, executable, input })
     }
 
-    /// What the model is.
+    /// The model's configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }

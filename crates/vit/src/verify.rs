@@ -1,5 +1,5 @@
-//! Proves a port: runs a checkpoint on a recorded input and compares every recorded output; or replays recorded training
-//! steps and compares losses, gradients and the weights that they end with.
+//! Compares a checkpoint with recordings of another library: the outputs for a recorded input, or the losses, gradients
+//! and final weights of recorded training steps.
 
 #[cfg(feature = "train")]
 mod mixing;
@@ -27,7 +27,7 @@ pub struct VerifyOptions {
     pub device: DeviceOptions,
     /// One tolerance for everything, instead of the default for each array.
     pub tolerance: Option<f64>,
-    /// The weights file, where the folder has several.
+    /// The weights file, if the folder has several.
     pub weights: Option<PathBuf>,
 }
 
@@ -38,16 +38,16 @@ pub struct Comparison {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// The largest absolute difference; `None` where the model gives no such array, or one of another shape.
+    /// The largest absolute difference; `None` if the model has no such array, or one of another shape.
     pub difference: Option<f64>,
     /// The largest difference allowed.
     pub tolerance: f64,
-    /// Why there is no difference.
+    /// Why there is no difference to state.
     pub note: Option<String>,
 }
 
 impl Comparison {
-    /// Whether the array is right.
+    /// Whether the difference is within the tolerance.
     pub fn passes(&self) -> bool {
         self.difference.is_some_and(|d| d <= self.tolerance)
     }
@@ -63,7 +63,7 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Whether every array is right.
+    /// Whether every array is within its tolerance.
     pub fn passes(&self) -> bool {
         self.arrays.iter().all(Comparison::passes)
     }

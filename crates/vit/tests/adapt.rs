@@ -102,7 +102,7 @@ fn other_channels_adapt_the_filters() {
         assert_eq!(checkpoint.weights.tensors["patch_embed.proj.weight"], expected);
         assert_eq!(checkpoint.config.preprocessing.mean.len(), channels);
     }
-    // A grey image gives what it gave as RGB.
+    // A grey image gives the same outputs as in RGB.
     let grey: Vec<f32> = (0..1024).map(|i| (i as f32 * 0.37).sin()).collect();
     let one = changed("timm_vit", Changes { channels: Some(1), ..Changes::default() });
     let (rgb, grey) = (outputs(&open("timm_vit"), &grey.repeat(3)), outputs(&one, &grey));

@@ -1,5 +1,5 @@
-//! Running a whole model a second time allocates nothing, on any thread. Alone in its binary: the counter sees
-//! everything that happens in the process.
+//! Running a whole model a second time allocates nothing, on any thread. Alone in its binary, since the counter counts
+//! the allocations of the whole process.
 
 mod support;
 
@@ -15,16 +15,15 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is handed on to the system's allocator; only a counter is added. What is not defined here is
-// defined by the trait in terms of these two.
+// SAFETY: every call is forwarded to the system's allocator; the other methods of the trait call these two.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of the same method of `System`.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of the same method of `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

@@ -67,7 +67,7 @@ fn every_model_can_be_explained_by_every_method_that_suits_it() {
                     assert!(map.values().iter().all(|v| v.is_finite() && *v >= 0.0), "{case} {method:?} {subject}");
                 }
                 let some = explanation.maps.iter().any(|(_, map)| map.range()[1] > map.range()[0]);
-                // One cell cannot vary.
+                // A map of one cell is constant.
                 let cells = explanation.maps[0].1.values().len();
                 assert!(some || cells == 1, "{case} {method:?}: nothing but even maps");
             }
@@ -99,7 +99,7 @@ fn rollout_is_that_of_the_attention_recorded_from_timm() {
             let tokens = layers[0].tokens();
             let flow = rollout(&layers).unwrap();
             let vit: &Vit = checkpoint.config.architecture.downcast_ref().unwrap();
-            // What pools takes: the class token, or all patches alike.
+            // The tokens that are pooled: the class token, or all patches equally.
             let expected: Vec<f32> = if vit.pooling == vit_models::vit::Pooling::Token {
                 flow[prefix..tokens].to_vec()
             } else {
@@ -119,7 +119,8 @@ fn rollout_is_that_of_the_attention_recorded_from_timm() {
 
 #[test]
 fn grad_cam_of_pooled_features_is_the_heads_own_map() {
-    // Behind a mean and one linear layer, a channel's gradient is its weight over the number of places (Zhou et al., 2016).
+    // Before a mean and one linear layer, the gradient of a channel is its weight over the number of pixels (CAM, Zhou et
+    // al., 2016).
     let case = "tv_resnet_bottleneck";
     let checkpoint = open(case);
     let inputs = inputs(case, &checkpoint);
@@ -147,7 +148,7 @@ fn grad_cam_of_pooled_features_is_the_heads_own_map() {
 
 #[test]
 fn class_maps_without_a_class_token_start_from_what_each_token_adds() {
-    // Recorded: JAX in f64, attention written out; what the last tokens add to a logit was checked to sum up to it.
+    // Recorded with JAX in f64 and explicit attention; the contributions of the last tokens were checked to sum to the logit.
     for case in ["timm_vit_gap", "timm_vit_gap_notoken"] {
         let checkpoint = open(case);
         let inputs = inputs(case, &checkpoint);

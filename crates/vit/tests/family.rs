@@ -1,4 +1,4 @@
-//! The models around the Vision Transformer need no special cases: what holds for one holds for all.
+//! Properties that hold for every architecture.
 
 mod support;
 
@@ -226,13 +226,13 @@ fn weights_alone_say_what_they_are_unless_two_models_share_them() {
     let found = vit_models::guess(&zeros, weights::Scheme::Timm).unwrap();
     assert_eq!(found.name.as_deref(), Some("swin_tiny_patch4_window7_224"));
 
-    // A hybrid's stages are read off their shapes, with the epsilons of the library that wrote them.
+    // The stages of a hybrid are guessed from shapes, with the epsilons of the library that wrote them.
     for (case, file) in [("timm_hybrid", "model.safetensors"), ("jax_hybrid", "model.npz")] {
         let path = folder.join(file);
         std::fs::copy(fixture(case).join(file), &path).unwrap();
         let found = Checkpoint::open(&path, OpenOptions::default()).unwrap();
         let (mut found, expected) = (found.config.architecture, open(case).config.architecture);
-        // Only the number of heads is in no shape.
+        // Only the number of heads does not follow from shapes.
         found.downcast_mut::<Vit>().unwrap().heads = expected.downcast_ref::<Vit>().unwrap().heads;
         assert_eq!(found, expected, "{case}");
     }

@@ -15,7 +15,7 @@ use vit_models::weights::{Weights, safetensors};
 use vit_models::{Checkpoint, Mode, OpenOptions};
 use vit_train::{Optimiser, OptimiserMethod, StepOptions, StepParameters, TrainingStep};
 
-/// One pass of a checkpoint over recorded images: outputs `logits`, `loss` and `grad.NAME`, and what it updates.
+/// One pass of a checkpoint over recorded images: outputs `logits`, `loss` and `grad.NAME`, and updated statistics.
 fn pass(checkpoint: &Checkpoint, images: &[f32], labels: &[f32]) -> BTreeMap<String, Vec<f32>> {
     let (batch, classes) = (labels.len(), checkpoint.config.architecture.classes());
     let mut graph = checkpoint.config.architecture.build(batch, Mode::Training).unwrap();
@@ -54,7 +54,7 @@ fn outputs(graph: &Graph, executable: &dyn Executable) -> BTreeMap<String, Vec<f
     graph.outputs().iter().map(read).collect()
 }
 
-/// Running statistics as they are after a run, under `after.NAME`.
+/// Running statistics after a run, as `after.NAME`.
 fn statistics(graph: &Graph, executable: &dyn Executable) -> BTreeMap<String, Vec<f32>> {
     let read = |parameter: &Parameter| {
         let mut values = vec![0.0; parameter.shape.elements()];
@@ -65,13 +65,13 @@ fn statistics(graph: &Graph, executable: &dyn Executable) -> BTreeMap<String, Ve
     graph.parameters().filter(|(_, p)| is_statistic(&p.name)).map(|(_, p)| read(p)).collect()
 }
 
-/// Compares everything that was recorded, relative to each array's size.
+/// Compares every recorded array, relative to its largest value.
 fn agrees(case: &str) {
     let (found, recorded) = passed(&open(case), recorded(case));
     compare(case, &recorded, &found, |largest| 2e-5 * (0.1 + largest));
 }
 
-/// What one pass computes, and what was recorded of it.
+/// The arrays of one pass, computed and recorded.
 fn passed(checkpoint: &Checkpoint, mut io: Weights) -> (BTreeMap<String, Vec<f32>>, Weights) {
     let (images, labels) = (io.tensors.remove("images").unwrap(), io.tensors.remove("labels").unwrap());
     (pass(checkpoint, &images.data, &labels.data), io)
@@ -123,7 +123,7 @@ fn batch_norm_under_gradient_accumulation() {
     found.extend(statistics(&step.graph, executable.as_ref()));
     let expected = safetensors::read(&support::fixture("train_resnet").join("accumulated.safetensors")).unwrap();
     compare("train_resnet in two parts", &expected, &found, |largest| 2e-5 * (0.1 + largest));
-    // The halves' statistics are not the whole's: a batch norm is what micro-batches do change.
+    // With batch norms, micro-batches change the result: each has its own statistics.
     let (name, whole) = ("after.bn1.running_mean", &io.tensors["after.bn1.running_mean"].data);
     assert!(support::difference(&found[name], whole) > 1e-4, "{name}");
 }

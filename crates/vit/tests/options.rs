@@ -17,7 +17,7 @@ const POSITIONS: [Positions; 5] =
     [Positions::None, Positions::Learned, Positions::Learned2d, Positions::SinCos, Positions::Relative];
 const SEED: [i32; 4] = [3, 1, 4, 1];
 
-/// Everything that can stand before the patches: class token, distillation token with its head or without, registers.
+/// The prefix tokens: class token, distillation token with its head or without, registers.
 const TOKENS: [(bool, bool, bool, usize); 7] = [
     (true, false, false, 0),
     (false, false, false, 0),
@@ -28,8 +28,7 @@ const TOKENS: [(bool, bool, bool, usize); 7] = [
     (true, true, true, 1),
 ];
 
-/// All positions with all prefix tokens, pooling and norms; the options that concern single layers go through all their
-/// combinations along the way.
+/// All combinations of positions, prefix tokens, pooling and norms; the options of single layers take turns.
 fn models() -> Vec<Vit> {
     const ACTIVATIONS: [Activation; 6] = [
         Activation::Gelu,
@@ -52,7 +51,7 @@ fn models() -> Vec<Vit> {
                         if !possible {
                             continue;
                         }
-                        // 37 has no factor in common with what the bits below count, so all their combinations come.
+                        // 37 is coprime to the powers of two below, so all combinations of their bits occur.
                         turn += 37;
                         let on = |bit: usize| turn >> bit & 1 == 1;
                         all.push(Vit {
@@ -89,7 +88,7 @@ fn models() -> Vec<Vit> {
     all
 }
 
-/// Parameters as they start, with noise, so that no zero or one hides a mistake; and an image.
+/// Initial parameters with noise, so that zeros and ones hide no mistake; and an image.
 fn values(graph: &Graph) -> BTreeMap<String, Vec<f32>> {
     let mut values = BTreeMap::new();
     for (_, parameter) in graph.parameters() {
@@ -161,10 +160,10 @@ fn the_cpu_computes_what_the_reference_does() {
     }
 }
 
-/// A graph in training, with everything random on, whose outputs are a loss and its gradients.
+/// A training graph with all kinds of dropout, whose outputs are a loss and its gradients.
 fn training(vit: &Vit) -> Graph {
     let vit = Vit { dropout: 0.1, attention_dropout: 0.1, drop_path: 0.2, ..vit.clone() };
-    // With few samples, stochastic depth would now and then leave a branch to none of them.
+    // With fewer samples, stochastic depth might drop a branch for all of them.
     let mut graph = vit.build(6, Mode::Training).unwrap();
     let logits = graph.output("logits").unwrap();
     let loss = graph.value(Reduce::sum(vec![0, 1]), &[logits]).unwrap();
@@ -188,7 +187,7 @@ fn every_parameter_has_a_gradient() {
         for (_, parameter) in graph.parameters() {
             let gradient = &found[&format!("grad.{}", parameter.name)];
             let largest = gradient.data().iter().fold(0.0, |m: f64, g| m.max(g.abs()));
-            // What is added to all keys alike changes no attention weight.
+            // A bias common to all keys does not change the attention weights.
             let none = parameter.name.ends_with(".k_norm.bias");
             assert_eq!(largest < 1e-9, none, "{} has up to {largest:e} in {vit:?}", parameter.name);
             assert!(gradient.data().iter().all(|g| g.is_finite()));
@@ -199,7 +198,7 @@ fn every_parameter_has_a_gradient() {
 #[test]
 fn gradients_agree_with_finite_differences() {
     for vit in models().iter().step_by(29) {
-        // Where a ReLU bends, no difference is right.
+        // Finite differences are wrong across the kink of a ReLU.
         let smooth = if vit.activation == Activation::Relu { Activation::Gelu } else { vit.activation };
         let vit = Vit { activation: smooth, ..vit.clone() };
         let graph = training(&vit);

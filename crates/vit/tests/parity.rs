@@ -1,5 +1,5 @@
-//! Every recorded model of timm, transformers, torchvision and vit_jax gives here what it gave there, with any number
-//! of threads and any instructions; and `verify` notices when one does not.
+//! Every recorded model of timm, transformers, torchvision and vit_jax gives the recorded outputs, with any number of
+//! threads and every instruction set; and `verify` finds arrays that differ.
 
 mod support;
 
@@ -89,7 +89,7 @@ fn every_instruction_set_agrees() {
         for case in CASES.into_iter().chain(FAMILY) {
             let mut io = recorded(case);
             let input = io.tensors.remove("input").unwrap();
-            // Attention weights and feature maps come in tests of their own; here the last link of each chain is enough.
+            // Other tests compare attention weights and feature maps; here the last outputs suffice.
             io.tensors.retain(|name, _| !name.starts_with("attention_") && name != "feature_map");
             let options = ModelOptions::new().batch(input.shape[0]);
             let options = io.tensors.keys().fold(options, |options, name| options.output(name));
@@ -133,7 +133,7 @@ fn one_wrong_element_is_found() {
     let verification = verify(&folder, &VerifyOptions::default()).unwrap();
     let passes = |name: &str| verification.arrays.iter().find(|a| a.name == name).unwrap().passes();
     assert!(!passes("logits") && !passes("tokens"));
-    // What comes before the wrong element is still right.
+    // Arrays before the wrong element still agree.
     assert!(passes("attention_2"));
     let lenient = VerifyOptions { tolerance: Some(10.0), ..VerifyOptions::default() };
     assert!(verify(&folder, &lenient).unwrap().passes());
@@ -211,6 +211,6 @@ fn unknown_arrays_and_wrong_shapes_fail_and_say_why() {
         assert!(!array.passes() && array.difference.is_none(), "{array:?}");
         assert_eq!(array.note.as_deref(), Some(note));
     }
-    // The others are compared all the same.
+    // The others are compared nevertheless.
     assert_eq!(verification.arrays.iter().filter(|a| a.passes()).count(), 5);
 }

@@ -1,5 +1,5 @@
-//! A checkpoint that is saved and opened again is the same model, in both layouts. That timm and transformers open what
-//! is saved, with the same outputs, takes Python to see and is not tested here.
+//! A checkpoint that is saved and opened again is the same model, in both layouts. Whether timm and
+//! transformers open the files takes Python to test, and is not tested here.
 
 mod support;
 
@@ -20,7 +20,7 @@ fn again(checkpoint: &Checkpoint, layout: Layout, dtype: Dtype, name: &str) -> C
     reopened
 }
 
-/// What a preprocessing does: Hugging Face writes the shorter side before the crop in pixels, not as a fraction.
+/// A preprocessing by its effect: Hugging Face writes the shorter side before the crop in pixels, not as a fraction.
 fn transform(p: &Preprocess) -> (Preprocess, f64) {
     let [height, width] = p.image_size;
     let resized = (height.min(width) as f64 / p.crop_pct).floor();
@@ -68,7 +68,7 @@ fn halves_are_within_their_rounding() {
                 let found = outputs(&reopened, &input);
                 let largest = difference(expected.last().unwrap(), found.last().unwrap());
                 assert!(largest > 0.0 && largest < most, "{case}, {layout:?}, {dtype:?}: {largest}");
-                // Saved again as f32, what was rounded stays what it is.
+                // Saving the rounded values as f32 does not change them.
                 let exact = again(&reopened, layout, Dtype::F32, &format!("{dtype:?}_{layout:?}_{case}_again"));
                 assert_eq!(exact.weights.tensors, reopened.weights.tensors);
             }

@@ -1,4 +1,4 @@
-//! Recorded training runs of timm and PyTorch, replayed; and `verify` notices every setting that is not the recorded one.
+//! Recorded training runs of timm and PyTorch, replayed; `verify` detects every setting that differs from the recorded one.
 
 mod support;
 

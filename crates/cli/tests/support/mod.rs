@@ -1,4 +1,4 @@
-//! Runs the binary as a user does, and says what came of it.
+//! Runs the binary and collects its output.
 
 #![allow(dead_code)]
 
@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// What a run printed and how it ended.
+/// The output and the exit status of a run.
 pub struct Run {
     pub code: i32,
     pub out: String,
@@ -17,7 +17,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Fails with all that was printed unless the exit status is this one.
+    /// Asserts the exit status.
     #[track_caller]
     pub fn code(self, code: i32) -> Self {
         assert_eq!(self.code, code, "stdout:\n{}\nstderr:\n{}", self.out, self.err);
@@ -82,7 +82,7 @@ pub fn image(name: &str) -> PathBuf {
     crates().join("data/tests/fixtures").join(name)
 }
 
-/// A file made to break decoders.
+/// A file that is made to break decoders.
 pub fn hostile(name: &str) -> PathBuf {
     crates().join("data/tests/hostile").join(name)
 }
@@ -103,7 +103,7 @@ pub fn images(folder: &Path, classes: &[(&str, u8)], each: u32) {
     }
 }
 
-/// The plainest image format: rows from the bottom up, blue first, padded to four bytes.
+/// A BMP file: rows from the bottom up, blue first, padded to four bytes.
 pub fn write_bmp(path: &Path, side: usize, rgb: &[u8]) {
     let row = (3 * side).next_multiple_of(4);
     let mut file = b"BM".to_vec();
@@ -118,7 +118,7 @@ pub fn write_bmp(path: &Path, side: usize, rgb: &[u8]) {
     std::fs::write(path, file).unwrap();
 }
 
-/// Arguments of different kinds in one list.
+/// Arguments of different types in one list.
 #[macro_export]
 macro_rules! arguments {
     ($($argument:expr),* $(,)?) => { [$(std::ffi::OsString::from($argument)),*] };

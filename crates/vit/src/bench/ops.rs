@@ -1,4 +1,4 @@
-//! Every distinct operation of a model with the time it takes, so that the next thing to speed up is always visible.
+//! The time of every distinct operation of a model.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -13,21 +13,21 @@ use crate::Error;
 /// One operation at one shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpMeasurement {
-    /// The operation, with what is fused into it.
+    /// The operation, with those fused into it.
     pub op: String,
     /// Its shapes.
     pub shapes: String,
-    /// How often a run has it.
+    /// How often it occurs in a run.
     pub count: usize,
-    /// Milliseconds of all of them in one run, medians added up.
+    /// Milliseconds of all occurrences in one run: the sum of their medians.
     pub ms: f64,
-    /// The share of the whole run.
+    /// The share of the run's time.
     pub share: f64,
-    /// 10^9 floating-point operations per second; 0 where there are no matrix products.
+    /// GFLOP/s; 0 without matrix products.
     pub gflops: f64,
-    /// The share of the machine's peak.
+    /// The share of the machine's peak that is reached.
     pub peak_share: f64,
-    /// 10^9 bytes per second, each operand counted once.
+    /// GB/s, each operand counted once.
     pub gbytes: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Whole passes: inference, and training steps.
+//! Benchmarks of the forward pass and of the training step.
 
 use vit_cpu::Cpu;
 use vit_graph::batch_size::suggest_batch;
@@ -13,32 +13,32 @@ use super::{BenchOptions, quantile, repeat};
 use crate::Error;
 use crate::device::quantised;
 
-/// How fast something ran.
+/// The times, rates and memory of a benchmark.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measurement {
-    /// The device, e.g. `cpu (avx512)`.
+    /// The device: `cpu (avx512)`.
     pub device: String,
     /// Threads used, on a CPU.
     pub threads: Option<usize>,
     /// Runs measured.
     pub runs: usize,
-    /// Milliseconds: half of the runs took less.
+    /// The median time of a run in milliseconds.
     pub median_ms: f64,
-    /// A tenth of the runs took less.
+    /// The 10th percentile in milliseconds.
     pub p10_ms: f64,
-    /// A tenth of the runs took more.
+    /// The 90th percentile in milliseconds.
     pub p90_ms: f64,
     /// Images per second, at the median.
     pub images_per_s: f64,
-    /// 10^9 floating-point operations per second, at the median.
+    /// GFLOP/s, at the median.
     pub gflops: f64,
-    /// The machine's peak, measured before and after.
+    /// The measured peak of the machine in GFLOP/s.
     pub peak_gflops: f64,
-    /// The share of that peak.
+    /// The share of the peak that was reached.
     pub peak_share: f64,
-    /// The most memory that the process held; on a GPU, what is taken of its memory, by others too.
+    /// The peak memory of the process; on a GPU, all of its memory in use, by other processes too.
     pub peak_memory_bytes: u64,
-    /// What was planned for that before anything was allocated.
+    /// The memory planned before anything was allocated.
     pub planned_memory_bytes: u64,
 }
 
@@ -69,10 +69,10 @@ pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
     Ok(quantised(dead_code(&graph)?, options.device.precision)?)
 }
 
-/// Memory besides the model's: buffers of the measurement of the peak, stacks, code that is run for the first time.
-const BESIDES: u64 = 8 << 20;
-/// GPU memory for compiled kernels, for what cuBLASLt and the driver take, and for the measurement of the peak.
-const BESIDES_ON_GPU: u64 = 96 << 20;
+/// Host memory besides the model's: buffers for measuring the peak, stacks, code pages.
+const OVERHEAD: u64 = 8 << 20;
+/// GPU memory besides the model's: kernels, cuBLASLt, the driver, buffers for measuring the peak.
+const GPU_OVERHEAD: u64 = 96 << 20;
 
 fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>) -> Result<Measurement, Error> {
     let opened = options.open()?;
@@ -88,11 +88,11 @@ fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>
     };
     let graph = &graph(options.batch)?;
     let memory = device.plan(graph)?;
-    // The largest input is drawn on the host and copied into the arena, of which no more is in use until the first run.
+    // Before the first run, the process holds the largest input twice: as drawn, and its copy in the arena.
     let input = graph.inputs().map(|(_, input)| input.ty.bytes() as u64).max().unwrap_or(0);
     let planned = match before {
-        Some(taken) => taken + memory.bytes() + BESIDES_ON_GPU,
-        None => resident + memory.stored_bytes as u64 + (memory.arena_bytes as u64).max(2 * input) + BESIDES,
+        Some(taken) => taken + memory.bytes() + GPU_OVERHEAD,
+        None => resident + memory.stored_bytes as u64 + (memory.arena_bytes as u64).max(2 * input) + OVERHEAD,
     };
     let mut executable = device
         .compile(graph, &mut Initial { seed: 0 })
@@ -103,7 +103,7 @@ fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>
         Ok(executable.wait()?)
     })?;
     let median = quantile(&seconds, 0.5);
-    // What is computed, which may be less than what the model says.
+    // The FLOPs that the device computes, which may be fewer than those of the model's graph.
     let flops: u64 = executable.steps().iter().map(|step| step.flops).sum();
     let gflops = flops as f64 / median / 1e9;
     Ok(Measurement {
@@ -125,10 +125,10 @@ fn measure(options: &BenchOptions, graph: impl Fn(usize) -> Result<Graph, Error>
     })
 }
 
-/// Random numbers that are drawn for an input; more are the same ones again, since drawing takes longer than a run.
-const ENOUGH: usize = (1 << 22) - 1;
+/// Random values drawn for an input; longer ones repeat them, since drawing takes longer than a run.
+const MAX_DRAWN: usize = (1 << 22) - 1;
 
-/// Noise for images, and numbers that keep a training step finite.
+/// Fills inputs with noise, and those of a training step with values that keep it finite.
 pub(super) fn fill_inputs(graph: &Graph, executable: &mut dyn Executable) -> Result<(), Error> {
     for (_, input) in graph.inputs() {
         let count = input.ty.shape.elements();
@@ -142,7 +142,7 @@ pub(super) fn fill_inputs(graph: &Graph, executable: &mut dyn Executable) -> Res
                 executable.write("targets", Elements::F32(&one_hot))?;
             }
             name => {
-                let mut noise = vec![0.0; count.min(ENOUGH)];
+                let mut noise = vec![0.0; count.min(MAX_DRAWN)];
                 Init::Normal { std: 1.0 }.fill(0, name, &mut noise);
                 let noise: Vec<f32> = noise.into_iter().cycle().take(count).collect();
                 executable.write(name, Elements::F32(&noise))?;

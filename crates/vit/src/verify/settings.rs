@@ -1,13 +1,13 @@
-//! What a recorded training run says about itself in config.json: optimiser, clipping, smoothing, mixing.
+//! The settings of a recorded training run, from its config.json: optimiser, clipping, label smoothing.
 
 use serde_json::{Map, Value};
 use vit_train::{DecayOn, Optimiser, OptimiserMethod};
 
-/// How recorded steps were made.
+/// The settings of recorded steps.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Settings {
     pub optimiser: Optimiser,
-    /// The learning rate of every step, or one for all.
+    /// The learning rate of each step; the last holds for the steps after it.
     pub rates: Vec<f32>,
     pub label_smoothing: f32,
 }
@@ -18,7 +18,7 @@ impl Settings {
     }
 }
 
-/// Understands the settings of a run; what cannot be replayed is an error, not a guess.
+/// Reads the settings of a run; one that cannot be replayed is an error.
 pub(super) fn parse(config: &Value) -> Result<Settings, String> {
     let optimiser = config.get("optimizer").and_then(Value::as_object);
     let optimiser = optimiser.ok_or("config.json has no `optimizer` with its settings")?;
@@ -31,7 +31,7 @@ pub(super) fn parse(config: &Value) -> Result<Settings, String> {
     }
     let policy = optimiser.get("decay").and_then(Value::as_str);
     let decoupled = policy.is_some_and(|text| text.to_lowercase().contains("decoupled"));
-    // Where the recording is silent, the library's default held.
+    // Settings that are not recorded are PyTorch's defaults.
     let adam = |epsilon: f32| -> Result<[f32; 3], String> {
         let betas = optimiser.get("betas").and_then(Value::as_array).cloned().unwrap_or_default();
         let beta = |i: usize, usual: f64| betas.get(i).and_then(Value::as_f64).unwrap_or(usual) as f32;
@@ -82,7 +82,7 @@ fn number(map: &Map<String, Value>, key: &str, usual: f32) -> Result<f32, String
     }
 }
 
-/// A number, or an object with it under one of these names; null, false and zero stand for none.
+/// A number, or an object with the number under one of these keys; null, false and zero count as none.
 fn within(value: Option<&Value>, keys: &[&str]) -> Result<Option<f32>, String> {
     match value {
         None | Some(Value::Null | Value::Bool(false)) => Ok(None),
@@ -104,8 +104,8 @@ pub(super) fn label_smoothing(config: &Value) -> Result<f32, String> {
     Ok(smoothing.map_err(|what| format!("label_smoothing: {what}"))?.unwrap_or(0.0))
 }
 
-/// The policy that a sentence like "parameters with ndim >= 2 only" describes. Optimisers decay everything unless told
-/// otherwise, and so does a sentence that names no parameters.
+/// The parameters that decay, from a sentence like "parameters with ndim >= 2 only"; all of them if it names none, as in
+/// PyTorch.
 fn decay_on(text: Option<&str>) -> Result<DecayOn, String> {
     let Some(text) = text else { return Ok(DecayOn::Everything) };
     let words = text.to_lowercase();

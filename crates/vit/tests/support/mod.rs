@@ -1,4 +1,4 @@
-//! Where the recorded models are, and folders to write in.
+//! Recorded models, and temporary folders.
 #![allow(dead_code)] // Each test binary uses its own part.
 
 use std::fs;
@@ -54,12 +54,12 @@ pub fn open(case: &str) -> Checkpoint {
     Checkpoint::open(&fixture(case), OpenOptions::default()).unwrap()
 }
 
-/// What was recorded for it.
+/// Its recorded arrays.
 pub fn recorded(case: &str) -> Weights {
     safetensors::read(&fixture(case).join("io.safetensors")).unwrap()
 }
 
-/// An empty folder of this test's own.
+/// An empty folder for one test.
 pub fn scratch(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -67,7 +67,7 @@ pub fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// A copy of a recorded model, to be spoilt.
+/// A copy of a recorded model, to be modified.
 pub fn copy(case: &str, name: &str) -> PathBuf {
     let folder = scratch(name);
     for entry in fs::read_dir(fixture(case)).unwrap() {
