@@ -1,20 +1,20 @@
-//! The algorithms of matrix products are chosen by timing them; a process that is given another's choices takes those,
-//! whatever is fastest now. The driver is a stand-in (`fake/lib.rs`) for which one algorithm or another is the fastest.
+//! The algorithms of matrix products are chosen by timing; a process with restored choices takes those, whichever is fastest now.
+//! The driver is fake (`fake/lib.rs`), and the test decides which algorithm is the fastest.
 #![cfg(target_os = "linux")]
 
-mod stand_in;
+mod fake_driver;
 
 use std::collections::BTreeMap;
 
-use stand_in::{ALL, CHILD, says};
+use fake_driver::{ALL, CHILD, child_output};
 use vit_cuda::{Cuda, Precision};
 use vit_graph::device::{Algorithms, Device};
 use vit_graph::{DType, Graph, Init, Tensor};
 
-/// The choices that the child is to take, as `product=algorithm` lines.
+/// The choices that the child restores, as `product=algorithm` lines.
 const GIVEN: &str = "VIT_TEST_ALGORITHMS";
 
-/// One product that is worth timing, and one that is not.
+/// One product that is timed, and one that is too small for it.
 fn graph() -> Graph {
     let x = Tensor::input("x", DType::F32, [1024, 256]);
     let wide = x.parameter("wide", [256, 256], Init::Ones);
@@ -42,17 +42,17 @@ fn child() {
     }
 }
 
-/// What a process chooses where this algorithm is the fastest, given another's choices.
+/// The choices of a process where this algorithm is the fastest, with the choices of another to restore.
 fn choices(fastest: usize, given: Option<&str>) -> Vec<String> {
     let variables: Vec<(&str, &str)> = given.into_iter().map(|given| (GIVEN, given)).collect();
-    let said = says(&format!("fast:{fastest}"), &ALL, &variables);
-    said.lines().filter_map(|line| line.strip_prefix("chosen: ")).map(str::to_string).collect()
+    let output = child_output(&format!("fast:{fastest}"), &ALL, &variables);
+    output.lines().filter_map(|line| line.strip_prefix("chosen: ")).map(str::to_string).collect()
 }
 
 #[test]
-fn a_process_takes_the_algorithms_of_another_though_others_are_faster_now() {
+fn restored_algorithms_are_used_though_others_are_faster_now() {
     let (second, third) = (choices(2, None), choices(3, None));
-    assert_eq!(second.len(), 2, "every product is recorded, also one that is not worth timing: {second:?}");
+    assert_eq!(second.len(), 2, "every product is recorded, also one that is not timed: {second:?}");
     assert!(second.iter().any(|choice| choice.ends_with("=2,2,2,2,2,2,2,2")), "{second:?}");
     assert!(third.iter().any(|choice| choice.ends_with("=3,3,3,3,3,3,3,3")), "{third:?}");
     assert_eq!(choices(3, Some(&second.join("\n"))), second);

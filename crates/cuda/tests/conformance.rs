@@ -1,5 +1,5 @@
-//! The device test-suite on a GPU: every operation, forward and backward, on random shapes, against the reference
-//! interpreter; and the same bits twice. Where there is no GPU, the tests say why they were left out.
+//! The conformance suite on a GPU: every operation, forward and backward, on random shapes, against the reference interpreter;
+//! and the same bits twice. Skipped without a GPU.
 
 use std::collections::BTreeMap;
 
@@ -12,25 +12,24 @@ use vit_graph::{DType, GraphError, reference};
 /// f32 against f64 over sums of up to a few hundred terms, relative to the largest value.
 const TOLERANCE: f64 = 3e-6;
 
-/// Values are rounded to 8 bits of mantissa between operations.
+/// Values are rounded to 8 mantissa bits between operations.
 const BF16_TOLERANCE: f64 = 2e-2;
 
-/// Values are rounded to 11 bits of mantissa between operations; small gradients, near the end of the range, to fewer: a
-/// quarter of what bf16 may, not an eighth.
+/// Values are rounded to 11 mantissa bits between operations, which would allow an eighth of bf16's tolerance; but small gradients
+/// are subnormal and have fewer.
 const F16_TOLERANCE: f64 = 5e-3;
 
 fn gpu(precision: Precision) -> Option<Cuda> {
     Cuda::new(0, precision).map_err(|reason| eprintln!("skipped: {reason}")).ok()
 }
 
-/// Whether a case is not for GPUs.
+/// Whether the device does not support a case.
 fn is_for_the_cpu(error: &GraphError) -> bool {
     error.to_string().contains("only for the CPU")
 }
 
-/// Whether a gradient of the case jumps: rounding moves numbers across the corner of a relu or from one maximum to
-/// another, and the gradient with them.
-fn jumps(case: &Case) -> bool {
+/// Whether a gradient of the case is discontinuous: rounding may change the sign of a relu's input or the argmax of a pool.
+fn is_discontinuous(case: &Case) -> bool {
     case.graph.nodes().iter().any(|node| match &node.op {
         Op::Activation(activation) => *activation == Activation::Relu,
         Op::Pool2d(pool) => pool.pooling == PoolMode::Max,
@@ -38,21 +37,21 @@ fn jumps(case: &Case) -> bool {
     })
 }
 
-/// Rounds a case's numbers to what the device keeps, so that both sides compute with the same ones.
+/// Rounds a case's inputs to the device's storage type, so that both sides compute with the same values.
 fn round(case: &mut Case, precision: Precision) {
     for name in &case.names {
-        for number in case.bindings.get_mut(name).into_iter().flat_map(|array| array.data_mut()) {
-            *number = match precision {
-                Precision::Bf16 => half::bf16::from_f64(*number).to_f64(),
-                Precision::F16 => half::f16::from_f64(*number).to_f64(),
-                _ => *number,
+        for value in case.bindings.get_mut(name).into_iter().flat_map(|array| array.data_mut()) {
+            *value = match precision {
+                Precision::Bf16 => half::bf16::from_f64(*value).to_f64(),
+                Precision::F16 => half::f16::from_f64(*value).to_f64(),
+                _ => *value,
             };
         }
     }
 }
 
-/// How much smaller the loss is than the outputs that it is a sum of: where they cancel, their rounding does not.
-fn cancelled(case: &Case) -> f64 {
+/// The ratio of the loss to the largest output that it sums: where outputs cancel, their rounding errors do not.
+fn cancellation(case: &Case) -> f64 {
     let expected = reference::run(&case.graph, &case.bindings).unwrap();
     let size = |prefix: &str| {
         let named = expected.iter().filter(|(name, _)| name.starts_with(prefix));
@@ -61,13 +60,13 @@ fn cancelled(case: &Case) -> f64 {
     (size("loss") / size("y")).min(1.0)
 }
 
-/// What is wrong with a case.
+/// The outputs of a case that differ by more than the tolerance.
 fn differences(device: &Cuda, precision: Precision, tolerance: f64, case: &Case) -> Vec<String> {
     let differences = match check(device, case) {
         Err(error) if is_for_the_cpu(&error) => return Vec::new(),
         other => other.unwrap_or_else(|error| panic!("{}: {error}", case.name)),
     };
-    let rounded = precision != Precision::F32 && jumps(case);
+    let rounded = precision != Precision::F32 && is_discontinuous(case);
     let mut wrong = Vec::new();
     for (output, difference) in differences {
         if rounded && output.starts_with("grad.") {
@@ -75,7 +74,7 @@ fn differences(device: &Cuda, precision: Precision, tolerance: f64, case: &Case)
         }
         let mut difference = difference;
         if output == "loss" && precision == Precision::Bf16 {
-            difference *= cancelled(case);
+            difference *= cancellation(case);
         }
         if difference.is_nan() || difference > tolerance {
             wrong.push(format!("{precision}, {}: {output} differs by {difference:e}", case.name));
@@ -97,9 +96,9 @@ fn compare(precision: Precision, tolerance: f64) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// One NaN or infinity among the inputs: where the reference has NaN a kernel has NaN, elsewhere its values are untouched.
+/// With one NaN or infinity among the inputs, results are NaN exactly where the reference has NaN.
 #[test]
-fn a_number_that_is_not_finite_stays_where_it_belongs() {
+fn values_that_are_not_finite_propagate_as_in_the_reference() {
     let f32s = [f64::NAN, f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(|with| (Precision::F32, TOLERANCE, with));
     let rounded = [(Precision::Bf16, BF16_TOLERANCE, f64::NAN), (Precision::F16, F16_TOLERANCE, f64::NAN)];
     let mut wrong = Vec::new();
@@ -173,6 +172,6 @@ fn missing_and_wrong_values_are_named() {
     assert_eq!(error.to_string(), "cuda: no weights for the parameter `weight` [4, 3]");
     let mut values = BTreeMap::from([("weight".to_string(), vec![0.0f32; 12])]);
     let mut executable = device.compile(&graph, &mut values).unwrap();
-    let wrong = executable.write("picture", Elements::F32(&[])).unwrap_err().to_string();
-    assert_eq!(wrong, "the graph has no input named `picture`; it has: x");
+    let wrong = executable.write("image", Elements::F32(&[])).unwrap_err().to_string();
+    assert_eq!(wrong, "the graph has no input named `image`; it has: x");
 }

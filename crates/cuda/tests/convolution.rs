@@ -1,5 +1,5 @@
-//! Convolutions of the sizes that tensor cores take, with everything that a shape can be odd in: strides, kernels,
-//! padding, dilation, pixels, channels and filters that fill no tile. Where there is no GPU, the test says so.
+//! Convolutions for tensor cores with strides, kernels, padding, dilation, pixels, channels and filters that are no multiple of a
+//! tile. Skipped without a GPU.
 
 use vit_conformance::{Case, check};
 use vit_cuda::{Cuda, Precision};
@@ -8,8 +8,8 @@ use vit_graph::ops::{Constant, Conv2d};
 use vit_graph::reference::{Array, Bindings};
 use vit_graph::{DType, Init, Shape, Tensor, Value};
 
-/// `image [batch, height, width, channels]`, filters, kernel, and how they meet.
-struct Shapes {
+/// A convolution of `image [batch, height, width, channels]`.
+struct ConvCase {
     image: [usize; 4],
     filters: usize,
     kernel: [usize; 2],
@@ -19,15 +19,15 @@ struct Shapes {
     bias: bool,
 }
 
-impl Shapes {
+impl ConvCase {
     fn square(image: [usize; 4], filters: usize, kernel: usize, stride: usize) -> Self {
         let padding = [[kernel / 2; 2]; 2];
-        Shapes { image, filters, kernel: [kernel; 2], stride, padding, dilation: 1, bias: false }
+        ConvCase { image, filters, kernel: [kernel; 2], stride, padding, dilation: 1, bias: false }
     }
 }
 
-fn all() -> Vec<Shapes> {
-    let square = Shapes::square;
+fn all() -> Vec<ConvCase> {
+    let square = ConvCase::square;
     vec![
         square([2, 9, 11, 64], 64, 3, 1),
         square([3, 9, 11, 64], 136, 3, 2),
@@ -38,28 +38,27 @@ fn all() -> Vec<Shapes> {
         square([2, 9, 8, 8], 16, 5, 2),
         square([1, 5, 5, 512], 72, 3, 1),
         square([2, 30, 29, 3], 64, 7, 2),
-        Shapes { bias: true, ..square([2, 12, 9, 3], 16, 3, 1) },
-        Shapes { bias: true, ..square([2, 12, 9, 1], 24, 5, 1) },
-        Shapes { bias: true, padding: [[0, 1], [2, 0]], kernel: [2, 4], ..square([2, 10, 9, 16], 80, 3, 2) },
-        Shapes { dilation: 2, padding: [[2, 2], [1, 3]], ..square([2, 11, 10, 64], 64, 3, 1) },
-        // Not for the gradient of the image.
-        Shapes { dilation: 2, padding: [[2, 2], [1, 3]], ..square([2, 11, 10, 16], 16, 3, 2) },
-        // Larger than the filters' stride: some pixels meet no filter.
-        Shapes { padding: [[0, 0], [0, 1]], kernel: [2, 1], ..square([2, 11, 10, 16], 16, 3, 4) },
+        ConvCase { bias: true, ..square([2, 12, 9, 3], 16, 3, 1) },
+        ConvCase { bias: true, ..square([2, 12, 9, 1], 24, 5, 1) },
+        ConvCase { bias: true, padding: [[0, 1], [2, 0]], kernel: [2, 4], ..square([2, 10, 9, 16], 80, 3, 2) },
+        ConvCase { dilation: 2, padding: [[2, 2], [1, 3]], ..square([2, 11, 10, 64], 64, 3, 1) },
+        // Not supported by the gradient of the image.
+        ConvCase { dilation: 2, padding: [[2, 2], [1, 3]], ..square([2, 11, 10, 16], 16, 3, 2) },
+        // The stride is larger than the kernel: some pixels are under no tap.
+        ConvCase { padding: [[0, 0], [0, 1]], kernel: [2, 1], ..square([2, 11, 10, 16], 16, 3, 4) },
     ]
 }
 
-/// The convolution and its gradients; with `rounded`, of values that the device itself computes, which it may store in
-/// fewer bits.
-fn case(s: &Shapes, rounded: bool) -> Case {
+/// The convolution and its gradients; with `rounded`, of computed values, which the device may store in fewer bits.
+fn case(s: &ConvCase, rounded: bool) -> Case {
     let seed = Tensor::input("seed", DType::I32, [4]);
     let mut bindings = Bindings::new().with("seed", Array::new(Shape::from([4]), vec![0.0; 4]));
     let mut given: Vec<(String, Value)> = Vec::new();
     let mut float = |shape: Shape, std: f32| {
         let name = format!("p{}", given.len());
-        let mut numbers = vec![0.0; shape.elements()];
-        Init::Normal { std }.fill(5, &name, &mut numbers);
-        let array = Array::new(shape.clone(), numbers.into_iter().map(f64::from).collect());
+        let mut values = vec![0.0; shape.elements()];
+        Init::Normal { std }.fill(5, &name, &mut values);
+        let array = Array::new(shape.clone(), values.into_iter().map(f64::from).collect());
         bindings = std::mem::take(&mut bindings).with(&name, array);
         let tensor = seed.another_input(&name, DType::F32, shape);
         given.extend(tensor.value().map(|value| (name, value)));
@@ -100,7 +99,7 @@ fn convolutions_of_every_kind_agree_with_the_reference() {
             for rounded in [false, true] {
                 let case = case(&shapes, rounded);
                 for (output, difference) in check(&device, &case).unwrap() {
-                    // A sum of everything cancels, and its error with it.
+                    // Outputs cancel in the loss, their rounding errors do not.
                     let tolerance = if output == "loss" { 5.0 * tolerance } else { tolerance };
                     assert!(difference <= tolerance, "{precision}, {}: {output} differs by {difference:e}", case.name);
                 }

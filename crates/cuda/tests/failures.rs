@@ -1,12 +1,12 @@
-//! What a user reads when the GPU, its driver or its memory fails: one clear sentence, no panic, no hang. A stand-in for
-//! the driver (`fake/lib.rs`) fails on demand, in a process of its own for each failure.
+//! Failures of the GPU, its driver or its memory are errors with one clear sentence: no panic, no hang. A fake driver
+//! (`fake/lib.rs`) fails on demand, in a child process for each failure.
 #![cfg(target_os = "linux")]
 
-mod stand_in;
+mod fake_driver;
 
 use std::collections::BTreeMap;
 
-use stand_in::{ALL, CHILD, says};
+use fake_driver::{ALL, CHILD, child_output};
 use vit_cuda::{Cuda, Precision};
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::{DType, Graph, Init, Tensor};
@@ -36,7 +36,7 @@ fn child() {
     for run in 1..=10 {
         if let Err(error) = step(executable.as_mut()) {
             println!("run {run}: {error}");
-            // Whoever goes on all the same is told again.
+            // Later calls fail with the same error.
             println!("again: {}", step(executable.as_mut()).unwrap_err());
             return;
         }
@@ -51,14 +51,14 @@ fn step(executable: &mut dyn Executable) -> Result<(), vit_graph::GraphError> {
 }
 
 fn expect(failure: &str, libraries: &[&str], parts: &[&str]) {
-    let said = says(failure, libraries, &[]);
+    let output = child_output(failure, libraries, &[]);
     for part in parts {
-        assert!(said.contains(part), "{failure}: {part:?} is not in {said}");
+        assert!(output.contains(part), "{failure}: {part:?} is not in {output}");
     }
 }
 
 #[test]
-fn the_stand_in_works_where_nothing_fails() {
+fn the_fake_driver_works_where_nothing_fails() {
     expect("nothing", &ALL, &["fine"]);
 }
 
@@ -70,18 +70,18 @@ fn drivers_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_an_error_with_a_way_out() {
+fn too_little_memory_is_an_error_with_a_hint() {
     expect("small", &ALL, &["compiling: cuda: this model needs 0.0", "of 0.00 GB are free", "take a smaller batch"]);
 }
 
 #[test]
-fn kernels_that_do_not_compile_are_an_error_with_a_way_out() {
+fn kernels_that_do_not_compile_are_an_error_with_a_hint() {
     expect("uncompiled", &ALL, &["compiling: cuda: compiling arithmetic.cu failed", "use the device cpu"]);
 }
 
 #[test]
 fn a_gpu_that_is_lost_in_mid_run_is_an_error_every_time() {
-    // The first run is launched kernel by kernel, so the third launch of the graph is the fourth run.
+    // The first run launches kernel by kernel, so the third launch of the CUDA graph is the fourth run.
     expect(
         "lost:3",
         &ALL,

@@ -1,4 +1,4 @@
-//! Large inputs are copied while the run before goes on: no run may see the next one's, whatever is still under way.
+//! Large inputs are copied while the run before is under way: no run may read those of the next.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use vit_graph::{DType, Tensor};
 
 const COUNT: usize = 1 << 20;
 
-fn batch(number: usize) -> Vec<f32> {
-    (0..COUNT).map(|i| ((i * 31 + number * 17) % 101) as f32 / 101.0).collect()
+fn batch(index: usize) -> Vec<f32> {
+    (0..COUNT).map(|i| ((i * 31 + index * 17) % 101) as f32 / 101.0).collect()
 }
 
 #[test]
-fn every_run_sees_its_own_inputs() {
+fn every_run_reads_its_own_inputs() {
     let device = match Cuda::new(0, Precision::F32) {
         Ok(device) => device,
         Err(reason) => return eprintln!("skipped: {reason}"),
@@ -21,7 +21,7 @@ fn every_run_sees_its_own_inputs() {
     let early = Tensor::input("early", DType::F32, [COUNT]);
     let late = early.another_input("late", DType::F32, [COUNT]);
     let small = early.another_input("small", DType::F32, [1]);
-    // The first input is read at once and then not any more, the second in the end.
+    // The first input is read only at the beginning, the second only at the end.
     let long = (0..20).fold(early.scale(2.0), |x, _| x.scale(-1.0));
     (&(&long - &late) * &small).output("y");
     let graph = early.finish().unwrap();

@@ -1,5 +1,4 @@
-//! A whole model on a GPU beside the CPU: the same losses, gradients' norms and parameters step after step, and the same
-//! logits.
+//! A whole model on a GPU against the CPU: losses and gradient norms step by step, and logits.
 
 use vit_cpu::Cpu;
 use vit_cuda::{Cuda, Precision};
@@ -36,10 +35,10 @@ fn executable(device: &dyn Device, graph: &Graph) -> Box<dyn Executable> {
     executable
 }
 
-fn number(executable: &dyn Executable, name: &str) -> f64 {
-    let mut number = [0.0];
-    executable.read(name, &mut number).unwrap();
-    number[0].into()
+fn scalar(executable: &dyn Executable, name: &str) -> f64 {
+    let mut value = [0.0];
+    executable.read(name, &mut value).unwrap();
+    value[0].into()
 }
 
 fn close(precision: Precision, what: &str, expected: f64, found: f64, tolerance: f64) {
@@ -64,17 +63,17 @@ fn training_on_the_gpu_follows_the_cpu() {
                 executable.run().unwrap();
             }
             for what in ["loss", "grad_norm"] {
-                let (expected, found) = (number(cpu.as_ref(), what), number(gpu.as_ref(), what));
+                let (expected, found) = (scalar(cpu.as_ref(), what), scalar(gpu.as_ref(), what));
                 close(precision, &format!("{what} of step {step}"), expected, found, tolerance);
             }
         }
-        let held = device.plan(&graph).unwrap();
-        assert_eq!(gpu.memory_bytes(), held.stored_bytes + held.arena_bytes);
+        let planned = device.plan(&graph).unwrap();
+        assert_eq!(gpu.memory_bytes(), planned.stored_bytes + planned.arena_bytes);
     }
 }
 
 #[test]
-fn numbers_arrive_while_the_next_run_goes_on() {
+fn scalars_are_read_back_while_the_next_run_is_under_way() {
     let device = match Cuda::new(0, Precision::F32) {
         Ok(device) => device,
         Err(reason) => return eprintln!("skipped: {reason}"),
@@ -85,24 +84,24 @@ fn numbers_arrive_while_the_next_run_goes_on() {
     for step in 1..=5 {
         one_by_one.write("step", Elements::F32(&[step as f32])).unwrap();
         one_by_one.run().unwrap();
-        expected.push(names.map(|name| number(one_by_one.as_ref(), name)));
+        expected.push(names.map(|name| scalar(one_by_one.as_ref(), name)));
     }
     assert!(expected.windows(2).all(|pair| pair[0] != pair[1]), "steps differ: {expected:?}");
     let mut found = Vec::new();
-    let mut answer = |ahead: &mut dyn Executable| {
-        let mut numbers = [0.0; 2];
-        ahead.poll(&mut numbers).unwrap();
-        found.push(numbers.map(f64::from));
+    let mut poll = |ahead: &mut dyn Executable| {
+        let mut values = [0.0; 2];
+        ahead.poll(&mut values).unwrap();
+        found.push(values.map(f64::from));
     };
     for step in 1..=5 {
         ahead.write("step", Elements::F32(&[step as f32])).unwrap();
         ahead.run().unwrap();
         ahead.read_async(&names).unwrap();
         if step > 1 {
-            answer(ahead.as_mut());
+            poll(ahead.as_mut());
         }
     }
-    answer(ahead.as_mut());
+    poll(ahead.as_mut());
     assert_eq!(found, expected);
     assert!(ahead.poll(&mut [0.0; 2]).is_err());
     assert!(ahead.read_async(&["logits"]).is_err());
@@ -122,16 +121,16 @@ fn recomputing_takes_less_memory_and_changes_no_bit() {
             let options = StepOptions { recompute, ..StepOptions::default() };
             let graph = TrainingStep::new(&architecture(), 4, options.clone()).unwrap().graph;
             let mut gpu = executable(&device, &graph);
-            let numbers: Vec<f64> = (1..=4)
+            let values: Vec<f64> = (1..=4)
                 .flat_map(|step| {
                     gpu.write("step", Elements::F32(&[step as f32])).unwrap();
                     gpu.run().unwrap();
-                    ["loss", "grad_norm"].map(|name| number(gpu.as_ref(), name))
+                    ["loss", "grad_norm"].map(|name| scalar(gpu.as_ref(), name))
                 })
                 .collect();
-            // Of a small batch the gradients take most of the memory.
+            // With a small batch, gradients take most of the memory.
             let large = TrainingStep::new(&architecture(), 64, options).unwrap().graph;
-            found.push((numbers, device.plan(&large).unwrap().arena_bytes));
+            found.push((values, device.plan(&large).unwrap().arena_bytes));
         }
         assert_eq!(found[0].0, found[1].0, "{precision}");
         assert!(found[1].1 < found[0].1, "{precision}: {} of {} bytes", found[1].1, found[0].1);
@@ -139,7 +138,7 @@ fn recomputing_takes_less_memory_and_changes_no_bit() {
 }
 
 #[test]
-fn logits_on_the_gpu_are_the_cpus() {
+fn logits_on_the_gpu_agree_with_the_cpu() {
     for (precision, tolerance) in
         [(Precision::F32, 2e-6), (Precision::Bf16, 2e-2), (Precision::F16, 3e-3), (Precision::Fp8, 1e-1)]
     {

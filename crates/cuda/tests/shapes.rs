@@ -1,5 +1,5 @@
-//! Shapes that the device test-suite has no room for: rows that a whole block shares, several tiles of tokens, sums in
-//! two stages, tensors of more than one chunk.
+//! Shapes that are too large for the conformance suite: rows of a whole block, several tiles of tokens, sums in two stages,
+//! tensors of more than one chunk.
 
 use vit_conformance::{Case, check};
 use vit_cuda::{Cuda, Precision};
@@ -8,33 +8,34 @@ use vit_graph::ops::{Attention, Constant, Conv2d, Dropout, GlobalNorm, Granulari
 use vit_graph::reference::{Array, Bindings};
 use vit_graph::{DType, Init, Shape, Tensor, Value};
 
-/// Hands out inputs with random values.
-struct Maker {
+/// Declares inputs with random values.
+struct RandomInputs {
     seed: Tensor,
     bindings: Bindings,
     given: Vec<(String, Value)>,
 }
 
-impl Maker {
+impl RandomInputs {
     fn float(&mut self, shape: impl Into<Shape>) -> Tensor {
         let (shape, name) = (shape.into(), format!("p{}", self.given.len()));
-        let mut numbers = vec![0.0; shape.elements()];
-        Init::Normal { std: 1.0 }.fill(5, &name, &mut numbers);
-        let array = Array::new(shape.clone(), numbers.into_iter().map(f64::from).collect());
+        let mut values = vec![0.0; shape.elements()];
+        Init::Normal { std: 1.0 }.fill(5, &name, &mut values);
+        let array = Array::new(shape.clone(), values.into_iter().map(f64::from).collect());
         self.bindings = std::mem::take(&mut self.bindings).with(&name, array);
         let tensor = self.seed.another_input(&name, DType::F32, shape);
         self.given.extend(tensor.value().map(|value| (name, value)));
-        // Inputs are f32 whatever the precision; what is computed from them need not be.
+        // Inputs are stored as f32 in every precision; computed values are not.
         tensor.scale(0.5)
     }
 }
 
-/// A case with the gradients of everything given.
-fn case(name: &str, build: impl FnOnce(&mut Maker) -> Tensor) -> Case {
+/// A case with the gradients of all its inputs.
+fn case(name: &str, build: impl FnOnce(&mut RandomInputs) -> Tensor) -> Case {
     let seed = Tensor::input("seed", DType::I32, [4]);
     let words = Array::new(Shape::from([4]), vec![11.0, -7.0, 3.0, 0.0]);
-    let mut maker = Maker { seed: seed.clone(), bindings: Bindings::new().with("seed", words), given: Vec::new() };
-    let y = build(&mut maker);
+    let mut inputs =
+        RandomInputs { seed: seed.clone(), bindings: Bindings::new().with("seed", words), given: Vec::new() };
+    let y = build(&mut inputs);
     y.output("y");
     let shape = y.shape();
     let mut weights = vec![0.0; shape.elements()];
@@ -43,16 +44,16 @@ fn case(name: &str, build: impl FnOnce(&mut Maker) -> Tensor) -> Case {
     (&y * &y.constant(Constant::f32(shape, weights))).sum(axes).output("loss");
     let mut graph = seed.finish().unwrap();
     let loss = graph.output("loss").unwrap();
-    let wrt: Vec<Value> = maker.given.iter().map(|(_, value)| *value).collect();
+    let wrt: Vec<Value> = inputs.given.iter().map(|(_, value)| *value).collect();
     let found = gradients(&mut graph, loss, &wrt).unwrap();
-    for ((name, _), gradient) in maker.given.iter().zip(found) {
+    for ((name, _), gradient) in inputs.given.iter().zip(found) {
         graph.set_output(&format!("grad.{name}"), gradient).unwrap();
     }
-    let names = maker.given.into_iter().map(|(name, _)| name).collect();
-    Case { name: name.into(), graph, bindings: maker.bindings, names }
+    let names = inputs.given.into_iter().map(|(name, _)| name).collect();
+    Case { name: name.into(), graph, bindings: inputs.bindings, names }
 }
 
-/// Attention of `groups` groups of samples, which have a bias each, if there is one.
+/// Attention with a bias for each of `groups` groups of samples, or without a bias for 0.
 fn attention(heads: usize, head: usize, tokens: usize, groups: usize, dropout: bool) -> Case {
     case(&format!("attention {heads}x{head} over {tokens} with {groups} biases"), |m| {
         let bias = groups > 0;
@@ -63,7 +64,7 @@ fn attention(heads: usize, head: usize, tokens: usize, groups: usize, dropout: b
         let mut others = Vec::new();
         others.extend(bias.then(|| m.float([groups, heads, tokens, tokens])));
         others.extend(dropout.map(|_| m.seed.clone()));
-        // Results are f32; what they are computed from need not be.
+        // Outputs are stored as f32 in every precision; the attention's result is not.
         qkv.attention(op, &others.iter().collect::<Vec<_>>())[0].scale(2.0)
     })
 }
@@ -85,14 +86,14 @@ fn all() -> Vec<Case> {
             let (x, gamma, beta) = (m.float([11, dim]), m.float([dim]), m.float([dim]));
             x.layer_norm(&gamma, &beta, 1e-6)
         }));
-        // The gradient of the residual sum goes with that of the norm.
+        // The gradient of the residual sum is fused with that of the norm.
         all.push(case(&format!("residual and layer_norm of {dim}"), |m| {
             let (x, gamma, beta) = (m.float([11, dim]), m.float([dim]), m.float([dim]));
             let h = x.scale(0.5);
             h.layer_norm(&gamma, &beta, 1e-6) + h
         }));
     }
-    // What comes out of a norm's gradient is added up for the bias before it, alone and with a residual gradient.
+    // The column sums of a norm's gradient, which are the gradient of the bias before it, without and with a residual.
     for (rows, dim) in [(19, 96), (700, 192), (150, 768), (33, 1664)] {
         for residual in [false, true] {
             all.push(case(&format!("bias before layer_norm of {dim}, residual: {residual}"), |m| {
@@ -107,7 +108,7 @@ fn all() -> Vec<Case> {
     for (rows, columns) in [(700, 72), (130, 9), (1500, 8)] {
         all.push(case(&format!("bias before gelu, {rows} rows of {columns}"), |m| {
             let (x, w, b) = (m.float([rows, 16]), m.float([columns, 16]), m.float([columns]));
-            // Of the size of one in sums over many rows.
+            // Scaled so that sums over many rows are around 1.
             x.linear(&w, Some(&b)).gelu().scale(0.1)
         }));
     }
@@ -127,7 +128,7 @@ fn all() -> Vec<Case> {
     }
     all.push(case("norm of several chunks", |m| {
         let (x, y) = (m.float([3, 9001]), m.float([17]));
-        // A norm has no gradient; it is read as it is.
+        // The global norm has no gradient, so only its value is compared.
         let norm = x.apply(GlobalNorm, &[&y]);
         norm.output("norm");
         x.scale(2.0)
@@ -135,7 +136,7 @@ fn all() -> Vec<Case> {
     all.push(case("convolution", |m| {
         let conv = Conv2d { stride: [2, 2], padding: [[3, 3], [3, 3]], dilation: [1, 1], groups: 1, bias: true };
         let (x, w, b) = (m.float([2, 30, 30, 3]), m.float([20, 3, 7, 7]), m.float([20]));
-        // Of the size of one, so that the loss, a sum of all, is no larger than its error.
+        // Scaled to around 1, so that outputs do not cancel in the loss.
         x.conv2d(conv, &w, Some(&b)).scale(0.3)
     }));
     all.push(case("gelu after a linear layer", |m| {

@@ -1,5 +1,4 @@
-//! Training steps on a GPU: parameters change in place, their bf16 copies with them, run after run as on the CPU's
-//! reference.
+//! Training steps on a GPU against the reference: in-place updates of parameters and of their bf16 copies.
 
 use std::collections::BTreeMap;
 
@@ -46,17 +45,17 @@ fn training_step(optimiser: fn(f32) -> Op) -> Graph {
         let op = optimiser(if parameter.shape.len() > 1 { 0.1 } else { 0.0 });
         let Op::OptimiserUpdate(update) = op else { panic!("{op:?} is not an optimiser") };
         let count = update.state_len();
-        let remembered: Vec<Value> = (0..count).map(|which| state(&mut graph, which)).collect();
-        // Layers learn at rates of their own.
+        let states: Vec<Value> = (0..count).map(|which| state(&mut graph, which)).collect();
+        // Each parameter has another learning rate.
         let own_rate = graph.value(Scale(1.0 / (1.0 + i as f32)), &[rate]).unwrap();
         let mut inputs = vec![*value, gradient];
-        inputs.extend(&remembered);
+        inputs.extend(&states);
         inputs.extend([own_rate, step, norm]);
         let node = graph.add(op, &inputs).unwrap();
-        for (output, target) in [*value].into_iter().chain(remembered).enumerate() {
+        for (output, target) in [*value].into_iter().chain(states).enumerate() {
             graph.update(target, Value { node, output }).unwrap();
         }
-        // The last parameters have no average: their updates stand after all averages.
+        // The last parameters have no average, so their updates come after all averages.
         if i < 5 {
             let average = state(&mut graph, 9);
             let new = graph.value(MovingAverage, &[average, Value { node, output: 0 }, decay, norm]).unwrap();
@@ -88,7 +87,7 @@ fn steps(precision: Precision, optimiser: fn(f32) -> Op, tolerance: f64) {
         Err(reason) => return eprintln!("skipped: {reason}"),
     };
     let graph = training_step(optimiser);
-    let numbers = |name: &str, count: usize| -> Vec<f32> {
+    let values_of = |name: &str, count: usize| -> Vec<f32> {
         let mut data = vec![0.0; count];
         if !name.contains('.') {
             Init::Normal { std: 0.5 }.fill(3, name, &mut data);
@@ -96,10 +95,10 @@ fn steps(precision: Precision, optimiser: fn(f32) -> Op, tolerance: f64) {
         data
     };
     let mut values: BTreeMap<String, Vec<f32>> =
-        graph.parameters().map(|(_, p)| (p.name.clone(), numbers(&p.name, p.shape.elements()))).collect();
+        graph.parameters().map(|(_, p)| (p.name.clone(), values_of(&p.name, p.shape.elements()))).collect();
     let inputs = |step: usize| {
         let targets: Vec<f32> = (0..30).map(|i| if i % 5 == (i / 5) % 5 { 1.0 } else { 0.0 }).collect();
-        let x = numbers(&format!("x{step}"), 48);
+        let x = values_of(&format!("x{step}"), 48);
         [("x", x), ("targets", targets), ("rate", vec![0.02]), ("step", vec![step as f32]), ("decay", vec![0.9])]
     };
     let mut executable = device.compile(&graph, &mut values).unwrap();
@@ -133,7 +132,7 @@ fn steps(precision: Precision, optimiser: fn(f32) -> Op, tolerance: f64) {
             for (e, f) in expected.iter().zip(&found) {
                 assert!((e - f64::from(*f)).abs() <= tolerance, "{precision}, step {step}, {name}: {e} and {f}");
             }
-            // The device goes on from its own numbers, and so does the reference.
+            // The reference continues from the device's values.
             values.insert(name.clone(), found);
         }
     }
@@ -150,7 +149,7 @@ fn training_steps_in_bf16_stay_near_the_reference() {
 }
 
 #[test]
-fn a_run_reads_what_parameters_were_before_it() {
+fn a_run_reads_the_parameters_from_before_it() {
     for precision in [Precision::F32, Precision::Bf16] {
         let device = match Cuda::new(0, precision) {
             Ok(device) => device,
@@ -164,9 +163,9 @@ fn a_run_reads_what_parameters_were_before_it() {
     }
 }
 
-/// A step whose gradients are not numbers leaves everything as it was.
+/// A step whose gradients are NaN changes no parameter, state or average.
 #[test]
-fn a_step_that_went_wrong_changes_nothing() {
+fn a_step_that_is_not_finite_changes_nothing() {
     for optimiser in optimisers() {
         let device = match Cuda::new(0, Precision::F32) {
             Ok(device) => device,

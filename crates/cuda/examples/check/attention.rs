@@ -1,5 +1,5 @@
-//! Attention in bf16 in the shapes of real models, against the reference: all ways to compute its gradient, with and without
-//! bias, heads that are padded, rows that pass through shared memory more often than there are slots.
+//! Attention in bf16 in the shapes of real models, against the reference: all kernels of its gradient, with and without bias,
+//! padded heads, more streamed tiles than slots of shared memory.
 
 use vit_conformance::Case;
 use vit_cuda::Cuda;
@@ -8,11 +8,10 @@ use vit_graph::ops::Attention;
 use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{DType, GraphError, Init, Shape, Tensor, Value};
 
-/// Of the largest value expected.
+/// Relative to the largest expected value.
 const TOLERANCE: f64 = 1e-2;
 
-/// Samples, heads, tokens, head size, groups of samples that have a bias each. The longest come last: they were the hardest
-/// to get right.
+/// Samples, heads, tokens, head size, groups of samples with a bias each.
 const SHAPES: [(usize, usize, usize, usize, usize); 22] = [
     (8, 3, 49, 32, 4),
     (40, 3, 49, 32, 1),
@@ -38,7 +37,7 @@ const SHAPES: [(usize, usize, usize, usize, usize); 22] = [
     (1, 2, 1025, 128, 0),
 ];
 
-/// How many outputs of how many shapes are wrong, or computed by kernels without tensor cores on Hopper.
+/// The number of failures: wrong outputs, bits that differ, and kernels on Hopper without tensor cores.
 pub fn check(device: &Cuda) -> Result<usize, GraphError> {
     let (mut failures, mut worst) = (0, (0.0f64, String::new()));
     for shape in SHAPES {
@@ -55,7 +54,7 @@ pub fn check(device: &Cuda) -> Result<usize, GraphError> {
                 failures += 1;
                 println!("  WRONG {}: not computed on tensor cores", case.name);
             }
-            // The loss is a sum of terms of both signs, which has no scale to compare with.
+            // Outputs cancel in the loss, so that it has no scale to compare with.
             for ((name, _), found) in case.graph.outputs().iter().zip(&first).filter(|((name, _), _)| name != "loss") {
                 let difference = difference(expected[name].data(), found);
                 let text = format!("{}: {name} differs by {difference:.1e}", case.name);
@@ -72,12 +71,12 @@ pub fn check(device: &Cuda) -> Result<usize, GraphError> {
     Ok(failures)
 }
 
-/// The largest difference relative to the largest value; gradients that are zero but for rounding (those of the queries
-/// of a single key) count in full.
+/// The largest difference relative to the largest value, or absolute for gradients that are zero up to rounding (those of the
+/// queries of a single key).
 fn difference(expected: &[f64], found: &[u32]) -> f64 {
     let largest = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
     let differences = expected.iter().zip(found).map(|(e, f)| (e - f64::from(f32::from_bits(*f))).abs());
-    // `max` would lose a NaN.
+    // `f64::max` would drop a NaN.
     let worst = differences.fold(0.0f64, |m, d| if d.is_nan() || d > m { d } else { m });
     if largest > 1e-9 { worst / largest } else { worst }
 }
@@ -88,12 +87,12 @@ fn on_tensor_cores(device: &Cuda, case: &Case) -> Result<bool, GraphError> {
     Ok(attention.peek().is_some() && attention.all(|step| step.op.ends_with("mma")))
 }
 
-/// An input with random values that bf16 holds exactly, and a value computed from it, which is stored as bf16.
+/// An input with random values that are exact in bf16, and a value computed from it, which is stored as bf16.
 fn input(seed: &Tensor, name: &str, shape: impl Into<Shape>, bindings: &mut Bindings) -> (Tensor, Tensor) {
     let shape = shape.into();
-    let mut numbers = vec![0.0; shape.elements()];
-    Init::Normal { std: 2.0 }.fill(9, name, &mut numbers);
-    let rounded = numbers.iter().map(|v| f64::from(f32::from_bits(v.to_bits() & 0xffff_0000))).collect();
+    let mut values = vec![0.0; shape.elements()];
+    Init::Normal { std: 2.0 }.fill(9, name, &mut values);
+    let rounded = values.iter().map(|v| f64::from(f32::from_bits(v.to_bits() & 0xffff_0000))).collect();
     *bindings = std::mem::take(bindings).with(name, Array::new(shape.clone(), rounded));
     let tensor = seed.another_input(name, DType::F32, shape);
     let half = tensor.scale(0.5);

@@ -1,4 +1,4 @@
-//! The forward pass in every precision against f32: how far logits are off, and that two runs give the same bits.
+//! The forward pass in every precision against f32: the error of the logits, and the same bits in two runs.
 
 use vit_cuda::{Cuda, Precision};
 use vit_graph::device::{Device, Elements, Initial};
@@ -6,8 +6,8 @@ use vit_graph::rewrite::dead_code;
 use vit_graph::{Graph, GraphError, Init};
 use vit_models::{Architecture, Mode};
 
-/// The largest error, in standard deviations of the exact result, that is not called wrong.
-const ALLOWED: [(Precision, f64); 4] =
+/// The largest error in standard deviations of the f32 logits.
+const TOLERANCES: [(Precision, f64); 4] =
     [(Precision::Tf32, 5e-3), (Precision::Bf16, 1e-1), (Precision::F16, 2e-2), (Precision::Fp8, 1.0)];
 
 pub fn check(architecture: &Architecture) -> Result<usize, GraphError> {
@@ -18,13 +18,13 @@ pub fn check(architecture: &Architecture) -> Result<usize, GraphError> {
     let mean = exact.iter().sum::<f64>() / exact.len() as f64;
     let deviation = (exact.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / exact.len() as f64).sqrt();
     let mut failures = 0;
-    for (precision, allowed) in ALLOWED {
+    for (precision, tolerance) in TOLERANCES {
         let device = Cuda::new(0, precision).map_err(unavailable)?;
         let (found, again) = (logits(&device, &graph, 1)?, logits(&device, &graph, 3)?);
         let errors: Vec<f64> = exact.iter().zip(&found).map(|(a, b)| (a - b).abs() / deviation).collect();
         let largest = errors.iter().fold(0.0, |m: f64, e| m.max(*e));
         let mean = (errors.iter().map(|e| e * e).sum::<f64>() / errors.len() as f64).sqrt();
-        let near = errors.iter().all(|error| *error <= allowed);
+        let near = errors.iter().all(|error| *error <= tolerance);
         let wrong = !near || found != again;
         failures += usize::from(wrong);
         println!(
@@ -40,7 +40,7 @@ fn unavailable(reason: vit_cuda::Unavailable) -> GraphError {
     GraphError::device("cuda", reason.to_string())
 }
 
-/// The logits of the last of several runs on noise, with weights as they start.
+/// The logits of the last of several runs on noise, with initial weights.
 fn logits(device: &Cuda, graph: &Graph, runs: usize) -> Result<Vec<f64>, GraphError> {
     let mut executable = device.compile(graph, &mut Initial { seed: 0 })?;
     for (_, input) in graph.inputs() {

@@ -1,5 +1,5 @@
-//! Proof that this GPU computes right, and how fast: the device test-suite in f32 and bf16, the same bits twice, attention
-//! in bf16 in the shapes of real models, then the operations of a training step with the time each takes.
+//! Correctness and speed of this GPU: the conformance suite in f32, tf32 and bf16, the same bits twice, attention in bf16 in the
+//! shapes of real models, then a training step with the time of each operation.
 //!
 //! `check [MODEL [BATCH]]`; the exit status is 1 if anything was wrong.
 
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(failures) => {
-            println!("FAILED: {failures} things are wrong");
+            println!("FAILED: {failures} failures");
             ExitCode::FAILURE
         }
         Err(error) => {
@@ -65,7 +65,7 @@ fn run(model: &str, batch: usize) -> Result<usize, Box<dyn std::error::Error>> {
     Ok(failures)
 }
 
-/// Every case of the suite against the reference; prints the worst outputs.
+/// Every case of the suite against the reference.
 fn agreement(device: &Cuda, tolerance: f64) -> Result<usize, GraphError> {
     let (mut compared, mut refused, mut wrong, mut failures) = (0, 0, BTreeMap::new(), 0);
     let mut worst = (0.0f64, String::new());
@@ -103,12 +103,12 @@ fn agreement(device: &Cuda, tolerance: f64) -> Result<usize, GraphError> {
     Ok(failures)
 }
 
-/// The operation that a case is about.
+/// The operation of a case.
 fn name(case: &Case) -> String {
     case.name.split(" [").next().unwrap_or_default().to_string()
 }
 
-/// The same bits from two executables, one of which ran as a captured graph.
+/// The same bits from a plain run and from a captured CUDA graph.
 fn determinism(device: &Cuda) -> Result<usize, GraphError> {
     let mut failures = 0;
     for case in cases(7)? {
@@ -138,9 +138,9 @@ fn training(device: &Cuda, graph: &Graph, mut weights: Weights) -> Result<usize,
         failures += 1;
         println!("  WRONG attention is not computed on tensor cores");
     }
-    let held = planned.stored_bytes + planned.arena_bytes;
-    failures += usize::from(executable.memory_bytes() != held);
-    println!("losses {first:?}, again {second:?}, {:.2} GB: {failures} wrong", held as f64 / 1e9);
+    let bytes = planned.stored_bytes + planned.arena_bytes;
+    failures += usize::from(executable.memory_bytes() != bytes);
+    println!("losses {first:?}, again {second:?}, {:.2} GB: {failures} wrong", bytes as f64 / 1e9);
     let mut seconds = Vec::new();
     for _ in 0..10 {
         let start = Instant::now();
@@ -148,13 +148,13 @@ fn training(device: &Cuda, graph: &Graph, mut weights: Weights) -> Result<usize,
         executable.wait()?;
         seconds.push(start.elapsed().as_secs_f64());
     }
-    let median = middle(&mut seconds);
+    let median = median(&mut seconds);
     println!("step {:.3} ms", 1e3 * median);
     operations(executable.as_mut(), 10)?;
     Ok(failures)
 }
 
-/// A step that computes activations again takes less memory and gives the same losses, to the last bit.
+/// Recomputing activations takes less memory and gives the same bits.
 fn recomputing(
     device: &Cuda,
     architecture: &Architecture,
@@ -178,7 +178,7 @@ fn recomputing(
 
 type Weights = BTreeMap<String, Vec<f32>>;
 
-/// Parameters as they start, made once: that takes longer than compiling.
+/// Initial parameters, generated once, since that takes longer than compiling.
 fn weights(graph: &Graph) -> Weights {
     let fill = |p: &vit_graph::ops::Parameter| {
         let mut data = vec![0.0; p.shape.elements()];
@@ -223,7 +223,7 @@ fn losses(device: &Cuda, graph: &Graph, weights: &mut Weights) -> Result<(Box<dy
     Ok((executable, losses))
 }
 
-/// The operations of a run by kind and shape, the slowest first.
+/// The time of a run's operations by kind and shape, slowest first.
 fn operations(executable: &mut dyn Executable, runs: usize) -> Result<(), GraphError> {
     let steps = executable.steps();
     let (mut seconds, mut all) = (vec![0.0; steps.len()], vec![Vec::new(); steps.len()]);
@@ -234,7 +234,7 @@ fn operations(executable: &mut dyn Executable, runs: usize) -> Result<(), GraphE
     let mut groups: HashMap<(String, String), (usize, f64, u64, u64)> = HashMap::new();
     for (step, runs) in steps.iter().zip(&mut all) {
         let group = groups.entry((step.op.clone(), step.shapes.clone())).or_default();
-        *group = (group.0 + 1, group.1 + middle(runs), group.2 + step.flops, group.3 + step.bytes);
+        *group = (group.0 + 1, group.1 + median(runs), group.2 + step.flops, group.3 + step.bytes);
     }
     let total: f64 = groups.values().map(|g| g.1).sum();
     let mut rows: Vec<_> = groups.into_iter().collect();
@@ -256,7 +256,7 @@ fn operations(executable: &mut dyn Executable, runs: usize) -> Result<(), GraphE
     Ok(())
 }
 
-fn middle(values: &mut [f64]) -> f64 {
+fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }

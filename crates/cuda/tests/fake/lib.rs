@@ -1,15 +1,15 @@
-//! A stand-in for the NVIDIA driver, NVRTC and cuBLASLt, for tests of what happens when they fail: it accepts every call,
-//! computes nothing, and fails as the environment variable `FAKE_CUDA` says.
+//! A fake of the NVIDIA driver, NVRTC and cuBLASLt, for tests of their failures: it accepts every call, computes nothing, and fails
+//! as the environment variable `FAKE_CUDA` selects.
 //!
 //! - `old`: the driver is for CUDA 11.8
-//! - `mismatch`: the driver's parts do not fit together
+//! - `mismatch`: the driver's library and kernel module have different versions
 //! - `none`: there is no GPU
 //! - `small`: the GPU has a megabyte of memory
 //! - `uncompiled`: no kernel can be compiled
 //! - `fast:N`: of the three algorithms for a product, the Nth is the fastest
 //! - `lost:N`: from the Nth run on, every call fails as after an illegal address
 
-// Every function takes pointers as the real one does, from a caller that keeps to the real one's rules.
+// Every function has the signature and the requirements of the real one.
 #![allow(clippy::missing_safety_doc, clippy::not_unsafe_ptr_arg_deref, missing_docs)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -30,7 +30,7 @@ static MULTIPLIED_BY: AtomicUsize = AtomicUsize::new(0);
 static LOST: AtomicBool = AtomicBool::new(false);
 static BLOCKS: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
 
-fn wish() -> String {
+fn behaviour() -> String {
     std::env::var("FAKE_CUDA").unwrap_or_default()
 }
 
@@ -38,53 +38,53 @@ fn alive() -> c_int {
     if LOST.load(Ordering::Relaxed) { ILLEGAL_ADDRESS } else { 0 }
 }
 
-/// Counts a run, and fails from the one on that should.
+/// Counts a run; with `lost:N`, fails from the Nth on.
 fn run() -> c_int {
-    let number = RUNS.fetch_add(1, Ordering::Relaxed) + 1;
-    if wish().strip_prefix("lost:").and_then(|n| n.parse().ok()).is_some_and(|n: usize| number >= n) {
+    let count = RUNS.fetch_add(1, Ordering::Relaxed) + 1;
+    if behaviour().strip_prefix("lost:").and_then(|n| n.parse().ok()).is_some_and(|n: usize| count >= n) {
         LOST.store(true, Ordering::Relaxed);
     }
     alive()
 }
 
-/// One of cuBLASLt's suggestions, as far as it matters here.
+/// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 pub struct Suggestion {
     algorithm: [u64; 8],
     rest: [u64; 4],
 }
 
-/// Suggests up to three algorithms, which are called 1, 2 and 3.
+/// Suggests up to three algorithms, 1, 2 and 3.
 fn suggest(results: *mut Suggestion, most: c_int) -> c_int {
     let count = most.min(3);
     for number in 0..count as usize {
-        // SAFETY: the caller has room for as many suggestions as it asks for.
+        // SAFETY: the caller has room for `most` results.
         unsafe { (*results.add(number)).algorithm = [number as u64 + 1; 8] };
     }
     count
 }
 
-/// Remembers which algorithm multiplied last.
+/// Stores the algorithm of the last product.
 fn multiply(algorithm: *const [u64; 8]) -> c_int {
-    // SAFETY: the caller gives one of the algorithms suggested above.
+    // SAFETY: the caller passes one of the suggested algorithms.
     MULTIPLIED_BY.store(unsafe { (*algorithm)[0] } as usize, Ordering::Relaxed);
     0
 }
 
-/// How long the last product took: less with the algorithm that is wished to be fast.
+/// Milliseconds of the last product: fewer with the algorithm N of `fast:N`.
 fn duration() -> f32 {
-    let fast = wish().strip_prefix("fast:").and_then(|number| number.parse().ok());
+    let fast = behaviour().strip_prefix("fast:").and_then(|number| number.parse().ok());
     if fast == Some(MULTIPLIED_BY.load(Ordering::Relaxed)) { 0.5 } else { 1.0 }
 }
 
 fn put<T>(to: *mut T, value: T) -> c_int {
-    // SAFETY: the caller gives a place for the result, as it does to the real function.
+    // SAFETY: the caller passes a valid pointer for the result, as to the real function.
     unsafe { to.write(value) };
     0
 }
 
 fn memory() -> usize {
-    if wish() == "small" { 1 << 20 } else { 4 << 30 }
+    if behaviour() == "small" { 1 << 20 } else { 4 << 30 }
 }
 
 fn used() -> usize {
@@ -104,14 +104,14 @@ fn take(bytes: usize) -> u64 {
 
 fn give_back(address: u64) {
     if let Some(bytes) = BLOCKS.lock().unwrap().get_or_insert_default().remove(&address) {
-        // SAFETY: the block was taken above with this layout.
+        // SAFETY: the block was allocated by `take` with this layout.
         unsafe { dealloc(address as *mut u8, layout(bytes)) };
     }
 }
 
 fn copy(to: u64, from: u64, bytes: usize) -> c_int {
     if alive() == 0 {
-        // SAFETY: both ranges are what the caller says they are, as for the real function.
+        // SAFETY: the caller passes valid ranges, as to the real function.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
     }
     alive()
@@ -121,7 +121,7 @@ fn text(to: *mut *const c_char, text: &str) -> c_int {
     put(to, CString::new(text).unwrap().into_raw().cast_const())
 }
 
-/// Functions of C with the bodies given.
+/// Defines C functions.
 macro_rules! functions {
     ($($name:ident($($argument:ident: $type:ty),*) $body:expr;)*) => {
         $(#[unsafe(no_mangle)] #[allow(non_snake_case)]
@@ -132,8 +132,8 @@ macro_rules! functions {
 type Pointer = *mut c_void;
 
 functions! {
-    cuInit(_flags: c_uint) match wish().as_str() { "mismatch" => MISMATCH, "none" => NO_DEVICE, _ => 0 };
-    cuDriverGetVersion(to: *mut c_int) put(to, if wish() == "old" { 11080 } else { 13000 });
+    cuInit(_flags: c_uint) match behaviour().as_str() { "mismatch" => MISMATCH, "none" => NO_DEVICE, _ => 0 };
+    cuDriverGetVersion(to: *mut c_int) put(to, if behaviour() == "old" { 11080 } else { 13000 });
     cuDeviceGetCount(to: *mut c_int) put(to, 1);
     cuDeviceGet(to: *mut c_int, _n: c_int) put(to, 0);
     cuDeviceGetName(to: *mut c_char, _length: c_int, _device: c_int) put(to, 0);
@@ -188,7 +188,7 @@ functions! {
     ) put(to, to.cast());
     nvrtcDestroyProgram(_program: *mut Pointer) 0;
     nvrtcCompileProgram(_program: Pointer, _count: c_int, _options: Pointer) {
-        if wish() == "uncompiled" { COMPILATION } else { 0 }
+        if behaviour() == "uncompiled" { COMPILATION } else { 0 }
     };
     nvrtcGetProgramLogSize(_program: Pointer, to: *mut usize) put(to, 1);
     nvrtcGetProgramLog(_program: Pointer, to: *mut u8) put(to, 0);

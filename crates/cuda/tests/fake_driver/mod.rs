@@ -1,25 +1,25 @@
-//! The stand-in for the driver (`fake/lib.rs`) under a test of this binary, in a process of its own.
+//! Runs the test `child` of this binary in a child process with the fake driver (`fake/lib.rs`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Says which process is the child.
+/// Set in the child process.
 pub const CHILD: &str = "VIT_TEST_WITH_A_STAND_IN";
 
-/// The names of all libraries that the device looks for.
+/// The names of all libraries that the device loads.
 pub const ALL: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
 
-/// The stand-in, which Cargo builds with the examples.
+/// The fake driver, which Cargo builds with the examples.
 fn fake() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let library = tests.ancestors().nth(2).unwrap().join("examples/libfake_cuda.so");
-    assert!(library.exists(), "build the stand-in first: cargo build -p vit-cuda --example fake_cuda");
+    assert!(library.exists(), "build the fake driver first: cargo build -p vit-cuda --example fake_cuda");
     library
 }
 
-/// What the test `child` prints with the stand-in behaving like this, these libraries in place and these variables set.
-pub fn says(behaviour: &str, libraries: &[&str], variables: &[(&str, &str)]) -> String {
+/// The output of the test `child`, with this behaviour of the fake driver, these libraries and these variables.
+pub fn child_output(behaviour: &str, libraries: &[&str], variables: &[(&str, &str)]) -> String {
     let folder = tempfile::tempdir().unwrap();
     for name in libraries {
         // One file under all names is loaded once, so that all libraries share its state.
