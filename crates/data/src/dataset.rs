@@ -109,7 +109,7 @@ pub enum Validation {
     /// This split of the dataset.
     Split(Split),
     /// A fraction of the training samples, whatever other splits there are.
-    Carved,
+    HeldOut,
     /// None.
     Nowhere,
 }
@@ -210,10 +210,10 @@ fn divide(mut listing: Listing, options: &DatasetOptions) -> Result<Splits, Data
         }
         ValidationFrom::Split(split) => validation = Some(listing.members(*split)),
         ValidationFrom::TestForLackOfValidation => validation = test.clone(),
-        ValidationFrom::Carved { fraction } => {
-            let (kept, carved) = choose::carve(&listing, &train, *fraction, options.seed);
+        ValidationFrom::HeldOut { fraction } => {
+            let (kept, held_out) = choose::hold_out(&listing, &train, *fraction, options.seed);
             train = kept;
-            validation = Some(carved);
+            validation = Some(held_out);
         }
         ValidationFrom::Nowhere => {}
     }
@@ -287,17 +287,17 @@ fn check_options(options: &DatasetOptions) -> Result<(), DatasetError> {
         true => Ok(()),
         false => Err(DatasetError::Option { option, value, expected }),
     };
-    let (fraction, carved) = (options.fraction, options.validation_fraction);
+    let (fraction, held_out) = (options.fraction, options.validation_fraction);
     check("fraction", fraction, fraction > 0.0 && fraction <= 1.0, "must be above 0 and at most 1")?;
-    check("validation_fraction", carved, (0.0..1.0).contains(&carved), "must be at least 0 and below 1")
+    check("validation_fraction", held_out, (0.0..1.0).contains(&held_out), "must be at least 0 and below 1")
 }
 
 /// The rule of [`Validation`].
 fn validation_source(listing: &Listing, options: &DatasetOptions) -> Result<ValidationFrom, DatasetError> {
     let found = listing.splits_found();
-    let carved = match options.validation_fraction {
+    let held_out = match options.validation_fraction {
         0.0 => ValidationFrom::Nowhere,
-        fraction => ValidationFrom::Carved { fraction },
+        fraction => ValidationFrom::HeldOut { fraction },
     };
     Ok(match &options.validation {
         Validation::Path(path) => ValidationFrom::Path(path.clone()),
@@ -305,7 +305,7 @@ fn validation_source(listing: &Listing, options: &DatasetOptions) -> Result<Vali
         Validation::Split(split) => return Err(no_split(listing, *split)),
         Validation::Automatic if found.contains(&Split::Validation) => ValidationFrom::Split(Split::Validation),
         Validation::Automatic if found.contains(&Split::Test) => ValidationFrom::TestForLackOfValidation,
-        Validation::Automatic | Validation::Carved => carved,
+        Validation::Automatic | Validation::HeldOut => held_out,
         Validation::Nowhere => ValidationFrom::Nowhere,
     })
 }

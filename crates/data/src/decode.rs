@@ -191,11 +191,11 @@ const GAVE_UP: &str = "the decoder gave up on it";
 /// Turns a decoder's panic into an error. Fuzzing has found a JPEG whose sampling factors make zune-jpeg 0.5.15 index
 /// outside of a row (`tests/hostile/decoder_panics.jpg`).
 fn guarded<T>(format: ImageFormat, work: impl FnOnce() -> Result<T, ImageError>) -> Result<T, ImageError> {
-    caught(work).unwrap_or_else(|| Err(ImageError::Damaged { format, reason: GAVE_UP.to_owned() }))
+    catch_panic(work).unwrap_or_else(|| Err(ImageError::Damaged { format, reason: GAVE_UP.to_owned() }))
 }
 
 /// The result of `work`, or `None` if it panics. State that it has modified must not be used afterwards.
-pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
     let before = GUARDED.replace(true);
     let result = catch_unwind(AssertUnwindSafe(work));
     GUARDED.set(before);
@@ -206,7 +206,7 @@ thread_local! {
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic on this thread would be caught and become an [`ImageError`]. A panic hook can use this to stay
+/// Whether a panic on this thread would be catch_panic and become an [`ImageError`]. A panic hook can use this to stay
 /// silent.
 pub fn catches_panics() -> bool {
     GUARDED.get()

@@ -363,7 +363,7 @@ impl Drop for Loader {
     fn drop(&mut self) {
         self.state.stop();
         for thread in self.threads.drain(..) {
-            // The queue caught and reported a panic.
+            // The queue catch_panic and reported a panic.
             let _ = thread.join();
         }
     }

@@ -62,7 +62,7 @@ fn a_size_of_zero_is_taken_as_one() {
 }
 
 /// The definition of one pass in floating point; `value` reads the inputs of a row or column.
-fn plainly(input: usize, output: usize, at: usize, filter: Filter, value: impl Fn(usize) -> f64) -> f64 {
+fn reference(input: usize, output: usize, at: usize, filter: Filter, value: impl Fn(usize) -> f64) -> f64 {
     let sinc = |x: f64| match x * std::f64::consts::PI {
         0.0 => 1.0,
         x => x.sin() / x,
@@ -153,9 +153,9 @@ proptest! {
             let (x, y, c) = (at / 3 % width, at / 3 / width, at % 3);
             let stored = |x: usize, y: usize| f64::from(image.row(y)[x * 3 + c]);
             let expected = if across {
-                plainly(image.width(), width, x, filter, |x| stored(x, y))
+                reference(image.width(), width, x, filter, |x| stored(x, y))
             } else {
-                plainly(image.height(), height, y, filter, |y| stored(x, y))
+                reference(image.height(), height, y, filter, |y| stored(x, y))
             };
             prop_assert!((f64::from(*byte) - expected).abs() <= 1.0, "{byte} for {expected}");
         }

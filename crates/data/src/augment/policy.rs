@@ -54,7 +54,7 @@ pub struct AutoAugment(PolicyKind);
 #[derive(Clone, Debug, PartialEq)]
 enum PolicyKind {
     Random(RandAugment),
-    Found { choices: Vec<Vec<PolicyStep>>, noise: Noise },
+    Found { choices: Vec<Vec<PolicyStep>>, noise: LevelNoise },
 }
 
 /// An operation of AutoAugment's policies, its probability and its level.
@@ -62,14 +62,14 @@ type PolicyStep = (AugmentOp, f64, f64);
 
 /// The random variation of a level.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Noise {
+pub(super) struct LevelNoise {
     /// Standard deviation around the level; infinite for a uniform distribution from 0 to the level.
     pub(super) deviation: f64,
     /// The highest level.
     pub(super) greatest: f64,
 }
 
-impl Noise {
+impl LevelNoise {
     pub(super) fn level(self, level: f64, random: &mut SampleRandom) -> f64 {
         let level = match self.deviation {
             0.0 => level,
@@ -84,14 +84,14 @@ impl AutoAugment {
     /// Parses a policy.
     pub fn parse(policy: &str) -> Result<Self, PolicyError> {
         let (name, parts) = policy.split_once('-').unwrap_or((policy, ""));
-        let parts = Parts::new(policy, parts)?;
+        let parts = PolicyParts::new(policy, parts)?;
         if name == "rand" {
             return Ok(Self(PolicyKind::Random(RandAugment::parse(&parts)?)));
         }
         let choices = found(name).ok_or_else(|| PolicyError::Name(policy.to_owned()))?;
         parts.only(&["mstd"], "mstd (how much levels vary)")?;
         let deviation = parts.number("mstd")?.unwrap_or(0.0);
-        Ok(Self(PolicyKind::Found { choices, noise: Noise { deviation, greatest: FULL_LEVEL } }))
+        Ok(Self(PolicyKind::Found { choices, noise: LevelNoise { deviation, greatest: FULL_LEVEL } }))
     }
 
     /// Applies the policy. Geometric operations interpolate with `sampling` and fill uncovered pixels with `fill`.
@@ -112,12 +112,12 @@ impl AutoAugment {
 
 /// The parts after a policy's name: a key of letters and, from the first digit on, a value. Only `tweights` has a value
 /// of letters.
-pub(super) struct Parts<'a> {
+pub(super) struct PolicyParts<'a> {
     policy: &'a str,
     parts: Vec<(&'a str, &'a str)>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> PolicyParts<'a> {
     fn new(policy: &'a str, text: &'a str) -> Result<Self, PolicyError> {
         let mut parts: Vec<(&str, &str)> = Vec::new();
         for part in text.split('-').filter(|_| !text.is_empty()) {

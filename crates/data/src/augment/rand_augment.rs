@@ -3,7 +3,7 @@
 
 use super::geometry::Sampling;
 use super::operation::FULL_LEVEL;
-use super::policy::{Noise, Parts, PolicyError};
+use super::policy::{LevelNoise, PolicyError, PolicyParts};
 use super::{AugmentOp, SampleRandom};
 use crate::image::Image;
 
@@ -16,7 +16,7 @@ pub(super) struct RandAugment {
     layers: usize,
     probability: f64,
     magnitude: f64,
-    noise: Noise,
+    noise: LevelNoise,
 }
 
 const KNOWN: &str = "m (magnitude), n (operations per image), p (probability of each), mstd (how much levels vary), \
@@ -27,7 +27,7 @@ const KNOWN: &str = "m (magnitude), n (operations per image), p (probability of 
 const EVEN: f64 = 100.0;
 
 impl RandAugment {
-    pub(super) fn parse(parts: &Parts) -> Result<Self, PolicyError> {
+    pub(super) fn parse(parts: &PolicyParts) -> Result<Self, PolicyError> {
         parts.only(&["m", "n", "p", "mstd", "mmax", "inc", "t", "w"], KNOWN)?;
         let increasing = match parts.whole("inc")? {
             None | Some(0) => false,
@@ -65,7 +65,7 @@ impl RandAugment {
             Some(greatest) => f64::from(greatest),
         };
         let magnitude = parts.whole("m")?.map_or(FULL_LEVEL, f64::from);
-        Ok(Self { operations, weights, layers, probability, magnitude, noise: Noise { deviation, greatest } })
+        Ok(Self { operations, weights, layers, probability, magnitude, noise: LevelNoise { deviation, greatest } })
     }
 
     pub(super) fn apply(&self, image: &mut Image, sampling: Sampling, fill: [u8; 3], random: &mut SampleRandom) {

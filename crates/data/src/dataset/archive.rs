@@ -1,7 +1,7 @@
 //! Tar shards: images in class folders, images with label files (WebDataset), or CIFAR's binary files.
 
 use super::error::DatasetError;
-use super::layout::{FolderLayout, Role};
+use super::layout::{FolderLayout, PathRole};
 use super::listing::{ImagePlace, LabelText, Listing};
 use super::recognise::SourceFile;
 use super::split::Split;
@@ -76,7 +76,7 @@ pub(super) fn has_class_folders(shards: &[Shard]) -> bool {
     let images = shards.iter().flat_map(|shard| &shard.members).filter(|member| is_image(member));
     let names = images.map(|member| member.name.as_str());
     let layout = FolderLayout::of(names.clone());
-    names.into_iter().any(|name| matches!(layout.role(name), Role::Sample(..)))
+    names.into_iter().any(|name| matches!(layout.role(name), PathRole::Sample(..)))
 }
 
 fn open(source: &SourceFile, budget: &mut Budget) -> Result<Store, DatasetError> {

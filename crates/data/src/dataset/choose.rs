@@ -10,22 +10,22 @@ use vit_system::hash::fnv1a;
 
 /// The purpose of a draw; their ranks are independent.
 #[derive(Clone, Copy)]
-enum Draw {
+enum DrawPurpose {
     Validation = 0,
     Fraction = 1,
 }
 
 /// Divides `samples` into training and validation: of each class `fraction` for validation, at least one of two, never
 /// all.
-pub(super) fn carve(listing: &Listing, samples: &[u32], fraction: f64, seed: u64) -> (Vec<u32>, Vec<u32>) {
+pub(super) fn hold_out(listing: &Listing, samples: &[u32], fraction: f64, seed: u64) -> (Vec<u32>, Vec<u32>) {
     let count = |of: usize| (share(of, fraction).max(1)).min(of - 1);
-    let (validation, train) = draw(listing, samples, Draw::Validation, seed, count);
+    let (validation, train) = draw(listing, samples, DrawPurpose::Validation, seed, count);
     (train, validation)
 }
 
 /// Divides `samples` into `fraction` of each class, at least one sample, and the rest.
 pub(super) fn keep(listing: &Listing, samples: &[u32], fraction: f64, seed: u64) -> (Vec<u32>, Vec<u32>) {
-    draw(listing, samples, Draw::Fraction, seed, |of| share(of, fraction).clamp(1, of))
+    draw(listing, samples, DrawPurpose::Fraction, seed, |of| share(of, fraction).clamp(1, of))
 }
 
 fn share(of: usize, fraction: f64) -> usize {
@@ -37,7 +37,7 @@ fn share(of: usize, fraction: f64) -> usize {
 fn draw(
     listing: &Listing,
     samples: &[u32],
-    draw: Draw,
+    draw: DrawPurpose,
     seed: u64,
     count: impl Fn(usize) -> usize,
 ) -> (Vec<u32>, Vec<u32>) {
@@ -64,7 +64,7 @@ fn draw(
     samples.iter().partition(|sample| drawn[**sample as usize])
 }
 
-fn rank(key: &str, draw: Draw, seed: u64) -> u64 {
+fn rank(key: &str, draw: DrawPurpose, seed: u64) -> u64 {
     let hash = fnv1a(key.as_bytes());
     let words = philox([hash as u32, (hash >> 32) as u32, draw as u32, 0], [seed as u32, (seed >> 32) as u32]);
     u64::from(words[0]) << 32 | u64::from(words[1])

@@ -78,7 +78,7 @@ pub(super) fn is_batch(path: &Path) -> bool {
 
 pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
     let mut listing = Listing::new(DatasetFormat::Cifar10, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
-    let mut batches = Batches::default();
+    let mut batches = CifarFiles::default();
     for source in sources {
         let Some((variant, split)) = role(&source.path) else {
             continue;
@@ -98,7 +98,7 @@ pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> 
 
 /// Adds the records in an archive if it holds such files; otherwise returns `false` and changes nothing.
 pub(super) fn add_members(listing: &mut Listing, shards: &[Shard]) -> Result<bool, DatasetError> {
-    let mut batches = Batches::default();
+    let mut batches = CifarFiles::default();
     for shard in shards {
         for member in &shard.members {
             let Some((variant, split)) = role(Path::new(&member.name)) else {
@@ -141,11 +141,11 @@ struct CifarBatch<'a> {
 
 /// The variant of the files so far.
 #[derive(Default)]
-struct Batches {
+struct CifarFiles {
     variant: Option<CifarVariant>,
 }
 
-impl Batches {
+impl CifarFiles {
     fn add(&mut self, listing: &mut Listing, variant: CifarVariant, batch: CifarBatch<'_>) -> Result<(), DatasetError> {
         let store = &mut listing.images.stores[batch.store as usize];
         let path = store.path.clone();

@@ -36,7 +36,7 @@ pub(super) fn are_those_of(listing: &Listing, names: &[String]) -> Result<bool, 
     Ok(own == names)
 }
 
-struct Own {
+struct OwnClasses {
     names: Vec<String>,
     /// The class of each label text.
     indices: Vec<u32>,
@@ -44,7 +44,7 @@ struct Own {
     unnamed: bool,
 }
 
-fn own_classes(listing: &Listing) -> Result<Own, DatasetError> {
+fn own_classes(listing: &Listing) -> Result<OwnClasses, DatasetError> {
     let numbers: Option<Vec<u64>> = match listing.label_text {
         LabelText::Name => None,
         LabelText::NumberOrName => listing.texts.iter().map(|text| number(text)).collect(),
@@ -60,7 +60,7 @@ fn own_classes(listing: &Listing) -> Result<Own, DatasetError> {
                 return Err(DatasetError::Label { sample: first_with(listing, text as u32), reason });
             }
             let count = numbers.iter().max().map_or(0, |most| *most as usize + 1);
-            Ok(Own {
+            Ok(OwnClasses {
                 unnamed: names.is_none(),
                 names: names.clone().unwrap_or_else(|| (0..count).map(|number| number.to_string()).collect()),
                 indices: numbers.into_iter().map(|number| number as u32).collect(),
@@ -73,13 +73,13 @@ fn own_classes(listing: &Listing) -> Result<Own, DatasetError> {
                 let reason = format!("label \"{}\" is not one of the classes listed", listing.texts[text]);
                 return Err(DatasetError::Label { sample: first_with(listing, text as u32), reason });
             }
-            Ok(Own { names: names.clone(), indices: indices.into_iter().flatten().collect(), unnamed: false })
+            Ok(OwnClasses { names: names.clone(), indices: indices.into_iter().flatten().collect(), unnamed: false })
         }
         (None, None) => {
             let mut names = listing.texts.clone();
             names.sort_unstable();
             let indices = by_name(&listing.texts, &names).into_iter().flatten().collect();
-            Ok(Own { names, indices, unnamed: false })
+            Ok(OwnClasses { names, indices, unnamed: false })
         }
     }
 }
@@ -94,7 +94,7 @@ fn by_name(texts: &[String], names: &[String]) -> Vec<Option<u32>> {
 }
 
 /// The index in `target` of each label text.
-fn onto(listing: &Listing, own: &Own, target: &[String], used: &[u32]) -> Result<Vec<u32>, DatasetError> {
+fn onto(listing: &Listing, own: &OwnClasses, target: &[String], used: &[u32]) -> Result<Vec<u32>, DatasetError> {
     // Equal lists need no search by name, which ImageNet's two classes "crane" would break. Bare numbers can only mean
     // the model's outputs.
     let same = own.names == target;

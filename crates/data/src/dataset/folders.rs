@@ -1,7 +1,7 @@
 //! A folder of class folders: `cat/1.jpg`, or `train/cat/1.jpg` with a split level above.
 
 use super::error::DatasetError;
-use super::layout::{FolderLayout, Role};
+use super::layout::{FolderLayout, PathRole};
 use super::listing::{ImagePlace, LabelText, Listing, slashed};
 use super::{DatasetFormat, split::Split};
 use crate::files::{has_image_extension, natural};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// The content of a folder without hidden files, in natural order, relative to the folder.
 #[derive(Default)]
-pub(super) struct Tree {
+pub(super) struct FolderTree {
     pub(super) images: Vec<PathBuf>,
     pub(super) folders: Vec<PathBuf>,
     pub(super) others: Vec<PathBuf>,
@@ -19,9 +19,9 @@ pub(super) struct Tree {
     pub(super) special: Vec<PathBuf>,
 }
 
-impl Tree {
+impl FolderTree {
     pub(super) fn of(root: &Path) -> Result<Self, DatasetError> {
-        let mut tree = Tree::default();
+        let mut tree = FolderTree::default();
         tree.enter(root, Path::new(""), &mut HashSet::new())?;
         Ok(tree)
     }
@@ -64,7 +64,7 @@ impl Tree {
     }
 }
 
-pub(super) fn read(path: &Path, tree: Tree) -> Listing {
+pub(super) fn read(path: &Path, tree: FolderTree) -> Listing {
     let mut listing = Listing::new(DatasetFormat::Folders, path.to_owned(), path.to_owned(), LabelText::Name);
     let text = |paths: &[PathBuf]| -> Vec<String> { paths.iter().map(|path| slashed(path)).collect() };
     let (images, folders) = (text(&tree.images), text(&tree.folders));
@@ -82,9 +82,9 @@ pub(super) fn read(path: &Path, tree: Tree) -> Listing {
 /// Adds an image whose path contains its class. A split in the path overrides that of the archive.
 pub(super) fn add(listing: &mut Listing, layout: &FolderLayout, image: &str, split: Option<Split>, place: ImagePlace) {
     match layout.role(image) {
-        Role::Sample(inner, class) => listing.push(place, inner.or(split), [class]),
-        Role::NoClass => listing.skip("in no class folder", || image.to_owned()),
-        Role::BesideSplits => {
+        PathRole::Sample(inner, class) => listing.push(place, inner.or(split), [class]),
+        PathRole::NoClass => listing.skip("in no class folder", || image.to_owned()),
+        PathRole::BesideSplits => {
             listing.skip("in a folder that is neither train, validation nor test", || image.to_owned());
         }
     }

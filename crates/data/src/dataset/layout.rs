@@ -12,7 +12,7 @@ pub(super) struct FolderLayout {
 }
 
 /// The meaning of an image's path.
-pub(super) enum Role<'a> {
+pub(super) enum PathRole<'a> {
     /// Its split and its class.
     Sample(Option<Split>, &'a str),
     /// Not in a class folder.
@@ -31,18 +31,18 @@ impl FolderLayout {
         Self { wrapping, has_splits: has_splits(images, wrapping) }
     }
 
-    pub(super) fn role<'a>(&self, image: &'a str) -> Role<'a> {
+    pub(super) fn role<'a>(&self, image: &'a str) -> PathRole<'a> {
         let mut parts = image.split('/').skip(self.wrapping).peekable();
         let mut split = None;
         if self.has_splits {
             split = parts.next().and_then(Split::from_name);
             if split.is_none() {
-                return Role::BesideSplits;
+                return PathRole::BesideSplits;
             }
         }
         match (parts.next(), parts.peek()) {
-            (Some(class), Some(_)) => Role::Sample(split, class),
-            _ => Role::NoClass,
+            (Some(class), Some(_)) => PathRole::Sample(split, class),
+            _ => PathRole::NoClass,
         }
     }
 
@@ -116,10 +116,10 @@ mod tests {
     fn classes(images: &[&str]) -> Vec<String> {
         let layout = FolderLayout::of(images.iter().copied());
         let role = |image| match layout.role(image) {
-            Role::Sample(Some(split), class) => format!("{split}:{class}"),
-            Role::Sample(None, class) => class.to_owned(),
-            Role::NoClass => "-".to_owned(),
-            Role::BesideSplits => "beside".to_owned(),
+            PathRole::Sample(Some(split), class) => format!("{split}:{class}"),
+            PathRole::Sample(None, class) => class.to_owned(),
+            PathRole::NoClass => "-".to_owned(),
+            PathRole::BesideSplits => "beside".to_owned(),
         };
         images.iter().map(|image| role(image)).collect()
     }

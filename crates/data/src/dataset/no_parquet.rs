@@ -8,9 +8,9 @@ use std::io;
 use std::path::Path;
 
 /// The rows of a table: there are none.
-pub(super) enum Rows {}
+pub(super) enum ParquetRows {}
 
-impl Rows {
+impl ParquetRows {
     pub(super) fn read(&self, _row: u64) -> io::Result<Vec<u8>> {
         match *self {}
     }

@@ -14,21 +14,21 @@ use super::listing::{ImagePlace, LabelText, Listing};
 use super::manifest;
 use super::recognise::SourceFile;
 use super::store::{Budget, Store, check_entries, most_entries};
-use crate::decode::caught;
+use crate::decode::catch_panic;
 use ::parquet::basic::Type as Physical;
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use ::parquet::data_type::{ByteArray, ByteArrayType, DataType};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::{ColumnChunkMetaData, KeyValue, ParquetMetaData, ParquetMetaDataReader};
 use ::parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
-use pages::{Checked, Pages};
-pub(super) use rows::Rows;
+use pages::{CheckedFile, Pages};
+pub(super) use rows::ParquetRows;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 use vit_system::regular_file;
 
-/// Rows per read; images may be large.
+/// ParquetRows per read; images may be large.
 const ROWS: usize = 32;
 
 const IMAGES: [&str; 6] = ["image", "img", "picture", "pixel_values", "jpg", "png"];
@@ -40,7 +40,7 @@ pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> 
     let gave_up = |source: &SourceFile| damaged(&source.path, "the reader gave up on it");
     let mut tables = Vec::with_capacity(sources.len());
     for source in sources {
-        let table = caught(|| ParquetTable::open(source)).unwrap_or_else(|| Err(gave_up(source)))?;
+        let table = catch_panic(|| ParquetTable::open(source)).unwrap_or_else(|| Err(gave_up(source)))?;
         if let Some(names) = &table.class_names {
             if listing.class_names.as_ref().is_some_and(|others| others != names) {
                 return Err(damaged(&source.path, "its class names differ from those of the files before it"));
@@ -54,7 +54,7 @@ pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> 
     let mut rows = Vec::new();
     for table in tables {
         let store = listing.images.stores.len() as u32;
-        let opened = caught(|| match in_memory {
+        let opened = catch_panic(|| match in_memory {
             true => table.copy(store, budget, &mut rows),
             false => table.list(store, &mut rows),
         });
@@ -115,18 +115,18 @@ impl<'a> ParquetTable<'a> {
     }
 
     /// Opens the file again: a dataset may have more files than a process may keep open.
-    fn file(&self) -> Result<Arc<Checked>, DatasetError> {
+    fn file(&self) -> Result<Arc<CheckedFile>, DatasetError> {
         let file = regular_file::open(&self.source.path).map_err(DatasetError::io(&self.source.path))?;
-        Ok(Checked::new(file))
+        Ok(CheckedFile::new(file))
     }
 
     /// For each row group its number of rows, their labels, and the column chunk of its images.
     fn groups(
         &self,
-        file: &Arc<Checked>,
+        file: &Arc<CheckedFile>,
     ) -> impl Iterator<Item = Result<(usize, Vec<Labels>, &ColumnChunkMetaData), DatasetError>> {
         self.metadata.row_groups().iter().map(move |group| {
-            // Checked when the file was opened.
+            // CheckedFile when the file was opened.
             let count = group.num_rows() as usize;
             let labels = self.labels(file, group.column(self.columns.labels), count)?;
             let found = labels.len();
@@ -141,7 +141,7 @@ impl<'a> ParquetTable<'a> {
     fn list(&self, store: u32, rows: &mut Vec<LabelledRow>) -> Result<Store, DatasetError> {
         let path = &self.source.path;
         let file = self.file()?;
-        let mut images = Rows::new(path);
+        let mut images = ParquetRows::new(path);
         let mut number = 0;
         for group in self.groups(&file) {
             let (count, labels, column) = group?;
@@ -195,7 +195,7 @@ impl<'a> ParquetTable<'a> {
     /// The labels of all rows of a group.
     fn labels(
         &self,
-        file: &Arc<Checked>,
+        file: &Arc<CheckedFile>,
         column: &ColumnChunkMetaData,
         count: usize,
     ) -> Result<Vec<Labels>, DatasetError> {

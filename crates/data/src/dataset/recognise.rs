@@ -1,7 +1,7 @@
 //! Recognises the format of the dataset at a path.
 
 use super::error::DatasetError;
-use super::folders::Tree;
+use super::folders::FolderTree;
 use super::listing::slashed;
 use super::split::Split;
 use super::store::{Compression, start_of, unpack};
@@ -35,7 +35,7 @@ pub(super) struct SourceFile {
 pub(super) const NOT_REGULAR: &str = "neither a regular file nor a folder";
 
 pub(super) enum DatasetInput {
-    Folders(Tree),
+    Folders(FolderTree),
     Files(SourceKind, Vec<SourceFile>),
 }
 
@@ -115,7 +115,7 @@ fn is_text(start: &[u8]) -> bool {
 
 /// A manifest takes precedence; then images in folders; then files that contain images.
 fn folder(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
-    let mut tree = Tree::of(path)?;
+    let mut tree = FolderTree::of(path)?;
     let special = std::mem::take(&mut tree.special);
     let all = |is_one: &dyn Fn(&Path) -> bool| -> Vec<SourceFile> {
         let chosen = tree.others.iter().filter(|other| is_one(other));

@@ -44,7 +44,7 @@ const OTHER_SET: &str = "validation-set";
 
 /// The samples of one dataset, in its order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct List {
+struct SampleList {
     /// All names, concatenated.
     names: String,
     ends: Vec<usize>,
@@ -57,7 +57,7 @@ struct List {
     numbers: HashMap<String, u32>,
 }
 
-impl List {
+impl SampleList {
     fn of(datasets: &[(&Dataset, Part)]) -> Self {
         // The splits of a dataset are interleaved.
         let mut samples: Vec<(u32, usize, usize)> = Vec::new();
@@ -66,7 +66,7 @@ impl List {
         }
         samples.sort_unstable();
         let sizes: Vec<Vec<Option<u64>>> = datasets.iter().map(|(dataset, _)| dataset.sizes()).collect();
-        let mut list = List::default();
+        let mut list = SampleList::default();
         for (_, number, index) in samples {
             let (dataset, part) = datasets[number];
             list.push(part, &labels(dataset, index), sizes[number][index], &dataset.key(index));
@@ -110,7 +110,7 @@ impl List {
     }
 
     /// The index here of every sample of `now`, by name; equal names match in order.
-    fn places_of(&self, now: &List) -> Vec<Option<usize>> {
+    fn places_of(&self, now: &SampleList) -> Vec<Option<usize>> {
         let mut same = Vec::with_capacity(now.len());
         same.extend((0..now.len().min(self.len())).take_while(|index| now.name(*index) == self.name(*index)).map(Some));
         let begun = same.len();
@@ -127,7 +127,7 @@ impl List {
     }
 
     /// The differences of `now`. A `divided` dataset defines its splits itself.
-    fn changes(&self, now: &List, places: &[Option<usize>], divided: bool) -> SampleChanges {
+    fn changes(&self, now: &SampleList, places: &[Option<usize>], divided: bool) -> SampleChanges {
         let mut changes = SampleChanges::default();
         let mut found = vec![false; self.len()];
         for (index, place) in places.iter().enumerate() {
@@ -202,9 +202,9 @@ pub struct Fingerprint {
 /// The recorded samples of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SampleRecord {
-    own: List,
+    own: SampleList,
     /// The validation dataset, if it is another one.
-    other: Option<List>,
+    other: Option<SampleList>,
 }
 
 impl SampleRecord {
@@ -214,7 +214,7 @@ impl SampleRecord {
         let mut parts = vec![(train, Part::Train), (unused, Part::Unused)];
         parts.extend(validation.filter(own).map(|part| (part, Part::Validation)));
         let other = validation.filter(|part| !own(part));
-        Self { own: List::of(&parts), other: other.map(|part| List::of(&[(part, Part::Validation)])) }
+        Self { own: SampleList::of(&parts), other: other.map(|part| SampleList::of(&[(part, Part::Validation)])) }
     }
 
     /// The number of recorded samples of the run's dataset.
@@ -229,8 +229,8 @@ impl SampleRecord {
 
     /// The number of validation samples.
     pub fn validation_len(&self) -> usize {
-        let carved = self.own.parts.iter().filter(|part| **part == Part::Validation).count();
-        carved + self.other.as_ref().map_or(0, List::len)
+        let held_out = self.own.parts.iter().filter(|part| **part == Part::Validation).count();
+        held_out + self.other.as_ref().map_or(0, SampleList::len)
     }
 
     /// Hashes of the samples.
@@ -297,7 +297,7 @@ impl SampleRecord {
     /// become training samples, unless the dataset itself assigns them to validation.
     pub fn restore(&self, splits: &mut Splits) -> SampleChanges {
         let now = SampleRecord::of(&splits.train, splits.validation.as_deref(), &splits.unused);
-        let divided = !matches!(splits.report.validation, ValidationFrom::Carved { .. });
+        let divided = !matches!(splits.report.validation, ValidationFrom::HeldOut { .. });
         let places = self.own.places_of(&now.own);
         let mut changes = self.own.changes(&now.own, &places, divided);
         let part = |index: usize| match places[index] {

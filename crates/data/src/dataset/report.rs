@@ -16,7 +16,7 @@ pub enum ValidationFrom {
     /// The test split, for lack of a validation split: model selection on it makes the test results too good.
     TestForLackOfValidation,
     /// Held out from the training samples.
-    Carved {
+    HeldOut {
         /// The fraction of each class.
         fraction: f64,
     },
@@ -67,7 +67,7 @@ impl fmt::Display for Report {
             ValidationFrom::TestForLackOfValidation => {
                 write!(f, ", {validation} validation (the test split, for lack of a validation split)")?;
             }
-            ValidationFrom::Carved { fraction } => {
+            ValidationFrom::HeldOut { fraction } => {
                 write!(f, ", {validation} validation ({}% of the training split)", fraction * 100.0)?;
             }
             ValidationFrom::Nowhere => write!(f, ", no validation")?,

@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 /// Labelled images of an opened dataset, in natural order of their names or in the order of their files.
 pub struct Dataset {
-    whole: Arc<Whole>,
+    whole: Arc<DatasetContent>,
     classes: Arc<[String]>,
     /// The indices of these samples in the whole dataset.
     chosen: Vec<u32>,
 }
 
-struct Whole {
+struct DatasetContent {
     images: StoredImages,
     /// Class indices of all samples, concatenated, and where each sample's begin; the last entry is the end.
     labels: Vec<u32>,
@@ -32,7 +32,7 @@ impl Dataset {
     /// All samples of a listing whose labels are already indices of `classes`.
     pub(super) fn new(listing: Listing, classes: Arc<[String]>, decode: &DecodeOptions) -> Self {
         let chosen = (0..listing.len() as u32).collect();
-        let whole = Whole {
+        let whole = DatasetContent {
             images: listing.images,
             labels: listing.labels,
             shares: listing.shares,

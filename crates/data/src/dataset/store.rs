@@ -2,7 +2,7 @@
 //! or, above a limit, into an unnamed temporary file, which is never on a RAM disk.
 
 use super::error::DatasetError;
-use super::parquet::Rows;
+use super::parquet::ParquetRows;
 use super::temporary;
 use flate2::read::MultiGzDecoder;
 use std::borrow::Cow;
@@ -116,7 +116,7 @@ enum Content {
         length: u64,
     },
     /// A table, read row by row.
-    Rows(Rows),
+    ParquetRows(ParquetRows),
 }
 
 impl Store {
@@ -136,8 +136,8 @@ impl Store {
     }
 
     /// The rows of a table.
-    pub(super) fn rows(path: &Path, key: &str, rows: Rows) -> Self {
-        Self::of(path, key, Content::Rows(rows))
+    pub(super) fn rows(path: &Path, key: &str, rows: ParquetRows) -> Self {
+        Self::of(path, key, Content::ParquetRows(rows))
     }
 
     /// Bytes in memory; the budget must suffice for them.
@@ -175,7 +175,7 @@ impl Store {
         match &self.content {
             Content::Memory(bytes) => bytes.len() as u64,
             Content::Plain { length, .. } | Content::Temporary { length, .. } | Content::Closed { length } => *length,
-            Content::Rows(_) => 0,
+            Content::ParquetRows(_) => 0,
         }
     }
 
@@ -189,14 +189,14 @@ impl Store {
             Content::Plain { file, .. } => read_vec(file, offset, length).map(Cow::Owned),
             Content::Temporary { file, start, .. } => read_vec(file, start + offset, length).map(Cow::Owned),
             Content::Closed { .. } => read_vec(&regular_file::open(&self.path)?, offset, length).map(Cow::Owned),
-            Content::Rows(_) => Err(io::ErrorKind::Unsupported.into()),
+            Content::ParquetRows(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
     /// The image of a row, if this is a table.
     pub(super) fn row(&self, row: u64) -> io::Result<Vec<u8>> {
         match &self.content {
-            Content::Rows(rows) => rows.read(row),
+            Content::ParquetRows(rows) => rows.read(row),
             _ => Err(io::ErrorKind::Unsupported.into()),
         }
     }

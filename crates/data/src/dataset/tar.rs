@@ -52,7 +52,7 @@ pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
     let cut_short = || damaged("it is cut short; copy or download it again");
     let mut members = Vec::new();
     let mut position = 0;
-    let mut described = Described::default();
+    let mut described = MemberAttributes::default();
     // Some writers omit the empty blocks at the end.
     while position < store.len() {
         let block = store.read(position, BLOCK).map_err(|_| cut_short())?;
@@ -88,7 +88,7 @@ pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
         if is_description {
             continue;
         }
-        let Described { name, sparse, .. } = std::mem::take(&mut described);
+        let MemberAttributes { name, sparse, .. } = std::mem::take(&mut described);
         let name = name.unwrap_or_else(|| header.path_bytes().into_owned());
         let is_folder = kind.is_dir() || name.ends_with(b"/");
         // Links, devices and sparse files hold no contiguous image.
@@ -105,13 +105,13 @@ pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
 
 /// Attributes of the next member from the entries before it.
 #[derive(Default)]
-struct Described {
+struct MemberAttributes {
     name: Option<Vec<u8>>,
     size: Option<u64>,
     sparse: bool,
 }
 
-impl Described {
+impl MemberAttributes {
     fn read(&mut self, pax: &[u8]) {
         for extension in PaxExtensions::new(pax).flatten() {
             match extension.key() {

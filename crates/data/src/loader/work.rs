@@ -32,12 +32,12 @@ pub(super) struct LoaderState {
     tasks_per_batch: usize,
     /// The tasks of all batches in order.
     queue: OrderedQueue<Arc<OpenBatch>>,
-    opening: Mutex<Opening>,
+    opening: Mutex<OpeningState>,
 }
 
 /// The batch whose tasks are being taken.
 #[derive(Default)]
-struct Opening {
+struct OpeningState {
     batch: Option<Arc<OpenBatch>>,
     /// The order of the batch's epoch.
     order: Option<(u64, Arc<EpochOrder>)>,
@@ -172,7 +172,7 @@ impl LoaderState {
             }
             let turn = task.batch.order.turn(task.batch.position.batch, place);
             let epoch = task.batch.position.epoch;
-            let work = AssertUnwindSafe(|| self.show(&task.batch.order, epoch, turn, values, unreadable));
+            let work = AssertUnwindSafe(|| self.write_sample(&task.batch.order, epoch, turn, values, unreadable));
             let sample = catch_unwind(work).unwrap_or_else(|panic| {
                 let name = catch_unwind(AssertUnwindSafe(|| self.samples.name(turn.sample)));
                 Err(LoaderError::Panic { name: name.unwrap_or_default(), message: panic_message(&*panic) })
@@ -184,7 +184,7 @@ impl LoaderState {
 
     /// Writes a sample, or the first readable one after it in the epoch's order. The random stream is that of the
     /// original turn, so that a replacement is not augmented as in its own turn.
-    fn show(
+    fn write_sample(
         &self,
         order: &EpochOrder,
         epoch: u64,

@@ -14,7 +14,7 @@ fn table(mean: f32, std: f32) -> [f32; 256] {
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
     table: [f32; 256],
-    formula: Formula,
+    formula: NormaliseFormula,
     /// Whether the CPU has fused multiply-add and the formula gives the table's values.
     fused: bool,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Channel {
 impl Channel {
     pub(crate) fn new(mean: f32, std: f32) -> Self {
         let table = table(mean, std);
-        let formula = Formula { to_unit: Reciprocal::of(255.0), mean, per_std: Reciprocal::of(std) };
+        let formula = NormaliseFormula { to_unit: Reciprocal::of(255.0), mean, per_std: Reciprocal::of(std) };
         let fused = fused::is_exact(&formula, &table);
         Self { table, formula, fused }
     }
@@ -45,18 +45,18 @@ mod fused {
     use super::*;
     use std::arch::is_x86_feature_detected as has;
 
-    pub(super) fn is_exact(formula: &Formula, table: &[f32; 256]) -> bool {
+    pub(super) fn is_exact(formula: &NormaliseFormula, table: &[f32; 256]) -> bool {
         #[target_feature(enable = "avx2,fma")]
-        fn compiled(formula: &Formula, table: &[f32; 256]) -> bool {
+        fn compiled(formula: &NormaliseFormula, table: &[f32; 256]) -> bool {
             formula.gives(table)
         }
         // SAFETY: the CPU has the features that the function is compiled for.
         has!("avx2") && has!("fma") && unsafe { compiled(formula, table) }
     }
 
-    pub(super) fn write(formula: &Formula, pixels: &[u8], channel: usize, plane: &mut [f32]) {
+    pub(super) fn write(formula: &NormaliseFormula, pixels: &[u8], channel: usize, plane: &mut [f32]) {
         #[target_feature(enable = "avx2,fma")]
-        fn compiled(formula: &Formula, pixels: &[u8], channel: usize, plane: &mut [f32]) {
+        fn compiled(formula: &NormaliseFormula, pixels: &[u8], channel: usize, plane: &mut [f32]) {
             let orders = avx2::orders(channel);
             groups(pixels, |pixels| avx2::pick(pixels, &orders), formula, plane);
         }
@@ -71,11 +71,11 @@ mod fused {
 mod fused {
     use super::*;
 
-    pub(super) fn is_exact(formula: &Formula, table: &[f32; 256]) -> bool {
+    pub(super) fn is_exact(formula: &NormaliseFormula, table: &[f32; 256]) -> bool {
         formula.gives(table)
     }
 
-    pub(super) fn write(formula: &Formula, pixels: &[u8], channel: usize, plane: &mut [f32]) {
+    pub(super) fn write(formula: &NormaliseFormula, pixels: &[u8], channel: usize, plane: &mut [f32]) {
         let pick = |pixels: &[u8; PIXELS * 3]| std::array::from_fn(|pixel| pixels[pixel * 3 + channel]);
         groups(pixels, pick, formula, plane);
     }
@@ -86,17 +86,22 @@ mod fused {
 mod fused {
     use super::*;
 
-    pub(super) fn is_exact(_: &Formula, _: &[f32; 256]) -> bool {
+    pub(super) fn is_exact(_: &NormaliseFormula, _: &[f32; 256]) -> bool {
         false
     }
 
-    pub(super) fn write(_: &Formula, _: &[u8], _: usize, _: &mut [f32]) {}
+    pub(super) fn write(_: &NormaliseFormula, _: &[u8], _: usize, _: &mut [f32]) {}
 }
 
 /// `pick` takes one channel of a group of pixels.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
-fn groups(pixels: &[u8], pick: impl Fn(&[u8; PIXELS * 3]) -> [u8; PIXELS], formula: &Formula, plane: &mut [f32]) {
+fn groups(
+    pixels: &[u8],
+    pick: impl Fn(&[u8; PIXELS * 3]) -> [u8; PIXELS],
+    formula: &NormaliseFormula,
+    plane: &mut [f32],
+) {
     for (values, pixels) in plane.as_chunks_mut::<PIXELS>().0.iter_mut().zip(pixels.as_chunks().0) {
         // A loop instead of `map`, whose closure would be compiled without the caller's target features.
         for (value, byte) in values.iter_mut().zip(pick(pixels)) {
@@ -140,13 +145,13 @@ mod avx2 {
 
 /// (byte / 255 - mean) / std.
 #[derive(Clone, Debug)]
-struct Formula {
+struct NormaliseFormula {
     to_unit: Reciprocal,
     mean: f32,
     per_std: Reciprocal,
 }
 
-impl Formula {
+impl NormaliseFormula {
     #[inline(always)]
     fn value(&self, byte: f32) -> f32 {
         self.per_std.times(self.to_unit.times(byte) - self.mean)
@@ -217,7 +222,7 @@ mod tests {
         let clip = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.261_302_6, 0.275_777_1]);
         for (mean, std) in [([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.5; 3], [0.5; 3]), clip] {
             for (mean, std) in std::iter::zip(mean, std) {
-                let formula = Formula { to_unit: Reciprocal::of(255.0), mean, per_std: Reciprocal::of(std) };
+                let formula = NormaliseFormula { to_unit: Reciprocal::of(255.0), mean, per_std: Reciprocal::of(std) };
                 for (byte, expected) in table(mean, std).iter().enumerate() {
                     assert_eq!(formula.value(byte as f32), *expected, "{byte} with {mean} and {std}");
                 }

@@ -181,7 +181,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// The definition: one sum after the other.
-    fn plainly(
+    fn reference(
         taps: &FilterTaps,
         others: Range<usize>,
         value: impl Fn(usize, usize, usize) -> u8,
@@ -250,7 +250,7 @@ mod tests {
             let (from_x, to_x) = (from * width as f32, to * width as f32);
             let taps = FilterTaps::new(width, from_x, to_x, length, window.clone(), filter);
             let rows = some(c, d, height);
-            let expected = plainly(&taps, rows.clone(), |y, x, c| bytes[(y * width + x) * 3 + c]).concat().concat();
+            let expected = reference(&taps, rows.clone(), |y, x, c| bytes[(y * width + x) * 3 + c]).concat().concat();
             for (number, pass) in passes(&taps).0.iter().enumerate() {
                 prop_assert!(pass(&view, rows.clone(), &taps) == expected, "horizontal pass {number}");
             }
@@ -258,7 +258,7 @@ mod tests {
             let (from_y, to_y) = (from * height as f32, to * height as f32);
             let taps = FilterTaps::new(height, from_y, to_y, length, window, filter);
             let columns = some(c, d, width);
-            let turned = plainly(&taps, columns.clone(), |x, y, c| bytes[(y * width + x) * 3 + c]);
+            let turned = reference(&taps, columns.clone(), |x, y, c| bytes[(y * width + x) * 3 + c]);
             let expected: Vec<u8> = (0..taps.starts.len()).flat_map(|y| turned.iter().flat_map(move |c| c[y])).collect();
             for (number, pass) in passes(&taps).1.iter().enumerate() {
                 prop_assert!(pass(&view, columns.clone(), &taps) == expected, "vertical pass {number}");

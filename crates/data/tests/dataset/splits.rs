@@ -29,7 +29,7 @@ fn files(root: &Path, samples: &dyn Samples) -> BTreeSet<String> {
     names(samples).into_iter().map(|name| name.strip_prefix(&root).unwrap().replace('\\', "/")).collect()
 }
 
-fn carved(splits: &Splits) -> &dyn Samples {
+fn held_out(splits: &Splits) -> &dyn Samples {
     &**splits.validation.as_ref().unwrap()
 }
 
@@ -37,10 +37,10 @@ fn carved(splits: &Splits) -> &dyn Samples {
 fn every_class_gives_its_share() {
     let folder = folder();
     let splits = open(folder.path(), &DatasetOptions::default()).unwrap();
-    assert_eq!(splits.report.validation, ValidationFrom::Carved { fraction: 0.1 });
-    assert_eq!(counts(carved(&splits)), [10, 4, 1, 0]);
+    assert_eq!(splits.report.validation, ValidationFrom::HeldOut { fraction: 0.1 });
+    assert_eq!(counts(held_out(&splits)), [10, 4, 1, 0]);
     assert_eq!(counts(&*splits.train), [90, 36, 1, 1]);
-    let (train, validation) = (files(folder.path(), &*splits.train), files(folder.path(), carved(&splits)));
+    let (train, validation) = (files(folder.path(), &*splits.train), files(folder.path(), held_out(&splits)));
     assert!(train.is_disjoint(&validation));
     assert_eq!(train.len() + validation.len(), 143);
     assert_eq!((splits.report.samples.train, splits.report.samples.validation), (128, 15));
@@ -59,13 +59,13 @@ fn the_draw_depends_on_names_and_seed_alone() {
     write(elsewhere.path(), "A/1.png", png(1));
     let options = DatasetOptions { seed: 7, fraction: 0.5, ..DatasetOptions::default() };
     let (one, other) = (open(folder.path(), &options).unwrap(), open(elsewhere.path(), &options).unwrap());
-    assert_eq!(files(folder.path(), carved(&one)), files(elsewhere.path(), carved(&other)));
+    assert_eq!(files(folder.path(), held_out(&one)), files(elsewhere.path(), held_out(&other)));
     let mut kept = files(elsewhere.path(), &*other.train);
     assert!(kept.remove("/A/1.png"));
     assert_eq!(files(folder.path(), &*one.train), kept);
 
     let reseeded = open(folder.path(), &DatasetOptions { seed: 8, ..options }).unwrap();
-    assert_ne!(files(folder.path(), carved(&one)), files(folder.path(), carved(&reseeded)));
+    assert_ne!(files(folder.path(), held_out(&one)), files(folder.path(), held_out(&reseeded)));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn the_draw_is_the_same_in_every_version() {
     let splits = open(folder.path(), &DatasetOptions { seed: 1, ..DatasetOptions::default() }).unwrap();
     // Computed by an independent program from the definitions of FNV-1a and Philox.
     let of_b: Vec<String> =
-        files(folder.path(), carved(&splits)).into_iter().filter(|f| f.starts_with("/b/")).collect();
+        files(folder.path(), held_out(&splits)).into_iter().filter(|f| f.starts_with("/b/")).collect();
     assert_eq!(of_b, ["/b/12.png", "/b/32.png", "/b/36.png", "/b/37.png"]);
 }
 
@@ -88,12 +88,12 @@ fn a_list_in_another_order_gives_the_same_draw() {
     write(folder.path(), "two.csv", format!("path,label\n{}\n", backwards.join("\n")));
     let opened = |name: &str| open(&folder.path().join(name), &DatasetOptions::default()).unwrap();
     let (one, two) = (opened("one.csv"), opened("two.csv"));
-    assert_eq!(files(folder.path(), carved(&one)), files(folder.path(), carved(&two)));
-    assert_ne!(names(carved(&one)), names(carved(&two)));
+    assert_eq!(files(folder.path(), held_out(&one)), files(folder.path(), held_out(&two)));
+    assert_ne!(names(held_out(&one)), names(held_out(&two)));
     // Independent of the format, too.
     assert_eq!(
-        files(folder.path(), carved(&one)),
-        files(folder.path(), carved(&open(folder.path(), &DatasetOptions::default()).unwrap()))
+        files(folder.path(), held_out(&one)),
+        files(folder.path(), held_out(&open(folder.path(), &DatasetOptions::default()).unwrap()))
     );
 }
 
@@ -103,7 +103,7 @@ fn smaller_fractions_lie_inside_larger_ones() {
     let kept = |fraction| {
         let splits = open(folder.path(), &DatasetOptions { fraction, ..DatasetOptions::default() }).unwrap();
         assert_eq!(splits.report.unused, 128 - splits.train.len());
-        (files(folder.path(), &*splits.train), counts(&*splits.train), files(folder.path(), carved(&splits)))
+        (files(folder.path(), &*splits.train), counts(&*splits.train), files(folder.path(), held_out(&splits)))
     };
     let (small, medium, whole) = (kept(0.1), kept(0.3), kept(1.0));
     assert_eq!(small.1, [9, 4, 1, 1]);
@@ -133,7 +133,7 @@ fn where_validation_comes_from() {
     assert_eq!(opened(Validation::from_argument(&path)), (From::Path(path), Some((vec![1], 3)), 5));
     let test = Validation::from_argument(Path::new("test"));
     assert_eq!(opened(test).1, Some((vec![0], 2)));
-    assert_eq!(opened(Validation::Carved), (From::Carved { fraction: 0.1 }, Some((vec![0], 1)), 4));
+    assert_eq!(opened(Validation::HeldOut), (From::HeldOut { fraction: 0.1 }, Some((vec![0], 1)), 4));
     assert_eq!(opened(Validation::Nowhere), (From::Nowhere, None, 5));
     let missing =
         DatasetOptions { validation: Validation::from_argument(Path::new("val")), ..DatasetOptions::default() };

@@ -123,14 +123,14 @@ fn the_draw_does_not_depend_on_packing_or_order() {
     write(folder.path(), "a.tar", archive(&files));
     files.reverse();
     write(folder.path(), "b.tar.gz", gzip(&archive(&files)));
-    let carved = |name: &str| {
+    let held_out = |name: &str| {
         let splits = open(&folder.path().join(name), &DatasetOptions::default()).unwrap();
-        let mut carved = listed(&**splits.validation.as_ref().unwrap());
-        carved.sort();
-        carved
+        let mut held_out = listed(&**splits.validation.as_ref().unwrap());
+        held_out.sort();
+        held_out
     };
-    assert_eq!(carved("a.tar").len(), 4);
-    assert_eq!(carved("a.tar"), carved("b.tar.gz"));
+    assert_eq!(held_out("a.tar").len(), 4);
+    assert_eq!(held_out("a.tar"), held_out("b.tar.gz"));
 }
 
 #[test]

@@ -29,25 +29,25 @@ pub(super) struct StoredPage {
 }
 
 /// A file whose pages are checked before they are uncompressed.
-pub(super) struct Checked {
+pub(super) struct CheckedFile {
     file: File,
     /// The data of the page that the reader returns next.
     last: Mutex<Option<StoredPage>>,
 }
 
-impl Checked {
+impl CheckedFile {
     pub(super) fn new(file: File) -> Arc<Self> {
         Arc::new(Self { file, last: Mutex::new(None) })
     }
 }
 
-impl Length for Checked {
+impl Length for CheckedFile {
     fn len(&self) -> u64 {
         Length::len(&self.file)
     }
 }
 
-impl ChunkReader for Checked {
+impl ChunkReader for CheckedFile {
     type T = PageHeader;
 
     fn get_read(&self, start: u64) -> Result<PageHeader> {
@@ -72,7 +72,7 @@ pub(super) struct PageHeader {
 
 impl Read for PageHeader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        // Checked at the first read: the reader also creates readers that it does not use.
+        // CheckedFile at the first read: the reader also creates readers that it does not use.
         if !std::mem::replace(&mut self.is_checked, true) {
             let start = self.reader.fill_buf()?;
             let [_, unpacked, packed] = sizes(start).ok_or_else(|| io::Error::other("a page has no valid header"))?;
@@ -114,7 +114,7 @@ pub(super) fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// A page that the reader has read: its place in the file, and its uncompressed data.
-pub(super) struct Seen {
+pub(super) struct ReadPage {
     pub(super) stored: StoredPage,
     pub(super) unpacked: Bytes,
     /// Bytes at its start that are never compressed: the levels of a version 2 page.
@@ -124,18 +124,18 @@ pub(super) struct Seen {
 
 /// The pages of one column chunk.
 pub(super) struct Pages {
-    file: Arc<Checked>,
-    inner: SerializedPageReader<Checked>,
+    file: Arc<CheckedFile>,
+    inner: SerializedPageReader<CheckedFile>,
     physical: Physical,
     has_levels: [bool; 2],
     /// The remaining number of values.
     left: u64,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<ReadPage>>>,
 }
 
 impl Pages {
     /// The pages of `column` with at most `values` values in total.
-    pub(super) fn new(file: &Arc<Checked>, column: &ColumnChunkMetaData, rows: usize, values: u64) -> Result<Self> {
+    pub(super) fn new(file: &Arc<CheckedFile>, column: &ColumnChunkMetaData, rows: usize, values: u64) -> Result<Self> {
         let descriptor = column.column_descr();
         Ok(Self {
             inner: SerializedPageReader::new(file.clone(), column, rows, None)?,
@@ -148,7 +148,7 @@ impl Pages {
     }
 
     /// The pages read since the list was last emptied.
-    pub(super) fn seen(&self) -> Arc<Mutex<Vec<Seen>>> {
+    pub(super) fn seen(&self) -> Arc<Mutex<Vec<ReadPage>>> {
         self.seen.clone()
     }
 
@@ -186,7 +186,7 @@ impl Pages {
         let stored = self.file.last.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(stored) = stored {
             let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.push(Seen { stored, unpacked, levels, is_packed });
+            seen.push(ReadPage { stored, unpacked, levels, is_packed });
         }
         Ok(page)
     }

@@ -5,12 +5,12 @@
 //! the uncompressed page. Later reads take only the image itself from uncompressed pages, and 64 KiB around it from
 //! Snappy pages, which Hugging Face writes. Pages with other codecs are uncompressed up to the image each time.
 
-use super::pages::{Checked, Pages, Seen};
+use super::pages::{CheckedFile, Pages, ReadPage};
 use super::records;
 use super::snappy::{self, Restart};
 use crate::dataset::error::DatasetError;
 use crate::dataset::store::read_vec;
-use crate::decode::{MAX_FILE_BYTES, caught};
+use crate::decode::{MAX_FILE_BYTES, catch_panic};
 use ::parquet::basic::Compression;
 use ::parquet::column::reader::ColumnReaderImpl;
 use ::parquet::data_type::{ByteArray, ByteArrayType};
@@ -23,7 +23,7 @@ use std::sync::{OnceLock, PoisonError};
 use vit_system::regular_file;
 
 /// The images of one file.
-pub(in crate::dataset) struct Rows {
+pub(in crate::dataset) struct ParquetRows {
     path: PathBuf,
     groups: Vec<RowGroup>,
 }
@@ -35,16 +35,16 @@ struct RowGroup {
     column: ColumnChunkMetaData,
     /// The locations of its images, after the first read; `None` if they can only be read from the start of their
     /// pages.
-    located: OnceLock<Option<Located>>,
+    located: OnceLock<Option<ImageLocations>>,
 }
 
-struct Located {
-    pages: Vec<PageAt>,
-    rows: Vec<RowAt>,
+struct ImageLocations {
+    pages: Vec<PageLocation>,
+    rows: Vec<ImageLocation>,
 }
 
 /// A page in the file.
-struct PageAt {
+struct PageLocation {
     start: u64,
     length: u32,
     /// Bytes at its start that are not compressed.
@@ -54,13 +54,13 @@ struct PageAt {
 }
 
 /// An image in an uncompressed page.
-struct RowAt {
+struct ImageLocation {
     page: u32,
     offset: u32,
     length: u32,
 }
 
-impl Rows {
+impl ParquetRows {
     pub(super) fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), groups: Vec::new() }
     }
@@ -86,34 +86,33 @@ impl Rows {
             .ok_or(io::ErrorKind::UnexpectedEof)?;
         let file = regular_file::open(&self.path)?;
         // The `parquet` crate may panic on hostile input.
-        let locate = || caught(|| self.locate(group)).and_then(Result::ok).flatten();
+        let locate = || catch_panic(|| self.locate(group)).and_then(Result::ok).flatten();
         match group.located.get_or_init(locate) {
             Some(located) => located.read(&file, index),
-            None => {
-                caught(|| scan(file, group, index)).unwrap_or_else(|| Err(io::Error::other("the reader gave up on it")))
-            }
+            None => catch_panic(|| scan(file, group, index))
+                .unwrap_or_else(|| Err(io::Error::other("the reader gave up on it"))),
         }
     }
 
     /// The locations of a group's images, if they can be read one by one.
-    fn locate(&self, group: &RowGroup) -> Result<Option<Located>, DatasetError> {
+    fn locate(&self, group: &RowGroup) -> Result<Option<ImageLocations>, DatasetError> {
         let is_snappy = match group.column.compression() {
             Compression::UNCOMPRESSED => false,
             Compression::SNAPPY => true,
             _ => return Ok(None),
         };
         let broken = |error| super::damaged(&self.path, error);
-        let file = Checked::new(regular_file::open(&self.path).map_err(DatasetError::io(&self.path))?);
+        let file = CheckedFile::new(regular_file::open(&self.path).map_err(DatasetError::io(&self.path))?);
         let pages = Pages::new(&file, &group.column, group.rows, group.rows as u64).map_err(broken)?;
         let seen = pages.seen();
         let descriptor = group.column.column_descr_ptr();
         let reader = ColumnReaderImpl::<ByteArrayType>::new(descriptor.clone(), Box::new(pages));
-        let mut located = Located { pages: Vec::new(), rows: Vec::with_capacity(group.rows) };
+        let mut located = ImageLocations { pages: Vec::new(), rows: Vec::with_capacity(group.rows) };
         // Uncompressed pages that values may still point into, by index.
         let mut live: Vec<(usize, Bytes)> = Vec::new();
         let mut is_addressable = true;
         records(&self.path, &descriptor, reader, |values: &mut Vec<ByteArray>| {
-            for Seen { stored, unpacked, levels, is_packed } in
+            for ReadPage { stored, unpacked, levels, is_packed } in
                 seen.lock().unwrap_or_else(PoisonError::into_inner).drain(..)
             {
                 let restarts = (is_snappy && is_packed).then(|| match stored.bytes.get(levels..) {
@@ -123,7 +122,7 @@ impl Rows {
                 });
                 is_addressable &= !matches!(restarts, Some(None));
                 live.push((located.pages.len(), unpacked));
-                located.pages.push(PageAt {
+                located.pages.push(PageLocation {
                     start: stored.start,
                     length: stored.bytes.len() as u32,
                     levels: levels as u32,
@@ -132,7 +131,7 @@ impl Rows {
             }
             let value = values.pop().filter(|value| !value.is_empty());
             let place = match &value {
-                None => Some(RowAt { page: 0, offset: 0, length: 0 }),
+                None => Some(ImageLocation { page: 0, offset: 0, length: 0 }),
                 Some(value) => position(&live, value.data()),
             };
             match place {
@@ -150,11 +149,11 @@ impl Rows {
 }
 
 /// The location of these bytes in one of the pages.
-fn position(pages: &[(usize, Bytes)], value: &[u8]) -> Option<RowAt> {
+fn position(pages: &[(usize, Bytes)], value: &[u8]) -> Option<ImageLocation> {
     pages.iter().rev().find_map(|(page, bytes)| {
         let offset = (value.as_ptr() as usize).checked_sub(bytes.as_ptr() as usize)?;
         let is_inside = offset.checked_add(value.len()).is_some_and(|end| end <= bytes.len());
-        is_inside.then_some(RowAt { page: *page as u32, offset: offset as u32, length: value.len() as u32 })
+        is_inside.then_some(ImageLocation { page: *page as u32, offset: offset as u32, length: value.len() as u32 })
     })
 }
 
@@ -170,7 +169,7 @@ fn check_length(length: u64) -> io::Result<()> {
     }
 }
 
-impl Located {
+impl ImageLocations {
     fn read(&self, file: &File, index: usize) -> io::Result<Vec<u8>> {
         let row = &self.rows[index];
         check_length(row.length.into())?;
@@ -199,7 +198,7 @@ impl Located {
 
 /// The image of a row, by uncompressing the pages before it.
 fn scan(file: File, group: &RowGroup, index: usize) -> io::Result<Vec<u8>> {
-    let file = Checked::new(file);
+    let file = CheckedFile::new(file);
     let pages = Pages::new(&file, &group.column, group.rows, group.rows as u64).map_err(io::Error::other)?;
     let mut reader = ColumnReaderImpl::<ByteArrayType>::new(group.column.column_descr_ptr(), Box::new(pages));
     let skipped = reader.skip_records(index).map_err(io::Error::other)?;

@@ -99,7 +99,7 @@ mod tests {
     use zune_core::bytestream::ZCursor;
 
     #[derive(Clone, Debug)]
-    enum Ask {
+    enum CursorCall {
         Byte,
         Exact(usize),
         Some(usize),
@@ -113,49 +113,49 @@ mod tests {
         Remaining,
     }
 
-    fn any_ask() -> impl Strategy<Value = Ask> {
+    fn any_call() -> impl Strategy<Value = CursorCall> {
         prop_oneof![
-            Just(Ask::Byte),
-            (0usize..9).prop_map(Ask::Exact),
-            (0usize..9).prop_map(Ask::Some),
-            (0usize..9).prop_map(Ask::Peek),
-            (0usize..9).prop_map(Ask::PeekExact),
-            (0u64..40).prop_map(Ask::Start),
-            (-40i64..9).prop_map(Ask::End),
-            (-9i64..9).prop_map(Ask::Current),
-            Just(Ask::Eof),
-            Just(Ask::Position),
-            Just(Ask::Remaining),
+            Just(CursorCall::Byte),
+            (0usize..9).prop_map(CursorCall::Exact),
+            (0usize..9).prop_map(CursorCall::Some),
+            (0usize..9).prop_map(CursorCall::Peek),
+            (0usize..9).prop_map(CursorCall::PeekExact),
+            (0u64..40).prop_map(CursorCall::Start),
+            (-40i64..9).prop_map(CursorCall::End),
+            (-9i64..9).prop_map(CursorCall::Current),
+            Just(CursorCall::Eof),
+            Just(CursorCall::Position),
+            Just(CursorCall::Remaining),
         ]
     }
 
     /// The returned value and the bytes read; all errors are equal.
-    fn answer(reader: &mut impl ZByteReaderTrait, ask: &Ask) -> Option<(u64, Vec<u8>)> {
+    fn result_of(reader: &mut impl ZByteReaderTrait, call: &CursorCall) -> Option<(u64, Vec<u8>)> {
         let fill = |length: usize| vec![0xaa; length];
-        match *ask {
-            Ask::Byte => Some((u64::from(reader.read_byte_no_error()), vec![])),
-            Ask::Exact(length) => {
+        match *call {
+            CursorCall::Byte => Some((u64::from(reader.read_byte_no_error()), vec![])),
+            CursorCall::Exact(length) => {
                 let mut buf = fill(length);
                 reader.read_exact_bytes(&mut buf).ok().map(|()| (0, buf))
             }
-            Ask::Some(length) => {
+            CursorCall::Some(length) => {
                 let mut buf = fill(length);
                 reader.read_bytes(&mut buf).ok().map(|n| (n as u64, buf))
             }
-            Ask::Peek(length) => {
+            CursorCall::Peek(length) => {
                 let mut buf = fill(length);
                 reader.peek_bytes(&mut buf).ok().map(|n| (n as u64, buf))
             }
-            Ask::PeekExact(length) => {
+            CursorCall::PeekExact(length) => {
                 let mut buf = fill(length);
                 reader.peek_exact_bytes(&mut buf).ok().map(|()| (0, buf))
             }
-            Ask::Start(position) => reader.z_seek(ZSeekFrom::Start(position)).ok().map(|at| (at, vec![])),
-            Ask::End(offset) => reader.z_seek(ZSeekFrom::End(offset)).ok().map(|at| (at, vec![])),
-            Ask::Current(offset) => reader.z_seek(ZSeekFrom::Current(offset)).ok().map(|at| (at, vec![])),
-            Ask::Eof => reader.is_eof().ok().map(|end| (u64::from(end), vec![])),
-            Ask::Position => reader.z_position().ok().map(|at| (at, vec![])),
-            Ask::Remaining => {
+            CursorCall::Start(position) => reader.z_seek(ZSeekFrom::Start(position)).ok().map(|at| (at, vec![])),
+            CursorCall::End(offset) => reader.z_seek(ZSeekFrom::End(offset)).ok().map(|at| (at, vec![])),
+            CursorCall::Current(offset) => reader.z_seek(ZSeekFrom::Current(offset)).ok().map(|at| (at, vec![])),
+            CursorCall::Eof => reader.is_eof().ok().map(|end| (u64::from(end), vec![])),
+            CursorCall::Position => reader.z_position().ok().map(|at| (at, vec![])),
+            CursorCall::Remaining => {
                 let mut sink = vec![];
                 reader.read_remaining(&mut sink).ok().map(|n| (n as u64, sink))
             }
@@ -166,14 +166,14 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn it_answers_as_the_cursor_does(
+        fn it_reads_as_the_cursor_does(
             bytes in prop::collection::vec(any::<u8>(), 0..32),
-            asks in prop::collection::vec(any_ask(), 1..40),
+            calls in prop::collection::vec(any_call(), 1..40),
         ) {
             let mut ours = Reader::new(&bytes);
             let mut theirs = ZCursor::new(&bytes);
-            for ask in &asks {
-                prop_assert_eq!(answer(&mut ours, ask), answer(&mut theirs, ask), "{:?}", ask);
+            for call in &calls {
+                prop_assert_eq!(result_of(&mut ours, call), result_of(&mut theirs, call), "{:?}", call);
             }
         }
     }
