@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use vit_graph::device::StepInfo;
 use vit_graph::memory::{ArenaRange, MemoryPlan, storage};
-use vit_graph::ops::{Op, Operation};
+use vit_graph::ops::Operation;
 use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
 use super::constants::ConstantBuffers;
@@ -126,20 +126,9 @@ fn assert_disjoint(inputs: &[*const [f32]], outputs: &[*mut [f32]], workspace: *
 fn info(graph: &Graph, id: NodeId) -> StepInfo {
     let node = graph.node(id);
     let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
-    let mut op = node.op.name().to_string();
-    if let Op::Linear(linear) = &node.op {
-        op.extend(linear.activation.map(|a| format!("+{}", a.name())));
-        op.extend(linear.scale.then_some("+scale"));
-        op.extend(linear.residual.then_some("+residual"));
-    }
-    if let Op::FusedConv2d(conv) = &node.op {
-        op.extend(conv.depthwise().then_some(" depthwise"));
-        op.extend(conv.activation.map(|a| format!("+{}", a.name())));
-        op.extend(conv.residual.map(|_| "+residual"));
-    }
     let shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
     StepInfo {
-        op,
+        op: node.op.label(),
         shapes: shapes.join(" "),
         scope: node.path(),
         flops: node.op.flops(&inputs, &node.outputs),

@@ -258,13 +258,8 @@ impl Prepared {
     pub fn info(&self, id: NodeId, emitter: &Emitter) -> StepInfo {
         let node = self.graph.node(id);
         let inputs: Vec<Type> = node.inputs.iter().map(|&v| self.graph.ty(v).clone()).collect();
-        let mut op = node.op.name().to_string();
-        if let Op::Linear(linear) = &node.op {
-            op.extend(linear.activation.map(|a| format!("+{}", a.name())));
-            op.extend(linear.scale.then_some("+scale"));
-            op.extend(linear.residual.then_some("+residual"));
-            op.extend(self.storages.fp8.linears.contains(&id).then_some(" in fp8"));
-        }
+        let mut op = node.op.label();
+        op.extend(self.storages.fp8.linears.contains(&id).then_some(" in fp8"));
         let tensor_cores = |request: &Request| match request {
             Request::Kernel(kernel) if kernel.variant.source.is_hopper() => Some("+wgmma"),
             Request::Kernel(kernel) if kernel.variant.source.name.starts_with("mma_") => Some("+mma"),

@@ -64,6 +64,14 @@ impl Operation for FusedConv2d {
         "conv2d"
     }
 
+    fn label(&self) -> String {
+        let mut label = self.name().to_string();
+        label.extend(self.depthwise().then_some(" depthwise"));
+        label.extend(self.activation.map(|a| format!("+{}", a.name())));
+        label.extend(self.residual.map(|_| "+residual"));
+        label
+    }
+
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [bias, residual] = self.optional_inputs();
         arity(inputs, 2 + [bias, residual].iter().flatten().count())?;

@@ -47,6 +47,14 @@ impl Operation for Linear {
         "linear"
     }
 
+    fn label(&self) -> String {
+        let mut label = self.name().to_string();
+        label.extend(self.activation.map(|a| format!("+{}", a.name())));
+        label.extend(self.scale.then_some("+scale"));
+        label.extend(self.residual.then_some("+residual"));
+        label
+    }
+
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let [bias, scale, residual] = self.optional_inputs();
         arity(inputs, 2 + [bias, scale, residual].iter().flatten().count())?;

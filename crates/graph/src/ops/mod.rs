@@ -60,6 +60,11 @@ pub trait Operation {
     /// The name in errors and tables, and of device functions of elementwise operations.
     fn name(&self) -> &'static str;
 
+    /// The name with the epilogue, for profiles: `linear+gelu+residual`.
+    fn label(&self) -> String {
+        self.name().into()
+    }
+
     /// Infers the types of the outputs, or returns what is wrong with the inputs.
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String>;
 
@@ -264,6 +269,9 @@ operations!(
 impl Operation for Op {
     fn name(&self) -> &'static str {
         self.operation().name()
+    }
+    fn label(&self) -> String {
+        self.operation().label()
     }
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         self.operation().infer(inputs)
