@@ -2,7 +2,7 @@
 //! graph's operation.
 
 use super::movement::{MAX_AXES, collapse, index_type, vector};
-use super::{Emitter, PACK, THREADS};
+use super::{Emitter, THREADS, VECTOR};
 use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
@@ -14,7 +14,7 @@ pub(super) fn elementwise(function: &str, parameter: f32, e: &mut Emitter) {
     let count = y.shape.elements();
     let variant = variant(function, x.storage, y.storage);
     let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).f32(parameter).u64(count);
-    e.spread(variant, "elementwise", count, PACK, arguments);
+    e.spread(variant, "elementwise", count, VECTOR, arguments);
 }
 
 fn variant(function: &str, a: Storage, y: Storage) -> KernelVariant {
@@ -26,7 +26,7 @@ pub(crate) fn conversion((from, a): (u64, Storage), (to, y): (u64, Storage), cou
     KernelLaunch {
         variant: variant("scale", a, y),
         name: "elementwise",
-        grid: [count.div_ceil(PACK * THREADS).max(1), 1, 1],
+        grid: [count.div_ceil(VECTOR * THREADS).max(1), 1, 1],
         threads: THREADS,
         shared: 0,
         maps: Vec::new(),
@@ -45,7 +45,7 @@ pub(super) fn elementwise2(function: &str, e: &mut Emitter) -> Result<(), String
         .with("Y", y.storage.name());
     let pointers = KernelArguments::new().pointers(&[a.address, b.address, y.address]);
     if a.shape == b.shape {
-        e.spread(variant, "elementwise2", count, PACK, pointers.u64(count));
+        e.spread(variant, "elementwise2", count, VECTOR, pointers.u64(count));
         return Ok(());
     }
     let strides = [a.shape.broadcast_strides(&y.shape), b.shape.broadcast_strides(&y.shape)];

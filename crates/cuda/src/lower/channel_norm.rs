@@ -2,7 +2,7 @@
 
 use vit_graph::ops::{BatchNorm, GroupNorm};
 
-use super::{Emitter, Operand, THREADS};
+use super::{Emitter, Operand, THREADS, channel_vector};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
@@ -43,18 +43,18 @@ impl NormShape {
     }
 
     /// Channels of a thread.
-    fn pack(&self) -> usize {
-        if self.channels.is_multiple_of(8) { 8 } else { 1 }
+    fn vector(&self) -> usize {
+        channel_vector(self.channels)
     }
 
     /// Threads along the channels.
     fn lanes(&self) -> usize {
-        (self.channels / self.pack()).next_power_of_two().clamp(8, 32)
+        (self.channels / self.vector()).next_power_of_two().clamp(8, 32)
     }
 
     /// Blocks along the channels.
     fn blocks(&self) -> usize {
-        self.channels.div_ceil(self.pack() * self.lanes())
+        self.channels.div_ceil(self.vector() * self.lanes())
     }
 
     /// The rows of a block, and the blocks along the rows, for at most `wanted` blocks in all.
@@ -65,7 +65,7 @@ impl NormShape {
     fn variant(&self) -> KernelVariant {
         KernelVariant::new(&compile::CHANNEL_NORM)
             .with("BATCH", usize::from(self.batch))
-            .with("VEC", self.pack())
+            .with("VEC", self.vector())
             .with("LANES", self.lanes())
     }
 }

@@ -2,7 +2,7 @@
 
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 
-use super::{Emitter, PACK, THREADS};
+use super::{Emitter, THREADS, channel_vector};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
@@ -31,14 +31,9 @@ fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> CStruct {
         .u32s(&op.dilation)
 }
 
-/// Channels of a thread.
-fn pack(channels: usize) -> usize {
-    if channels.is_multiple_of(PACK) { PACK } else { 1 }
-}
-
 /// Threads for a result of this shape.
 fn runs(shape: &[usize]) -> usize {
-    shape[0] * shape[1] * shape[2].div_ceil(ACROSS) * (shape[3] / pack(shape[3]))
+    shape[0] * shape[1] * shape[2].div_ceil(ACROSS) * (shape[3] / channel_vector(shape[3]))
 }
 
 /// The filters as f32 `[kernel_height, kernel_width, channels]` in scratch memory.
@@ -58,7 +53,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let (x, taps) = (e.stored(0), ordered_taps(e));
     let bias = if op.bias { e.form(2, y.storage) } else { 0 };
     let variant = KernelVariant::new(&compile::DEPTHWISE)
-        .with("VEC", pack(y.shape[3]))
+        .with("VEC", channel_vector(y.shape[3]))
         .with("X", x.1.name())
         .with("Y", y.storage.name());
     let count = runs(&y.shape);
@@ -71,7 +66,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let fields = shape(&op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
     let (dy, taps) = (e.stored(0), ordered_taps(e));
     let variant = KernelVariant::new(&compile::DEPTHWISE)
-        .with("VEC", pack(dx.shape[3]))
+        .with("VEC", channel_vector(dx.shape[3]))
         .with("DY", dy.1.name())
         .with("Y", dx.storage.name());
     let count = runs(&dx.shape);
@@ -85,8 +80,8 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let fields = shape(&op.conv, &e.inputs[1].shape, weight, &y);
     let (dy, x) = (e.stored(0), e.stored(1));
     let (channels, taps, pixels) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
-    let pack = if weight[3] <= WIDEST { pack(channels) } else { 1 };
-    let across = channels.div_ceil(LANES * pack);
+    let vec = if weight[3] <= WIDEST { channel_vector(channels) } else { 1 };
+    let across = channels.div_ceil(LANES * vec);
     let wanted = (8 * e.multiprocessors).div_ceil((across * weight[2]).max(1)).clamp(1, MOST_SPLITS);
     let per_split = pixels.div_ceil(wanted).max(8 * THREADS / LANES);
     let splits = pixels.div_ceil(per_split);
@@ -95,7 +90,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
         let variant = KernelVariant::new(&compile::DEPTHWISE)
             .with("DY", dy.1.name())
             .with("X", x.1.name())
-            .with("VEC", pack)
+            .with("VEC", vec)
             .with("KERNEL_WIDTH", weight[3]);
         let arguments =
             KernelArguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u32(pixels).u32(per_split);

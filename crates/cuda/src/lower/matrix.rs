@@ -3,7 +3,7 @@
 use vit_graph::ops::{Activation, Linear, MatMul};
 
 use super::rows::activation_variant;
-use super::{Emitter, Operand, PACK};
+use super::{Emitter, Operand, VECTOR};
 use crate::gemm::{Matrix, MatrixProduct, QuantisationScales, WORKSPACE};
 use crate::plan::fp8::INVERSE;
 use crate::plan::storage::Storage;
@@ -124,13 +124,13 @@ fn epilogue(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
     let variant = activation_variant(op.activation).with("Y", y.storage.name());
     if y.storage == Storage::E4m3 {
         let arguments = KernelArguments::new().pointers(&[x.address, y.address, y.scales]).u64(count);
-        e.spread(variant.with("X", x.storage.name()), "activation_quantised", count, PACK, arguments);
+        e.spread(variant.with("X", x.storage.name()), "activation_quantised", count, VECTOR, arguments);
         return;
     }
     let (scale, residual) = (scale.map_or(0, |i| e.inputs[i].address), residual.map(|i| e.inputs[i].clone()));
     let variant = variant.with("R", residual.as_ref().map_or(y.storage, |r| r.storage).name());
     let arguments = KernelArguments::new().pointers(&[y.address, scale, residual.map_or(0, |r| r.address)]);
-    e.spread(variant, "linear_epilogue", count, PACK, arguments.u32(n).u64(count));
+    e.spread(variant, "linear_epilogue", count, VECTOR, arguments.u32(n).u64(count));
 }
 
 pub(super) fn matmul(op: &MatMul, e: &mut Emitter) {

@@ -96,8 +96,18 @@ impl BumpRegion {
     }
 }
 
-/// Elements of a thread of an elementwise kernel: `VEC` of the kernels.
-const PACK: usize = 8;
+/// The widest vector of a thread: `VEC` of the kernels.
+const VECTOR: usize = 8;
+
+/// The widest vector that divides all extents.
+fn vector_width(extents: &[usize]) -> usize {
+    [8, 4, 2].into_iter().find(|width| extents.iter().all(|extent| extent.is_multiple_of(*width))).unwrap_or(1)
+}
+
+/// The vector of channels in kernels that have only the widest and the scalar one.
+fn channel_vector(channels: usize) -> usize {
+    if channels.is_multiple_of(VECTOR) { VECTOR } else { 1 }
+}
 
 /// Threads of a block of an elementwise kernel.
 const THREADS: usize = 256;
@@ -220,7 +230,13 @@ impl Emitter {
 
     fn quantise(&mut self, (from, stored): (u64, Storage), to: u64, scales: u64, count: usize) {
         let variant = KernelVariant::new(&compile::FP8).with("X", stored.name());
-        self.spread(variant, "quantise", count, PACK, KernelArguments::new().pointers(&[from, to, scales]).u64(count));
+        self.spread(
+            variant,
+            "quantise",
+            count,
+            VECTOR,
+            KernelArguments::new().pointers(&[from, to, scales]).u64(count),
+        );
     }
 }
 

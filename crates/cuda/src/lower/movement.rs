@@ -2,7 +2,7 @@
 
 use vit_graph::ops::{Broadcast, Concat, Pad, Permute, Slice};
 
-use super::{Emitter, Operand};
+use super::{Emitter, Operand, vector_width};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
@@ -43,7 +43,7 @@ pub(super) fn vector(extents: &[usize], strides: &[Vec<usize>], offsets: &[usize
     let Some((&inner, _)) = extents.split_last() else { return 1 };
     let outer = strides.iter().flat_map(|s| &s[..s.len() - 1]);
     let all: Vec<usize> = outer.chain(offsets).copied().chain([inner]).collect();
-    [8, 4, 2].into_iter().find(|v| all.iter().all(|n| n.is_multiple_of(*v))).unwrap_or(1)
+    vector_width(&all)
 }
 
 /// The narrowest type that can count to `count`: 32-bit divisions are much cheaper.

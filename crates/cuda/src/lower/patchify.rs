@@ -3,8 +3,8 @@
 use vit_graph::Shape;
 use vit_graph::ops::{ImageLayout, Patchify, Unpatchify};
 
-use super::Emitter;
 use super::movement::index_type;
+use super::{Emitter, vector_width};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
@@ -20,16 +20,17 @@ fn patch_grid(op: &Patchify, image: &Shape) -> CStruct {
 }
 
 /// The widest vector of elements that are consecutive and aligned both in the image and in a patch.
-fn pack(op: &Patchify, image: &Shape) -> usize {
+fn patch_vector(op: &Patchify, image: &Shape) -> usize {
     let [_, _, width, _] = op.extents(image);
-    let fits = |n: &usize| width.is_multiple_of(*n) && op.patch[1].is_multiple_of(*n);
-    let first = op.layout == ImageLayout::ChannelsFirst;
-    [8, 4, 2].into_iter().find(|n| first && fits(n)).unwrap_or(1)
+    match op.layout {
+        ImageLayout::ChannelsFirst => vector_width(&[width, op.patch[1]]),
+        ImageLayout::ChannelsLast => 1,
+    }
 }
 
 pub(super) fn patchify(op: &Patchify, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
-    let vec = pack(op, &x.shape);
+    let vec = patch_vector(op, &x.shape);
     let vectors = y.shape.elements() / vec;
     let variant = KernelVariant::new(&compile::PATCHIFY)
         .with("X", x.storage.name())

@@ -2,7 +2,7 @@
 
 use vit_graph::ops::{Pool2d, PoolMode};
 
-use super::{Emitter, PACK};
+use super::{Emitter, channel_vector};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
@@ -14,20 +14,15 @@ fn shape(op: &Pool2d, x: &[usize], y: &[usize]) -> CStruct {
     ])
 }
 
-fn variant(op: &Pool2d, pack: usize) -> KernelVariant {
-    KernelVariant::new(&compile::POOL).with("MAX", usize::from(op.pooling == PoolMode::Max)).with("VEC", pack)
-}
-
-/// Channels of a thread.
-fn pack(channels: usize) -> usize {
-    if channels.is_multiple_of(PACK) { PACK } else { 1 }
+fn variant(op: &Pool2d, vec: usize) -> KernelVariant {
+    KernelVariant::new(&compile::POOL).with("MAX", usize::from(op.pooling == PoolMode::Max)).with("VEC", vec)
 }
 
 pub(super) fn forward(op: &Pool2d, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
-    let pack = pack(x.shape.last());
-    let count = y.shape.elements() / pack;
-    let variant = variant(op, pack).with("X", x.storage.name()).with("Y", y.storage.name());
+    let vec = channel_vector(x.shape.last());
+    let count = y.shape.elements() / vec;
+    let variant = variant(op, vec).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments =
         KernelArguments::new().pointers(&[x.address, y.address]).fields(shape(op, &x.shape, &y.shape)).u64(count);
     e.spread(variant, "pool", count, 1, arguments);
@@ -35,20 +30,20 @@ pub(super) fn forward(op: &Pool2d, e: &mut Emitter) {
 
 pub(super) fn backward(op: &Pool2d, e: &mut Emitter) {
     let (dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
-    let pack = pack(x.shape.last());
+    let vec = channel_vector(x.shape.last());
     let shape = shape(op, &x.shape, &dy.shape);
     // The largest value of the type stands for no tap.
     let small = op.kernel[0] * op.kernel[1] < usize::from(u8::MAX);
     let (tap, bytes) = if small { ("u8", 1) } else { ("u32", 4) };
-    let variant = variant(op, pack).with("TAP", tap);
+    let variant = variant(op, vec).with("TAP", tap);
     let mut taps = 0;
     if op.pooling == PoolMode::Max {
         taps = e.scratch(bytes * dy.shape.elements());
-        let count = dy.shape.elements() / pack;
+        let count = dy.shape.elements() / vec;
         let arguments = KernelArguments::new().pointers(&[x.address, taps]).fields(shape.clone()).u64(count);
         e.spread(variant.clone().with("X", x.storage.name()), "argmax", count, 1, arguments);
     }
-    let count = dx.shape.elements() / pack;
+    let count = dx.shape.elements() / vec;
     let variant = variant.with("DY", dy.storage.name()).with("Y", dx.storage.name());
     let arguments = KernelArguments::new().pointers(&[dy.address, taps, dx.address]).fields(shape).u64(count);
     e.spread(variant, "pool_grad", count, 1, arguments);

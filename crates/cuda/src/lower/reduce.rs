@@ -3,7 +3,7 @@
 use vit_graph::ops::{Reduce, Reduction};
 
 use super::movement::{MAX_AXES, collapse};
-use super::{Emitter, Operand, THREADS};
+use super::{Emitter, Operand, THREADS, vector_width};
 use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
@@ -134,15 +134,11 @@ fn columns(
 ) {
     let grid = [inner.div_ceil(columns_of_a_block(inner)), splits.count, outer];
     let arguments = KernelArguments::new().pointer(from).pointer(to).u32(count).u64(inner).u32(splits.rows).f32(factor);
-    e.kernel(variant.with("VEC", pack(inner)), "sum_columns", grid, THREADS, 0, arguments);
-}
-
-/// The columns of a thread.
-fn pack(inner: usize) -> usize {
-    [8, 4, 2].into_iter().find(|vec| inner.is_multiple_of(*vec)).unwrap_or(1)
+    e.kernel(variant.with("VEC", vector_width(&[inner])), "sum_columns", grid, THREADS, 0, arguments);
 }
 
 /// The columns of a block: `COLUMNS` of the kernel.
 fn columns_of_a_block(inner: usize) -> usize {
-    pack(inner) * (32 / pack(inner)).max(8)
+    let vec = vector_width(&[inner]);
+    vec * (32 / vec).max(8)
 }

@@ -3,7 +3,7 @@
 use vit_graph::ops::{Activation, Dropout, Granularity, Operation};
 
 use super::reduce::{self, RowSplits};
-use super::{Emitter, PACK, THREADS};
+use super::{Emitter, THREADS, VECTOR};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
@@ -18,7 +18,7 @@ pub(super) fn activation(op: Activation, e: &mut Emitter) {
     let count = y.shape.elements();
     let variant = activation_variant(Some(op)).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).u64(count);
-    e.spread(variant, "activation", count, 2 * PACK, arguments);
+    e.spread(variant, "activation", count, 2 * VECTOR, arguments);
 }
 
 pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
@@ -29,7 +29,7 @@ pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
         .with("DY", dy.storage.name())
         .with("Y", dx.storage.name());
     let arguments = KernelArguments::new().pointers(&[x.address, dy.address, dx.address]).u64(count);
-    e.spread(variant, "activation_grad", count, PACK, arguments);
+    e.spread(variant, "activation_grad", count, VECTOR, arguments);
 }
 
 /// The columns of a block of `activation_grad_sums`: `LANES * VEC`.
@@ -37,7 +37,7 @@ const COLUMNS: usize = 64;
 
 /// Whether [`activation_grad_and_sums`] supports rows of this length.
 pub(crate) fn takes_sums(columns: usize) -> bool {
-    columns > 0 && columns.is_multiple_of(PACK)
+    columns > 0 && columns.is_multiple_of(VECTOR)
 }
 
 /// The gradient of an activation and its column sums, which are the gradient of a bias.
@@ -104,7 +104,7 @@ pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
     match op.granularity {
         Granularity::Element => e.spread(variant, "dropout_elements", count, 4, arguments.u64(count)),
         Granularity::Sample => {
-            let vec = if per_decision.is_multiple_of(PACK) { PACK } else { 1 };
+            let vec = if per_decision.is_multiple_of(VECTOR) { VECTOR } else { 1 };
             let arguments = arguments.u64(per_decision / vec).u64(count / vec);
             e.spread(variant.with("VEC", vec), "dropout_samples", count / vec, 1, arguments);
         }

@@ -2,7 +2,8 @@
 
 use vit_graph::ops::{Unwindows, Windows};
 
-use super::Emitter;
+use super::movement::index_type;
+use super::{Emitter, vector_width};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
@@ -18,18 +19,16 @@ pub(super) fn join(op: &Unwindows, e: &mut Emitter) {
 fn move_pixels(kernel: &'static str, op: &Windows, image: &[usize], e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (height, width, channels) = (image[1], image[2], image[3]);
-    let vec = [8, 4, 2].into_iter().find(|&v| channels.is_multiple_of(v)).unwrap_or(1);
+    let vec = vector_width(&[channels]);
     let vectors = y.shape.elements() / vec;
     let fields = CStruct::new()
         .u32s(&[height, width, channels / vec])
         .u32s(&op.grid(image))
         .u32s(&op.size)
         .u32s(&[op.shift[0] % height.max(1), op.shift[1] % width.max(1)]);
-    // With 64-bit divisions the kernel would be bound by arithmetic, not by memory.
-    let index = if vectors < 1 << 31 { "u32" } else { "u64" };
     let variant = KernelVariant::new(&compile::WINDOWS)
         .with("VEC", vec)
-        .with("INDEX", index)
+        .with("INDEX", index_type(vectors))
         .with("X", x.storage.name())
         .with("Y", y.storage.name());
     let arguments = KernelArguments::new().pointers(&[x.address, y.address]).fields(fields).u64(vectors);
