@@ -68,7 +68,7 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
     let machine = machine.or_as_begun(&launch)?;
     let device =
         machine.placement.in_precision(precision).open().map_err(|error| match chosen || launch.device.is_empty() {
-            true => anyhow!("{error}"),
+            true => error.into(),
             false => anyhow!(
                 "{}: the run was begun on {} in {precision}, and that cannot be had here: {error}. Resume it where there \
                  is such a device, or name another with --device",

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, ensure};
 use serde_json::json;
 use vit_graph::GraphError;
 use vit_system::host;
@@ -41,7 +41,7 @@ impl PlannedRun<'_> {
                 if !folder.last().is_empty() =>
             {
                 let resume = resume_command(folder.path());
-                bail!("{error}. The run is kept: `{resume}` continues from its last checkpoint");
+                Err(error).with_context(|| format!("`{resume}` continues from the last checkpoint"))
             }
             finished => self.summarise(setup, &finished?, &interrupt),
         }
