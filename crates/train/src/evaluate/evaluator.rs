@@ -109,3 +109,51 @@ impl Evaluator {
         Ok(end.is_continue().then_some(EvaluationOutcome { evaluation, unreadable, non_finite }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vit_data::loader::LoaderError;
+    use vit_data::{Image, ImageError};
+    use vit_graph::device::Initial;
+
+    use super::*;
+
+    /// Samples of which one panics when it is decoded.
+    struct Panicking;
+
+    impl Samples for Panicking {
+        fn len(&self) -> usize {
+            5
+        }
+
+        fn classes(&self) -> &[String] {
+            &[]
+        }
+
+        fn labels(&self, _: usize) -> &[u32] {
+            &[0]
+        }
+
+        fn name(&self, index: usize) -> String {
+            index.to_string()
+        }
+
+        fn image(&self, index: usize) -> Result<Image, ImageError> {
+            assert_ne!(index, 3, "a broken decoder");
+            Ok(Image::from_rgb(32, 32, vec![7; 32 * 32 * 3]).unwrap())
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_thread_is_an_error_of_the_evaluation() {
+        let vit_models::Variant { architecture, mut preprocessing, .. } = vit_models::variant("Ti/16@32").unwrap();
+        preprocessing.image_size = architecture.image_size();
+        let config =
+            Config { name: None, architecture, preprocessing, labels: vec![], problem_type: Default::default() };
+        let device = vit_cpu::Cpu::new(Some(1));
+        let mut evaluator = Evaluator::new(&device, &config, &mut Initial { seed: 1 }, 2).unwrap();
+        let error = evaluator.run(&Panicking, 2, 0, |_, _| true).unwrap_err();
+        let TrainError::Loader(LoaderError::Panic { name, message }) = &error else { panic!("{error}") };
+        assert!(name == "3" && message.contains("a broken decoder"), "{error}");
+    }
+}
