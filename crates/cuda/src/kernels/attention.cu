@@ -54,6 +54,15 @@ __device__ __forceinline__ float dot(const float* a, const float* b) {
     return sum;
 }
 
+// Stores this thread's columns of one row of a head; `row` points to the head's first column.
+template <class T> __device__ __forceinline__ void store_row(T* row, const float (&values)[COLUMNS]) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        const u32 column = threadIdx.x % 16 + 16 * c;
+        if (column < HEAD) row[column] = from_float<T>(values[c]);
+    }
+}
+
 __device__ __forceinline__ float biased(float product, const AttentionShape& s, const B* bias, u32 sample, u32 head, u32 i, u32 j) {
     const float score = product * s.scale;
     if (!bias) return score;
@@ -132,10 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (i >= s.queries) continue;
         const float total = row_sum[ty + 16 * r];
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
-            if (tx + 16 * c < HEAD)
-                out[((u64)at.sample * s.queries + i) * s.out_row + at.head * HEAD + tx + 16 * c] =
-                    from_float<O>(sum[r][c] / total);
+        for (int c = 0; c < COLUMNS; c++) sum[r][c] /= total;
+        store_row(out + ((u64)at.sample * s.queries + i) * s.out_row + at.head * HEAD, sum[r]);
         if (lse && tx == 0) lse[at.row + i] = row_max[ty + 16 * r] + logf(total);
     }
 }
@@ -239,13 +246,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const u32 j = key0 + ty + 16 * r;
         if (j >= s.keys) continue;
         const u64 token = (u64)at.sample * s.keys + j;
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            const u32 column = tx + 16 * c;
-            if (column >= HEAD) continue;
-            if (dk) dk[token * s.dk_row + at.head * HEAD + column] = from_float<DX>(sum_k[r][c]);
-            if (dv) dv[token * s.dv_row + at.head * HEAD + column] = from_float<DX>(sum_v[r][c]);
-        }
+        if (dk) store_row(dk + token * s.dk_row + at.head * HEAD, sum_k[r]);
+        if (dv) store_row(dv + token * s.dv_row + at.head * HEAD, sum_v[r]);
     }
 }
 
@@ -300,11 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 r = 0; r < 2; r++) {
         const u32 i = query0 + ty + 16 * r;
         if (i >= s.queries) continue;
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
-            if (tx + 16 * c < HEAD)
-                dq[((u64)at.sample * s.queries + i) * s.dq_row + at.head * HEAD + tx + 16 * c] =
-                    from_float<DX>(sum[r][c]);
+        store_row(dq + ((u64)at.sample * s.queries + i) * s.dq_row + at.head * HEAD, sum[r]);
     }
 }
 

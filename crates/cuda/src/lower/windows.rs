@@ -7,12 +7,12 @@ use super::{Emitter, vector_width};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
-pub(super) fn cut(op: &Windows, e: &mut Emitter) {
+pub(super) fn partition(op: &Windows, e: &mut Emitter) {
     let image = e.inputs[0].shape.to_vec();
     move_pixels("windows", op, &image, e);
 }
 
-pub(super) fn join(op: &Unwindows, e: &mut Emitter) {
+pub(super) fn merge(op: &Unwindows, e: &mut Emitter) {
     move_pixels("unwindows", &op.windows, &op.image, e);
 }
 

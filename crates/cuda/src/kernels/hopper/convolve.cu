@@ -18,17 +18,17 @@ constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
 constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
 constexpr int AHEAD = STAGES - 2;
 // Rows that all threads load at a time, and how often they do for each operand.
-constexpr int FETCHED = THREADS / 8;
-constexpr int FETCHES_A = BLOCK_M / FETCHED;
-constexpr int FETCHES_B = (BLOCK_N + FETCHED - 1) / FETCHED;
-constexpr int PART_N = BLOCK_N < 128 ? BLOCK_N : 128;
+constexpr int ROWS_PER_LOAD = THREADS / 8;
+constexpr int LOADS_A = BLOCK_M / ROWS_PER_LOAD;
+constexpr int LOADS_B = (BLOCK_N + ROWS_PER_LOAD - 1) / ROWS_PER_LOAD;
+constexpr int WGMMA_N = BLOCK_N < 128 ? BLOCK_N : 128;
 
-// Loads of one thread: chunk `chunk` of every FETCHED-th row.
+// Loads of one thread: chunk `chunk` of every ROWS_PER_LOAD-th row.
 struct TileLoader {
     const bf16 *x, *filters;
     const InputTaps &taps;
     u32 chunk, swizzled;
-    FirstTap starts[FETCHES_A];
+    FirstTap first_taps[LOADS_A];
     u32 filters_left, depth;
     // The next tap and channel.
     u32 tap_y, tap_x, channel;
@@ -40,7 +40,7 @@ struct TileLoader {
         chunk = threadIdx.x % 8;
         swizzled = row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
 #pragma unroll
-        for (int i = 0; i < FETCHES_A; i++) starts[i] = first_tap_of(first_pixel + row + i * FETCHED, pixels, taps);
+        for (int i = 0; i < LOADS_A; i++) first_taps[i] = first_tap_of(first_pixel + row + i * ROWS_PER_LOAD, pixels, taps);
         filters_left = filter_count - first_filter;
         this->filters = filters + (u64)(first_filter + row) * depth + chunk * 8;
         const u32 at = WHOLE_STEPS ? 0 : chunk * 8 / taps.channels;
@@ -52,23 +52,23 @@ struct TileLoader {
         if (++tap_x == taps.taps_x) tap_x = 0, tap_y++;
     }
 
-    __device__ __forceinline__ void fetch(u32 stage) {
+    __device__ __forceinline__ void load_stage(u32 stage) {
         const int y = (int)tap_y * taps.tap_y, x = (int)tap_x * taps.tap_x;
         const int shift = y * (int)taps.row + x * (int)taps.column + (int)channel;
         const u32 to = stage + swizzled;
 #pragma unroll
-        for (int i = 0; i < FETCHES_A; i++) {
-            const FirstTap &start = starts[i];
+        for (int i = 0; i < LOADS_A; i++) {
+            const FirstTap &start = first_taps[i];
             const bool valid = (u32)(start.y + y) < taps.height && (u32)(start.x + x) < taps.width &&
                               (WHOLE_STEPS || tap_y < taps.taps_y);
-            cp_async_ca(to + i * FETCHED * ROW_BYTES, this->x + (valid ? start.offset + shift : 0), valid);
+            cp_async_ca(to + i * ROWS_PER_LOAD * ROW_BYTES, this->x + (valid ? start.offset + shift : 0), valid);
         }
 #pragma unroll
-        for (int i = 0; i < FETCHES_B; i++) {
-            const u32 row = threadIdx.x / 8 + i * FETCHED;
+        for (int i = 0; i < LOADS_B; i++) {
+            const u32 row = threadIdx.x / 8 + i * ROWS_PER_LOAD;
             const bool valid = row < filters_left;
-            if (BLOCK_N % FETCHED == 0 || row < BLOCK_N)
-                cp_async_cg(to + A_BYTES + i * FETCHED * ROW_BYTES, filters + (valid ? (u64)i * FETCHED * depth : 0), valid);
+            if (BLOCK_N % ROWS_PER_LOAD == 0 || row < BLOCK_N)
+                cp_async_cg(to + A_BYTES + i * ROWS_PER_LOAD * ROW_BYTES, filters + (valid ? (u64)i * ROWS_PER_LOAD * depth : 0), valid);
         }
         filters += 64;
         if (WHOLE_STEPS) {
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 first_pixel = blockIdx.x / columns * BLOCK_M, first_filter = blockIdx.x % columns * BLOCK_N;
     TileLoader loader(x, filters, pixels, taps, first_pixel, first_filter, filter_count, steps * 64);
     for (u32 step = 0; step < AHEAD; step++) {
-        if (step < steps) loader.fetch(stages + step * STAGE_BYTES);
+        if (step < steps) loader.load_stage(stages + step * STAGE_BYTES);
         cp_async_commit();
     }
     float sums[BLOCK_N / 2];
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int i = 0; i < BLOCK_N / 2; i++) sums[i] = 0.0f;
     fence_accumulators<BLOCK_N / 2>(sums);
     const u32 warpgroup = threadIdx.x / 128;
-    u32 current = 0, later = AHEAD;
+    u32 current = 0, next = AHEAD;
 #pragma unroll 1
     for (u32 step = 0; step < steps; step++) {
         cp_async_wait<AHEAD - 1>();
@@ -143,16 +143,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
         for (int k = 0; k < 64; k += 16) {
 #pragma unroll
-            for (int n = 0; n < BLOCK_N; n += PART_N)
-                Wgmma<PART_N>::ss(sums + n / 2, tile(a + 2 * k, 0), tile(b + n * ROW_BYTES + 2 * k, 0), 1);
+            for (int n = 0; n < BLOCK_N; n += WGMMA_N)
+                Wgmma<WGMMA_N>::ss(sums + n / 2, tile(a + 2 * k, 0), tile(b + n * ROW_BYTES + 2 * k, 0), 1);
         }
         wgmma_commit();
         // No warpgroup reads this stage any more: each passed wgmma_wait of the step before, and then the barrier above.
-        if (step + AHEAD < steps) loader.fetch(stages + later * STAGE_BYTES);
+        if (step + AHEAD < steps) loader.load_stage(stages + next * STAGE_BYTES);
         cp_async_commit();
         wgmma_wait<1>();
         current = current + 1 == STAGES ? 0 : current + 1;
-        later = later + 1 == STAGES ? 0 : later + 1;
+        next = next + 1 == STAGES ? 0 : next + 1;
     }
     wgmma_wait<0>();
     fence_accumulators<BLOCK_N / 2>(sums);

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     const u32 filter = first_filter + chunk * 8;
 
-    auto fetch = [&](u32 stage) {
+    auto load_stage = [&](u32 stage) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const u32 to = stage + swizzled + i * 32 * ROW_BYTES, index = next_pixel + i * 32;
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     };
 
     for (u32 step = 0; step < AHEAD; step++) {
-        if (step < steps) fetch(stages + step * STAGE_BYTES);
+        if (step < steps) load_stage(stages + step * STAGE_BYTES);
         cp_async_commit();
     }
     float sums[BLOCK_N / 2];
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int i = 0; i < BLOCK_N / 2; i++) sums[i] = 0.0f;
     fence_accumulators<BLOCK_N / 2>(sums);
     const u32 warpgroup = threadIdx.x / 128;
-    u32 current = 0, later = AHEAD;
+    u32 current = 0, next = AHEAD;
 #pragma unroll 1
     for (u32 step = 0; step < steps; step++) {
         cp_async_wait<AHEAD - 1>();
@@ -87,11 +87,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             Wgmma<BLOCK_N>::tt(sums, tile(a + k * ROW_BYTES, TILE_BYTES), tile(b + k * ROW_BYTES, TILE_BYTES));
         }
         wgmma_commit();
-        if (step + AHEAD < steps) fetch(stages + later * STAGE_BYTES);
+        if (step + AHEAD < steps) load_stage(stages + next * STAGE_BYTES);
         cp_async_commit();
         wgmma_wait<1>();
         current = current + 1 == STAGES ? 0 : current + 1;
-        later = later + 1 == STAGES ? 0 : later + 1;
+        next = next + 1 == STAGES ? 0 : next + 1;
     }
     wgmma_wait<0>();
     fence_accumulators<BLOCK_N / 2>(sums);

@@ -22,11 +22,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int tile = item % TILES, first = tile * N, end = first + N < QUERIES ? first + N : QUERIES;
         u8* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
-            fetch<OWN, THREADS>(stage, k + sample * KEYS * s.k_row + column, s.k_row, begin, KEYS);
-            fetch<OWN, THREADS>(stage + OWN * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, begin, KEYS);
+            copy_rows_async<OWN, THREADS>(stage, k + sample * KEYS * s.k_row + column, s.k_row, begin, KEYS);
+            copy_rows_async<OWN, THREADS>(stage + OWN * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, begin, KEYS);
         }
-        fetch<ROWS, THREADS>(stage + 2 * OWN * PITCH, q + sample * QUERIES * s.q_row + column, s.q_row, first, end);
-        fetch<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, first,
+        copy_rows_async<ROWS, THREADS>(stage + 2 * OWN * PITCH, q + sample * QUERIES * s.q_row + column, s.q_row, first, end);
+        copy_rows_async<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, first,
                              end);
         float* statistics = (float*)(stage + STATISTICS);
         for (int i = threadIdx.x; i < 2 * ROWS; i += THREADS) {

@@ -37,11 +37,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int tile = item % TILES, first = tile * N, end = first + N < KEYS ? first + N : KEYS;
         u8* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
-            fetch<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + column, s.q_row, begin, QUERIES);
-            fetch<OWN, THREADS>(stage + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, begin, QUERIES);
+            copy_rows_async<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + column, s.q_row, begin, QUERIES);
+            copy_rows_async<OWN, THREADS>(stage + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, begin, QUERIES);
         }
-        fetch<ROWS, THREADS>(stage + 2 * OWN * PITCH, k + sample * KEYS * s.k_row + column, s.k_row, first, end);
-        fetch<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, first, end);
+        copy_rows_async<ROWS, THREADS>(stage + 2 * OWN * PITCH, k + sample * KEYS * s.k_row + column, s.k_row, first, end);
+        copy_rows_async<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, first, end);
     };
     const u32 items = work.count * TILES;
     if (items > 0) prefetch(0);

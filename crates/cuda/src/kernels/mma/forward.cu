@@ -19,9 +19,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int tile = item % TILES, first = tile * N, end = first + N < KEYS ? first + N : KEYS;
         u8* stage = memory + item % 2 * STAGE;
         if (tile == 0)
-            fetch<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + work.head * HEAD, s.q_row, begin, QUERIES);
-        fetch<ROWS, THREADS>(stage + OWN * PITCH, k + sample * KEYS * s.k_row + work.head * HEAD, s.k_row, first, end);
-        fetch<ROWS, THREADS>(stage + (OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + work.head * HEAD, s.v_row,
+            copy_rows_async<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + work.head * HEAD, s.q_row, begin, QUERIES);
+        copy_rows_async<ROWS, THREADS>(stage + OWN * PITCH, k + sample * KEYS * s.k_row + work.head * HEAD, s.k_row, first, end);
+        copy_rows_async<ROWS, THREADS>(stage + (OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + work.head * HEAD, s.v_row,
                              first, end);
     };
     const u32 items = work.count * TILES;

@@ -54,7 +54,7 @@ struct BlockWork {
 
 // Copies tokens begin .. end - 1 of one head asynchronously into ROWS rows of shared memory, with zeros past the last.
 template <int ROWS, int THREADS>
-static __device__ __forceinline__ void fetch(u8* tile, const ELEMENT* from, u64 row, int begin, int end) {
+static __device__ __forceinline__ void copy_rows_async(u8* tile, const ELEMENT* from, u64 row, int begin, int end) {
     constexpr int PACKS = D / 8;
 #pragma unroll
     for (int i = threadIdx.x; i < ROWS * PACKS; i += THREADS) {
