@@ -23,11 +23,11 @@ use crate::table::{Align, Table, bytes};
 )]
 pub struct Arguments {
     #[command(subcommand)]
-    what: What,
+    benchmark: Benchmark,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Benchmark {
     /// Time the forward pass
     Infer(ModelArguments),
     /// Time a training step: forward, backward, AdamW
@@ -112,13 +112,13 @@ fn seconds(seconds: f64) -> Duration {
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    match arguments.what {
-        What::Infer(model) => whole(&model, bench::infer(&model.options())?),
-        What::Train { model, recompute } => {
+    match arguments.benchmark {
+        Benchmark::Infer(model) => whole(&model, bench::infer(&model.options())?),
+        Benchmark::Train { model, recompute } => {
             whole(&model, bench::train(&BenchOptions { recompute, ..model.options() })?)
         }
-        What::Ops { model, train } => operations(&model, train),
-        What::Data { images, image_size, seconds: time, json } => {
+        Benchmark::Ops { model, train } => operations(&model, train),
+        Benchmark::Data { images, image_size, seconds: time, json } => {
             let files = find_images(&images, true)?;
             let preprocess = Preprocess { image_size, crop_pct: 0.875, ..Preprocess::default() };
             let m = bench::data(&files, &preprocess, seconds(time))?;

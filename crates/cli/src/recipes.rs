@@ -21,11 +21,11 @@ A recipe file may leave out settings that it does not change: `base` names the
 recipe that they come from.")]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<RecipeCommand>,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum RecipeCommand {
     /// Print a recipe as TOML, with a comment on every setting
     #[command(after_help = "\
 Example:
@@ -39,7 +39,7 @@ Example:
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let mut out = std::io::stdout().lock();
     match arguments.command {
-        Some(Command::Show { name }) => write!(out, "{}", Recipe::named(&name)?.to_toml())?,
+        Some(RecipeCommand::Show { name }) => write!(out, "{}", Recipe::named(&name)?.to_toml())?,
         None => {
             let mut table = Table::new(&[
                 ("recipe", Align::Left),

@@ -17,31 +17,33 @@ const LOSS: f64 = 1e-5;
 const GRADIENT: f64 = 1e-5;
 
 /// How two images become one.
-enum Mix {
+enum RecordedMix {
     /// `share` of the image and `1 - share` of its partner, in every pixel.
     Mixup { share: f32 },
     /// The partner's pixels inside a box; the labels are mixed by area.
     Cutmix { rows: [usize; 2], columns: [usize; 2], share: f32 },
 }
 
-impl Mix {
-    fn parse(kind: &str, config: &Value) -> Result<Mix, String> {
+impl RecordedMix {
+    fn parse(kind: &str, config: &Value) -> Result<RecordedMix, String> {
         let share = config[kind]["lam"].as_f64().ok_or(format!("config.json has no {kind}.lam"))? as f32;
         if kind == "mixup" {
-            return Ok(Mix::Mixup { share });
+            return Ok(RecordedMix::Mixup { share });
         }
         let edges: Option<Vec<usize>> = config[kind]["bbox_yl_yh_xl_xh"]
             .as_array()
             .map(|edges| edges.iter().filter_map(Value::as_u64).map(|e| e as usize).collect());
         match edges.as_deref() {
-            Some(&[top, bottom, left, right]) => Ok(Mix::Cutmix { rows: [top, bottom], columns: [left, right], share }),
+            Some(&[top, bottom, left, right]) => {
+                Ok(RecordedMix::Cutmix { rows: [top, bottom], columns: [left, right], share })
+            }
             _ => Err("config.json has no cutmix.bbox_yl_yh_xl_xh of four numbers".into()),
         }
     }
 
     fn share(&self) -> f32 {
         match *self {
-            Mix::Mixup { share } | Mix::Cutmix { share, .. } => share,
+            RecordedMix::Mixup { share } | RecordedMix::Cutmix { share, .. } => share,
         }
     }
 
@@ -49,8 +51,8 @@ impl Mix {
         let each = images.data.len() / images.shape[0].max(1);
         let partners = images.data.chunks_exact(each.max(1)).rev().flatten();
         let mix = |(i, (own, partner)): (usize, (&f32, &f32))| match self {
-            Mix::Mixup { share } => share * own + (1.0 - share) * partner,
-            Mix::Cutmix { rows, columns, .. } => {
+            RecordedMix::Mixup { share } => share * own + (1.0 - share) * partner,
+            RecordedMix::Cutmix { rows, columns, .. } => {
                 let (row, column) = (i / width % height, i % width);
                 let inside = (rows[0]..rows[1]).contains(&row) && (columns[0]..columns[1]).contains(&column);
                 if inside { *partner } else { *own }
@@ -92,7 +94,7 @@ pub(super) fn replay(
         if !io.tensors.contains_key(&format!("{kind}_images")) {
             continue;
         }
-        let mix = Mix::parse(kind, config).map_err(ReplayError::Recording)?;
+        let mix = RecordedMix::parse(kind, config).map_err(ReplayError::Recording)?;
         let (images, targets) = (mix.images(&images, [height, width]), mix.targets(&targets, classes));
         replay.run(&images, &targets, 0.0, 1)?;
         for (name, found, usual) in [
