@@ -1,5 +1,5 @@
-//! The algorithms of matrix products are chosen by timing; a process with restored choices takes those, whichever is fastest now.
-//! The driver is fake (`fake/lib.rs`), and the test decides which algorithm is the fastest.
+//! The algorithms of matrix products are chosen by timing; a process with restored choices takes those, whichever is
+//! fastest now. The driver is fake (`fake/lib.rs`), and the test decides which algorithm is the fastest.
 #![cfg(target_os = "linux")]
 
 mod fake_driver;

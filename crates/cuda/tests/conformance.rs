@@ -1,5 +1,5 @@
-//! The conformance suite on a GPU: every operation, forward and backward, on random shapes, against the reference interpreter;
-//! and the same bits twice. Skipped without a GPU.
+//! The conformance suite on a GPU: every operation, forward and backward, on random shapes, against the reference
+//! interpreter; and the same bits twice. Skipped without a GPU.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ const TOLERANCE: f64 = 3e-6;
 /// Values are rounded to 8 mantissa bits between operations.
 const BF16_TOLERANCE: f64 = 2e-2;
 
-/// Values are rounded to 11 mantissa bits between operations, which would allow an eighth of bf16's tolerance; but small gradients
-/// are subnormal and have fewer.
+/// Values are rounded to 11 mantissa bits between operations, which would allow an eighth of bf16's tolerance; but
+/// small gradients are subnormal and have fewer.
 const F16_TOLERANCE: f64 = 5e-3;
 
 fn gpu(precision: Precision) -> Option<Cuda> {
@@ -28,7 +28,8 @@ fn is_for_the_cpu(error: &GraphError) -> bool {
     error.to_string().contains("only for the CPU")
 }
 
-/// Whether a gradient of the case is discontinuous: rounding may change the sign of a relu's input or the argmax of a pool.
+/// Whether a gradient of the case is discontinuous: rounding may change the sign of a relu's input or the argmax of a
+/// pool.
 fn is_discontinuous(case: &Case) -> bool {
     case.graph.nodes().iter().any(|node| match &node.op {
         Op::Activation(activation) => *activation == Activation::Relu,

@@ -1,5 +1,5 @@
-//! Convolutions for tensor cores with strides, kernels, padding, dilation, pixels, channels and filters that are no multiple of a
-//! tile. Skipped without a GPU.
+//! Convolutions for tensor cores with strides, kernels, padding, dilation, pixels, channels and filters that are no
+//! multiple of a tile. Skipped without a GPU.
 
 use vit_conformance::{Case, check};
 use vit_cuda::{Cuda, Precision};

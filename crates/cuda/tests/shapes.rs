@@ -1,5 +1,5 @@
-//! Shapes that are too large for the conformance suite: rows of a whole block, several tiles of tokens, sums in two stages,
-//! tensors of more than one chunk.
+//! Shapes that are too large for the conformance suite: rows of a whole block, several tiles of tokens, sums in two
+//! stages, tensors of more than one chunk.
 
 use vit_conformance::{Case, check};
 use vit_cuda::{Cuda, Precision};

@@ -1,5 +1,5 @@
-//! Attention in bf16 in the shapes of real models, against the reference: all kernels of its gradient, with and without bias,
-//! padded heads, more streamed tiles than slots of shared memory.
+//! Attention in bf16 in the shapes of real models, against the reference: all kernels of its gradient, with and without
+//! bias, padded heads, more streamed tiles than slots of shared memory.
 
 use vit_conformance::Case;
 use vit_cuda::Cuda;
@@ -71,8 +71,8 @@ pub fn check(device: &Cuda) -> Result<usize, GraphError> {
     Ok(failures)
 }
 
-/// The largest difference relative to the largest value, or absolute for gradients that are zero up to rounding (those of the
-/// queries of a single key).
+/// The largest difference relative to the largest value, or absolute for gradients that are zero up to rounding (those
+/// of the queries of a single key).
 fn difference(expected: &[f64], found: &[u32]) -> f64 {
     let largest = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
     let differences = expected.iter().zip(found).map(|(e, f)| (e - f64::from(f32::from_bits(*f))).abs());

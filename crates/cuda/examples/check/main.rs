@@ -1,5 +1,5 @@
-//! Correctness and speed of this GPU: the conformance suite in f32, tf32 and bf16, the same bits twice, attention in bf16 in the
-//! shapes of real models, then a training step with the time of each operation.
+//! Correctness and speed of this GPU: the conformance suite in f32, tf32 and bf16, the same bits twice, attention in
+//! bf16 in the shapes of real models, then a training step with the time of each operation.
 //!
 //! `check [MODEL [BATCH]]`; the exit status is 1 if anything was wrong.
 

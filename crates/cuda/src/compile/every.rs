@@ -5,8 +5,9 @@ use super::{CompileTarget, compile};
 use crate::driver::libraries::{CudaLibrary, Unavailable};
 use crate::lower;
 
-/// Compiles every kernel without a GPU for an architecture such as `80` or `90a`, in all storage types that it supports, and
-/// returns the failures. Kernels for Hopper are compiled for `90a` alone, the only architecture with their instructions.
+/// Compiles every kernel without a GPU for an architecture such as `80` or `90a`, in all storage types that it
+/// supports, and returns the failures. Kernels for Hopper are compiled for `90a` alone, the only architecture with
+/// their instructions.
 pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
     CudaLibrary::Nvrtc.find()?;
     let target = CompileTarget { architecture: architecture.into(), ptx: false, versions: String::new() };

@@ -116,8 +116,8 @@ fn compile(source: &KernelSource, options: &[String], ptx: bool) -> Result<Vec<u
         other => Err(format!("{} ({other:?})", fail(what))),
     };
     let mut program = NvrtcProgram(std::ptr::null_mut());
-    // SAFETY: NVRTC is loaded, all strings are zero-terminated and outlive the calls, all buffers have the sizes that NVRTC
-    // returned.
+    // SAFETY: NVRTC is loaded, all strings are zero-terminated and outlive the calls, all buffers have the sizes that
+    // NVRTC returned.
     unsafe {
         let created = rtc::nvrtcCreateProgram(
             &mut program.0,

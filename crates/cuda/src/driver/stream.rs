@@ -1,4 +1,5 @@
-//! Streams and events. The context of their GPU must be current where they are created and used ([`super::Gpu::enter`]).
+//! Streams and events. The context of their GPU must be current where they are created and used
+//! ([`super::Gpu::enter`]).
 
 use cudarc::driver::sys as cu;
 use vit_graph::GraphError;

@@ -38,8 +38,8 @@ impl Matrix {
     }
 }
 
-/// The addresses of the quantisation scales of e4m3 matrices; 0 where there is none. `a` and `b` dequantise the operands,
-/// `d` quantises the result.
+/// The addresses of the quantisation scales of e4m3 matrices; 0 where there is none. `a` and `b` dequantise the
+/// operands, `d` quantises the result.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct QuantisationScales {
     pub a: u64,
@@ -196,8 +196,8 @@ impl Drop for MatmulPreference {
 
 /// A product as cuBLASLt describes it.
 ///
-/// cuBLASLt is column-major, so it computes the transpose: its first operand is `b`, its second `a`, and its rows are the
-/// columns of the result, along which the bias lies.
+/// cuBLASLt is column-major, so it computes the transpose: its first operand is `b`, its second `a`, and its rows are
+/// the columns of the result, along which the bias lies.
 pub(crate) struct CublasMatmul {
     descriptor: MatmulDescriptor,
     layouts: [MatrixLayout; 4],

@@ -1,7 +1,7 @@
 //! The fastest algorithm for every matrix product: timed once, cached for the process and on disk.
 //!
-//! Timings vary, and each algorithm sums in another order. So that a training run has the same bits in every process, it
-//! saves the choices ([`AlgorithmChoices::record`]) and restores them ([`AlgorithmChoices::restore`]).
+//! Timings vary, and each algorithm sums in another order. So that a training run has the same bits in every process,
+//! it saves the choices ([`AlgorithmChoices::record`]) and restores them ([`AlgorithmChoices::restore`]).
 
 use std::collections::BTreeMap;
 

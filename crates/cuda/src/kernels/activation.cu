@@ -1,7 +1,7 @@
 // Activations, their gradients, and the epilogue of a linear layer where cuBLASLt has none.
 //
-// ACTIVATION: one of the structs in `activations`, which have the names of the graph's activations; `identity` for none.
-// X, DY, Y, R: storage types.
+// ACTIVATION: one of the structs in `activations`, which have the names of the graph's activations; `identity` for
+// none. X, DY, Y, R: storage types.
 
 #define THREADS 256
 #define VEC 8
@@ -11,8 +11,8 @@
 #define TANH_SCALE 0.79788456080286536f
 #define TANH_CUBIC 0.044715f
 
-// e^(-x²/2) and Φ(x) of the normal distribution. For results in bf16, a polynomial (Abramowitz and Stegun, 26.2.17) with an
-// error below 1e-7: with erff the kernel would be bound by arithmetic, not by memory.
+// e^(-x²/2) and Φ(x) of the normal distribution. For results in bf16, a polynomial (Abramowitz and Stegun, 26.2.17)
+// with an error below 1e-7: with erff the kernel would be bound by arithmetic, not by memory.
 template <class T> __device__ __forceinline__ float2 normal(float x) {
     return make_float2(expf(-0.5f * x * x), 0.5f * (1.0f + erff(x * INVERSE_SQRT2)));
 }
@@ -56,7 +56,9 @@ struct gelu_tanh {
 struct relu {
     template <class T> static __device__ __forceinline__ float value(float x) { return ::relu(x); }
     // NaN at NaN.
-    template <class T> static __device__ __forceinline__ float derivative(float x) { return x > 0.0f ? 1.0f : ::relu(x); }
+    template <class T> static __device__ __forceinline__ float derivative(float x) {
+        return x > 0.0f ? 1.0f : ::relu(x);
+    }
 };
 
 struct silu {

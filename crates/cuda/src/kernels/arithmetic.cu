@@ -5,8 +5,8 @@
 
 #define THREADS 256
 
-// To add a function to the graph's `Unary` or `Binary`: a struct here with its name. The second argument of a function of
-// one input is the operation's parameter.
+// To add a function to the graph's `Unary` or `Binary`: a struct here with its name. The second argument of a function
+// of one input is the operation's parameter.
 #define ELEMENTWISE(name, ...)                                                                                         \
     struct name {                                                                                                      \
         static __device__ __forceinline__ float of(float a, float b) { return __VA_ARGS__; }                           \
@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) elementwise2(const A* a, c
     map_vectors<VEC>(a, b, y, first, count, combine);
 }
 
-// The strides of two operands over the axes of the result. The innermost axis counts vectors of VEC elements, along which
-// an operand's stride is 0 or 1 (`a_inner`, `b_inner`).
+// The strides of two operands over the axes of the result. The innermost axis counts vectors of VEC elements, along
+// which an operand's stride is 0 or 1 (`a_inner`, `b_inner`).
 struct BroadcastStrides {
     u32 axes;
     u32 a_inner;

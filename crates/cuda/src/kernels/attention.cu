@@ -1,9 +1,9 @@
-// Attention forward and backward (FlashAttention, Dao et al., 2022) for any head size, with bias and dropout, in f32 on CUDA
-// cores. Tiles of 32 queries and 32 keys are in shared memory; scores are never written to device memory. Every sum has a
-// fixed order.
+// Attention forward and backward (FlashAttention, Dao et al., 2022) for any head size, with bias and dropout, in f32 on
+// CUDA cores. Tiles of 32 queries and 32 keys are in shared memory; scores are never written to device memory. Every
+// sum has a fixed order.
 //
-// HEAD: the head size. Q: storage type of query, key and value; B: of the bias; O: of the result; DY: of its gradient; DX: of
-// the operands' gradients.
+// HEAD: the head size. Q: storage type of query, key and value; B: of the bias; O: of the result; DY: of its gradient;
+// DX: of the operands' gradients.
 
 #define TILE 32
 #define THREADS 256
@@ -38,7 +38,8 @@ __device__ __forceinline__ HeadTile head_tile(const AttentionShape& s, u32 tiles
 
 // Loads 32 tokens of one head into shared memory, with zeros past the last token.
 template <class T>
-__device__ __forceinline__ void load_tile(float* tile, const T* from, u64 row, u32 first, u32 tokens, u32 sample, u32 head) {
+__device__ __forceinline__ void load_tile(float* tile, const T* from, u64 row, u32 first, u32 tokens, u32 sample,
+                                          u32 head) {
     for (u32 i = threadIdx.x; i < TILE * 16 * COLUMNS; i += THREADS) {
         const u32 token = i / (16 * COLUMNS), c = i % (16 * COLUMNS);
         const bool inside = first + token < tokens && c < HEAD;
@@ -63,7 +64,8 @@ template <class T> __device__ __forceinline__ void store_row(T* row, const float
     }
 }
 
-__device__ __forceinline__ float biased(float product, const AttentionShape& s, const B* bias, u32 sample, u32 head, u32 i, u32 j) {
+__device__ __forceinline__ float biased(float product, const AttentionShape& s, const B* bias, u32 sample, u32 head,
+                                        u32 i, u32 j) {
     const float score = product * s.scale;
     if (!bias) return score;
     return score + to_float(bias[(((u64)(sample % s.groups) * s.heads + head) * s.queries + i) * s.keys + j]);
@@ -183,8 +185,9 @@ struct WeightGrad {
     float weight, dscore;
 };
 
-__device__ __forceinline__ WeightGrad weight_grad(const AttentionShape& s, const HeadTile& at, const B* bias, const u32* seed, const Mask& mask,
-                                     u32 i, u32 j, float product, float dweight, float lse, float delta) {
+__device__ __forceinline__ WeightGrad weight_grad(const AttentionShape& s, const HeadTile& at, const B* bias,
+                                                  const u32* seed, const Mask& mask, u32 i, u32 j, float product,
+                                                  float dweight, float lse, float delta) {
     WeightGrad result = {0.0f, 0.0f};
     if (i >= s.queries || j >= s.keys) return result;
     const float weight = expf(biased(product, s, bias, at.sample, at.head, i, j) - lse);
@@ -284,8 +287,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const u32 own = ty + 16 * r;
                 const float product = dot(tile_q + own * PITCH, tile_k + c * PITCH);
                 const float dweight = dot(tile_dy + own * PITCH, tile_v + c * PITCH);
-                const WeightGrad p = weight_grad(s, at, bias, seed, mask, query0 + own, key0 + c, product, dweight, row_lse[r],
-                                    row_delta[r]);
+                const WeightGrad p = weight_grad(s, at, bias, seed, mask, query0 + own, key0 + c, product, dweight,
+                                                 row_lse[r], row_delta[r]);
                 dscores[own * (TILE + 1) + c] = p.dscore * s.scale;
             }
         __syncthreads();
@@ -309,8 +312,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The gradient of the bias: a thread has one element and sums over a split of its group's samples in order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_grad_bias(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, const DY* dy,
-                        const float* lse, const float* delta, float* dbias, const AttentionShape s, const Mask mask, u32 share,
-                        u64 count) {
+                        const float* lse, const float* delta, float* dbias, const AttentionShape s, const Mask mask,
+                        u32 samples_per_split, u64 count) {
     const u64 element = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (element >= count) return;
     const u32 j = (u32)(element % s.keys), i = (u32)(element / s.keys % s.queries);
@@ -318,8 +321,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     at.tile = 0;
     at.head = (u32)(element / s.keys / s.queries % s.heads);
     const u32 group = (u32)(element / s.keys / s.queries / s.heads);
-    const u32 samples = s.batch / s.groups, first = blockIdx.y * share;
-    const u32 end = first + share < samples ? first + share : samples;
+    const u32 samples = s.batch / s.groups, first = blockIdx.y * samples_per_split;
+    const u32 end = first + samples_per_split < samples ? first + samples_per_split : samples;
     float sum = 0.0f;
     for (u32 sample = first; sample < end; sample++) {
         at.sample = sample * s.groups + group;

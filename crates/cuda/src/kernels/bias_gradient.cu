@@ -3,7 +3,8 @@
 #define THREADS 256
 
 // A block has 32 elements; each of its warps sums every eighth split.
-extern "C" __global__ void __launch_bounds__(THREADS) bias_gradient(const float* partials, DX* dbias, u32 splits, u64 count) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    bias_gradient(const float* partials, DX* dbias, u32 splits, u64 count) {
     __shared__ float sums[THREADS / 32][32];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u64 element = (u64)blockIdx.x * 32 + lane;

@@ -1,13 +1,13 @@
-// Batch norm (Ioffe and Szegedy, 2015) and group norm (Wu and He, 2018) of channels-last images [rows, channels], forward and
-// backward. A relu after the norm, and a residual sum between the two, may be fused.
+// Batch norm (Ioffe and Szegedy, 2015) and group norm (Wu and He, 2018) of channels-last images [rows, channels],
+// forward and backward. A relu after the norm, and a residual sum between the two, may be fused.
 //
-// A thread has VEC channels and strides over the rows: a block has LANES threads along the channels and 256 / LANES rows at a
-// time. A thread sums few rows in f32; all further sums are f64, in an order that depends on the shape alone.
+// A thread has VEC channels and strides over the rows: a block has LANES threads along the channels and 256 / LANES
+// rows at a time. A thread sums few rows in f32; all further sums are f64, in an order that depends on the shape alone.
 //
-// BATCH: 1 for statistics per channel, 0 for statistics per sample and group of channels.
-// RELU: forward, 1 with a relu. Backward, 1 for relu(norm(x)), whose derivative follows from x; 2 for relu(norm(x) + residual),
-// whose derivative follows from its result.
-// X, DY, Y: storage types. R: that of the residual, or of the relu's result. MORE: that of a second gradient.
+// BATCH: 1 for statistics per channel, 0 for statistics per sample and group of channels. RELU: forward, 1 with a relu.
+// Backward, 1 for relu(norm(x)), whose derivative follows from x; 2 for relu(norm(x) + residual), whose derivative
+// follows from its result. X, DY, Y: storage types. R: that of the residual, or of the relu's result. MORE: that of a
+// second gradient.
 
 #define THREADS 256
 #define ROWS (THREADS / LANES)
@@ -35,7 +35,8 @@ struct Channels {
 };
 
 // The statistics of a row's elements; in a batch norm they do not depend on the row.
-__device__ __forceinline__ void read_statistics(Channels& to, const float* from, const NormShape& shape, u64 row, u32 first) {
+__device__ __forceinline__ void read_statistics(Channels& to, const float* from, const NormShape& shape, u64 row,
+                                                u32 first) {
 #pragma unroll
     for (int i = 0; i < VEC; i++) to.v[i] = from[statistic(shape, row, first + i)];
 }
@@ -71,7 +72,8 @@ __device__ __forceinline__ void write_sums(const Channels& first, const Channels
     }
 }
 
-// Partial sums of x - x0 and (x - x0)² with x0 the first row: shifted data avoid cancellation where the mean is far from 0.
+// Partial sums of x - x0 and (x - x0)² with x0 the first row: shifted data avoid cancellation where the mean is far
+// from 0.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     channel_moments(const X* x, double* partials, const NormShape shape, u32 rows_per_split) {
     RowRange range(shape, rows_per_split);
@@ -95,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
     write_sums(first, second, partials, shape);
 }
 
-// For RELU 2: the relu's result, a second gradient of it (may be null), and the gradient of its input, which is written.
+// For RELU 2: the relu's result, a second gradient of it (may be null), and the gradient of its input, which is
+// written.
 struct ReluGrad {
     const R* result;
     const MORE* more;
@@ -213,8 +216,8 @@ struct RunningStatistics {
     float momentum;
 };
 
-// Mean and 1 / sqrt(variance + epsilon) over `size` elements, and the running statistics of a batch norm, whose sums are
-// relative to the first row, `origin`.
+// Mean and 1 / sqrt(variance + epsilon) over `size` elements, and the running statistics of a batch norm, whose sums
+// are relative to the first row, `origin`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     moments(const double* partials, u32 splits, u32 count, u64 size, float epsilon, const X* origin, float* mean,
             float* rstd, const RunningStatistics running) {
@@ -225,7 +228,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const double shifted = sums[0] / (double)size;
     const double centre = BATCH ? shifted + (double)to_float(origin[i]) : shifted;
     // Rounding can make it negative; fmax would drop a NaN.
-    const double difference = sums[1] / (double)size - shifted * shifted, variance = difference < 0.0 ? 0.0 : difference;
+    const double difference = sums[1] / (double)size - shifted * shifted,
+                 variance = difference < 0.0 ? 0.0 : difference;
     mean[i] = (float)centre;
     rstd[i] = (float)(1.0 / sqrt(variance + (double)epsilon));
     if (running.new_mean) {
@@ -281,12 +285,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-// dx = scale · dy + constant + coefficient · (x - mean). `sum` and `dot` are the sums of dy and dy · normed in a batch norm, of
-// dy · gamma and dy · gamma · normed in a group norm; inverse_size is 1 / the number of elements that share statistics.
+// dx = scale · dy + constant + coefficient · (x - mean). `sum` and `dot` are the sums of dy and dy · normed in a batch
+// norm, of dy · gamma and dy · gamma · normed in a group norm; inverse_size is 1 / the number of elements that share
+// statistics.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     normalise_grad(const X* x, const DY* dy, const float* gamma, const float* beta, const float* mean,
-                   const float* rstd, const float* sum, const float* dot, float inverse_size, Y* dx, const NormShape shape,
-                   u32 rows_per_split) {
+                   const float* rstd, const float* sum, const float* dot, float inverse_size, Y* dx,
+                   const NormShape shape, u32 rows_per_split) {
     RowRange range(shape, rows_per_split);
     Channels centre, scale, constant, coefficient, offset, weight;
     if (range.row >= range.end) return;

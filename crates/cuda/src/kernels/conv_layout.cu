@@ -1,9 +1,10 @@
-// Layouts of images and filters for the implicit GEMM of hopper/convolve.cu, and the last step of the filters' gradient.
+// Layouts of images and filters for the implicit GEMM of hopper/convolve.cu, and the last step of the filters'
+// gradient.
 
 #define THREADS 256
 
-// The right operand of the GEMM: a row of `depth` elements for each filter, over taps and channels. For the gradient of the
-// image, `rows` are the channels and `inner` the filters.
+// The right operand of the GEMM: a row of `depth` elements for each filter, over taps and channels. For the gradient of
+// the image, `rows` are the channels and `inner` the filters.
 struct FilterOrder {
     u32 rows, inner;
     // Strides of rows and inner in the published layout [filters, channels, height, width].
@@ -20,7 +21,8 @@ struct FilterOrder {
     u32 depth;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) order_filters(const bf16* filters, bf16* rows, const FilterOrder order) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    order_filters(const bf16* filters, bf16* rows, const FilterOrder order) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (u64)order.rows * order.depth) return;
     const u32 row = (u32)(i / order.depth), at = (u32)(i % order.depth), taps = order.taps_y * order.taps_x;
@@ -29,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) order_filters(const bf16* 
         inner = at / (64 * taps) * 64 + at % 64, tap = at / 64 % taps;
     else
         inner = at % order.padded, tap = at / order.padded;
-    const u32 y = order.first_y + tap / order.taps_x * order.jump_y, x = order.first_x + tap % order.taps_x * order.jump_x;
+    const u32 y = order.first_y + tap / order.taps_x * order.jump_y,
+              x = order.first_x + tap % order.taps_x * order.jump_x;
     bf16 value = from_float<bf16>(0.0f);
     if (tap < taps && inner < order.inner && y < order.height && x < order.width)
         value = filters[(u64)row * order.row + (u64)inner * order.step + y * order.width + x];

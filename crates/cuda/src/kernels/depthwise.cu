@@ -1,5 +1,5 @@
-// Depthwise convolution of channels-last images and its gradients, computed directly. A thread has VEC channels and ACROSS
-// neighbouring results, for which it loads a tap once. Taps are f32 [kernel_height, kernel_width, channels].
+// Depthwise convolution of channels-last images and its gradients, computed directly. A thread has VEC channels and
+// ACROSS neighbouring results, for which it loads a tap once. Taps are f32 [kernel_height, kernel_width, channels].
 //
 // KERNEL_WIDTH: the width of a filter, for its gradient. X, W, DY, Y: storage types.
 
@@ -86,7 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float sum[ACROSS][VEC] = {};
     for (u32 ky = 0; ky < s.kernel_height; ky++) {
         const u32 reach_y = at.y + s.pad_y - ky * s.dilation_y;
-        if (at.y + s.pad_y < ky * s.dilation_y || reach_y % s.stride_y || reach_y / s.stride_y >= s.out_height) continue;
+        if (at.y + s.pad_y < ky * s.dilation_y || reach_y % s.stride_y || reach_y / s.stride_y >= s.out_height)
+            continue;
         const DY* row = dy + (at.image * s.out_height + reach_y / s.stride_y) * s.out_width * s.channels + at.channel;
         for (u32 kx = 0; kx < s.kernel_width; kx++) {
             float tap[VEC];
@@ -110,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // Partial sums of dy · x for a split of the results (z), a row of the filter (y) and LANES * VEC channels (x):
 // partials [splits, kernel_height, KERNEL_WIDTH, channels].
 extern "C" __global__ void __launch_bounds__(THREADS)
-    depthwise_grad_weight(const DY* dy, const X* x, float* partials, const DepthwiseShape s, u32 pixels, u32 per_split) {
+    depthwise_grad_weight(const DY* dy, const X* x, float* partials, const DepthwiseShape s, u32 pixels,
+                          u32 per_split) {
     __shared__ float shared[ROWS][LANES * VEC + 1];
     const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, ky = blockIdx.y;
     const u32 channel = (blockIdx.x * LANES + lane) * VEC;

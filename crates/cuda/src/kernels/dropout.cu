@@ -1,5 +1,5 @@
-// Dropout (Srivastava et al., 2014) and stochastic depth (Huang et al., 2016). Masks are a function of seed and position, so
-// the backward pass computes them again.
+// Dropout (Srivastava et al., 2014) and stochastic depth (Huang et al., 2016). Masks are a function of seed and
+// position, so the backward pass computes them again.
 
 #define THREADS 256
 

@@ -18,7 +18,8 @@ struct QuantisationScales {
 // d = a · b + bias + c; `bias` and `c` may be null. blockIdx.z is the matrix of the batch.
 extern "C" __global__ void __launch_bounds__(THREADS)
     product(const X* a, const X* b, const B* c, const B* bias, Y* d, const QuantisationScales scales,
-            const MatrixStrides at_a, const MatrixStrides at_b, const MatrixStrides at_c, const MatrixStrides at_d, u32 m, u32 n, u32 k) {
+            const MatrixStrides at_a, const MatrixStrides at_b, const MatrixStrides at_c, const MatrixStrides at_d,
+            u32 m, u32 n, u32 k) {
     __shared__ float tile_a[TILE][TILE + 1], tile_b[TILE][TILE + 1];
     a += blockIdx.z * at_a.batch, b += blockIdx.z * at_b.batch, d += blockIdx.z * at_d.batch;
     if (c) c += blockIdx.z * at_c.batch;

@@ -1,5 +1,5 @@
-// Cross-entropy with soft targets and its gradient, binary cross-entropy of independent classes, and the argmax of a row. Sums
-// are in f64.
+// Cross-entropy with soft targets and its gradient, binary cross-entropy of independent classes, and the argmax of a
+// row. Sums are in f64.
 
 #define THREADS 128
 
@@ -84,5 +84,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) one_hot_max(const X* x, Y*
         const u32 at = __shfl_xor_sync(0xffffffffu, best, step);
         if (is_larger(v, at, largest, best)) largest = v, best = at;
     }
-    for (u32 i = lane; i < columns; i += 32) y[i] = from_float<Y>(i != best ? 0.0f : largest != largest ? largest : 1.0f);
+    for (u32 i = lane; i < columns; i += 32)
+        y[i] = from_float<Y>(i != best ? 0.0f : largest != largest ? largest : 1.0f);
 }

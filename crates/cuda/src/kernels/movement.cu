@@ -1,7 +1,7 @@
 // One strided copy for permutations, slices, padding, concatenation and broadcasts.
 //
-// X, Y: storage types; integers are copied as floats, bit by bit. VEC: elements of a vector; where it is more than 1, the
-// source's innermost stride is 0 or 1. INDEX: a type that can count the vectors.
+// X, Y: storage types; integers are copied as floats, bit by bit. VEC: elements of a vector; where it is more than 1,
+// the source's innermost stride is 0 or 1. INDEX: a type that can count the vectors.
 
 #define THREADS 256
 

@@ -1,11 +1,12 @@
-// Layer norm (Ba et al., 2016) forward and backward over x [rows, DIM]. Forward, the residual sum before it may be fused, with
-// stochastic depth on its second term; backward, the sum with the residual's gradient and the gradient of stochastic depth.
+// Layer norm (Ba et al., 2016) forward and backward over x [rows, DIM]. Forward, the residual sum before it may be
+// fused, with stochastic depth on its second term; backward, the sum with the residual's gradient and the gradient of
+// stochastic depth.
 //
-// A row is kept in registers by LANES threads: 8, 16 or 32, so that a warp has several short rows, or a whole block for long
-// rows. Sums go through shuffles and then warp by warp, in an order that depends on the shape alone.
+// A row is kept in registers by LANES threads: 8, 16 or 32, so that a warp has several short rows, or a whole block for
+// long rows. Sums go through shuffles and then warp by warp, in an order that depends on the shape alone.
 //
-// X, Z, Y, S, DY, R, DX, DD, DB: storage types. DROP: 1 with stochastic depth. SUMS: 1 to compute the column sums of dx (with
-// DROP of the dropped dx), which are the gradient of a bias.
+// X, Z, Y, S, DY, R, DX, DD, DB: storage types. DROP: 1 with stochastic depth. SUMS: 1 to compute the column sums of dx
+// (with DROP of the dropped dx), which are the gradient of a bias.
 
 // Rows that a block computes at a time.
 #define ROWS (LANES <= 32 ? 128 / LANES : 1)
@@ -48,8 +49,8 @@ __device__ __forceinline__ float keep_factor(const StochasticDepth& depth, u32 r
     return DROP ? mask_factor(depth.mask, depth.seed, row / depth.rows) : 1.0f;
 }
 
-// y = scale · (gamma · (v - mean) · rstd + beta) with v = x + keep · addend. A block has ROWS * turns rows. `addend`, `sum`,
-// `mean`, `rstd` and `scale` (a quantisation scale) may be null.
+// y = scale · (gamma · (v - mean) · rstd + beta) with v = x + keep · addend. A block has ROWS * turns rows. `addend`,
+// `sum`, `mean`, `rstd` and `scale` (a quantisation scale) may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const X* __restrict__ x, const Z* __restrict__ addend, const float* __restrict__ gamma,
                const float* __restrict__ beta, float epsilon, u32 rows, u32 turns, Y* __restrict__ y,
@@ -114,9 +115,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + residual with d = dy · gamma, and the block's partial sums of dgamma,
-// dbeta and the columns of dx: partials [blocks, PARTS, DIM]. With DROP, `dropped` = keep · dx. `residual`, `dx` and
-// `partials` may be null.
+// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + residual with d = dy · gamma, and the block's partial sums of
+// dgamma, dbeta and the columns of dx: partials [blocks, PARTS, DIM]. With DROP, `dropped` = keep · dx. `residual`,
+// `dx` and `partials` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_grad(const DY* __restrict__ dy, const X* __restrict__ x, const float* __restrict__ gamma,
                     const float* __restrict__ mean, const float* __restrict__ rstd, const R* __restrict__ residual,

@@ -1,8 +1,8 @@
-// Optimiser updates of all parameters in one launch (multi-tensor apply), moving averages likewise, and the global norm of
-// all gradients in two launches.
+// Optimiser updates of all parameters in one launch (multi-tensor apply), moving averages likewise, and the global norm
+// of all gradients in two launches.
 //
-// Tensors are divided into chunks of CHUNK elements, one for each block. A table names the tensor and the chunk of every
-// block, so that one grid covers tensors of any size.
+// Tensors are divided into chunks of CHUNK elements, one for each block. A table names the tensor and the chunk of
+// every block, so that one grid covers tensors of any size.
 
 #define THREADS 256
 #define CHUNK 8192
@@ -93,7 +93,8 @@ struct AdamStep {
     float rate, scale, root, factor;
 };
 
-__device__ __forceinline__ AdamStep adam_step(const TensorUpdate& p, const Adam& adam, const float* step, const float* norm) {
+__device__ __forceinline__ AdamStep adam_step(const TensorUpdate& p, const Adam& adam, const float* step,
+                                              const float* norm) {
     const double correct1 = 1.0 - pow((double)adam.beta1, (double)*step);
     const double correct2 = 1.0 - pow((double)adam.beta2, (double)*step);
     AdamStep s;
@@ -104,14 +105,16 @@ __device__ __forceinline__ AdamStep adam_step(const TensorUpdate& p, const Adam&
     return s;
 }
 
-__device__ __forceinline__ float direction(const TensorUpdate& p, const Adam& adam, const AdamStep& s, float w, float m, float v) {
+__device__ __forceinline__ float direction(const TensorUpdate& p, const Adam& adam, const AdamStep& s, float w, float m,
+                                           float v) {
     return s.scale * m / (sqrtf(v) * s.root + adam.epsilon) + p.decoupled * w;
 }
 
-// The N elements from i on. With a trust ratio only the moments are written, and the squares of parameter and update are
-// added to `squares`.
+// The N elements from i on. With a trust ratio only the moments are written, and the squares of parameter and update
+// are added to `squares`.
 template <int N>
-__device__ __forceinline__ void adam_elements(const TensorUpdate& p, const Adam& adam, const AdamStep& s, u64 i, float (&squares)[2]) {
+__device__ __forceinline__ void adam_elements(const TensorUpdate& p, const Adam& adam, const AdamStep& s, u64 i,
+                                              float (&squares)[2]) {
     float w[N], g[N], m[N], v[N];
     load<N>(p.parameter + i, w);
     load<N>(p.gradient + i, g);
@@ -140,7 +143,8 @@ __device__ __forceinline__ void adam_elements(const TensorUpdate& p, const Adam&
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adam(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, float* partials, const Adam adam) {
+    adam(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, float* partials,
+         const Adam adam) {
     const Chunk chunk = chunks[blockIdx.x];
     const TensorUpdate p = tensors[chunk.tensor];
     __shared__ AdamStep shared;
@@ -162,11 +166,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) partials[2 * blockIdx.x] = squares[0], partials[2 * blockIdx.x + 1] = squares[1];
 }
 
-// The second pass: steps the parameters that have a trust ratio, |parameter| / |update|. Every block adds up the partial
-// sums of its tensor, all in the same order.
+// The second pass: steps the parameters that have a trust ratio, |parameter| / |update|. Every block adds up the
+// partial sums of its tensor, all in the same order.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adam_with_trust(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, const float* partials,
-                    const Adam adam) {
+    adam_with_trust(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm,
+                    const float* partials, const Adam adam) {
     const Chunk chunk = chunks[blockIdx.x];
     const TensorUpdate p = tensors[chunk.tensor];
     const u32 blocks = (u32)((p.count + CHUNK - 1) / CHUNK);

@@ -11,8 +11,8 @@ struct PatchGrid {
     u64 image_stride, y_stride, x_stride, channel_stride;
 };
 
-// patches [n, rows, columns, channels, patch_height, patch_width]. A thread has VEC elements of a patch's row, which are
-// consecutive in the image as well.
+// patches [n, rows, columns, channels, patch_height, patch_width]. A thread has VEC elements of a patch's row, which
+// are consecutive in the image as well.
 extern "C" __global__ void __launch_bounds__(THREADS)
     patchify(const X* __restrict__ image, Y* __restrict__ patches, const PatchGrid grid, u64 vectors) {
     const u64 vector = (u64)blockIdx.x * THREADS + threadIdx.x;

@@ -1,7 +1,7 @@
 // Max and average pooling of channels-last images, and their gradients. A thread has VEC channels.
 //
-// The gradient of a maximum goes to the pixel it came from: `argmax` writes the tap of every window's maximum, and every pixel
-// sums the gradients of the windows whose tap it is.
+// The gradient of a maximum goes to the pixel it came from: `argmax` writes the tap of every window's maximum, and
+// every pixel sums the gradients of the windows whose tap it is.
 //
 // MAX: 1 for the maximum, 0 for the mean. TAP: the type of a tap's index. X, DY, Y: storage types.
 
@@ -57,8 +57,8 @@ struct Pixel {
     }
 };
 
-// The maxima of a window and their taps, the first of several; tap 0xffffffff where a zero of the padding is larger. `image`
-// points to the thread's channels of the first pixel.
+// The maxima of a window and their taps, the first of several; tap 0xffffffff where a zero of the padding is larger.
+// `image` points to the thread's channels of the first pixel.
 __device__ __forceinline__ void largest(const PoolShape& s, const Window& w, const X* image, float (&value)[VEC],
                                         u32 (&tap)[VEC]) {
     bool first = true;

@@ -1,7 +1,7 @@
 // The header of every kernel file: storage types, vectorised loads and stores, reductions in a fixed order, Philox.
 //
-// Values are stored as `float`, `bf16`, `f16` or `e4m3` and computed in f32. The storage types of a kernel's operands are
-// macros that its file is compiled with (compile/sources.rs).
+// Values are stored as `float`, `bf16`, `f16` or `e4m3` and computed in f32. The storage types of a kernel's operands
+// are macros that its file is compiled with (compile/sources.rs).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -20,8 +20,8 @@ struct f16 {
     unsigned short bits;
 };
 
-// fp8: 4 exponent bits, 3 mantissa bits, no infinities, at most 448. The stored value is the element times the quantisation
-// scale of its tensor.
+// fp8: 4 exponent bits, 3 mantissa bits, no infinities, at most 448. The stored value is the element times the
+// quantisation scale of its tensor.
 struct e4m3 {
     unsigned char bits;
 };
@@ -231,7 +231,8 @@ template <int N> __device__ __forceinline__ void store(e4m3* to, const float (&v
 }
 
 // N consecutive elements, or one element N times (stride 0).
-template <int N, class T> __device__ __forceinline__ void load_or_repeat(const T* from, bool consecutive, float (&v)[N]) {
+template <int N, class T>
+__device__ __forceinline__ void load_or_repeat(const T* from, bool consecutive, float (&v)[N]) {
     if (consecutive) {
         load<N>(from, v);
     } else {
@@ -299,8 +300,8 @@ __device__ __forceinline__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// Transposes the 4 x 4 matrix of the words of four lanes. From words of 2 columns out of every 8, each lane gets 8 consecutive
-// columns, which it can store at once.
+// Transposes the 4 x 4 matrix of the words of four lanes. From words of 2 columns out of every 8, each lane gets 8
+// consecutive columns, which it can store at once.
 __device__ __forceinline__ void quad_transpose(u32 (&w)[4]) {
     const int t = threadIdx.x % 4;
 #pragma unroll
@@ -343,8 +344,8 @@ template <int THREADS> __device__ __forceinline__ float block_max(float v) {
     return largest;
 }
 
-// Column sums over a block of BLOCK / LANES rows of LANES threads with N columns each: the first LANES * N threads get the
-// sum of column threadIdx.x. Every thread must call it, once per kernel.
+// Column sums over a block of BLOCK / LANES rows of LANES threads with N columns each: the first LANES * N threads get
+// the sum of column threadIdx.x. Every thread must call it, once per kernel.
 template <int BLOCK, int LANES_, int N> __device__ __forceinline__ float column_sum(const float (&v)[N]) {
     __shared__ float shared[BLOCK][N + 1];
 #pragma unroll

@@ -6,8 +6,8 @@
 #define GROUPS (THREADS / LANES)
 #define AT_ONCE 4
 
-// x [outer, count, inner] to y [splits, outer, inner]: every split sums rows_per_split of `count` rows. A block has COLUMNS
-// columns, VEC per thread, and GROUPS rows at a time; VEC divides `inner`.
+// x [outer, count, inner] to y [splits, outer, inner]: every split sums rows_per_split of `count` rows. A block has
+// COLUMNS columns, VEC per thread, and GROUPS rows at a time; VEC divides `inner`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(const X* __restrict__ x, Y* __restrict__ y, u32 count, u64 inner, u32 rows_per_split, float factor) {
     const u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x % LANES * VEC;

@@ -1,5 +1,5 @@
-// Partition of a channels-last image into attention windows (Swin), with a cyclic shift, and back. A thread has VEC channels
-// of one pixel. INDEX: a type that can count the vectors.
+// Partition of a channels-last image into attention windows (Swin), with a cyclic shift, and back. A thread has VEC
+// channels of one pixel. INDEX: a type that can count the vectors.
 
 #define THREADS 256
 
@@ -13,7 +13,8 @@ struct WindowGrid {
 };
 
 // tokens [n, rows, columns, window_height, window_width, channels]; zeros beyond the image.
-extern "C" __global__ void __launch_bounds__(THREADS) windows(const X* image, Y* tokens, const WindowGrid s, u64 count) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    windows(const X* image, Y* tokens, const WindowGrid s, u64 count) {
     const INDEX i = (INDEX)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     INDEX rest = i;
@@ -32,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) windows(const X* image, Y*
     store<VEC>(tokens + (u64)i * VEC, v);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) unwindows(const X* tokens, Y* image, const WindowGrid s, u64 count) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    unwindows(const X* tokens, Y* image, const WindowGrid s, u64 count) {
     const INDEX i = (INDEX)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     INDEX rest = i;

@@ -1,6 +1,6 @@
-//! Attention. [`forward`] and [`backward`] choose the kernels from storage type, head size, lengths and options: [`hopper`] for 16
-//! bits on Hopper without bias and dropout, [`mma`] for other attention in bf16 over a few hundred tokens, and `attention.cu`,
-//! which supports everything, for the rest.
+//! Attention. [`forward`] and [`backward`] choose the kernels from storage type, head size, lengths and options:
+//! [`hopper`] for 16 bits on Hopper without bias and dropout, [`mma`] for other attention in bf16 over a few hundred
+//! tokens, and `attention.cu`, which supports everything, for the rest.
 
 mod hopper;
 mod mma;

@@ -184,8 +184,8 @@ pub(super) fn backward_of_relu(e: &mut Emitter) {
     backward_with(None, ReluGrad::OfNorm(beta), e);
 }
 
-/// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the seventh, if
-/// there is one; the gradient of the sum is the fourth output.
+/// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the
+/// seventh, if there is one; the gradient of the sum is the fourth output.
 pub(super) fn backward_of_sum(e: &mut Emitter) {
     let (result, more, dx) = (e.inputs[5].clone(), e.inputs.get(6).cloned(), e.outputs[3].clone());
     backward_with(None, ReluGrad::OfSum { result, more, dx }, e);

@@ -1,5 +1,5 @@
-//! Convolution and its gradients: by implicit GEMM in bf16 on Hopper ([`hopper`]), else by im2col and one matrix product per
-//! group, over as many images at a time as fit into the scratch memory.
+//! Convolution and its gradients: by implicit GEMM in bf16 on Hopper ([`hopper`]), else by im2col and one matrix
+//! product per group, over as many images at a time as fit into the scratch memory.
 
 mod hopper;
 

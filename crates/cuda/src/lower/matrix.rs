@@ -102,8 +102,8 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     let before = e.requests.len();
     e.multiply(product);
     epilogue(op, &between, &y, e);
-    // cuBLASLt's GELU (tanh) differs from the exact one by about the rounding of bf16; f16 rounds less, and in training the
-    // backward pass takes the derivative of the exact one.
+    // cuBLASLt's GELU (tanh) differs from the exact one by about the rounding of bf16; f16 rounds less, and in training
+    // the backward pass takes the derivative of the exact one.
     let gelu = match op.activation {
         Some(Activation::Gelu) => e.operand_storage() == Storage::Bf16,
         Some(Activation::GeluTanh) => true,

@@ -1,7 +1,7 @@
 //! Lowering: from an operation to the requests (kernels, products, copies) that compute it.
 //!
-//! It is a pure function of operation, shapes, storage types and addresses. It runs twice: with placeholder addresses, to learn
-//! how much scratch memory a node needs, and with the final ones.
+//! It is a pure function of operation, shapes, storage types and addresses. It runs twice: with placeholder addresses,
+//! to learn how much scratch memory a node needs, and with the final ones.
 
 mod arithmetic;
 mod attention;
@@ -326,7 +326,8 @@ pub(crate) use norm::NormGradFusion;
 pub(crate) use optimise::{is_optimiser, share_launch};
 pub(crate) use rows::takes_sums;
 
-/// Updates of several parameters in shared launches; the emitter has the inputs and outputs of all, one update after another.
+/// Updates of several parameters in shared launches; the emitter has the inputs and outputs of all, one update after
+/// another.
 pub(crate) fn updates(ops: &[&Op], e: &mut Emitter) {
     optimise::updates(ops, e);
 }
@@ -356,8 +357,8 @@ pub(crate) fn batch_norm_grad_of_relu(e: &mut Emitter) {
     channel_norm::backward_of_relu(e);
 }
 
-/// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the seventh;
-/// the relu's gradient is the fourth output.
+/// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the
+/// seventh; the relu's gradient is the fourth output.
 pub(crate) fn batch_norm_grad_of_sum(e: &mut Emitter) {
     channel_norm::backward_of_sum(e);
 }

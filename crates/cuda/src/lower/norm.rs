@@ -21,7 +21,8 @@ fn rows_per_block(lanes: usize) -> usize {
 /// How many times a block of the forward pass takes new rows: it loads gamma and beta only once.
 const TURNS: usize = 8;
 
-/// Blocks of the backward pass per multiprocessor. Two or three are resident at a time, so that there are no partial waves.
+/// Blocks of the backward pass per multiprocessor. Two or three are resident at a time, so that there are no partial
+/// waves.
 const BLOCKS: usize = 6;
 
 /// `StochasticDepth` of the kernels: mask, rows of a sample and address of the seed.
@@ -33,7 +34,8 @@ fn stochastic_depth(drop: Option<(Dropout, u64)>, shape: &Shape) -> CStruct {
     }
 }
 
-/// The norm of the first input, or of its sum with `addend`, which may have stochastic depth; then the seed is the last input.
+/// The norm of the first input, or of its sum with `addend`, which may have stochastic depth; then the seed is the last
+/// input.
 pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropout>, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (rows, dim) = (y.shape.rows(), y.shape.last());
@@ -82,8 +84,8 @@ pub(crate) struct NormGradFusion {
     pub sums: bool,
 }
 
-/// From `dy, x, gamma, mean, rstd`, then the residual's gradient and the seed of stochastic depth, to `dx, dgamma, dbeta`, then the
-/// dropped `dx` and the column sums; those after the first five and three only with their fusions.
+/// From `dy, x, gamma, mean, rstd`, then the residual's gradient and the seed of stochastic depth, to `dx, dgamma,
+/// dbeta`, then the dropped `dx` and the column sums; those after the first five and three only with their fusions.
 pub(super) fn backward(fused: NormGradFusion, e: &mut Emitter) {
     let (dy, x, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, dim) = (x.shape.rows(), x.shape.last());

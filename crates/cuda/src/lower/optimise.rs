@@ -42,7 +42,8 @@ pub(super) fn global_norm(e: &mut Emitter) {
 /// How the kernels compute one update.
 ///
 /// Its inputs are the parameter, the gradient (or new value), `state` tensors of optimiser state, the learning rate (or
-/// whatever else each tensor has one of), and scalars that all tensors share. Its outputs are the new parameter and state.
+/// whatever else each tensor has one of), and scalars that all tensors share. Its outputs are the new parameter and
+/// state.
 struct UpdateKernel {
     kernel: &'static str,
     /// Tensors of optimiser state, at most two.
@@ -187,8 +188,8 @@ pub(crate) fn share_launch(a: &Node, b: &Node) -> bool {
     x.kernel == y.kernel && x.hyperparameters == y.hyperparameters && shared(a) == shared(b)
 }
 
-/// The launches of updates of which any two [`share_launch`]; the emitter has the inputs and outputs of all of them, one
-/// update after another.
+/// The launches of updates of which any two [`share_launch`]; the emitter has the inputs and outputs of all of them,
+/// one update after another.
 pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
     let rules: Vec<UpdateKernel> = ops.iter().filter_map(|op| UpdateKernel::of(op)).collect();
     let Some(first) = rules.first() else { return };

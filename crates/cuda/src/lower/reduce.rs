@@ -95,8 +95,8 @@ pub(super) struct RowSplits {
 }
 
 impl RowSplits {
-    /// For blocks of `columns` out of `all` columns: about eight blocks per multiprocessor, which is one full wave, with at
-    /// least 64 rows each.
+    /// For blocks of `columns` out of `all` columns: about eight blocks per multiprocessor, which is one full wave,
+    /// with at least 64 rows each.
     pub fn new(e: &Emitter, rows: usize, all: usize, columns: usize) -> Self {
         let wanted = (8 * e.multiprocessors / all.div_ceil(columns).max(1)).max(1);
         let of_each = rows.div_ceil(wanted).max(64);

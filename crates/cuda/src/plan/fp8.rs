@@ -1,13 +1,14 @@
 //! The linear layers that are computed in fp8 (e4m3), and their quantisation scales.
 //!
-//! e4m3 has three mantissa bits over fifteen powers of two, so one scale per tensor need not fit its elements closely: it must
-//! only keep the largest below 448. Bounds of the elements follow from the weights alone. A row of a layer norm is
-//! `gamma · u + beta` with `|u| ≤ √columns`, and no element of a linear layer after it exceeds
-//! `√columns · |w · gamma| + |w · beta + bias|` for its row `w` of the weights. Activations and attention, which averages values,
-//! do not increase a bound. So scales are known before the first image, without calibration, and the result of an image does not
-//! depend on the other images of its batch.
+//! e4m3 has three mantissa bits over fifteen powers of two, so one scale per tensor need not fit its elements closely:
+//! it must only keep the largest below 448. Bounds of the elements follow from the weights alone. A row of a layer norm
+//! is `gamma · u + beta` with `|u| ≤ √columns`, and no element of a linear layer after it exceeds `√columns · |w ·
+//! gamma| + |w · beta + bias|` for its row `w` of the weights. Activations and attention, which averages values, do not
+//! increase a bound. So scales are known before the first image, without calibration, and the result of an image does
+//! not depend on the other images of its batch.
 //!
-//! A linear layer whose input has no such bound stays in bf16, and so do the first, which reads the image, and the last.
+//! A linear layer whose input has no such bound stays in bf16, and so do the first, which reads the image, and the
+//! last.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -138,8 +139,8 @@ impl Fp8Layers {
         self.bounds.values().map(|bound| 4 * bound.count(graph)).max().unwrap_or(0)
     }
 
-    /// The requests that compute the scales of all activations from the uploaded weights. `operand` has the addresses of values,
-    /// `scales` those of their scales.
+    /// The requests that compute the scales of all activations from the uploaded weights. `operand` has the addresses
+    /// of values, `scales` those of their scales.
     pub fn requests(
         &self,
         graph: &Graph,

@@ -1,7 +1,7 @@
 //! Finding groups of nodes that are fused ([`FusionGroup`]).
 //!
-//! A group runs in the place of one of its nodes. The memory plan takes that place from [`FusionGroups::runs_with`], so that the
-//! live ranges of inputs end there and those of outputs begin there.
+//! A group runs in the place of one of its nodes. The memory plan takes that place from [`FusionGroups::runs_with`], so
+//! that the live ranges of inputs end there and those of outputs begin there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -50,8 +50,9 @@ impl FusionGroups {
         self.at.insert(last, group);
     }
 
-    /// In-place updates whose new values have no consumer before the last of the group; consumers of the old values come before
-    /// the updates anyway. Moving averages of the new values follow as a group of their own; so do guarded updates.
+    /// In-place updates whose new values have no consumer before the last of the group; consumers of the old values
+    /// come before the updates anyway. Moving averages of the new values follow as a group of their own; so do guarded
+    /// updates.
     fn find_updates(&mut self, graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) {
         let (mut open, mut averages, mut guarded): (Vec<NodeId>, Vec<NodeId>, Vec<NodeId>) = Default::default();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
@@ -84,8 +85,8 @@ impl FusionGroups {
         self.add_updates(guarded);
     }
 
-    /// Ends both groups. Updates after the last average are a group of their own, since averages run after the updates that they
-    /// read.
+    /// Ends both groups. Updates after the last average are a group of their own, since averages run after the updates
+    /// that they read.
     fn close(&mut self, open: &mut Vec<NodeId>, averages: &mut Vec<NodeId>) {
         let last = averages.last().copied().unwrap_or(0);
         let (before, after): (Vec<NodeId>, Vec<NodeId>) = open.drain(..).partition(|&id| id < last);

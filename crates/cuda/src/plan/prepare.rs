@@ -1,4 +1,5 @@
-//! A graph planned for the GPU before any memory is allocated: storage types, fusion, addresses, and the memory it needs.
+//! A graph planned for the GPU before any memory is allocated: storage types, fusion, addresses, and the memory it
+//! needs.
 
 use std::collections::{HashMap, HashSet};
 

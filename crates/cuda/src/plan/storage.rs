@@ -1,10 +1,10 @@
 //! The storage type of every value.
 //!
-//! In a 16-bit precision, a value that is computed in a run is stored in 16 bits, unless it is an output or an update of the
-//! graph, a statistic, or an input of an operation that needs f32 (losses, optimisers, gradient norms, weights of norms). Inputs,
-//! parameters and constants are f32; operands of matrix products have a 16-bit copy, which the optimiser updates with the
-//! parameter. Computation is in f32 whatever the storage type, and products accumulate in f32. With [`Precision::Fp8`], values
-//! whose consumers are all fp8 layers are stored in e4m3 ([`Fp8Layers`]).
+//! In a 16-bit precision, a value that is computed in a run is stored in 16 bits, unless it is an output or an update
+//! of the graph, a statistic, or an input of an operation that needs f32 (losses, optimisers, gradient norms, weights
+//! of norms). Inputs, parameters and constants are f32; operands of matrix products have a 16-bit copy, which the
+//! optimiser updates with the parameter. Computation is in f32 whatever the storage type, and products accumulate in
+//! f32. With [`Precision::Fp8`], values whose consumers are all fp8 layers are stored in e4m3 ([`Fp8Layers`]).
 
 use std::collections::HashSet;
 

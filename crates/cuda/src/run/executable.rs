@@ -1,7 +1,7 @@
 //! A graph on the GPU: all memory in two buffers, every node a list of launches with fixed addresses.
 //!
-//! The first run enqueues every launch, so that the libraries load what they need. The second captures them as a CUDA graph,
-//! or as a few where large inputs are copied while a run goes on; later runs launch those.
+//! The first run enqueues every launch, so that the libraries load what they need. The second captures them as a CUDA
+//! graph, or as a few where large inputs are copied while a run goes on; later runs launch those.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,7 +43,8 @@ struct CapturedSegment {
 
 /// A graph that is ready to run on a GPU.
 ///
-/// Invariant: every launch was lowered with addresses in `arena` and `stored`, which have the sizes that [`Prepared`] planned.
+/// Invariant: every launch was lowered with addresses in `arena` and `stored`, which have the sizes that [`Prepared`]
+/// planned.
 pub(crate) struct CudaExecutable {
     // Dropped in this order, after the streams were synchronised.
     state: CaptureState,
@@ -64,7 +65,8 @@ pub(crate) struct CudaExecutable {
     gpu: Arc<Gpu>,
 }
 
-// SAFETY: streams, graphs and buffers of the driver may be used from any thread; every method makes the context current.
+// SAFETY: streams, graphs and buffers of the driver may be used from any thread; every method makes the context
+// current.
 unsafe impl Send for CudaExecutable {}
 
 impl CudaExecutable {
@@ -91,8 +93,8 @@ impl CudaExecutable {
         gpu.load(&variants)?;
 
         let order: Vec<NodeId> = lowered.iter().map(|(node, ..)| *node).collect();
-        // SAFETY: the context is current; all requests were lowered for addresses in `arena`, `stored` and `scratch`, which
-        // live until the stream is synchronised.
+        // SAFETY: the context is current; all requests were lowered for addresses in `arena`, `stored` and `scratch`,
+        // which live until the stream is synchronised.
         let (steps, updates) = unsafe {
             // Algorithms are timed on values like those of a run.
             fill_with_noise(&gpu, &stream, &arena)?;
@@ -228,7 +230,8 @@ fn fill_with_noise(gpu: &Gpu, stream: &Stream, buffer: &DeviceBuffer) -> Result<
         maps: Vec::new(),
         arguments: KernelArguments::new().pointer(buffer.address).u64(count),
     };
-    // SAFETY: the kernel writes `count` times 16 bytes to the buffer, which its owner keeps until the stream is synchronised.
+    // SAFETY: the kernel writes `count` times 16 bytes to the buffer, which its owner keeps until the stream is
+    // synchronised.
     unsafe { kernel.resolve(gpu)?.enqueue(gpu, stream) }
 }
 
@@ -265,8 +268,8 @@ impl Executable for CudaExecutable {
             }
             None => &self.stream,
         };
-        // SAFETY: the staging buffer outlives the copy (`drop` synchronises) and is not written to before the copy is done
-        // (the event above); the input's memory has the length of its type.
+        // SAFETY: the staging buffer outlives the copy (`drop` synchronises) and is not written to before the copy is
+        // done (the event above); the input's memory has the length of its type.
         let result = unsafe { cu::cuMemcpyHtoDAsync_v2(target.address, from, bytes.len(), stream.raw()) };
         check(result, "copying an input")?;
         target.copied.record(stream)

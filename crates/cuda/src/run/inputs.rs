@@ -33,7 +33,8 @@ pub(crate) struct LastRead {
 /// Smaller inputs are copied between runs, which takes less time than to synchronise two streams.
 const WORTH_OVERLAPPING: usize = 1 << 20;
 
-/// The graph's inputs by name, and the bytes of their staging buffer. `steps` are the nodes in the order in which they run.
+/// The graph's inputs by name, and the bytes of their staging buffer. `steps` are the nodes in the order in which they
+/// run.
 pub(crate) fn inputs(
     p: &Prepared,
     bases: &Bases,

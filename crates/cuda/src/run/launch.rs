@@ -1,5 +1,5 @@
-//! The work of a run: kernels, matrix products, copies. Lowering makes requests with addresses; resolving gives each its
-//! compiled kernel or its algorithm, so that a run only enqueues.
+//! The work of a run: kernels, matrix products, copies. Lowering makes requests with addresses; resolving gives each
+//! its compiled kernel or its algorithm, so that a run only enqueues.
 
 use cudarc::driver::sys as cu;
 use vit_graph::GraphError;
@@ -126,15 +126,15 @@ impl ReadyLaunch {
     ///
     /// # Safety
     ///
-    /// The GPU's context must be current. Every address of the launch must point to device memory of the size and alignment
-    /// that it was lowered for, which stays allocated until the stream has run the launch; the ranges of a copy must not
-    /// overlap.
+    /// The GPU's context must be current. Every address of the launch must point to device memory of the size and
+    /// alignment that it was lowered for, which stays allocated until the stream has run the launch; the ranges of a
+    /// copy must not overlap.
     pub unsafe fn enqueue(&self, gpu: &Gpu, stream: &Stream) -> Result<(), GraphError> {
         match self {
             ReadyLaunch::Kernel { function, grid, threads, shared, arguments } => {
                 let mut addresses = arguments.addresses();
-                // SAFETY: the function is loaded, `addresses` has one live pointer for each of its parameters, which the
-                // driver copies before it returns; the caller guarantees the device memory.
+                // SAFETY: the function is loaded, `addresses` has one live pointer for each of its parameters, which
+                // the driver copies before it returns; the caller guarantees the device memory.
                 let result = unsafe {
                     cu::cuLaunchKernel(
                         function.0,

@@ -35,8 +35,8 @@ impl ReadBack {
     ///
     /// # Safety
     ///
-    /// Each address must hold an f32 in device memory that stays allocated, and `self` must live, until the stream has run
-    /// the copies.
+    /// Each address must hold an f32 in device memory that stays allocated, and `self` must live, until the stream has
+    /// run the copies.
     pub unsafe fn read_async(&mut self, addresses: &[u64], stream: &Stream) -> Result<(), GraphError> {
         if self.pending.len() == SLOTS || addresses.len() > self.capacity {
             return Err(error("two read-backs are pending already; take the first one before requesting another"));

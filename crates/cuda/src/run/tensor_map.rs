@@ -5,7 +5,8 @@ use vit_graph::GraphError;
 
 use crate::driver::check;
 
-/// A tensor `[batch, tokens, heads, head]` of 16-bit elements. A box has [`box_columns`] columns of `rows` tokens of one head.
+/// A tensor `[batch, tokens, heads, head]` of 16-bit elements. A box has [`box_columns`] columns of `rows` tokens of
+/// one head.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TensorMap {
     pub address: u64,
@@ -19,7 +20,8 @@ pub(crate) struct TensorMap {
     pub rows: usize,
 }
 
-/// The columns of a box for heads of this size: the widest swizzle span that divides the head, padded to a multiple of 16.
+/// The columns of a box for heads of this size: the widest swizzle span that divides the head, padded to a multiple of
+/// 16.
 pub(crate) fn box_columns(head: usize) -> usize {
     match head.next_multiple_of(16) {
         padded if padded % 64 == 0 => 64,
@@ -42,8 +44,8 @@ impl TensorMap {
         let strides = [self.head, self.row, self.tokens * self.row].map(|elements| 2 * elements as u64);
         let boxes = [columns as u32, 1, self.rows as u32, 1];
         let mut map = cu::CUtensorMap { opaque: [0; 16] };
-        // SAFETY: all pointers are to live arrays of four (strides: three) elements, the map is aligned as its type requires,
-        // and the address is not dereferenced.
+        // SAFETY: all pointers are to live arrays of four (strides: three) elements, the map is aligned as its type
+        // requires, and the address is not dereferenced.
         let result = unsafe {
             cu::cuTensorMapEncodeTiled(
                 &mut map,

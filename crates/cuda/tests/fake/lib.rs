@@ -1,5 +1,5 @@
-//! A fake of the NVIDIA driver, NVRTC and cuBLASLt, for tests of their failures: it accepts every call, computes nothing, and fails
-//! as the environment variable `FAKE_CUDA` selects.
+//! A fake of the NVIDIA driver, NVRTC and cuBLASLt, for tests of their failures: it accepts every call, computes
+//! nothing, and fails as the environment variable `FAKE_CUDA` selects.
 //!
 //! - `old`: the driver is for CUDA 11.8
 //! - `mismatch`: the driver's library and kernel module have different versions

@@ -1,5 +1,5 @@
-// A unit is one whole head with as many queries as keys, each in one slot: first dK and dV (tiles of keys), then dQ (tiles of
-// queries).
+// A unit is one whole head with as many queries as keys, each in one slot: first dK and dV (tiles of keys), then dQ
+// (tiles of queries).
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -52,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             const int row0 = tile * 64 + warp * 16;
             const bool active = row0 < tokens;
             const u32 use = turn * 4, k = ring.address(in_turn(use)), q = ring.address(in_turn(use + 1)),
-                      v = ring.address(in_turn(use + 2)), d = ring.address(in_turn(use + 3)), tile_at = tile * 64 * PITCH;
+                      v = ring.address(in_turn(use + 2)), d = ring.address(in_turn(use + 3)),
+                      tile_at = tile * 64 * PITCH;
             const float *stats = shared.stats + turn % 2 * 2 * ROWS;
             mbarrier_wait(shared.stats_full + turn % 2 * 8, turn / 2 & 1);
 #pragma unroll
@@ -86,7 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
                 for (int i = 0; i < 4; i++) ring.release(in_turn(use + i));
                 if (lane == 0) mbarrier_arrive(shared.stats_empty + turn % 2 * 8);
-                if (active) store_rows(sums, dq + sample * tokens * q_stride + column, q_stride, row0, tokens, scale, scale);
+                if (active)
+                    store_rows(sums, dq + sample * tokens * q_stride + column, q_stride, row0, tokens, scale, scale);
             }
         }
     }

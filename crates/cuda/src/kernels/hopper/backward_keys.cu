@@ -1,5 +1,5 @@
-// dK and dV. A unit is TILES tiles of keys of one head; queries and dout are streamed. Reads the delta that attention_backward_q
-// wrote.
+// dK and dV. A unit is TILES tiles of keys of one head; queries and dout are streamed. Reads the delta that
+// attention_backward_q wrote.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward_kv(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -57,7 +57,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             float sums_k[D / 2], sums_v[D / 2];
             ring.wait(k), ring.wait(v);
             for (int block = 0; block < blocks; block++, stage++) {
-                const SlotUse q = Schedule::streamed(turn, blocks, block, 0), d = Schedule::streamed(turn, blocks, block, 1);
+                const SlotUse q = Schedule::streamed(turn, blocks, block, 0),
+                              d = Schedule::streamed(turn, blocks, block, 1);
                 mbarrier_wait(shared.stats_full + stage % 2 * 8, stage / 2 & 1);
                 ring.wait(q), ring.wait(d);
                 slot_keys(sums_k, sums_v, ring.address(k) + tile * 64 * PITCH, ring.address(v) + tile * 64 * PITCH,

@@ -1,4 +1,5 @@
-// dQ. A unit is TILES tiles of queries of one head; keys and values are streamed. Also writes delta = rowsum(dout * out).
+// dQ. A unit is TILES tiles of queries of one head; keys and values are streamed. Also writes delta = rowsum(dout *
+// out).
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward_q(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -51,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             }
             ring.wait(q), ring.wait(d);
             for (int block = 0; block < blocks; block++) {
-                const SlotUse k = Schedule::streamed(turn, blocks, block, 0), v = Schedule::streamed(turn, blocks, block, 1);
+                const SlotUse k = Schedule::streamed(turn, blocks, block, 0),
+                              v = Schedule::streamed(turn, blocks, block, 1);
                 ring.wait(k), ring.wait(v);
                 slot_queries(sums, ring.address(q) + tile * 64 * PITCH, ring.address(d) + tile * 64 * PITCH,
                              ring.address(k), ring.address(v), lse2, delta, scale * LOG2E, active, block == 0,
@@ -62,8 +64,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             }
             ring.release(q), ring.release(d);
             if (active)
-                store_rows(sums, dq + (i64)sample * queries * q_stride + head * HEAD_DIM, q_stride, row0, queries, scale,
-                           scale);
+                store_rows(sums, dq + (i64)sample * queries * q_stride + head * HEAD_DIM, q_stride, row0, queries,
+                           scale, scale);
         }
     }
 }

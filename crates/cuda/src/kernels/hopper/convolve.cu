@@ -1,8 +1,8 @@
-// Convolution of bf16 images by implicit GEMM: y[pixel][filter] is the sum over taps and channels of x · filters. The gradient
-// of the image is the same kernel, with dy as the image.
+// Convolution of bf16 images by implicit GEMM: y[pixel][filter] is the sum over taps and channels of x · filters. The
+// gradient of the image is the same kernel, with dy as the image.
 //
-// A block has 64 output pixels for every warpgroup and BLOCK_N filters. Steps of 64 channels go through a software pipeline of
-// STAGES stages in shared memory: while the tensor cores multiply one step, all threads load a later one.
+// A block has 64 output pixels for every warpgroup and BLOCK_N filters. Steps of 64 channels go through a software
+// pipeline of STAGES stages in shared memory: while the tensor cores multiply one step, all threads load a later one.
 //
 // Macros:
 //   WARPGROUPS, BLOCK_N   the block tile; BLOCK_N is 64, 128 or 256
@@ -33,14 +33,16 @@ struct TileLoader {
     // The next tap and channel.
     u32 tap_y, tap_x, channel;
 
-    __device__ __forceinline__ TileLoader(const bf16 *x, const bf16 *filters, const OutputPixels &pixels, const InputTaps &taps,
-                                       u32 first_pixel, u32 first_filter, u32 filter_count, u32 depth)
+    __device__ __forceinline__ TileLoader(const bf16 *x, const bf16 *filters, const OutputPixels &pixels,
+                                          const InputTaps &taps, u32 first_pixel, u32 first_filter, u32 filter_count,
+                                          u32 depth)
         : x(x), taps(taps), depth(depth) {
         const u32 row = threadIdx.x / 8;
         chunk = threadIdx.x % 8;
         swizzled = row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
 #pragma unroll
-        for (int i = 0; i < LOADS_A; i++) first_taps[i] = first_tap_of(first_pixel + row + i * ROWS_PER_LOAD, pixels, taps);
+        for (int i = 0; i < LOADS_A; i++)
+            first_taps[i] = first_tap_of(first_pixel + row + i * ROWS_PER_LOAD, pixels, taps);
         filters_left = filter_count - first_filter;
         this->filters = filters + (u64)(first_filter + row) * depth + chunk * 8;
         const u32 at = WHOLE_STEPS ? 0 : chunk * 8 / taps.channels;
@@ -68,7 +70,8 @@ struct TileLoader {
             const u32 row = threadIdx.x / 8 + i * ROWS_PER_LOAD;
             const bool valid = row < filters_left;
             if (BLOCK_N % ROWS_PER_LOAD == 0 || row < BLOCK_N)
-                cp_async_cg(to + A_BYTES + i * ROWS_PER_LOAD * ROW_BYTES, filters + (valid ? (u64)i * ROWS_PER_LOAD * depth : 0), valid);
+                cp_async_cg(to + A_BYTES + i * ROWS_PER_LOAD * ROW_BYTES,
+                            filters + (valid ? (u64)i * ROWS_PER_LOAD * depth : 0), valid);
         }
         filters += 64;
         if (WHOLE_STEPS) {
@@ -113,7 +116,8 @@ static __device__ __forceinline__ void store_row(const float *sums, int half, fl
     }
 }
 
-// filters [filter_count][64 · steps] in the order of the reduction. Consecutive blocks have the same pixels and different filters.
+// filters [filter_count][64 · steps] in the order of the reduction. Consecutive blocks have the same pixels and
+// different filters.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     convolve(const bf16 *x, const bf16 *filters, const Y *bias, Y *y, const OutputPixels pixels, const InputTaps taps,
              u32 filter_count, u32 steps) {
@@ -147,7 +151,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 Wgmma<WGMMA_N>::ss(sums + n / 2, tile(a + 2 * k, 0), tile(b + n * ROW_BYTES + 2 * k, 0), 1);
         }
         wgmma_commit();
-        // No warpgroup reads this stage any more: each passed wgmma_wait of the step before, and then the barrier above.
+        // No warpgroup reads this stage any more: each passed wgmma_wait of the step before, and then the barrier
+        // above.
         if (step + AHEAD < steps) loader.load_stage(stages + next * STAGE_BYTES);
         cp_async_commit();
         wgmma_wait<1>();

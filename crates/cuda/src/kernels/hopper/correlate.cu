@@ -1,8 +1,9 @@
-// The gradient of a convolution's filters by implicit GEMM with split-K: for every filter, tap and channel, the sum of dy · x
-// over all output pixels. Splits of the pixels are partial sums, which sum_split_k (conv_layout.cu) adds in order.
+// The gradient of a convolution's filters by implicit GEMM with split-K: for every filter, tap and channel, the sum of
+// dy · x over all output pixels. Splits of the pixels are partial sums, which sum_split_k (conv_layout.cu) adds in
+// order.
 //
-// A block of two warpgroups has BLOCK_M filters and BLOCK_N columns (taps and channels). With 128 filters each warpgroup has 64 of
-// them; with 64 both have all, and each sums half of the pixels into a split of its own.
+// A block of two warpgroups has BLOCK_M filters and BLOCK_N columns (taps and channels). With 128 filters each
+// warpgroup has 64 of them; with 64 both have all, and each sums half of the pixels into a split of its own.
 //
 // Macros:
 //   BLOCK_M         64 or 128
@@ -16,11 +17,11 @@ constexpr int TILES_M = BLOCK_M / 64, TILES_N = BLOCK_N / 64;
 constexpr int STAGE_BYTES = (TILES_M + TILES_N) * TILE_BYTES;
 constexpr int AHEAD = STAGES - 2;
 
-// partials [splits, filter_count, columns]; a block sums `steps` times 64 pixels. Consecutive blocks have the same filters and
-// different columns.
+// partials [splits, filter_count, columns]; a block sums `steps` times 64 pixels. Consecutive blocks have the same
+// filters and different columns.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    correlate(const bf16 *dy, const bf16 *x, float *partials, const OutputPixels pixels, const InputTaps taps, u32 filter_count,
-              u32 columns, u32 steps) {
+    correlate(const bf16 *dy, const bf16 *x, float *partials, const OutputPixels pixels, const InputTaps taps,
+              u32 filter_count, u32 columns, u32 steps) {
     DYNAMIC_SHARED(unsigned char, memory);
     const u32 stages = (shared_address(memory) + 1023) / 1024 * 1024;
     const u32 blocks_n = (columns + BLOCK_N - 1) / BLOCK_N;

@@ -1,5 +1,5 @@
-// A unit is TILES tiles of queries of one head; keys and values are streamed. `out_scale`, a quantisation scale, and `lse` may be
-// null.
+// A unit is TILES tiles of queries of one head; keys and values are streamed. `out_scale`, a quantisation scale, and
+// `lse` may be null.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -40,7 +40,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
             float sums[D / 2], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
             for (int block = 0; block < blocks; block++) {
-                const SlotUse k = Schedule::streamed(turn, blocks, block, 0), v = Schedule::streamed(turn, blocks, block, 1);
+                const SlotUse k = Schedule::streamed(turn, blocks, block, 0),
+                              v = Schedule::streamed(turn, blocks, block, 1);
                 float s[ROWS / 2];
                 ring.wait(k);
                 wgmma_fence();
@@ -107,7 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                            numerator / total[0], numerator / total[1]);
                 if (lse && lane % 4 < 2) {
                     const int half = lane % 4, row = row0 + lane / 4 + 8 * half;
-                    const float value = half ? top[1] * factor + log2_fast(total[1]) : top[0] * factor + log2_fast(total[0]);
+                    const float value =
+                        half ? top[1] * factor + log2_fast(total[1]) : top[0] * factor + log2_fast(total[0]);
                     if (row < queries) lse[(i64)pair * queries + row] = value * LN2;
                 }
             }

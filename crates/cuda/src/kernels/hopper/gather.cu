@@ -1,8 +1,8 @@
-// Implicit GEMM on Hopper: indices of output pixels and of the input pixels under their taps, and asynchronous copies of those
-// into shared memory.
+// Implicit GEMM on Hopper: indices of output pixels and of the input pixels under their taps, and asynchronous copies
+// of those into shared memory.
 //
-// Tiles are rows of 64 bf16 (128 bytes) with the 128-byte swizzle: 16-byte chunk j of row r is at chunk j ^ (r % 8). Taps in the
-// padding are filled with zeros by the copy.
+// Tiles are rows of 64 bf16 (128 bytes) with the 128-byte swizzle: 16-byte chunk j of row r is at chunk j ^ (r % 8).
+// Taps in the padding are filled with zeros by the copy.
 
 constexpr int ROW_BYTES = 128;
 
@@ -43,7 +43,8 @@ struct InputTaps {
     u32 channels;
 };
 
-// The input pixel of an output pixel's first tap, which may lie outside the image, as it always does past the last pixel.
+// The input pixel of an output pixel's first tap, which may lie outside the image, as it always does past the last
+// pixel.
 struct FirstTap {
     int y, x, offset;
 };
@@ -70,8 +71,8 @@ static __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The wgmma matrix descriptor of a tile at `address`: groups of eight rows are 1024 bytes apart, tiles of 64 columns `apart`
-// bytes (for MN-major operands).
+// The wgmma matrix descriptor of a tile at `address`: groups of eight rows are 1024 bytes apart, tiles of 64 columns
+// `apart` bytes (for MN-major operands).
 static __device__ __forceinline__ u64 tile(u32 address, u32 apart) {
     return (u64)(1024 >> 4 | 1u << 30) << 32 | (apart >> 4) << 16 | (address & 0x3ffff) >> 4;
 }

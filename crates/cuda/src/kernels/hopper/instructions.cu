@@ -56,8 +56,8 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Hides a value's origin from the compiler, so that expressions of it are computed at their use instead of being kept in
-// registers across a loop.
+// Hides a value's origin from the compiler, so that expressions of it are computed at their use instead of being kept
+// in registers across a loop.
 static __device__ __forceinline__ u32 opaque(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -69,8 +69,8 @@ template <int COUNT> static __device__ __forceinline__ void fence_accumulators(f
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// wgmma m64nNk16. `ss`: A and B in shared memory, both K-major. `tt`: both MN-major, tiles [k][m] and [k][n]. `rs`: A in
-// registers, B MN-major.
+// wgmma m64nNk16. `ss`: A and B in shared memory, both K-major. `tt`: both MN-major, tiles [k][m] and [k][n]. `rs`: A
+// in registers, B MN-major.
 template <int N> struct Wgmma;
 #define WGMMA(N, LIST, SUMS, I0, I1, I2, I3, I4, I5)                                                                     \
     template <> struct Wgmma<N> {                                                                                      \

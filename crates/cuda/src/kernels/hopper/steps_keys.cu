@@ -1,10 +1,10 @@
-// N queries for a tile of keys. The scores are computed transposed, so that weights and their gradients are A operands of
-// dV += P^T dO and dK += dS^T Q. These two products are still pending on return.
+// N queries for a tile of keys. The scores are computed transposed, so that weights and their gradients are A operands
+// of dV += P^T dO and dK += dS^T Q. These two products are still pending on return.
 
 template <int N>
-static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_tile, u32 v_tile, u32 q_rows, u32 dout_rows,
-                                                 const float *lse2, const float *delta, float factor, bool active,
-                                                 bool first) {
+static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_tile, u32 v_tile, u32 q_rows,
+                                                 u32 dout_rows, const float *lse2, const float *delta, float factor,
+                                                 bool active, bool first) {
     const int lane = threadIdx.x % 32;
     float s[N / 2], dp[N / 2];
     wgmma_fence();
@@ -54,8 +54,8 @@ static __device__ __forceinline__ void slot_keys(float *dk, float *dv, u32 k_til
     constexpr int FULL = ROWS / STEP_Q, REST = ROWS % STEP_Q;
 #pragma unroll
     for (int step = 0; step < FULL; step++)
-        step_keys<STEP_Q>(dk, dv, k_tile, v_tile, q + step * STEP_Q * PITCH, dout + step * STEP_Q * PITCH, stats + step * STEP_Q,
-                        stats + ROWS + step * STEP_Q, factor, active, first && step == 0);
+        step_keys<STEP_Q>(dk, dv, k_tile, v_tile, q + step * STEP_Q * PITCH, dout + step * STEP_Q * PITCH,
+                          stats + step * STEP_Q, stats + ROWS + step * STEP_Q, factor, active, first && step == 0);
     if constexpr (REST > 0)
         step_keys<REST>(dk, dv, k_tile, v_tile, q + FULL * STEP_Q * PITCH, dout + FULL * STEP_Q * PITCH,
                         stats + FULL * STEP_Q, stats + ROWS + FULL * STEP_Q, factor, active, first && FULL == 0);

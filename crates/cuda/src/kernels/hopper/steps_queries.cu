@@ -48,9 +48,10 @@ static __device__ __forceinline__ void slot_queries(float *dq, u32 q_tile, u32 d
     constexpr int FULL = ROWS / STEP_K, REST = ROWS % STEP_K;
 #pragma unroll
     for (int step = 0; step < FULL; step++)
-        step_queries<STEP_K>(dq, q_tile, dout_tile, k + step * STEP_K * PITCH, v + step * STEP_K * PITCH, lse2, delta, factor,
-                           active, first && step == 0, !SINGLE || (step == FULL - 1 && REST == 0), left - step * STEP_K);
+        step_queries<STEP_K>(dq, q_tile, dout_tile, k + step * STEP_K * PITCH, v + step * STEP_K * PITCH, lse2, delta,
+                             factor, active, first && step == 0, !SINGLE || (step == FULL - 1 && REST == 0),
+                             left - step * STEP_K);
     if constexpr (REST > 0)
-        step_queries<REST>(dq, q_tile, dout_tile, k + FULL * STEP_K * PITCH, v + FULL * STEP_K * PITCH, lse2, delta, factor,
-                           active, first && FULL == 0, true, left - FULL * STEP_K);
+        step_queries<REST>(dq, q_tile, dout_tile, k + FULL * STEP_K * PITCH, v + FULL * STEP_K * PITCH, lse2, delta,
+                           factor, active, first && FULL == 0, true, left - FULL * STEP_K);
 }

@@ -1,11 +1,12 @@
 // Attention in 16 bits on Hopper: softmax(scale * Q K^T) V and its gradient, with wgmma and TMA, warp-specialised as in
-// FlashAttention-3 (Shah et al., 2024). Scores are never written to device memory, sums are f32, and there are no atomics: two
-// runs give the same bits.
+// FlashAttention-3 (Shah et al., 2024). Scores are never written to device memory, sums are f32, and there are no
+// atomics: two runs give the same bits.
 //
-// Blocks are persistent: each takes work units blockIdx.x, blockIdx.x + gridDim.x, ... A unit is TILES tiles of 64 rows of one
-// head. A producer warpgroup loads ROWS rows of q, k, v or dout at a time by TMA into a ring of SLOTS slots of shared memory
-// (rows past the end and columns past HEAD_DIM are zeros). WARPGROUPS consumer warpgroups compute the tiles in turn. Loads run
-// ahead as far as there are free slots, so that they overlap with the arithmetic of earlier units.
+// Blocks are persistent: each takes work units blockIdx.x, blockIdx.x + gridDim.x, ... A unit is TILES tiles of 64 rows
+// of one head. A producer warpgroup loads ROWS rows of q, k, v or dout at a time by TMA into a ring of SLOTS slots of
+// shared memory (rows past the end and columns past HEAD_DIM are zeros). WARPGROUPS consumer warpgroups compute the
+// tiles in turn. Loads run ahead as far as there are free slots, so that they overlap with the arithmetic of earlier
+// units.
 //
 // Macros (lower/attention/tiling.rs):
 //   HEAD_DIM       a multiple of 8, at most 128
@@ -31,9 +32,9 @@ constexpr int CONSUMERS = WARPGROUPS * 128;
 constexpr int THREADS = CONSUMERS + 128;
 constexpr u32 SWIZZLE = CHUNK == 64 ? 1 : CHUNK == 32 ? 2 : 3;
 
-// The lower word of the wgmma matrix descriptor of an operand at `address`: its start in units of 16 bytes, to which offsets may
-// be added, and the leading byte offset between chunks (for MN-major operands). The stride byte offset, between groups of eight
-// rows, is in the upper word.
+// The lower word of the wgmma matrix descriptor of an operand at `address`: its start in units of 16 bytes, to which
+// offsets may be added, and the leading byte offset between chunks (for MN-major operands). The stride byte offset,
+// between groups of eight rows, is in the upper word.
 static __device__ __forceinline__ u32 descriptor(u32 address) {
     return opaque((address & 0x3ffff) >> 4 | (u32)(CHUNK_BYTES >> 4) << 16);
 }
@@ -70,10 +71,10 @@ struct SlotUse {
 // Use number `use` of the slots in round-robin order.
 static __device__ __forceinline__ SlotUse in_turn(u32 use) { return {use % SLOTS, use / SLOTS}; }
 
-// The slots of the operands of a block's unit number `turn`: RESIDENT operands that its tiles keep to the end, and streamed
-// pairs. With one pair, all slots are used round-robin, so that the next unit is prefetched early. With more pairs, resident
-// operands have slots of their own: a pair assigned to a resident slot would wait for the end of the unit, and the unit for the
-// pair.
+// The slots of the operands of a block's unit number `turn`: RESIDENT operands that its tiles keep to the end, and
+// streamed pairs. With one pair, all slots are used round-robin, so that the next unit is prefetched early. With more
+// pairs, resident operands have slots of their own: a pair assigned to a resident slot would wait for the end of the
+// unit, and the unit for the pair.
 template <int RESIDENT> struct SlotSchedule {
     static __device__ __forceinline__ SlotUse resident(u32 turn, u32 which) {
         if (SINGLE) return in_turn(turn * (RESIDENT + 2) + which);
@@ -122,7 +123,8 @@ struct SharedMemory {
         stats_full = ring.empty + 8 * SLOTS;
         stats_empty = stats_full + 16;
         if (threadIdx.x == 0) {
-            for (int s = 0; s < SLOTS; s++) mbarrier_init(ring.full + 8 * s, 1), mbarrier_init(ring.empty + 8 * s, readers);
+            for (int s = 0; s < SLOTS; s++)
+                mbarrier_init(ring.full + 8 * s, 1), mbarrier_init(ring.empty + 8 * s, readers);
             for (int s = 0; s < 2; s++)
                 mbarrier_init(stats_full + 8 * s, 3), mbarrier_init(stats_empty + 8 * s, stats_readers);
             mbarrier_init_fence();
@@ -131,7 +133,8 @@ struct SharedMemory {
     }
 };
 
-// Stores factor[half] * sums to rows row0 + lane / 4 + 8 half of `to`, as ELEMENT, or as e4m3 if T is, eight columns at a time.
+// Stores factor[half] * sums to rows row0 + lane / 4 + 8 half of `to`, as ELEMENT, or as e4m3 if T is, eight columns at
+// a time.
 template <class T>
 static __device__ __forceinline__ void store_rows(const float *sums, T *to, i64 stride, int row0, int rows,
                                                   float factor0, float factor1) {
@@ -146,7 +149,8 @@ static __device__ __forceinline__ void store_rows(const float *sums, T *to, i64 
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int at = (first + i) * 4 + 2 * half;
-                const float a = first + i < D / 8 ? sums[at] * factor : 0.0f, b = first + i < D / 8 ? sums[at + 1] * factor : 0.0f;
+                const float a = first + i < D / 8 ? sums[at] * factor : 0.0f,
+                            b = first + i < D / 8 ? sums[at + 1] * factor : 0.0f;
                 w[i] = sizeof(T) == 1 ? pack_e4m3(a, b) : pack_pair<ELEMENT>(a, b);
             }
             quad_transpose(w);
@@ -167,8 +171,10 @@ static __device__ __forceinline__ float row_dot(const u16 *a, const u16 *b) {
         const int at = c + threadIdx.x % 4 * 8;
         if (at < HEAD_DIM) {
             uint4 x = *(const uint4 *)(a + at), y = *(const uint4 *)(b + at);
-            sum += lower_half(x.x) * lower_half(y.x) + upper_half(x.x) * upper_half(y.x) + lower_half(x.y) * lower_half(y.y) + upper_half(x.y) * upper_half(y.y);
-            sum += lower_half(x.z) * lower_half(y.z) + upper_half(x.z) * upper_half(y.z) + lower_half(x.w) * lower_half(y.w) + upper_half(x.w) * upper_half(y.w);
+            sum += lower_half(x.x) * lower_half(y.x) + upper_half(x.x) * upper_half(y.x) +
+                   lower_half(x.y) * lower_half(y.y) + upper_half(x.y) * upper_half(y.y);
+            sum += lower_half(x.z) * lower_half(y.z) + upper_half(x.z) * upper_half(y.z) +
+                   lower_half(x.w) * lower_half(y.w) + upper_half(x.w) * upper_half(y.w);
         }
     }
     return quad_sum(sum);

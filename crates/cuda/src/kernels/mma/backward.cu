@@ -1,5 +1,5 @@
-// The whole gradient where queries and keys are one tile each, so that all operands are read once. The warps of the queries
-// pass weights and gradients of scores to the warps of the keys through shared memory.
+// The whole gradient where queries and keys are one tile each, so that all operands are read once. The warps of the
+// queries pass weights and gradients of scores to the warps of the keys through shared memory.
 
 constexpr int OWN = own_rows(QUERIES);
 constexpr int N = passing_rows(KEYS), ROWS = round_up(N, 16);
@@ -42,9 +42,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         u8* stage = memory + item % 2 * STAGE;
         const u32 column = work.head * HEAD;
         copy_rows_async<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + column, s.q_row, 0, QUERIES);
-        copy_rows_async<OWN, THREADS>(stage + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, 0, QUERIES);
+        copy_rows_async<OWN, THREADS>(stage + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, 0,
+                                      QUERIES);
         copy_rows_async<ROWS, THREADS>(stage + 2 * OWN * PITCH, k + sample * KEYS * s.k_row + column, s.k_row, 0, KEYS);
-        copy_rows_async<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, 0, KEYS);
+        copy_rows_async<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + column, s.v_row,
+                                       0, KEYS);
 #pragma unroll
         for (int half = 0; half < 2; half++)
             if (row_of(2 * half) < QUERIES)

@@ -1,5 +1,5 @@
-// dk and dv for more than one tile of tokens. The resident tile is keys; queries and dy are streamed, with their log-sum-exp
-// and delta. Scores are computed transposed, so that they are A operands of dv = P^T dy and dk = dS^T q.
+// dk and dv for more than one tile of tokens. The resident tile is keys; queries and dy are streamed, with their
+// log-sum-exp and delta. Scores are computed transposed, so that they are A operands of dv = P^T dy and dk = dS^T q.
 
 constexpr int OWN = own_rows(KEYS), OWN_TILES = tiles_of(KEYS);
 constexpr int N = passing_rows(QUERIES), ROWS = round_up(N, 16), TILES = tiles_of(QUERIES);
@@ -23,11 +23,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         u8* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
             copy_rows_async<OWN, THREADS>(stage, k + sample * KEYS * s.k_row + column, s.k_row, begin, KEYS);
-            copy_rows_async<OWN, THREADS>(stage + OWN * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, begin, KEYS);
+            copy_rows_async<OWN, THREADS>(stage + OWN * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, begin,
+                                          KEYS);
         }
-        copy_rows_async<ROWS, THREADS>(stage + 2 * OWN * PITCH, q + sample * QUERIES * s.q_row + column, s.q_row, first, end);
-        copy_rows_async<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, first,
-                             end);
+        copy_rows_async<ROWS, THREADS>(stage + 2 * OWN * PITCH, q + sample * QUERIES * s.q_row + column, s.q_row, first,
+                                       end);
+        copy_rows_async<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, dy + sample * QUERIES * s.out_row + column,
+                                       s.out_row, first, end);
         float* statistics = (float*)(stage + STATISTICS);
         for (int i = threadIdx.x; i < 2 * ROWS; i += THREADS) {
             const bool valid = first + i % ROWS < end;
@@ -47,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (item + 1 < items) prefetch(item + 1);
         const u64 sample = work.sample(s, item / TILES), first_row = (sample * s.heads + work.head) * QUERIES;
         const int tile = item % TILES;
-        const u8 *stage = memory + item % 2 * STAGE, *stage_q = stage + 2 * OWN * PITCH, *stage_dy = stage_q + ROWS * PITCH;
+        const u8 *stage = memory + item % 2 * STAGE, *stage_q = stage + 2 * OWN * PITCH,
+                 *stage_dy = stage_q + ROWS * PITCH;
         const float *row_lse = (const float*)(stage + STATISTICS), *row_delta = row_lse + ROWS;
         if (tile == 0) {
             load_a_rows(a_k, stage, warp_row);
@@ -73,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     float weight = exp2_fast(w[n][e] * factor + (pair[i] - columns_lse[i]) * LOG2E);
                     // The row of a query past the last is zeros, but its weight is undefined.
                     if (query >= QUERIES || begin + row_of(e) >= KEYS) weight = 0.0f;
-                    const float factor = DROPOUT ? dropout_factor(mask, seed, first_row, query, begin + row_of(e)) : 1.0f;
+                    const float factor =
+                        DROPOUT ? dropout_factor(mask, seed, first_row, query, begin + row_of(e)) : 1.0f;
                     w[n][e] = weight * factor;
                     d[n][e] = weight * (d[n][e] * factor - columns_delta[i]);
                 }

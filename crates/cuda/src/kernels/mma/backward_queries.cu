@@ -1,5 +1,5 @@
-// dq and dbias for more than one tile of tokens. The resident tile is queries; keys and values are streamed. Also writes
-// delta = rowsum(out * dy), which the gradients of all scores of a row contain.
+// dq and dbias for more than one tile of tokens. The resident tile is queries; keys and values are streamed. Also
+// writes delta = rowsum(out * dy), which the gradients of all scores of a row contain.
 
 constexpr int OWN = own_rows(QUERIES), OWN_TILES = tiles_of(QUERIES);
 constexpr int N = passing_rows(KEYS), ROWS = round_up(N, 16), TILES = tiles_of(KEYS);
@@ -38,10 +38,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         u8* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
             copy_rows_async<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + column, s.q_row, begin, QUERIES);
-            copy_rows_async<OWN, THREADS>(stage + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row, begin, QUERIES);
+            copy_rows_async<OWN, THREADS>(stage + OWN * PITCH, dy + sample * QUERIES * s.out_row + column, s.out_row,
+                                          begin, QUERIES);
         }
-        copy_rows_async<ROWS, THREADS>(stage + 2 * OWN * PITCH, k + sample * KEYS * s.k_row + column, s.k_row, first, end);
-        copy_rows_async<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, first, end);
+        copy_rows_async<ROWS, THREADS>(stage + 2 * OWN * PITCH, k + sample * KEYS * s.k_row + column, s.k_row, first,
+                                       end);
+        copy_rows_async<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + column, s.v_row,
+                                       first, end);
     };
     const u32 items = work.count * TILES;
     if (items > 0) prefetch(0);
@@ -59,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (item + 1 < items) prefetch(item + 1);
         const u64 sample = work.sample(s, item / TILES), first_row = (sample * s.heads + work.head) * QUERIES;
         const int tile = item % TILES;
-        const u8 *stage = memory + item % 2 * STAGE, *stage_k = stage + 2 * OWN * PITCH, *stage_v = stage_k + ROWS * PITCH;
+        const u8 *stage = memory + item % 2 * STAGE, *stage_k = stage + 2 * OWN * PITCH,
+                 *stage_v = stage_k + ROWS * PITCH;
         if (tile == 0) {
             load_a_rows(a_q, stage, warp_row);
             load_a_rows(a_dy, stage + OWN * PITCH, warp_row);

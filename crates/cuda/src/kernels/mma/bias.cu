@@ -2,8 +2,8 @@
 
 // Loads the biases of a tile of queries and all keys, or, TRANSPOSED, of a tile of keys and all queries.
 template <int N, int TILES, int THREADS, bool TRANSPOSED>
-static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& own, const B* bias, const AttentionShape& s, const BlockWork& work,
-                                                 int begin) {
+static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& own, const B* bias,
+                                                 const AttentionShape& s, const BlockWork& work, int begin) {
     const B* from = bias + ((u64)work.group * s.heads + work.head) * QUERIES * KEYS;
 #pragma unroll 1
     for (int tile = 0; tile < TILES; tile++)
@@ -24,5 +24,6 @@ static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& 
 
 // The block's partial sums of the bias's gradient: dbias [splits, groups, heads, QUERIES, KEYS].
 static __device__ __forceinline__ float* split_of(float* dbias, const AttentionShape& s, const BlockWork& work) {
-    return dbias + (((u64)work.first / s.samples_per_split * s.groups + work.group) * s.heads + work.head) * QUERIES * KEYS;
+    return dbias +
+           (((u64)work.first / s.samples_per_split * s.groups + work.group) * s.heads + work.head) * QUERIES * KEYS;
 }

@@ -6,8 +6,8 @@ constexpr int THREADS = OWN * 2;
 constexpr int STAGE = (OWN + 2 * ROWS) * PITCH;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_forward(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed, ELEMENT* out,
-                      float* lse, const AttentionShape s, const Mask mask) {
+    attention_forward(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
+                      ELEMENT* out, float* lse, const AttentionShape s, const Mask mask) {
     DYNAMIC_SHARED(u8, memory);
     const ThreadPairs<B, THREADS> own_bias = {(B*)(memory + 2 * STAGE)};
     const BlockWork work(s, OWN_TILES);
@@ -19,10 +19,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int tile = item % TILES, first = tile * N, end = first + N < KEYS ? first + N : KEYS;
         u8* stage = memory + item % 2 * STAGE;
         if (tile == 0)
-            copy_rows_async<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + work.head * HEAD, s.q_row, begin, QUERIES);
-        copy_rows_async<ROWS, THREADS>(stage + OWN * PITCH, k + sample * KEYS * s.k_row + work.head * HEAD, s.k_row, first, end);
-        copy_rows_async<ROWS, THREADS>(stage + (OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + work.head * HEAD, s.v_row,
-                             first, end);
+            copy_rows_async<OWN, THREADS>(stage, q + sample * QUERIES * s.q_row + work.head * HEAD, s.q_row, begin,
+                                          QUERIES);
+        copy_rows_async<ROWS, THREADS>(stage + OWN * PITCH, k + sample * KEYS * s.k_row + work.head * HEAD, s.k_row,
+                                       first, end);
+        copy_rows_async<ROWS, THREADS>(stage + (OWN + ROWS) * PITCH, v + sample * KEYS * s.v_row + work.head * HEAD,
+                                       s.v_row, first, end);
     };
     const u32 items = work.count * TILES;
     if (items > 0) prefetch(0);
@@ -79,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int i = 0; i < 4; i++) {
                 w[n][i] = exp2_fast(w[n][i] - shift[i / 2]);
                 total[i / 2] += w[n][i];
-                if (DROPOUT) w[n][i] *= dropout_factor(mask, seed, first_row, begin + row_of(i), tile * N + column_of(n, i));
+                if (DROPOUT)
+                    w[n][i] *= dropout_factor(mask, seed, first_row, begin + row_of(i), tile * N + column_of(n, i));
             }
         u32 p[ROWS / 16][4];
         pack_a<N>(p, w);

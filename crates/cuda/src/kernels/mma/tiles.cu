@@ -1,9 +1,9 @@
-// Attention with bias and dropout for up to 256 tokens, in 16 bits, with mma.sync (Ampere and later). Scores are never written
-// to device memory, sums are f32, and there are no atomics: two runs give the same bits.
+// Attention with bias and dropout for up to 256 tokens, in 16 bits, with mma.sync (Ampere and later). Scores are never
+// written to device memory, sums are f32, and there are no atomics: two runs give the same bits.
 //
-// A block has one head, one group of samples that share a bias, and one resident tile of up to 64 tokens, 16 for each warp. It
-// loops over the samples of its split, so that the bias is read once and its gradient is summed in place. The other operand is
-// streamed in tiles, each prefetched into shared memory while the one before is multiplied.
+// A block has one head, one group of samples that share a bias, and one resident tile of up to 64 tokens, 16 for each
+// warp. It loops over the samples of its split, so that the bias is read once and its gradient is summed in place. The
+// other operand is streamed in tiles, each prefetched into shared memory while the one before is multiplied.
 //
 // Macros (lower/attention/mma.rs):
 //   HEAD           the head size, a multiple of 8, at most 128
@@ -15,8 +15,12 @@
 constexpr __device__ int round_up(int n, int to) { return (n + to - 1) / to * to; }
 constexpr __device__ int tiles_of(int tokens) { return (tokens + 63) / 64; }
 // Tokens of a resident tile, in steps of a warp's 16 rows, and of a streamed tile.
-constexpr __device__ int own_rows(int tokens) { return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 16); }
-constexpr __device__ int passing_rows(int tokens) { return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 8); }
+constexpr __device__ int own_rows(int tokens) {
+    return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 16);
+}
+constexpr __device__ int passing_rows(int tokens) {
+    return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 8);
+}
 
 constexpr int D = round_up(HEAD, 16);
 // Bytes of a row in shared memory: an odd multiple of 16, so that ldmatrix reads eight rows without bank conflicts.
@@ -49,7 +53,9 @@ struct BlockWork {
         const u32 members = s.batch / s.groups;
         count = first >= members ? 0 : first + s.samples_per_split < members ? s.samples_per_split : members - first;
     }
-    __device__ __forceinline__ u64 sample(const AttentionShape& s, u32 i) const { return (u64)(first + i) * s.groups + group; }
+    __device__ __forceinline__ u64 sample(const AttentionShape& s, u32 i) const {
+        return (u64)(first + i) * s.groups + group;
+    }
 };
 
 // Copies tokens begin .. end - 1 of one head asynchronously into ROWS rows of shared memory, with zeros past the last.
@@ -74,7 +80,8 @@ static __device__ __forceinline__ void load_a_rows(u32 (&a)[D / 16][4], const u8
 
 // sums[16][N] = A[16][D] tile[N][D]^T
 template <int N>
-static __device__ __forceinline__ void multiply_rows(float (&sums)[N / 8][4], const u32 (&a)[D / 16][4], const u8* tile) {
+static __device__ __forceinline__ void multiply_rows(float (&sums)[N / 8][4], const u32 (&a)[D / 16][4],
+                                                     const u8* tile) {
     const int lane = threadIdx.x % 32;
     const u8* at = tile + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16;
 #pragma unroll
@@ -130,8 +137,8 @@ static __device__ __forceinline__ int row_of(int i) { return threadIdx.x / 32 * 
 static __device__ __forceinline__ int column_of(int n, int i) { return n * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
 // Stores factor[half] * sums to the rows of this warp below `end`, 16 bytes at a time.
-static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4], ELEMENT* to, u64 row, int begin, int end,
-                                                  float factor0, float factor1) {
+static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4], ELEMENT* to, u64 row, int begin,
+                                                  int end, float factor0, float factor1) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -109,8 +109,8 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
     push(e, HopperKernel::BackwardKeys, &tiling, with_dy(tiling.rows), arguments);
 }
 
-/// Whether one kernel over whole heads is faster than two over tiles: it reads everything once, but needs a head for every
-/// multiprocessor. For small heads, the two were faster in measurements on an H200.
+/// Whether one kernel over whole heads is faster than two over tiles: it reads everything once, but needs a head for
+/// every multiprocessor. For small heads, the two were faster in measurements on an H200.
 fn whole_heads(x: &Extents, multiprocessors: usize) -> bool {
     x.queries == x.keys && x.keys <= LARGEST_SLOT && (33..=64).contains(&x.head) && x.batch * x.heads >= multiprocessors
 }

@@ -1,16 +1,17 @@
-//! Attention in bf16 with bias and dropout with mma.sync, for windows and small images of up to 256 tokens. The algorithm is
-//! described in `kernels/mma/tiles.cu`.
+//! Attention in bf16 with bias and dropout with mma.sync, for windows and small images of up to 256 tokens. The
+//! algorithm is described in `kernels/mma/tiles.cu`.
 
 use super::{AttentionCall, AttentionGradients, Emitter, Extents, LARGEST_HEAD, sum_bias_splits};
 use crate::compile::{self, KernelSource, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 
-/// The most tokens: the biases of a tile of queries and all keys, and the sums of their gradients, are in shared memory.
+/// The most tokens: the biases of a tile of queries and all keys, and the sums of their gradients, are in shared
+/// memory.
 const MOST_TOKENS: usize = 256;
 
-/// The most shared memory of a block on Hopper, and on every GPU since Ampere, in bytes. A multiprocessor of Hopper has 1024 more
-/// for all its blocks, and the driver adds 1024 to each block.
+/// The most shared memory of a block on Hopper, and on every GPU since Ampere, in bytes. A multiprocessor of Hopper has
+/// 1024 more for all its blocks, and the driver adds 1024 to each block.
 const SHARED_OF_HOPPER: usize = 232_448;
 const SHARED: usize = 101_376;
 

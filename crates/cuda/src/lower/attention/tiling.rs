@@ -1,12 +1,12 @@
-//! The tiling of the attention kernels for Hopper: macros (described in `kernels/hopper/tiles.cu`), grid and shared memory of a
-//! shape.
+//! The tiling of the attention kernels for Hopper: macros (described in `kernels/hopper/tiles.cu`), grid and shared
+//! memory of a shape.
 
 use super::Extents;
 use crate::compile::{self, KernelSource, KernelVariant};
 use crate::run::tensor_map::box_columns;
 
-/// The most shared memory of a block, and that of a multiprocessor for all its blocks, in bytes; the driver adds 1024 to each
-/// block.
+/// The most shared memory of a block, and that of a multiprocessor for all its blocks, in bytes; the driver adds 1024
+/// to each block.
 const SHARED_OF_BLOCK: usize = 232_448;
 const SHARED_OF_MULTIPROCESSOR: usize = 233_472;
 
@@ -57,7 +57,8 @@ impl HopperKernel {
         if self == HopperKernel::Backward { 2 * tiles } else { tiles }
     }
 
-    /// Registers of a thread in consumer and producer warpgroups. A producer that also loads the rows' statistics needs more.
+    /// Registers of a thread in consumer and producer warpgroups. A producer that also loads the rows' statistics needs
+    /// more.
     fn registers(self, warpgroups: usize, blocks_per_sm: usize) -> [usize; 2] {
         let statistics = matches!(self, HopperKernel::Backward | HopperKernel::BackwardKeys);
         match (warpgroups, blocks_per_sm, statistics) {
@@ -157,8 +158,8 @@ impl HopperTiling {
         self.rows * self.head.next_multiple_of(16) * 2
     }
 
-    /// Bytes of shared memory: the slots, aligned to 1024, reads of the last tile past its slot, two stages of two statistics
-    /// per row, the mbarriers.
+    /// Bytes of shared memory: the slots, aligned to 1024, reads of the last tile past its slot, two stages of two
+    /// statistics per row, the mbarriers.
     pub fn shared(&self) -> usize {
         let past = (self.tiles * TILE).saturating_sub(self.rows) * box_columns(self.head) * 2;
         1024 + self.slots * self.slot_bytes() + past + 16 * self.rows + 16 * self.slots + 64
@@ -186,8 +187,8 @@ impl HopperTiling {
     }
 }
 
-/// For tiles of `own` tokens that stream `other` tokens, at most `cap` at a time: tokens of a slot, tiles of a unit, warpgroups,
-/// and whether one slot holds all `other` tokens.
+/// For tiles of `own` tokens that stream `other` tokens, at most `cap` at a time: tokens of a slot, tiles of a unit,
+/// warpgroups, and whether one slot holds all `other` tokens.
 fn slots_of(own: usize, other: usize, cap: usize, warpgroups: usize) -> (usize, usize, usize, bool) {
     if other <= cap {
         let rows = other.next_multiple_of(16);

@@ -1,7 +1,7 @@
 //! Convolution in bf16 and its gradients by implicit GEMM on Hopper's tensor cores.
 //!
-//! Filters are reordered to the order of the reduction. An image of few channels is padded with a border and with channels of
-//! zeros; then a row of a filter covers consecutive elements, as if it were one tap of many channels.
+//! Filters are reordered to the order of the reduction. An image of few channels is padded with a border and with
+//! channels of zeros; then a row of a filter covers consecutive elements, as if it were one tap of many channels.
 
 mod geometry;
 mod tile;
@@ -159,7 +159,8 @@ pub(super) fn forward(geometry: &ConvGeometry, e: &mut Emitter) {
     );
 }
 
-/// With a stride, the taps of an input pixel depend on its position modulo the stride; each such class is a GEMM of its own.
+/// With a stride, the taps of an input pixel depend on its position modulo the stride; each such class is a GEMM of its
+/// own.
 pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
     let (dx, dy, weight) = (e.outputs[0].clone(), e.form(0, Storage::Bf16), e.form(1, Storage::Bf16));
     let ([height, width, channels], stride) = (geometry.image, geometry.conv.stride);

@@ -34,8 +34,8 @@ impl BlockTile {
         BlockTile { m, n: 128, stages: 4, blocks_per_sm: 1 }
     }
 
-    /// For the gradient of the filters, filters by columns. A narrow tile loads more per multiply-add, so it must waste 20% less
-    /// of the columns.
+    /// For the gradient of the filters, filters by columns. A narrow tile loads more per multiply-add, so it must waste
+    /// 20% less of the columns.
     pub fn of_filters(filters: usize, columns: usize) -> Self {
         let narrow = 5 * columns.next_multiple_of(128) < 4 * columns.next_multiple_of(192);
         match (filters <= 64, narrow) {
@@ -74,8 +74,8 @@ impl BlockTile {
     }
 }
 
-/// Split-K: the steps of one split, where `resident` blocks run at a time. More splits fill the last wave better, but each is
-/// written and read once more. Times are in steps of a block.
+/// Split-K: the steps of one split, where `resident` blocks run at a time. More splits fill the last wave better, but
+/// each is written and read once more. Times are in steps of a block.
 pub(super) fn steps_per_split(steps: usize, tiles: usize, resident: usize, split_bytes: usize) -> usize {
     /// Prologue and epilogue of a block, and the bytes that are written and read in the time of a step.
     const OVERHEAD: f64 = 4.0;
