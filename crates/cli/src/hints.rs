@@ -1,6 +1,10 @@
 //! From errors to options. The libraries name no option: their errors say what happened and, as data, what helps. This is
 //! the one place that turns that into what to type.
 
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+
+use clap::{ArgMatches, Command};
 use vit::Error;
 use vit_data::ImageError;
 use vit_data::loader::LoaderError;
@@ -11,18 +15,57 @@ use vit_train::{RecipeError, RunError, TrainError};
 
 use crate::shell;
 
-/// An error with its context, and the options that help where there are any.
+/// The options of the command that runs, by their long names; hints about others are left out.
+static OPTIONS: OnceLock<BTreeSet<String>> = OnceLock::new();
+
+/// Sets the command that runs, from the parsed command line.
+pub fn set_command(command: &Command, matches: &ArgMatches) {
+    let (mut command, mut matches) = (command, matches);
+    let mut options = BTreeSet::new();
+    while let Some((name, inner)) = matches.subcommand() {
+        let Some(subcommand) = command.find_subcommand(name) else { break };
+        (command, matches) = (subcommand, inner);
+        options.extend(command.get_arguments().filter_map(|argument| argument.get_long()).map(String::from));
+    }
+    let _ = OPTIONS.set(options);
+}
+
+/// What to type, as the end of an error's sentence.
+struct Advice {
+    /// The option that the text is about, if it is one of the command that runs.
+    option: Option<&'static str>,
+    text: String,
+}
+
+impl Advice {
+    fn text(text: impl Into<String>) -> Option<Advice> {
+        Some(Advice { option: None, text: text.into() })
+    }
+
+    fn option(option: &'static str, text: impl Into<String>) -> Option<Advice> {
+        Some(Advice { option: Some(option), text: text.into() })
+    }
+
+    fn applies(&self) -> bool {
+        match (self.option, OPTIONS.get()) {
+            (Some(option), Some(options)) => options.contains(option),
+            _ => true,
+        }
+    }
+}
+
+/// An error with its context, and what helps where that is known.
 pub fn describe(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
-    match error.chain().find_map(of_cause) {
-        // A list of several lines ends before the hint.
-        Some(hint) if text.contains('\n') => format!("{text}\n{hint}"),
-        Some(hint) => format!("{text}; {hint}"),
+    match error.chain().find_map(of_cause).filter(Advice::applies) {
+        // After a list of several lines, on a line of its own.
+        Some(advice) if text.contains('\n') => format!("{text}\n{}", advice.text),
+        Some(advice) => format!("{text}; {}", advice.text),
         None => text,
     }
 }
 
-fn of_cause(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+fn of_cause(error: &(dyn std::error::Error + 'static)) -> Option<Advice> {
     None.or_else(|| error.downcast_ref().and_then(of_facade))
         .or_else(|| error.downcast_ref().and_then(of_training))
         .or_else(|| error.downcast_ref().and_then(of_run))
@@ -33,120 +76,121 @@ fn of_cause(error: &(dyn std::error::Error + 'static)) -> Option<String> {
         .or_else(|| error.downcast_ref().and_then(of_graph))
 }
 
-fn of_facade(error: &Error) -> Option<String> {
+fn of_facade(error: &Error) -> Option<Advice> {
     match error {
         Error::Model(error) => of_model(error),
         Error::Graph(error) => of_graph(error),
         Error::Train(error) => of_training(error),
         Error::Insight(error) => of_insight(error),
         Error::Image(error) => of_image(error),
-        Error::NoHead => Some("`vit embed` gives its features".into()),
-        Error::NoClassToken => Some("use --pool mean or --pool features".into()),
-        Error::NonFinite { .. } | Error::Overflow { .. } => Some("f32 is --precision f32".into()),
+        Error::NoHead => Advice::text("`vit embed` gives its features"),
+        Error::NoClassToken => Advice::option("pool", "use --pool mean or --pool features"),
         _ => None,
     }
 }
 
-fn of_model(error: &ModelError) -> Option<String> {
+fn of_model(error: &ModelError) -> Option<Advice> {
     match error {
         ModelError::UnknownModel { .. } => {
-            Some("`vit models` lists them all; forms like N/4@32 give any patch and image size".into())
+            Advice::text("`vit models` lists them all; forms like N/4@32 give any patch and image size")
         }
-        ModelError::Unmatched(_) => {
-            Some("--allow-unmatched initialises what is missing and drops what is left over".into())
-        }
+        ModelError::Unmatched(_) => Advice::option(
+            "allow-unmatched",
+            "--allow-unmatched initialises what is missing and drops what is left over",
+        ),
         ModelError::Graph(error) => of_graph(error),
         _ => None,
     }
 }
 
-fn of_image(error: &ImageError) -> Option<String> {
+fn of_image(error: &ImageError) -> Option<Advice> {
     match error {
         ImageError::File { error, .. } => of_image(error),
         ImageError::TooLarge { width, height, .. } => {
-            Some(format!("--max-pixels {} raises the limit", width.saturating_mul(*height)))
+            let pixels = width.saturating_mul(*height);
+            Advice::option("max-pixels", format!("--max-pixels {pixels} raises the limit"))
         }
         _ => None,
     }
 }
 
-fn of_insight(error: &InsightError) -> Option<String> {
+fn of_insight(error: &InsightError) -> Option<Advice> {
     match error {
         InsightError::Method { instead, .. } | InsightError::ClassIndependent { instead, .. } => {
             let options: Vec<String> = instead.iter().map(|method| format!("--method {method}")).collect();
-            Some(options.join(" or "))
+            Advice::option("method", options.join(" or "))
         }
         InsightError::Graph(error) => of_graph(error),
         _ => None,
     }
 }
 
-fn of_training(error: &TrainError) -> Option<String> {
+fn of_training(error: &TrainError) -> Option<Advice> {
     match error {
         TrainError::Model(error) => of_model(error),
         TrainError::Run(error) => of_run(error),
         TrainError::Recipe(error) => of_recipe(error),
-        TrainError::Loader(LoaderError::TooManyUnreadable { found, seen, .. }) => Some(max_unreadable(*found, *seen)),
-        TrainError::UnreadableValidation { found, of, .. } => Some(max_unreadable(*found, *of)),
-        TrainError::ChangedData { .. } => Some(
+        TrainError::Loader(LoaderError::TooManyUnreadable { found, seen, .. }) => max_unreadable(*found, *seen),
+        TrainError::UnreadableValidation { found, of, .. } => max_unreadable(*found, *of),
+        TrainError::ChangedData { .. } => Advice::text(
             "put the data back, continue with `vit resume --accept-changed-data`, which keeps the split and trains on new \
-             images, or begin anew with another --out"
-                .into(),
+             images, or begin anew with another --out",
         ),
         TrainError::NothingHeldOut { validation: Some(_), .. } => {
-            Some("name that with --data, or measure the training images with --split all".into())
+            Advice::option("split", "name that with --data, or measure the training images with --split all")
         }
-        TrainError::NothingHeldOut { .. } => Some("--split all measures them all the same".into()),
+        TrainError::NothingHeldOut { .. } => Advice::option("split", "--split all measures them all the same"),
         other => options(other.hints()),
     }
 }
 
-fn of_recipe(error: &RecipeError) -> Option<String> {
+fn of_recipe(error: &RecipeError) -> Option<Advice> {
     match error {
         RecipeError::UnknownKey { suggestion: None, .. } => {
-            Some("`vit recipes show small` prints all keys with their meaning".into())
+            Advice::text("`vit recipes show small` prints all keys with their meaning")
         }
         _ => None,
     }
 }
 
-fn of_run(error: &RunError) -> Option<String> {
+fn of_run(error: &RunError) -> Option<Advice> {
     match error {
         RunError::Exists { path } => {
             let run = shell::quoted(path.as_os_str());
-            Some(format!("`vit resume {run}` continues it, --overwrite replaces it, another --out keeps it"))
+            Advice::text(format!("`vit resume {run}` continues it, --overwrite replaces it, another --out keeps it"))
         }
         _ => None,
     }
 }
 
-fn of_graph(error: &GraphError) -> Option<String> {
+fn of_graph(error: &GraphError) -> Option<Advice> {
     options(error.hints())
 }
 
-fn options(hints: &[Hint]) -> Option<String> {
-    let options: Vec<String> = hints.iter().filter_map(option).collect();
-    (!options.is_empty()).then(|| options.join(", "))
+/// The options that do what hints say, as far as the command has them.
+fn options(hints: &[Hint]) -> Option<Advice> {
+    let all: Vec<String> = hints.iter().filter_map(option).filter(Advice::applies).map(|advice| advice.text).collect();
+    if all.is_empty() { None } else { Advice::text(all.join(", ")) }
 }
 
-/// The option that does what a hint says.
-fn option(hint: &Hint) -> Option<String> {
+fn option(hint: &Hint) -> Option<Advice> {
     match hint {
-        Hint::SmallerBatch => Some("--batch N".into()),
-        Hint::BatchThatFits { fits, .. } => Some(format!("--batch {fits}")),
-        Hint::MicroBatches => Some("--set accumulate=2".into()),
-        Hint::RecomputeActivations => Some("--recompute".into()),
-        Hint::SmallerModel => Some("--model, --image-size".into()),
-        Hint::Device(device) => Some(format!("--device {device}")),
-        Hint::Precision(precision) => Some(format!("--precision {precision}")),
-        Hint::LowerLearningRate => Some("--set schedule.rate=RATE".into()),
-        Hint::SkipNonFinite => Some("--skip-non-finite".into()),
+        Hint::SmallerBatch => Advice::option("batch", "--batch N"),
+        Hint::BatchThatFits { fits, .. } => Advice::option("batch", format!("--batch {fits}")),
+        Hint::MicroBatches => Advice::option("set", "--set accumulate=2"),
+        Hint::RecomputeActivations => Advice::option("recompute", "--recompute"),
+        Hint::SmallerModel => Advice::option("image-size", "--model, --image-size"),
+        Hint::Device(device) => Advice::option("device", format!("--device {device}")),
+        Hint::Precision(precision) => Advice::option("precision", format!("--precision {precision}")),
+        Hint::LowerLearningRate => Advice::option("set", "--set schedule.rate=RATE"),
+        Hint::SkipNonFinite => Advice::option("skip-non-finite", "--skip-non-finite"),
         _ => None,
     }
 }
 
-fn max_unreadable(found: usize, of: usize) -> String {
-    format!("allow them with --max-unreadable {}%", (100 * found).div_ceil(of.max(1)))
+fn max_unreadable(found: usize, of: usize) -> Option<Advice> {
+    let percent = (100 * found).div_ceil(of.max(1));
+    Advice::option("max-unreadable", format!("allow them with --max-unreadable {percent}%"))
 }
 
 /// The error of a model that cannot be built for the image size that was asked for: the reason alone, since operation and

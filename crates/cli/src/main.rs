@@ -30,7 +30,7 @@ mod verify;
 use std::panic::PanicHookInfo;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Vision Transformers in one binary: classify, embed and explain images, train, convert and verify models
 #[derive(Parser)]
@@ -94,7 +94,11 @@ fn main() -> ExitCode {
     };
     std::panic::set_hook(Box::new(report_panic));
     vit::on_cpu_fallback(|why| terminal::note(why));
-    let outcome = match Cli::parse().command {
+    let mut command = Cli::command();
+    let matches = command.get_matches_mut();
+    hints::set_command(&command, &matches);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let outcome = match cli.command {
         Command::Models(arguments) => models::run(arguments),
         Command::Info(arguments) => info::run(arguments),
         Command::Classify(arguments) => classify::run(arguments),
