@@ -92,6 +92,7 @@ impl Default for Augmentation {
 
 /// An invalid setting of a transform.
 #[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
 pub enum TransformError {
     /// An invalid policy.
     #[error(transparent)]

@@ -4,6 +4,7 @@ use crate::hint::{Hint, Hints};
 
 /// An error in building, transforming or running a graph.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum GraphError {
     /// An operation does not accept its inputs.
     #[error("{op} in {scope}: {reason} (inputs {inputs})")]

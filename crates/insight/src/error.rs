@@ -8,6 +8,7 @@ use crate::Method;
 
 /// Why something could not be measured or shown.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum InsightError {
     /// An array whose length does not match its shape.
     #[error("{what}: {found} values, where {expected} are needed")]

@@ -8,6 +8,7 @@ use crate::weights::WeightsError;
 
 /// An error with a model.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ModelError {
     /// A name that no variant has.
     #[error("there is no model named `{name}`{}", hint(.suggestions))]

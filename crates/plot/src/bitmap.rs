@@ -11,6 +11,7 @@ use crate::scene::{Area, Scene, Shape, Text};
 
 /// Why a figure could not be rendered.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlotError {
     /// More pixels than memory or the format allows, or none.
     #[error("a figure of {width} x {height} pixels is too large or empty")]

@@ -16,6 +16,7 @@ use crate::{RecipeError, RunError, SaveError, StepError, Unfollowed};
 /// An error of training or evaluation.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum TrainError {
     #[error(transparent)]
     Graph(#[from] GraphError),

@@ -45,6 +45,7 @@ impl From<Optimiser> for StepOptions {
 
 /// Why a step cannot be built.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum StepError {
     /// The model cannot be built or differentiated.
     #[error(transparent)]

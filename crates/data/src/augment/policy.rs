@@ -10,6 +10,7 @@ use thiserror::Error;
 
 /// An invalid policy.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PolicyError {
     /// No policy has this name.
     #[error(

@@ -8,6 +8,7 @@ use vit_system::host::FreeMemory;
 
 /// Why weights could not be read, written or renamed.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum WeightsError {
     /// An error and the file it is about.
     #[error("{}: {error}", path.display())]

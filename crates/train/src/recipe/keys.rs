@@ -82,6 +82,7 @@ const FOREIGN_NAMES: [(&str, &str); 11] = [
 
 /// An error in a recipe.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RecipeError {
     /// An unknown name of a recipe.
     #[error("there is no recipe named `{name}`; there are {known}", known = Recipe::names().collect::<Vec<_>>().join(", "))]

@@ -2,6 +2,7 @@
 
 /// An invalid batch, or evaluations that cannot be merged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum MetricsError {
     /// The number of logits is not samples times classes.
     #[error("{samples} samples of {classes} classes have {} logits, {found} were given", samples * classes)]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// An error with a run folder.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RunError {
     /// A file operation failed.
     #[error("{}: {error}", path.display())]

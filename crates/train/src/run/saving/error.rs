@@ -8,6 +8,7 @@ use vit_models::weights::WeightsError;
 
 /// An error with a checkpoint of a run.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SaveError {
     /// A file operation failed, such as on a full disk.
     #[error("could not save {}: {error}; what was saved before is untouched{}", path.display(), way_out(.error))]
