@@ -55,7 +55,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     check_writable(out)?;
     let sources = images.sources()?;
     let options = images.options(sources.len());
-    let mut embed = Embed::new(images.checkpoint()?, arguments.pool, arguments.normalise, &options)?;
+    let embed = Embed::new(images.checkpoint()?, arguments.pool, &options)?;
+    let mut embed = if arguments.normalise { embed.normalised() } else { embed };
     report_changes(&images.model, embed.model().report());
     let (preprocess, batch) = (embed.model().preprocess().clone(), embed.model().batch());
     let (mut files, mut values, mut failed) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,10 +1,12 @@
 //! Images as embedding vectors.
 
+use std::path::Path;
 use std::str::FromStr;
 
 use vit_data::ApplyPreprocess;
 use vit_models::Checkpoint;
 
+use crate::model::open_checkpoint;
 use crate::{Error, Image, Model, ModelOptions};
 
 /// The vector that stands for an image.
@@ -37,11 +39,9 @@ impl FromStr for Pool {
 /// A model that turns images into embedding vectors.
 ///
 /// ```
-/// use vit::models::{Checkpoint, OpenOptions};
 /// use vit::{Embed, Image, ModelOptions, Pool};
 ///
-/// let checkpoint = Checkpoint::open("cifar10".as_ref(), OpenOptions::default())?;
-/// let mut model = Embed::new(checkpoint, Pool::Features, true, &ModelOptions::new().batch(2))?;
+/// let mut model = Embed::open("cifar10", Pool::Features, &ModelOptions::new().batch(2))?.normalised();
 /// let images = [32, 48, 64].map(|side| Image::from_rgb(side, side, vec![side as u8; 3 * side * side]).unwrap());
 /// let embeddings = model.embed(&images)?;
 /// assert_eq!((embeddings.len(), embeddings[0].len()), (3, 256));
@@ -55,8 +55,13 @@ pub struct Embed {
 }
 
 impl Embed {
-    /// Prepares a checkpoint; with `normalise` every vector has length 1.
-    pub fn new(checkpoint: Checkpoint, pool: Pool, normalise: bool, options: &ModelOptions) -> Result<Embed, Error> {
+    /// Opens a model as [`Model::open_with`] does.
+    pub fn open(path: impl AsRef<Path>, pool: Pool, options: &ModelOptions) -> Result<Embed, Error> {
+        Self::new(open_checkpoint(path.as_ref(), options)?, pool, options)
+    }
+
+    /// Prepares a checkpoint.
+    pub fn new(checkpoint: Checkpoint, pool: Pool, options: &ModelOptions) -> Result<Embed, Error> {
         let architecture = &checkpoint.config.architecture;
         if pool == Pool::Class && !architecture.tokens().is_some_and(|tokens| tokens.class_token) {
             return Err(Error::NoClassToken);
@@ -70,7 +75,12 @@ impl Embed {
         let prefix = architecture.tokens().map_or(0, |tokens| tokens.prefix);
         let options = ModelOptions { outputs: vec![output.into()], ..options.clone() };
         let model = Model::new(checkpoint, options.device.open()?.as_ref(), &options)?;
-        Ok(Embed { model, pool, normalise, prefix })
+        Ok(Embed { model, pool, normalise: false, prefix })
+    }
+
+    /// Scales every vector to length 1.
+    pub fn normalised(self) -> Self {
+        Self { normalise: true, ..self }
     }
 
     /// The model.

@@ -1,6 +1,6 @@
 //! Explanations of a model's answers: maps over images.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use vit_data::{ApplyPreprocess, Preprocess};
 use vit_insight::Explainer;
@@ -8,17 +8,16 @@ pub use vit_insight::{ExplainOptions, Explanation, InsightError, Map, Method, Su
 use vit_models::{Checkpoint, Config};
 
 use crate::finite::{blame_weights, is_finite};
+use crate::model::open_checkpoint;
 use crate::{Error, Image, ModelOptions, Precision};
 
 /// A model that explains its answers by maps over the image.
 ///
 /// ```
 /// use vit::explain::ExplainOptions;
-/// use vit::models::{Checkpoint, OpenOptions};
 /// use vit::{Explain, Image, ModelOptions};
 ///
-/// let checkpoint = Checkpoint::open("cifar10".as_ref(), OpenOptions::default())?;
-/// let mut model = Explain::new(checkpoint, &ExplainOptions::default(), &ModelOptions::default())?;
+/// let mut model = Explain::open("cifar10", &ExplainOptions::default(), &ModelOptions::new())?;
 /// let explanation = model.explain(&Image::from_rgb(32, 32, vec![127; 3 * 32 * 32]).unwrap())?;
 /// let (subject, map) = &explanation.maps[0];
 /// assert_eq!((subject.to_string().as_str(), map.grid()), ("attention rollout", [8, 8]));
@@ -33,6 +32,11 @@ pub struct Explain {
 }
 
 impl Explain {
+    /// Opens a model as [`Model::open_with`](crate::Model::open_with) does.
+    pub fn open(path: impl AsRef<Path>, options: &ExplainOptions, model: &ModelOptions) -> Result<Explain, Error> {
+        Self::new(open_checkpoint(path.as_ref(), model)?, options, model)
+    }
+
     /// Prepares a checkpoint, on the device and with the batch of `model`; its other options have no effect.
     pub fn new(checkpoint: Checkpoint, options: &ExplainOptions, model: &ModelOptions) -> Result<Explain, Error> {
         if model.device.precision == Precision::Int8 {

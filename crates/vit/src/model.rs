@@ -110,10 +110,7 @@ impl Model {
 
     /// Opens a model with options.
     pub fn open_with(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Model, Error> {
-        let open = OpenOptions { weights: None, allow_unmatched: options.allow_unmatched };
-        let mut checkpoint = Checkpoint::open(path.as_ref(), open)?;
-        checkpoint.change(Changes { image_size: options.image_size, ..Changes::default() })?;
-        Model::new(checkpoint, options.device.open()?.as_ref(), options)
+        Model::new(open_checkpoint(path.as_ref(), options)?, options.device.open()?.as_ref(), options)
     }
 
     /// Compiles a checkpoint for a device, which `options.device` has opened and other models may share.
@@ -285,6 +282,14 @@ impl Model {
         all.sort_by(|a, b| b.probability.total_cmp(&a.probability).then(a.class.cmp(&b.class)));
         all
     }
+}
+
+/// Opens a checkpoint and adapts it to the options.
+pub(crate) fn open_checkpoint(path: &Path, options: &ModelOptions) -> Result<Checkpoint, Error> {
+    let open = OpenOptions { weights: None, allow_unmatched: options.allow_unmatched };
+    let mut checkpoint = Checkpoint::open(path, open)?;
+    checkpoint.change(Changes { image_size: options.image_size, ..Changes::default() })?;
+    Ok(checkpoint)
 }
 
 fn unknown_output(graph: &Graph, name: &str) -> Error {

@@ -124,7 +124,7 @@ fn a_feature_map_takes_the_place_of_tokens() {
     let images: Vec<Vec<f32>> = io.tensors["input"].data.chunks(each).map(<[f32]>::to_vec).collect();
     let options = ModelOptions::new().batch(2);
     let embed = |pool| {
-        let mut embed = Embed::new(checkpoint.clone(), pool, false, &options).unwrap();
+        let mut embed = Embed::new(checkpoint.clone(), pool, &options).unwrap();
         let found: Vec<Vec<f32>> = embed.run_prepared(&images).unwrap().into_iter().map(Result::unwrap).collect();
         (embed.shape(), found.concat())
     };
@@ -137,7 +137,7 @@ fn a_feature_map_takes_the_place_of_tokens() {
     assert!(support::difference(&mean, &features) < 1e-5);
     let (shape, patches) = embed(Pool::Patches);
     assert_eq!((shape, patches.len()), (vec![4, 128], 2 * 4 * 128));
-    assert!(Embed::new(checkpoint.clone(), Pool::Class, false, &options).is_err());
+    assert!(Embed::new(checkpoint.clone(), Pool::Class, &options).is_err());
 }
 
 #[test]
