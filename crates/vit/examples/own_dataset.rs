@@ -49,8 +49,8 @@ fn main() -> Result<(), vit::Error> {
     let run = Trainer::on_samples(samples)
         .model("lenet5_relu_cifar")
         .set("batch=32")
-        .set("length=60 steps")
-        .set("schedule.rate=1e-3")
+        .set("length=100 steps")
+        .set("schedule.rate=4e-3")
         .train(folder)?;
     let mut model = run.model(&ModelOptions::new())?;
     for class in [0, 1] {

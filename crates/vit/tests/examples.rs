@@ -51,7 +51,7 @@ fn train() {
     let folder = tempfile::tempdir().unwrap();
     let (data, run_folder) = (photos(folder.path()), folder.path().join("run"));
     let out = run("train", &[data.as_os_str(), run_folder.as_os_str(), "length=2 steps".as_ref(), "batch=4".as_ref()]);
-    assert!(out.contains("2 steps") && out.contains("best top1"), "{out}");
+    assert!(out.contains("2 steps") && out.contains("best val/top1"), "{out}");
 }
 
 #[test]
