@@ -200,7 +200,7 @@ fn chosen_classes_get_maps_in_the_order_given() {
         let error = explain(&[count], None).err().unwrap().to_string();
         assert_eq!(error, format!("there is no class {count}; there are 0 to {}", count - 1));
         let error = explain(&[1], Some(ATTENTION)).err().unwrap().to_string();
-        assert!(error.contains("--method gradient or gradcam"), "{error}");
+        assert!(error.contains("gradient or gradcam"), "{error}");
     }
 }
 
