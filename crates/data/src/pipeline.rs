@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Prepares images on threads of its own and hands them over in order.
+/// Prepares images on worker threads and delivers them in order.
 pub struct Pipeline<'a> {
     /// Worker threads, at least 1.
     pub threads: usize,
