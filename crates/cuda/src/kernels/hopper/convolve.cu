@@ -16,7 +16,6 @@ constexpr int THREADS = 128 * WARPGROUPS;
 constexpr int BLOCK_M = 64 * WARPGROUPS;
 constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
 constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
-constexpr int AHEAD = STAGES - 2;
 // Rows that all threads load at a time, and how often they do for each operand.
 constexpr int ROWS_PER_LOAD = THREADS / 8;
 constexpr int LOADS_A = BLOCK_M / ROWS_PER_LOAD;
@@ -126,41 +125,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 columns = (filter_count + BLOCK_N - 1) / BLOCK_N;
     const u32 first_pixel = blockIdx.x / columns * BLOCK_M, first_filter = blockIdx.x % columns * BLOCK_N;
     TileLoader loader(x, filters, pixels, taps, first_pixel, first_filter, filter_count, steps * 64);
-    for (u32 step = 0; step < AHEAD; step++) {
-        if (step < steps) loader.load_stage(stages + step * STAGE_BYTES);
-        cp_async_commit();
-    }
     float sums[BLOCK_N / 2];
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; i++) sums[i] = 0.0f;
-    fence_accumulators<BLOCK_N / 2>(sums);
     const u32 warpgroup = threadIdx.x / 128;
-    u32 current = 0, next = AHEAD;
-#pragma unroll 1
-    for (u32 step = 0; step < steps; step++) {
-        cp_async_wait<AHEAD - 1>();
-        fence_proxy_async();
-        __syncthreads();
-        const u32 a = stages + current * STAGE_BYTES + warpgroup * 64 * ROW_BYTES;
-        const u32 b = stages + current * STAGE_BYTES + A_BYTES;
-        wgmma_fence();
+    run_pipeline<STAGES, STAGE_BYTES>(
+        sums, stages, steps, [&](u32 stage) { loader.load_stage(stage); },
+        [&](u32 stage) {
+            const u32 a = stage + warpgroup * 64 * ROW_BYTES, b = stage + A_BYTES;
 #pragma unroll
-        for (int k = 0; k < 64; k += 16) {
+            for (int k = 0; k < 64; k += 16) {
 #pragma unroll
-            for (int n = 0; n < BLOCK_N; n += WGMMA_N)
-                Wgmma<WGMMA_N>::ss(sums + n / 2, tile(a + 2 * k, 0), tile(b + n * ROW_BYTES + 2 * k, 0), 1);
-        }
-        wgmma_commit();
-        // No warpgroup reads this stage any more: each passed wgmma_wait of the step before, and then the barrier
-        // above.
-        if (step + AHEAD < steps) loader.load_stage(stages + next * STAGE_BYTES);
-        cp_async_commit();
-        wgmma_wait<1>();
-        current = current + 1 == STAGES ? 0 : current + 1;
-        next = next + 1 == STAGES ? 0 : next + 1;
-    }
-    wgmma_wait<0>();
-    fence_accumulators<BLOCK_N / 2>(sums);
+                for (int n = 0; n < BLOCK_N; n += WGMMA_N)
+                    Wgmma<WGMMA_N>::ss(sums + n / 2, tile(a + 2 * k, 0), tile(b + n * ROW_BYTES + 2 * k, 0), 1);
+            }
+        });
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u32 index = first_pixel + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;

@@ -15,7 +15,6 @@ constexpr int THREADS = 256;
 constexpr int TILE_BYTES = 64 * ROW_BYTES;
 constexpr int TILES_M = BLOCK_M / 64, TILES_N = BLOCK_N / 64;
 constexpr int STAGE_BYTES = (TILES_M + TILES_N) * TILE_BYTES;
-constexpr int AHEAD = STAGES - 2;
 
 // partials [splits, filter_count, columns]; a block sums `steps` times 64 pixels. Consecutive blocks have the same
 // filters and different columns.
@@ -64,38 +63,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         next_pixel += 64;
     };
 
-    for (u32 step = 0; step < AHEAD; step++) {
-        if (step < steps) load_stage(stages + step * STAGE_BYTES);
-        cp_async_commit();
-    }
     float sums[BLOCK_N / 2];
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; i++) sums[i] = 0.0f;
-    fence_accumulators<BLOCK_N / 2>(sums);
     const u32 warpgroup = threadIdx.x / 128;
-    u32 current = 0, next = AHEAD;
-#pragma unroll 1
-    for (u32 step = 0; step < steps; step++) {
-        cp_async_wait<AHEAD - 1>();
-        fence_proxy_async();
-        __syncthreads();
-        const u32 first = BLOCK_M == 64 ? warpgroup * 32 * ROW_BYTES : 0;
-        const u32 a = stages + current * STAGE_BYTES + first + (BLOCK_M == 64 ? 0 : warpgroup * TILE_BYTES);
-        const u32 b = stages + current * STAGE_BYTES + first + TILES_M * TILE_BYTES;
-        wgmma_fence();
+    run_pipeline<STAGES, STAGE_BYTES>(sums, stages, steps, load_stage, [&](u32 stage) {
+        const u32 first = stage + (BLOCK_M == 64 ? warpgroup * 32 * ROW_BYTES : 0);
+        const u32 a = first + (BLOCK_M == 64 ? 0 : warpgroup * TILE_BYTES), b = first + TILES_M * TILE_BYTES;
 #pragma unroll
-        for (int k = 0; k < (BLOCK_M == 64 ? 32 : 64); k += 16) {
+        for (int k = 0; k < (BLOCK_M == 64 ? 32 : 64); k += 16)
             Wgmma<BLOCK_N>::tt(sums, tile(a + k * ROW_BYTES, TILE_BYTES), tile(b + k * ROW_BYTES, TILE_BYTES));
-        }
-        wgmma_commit();
-        if (step + AHEAD < steps) load_stage(stages + next * STAGE_BYTES);
-        cp_async_commit();
-        wgmma_wait<1>();
-        current = current + 1 == STAGES ? 0 : current + 1;
-        next = next + 1 == STAGES ? 0 : next + 1;
-    }
-    wgmma_wait<0>();
-    fence_accumulators<BLOCK_N / 2>(sums);
+    });
     const u32 part = BLOCK_M == 64 ? blockIdx.y * 2 + warpgroup : blockIdx.y;
     const u32 warp = threadIdx.x / 32 - (BLOCK_M == 64 ? warpgroup * 4 : 0);
 #pragma unroll

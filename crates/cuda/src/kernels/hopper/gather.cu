@@ -76,3 +76,37 @@ static __device__ __forceinline__ void fence_proxy_async() {
 static __device__ __forceinline__ u64 tile(u32 address, u32 apart) {
     return (u64)(1024 >> 4 | 1u << 30) << 32 | (apart >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
+
+// The software pipeline of an implicit GEMM over `stages` of shared memory: load_stage(address) starts the copies of the
+// next step, multiply(address) issues the wgmma of a step that has arrived, which adds to `sums`.
+template <int STAGES_, int STAGE_BYTES_, int N, class Load, class Multiply>
+static __device__ __forceinline__ void run_pipeline(float (&sums)[N], u32 stages, u32 steps, Load load_stage,
+                                                    Multiply multiply) {
+    constexpr int AHEAD = STAGES_ - 2;
+    for (u32 step = 0; step < AHEAD; step++) {
+        if (step < steps) load_stage(stages + step * STAGE_BYTES_);
+        cp_async_commit();
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) sums[i] = 0.0f;
+    fence_accumulators<N>(sums);
+    u32 current = 0, next = AHEAD;
+#pragma unroll 1
+    for (u32 step = 0; step < steps; step++) {
+        cp_async_wait<AHEAD - 1>();
+        fence_proxy_async();
+        __syncthreads();
+        wgmma_fence();
+        multiply(stages + current * STAGE_BYTES_);
+        wgmma_commit();
+        // No warpgroup reads this stage any more: each passed wgmma_wait of the step before, and then the barrier
+        // above.
+        if (step + AHEAD < steps) load_stage(stages + next * STAGE_BYTES_);
+        cp_async_commit();
+        wgmma_wait<1>();
+        current = current + 1 == STAGES_ ? 0 : current + 1;
+        next = next + 1 == STAGES_ ? 0 : next + 1;
+    }
+    wgmma_wait<0>();
+    fence_accumulators<N>(sums);
+}
