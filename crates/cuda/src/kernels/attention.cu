@@ -55,6 +55,19 @@ __device__ __forceinline__ float dot(const float* a, const float* b) {
     return sum;
 }
 
+// sum += this thread's two rows of `left` [TILE][TILE + 1] times `right` [TILE][PITCH].
+__device__ __forceinline__ void accumulate(float (&sum)[2][COLUMNS], const float* left, const float* right) {
+    const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    for (u32 j = 0; j < TILE; j++) {
+        const float l0 = left[ty * (TILE + 1) + j], l1 = left[(ty + 16) * (TILE + 1) + j];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            const float r = right[j * PITCH + tx + 16 * c];
+            sum[0][c] += l0 * r, sum[1][c] += l1 * r;
+        }
+    }
+}
+
 // Stores this thread's columns of one row of a head; `row` points to the head's first column.
 template <class T> __device__ __forceinline__ void store_row(T* row, const float (&values)[COLUMNS]) {
 #pragma unroll
@@ -128,14 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const float factors[2] = {row_factor[ty], row_factor[ty + 16]};
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) sum[0][c] *= factors[0], sum[1][c] *= factors[1];
-        for (u32 j = 0; j < TILE; j++) {
-            const float w0 = weights[ty * (TILE + 1) + j], w1 = weights[(ty + 16) * (TILE + 1) + j];
-#pragma unroll
-            for (int c = 0; c < COLUMNS; c++) {
-                const float value = tile_v[j * PITCH + tx + 16 * c];
-                sum[0][c] += w0 * value, sum[1][c] += w1 * value;
-            }
-        }
+        accumulate(sum, weights, tile_v);
     }
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
@@ -292,14 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 dscores[own * (TILE + 1) + c] = p.dscore * s.scale;
             }
         __syncthreads();
-        for (u32 j = 0; j < TILE; j++) {
-            const float d0 = dscores[ty * (TILE + 1) + j], d1 = dscores[(ty + 16) * (TILE + 1) + j];
-#pragma unroll
-            for (int c = 0; c < COLUMNS; c++) {
-                const float key = tile_k[j * PITCH + tx + 16 * c];
-                sum[0][c] += d0 * key, sum[1][c] += d1 * key;
-            }
-        }
+        accumulate(sum, dscores, tile_k);
     }
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {

@@ -9,6 +9,7 @@ use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 use super::Emitter;
 use crate::compile::{self, KernelVariant};
 use crate::gemm::Matrix;
+use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
@@ -86,23 +87,35 @@ impl ConvGeometry {
     }
 }
 
+/// The rows of `count` images from `start` on, for one group.
+fn im2col(
+    geometry: &ConvGeometry,
+    (image, stored): (u64, Storage),
+    (start, count, group): (usize, usize, usize),
+    rows: u64,
+    e: &mut Emitter,
+) {
+    let operand = e.operand_storage();
+    let variant = KernelVariant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
+    let elements = count * geometry.rows() * geometry.row();
+    let from = image + (start * geometry.image_len() * stored.bytes()) as u64;
+    let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(geometry.shape(group)).u64(elements);
+    e.spread(variant, "im2col", elements, 1, arguments);
+}
+
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let geometry = ConvGeometry::new(*op, &e.inputs[0].shape, &e.inputs[1].shape, &e.outputs[0].shape);
     if hopper::takes(&geometry, e) {
         return hopper::forward(&geometry, e);
     }
-    let (operand, (x, stored), y) = (e.operand_storage(), e.stored(0), e.outputs[0].clone());
+    let (operand, x, y) = (e.operand_storage(), e.stored(0), e.outputs[0].clone());
     let weight = e.form(1, operand);
     let bias = op.bias.then(|| e.form(2, y.storage));
     let images = geometry.images(operand.bytes());
     let rows = e.scratch(images * geometry.rows() * geometry.row() * operand.bytes());
     let (per_group, row) = (geometry.filters_per_group(), geometry.row());
     for (start, count, group) in geometry.parts(images) {
-        let variant = KernelVariant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
-        let elements = count * geometry.rows() * row;
-        let from = x + (start * geometry.image_len() * stored.bytes()) as u64;
-        let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(geometry.shape(group)).u64(elements);
-        e.spread(variant, "im2col", elements, 1, arguments);
+        im2col(&geometry, x, (start, count, group), rows, e);
         let filters = weight + (group * per_group * row * operand.bytes()) as u64;
         let first = start * geometry.rows() * geometry.filters + group * per_group;
         let mut product = e.product(
@@ -149,7 +162,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     if hopper::takes(&geometry, e) {
         return hopper::grad_weight(&geometry, e);
     }
-    let (operand, (x, stored), dw) = (e.operand_storage(), e.stored(1), e.outputs[0].clone());
+    let (operand, x, dw) = (e.operand_storage(), e.stored(1), e.outputs[0].clone());
     let dy = e.form(0, operand);
     let images = geometry.images(operand.bytes());
     let rows = e.scratch(images * geometry.rows() * geometry.row() * operand.bytes());
@@ -158,11 +171,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
         e.requests.push(Request::Clear { to: dw.address, bytes: dw.shape.elements() * dw.storage.bytes() });
     }
     for (start, count, group) in geometry.parts(images) {
-        let variant = KernelVariant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
-        let elements = count * geometry.rows() * row;
-        let from = x + (start * geometry.image_len() * stored.bytes()) as u64;
-        let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(geometry.shape(group)).u64(elements);
-        e.spread(variant, "im2col", elements, 1, arguments);
+        im2col(&geometry, x, (start, count, group), rows, e);
         let first = start * geometry.rows() * geometry.filters + group * per_group;
         let to = Matrix::dense(dw.address + (group * per_group * row * dw.storage.bytes()) as u64, row);
         let mut product = e.product(
