@@ -104,8 +104,8 @@ impl CaseBuilder {
         std::array::from_fn(|_| self.float(shape.clone()))
     }
 
-    /// A constant of this shape whose weighted sum of values near 1 is itself near 1: a larger loss would cancel and hide
-    /// errors of single elements.
+    /// A constant of this shape whose weighted sum of values near 1 is itself near 1: a larger loss would cancel and
+    /// hide errors of single elements.
     pub fn constant(&mut self, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
         let scale = 1.0 / (shape.elements() as f32).sqrt().max(1.0);

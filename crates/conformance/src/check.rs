@@ -14,8 +14,8 @@ use crate::{Case, Rng};
 /// - Expected infinite: the device must return something non-finite.
 /// - Expected NaN, with a NaN among the inputs: the device must return NaN.
 /// - Expected NaN without one (∞ − ∞ or 0 · ∞): anything goes, since another order of operations may find a limit.
-/// - Expected finite, in a convolution with padding and a non-finite input: NaN is accepted, since a device may multiply a
-///   non-finite filter tap by the padding's zeros or skip the padding.
+/// - Expected finite, in a convolution with padding and a non-finite input: NaN is accepted, since a device may
+///   multiply a non-finite filter tap by the padding's zeros or skip the padding.
 pub fn check(device: &dyn Device, case: &Case) -> Result<Vec<(String, f64)>, GraphError> {
     let expected = reference::run(&case.graph, &case.bindings)?;
     let mut executable = case.compile(device)?;

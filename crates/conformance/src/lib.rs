@@ -1,9 +1,9 @@
 //! The device test-suite, written once for all devices: random small graphs that cover every operation, forward and
 //! backward. Only tests and examples depend on this crate.
 //!
-//! [`cases`] builds the graphs, [`check`] runs one on a device and compares every output with the reference interpreter.
-//! [`updates`] and [`check_updates`] do the same for graphs that update their parameters. The gradients in the cases are
-//! checked against finite differences by the tests of `vit-graph`.
+//! [`cases`] builds the graphs, [`check`] runs one on a device and compares every output with the reference
+//! interpreter. [`updates`] and [`check_updates`] do the same for graphs that update their parameters. The gradients in
+//! the cases are checked against finite differences by the tests of `vit-graph`.
 
 mod build;
 mod cases;

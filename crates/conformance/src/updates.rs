@@ -8,8 +8,8 @@ use vit_graph::{DType, GraphError, Init, Shape, Tensor};
 use crate::check::largest_or_nan;
 use crate::{Case, Rng};
 
-/// A graph with every kind of update: in place, from another parameter, behind a guard, and none. All nodes of a run read the
-/// parameters' values from before the run, in whatever order updates are declared and kernels write.
+/// A graph with every kind of update: in place, from another parameter, behind a guard, and none. All nodes of a run
+/// read the parameters' values from before the run, in whatever order updates are declared and kernels write.
 pub fn updates(finite: bool) -> Result<Case, GraphError> {
     let x = Tensor::input("x", DType::F32, [5, 3]);
     let gradient = x.another_input("gradient", DType::F32, [3]);

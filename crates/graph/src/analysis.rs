@@ -6,7 +6,8 @@ use crate::memory::storage;
 use crate::ops::{Op, Operation};
 use crate::{Graph, NodeId, Value};
 
-/// Which nodes depend only on constants and on parameters that runs do not update, so that a device can compute them once.
+/// Which nodes depend only on constants and on parameters that runs do not update, so that a device can compute them
+/// once.
 pub fn constant_nodes(graph: &Graph) -> Vec<bool> {
     let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
     let mut constant = vec![false; graph.nodes().len()];
@@ -28,8 +29,8 @@ pub fn computed_nodes(graph: &Graph) -> Vec<bool> {
     graph.nodes().iter().enumerate().map(computed).collect()
 }
 
-/// New values that can overwrite the parameter that they update, each with that parameter: their operation works in place
-/// ([`Operation::in_place`]), its kernel supports that, and no node reads the old value afterwards.
+/// New values that can overwrite the parameter that they update, each with that parameter: their operation works in
+/// place ([`Operation::in_place`]), its kernel supports that, and no node reads the old value afterwards.
 pub fn in_place_updates(graph: &Graph, supported: impl Fn(NodeId) -> bool) -> HashMap<Value, Value> {
     let mut last_consumer: HashMap<Value, NodeId> = HashMap::new();
     for (id, node) in graph.nodes().iter().enumerate() {

@@ -3,8 +3,8 @@
 use crate::device::Device;
 use crate::{Graph, GraphError, Hint};
 
-/// The largest batch below `batch` for which `fits` holds: any size up to 8, then multiples of 8, all of them divisible into
-/// `parts`. `fits` must be monotone.
+/// The largest batch below `batch` for which `fits` holds: any size up to 8, then multiples of 8, all of them divisible
+/// into `parts`. `fits` must be monotone.
 pub fn largest_batch(batch: usize, parts: usize, mut fits: impl FnMut(usize) -> bool) -> Option<usize> {
     let usual = |n: &usize| n.is_multiple_of(parts) && (*n <= 8 || n.is_multiple_of(8));
     let candidates: Vec<usize> = (1..batch).filter(usual).collect();
@@ -14,8 +14,8 @@ pub fn largest_batch(batch: usize, parts: usize, mut fits: impl FnMut(usize) -> 
 
 /// Adds the largest batch that fits to a [`GraphError::Memory`]; other errors are returned unchanged.
 ///
-/// `held` are the bytes of host memory that the weights occupy now and that compiling frees; `graph` builds the same graph
-/// for another batch.
+/// `held` are the bytes of host memory that the weights occupy now and that compiling frees; `graph` builds the same
+/// graph for another batch.
 pub fn suggest_batch(
     error: GraphError,
     device: &dyn Device,

@@ -73,8 +73,8 @@ impl<'a> From<&'a Data> for Elements<'a> {
 
 /// A source of parameters for compiling a graph.
 pub trait Parameters {
-    /// The elements of a parameter, if the source has it. A source that owns them moves them out, so that a model is never in
-    /// memory twice, in its original and its packed form.
+    /// The elements of a parameter, if the source has it. A source that owns them moves them out, so that a model is
+    /// never in memory twice, in its original and its packed form.
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>>;
 
     /// Bytes of host memory that this source frees as its parameters are taken.
@@ -120,8 +120,8 @@ impl Memory {
     }
 }
 
-/// Everything besides the graph and its inputs that determines the bits of a device's results. A training run saves it, so that
-/// it resumes to the same bits in another process or on another machine of the same kind.
+/// Everything besides the graph and its inputs that determines the bits of a device's results. A training run saves it,
+/// so that it resumes to the same bits in another process or on another machine of the same kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Algorithms {
     /// The device and its libraries, by name. If these differ, results agree up to rounding.
@@ -145,8 +145,8 @@ pub struct StepInfo {
     pub bytes: u64,
 }
 
-/// A processor that runs graphs. Threads may share one: `compile` and `plan` take `&self`, and executables of one device
-/// may run at the same time.
+/// A processor that runs graphs. Threads may share one: `compile` and `plan` take `&self`, and executables of one
+/// device may run at the same time.
 pub trait Device: Send + Sync {
     /// The kind of device: `cpu` or `cuda`.
     fn name(&self) -> &'static str;
@@ -204,23 +204,25 @@ pub trait Executable: Send {
     /// Copies an f32 output of the last run.
     fn read(&self, output: &str, into: &mut [f32]) -> Result<(), GraphError>;
 
-    /// Whether [`Executable::run`] returns before the run is complete, so that the host can prepare and launch the next one.
+    /// Whether [`Executable::run`] returns before the run is complete, so that the host can prepare and launch the next
+    /// one.
     fn is_async(&self) -> bool {
         false
     }
 
-    /// Starts an asynchronous read-back of scalar outputs of the last run, to be collected by [`Executable::poll`]. One more
-    /// run and its read-back may be started before the first is collected.
+    /// Starts an asynchronous read-back of scalar outputs of the last run, to be collected by [`Executable::poll`]. One
+    /// more run and its read-back may be started before the first is collected.
     fn read_async(&mut self, outputs: &[&str]) -> Result<(), GraphError>;
 
     /// Collects the oldest read-back, waiting until it is complete.
     fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError>;
 
-    /// Replaces all parameters, and whatever the device computed from them when the graph was compiled. Results of the next
-    /// run are the same bits as those of the graph compiled with these parameters.
+    /// Replaces all parameters, and whatever the device computed from them when the graph was compiled. Results of the
+    /// next run are the same bits as those of the graph compiled with these parameters.
     fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError>;
 
-    /// Copies a parameter after the last run. A parameter without updates may be unavailable, if only its packed form is kept.
+    /// Copies a parameter after the last run. A parameter without updates may be unavailable, if only its packed form
+    /// is kept.
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError>;
 
     /// Bytes of arena, parameters and constants.

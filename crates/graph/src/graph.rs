@@ -211,8 +211,8 @@ impl Graph {
             .ok_or_else(|| unknown("output", name, self.outputs.iter().map(|(n, _)| n.as_str())))
     }
 
-    /// Updates a parameter to this value at the end of a run. All nodes, outputs and updates of other parameters read its value
-    /// from before the run.
+    /// Updates a parameter to this value at the end of a run. All nodes, outputs and updates of other parameters read
+    /// its value from before the run.
     pub fn update(&mut self, parameter: Value, new: Value) -> Result<(), GraphError> {
         self.check("update", parameter)?;
         self.check("update", new)?;
@@ -233,7 +233,8 @@ impl Graph {
                 reason,
             });
         }
-        // Devices overwrite parameters at the end of a run, when updates and outputs of other parameters may still be read.
+        // Devices overwrite parameters at the end of a run, when updates and outputs of other parameters may still be
+        // read.
         let root = storage(self, new);
         let of_another = root != parameter && matches!(self.node(root.node).op, Op::Parameter(_));
         let new = if of_another { self.copied(new)? } else { new };

@@ -17,9 +17,9 @@ impl Inlined {
 }
 
 impl Graph {
-    /// Appends the nodes of another graph. The inputs and parameters in `given` are replaced by values of this graph, other
-    /// parameters are shared by name, and the indices of random streams are increased by `streams`. Outputs, updates and taps
-    /// are not copied.
+    /// Appends the nodes of another graph. The inputs and parameters in `given` are replaced by values of this graph,
+    /// other parameters are shared by name, and the indices of random streams are increased by `streams`. Outputs,
+    /// updates and taps are not copied.
     pub fn inline(&mut self, part: &Graph, given: &[(&str, Value)], streams: u32) -> Result<Inlined, GraphError> {
         let shared: HashMap<String, Value> =
             self.parameters().map(|(node, p)| (p.name.clone(), Value { node, output: 0 })).collect();

@@ -53,19 +53,20 @@ pub struct MemoryRequirements<'a> {
 }
 
 impl MemoryPlan {
-    /// Plans a graph. `workspace` is the size in bytes of each node's workspace; values `outside` are not in the arena, nor are
-    /// parameters and constants.
+    /// Plans a graph. `workspace` is the size in bytes of each node's workspace; values `outside` are not in the arena,
+    /// nor are parameters and constants.
     ///
-    /// Inputs are live throughout, so that a run can be repeated; outputs are live from their node on. A reshape shares its
-    /// input's memory.
+    /// Inputs are live throughout, so that a run can be repeated; outputs are live from their node on. A reshape shares
+    /// its input's memory.
     pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize, outside: impl Fn(Value) -> bool) -> MemoryPlan {
         Self::with_exact_fit(graph, workspace, outside, usize::MAX)
     }
 
-    /// As [`MemoryPlan::new`], but values of `exact_fit_from` bytes or more share memory only with values of exactly their size.
+    /// As [`MemoryPlan::new`], but values of `exact_fit_from` bytes or more share memory only with values of exactly
+    /// their size.
     ///
-    /// On CPUs with private caches, where each core works on the same part of every value, a core then overwrites cache lines
-    /// that it owns instead of fetching them from another core. The arena is somewhat larger.
+    /// On CPUs with private caches, where each core works on the same part of every value, a core then overwrites cache
+    /// lines that it owns instead of fetching them from another core. The arena is somewhat larger.
     pub fn with_exact_fit(
         graph: &Graph,
         workspace: impl Fn(NodeId) -> usize,
@@ -127,8 +128,8 @@ impl MemoryPlan {
         Self::place(graph, live, required.exact_fit_from)
     }
 
-    /// Greedy by size: largest first, each at the lowest offset that no overlapping live range occupies. A buffer of at least
-    /// `exact_fit_from` bytes reuses only ranges of its size, or extends the arena.
+    /// Greedy by size: largest first, each at the lowest offset that no overlapping live range occupies. A buffer of at
+    /// least `exact_fit_from` bytes reuses only ranges of its size, or extends the arena.
     fn place(graph: &Graph, mut live: Vec<LiveRange>, exact_fit_from: usize) -> MemoryPlan {
         live.sort_by_key(|r| (std::cmp::Reverse(r.bytes), r.first));
         let mut plan = MemoryPlan {

@@ -1,7 +1,7 @@
 //! The counter-based random number generator Philox 4x32-10 (Salmon et al., 2011), which every device implements.
 //!
-//! Every random number is a pure function of a seed and a position, so dropout masks need no memory, do not depend on threads or
-//! devices, and are the same in the backward pass.
+//! Every random number is a pure function of a seed and a position, so dropout masks need no memory, do not depend on
+//! threads or devices, and are the same in the backward pass.
 
 /// Four random words for one counter and key.
 pub fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -17,8 +17,8 @@ pub fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// The value of a graph's `seed` input, which determines the random numbers of a run: low and high halves of the seed and of
-/// the step number.
+/// The value of a graph's `seed` input, which determines the random numbers of a run: low and high halves of the seed
+/// and of the step number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed(pub [i32; 4]);
 

@@ -1,7 +1,7 @@
 //! The handle with which models are written: its operators and methods add nodes to a shared graph.
 //!
-//! Methods do not return a `Result`. The first operation with invalid inputs is recorded with its scope, everything after it
-//! is ignored, and [`Tensor::finish`] returns that error.
+//! Methods do not return a `Result`. The first operation with invalid inputs is recorded with its scope, everything
+//! after it is ignored, and [`Tensor::finish`] returns that error.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,4 +1,5 @@
-//! The cases, one file per family of operations. Each file opens with its table; the functions below it build the graphs.
+//! The cases, one file per family of operations. Each file opens with its table; the functions below it build the
+//! graphs.
 
 mod arithmetic;
 mod attention;

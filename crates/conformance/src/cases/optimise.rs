@@ -16,7 +16,8 @@ const ADAM: Adam = Adam {
 const LION: Lion = Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1, clip: None };
 const SGD: Sgd = Sgd { momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0, clip: Some(0.5) };
 
-/// Each optimiser with the step number and a factor of the gradients' norm; where that is not finite, nothing may change.
+/// Each optimiser with the step number and a factor of the gradients' norm; where that is not finite, nothing may
+/// change.
 pub(super) fn table(t: &mut Table) {
     let adam: [(OptimiserUpdate, f32, f32); 6] = [
         (ADAM.into(), 7.0, 1.0),

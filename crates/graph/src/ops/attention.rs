@@ -9,12 +9,12 @@ use crate::{GraphError, Type, Value};
 
 /// `softmax(scale · Q Kᵀ + bias) V` for every head.
 ///
-/// Inputs: `q [b, n, h·d]`, `k [b, m, h·d]`, `v [b, m, h·d]`, or packed as one `qkv [b, n, 3·h·d]`; then `bias [g, h, n, m]`
-/// if there is one, where sample `i` uses group `i mod g` (one group shared by all samples, or one per shifted window); then
-/// the seed if there is dropout.
+/// Inputs: `q [b, n, h·d]`, `k [b, m, h·d]`, `v [b, m, h·d]`, or packed as one `qkv [b, n, 3·h·d]`; then `bias [g, h,
+/// n, m]` if there is one, where sample `i` uses group `i mod g` (one group shared by all samples, or one per shifted
+/// window); then the seed if there is dropout.
 ///
-/// Outputs: the result `[b, n, h·d]`, the log-sum-exp of every row of scores `[b, h, n]`, which the gradient needs, and the
-/// attention weights `[b, h, n, m]` before dropout, which are only computed if used.
+/// Outputs: the result `[b, n, h·d]`, the log-sum-exp of every row of scores `[b, h, n]`, which the gradient needs, and
+/// the attention weights `[b, h, n, m]` before dropout, which are only computed if used.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     /// The number of heads.
@@ -90,7 +90,8 @@ impl Attention {
         Ok(x)
     }
 
-    /// The input and the index in it of channel `c` of head `h` of token `i`; `part` is 0 for query, 1 for key, 2 for value.
+    /// The input and the index in it of channel `c` of head `h` of token `i`; `part` is 0 for query, 1 for key, 2 for
+    /// value.
     fn at(&self, x: &AttentionExtents, part: usize, b: usize, i: usize, h: usize, c: usize) -> (usize, usize) {
         let width = x.heads * x.head_dim;
         let column = h * x.head_dim + c;
@@ -222,8 +223,8 @@ fn triples(x: &AttentionExtents) -> impl Iterator<Item = (usize, usize, usize)> 
     (0..batch).flat_map(move |b| (0..heads).flat_map(move |h| (0..queries).map(move |i| (b, h, i))))
 }
 
-/// The gradient of [`Attention`]: from `dy`, its result and log-sum-exp, and its inputs, to the gradients of its operands and
-/// bias. The weights are recomputed, as in FlashAttention (Dao et al., 2022).
+/// The gradient of [`Attention`]: from `dy`, its result and log-sum-exp, and its inputs, to the gradients of its
+/// operands and bias. The weights are recomputed, as in FlashAttention (Dao et al., 2022).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionGrad(pub Attention);
 

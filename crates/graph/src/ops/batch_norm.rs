@@ -10,8 +10,8 @@ use crate::{GraphError, Type};
 /// `(x - mean) · rstd · gamma + beta`, with mean and biased variance of each channel over all other axes.
 ///
 /// Inputs: `x [.., c]`, `gamma`, `beta`, `running_mean` and `running_variance`, each `[c]`. Outputs: the result, `mean`
-/// and `rstd` of each channel, and the new running statistics `running + momentum · (batch - running)`, with the unbiased
-/// variance, as in PyTorch.
+/// and `rstd` of each channel, and the new running statistics `running + momentum · (batch - running)`, with the
+/// unbiased variance, as in PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchNorm {
     /// Added to the variance.

@@ -58,8 +58,8 @@ impl Conv2d {
             .filter(|&at| at < extent)
     }
 
-    /// Calls `visit(output index, input index, weight index)` for every multiply-add, in the order of a matrix product over
-    /// patches (channel, row, column), so that both give the same bits.
+    /// Calls `visit(output index, input index, weight index)` for every multiply-add, in the order of a matrix product
+    /// over patches (channel, row, column), so that both give the same bits.
     fn each(&self, x: &[usize], w: &[usize], y: &[usize], mut visit: impl FnMut(usize, usize, usize)) {
         let (filters_per_group, channels) = (w[0] / self.groups, w[1]);
         for out in 0..y.iter().product() {

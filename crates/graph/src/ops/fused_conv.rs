@@ -15,8 +15,8 @@ pub enum ResidualAt {
 /// [`Conv2d`] with a residual and an activation. The weight has the layout of channels-last images:
 /// `[filters, kh · kw · channels]`, or `[kh · kw, channels]` for depthwise convolutions.
 ///
-/// Inputs: `x [b, h, w, c]`, the weight, then `bias [filters]` and `residual [b, h', w', filters]` where present. Made by
-/// [`crate::rewrite::fuse_conv`].
+/// Inputs: `x [b, h, w, c]`, the weight, then `bias [filters]` and `residual [b, h', w', filters]` where present. Made
+/// by [`crate::rewrite::fuse_conv`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FusedConv2d {
     /// The convolution, with one group or depthwise.

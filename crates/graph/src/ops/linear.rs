@@ -8,8 +8,8 @@ use crate::{GraphError, Type};
 
 /// `residual + scale · activation(x Wᵀ + bias)`; everything but the product is optional.
 ///
-/// Inputs: `x [.., k]`, `weight [n, k]`, then `bias [n]`, `scale [n]`, `residual [.., n]` where present. Models use product and
-/// bias; [`crate::rewrite::fuse_linear`] adds the rest.
+/// Inputs: `x [.., k]`, `weight [n, k]`, then `bias [n]`, `scale [n]`, `residual [.., n]` where present. Models use
+/// product and bias; [`crate::rewrite::fuse_linear`] adds the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Linear {
     /// Whether there is a bias input.

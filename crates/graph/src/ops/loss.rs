@@ -139,8 +139,8 @@ impl Operation for SigmoidCrossEntropy {
     }
 }
 
-/// One-hot argmax of each row of `[.., c]`, the first of equal elements: a teacher's hard decision. NaN counts as the largest
-/// and stays NaN.
+/// One-hot argmax of each row of `[.., c]`, the first of equal elements: a teacher's hard decision. NaN counts as the
+/// largest and stays NaN.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OneHotMax;
 

@@ -95,8 +95,8 @@ impl Operation for MatMul {
     }
 }
 
-/// A matrix product times a third operand, elementwise: the gradient of an activation whose derivative was kept. Made by
-/// [`crate::rewrite::keep_derivative`].
+/// A matrix product times a third operand, elementwise: the gradient of an activation whose derivative was kept. Made
+/// by [`crate::rewrite::keep_derivative`].
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MatMulTimes(pub MatMul);
 

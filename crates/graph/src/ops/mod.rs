@@ -1,11 +1,11 @@
-//! The operations. A file per family holds an operation's definition, shape inference, gradient, FLOPs, the facts that passes
-//! need ([`Operation`]), and its reference implementation in f64, which every device is tested against.
+//! The operations. A file per family holds an operation's definition, shape inference, gradient, FLOPs, the facts that
+//! passes need ([`Operation`]), and its reference implementation in f64, which every device is tested against.
 //!
-//! NaN propagates: an element of a result that depends on a NaN is NaN, also where a maximum or a comparison would drop it, so
-//! that errors stay visible. Devices are tested for it.
+//! NaN propagates: an element of a result that depends on a NaN is NaN, also where a maximum or a comparison would drop
+//! it, so that errors stay visible. Devices are tested for it.
 //!
-//! To add an operation, write its file and add it to `operations!` below; a new elementwise function is a variant of [`Unary`]
-//! or [`Binary`].
+//! To add an operation, write its file and add it to `operations!` below; a new elementwise function is a variant of
+//! [`Unary`] or [`Binary`].
 
 mod activation;
 mod arithmetic;
@@ -93,8 +93,8 @@ pub trait Operation {
         false
     }
 
-    /// For an operation that computes each row of axis 1 of `[batch, rows, width]` independently: which inputs it reads row by
-    /// row. It reads the others as a whole.
+    /// For an operation that computes each row of axis 1 of `[batch, rows, width]` independently: which inputs it reads
+    /// row by row. It reads the others as a whole.
     fn row_inputs(&self, inputs: &[Type], output: &Type) -> Option<Vec<bool>> {
         let rows = output.shape[1];
         let by_row = |input: &Type| match input.shape.len() {

@@ -26,8 +26,8 @@ pub(super) fn expect_elements(x: &Shape) -> Result<(), String> {
     if x.is_empty() || x.last() == 0 { Err(format!("the input {x} has no elements to normalise")) } else { Ok(()) }
 }
 
-/// Infers the gradient of a normalisation over channels: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`. `statistics`
-/// is the shape of `mean` and `rstd` for an `x` of this shape.
+/// Infers the gradient of a normalisation over channels: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
+/// `statistics` is the shape of `mean` and `rstd` for an `x` of this shape.
 pub(super) fn grad_types(
     inputs: &[Type],
     statistics: impl Fn(&Shape) -> Result<Vec<usize>, String>,

@@ -1,8 +1,8 @@
 //! Optimiser updates, as operations of the graph of a training step.
 //!
-//! All of them take the global `norm` of the gradients, for clipping and as a guard: if it is not finite, nothing changes, so
-//! that the step can be diagnosed with the weights it started from, or skipped. Running statistics, which the forward pass
-//! updates, are guarded by a [`GuardedUpdate`].
+//! All of them take the global `norm` of the gradients, for clipping and as a guard: if it is not finite, nothing
+//! changes, so that the step can be diagnosed with the weights it started from, or skipped. Running statistics, which
+//! the forward pass updates, are guarded by a [`GuardedUpdate`].
 
 use super::{InputPrecision, Op, Operation, arity, expect_shape};
 use crate::reference::Array;
@@ -92,8 +92,8 @@ macro_rules! optimisers {
     ($($name:ident),* $(,)?) => {
         /// One step of an optimiser for one parameter.
         ///
-        /// Inputs: `parameter`, `gradient` and the optimiser's state, of one shape; then the scalars `rate`, `step` (from 1
-        /// on) and the gradients' global `norm`. Outputs: the new parameter and state.
+        /// Inputs: `parameter`, `gradient` and the optimiser's state, of one shape; then the scalars `rate`, `step`
+        /// (from 1 on) and the gradients' global `norm`. Outputs: the new parameter and state.
         #[derive(Debug, Clone, Copy, PartialEq)]
         #[allow(missing_docs)]
         pub enum OptimiserUpdate { $($name($name)),* }
@@ -263,8 +263,8 @@ impl UpdateRule for Lion {
     }
 }
 
-/// Stochastic gradient descent with momentum, as PyTorch defines it: weight decay is added to the gradient, and the first
-/// step puts the whole gradient into the buffer. Its state is the momentum buffer.
+/// Stochastic gradient descent with momentum, as PyTorch defines it: weight decay is added to the gradient, and the
+/// first step puts the whole gradient into the buffer. Its state is the momentum buffer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub struct Sgd {

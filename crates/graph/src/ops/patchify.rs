@@ -14,8 +14,8 @@ pub enum ImageLayout {
     ChannelsFirst,
 }
 
-/// An image to `[b, patches, c · ph · pw]`: patches row by row, each in the order channel, row, column of published filters.
-/// Pixels beyond the last whole patch are dropped, as by a convolution.
+/// An image to `[b, patches, c · ph · pw]`: patches row by row, each in the order channel, row, column of published
+/// filters. Pixels beyond the last whole patch are dropped, as by a convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Patchify {
     /// Height and width of a patch.

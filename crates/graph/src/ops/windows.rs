@@ -5,8 +5,8 @@ use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
 
-/// `[b, h, w, c]` to `[b · windows, height · width, c]`, as in Swin: the image is rolled up and left by `shift` (cyclically),
-/// padded with zeros at the bottom and right to whole windows, and partitioned row by row.
+/// `[b, h, w, c]` to `[b · windows, height · width, c]`, as in Swin: the image is rolled up and left by `shift`
+/// (cyclically), padded with zeros at the bottom and right to whole windows, and partitioned row by row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Windows {
     /// Height and width of a window.

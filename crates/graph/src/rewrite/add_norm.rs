@@ -4,7 +4,8 @@ use super::GraphCopy;
 use crate::ops::{AddLayerNorm, Binary, Op};
 use crate::{Graph, GraphError, Value};
 
-/// Fuses a layer norm with the sum of two values of one shape before it. The sum stays an output for its other consumers.
+/// Fuses a layer norm with the sum of two values of one shape before it. The sum stays an output for its other
+/// consumers.
 pub fn fuse_add_norm(graph: &Graph) -> Result<Graph, GraphError> {
     let nodes = graph.nodes();
     // The fused node takes the norm's place, so the norm must be the sum's first consumer.

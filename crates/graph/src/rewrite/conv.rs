@@ -11,8 +11,8 @@ struct ConvChain {
     members: Vec<NodeId>,
 }
 
-/// Turns convolutions with one group and depthwise ones into [`FusedConv2d`], together with an activation and a residual sum
-/// after them, in either order, where intermediates have no other consumer. Patch embeddings are left to
+/// Turns convolutions with one group and depthwise ones into [`FusedConv2d`], together with an activation and a
+/// residual sum after them, in either order, where intermediates have no other consumer. Patch embeddings are left to
 /// [`super::patchify`].
 pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     let consumers = only_consumers(graph);

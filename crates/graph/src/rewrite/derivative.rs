@@ -1,5 +1,5 @@
-//! Activations in linear layers keep their derivative for the backward pass. Computing it in the epilogue of the matrix product
-//! costs little, and the gradient becomes a multiplication.
+//! Activations in linear layers keep their derivative for the backward pass. Computing it in the epilogue of the matrix
+//! product costs little, and the gradient becomes a multiplication.
 
 use super::GraphCopy;
 use crate::ops::{Activation, Binary, LinearWithDerivative, MatMulTimes, Op, Reshape};
@@ -68,7 +68,8 @@ fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
     consumers
 }
 
-/// The activation of a linear layer whose only consumers are that activation and its gradient, and the nodes that apply it.
+/// The activation of a linear layer whose only consumers are that activation and its gradient, and the nodes that apply
+/// it.
 fn activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Activation, Vec<NodeId>)> {
     let Op::Linear(linear) = graph.node(id).op else { return None };
     if !linear.is_plain() || linear.int8 {

@@ -5,8 +5,8 @@ use crate::memory::storage;
 use crate::ops::{Linear, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// Quantises the linear layers whose weights are parameters, except the first, which reads the image, and those whose result
-/// is an output: these cost the most accuracy. All other operations stay in f32.
+/// Quantises the linear layers whose weights are parameters, except the first, which reads the image, and those whose
+/// result is an output: these cost the most accuracy. All other operations stay in f32.
 pub fn int8(graph: &Graph) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Dead code elimination by token. Where the head reads one token of a sequence, the last block needs the keys and values of
-//! all tokens, but the queries, their attention and everything after it only of that token.
+//! Dead code elimination by token. Where the head reads one token of a sequence, the last block needs the keys and
+//! values of all tokens, but the queries, their attention and everything after it only of that token.
 
 use std::ops::Range;
 

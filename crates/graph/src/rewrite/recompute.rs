@@ -1,5 +1,5 @@
-//! Activation checkpointing (Chen et al., 2016, arXiv:1604.06174): the backward pass recomputes the activations inside a
-//! model's blocks from the blocks' inputs, for about a third more arithmetic and a fraction of the memory.
+//! Activation checkpointing (Chen et al., 2016, arXiv:1604.06174): the backward pass recomputes the activations inside
+//! a model's blocks from the blocks' inputs, for about a third more arithmetic and a fraction of the memory.
 //!
 //! Dropout masks are functions of seed and position, so recomputed values are the same bits.
 
@@ -10,8 +10,8 @@ use crate::memory::storage;
 use crate::ops::Operation;
 use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
-/// In a graph with a backward pass, keeps the outputs of blocks and recomputes everything else in them that the backward
-/// pass reads, right before it does.
+/// In a graph with a backward pass, keeps the outputs of blocks and recomputes everything else in them that the
+/// backward pass reads, right before it does.
 ///
 /// A block is a numbered part of the model, e.g. `blocks.3` or `layers.1.blocks.0`.
 pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
