@@ -1,6 +1,6 @@
-//! Benchmarks the kernels: matrix products and attention of ViT-B/16 and ViT-Ti/16, in GFLOP/s and relative to the peak of
-//! fused multiply-adds. Times are the minimum of several runs. Arguments choose instruction sets by name; `int8` selects the
-//! linear layers on bytes, `train` the kernels of a backward pass.
+//! Benchmarks the kernels: matrix products and attention of ViT-B/16 and ViT-Ti/16, in GFLOP/s and relative to the peak
+//! of fused multiply-adds. Times are the minimum of several runs. Arguments choose instruction sets by name; `int8`
+//! selects the linear layers on bytes, `train` the kernels of a backward pass.
 
 use std::time::Instant;
 
@@ -169,7 +169,8 @@ fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize, rows: usize) -> 
     4.0 * (batch * heads * rows * rows * head_dim) as f64 / time / 1e9
 }
 
-/// A product of a linear layer's backward pass: the gradient of the weights with a transposed A, else that of the input.
+/// A product of a linear layer's backward pass: the gradient of the weights with a transposed A, else that of the
+/// input.
 fn gradient(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, a_layout: ALayout) -> f64 {
     let a = Aligned::new(m * k);
     let b = Aligned::new(k * n);

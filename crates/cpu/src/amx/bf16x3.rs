@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 /// bf16 values of an f32.
 pub(crate) const SPLITS: usize = 3;
 
-/// Splits two vectors and writes `SPLITS` vectors of bf16 pairs, `stride` bytes apart, the largest parts first. A lane holds
-/// the part of `x` in its lower half and that of `y` in its upper half.
+/// Splits two vectors and writes `SPLITS` vectors of bf16 pairs, `stride` bytes apart, the largest parts first. A lane
+/// holds the part of `x` in its lower half and that of `y` in its upper half.
 ///
 /// # Safety
 /// The vectors must be writable.

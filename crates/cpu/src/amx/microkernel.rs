@@ -26,12 +26,12 @@ pub(crate) trait Interleaved {
     unsafe fn advance(&mut self);
 }
 
-/// Computes `k_steps` k steps of 32 x 32 sums, every row of which starts as `initial`, and writes them to `sums`, `[32][32]`.
-/// In each k step of A (rows) and of B (columns), term i is paired with term 16 + i.
+/// Computes `k_steps` k steps of 32 x 32 sums, every row of which starts as `initial`, and writes them to `sums`,
+/// `[32][32]`. In each k step of A (rows) and of B (columns), term i is paired with term 16 + i.
 ///
 /// # Safety
-/// The k steps of both operands and `ACC_SIDE` elements of `initial` must be readable, `ACC_SIDE` rows of the sums writable,
-/// and the memory of the interleaved work valid.
+/// The k steps of both operands and `ACC_SIDE` elements of `initial` must be readable, `ACC_SIDE` rows of the sums
+/// writable, and the memory of the interleaved work valid.
 #[inline(always)]
 pub(crate) unsafe fn microkernel_bf16x3<T: Tmul>(
     tmul: &mut T,
@@ -46,7 +46,8 @@ pub(crate) unsafe fn microkernel_bf16x3<T: Tmul>(
     unsafe {
         tmul.load_accumulators(initial.cast());
         for step in 0..k_steps {
-            // The prefetched step of A is the first one again at the end, for the next columns; that of B is always the next.
+            // The prefetched step of A is the first one again at the end, for the next columns; that of B is always the
+            // next.
             let next_a = if step + 1 < k_steps { step + 1 } else { 0 };
             let mut next = [a.wrapping_add(next_a * K_STEP_BYTES), b.wrapping_add((step + 1) * K_STEP_BYTES)];
             let (a, b) = (KStep(a.add(step * K_STEP_BYTES)), KStep(b.add(step * K_STEP_BYTES)));

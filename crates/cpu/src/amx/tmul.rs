@@ -7,8 +7,9 @@ use std::sync::OnceLock;
 /// Rows of a tile register, each of 64 bytes.
 pub(crate) const TILE_ROWS: usize = 16;
 
-/// The tile registers and TMUL of one thread. Tiles 0 to 3 are accumulators of 2 x 2 tiles: 0 and 1 of the upper rows, 2 and
-/// 3 of the lower ones. Tiles 4 and 5 hold the upper and the lower rows of A, 6 and 7 the left and the right columns of B.
+/// The tile registers and TMUL of one thread. Tiles 0 to 3 are accumulators of 2 x 2 tiles: 0 and 1 of the upper rows,
+/// 2 and 3 of the lower ones. Tiles 4 and 5 hold the upper and the lower rows of A, 6 and 7 the left and the right
+/// columns of B.
 pub(crate) trait Tmul {
     /// LDTILECFG for 1 to 32 rows of A; must precede the loads.
     fn ldtilecfg(&mut self, rows: usize);
@@ -63,7 +64,8 @@ pub(crate) trait Tmul {
     }
 }
 
-/// The rows of each tile for `rows` rows of A. LDTILECFG requires at least one; without lower rows its contents are unused.
+/// The rows of each tile for `rows` rows of A. LDTILECFG requires at least one; without lower rows its contents are
+/// unused.
 fn rows_of_tiles(rows: usize) -> [u8; 8] {
     let [upper, lower] = [rows.min(TILE_ROWS), rows.saturating_sub(TILE_ROWS).max(1)].map(|rows| rows as u8);
     [upper, upper, lower, lower, upper, lower, TILE_ROWS as u8, TILE_ROWS as u8]
@@ -101,8 +103,8 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
-// Tiles keep their contents from one assembly block to the next, so the blocks do not declare them as clobbered; the compiler
-// does not use them itself.
+// Tiles keep their contents from one assembly block to the next, so the blocks do not declare them as clobbered; the
+// compiler does not use them itself.
 impl Tmul for Amx {
     #[inline(always)]
     fn ldtilecfg(&mut self, rows: usize) {
@@ -154,8 +156,8 @@ impl Tmul for Amx {
     }
 }
 
-/// Whether the machine has AMX and the kernel permits this process to use it. Linux requires a request for that permission,
-/// and refuses it if a signal stack of the process has no room for the tiles.
+/// Whether the machine has AMX and the kernel permits this process to use it. Linux requires a request for that
+/// permission, and refuses it if a signal stack of the process has no room for the tiles.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| has_amx() && request_permission())

@@ -5,8 +5,8 @@ use crate::isa::Isa;
 use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd};
 
-/// The gradient of the image from `dy` and the filters `[channels, taps]`; the workspace is as long as the filters. A task is
-/// a row of the image.
+/// The gradient of the image from `dy` and the filters `[channels, taps]`; the workspace is as long as the filters. A
+/// task is a row of the image.
 ///
 /// # Panics
 /// If a slice does not fit the geometry.
@@ -46,8 +46,8 @@ pub(crate) fn depthwise_grad_input(
     });
 }
 
-/// The number of chunks of the result's rows, and the rows of a chunk. The shape alone decides them, and with them the order
-/// of summation.
+/// The number of chunks of the result's rows, and the rows of a chunk. The shape alone decides them, and with them the
+/// order of summation.
 fn chunks(g: &ConvGeometry) -> (usize, usize) {
     let rows = g.batch * g.output[0];
     let per_chunk = rows.div_ceil(32).max(4);

@@ -1,6 +1,6 @@
-//! Convolution as implicit GEMM: a matrix product whose left-hand side, the im2col matrix, is never materialised. A row of
-//! that matrix is the receptive field of a pixel of the result, which lies in the padded image in a few contiguous segments,
-//! one for each row of the filters.
+//! Convolution as implicit GEMM: a matrix product whose left-hand side, the im2col matrix, is never materialised. A row
+//! of that matrix is the receptive field of a pixel of the result, which lies in the padded image in a few contiguous
+//! segments, one for each row of the filters.
 
 use vit_graph::ops::ResidualAt;
 
@@ -130,8 +130,8 @@ impl ImplicitGemm {
                 },
                 pre_activation: residual(ResidualAt::BeforeActivation),
             };
-            // SAFETY: the checks above cover every block, receptive fields are inside the padded image, and blocks of the
-            // result do not overlap.
+            // SAFETY: the checks above cover every block, receptive fields are inside the padded image, and blocks of
+            // the result do not overlap.
             unsafe { block.run(isa) };
         });
     }
@@ -202,8 +202,8 @@ impl ConvBlock<'_> {
     /// Computes the block.
     ///
     /// # Safety
-    /// The receptive fields, the panels of `columns` filters and the operands of the epilogue must be readable, the part of
-    /// the result writable, and no other thread may access it.
+    /// The receptive fields, the panels of `columns` filters and the operands of the epilogue must be readable, the
+    /// part of the result writable, and no other thread may access it.
     unsafe fn run(self, isa: Isa) {
         isa.dispatch(ConvMacrokernel(self));
     }
@@ -262,8 +262,8 @@ impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
         } else {
             Epilogue { bias: Some(&NO_BIAS), ..Epilogue::default() }
         };
-        // SAFETY: the tile is inside the block, for which the caller of `ConvBlock::run` guarantees the memory. Rows after
-        // the last repeat it.
+        // SAFETY: the tile is inside the block, for which the caller of `ConvBlock::run` guarantees the memory. Rows
+        // after the last repeat it.
         unsafe {
             let mut fields = [image; MAX_TILE_ROWS];
             for (r, field) in fields.iter_mut().enumerate() {

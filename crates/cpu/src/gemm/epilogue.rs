@@ -68,8 +68,8 @@ impl SumsToC<'_> {
     /// Applies the epilogue and writes C.
     ///
     /// # Safety
-    /// `rows` x `columns` elements of C, of the operands of the epilogue and, unless it is null, of `d_activation` must be
-    /// valid; the sums must be readable in whole vectors.
+    /// `rows` x `columns` elements of C, of the operands of the epilogue and, unless it is null, of `d_activation` must
+    /// be valid; the sums must be readable in whole vectors.
     #[inline(always)]
     pub unsafe fn store<S: Simd>(self, s: S) {
         s.vectorize(StoreSums(self));

@@ -1,5 +1,6 @@
-//! The loops around a microkernel, named as in BLIS: pc over blocks of k, jr over the panels of NR columns of B, ir over the
-//! register tiles of MR rows. The two outer ones, jc and ic, are the tasks that [`super::TaskGrid`] hands to threads.
+//! The loops around a microkernel, named as in BLIS: pc over blocks of k, jr over the panels of NR columns of B, ir
+//! over the register tiles of MR rows. The two outer ones, jc and ic, are the tasks that [`super::TaskGrid`] hands to
+//! threads.
 
 /// The body of the loops: a microkernel, how its operands are packed, and how its tiles reach C.
 pub(crate) trait LoopBody {

@@ -53,8 +53,8 @@ impl GemmBlock<'_> {
     /// Computes the block.
     ///
     /// # Safety
-    /// `m` x `k` of A, `k` x `n` of B and the operands of the epilogue must be readable; `m` x `n` of C and, unless it is
-    /// null, of `d_activation` must be valid, and no other thread may access them.
+    /// `m` x `k` of A, `k` x `n` of B and the operands of the epilogue must be readable; `m` x `n` of C and, unless it
+    /// is null, of `d_activation` must be valid, and no other thread may access them.
     pub unsafe fn run(self, isa: Isa) {
         isa.dispatch(Macrokernel(self));
     }
@@ -73,8 +73,9 @@ impl Kernel for Macrokernel<'_> {
         let scratch = std::mem::take(&mut block.scratch);
         let pack_b = matches!(block.b, BlockB::RowMajor(..));
         assert!(!pack_b || scratch.len() >= needed, "packing B takes scratch");
-        // Tiles of narrow vectors use half of each cache line of a transposed A, and rows a power of two apart compete for
-        // the same cache sets; otherwise reading A in place again for every panel is cheaper. Packing changes no sum.
+        // Tiles of narrow vectors use half of each cache line of a transposed A, and rows a power of two apart compete
+        // for the same cache sets; otherwise reading A in place again for every panel is cheaper. Packing changes no
+        // sum.
         let strided = S::LANES < MAX_LANES || block.lda.is_multiple_of(1024);
         let pack_a = block.a_layout == ALayout::Transposed && strided && block.n > 2 * nr && scratch.len() >= needed;
         let panel = packed_panel_len(block.k);
@@ -112,7 +113,8 @@ impl Kernel for Macrokernel<'_> {
 enum TileStore {
     /// The microkernel multiplies by the factor, adds the old C or the residual, and stores.
     Direct,
-    /// The microkernel stores the sums to C, and one pass over the panel, which is still in the cache, applies the activation.
+    /// The microkernel stores the sums to C, and one pass over the panel, which is still in the cache, applies the
+    /// activation.
     PanelActivation,
     /// As [`super::pipelined`] does it, for full tiles.
     Pipelined,
@@ -333,7 +335,8 @@ impl<S: Simd> GemmBody<'_, '_, S> {
         }
     }
 
-    /// The panel of B, and the prefetch of the next panel over the first tiles of this one, of which `earlier_tiles` are done.
+    /// The panel of B, and the prefetch of the next panel over the first tiles of this one, of which `earlier_tiles`
+    /// are done.
     #[inline(always)]
     fn panel_of_b(&self, earlier_tiles: usize) -> (*const f32, PanelPrefetch) {
         let Self { k_start, k_len, column, .. } = *self;

@@ -89,8 +89,8 @@ pub fn matmul_workspace(isa: Isa, threads: usize, batch: usize, m: usize, n: usi
     if batch >= 2 { one_by_one.max(threads * packed) } else { one_by_one }
 }
 
-/// The most rows of C that stay in one block, for which each panel of a row-major B is packed just before its use: then it
-/// is packed only once, and read from the second-level cache.
+/// The most rows of C that stay in one block, for which each panel of a row-major B is packed just before its use: then
+/// it is packed only once, and read from the second-level cache.
 const MAX_UNDIVIDED_ROWS: usize = 192;
 const _: () = assert!(MAX_UNDIVIDED_ROWS < AMX_MIN_ROWS, "AMX takes a packed B");
 
@@ -149,8 +149,8 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
         ..mm.epilogue
     };
     let packed = packed_len(isa, k, n);
-    // All threads compute few large products one after the other; of many small ones, each thread computes its own. Products
-    // for AMX stay on it in either case, since it has another order of summation.
+    // All threads compute few large products one after the other; of many small ones, each thread computes its own.
+    // Products for AMX stay on it in either case, since it has another order of summation.
     if batch < 2 * pool.threads() || uses_amx(isa, m, k, mm.a_layout) {
         for i in 0..batch {
             let src = &mm.b[i * mm.b_batch_stride..];
@@ -182,8 +182,8 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
     let c = DisjointMut::new(mm.c);
     let d_activation = d_activation.map(DisjointMut::new);
     pool.run_with_worker(batch, &|i, worker| {
-        // SAFETY: the checks above cover every product; the C of different products do not overlap, and one thread at a time
-        // has a worker index.
+        // SAFETY: the checks above cover every product; the C of different products do not overlap, and one thread at a
+        // time has a worker index.
         unsafe {
             let (b, _) = aligned(workspaces.slice(worker * each, each), packed);
             let src = mm.b.as_ptr().add(i * mm.b_batch_stride);

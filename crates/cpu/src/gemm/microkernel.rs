@@ -29,8 +29,8 @@ impl TileBuffer {
 #[repr(C, align(64))]
 pub(super) struct InitialRow(pub [f32; MAX_TILE_VECTORS * MAX_LANES]);
 
-/// Offsets of the cache lines of a tile of C. They are prefetched one by one during the loop over k: all at once they would
-/// delay the loads of the operands.
+/// Offsets of the cache lines of a tile of C. They are prefetched one by one during the loop over k: all at once they
+/// would delay the loads of the operands.
 pub(super) struct TileLines {
     offsets: [usize; MAX_TILE_ROWS * MAX_TILE_VECTORS],
     last: usize,
@@ -92,8 +92,8 @@ pub(super) struct MicroTiles<'a> {
     pub lines: &'a TileLines,
 }
 
-/// Prefetch of the next panel of B during the first tiles of this one, a cache line for each term. Addresses need not be
-/// valid.
+/// Prefetch of the next panel of B during the first tiles of this one, a cache line for each term. Addresses need not
+/// be valid.
 #[derive(Clone, Copy)]
 pub(super) struct PanelPrefetch {
     pub start: *const f32,
@@ -164,8 +164,8 @@ impl KLoop for PrefetchingLoop<'_> {
     }
 }
 
-/// The microkernel of one tile shape. Its arguments are borrowed: copying a struct whose fields have just been written would
-/// stall on store forwarding.
+/// The microkernel of one tile shape. Its arguments are borrowed: copying a struct whose fields have just been written
+/// would stall on store forwarding.
 struct Microkernel<'a, const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool>(&'a MicroTiles<'a>);
 
 impl<const ROWS: usize, const VECTORS: usize, const TRANSPOSED: bool> Kernel
@@ -234,8 +234,8 @@ pub(super) unsafe fn initial_sums<S: Simd, const ROWS: usize, const VECTORS: usi
 /// Computes tiles of `rows` x `vectors` vectors of `A B` into `args.out`.
 ///
 /// # Safety
-/// For every tile, `rows` x `k` of A, `k` rows of the panel, the initial sums, factors and addends must be readable, and
-/// the output writable, in whole vectors.
+/// For every tile, `rows` x `k` of A, `k` rows of the panel, the initial sums, factors and addends must be readable,
+/// and the output writable, in whole vectors.
 #[inline(always)]
 pub(super) unsafe fn microkernel<S: Simd>(s: S, rows: usize, vectors: usize, layout: ALayout, args: &MicroTiles<'_>) {
     macro_rules! shapes {

@@ -2,9 +2,9 @@
 //! Functionality", Van Zee and van de Geijn 2015), with B packed beforehand and the epilogue applied while a tile is in
 //! registers or the nearest cache.
 //!
-//! `k` alone decides the order in which the terms of an element are added, so the bits of a result depend neither on the
-//! number of threads nor on the register tile that the element falls into. Only AMX, which computes products of many rows,
-//! has another order of summation.
+//! `k` alone decides the order in which the terms of an element are added, so the bits of a result depend neither on
+//! the number of threads nor on the register tile that the element falls into. Only AMX, which computes products of
+//! many rows, has another order of summation.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

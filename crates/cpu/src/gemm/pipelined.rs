@@ -36,12 +36,12 @@ impl DeferredTile {
     }
 }
 
-/// Computes full tiles and stores all but the last, which becomes the deferred one. `args.out` is C; `d_activation`, laid
-/// out as C, receives the activation's derivative unless it is null.
+/// Computes full tiles and stores all but the last, which becomes the deferred one. `args.out` is C; `d_activation`,
+/// laid out as C, receives the activation's derivative unless it is null.
 ///
 /// # Safety
-/// As for [`super::microkernel::microkernel`], with a row-major A. C and `d_activation` must be writable until the deferred
-/// tile is flushed.
+/// As for [`super::microkernel::microkernel`], with a row-major A. C and `d_activation` must be writable until the
+/// deferred tile is flushed.
 #[inline(always)]
 pub(super) unsafe fn pipelined_tiles<S: Simd>(
     s: S,

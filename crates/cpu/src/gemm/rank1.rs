@@ -18,8 +18,8 @@ impl MicroPanels {
         MicroPanels { a: [0, 3, 6].map(|row| a.wrapping_add(row * lda)), lda, b, ldb }
     }
 
-    /// `sums += a bᵀ` with column `term` of A, counted from the current position, and the current row of B, and advances B.
-    /// A transposed A, whose rows are terms, advances as well; `term` is then ignored.
+    /// `sums += a bᵀ` with column `term` of A, counted from the current position, and the current row of B, and
+    /// advances B. A transposed A, whose rows are terms, advances as well; `term` is then ignored.
     ///
     /// # Safety
     /// `ROWS` elements of A and `VECTORS` vectors of B must be readable there.
@@ -130,8 +130,8 @@ pub(crate) trait KLoop {
     }
 }
 
-/// Hides from the compiler that the pointers of different rows are related: it would otherwise keep one for every row, for
-/// which there are not enough registers.
+/// Hides from the compiler that the pointers of different rows are related: it would otherwise keep one for every row,
+/// for which there are not enough registers.
 #[inline(always)]
 #[allow(clippy::pointers_in_nomem_asm_block, reason = "the assembly does not access memory")]
 fn opaque(p: *const f32) -> *const f32 {

@@ -33,8 +33,8 @@ impl TaskGrid {
     }
 }
 
-/// A length divided into shares that differ by at most one, each of them into about equal parts; all parts of a share but
-/// the last are multiples of a unit.
+/// A length divided into shares that differ by at most one, each of them into about equal parts; all parts of a share
+/// but the last are multiples of a unit.
 pub(crate) struct Division {
     length: usize,
     unit: usize,

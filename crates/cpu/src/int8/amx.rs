@@ -1,5 +1,5 @@
-//! Blocks on AMX, which takes quantised rows and packed panels without conversion: TDPBUSD multiplies 64 terms of 32 rows
-//! and 32 columns. The vector units dequantise the previous accumulators at the same time.
+//! Blocks on AMX, which takes quantised rows and packed panels without conversion: TDPBUSD multiplies 64 terms of 32
+//! rows and 32 columns. The vector units dequantise the previous accumulators at the same time.
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 

@@ -1,5 +1,5 @@
-//! A block of C on one thread: quantised rows times packed panels, tile by tile. The sums of a register tile cover all of k
-//! and are dequantised from the nearest cache.
+//! A block of C on one thread: quantised rows times packed panels, tile by tile. The sums of a register tile cover all
+//! of k and are dequantised from the nearest cache.
 
 use super::path::{Dot, DotKernel, DotPath, MAX_TILE_COLUMNS, MAX_TILE_ROWS};
 use crate::activation::{ActivationFn, with_activation};
@@ -266,8 +266,8 @@ impl DequantiseTile<'_> {
     /// Dequantises and applies the epilogue.
     ///
     /// # Safety
-    /// `rows` x `columns` elements of C and of the operands of the epilogue must be valid; sums, column scales and weight
-    /// sums must be readable in whole vectors.
+    /// `rows` x `columns` elements of C and of the operands of the epilogue must be valid; sums, column scales and
+    /// weight sums must be readable in whole vectors.
     #[inline(always)]
     pub unsafe fn store<D: Dot>(self, d: D) {
         d.vectorize(Dequantise(self));

@@ -1,6 +1,6 @@
 //! Linear layers on bytes: `C = epilogue(A Wᵀ)` with weights quantised per output channel beforehand and activations
-//! quantised per row in every call. Sums of products are exact integers, so paths differ only in the rounding of the last
-//! few floating-point operations, and the bits of a result do not depend on the number of threads.
+//! quantised per row in every call. Sums of products are exact integers, so paths differ only in the rounding of the
+//! last few floating-point operations, and the bits of a result do not depend on the number of threads.
 //!
 //! [`vit_graph::quantise`] defines the result: with `x = scale_x (q - zero)` and
 //! `w = scale_w p`, an element of C is `epilogue(f32(Σ (q - zero) p) * scale_w * scale_x)`.
@@ -58,8 +58,8 @@ pub fn workspace(path: impl Into<DotPath>, _threads: usize, m: usize, _n: usize,
     m * row_bytes(shape, k) / 4 + 2 * m + ALIGN
 }
 
-/// Bytes from one quantised row to the next: an odd number of cache lines, so that the rows of a tile do not compete for the
-/// same cache sets.
+/// Bytes from one quantised row to the next: an odd number of cache lines, so that the rows of a tile do not compete
+/// for the same cache sets.
 fn row_bytes(shape: PathShape, k: usize) -> usize {
     (k * shape.left_bytes).div_ceil(64).max(1) / 2 * 128 + 64
 }

@@ -147,7 +147,8 @@ impl DotPath {
         #[cfg(target_arch = "x86_64")]
         if self.uses_amx(block.m, block.groups) {
             assert!(self.is_available(), "this machine has no {self}");
-            // SAFETY: the machine has the instructions, and this is the thread's only `Amx`; the caller guarantees the memory.
+            // SAFETY: the machine has the instructions, and this is the thread's only `Amx`; the caller guarantees the
+            // memory.
             unsafe { super::amx::run(super::x86::Avx512Vnni::new(), &mut crate::amx::Amx::new(), block) };
             return;
         }
@@ -177,8 +178,8 @@ impl fmt::Display for DotPath {
     }
 }
 
-/// A kernel that is compiled once for each path. As for [`crate::simd::Kernel`], `run` and all generic functions that it
-/// calls must be `#[inline(always)]`.
+/// A kernel that is compiled once for each path. As for [`crate::simd::Kernel`], `run` and all generic functions that
+/// it calls must be `#[inline(always)]`.
 pub(super) trait DotKernel {
     type Output;
     fn run<D: Dot>(self, d: D) -> Self::Output;
@@ -358,8 +359,8 @@ impl DotKernel for ShapeOf {
     }
 }
 
-/// Runs `loops` rounds of independent dot products in registers and returns the number of operations, for the peak that a
-/// benchmark compares [`super::gemm`] with.
+/// Runs `loops` rounds of independent dot products in registers and returns the number of operations, for the peak that
+/// a benchmark compares [`super::gemm`] with.
 pub fn dot_loop(path: impl Into<DotPath>, loops: usize) -> u64 {
     path.into().dispatch(DotLoop(loops))
 }

@@ -1,5 +1,5 @@
-//! Quantisation as [`vit_graph::quantise`] defines it, vectorised for rows of activations. Operations and their order are
-//! the same as there, so both give the same bytes.
+//! Quantisation as [`vit_graph::quantise`] defines it, vectorised for rows of activations. Operations and their order
+//! are the same as there, so both give the same bytes.
 
 use super::path::{Dot, DotKernel};
 use crate::simd::Simd;

@@ -1,6 +1,6 @@
 //! Dot products of bytes on x86-64: with VNNI, unsigned activations times signed weights, four terms at a time; without
-//! it, both widened to 16 bits, two terms at a time (`vpmaddubsw` would be twice as wide, but its sums saturate). PMADDWD,
-//! which multiplies pairs, is part of SSE2, so the last path runs on every x86-64 machine.
+//! it, both widened to 16 bits, two terms at a time (`vpmaddubsw` would be twice as wide, but its sums saturate).
+//! PMADDWD, which multiplies pairs, is part of SSE2, so the last path runs on every x86-64 machine.
 
 use std::arch::x86_64::*;
 

@@ -1,4 +1,5 @@
-//! Grouped convolution, and the gradients of all convolutions: im2col, then one matrix product for each image and group.
+//! Grouped convolution, and the gradients of all convolutions: im2col, then one matrix product for each image and
+//! group.
 
 use vit_graph::Type;
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};

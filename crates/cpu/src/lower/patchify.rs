@@ -31,8 +31,8 @@ impl PatchAddressing {
         self.image.iter().product()
     }
 
-    /// Calls `f(offset in the patches, offset in the image, stride in the image)` for every run of pixels of a row of patches,
-    /// in the order of a channels-first image, which is so accessed sequentially.
+    /// Calls `f(offset in the patches, offset in the image, stride in the image)` for every run of pixels of a row of
+    /// patches, in the order of a channels-first image, which is so accessed sequentially.
     fn for_each_run(&self, row: usize, mut f: impl FnMut(usize, usize, usize)) {
         let ([h, w, channels], [ph, pw]) = (self.image, self.patch);
         for c in 0..channels {

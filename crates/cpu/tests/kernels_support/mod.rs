@@ -60,8 +60,8 @@ impl Random {
     }
 }
 
-/// Computes on every instruction set with 1, 2 and 3 threads, asserts that the bits do not depend on the threads, and passes
-/// the result of each instruction set to `check`.
+/// Computes on every instruction set with 1, 2 and 3 threads, asserts that the bits do not depend on the threads, and
+/// passes the result of each instruction set to `check`.
 pub fn on_all(compute: impl Fn(&Pool, Isa) -> Vec<f32>, check: impl Fn(Isa, &[f32])) {
     for isa in Isa::available() {
         check(isa, &on_all_threads(isa, |pool| compute(pool, isa)));
@@ -86,8 +86,8 @@ pub fn on_all_threads(what: impl std::fmt::Display, compute: impl Fn(&Pool) -> V
     })
 }
 
-/// Asserts, element by element, `|got - want| <= tolerance` plus a few roundings of the value, and NaN exactly where `want`
-/// has it.
+/// Asserts, element by element, `|got - want| <= tolerance` plus a few roundings of the value, and NaN exactly where
+/// `want` has it.
 #[track_caller]
 pub fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");

@@ -1,5 +1,5 @@
-//! The vector work of a product on AMX, interleaved with the TMUL instructions of the current accumulators: the bf16x3 split
-//! of the next rows of A, and the store of the previous accumulators to C.
+//! The vector work of a product on AMX, interleaved with the TMUL instructions of the current accumulators: the bf16x3
+//! split of the next rows of A, and the store of the previous accumulators to C.
 
 use super::split::RowSplitter;
 use crate::activation::ActivationFn;

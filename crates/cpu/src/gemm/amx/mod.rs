@@ -1,8 +1,8 @@
 //! Products of f32 on AMX: the loops around the bf16x3 microkernel.
 //!
-//! Every block of B is split into bf16x3 before its use. A is split two tiles of rows at a time: the vector units split the
-//! next rows, and store the previous accumulators to C, while TMUL multiplies the current ones. Only an A that several
-//! blocks of B use is split as a whole first.
+//! Every block of B is split into bf16x3 before its use. A is split two tiles of rows at a time: the vector units split
+//! the next rows, and store the previous accumulators to C, while TMUL multiplies the current ones. Only an A that
+//! several blocks of B use is split as a whole first.
 
 mod interleave;
 mod partition;
@@ -38,7 +38,8 @@ pub(super) fn workspace(threads: usize, m: usize, n: usize, k: usize) -> usize {
 /// Computes the blocks of a product as tasks, each with a `Tmul` from `tmul`.
 ///
 /// # Safety
-/// The slices must be long enough for the shape; the machine must have AVX-512 and what `tmul` requires on every thread.
+/// The slices must be long enough for the shape; the machine must have AVX-512 and what `tmul` requires on every
+/// thread.
 pub(super) unsafe fn run_tasks<T: Tmul>(
     pool: &Pool,
     gemm: Gemm<'_>,
@@ -67,8 +68,8 @@ pub(super) unsafe fn run_tasks<T: Tmul>(
         let (share, task) = (task / per_share, task % per_share);
         let (row, rows) = rows.part(share * parts_per_share + task % parts_per_share);
         let (column, columns) = columns.part(task / parts_per_share);
-        // SAFETY: the caller guarantees the slices; blocks of C do not overlap, and one thread at a time has a worker index
-        // and with it one `Tmul`.
+        // SAFETY: the caller guarantees the slices; blocks of C do not overlap, and one thread at a time has a worker
+        // index and with it one `Tmul`.
         unsafe {
             let block = shared.block((row, rows), (column, columns), scratches.slice(worker * scratch, scratch));
             let split_a = split_a.as_ref().map(|split_a| split_a.from_row(row));
@@ -92,8 +93,8 @@ struct BlockBuffers {
 /// Computes a block with a packed B. `tag` identifies its columns of B.
 ///
 /// # Safety
-/// As for [`GemmBlock::run`]; the scratch is as long as [`AmxPartition::scratch`] says and starts with the tag of the columns
-/// of B that it holds.
+/// As for [`GemmBlock::run`]; the scratch is as long as [`AmxPartition::scratch`] says and starts with the tag of the
+/// columns of B that it holds.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn run_block<T: Tmul>(s: Avx512, tmul: &mut T, mut block: GemmBlock<'_>, split_a: Option<SplitA>, tag: f32) {
     let BlockB::Packed(packed_b) = block.b else { unreachable!("AMX takes a packed B") };
@@ -296,8 +297,8 @@ mod tests {
                 if interleaved { (sum, 1.0) } else { (f64::from(before[at]) + sum, f64::from(scale[j])) };
             let want = scale * (sum + f64::from(bias[j])).max(0.0) + f64::from(residual[at]);
             let unit = f64::from(f32::EPSILON);
-            // A k step rounds the sum six times, and roundings add up as a random walk. A missing product of two parts would
-            // be a hundred times as large.
+            // A k step rounds the sum six times, and roundings add up as a random walk. A missing product of two parts
+            // would be a hundred times as large.
             let roundings = 1.0 + (1.5 * k.div_ceil(K_STEP) as f64).sqrt();
             let allowed = unit * (scale.abs() * (roundings * size + 100.0) + want.abs() + 30.0);
             let off = (f64::from(*got) - want).abs();

@@ -44,7 +44,8 @@ impl AmxPartition {
         let least = units.div_ceil((MAX_B_BLOCK / (amx_kc(k) * MIN_COLUMNS)).max(1));
         let tasks = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
         if m >= threads * MIN_ROWS && least < MANY_B_BLOCKS {
-            // Every thread has its own rows. With a single block of k, a thread reuses its split block of B in the next task.
+            // Every thread has its own rows. With a single block of k, a thread reuses its split block of B in the next
+            // task.
             let parts = if k <= MAX_KC { (m / threads / MIN_ROWS).clamp(1, TASKS_PER_THREAD) } else { 1 };
             let rows = Division::new(m, ACC_SIDE, parts * threads, threads);
             let columns = Division::new(n, MIN_COLUMNS, least, 1);
