@@ -14,7 +14,7 @@ use vit_cpu::gemm::{
 };
 use vit_cpu::int8::{self, Gemm8};
 use vit_cpu::isa::Isa;
-use vit_cpu::pool::Pool;
+use vit_cpu::thread_pool::Pool;
 
 /// A buffer of random values, aligned to a cache line.
 struct Aligned {

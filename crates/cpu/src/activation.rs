@@ -7,9 +7,9 @@
 pub use vit_graph::ops::Activation;
 
 use crate::isa::Isa;
-use crate::pool::Pool;
 use crate::simd::math::{clamp, exp, gelu, gelu_and_derivative, sigmoid, sigmoid_pair, tanh};
 use crate::simd::{Kernel, Simd};
+use crate::thread_pool::Pool;
 
 /// An activation as a type, so that kernels can inline it.
 pub(crate) trait ActivationFn: Copy {

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::reduce::SumRows;
 use crate::simd::{Kernel, Simd};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// A function of a chunk: its sample, the range of its elements, its two rows of sums.
 type OnChunk<'a> = &'a (dyn Fn(usize, Range<usize>, &mut [f32]) + Sync);

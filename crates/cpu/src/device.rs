@@ -9,7 +9,7 @@ use vit_system::host::FreeMemory;
 
 use crate::executable::{CpuExecutable, LoweredGraph};
 use crate::isa::Isa;
-use crate::pool::Pool;
+use crate::thread_pool::Pool;
 
 /// The context in which kernels run.
 pub(crate) struct Processor {

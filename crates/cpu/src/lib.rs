@@ -34,13 +34,13 @@ pub mod isa;
 mod lower;
 pub mod norm;
 mod optimiser;
-mod peak;
-pub mod pool;
-mod pool2d;
+mod peak_flops;
+mod pooling;
 pub mod reduce;
 mod simd;
 pub mod softmax;
+pub mod thread_pool;
 
 pub use device::Cpu;
 pub use isa::Isa;
-pub use peak::fma_peak;
+pub use peak_flops::fma_peak;

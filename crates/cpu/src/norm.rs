@@ -3,8 +3,8 @@
 
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd, row};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// `out = (x - mean) / sqrt(variance + eps) * gamma + beta` for each of `rows` rows of `dim` elements.
 #[derive(Debug)]

@@ -6,8 +6,8 @@
 use vit_graph::ops::{Adam, Lion, OptimiserUpdate, Sgd};
 
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, MAX_LANES, Simd};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// Elements of one task, fixed so that the sums of LAMB do not depend on the number of threads.
 const CHUNK: usize = 16 * 1024;

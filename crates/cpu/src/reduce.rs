@@ -3,8 +3,8 @@
 
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd, row};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// The number of chunks, and the rows of one.
 fn chunks(rows: usize) -> (usize, usize) {

@@ -2,8 +2,8 @@
 //! A row that holds only minus infinity, or a NaN, becomes NaN, as the definition says.
 
 use crate::isa::Isa;
-use crate::pool::Pool;
 use crate::simd::{Kernel, Simd, row};
+use crate::thread_pool::Pool;
 
 /// Softmax of each of `rows` rows of `dim` elements.
 ///

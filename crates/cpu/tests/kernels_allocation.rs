@@ -11,7 +11,7 @@ use vit_cpu::attention::{
 use vit_cpu::gemm::{ALayout, BLayout, Epilogue, Matmul, matmul, matmul_workspace};
 use vit_cpu::isa::Isa;
 use vit_cpu::norm::{LayerNormArgs, LayerNormGradArgs, layer_norm, layer_norm_grad, layer_norm_grad_workspace};
-use vit_cpu::pool::Pool;
+use vit_cpu::thread_pool::Pool;
 
 #[test]
 fn running_allocates_nothing() {

@@ -8,7 +8,7 @@ use vit_cpu::attention::{
     backward_workspace, forward, forward_workspace,
 };
 use vit_cpu::isa::Isa;
-use vit_cpu::pool::Pool;
+use vit_cpu::thread_pool::Pool;
 
 struct Case {
     shape: AttentionShape,

@@ -9,7 +9,7 @@ use vit_cpu::gemm::{
     packed_len,
 };
 use vit_cpu::isa::Isa;
-use vit_cpu::pool::Pool;
+use vit_cpu::thread_pool::Pool;
 
 struct Case {
     m: usize,

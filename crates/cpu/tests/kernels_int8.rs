@@ -7,7 +7,7 @@ use vit_cpu::activation::Activation;
 use vit_cpu::gemm::Epilogue;
 use vit_cpu::int8::{DotPath, Gemm8, gemm, pack, pack_parallel, packed_len, workspace};
 use vit_cpu::isa::Isa;
-use vit_cpu::pool::Pool;
+use vit_cpu::thread_pool::Pool;
 use vit_graph::quantise::{QuantisedRow, QuantisedWeights, quantise_row, quantise_weights};
 
 /// A second implementation of `quantise_row`: `f32` arithmetic, halves rounded to even.

@@ -6,9 +6,9 @@ use kernels_support::{Random, close, on_all};
 use vit_cpu::activation::{Activation, apply, apply_grad};
 use vit_cpu::isa::Isa;
 use vit_cpu::norm::{LayerNormArgs, LayerNormGradArgs, layer_norm, layer_norm_grad, layer_norm_grad_workspace};
-use vit_cpu::pool::Pool;
 use vit_cpu::reduce::{column_sum, column_sum_workspace};
 use vit_cpu::softmax::{softmax, softmax_grad};
+use vit_cpu::thread_pool::Pool;
 
 const SHAPES: [(usize, usize); 10] =
     [(1, 1), (3, 2), (7, 17), (50, 31), (197, 192), (5, 768), (2, 1283), (130, 65), (1500, 3), (0, 5)];

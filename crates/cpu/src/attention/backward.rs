@@ -11,9 +11,9 @@ use super::{
 };
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::math::exp2;
 use crate::simd::{Kernel, MAX_LANES, Simd, row};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// The gradient of [`super::AttentionArgs`] with the same shape, scale, inputs, bias and dropout.
 #[derive(Debug)]

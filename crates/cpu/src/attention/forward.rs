@@ -8,8 +8,8 @@ use super::{
 };
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, MAX_LANES, Simd, row};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// `out = dropout(softmax(scale * q kᵀ + bias)) v`, head by head.
 #[derive(Debug)]

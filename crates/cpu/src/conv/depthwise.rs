@@ -3,8 +3,8 @@
 use super::{ConvEpilogue, ConvGeometry};
 use crate::activation::{ActivationFn, with_activation};
 use crate::isa::Isa;
-use crate::pool::Pool;
 use crate::simd::{Kernel, Simd};
+use crate::thread_pool::Pool;
 use vit_graph::ops::ResidualAt;
 
 /// Pixels of a register tile, which share the loads of the filters.

@@ -2,8 +2,8 @@
 
 use super::ConvGeometry;
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// The gradient of the image from `dy` and the filters `[channels, taps]`; the workspace is as long as the filters. A
 /// task is a row of the image.

@@ -9,8 +9,8 @@ use crate::gemm::{
     Epilogue, LoopBody, MC, SumsToC, TaskGrid, TileBuffer, check_workspace, for_each_tile, kc, packed_len,
 };
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// Contiguous elements of a receptive field, relative to its first.
 #[derive(Clone, Copy, Debug)]

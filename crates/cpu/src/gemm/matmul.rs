@@ -6,8 +6,8 @@ use super::{
     check_workspace, gemm_workspace, pack_b_parallel, packed_len, run_tasks, uses_amx,
 };
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::MAX_TILE_ROWS;
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// `batch` products `C = epilogue(A B)` of matrices that are not packed.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ mod tasks;
 #[cfg(target_arch = "x86_64")]
 use crate::amx::Amx;
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, Pool};
 use macrokernel::{BlockB, GemmBlock, block_scratch};
 
 pub use epilogue::Epilogue;

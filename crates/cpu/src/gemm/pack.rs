@@ -2,8 +2,8 @@
 
 use super::check_matrix;
 use crate::isa::Isa;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Kernel, Simd, TRANSPOSE, TileShape};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// How B lies in memory before it is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

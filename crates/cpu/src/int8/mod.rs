@@ -18,7 +18,7 @@ mod quantise;
 mod x86;
 
 use crate::gemm::{ALIGN, Epilogue, TaskGrid, aligned, check_matrix, check_workspace};
-use crate::pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, Pool};
 
 use block::QuantisedBlock;
 pub use pack::{pack, pack_parallel, packed_len};

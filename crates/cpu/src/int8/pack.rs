@@ -5,8 +5,8 @@ use super::MAX_TERMS;
 use super::path::{Dot, DotKernel, DotPath, PathShape, ShapeOf};
 use super::quantise::{weight, weight_scale};
 use crate::gemm::check_matrix;
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::Simd;
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// The length of packed weights in `f32`. The slice should start at a multiple of 64 bytes for full speed.
 ///

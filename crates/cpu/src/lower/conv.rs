@@ -8,7 +8,7 @@ use super::Lowered;
 use crate::conv::{ConvGeometry, depthwise_grad_input, depthwise_grad_weight, depthwise_grad_weight_workspace};
 use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Matmul};
-use crate::pool::Pool;
+use crate::thread_pool::Pool;
 
 /// A convolution by im2col. Patches and filters have the order `[kernel row, kernel column, channel]`.
 #[derive(Clone, Copy)]

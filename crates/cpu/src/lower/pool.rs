@@ -4,7 +4,7 @@ use vit_graph::Type;
 use vit_graph::ops::{Pool2d, PoolMode};
 
 use super::Lowered;
-use crate::pool2d::{PoolGeometry, PoolLine};
+use crate::pooling::{PoolGeometry, PoolLine};
 
 fn geometry(pool: &Pool2d, x: &Type, y: &Type) -> PoolGeometry {
     let (x, y) = (&x.shape, &y.shape);

@@ -3,7 +3,7 @@
 
 use vit_cpu::activation::Activation;
 use vit_cpu::isa::Isa;
-use vit_cpu::pool::Pool;
+use vit_cpu::thread_pool::Pool;
 
 /// Marks elements of a result that a kernel must not write.
 pub const GAP: f32 = -12345.0;

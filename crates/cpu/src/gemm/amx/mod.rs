@@ -15,8 +15,8 @@ use super::tasks::TaskGrid;
 use super::{Gemm, SharedGemm};
 use crate::activation::{ActivationFn, with_activation};
 use crate::amx::{ACC_SIDE, K_STEP, K_STEP_BYTES, Tmul, microkernel_bf16x3};
-use crate::pool::{DisjointMut, Pool};
 use crate::simd::{Avx512, Simd};
+use crate::thread_pool::{DisjointMut, Pool};
 
 use interleave::{AccumulatorStore, SplitAndStore};
 use partition::{AmxPartition, amx_kc, bf16x3_len};

@@ -7,7 +7,7 @@ use super::super::Gemm;
 use super::PANEL;
 use super::partition::{BF16X3_BYTES, amx_kc};
 use crate::amx::{ACC_SIDE, K_STEP, K_STEP_BYTES, SPLITS, TILE_BYTES, TILE_ROWS, split_bf16x3};
-use crate::pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, Pool};
 
 /// All of A as bf16x3, one block of k after the other.
 #[derive(Clone, Copy)]

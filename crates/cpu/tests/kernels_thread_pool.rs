@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use vit_cpu::pool::Pool;
+use vit_cpu::thread_pool::Pool;
 
 #[test]
 fn every_task_runs_exactly_once() {
