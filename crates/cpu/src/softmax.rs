@@ -1,5 +1,5 @@
 //! Softmax over the last axis and its gradient.
-//! A row that holds only minus infinity, or a NaN, becomes NaN, as the definition says.
+//! A row with a NaN, a +inf, or nothing but -inf becomes NaN, as in PyTorch.
 
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, row};
@@ -41,9 +41,11 @@ pub fn softmax_grad(pool: &Pool, isa: Isa, y: &[f32], dy: &[f32], rows: usize, d
     });
 }
 
-/// Elements of one task, in whole rows.
+/// Elements of one task, in whole rows: about 64 KiB, so that a task outweighs its scheduling and the row that one pass
+/// has read or written is in the cache for the next.
 fn chunk(dim: usize) -> usize {
-    (16 * 1024 / dim).max(1) * dim
+    const TASK_ELEMENTS: usize = 16 * 1024;
+    (TASK_ELEMENTS / dim).max(1) * dim
 }
 
 struct SoftmaxRows<'a> {
@@ -58,7 +60,7 @@ impl Kernel for SoftmaxRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for (x, out) in self.x.chunks_exact(self.dim).zip(self.out.chunks_exact_mut(self.dim)) {
-            let sum = row::exp(s, x, row::max(s, x), out);
+            let sum = row::exp_sum(s, x, row::max(s, x), out);
             row::scale(s, out, 1.0 / sum);
         }
     }
@@ -82,7 +84,8 @@ impl Kernel for SoftmaxGradRows<'_> {
             let sum = s.splat(row::dot(s, y, dy));
             let (y, dy, dx) = (y.as_ptr(), dy.as_ptr(), dx.as_mut_ptr());
             let mut i = 0;
-            // SAFETY: rows have n elements.
+            // SAFETY: `y`, `dy` and `dx` are rows of n elements; vectors end at or before n, and the remainder is
+            // masked.
             unsafe {
                 while i + S::LANES <= n {
                     s.store(dx.add(i), s.mul(s.sub(s.load(dy.add(i)), sum), s.load(y.add(i))));

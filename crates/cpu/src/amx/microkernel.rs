@@ -3,14 +3,14 @@
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 use super::bf16x3::SPLITS;
-use super::tmul::Tmul;
+use super::tmul::{TILE_ROW_BYTES, TILE_ROWS, Tmul};
 
 /// Rows and columns of the accumulators.
 pub(crate) const ACC_SIDE: usize = 32;
 /// Terms that a tile register holds of each row or column.
 pub(crate) const K_STEP: usize = 32;
 /// Bytes of a tile register.
-pub(crate) const TILE_BYTES: usize = 1024;
+pub(crate) const TILE_BYTES: usize = TILE_ROWS * TILE_ROW_BYTES;
 /// Bytes of a k step of an operand, `[2 tiles of 16 rows or columns][SPLITS][TILE_BYTES]`.
 pub(crate) const K_STEP_BYTES: usize = 2 * SPLITS * TILE_BYTES;
 
@@ -27,7 +27,7 @@ pub(crate) trait Interleaved {
 }
 
 /// Computes `k_steps` k steps of 32 x 32 sums, every row of which starts as `initial`, and writes them to `sums`,
-/// `[32][32]`. In each k step of A (rows) and of B (columns), term i is paired with term 16 + i.
+/// `[32][32]`. In each k step of A (rows) and of B (columns), position i along k is paired with position 16 + i.
 ///
 /// # Safety
 /// The k steps of both operands and `ACC_SIDE` elements of `initial` must be readable, `ACC_SIDE` rows of the sums

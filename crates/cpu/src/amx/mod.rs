@@ -16,4 +16,4 @@ pub(crate) use bf16x3::{SPLITS, split_bf16x3};
 pub(crate) use microkernel::{ACC_SIDE, Interleaved, K_STEP, K_STEP_BYTES, TILE_BYTES, microkernel_bf16x3};
 #[cfg(test)]
 pub(crate) use tmul::EmulatedTmul;
-pub(crate) use tmul::{Amx, TILE_ROWS, Tmul, is_available};
+pub(crate) use tmul::{Amx, TILE_ROW_BYTES, TILE_ROWS, Tmul, is_available};

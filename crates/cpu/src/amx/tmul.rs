@@ -4,8 +4,10 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;
 
-/// Rows of a tile register, each of 64 bytes.
+/// Rows of a tile register.
 pub(crate) const TILE_ROWS: usize = 16;
+/// Bytes of a row of a tile register.
+pub(crate) const TILE_ROW_BYTES: usize = 64;
 
 /// The tile registers and TMUL of one thread. Tiles 0 to 3 are accumulators of 2 x 2 tiles: 0 and 1 of the upper rows,
 /// 2 and 3 of the lower ones. Tiles 4 and 5 hold the upper and the lower rows of A, 6 and 7 the left and the right
@@ -41,9 +43,9 @@ pub(crate) trait Tmul {
         // SAFETY: guaranteed by the caller.
         unsafe {
             self.tileloadd::<0>(initial, 0);
-            self.tileloadd::<1>(initial.add(64), 0);
+            self.tileloadd::<1>(initial.add(TILE_ROW_BYTES), 0);
             self.tileloadd::<2>(initial, 0);
-            self.tileloadd::<3>(initial.add(64), 0);
+            self.tileloadd::<3>(initial.add(TILE_ROW_BYTES), 0);
         }
     }
 
@@ -53,13 +55,13 @@ pub(crate) trait Tmul {
     /// 32 rows must be writable.
     #[inline(always)]
     unsafe fn store_accumulators(&mut self, to: *mut u8) {
-        let stride = 2 * 64;
+        let stride = 2 * TILE_ROW_BYTES;
         // SAFETY: guaranteed by the caller.
         unsafe {
             self.tilestored::<0>(to, stride);
-            self.tilestored::<1>(to.add(64), stride);
+            self.tilestored::<1>(to.add(TILE_ROW_BYTES), stride);
             self.tilestored::<2>(to.add(TILE_ROWS * stride), stride);
-            self.tilestored::<3>(to.add(TILE_ROWS * stride + 64), stride);
+            self.tilestored::<3>(to.add(TILE_ROWS * stride + TILE_ROW_BYTES), stride);
         }
     }
 }
@@ -113,7 +115,7 @@ impl Tmul for Amx {
         }
         self.rows = rows;
         let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        config.row_bytes[..8].fill(64);
+        config.row_bytes[..8].fill(TILE_ROW_BYTES as u16);
         config.rows[..8].copy_from_slice(&rows_of_tiles(rows));
         // SAFETY: the configuration is valid: palette 1, at most 16 rows of at most 64 bytes.
         unsafe { asm!("ldtilecfg [{0}]", in(reg) &config, options(nostack, preserves_flags, readonly)) };
@@ -130,7 +132,7 @@ impl Tmul for Amx {
 
     #[inline(always)]
     fn tdpbf16ps<const ACC: usize, const A: usize, const B: usize>(&mut self) {
-        // SAFETY: the configured shapes fit.
+        // SAFETY: `self` proves that the machine has AMX, and `rows_of_tiles` configures tiles whose shapes fit.
         unsafe {
             asm!("tdpbf16ps tmm{acc}, tmm{a}, tmm{b}", acc = const ACC, a = const A, b = const B,
                 options(nomem, nostack, preserves_flags));
@@ -139,7 +141,7 @@ impl Tmul for Amx {
 
     #[inline(always)]
     fn tdpbusd<const ACC: usize, const A: usize, const B: usize>(&mut self) {
-        // SAFETY: the configured shapes fit.
+        // SAFETY: `self` proves that the machine has AMX, and `rows_of_tiles` configures tiles whose shapes fit.
         unsafe {
             asm!("tdpbusd tmm{acc}, tmm{a}, tmm{b}", acc = const ACC, a = const A, b = const B,
                 options(nomem, nostack, preserves_flags));

@@ -111,8 +111,8 @@ unsafe impl Simd for Avx512 {
         // Selects the smaller absolute value and clears its sign.
         abs_up_to(limit, a) = _mm512_range_ps::<0b1010>(limit, a);
         // The upper half of the immediate is the number of fraction bits.
-        from_half(a) = _mm512_reduce_ps::<{ 1 << 4 }>(a);
-        from_sixteenth(a) = _mm512_reduce_ps::<{ 4 << 4 }>(a);
+        sub_nearest_half(a) = _mm512_reduce_ps::<{ 1 << 4 }>(a);
+        sub_nearest_sixteenth(a) = _mm512_reduce_ps::<{ 4 << 4 }>(a);
         scale_by_power(a, n) = _mm512_scalef_ps(a, n);
     }
 

@@ -33,7 +33,7 @@ pub(crate) fn exp2<S: Simd>(s: S, x: S::V) -> S::V {
     if S::LOOKUP {
         let x = s.max(s.splat(-127.0), x);
         let index = s.add(x, s.splat(SIXTEENTHS));
-        let r = s.from_sixteenth(x);
+        let r = s.sub_nearest_sixteenth(x);
         let quotient = polynomial(s, r, [5.550_508_6e-2, 2.402_335_6e-1, 6.931_472e-1]);
         let power = s.add_exponent(s.lookup(&POWERS, index), index);
         // 2^r = 1 + r * quotient
@@ -88,7 +88,7 @@ pub(crate) fn normal_tail<S: Simd>(s: S, t: S::V) -> S::V {
 /// The piece of the tables' piecewise polynomials: its index, in the lowest bits, and the distance from its middle.
 #[inline(always)]
 fn piece<S: Simd>(s: S, t: S::V) -> (S::V, S::V) {
-    (s.add(t, s.splat(HALVES)), s.from_half(t))
+    (s.add(t, s.splat(HALVES)), s.sub_nearest_half(t))
 }
 
 #[inline(always)]

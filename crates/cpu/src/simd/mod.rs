@@ -1,6 +1,6 @@
 //! The vector operations that kernels are written in, once, generic over [`Simd`].
-//! A value of a `Simd` type is a token: it proves that the machine has the instructions, so that arithmetic is safe; only
-//! loads and stores through pointers are not.
+//! A value of a `Simd` type is a token: it proves that the machine has the instructions, so that arithmetic is safe;
+//! only loads and stores through pointers are not.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -61,13 +61,15 @@ pub(crate) unsafe trait Simd: Copy {
     /// # Safety
     /// `LANES` elements at `p` must be readable.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// The first `n` lanes from memory, zero in the others.
+    /// The first `n` lanes from memory, zero in the others: the masked load of a remainder, which must not be longer
+    /// than a vector. See [`Simd::load_up_to`] for an `n` that may be.
     /// # Safety
     /// `n <= LANES` elements at `p` must be readable.
     unsafe fn load_first(self, p: *const f32, n: usize) -> Self::V;
     /// # Safety
     /// `LANES` elements at `p` must be writable.
     unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Writes the first `n` lanes; [`Simd::store_up_to`] has no upper bound of `n`.
     /// # Safety
     /// `n <= LANES` elements at `p` must be writable.
     unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize);
@@ -111,16 +113,16 @@ pub(crate) unsafe trait Simd: Copy {
     }
     /// `a` minus the nearest multiple of 1/2; only where `LOOKUP` is set.
     #[inline(always)]
-    fn from_half(self, _a: Self::V) -> Self::V {
+    fn sub_nearest_half(self, _a: Self::V) -> Self::V {
         unreachable!("not an instruction of this set")
     }
     /// `a` minus the nearest multiple of 1/16; only where `LOOKUP` is set.
     #[inline(always)]
-    fn from_sixteenth(self, _a: Self::V) -> Self::V {
+    fn sub_nearest_sixteenth(self, _a: Self::V) -> Self::V {
         unreachable!("not an instruction of this set")
     }
-    /// The bits of `a` plus the bits of `sixteenths` shifted left by 19: the lowest four go to the top of the fraction, the
-    /// others to the exponent; only where `LOOKUP` is set.
+    /// The bits of `a` plus the bits of `sixteenths` shifted left by 19: the lowest four go to the top of the fraction,
+    /// the others to the exponent; only where `LOOKUP` is set.
     #[inline(always)]
     fn add_exponent(self, _a: Self::V, _sixteenths: Self::V) -> Self::V {
         unreachable!("not an instruction of this set")
@@ -129,20 +131,21 @@ pub(crate) unsafe trait Simd: Copy {
     fn sum(self, a: Self::V) -> f32;
     /// The largest lane.
     fn largest(self, a: Self::V) -> f32;
-    /// The first `min(n, LANES)` lanes from memory, zero in the others.
+    /// The first `min(n, LANES)` lanes from memory, zero in the others: for the body of a loop over `n` remaining
+    /// elements, of which all but the last vector take the unmasked load.
     /// # Safety
-    /// Those elements must be readable.
+    /// `min(n, LANES)` elements at `p` must be readable.
     #[inline(always)]
     unsafe fn load_up_to(self, p: *const f32, n: usize) -> Self::V {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: guaranteed by the caller; the masked form is taken only for n < LANES.
         unsafe { if n >= Self::LANES { self.load(p) } else { self.load_first(p, n) } }
     }
     /// Writes the first `min(n, LANES)` lanes.
     /// # Safety
-    /// Those elements must be writable.
+    /// `min(n, LANES)` elements at `p` must be writable.
     #[inline(always)]
     unsafe fn store_up_to(self, p: *mut f32, v: Self::V, n: usize) {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: guaranteed by the caller; the masked form is taken only for n < LANES.
         unsafe { if n >= Self::LANES { self.store(p, v) } else { self.store_first(p, v, n) } }
     }
     /// `to[c * to_stride + r] = from[r * from_stride + c]` for `r` and `c` below `TRANSPOSE`.

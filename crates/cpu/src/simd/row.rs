@@ -27,9 +27,9 @@ pub(crate) fn max<S: Simd>(s: S, x: &[f32]) -> f32 {
     s.largest(s.max(largest[0], largest[1]))
 }
 
-/// Writes `exp(x - shift)`, which must not be large, and returns the sum.
+/// Writes `exp(x - shift)` and returns the sum; `x - shift` must be at most 69, the range of [`exp2`].
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(s: S, x: &[f32], shift: f32, out: &mut [f32]) -> f32 {
+pub(crate) fn exp_sum<S: Simd>(s: S, x: &[f32], shift: f32, out: &mut [f32]) -> f32 {
     let n = x.len().min(out.len());
     let (x, out) = (x.as_ptr(), out.as_mut_ptr());
     let shift = s.splat(shift);

@@ -72,7 +72,7 @@ pub(super) unsafe fn run_tasks<T: Tmul>(
         // index and with it one `Tmul`.
         unsafe {
             let block = shared.block((row, rows), (column, columns), scratches.slice(worker * scratch, scratch));
-            let split_a = split_a.as_ref().map(|split_a| split_a.from_row(row));
+            let split_a = split_a.as_ref().map(|split_a| split_a.skip_rows(row));
             run_block(Avx512::new(), &mut tmul(), block, split_a, 1.0 + column as f32);
         }
     });

@@ -1,25 +1,35 @@
 //! Both operands as bf16x3 in the layout of tile registers: A from its rows, B from its packed panels.
-//! The layout is `[ACC_SIDE rows or columns][k step][2 tiles][SPLITS][TILE_BYTES]`.
+//!
+//! A kc block of an operand is `[strip][k step][2 tiles][SPLITS][TILE_BYTES]`: a strip is `ACC_SIDE` rows of A or
+//! columns of B, a k step `K_STEP` positions along k, a tile `TILE_ROWS` rows or columns of the strip, and `SPLITS` the
+//! three bf16 parts. B is split one kc block at a time; [`SplitA`] holds all kc blocks of A, one after the other.
+//!
+//! TDPBF16PS multiplies pairs of neighbouring bf16. A pair holds positions k and k + K_STEP / 2, not k and k + 1: two
+//! vector loads then give the halves of 16 pairs without a shuffle. A and B have the same pairs, so the terms of a sum
+//! are the same, in another order.
 
 use std::arch::x86_64::*;
 
 use super::super::Gemm;
 use super::PANEL;
 use super::partition::{BF16X3_BYTES, amx_kc};
-use crate::amx::{ACC_SIDE, K_STEP, K_STEP_BYTES, SPLITS, TILE_BYTES, TILE_ROWS, split_bf16x3};
+use crate::amx::{ACC_SIDE, K_STEP, K_STEP_BYTES, SPLITS, TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, split_bf16x3};
 use crate::thread_pool::{DisjointMut, Pool};
 
-/// All of A as bf16x3, one block of k after the other.
+/// How many k steps ahead of its use a packed B is prefetched.
+const PREFETCH_K_STEPS: usize = 2;
+
+/// All of A as bf16x3, one kc block after the other.
 #[derive(Clone, Copy)]
 pub(super) struct SplitA {
     start: *const u8,
     /// Rows of A, rounded up to a multiple of `ACC_SIDE`.
     rows: usize,
-    /// The row that positions count from.
+    /// The row of A that is row 0 of [`SplitA::at`].
     first_row: usize,
 }
 
-// SAFETY: the memory is written before a `SplitA` exists, and only read through it.
+// SAFETY: `new` returns only after all tasks have written the memory; from then on it is only read.
 unsafe impl Send for SplitA {}
 // SAFETY: as above.
 unsafe impl Sync for SplitA {}
@@ -28,7 +38,9 @@ impl SplitA {
     /// Splits A into `to` on the threads of the pool.
     ///
     /// # Safety
-    /// A must be readable and `to` long enough, and outlive the result; the machine must have AVX-512.
+    /// `m` rows of `k` elements of A, `lda` apart, must be readable. `to` must hold `m` rounded up to `ACC_SIDE` rows
+    /// of `k` rounded up to `K_STEP` elements as bf16x3; it must outlive the result and stay unwritten meanwhile. The
+    /// machine must have AVX-512.
     pub unsafe fn new(pool: &Pool, gemm: &Gemm<'_>, to: &mut [f32]) -> SplitA {
         let Gemm { m, k, lda, .. } = *gemm;
         let kc = amx_kc(k);
@@ -41,32 +53,34 @@ impl SplitA {
                 let from = gemm.a.as_ptr().wrapping_add(row * lda + k_start);
                 let to = to.at(0).cast::<u8>().wrapping_add(split.offset(row, k_start, k_len));
                 let mut splitter = RowSplitter::new(from, lda, ACC_SIDE.min(m - row), k_len, to);
-                // SAFETY: guaranteed by the caller.
+                // SAFETY: the caller guarantees A, the room and AVX-512; a strip of a kc block is written by one task.
                 unsafe { splitter.split(usize::MAX) };
             }
         });
         split
     }
 
-    /// The same rows, counted from a later one.
-    pub fn from_row(self, row: usize) -> SplitA {
-        SplitA { first_row: self.first_row + row, ..self }
+    /// Without the first `rows` rows, a multiple of `ACC_SIDE`.
+    pub fn skip_rows(self, rows: usize) -> SplitA {
+        SplitA { first_row: self.first_row + rows, ..self }
     }
 
-    /// The rows from `row` on in the block of k that starts at `k_start`.
+    /// The strips from `row` on, a multiple of `ACC_SIDE`, in the kc block that starts at `k_start`.
     pub fn at(&self, row: usize, k_start: usize, k_len: usize) -> *const u8 {
         self.start.wrapping_add(self.offset(row, k_start, k_len))
     }
 
+    /// The kc blocks before `k_start` are full, and kc is a multiple of `K_STEP`; only the last one is padded along k.
     fn offset(&self, row: usize, k_start: usize, k_len: usize) -> usize {
         (k_start * self.rows + (self.first_row + row) * k_len.next_multiple_of(K_STEP)) * BF16X3_BYTES
     }
 }
 
-/// Splits a block of k of `n` columns of a packed B with `k` terms in all.
+/// Splits the kc block `k_start..k_start + k_len` of `n` columns of a packed B, `[panel][k][PANEL]`.
 ///
 /// # Safety
-/// The panels must be readable, and `to` must have room for the columns, rounded up to a multiple of `ACC_SIDE`.
+/// The panels of the `n` columns must be readable. `to` must have room for `n` rounded up to `ACC_SIDE` columns of
+/// `k_len` rounded up to `K_STEP` elements as bf16x3.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn split_b(b: *const f32, n: usize, k: usize, k_start: usize, k_len: usize, to: *mut u8) {
@@ -75,20 +89,20 @@ pub(super) unsafe fn split_b(b: *const f32, n: usize, k: usize, k_start: usize, 
         let from = b.wrapping_add(column / PANEL * PANEL * k + column % PANEL + k_start * PANEL);
         let tile = column % ACC_SIDE / TILE_ROWS;
         let to = to.wrapping_add(column / ACC_SIDE * k_steps * K_STEP_BYTES + tile * SPLITS * TILE_BYTES);
-        // Panels are padded, but there may be none for the last columns; these, and terms after the last, are zero.
-        let terms = if column < n { k_len } else { 0 };
+        // The last panel is padded with zeros, but may end before the last strip: tiles without a panel are zero, and
+        // so are the positions after k_len.
+        let k_valid = if column < n { k_len } else { 0 };
         for step in 0..k_steps {
             for i in 0..K_STEP / 2 {
-                let term = step * K_STEP + i;
-                let row = |term: usize| (if term < terms { u16::MAX } else { 0 }, from.wrapping_add(term * PANEL));
-                let ((x_mask, x), (y_mask, y)) = (row(term), row(term + K_STEP / 2));
-                // SAFETY: masked lanes are not read, the others are B's; a prefetch does not fault.
+                let k_index = step * K_STEP + i;
+                let row = |k: usize| (if k < k_valid { u16::MAX } else { 0 }, from.wrapping_add(k * PANEL));
+                let ((x_mask, x), (y_mask, y)) = (row(k_index), row(k_index + K_STEP / 2));
+                // SAFETY: lanes are read only where a panel has them, and `to` has room; a prefetch does not fault.
                 unsafe {
-                    // The k step after the next.
-                    _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(2 * K_STEP * PANEL).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(y.wrapping_add(2 * K_STEP * PANEL).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(PREFETCH_K_STEPS * K_STEP * PANEL).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(y.wrapping_add(PREFETCH_K_STEPS * K_STEP * PANEL).cast());
                     let (x, y) = (_mm512_maskz_loadu_ps(x_mask, x), _mm512_maskz_loadu_ps(y_mask, y));
-                    split_bf16x3(x, y, to.add(step * K_STEP_BYTES + i * 64), TILE_BYTES);
+                    split_bf16x3(x, y, to.add(step * K_STEP_BYTES + i * TILE_ROW_BYTES), TILE_BYTES);
                 }
             }
         }
@@ -100,15 +114,20 @@ fn first_lanes(n: usize) -> u16 {
     if n >= 16 { u16::MAX } else { (1 << n) - 1 }
 }
 
-/// Splits rows of A step by step, so that the work can be interleaved.
+/// Splits a strip of A a few k steps at a time, so that the work can be interleaved with TMUL instructions.
+///
+/// Rows of the strip after `rows` are not written: LDTILECFG for `rows` rows leaves them out of the products, but for
+/// one row of an empty lower tile, the sums of which do not go to C.
 pub(super) struct RowSplitter {
     from: *const f32,
     lda: usize,
+    /// Rows of the strip that A has, at most `ACC_SIDE`.
     pub rows: usize,
     k_len: usize,
     to: *mut u8,
+    /// The row that is split next.
     row: usize,
-    /// The k step in the row.
+    /// The next k step of `row`.
     step: usize,
 }
 
@@ -121,7 +140,8 @@ impl RowSplitter {
     /// Splits the next k steps of rows, at most `count` of them.
     ///
     /// # Safety
-    /// The rows must be readable, and there must be room for `ACC_SIDE` rows of bf16x3 at the destination.
+    /// `k_len` elements of every row must be readable, and the destination must have room for `ACC_SIDE` rows of
+    /// `k_len` rounded up to `K_STEP` elements as bf16x3.
     #[inline]
     #[target_feature(enable = "avx512f")]
     pub unsafe fn split(&mut self, mut count: usize) {
@@ -129,7 +149,7 @@ impl RowSplitter {
         while count > 0 && self.row < self.rows {
             let in_this_row = count.min(k_steps - self.step);
             let mut from = self.from.wrapping_add(self.row * self.lda + self.step * K_STEP);
-            let tile = self.row / TILE_ROWS * SPLITS * TILE_BYTES + self.row % TILE_ROWS * 64;
+            let tile = self.row / TILE_ROWS * SPLITS * TILE_BYTES + self.row % TILE_ROWS * TILE_ROW_BYTES;
             let mut to = self.to.wrapping_add(self.step * K_STEP_BYTES + tile);
             for step in self.step..self.step + in_this_row {
                 // SAFETY: masked lanes are not read; the caller guarantees the rest.
