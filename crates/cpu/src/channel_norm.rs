@@ -49,12 +49,12 @@ impl ChannelNormShape {
 
     /// Divides the workspace into sums `[samples, chunks, 2, channels]` and four times `[samples, channels]`.
     fn split<'a>(&self, workspace: &'a mut [f32]) -> (&'a mut [f32], [&'a mut [f32]; 4]) {
-        let each = self.samples * self.channels;
-        let (sums, rest) = workspace.split_at_mut(2 * each * self.chunks().0);
-        let (a, rest) = rest.split_at_mut(each);
-        let (b, rest) = rest.split_at_mut(each);
-        let (c, rest) = rest.split_at_mut(each);
-        (sums, [a, b, c, &mut rest[..each]])
+        let len = self.samples * self.channels;
+        let (sums, rest) = workspace.split_at_mut(2 * len * self.chunks().0);
+        let (a, rest) = rest.split_at_mut(len);
+        let (b, rest) = rest.split_at_mut(len);
+        let (c, rest) = rest.split_at_mut(len);
+        (sums, [a, b, c, &mut rest[..len]])
     }
 
     /// Calls `f` for all chunks on the threads of the pool, with sums that are zero at first.
@@ -70,14 +70,14 @@ impl ChannelNormShape {
         });
     }
 
-    /// Sums row `which` of the sums over the chunks of a sample and, weighted, over the channels of each group; every
+    /// Sums `row_of_sums`, 0 or 1, over the chunks of a sample and, weighted, over the channels of each group; every
     /// channel of a group gets the sum.
-    fn gather_groups(&self, sums: &[f32], which: usize, weights: Option<&[f32]>, into: &mut [f32]) {
+    fn gather_groups(&self, sums: &[f32], row_of_sums: usize, weights: Option<&[f32]>, into: &mut [f32]) {
         let (chunks, size) = (self.chunks().0, self.group_channels());
         for (sample, row) in into.chunks_exact_mut(self.channels).enumerate() {
             row.fill(0.0);
             for chunk in 0..chunks {
-                let from = &sums[((sample * chunks + chunk) * 2 + which) * self.channels..][..self.channels];
+                let from = &sums[((sample * chunks + chunk) * 2 + row_of_sums) * self.channels..][..self.channels];
                 row.iter_mut().zip(from).for_each(|(row, from)| *row += from);
             }
             if let Some(weights) = weights {

@@ -43,7 +43,7 @@ impl PoolGeometry {
 }
 
 /// One line of the result.
-pub(crate) struct PoolLine<'a> {
+pub(crate) struct PoolRow<'a> {
     pub geometry: PoolGeometry,
     pub image: &'a [f32],
     /// The row of the result.
@@ -51,12 +51,12 @@ pub(crate) struct PoolLine<'a> {
     pub out: &'a mut [f32],
 }
 
-impl Kernel for PoolLine<'_> {
+impl Kernel for PoolRow<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let PoolLine { geometry, image, oy, out } = self;
+        let PoolRow { geometry, image, oy, out } = self;
         let [_, width, channels] = geometry.image;
         assert!(image.len() >= geometry.image_len(), "pooling: an image of the wrong length");
         for (ox, out) in out.chunks_exact_mut(channels).enumerate() {

@@ -389,7 +389,7 @@ mod tests {
         let error = x.finish().unwrap_err().to_string();
         assert_eq!(
             error,
-            "linear in blocks.3.attn: the weight takes rows of 13, the input [2, 5, 12] has another \
+            "linear in blocks.3.attn: the weight expects 13 input features, the input is [2, 5, 12] \
              (inputs f32[2, 5, 12], f32[36, 13])"
         );
     }

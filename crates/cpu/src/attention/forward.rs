@@ -262,7 +262,8 @@ impl Kernel for HeadQueries<'_> {
         let (dropout_factors, inverse_sums) = rest.split_at_mut(blocking.score_stride);
         let (mut next, mut current) = (QueryBlock::new(&blocking, first), QueryBlock::new(&blocking, second));
         let mut scored = 0;
-        // Software pipelining: the exponentials of the next block are interleaved with the weighted sums of the current.
+        // Software pipelining: the exponentials of the next block are interleaved with the weighted sums of the
+        // current.
         while scored < self.count || current.rows > 0 {
             next.first = scored;
             next.rows = blocking.block_queries.min(self.count - scored);
@@ -284,8 +285,8 @@ impl Kernel for HeadQueries<'_> {
 }
 
 impl HeadQueries<'_> {
-    /// Whether scores are scaled before the exponential, instead of by it: a bias is added to scaled scores, and a scale
-    /// that is not positive changes which score is the maximum.
+    /// Whether scores are scaled before the exponential, instead of by it: a bias is added to scaled scores, and a
+    /// scale that is not positive changes which score is the maximum.
     #[inline(always)]
     fn scales_early(&self) -> bool {
         self.bias.is_some() || self.scale <= 0.0
@@ -318,8 +319,8 @@ impl HeadQueries<'_> {
             ldo: stride,
             epilogue: HeadEpilogue::StoreAndMax(block.lanes.as_mut_ptr()),
         };
-        // SAFETY: the view has these queries, all keys are packed, and the block has `rows` rows of scores of whole vectors
-        // and of lanes.
+        // SAFETY: the view has these queries, all keys are packed, and the block has `rows` rows of scores of whole
+        // vectors and of lanes.
         unsafe { multiply(s, product, None) };
         // A separate loop: the horizontal maxima of the rows are independent, and their latencies overlap.
         for r in 0..rows {
@@ -356,10 +357,10 @@ impl HeadQueries<'_> {
     ) {
         let AttentionShape { heads, queries, keys, .. } = self.shape;
         let exp_scale = self.exp_scale();
-        for r in 0..block.rows {
+        for (r, inverse_sum) in inverse_sums[..block.rows].iter_mut().enumerate() {
             let sum = s.sum(block.lanes_of(s, r));
             let exponentials = &mut block.scores[r * self.blocking.score_stride..][..keys];
-            inverse_sums[r] = 1.0 / sum;
+            *inverse_sum = 1.0 / sum;
             let row = block.first + r;
             if let Some(lse) = &mut self.lse {
                 lse[row] = block.maxima[r] * exp_scale + sum.ln();
@@ -367,7 +368,7 @@ impl HeadQueries<'_> {
             if let Some(weights) = &mut self.weights {
                 let weights = &mut weights[row * keys..][..keys];
                 weights.copy_from_slice(exponentials);
-                row::scale(s, weights, inverse_sums[r]);
+                row::scale(s, weights, *inverse_sum);
             }
             if let Some(dropout) = self.dropout {
                 let index = ((self.b * heads + self.h) * queries + self.first + row) * keys;
@@ -404,8 +405,8 @@ impl HeadQueries<'_> {
             ldo: self.out.row_stride,
             epilogue: HeadEpilogue::ScaleRows(inverse_sums.as_ptr()),
         };
-        // SAFETY: the block has `rows` rows of weights and inverse sums, values that are read in place have rows of whole
-        // vectors, and only this task writes these rows of the output.
+        // SAFETY: the block has `rows` rows of weights and inverse sums, values that are read in place have rows of
+        // whole vectors, and only this task writes these rows of the output.
         unsafe { multiply(s, product, Some(exponentials)) };
     }
 }

@@ -29,23 +29,23 @@ pub(crate) fn depthwise(
     assert_eq!(y.len(), g.batch * oh * ow * c, "depthwise: result of the wrong length");
     assert!(epilogue.bias.is_none_or(|b| b.len() == c), "depthwise: bias of the wrong length");
     assert!(epilogue.residual.is_none_or(|(_, r)| r.len() == y.len()), "depthwise: residual of the wrong length");
-    pool.run_chunks(y, (ow * c).max(1), &|line, out| {
-        let image = &x[line / oh * h * w * c..][..h * w * c];
-        let (row, bias) = (line % oh, epilogue.bias);
-        let residual = epilogue.residual.map(|(at, r)| (at, &r[line * ow * c..][..ow * c]));
+    pool.run_chunks(y, (ow * c).max(1), &|row, out| {
+        let (image, oy) = (&x[row / oh * h * w * c..][..h * w * c], row % oh);
+        let residual = epilogue.residual.map(|(at, r)| (at, &r[row * ow * c..][..ow * c]));
+        let bias = epilogue.bias;
         with_activation!(epilogue.activation, f => {
-            isa.dispatch(DepthwiseRow { geometry: g, image, weight, row, bias, residual, out, f });
+            isa.dispatch(DepthwiseRow { geometry: g, image, weight, oy, bias, residual, out, f });
         });
     });
 }
 
-/// One row of the result, whose length `depthwise` has checked as those of the other slices.
+/// Row `oy` of the result of one image. `depthwise` has checked the lengths of the slices.
 struct DepthwiseRow<'a, F> {
     geometry: &'a ConvGeometry,
     image: &'a [f32],
     /// `[taps, channels]`.
     weight: &'a [f32],
-    row: usize,
+    oy: usize,
     bias: Option<&'a [f32]>,
     residual: Option<(ResidualAt, &'a [f32])>,
     out: &'a mut [f32],
@@ -81,10 +81,10 @@ impl<F: ActivationFn> DepthwiseRow<'_, F> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "plain counted loops are what unrolls into registers")]
     fn tile<S: Simd, const N: usize>(&mut self, s: S, x: usize) {
-        let Self { geometry: g, row, bias, residual, .. } = *self;
+        let Self { geometry: g, oy, bias, residual, .. } = *self;
         let (image, weight, out) = (self.image.as_ptr(), self.weight.as_ptr(), self.out.as_mut_ptr());
         let ([h, w, channels], [kh, kw]) = (g.image, g.kernel);
-        let [vertical, horizontal] = [(row * g.stride[0], 0, h), (x * g.stride[1], 1, w)].map(|(at, axis, extent)| {
+        let [vertical, horizontal] = [(oy * g.stride[0], 0, h), (x * g.stride[1], 1, w)].map(|(at, axis, extent)| {
             // The range of taps inside the image.
             let (dilation, before) = (g.dilation[axis], g.padding[axis][0]);
             let first = before.saturating_sub(at).div_ceil(dilation);
@@ -105,28 +105,28 @@ impl<F: ActivationFn> DepthwiseRow<'_, F> {
                 };
                 let mut sums = [bias; N];
                 for ky in top..bottom {
-                    let y = row * g.stride[0] + ky * g.dilation[0] - g.padding[0][0];
+                    let iy = oy * g.stride[0] + ky * g.dilation[0] - g.padding[0][0];
                     for kx in left..right {
                         let filter = s.load_up_to(weight.add((ky * kw + kx) * channels + c), n);
                         let first = x * g.stride[1] + kx * g.dilation[1] - g.padding[1][0];
-                        let from = image.add((y * w + first) * channels + c);
+                        let from = image.add((iy * w + first) * channels + c);
                         for i in 0..N {
                             sums[i] = s.mul_add(s.load_up_to(from.add(i * step), n), filter, sums[i]);
                         }
                     }
                 }
                 for i in 0..N {
-                    let at = (x + i) * channels + c;
+                    let offset = (x + i) * channels + c;
                     let v = match residual {
                         Some((ResidualAt::BeforeActivation, r)) => {
-                            self.f.value(s, s.add(sums[i], s.load_up_to(r.as_ptr().add(at), n)))
+                            self.f.value(s, s.add(sums[i], s.load_up_to(r.as_ptr().add(offset), n)))
                         }
                         Some((ResidualAt::AfterActivation, r)) => {
-                            s.add(self.f.value(s, sums[i]), s.load_up_to(r.as_ptr().add(at), n))
+                            s.add(self.f.value(s, sums[i]), s.load_up_to(r.as_ptr().add(offset), n))
                         }
                         None => self.f.value(s, sums[i]),
                     };
-                    s.store_up_to(out.add(at), v, n);
+                    s.store_up_to(out.add(offset), v, n);
                 }
             }
             c += S::LANES;

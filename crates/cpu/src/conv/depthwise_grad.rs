@@ -1,12 +1,19 @@
 //! The gradients of depthwise convolution, vectorised along the channels.
+//!
+//! Images are channels-last: `x` and `dx` are `[batch, height, width, channels]`, `dy` is `[batch, output height,
+//! output width, channels]`. A model's filters are `[channels, taps]`; the kernels read and sum them as `[taps,
+//! channels]`.
+//!
+//! [`AddProduct`] is dispatched for every pixel and tap: its checks of the instruction set are predicted branches,
+//! beside the products of all channels.
 
 use super::ConvGeometry;
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd};
 use crate::thread_pool::{DisjointMut, Pool};
 
-/// The gradient of the image from `dy` and the filters `[channels, taps]`; the workspace is as long as the filters. A
-/// task is a row of the image.
+/// The gradient `dx` of the image from `dy` and the filters `weight`. The workspace is as long as the filters and
+/// receives them transposed. A task is a row of the image, over all images.
 ///
 /// # Panics
 /// If a slice does not fit the geometry.
@@ -25,19 +32,20 @@ pub(crate) fn depthwise_grad_input(
     assert_eq!(dx.len(), g.batch * h * w * c, "depthwise: image of the wrong length");
     assert_eq!(weight.len(), taps * c, "depthwise: filters of the wrong length");
     let filters = &mut workspace[..taps * c];
-    for (tap, row) in filters.chunks_exact_mut(c).enumerate() {
-        row.iter_mut().enumerate().for_each(|(channel, to)| *to = weight[channel * taps + tap]);
+    for (tap, filter) in filters.chunks_exact_mut(c).enumerate() {
+        filter.iter_mut().enumerate().for_each(|(channel, to)| *to = weight[channel * taps + tap]);
     }
     let filters = &*filters;
-    pool.run_chunks(dx, (w * c).max(1), &|line, dx| {
+    pool.run_chunks(dx, (w * c).max(1), &|row, dx| {
         dx.fill(0.0);
-        let dy = &dy[line / h * oh * ow * c..][..oh * ow * c];
+        let (image, iy) = (row / h, row % h);
+        let dy = &dy[image * oh * ow * c..][..oh * ow * c];
         for ky in 0..g.kernel[0] {
-            let Some(oy) = g.output_at(0, line % h, ky) else { continue };
-            for x in 0..w {
-                let out = &mut dx[x * c..][..c];
+            let Some(oy) = g.output_at(0, iy, ky) else { continue };
+            for ix in 0..w {
+                let out = &mut dx[ix * c..][..c];
                 for kx in 0..g.kernel[1] {
-                    let Some(ox) = g.output_at(1, x, kx) else { continue };
+                    let Some(ox) = g.output_at(1, ix, kx) else { continue };
                     let dy = &dy[(oy * ow + ox) * c..][..c];
                     isa.dispatch(AddProduct { a: dy, b: &filters[(ky * g.kernel[1] + kx) * c..][..c], out });
                 }
@@ -46,20 +54,26 @@ pub(crate) fn depthwise_grad_input(
     });
 }
 
-/// The number of chunks of the result's rows, and the rows of a chunk. The shape alone decides them, and with them the
+/// The most chunks: each takes a partial gradient of workspace, and one thread adds these up.
+const MAX_CHUNKS: usize = 32;
+/// The fewest rows of `dy` that are worth a task and a partial gradient.
+const MIN_CHUNK_ROWS: usize = 4;
+
+/// The number of chunks of the rows of `dy`, and the rows of a chunk. The shape alone decides them, and with them the
 /// order of summation.
 fn chunks(g: &ConvGeometry) -> (usize, usize) {
     let rows = g.batch * g.output[0];
-    let per_chunk = rows.div_ceil(32).max(4);
+    let per_chunk = rows.div_ceil(MAX_CHUNKS).max(MIN_CHUNK_ROWS);
     (rows.div_ceil(per_chunk), per_chunk)
 }
 
-/// Elements of workspace that [`depthwise_grad_weight`] needs: the partial gradient of each chunk.
+/// Elements of workspace that [`depthwise_grad_weight`] needs: a partial gradient `[taps, channels]` of each chunk.
 pub(crate) fn depthwise_grad_weight_workspace(g: &ConvGeometry) -> usize {
     chunks(g).0 * g.kernel[0] * g.kernel[1] * g.image[2]
 }
 
-/// The gradient of the filters, `[channels, taps]`, from `dy` and the image.
+/// The gradient `dw` of the filters, `[channels, taps]`, from `dy` and the image `x`. A task is a chunk of the rows of
+/// `dy`.
 ///
 /// # Panics
 /// If a slice does not fit the geometry.
@@ -81,19 +95,20 @@ pub(crate) fn depthwise_grad_weight(
     let partial = &mut workspace[..count * taps * c];
     let sums = DisjointMut::new(partial);
     pool.run(count, &|chunk| {
-        // SAFETY: the sums of different chunks do not overlap.
+        // SAFETY: every chunk has its `taps * c` sums, and one task.
         let sums = unsafe { sums.slice(chunk * taps * c, taps * c) };
         sums.fill(0.0);
-        for line in chunk * per_chunk..((chunk + 1) * per_chunk).min(g.batch * oh) {
-            let (b, oy) = (line / oh, line % oh);
+        for row in chunk * per_chunk..((chunk + 1) * per_chunk).min(g.batch * oh) {
+            let (image, oy) = (row / oh, row % oh);
             for ky in 0..kh {
-                let Some(y) = g.input_at(0, oy, ky) else { continue };
+                let Some(iy) = g.input_at(0, oy, ky) else { continue };
                 for kx in 0..kw {
                     let sums = &mut sums[(ky * kw + kx) * c..][..c];
                     for ox in 0..ow {
                         let Some(ix) = g.input_at(1, ox, kx) else { continue };
-                        let (a, b) = (&dy[(line * ow + ox) * c..][..c], &x[((b * h + y) * w + ix) * c..][..c]);
-                        isa.dispatch(AddProduct { a, b, out: sums });
+                        let dy = &dy[(row * ow + ox) * c..][..c];
+                        let x = &x[((image * h + iy) * w + ix) * c..][..c];
+                        isa.dispatch(AddProduct { a: dy, b: x, out: sums });
                     }
                 }
             }
@@ -122,7 +137,7 @@ impl Kernel for AddProduct<'_> {
         let (a, b, out) = (self.a.as_ptr(), self.b.as_ptr(), self.out.as_mut_ptr());
         let mut i = 0;
         while i < n {
-            // SAFETY: all three slices have n elements.
+            // SAFETY: all three slices have at least n elements, and accesses end at n.
             unsafe {
                 let (x, y) = (s.load_up_to(a.add(i), n - i), s.load_up_to(b.add(i), n - i));
                 s.store_up_to(out.add(i), s.mul_add(x, y, s.load_up_to(out.add(i), n - i)), n - i);

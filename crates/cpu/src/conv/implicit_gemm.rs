@@ -168,8 +168,8 @@ fn segments(g: &ConvGeometry) -> Vec<Segment> {
 /// Copies images into a border of zeros.
 fn pad(pool: &Pool, g: &ConvGeometry, x: &[f32], padded_images: &mut [f32]) {
     let ([height, width], [h, w, c], [[top, _], [left, _]]) = (padded(g), g.image, g.padding);
-    pool.run_chunks(padded_images, width * c, &|line, out| {
-        let (b, y) = (line / height, line % height);
+    pool.run_chunks(padded_images, width * c, &|row, out| {
+        let (b, y) = (row / height, row % height);
         match y.checked_sub(top).filter(|&y| y < h && b < g.batch) {
             Some(y) => {
                 out[..left * c].fill(0.0);

@@ -132,13 +132,14 @@ impl TileStore {
         layout: ALayout,
         columns: usize,
     ) -> TileStore {
-        let whole_vectors = columns % S::LANES == 0;
+        let whole_vectors = columns.is_multiple_of(S::LANES);
         let by_column = epilogue.bias.is_some() || epilogue.scale.is_some();
         let by_element = epilogue.factor.is_some() || epilogue.residual.is_some();
         if epilogue.activation.is_none() {
             // The microkernel has one addend, which is C or the residual.
-            let direct = whole_vectors && !by_column && !derivative && !(add_c && by_element);
-            return if direct { TileStore::Direct } else { TileStore::Buffered };
+            let two_addends = add_c && by_element;
+            let buffered = !whole_vectors || by_column || derivative || two_addends;
+            return if buffered { TileStore::Buffered } else { TileStore::Direct };
         }
         if by_column || by_element || layout == ALayout::Transposed {
             TileStore::Buffered

@@ -149,14 +149,15 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
         ..mm.epilogue
     };
     let packed = packed_len(isa, k, n);
-    // All threads compute few large products one after the other; of many small ones, each thread computes its own.
-    // Products for AMX stay on it in either case, since it has another order of summation.
+    // All threads compute few large products one after the other; of many small ones, a thread computes a whole
+    // product. Products for AMX stay on it in either case, since it has another order of summation.
     if batch < 2 * pool.threads() || uses_amx(isa, m, k, mm.a_layout) {
         for i in 0..batch {
             let src = &mm.b[i * mm.b_batch_stride..];
-            let in_place = mm.b_layout == BLayout::RowsAreK && m <= MAX_UNDIVIDED_ROWS && k > 0 && mm.ldb > 0;
+            // Its panels are packed one by one, just before their use.
+            let unpacked_b = mm.b_layout == BLayout::RowsAreK && m <= MAX_UNDIVIDED_ROWS && k > 0 && mm.ldb > 0;
             let (packed_b, workspace) = aligned(workspace, packed);
-            if !in_place {
+            if !unpacked_b {
                 pack_b_parallel(pool, isa, src, mm.b_layout, mm.ldb, k, n, packed_b);
             }
             let one = Gemm {
@@ -166,18 +167,18 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
                 a: &mm.a[i * mm.a_batch_stride..],
                 lda: mm.lda,
                 a_layout: mm.a_layout,
-                b: if in_place { src } else { packed_b },
+                b: if unpacked_b { src } else { packed_b },
                 c: &mut mm.c[i * mm.c_batch_stride..],
                 ldc: mm.ldc,
                 accumulate: mm.accumulate,
                 epilogue: epilogue(i),
                 d_activation: d_activation.as_deref_mut().map(|d| &mut d[i * mm.c_batch_stride..]),
             };
-            run_tasks(pool, isa, one, in_place.then_some(mm.ldb), workspace);
+            run_tasks(pool, isa, one, unpacked_b.then_some(mm.ldb), workspace);
         }
         return;
     }
-    let each = packed + ALIGN;
+    let workspace_len = packed + ALIGN;
     let workspaces = DisjointMut::new(workspace);
     let c = DisjointMut::new(mm.c);
     let d_activation = d_activation.map(DisjointMut::new);
@@ -185,7 +186,7 @@ pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
         // SAFETY: the checks above cover every product; the C of different products do not overlap, and one thread at a
         // time has a worker index.
         unsafe {
-            let (b, _) = aligned(workspaces.slice(worker * each, each), packed);
+            let (b, _) = aligned(workspaces.slice(worker * workspace_len, workspace_len), packed);
             let src = mm.b.as_ptr().add(i * mm.b_batch_stride);
             pack_panels(isa, PackPanels { src, layout: mm.b_layout, ld: mm.ldb, k, n, dst: b.as_mut_ptr() });
             let block = GemmBlock {

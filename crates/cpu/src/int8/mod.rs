@@ -1,4 +1,4 @@
-//! Linear layers on bytes: `C = epilogue(A Wᵀ)` with weights quantised per output channel beforehand and activations
+//! int8 linear layers: `C = epilogue(A Wᵀ)` with weights quantised per output channel beforehand and activations
 //! quantised per row in every call. Sums of products are exact integers, so paths differ only in the rounding of the
 //! last few floating-point operations, and the bits of a result do not depend on the number of threads.
 //!
@@ -88,12 +88,12 @@ pub fn gemm(pool: &Pool, path: impl Into<DotPath>, gemm: Gemm8<'_>, workspace: &
     let quantised: &mut [u8] = bytemuck::cast_slice_mut(quantised);
     quantise_rows(pool, path, &gemm, stride, quantised, row_scales, row_offsets);
 
-    assert!(gemm.epilogue.factor.is_none(), "products on bytes have no factors");
+    assert!(gemm.epilogue.factor.is_none(), "int8 products have no factor");
     let (scales, sums, weights) = pack::sections(shape, n, gemm.b_packed);
     let groups = k.div_ceil(shape.group);
-    let (tile, most_rows) = path.block_shape(m, groups, shape);
-    let most = (BLOCK_BYTES / stride).clamp(tile[0], most_rows);
-    let TaskGrid { rows, columns } = TaskGrid::with_tile(pool.threads(), [m, n], tile, most);
+    let (tile, max_rows) = path.block_shape(m, groups, shape);
+    let mc = (BLOCK_BYTES / stride).clamp(tile[0], max_rows);
+    let TaskGrid { rows, columns } = TaskGrid::with_tile(pool.threads(), [m, n], tile, mc);
     let c = DisjointMut::new(gemm.c);
     pool.run(rows.parts * columns.parts, &|task| {
         let (row, rows) = rows.part(task / columns.parts);
@@ -130,12 +130,12 @@ fn quantise_rows(
     scales: &mut [f32],
     offsets: &mut [i32],
 ) {
-    let rows_each = (QUANTISE_ELEMENTS / gemm.k.max(1)).max(1);
+    let rows_per_task = (QUANTISE_ELEMENTS / gemm.k.max(1)).max(1);
     let (quantised, scales, offsets) =
         (DisjointMut::new(quantised), DisjointMut::new(scales), DisjointMut::new(offsets));
-    pool.run(gemm.m.div_ceil(rows_each), &|task| {
-        let row = task * rows_each;
-        let rows = rows_each.min(gemm.m - row);
+    pool.run(gemm.m.div_ceil(rows_per_task), &|task| {
+        let row = task * rows_per_task;
+        let rows = rows_per_task.min(gemm.m - row);
         // SAFETY: the rows of different tasks do not overlap.
         let kernel = unsafe {
             QuantiseRows {

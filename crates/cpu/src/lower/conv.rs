@@ -59,8 +59,8 @@ impl Im2col {
         let g = &self.geometry;
         let ([_, width, all_channels], channels, [kh, kw]) = (g.image, self.channels(), g.kernel);
         let [_, patch_len] = self.matrix();
-        pool.run_chunks(patches, g.output[1] * patch_len, &|oy, line| {
-            for (ox, patch) in line.chunks_exact_mut(patch_len).enumerate() {
+        pool.run_chunks(patches, g.output[1] * patch_len, &|oy, row| {
+            for (ox, patch) in row.chunks_exact_mut(patch_len).enumerate() {
                 for ky in 0..kh {
                     for kx in 0..kw {
                         let to = &mut patch[(ky * kw + kx) * channels..][..channels];
@@ -82,9 +82,9 @@ impl Im2col {
         let g = &self.geometry;
         let ([_, width, all_channels], channels, [kh, kw]) = (g.image, self.channels(), g.kernel);
         let [_, patch_len] = self.matrix();
-        pool.run_chunks(image, width * all_channels, &|y, line| {
+        pool.run_chunks(image, width * all_channels, &|y, row| {
             for x in 0..width {
-                let pixel = &mut line[x * all_channels + group * channels..][..channels];
+                let pixel = &mut row[x * all_channels + group * channels..][..channels];
                 for ky in 0..kh {
                     let Some(oy) = g.output_at(0, y, ky) else { continue };
                     for kx in 0..kw {

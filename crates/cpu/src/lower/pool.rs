@@ -4,7 +4,7 @@ use vit_graph::Type;
 use vit_graph::ops::{Pool2d, PoolMode};
 
 use super::Lowered;
-use crate::pooling::{PoolGeometry, PoolLine};
+use crate::pooling::{PoolGeometry, PoolRow};
 
 fn geometry(pool: &Pool2d, x: &Type, y: &Type) -> PoolGeometry {
     let (x, y) = (&x.shape, &y.shape);
@@ -15,14 +15,15 @@ pub(super) fn forward(op: &Pool2d, x: &Type, y: &Type) -> Lowered {
     let geometry = geometry(op, x, y);
     let ([_, _, channels], [height, columns]) = (geometry.image, geometry.output);
     Lowered::new(move |p, inputs, outputs, _| {
-        p.pool.run_chunks(&mut *outputs[0], (columns * channels).max(1), &|line, out| {
-            let image = &inputs[0][line / height * geometry.image_len()..][..geometry.image_len()];
-            p.isa.dispatch(PoolLine { geometry, image, oy: line % height, out });
+        p.pool.run_chunks(&mut *outputs[0], (columns * channels).max(1), &|row, out| {
+            let image = &inputs[0][row / height * geometry.image_len()..][..geometry.image_len()];
+            p.isa.dispatch(PoolRow { geometry, image, oy: row % height, out });
         });
     })
 }
 
-/// One task per image: windows overlap, and the order in which a pixel's gradients are added must not depend on threads.
+/// One task per image: windows overlap, and the order in which a pixel's gradients are added must not depend on
+/// threads.
 pub(super) fn backward(op: &Pool2d, dy: &Type, x: &Type) -> Lowered {
     let geometry = geometry(op, x, dy);
     let ([_, width, channels], [_, columns]) = (geometry.image, geometry.output);
@@ -31,8 +32,8 @@ pub(super) fn backward(op: &Pool2d, dy: &Type, x: &Type) -> Lowered {
             dx.fill(0.0);
             let dy = &inputs[0][b * geometry.output_len()..][..geometry.output_len()];
             let x = &inputs[1][b * geometry.image_len()..][..geometry.image_len()];
-            for (at, dy) in dy.chunks_exact(channels).enumerate() {
-                let [[top, bottom], [left, right]] = geometry.window(at / columns, at % columns);
+            for (pixel, dy) in dy.chunks_exact(channels).enumerate() {
+                let [[top, bottom], [left, right]] = geometry.window(pixel / columns, pixel % columns);
                 let pixels = (bottom - top) * (right - left);
                 let offsets = || (top..bottom).flat_map(|y| (left..right).map(move |x| (y * width + x) * channels));
                 match geometry.pool.pooling {

@@ -29,8 +29,8 @@ pub(super) fn reverse(op: &Unwindows) -> Lowered {
     let [h, w, channels] = [image[1], image[2], image[3]];
     let ([rows, columns], [height, width]) = (windows.grid(&image), windows.size);
     Lowered::new(move |p, inputs, outputs, _| {
-        p.pool.run_chunks(&mut *outputs[0], w * channels, &|line, out| {
-            let (b, y) = (line / h, (line % h + h - windows.shift[0] % h) % h);
+        p.pool.run_chunks(&mut *outputs[0], w * channels, &|row, out| {
+            let (b, y) = (row / h, (row % h + h - windows.shift[0] % h) % h);
             for (x, out) in out.chunks_exact_mut(channels).enumerate() {
                 let x = (x + w - windows.shift[1] % w) % w;
                 let window = (b * rows + y / height) * columns + x / width;

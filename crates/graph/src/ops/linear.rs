@@ -62,7 +62,7 @@ impl Operation for Linear {
         super::expect_rank("the weight", weight, 2)?;
         let (n, k) = (weight.shape[0], weight.shape[1]);
         if x.shape.is_empty() || x.shape.last() != k {
-            return Err(format!("the weight takes rows of {k}, the input {} has another", x.shape));
+            return Err(format!("the weight expects {k} input features, the input is {}", x.shape));
         }
         let out = Type::new(x.dtype, x.shape.with_last(n));
         for (what, position) in [("the bias", bias), ("the scale", scale)] {
@@ -82,7 +82,7 @@ impl Operation for Linear {
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         if !self.is_plain() || self.int8 {
-            return Err(b.unsupported("it was fused before differentiation"));
+            return Err(b.unsupported("it was fused or quantised before differentiation"));
         }
         let (x, weight, dy) = (b.input(0), b.input(1), b.dy()?);
         let x_shape = b.graph.shape(x).clone();
@@ -139,7 +139,9 @@ impl Operation for Linear {
         Some((0..inputs.len()).map(|i| i == 0 || Some(i) == residual).collect())
     }
 
-    /// The epilogue adds the bias, and the residual unless an activation or a scale comes before it.
+    /// A matrix product's epilogue adds the bias in the precision of the result, and the residual too if it is another
+    /// term of the sum. After an activation or a scale, the residual is added elementwise and may be stored in any
+    /// precision.
     fn input_precision(&self, input: usize) -> InputPrecision {
         let [_, scale, residual] = self.optional_inputs();
         match Some(input) {

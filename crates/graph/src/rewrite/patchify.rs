@@ -15,6 +15,7 @@ pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
         };
         let weight = graph.shape(node.inputs[1]);
         let (filters, kernel) = (weight[0], [weight[2], weight[3]]);
+        // Kernel = stride, no padding, no dilation, one group: a patch embedding.
         if *conv != Conv2d::patches(kernel, conv.bias) {
             copy.keep(id)?;
             continue;
@@ -26,19 +27,20 @@ pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
             }
             _ => (node.inputs[0], ImageLayout::ChannelsLast),
         };
+        let (new_image, new_weight) = (copy.moved(image), copy.moved(node.inputs[1]));
+        let new_bias = node.inputs.get(2).map(|&bias| copy.moved(bias));
         let mut add =
             |op: Op, inputs: &[Value]| copy.new.add_like(node, op, inputs).map(|node| Value { node, output: 0 });
-        let moved = |v: Value| copy.moved[v.node][v.output].expect("inputs come before their users");
         // A patch of one channels-last pixel is already a row.
         let patches = if kernel == [1, 1] && layout == ImageLayout::ChannelsLast {
             let [batch, height, width, channels] = [0, 1, 2, 3].map(|axis| graph.shape(image)[axis]);
-            add(Reshape::to([batch, height * width, channels]).into(), &[moved(image)])?
+            add(Reshape::to([batch, height * width, channels]).into(), &[new_image])?
         } else {
-            add(Patchify { patch: kernel, layout }.into(), &[moved(image)])?
+            add(Patchify { patch: kernel, layout }.into(), &[new_image])?
         };
-        let matrix = add(Reshape::to([filters, columns]).into(), &[moved(node.inputs[1])])?;
+        let matrix = add(Reshape::to([filters, columns]).into(), &[new_weight])?;
         let mut inputs = vec![patches, matrix];
-        inputs.extend(node.inputs.get(2).map(|&bias| moved(bias)));
+        inputs.extend(new_bias);
         let rows = add(Linear { bias: conv.bias, ..Linear::default() }.into(), &inputs)?;
         let grid = add(Reshape(node.outputs[0].shape.clone()).into(), &[rows])?;
         copy.replace(Value { node: id, output: 0 }, grid);

@@ -17,8 +17,8 @@ use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
     let blocks = Blocks::find(graph);
     let mut copy = GraphCopy::of(graph);
-    let mut second_values: HashMap<Value, Value> = HashMap::new();
-    let mut done = HashSet::new();
+    let mut recomputed_values: HashMap<Value, Value> = HashMap::new();
+    let mut recomputed_blocks = HashSet::new();
     for (id, node) in graph.nodes().iter().enumerate() {
         if !is_backward(graph, id) {
             copy.keep(id)?;
@@ -26,13 +26,12 @@ pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
         }
         for &input in &node.inputs {
             if let Some(block) = blocks.dropped(input)
-                && done.insert(block)
+                && recomputed_blocks.insert(block)
             {
-                blocks.recompute(block, graph, &mut copy, &mut second_values)?;
+                blocks.recompute(block, graph, &mut copy, &mut recomputed_values)?;
             }
         }
-        let inputs: Vec<Value> =
-            node.inputs.iter().map(|v| second_values.get(v).copied().unwrap_or(copy.moved(*v))).collect();
+        let inputs = current_inputs(node, &copy, &recomputed_values);
         let added = copy.new.add_like(node, node.op.clone(), &inputs)?;
         for output in 0..node.outputs.len() {
             copy.replace(Value { node: id, output }, Value { node: added, output });
@@ -43,7 +42,7 @@ pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
 
 /// The blocks of a model, each a range of consecutive nodes.
 struct Blocks {
-    /// The block of each node of the forward pass that is in one.
+    /// The block of each node; `None` outside blocks and in the backward pass.
     of: Vec<Option<usize>>,
     /// The nodes of each block that are recomputed.
     recomputed: Vec<Vec<NodeId>>,
@@ -60,11 +59,11 @@ impl Blocks {
             // A reshape shares its input's memory.
             kept.insert(storage(graph, value));
         };
-        let mut wanted: HashSet<Value> = HashSet::new();
+        let mut read_by_backward: HashSet<Value> = HashSet::new();
         for (id, node) in graph.nodes().iter().enumerate() {
             for &input in &node.inputs {
                 if is_backward(graph, id) {
-                    wanted.insert(input);
+                    read_by_backward.insert(input);
                 } else if of[input.node] != of[id] {
                     keep(input);
                 }
@@ -78,17 +77,18 @@ impl Blocks {
 
         let count = of.iter().flatten().max().map_or(0, |last| last + 1);
         let mut blocks = Blocks { of, recomputed: vec![Vec::new(); count], kept };
-        let mut needed = vec![false; graph.nodes().len()];
+        let mut to_recompute = vec![false; graph.nodes().len()];
         for id in (0..graph.nodes().len()).rev() {
             let Some(block) = blocks.of[id] else { continue };
             let value = |output: usize| Value { node: id, output };
             let outputs = 0..graph.node(id).outputs.len();
-            needed[id] |= outputs.into_iter().map(value).any(|v| wanted.contains(&v) && !blocks.kept.contains(&v));
-            if needed[id] {
+            to_recompute[id] |=
+                outputs.into_iter().map(value).any(|v| read_by_backward.contains(&v) && !blocks.kept.contains(&v));
+            if to_recompute[id] {
                 blocks.recomputed[block].push(id);
                 for &input in &graph.node(id).inputs {
                     if blocks.of[input.node] == Some(block) && !blocks.kept.contains(&input) {
-                        needed[input.node] = true;
+                        to_recompute[input.node] = true;
                     }
                 }
             }
@@ -108,18 +108,17 @@ impl Blocks {
         block: usize,
         graph: &Graph,
         copy: &mut GraphCopy,
-        second_values: &mut HashMap<Value, Value>,
+        recomputed_values: &mut HashMap<Value, Value>,
     ) -> Result<(), GraphError> {
         for &id in &self.recomputed[block] {
             let node = graph.node(id);
-            let inputs: Vec<Value> =
-                node.inputs.iter().map(|v| second_values.get(v).copied().unwrap_or(copy.moved(*v))).collect();
-            let second = Node { phase: Phase::Recompute, ..node.clone() };
-            let added = copy.new.add_like(&second, second.op.clone(), &inputs)?;
+            let inputs = current_inputs(node, copy, recomputed_values);
+            let recomputed = Node { phase: Phase::Recompute, ..node.clone() };
+            let added = copy.new.add_like(&recomputed, recomputed.op.clone(), &inputs)?;
             for output in 0..node.outputs.len() {
                 let value = Value { node: id, output };
                 if !self.kept.contains(&value) {
-                    second_values.insert(value, Value { node: added, output });
+                    recomputed_values.insert(value, Value { node: added, output });
                 }
             }
         }
@@ -127,30 +126,38 @@ impl Blocks {
     }
 }
 
-/// Whether a node belongs to the backward pass.
+/// The inputs of a node in the new graph, recomputed where they were not kept.
+fn current_inputs(node: &Node, copy: &GraphCopy, recomputed_values: &HashMap<Value, Value>) -> Vec<Value> {
+    node.inputs.iter().map(|v| recomputed_values.get(v).copied().unwrap_or_else(|| copy.moved(*v))).collect()
+}
+
+/// Whether a node belongs to the backward pass. Updates count as forward nodes: the backward pass reads none of their
+/// results, so none is recomputed, and the values that they read from blocks are kept.
 fn is_backward(graph: &Graph, id: NodeId) -> bool {
     matches!(graph.node(id).phase, Phase::Backward | Phase::Recompute)
 }
 
-/// The block of each node: consecutive nodes of one numbered part of the model. Micro-batches have separate blocks.
+/// The block of each node: consecutive nodes of one numbered part of the model. Micro-batches have separate blocks,
+/// since the backward pass of one precedes the forward pass of the next.
 fn block_of_nodes(graph: &Graph) -> Vec<Option<usize>> {
     let (mut last, mut count): (Option<&str>, usize) = (None, 0);
     let nodes = graph.nodes().iter().enumerate();
     nodes
         .map(|(id, node)| {
+            // Parameters and inputs are in memory anyway, and do not end a block.
             if node.inputs.is_empty() {
                 return None;
             }
-            let part = if is_backward(graph, id) { None } else { numbered_part(&node.scope) };
-            count += usize::from(part.is_some() && part != last);
-            last = part;
-            part.map(|_| count - 1)
+            let scope = if is_backward(graph, id) { None } else { block_scope(&node.scope) };
+            count += usize::from(scope.is_some() && scope != last);
+            last = scope;
+            scope.map(|_| count - 1)
         })
         .collect()
 }
 
-/// `blocks.3` of `blocks.3.attn.qkv`.
-fn numbered_part(scope: &str) -> Option<&str> {
+/// The scope up to its last number: `blocks.3` of `blocks.3.attn.qkv`.
+fn block_scope(scope: &str) -> Option<&str> {
     let mut end = 0;
     let mut found = None;
     for part in scope.split('.') {
@@ -174,9 +181,9 @@ mod tests {
 
     #[test]
     fn a_block_is_named_by_its_number() {
-        assert_eq!(numbered_part("blocks.3.attn.qkv"), Some("blocks.3"));
-        assert_eq!(numbered_part("layers.1.blocks.10.mlp"), Some("layers.1.blocks.10"));
-        assert_eq!(numbered_part("patch_embed.proj"), None);
+        assert_eq!(block_scope("blocks.3.attn.qkv"), Some("blocks.3"));
+        assert_eq!(block_scope("layers.1.blocks.10.mlp"), Some("layers.1.blocks.10"));
+        assert_eq!(block_scope("patch_embed.proj"), None);
     }
 
     /// Six blocks of `x + linear(gelu(linear(norm(x))))`, a loss and its gradients as outputs.
