@@ -85,10 +85,10 @@ impl Device for Cpu {
     }
 }
 
-/// Refuses a graph that needs more than the free memory, before any of it is allocated: Linux overcommits memory and kills
-/// the process that writes to it.
-fn check_memory(wanted: Memory, free: Option<FreeMemory>, held: u64, training: bool) -> Result<(), GraphError> {
-    let Some(free) = free.filter(|memory| wanted.bytes().saturating_sub(held) > memory.free) else { return Ok(()) };
+/// Refuses a graph that needs more than the free memory, before any of it is allocated: Linux overcommits memory and
+/// kills the process that writes to it.
+fn check_memory(needed: Memory, free: Option<FreeMemory>, held: u64, training: bool) -> Result<(), GraphError> {
+    let Some(free) = free.filter(|memory| needed.bytes().saturating_sub(held) > memory.free) else { return Ok(()) };
     let gb = |bytes: usize| bytes as f64 / 1e9;
     let (whole, stored) = match training {
         true => ("a training step", "weights and optimiser"),
@@ -98,9 +98,9 @@ fn check_memory(wanted: Memory, free: Option<FreeMemory>, held: u64, training: b
         device: "cpu",
         what: format!(
             "{whole} needs {:.2} GB of memory ({:.2} for {stored}, {:.2} for activations), and {free}",
-            gb(wanted.stored_bytes + wanted.arena_bytes),
-            gb(wanted.stored_bytes),
-            gb(wanted.arena_bytes),
+            gb(needed.stored_bytes + needed.arena_bytes),
+            gb(needed.stored_bytes),
+            gb(needed.arena_bytes),
         ),
         hints: vec![Hint::SmallerBatch],
     })
@@ -128,18 +128,18 @@ mod tests {
 
     #[test]
     fn a_graph_beyond_the_free_memory_is_refused_before_it_is_allocated() {
-        let wanted = Memory { stored_bytes: 1_500_000_000, arena_bytes: 59_730_000_000 };
+        let needed = Memory { stored_bytes: 1_500_000_000, arena_bytes: 59_730_000_000 };
         let room = |free| Some(FreeMemory { free, total: 64_000_000_000, limit: MemoryLimit::ControlGroup });
-        let refused = check_memory(wanted, room(44_100_000_000), 0, true).unwrap_err().to_string();
+        let refused = check_memory(needed, room(44_100_000_000), 0, true).unwrap_err().to_string();
         assert_eq!(
             refused,
             "cpu: a training step needs 61.23 GB of memory (1.50 for weights and optimiser, 59.73 for activations), and \
              44.10 of the 64.00 GB are free that its control group allows; take a smaller batch"
         );
-        assert!(check_memory(wanted, room(61_230_000_000), 0, true).is_ok());
+        assert!(check_memory(needed, room(61_230_000_000), 0, true).is_ok());
         // Weights that are in memory already are not counted twice.
-        assert!(check_memory(wanted, room(59_800_000_000), 0, false).is_err());
-        assert!(check_memory(wanted, room(59_800_000_000), 1_500_000_000, false).is_ok());
-        assert!(check_memory(wanted, None, 0, true).is_ok());
+        assert!(check_memory(needed, room(59_800_000_000), 0, false).is_err());
+        assert!(check_memory(needed, room(59_800_000_000), 1_500_000_000, false).is_ok());
+        assert!(check_memory(needed, None, 0, true).is_ok());
     }
 }

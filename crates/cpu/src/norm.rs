@@ -168,8 +168,8 @@ impl LayerNormRows<'_> {
     }
 }
 
-/// The number of chunks of rows, and the rows of one. Each chunk has its own partial sums of the parameters' gradients, so
-/// the shape alone decides.
+/// The number of chunks of rows, and the rows of one. Each chunk has its own partial sums of the parameters' gradients,
+/// so the shape alone decides.
 fn chunks(rows: usize) -> (usize, usize) {
     let per_chunk = rows.div_ceil(64).max(16);
     (rows.div_ceil(per_chunk), per_chunk)
@@ -349,7 +349,7 @@ impl<S: Simd> RowGrad<S> {
     /// `n` elements from `i` on must be valid.
     #[inline(always)]
     unsafe fn load(&self, s: S, i: usize, n: usize) -> [S::V; 3] {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let dy = s.load_up_to(self.dy.add(i), n);
             let normalised = s.mul(s.sub(s.load_up_to(self.x.add(i), n), self.mean), self.rstd);
@@ -367,7 +367,7 @@ impl<S: Simd> RowGrad<S> {
     /// As for [`Self::load`].
     #[inline(always)]
     unsafe fn add_sums(&self, s: S, i: usize, n: usize, sum: &mut S::V, product: &mut S::V) {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let [dy, scaled, normalised] = self.load(s, i, n);
             *sum = s.add(*sum, scaled);
@@ -383,7 +383,7 @@ impl<S: Simd> RowGrad<S> {
     /// As for [`Self::load`].
     #[inline(always)]
     unsafe fn write_dx(&self, s: S, i: usize, n: usize, sum: S::V, product: S::V) {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let [_, scaled, normalised] = self.load(s, i, n);
             let mut dx = s.mul(s.neg_mul_add(normalised, product, s.sub(scaled, sum)), self.rstd);

@@ -12,8 +12,8 @@ use crate::thread_pool::{DisjointMut, Pool};
 /// Elements of one task, fixed so that the sums of LAMB do not depend on the number of threads.
 const CHUNK: usize = 16 * 1024;
 
-/// How one element of a parameter changes, given `READS` values that stay (usually the gradient) and `STATE` values that
-/// change with it (the optimiser's moments).
+/// How one element of a parameter changes, given `READS` values that stay (usually the gradient) and `STATE` values
+/// that change with it (the optimiser's moments).
 pub(crate) trait ElementUpdate<const READS: usize, const STATE: usize>: Copy + Send + Sync {
     /// The new parameter and state.
     fn update<S: Simd>(
@@ -305,7 +305,7 @@ unsafe fn update_vector<S: Simd, R: ElementUpdate<READS, STATE>, const READS: us
     state: &[*mut f32; STATE],
 ) {
     let (mut read, mut old) = ([s.splat(0.0); READS], [s.splat(0.0); STATE]);
-    // SAFETY: as the caller guarantees.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for (value, from) in read.iter_mut().zip(reads) {
             *value = s.load_up_to(from.add(i), n);
@@ -354,7 +354,8 @@ pub(crate) fn lamb(
             });
         });
     }
-    let norm = |which: usize| squares[which..].iter().step_by(2).map(|&s| f64::from(s)).sum::<f64>().sqrt();
+    // `[chunk][2]`: sums of squares of the parameter and of its update.
+    let norm = |first: usize| squares[first..].iter().step_by(2).map(|&s| f64::from(s)).sum::<f64>().sqrt();
     let trust_ratio = match (norm(0), norm(1)) {
         (parameter, update) if parameter > 0.0 && update > 0.0 => (parameter / update) as f32,
         _ => 1.0,

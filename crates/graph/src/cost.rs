@@ -68,13 +68,13 @@ impl Cost {
         for node in &self.nodes {
             let scope: Vec<&str> = node.scope.split('.').take(depth).collect();
             let scope = scope.join(".");
-            let at = parts.iter().position(|p| p.scope == scope).unwrap_or_else(|| {
+            let index = parts.iter().position(|p| p.scope == scope).unwrap_or_else(|| {
                 parts.push(NodeCost { scope, op: "", flops: 0, parameters: 0, activation_bytes: 0 });
                 parts.len() - 1
             });
-            parts[at].flops += node.flops;
-            parts[at].parameters += node.parameters;
-            parts[at].activation_bytes += node.activation_bytes;
+            parts[index].flops += node.flops;
+            parts[index].parameters += node.parameters;
+            parts[index].activation_bytes += node.activation_bytes;
         }
         parts
     }

@@ -25,7 +25,7 @@ impl Graph {
             self.parameters().map(|(node, p)| (p.name.clone(), Value { node, output: 0 })).collect();
         let mut moved = Inlined(Vec::with_capacity(part.nodes().len()));
         for node in part.nodes() {
-            let given = |wanted: &str| given.iter().find(|(name, _)| *name == wanted).map(|(_, value)| *value);
+            let given = |name: &str| given.iter().find(|(given, _)| *given == name).map(|(_, value)| *value);
             let known = match &node.op {
                 Op::Input(input) => given(&input.name),
                 Op::Parameter(p) => given(&p.name).or_else(|| shared.get(&p.name).copied()),

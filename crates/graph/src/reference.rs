@@ -65,10 +65,10 @@ impl Array {
 
     /// A strided view, copied.
     pub(crate) fn strided(&self, shape: &Shape, strides: &[usize]) -> Array {
-        let own = shape.strides();
+        let dense = shape.strides();
         Array::from_fn(shape, |i| {
-            let at: usize = (0..shape.len()).map(|axis| i / own[axis] % shape[axis] * strides[axis]).sum();
-            self.data[at]
+            let index: usize = (0..shape.len()).map(|axis| i / dense[axis] % shape[axis] * strides[axis]).sum();
+            self.data[index]
         })
     }
 

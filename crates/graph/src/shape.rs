@@ -108,10 +108,10 @@ impl Shape {
 
     /// The strides of this shape broadcast to `to`; 0 along repeated axes.
     pub fn broadcast_strides(&self, to: &Shape) -> Vec<usize> {
-        let own = self.strides();
+        let strides = self.strides();
         let offset = to.0.len() - self.0.len();
         (0..to.0.len())
-            .map(|axis| if axis < offset || self.0[axis - offset] == 1 { 0 } else { own[axis - offset] })
+            .map(|axis| if axis < offset || self.0[axis - offset] == 1 { 0 } else { strides[axis - offset] })
             .collect()
     }
 }

@@ -131,8 +131,8 @@ impl BackwardBlocking {
     fn new(shape: &AttentionShape) -> Self {
         // One cache line more than needed keeps rows from competing for the same cache sets.
         let score_stride = shape.keys.next_multiple_of(16) + 16;
-        let most = (MAX_BLOCK_SCORES / score_stride).max(8);
-        let blocks = shape.queries.div_ceil(most).max(1);
+        let max_queries = (MAX_BLOCK_SCORES / score_stride).max(8);
+        let blocks = shape.queries.div_ceil(max_queries).max(1);
         let block_queries = shape.queries.div_ceil(blocks).next_multiple_of(8);
         let row = shape.head_dim.next_multiple_of(MAX_LANES);
         BackwardBlocking {
@@ -179,7 +179,8 @@ pub fn backward(pool: &Pool, isa: Isa, args: AttentionGradArgs<'_>, workspace: &
     let workspaces = DisjointMut::new(workspace);
     pool.run_with_worker(groups * heads, &|task, worker| {
         let (group, h) = (task / heads, task % heads);
-        // SAFETY: each task has its own head of the bias's gradient, and a worker index is used by one thread at a time.
+        // SAFETY: each task has its own head of the bias's gradient, and a worker index is used by one thread at a
+        // time.
         let (mut dbias, workspace) = unsafe {
             (
                 dbias.as_ref().map(|dbias| dbias.slice(task * queries * keys, queries * keys)),
@@ -279,8 +280,8 @@ struct QueryRange {
 }
 
 impl HeadGrad<'_> {
-    /// Rows as the right-hand side of a product: in place where they are whole vectors, unless the stride is one at which
-    /// they compete for the same cache sets.
+    /// Rows as the right-hand side of a product: in place where they are whole vectors, unless the stride is one at
+    /// which they compete for the same cache sets.
     #[inline(always)]
     fn panels_of<S: Simd>(
         &self,

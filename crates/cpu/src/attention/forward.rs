@@ -84,8 +84,8 @@ impl ForwardBlocking {
         let score_stride = keys.next_multiple_of(MAX_LANES);
         let tile_rows = isa.dispatch(HeadTileRows);
         let tiles = queries.div_ceil(tile_rows).max(1);
-        let most = (MAX_BLOCK_SCORES / score_stride.max(1)).min(MAX_BLOCK_QUERIES) / tile_rows;
-        let blocks = tiles.div_ceil(most.max(1));
+        let max_tiles = (MAX_BLOCK_SCORES / score_stride.max(1)).min(MAX_BLOCK_QUERIES) / tile_rows;
+        let blocks = tiles.div_ceil(max_tiles.max(1));
         let block_queries = tiles.div_ceil(blocks) * tile_rows;
         let whole_heads = threads == 1 || batch * heads >= HEADS_PER_THREAD * threads;
         // Values whose rows are whole vectors are read in place.
@@ -163,7 +163,7 @@ pub fn forward(pool: &Pool, isa: Isa, args: AttentionArgs<'_>, workspace: &mut [
         let (b, h) = (head / heads, head % heads);
         let count = blocking.task_queries.min(queries - first);
         let row = head * queries + first;
-        // SAFETY: a worker index is used by one thread at a time.
+        // SAFETY: parts of different workers do not overlap, and a worker index is used by one thread at a time.
         let part = unsafe { workspaces.slice(worker * blocking.worker_len(), blocking.worker_len()) };
         let (packed_head, rest) = part.split_at_mut(MAX_LANES);
         let (packed, scratch) = rest.split_at_mut(blocking.packed_len());
@@ -189,7 +189,7 @@ pub fn forward(pool: &Pool, isa: Isa, args: AttentionArgs<'_>, workspace: &mut [
             packed_keys,
             packed_values,
             out,
-            // SAFETY: each task has its own rows of lse and weights.
+            // SAFETY: tasks have disjoint rows of lse and weights.
             lse: lse.as_ref().map(|lse| unsafe { lse.slice(row, count) }),
             // SAFETY: as above.
             weights: weights.as_ref().map(|weights| unsafe { weights.slice(row * keys, count * keys) }),

@@ -1,6 +1,6 @@
-//! The matrix products of one head on one thread: scores, weighted sums of values, and those of the gradient. A register
-//! tile of `HEAD_TILE_ROWS` rows by up to `HEAD_TILE_VECTORS` vectors is summed over k in registers; the order of the sum
-//! is the same in every tile shape.
+//! The matrix products of one head on one thread: scores, weighted sums of values, and those of the gradient. A
+//! register tile of `HEAD_TILE_ROWS` rows by up to `HEAD_TILE_VECTORS` vectors is summed over k in registers; the order
+//! of the sum is the same in every tile shape.
 
 use super::exponentials::Exponentials;
 use super::packing::Panels;
@@ -44,13 +44,13 @@ pub(super) enum HeadEpilogue {
     Scale { factor: f32, accumulate: bool },
 }
 
-/// Computes a product; where the instruction set has registers to spare, rows of exponentials are interleaved with it, as
-/// many as fit.
+/// Computes a product; where the instruction set has registers to spare, rows of exponentials are interleaved with it,
+/// as many as fit.
 ///
 /// # Safety
 /// `rows` by `k` elements of A and the panels of B must be readable, and `rows` rows of `columns` elements at `out`
-/// writable (of whole vectors, where the epilogue stores these) and used by no other thread. The pointer of the epilogue must
-/// be valid for `rows` rows.
+/// writable (of whole vectors, where the epilogue stores these) and used by no other thread. The pointer of the
+/// epilogue must be valid for `rows` rows.
 #[inline(always)]
 pub(super) unsafe fn multiply<S: Simd>(s: S, product: HeadProduct, exponentials: Option<&mut Exponentials<'_>>) {
     s.vectorize(ProductLoops { product, exponentials });
@@ -98,8 +98,8 @@ impl Kernel for ProductLoops<'_, '_> {
 /// The most vectors of a register tile.
 const MAX_TILE_LINES: usize = MAX_TILE_ROWS * 4;
 
-/// Offsets of the cache lines of an output tile. Prefetched one by one between the terms, they arrive by the time the tile is
-/// stored, without delaying the operands.
+/// Offsets of the cache lines of an output tile. Prefetched one by one between the terms, they arrive by the time the
+/// tile is stored, without delaying the operands.
 struct OutputPrefetch {
     offsets: [usize; MAX_TILE_LINES],
     last: usize,
@@ -219,22 +219,22 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for PipelinedTile<'_, '_, R
         }
         let PipelinedTile { product, position, exponentials } = self;
         let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
-        // SAFETY: the tile is inside the product, whose pointers the caller of `multiply` guarantees; only rows that are
-        // left are begun, and all their vectors computed.
+        // SAFETY: the tile is inside the product, whose pointers the caller of `multiply` guarantees; only rows that
+        // are left are begun, and all their vectors computed.
         unsafe {
             let mut terms = TileTerms::new::<S>(product, position, VECTORS);
             let vectors = exponentials.vectors_per_row::<S>();
             let count = exponentials.rows_left().min(product.k / (vectors * TERMS_PER_VECTOR));
-            let each = product.k / (vectors * count.max(1));
+            let terms_per_vector = product.k / (vectors * count.max(1));
             for _ in 0..count {
                 let mut row = exponentials.begin_row(s);
                 for _ in 0..vectors {
-                    terms.run::<S, ROWS, VECTORS, false, UNROLL>(s, each, &mut sums);
+                    terms.run::<S, ROWS, VECTORS, false, UNROLL>(s, terms_per_vector, &mut sums);
                     row.advance(s);
                 }
                 exponentials.end_row(s, row);
             }
-            terms.run::<S, ROWS, VECTORS, false, UNROLL>(s, product.k - count * vectors * each, &mut sums);
+            terms.run::<S, ROWS, VECTORS, false, UNROLL>(s, product.k - count * vectors * terms_per_vector, &mut sums);
             store_tile(s, product, position, sums);
         }
     }

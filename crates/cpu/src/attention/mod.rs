@@ -1,9 +1,9 @@
 //! Multi-head attention, forward and backward, one block of queries at a time.
 //!
-//! As in FlashAttention, the score matrix is never written (unless the caller requests the weights), and the backward pass
-//! recomputes it from the saved log-sum-exp. Unlike there, a query block sees all keys at once, since its scores fit into
-//! the cache: softmax needs no running maximum and no rescaling.
-//! A query whose keys are all masked by minus infinity gives NaN, as softmax does.
+//! As in FlashAttention, the score matrix is never written (unless the caller requests the weights), and the backward
+//! pass recomputes it from the saved log-sum-exp. Unlike there, a query block sees all keys at once, since its scores
+//! fit into the cache: softmax needs no running maximum and no rescaling. A query whose keys are all masked by minus
+//! infinity gives NaN, as softmax does.
 
 mod backward;
 mod exponentials;
@@ -110,7 +110,7 @@ impl<'a> HeadViewMut<'a> {
         HeadViewMut { data, batch_stride: rows * heads * head_dim, row_stride: heads * head_dim, head_stride: head_dim }
     }
 
-    /// Checks that the buffer is long enough and that no two rows overlap, so that each task can write its own heads.
+    /// Checks that the buffer is long enough and that no two rows overlap, so that tasks can write disjoint heads.
     fn into_checked(self, name: &str, shape: &AttentionShape, rows: usize) -> OutputView {
         let strides = [self.batch_stride, self.row_stride, self.head_stride];
         check_len(name, self.data.len(), strides, shape, rows);
@@ -141,7 +141,7 @@ struct OutputView {
     head_stride: usize,
 }
 
-// SAFETY: it stands for a `&mut [f32]` that the call holds; dereferencing what `at` returns is the tasks' unsafe code.
+// SAFETY: the pointer comes from a `&mut [f32]` that the call holds until its tasks end, and tasks write disjoint rows.
 unsafe impl Send for OutputView {}
 // SAFETY: as above.
 unsafe impl Sync for OutputView {}

@@ -37,7 +37,7 @@ pub(crate) struct CpuExecutable {
     read_back: VecDeque<f32>,
 }
 
-// SAFETY: the raw pointers point into buffers that this value owns.
+// SAFETY: the raw pointers point into buffers that this value owns and that do not move with it.
 unsafe impl Send for CpuExecutable {}
 
 impl CpuExecutable {
@@ -95,7 +95,8 @@ impl CpuExecutable {
 
     fn apply_updates(&mut self) {
         for &(from, to) in &self.updates {
-            // SAFETY: a parameter and its new value have one type and do not overlap.
+            // SAFETY: both point into buffers of `self`, which is borrowed exclusively; a parameter and its new value
+            // have one type and do not overlap.
             unsafe { (*to).copy_from_slice(&*from) };
         }
     }
@@ -125,7 +126,7 @@ impl NamedValues {
     unsafe fn read(&self, kind: &'static str, name: &str, into: &mut [f32]) -> Result<(), GraphError> {
         let (ty, address) = self.find(kind, name)?;
         Elements::F32(into).check(name, ty)?;
-        // SAFETY: as the caller guarantees.
+        // SAFETY: guaranteed by the caller.
         into.copy_from_slice(unsafe { &*address });
         Ok(())
     }

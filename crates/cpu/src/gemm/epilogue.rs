@@ -4,7 +4,7 @@ use super::check_matrix;
 use crate::activation::{Activation, ActivationFn, with_activation};
 use crate::simd::{Kernel, Simd};
 
-/// What happens to `A B` on its way to C: `residual + factor * scale * activation(A B + bias)`.
+/// The operations between `A B` and C: `residual + factor * scale * activation(A B + bias)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Epilogue<'a> {
     /// Added to each column.
@@ -55,7 +55,7 @@ pub(crate) struct SumsToC<'a> {
     pub columns: usize,
     pub c: *mut f32,
     pub ldc: usize,
-    /// Whether C holds the sums of other blocks of k, to be added.
+    /// Whether C holds the sums of other kc blocks, to be added.
     pub add_c: bool,
     pub epilogue: Epilogue<'a>,
     /// Added before the activation: `[rows, columns]` and its row stride.
@@ -105,19 +105,19 @@ impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreWith<'_, F, DERIVA
         let SumsToC { sums, stride, rows, columns, c, ldc, add_c, epilogue, pre_activation, d_activation } = self.to_c;
         let Epilogue { bias, scale, factor, residual, .. } = epilogue;
         let by_element = factor.is_some() || residual.is_some() || pre_activation.is_some();
-        if bias.is_none() && scale.is_none() && !by_element && !add_c && columns % S::LANES == 0 {
+        if bias.is_none() && scale.is_none() && !by_element && !add_c && columns.is_multiple_of(S::LANES) {
             for row in 0..rows {
                 for column in (0..columns).step_by(S::LANES) {
-                    let at = row * ldc + column;
+                    let offset = row * ldc + column;
                     // SAFETY: guaranteed by the caller of `SumsToC::store`.
                     unsafe {
                         let x = s.load(sums.add(row * stride + column));
                         if DERIVATIVE {
                             let (value, derivative) = self.f.value_and_derivative(s, x);
-                            s.store(c.add(at), value);
-                            s.store(d_activation.add(at), derivative);
+                            s.store(c.add(offset), value);
+                            s.store(d_activation.add(offset), derivative);
                         } else {
-                            s.store(c.add(at), self.f.value(s, x));
+                            s.store(c.add(offset), self.f.value(s, x));
                         }
                     }
                 }
@@ -134,8 +134,8 @@ impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreWith<'_, F, DERIVA
                     None => s.splat(0.0),
                 };
                 for row in 0..rows {
-                    let at = row * ldc + column;
-                    let c = c.add(at);
+                    let offset = row * ldc + column;
+                    let c = c.add(offset);
                     let mut x = s.load(sums.add(row * stride + column));
                     if add_c {
                         x = s.add(x, s.load_up_to(c, n));
@@ -146,7 +146,7 @@ impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreWith<'_, F, DERIVA
                     }
                     if DERIVATIVE {
                         let (value, derivative) = self.f.value_and_derivative(s, x);
-                        s.store_up_to(d_activation.add(at), derivative, n);
+                        s.store_up_to(d_activation.add(offset), derivative, n);
                         x = value;
                     } else {
                         x = self.f.value(s, x);

@@ -1,10 +1,10 @@
-//! The loops around a microkernel, named as in BLIS: pc over blocks of k, jr over the panels of NR columns of B, ir
-//! over the register tiles of MR rows. The two outer ones, jc and ic, are the tasks that [`super::TaskGrid`] hands to
-//! threads.
+//! The loops around a microkernel, named as in BLIS: pc over kc blocks, ranges of KC terms of k; jr over the panels of
+//! NR columns of B; ir over the register tiles of MR rows. The two outer ones, jc and ic, are the tasks that
+//! [`super::TaskGrid`] hands to threads.
 
 /// The body of the loops: a microkernel, how its operands are packed, and how its tiles reach C.
 pub(crate) trait LoopBody {
-    /// Starts a block of k.
+    /// Starts a kc block.
     fn begin_k_block(&mut self, index: usize);
     /// Starts a panel: `columns` columns from `column` on.
     fn begin_panel(&mut self, column: usize, columns: usize);
@@ -13,12 +13,12 @@ pub(crate) trait LoopBody {
     /// Ends a panel.
     #[inline(always)]
     fn end_panel(&mut self) {}
-    /// Ends a block of k.
+    /// Ends a kc block.
     #[inline(always)]
     fn end_k_block(&mut self) {}
 }
 
-/// Runs the loops over `m` rows, `n` columns in panels of `nr`, and `k_blocks` blocks of k.
+/// Runs the loops over `m` rows, `n` columns in panels of `nr`, and `k_blocks` kc blocks.
 #[inline(always)]
 pub(crate) fn for_each_tile(m: usize, n: usize, k_blocks: usize, nr: usize, body: &mut impl LoopBody) {
     for pc in 0..k_blocks {
@@ -41,13 +41,13 @@ pub(crate) fn for_each_tile(m: usize, n: usize, k_blocks: usize, nr: usize, body
 /// The most terms that are summed in registers before the sums go to C.
 const MAX_KC: usize = 768;
 
-/// KC, the terms of a block of k: blocks of equal length, which `k` alone decides, as does the order of summation.
+/// KC, the terms of a kc block: blocks of equal length, which `k` alone decides, as does the order of summation.
 pub(crate) fn kc(k: usize) -> usize {
     let blocks = k.div_ceil(MAX_KC).max(1);
     k.div_ceil(blocks).next_multiple_of(8)
 }
 
-/// Blocks of k; one even if there are no terms, since the epilogue follows the last.
+/// The number of kc blocks; one even if there are no terms, since the epilogue follows the last.
 pub(crate) fn k_blocks(k: usize) -> usize {
     k.div_ceil(kc(k).max(1)).max(1)
 }

@@ -16,7 +16,7 @@ pub(super) fn block_scratch(rows: usize, k: usize) -> usize {
     packed_panel_len(k) + (rows + MAX_TILE_ROWS) * kc(k) + MAX_LANES + ALIGN
 }
 
-/// Elements of a packed panel of B of one block of k.
+/// Elements of a packed panel of B of one kc block.
 fn packed_panel_len(k: usize) -> usize {
     kc(k) * MAX_TILE_VECTORS * MAX_LANES + ALIGN
 }
@@ -123,7 +123,7 @@ enum TileStore {
 }
 
 impl TileStore {
-    /// The fastest way for a panel. `add_c` says that C holds the sums of other blocks of k.
+    /// The fastest way for a panel. `add_c` says that C holds the sums of other kc blocks.
     #[inline(always)]
     fn choose<S: Simd>(
         epilogue: &Epilogue<'_>,
@@ -171,7 +171,7 @@ struct GemmBody<'a, 'b, S> {
     buffer: &'b mut TileBuffer,
     deferred: &'b mut DeferredTile,
     lines: &'b mut TileLines,
-    // Of the block of k:
+    // Of the kc block:
     k_start: usize,
     k_len: usize,
     add_c: bool,
@@ -229,16 +229,17 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
             store => store,
         };
         let tiles = if store == TileStore::Buffered { 1 } else { (m - row) / rows };
-        let at = row * ldc + column;
+        let offset = row * ldc + column;
         // SAFETY: these tiles are inside the block, for which the caller of `GemmBlock::run` guarantees the memory.
         unsafe {
             let (a, lda, a_stride) = self.micro_panel_of_a(row, rows);
             let (b, prefetch_b) = self.panel_of_b(row / S::TILE_ROWS);
-            let c = self.block.c.add(at);
+            let c = self.block.c.add(offset);
             let part = |(x, ld): (&[f32], usize)| (x.as_ptr().wrapping_add(row * ld + column), ld);
             let factor = self.epilogue.factor.map_or(NONE, part);
             let residual = self.epilogue.residual.map_or(NONE, part);
-            let d_activation = if self.d_activation.is_null() { self.d_activation } else { self.d_activation.add(at) };
+            let d_activation =
+                if self.d_activation.is_null() { self.d_activation } else { self.d_activation.add(offset) };
             let mut prefetch_c = [c.cast_const(); 2];
             for (x, ld) in [factor, residual, (d_activation.cast_const(), ldc)] {
                 if ld == ldc && !x.is_null() {

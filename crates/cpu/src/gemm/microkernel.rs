@@ -1,4 +1,4 @@
-//! The microkernel: MR rows of A times one packed panel of B, summed over a block of k in registers.
+//! The microkernel: MR rows of A times one packed panel of B, summed over a kc block in registers.
 //! All tile shapes perform the same operations for an element, so results do not depend on where tiles end.
 
 use super::ALayout;

@@ -172,10 +172,10 @@ impl<S: Simd> TileVectors<S> {
 
     #[inline(always)]
     fn next(&mut self, vectors: usize) -> *mut f32 {
-        let at = self.next;
+        let vector = self.next;
         self.left -= 1;
-        self.next = at.wrapping_add(if self.left == 0 { S::LANES.wrapping_add(self.gap) } else { S::LANES });
+        self.next = vector.wrapping_add(if self.left == 0 { S::LANES.wrapping_add(self.gap) } else { S::LANES });
         self.left = if self.left == 0 { vectors } else { self.left };
-        at
+        vector
     }
 }

@@ -23,10 +23,10 @@ impl TaskGrid {
 
     /// Blocks of at most about `mc` rows, multiples of a tile of `[mr, nr]`.
     pub fn with_tile(threads: usize, [m, n]: [usize; 2], [mr, nr]: [usize; 2], mc: usize) -> TaskGrid {
-        let least = m.div_ceil(mc.max(1)).max(1);
+        let min_row_blocks = m.div_ceil(mc.max(1)).max(1);
         // With a row block for each thread, all threads get equally many rows.
-        let shares = if least >= threads { threads } else { 1 };
-        let row_blocks = least.next_multiple_of(shares);
+        let shares = if min_row_blocks >= threads { threads } else { 1 };
+        let row_blocks = min_row_blocks.next_multiple_of(shares);
         let tasks = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
         let column_blocks = tasks.div_ceil(row_blocks);
         TaskGrid { rows: Division::new(m, mr, row_blocks, shares), columns: Division::new(n, nr, column_blocks, 1) }
@@ -45,18 +45,18 @@ pub(crate) struct Division {
 impl Division {
     /// `parts` must be a multiple of `shares`.
     pub fn new(length: usize, unit: usize, parts: usize, shares: usize) -> Division {
-        let most = (length / shares).div_ceil(unit);
-        if most == 0 {
+        let max_parts = (length / shares).div_ceil(unit);
+        if max_parts == 0 {
             return Division { length, unit, parts: 1, shares: 1 };
         }
-        Division { length, unit, parts: (parts / shares).clamp(1, most) * shares, shares }
+        Division { length, unit, parts: (parts / shares).clamp(1, max_parts) * shares, shares }
     }
 
     /// The start and the length of a part.
     pub fn part(&self, i: usize) -> (usize, usize) {
         let parts_per_share = self.parts / self.shares;
-        let share = |i: usize| i * self.length / self.shares;
-        let (start, end) = (share(i / parts_per_share), share(i / parts_per_share + 1));
+        let share_start = |i: usize| i * self.length / self.shares;
+        let (start, end) = (share_start(i / parts_per_share), share_start(i / parts_per_share + 1));
         let units = (end - start).div_ceil(self.unit);
         let bound = |i: usize| (start + i * units / parts_per_share * self.unit).min(end);
         let i = i % parts_per_share;

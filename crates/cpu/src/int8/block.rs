@@ -92,7 +92,7 @@ struct QuantisedBody<'a, 'b, D> {
 }
 
 impl<D: Dot> LoopBody for QuantisedBody<'_, '_, D> {
-    /// There is one block of k.
+    /// There is one kc block.
     #[inline(always)]
     fn begin_k_block(&mut self, _: usize) {}
 

@@ -37,15 +37,17 @@ pub(super) fn forward(
     let (n, k) = (geometry.filters, geometry.terms());
     // Filters that are not constant are packed into the workspace in every run.
     let packed_len = if packed { 0 } else { gemm::packed_len(processor.isa, k, n) };
-    let packed_room = if packed { 0 } else { packed_len + ALIGN };
-    let workspace = packed_room + conv.workspace();
+    let packing_len = if packed { 0 } else { packed_len + ALIGN };
+    let workspace = packing_len + conv.workspace();
     let mut lowered = Lowered::new(move |p, inputs, outputs, workspace| {
-        let (own, workspace) = workspace.split_at_mut(packed_room);
-        let (own, _) = if packed { (own, &mut [][..]) } else { aligned(own, packed_len) };
-        if !packed {
-            gemm::pack_b_parallel(&p.pool, p.isa, inputs[1], BLayout::RowsAreN, k, k, n, own);
-        }
-        let weight = if packed { inputs[1] } else { own };
+        let (packing_space, workspace) = workspace.split_at_mut(packing_len);
+        let weight = if packed {
+            inputs[1]
+        } else {
+            let (to, _) = aligned(packing_space, packed_len);
+            gemm::pack_b_parallel(&p.pool, p.isa, inputs[1], BLayout::RowsAreN, k, k, n, to);
+            to
+        };
         conv.run(&p.pool, p.isa, inputs[0], weight, epilogue(inputs), outputs[0], workspace);
     })
     .with_workspace(workspace);

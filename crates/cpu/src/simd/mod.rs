@@ -155,7 +155,7 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         for r in 0..TRANSPOSE {
             for c in 0..TRANSPOSE {
-                // SAFETY: as the caller guarantees.
+                // SAFETY: guaranteed by the caller.
                 unsafe { *to.add(c * to_stride + r) = *from.add(r * from_stride + c) };
             }
         }

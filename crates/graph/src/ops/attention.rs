@@ -92,7 +92,7 @@ impl Attention {
 
     /// The input and the index in it of channel `c` of head `h` of token `i`; `part` is 0 for query, 1 for key, 2 for
     /// value.
-    fn at(&self, x: &AttentionExtents, part: usize, b: usize, i: usize, h: usize, c: usize) -> (usize, usize) {
+    fn locate(&self, x: &AttentionExtents, part: usize, b: usize, i: usize, h: usize, c: usize) -> (usize, usize) {
         let width = x.heads * x.head_dim;
         let column = h * x.head_dim + c;
         if self.packed {
@@ -106,8 +106,8 @@ impl Attention {
     /// The attention weights of one query, before dropout, and the log-sum-exp of its scores.
     fn weights(&self, x: &AttentionExtents, inputs: &[&Array], b: usize, h: usize, i: usize) -> (Vec<f64>, f64) {
         let get = |part, i, c| {
-            let (input, at) = self.at(x, part, b, i, h, c);
-            inputs[input].data()[at]
+            let (input, index) = self.locate(x, part, b, i, h, c);
+            inputs[input].data()[index]
         };
         let mut scores: Vec<f64> = (0..x.keys)
             .map(|j| {
@@ -190,8 +190,8 @@ impl Operation for Attention {
             for c in 0..x.head_dim {
                 let mut sum = 0.0;
                 for (j, weight) in weights.iter().enumerate() {
-                    let (input, at) = self.at(&x, 2, b, j, h, c);
-                    sum += weight * self.mask(&x, inputs, b, h, i, j) * inputs[input].data()[at];
+                    let (input, index) = self.locate(&x, 2, b, j, h, c);
+                    sum += weight * self.mask(&x, inputs, b, h, i, j) * inputs[input].data()[index];
                 }
                 results[0].data_mut()[(b * x.queries + i) * x.heads * x.head_dim + h * x.head_dim + c] = sum;
             }
@@ -240,13 +240,13 @@ impl Operation for AttentionGrad {
         if inputs.len() < BEFORE {
             return Err("inputs are missing".into());
         }
-        let own = &inputs[BEFORE..];
-        let x = self.0.check(own)?;
+        let attention_inputs = &inputs[BEFORE..];
+        let x = self.0.check(attention_inputs)?;
         let out = [x.batch, x.queries, x.heads * x.head_dim];
         expect_shape("dy", &inputs[0], &out)?;
         expect_shape("the result", &inputs[1], &out)?;
         expect_shape("the log-sum-exp", &inputs[2], &[x.batch, x.heads, x.queries])?;
-        Ok(own[..self.0.operands() + usize::from(self.0.bias)].to_vec())
+        Ok(attention_inputs[..self.0.operands() + usize::from(self.0.bias)].to_vec())
     }
 
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
@@ -254,18 +254,18 @@ impl Operation for AttentionGrad {
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
-        let (attention, own) = (&self.0, &inputs[BEFORE..]);
-        let x = attention.extents(&own.iter().map(|a| Type::f32(a.shape())).collect::<Vec<_>>());
+        let (attention, attention_inputs) = (&self.0, &inputs[BEFORE..]);
+        let x = attention.extents(&attention_inputs.iter().map(|a| Type::f32(a.shape())).collect::<Vec<_>>());
         let width = x.heads * x.head_dim;
         let mut grads: Vec<Array> = outputs.iter().map(|t| Array::filled(t.shape.clone(), 0.0)).collect();
         for (b, h, i) in triples(&x) {
-            let (weights, _) = attention.weights(&x, own, b, h, i);
+            let (weights, _) = attention.weights(&x, attention_inputs, b, h, i);
             let dy = &inputs[0].data()[(b * x.queries + i) * width + h * x.head_dim..][..x.head_dim];
             let get = |part, token, c| {
-                let (input, at) = attention.at(&x, part, b, token, h, c);
-                own[input].data()[at]
+                let (input, index) = attention.locate(&x, part, b, token, h, c);
+                attention_inputs[input].data()[index]
             };
-            let masks: Vec<f64> = (0..x.keys).map(|j| attention.mask(&x, own, b, h, i, j)).collect();
+            let masks: Vec<f64> = (0..x.keys).map(|j| attention.mask(&x, attention_inputs, b, h, i, j)).collect();
             let dweights: Vec<f64> =
                 (0..x.keys).map(|j| masks[j] * (0..x.head_dim).map(|c| dy[c] * get(2, j, c)).sum::<f64>()).collect();
             let dot: f64 = weights.iter().zip(&dweights).map(|(w, d)| w * d).sum();
@@ -278,14 +278,14 @@ impl Operation for AttentionGrad {
                         (1, j, scaled * get(0, i, c)),
                         (2, j, weights[j] * masks[j] * dy),
                     ] {
-                        let (input, at) = attention.at(&x, part, b, token, h, c);
-                        grads[input].data_mut()[at] += amount;
+                        let (input, index) = attention.locate(&x, part, b, token, h, c);
+                        grads[input].data_mut()[index] += amount;
                     }
                 }
                 if attention.bias {
-                    let group = b % own[attention.operands()].shape()[0];
-                    let at = ((group * x.heads + h) * x.queries + i) * x.keys + j;
-                    grads[attention.operands()].data_mut()[at] += dscore;
+                    let group = b % attention_inputs[attention.operands()].shape()[0];
+                    let index = ((group * x.heads + h) * x.queries + i) * x.keys + j;
+                    grads[attention.operands()].data_mut()[index] += dscore;
                 }
             }
         }

@@ -118,8 +118,8 @@ impl Operation for SigmoidCrossEntropy {
         let batch = b.graph.shape(logits)[0];
         let probabilities = b.graph.value(Activation::Sigmoid, &[logits])?;
         let difference = b.graph.value(Binary::Sub, &[probabilities, targets])?;
-        let share = b.graph.value(Scale(1.0 / batch as f32), &[dy])?;
-        let dx = b.graph.value(Binary::Mul, &[difference, share])?;
+        let dy = b.graph.value(Scale(1.0 / batch as f32), &[dy])?;
+        let dx = b.graph.value(Binary::Mul, &[difference, dy])?;
         b.set(0, dx)
     }
 

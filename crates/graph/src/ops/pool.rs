@@ -57,8 +57,8 @@ impl Pool2d {
     /// The range of a window along an axis, without padding.
     pub fn window(&self, axis: usize, output: usize, extent: usize) -> [usize; 2] {
         let start = output * self.stride[axis];
-        let cut = |at: usize| at.saturating_sub(self.padding[axis][0]).min(extent);
-        [cut(start), cut(start + self.kernel[axis])]
+        let clamp = |padded: usize| padded.saturating_sub(self.padding[axis][0]).min(extent);
+        [clamp(start), clamp(start + self.kernel[axis])]
     }
 
     /// Calls `visit(output index, input indices of its window, whether the window contains padding)`.

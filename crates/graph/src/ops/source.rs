@@ -137,11 +137,11 @@ impl Operation for Constant {
     }
     fn evaluate(&self, _: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let elements = outputs[0].shape.elements();
-        let at = |i: usize| match &self.data {
+        let element = |i: usize| match &self.data {
             Data::F32(data) => f64::from(data[i % data.len()]),
             Data::I32(data) => f64::from(data[i % data.len()]),
         };
-        vec![Array::new(self.shape.clone(), (0..elements).map(at).collect())]
+        vec![Array::new(self.shape.clone(), (0..elements).map(element).collect())]
     }
 
     fn computes(&self) -> bool {

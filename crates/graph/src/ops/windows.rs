@@ -23,8 +23,8 @@ impl Windows {
 
     /// The row or column of the image at a position of a window; `None` for padding.
     pub fn source(&self, axis: usize, window: usize, position: usize, extent: usize) -> Option<usize> {
-        let at = window * self.size[axis] + position;
-        (at < extent).then(|| (at + self.shift[axis] % extent) % extent)
+        let shifted = window * self.size[axis] + position;
+        (shifted < extent).then(|| (shifted + self.shift[axis] % extent) % extent)
     }
 
     fn windows_shape(&self, image: &Type) -> Result<Shape, String> {

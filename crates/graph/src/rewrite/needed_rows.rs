@@ -163,16 +163,16 @@ fn narrow_attention(
             let third = |axis: usize| Slice { axis, start: part * width, length: width }.into();
             parts.push(if rows.split[node.inputs[0].node] {
                 let x = producer.inputs[0];
-                let wanted = if part == 0 { range.clone() } else { rows.computed[x.node].clone() };
-                let mut inputs = vec![rows.take(copy, x, wanted, producer)?];
+                let part_rows = if part == 0 { range.clone() } else { rows.computed[x.node].clone() };
+                let mut inputs = vec![rows.take(copy, x, part_rows, producer)?];
                 for &parameter in &producer.inputs[1..] {
                     let moved = copy.moved(parameter);
                     inputs.push(add(copy, third(0), &[moved], producer)?);
                 }
                 add(copy, producer.op.clone(), &inputs, producer)?
             } else {
-                let wanted = if part == 0 { range.clone() } else { rows.computed[node.inputs[0].node].clone() };
-                let qkv = rows.take(copy, node.inputs[0], wanted, node)?;
+                let part_rows = if part == 0 { range.clone() } else { rows.computed[node.inputs[0].node].clone() };
+                let qkv = rows.take(copy, node.inputs[0], part_rows, node)?;
                 add(copy, third(2), &[qkv], node)?
             });
         }

@@ -13,7 +13,7 @@ const STORED_ROWS: usize = 4;
 pub(super) struct AccumulatorStore {
     pub sums: *const f32,
     pub rows: usize,
-    /// Whether C holds the sums of other blocks of k, to be added.
+    /// Whether C holds the sums of other kc blocks, to be added.
     pub add_c: bool,
     pub c: *mut f32,
     pub ldc: usize,

@@ -26,7 +26,7 @@ use split::{RowSplitter, SplitA, split_b};
 const PANEL: usize = Avx512::TILE_VECTORS * Avx512::LANES;
 /// The unit of column blocks: a multiple of a panel and of the accumulators.
 const MIN_COLUMNS: usize = 2 * PANEL;
-/// Elements at the start of a thread's scratch, the first of which tells the block of B that the scratch holds.
+/// Elements at the start of a thread's scratch, the first of which identifies the block of B that the scratch holds.
 const TAG: usize = 16;
 
 /// Elements of workspace that [`run_tasks`] needs.
@@ -55,7 +55,8 @@ pub(super) unsafe fn run_tasks<T: Tmul>(
     }
     let split_a = partition.split_a_first.then(|| {
         let (to, _) = aligned(shared, partition.split_a_len(m, k) - ALIGN);
-        // SAFETY: there is room for A; the caller guarantees the machine. The workspace outlives the tasks.
+        // SAFETY: the caller guarantees A and AVX-512; `split_a_len` elements are room for the split A, which only the
+        // tasks of this function read.
         unsafe { SplitA::new(pool, &gemm, to) }
     });
     let TaskGrid { rows, columns } = partition.grid;
@@ -84,7 +85,7 @@ struct BlockBuffers {
     accumulators: [*mut f32; 2],
     /// Split rows of A: the current ones, and the next.
     a: [*mut u8; 2],
-    /// The split block of k of B.
+    /// The split kc block of B.
     b: *mut u8,
     /// All of A if it is split already.
     split_a: Option<SplitA>,
@@ -132,10 +133,10 @@ unsafe fn run_block<T: Tmul>(s: Avx512, tmul: &mut T, mut block: GemmBlock<'_>, 
     }
 }
 
-/// Adds a block of k to all sums of a block of C, and applies the epilogue, with `f` as its activation, after the last.
+/// Adds a kc block to all sums of a block of C, and applies the epilogue, with `f` as its activation, after the last.
 ///
 /// # Safety
-/// As for [`run_block`], with this block of k of B in its buffer.
+/// As for [`run_block`], with this kc block of B in its buffer.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 #[allow(clippy::too_many_arguments)]
 unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
@@ -169,7 +170,7 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
         splits_per_call: 0,
         store: AccumulatorStore::none(),
     };
-    // SAFETY: the rows are A's, and the buffer holds them.
+    // SAFETY: the splitter has only rows of A, and its buffer has room for `ACC_SIDE` of them.
     unsafe { interleaved.splitter.split(usize::MAX) };
     let mut row = 0;
     let mut count = 0;
@@ -197,8 +198,8 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
                 let b = buffers.b.add(i * k_steps * K_STEP_BYTES);
                 microkernel_bf16x3(tmul, a, b, k_steps, initial.0.as_ptr(), sums, &mut interleaved);
                 interleaved.store.store(s, f, usize::MAX);
-                let at = row * block.ldc + column;
-                let (c, ldc) = (block.c.add(at), block.ldc);
+                let offset = row * block.ldc + column;
+                let (c, ldc) = (block.c.add(offset), block.ldc);
                 if interleave_store && columns == ACC_SIDE {
                     let (residual, residual_stride) = match epilogue.residual {
                         Some((x, ld)) => (x.as_ptr().wrapping_add(row * ld + column), ld),
@@ -216,13 +217,13 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
                         add_c,
                         epilogue: epilogue.part(row, column),
                         pre_activation: None,
-                        d_activation: if d_activation.is_null() { d_activation } else { d_activation.add(at) },
+                        d_activation: if d_activation.is_null() { d_activation } else { d_activation.add(offset) },
                     };
                     to_c.store(s);
                 }
             }
         }
-        // SAFETY: the rows are A's, and the buffer holds them.
+        // SAFETY: as for the first rows.
         unsafe { interleaved.splitter.split(usize::MAX) };
         row += rows;
     }
@@ -319,7 +320,7 @@ mod tests {
                 check(3, shape, interleaved);
             }
         }
-        // Several blocks of k; several blocks of B with A split first; many rows for each thread.
+        // Several kc blocks; several blocks of B with A split first; many rows for each thread.
         for (shape, split_a_first) in [([40, 96, 1600], false), ([70, 600, 800], true), ([1600, 40, 40], false)] {
             let [m, n, k] = shape;
             assert_eq!(AmxPartition::new(2, m, n, k).split_a_first, split_a_first);

@@ -20,7 +20,7 @@ const MAX_SPLIT_A: usize = 5 << 20;
 /// Bytes of an f32 as bf16x3.
 pub(super) const BF16X3_BYTES: usize = 2 * SPLITS;
 
-/// KC: the terms of a block of k, which `k` alone decides.
+/// KC: the terms of a kc block, which `k` alone decides.
 pub(super) fn amx_kc(k: usize) -> usize {
     k.div_ceil(k.div_ceil(MAX_KC).max(1)).next_multiple_of(K_STEP)
 }
@@ -41,18 +41,18 @@ impl AmxPartition {
     /// Blocks of C as wide as possible while there are enough of them.
     pub fn new(threads: usize, m: usize, n: usize, k: usize) -> AmxPartition {
         let units = n.div_ceil(MIN_COLUMNS).max(1);
-        let least = units.div_ceil((MAX_B_BLOCK / (amx_kc(k) * MIN_COLUMNS)).max(1));
+        let min_blocks = units.div_ceil((MAX_B_BLOCK / (amx_kc(k) * MIN_COLUMNS)).max(1));
         let tasks = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
-        if m >= threads * MIN_ROWS && least < MANY_B_BLOCKS {
-            // Every thread has its own rows. With a single block of k, a thread reuses its split block of B in the next
+        if m >= threads * MIN_ROWS && min_blocks < MANY_B_BLOCKS {
+            // Threads have disjoint rows. With a single kc block, a thread reuses its split block of B in the next
             // task.
             let parts = if k <= MAX_KC { (m / threads / MIN_ROWS).clamp(1, TASKS_PER_THREAD) } else { 1 };
             let rows = Division::new(m, ACC_SIDE, parts * threads, threads);
-            let columns = Division::new(n, MIN_COLUMNS, least, 1);
+            let columns = Division::new(n, MIN_COLUMNS, min_blocks, 1);
             return AmxPartition { grid: TaskGrid { rows, columns }, split_a_first: false };
         }
-        let most = tasks.min(units).max(least);
-        let blocks = (least..=most).rev().find(|c| units.is_multiple_of(*c)).unwrap_or(most);
+        let max_blocks = tasks.min(units).max(min_blocks);
+        let blocks = (min_blocks..=max_blocks).rev().find(|c| units.is_multiple_of(*c)).unwrap_or(max_blocks);
         let rows = Division::new(m, ACC_SIDE, threads.div_ceil(blocks), 1);
         let columns = Division::new(n, MIN_COLUMNS, blocks, 1);
         AmxPartition { grid: TaskGrid { rows, columns }, split_a_first: blocks > 1 && m * k <= MAX_SPLIT_A }
