@@ -1,13 +1,19 @@
-// Depthwise convolution of channels-last images and its gradients, computed directly. A thread has VEC channels and
-// ACROSS neighbouring results, for which it loads a tap once. Taps are f32 [kernel_height, kernel_width, channels].
+// Depthwise convolution of channels-last images and its gradients, computed directly. Taps are the filters as f32
+// [kernel_height, kernel_width, channels].
 //
-// KERNEL_WIDTH: the width of a filter, for its gradient. X, W, DY, Y: storage types.
+// Coordinates are unsigned: in the padding before an image, the difference `... - pad` wraps to a value above every
+// extent, so `>= extent` rejects the padding on both sides.
+//
+// VEC: the channels of a thread, loaded as one vector; divides the channels. KERNEL_WIDTH: the width of a filter, a
+// constant only in depthwise_grad_weight, so that the sums of a filter's row stay in registers. X, W, DY, Y: storage
+// types.
 
 #define THREADS 256
-#define ACROSS 4
-// For the filters' gradient: threads along the channels, and pixels at a time.
-#define LANES 8
-#define ROWS (THREADS / LANES)
+// Neighbouring outputs along x of a thread, which loads each tap once for all of them.
+#define OUTPUTS_PER_THREAD 4
+// The threads of a block of depthwise_grad_weight: [PIXEL_THREADS][CHANNEL_THREADS].
+#define CHANNEL_THREADS 8
+#define PIXEL_THREADS (THREADS / CHANNEL_THREADS)
 
 struct DepthwiseShape {
     u32 height, width, channels;
@@ -18,22 +24,24 @@ struct DepthwiseShape {
     u32 dilation_y, dilation_x;
 };
 
+// Filters [channels, filter_size] to taps [filter_size, channels]; filter_size is kernel_height * kernel_width.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    order_taps(const W* filters, float* taps, u32 channels, u32 count) {
+    transpose_filters(const W* filters, float* taps, u32 channels, u32 filter_size) {
     const u32 i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= channels * count) return;
-    taps[i] = to_float(filters[i % channels * count + i / channels]);
+    if (i >= channels * filter_size) return;
+    taps[i] = to_float(filters[i % channels * filter_size + i / channels]);
 }
 
-// The first channel and the first pixel of thread i, in an image of height by width.
+// The OUTPUTS_PER_THREAD neighbouring pixels and VEC channels of thread i, by the first of them, in a batch of images
+// of height by width.
 struct PixelRun {
     u32 channel, y, x;
-    u64 image;
+    u64 batch;
     __device__ __forceinline__ PixelRun(u64 i, u32 channels, u32 height, u32 width) {
         channel = unravel(i, channels / VEC) * VEC;
-        x = unravel(i, (width + ACROSS - 1) / ACROSS) * ACROSS;
+        x = unravel(i, (width + OUTPUTS_PER_THREAD - 1) / OUTPUTS_PER_THREAD) * OUTPUTS_PER_THREAD;
         y = unravel(i, height);
-        image = i;
+        batch = i;
     }
 };
 
@@ -42,28 +50,27 @@ __device__ __forceinline__ void accumulate(float (&sum)[VEC], const float (&a)[V
     for (int c = 0; c < VEC; c++) sum[c] += a[c] * b[c];
 }
 
-// `count` is the number of runs of ACROSS results.
+// `count` is the number of threads with a PixelRun.
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise(const X* x, const float* taps, const Y* bias, Y* y, const DepthwiseShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const PixelRun at(i, s.channels, s.out_height, s.out_width);
-    float sum[ACROSS][VEC] = {};
+    const PixelRun run(i, s.channels, s.out_height, s.out_width);
+    float sum[OUTPUTS_PER_THREAD][VEC] = {};
     if (bias) {
 #pragma unroll
-        for (int a = 0; a < ACROSS; a++) load<VEC>(bias + at.channel, sum[a]);
+        for (int a = 0; a < OUTPUTS_PER_THREAD; a++) load<VEC>(bias + run.channel, sum[a]);
     }
     for (u32 ky = 0; ky < s.kernel_height; ky++) {
-        // In the padding before the image, the unsigned difference wraps to more than any extent.
-        const u32 iy = at.y * s.stride_y + ky * s.dilation_y - s.pad_y;
+        const u32 iy = run.y * s.stride_y + ky * s.dilation_y - s.pad_y;
         if (iy >= s.height) continue;
-        const X* row = x + (at.image * s.height + iy) * s.width * s.channels + at.channel;
+        const X* row = x + (run.batch * s.height + iy) * s.width * s.channels + run.channel;
         for (u32 kx = 0; kx < s.kernel_width; kx++) {
             float tap[VEC];
-            load<VEC>(taps + (ky * s.kernel_width + kx) * s.channels + at.channel, tap);
+            load<VEC>(taps + (ky * s.kernel_width + kx) * s.channels + run.channel, tap);
 #pragma unroll
-            for (int a = 0; a < ACROSS; a++) {
-                const u32 ix = (at.x + a) * s.stride_x + kx * s.dilation_x - s.pad_x;
+            for (int a = 0; a < OUTPUTS_PER_THREAD; a++) {
+                const u32 ix = (run.x + a) * s.stride_x + kx * s.dilation_x - s.pad_x;
                 if (ix >= s.width) continue;
                 float v[VEC];
                 load<VEC>(row + (u64)ix * s.channels, v);
@@ -71,62 +78,67 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-    Y* to = y + ((at.image * s.out_height + at.y) * s.out_width + at.x) * s.channels + at.channel;
+    Y* out = y + ((run.batch * s.out_height + run.y) * s.out_width + run.x) * s.channels + run.channel;
 #pragma unroll
-    for (int a = 0; a < ACROSS; a++)
-        if (at.x + a < s.out_width) store<VEC>(to + (u64)a * s.channels, sum[a]);
+    for (int a = 0; a < OUTPUTS_PER_THREAD; a++)
+        if (run.x + a < s.out_width) store<VEC>(out + (u64)a * s.channels, sum[a]);
 }
 
-// Every pixel sums over the results that it contributed to, in a fixed order. `count` is the number of runs of pixels.
+// Every input pixel sums over the outputs that it contributed to, in a fixed order: output o has it under tap k if
+// o * stride = pixel + pad - k * dilation, the offset below. `count` is the number of threads with a PixelRun.
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise_grad_input(const DY* dy, const float* taps, Y* dx, const DepthwiseShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const PixelRun at(i, s.channels, s.height, s.width);
-    float sum[ACROSS][VEC] = {};
+    const PixelRun run(i, s.channels, s.height, s.width);
+    float sum[OUTPUTS_PER_THREAD][VEC] = {};
     for (u32 ky = 0; ky < s.kernel_height; ky++) {
-        const u32 reach_y = at.y + s.pad_y - ky * s.dilation_y;
-        if (at.y + s.pad_y < ky * s.dilation_y || reach_y % s.stride_y || reach_y / s.stride_y >= s.out_height)
-            continue;
-        const DY* row = dy + (at.image * s.out_height + reach_y / s.stride_y) * s.out_width * s.channels + at.channel;
+        const u32 padded_y = run.y + s.pad_y, offset_y = padded_y - ky * s.dilation_y, oy = offset_y / s.stride_y;
+        if (padded_y < ky * s.dilation_y || offset_y % s.stride_y || oy >= s.out_height) continue;
+        const DY* row = dy + (run.batch * s.out_height + oy) * s.out_width * s.channels + run.channel;
         for (u32 kx = 0; kx < s.kernel_width; kx++) {
             float tap[VEC];
-            load<VEC>(taps + (ky * s.kernel_width + kx) * s.channels + at.channel, tap);
+            load<VEC>(taps + (ky * s.kernel_width + kx) * s.channels + run.channel, tap);
 #pragma unroll
-            for (int a = 0; a < ACROSS; a++) {
-                const u32 px = at.x + a + s.pad_x, reach_x = px - kx * s.dilation_x;
-                if (px < kx * s.dilation_x || reach_x % s.stride_x || reach_x / s.stride_x >= s.out_width) continue;
+            for (int a = 0; a < OUTPUTS_PER_THREAD; a++) {
+                const u32 padded_x = run.x + a + s.pad_x, offset_x = padded_x - kx * s.dilation_x;
+                const u32 ox = offset_x / s.stride_x;
+                if (padded_x < kx * s.dilation_x || offset_x % s.stride_x || ox >= s.out_width) continue;
                 float d[VEC];
-                load<VEC>(row + (u64)(reach_x / s.stride_x) * s.channels, d);
+                load<VEC>(row + (u64)ox * s.channels, d);
                 accumulate(sum[a], d, tap);
             }
         }
     }
-    Y* to = dx + ((at.image * s.height + at.y) * s.width + at.x) * s.channels + at.channel;
+    Y* out = dx + ((run.batch * s.height + run.y) * s.width + run.x) * s.channels + run.channel;
 #pragma unroll
-    for (int a = 0; a < ACROSS; a++)
-        if (at.x + a < s.width) store<VEC>(to + (u64)a * s.channels, sum[a]);
+    for (int a = 0; a < OUTPUTS_PER_THREAD; a++)
+        if (run.x + a < s.width) store<VEC>(out + (u64)a * s.channels, sum[a]);
 }
 
-// Partial sums of dy · x for a split of the results (z), a row of the filter (y) and LANES * VEC channels (x):
-// partials [splits, kernel_height, KERNEL_WIDTH, channels].
+// Partial sums of dy · x: partials [splits, kernel_height, KERNEL_WIDTH, channels]. A block has a split of `per_split`
+// output pixels (z), a row of the filter (y) and CHANNEL_THREADS * VEC channels (x). `pixels` counts the output pixels
+// of the batch.
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise_grad_weight(const DY* dy, const X* x, float* partials, const DepthwiseShape s, u32 pixels,
                           u32 per_split) {
-    __shared__ float shared[ROWS][LANES * VEC + 1];
-    const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES, ky = blockIdx.y;
-    const u32 channel = (blockIdx.x * LANES + lane) * VEC;
+    // With VEC 8 a row would span all banks exactly; the padding of one float moves the rows of a warp to different
+    // banks.
+    __shared__ float shared[PIXEL_THREADS][CHANNEL_THREADS * VEC + 1];
+    const u32 channel_thread = threadIdx.x % CHANNEL_THREADS, pixel_thread = threadIdx.x / CHANNEL_THREADS;
+    const u32 ky = blockIdx.y;
+    const u32 channel = (blockIdx.x * CHANNEL_THREADS + channel_thread) * VEC;
     const u32 begin = blockIdx.z * per_split, end = begin + per_split < pixels ? begin + per_split : pixels;
     float sum[KERNEL_WIDTH][VEC] = {};
     if (channel < s.channels) {
-        for (u32 pixel = begin + group; pixel < end; pixel += ROWS) {
-            const u32 rows = pixel / s.out_width, ox = pixel - rows * s.out_width;
-            const u32 n = rows / s.out_height, oy = rows - n * s.out_height;
+        for (u32 pixel = begin + pixel_thread; pixel < end; pixel += PIXEL_THREADS) {
+            const u32 batch_row = pixel / s.out_width, ox = pixel - batch_row * s.out_width;
+            const u32 batch = batch_row / s.out_height, oy = batch_row - batch * s.out_height;
             const u32 iy = oy * s.stride_y + ky * s.dilation_y - s.pad_y;
             if (iy >= s.height) continue;
             float d[VEC];
             load<VEC>(dy + (u64)pixel * s.channels + channel, d);
-            const X* row = x + ((u64)n * s.height + iy) * s.width * s.channels + channel;
+            const X* row = x + ((u64)batch * s.height + iy) * s.width * s.channels + channel;
 #pragma unroll
             for (u32 kx = 0; kx < KERNEL_WIDTH; kx++) {
                 const u32 ix = ox * s.stride_x + kx * s.dilation_x - s.pad_x;
@@ -140,27 +152,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (u32 kx = 0; kx < KERNEL_WIDTH; kx++) {
 #pragma unroll
-        for (u32 c = 0; c < VEC; c++) shared[group][lane * VEC + c] = sum[kx][c];
+        for (u32 c = 0; c < VEC; c++) shared[pixel_thread][channel_thread * VEC + c] = sum[kx][c];
         __syncthreads();
-        const u32 own = blockIdx.x * LANES * VEC + threadIdx.x;
-        if (threadIdx.x < LANES * VEC && own < s.channels) {
+        const u32 out_channel = blockIdx.x * CHANNEL_THREADS * VEC + threadIdx.x;
+        if (threadIdx.x < CHANNEL_THREADS * VEC && out_channel < s.channels) {
             float total = 0.0f;
-            for (u32 other = 0; other < ROWS; other++) total += shared[other][threadIdx.x];
+            for (u32 row = 0; row < PIXEL_THREADS; row++) total += shared[row][threadIdx.x];
             const u64 tap = ((u64)blockIdx.z * s.kernel_height + ky) * KERNEL_WIDTH + kx;
-            partials[tap * s.channels + own] = total;
+            partials[tap * s.channels + out_channel] = total;
         }
         __syncthreads();
     }
 }
 
-// dw [channels, taps] from partials [splits, taps, channels].
+// Sums the splits of depthwise_grad_weight in order: partials [splits, filter_size, channels] to
+// dw [channels, filter_size].
 extern "C" __global__ void __launch_bounds__(THREADS)
-    depthwise_weight(const float* partials, Y* dw, u32 splits, u32 taps, u32 channels) {
+    depthwise_reduce_weight_grad(const float* partials, Y* dw, u32 splits, u32 filter_size, u32 channels) {
     const u32 i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= taps * channels) return;
+    if (i >= filter_size * channels) return;
     const u32 c = i % channels, tap = i / channels;
     float sum = 0.0f;
 #pragma unroll 8
-    for (u32 split = 0; split < splits; split++) sum += partials[(u64)split * taps * channels + i];
-    dw[(u64)c * taps + tap] = from_float<Y>(sum);
+    for (u32 split = 0; split < splits; split++) sum += partials[(u64)split * filter_size * channels + i];
+    dw[(u64)c * filter_size + tap] = from_float<Y>(sum);
 }

@@ -1,21 +1,26 @@
-// Max and average pooling of channels-last images, and their gradients. A thread has VEC channels.
+// Max and average pooling of channels-last images, and their gradients.
 //
 // The gradient of a maximum goes to the pixel it came from: `argmax` writes the tap of every window's maximum, and
 // every pixel sums the gradients of the windows whose tap it is.
 //
-// MAX: 1 for the maximum, 0 for the mean. TAP: the type of a tap's index. X, DY, Y: storage types.
+// MAX: 1 for the maximum, 0 for the mean. TAP: the type of a tap's index, u8 or u32. VEC: the channels of a thread,
+// loaded as one vector; divides the channels. X, DY, Y: storage types.
 
 #define THREADS 256
+// The tap of a maximum that lies in the padding. In u8 it becomes 255, no tap's index either: lower/pool.rs takes u8
+// only for windows of fewer than 255 taps.
+#define NO_TAP 0xffffffffu
 
 typedef unsigned char u8;
 
 struct PoolShape {
     u32 height, width, channels;
     u32 out_height, out_width;
-    u32 kernel_y, kernel_x;
+    u32 kernel_height, kernel_width;
     u32 stride_y, stride_x;
     u32 pad_y, pad_x;
-    // Whether padding counts as zeros of a window.
+    // Whether padding counts as zeros of a window, of a maximum as well: PyTorch's count_include_pad, which is for the
+    // mean alone.
     u32 count_padding;
 };
 
@@ -25,16 +30,17 @@ struct Window {
     int y, x;
 };
 
-__device__ __forceinline__ u32 clamped(u32 at, u32 pad, u32 extent) {
-    const u32 inside = at > pad ? at - pad : 0;
+// A coordinate of the padded image as one of the image, at most `extent`.
+__device__ __forceinline__ u32 clamped(u32 padded, u32 pad, u32 extent) {
+    const u32 inside = padded > pad ? padded - pad : 0;
     return inside < extent ? inside : extent;
 }
 
 __device__ __forceinline__ Window window(const PoolShape& s, u32 oy, u32 ox) {
     const u32 y = oy * s.stride_y, x = ox * s.stride_x;
     Window w;
-    w.top = clamped(y, s.pad_y, s.height), w.bottom = clamped(y + s.kernel_y, s.pad_y, s.height);
-    w.left = clamped(x, s.pad_x, s.width), w.right = clamped(x + s.kernel_x, s.pad_x, s.width);
+    w.top = clamped(y, s.pad_y, s.height), w.bottom = clamped(y + s.kernel_height, s.pad_y, s.height);
+    w.left = clamped(x, s.pad_x, s.width), w.right = clamped(x + s.kernel_width, s.pad_x, s.width);
     w.y = (int)y - (int)s.pad_y, w.x = (int)x - (int)s.pad_x;
     return w;
 }
@@ -42,56 +48,57 @@ __device__ __forceinline__ Window window(const PoolShape& s, u32 oy, u32 ox) {
 __device__ __forceinline__ u32 area(const Window& w) { return (w.bottom - w.top) * (w.right - w.left); }
 
 __device__ __forceinline__ float divisor(const PoolShape& s, const Window& w) {
-    return (float)(s.count_padding ? s.kernel_y * s.kernel_x : area(w));
+    return (float)(s.count_padding ? s.kernel_height * s.kernel_width : area(w));
 }
 
-// The first channel and the pixel of thread i, in an image of height by width.
+// The pixel and the first channel of thread i, in a batch of images of height by width.
 struct Pixel {
     u32 channel, y, x;
-    u64 image;
+    u64 batch;
     __device__ __forceinline__ Pixel(u64 i, u32 channels, u32 height, u32 width) {
         channel = unravel(i, channels / VEC) * VEC;
         x = unravel(i, width);
         y = unravel(i, height);
-        image = i;
+        batch = i;
     }
 };
 
-// The maxima of a window and their taps, the first of several; tap 0xffffffff where a zero of the padding is larger.
-// `image` points to the thread's channels of the first pixel.
-__device__ __forceinline__ void largest(const PoolShape& s, const Window& w, const X* image, float (&value)[VEC],
-                                        u32 (&tap)[VEC]) {
+// The maxima of a window and their taps; of equal ones the first, NO_TAP where a zero of the padding is larger.
+// `image` points to the thread's channels of the image's first pixel.
+__device__ __forceinline__ void max_with_tap(const PoolShape& s, const Window& w, const X* image, float (&value)[VEC],
+                                             u32 (&tap)[VEC]) {
     bool first = true;
 #pragma unroll
-    for (int i = 0; i < VEC; i++) value[i] = 0.0f, tap[i] = 0xffffffffu;
+    for (int i = 0; i < VEC; i++) value[i] = 0.0f, tap[i] = NO_TAP;
     for (u32 y = w.top; y < w.bottom; y++) {
         for (u32 x = w.left; x < w.right; x++) {
-            const u32 at = (u32)((int)y - w.y) * s.kernel_x + (u32)((int)x - w.x);
+            const u32 index = (u32)((int)y - w.y) * s.kernel_width + (u32)((int)x - w.x);
             float v[VEC];
             load<VEC>(image + ((u64)y * s.width + x) * s.channels, v);
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                if (first || v[i] > value[i] || v[i] != v[i]) value[i] = v[i], tap[i] = at;
+                // A NaN is taken over any value, as in PyTorch.
+                if (first || v[i] > value[i] || v[i] != v[i]) value[i] = v[i], tap[i] = index;
             first = false;
         }
     }
-    if (!s.count_padding || area(w) >= s.kernel_y * s.kernel_x) return;
+    if (!s.count_padding || area(w) >= s.kernel_height * s.kernel_width) return;
 #pragma unroll
     for (int i = 0; i < VEC; i++)
-        if (value[i] < 0.0f) value[i] = 0.0f, tap[i] = 0xffffffffu;
+        if (value[i] < 0.0f) value[i] = 0.0f, tap[i] = NO_TAP;
 }
 
 // `count` is the number of vectors of results.
 extern "C" __global__ void __launch_bounds__(THREADS) pool(const X* x, Y* y, const PoolShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const Pixel at(i, s.channels, s.out_height, s.out_width);
-    const Window w = window(s, at.y, at.x);
-    const X* image = x + at.image * s.height * s.width * s.channels + at.channel;
+    const Pixel pixel(i, s.channels, s.out_height, s.out_width);
+    const Window w = window(s, pixel.y, pixel.x);
+    const X* image = x + pixel.batch * s.height * s.width * s.channels + pixel.channel;
     float result[VEC] = {};
     if (MAX) {
         u32 tap[VEC];
-        largest(s, w, image, result, tap);
+        max_with_tap(s, w, image, result, tap);
     } else {
         for (u32 iy = w.top; iy < w.bottom; iy++) {
             for (u32 ix = w.left; ix < w.right; ix++) {
@@ -116,11 +123,12 @@ struct alignas(VEC * sizeof(TAP) < 16 ? VEC * sizeof(TAP) : 16) TapVector {
 extern "C" __global__ void __launch_bounds__(THREADS) argmax(const X* x, TAP* taps, const PoolShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const Pixel at(i, s.channels, s.out_height, s.out_width);
+    const Pixel pixel(i, s.channels, s.out_height, s.out_width);
     float value[VEC];
     u32 tap[VEC];
     TapVector vector;
-    largest(s, window(s, at.y, at.x), x + at.image * s.height * s.width * s.channels + at.channel, value, tap);
+    const X* image = x + pixel.batch * s.height * s.width * s.channels + pixel.channel;
+    max_with_tap(s, window(s, pixel.y, pixel.x), image, value, tap);
 #pragma unroll
     for (int c = 0; c < VEC; c++) vector.tap[c] = (TAP)tap[c];
     *(TapVector*)(taps + i * VEC) = vector;
@@ -131,23 +139,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     pool_grad(const DY* dy, const TAP* taps, Y* dx, const PoolShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    const Pixel at(i, s.channels, s.height, s.width);
+    const Pixel pixel(i, s.channels, s.height, s.width);
     // The first window that contains the pixel; the last one begins at or before it.
-    const u32 py = at.y + s.pad_y, px = at.x + s.pad_x;
-    const u32 first_y = py >= s.kernel_y ? (py - s.kernel_y) / s.stride_y + 1 : 0;
-    const u32 first_x = px >= s.kernel_x ? (px - s.kernel_x) / s.stride_x + 1 : 0;
+    const u32 padded_y = pixel.y + s.pad_y, padded_x = pixel.x + s.pad_x;
+    const u32 first_y = padded_y >= s.kernel_height ? (padded_y - s.kernel_height) / s.stride_y + 1 : 0;
+    const u32 first_x = padded_x >= s.kernel_width ? (padded_x - s.kernel_width) / s.stride_x + 1 : 0;
     float sum[VEC] = {};
-    for (u32 oy = first_y; oy <= py / s.stride_y && oy < s.out_height; oy++) {
-        for (u32 ox = first_x; ox <= px / s.stride_x && ox < s.out_width; ox++) {
-            const u64 from = ((at.image * s.out_height + oy) * s.out_width + ox) * s.channels + at.channel;
-            const TAP own = (TAP)((py - oy * s.stride_y) * s.kernel_x + (px - ox * s.stride_x));
+    for (u32 oy = first_y; oy <= padded_y / s.stride_y && oy < s.out_height; oy++) {
+        for (u32 ox = first_x; ox <= padded_x / s.stride_x && ox < s.out_width; ox++) {
+            const u64 offset = ((pixel.batch * s.out_height + oy) * s.out_width + ox) * s.channels + pixel.channel;
+            const TAP pixel_tap = (TAP)((padded_y - oy * s.stride_y) * s.kernel_width + (padded_x - ox * s.stride_x));
             float d[VEC];
-            load<VEC>(dy + from, d);
-            const float share = MAX ? 1.0f : 1.0f / divisor(s, window(s, oy, ox));
+            load<VEC>(dy + offset, d);
+            const float scale = MAX ? 1.0f : 1.0f / divisor(s, window(s, oy, ox));
             TapVector vector;
-            if (MAX) vector = *(const TapVector*)(taps + from);
+            if (MAX) vector = *(const TapVector*)(taps + offset);
 #pragma unroll
-            for (int c = 0; c < VEC; c++) sum[c] += MAX ? (vector.tap[c] == own ? d[c] : 0.0f) : d[c] * share;
+            for (int c = 0; c < VEC; c++) sum[c] += MAX ? (vector.tap[c] == pixel_tap ? d[c] : 0.0f) : d[c] * scale;
         }
     }
     store<VEC>(dx + i * VEC, sum);

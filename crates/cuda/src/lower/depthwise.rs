@@ -6,9 +6,9 @@ use super::{Emitter, THREADS, channel_vector};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
-/// `ACROSS` and `LANES` of the kernels: results of a thread, and threads along the channels for the filters' gradient.
-const ACROSS: usize = 4;
-const LANES: usize = 8;
+/// Constants of `depthwise.cu`.
+const OUTPUTS_PER_THREAD: usize = 4;
+const CHANNEL_THREADS: usize = 8;
 
 /// The most splits of the filters' gradient.
 const MOST_SPLITS: usize = 256;
@@ -33,24 +33,24 @@ fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> CStruct {
 
 /// Threads for a result of this shape.
 fn runs(shape: &[usize]) -> usize {
-    shape[0] * shape[1] * shape[2].div_ceil(ACROSS) * (shape[3] / channel_vector(shape[3]))
+    shape[0] * shape[1] * shape[2].div_ceil(OUTPUTS_PER_THREAD) * (shape[3] / channel_vector(shape[3]))
 }
 
 /// The filters as f32 `[kernel_height, kernel_width, channels]` in scratch memory.
-fn ordered_taps(e: &mut Emitter) -> u64 {
+fn transposed_filters(e: &mut Emitter) -> u64 {
     let ((from, stored), weight) = (e.stored(1), e.inputs[1].shape.clone());
     let (channels, count) = (weight[0], weight[2] * weight[3]);
     let taps = e.scratch(4 * channels * count);
     let variant = KernelVariant::new(&compile::DEPTHWISE).with("W", stored.name());
     let arguments = KernelArguments::new().pointers(&[from, taps]).u32(channels).u32(count);
-    e.spread(variant, "order_taps", channels * count, 1, arguments);
+    e.spread(variant, "transpose_filters", channels * count, 1, arguments);
     taps
 }
 
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let y = e.outputs[0].clone();
     let fields = shape(op, &e.inputs[0].shape, &e.inputs[1].shape, &y.shape);
-    let (x, taps) = (e.stored(0), ordered_taps(e));
+    let (x, taps) = (e.stored(0), transposed_filters(e));
     let bias = if op.bias { e.form(2, y.storage) } else { 0 };
     let variant = KernelVariant::new(&compile::DEPTHWISE)
         .with("VEC", channel_vector(y.shape[3]))
@@ -64,7 +64,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
 pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let dx = e.outputs[0].clone();
     let fields = shape(&op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
-    let (dy, taps) = (e.stored(0), ordered_taps(e));
+    let (dy, taps) = (e.stored(0), transposed_filters(e));
     let variant = KernelVariant::new(&compile::DEPTHWISE)
         .with("VEC", channel_vector(dx.shape[3]))
         .with("DY", dy.1.name())
@@ -81,9 +81,9 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let (dy, x) = (e.stored(0), e.stored(1));
     let (channels, taps, pixels) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
     let vec = if weight[3] <= WIDEST { channel_vector(channels) } else { 1 };
-    let across = channels.div_ceil(LANES * vec);
+    let across = channels.div_ceil(CHANNEL_THREADS * vec);
     let wanted = (8 * e.multiprocessors).div_ceil((across * weight[2]).max(1)).clamp(1, MOST_SPLITS);
-    let per_split = pixels.div_ceil(wanted).max(8 * THREADS / LANES);
+    let per_split = pixels.div_ceil(wanted).max(8 * THREADS / CHANNEL_THREADS);
     let splits = pixels.div_ceil(per_split);
     let partials = e.scratch(4 * splits * taps * channels);
     if splits > 0 {
@@ -98,5 +98,5 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     }
     let variant = KernelVariant::new(&compile::DEPTHWISE).with("Y", dw.storage.name());
     let arguments = KernelArguments::new().pointers(&[partials, dw.address]).u32(splits).u32(taps).u32(channels);
-    e.spread(variant, "depthwise_weight", taps * channels, 1, arguments);
+    e.spread(variant, "depthwise_reduce_weight_grad", taps * channels, 1, arguments);
 }

@@ -38,14 +38,19 @@ impl ReadBack {
     /// Each address must hold an f32 in device memory that stays allocated, and `self` must live, until the stream has
     /// run the copies.
     pub unsafe fn read_async(&mut self, addresses: &[u64], stream: &Stream) -> Result<(), GraphError> {
-        if self.pending.len() == SLOTS || addresses.len() > self.capacity {
-            return Err(error("two read-backs are pending already; take the first one before requesting another"));
+        if addresses.len() > self.capacity {
+            let (requested, capacity) = (addresses.len(), self.capacity);
+            return Err(error(format!("a read-back of {requested} scalars, but at most {capacity} fit")));
+        }
+        if self.pending.len() == SLOTS {
+            return Err(error("two read-backs are pending already; poll the first one before requesting another"));
         }
         let slot = self.next;
         for (i, &from) in addresses.iter().enumerate() {
             let to = self.buffer.element(slot * self.capacity + i);
-            // SAFETY: `to` lies in the buffer and is neither read nor copied to before the event below; the caller
-            // guarantees `from`.
+            // SAFETY: `to` lies in the buffer. The slot is free: slots are used in turn and fewer than SLOTS are
+            // pending, so `poll` has waited for the slot's last copies. `poll` reads it after the event below. The
+            // caller guarantees `from` and that the buffer outlives the copy.
             let result = unsafe { cu::cuMemcpyDtoHAsync_v2(to.cast(), from, 4, stream.raw()) };
             check(result, "copying a scalar from the GPU")?;
         }
@@ -55,12 +60,15 @@ impl ReadBack {
         Ok(())
     }
 
-    /// The scalars of the oldest read-back; waits for them.
+    /// Takes the scalars of the oldest read-back. Blocks until they have arrived (unlike `cuEventQuery`).
     pub fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
-        let Some(&(slot, _)) = self.pending.front().filter(|(_, count)| *count == into.len()) else {
-            let requested = self.pending.front().map_or(0, |(_, count)| *count);
-            return Err(error(format!("{} values were read back, but {requested} were requested", into.len())));
+        let Some(&(slot, requested)) = self.pending.front() else {
+            return Err(error("no read-back is pending"));
         };
+        if requested != into.len() {
+            let size = into.len();
+            return Err(error(format!("the oldest read-back has {requested} scalars, the destination {size}")));
+        }
         self.pending.pop_front();
         self.copied[slot].synchronize()?;
         for (i, value) in into.iter_mut().enumerate() {
