@@ -93,8 +93,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const PixelRun run(i, s.channels, s.height, s.width);
     float sum[OUTPUTS_PER_THREAD][VEC] = {};
     for (u32 ky = 0; ky < s.kernel_height; ky++) {
-        const u32 padded_y = run.y + s.pad_y, offset_y = padded_y - ky * s.dilation_y, oy = offset_y / s.stride_y;
-        if (padded_y < ky * s.dilation_y || offset_y % s.stride_y || oy >= s.out_height) continue;
+        const u32 offset_y = run.y + s.pad_y - ky * s.dilation_y;
+        if (run.y + s.pad_y < ky * s.dilation_y || offset_y % s.stride_y || offset_y / s.stride_y >= s.out_height)
+            continue;
+        const u32 oy = offset_y / s.stride_y;
         const DY* row = dy + (run.batch * s.out_height + oy) * s.out_width * s.channels + run.channel;
         for (u32 kx = 0; kx < s.kernel_width; kx++) {
             float tap[VEC];
@@ -102,10 +104,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int a = 0; a < OUTPUTS_PER_THREAD; a++) {
                 const u32 padded_x = run.x + a + s.pad_x, offset_x = padded_x - kx * s.dilation_x;
-                const u32 ox = offset_x / s.stride_x;
-                if (padded_x < kx * s.dilation_x || offset_x % s.stride_x || ox >= s.out_width) continue;
+                if (padded_x < kx * s.dilation_x || offset_x % s.stride_x || offset_x / s.stride_x >= s.out_width)
+                    continue;
                 float d[VEC];
-                load<VEC>(row + (u64)ox * s.channels, d);
+                load<VEC>(row + (u64)(offset_x / s.stride_x) * s.channels, d);
                 accumulate(sum[a], d, tap);
             }
         }
