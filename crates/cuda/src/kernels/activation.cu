@@ -131,6 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) activation_grad(const X* x
 // rows_per_split rows. `columns` is a multiple of VEC. A block has LANES vectors of columns and all rows of its split.
 #define LANES 8
 #define GROUPS (THREADS / LANES)
+// Rows that a thread loads before it computes, to have several loads in flight.
 #define AT_ONCE 2
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -163,8 +164,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     const float total = column_sum<THREADS, LANES, VEC>(sum);
-    const u32 own = blockIdx.x * LANES * VEC + threadIdx.x;
-    if (threadIdx.x < LANES * VEC && own < columns) sums[(u64)blockIdx.y * columns + own] = total;
+    const u32 sum_column = blockIdx.x * LANES * VEC + threadIdx.x;
+    if (threadIdx.x < LANES * VEC && sum_column < columns) sums[(u64)blockIdx.y * columns + sum_column] = total;
 }
 
 // y = residual + scale · activation(y), in place, y [rows, columns]; `scale` and `residual` may be null.

@@ -11,7 +11,8 @@
 
 #define THREADS 256
 #define ROWS (THREADS / LANES)
-// Rows that a thread loads before it computes, forward and backward.
+// Rows that a thread loads before it computes, to have several loads in flight; fewer in the backward pass, whose rows
+// take two to four vectors of registers each.
 #define AHEAD 4
 #define AHEAD_BACK 2
 
@@ -57,6 +58,7 @@ struct RowRange {
 // Two sums of every channel over the rows of a block: partials [splits, channels, 2].
 __device__ __forceinline__ void write_sums(const Channels& first, const Channels& second, double* partials,
                                            const NormShape& shape) {
+    // The padding of one float moves the rows of a warp to different banks.
     __shared__ float shared[2][ROWS][LANES * VEC + 1];
     const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
 #pragma unroll
@@ -64,11 +66,11 @@ __device__ __forceinline__ void write_sums(const Channels& first, const Channels
         shared[0][group][lane * VEC + i] = first.v[i], shared[1][group][lane * VEC + i] = second.v[i];
     __syncthreads();
     for (u32 i = threadIdx.x; i < 2 * LANES * VEC; i += THREADS) {
-        const u32 which = i / (LANES * VEC), column = i % (LANES * VEC), c = blockIdx.x * LANES * VEC + column;
+        const u32 sum_index = i / (LANES * VEC), column = i % (LANES * VEC), c = blockIdx.x * LANES * VEC + column;
         if (c >= shape.channels) continue;
         double sum = 0.0;
-        for (u32 other = 0; other < ROWS; other++) sum += (double)shared[which][other][column];
-        partials[((u64)blockIdx.y * shape.channels + c) * 2 + which] = sum;
+        for (u32 row = 0; row < ROWS; row++) sum += (double)shared[sum_index][row][column];
+        partials[((u64)blockIdx.y * shape.channels + c) * 2 + sum_index] = sum;
     }
 }
 
@@ -158,14 +160,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 extern "C" __global__ void __launch_bounds__(THREADS)
     group_sums(const X* x, const DY* dy, const float* gamma, const float* mean, const float* rstd, double* partials,
                const NormShape shape, u32 per_split) {
-    const u32 own = shape.channels / shape.groups, g = blockIdx.x % shape.groups;
-    const u64 sample = blockIdx.x / shape.groups, size = (u64)own * shape.pixels;
+    const u32 group_channels = shape.channels / shape.groups, g = blockIdx.x % shape.groups;
+    const u64 sample = blockIdx.x / shape.groups, size = (u64)group_channels * shape.pixels;
     const u64 begin = (u64)blockIdx.y * per_split;
     const u64 end = begin + per_split < size ? begin + per_split : size;
     double first = 0.0, second = 0.0;
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
-        const u32 c = g * own + (u32)(i % own);
-        const u64 at = (sample * shape.pixels + i / own) * shape.channels + c;
+        const u32 c = g * group_channels + (u32)(i % group_channels);
+        const u64 at = (sample * shape.pixels + i / group_channels) * shape.channels + c;
         const float v = to_float(x[at]);
         if (dy) {
             const float d = to_float(dy[at]) * gamma[c];
@@ -181,7 +183,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     partials[((u64)blockIdx.y * gridDim.x + blockIdx.x) * 2 + 1] = second;
 }
 
-// The sums of eight channels over all splits, returned to the first eight threads of a block.
+// The sums of eight channels or groups over all splits, returned to the first eight threads of a block, which has
+// [32 splits][8 channels or groups]. partials [splits, count, 2].
 __device__ __forceinline__ void sum_splits(const double* partials, u32 splits, u32 count, double (&sums)[2]) {
     __shared__ double shared[2][32][9];
     const u32 c = threadIdx.x % 8, group = threadIdx.x / 8, i = blockIdx.x * 8 + c;
@@ -199,6 +202,7 @@ __device__ __forceinline__ void sum_splits(const double* partials, u32 splits, u
     for (int other = 1; other < 32; other++) sums[0] += shared[0][other][c], sums[1] += shared[1][other][c];
 }
 
+// The sums over all splits in f32: first[count] and second[count], each of which may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     whole_sums(const double* partials, u32 splits, u32 count, float* first, float* second) {
     double sums[2];

@@ -8,6 +8,7 @@
 
 #define THREADS 256
 #define VEC 8
+// The largest finite e4m3 value.
 #define LARGEST 448.0f
 // scales[0] is the scale, scales[INVERSE] its inverse: cuBLASLt reads scales at multiples of 16 bytes.
 #define INVERSE 4

@@ -1,4 +1,6 @@
 // Images to patches, each flattened in the order channel, row, column, and back.
+//
+// VEC: the elements of a thread in `patchify`. INDEX: a type that can count the vectors. X, Y: storage types.
 
 #define THREADS 256
 

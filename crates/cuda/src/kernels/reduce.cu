@@ -1,9 +1,13 @@
 // Sums over axes, in an order that depends on the shape alone.
+//
+// VEC: the columns of a thread in sum_columns. X, Y: storage types.
 
 #define THREADS 256
+// Threads along the columns of sum_columns.
 #define LANES (VEC == 1 ? 32 : VEC == 2 ? 16 : 8)
 #define COLUMNS (LANES * VEC)
 #define GROUPS (THREADS / LANES)
+// Rows that a thread loads before it adds them, to have several loads in flight.
 #define AT_ONCE 4
 
 // x [outer, count, inner] to y [splits, outer, inner]: every split sums rows_per_split of `count` rows. A block has
@@ -34,9 +38,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     const float total = column_sum<THREADS, LANES, VEC>(sums);
-    const u64 own = (u64)blockIdx.x * COLUMNS + threadIdx.x;
-    if (threadIdx.x < COLUMNS && own < inner)
-        y[((u64)blockIdx.y * gridDim.z + blockIdx.z) * inner + own] = from_float<Y>(factor * total);
+    const u64 result_column = (u64)blockIdx.x * COLUMNS + threadIdx.x;
+    if (threadIdx.x < COLUMNS && result_column < inner)
+        y[((u64)blockIdx.y * gridDim.z + blockIdx.z) * inner + result_column] = from_float<Y>(factor * total);
 }
 
 // x [rows, count] to y [rows]: one warp per row.

@@ -1,5 +1,5 @@
 // Partition of a channels-last image into attention windows (Swin), with a cyclic shift, and back. A thread has VEC
-// channels of one pixel. INDEX: a type that can count the vectors.
+// channels of one pixel. INDEX: a type that can count the vectors. X, Y: storage types.
 
 #define THREADS 256
 
