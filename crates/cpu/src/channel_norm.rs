@@ -21,10 +21,15 @@ pub(crate) struct ChannelNormShape {
     pub groups: usize,
 }
 
+/// The most chunks of a sample: each takes rows of sums, and one thread adds these up.
+const MAX_CHUNKS: usize = 64;
+/// The fewest pixels that are worth a task and rows of sums.
+const MIN_CHUNK_PIXELS: usize = 32;
+
 impl ChannelNormShape {
     /// The number of chunks of a sample, and the pixels of one.
     fn chunks(&self) -> (usize, usize) {
-        let per_chunk = self.pixels.div_ceil(64).max(32);
+        let per_chunk = self.pixels.div_ceil(MAX_CHUNKS).max(MIN_CHUNK_PIXELS);
         (self.pixels.div_ceil(per_chunk), per_chunk)
     }
 
@@ -58,15 +63,15 @@ impl ChannelNormShape {
     }
 
     /// Calls `f` for all chunks on the threads of the pool, with sums that are zero at first.
-    fn each_chunk(&self, pool: &Pool, sums: &mut [f32], f: OnChunk<'_>) {
+    fn for_each_chunk(&self, pool: &Pool, sums: &mut [f32], f: OnChunk<'_>) {
         let (chunks, per_chunk) = self.chunks();
         pool.run_chunks(sums, 2 * self.channels, &|task, sums| {
             let (sample, chunk) = (task / chunks, task % chunks);
             let start = chunk * per_chunk;
             let end = (start + per_chunk).min(self.pixels);
-            let at = |pixel: usize| (sample * self.pixels + pixel) * self.channels;
+            let offset = |pixel: usize| (sample * self.pixels + pixel) * self.channels;
             sums.fill(0.0);
-            f(sample, at(start)..at(end), sums);
+            f(sample, offset(start)..offset(end), sums);
         });
     }
 
@@ -119,12 +124,12 @@ pub(crate) fn forward(
 ) {
     shape.check(x, workspace);
     let (sums, [mean, variance, scale, _]) = shape.split(workspace);
-    shape.each_chunk(pool, sums, &|_, range, sums| {
+    shape.for_each_chunk(pool, sums, &|_, range, sums| {
         isa.dispatch(SumRows { x: &x[range], cols: shape.channels, out: &mut sums[..shape.channels] });
     });
     shape.gather_groups(sums, 0, None, mean);
     mean.iter_mut().for_each(|m| *m /= shape.count());
-    shape.each_chunk(pool, sums, &|sample, range, sums| {
+    shape.for_each_chunk(pool, sums, &|sample, range, sums| {
         let mean = &mean[sample * shape.channels..][..shape.channels];
         isa.dispatch(SumSquares { x: &x[range], mean, out: &mut sums[..shape.channels] });
     });
@@ -142,9 +147,9 @@ pub(crate) fn forward(
     }
     let y = DisjointMut::new(y);
     let (mean, scale) = (&*mean, &*scale);
-    shape.each_chunk(pool, sums, &|sample, range, _| {
+    shape.for_each_chunk(pool, sums, &|sample, range, _| {
         let channels = sample * shape.channels..(sample + 1) * shape.channels;
-        // SAFETY: chunks do not overlap.
+        // SAFETY: chunks do not overlap, and a task has one.
         let y = unsafe { y.slice(range.start, range.len()) };
         isa.dispatch(NormaliseRows {
             x: &x[range],
@@ -173,17 +178,17 @@ pub(crate) fn backward(
     means.iter_mut().enumerate().for_each(|(i, m)| *m = mean[i / size]);
     // Holds rstd until the sums are known.
     dy_factor.iter_mut().enumerate().for_each(|(i, r)| *r = rstd[i / size]);
-    shape.each_chunk(pool, sums, &|sample, range, sums| {
+    shape.for_each_chunk(pool, sums, &|sample, range, sums| {
         let channels = sample * shape.channels..(sample + 1) * shape.channels;
         let (dbeta, dgamma) = sums.split_at_mut(shape.channels);
         let (mean, rstd) = (&means[channels.clone()], &dy_factor[channels]);
         isa.dispatch(SumGradients { dy: &dy[range.clone()], x: &x[range], mean, rstd, dbeta, dgamma });
     });
-    for (which, out) in [(1, dgamma), (0, dbeta)] {
+    for (row_of_sums, out) in [(1, dgamma), (0, dbeta)] {
         if !out.is_empty() {
             out.fill(0.0);
             for chunk in sums.chunks_exact(2 * shape.channels) {
-                let from = &chunk[which * shape.channels..][..shape.channels];
+                let from = &chunk[row_of_sums * shape.channels..][..shape.channels];
                 out.iter_mut().zip(from).for_each(|(out, from)| *out += from);
             }
         }
@@ -201,7 +206,7 @@ pub(crate) fn backward(
     }
     let dx = DisjointMut::new(dx);
     let (means, dy_factor, offset, x_factor) = (&*means, &*dy_factor, &*offset, &*x_factor);
-    shape.each_chunk(pool, sums, &|sample, range, _| {
+    shape.for_each_chunk(pool, sums, &|sample, range, _| {
         let channels = sample * shape.channels..(sample + 1) * shape.channels;
         isa.dispatch(NormaliseGradRows {
             dy: &dy[range.clone()],
@@ -210,7 +215,7 @@ pub(crate) fn backward(
             dy_factor: &dy_factor[channels.clone()],
             offset: &offset[channels.clone()],
             x_factor: &x_factor[channels],
-            // SAFETY: chunks do not overlap.
+            // SAFETY: chunks do not overlap, and a task has one.
             dx: unsafe { dx.slice(range.start, range.len()) },
         });
     });

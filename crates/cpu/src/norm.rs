@@ -77,9 +77,11 @@ pub fn layer_norm(pool: &Pool, isa: Isa, args: LayerNormArgs<'_>) {
     });
 }
 
-/// Rows of one task: some tens of thousands of elements.
+/// Elements of one task, about 64 KiB: enough to outweigh its scheduling.
+const TASK_ELEMENTS: usize = 16 * 1024;
+
 fn rows_per_task(dim: usize) -> usize {
-    (16 * 1024 / dim.max(1)).max(1)
+    (TASK_ELEMENTS / dim.max(1)).max(1)
 }
 
 fn check(name: &str, len: Option<usize>, expected: usize) {
@@ -168,10 +170,15 @@ impl LayerNormRows<'_> {
     }
 }
 
-/// The number of chunks of rows, and the rows of one. Each chunk has its own partial sums of the parameters' gradients,
-/// so the shape alone decides.
+/// The most chunks: each takes partial sums of the parameters' gradients, and one thread adds these up.
+const MAX_CHUNKS: usize = 64;
+/// The fewest rows that are worth a task and partial sums.
+const MIN_CHUNK_ROWS: usize = 16;
+
+/// The number of chunks of rows, and the rows of one. The shape alone decides them, and with them the order of
+/// summation.
 fn chunks(rows: usize) -> (usize, usize) {
-    let per_chunk = rows.div_ceil(64).max(16);
+    let per_chunk = rows.div_ceil(MAX_CHUNKS).max(MIN_CHUNK_ROWS);
     (rows.div_ceil(per_chunk), per_chunk)
 }
 
@@ -246,11 +253,11 @@ pub fn layer_norm_grad(pool: &Pool, isa: Isa, args: LayerNormGradArgs<'_>, works
             }
         });
     }
-    for (which, slice) in [(0, dgamma), (1, dbeta)] {
+    for (row_of_sums, slice) in [(0, dgamma), (1, dbeta)] {
         if let Some(slice) = slice {
             slice.fill(0.0);
             for chunk in 0..tasks {
-                let part = &workspace[(2 * chunk + which) * dim..][..dim];
+                let part = &workspace[(2 * chunk + row_of_sums) * dim..][..dim];
                 for (total, x) in slice.iter_mut().zip(part) {
                     *total += x;
                 }

@@ -6,9 +6,14 @@ use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, row};
 use crate::thread_pool::{DisjointMut, Pool};
 
+/// The most chunks: each takes a row of partial sums, and one thread adds these up.
+const MAX_CHUNKS: usize = 64;
+/// The fewest rows that are worth a task and a row of partial sums.
+const MIN_CHUNK_ROWS: usize = 32;
+
 /// The number of chunks, and the rows of one.
 fn chunks(rows: usize) -> (usize, usize) {
-    let per_chunk = rows.div_ceil(64).max(32);
+    let per_chunk = rows.div_ceil(MAX_CHUNKS).max(MIN_CHUNK_ROWS);
     (rows.div_ceil(per_chunk), per_chunk)
 }
 

@@ -219,7 +219,7 @@ fn sums_longer_than_a_cache_block_are_right() {
 #[test]
 fn many_rows_are_right() {
     let mut random = Random(5);
-    // Several row blocks for each thread, several column blocks, several blocks of k.
+    // Several row blocks for each thread, several column blocks, several kc blocks.
     for (m, n, k) in [(1601, 50, 33), (530, 300, 800), (513, 1, 1600)] {
         let case = Case { bias: true, activation: Some(Activation::Gelu), residual: true, ..plain(m, n, k) };
         check(&case, &mut random);
@@ -231,7 +231,7 @@ fn many_rows_are_right() {
 #[test]
 fn activations_alone_are_right_in_whole_and_partial_tiles() {
     let mut random = Random(11);
-    // Fewer terms than a tile has vectors, as many, several blocks of k; partial tiles in both directions.
+    // Fewer terms than a tile has vectors, as many, several kc blocks; partial tiles in both directions.
     for (m, n, k) in [(8, 48, 1), (19, 100, 5), (33, 96, 24), (200, 150, 50), (26, 96, 1037)] {
         for activation in ACTIVATIONS {
             check(&Case { bias: true, activation, ..plain(m, n, k) }, &mut random);
@@ -301,7 +301,7 @@ fn batches_of_plain_matrices_are_right() {
     let mut random = Random(6);
     for round in 0..40 {
         let (batch, m, n, mut k) = (random.size(1, 9), random.size(1, 40), random.size(1, 130), random.size(1, 50));
-        // Sometimes several blocks of k.
+        // Sometimes several kc blocks.
         if round % 8 == 0 {
             k += 1600;
         }

@@ -48,7 +48,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Phase and scope, for people: `backward.blocks.3.attn`.
+    /// Phase and scope, for profiles and errors: `backward.blocks.3.attn`.
     pub fn path(&self) -> String {
         let phase = match self.phase {
             Phase::Forward => return self.scope.clone(),

@@ -19,7 +19,7 @@ struct Segment {
     len: usize,
 }
 
-/// A block of k: the segments of a receptive field whose filters stay in the cache.
+/// A kc block: the segments of a receptive field whose filters stay in the cache.
 struct SegmentBlock {
     segments: Vec<Segment>,
     /// The first term.
@@ -110,8 +110,8 @@ impl ImplicitGemm {
             for (i, pixel) in pixels[..rows].iter_mut().enumerate() {
                 *pixel = self.receptive_field(row + i);
             }
-            let residual = |at: ResidualAt| {
-                epilogue.residual.filter(|(place, _)| *place == at).map(|(_, r)| (&r[row * n + column..], n))
+            let residual = |position: ResidualAt| {
+                epilogue.residual.filter(|(at, _)| *at == position).map(|(_, r)| (&r[row * n + column..], n))
             };
             let block = ConvBlock {
                 image: image.as_ptr(),
