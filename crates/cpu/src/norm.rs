@@ -19,9 +19,9 @@ pub struct LayerNormArgs<'a> {
     pub beta: Option<&'a [f32]>,
     pub eps: f32,
     pub out: &'a mut [f32],
-    /// Takes the mean of each row, for the gradient.
+    /// Receives the mean of each row, for the gradient.
     pub mean: Option<&'a mut [f32]>,
-    /// Takes `1 / sqrt(variance + eps)` of each row, for the gradient.
+    /// Receives `1 / sqrt(variance + eps)` of each row, for the gradient.
     pub rstd: Option<&'a mut [f32]>,
 }
 

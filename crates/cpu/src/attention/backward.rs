@@ -9,7 +9,7 @@ use super::packing::{PREFETCH_ROWS, PackRows, PackTransposed, prefetch_row};
 use super::{
     AttentionShape, HeadView, HeadViewMut, MAX_BLOCK_SCORES, OutputView, WeightDropout, check_bias, head_bias,
 };
-use crate::gemm::{ALIGN, aligned, check_workspace};
+use crate::gemm::{ALIGN, CACHE_SET_STRIDE, aligned, check_workspace};
 use crate::isa::Isa;
 use crate::simd::math::exp2;
 use crate::simd::{Kernel, MAX_LANES, Simd, row};
@@ -112,6 +112,9 @@ pub fn backward_workspace(threads: usize, shape: &AttentionShape) -> usize {
     threads * BackwardBlocking::new(shape).worker_len()
 }
 
+/// Blocks are multiples of this many queries: about the rows of a register tile, but the same on every instruction set.
+const QUERY_UNIT: usize = 8;
+
 /// How queries are divided into blocks, and the layout of a worker's workspace, whose parts are whole cache lines. It
 /// depends on the shape alone, since `dK` and `dV` are sums over blocks.
 #[derive(Clone, Copy)]
@@ -130,10 +133,10 @@ struct BackwardBlocking {
 impl BackwardBlocking {
     fn new(shape: &AttentionShape) -> Self {
         // One cache line more than needed keeps rows from competing for the same cache sets.
-        let score_stride = shape.keys.next_multiple_of(16) + 16;
-        let max_queries = (MAX_BLOCK_SCORES / score_stride).max(8);
+        let score_stride = shape.keys.next_multiple_of(MAX_LANES) + MAX_LANES;
+        let max_queries = (MAX_BLOCK_SCORES / score_stride).max(QUERY_UNIT);
         let blocks = shape.queries.div_ceil(max_queries).max(1);
-        let block_queries = shape.queries.div_ceil(blocks).next_multiple_of(8);
+        let block_queries = shape.queries.div_ceil(blocks).next_multiple_of(QUERY_UNIT);
         let row = shape.head_dim.next_multiple_of(MAX_LANES);
         BackwardBlocking {
             block_queries,
@@ -179,7 +182,7 @@ pub fn backward(pool: &Pool, isa: Isa, args: AttentionGradArgs<'_>, workspace: &
     let workspaces = DisjointMut::new(workspace);
     pool.run_with_worker(groups * heads, &|task, worker| {
         let (group, h) = (task / heads, task % heads);
-        // SAFETY: each task has its own head of the bias's gradient, and a worker index is used by one thread at a
+        // SAFETY: tasks have disjoint heads of the bias's gradient, and a worker index is used by one thread at a
         // time.
         let (mut dbias, workspace) = unsafe {
             (
@@ -280,8 +283,8 @@ struct QueryRange {
 }
 
 impl HeadGrad<'_> {
-    /// Rows as the right-hand side of a product: in place where they are whole vectors, unless the stride is one at
-    /// which they compete for the same cache sets.
+    /// Rows as the right-hand side of a product: in place where they are whole vectors that do not compete for the
+    /// same cache sets.
     #[inline(always)]
     fn panels_of<S: Simd>(
         &self,
@@ -292,7 +295,7 @@ impl HeadGrad<'_> {
         packed: &mut [f32],
     ) -> PanelSource {
         let (b, h, head_dim) = (self.b, self.h, self.shape.head_dim);
-        if head_dim % MAX_LANES == 0 && !view.row_stride.is_multiple_of(1024) {
+        if head_dim.is_multiple_of(MAX_LANES) && !view.row_stride.is_multiple_of(CACHE_SET_STRIDE) {
             return PanelSource::Rows(view.at(b, first, h), view.row_stride);
         }
         s.vectorize(PackRows { view, b, h, first, rows, head_dim, packed: &mut *packed });

@@ -1,5 +1,5 @@
-//! The exponentials of a block of scores, a vector at a time, so that they can be interleaved with the product of the block
-//! before: exponentials and matrix products use different execution units.
+//! The exponentials of a block of scores, a vector at a time, so that they can be interleaved with the product of the
+//! block before: exponentials and matrix products use different execution units.
 
 use std::marker::PhantomData;
 
@@ -22,8 +22,8 @@ pub(super) struct Exponentials<'a> {
 }
 
 impl<'a> Exponentials<'a> {
-    /// Rows of `keys` scores that are `stride` apart and padded to whole vectors with minus infinity; `sums` takes a sum
-    /// for each row and lane, `[rows][LANES]`.
+    /// Rows of `keys` scores that are `stride` apart and padded to whole vectors with minus infinity; `sums` receives a
+    /// sum for each row and lane, `[rows][LANES]`.
     ///
     /// # Panics
     /// If a slice is too short.

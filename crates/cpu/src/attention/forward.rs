@@ -26,9 +26,9 @@ pub struct AttentionArgs<'a> {
     pub v: HeadView<'a>,
     /// The result, laid out as the queries are.
     pub out: HeadViewMut<'a>,
-    /// Takes the logarithm of the sum of exponentials, `[batch, heads, queries]`, for the gradient.
+    /// Receives the logarithm of the sum of exponentials, `[batch, heads, queries]`, for the gradient.
     pub lse: Option<&'a mut [f32]>,
-    /// Takes the weights before dropout, `[batch, heads, queries, keys]`.
+    /// Receives the weights before dropout, `[batch, heads, queries, keys]`.
     pub weights: Option<&'a mut [f32]>,
     /// `[groups, heads, queries, keys]` and the number of groups; sample `b` uses group `b % groups`.
     pub bias: Option<(&'a [f32], usize)>,
@@ -89,7 +89,7 @@ impl ForwardBlocking {
         let block_queries = tiles.div_ceil(blocks) * tile_rows;
         let whole_heads = threads == 1 || batch * heads >= HEADS_PER_THREAD * threads;
         // Values whose rows are whole vectors are read in place.
-        let in_place = head_dim % MAX_LANES == 0;
+        let in_place = head_dim.is_multiple_of(MAX_LANES);
         ForwardBlocking {
             block_queries,
             score_stride,

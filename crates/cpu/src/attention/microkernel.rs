@@ -285,7 +285,7 @@ impl KLoop for TileTerms<'_> {
     }
 }
 
-/// Takes the sums of a tile through the epilogue to the output.
+/// Applies the epilogue to the sums of a tile and writes the output.
 ///
 /// # Safety
 /// The pointers of output and epilogue must be valid for the tile, as [`multiply`] says.

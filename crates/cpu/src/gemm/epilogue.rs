@@ -1,4 +1,4 @@
-//! The epilogue of a product, and the kernel that takes sums through it to C.
+//! The epilogue of a product, and the kernel that applies it to sums and writes C.
 
 use super::check_matrix;
 use crate::activation::{Activation, ActivationFn, with_activation};

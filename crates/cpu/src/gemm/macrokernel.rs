@@ -7,7 +7,7 @@ use super::matmul::{ALIGN, aligned};
 use super::microkernel::{InitialRow, LINE, MicroTiles, PanelPrefetch, TileBuffer, TileLines, microkernel};
 use super::pack::copy_panel;
 use super::pipelined::{DeferredTile, pipelined_tiles};
-use super::{ALayout, Epilogue};
+use super::{ALayout, CACHE_SET_STRIDE, Epilogue};
 use crate::isa::Isa;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
@@ -73,10 +73,10 @@ impl Kernel for Macrokernel<'_> {
         let scratch = std::mem::take(&mut block.scratch);
         let pack_b = matches!(block.b, BlockB::RowMajor(..));
         assert!(!pack_b || scratch.len() >= needed, "packing B takes scratch");
-        // Tiles of narrow vectors use half of each cache line of a transposed A, and rows a power of two apart compete
-        // for the same cache sets; otherwise reading A in place again for every panel is cheaper. Packing changes no
-        // sum.
-        let strided = S::LANES < MAX_LANES || block.lda.is_multiple_of(1024);
+        // Tiles of narrow vectors use half of each cache line of a transposed A, and rows a multiple of 4 KiB apart
+        // compete for the same cache sets; otherwise reading A in place again for every panel is cheaper. Packing
+        // changes no sum.
+        let strided = S::LANES < MAX_LANES || block.lda.is_multiple_of(CACHE_SET_STRIDE);
         let pack_a = block.a_layout == ALayout::Transposed && strided && block.n > 2 * nr && scratch.len() >= needed;
         let panel = packed_panel_len(block.k);
         let (b_scratch, a_scratch) = scratch.split_at_mut(if pack_b { panel } else { 0 });
@@ -118,7 +118,7 @@ enum TileStore {
     PanelActivation,
     /// As [`super::pipelined`] does it, for full tiles.
     Pipelined,
-    /// The microkernel stores the sums to a buffer, from which [`SumsToC`] takes them through the epilogue.
+    /// The microkernel stores the sums to a buffer, from which [`SumsToC`] applies the epilogue and writes C.
     Buffered,
 }
 
@@ -361,7 +361,7 @@ impl<S: Simd> GemmBody<'_, '_, S> {
 /// Packs `k` rows of `m` elements as `[tile][k][MR]`.
 ///
 /// # Safety
-/// The rows must be readable, and `packed` as long as [`block_scratch`] says, less what aligns it.
+/// The rows must be readable, and `packed` as long as [`block_scratch`] says, without the alignment.
 #[inline(always)]
 unsafe fn pack_transposed_a<S: Simd>(s: S, a: *const f32, lda: usize, m: usize, k: usize, packed: &mut [f32]) {
     debug_assert!(packed.len() >= m.next_multiple_of(S::TILE_ROWS) * k + S::LANES);

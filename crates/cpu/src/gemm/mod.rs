@@ -100,6 +100,9 @@ pub fn gemm(pool: &Pool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) {
     run_tasks(pool, isa, gemm, None, workspace);
 }
 
+/// Elements of 4 KiB: rows a multiple of this apart compete for the same sets of a first-level cache.
+pub(crate) const CACHE_SET_STRIDE: usize = 1024;
+
 /// With fewer rows, splitting B into bf16x3 for AMX takes longer than AMX saves.
 const AMX_MIN_ROWS: usize = 512;
 

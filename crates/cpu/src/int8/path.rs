@@ -242,7 +242,7 @@ pub(super) fn outlined<D: Dot, K: DotKernel>(d: D, kernel: K) -> K::Output {
     kernel.run(d)
 }
 
-/// What the paths share whose vectors of f32 are [`crate::simd::Portable`].
+/// The items that paths with [`crate::simd::Portable`] vectors of f32 have in common.
 macro_rules! portable_floats {
     () => {
         type Float = $crate::simd::Portable;

@@ -8,19 +8,19 @@ use super::path::{Dot, DotKernel, operations, portable_floats, token};
 use crate::simd::{Avx2, Avx512, Simd};
 
 token! {
-    /// Proof that the machine has what [`Avx512`] proves, and AVX-512 VNNI.
+    /// Proof that the machine has the instructions of [`Avx512`] and AVX-512 VNNI.
     Avx512Vnni(Avx512) = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma"
 }
 token! {
-    /// Proof that the machine has what [`Avx512`] proves.
+    /// Proof that the machine has the instructions of [`Avx512`].
     Avx512Wide(Avx512) = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
 }
 token! {
-    /// Proof that the machine has what [`Avx2`] proves, and AVX-VNNI.
+    /// Proof that the machine has the instructions of [`Avx2`] and AVX-VNNI.
     AvxVnni(Avx2) = "avx2,fma,avxvnni"
 }
 token! {
-    /// Proof that the machine has what [`Avx2`] proves.
+    /// Proof that the machine has the instructions of [`Avx2`].
     Avx2Wide(Avx2) = "avx2,fma"
 }
 

@@ -86,7 +86,7 @@ impl Lowered {
     }
 }
 
-/// Lowers an operation; `fixed` tells which inputs never change between runs.
+/// Lowers an operation; `fixed` says of each input whether it never changes between runs.
 pub(crate) fn lower(
     processor: &Processor,
     op: &Op,

@@ -1,4 +1,4 @@
-//! Operations on one row of elements: what softmax, attention and norms have in common.
+//! Operations on one row of elements that softmax, attention and norms have in common.
 
 use super::Simd;
 use super::math::exp2;

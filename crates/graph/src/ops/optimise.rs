@@ -25,7 +25,7 @@ impl Operation for GlobalNorm {
     }
 
     fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
-        vec![Array::filled(Shape::default(), length(inputs.iter().flat_map(|x| x.data()).copied()))]
+        vec![Array::filled(Shape::default(), two_norm(inputs.iter().flat_map(|x| x.data()).copied()))]
     }
 
     fn input_precision(&self, _input: usize) -> InputPrecision {
@@ -37,7 +37,7 @@ impl Operation for GlobalNorm {
     }
 }
 
-fn length(elements: impl Iterator<Item = f64>) -> f64 {
+fn two_norm(elements: impl Iterator<Item = f64>) -> f64 {
     elements.map(|v| v * v).sum::<f64>().sqrt()
 }
 
@@ -76,7 +76,7 @@ trait UpdateRule {
     fn update(&self, old: UpdateOperands) -> Vec<Array>;
 }
 
-/// What an update rule computes with.
+/// The operands of an update rule.
 struct UpdateOperands<'a> {
     shape: &'a Shape,
     parameter: &'a [f64],
@@ -179,7 +179,7 @@ pub struct Adam {
     pub weight_decay: f32,
     /// Weight decay is added to the update (AdamW), not to the gradient.
     pub decoupled: bool,
-    /// The update is scaled to the parameter's length (LAMB), unless one of the two is zero.
+    /// The update is scaled to the parameter's norm (LAMB), unless one of the two is zero.
     pub trust_ratio: bool,
     /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`.
     pub clip: Option<f32>,
@@ -213,8 +213,8 @@ impl UpdateRule for Adam {
             let (m, v) = (mean.data()[i] / correct1, variance.data()[i] / correct2);
             m / (v.sqrt() + epsilon) + decoupled * parameter[i]
         });
-        let lengths = (length(parameter.iter().copied()), length(update.data().iter().copied()));
-        let ratio = match lengths {
+        let norms = (two_norm(parameter.iter().copied()), two_norm(update.data().iter().copied()));
+        let ratio = match norms {
             (parameter, update) if self.trust_ratio && parameter > 0.0 && update > 0.0 => parameter / update,
             _ => 1.0,
         };

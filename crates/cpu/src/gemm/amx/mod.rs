@@ -38,8 +38,8 @@ pub(super) fn workspace(threads: usize, m: usize, n: usize, k: usize) -> usize {
 /// Computes the blocks of a product as tasks, each with a `Tmul` from `tmul`.
 ///
 /// # Safety
-/// The slices must be long enough for the shape; the machine must have AVX-512 and what `tmul` requires on every
-/// thread.
+/// The slices must be long enough for the shape; the machine must have AVX-512, and every task must be allowed to
+/// call `tmul`.
 pub(super) unsafe fn run_tasks<T: Tmul>(
     pool: &Pool,
     gemm: Gemm<'_>,
