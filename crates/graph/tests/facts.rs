@@ -69,7 +69,7 @@ fn an_output_has_the_type_of_the_input_that_it_may_overwrite() {
 fn elementwise_outputs_have_the_broadcast_shape_of_the_inputs() {
     for (graph, case) in graphs() {
         for node in graph.nodes().iter().filter(|node| node.op.is_elementwise()) {
-            let shape = inputs(&graph, node).iter().fold(Some(Shape::default()), |s, ty| s?.broadcast(&ty.shape));
+            let shape = inputs(&graph, node).iter().try_fold(Shape::default(), |s, ty| s.broadcast(&ty.shape));
             assert_eq!(shape.as_ref(), Some(&node.outputs[0].shape), "{} of {case}", node.op.name());
         }
     }
