@@ -113,10 +113,10 @@ impl DeviceInfo {
             succeeded(cu::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
             CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
         };
-        let attribute = |which: Attribute| {
+        let attribute = |name: Attribute| {
             let mut value = 0;
-            // SAFETY: as above.
-            succeeded(unsafe { cu::cuDeviceGetAttribute(&mut value, which, device) })?;
+            // SAFETY: the driver is loaded, `value` is live, and `cuDeviceGet` returned `device`.
+            succeeded(unsafe { cu::cuDeviceGetAttribute(&mut value, name, device) })?;
             Ok(value as u32)
         };
         let compute_capability = (

@@ -290,12 +290,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (u32 r = 0; r < 2; r++)
 #pragma unroll
             for (u32 c = tx; c < TILE; c += 16) {
-                const u32 own = ty + 16 * r;
-                const float product = dot(tile_q + own * PITCH, tile_k + c * PITCH);
-                const float dweight = dot(tile_dy + own * PITCH, tile_v + c * PITCH);
-                const WeightGrad p = weight_grad(s, at, bias, seed, mask, query0 + own, key0 + c, product, dweight,
+                const u32 tile_row = ty + 16 * r;
+                const float product = dot(tile_q + tile_row * PITCH, tile_k + c * PITCH);
+                const float dweight = dot(tile_dy + tile_row * PITCH, tile_v + c * PITCH);
+                const WeightGrad p = weight_grad(s, at, bias, seed, mask, query0 + tile_row, key0 + c, product, dweight,
                                                  row_lse[r], row_delta[r]);
-                dscores[own * (TILE + 1) + c] = p.dscore * s.scale;
+                dscores[tile_row * (TILE + 1) + c] = p.dscore * s.scale;
             }
         __syncthreads();
         accumulate(sum, dscores, tile_k);

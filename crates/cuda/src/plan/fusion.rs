@@ -190,9 +190,9 @@ impl FusionGroups {
             group.extend([norm, relu]);
             group.sort_unstable();
             // The norm's other outputs are written in the place of the relu, so they must have no consumer before it.
-            let own = |id: NodeId| group.contains(&id);
-            let read_before =
-                (norm + 1..relu).any(|id| !own(id) && nodes[id].inputs.iter().any(|v| storage(graph, *v).node == norm));
+            let in_group = |id: NodeId| group.contains(&id);
+            let read_before = (norm + 1..relu)
+                .any(|id| !in_group(id) && nodes[id].inputs.iter().any(|v| storage(graph, *v).node == norm));
             if read_before || residual.is_some_and(|v| storage(graph, v).node == norm) {
                 continue;
             }

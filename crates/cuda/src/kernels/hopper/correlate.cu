@@ -76,9 +76,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 warp = threadIdx.x / 32 - (BLOCK_M == 64 ? warpgroup * 4 : 0);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const u32 own = first_filter + warp * 16 + threadIdx.x % 32 / 4 + 8 * half;
-        if (own >= filter_count) continue;
-        float *to = partials + ((u64)part * filter_count + own) * columns;
+        const u32 sum_filter = first_filter + warp * 16 + threadIdx.x % 32 / 4 + 8 * half;
+        if (sum_filter >= filter_count) continue;
+        float *to = partials + ((u64)part * filter_count + sum_filter) * columns;
 #pragma unroll
         for (int j = 0; j < BLOCK_N / 8; j++) {
             const u32 column = first_column + j * 8 + threadIdx.x % 4 * 2;

@@ -2,7 +2,7 @@
 
 // Loads the biases of a tile of queries and all keys, or, TRANSPOSED, of a tile of keys and all queries.
 template <int N, int TILES, int THREADS, bool TRANSPOSED>
-static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& own, const B* bias,
+static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& pairs, const B* bias,
                                                  const AttentionShape& s, const BlockWork& work, int begin) {
     const B* from = bias + ((u64)work.group * s.heads + work.head) * QUERIES * KEYS;
 #pragma unroll 1
@@ -14,11 +14,11 @@ static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& 
                 float pair[2];
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const int mine = begin + row_of(2 * half), other = tile * N + column_of(n, i);
-                    const int query = TRANSPOSED ? other : mine, key = TRANSPOSED ? mine : other;
+                    const int resident = begin + row_of(2 * half), streamed = tile * N + column_of(n, i);
+                    const int query = TRANSPOSED ? streamed : resident, key = TRANSPOSED ? resident : streamed;
                     pair[i] = query < QUERIES && key < KEYS ? to_float(from[query * KEYS + key]) : 0.0f;
                 }
-                own.set((tile * N / 8 + n) * 2 + half, pair);
+                pairs.set((tile * N / 8 + n) * 2 + half, pair);
             }
 }
 

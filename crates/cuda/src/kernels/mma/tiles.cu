@@ -142,7 +142,7 @@ static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4],
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int own = begin + row_of(2 * half);
+        const int token = begin + row_of(2 * half);
         const float factor = half ? factor1 : factor0;
 #pragma unroll
         for (int first = 0; first < D / 8; first += 4) {
@@ -153,8 +153,8 @@ static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4],
                 w[i] = pack_pair<ELEMENT>(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
             }
             quad_transpose(w);
-            if (own < end && (first + t) * 8 < HEAD)
-                *(uint4*)(to + (u64)own * row + (first + t) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+            if (token < end && (first + t) * 8 < HEAD)
+                *(uint4*)(to + (u64)token * row + (first + t) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }
