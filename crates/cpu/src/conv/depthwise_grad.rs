@@ -4,8 +4,8 @@
 //! output width, channels]`. A model's filters are `[channels, taps]`; the kernels read and sum them as `[taps,
 //! channels]`.
 //!
-//! [`AddProduct`] is dispatched for every pixel and tap: its checks of the instruction set are predicted branches,
-//! beside the products of all channels.
+//! [`AddProduct`] is dispatched for every pixel and tap: the checks of the instruction set are well-predicted branches,
+//! which cost little beside the products of all channels.
 
 use super::ConvGeometry;
 use crate::isa::Isa;

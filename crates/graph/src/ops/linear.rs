@@ -47,6 +47,7 @@ impl Operation for Linear {
         "linear"
     }
 
+    /// `linear+gelu+scale+residual`, in the order of the epilogue; the bias is left out.
     fn label(&self) -> String {
         let mut label = self.name().to_string();
         label.extend(self.activation.map(|a| format!("+{}", a.name())));
