@@ -152,7 +152,7 @@ fn a_model_that_cannot_be_used_is_explained() {
     let (empty, image) = (tempfile::tempdir().unwrap(), image("formats/rgb.png"));
     let unknown = empty.path().join("unknown");
     fs::create_dir(&unknown).unwrap();
-    fs::write(unknown.join("config.json"), r#"{"architecture": "convnext_tiny"}"#).unwrap();
+    fs::write(unknown.join("config.json"), r#"{"architecture": "regnety_040"}"#).unwrap();
     fs::copy(model("timm_vit").join("model.safetensors"), unknown.join("model.safetensors")).unwrap();
     let other = empty.path().join("other");
     fs::create_dir(&other).unwrap();
@@ -162,7 +162,7 @@ fn a_model_that_cannot_be_used_is_explained() {
         ("B/16".into(), "`B/16` is an architecture without weights; give a checkpoint folder"),
         ("nowhere".into(), "nowhere: no such file or folder; give a checkpoint folder"),
         (empty.path().to_path_buf(), "there are no weights here"),
-        (unknown, "config.json: the architecture `convnext_tiny` is not known here"),
+        (unknown, "config.json: the architecture `regnety_040` is not known here"),
         (other, "--allow-unmatched"),
         (image.clone(), "rgb.png: not a weights file"),
     ] {

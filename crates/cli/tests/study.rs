@@ -116,7 +116,7 @@ fn mistakes_are_explained() {
     let wrong = |models: &str, more: &[&str]| vit(study(&data, &out, models, more)).code(1).err;
     assert!(wrong("resnet18_cifr", &[]).contains("no model named `resnet18_cifr`"));
     assert!(wrong("P/8@32,vit_pico_patch8_32", &[]).contains("vit_pico_patch8_32 is in the study twice"));
-    assert!(wrong(MODELS, &["--set", "length=3 epochs"]).contains("same budget"));
+    assert!(wrong(MODELS, &["--set", "length=3 epochs"]).contains("same number of steps"));
     assert!(wrong(MODELS, &["--set", "P/9@36:seed=1"]).contains("P/9@36"));
     assert!(wrong(MODELS, &["--set", "lenet5_relu_cifar:sed=1"]).contains("did you mean `seed`?"));
     assert!(wrong(MODELS, &["--teacher", "resnet18_cifar"]).contains("one of the study's models"));

@@ -100,7 +100,7 @@ fn a_teacher_that_does_not_fit_is_explained() {
     assert!(renamed.to_string().contains("class 1 is \"blue\" there and \"cyan\" here"), "{renamed}");
     std::fs::remove_dir_all(other.join("cyan")).unwrap();
     let fewer = try_on(&other).to_string();
-    assert!(fewer.contains("it knows 3 classes, and the data set has 2"), "{fewer}");
+    assert!(fewer.contains("it knows 3 classes, and the dataset has 2"), "{fewer}");
 
     // A teacher with one colour channel.
     let grey = recipe(&["batch=12", "length=1 steps"]);
