@@ -9,6 +9,7 @@
 //! let weight = x.parameter("weight", [4, 3], Init::Ones);
 //! x.linear(&weight, None).output("y");
 //!
+//! // `None`: on all cores.
 //! let mut executable = Cpu::new(None).compile(&x.finish()?, &mut Initial { seed: 0 })?;
 //! executable.write("x", Elements::F32(&[1.0; 6]))?;
 //! executable.run()?;

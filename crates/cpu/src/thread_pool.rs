@@ -154,6 +154,7 @@ impl Pool {
         }
         shared.started.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
         let call = (shared.state.load(Ordering::Relaxed) & !(CALL - 1)).wrapping_add(CALL);
+        // SeqCst on `state` and `asleep`: the caller sees the sleeper or the sleeper sees the call, so no wake-up is lost.
         shared.state.store(call | OPEN, Ordering::SeqCst);
         if shared.asleep.load(Ordering::SeqCst) > 0 {
             let _guard = shared.guard();

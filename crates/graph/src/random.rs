@@ -28,7 +28,7 @@ impl Seed {
         Seed([seed as i32, (seed >> 32) as i32, step as i32, (step >> 32) as i32])
     }
 
-    /// Word `index` of a stream.
+    /// 32-bit word `index` of a random stream; each dropout operation of a graph has its own stream.
     pub fn word(self, stream: u32, index: u64) -> u32 {
         let [low, high, step_low, step_high] = self.0.map(|w| w as u32);
         // A stream has 2^34 words per step.
@@ -38,6 +38,7 @@ impl Seed {
 
     /// Whether dropout at `rate` keeps element `index` of a stream.
     pub fn keeps(self, stream: u32, index: u64, rate: f32) -> bool {
+        // rate * 2^32
         f64::from(self.word(stream, index)) >= f64::from(rate) * 4294967296.0
     }
 }

@@ -1,4 +1,4 @@
-//! Dot products of bytes in portable Rust: for machines without a faster path, and the one that tests compare with.
+//! Dot products of int8 in portable Rust: for machines without a faster path, and the one that tests compare with.
 
 use super::path::{Dot, DotKernel, portable_floats};
 use crate::simd::Simd;
@@ -7,13 +7,15 @@ use crate::simd::Simd;
 #[derive(Clone, Copy)]
 pub(super) struct PortableDot;
 
-// SAFETY: all vectors are arrays of 4 lanes.
+// SAFETY: 4 lanes as in Portable: Left is one group of 2 activations, Right a group of 2 weights for each lane, and every
+// load and store has that extent.
 unsafe impl Dot for PortableDot {
     portable_floats!();
     type Sums = [i32; 4];
     type Left = [i16; 2];
     type Right = [i16; 8];
     const GROUP: usize = 2;
+    /// An activation is stored as i16.
     const LEFT_BYTES: usize = 2;
 
     #[inline(always)]
@@ -70,6 +72,8 @@ unsafe impl Dot for PortableDot {
         let x = self.float().round(x);
         let mut words = [0i16; 4];
         for i in 0..4 {
+            // Stored without the zero point: min(round(x) + zero, 255) - zero. The zero point comes from the row's minimum, so
+            // no lower clamp is needed.
             words[i] = (x[i] as i32).min(255 - zero) as i16;
         }
         // SAFETY: the caller guarantees 8 bytes.
@@ -78,6 +82,7 @@ unsafe impl Dot for PortableDot {
 
     #[inline(always)]
     fn offset(_: i32) -> i32 {
+        // `store_left` has subtracted the zero point.
         0
     }
 }

@@ -5,8 +5,9 @@
 // A row is kept in registers by LANES threads: 8, 16 or 32, so that a warp has several short rows, or a whole block for
 // long rows. Sums go through shuffles and then warp by warp, in an order that depends on the shape alone.
 //
-// X, Z, Y, S, DY, R, DX, DD, DB: storage types. DROP: 1 with stochastic depth. SUMS: 1 to compute the column sums of dx
-// (with DROP of the dropped dx), which are the gradient of a bias.
+// Storage types: X x, Z addend, Y y, S sum, DY dy, R d_residual, DX dx, DD dropped, DB the bias gradient.
+// DROP: 1 with stochastic depth. SUMS: 1 to compute the column sums of dx (with DROP of the dropped dx), which are the
+// gradient of a bias.
 
 // Rows that a block computes at a time.
 #define ROWS (LANES <= 32 ? 128 / LANES : 1)
@@ -38,7 +39,7 @@ __device__ __forceinline__ float2 row_sums(float a, float b) {
     return total;
 }
 
-// Stochastic depth: one decision for each sample, of `rows` rows.
+// Stochastic depth: one decision for each sample, which has `rows` rows.
 struct StochasticDepth {
     Mask mask;
     u32 rows;
@@ -49,7 +50,8 @@ __device__ __forceinline__ float keep_factor(const StochasticDepth& depth, u32 r
     return DROP ? mask_factor(depth.mask, depth.seed, row / depth.rows) : 1.0f;
 }
 
-// y = scale · (gamma · (v - mean) · rstd + beta) with v = x + keep · addend. A block has ROWS * turns rows. `addend`,
+// y = scale · (gamma · (v - mean) · rstd + beta) with v = x + keep · addend. A block iterates over `turns` groups of ROWS
+// rows, so that gamma and beta are loaded once. `addend`,
 // `sum`, `mean`, `rstd` and `scale` (a quantisation scale) may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const X* __restrict__ x, const Z* __restrict__ addend, const float* __restrict__ gamma,
@@ -64,8 +66,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     const u32 first = blockIdx.x * ROWS * turns;
     for (u32 turn = 0; turn < turns; turn++) {
-        // All threads of a warp take part in the shuffles; those past the last row repeat it and write nothing.
+        // Uniform over the block, so no thread misses a shuffle or a __syncthreads.
         if (first + turn * ROWS >= rows) return;
+        // Threads past the last row repeat it, since the shuffles need all of a warp, and write nothing.
         const u32 own = first + turn * ROWS + threadIdx.x / LANES;
         const bool live = own < rows;
         const u32 row = live ? own : rows - 1;
@@ -115,12 +118,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + residual with d = dy · gamma, and the block's partial sums of
-// dgamma, dbeta and the columns of dx: partials [blocks, PARTS, DIM]. With DROP, `dropped` = keep · dx. `residual`,
-// `dx` and `partials` may be null.
+// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + d_residual with d = dy · gamma, and the block's partial sums of
+// dgamma, dbeta and the columns of dx: partials [blocks, PARTS, DIM]. With DROP, `dropped` = keep · dx, the
+// gradient of the addend. `d_residual`, `dx` and `partials` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_grad(const DY* __restrict__ dy, const X* __restrict__ x, const float* __restrict__ gamma,
-                    const float* __restrict__ mean, const float* __restrict__ rstd, const R* __restrict__ residual,
+                    const float* __restrict__ mean, const float* __restrict__ rstd, const R* __restrict__ d_residual,
                     u32 rows, DX* __restrict__ dx, float* __restrict__ partials, DD* __restrict__ dropped,
                     const StochasticDepth depth) {
     float parts[PARTS][CHUNKS][VEC];
@@ -143,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         EACH_CHUNK(chunk, column) {
             load<VEC>(x + start + column, normed[chunk]);
             load<VEC>(dy + start + column, d[chunk]);
-            if (residual) load<VEC>(residual + start + column, out[chunk]);
+            if (d_residual) load<VEC>(d_residual + start + column, out[chunk]);
         }
         EACH_CHUNK(chunk, column) {
             float g[VEC];
@@ -168,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {
                     const float v = inverse * (d[chunk][i] - mean_sum - normed[chunk][i] * mean_dot);
-                    result[i] = residual ? out[chunk][i] + v : v;
+                    result[i] = d_residual ? out[chunk][i] + v : v;
                     if (SUMS) parts[PARTS - 1][chunk][i] += keep * result[i];
                 }
                 store<VEC>(dx + start + column, result);
@@ -216,10 +219,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < PARTS * DIM; i += THREADS) own[i] = shared[i];
 }
 
-// The sums over all blocks: 8 columns by 32 groups of partials per thread block. Any result may be null.
+// Sums partials [blocks, PARTS, DIM] over blocks; a column is one of PARTS * DIM. A thread block has 8 columns by 32 groups
+// of partials. Any result may be null.
 extern "C" __global__ void __launch_bounds__(256)
     layer_norm_grad_parameters(const float* __restrict__ partials, u32 blocks, float* __restrict__ dgamma,
-                               float* __restrict__ dbeta, DB* __restrict__ sums) {
+                               float* __restrict__ dbeta, DB* __restrict__ dbias) {
     const u32 column = blockIdx.x * 8 + threadIdx.x % 8;
     float sum[1] = {0.0f};
     if (column < PARTS * DIM)
@@ -228,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const float total = column_sum<256, 8, 1>(sum);
     if (threadIdx.x >= 8 || column >= PARTS * DIM) return;
     if (column >= 2 * DIM) {
-        if (sums) sums[column - 2 * DIM] = from_float<DB>(total);
+        if (dbias) dbias[column - 2 * DIM] = from_float<DB>(total);
         return;
     }
     float* to = column < DIM ? dgamma : dbeta;

@@ -5,6 +5,7 @@
 // every block, so that one grid covers tensors of any size.
 
 #define THREADS 256
+// As CHUNK in lower/optimise.rs.
 #define CHUNK 8192
 
 struct Chunk {
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // norm = sqrt(sum of partials), by one block, in double precision.
-extern "C" __global__ void __launch_bounds__(THREADS) root_of_sum(const float* partials, u32 count, float* norm) {
+extern "C" __global__ void __launch_bounds__(THREADS) global_norm(const float* partials, u32 count, float* norm) {
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < count; i += THREADS) sum += (double)partials[i];
     sum = block_sum<THREADS>(sum);
@@ -49,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) root_of_sum(const float* p
 }
 
 // One tensor's update. New values may overwrite the old ones; an output without a consumer is null.
-// A moving average has its new sample as the gradient and its decay as the rate.
+// moving_average: `gradient` is the new sample, `rate` the decay. guarded_update: `gradient` is the new value, `rate` the
+// norm that guards it.
 struct TensorUpdate {
     const float *parameter, *gradient, *mean, *variance;
     float *new_parameter, *new_mean, *new_variance;
@@ -60,7 +62,7 @@ struct TensorUpdate {
     // Weight decay that is added to the gradient, and weight decay that is added to the update (AdamW).
     float coupled, decoupled;
     u32 trust_ratio;
-    // The first block of this tensor in the grid.
+    // The first block of this tensor in the first pass, which is the index of its partial sums.
     u32 first_block;
 
     __device__ __forceinline__ void store_parameter(u64 i, float value) const {
@@ -88,9 +90,9 @@ struct Adam {
     u32 clips;
 };
 
-// 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t), and the clip factor.
+// Learning rate, 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t), and the clip factor.
 struct AdamStep {
-    float rate, scale, root, factor;
+    float rate, mean_correction, root_correction, clip_factor;
 };
 
 __device__ __forceinline__ AdamStep adam_step(const TensorUpdate& p, const Adam& adam, const float* step,
@@ -99,15 +101,16 @@ __device__ __forceinline__ AdamStep adam_step(const TensorUpdate& p, const Adam&
     const double correct2 = 1.0 - pow((double)adam.beta2, (double)*step);
     AdamStep s;
     s.rate = *p.rate;
-    s.scale = (float)(1.0 / correct1);
-    s.root = (float)(1.0 / sqrt(correct2));
-    s.factor = clip_factor(adam.clips, adam.clip, adam.clip_epsilon, *norm);
+    s.mean_correction = (float)(1.0 / correct1);
+    s.root_correction = (float)(1.0 / sqrt(correct2));
+    s.clip_factor = clip_factor(adam.clips, adam.clip, adam.clip_epsilon, *norm);
     return s;
 }
 
+// What the learning rate multiplies: the bias-corrected m / (sqrt(v) + epsilon), plus the decoupled weight decay.
 __device__ __forceinline__ float direction(const TensorUpdate& p, const Adam& adam, const AdamStep& s, float w, float m,
                                            float v) {
-    return s.scale * m / (sqrtf(v) * s.root + adam.epsilon) + p.decoupled * w;
+    return s.mean_correction * m / (sqrtf(v) * s.root_correction + adam.epsilon) + p.decoupled * w;
 }
 
 // The N elements from i on. With a trust ratio only the moments are written, and the squares of parameter and update
@@ -120,10 +123,10 @@ __device__ __forceinline__ void adam_elements(const TensorUpdate& p, const Adam&
     load<N>(p.gradient + i, g);
     load<N>(p.mean + i, m);
     load<N>(p.variance + i, v);
-    if (s.factor >= 0.0f) {
+    if (s.clip_factor >= 0.0f) {
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            const float d = s.factor * g[j] + p.coupled * w[j];
+            const float d = s.clip_factor * g[j] + p.coupled * w[j];
             m[j] = adam.beta1 * m[j] + (1.0f - adam.beta1) * d;
             v[j] = adam.beta2 * v[j] + (1.0f - adam.beta2) * d * d;
             const float u = direction(p, adam, s, w[j], m[j], v[j]);
@@ -166,8 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) partials[2 * blockIdx.x] = squares[0], partials[2 * blockIdx.x + 1] = squares[1];
 }
 
-// The second pass: steps the parameters that have a trust ratio, |parameter| / |update|. Every block adds up the
-// partial sums of its tensor, all in the same order.
+// The second pass of LAMB, over the chunks of tensors with a trust ratio, |parameter| / |update|; their `new_mean` and
+// `new_variance` are not null. Every block adds up the partial sums of its tensor, all in the same order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adam_with_trust(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm,
                     const float* partials, const Adam adam) {
@@ -191,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u64 begin = chunk.begin(), end = chunk.end(p.count);
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
         float w = p.parameter[i];
-        if (s.factor >= 0.0f) w -= s.rate * direction(p, adam, s, w, p.new_mean[i], p.new_variance[i]);
+        if (s.clip_factor >= 0.0f) w -= s.rate * direction(p, adam, s, w, p.new_mean[i], p.new_variance[i]);
         p.store_parameter(i, w);
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn global_norm(e: &mut Emitter) {
         e.kernel(variant.clone(), "sum_squares", [blocks, 1, 1], 256, 0, arguments);
     }
     let arguments = KernelArguments::new().pointer(partials).u32(blocks).pointer(norm);
-    e.kernel(variant, "root_of_sum", [1, 1, 1], 256, 0, arguments);
+    e.kernel(variant, "global_norm", [1, 1, 1], 256, 0, arguments);
 }
 
 /// How the kernels compute one update.

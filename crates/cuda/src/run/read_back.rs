@@ -1,4 +1,4 @@
-//! Asynchronous read-back of scalars: they are copied to the host when a run is done, while the next one begins.
+//! Asynchronous read-back of scalars: copies are enqueued after a run, and awaited once the next run is enqueued.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -31,12 +31,12 @@ pub fn fuse_add_norm(graph: &Graph) -> Result<Graph, GraphError> {
         match (&node.op, sum) {
             (Op::LayerNorm(norm), Some(sum)) => {
                 let [x, y] = [nodes[sum].inputs[0], nodes[sum].inputs[1]];
-                let inputs = [x, y, node.inputs[1], node.inputs[2]].map(|v| copy.moved(v));
+                let inputs = [x, y, node.inputs[1], node.inputs[2]].map(|v| copy.lookup(v));
                 let added = copy.new.add_like(node, AddLayerNorm(*norm), &inputs)?;
                 (0..3).for_each(|output| copy.replace(Value { node: id, output }, Value { node: added, output }));
                 copy.replace(Value { node: sum, output: 0 }, Value { node: added, output: 3 });
             }
-            _ => copy.keep(id)?,
+            _ => copy.copy_node(id)?,
         }
     }
     copy.finish()

@@ -29,11 +29,11 @@ pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::of(graph);
     for id in (0..nodes.len()).filter(|&id| !inside[id]) {
         let Some((grad, residual)) = fused(id) else {
-            copy.keep(id)?;
+            copy.copy_node(id)?;
             continue;
         };
         let mut inputs = copy.inputs(&nodes[grad]);
-        inputs.push(copy.moved(residual));
+        inputs.push(copy.lookup(residual));
         let node = copy.new.add_like(&nodes[grad], LayerNormGradAdd, &inputs)?;
         copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
         for output in [1, 2] {

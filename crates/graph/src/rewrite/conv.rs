@@ -31,7 +31,7 @@ pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     for id in 0..graph.nodes().len() {
         match &chains[id] {
             None if inside[id] => {}
-            None => copy.keep(id)?,
+            None => copy.copy_node(id)?,
             Some((first, chain)) => {
                 let fused = fuse(&mut copy, graph, *first, chain)?;
                 copy.replace(Value { node: id, output: 0 }, fused);
@@ -102,7 +102,7 @@ fn fuse(copy: &mut GraphCopy, graph: &Graph, first: NodeId, chain: &ConvChain) -
     };
     let residual = chain.residual.map(|(at, _)| at);
     let op = FusedConv2d { conv, kernel, activation: chain.activation, residual };
-    inputs.extend(chain.residual.map(|(_, value)| copy.moved(value)));
+    inputs.extend(chain.residual.map(|(_, value)| copy.lookup(value)));
     let node = copy.new.add_like(node, op, &inputs)?;
     Ok(Value { node, output: 0 })
 }

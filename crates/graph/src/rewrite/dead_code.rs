@@ -20,7 +20,7 @@ pub fn dead_code(graph: &Graph) -> Result<Graph, GraphError> {
     }
     let mut copy = GraphCopy::of(graph);
     for id in (0..needed.len()).filter(|&id| needed[id]) {
-        copy.keep(id)?;
+        copy.copy_node(id)?;
     }
     copy.finish()
 }

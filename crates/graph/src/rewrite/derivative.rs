@@ -32,9 +32,9 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
             Op::MatMul(_) if fused.contains(&id) => {}
             Op::Reshape(_) if fused.contains(&node.inputs[0].node) => {}
             Op::ActivationGrad(_) => match (derivatives[node.inputs[0].node], products[id]) {
-                (None, _) => copy.keep(id)?,
+                (None, _) => copy.copy_node(id)?,
                 (Some(derivative), None) => {
-                    let inputs = [copy.moved(node.inputs[1]), derivative];
+                    let inputs = [copy.lookup(node.inputs[1]), derivative];
                     let added = copy.new.add_like(node, Binary::Mul, &inputs)?;
                     copy.replace(Value { node: id, output: 0 }, Value { node: added, output: 0 });
                 }
@@ -51,7 +51,7 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                     copy.replace(Value { node: id, output: 0 }, Value { node: added, output: 0 });
                 }
             },
-            _ => copy.keep(id)?,
+            _ => copy.copy_node(id)?,
         }
     }
     copy.finish()

@@ -39,7 +39,7 @@ pub fn fold_norm(graph: &Graph) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::of(graph);
     for (id, first) in inside.into_iter().enumerate() {
         let Some(first) = first else {
-            copy.keep(id)?;
+            copy.copy_node(id)?;
             continue;
         };
         // The folded convolution takes the place of the last node of the chain, after the operands of all of them.
@@ -63,7 +63,7 @@ fn fold(
     let (mut weight, mut bias) = (inputs[1], inputs.get(2).copied());
     let shape = graph.shape(node.inputs[1]).clone();
     for (_, op, other) in chain {
-        let other = copy.moved(*other);
+        let other = copy.lookup(*other);
         let mut add =
             |op: Op, inputs: &[Value]| copy.new.add_like(node, op, inputs).map(|node| Value { node, output: 0 });
         match op {

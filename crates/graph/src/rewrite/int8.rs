@@ -17,7 +17,7 @@ pub fn int8(graph: &Graph) -> Result<Graph, GraphError> {
                 let added = copy.new.add_like(node, op, &inputs)?;
                 copy.replace(Value { node: id, output: 0 }, Value { node: added, output: 0 });
             }
-            _ => copy.keep(id)?,
+            _ => copy.copy_node(id)?,
         }
     }
     copy.finish()

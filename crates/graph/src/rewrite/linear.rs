@@ -34,10 +34,10 @@ pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
     for id in 0..graph.nodes().len() {
         match &chains[id] {
             None if inside[id] => {}
-            None => copy.keep(id)?,
+            None => copy.copy_node(id)?,
             Some((first, chain)) => {
                 let mut inputs = copy.inputs(graph.node(*first));
-                inputs.extend([chain.scale, chain.residual].iter().flatten().map(|&v| copy.moved(v)));
+                inputs.extend([chain.scale, chain.residual].iter().flatten().map(|&v| copy.lookup(v)));
                 let node = copy.new.add_like(graph.node(*first), chain.linear, &inputs)?;
                 copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
             }

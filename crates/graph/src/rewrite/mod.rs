@@ -32,51 +32,52 @@ use crate::{Graph, GraphError, Node, NodeId, Value};
 struct GraphCopy<'a> {
     old: &'a Graph,
     new: Graph,
-    moved: Vec<Vec<Option<Value>>>,
+    /// The new value of each old one, `[node][output]`; `None` before it is copied.
+    mapping: Vec<Vec<Option<Value>>>,
 }
 
 impl<'a> GraphCopy<'a> {
     fn of(old: &'a Graph) -> Self {
-        let moved = old.nodes().iter().map(|n| vec![None; n.outputs.len()]).collect();
-        GraphCopy { old, new: Graph::new(), moved }
+        let mapping = old.nodes().iter().map(|n| vec![None; n.outputs.len()]).collect();
+        GraphCopy { old, new: Graph::new(), mapping }
     }
 
     /// The new value of an old one, whose node must have been copied.
-    fn moved(&self, value: Value) -> Value {
-        self.moved[value.node][value.output].expect("a value is copied before it is used")
+    fn lookup(&self, value: Value) -> Value {
+        self.mapping[value.node][value.output].expect("a value is copied before it is used")
     }
 
     fn inputs(&self, node: &Node) -> Vec<Value> {
-        node.inputs.iter().map(|&v| self.moved(v)).collect()
+        node.inputs.iter().map(|&v| self.lookup(v)).collect()
     }
 
     /// Copies a node unchanged.
-    fn keep(&mut self, id: NodeId) -> Result<(), GraphError> {
+    fn copy_node(&mut self, id: NodeId) -> Result<(), GraphError> {
         let node = self.old.node(id);
         let added = self.new.add_like(node, node.op.clone(), &self.inputs(node))?;
         for output in 0..node.outputs.len() {
-            self.moved[id][output] = Some(Value { node: added, output });
+            self.mapping[id][output] = Some(Value { node: added, output });
         }
         Ok(())
     }
 
     /// Replaces an old value by this new one.
     fn replace(&mut self, old: Value, new: Value) {
-        self.moved[old.node][old.output] = Some(new);
+        self.mapping[old.node][old.output] = Some(new);
     }
 
     /// The new graph with the outputs, updates and taps of the old one.
     fn finish(mut self) -> Result<Graph, GraphError> {
         for (name, value) in self.old.outputs() {
-            let value = self.moved(*value);
+            let value = self.lookup(*value);
             self.new.set_output(name, value)?;
         }
         for (parameter, value) in self.old.updates() {
-            let (parameter, value) = (self.moved(*parameter), self.moved(*value));
+            let (parameter, value) = (self.lookup(*parameter), self.lookup(*value));
             self.new.update(parameter, value)?;
         }
         for (name, value) in self.old.taps() {
-            if let Some(value) = self.moved[value.node][value.output] {
+            if let Some(value) = self.mapping[value.node][value.output] {
                 self.new.set_tap(name, value);
             }
         }

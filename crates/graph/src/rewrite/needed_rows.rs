@@ -18,31 +18,32 @@ pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         match &node.op {
+            // `narrow_attention` adds the three parts.
             _ if rows.split[id] => {}
-            Op::Attention(attention) if rows.narrow(id) => {
+            Op::Attention(attention) if rows.is_narrowed(id) => {
                 let value = narrow_attention(&mut copy, &rows, id, attention)?;
                 copy.replace(Value { node: id, output: 0 }, value);
             }
-            Op::Slice(slice) if rows.cut(node.inputs[0], slice) => {
+            Op::Slice(slice) if rows.slices_narrowed(node.inputs[0], slice) => {
                 let value = rows.take(&mut copy, node.inputs[0], slice.start..slice.start + slice.length, node)?;
                 copy.replace(Value { node: id, output: 0 }, value);
             }
-            op if rows.narrow(id) => {
+            op if rows.is_narrowed(id) => {
                 let by_row = row_inputs(graph, node).unwrap_or_default();
                 let mut inputs = Vec::new();
                 for (&input, is_by_row) in node.inputs.iter().zip(by_row) {
                     let range = rows.computed[id].clone();
-                    inputs.push(if is_by_row { rows.take(&mut copy, input, range, node)? } else { copy.moved(input) });
+                    inputs.push(if is_by_row { rows.take(&mut copy, input, range, node)? } else { copy.lookup(input) });
                 }
                 let node = copy.new.add_like(node, op.clone(), &inputs)?;
                 copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
             }
-            _ => copy.keep(id)?,
+            _ => copy.copy_node(id)?,
         }
     }
-    // A tap must name the whole value.
-    for id in (0..graph.nodes().len()).filter(|&id| rows.narrow(id)) {
-        copy.moved[id].fill(None);
+    // Drop the taps of narrowed values: a tap is the whole value.
+    for id in (0..graph.nodes().len()).filter(|&id| rows.is_narrowed(id)) {
+        copy.mapping[id].fill(None);
     }
     copy.finish()
 }
@@ -79,7 +80,7 @@ impl<'a> NeededRows<'a> {
             {
                 rows.computed[id] = range.clone();
             }
-            let narrow = rows.narrow(id);
+            let narrow = rows.is_narrowed(id);
             if let (true, Op::Attention(Attention { packed: true, .. })) = (narrow, &node.op) {
                 let producer = node.inputs[0].node;
                 let single = consumers[producer] == Some(id);
@@ -87,7 +88,7 @@ impl<'a> NeededRows<'a> {
             }
             for (i, &input) in node.inputs.iter().enumerate() {
                 let range = match &node.op {
-                    Op::Slice(slice) if rows.is_tokens(input, slice) => slice.start..slice.start + slice.length,
+                    Op::Slice(slice) if rows.slices_tokens(input, slice) => slice.start..slice.start + slice.length,
                     _ if narrow && by_row.as_ref().is_some_and(|f| f[i]) => rows.computed[id].clone(),
                     _ => all[input.node].clone(),
                 };
@@ -98,17 +99,17 @@ impl<'a> NeededRows<'a> {
     }
 
     /// Whether a node computes only some of its tokens.
-    fn narrow(&self, id: NodeId) -> bool {
+    fn is_narrowed(&self, id: NodeId) -> bool {
         self.computed[id].len() < tokens(self.graph, Value { node: id, output: 0 })
     }
 
-    fn is_tokens(&self, input: Value, slice: &Slice) -> bool {
+    fn slices_tokens(&self, input: Value, slice: &Slice) -> bool {
         slice.axis == TOKENS && self.graph.shape(input).len() == 3
     }
 
     /// Whether a slice selects tokens of a narrowed value.
-    fn cut(&self, input: Value, slice: &Slice) -> bool {
-        self.is_tokens(input, slice) && input.output == 0 && self.narrow(input.node)
+    fn slices_narrowed(&self, input: Value, slice: &Slice) -> bool {
+        self.slices_tokens(input, slice) && input.output == 0 && self.is_narrowed(input.node)
     }
 
     /// These tokens of an old value in the new graph, for the `consumer` that reads them.
@@ -119,7 +120,7 @@ impl<'a> NeededRows<'a> {
         range: Range<usize>,
         consumer: &Node,
     ) -> Result<Value, GraphError> {
-        let (have, moved) = (&self.computed[value.node], copy.moved(value));
+        let (have, moved) = (&self.computed[value.node], copy.lookup(value));
         if *have == range {
             return Ok(moved);
         }
@@ -166,7 +167,7 @@ fn narrow_attention(
                 let part_rows = if part == 0 { range.clone() } else { rows.computed[x.node].clone() };
                 let mut inputs = vec![rows.take(copy, x, part_rows, producer)?];
                 for &parameter in &producer.inputs[1..] {
-                    let moved = copy.moved(parameter);
+                    let moved = copy.lookup(parameter);
                     inputs.push(add(copy, third(0), &[moved], producer)?);
                 }
                 add(copy, producer.op.clone(), &inputs, producer)?
@@ -178,7 +179,7 @@ fn narrow_attention(
         }
         parts
     } else {
-        vec![rows.take(copy, node.inputs[0], range, node)?, copy.moved(node.inputs[1]), copy.moved(node.inputs[2])]
+        vec![rows.take(copy, node.inputs[0], range, node)?, copy.lookup(node.inputs[1]), copy.lookup(node.inputs[2])]
     };
     let op = Attention { packed: false, ..*attention };
     Ok(Value { node: copy.new.add_like(node, op, &operands)?, output: 0 })

@@ -10,14 +10,14 @@ pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         let Op::Conv2d(conv) = &node.op else {
-            copy.keep(id)?;
+            copy.copy_node(id)?;
             continue;
         };
         let weight = graph.shape(node.inputs[1]);
         let (filters, kernel) = (weight[0], [weight[2], weight[3]]);
         // Kernel = stride, no padding, no dilation, one group: a patch embedding.
         if *conv != Conv2d::patches(kernel, conv.bias) {
-            copy.keep(id)?;
+            copy.copy_node(id)?;
             continue;
         }
         let columns = weight[1..].iter().product();
@@ -27,8 +27,8 @@ pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
             }
             _ => (node.inputs[0], ImageLayout::ChannelsLast),
         };
-        let (new_image, new_weight) = (copy.moved(image), copy.moved(node.inputs[1]));
-        let new_bias = node.inputs.get(2).map(|&bias| copy.moved(bias));
+        let (new_image, new_weight) = (copy.lookup(image), copy.lookup(node.inputs[1]));
+        let new_bias = node.inputs.get(2).map(|&bias| copy.lookup(bias));
         let mut add =
             |op: Op, inputs: &[Value]| copy.new.add_like(node, op, inputs).map(|node| Value { node, output: 0 });
         // A patch of one channels-last pixel is already a row.

@@ -21,7 +21,7 @@ pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
     let mut recomputed_blocks = HashSet::new();
     for (id, node) in graph.nodes().iter().enumerate() {
         if !is_backward(graph, id) {
-            copy.keep(id)?;
+            copy.copy_node(id)?;
             continue;
         }
         for &input in &node.inputs {
@@ -128,7 +128,7 @@ impl Blocks {
 
 /// The inputs of a node in the new graph, recomputed where they were not kept.
 fn current_inputs(node: &Node, copy: &GraphCopy, recomputed_values: &HashMap<Value, Value>) -> Vec<Value> {
-    node.inputs.iter().map(|v| recomputed_values.get(v).copied().unwrap_or_else(|| copy.moved(*v))).collect()
+    node.inputs.iter().map(|v| recomputed_values.get(v).copied().unwrap_or_else(|| copy.lookup(*v))).collect()
 }
 
 /// Whether a node belongs to the backward pass. Updates count as forward nodes: the backward pass reads none of their

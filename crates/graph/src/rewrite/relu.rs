@@ -17,11 +17,11 @@ pub fn relu_by_result(graph: &Graph) -> Result<Graph, GraphError> {
         };
         match result {
             Some(result) => {
-                let inputs = [copy.moved(result), copy.moved(node.inputs[1])];
+                let inputs = [copy.lookup(result), copy.lookup(node.inputs[1])];
                 let node = copy.new.add_like(node, node.op.clone(), &inputs)?;
                 copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
             }
-            None => copy.keep(id)?,
+            None => copy.copy_node(id)?,
         }
         if let Op::Activation(Activation::Relu) = node.op {
             results.entry(node.inputs[0]).or_insert(Value { node: id, output: 0 });

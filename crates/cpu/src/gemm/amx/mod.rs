@@ -25,8 +25,9 @@ use split::{RowSplitter, SplitA, split_b};
 /// Columns of a packed panel.
 const PANEL: usize = Avx512::TILE_VECTORS * Avx512::LANES;
 /// The unit of column blocks: a multiple of a panel and of the accumulators.
-const MIN_COLUMNS: usize = 2 * PANEL;
-/// Elements at the start of a thread's scratch, the first of which identifies the block of B that the scratch holds.
+const COLUMN_UNIT: usize = 2 * PANEL;
+/// A cache line at the start of a thread's scratch; its first element is the tag of the block of B that the scratch holds,
+/// 0 for none.
 const TAG: usize = 16;
 
 /// Elements of workspace that [`run_tasks`] needs.
@@ -38,8 +39,8 @@ pub(super) fn workspace(threads: usize, m: usize, n: usize, k: usize) -> usize {
 /// Computes the blocks of a product as tasks, each with a `Tmul` from `tmul`.
 ///
 /// # Safety
-/// The slices must be long enough for the shape; the machine must have AVX-512, and every task must be allowed to
-/// call `tmul`.
+/// The slices must be long enough for the shape; the machine must have AVX-512, and no thread may hold another
+/// `Tmul` while a task runs.
 pub(super) unsafe fn run_tasks<T: Tmul>(
     pool: &Pool,
     gemm: Gemm<'_>,
@@ -51,6 +52,7 @@ pub(super) unsafe fn run_tasks<T: Tmul>(
     let scratch = partition.scratch(k);
     let (workspace, shared) = workspace.split_at_mut(pool.threads() * scratch);
     for scratch in workspace.chunks_mut(scratch) {
+        // No block of B yet: tags start at 1.
         scratch[0] = 0.0;
     }
     let split_a = partition.split_a_first.then(|| {
@@ -114,7 +116,7 @@ unsafe fn run_block<T: Tmul>(s: Avx512, tmul: &mut T, mut block: GemmBlock<'_>, 
         b: b.as_mut_ptr().cast(),
         split_a,
     };
-    // Without an old C the sums start with the bias.
+    // If C is overwritten, the accumulators start from the bias; otherwise the epilogue adds it.
     let bias = if block.accumulate { None } else { block.epilogue.bias.take() };
     let mut k_start = 0;
     while k_start < block.k {
@@ -155,7 +157,7 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
     let add_c = block.accumulate || k_start > 0;
     let epilogue = if last { block.epilogue } else { Default::default() };
     let d_activation = if last { block.d_activation } else { std::ptr::null_mut() };
-    // Other epilogues are not interleaved.
+    // The interleaved store applies only an activation and a residual.
     let interleave_store =
         d_activation.is_null() && epilogue.bias.is_none() && epilogue.scale.is_none() && epilogue.factor.is_none();
     let splitter = |row: usize, to: *mut u8| {
@@ -178,6 +180,7 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
         let rows = ACC_SIDE.min(block.m - row);
         tmul.ldtilecfg(rows);
         interleaved.splitter = splitter(row + ACC_SIDE, buffers.a[(row / ACC_SIDE + 1) % 2]);
+        // microkernel_bf16x3 advances the interleaved work twice per k step.
         let calls = 2 * k_steps * columns_of_accumulators;
         interleaved.splits_per_call = (interleaved.splitter.rows * k_steps).div_ceil(calls);
         let a = match buffers.split_a {

@@ -2,7 +2,7 @@
 
 use super::super::matmul::ALIGN;
 use super::super::tasks::{Division, TaskGrid};
-use super::{MIN_COLUMNS, TAG};
+use super::{COLUMN_UNIT, TAG};
 use crate::amx::{ACC_SIDE, K_STEP, SPLITS};
 
 /// The most terms that are summed in tile registers before the sums go to C.
@@ -40,21 +40,21 @@ pub(super) struct AmxPartition {
 impl AmxPartition {
     /// Blocks of C as wide as possible while there are enough of them.
     pub fn new(threads: usize, m: usize, n: usize, k: usize) -> AmxPartition {
-        let units = n.div_ceil(MIN_COLUMNS).max(1);
-        let min_blocks = units.div_ceil((MAX_B_BLOCK / (amx_kc(k) * MIN_COLUMNS)).max(1));
+        let units = n.div_ceil(COLUMN_UNIT).max(1);
+        let min_blocks = units.div_ceil((MAX_B_BLOCK / (amx_kc(k) * COLUMN_UNIT)).max(1));
         let tasks = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
         if m >= threads * MIN_ROWS && min_blocks < MANY_B_BLOCKS {
             // Threads have disjoint rows. With a single kc block, a thread reuses its split block of B in the next
             // task.
             let parts = if k <= MAX_KC { (m / threads / MIN_ROWS).clamp(1, TASKS_PER_THREAD) } else { 1 };
             let rows = Division::new(m, ACC_SIDE, parts * threads, threads);
-            let columns = Division::new(n, MIN_COLUMNS, min_blocks, 1);
+            let columns = Division::new(n, COLUMN_UNIT, min_blocks, 1);
             return AmxPartition { grid: TaskGrid { rows, columns }, split_a_first: false };
         }
         let max_blocks = tasks.min(units).max(min_blocks);
         let blocks = (min_blocks..=max_blocks).rev().find(|c| units.is_multiple_of(*c)).unwrap_or(max_blocks);
         let rows = Division::new(m, ACC_SIDE, threads.div_ceil(blocks), 1);
-        let columns = Division::new(n, MIN_COLUMNS, blocks, 1);
+        let columns = Division::new(n, COLUMN_UNIT, blocks, 1);
         AmxPartition { grid: TaskGrid { rows, columns }, split_a_first: blocks > 1 && m * k <= MAX_SPLIT_A }
     }
 
