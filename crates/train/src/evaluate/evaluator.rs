@@ -81,7 +81,7 @@ impl Evaluator {
                 Err(sample) => unreadable.push(sample),
             }
             let last = index + 1 == samples.len();
-            if present.len() < batch && !(last && !present.is_empty()) {
+            if present.len() < batch && (!last || present.is_empty()) {
                 return Ok(ControlFlow::Continue(()));
             }
             executable.write("image", Elements::F32(&images))?;
