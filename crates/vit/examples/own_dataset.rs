@@ -15,7 +15,7 @@ impl Stripes {
     fn draw(class: u32, width: usize, shade: u8) -> Image {
         let pixel = |i: usize| {
             let along = if class == 0 { i / 32 } else { i % 32 };
-            if along / width % 2 == 0 { [shade, 40, 255 - shade] } else { [230; 3] }
+            if (along / width).is_multiple_of(2) { [shade, 40, 255 - shade] } else { [230; 3] }
         };
         Image::from_rgb(32, 32, (0..32 * 32).flat_map(pixel).collect()).expect("32 x 32 pixels")
     }
@@ -31,7 +31,7 @@ impl Samples for Stripes {
     }
 
     fn labels(&self, index: usize) -> &[u32] {
-        if index % 2 == 0 { &[0] } else { &[1] }
+        if index.is_multiple_of(2) { &[0] } else { &[1] }
     }
 
     fn name(&self, index: usize) -> String {
