@@ -1,8 +1,8 @@
-//! The activation functions and their derivatives, on whole buffers and (through [`ActivationFn`]) inside other kernels.
+//! The activation functions and their derivatives, on whole buffers and (through `ActivationFn`) inside other kernels.
 //! They are accurate to a few units in the last place over the whole range, and propagate NaN.
 //!
-//! An activation of the graph is added here with a type that implements [`ActivationFn`] and its name in
-//! [`with_activation`].
+//! An activation of the graph is added here with a type that implements `ActivationFn` and its name in
+//! `with_activation`.
 
 pub use vit_graph::ops::Activation;
 

@@ -110,7 +110,7 @@ impl Configured for Vit {
         args.finish(&IGNORED)
     }
 
-    /// Reads what [`extra`] writes.
+    /// Reads what `extra` writes.
     fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
         self.norm_epsilon = extra.number("norm_epsilon")?.map_or(self.norm_epsilon, |e| e as f32);
         self.pre_logits = extra.count("pre_logits")?.or(self.pre_logits);
