@@ -92,8 +92,8 @@ def data():
     others = [Peer(name, PICTURE, 1) for name in ["Pillow", "torchvision decoder"]]
     measured = rounds(others, lambda: vit("data", PICTURE))
     ours = statistics.median(m["images_per_s"] for m in measured)
-    rows = [(p.name, f"{1 / p.median():7.0f} pictures/s  vit {ours * p.median():.2f}x") for p in others]
-    rows.append(("vit", f"{ours:7.0f} pictures/s"))
+    rows = [(p.name, f"{1 / p.median():7.0f} images/s  vit {ours * p.median():.2f}x") for p in others]
+    rows.append(("vit", f"{ours:7.0f} images/s"))
     table("data: 500x375 JPEG to 224x224, one core", rows)
 
 

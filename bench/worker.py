@@ -23,7 +23,7 @@ def torch_model(training=False):
     return model.train() if training else model.eval()
 
 
-def pictures():
+def images():
     import torch
 
     torch.manual_seed(0)
@@ -34,7 +34,7 @@ def onnx_file():
     import torch
 
     path = tempfile.mkdtemp() + "/model.onnx"
-    torch.onnx.export(torch_model(), (pictures(),), path, input_names=["image"], output_names=["logits"], dynamo=False)
+    torch.onnx.export(torch_model(), (images(),), path, input_names=["image"], output_names=["logits"], dynamo=False)
     return path
 
 
@@ -44,14 +44,14 @@ def onnx_runtime(path):
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    x = pictures().numpy()
+    x = images().numpy()
     return lambda: session.run(None, {"image": x})[0]
 
 
 def eager():
     import torch
 
-    model, x = torch_model(), pictures()
+    model, x = torch_model(), images()
 
     def run():
         with torch.inference_mode():
@@ -65,7 +65,7 @@ def compiled():
     import torch._inductor.config as config
 
     config.freezing = True
-    model, x = torch.compile(torch_model()), pictures()
+    model, x = torch.compile(torch_model()), images()
 
     def run():
         with torch.no_grad():
@@ -80,7 +80,7 @@ def openvino():
     core = ov.Core()
     config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     model = core.compile_model(core.read_model(onnx_file()), "CPU", config)
-    x = pictures().numpy()
+    x = images().numpy()
     return lambda: model(x)
 
 
@@ -97,7 +97,7 @@ def train():
     import torch
     import torch.nn.functional as F
 
-    model, x = torch_model(training=True), pictures()
+    model, x = torch_model(training=True), images()
     y = torch.zeros(batch, dtype=torch.long)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)
 
@@ -152,7 +152,7 @@ def torchvision_decoder():
 
 
 def error_of_int8():
-    """The relative error of ONNX Runtime's int8 against its f32, on the same pictures."""
+    """The relative error of ONNX Runtime's int8 against its f32, on the same images."""
     import numpy as np
 
     a, b = onnx_runtime(onnx_file())(), onnx_int8()()

@@ -126,7 +126,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             let mut out = std::io::stdout().lock();
             if json {
                 let object = json!({
-                    "pictures": m.images, "decode_ms": decode, "resize_ms": resize, "normalise_ms": normalise,
+                    "images": m.images, "decode_ms": decode, "resize_ms": resize, "normalise_ms": normalise,
                     "images_per_s": m.images_per_s,
                 });
                 writeln!(out, "{:#}", finite_json(object))?;

@@ -102,7 +102,7 @@ impl ChannelNormShape {
     }
 }
 
-/// The statistics that a norm writes besides its result, each `[samples, groups]`; empty where they are unused.
+/// Output buffers for the statistics of a norm, each `[samples, groups]`; empty if unused.
 pub(crate) struct ChannelStatistics<'a> {
     pub mean: &'a mut [f32],
     pub rstd: &'a mut [f32],

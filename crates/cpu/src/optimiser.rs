@@ -195,7 +195,7 @@ impl ElementUpdate<1, 1> for SgdRule {
     }
 }
 
-/// The exponential moving average of a value, which has no state besides itself.
+/// The exponential moving average of a value; the average is its own state.
 #[derive(Clone, Copy)]
 pub(crate) struct MovingAverageRule {
     pub decay: f32,

@@ -161,6 +161,7 @@ fn recordings_of_random_models() {
     let folder = std::path::PathBuf::from(std::env::var_os("VIT_RECORDINGS").unwrap());
     let mut cases: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     cases.sort();
+    assert!(!cases.is_empty(), "no recordings");
     for case in cases {
         let name = case.file_name().unwrap().to_string_lossy();
         let checkpoint = Checkpoint::open(&case, OpenOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"));

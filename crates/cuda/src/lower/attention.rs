@@ -63,7 +63,7 @@ impl Extents {
     }
 }
 
-/// What the gradient on tensor cores reads and writes besides the operands.
+/// The other inputs and the outputs of the gradient on tensor cores.
 struct AttentionGradients {
     out: u64,
     dy: u64,

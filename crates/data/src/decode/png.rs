@@ -6,7 +6,7 @@ use crate::image::Image;
 use png::{ColorType, Decoder, DecodingError, Limits, Transformations};
 use std::io::{Cursor, ErrorKind};
 
-/// Memory besides rows and pixels.
+/// Bytes that the decoder allocates in addition to rows and pixels.
 const TABLES: usize = 1 << 20;
 
 pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageError> {

@@ -9,7 +9,7 @@ use image::{ColorType, ImageDecoder, Limits};
 use std::error::Error;
 use std::io::{Cursor, ErrorKind};
 
-/// Memory besides copies of the image.
+/// Bytes that a decoder allocates in addition to copies of the image.
 const TABLES: u64 = 1 << 20;
 
 pub(super) fn decode(bytes: &[u8], limit: &PixelLimit) -> Result<Decoded, ImageError> {
