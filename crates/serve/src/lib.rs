@@ -1,0 +1,3 @@
+//! `vit serve`: an HTTP server for Vision Transformers, and its page.
+
+pub mod engine;
