@@ -1,0 +1,190 @@
+/** A viewer of the server's `openapi.json`. */
+
+import { send } from './api.js';
+import { curlLine } from './curl.js';
+import { byId, copy, element } from './dom.js';
+import { Schemas } from './schema.js';
+
+const METHODS = ['get', 'post', 'put', 'patch', 'delete'];
+
+let schemas;
+
+/** Operations in the order of the document, with the name of their group. */
+function operations(document) {
+  return Object.entries(document.paths).flatMap(([path, item]) => METHODS.filter(method => item[method]).map(method => {
+    const operation = item[method];
+    const parameters = [...item.parameters ?? [], ...operation.parameters ?? []].map(p => schemas.resolve(p));
+    const group = operation.tags?.[0] ?? path.split('/')[1] ?? '';
+    return { ...operation, path, method, parameters, group, id: `${method}${path.replaceAll(/[^\w]+/g, '-')}` };
+  }));
+}
+
+function show(document) {
+  schemas = new Schemas(document);
+  const all = operations(document);
+  const order = [...new Set([...(document.tags ?? []).map(tag => tag.name), ...all.map(operation => operation.group)])];
+  const groups = order.map(name => ({
+    name,
+    about: document.tags?.find(tag => tag.name === name)?.description,
+    routes: all.filter(operation => operation.group === name),
+  })).filter(group => group.routes.length);
+
+  const { info } = document;
+  byId('about').replaceChildren(element('p', {}, info.description ?? ''), element('p', {}, `Version ${info.version}`));
+  byId('routes').replaceChildren(...groups.map(group => element('section', {},
+    element('h2', {}, group.name), group.about ? element('p', {}, group.about) : null, ...group.routes.map(route))));
+  byId('contents').replaceChildren(...groups.flatMap(group => [
+    element('h2', {}, group.name),
+    element('ul', {}, ...group.routes.map(operation => element('li', {}, element('a', {
+      href: `#${operation.id}`,
+      click: () => { byId(operation.id).open = true; },
+    }, badge(operation.method), element('span', {}, operation.path))))),
+  ]));
+  find();
+  const chosen = byId(location.hash.slice(1));
+  if (chosen instanceof HTMLDetailsElement) {
+    chosen.open = true;
+    chosen.scrollIntoView();
+  }
+}
+
+const badge = method => element('span', { class: `method ${method}` }, method);
+
+/** One operation. Its contents are built when it is first opened. */
+function route(operation) {
+  const statuses = Object.keys(operation.responses ?? {}).join(' ');
+  const inside = element('div', { class: 'inside' });
+  return element('details', {
+    class: 'route',
+    id: operation.id,
+    'data-words': `${operation.method} ${operation.path} ${operation.summary ?? ''} ${statuses}`.toLowerCase(),
+    toggle: event => { if (event.target.open && !inside.children.length) fill(inside, operation); },
+  },
+  element('summary', {}, badge(operation.method), element('code', {}, operation.path), element('span', {}, operation.summary ?? '')),
+  inside);
+}
+
+function fill(inside, operation) {
+  const { parameters, requestBody } = operation;
+  inside.append(...[
+    operation.description ? element('p', {}, operation.description) : null,
+    parameters.length ? section('Parameters', parameterTable(parameters)) : null,
+    requestBody ? section('Request body', ...contents(schemas.resolve(requestBody))) : null,
+    section('Answers', ...Object.entries(operation.responses ?? {}).map(([status, response]) => answer(status, schemas.resolve(response)))),
+    section('From a shell', shell(example(operation))),
+    operation.method === 'get' ? section('Try it', tryIt(operation)) : null,
+  ].filter(Boolean));
+}
+
+const section = (title, ...children) => element('section', {}, element('h3', {}, title), ...children);
+
+function parameterTable(parameters) {
+  return element('div', { class: 'scroll' }, element('table', {},
+    element('thead', {}, element('tr', {}, ...['Name', 'In', 'Type', 'Meaning'].map(name => element('th', { scope: 'col' }, name)))),
+    element('tbody', {}, ...parameters.map(parameter => element('tr', {},
+      element('td', {}, element('code', {}, parameter.name), parameter.required ? element('span', { class: 'required' }, ' required') : null),
+      element('td', {}, parameter.in),
+      element('td', {}, element('span', { class: 'type' }, schemas.typeOf(parameter.schema))),
+      element('td', {}, parameter.description ?? ''))))));
+}
+
+/** The media types of a body, each with its schema. */
+function contents({ description, content = {} }) {
+  const types = Object.entries(content).map(([type, { schema = {}, example: given }]) => {
+    const tree = schemas.tree(schema);
+    const sample = /json/.test(type) && tree ? JSON.stringify(given ?? schemas.example(schema), null, 2) : null;
+    const line = [element('code', {}, type), ' ', element('span', { class: 'type' }, schemas.typeOf(schema))];
+    if (!tree && !sample) return element('p', {}, ...line);
+    return element('details', { class: 'body' }, element('summary', {}, ...line), ...[
+      tree, sample ? element('pre', { tabindex: 0 }, sample) : null,
+    ].filter(Boolean));
+  });
+  return [description ? element('p', {}, description) : null, ...types].filter(Boolean);
+}
+
+function answer(status, response) {
+  const bad = Number(status) >= 400;
+  return element('details', { class: 'body' },
+    element('summary', {}, element('span', { class: bad ? 'status-code bad' : 'status-code' }, status), response.description ?? ''),
+    ...contents({ content: response.content }));
+}
+
+/** The `curl` line of an operation with its required parameters. */
+function example(operation, values = {}) {
+  const value = parameter => values[parameter.name]
+    ?? (parameter.required ? String(parameter.example ?? schemas.example(parameter.schema) ?? parameter.name) : '');
+  const types = Object.keys(schemas.resolve(operation.requestBody).content ?? {});
+  const image = types.find(type => type.startsWith('image/'));
+  const json = types.find(type => type.includes('json'));
+  const options = { method: operation.method.toUpperCase() };
+  if (image) Object.assign(options, { type: image === 'image/*' ? 'image/jpeg' : image, file: 'image.jpg' });
+  else if (json) {
+    const body = schemas.resolve(operation.requestBody).content[json];
+    Object.assign(options, { type: json, json: JSON.stringify(body.example ?? schemas.example(body.schema)) });
+  }
+  return curlLine(addressOf(operation, value), options);
+}
+
+/** The address of an operation; `value` gives the text of a parameter. */
+function addressOf({ path, parameters }, value) {
+  const filled = parameters.filter(p => p.in === 'path')
+    .reduce((text, p) => text.replace(`{${p.name}}`, encodeURIComponent(value(p) || p.name)), path);
+  const query = new URLSearchParams(parameters.filter(p => p.in === 'query' && value(p)).map(p => [p.name, value(p)]));
+  return filled.replace(/^\//, '') + (query.size ? `?${query}` : '');
+}
+
+function shell(line) {
+  const button = element('button', { type: 'button', click: () => copy(button, line) }, 'Copy');
+  return element('div', { class: 'shell' }, element('pre', { tabindex: 0 }, element('code', {}, line)), button);
+}
+
+function tryIt(operation) {
+  const fields = operation.parameters.filter(p => p.in === 'path' || p.in === 'query').map(parameter => {
+    const input = element('input', { type: 'text', required: parameter.required, autocomplete: 'off' });
+    return { parameter, input, label: element('label', {}, `${parameter.name} `, input) };
+  });
+  const output = element('pre', { hidden: true, tabindex: 0, 'aria-live': 'polite' });
+  const submit = async event => {
+    event.preventDefault();
+    const value = parameter => fields.find(field => field.parameter === parameter)?.input.value;
+    output.hidden = false;
+    output.textContent = '…';
+    output.textContent = await request(addressOf(operation, value));
+  };
+  return element('form', { class: 'try', submit },
+    fields.length ? element('div', { class: 'fields' }, ...fields.map(field => field.label)) : null,
+    element('button', { type: 'submit', class: 'primary' }, 'Send'), output);
+}
+
+async function request(url) {
+  try {
+    const response = await send(url);
+    const text = await response.text();
+    const json = /json/.test(response.headers.get('Content-Type') ?? '') && text;
+    return `${response.status} ${response.statusText}\n\n${json ? JSON.stringify(JSON.parse(text), null, 2) : text}`;
+  } catch (error) {
+    return error.message;
+  }
+}
+
+function find() {
+  const words = byId('find').value.toLowerCase().split(/\s+/).filter(Boolean);
+  let count = 0;
+  for (const details of document.querySelectorAll('.route')) {
+    details.hidden = !words.every(word => details.dataset.words.includes(word));
+    count += !details.hidden;
+  }
+  for (const group of document.querySelectorAll('#routes > section')) {
+    group.hidden = !group.querySelector('.route:not([hidden])');
+  }
+  byId('found').textContent = `${count} ${count === 1 ? 'route' : 'routes'}`;
+}
+
+byId('find').addEventListener('input', find);
+try {
+  const response = await send('openapi.json');
+  if (!response.ok) throw new Error(`openapi.json: the server answered ${response.status}.`);
+  show(await response.json());
+} catch (error) {
+  byId('routes').replaceChildren(element('p', {}, error.message));
+}

@@ -1,0 +1,60 @@
+/** What `GET /v1/models` says about a model, prepared for display. */
+
+import { element } from './dom.js';
+
+/** Methods of explanation: what to call them, and whether each class has a map. */
+export const METHODS = {
+  gradient: { title: 'for a class (gradient rollout)', byClass: true },
+  gradcam: { title: 'for a class (Grad-CAM)', byClass: true },
+  rollout: { title: 'attention rollout', byClass: false },
+  attention: { title: 'attention of one layer', byClass: false },
+};
+
+/** `only`: requests name no model if there is only one. */
+export function prepare(card, only) {
+  const layers = card.layers ?? 0;
+  return {
+    ...card,
+    model: only ? undefined : card.name,
+    severalLabels: /multi/.test(card.problem_type ?? ''),
+    methods: Object.keys(METHODS).filter(method => card.explain?.includes(method)),
+    headsOf: layer => (Array.isArray(card.heads) ? card.heads[layer] ?? card.heads.at(-1) : card.heads) ?? 0,
+    layers,
+  };
+}
+
+/** One line about a model. */
+export function summary(card) {
+  const classes = card.classes ? `${card.classes.toLocaleString('en')} classes` : 'embeddings only';
+  return [card.architecture, `${count(card.parameters)} parameters`, classes, card.device, card.precision]
+    .filter(Boolean).join(' · ');
+}
+
+/** The model card as a description list. */
+export function details(card) {
+  const heads = Array.isArray(card.heads) ? [...new Set(card.heads)].join(', ') : card.heads;
+  const size = Array.isArray(card.image_size) ? card.image_size.join(' × ') : `${card.image_size} × ${card.image_size}`;
+  const rows = [
+    ['Architecture', card.architecture],
+    ['Parameters', card.parameters?.toLocaleString('en')],
+    ['Image size', card.image_size && `${size} px`],
+    ['Classes', card.classes || 'none'],
+    ['Problem', card.problem_type?.replaceAll('_', ' ')],
+    ['Embedding', card.embedding && `${card.embedding} values`],
+    ['Attention', card.layers ? `${card.layers} layers, ${heads} heads` : 'none'],
+    ['Device', card.device],
+    ['Precision', card.precision],
+    ['Largest batch', card.max_batch],
+    ['Wait for a batch', card.max_delay_ms !== undefined && `at most ${Number(card.max_delay_ms.toPrecision(2))} ms`],
+    ['Memory', card.memory_bytes && `${(card.memory_bytes / 2 ** 20).toFixed(1)} MiB`],
+    ['Version', card.version],
+  ];
+  const known = rows.filter(([, value]) => value !== undefined && value !== null && value !== false && value !== '');
+  return element('dl', {}, ...known.map(([term, value]) =>
+    element('div', {}, element('dt', {}, term), element('dd', {}, String(value)))));
+}
+
+function count(value = 0) {
+  const [unit, name] = value >= 1e9 ? [1e9, ' B'] : value >= 1e6 ? [1e6, ' M'] : value >= 1e3 ? [1e3, ' k'] : [1, ''];
+  return Number((value / unit).toPrecision(3)) + name;
+}

@@ -1,0 +1,85 @@
+/** JSON schemas of an OpenAPI document: as a tree to read, and as an example value. */
+
+import { element } from './dom.js';
+
+/** Schemas nested deeper are named, not unfolded. */
+const DEPTH = 6;
+
+export class Schemas {
+  #document;
+
+  constructor(document) {
+    this.#document = document;
+  }
+
+  /** Follows `$ref`. */
+  resolve(schema) {
+    for (let steps = 0; schema?.$ref && steps < 8; steps++) {
+      const path = schema.$ref.replace(/^#\//, '').split('/').map(part => part.replaceAll('~1', '/').replaceAll('~0', '~'));
+      schema = path.reduce((value, part) => value?.[part], this.#document);
+    }
+    return schema ?? {};
+  }
+
+  /** A schema's type in a few words. */
+  typeOf(schema) {
+    const name = schema?.$ref?.split('/').at(-1);
+    const found = this.resolve(schema);
+    if (found.enum) return found.enum.map(value => JSON.stringify(value)).join(' | ');
+    if (found.const !== undefined) return JSON.stringify(found.const);
+    const choices = found.oneOf ?? found.anyOf;
+    if (choices) return name ?? choices.map(choice => this.typeOf(choice)).join(' | ');
+    const types = [found.type ?? (found.properties ? 'object' : 'any')].flat();
+    const described = types.map(type => {
+      if (type === 'array') return found.items ? `[${this.typeOf(found.items)}]` : 'array';
+      if (type === 'object') return name ?? 'object';
+      return found.format ? `${type} (${found.format})` : type;
+    });
+    return described.join(' | ');
+  }
+
+  /** The fields of a schema as a list. `above` are the schemas around it, which are not unfolded again. */
+  tree(schema, above = []) {
+    const found = this.resolve(schema);
+    if (above.includes(found) || above.length > DEPTH) return null;
+    const inside = [...above, found];
+    if (found.type === 'array' || found.items) return this.tree(found.items, inside);
+    const parts = (found.allOf ?? found.oneOf ?? found.anyOf ?? []).map(part => this.tree(part, inside)).filter(Boolean);
+    const fields = Object.entries(found.properties ?? {})
+      .map(([name, value]) => this.#field(name, value, found.required?.includes(name), inside));
+    if (fields.length === 0 && parts.length === 0) return null;
+    return element('ul', { class: 'schema' }, ...fields, ...parts.map(part => element('li', {}, part)));
+  }
+
+  #field(name, schema, required, above) {
+    const found = this.resolve(schema);
+    const line = [
+      element('code', {}, name), ' ',
+      element('span', { class: 'type' }, this.typeOf(schema)), ' ',
+      required ? element('span', { class: 'required' }, 'required ') : null,
+      element('span', { class: 'meaning' }, schema.description ?? found.description ?? ''),
+    ];
+    const nested = this.tree(schema, above);
+    if (!nested) return element('li', {}, ...line);
+    return element('li', {}, element('details', {}, element('summary', {}, ...line), nested));
+  }
+
+  /** A value of this schema. */
+  example(schema, above = []) {
+    const found = this.resolve(schema);
+    const given = found.example ?? found.examples?.[0] ?? found.default ?? found.const ?? found.enum?.[0];
+    if (given !== undefined) return given;
+    if (above.includes(found)) return null;
+    const inside = [...above, found];
+    const choice = found.oneOf?.[0] ?? found.anyOf?.[0];
+    if (choice) return this.example(choice, inside);
+    if (found.allOf) return Object.assign({}, ...found.allOf.map(part => this.example(part, inside)));
+    const type = [found.type].flat()[0];
+    if (found.properties || type === 'object') {
+      const fields = Object.entries(found.properties ?? {}).filter(([name]) => !found.required || found.required.includes(name));
+      return Object.fromEntries(fields.map(([name, value]) => [name, this.example(value, inside)]));
+    }
+    if (type === 'array') return found.items ? [this.example(found.items, inside)] : [];
+    return { string: 'text', integer: 1, number: 0.5, boolean: true }[type] ?? null;
+  }
+}

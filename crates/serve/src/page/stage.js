@@ -1,0 +1,48 @@
+/** The image of a panel, and a map over it. */
+
+import { element } from './dom.js';
+import { clear, paint, scale } from './overlay.js';
+
+export class Stage {
+  #frame = element('div', { class: 'frame plain' });
+  #canvas = element('canvas', { 'aria-hidden': 'true' });
+  #caption = element('span', {});
+  #legend;
+  #entry = null;
+
+  constructor() {
+    const colours = element('span', { class: 'scale', role: 'img', 'aria-label': 'from dark blue over red to light yellow' });
+    colours.style.background = scale();
+    const strength = element('input', {
+      type: 'range', min: 0, max: 100, value: 100,
+      input: () => this.#canvas.style.setProperty('--strength', strength.value / 100),
+    });
+    this.#legend = element('span', { hidden: true },
+      element('span', {}, 'least', colours, 'most'), ' ',
+      element('label', {}, element('span', { class: 'unseen' }, 'Strength of the map'), strength));
+    this.root = element('figure', { class: 'stage' }, this.#frame,
+      element('figcaption', { class: 'legend' }, this.#caption, this.#legend));
+  }
+
+  /** Shows an image without a map. */
+  show(entry) {
+    this.#entry = entry;
+    this.#frame.classList.toggle('unturned', !entry.turned);
+    this.#frame.style.setProperty('--shape', entry.shape ?? 1);
+    const view = entry.shape === null
+      ? element('p', { class: 'blank' }, `This browser cannot show ${entry.name}.`)
+      : element('img', { src: entry.url, alt: entry.name });
+    this.#frame.replaceChildren(view, this.#canvas);
+    clear(this.#canvas);
+    this.showMap(null);
+  }
+
+  /** Lays a map of the server's answer over the image, or removes it. */
+  showMap(map, title = '') {
+    this.#frame.classList.toggle('plain', !map);
+    this.#legend.hidden = !map;
+    if (map) paint(this.#canvas, map, this.#entry.shape ?? 1);
+    const size = this.#entry.shape === null ? '' : ` · ${this.#entry.width} × ${this.#entry.height}`;
+    this.#caption.textContent = map ? title : this.#entry.name + size;
+  }
+}
