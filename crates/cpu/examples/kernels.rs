@@ -14,7 +14,7 @@ use vit_cpu::gemm::{
 };
 use vit_cpu::int8::{self, Gemm8};
 use vit_cpu::isa::Isa;
-use vit_cpu::thread_pool::Pool;
+use vit_cpu::thread_pool::ThreadPool;
 
 /// A buffer of random values, aligned to a cache line.
 struct Aligned {
@@ -58,7 +58,7 @@ fn best(mut f: impl FnMut()) -> f64 {
 }
 
 /// GFLOP/s of all threads in a loop of independent operations in registers, which returns their number.
-fn peak(pool: &Pool, rounds: impl Fn(usize) -> u64 + Sync) -> f64 {
+fn peak(pool: &ThreadPool, rounds: impl Fn(usize) -> u64 + Sync) -> f64 {
     let loops = 200_000;
     let tasks = pool.threads();
     let flops = std::sync::atomic::AtomicU64::new(0);
@@ -72,7 +72,7 @@ fn peak(pool: &Pool, rounds: impl Fn(usize) -> u64 + Sync) -> f64 {
     flops.into_inner() as f64 / time / 1e9
 }
 
-fn product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Option<Activation>) -> f64 {
+fn product(pool: &ThreadPool, isa: Isa, m: usize, n: usize, k: usize, activation: Option<Activation>) -> f64 {
     let a = Aligned::new(m * k);
     let w = Aligned::new(n * k);
     let bias = Aligned::new(n);
@@ -89,7 +89,7 @@ fn product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Opti
 }
 
 /// The same product on bytes, including the quantisation of A.
-fn quantised_product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activation: Option<Activation>) -> f64 {
+fn quantised_product(pool: &ThreadPool, isa: Isa, m: usize, n: usize, k: usize, activation: Option<Activation>) -> f64 {
     let a = Aligned::new(m * k);
     let w = Aligned::new(n * k);
     let bias = Aligned::new(n);
@@ -115,7 +115,7 @@ fn quantised_product(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, activa
 }
 
 /// The linear layers of ViT-B/16 on bytes and on `f32`, measured in turns.
-fn quantised(pool: &Pool, isa: Isa) {
+fn quantised(pool: &ThreadPool, isa: Isa) {
     let threads = pool.threads();
     let peak = peak(pool, |n| int8::dot_loop(isa, n));
     println!("\n{} int8, {threads} threads: dot product peak {peak:.1} GOP/s", int8::DotPath::from(isa));
@@ -144,7 +144,7 @@ fn layers(width: usize) -> [(&'static str, usize, usize, Option<Activation>); 5]
     ]
 }
 
-fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize, rows: usize) -> f64 {
+fn attention(pool: &ThreadPool, isa: Isa, batch: usize, heads: usize, rows: usize) -> f64 {
     let head_dim = 64;
     let shape = AttentionShape { batch, heads, queries: rows, keys: rows, head_dim };
     let qkv = Aligned::new(batch * rows * 3 * heads * head_dim);
@@ -171,7 +171,7 @@ fn attention(pool: &Pool, isa: Isa, batch: usize, heads: usize, rows: usize) -> 
 
 /// A product of a linear layer's backward pass: the gradient of the weights with a transposed A, else that of the
 /// input.
-fn gradient(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, a_layout: ALayout) -> f64 {
+fn gradient(pool: &ThreadPool, isa: Isa, m: usize, n: usize, k: usize, a_layout: ALayout) -> f64 {
     let a = Aligned::new(m * k);
     let b = Aligned::new(k * n);
     let mut c = Aligned::new(m * n);
@@ -185,7 +185,7 @@ fn gradient(pool: &Pool, isa: Isa, m: usize, n: usize, k: usize, a_layout: ALayo
     2.0 * (m * n * k) as f64 / time / 1e9
 }
 
-fn attention_gradient(pool: &Pool, isa: Isa, batch: usize, heads: usize) -> f64 {
+fn attention_gradient(pool: &ThreadPool, isa: Isa, batch: usize, heads: usize) -> f64 {
     let (rows, head_dim) = (197, 64);
     let shape = AttentionShape { batch, heads, queries: rows, keys: rows, head_dim };
     let length = batch * rows * heads * head_dim;
@@ -215,7 +215,7 @@ fn attention_gradient(pool: &Pool, isa: Isa, batch: usize, heads: usize) -> f64 
 }
 
 /// The kernels of the backward pass of a transformer block.
-fn training(pool: &Pool, isa: Isa, print: impl Fn(&str, f64)) {
+fn training(pool: &ThreadPool, isa: Isa, print: impl Fn(&str, f64)) {
     for (model, width, batch) in [("B/16", 768, 1), ("Ti/16", 192, 1), ("Ti/16", 192, 16)] {
         let rows = 197 * batch;
         let name = |what: &str| format!("{model} batch {batch} {what}");
@@ -238,7 +238,7 @@ fn main() {
     let isas = if chosen.is_empty() { Isa::available() } else { chosen };
     for isa in isas {
         for threads in [1, 2] {
-            let pool = Pool::new(threads);
+            let pool = ThreadPool::new(threads);
             if !only_training {
                 quantised(&pool, isa);
             }

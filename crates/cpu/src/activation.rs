@@ -9,7 +9,7 @@ pub use vit_graph::ops::Activation;
 use crate::isa::Isa;
 use crate::simd::math::{clamp, exp, gelu, gelu_and_derivative, sigmoid, sigmoid_pair, tanh};
 use crate::simd::{Kernel, Simd};
-use crate::thread_pool::Pool;
+use crate::thread_pool::ThreadPool;
 
 /// An activation as a type, so that kernels can inline it.
 pub(crate) trait ActivationFn: Copy {
@@ -172,7 +172,7 @@ const CHUNK: usize = 16 * 1024;
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn apply(pool: &Pool, isa: Isa, f: Activation, x: &[f32], out: &mut [f32]) {
+pub fn apply(pool: &ThreadPool, isa: Isa, f: Activation, x: &[f32], out: &mut [f32]) {
     assert_eq!(x.len(), out.len(), "activation: input and output differ");
     pool.run_chunks(out, CHUNK, &|i, out| {
         let x = &x[i * CHUNK..][..out.len()];
@@ -184,7 +184,7 @@ pub fn apply(pool: &Pool, isa: Isa, f: Activation, x: &[f32], out: &mut [f32]) {
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn apply_grad(pool: &Pool, isa: Isa, f: Activation, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+pub fn apply_grad(pool: &ThreadPool, isa: Isa, f: Activation, x: &[f32], dy: &[f32], dx: &mut [f32]) {
     assert_eq!(x.len(), dy.len(), "activation gradient: x and dy differ");
     assert_eq!(x.len(), dx.len(), "activation gradient: x and dx differ");
     pool.run_chunks(dx, CHUNK, &|i, dx| {

@@ -7,7 +7,7 @@ use crate::gemm::check_workspace;
 use crate::isa::Isa;
 use crate::reduce::SumRows;
 use crate::simd::{Kernel, Simd};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// A function of a chunk: its sample, the range of its elements, its two rows of sums.
 type OnChunk<'a> = &'a (dyn Fn(usize, Range<usize>, &mut [f32]) + Sync);
@@ -63,7 +63,7 @@ impl ChannelNormShape {
     }
 
     /// Calls `f` for all chunks on the threads of the pool, with sums that are zero at first.
-    fn for_each_chunk(&self, pool: &Pool, sums: &mut [f32], f: OnChunk<'_>) {
+    fn for_each_chunk(&self, pool: &ThreadPool, sums: &mut [f32], f: OnChunk<'_>) {
         let (chunks, per_chunk) = self.chunks();
         pool.run_chunks(sums, 2 * self.channels, &|task, sums| {
             let (sample, chunk) = (task / chunks, task % chunks);
@@ -113,7 +113,7 @@ pub(crate) struct ChannelStatistics<'a> {
 /// Normalises, scales by `gamma` and adds `beta`.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn forward(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     shape: &ChannelNormShape,
     epsilon: f32,
@@ -164,7 +164,7 @@ pub(crate) fn forward(
 /// The gradients of `x`, `gamma` and `beta`; an output that is not needed is empty.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn backward(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     shape: &ChannelNormShape,
     [dy, x, gamma, mean, rstd]: [&[f32]; 5],

@@ -9,12 +9,12 @@ use vit_system::host::FreeMemory;
 
 use crate::executable::{CpuExecutable, LoweredGraph};
 use crate::isa::Isa;
-use crate::thread_pool::Pool;
+use crate::thread_pool::ThreadPool;
 
 /// The context in which kernels run.
 pub(crate) struct Processor {
     pub isa: Isa,
-    pub pool: Pool,
+    pub pool: ThreadPool,
 }
 
 /// The CPU device. All executables that it compiles share its threads.
@@ -36,7 +36,7 @@ impl Cpu {
     pub fn with_isa(isa: Isa, threads: Option<usize>) -> Self {
         assert!(isa.is_available(), "this CPU has no {isa}");
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        Cpu { processor: Arc::new(Processor { isa, pool: Pool::new(threads.unwrap_or_else(cores).max(1)) }) }
+        Cpu { processor: Arc::new(Processor { isa, pool: ThreadPool::new(threads.unwrap_or_else(cores).max(1)) }) }
     }
 
     /// The instruction set in use.
@@ -44,7 +44,7 @@ impl Cpu {
         self.processor.isa
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &ThreadPool {
         &self.processor.pool
     }
 

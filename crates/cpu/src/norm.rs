@@ -4,7 +4,7 @@
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, row};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// `out = (x - mean) / sqrt(variance + eps) * gamma + beta` for each of `rows` rows of `dim` elements.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl<'a> LayerNormArgs<'a> {
 ///
 /// # Panics
 /// If a length does not fit the shape.
-pub fn layer_norm(pool: &Pool, isa: Isa, args: LayerNormArgs<'_>) {
+pub fn layer_norm(pool: &ThreadPool, isa: Isa, args: LayerNormArgs<'_>) {
     let LayerNormArgs { rows, dim, x, residual, gamma, beta, eps, out, mean, rstd } = args;
     let (added, sum) = residual.unzip();
     let total = rows * dim;
@@ -210,7 +210,7 @@ pub struct LayerNormGradArgs<'a> {
 ///
 /// # Panics
 /// If a length does not fit the shape.
-pub fn layer_norm_grad(pool: &Pool, isa: Isa, args: LayerNormGradArgs<'_>, workspace: &mut [f32]) {
+pub fn layer_norm_grad(pool: &ThreadPool, isa: Isa, args: LayerNormGradArgs<'_>, workspace: &mut [f32]) {
     let LayerNormGradArgs { rows, dim, dy, x, gamma, mean, rstd, residual, dx, dgamma, dbeta } = args;
     let total = rows * dim;
     for (name, len, expected) in [

@@ -7,7 +7,7 @@ use vit_graph::ops::{Adam, Lion, OptimiserUpdate, Sgd};
 
 use crate::isa::Isa;
 use crate::simd::{Kernel, MAX_LANES, Simd};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// Elements of one task, fixed so that the sums of LAMB do not depend on the number of threads.
 const CHUNK: usize = 16 * 1024;
@@ -37,7 +37,7 @@ pub(crate) struct StepScalars {
 
 /// Applies an optimiser to a parameter and its state, which are the outputs.
 pub(crate) fn optimiser_step(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     op: &OptimiserUpdate,
     scalars: StepScalars,
@@ -234,7 +234,7 @@ fn descend<S: Simd>(s: S, parameter: S::V, learning_rate: f32, direction: S::V) 
 /// # Panics
 /// If the lengths differ.
 pub(crate) fn update<R: ElementUpdate<READS, STATE>, const READS: usize, const STATE: usize>(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     rule: R,
     parameter: &mut [f32],
@@ -331,7 +331,7 @@ pub(crate) fn lamb_workspace(length: usize) -> usize {
 /// # Panics
 /// If the lengths differ.
 pub(crate) fn lamb(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     mut rule: AdamRule,
     parameter: &mut [f32],

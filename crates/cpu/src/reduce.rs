@@ -4,7 +4,7 @@
 use crate::gemm::check_workspace;
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, row};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// The most chunks: each takes a row of partial sums, and one thread adds these up.
 const MAX_CHUNKS: usize = 64;
@@ -26,7 +26,15 @@ pub fn column_sum_workspace(rows: usize, cols: usize) -> usize {
 ///
 /// # Panics
 /// If a length does not fit the shape.
-pub fn column_sum(pool: &Pool, isa: Isa, rows: usize, cols: usize, x: &[f32], out: &mut [f32], workspace: &mut [f32]) {
+pub fn column_sum(
+    pool: &ThreadPool,
+    isa: Isa,
+    rows: usize,
+    cols: usize,
+    x: &[f32],
+    out: &mut [f32],
+    workspace: &mut [f32],
+) {
     assert_eq!(x.len(), rows * cols, "column sum: input of the wrong length");
     assert_eq!(out.len(), cols, "column sum: output of the wrong length");
     let needed = column_sum_workspace(rows, cols);

@@ -3,13 +3,13 @@
 
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, row};
-use crate::thread_pool::Pool;
+use crate::thread_pool::ThreadPool;
 
 /// Softmax of each of `rows` rows of `dim` elements.
 ///
 /// # Panics
 /// If a length does not fit the shape.
-pub fn softmax(pool: &Pool, isa: Isa, x: &[f32], rows: usize, dim: usize, out: &mut [f32]) {
+pub fn softmax(pool: &ThreadPool, isa: Isa, x: &[f32], rows: usize, dim: usize, out: &mut [f32]) {
     assert_eq!(x.len(), rows * dim, "softmax: input of the wrong length");
     assert_eq!(out.len(), rows * dim, "softmax: output of the wrong length");
     if dim == 0 {
@@ -26,7 +26,7 @@ pub fn softmax(pool: &Pool, isa: Isa, x: &[f32], rows: usize, dim: usize, out: &
 ///
 /// # Panics
 /// If a length does not fit the shape.
-pub fn softmax_grad(pool: &Pool, isa: Isa, y: &[f32], dy: &[f32], rows: usize, dim: usize, dx: &mut [f32]) {
+pub fn softmax_grad(pool: &ThreadPool, isa: Isa, y: &[f32], dy: &[f32], rows: usize, dim: usize, dx: &mut [f32]) {
     assert_eq!(y.len(), rows * dim, "softmax gradient: y of the wrong length");
     assert_eq!(dy.len(), rows * dim, "softmax gradient: dy of the wrong length");
     assert_eq!(dx.len(), rows * dim, "softmax gradient: dx of the wrong length");

@@ -60,16 +60,16 @@ unsafe impl Sync for PoolState {}
 unsafe impl Send for PoolState {}
 
 /// A fixed set of threads that run the tasks of one call at a time.
-pub struct Pool {
+pub struct ThreadPool {
     shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
     /// Held during a call; another thread that calls meanwhile runs its tasks alone.
     calling: Mutex<()>,
 }
 
-impl Pool {
+impl ThreadPool {
     /// A pool that runs on `threads` threads, the caller's included. Zero counts as one.
-    pub fn new(threads: usize) -> Pool {
+    pub fn new(threads: usize) -> ThreadPool {
         let threads = threads.clamp(1, INSIDE as usize);
         let shared = Arc::new(PoolState {
             state: AtomicU64::new(0),
@@ -98,7 +98,7 @@ impl Pool {
         workers.iter().for_each(|_| {
             let _ = is_ready.recv();
         });
-        Pool { shared, workers, calling: Mutex::new(()) }
+        ThreadPool { shared, workers, calling: Mutex::new(()) }
     }
 
     /// How many threads run tasks, the caller's included.
@@ -113,7 +113,7 @@ impl Pool {
         self.run_with_worker(tasks, &|i, _| task(i));
     }
 
-    /// Like [`Pool::run`], with the index of the thread as second argument: it is below [`Pool::threads`], and no two
+    /// Like [`ThreadPool::run`], with the index of the thread as second argument: it is below [`ThreadPool::threads`], and no two
     /// tasks of this call that run at the same time have the same one.
     pub fn run_with_worker(&self, tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
         let alone = tasks <= 1 || self.workers.is_empty() || IN_TASK.get();
@@ -187,7 +187,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         {

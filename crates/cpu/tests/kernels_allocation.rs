@@ -11,11 +11,11 @@ use vit_cpu::attention::{
 use vit_cpu::gemm::{ALayout, BLayout, Epilogue, Matmul, matmul, matmul_workspace};
 use vit_cpu::isa::Isa;
 use vit_cpu::norm::{LayerNormArgs, LayerNormGradArgs, layer_norm, layer_norm_grad, layer_norm_grad_workspace};
-use vit_cpu::thread_pool::Pool;
+use vit_cpu::thread_pool::ThreadPool;
 
 #[test]
 fn running_allocates_nothing() {
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     let isa = Isa::detect();
     let (batch, rows, heads, head_dim) = (2, 50, 3, 16);
     let shape = AttentionShape { batch, heads, queries: rows, keys: rows, head_dim };

@@ -8,7 +8,7 @@ use vit_cpu::attention::{
     backward_workspace, forward, forward_workspace,
 };
 use vit_cpu::isa::Isa;
-use vit_cpu::thread_pool::Pool;
+use vit_cpu::thread_pool::ThreadPool;
 
 struct Case {
     shape: AttentionShape,
@@ -138,7 +138,7 @@ impl Case {
         let view = |data, rows| HeadView::dense(data, rows, heads, head_dim);
         let bias = self.bias.as_ref().map(|(b, g)| (&b[..], *g));
         let dropout = self.dropout.then_some(WeightDropout { factors: &factors });
-        let run = |pool: &Pool, isa: Isa, extras: bool| {
+        let run = |pool: &ThreadPool, isa: Isa, extras: bool| {
             let mut out = vec![f32::NAN; self.q.len()];
             let mut lse = vec![f32::NAN; rows];
             let mut weights = vec![f32::NAN; rows * keys];
@@ -162,7 +162,7 @@ impl Case {
             |pool, isa| run(pool, isa, false).0,
             |isa, got| {
                 close(&format!("{isa} out {what}"), got, &e.out, 2e-6);
-                let pool = Pool::new(1);
+                let pool = ThreadPool::new(1);
                 let (out, lse, weights) = run(&pool, isa, true);
                 assert_eq!(out, got, "{isa} {what}: asking for weights changes the output");
                 close(&format!("{isa} lse {what}"), &lse, &e.lse, 2e-6);
@@ -170,7 +170,7 @@ impl Case {
             },
         );
 
-        let grad = |pool: &Pool, isa: Isa| {
+        let grad = |pool: &ThreadPool, isa: Isa| {
             let (out, lse, _) = run(pool, isa, true);
             let mut dq = vec![f32::NAN; self.q.len()];
             let mut dk = vec![f32::NAN; self.k.len()];
@@ -265,7 +265,7 @@ fn a_packed_buffer_gives_what_separate_ones_give() {
     let e = case.expected();
     let f32s = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
     let want: Vec<f64> = pack([&f32s(&e.dq), &f32s(&e.dk), &f32s(&e.dv)]).into_iter().map(f64::from).collect();
-    let compute = |pool: &Pool, isa: Isa| {
+    let compute = |pool: &ThreadPool, isa: Isa| {
         let mut out = vec![f32::NAN; case.q.len()];
         let mut lse = vec![f32::NAN; batch * heads * rows];
         let mut workspace = vec![f32::NAN; forward_workspace(isa, pool.threads(), &shape)];
@@ -321,7 +321,7 @@ fn one_head(q: &[f32], bias: Option<&[f32]>, isa: Isa) -> Vec<f32> {
         bias: bias.map(|b| (b, 1)),
         dropout: None,
     };
-    forward(&Pool::new(1), isa, attention, &mut workspace);
+    forward(&ThreadPool::new(1), isa, attention, &mut workspace);
     out
 }
 
@@ -367,5 +367,5 @@ fn overlapping_output_rows_are_refused() {
         bias: None,
         dropout: None,
     };
-    forward(&Pool::new(1), isa, attention, &mut workspace);
+    forward(&ThreadPool::new(1), isa, attention, &mut workspace);
 }

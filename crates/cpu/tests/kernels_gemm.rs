@@ -9,7 +9,7 @@ use vit_cpu::gemm::{
     packed_len,
 };
 use vit_cpu::isa::Isa;
-use vit_cpu::thread_pool::Pool;
+use vit_cpu::thread_pool::ThreadPool;
 
 struct Case {
     m: usize,
@@ -114,7 +114,7 @@ fn check(case: &Case, random: &mut Random) {
     );
     let grown = largest(&scale) * if case.factor { largest(&factor) } else { 1.0 };
     let tolerance = rounding(k) * f64::from(grown);
-    let compute = |pool: &Pool, isa: Isa| {
+    let compute = |pool: &ThreadPool, isa: Isa| {
         let mut packed = vec![f32::NAN; packed_len(isa, k, n)];
         pack_b(isa, &b, case.b_layout, ldb, k, n, &mut packed);
         let mut parallel = vec![f32::NAN; packed.len()];
@@ -255,7 +255,7 @@ fn a_row_does_not_depend_on_the_rows_around_it() {
     let (m, n, k) = (21, 70, 600);
     let a = random.values(m * k);
     let b = random.values(n * k);
-    let product = |pool: &Pool, isa: Isa, a: &[f32], m: usize| {
+    let product = |pool: &ThreadPool, isa: Isa, a: &[f32], m: usize| {
         let mut packed = vec![0.0; packed_len(isa, k, n)];
         pack_b(isa, &b, BLayout::RowsAreN, k, k, n, &mut packed);
         let mut c = vec![0.0; m * n];
@@ -263,7 +263,7 @@ fn a_row_does_not_depend_on_the_rows_around_it() {
         gemm(pool, isa, Gemm::dense([m, n, k], a, &packed, &mut c), &mut workspace);
         c
     };
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     for isa in Isa::available() {
         let all = product(&pool, isa, &a, m);
         for i in 0..m {
@@ -281,7 +281,7 @@ fn nan_reaches_exactly_its_row() {
     a[4 * k + 7] = f32::NAN;
     let b = random.values(n * k);
     for isa in Isa::available() {
-        let pool = Pool::new(1);
+        let pool = ThreadPool::new(1);
         let mut packed = vec![0.0; packed_len(isa, k, n)];
         pack_b(isa, &b, BLayout::RowsAreN, k, k, n, &mut packed);
         for activation in ACTIVATIONS {
@@ -337,7 +337,7 @@ fn batches_of_plain_matrices_are_right() {
                 }
             }
         }
-        let compute = |pool: &Pool, isa: Isa| {
+        let compute = |pool: &ThreadPool, isa: Isa| {
             let mut c = vec![GAP; batch * m * n];
             // Without an activation the derivative is 1.
             let mut derivative = vec![GAP; batch * m * n];
@@ -372,7 +372,7 @@ fn batches_of_plain_matrices_are_right() {
 #[test]
 #[should_panic(expected = "C: 5 elements for 2 x 3")]
 fn a_short_result_is_refused() {
-    let pool = Pool::new(1);
+    let pool = ThreadPool::new(1);
     let isa = Isa::Portable;
     let packed = vec![0.0; packed_len(isa, 1, 3)];
     let mut workspace = vec![0.0; gemm_workspace(isa, 1, 2, 3, 1)];

@@ -7,7 +7,7 @@ use vit_cpu::activation::Activation;
 use vit_cpu::gemm::Epilogue;
 use vit_cpu::int8::{DotPath, Gemm8, gemm, pack, pack_parallel, packed_len, workspace};
 use vit_cpu::isa::Isa;
-use vit_cpu::thread_pool::Pool;
+use vit_cpu::thread_pool::ThreadPool;
 use vit_graph::quantise::{QuantisedRow, QuantisedWeights, quantise_row, quantise_weights};
 
 /// A second implementation of `quantise_row`: `f32` arithmetic, halves rounded to even.
@@ -116,7 +116,7 @@ fn check_with(case: &Case, a: &[f32], w: &[f32], random: &mut Random) {
         }
     }
 
-    let compute = |pool: &Pool, path: DotPath| {
+    let compute = |pool: &ThreadPool, path: DotPath| {
         let mut packed = vec![f32::NAN; packed_len(path, k, n)];
         pack(path, w, k, n, &mut packed);
         let mut parallel = vec![f32::NAN; packed.len()];
@@ -127,7 +127,7 @@ fn check_with(case: &Case, a: &[f32], w: &[f32], random: &mut Random) {
         gemm(pool, path, Gemm8 { m, n, k, a, lda, b_packed: &packed, c: &mut c, ldc, epilogue }, &mut scratch);
         c
     };
-    let portable = compute(&Pool::new(1), DotPath::Portable);
+    let portable = compute(&ThreadPool::new(1), DotPath::Portable);
     for path in DotPath::available() {
         let got = on_all_threads(format!("{path} {what}"), |pool| compute(pool, path));
         // Without a transcendental function all paths round alike.
@@ -278,7 +278,7 @@ fn a_row_does_not_depend_on_the_rows_around_it() {
         let mut scratch = vec![0.0; workspace(path, 1, m, n, k)];
         let epilogue = Epilogue { activation: Some(Activation::Gelu), ..Epilogue::default() };
         let one = Gemm8 { m, n, k, a, lda: k, b_packed: &packed, c: &mut c, ldc: n, epilogue };
-        gemm(&Pool::new(1), path, one, &mut scratch);
+        gemm(&ThreadPool::new(1), path, one, &mut scratch);
         c
     };
     for path in DotPath::available() {
@@ -311,7 +311,7 @@ fn quantised_values_are_near_the_originals() {
 
 #[test]
 fn nothing_to_compute_is_no_error() {
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     for path in DotPath::available() {
         for (m, n) in [(0, 5), (5, 0)] {
             let packed = vec![0.0; packed_len(path, 7, n)];
@@ -365,7 +365,7 @@ fn a_short_result_is_refused() {
         ldc: 3,
         epilogue: Epilogue::default(),
     };
-    gemm(&Pool::new(1), path, one, &mut vec![0.0; workspace(path, 1, 2, 3, 1)]);
+    gemm(&ThreadPool::new(1), path, one, &mut vec![0.0; workspace(path, 1, 2, 3, 1)]);
 }
 
 #[test]

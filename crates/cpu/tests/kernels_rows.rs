@@ -8,7 +8,7 @@ use vit_cpu::isa::Isa;
 use vit_cpu::norm::{LayerNormArgs, LayerNormGradArgs, layer_norm, layer_norm_grad, layer_norm_grad_workspace};
 use vit_cpu::reduce::{column_sum, column_sum_workspace};
 use vit_cpu::softmax::{softmax, softmax_grad};
-use vit_cpu::thread_pool::Pool;
+use vit_cpu::thread_pool::ThreadPool;
 
 const SHAPES: [(usize, usize); 10] =
     [(1, 1), (3, 2), (7, 17), (50, 31), (197, 192), (5, 768), (2, 1283), (130, 65), (1500, 3), (0, 5)];
@@ -59,7 +59,7 @@ fn layer_norm_and_its_fused_addition_are_right() {
             } else {
                 2e-6
             };
-            let compute = |pool: &Pool, isa: Isa| {
+            let compute = |pool: &ThreadPool, isa: Isa| {
                 let mut out = vec![f32::NAN; rows * dim];
                 let (mut mean, mut rstd) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
                 let (m, r) = (Some(&mut mean[..]), Some(&mut rstd[..]));
@@ -79,7 +79,7 @@ fn layer_norm_and_its_fused_addition_are_right() {
             });
 
             let total: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
-            let compute = |pool: &Pool, isa: Isa| {
+            let compute = |pool: &ThreadPool, isa: Isa| {
                 let mut sum = vec![f32::NAN; rows * dim];
                 let mut out = vec![f32::NAN; rows * dim];
                 let mut plain = vec![f32::NAN; rows * dim];
@@ -125,7 +125,7 @@ fn the_gradient_of_layer_norm_is_right() {
                     dbeta[i] += dy[i];
                 }
             }
-            let compute = |pool: &Pool, isa: Isa| {
+            let compute = |pool: &ThreadPool, isa: Isa| {
                 let mut dx = vec![f32::NAN; rows * dim];
                 let (mut dgamma, mut dbeta) = (vec![f32::NAN; dim], vec![f32::NAN; dim]);
                 let mut workspace = vec![f32::NAN; layer_norm_grad_workspace(rows, dim)];
@@ -173,7 +173,7 @@ fn softmax_and_its_gradient_are_right() {
             dx.extend(p.iter().zip(dy).map(|(p, dy)| p * (dy - dot)));
             y.extend(p);
         }
-        let compute = |pool: &Pool, isa: Isa| {
+        let compute = |pool: &ThreadPool, isa: Isa| {
             let mut y = vec![f32::NAN; rows * dim];
             softmax(pool, isa, &x, rows, dim, &mut y);
             for (y, x) in y.iter().zip(&x) {
@@ -194,7 +194,7 @@ fn softmax_and_its_gradient_are_right() {
     for isa in Isa::available() {
         let mut out = [0.0; 4];
         let x = [1.0, f32::NAN, 1.0, 1.0];
-        softmax(&Pool::new(1), isa, &x, 2, 2, &mut out);
+        softmax(&ThreadPool::new(1), isa, &x, 2, 2, &mut out);
         assert!(out[0].is_nan() && out[1].is_nan(), "{isa} {out:?}");
         assert_eq!(out[2..], [0.5, 0.5], "{isa}");
     }
@@ -211,7 +211,7 @@ fn column_sums_are_right() {
                 *sum += x;
             }
         }
-        let compute = |pool: &Pool, isa: Isa| {
+        let compute = |pool: &ThreadPool, isa: Isa| {
             let mut out = vec![f32::NAN; cols];
             let mut workspace = vec![f32::NAN; column_sum_workspace(rows, cols)];
             column_sum(pool, isa, rows, cols, &x, &mut out, &mut workspace);
@@ -235,14 +235,14 @@ fn activations_are_accurate_everywhere() {
     for f in ACTIVATIONS {
         let (want, derivatives): (Vec<f64>, Vec<f64>) =
             x.iter().map(|&x| (f.apply(f64::from(x)), f.derivative(f64::from(x)))).unzip();
-        let compute = |pool: &Pool, isa: Isa| {
+        let compute = |pool: &ThreadPool, isa: Isa| {
             let mut y = vec![f32::NAN; x.len()];
             apply(pool, isa, f, &x, &mut y);
             y
         };
         // In addition, `close` allows a relative error of a few roundings.
         on_all(compute, |isa, got| close(&format!("{isa} {f:?}"), got, &want, 5e-8));
-        let compute = |pool: &Pool, isa: Isa| {
+        let compute = |pool: &ThreadPool, isa: Isa| {
             let mut dx = vec![f32::NAN; x.len()];
             apply_grad(pool, isa, f, &x, &dy, &mut dx);
             dx
@@ -255,7 +255,7 @@ fn activations_are_accurate_everywhere() {
 fn activations_propagate_nan_and_have_limits_at_infinity() {
     let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30];
     for isa in Isa::available() {
-        let pool = Pool::new(1);
+        let pool = ThreadPool::new(1);
         for f in ACTIVATIONS {
             let (mut y, mut dx) = ([0.0; 5], [0.0; 5]);
             apply(&pool, isa, f, &x, &mut y);
@@ -278,7 +278,7 @@ fn every_length_is_handled() {
     for n in 0..70 {
         let x = random.values(n);
         let want: Vec<f64> = x.iter().map(|&x| f64::from(x.max(0.0))).collect();
-        let compute = |pool: &Pool, isa: Isa| {
+        let compute = |pool: &ThreadPool, isa: Isa| {
             let mut y = vec![f32::NAN; n];
             apply(pool, isa, Activation::Relu, &x, &mut y);
             y
@@ -290,7 +290,7 @@ fn every_length_is_handled() {
 #[test]
 #[should_panic(expected = "gamma has the wrong length")]
 fn a_short_gamma_is_refused() {
-    let pool = Pool::new(1);
+    let pool = ThreadPool::new(1);
     let x = [0.0; 6];
     let mut out = [0.0; 6];
     let args = LayerNormArgs::new([2, 3], &x, 1e-6, &mut out);

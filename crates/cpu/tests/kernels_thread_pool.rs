@@ -4,12 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use vit_cpu::thread_pool::Pool;
+use vit_cpu::thread_pool::ThreadPool;
 
 #[test]
 fn every_task_runs_exactly_once() {
     for threads in [0, 1, 2, 3, 8] {
-        let pool = Pool::new(threads);
+        let pool = ThreadPool::new(threads);
         assert_eq!(pool.threads(), threads.max(1));
         for round in 0..300 {
             let tasks = round % 41;
@@ -24,7 +24,7 @@ fn every_task_runs_exactly_once() {
 
 #[test]
 fn workers_wake_after_a_pause() {
-    let pool = Pool::new(3);
+    let pool = ThreadPool::new(3);
     for _ in 0..20 {
         let total = AtomicUsize::new(0);
         pool.run(100, &|i| {
@@ -37,7 +37,7 @@ fn workers_wake_after_a_pause() {
 
 #[test]
 fn worker_indices_are_never_shared() {
-    let pool = Pool::new(3);
+    let pool = ThreadPool::new(3);
     let busy: Vec<AtomicBool> = (0..3).map(|_| AtomicBool::new(false)).collect();
     for _ in 0..200 {
         pool.run_with_worker(30, &|_, worker| {
@@ -50,7 +50,7 @@ fn worker_indices_are_never_shared() {
 
 #[test]
 fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-    let pool = Pool::new(3);
+    let pool = ThreadPool::new(3);
     for _ in 0..20 {
         let result = catch_unwind(AssertUnwindSafe(|| {
             pool.run(50, &|i| {
@@ -71,7 +71,7 @@ fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
 
 #[test]
 fn a_call_from_inside_a_task_runs_inline() {
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     let total = AtomicUsize::new(0);
     pool.run(8, &|_| {
         let thread = std::thread::current().id();
@@ -85,7 +85,7 @@ fn a_call_from_inside_a_task_runs_inline() {
 
 #[test]
 fn threads_can_call_at_the_same_time() {
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -103,7 +103,7 @@ fn threads_can_call_at_the_same_time() {
 
 #[test]
 fn chunks_cover_the_slice() {
-    let pool = Pool::new(2);
+    let pool = ThreadPool::new(2);
     let mut data = vec![0usize; 103];
     pool.run_chunks(&mut data, 10, &|i, chunk| {
         assert_eq!(chunk.len(), if i == 10 { 3 } else { 10 });

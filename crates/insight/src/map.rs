@@ -70,13 +70,13 @@ impl Map {
         for (row, line) in shown.pixels_mut().chunks_exact_mut(3 * image.width()).zip(&lines) {
             let cells = line.as_ref().map(|line| {
                 let [above, below] = line.cells.map(|row| &self.values[row * self.columns..][..self.columns]);
-                above.iter().zip(below).map(|(a, b)| a + (b - a) * line.way).collect::<Vec<f32>>()
+                above.iter().zip(below).map(|(a, b)| a + (b - a) * line.weight).collect::<Vec<f32>>()
             });
             for (pixel, column) in row.chunks_exact_mut(3).zip(&columns) {
                 match (&cells, column) {
                     (Some(cells), Some(column)) => {
                         let [left, right] = column.cells.map(|column| cells[column]);
-                        blend(pixel, (left + (right - left) * column.way - low) / spread);
+                        blend(pixel, (left + (right - left) * column.weight - low) / spread);
                     }
                     _ => unseen(pixel),
                 }
@@ -102,10 +102,10 @@ impl Map {
     }
 }
 
-/// Linear interpolation between the centres of two cells; `way` is the weight of the second.
-struct Interpolation {
+/// Linear interpolation between the centres of two cells; `weight` is the weight of the second.
+struct LinearInterpolation {
     cells: [usize; 2],
-    way: f32,
+    weight: f32,
 }
 
 /// For each pixel along one axis, the cells to interpolate between. `part` (start and length) of the axis became an input
@@ -116,14 +116,14 @@ fn interpolations(
     input: usize,
     covers: usize,
     cells: usize,
-) -> Vec<Option<Interpolation>> {
+) -> Vec<Option<LinearInterpolation>> {
     let place = |pixel: usize| {
         let at = ((pixel as f64 + 0.5 - part[0]) * input as f64 / part[1]) as f32;
         let inside = (0.0..=covers as f32).contains(&at);
         inside.then(|| {
             let place = (at * cells as f32 / covers.max(1) as f32 - 0.5).clamp(0.0, (cells - 1) as f32);
             let before = (place as usize).min(cells.saturating_sub(2));
-            Interpolation { cells: [before, (before + 1).min(cells - 1)], way: place - before as f32 }
+            LinearInterpolation { cells: [before, (before + 1).min(cells - 1)], weight: place - before as f32 }
         })
     };
     (0..pixels).map(place).collect()

@@ -13,7 +13,7 @@ use crate::gemm::{ALIGN, CACHE_SET_STRIDE, aligned, check_workspace};
 use crate::isa::Isa;
 use crate::simd::math::exp2;
 use crate::simd::{Kernel, MAX_LANES, Simd, row};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// The gradient of [`super::AttentionArgs`] with the same shape, scale, inputs, bias and dropout.
 #[derive(Debug)]
@@ -161,7 +161,7 @@ impl BackwardBlocking {
 ///
 /// # Panics
 /// If a slice is too short for the shape, or rows of an output overlap.
-pub fn backward(pool: &Pool, isa: Isa, args: AttentionGradArgs<'_>, workspace: &mut [f32]) {
+pub fn backward(pool: &ThreadPool, isa: Isa, args: AttentionGradArgs<'_>, workspace: &mut [f32]) {
     args.check();
     let AttentionGradArgs { shape, scale, q, k, v, out, dout, lse, bias, dropout, outputs, dbias } = args;
     let AttentionShape { batch, heads, queries, keys, head_dim } = shape;

@@ -9,7 +9,7 @@ use super::{
 use crate::gemm::{ALIGN, aligned, check_workspace};
 use crate::isa::Isa;
 use crate::simd::{Kernel, MAX_LANES, Simd, row};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// `out = dropout(softmax(scale * q kᵀ + bias)) v`, head by head.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl Kernel for HeadTileRows {
 ///
 /// # Panics
 /// If a slice is too short for the shape, or rows of the output overlap.
-pub fn forward(pool: &Pool, isa: Isa, args: AttentionArgs<'_>, workspace: &mut [f32]) {
+pub fn forward(pool: &ThreadPool, isa: Isa, args: AttentionArgs<'_>, workspace: &mut [f32]) {
     args.check();
     let AttentionArgs { shape, scale, q, k, v, out, lse, weights, bias, dropout } = args;
     let AttentionShape { batch, heads, queries, keys, head_dim } = shape;

@@ -4,7 +4,7 @@ use super::{ConvEpilogue, ConvGeometry};
 use crate::activation::{ActivationFn, with_activation};
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd};
-use crate::thread_pool::Pool;
+use crate::thread_pool::ThreadPool;
 use vit_graph::ops::ResidualAt;
 
 /// Pixels of a register tile, which share the loads of the filters.
@@ -15,7 +15,7 @@ const TILE_PIXELS: usize = 8;
 /// # Panics
 /// If a slice does not fit the geometry.
 pub(crate) fn depthwise(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     g: &ConvGeometry,
     x: &[f32],

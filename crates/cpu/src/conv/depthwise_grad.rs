@@ -10,7 +10,7 @@
 use super::ConvGeometry;
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// The gradient `dx` of the image from `dy` and the filters `weight`. The workspace is as long as the filters and
 /// receives them transposed. A task is a row of the image, over all images.
@@ -18,7 +18,7 @@ use crate::thread_pool::{DisjointMut, Pool};
 /// # Panics
 /// If a slice does not fit the geometry.
 pub(crate) fn depthwise_grad_input(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     g: &ConvGeometry,
     dy: &[f32],
@@ -78,7 +78,7 @@ pub(crate) fn depthwise_grad_weight_workspace(g: &ConvGeometry) -> usize {
 /// # Panics
 /// If a slice does not fit the geometry.
 pub(crate) fn depthwise_grad_weight(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     g: &ConvGeometry,
     dy: &[f32],

@@ -10,7 +10,7 @@ use crate::gemm::{
 };
 use crate::isa::Isa;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// Contiguous elements of a receptive field, relative to its first.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,7 @@ impl ImplicitGemm {
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &self,
-        pool: &Pool,
+        pool: &ThreadPool,
         isa: Isa,
         x: &[f32],
         weight: &[f32],
@@ -166,7 +166,7 @@ fn segments(g: &ConvGeometry) -> Vec<Segment> {
 }
 
 /// Copies images into a border of zeros.
-fn pad(pool: &Pool, g: &ConvGeometry, x: &[f32], padded_images: &mut [f32]) {
+fn pad(pool: &ThreadPool, g: &ConvGeometry, x: &[f32], padded_images: &mut [f32]) {
     let ([height, width], [h, w, c], [[top, _], [left, _]]) = (padded(g), g.image, g.padding);
     pool.run_chunks(padded_images, width * c, &|row, out| {
         let (b, y) = (row / height, row % height);

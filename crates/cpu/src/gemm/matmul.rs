@@ -7,7 +7,7 @@ use super::{
 };
 use crate::isa::Isa;
 use crate::simd::MAX_TILE_ROWS;
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// `batch` products `C = epilogue(A B)` of matrices that are not packed.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ pub(crate) fn aligned(data: &mut [f32], len: usize) -> (&mut [f32], &mut [f32]) 
 ///
 /// # Panics
 /// If a slice is too short for the shape, or results overlap.
-pub fn matmul(pool: &Pool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
+pub fn matmul(pool: &ThreadPool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]) {
     let Matmul { batch, m, n, k, .. } = mm;
     let needed = matmul_workspace(isa, pool.threads(), batch, m, n, k);
     check_workspace("matmul", workspace.len(), needed);

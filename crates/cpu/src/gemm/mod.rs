@@ -21,7 +21,7 @@ mod tasks;
 #[cfg(target_arch = "x86_64")]
 use crate::amx::Amx;
 use crate::isa::Isa;
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 use macrokernel::{BlockB, GemmBlock, block_scratch};
 
 pub use epilogue::Epilogue;
@@ -95,7 +95,7 @@ pub fn gemm_workspace(isa: Isa, threads: usize, m: usize, n: usize, k: usize) ->
 ///
 /// # Panics
 /// If a slice is too short for the shape, or B is packed for another instruction set's length.
-pub fn gemm(pool: &Pool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) {
+pub fn gemm(pool: &ThreadPool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) {
     assert_eq!(gemm.b.len(), packed_len(isa, gemm.k, gemm.n), "packed B for k={} n={}", gemm.k, gemm.n);
     run_tasks(pool, isa, gemm, None, workspace);
 }
@@ -112,7 +112,7 @@ fn uses_amx(isa: Isa, m: usize, k: usize, layout: ALayout) -> bool {
 
 /// Computes the blocks of a product as tasks. `ldb` is the row stride of a B `[k, n]` that is not packed, which
 /// [`matmul`] has checked.
-fn run_tasks(pool: &Pool, isa: Isa, gemm: Gemm<'_>, ldb: Option<usize>, workspace: &mut [f32]) {
+fn run_tasks(pool: &ThreadPool, isa: Isa, gemm: Gemm<'_>, ldb: Option<usize>, workspace: &mut [f32]) {
     let Gemm { m, n, k, .. } = gemm;
     let grid = TaskGrid::new(isa, pool.threads(), m, n, ldb.is_some());
     check_a(gemm.a.len(), m, k, gemm.lda, gemm.a_layout);

@@ -3,7 +3,7 @@
 use super::check_matrix;
 use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, TRANSPOSE, TileShape};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// How B lies in memory before it is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub fn pack_b(isa: Isa, src: &[f32], layout: BLayout, ld: usize, k: usize, n: us
 /// As [`pack_b`].
 #[allow(clippy::too_many_arguments)]
 pub fn pack_b_parallel(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     src: &[f32],
     layout: BLayout,

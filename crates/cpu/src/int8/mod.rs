@@ -18,7 +18,7 @@ mod quantise;
 mod x86;
 
 use crate::gemm::{ALIGN, Epilogue, TaskGrid, aligned, check_matrix, check_workspace};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 use block::QuantisedBlock;
 pub use pack::{pack, pack_parallel, packed_len};
@@ -68,7 +68,7 @@ fn row_bytes(shape: PathShape, k: usize) -> usize {
 ///
 /// # Panics
 /// If a slice is too short for the shape, or B is packed for another path's length.
-pub fn gemm(pool: &Pool, path: impl Into<DotPath>, gemm: Gemm8<'_>, workspace: &mut [f32]) {
+pub fn gemm(pool: &ThreadPool, path: impl Into<DotPath>, gemm: Gemm8<'_>, workspace: &mut [f32]) {
     let path = path.into();
     let Gemm8 { m, n, k, .. } = gemm;
     check_matrix("A", gemm.a.len(), m, k, gemm.lda);
@@ -122,7 +122,7 @@ pub fn gemm(pool: &Pool, path: impl Into<DotPath>, gemm: Gemm8<'_>, workspace: &
 const QUANTISE_ELEMENTS: usize = 16 * 1024;
 
 fn quantise_rows(
-    pool: &Pool,
+    pool: &ThreadPool,
     path: DotPath,
     gemm: &Gemm8<'_>,
     stride: usize,

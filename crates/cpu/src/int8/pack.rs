@@ -6,7 +6,7 @@ use super::path::{Dot, DotKernel, DotPath, PathShape, ShapeOf};
 use super::quantise::{weight, weight_scale};
 use crate::gemm::check_matrix;
 use crate::simd::Simd;
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// The length of packed weights in `f32`. The slice should start at a multiple of 64 bytes for full speed.
 ///
@@ -32,7 +32,14 @@ pub fn pack(path: impl Into<DotPath>, weights: &[f32], k: usize, n: usize, dst: 
 ///
 /// # Panics
 /// As [`pack`].
-pub fn pack_parallel(pool: &Pool, path: impl Into<DotPath>, weights: &[f32], k: usize, n: usize, dst: &mut [f32]) {
+pub fn pack_parallel(
+    pool: &ThreadPool,
+    path: impl Into<DotPath>,
+    weights: &[f32],
+    k: usize,
+    n: usize,
+    dst: &mut [f32],
+) {
     let path = path.into();
     pack_panels(path, weights, k, n, dst, |panels, pack| pool.run(panels, pack));
 }

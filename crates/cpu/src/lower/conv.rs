@@ -8,7 +8,7 @@ use super::Lowered;
 use crate::conv::{ConvGeometry, depthwise_grad_input, depthwise_grad_weight, depthwise_grad_weight_workspace};
 use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Matmul};
-use crate::thread_pool::Pool;
+use crate::thread_pool::ThreadPool;
 
 /// A convolution by im2col. Patches and filters have the order `[kernel row, kernel column, channel]`.
 #[derive(Clone, Copy)]
@@ -55,7 +55,7 @@ impl Im2col {
     }
 
     /// Writes the patches of one image and group.
-    fn im2col(&self, pool: &Pool, image: &[f32], group: usize, patches: &mut [f32]) {
+    fn im2col(&self, pool: &ThreadPool, image: &[f32], group: usize, patches: &mut [f32]) {
         let g = &self.geometry;
         let ([_, width, all_channels], channels, [kh, kw]) = (g.image, self.channels(), g.kernel);
         let [_, patch_len] = self.matrix();
@@ -78,7 +78,7 @@ impl Im2col {
     }
 
     /// Adds patches to the pixels they were copied from, each pixel in a fixed order.
-    fn col2im(&self, pool: &Pool, patches: &[f32], group: usize, image: &mut [f32]) {
+    fn col2im(&self, pool: &ThreadPool, patches: &[f32], group: usize, image: &mut [f32]) {
         let g = &self.geometry;
         let ([_, width, all_channels], channels, [kh, kw]) = (g.image, self.channels(), g.kernel);
         let [_, patch_len] = self.matrix();

@@ -3,7 +3,7 @@
 
 use vit_cpu::activation::Activation;
 use vit_cpu::isa::Isa;
-use vit_cpu::thread_pool::Pool;
+use vit_cpu::thread_pool::ThreadPool;
 
 /// Marks elements of a result that a kernel must not write.
 pub const GAP: f32 = -12345.0;
@@ -62,16 +62,16 @@ impl Random {
 
 /// Computes on every instruction set with 1, 2 and 3 threads, asserts that the bits do not depend on the threads, and
 /// passes the result of each instruction set to `check`.
-pub fn on_all(compute: impl Fn(&Pool, Isa) -> Vec<f32>, check: impl Fn(Isa, &[f32])) {
+pub fn on_all(compute: impl Fn(&ThreadPool, Isa) -> Vec<f32>, check: impl Fn(Isa, &[f32])) {
     for isa in Isa::available() {
         check(isa, &on_all_threads(isa, |pool| compute(pool, isa)));
     }
 }
 
 /// Computes with 1, 2 and 3 threads and asserts that the bits do not depend on the threads. `what` is for messages.
-pub fn on_all_threads(what: impl std::fmt::Display, compute: impl Fn(&Pool) -> Vec<f32>) -> Vec<f32> {
+pub fn on_all_threads(what: impl std::fmt::Display, compute: impl Fn(&ThreadPool) -> Vec<f32>) -> Vec<f32> {
     thread_local! {
-        static POOLS: [Pool; 3] = [Pool::new(1), Pool::new(2), Pool::new(3)];
+        static POOLS: [ThreadPool; 3] = [ThreadPool::new(1), ThreadPool::new(2), ThreadPool::new(3)];
     }
     POOLS.with(|pools| {
         let first = compute(&pools[0]);

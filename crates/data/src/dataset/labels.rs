@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The label or labels of a sample as written.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Labels {
+pub(super) enum WrittenLabels {
     /// None, or -1, which Hugging Face writes for hidden labels.
     None,
     /// A single label.
@@ -18,40 +18,40 @@ pub(super) enum Labels {
     Shares(Vec<(String, f32)>),
 }
 
-impl Labels {
+impl WrittenLabels {
     pub(super) fn of_text(text: &str) -> Self {
         let text = text.trim();
         let list = text.starts_with(['[', '{']).then(|| serde_json::from_str(text).ok()).flatten();
         match list {
-            Some(list) => Labels::of_json(&list).unwrap_or_else(|| Labels::One(text.to_owned())),
-            None if text.is_empty() || text == "-1" => Labels::None,
+            Some(list) => WrittenLabels::of_json(&list).unwrap_or_else(|| WrittenLabels::One(text.to_owned())),
+            None if text.is_empty() || text == "-1" => WrittenLabels::None,
             None if text.contains('|') => {
                 let parts = text.split('|').map(str::trim).filter(|part| !part.is_empty());
-                Labels::Many(parts.map(str::to_owned).collect())
+                WrittenLabels::Many(parts.map(str::to_owned).collect())
             }
-            None => Labels::One(text.to_owned()),
+            None => WrittenLabels::One(text.to_owned()),
         }
     }
 
     /// `None` if the value is no label, such as a number with a fraction.
     pub(super) fn of_json(value: &Value) -> Option<Self> {
         match value {
-            Value::Null => Some(Labels::None),
-            Value::String(text) => Some(Labels::of_text(text)),
+            Value::Null => Some(WrittenLabels::None),
+            Value::String(text) => Some(WrittenLabels::of_text(text)),
             Value::Number(_) => match integer(value)? {
-                -1 => Some(Labels::None),
-                number => Some(Labels::One(number.to_string())),
+                -1 => Some(WrittenLabels::None),
+                number => Some(WrittenLabels::One(number.to_string())),
             },
             Value::Array(items) => {
                 let one = |item: &Value| match item {
                     Value::String(text) => Some(text.trim().to_owned()),
                     number => integer(number).map(|number| number.to_string()),
                 };
-                Some(Labels::Many(items.iter().map(one).collect::<Option<_>>()?))
+                Some(WrittenLabels::Many(items.iter().map(one).collect::<Option<_>>()?))
             }
             Value::Object(shares) => {
                 let shares = shares.iter().map(|(class, share)| Some((class.trim().to_owned(), share.as_f64()?)));
-                whole(shares.collect::<Option<_>>()?).map(Labels::Shares)
+                whole(shares.collect::<Option<_>>()?).map(WrittenLabels::Shares)
             }
             Value::Bool(_) => None,
         }
@@ -77,23 +77,23 @@ fn integer(value: &Value) -> Option<i64> {
 pub(super) struct LabelledRow {
     pub(super) place: ImagePlace,
     pub(super) split: Option<Split>,
-    pub(super) labels: Labels,
+    pub(super) labels: WrittenLabels,
 }
 
 /// Adds the rows. Samples without labels are skipped unless a row has a list of labels.
 pub(super) fn add(listing: &mut Listing, rows: Vec<LabelledRow>) {
-    listing.multi_label |= rows.iter().any(|row| matches!(row.labels, Labels::Many(_)));
+    listing.multi_label |= rows.iter().any(|row| matches!(row.labels, WrittenLabels::Many(_)));
     for LabelledRow { place, split, labels } in rows {
         match labels {
-            Labels::None if !listing.multi_label => listing.skip("without a label", || match &place {
+            WrittenLabels::None if !listing.multi_label => listing.skip("without a label", || match &place {
                 ImagePlace::File(path) => path.display().to_string(),
                 ImagePlace::Range { name, .. } | ImagePlace::Custom { name, .. } => name.to_string(),
                 ImagePlace::Row { row, .. } => format!("row {row}"),
             }),
-            Labels::None => listing.push(place, split, [] as [&str; 0]),
-            Labels::One(label) => listing.push(place, split, [label]),
-            Labels::Shares(shares) => listing.push_shares(place, split, &shares),
-            Labels::Many(mut labels) => {
+            WrittenLabels::None => listing.push(place, split, [] as [&str; 0]),
+            WrittenLabels::One(label) => listing.push(place, split, [label]),
+            WrittenLabels::Shares(shares) => listing.push_shares(place, split, &shares),
+            WrittenLabels::Many(mut labels) => {
                 labels.sort_unstable();
                 labels.dedup();
                 listing.push(place, split, labels);

@@ -3,7 +3,7 @@
 
 use super::DatasetFormat;
 use super::error::DatasetError;
-use super::labels::{self, LabelledRow, Labels};
+use super::labels::{self, LabelledRow, WrittenLabels};
 use super::listing::{ImagePlace, LabelText, Listing};
 use super::recognise::SourceFile;
 use super::split::Split;
@@ -121,7 +121,13 @@ impl ManifestTable<'_> {
         DatasetError::damaged(self.path, format!("line {line}: {reason}"))
     }
 
-    fn row(&self, line: u64, path: &str, labels: Labels, split: Option<&str>) -> Result<LabelledRow, DatasetError> {
+    fn row(
+        &self,
+        line: u64,
+        path: &str,
+        labels: WrittenLabels,
+        split: Option<&str>,
+    ) -> Result<LabelledRow, DatasetError> {
         if path.is_empty() {
             return Err(self.damaged(line, "the path is empty"));
         }
@@ -168,7 +174,7 @@ impl ManifestTable<'_> {
             return Err(self.damaged(line, format!("has only {} columns", record.len())));
         };
         let split = columns.split.and_then(|column| record.get(column));
-        self.row(line, path, Labels::of_text(label), split)
+        self.row(line, path, WrittenLabels::of_text(label), split)
     }
 
     fn read_json(&self, text: &str, rows: &mut Vec<LabelledRow>) -> Result<(), DatasetError> {
@@ -178,8 +184,8 @@ impl ManifestTable<'_> {
                 self.damaged(line, format!("a field for the path is needed, one of {}", PATH.join(", ")))
             })?;
             let labels = match field(&object, &LABEL) {
-                None => Labels::None,
-                Some(value) => Labels::of_json(value).ok_or_else(|| {
+                None => WrittenLabels::None,
+                Some(value) => WrittenLabels::of_json(value).ok_or_else(|| {
                     self.damaged(
                         line,
                         format!("{value} is no label; give a text, a number, a list, or classes with their shares"),

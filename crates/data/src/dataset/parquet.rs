@@ -9,7 +9,7 @@ mod snappy;
 
 use super::DatasetFormat;
 use super::error::DatasetError;
-use super::labels::{self, LabelledRow, Labels};
+use super::labels::{self, LabelledRow, WrittenLabels};
 use super::listing::{ImagePlace, LabelText, Listing};
 use super::manifest;
 use super::recognise::SourceFile;
@@ -124,7 +124,7 @@ impl<'a> ParquetTable<'a> {
     fn groups(
         &self,
         file: &Arc<CheckedFile>,
-    ) -> impl Iterator<Item = Result<(usize, Vec<Labels>, &ColumnChunkMetaData), DatasetError>> {
+    ) -> impl Iterator<Item = Result<(usize, Vec<WrittenLabels>, &ColumnChunkMetaData), DatasetError>> {
         self.metadata.row_groups().iter().map(move |group| {
             // CheckedFile when the file was opened.
             let count = group.num_rows() as usize;
@@ -198,7 +198,7 @@ impl<'a> ParquetTable<'a> {
         file: &Arc<CheckedFile>,
         column: &ColumnChunkMetaData,
         count: usize,
-    ) -> Result<Vec<Labels>, DatasetError> {
+    ) -> Result<Vec<WrittenLabels>, DatasetError> {
         let path = &self.source.path;
         let pages = Pages::new(file, column, count, most_entries(self.length));
         let pages = pages.map_err(|error| damaged(path, error))?;
@@ -221,7 +221,7 @@ fn labels<T: DataType>(
     reader: ColumnReaderImpl<T>,
     count: usize,
     text: impl Fn(&T::T) -> Result<String, DatasetError>,
-) -> Result<Vec<Labels>, DatasetError> {
+) -> Result<Vec<WrittenLabels>, DatasetError> {
     let mut labels = Vec::new();
     let is_list = column.max_rep_level() > 0;
     records(path, column, reader, |values: &mut Vec<T::T>| {
@@ -230,12 +230,12 @@ fn labels<T: DataType>(
         }
         let mut texts = values.drain(..).map(|value| text(&value)).collect::<Result<Vec<_>, _>>()?;
         labels.push(match (is_list, texts.pop()) {
-            (false, None) => Labels::None,
-            (false, Some(text)) if text == "-1" => Labels::None,
-            (false, Some(text)) => Labels::One(text),
+            (false, None) => WrittenLabels::None,
+            (false, Some(text)) if text == "-1" => WrittenLabels::None,
+            (false, Some(text)) => WrittenLabels::One(text),
             (true, last) => {
                 texts.extend(last);
-                Labels::Many(texts)
+                WrittenLabels::Many(texts)
             }
         });
         Ok(())

@@ -4,7 +4,7 @@
 use super::DatasetFormat;
 use super::archive::{Shard, has_class_folders, is_image};
 use super::error::DatasetError;
-use super::labels::{self, LabelledRow, Labels};
+use super::labels::{self, LabelledRow, WrittenLabels};
 use super::listing::{LabelText, Listing};
 use super::manifest::classes_beside;
 use super::split::Split;
@@ -35,7 +35,7 @@ pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, Datas
     for (shard, labels) in shards.iter().zip(&labels) {
         for member in shard.members.iter().filter(|member| is_image(member)) {
             let key = split_name(&member.name).0;
-            let labels = labels.get(key).map_or(Labels::None, |found| found.labels.clone());
+            let labels = labels.get(key).map_or(WrittenLabels::None, |found| found.labels.clone());
             let split = key.split_once('/').and_then(|(folder, _)| Split::from_name(folder)).or(shard.split);
             rows.push(LabelledRow { place: shard.place(member), split, labels });
         }
@@ -48,7 +48,7 @@ pub(super) fn add(listing: &mut Listing, shards: &[Shard]) -> Result<bool, Datas
 struct FoundLabels {
     /// The position in the list of possible label members: lower is better.
     rank: usize,
-    labels: Labels,
+    labels: WrittenLabels,
 }
 
 const ENDINGS: [&str; 3] = ["cls", "json", "txt"];
@@ -75,7 +75,7 @@ fn labels_in<'a>(store: &Store, shard: &'a Shard) -> Result<HashMap<&'a str, Fou
 }
 
 /// `None` if the member holds no label.
-fn read_label(store: &Store, member: &TarMember, rank: usize) -> Result<Option<Labels>, DatasetError> {
+fn read_label(store: &Store, member: &TarMember, rank: usize) -> Result<Option<WrittenLabels>, DatasetError> {
     if member.length > MAX_LABEL_BYTES {
         return Ok(None);
     }
@@ -85,11 +85,11 @@ fn read_label(store: &Store, member: &TarMember, rank: usize) -> Result<Option<L
         return Err(DatasetError::damaged(&store.path, reason));
     };
     if ENDINGS[rank] != "json" {
-        return Ok(Some(Labels::of_text(text)));
+        return Ok(Some(WrittenLabels::of_text(text)));
     }
     let document: Value = serde_json::from_str(text)
         .map_err(|error| DatasetError::damaged(&store.path, format!("{}: not valid JSON: {error}", member.name)))?;
-    Ok(FIELDS.iter().find_map(|field| document.get(field)).and_then(Labels::of_json))
+    Ok(FIELDS.iter().find_map(|field| document.get(field)).and_then(WrittenLabels::of_json))
 }
 
 /// The name of the sample and the rest, ignoring dots in folders.

@@ -16,7 +16,7 @@ use super::{Gemm, SharedGemm};
 use crate::activation::{ActivationFn, with_activation};
 use crate::amx::{ACC_SIDE, K_STEP, K_STEP_BYTES, Tmul, microkernel_bf16x3};
 use crate::simd::{Avx512, Simd};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 use interleave::{AccumulatorStore, SplitAndStore};
 use partition::{AmxPartition, amx_kc, bf16x3_len};
@@ -42,7 +42,7 @@ pub(super) fn workspace(threads: usize, m: usize, n: usize, k: usize) -> usize {
 /// The slices must be long enough for the shape; the machine must have AVX-512, and no thread may hold another
 /// `Tmul` while a task runs.
 pub(super) unsafe fn run_tasks<T: Tmul>(
-    pool: &Pool,
+    pool: &ThreadPool,
     gemm: Gemm<'_>,
     workspace: &mut [f32],
     tmul: impl Fn() -> T + Sync,
@@ -287,7 +287,7 @@ mod tests {
         };
         let mut workspace = vec![f32::NAN; super::workspace(threads, m, n, k)];
         // SAFETY: the slices are as long as the shape says, and the test has checked for AVX-512.
-        unsafe { run_tasks(&Pool::new(threads), gemm, &mut workspace, EmulatedTmul::new) };
+        unsafe { run_tasks(&ThreadPool::new(threads), gemm, &mut workspace, EmulatedTmul::new) };
         for (at, got) in c.iter().enumerate() {
             let (i, j) = (at / ldc, at % ldc);
             if j >= n {

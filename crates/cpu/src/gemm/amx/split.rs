@@ -14,7 +14,7 @@ use super::super::Gemm;
 use super::PANEL;
 use super::partition::{BF16X3_BYTES, amx_kc};
 use crate::amx::{ACC_SIDE, K_STEP, K_STEP_BYTES, SPLITS, TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, split_bf16x3};
-use crate::thread_pool::{DisjointMut, Pool};
+use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// How many k steps ahead of its use a packed B is prefetched.
 const PREFETCH_K_STEPS: usize = 2;
@@ -41,7 +41,7 @@ impl SplitA {
     /// `m` rows of `k` elements of A, `lda` apart, must be readable. `to` must hold `m` rounded up to `ACC_SIDE` rows
     /// of `k` rounded up to `K_STEP` elements as bf16x3; it must outlive the result and stay unwritten meanwhile. The
     /// machine must have AVX-512.
-    pub unsafe fn new(pool: &Pool, gemm: &Gemm<'_>, to: &mut [f32]) -> SplitA {
+    pub unsafe fn new(pool: &ThreadPool, gemm: &Gemm<'_>, to: &mut [f32]) -> SplitA {
         let Gemm { m, k, lda, .. } = *gemm;
         let kc = amx_kc(k);
         let to = DisjointMut::new(to);

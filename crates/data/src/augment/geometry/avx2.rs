@@ -7,9 +7,9 @@ use std::arch::x86_64::*;
 
 /// Proof that the CPU has AVX2.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(());
+pub(super) struct Avx2Proof(());
 
-impl Avx2 {
+impl Avx2Proof {
     pub(super) fn detect() -> Option<Self> {
         std::arch::is_x86_feature_detected!("avx2").then_some(Self(()))
     }
@@ -17,11 +17,11 @@ impl Avx2 {
 
 /// Linear between 2 x 2 pixels.
 #[derive(Clone, Copy)]
-pub(super) struct Linear(pub(super) Avx2);
+pub(super) struct Linear(pub(super) Avx2Proof);
 
 /// Cubic between 4 x 4 pixels.
 #[derive(Clone, Copy)]
-pub(super) struct Cubic(pub(super) Avx2);
+pub(super) struct Cubic(pub(super) Avx2Proof);
 
 impl Interpolation for Linear {
     #[inline(always)]

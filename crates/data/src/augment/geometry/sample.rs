@@ -2,7 +2,7 @@
 //! pixel of a rotation, repeated addition for that of a translation.
 
 #[cfg(target_arch = "x86_64")]
-use super::avx2::{self, Avx2};
+use super::avx2::{self, Avx2Proof};
 use crate::image::Image;
 
 /// Nearest-neighbour sampling.
@@ -121,10 +121,10 @@ pub(super) fn bilinear(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn compiled(proof: Avx2, image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+        fn compiled(proof: Avx2Proof, image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
             interpolate(avx2::Linear(proof), image, matrix, fill);
         }
-        if let Some(proof) = Avx2::detect() {
+        if let Some(proof) = Avx2Proof::detect() {
             // SAFETY: the CPU has AVX2.
             return unsafe { compiled(proof, image, matrix, fill) };
         }
@@ -137,10 +137,10 @@ pub(super) fn bicubic(image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn compiled(proof: Avx2, image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
+        fn compiled(proof: Avx2Proof, image: &mut Image, matrix: &[f64; 6], fill: [u8; 3]) {
             interpolate(avx2::Cubic(proof), image, matrix, fill);
         }
-        if let Some(proof) = Avx2::detect() {
+        if let Some(proof) = Avx2Proof::detect() {
             // SAFETY: the CPU has AVX2.
             return unsafe { compiled(proof, image, matrix, fill) };
         }

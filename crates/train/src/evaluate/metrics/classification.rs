@@ -40,7 +40,7 @@ pub struct Metrics {
 }
 
 /// The prediction that one sample's logits make.
-struct Prediction {
+struct ScoredPrediction {
     class: usize,
     confidence: f64,
     /// Natural logarithm of the label's probability, negated.
@@ -84,7 +84,7 @@ impl Evaluation {
                 self.confusion.add_unpredicted(label as usize);
                 continue;
             };
-            let Prediction { class, confidence, loss, rank } = prediction;
+            let ScoredPrediction { class, confidence, loss, rank } = prediction;
             self.loss += loss;
             self.top1 += u64::from(rank == 0);
             self.top5 += u64::from(rank < 5);
@@ -161,7 +161,7 @@ pub(super) fn check_logits(logits: &[f32], samples: usize, classes: usize) -> Re
 
 /// The prediction of one row of logits; of equal logits the lower class ranks first. `None` if a logit is NaN or the
 /// largest one is infinite.
-fn predict(logits: &[f32], label: usize) -> Option<Prediction> {
+fn predict(logits: &[f32], label: usize) -> Option<ScoredPrediction> {
     let mut class = 0;
     for (candidate, &logit) in logits.iter().enumerate() {
         if logit.is_nan() {
@@ -178,7 +178,7 @@ fn predict(logits: &[f32], label: usize) -> Option<Prediction> {
     let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
     let of_label = logits[label];
     let before = |(class, &logit): (usize, &f32)| logit > of_label || (logit == of_label && class < label);
-    Some(Prediction {
+    Some(ScoredPrediction {
         class,
         confidence: 1.0 / sum,
         loss: sum.ln() - (f64::from(of_label) - largest),
