@@ -110,15 +110,15 @@ fn check_memory(needed: Memory, free: Option<FreeMemory>, held: u64, training: b
 fn prepare(graph: &Graph) -> Result<Graph, GraphError> {
     // `fuse_linear` comes before `fuse_add_norm`: a residual addition is free in the epilogue of a matrix product, but
     // takes another pass over memory in a norm.
-    let graph = rewrite::needed_rows(graph)?;
-    let graph = rewrite::fold_norm(&graph)?;
+    let graph = rewrite::eliminate_dead_tokens(graph)?;
+    let graph = rewrite::fold_batch_norm(&graph)?;
     let graph = rewrite::fuse_conv(&graph)?;
     let graph = rewrite::patchify(&graph)?;
     let graph = rewrite::fuse_linear(&graph)?;
     let graph = rewrite::fuse_add_norm(&graph)?;
-    let graph = rewrite::keep_derivative(&graph)?;
+    let graph = rewrite::save_activation_derivative(&graph)?;
     let graph = rewrite::fuse_norm_grad_add(&graph)?;
-    rewrite::dead_code(&graph)
+    rewrite::eliminate_dead_code(&graph)
 }
 
 #[cfg(test)]

@@ -103,10 +103,10 @@ impl Device for Cuda {
 
 /// The rewrites that pay on a GPU.
 pub(crate) fn rewritten(graph: &Graph) -> Result<Graph, GraphError> {
-    let graph = rewrite::needed_rows(graph)?;
-    let graph = rewrite::relu_by_result(&graph)?;
+    let graph = rewrite::eliminate_dead_tokens(graph)?;
+    let graph = rewrite::relu_grad_from_output(&graph)?;
     let graph = rewrite::patchify(&graph)?;
     let graph = rewrite::fuse_linear(&graph)?;
     let graph = rewrite::fuse_add_norm(&graph)?;
-    rewrite::dead_code(&graph)
+    rewrite::eliminate_dead_code(&graph)
 }

@@ -278,7 +278,7 @@ impl Graph {
         self.set_output(tap, value)
     }
 
-    /// Removes the other outputs; [`crate::rewrite::dead_code`] then removes the nodes that only they need.
+    /// Removes the other outputs; [`crate::rewrite::eliminate_dead_code`] then removes the nodes that only they need.
     pub fn retain_outputs(&mut self, keep: impl Fn(&str) -> bool) {
         self.outputs.retain(|(name, _)| keep(name));
     }

@@ -1,7 +1,7 @@
 //! Invalid graphs are errors that say what is wrong, never panics.
 
 use vit_graph::ops::*;
-use vit_graph::rewrite::dead_code;
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{DType, Graph, GraphError, Init, Op, Shape, Tensor, Type, Value};
 
 fn input(graph: &mut Graph, name: &str, shape: &[usize]) -> Value {
@@ -105,7 +105,7 @@ fn dead_code_panicked_at_an_update_that_does_not_read_its_parameter() {
     let p = parameter(&mut graph, "p", &[2]);
     let new = graph.value(Scale(2.0), &[x]).unwrap();
     graph.update(p, new).unwrap();
-    let alive = dead_code(&graph).unwrap();
+    let alive = eliminate_dead_code(&graph).unwrap();
     assert_eq!(alive.updates().len(), 1);
     assert_eq!(alive.parameters().next().unwrap().1.name, "p");
 }

@@ -32,7 +32,7 @@ proptest! {
         let image = if first { x.permute([0, 2, 3, 1]) } else { x.clone() };
         image.conv2d(Conv2d::patches([patch.0, patch.1], bias), &weight, b.as_ref()).output("y");
         let graph = x.finish().unwrap();
-        let rewritten = rewrite::dead_code(&rewrite::patchify(&graph).unwrap()).unwrap();
+        let rewritten = rewrite::eliminate_dead_code(&rewrite::patchify(&graph).unwrap()).unwrap();
         prop_assert_eq!(count(&rewritten, "conv2d"), 0);
         prop_assert_eq!(count(&rewritten, "permute"), 0);
         prop_assert_eq!(count(&rewritten, "linear"), 1);
@@ -138,13 +138,13 @@ fn block_with_gradients() -> Graph {
     for (name, gradient) in names.iter().zip(found) {
         graph.set_output(&format!("grad.{name}"), gradient).unwrap();
     }
-    rewrite::dead_code(&graph).unwrap()
+    rewrite::eliminate_dead_code(&graph).unwrap()
 }
 
 #[test]
 fn the_derivative_of_an_activation_is_kept_for_its_gradient() {
     let graph = block_with_gradients();
-    let kept = rewrite::keep_derivative(&graph).unwrap();
+    let kept = rewrite::save_activation_derivative(&graph).unwrap();
     let counts = ["gelu", "activation_grad", "linear_with_derivative", "matmul_times"].map(|name| count(&kept, name));
     assert_eq!(counts, [0, 0, 1, 1]);
     let values = bindings(&graph);
@@ -173,9 +173,9 @@ fn every_rewrite_preserves_the_results_of_every_conformance_case() {
                 rewrite::fuse_add_norm,
                 rewrite::fuse_conv,
                 rewrite::fuse_norm_grad_add,
-                rewrite::keep_derivative,
-                rewrite::needed_rows,
-                rewrite::dead_code,
+                rewrite::save_activation_derivative,
+                rewrite::eliminate_dead_tokens,
+                rewrite::eliminate_dead_code,
             ] {
                 let found = reference::run(&pass(&case.graph).unwrap(), &case.bindings).unwrap();
                 assert_eq!(expected, found, "{}", case.name);
@@ -205,10 +205,10 @@ fn convolutions() -> Graph {
 #[test]
 fn norms_and_epilogues_fuse_into_convolutions() {
     let graph = convolutions();
-    let folded = rewrite::fold_norm(&graph).unwrap();
+    let folded = rewrite::fold_batch_norm(&graph).unwrap();
     // The two products scale weights; the only sum left adds the residual.
     assert_eq!((count(&folded, "mul"), count(&folded, "add"), count(&folded, "conv2d")), (2, 1, 2));
-    let fused = rewrite::dead_code(&rewrite::fuse_conv(&folded).unwrap()).unwrap();
+    let fused = rewrite::eliminate_dead_code(&rewrite::fuse_conv(&folded).unwrap()).unwrap();
     assert_eq!((count(&fused, "add"), count(&fused, "relu"), count(&fused, "conv2d")), (0, 0, 2));
 
     let mut values = Bindings::new().with("x", ramp(&[2, 5, 6, 3], 0.0));
@@ -227,7 +227,7 @@ fn norms_of_updated_weights_do_not_fold() {
     let scale = graph.parameter("norm1.scale").unwrap();
     let moved = graph.value(vit_graph::ops::Scale(0.5), &[scale]).unwrap();
     graph.update(scale, moved).unwrap();
-    let folded = rewrite::fold_norm(&graph).unwrap();
+    let folded = rewrite::fold_batch_norm(&graph).unwrap();
     assert_eq!((count(&folded, "mul"), count(&folded, "add")), (2, 2));
 }
 
@@ -237,7 +237,7 @@ fn dead_code_is_removed_but_inputs_stay() {
     let unused = x.another_input("unused", DType::F32, [2]);
     unused.gelu().tap("never.asked");
     x.tanh().output("y");
-    let graph = rewrite::dead_code(&x.finish().unwrap()).unwrap();
+    let graph = rewrite::eliminate_dead_code(&x.finish().unwrap()).unwrap();
     assert_eq!(graph.nodes().len(), 3);
     assert!(graph.nodes().iter().all(|n| matches!(n.op, Op::Input(_)) || n.op.name() == "tanh"));
 }
@@ -301,7 +301,7 @@ fn the_last_block_computes_only_the_tokens_that_are_read() {
         [(true, &[0][..], false, 1), (false, &[0], false, 1), (true, &[3, 2], true, 2), (true, &[0, 3], false, 5)]
     {
         let graph = sequence(packed, read, drop_path);
-        let narrow = rewrite::needed_rows(&graph).unwrap();
+        let narrow = rewrite::eliminate_dead_tokens(&graph).unwrap();
         let mut values = bindings_of(&graph, [2, 5, 8]);
         if drop_path {
             values = values.with("seed", Array::from_fn(&[4].into(), |i| i as f64));
@@ -331,7 +331,7 @@ fn requested_tokens_are_all_computed() {
     for tap in ["1", "1.weights"] {
         let mut graph = sequence(true, &[0], false);
         graph.request(tap).unwrap();
-        let narrow = rewrite::needed_rows(&graph).unwrap();
+        let narrow = rewrite::eliminate_dead_tokens(&graph).unwrap();
         let attention = narrow.nodes().iter().filter(|n| n.op.name() == "attention");
         assert_eq!(attention.map(|n| n.outputs[0].shape[1]).collect::<Vec<_>>(), [5, 5]);
         let values = bindings_of(&graph, [2, 5, 8]);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_graph::ops::Parameter;
-use vit_graph::rewrite::dead_code;
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, Shape};
 use vit_models::weights::Weights;
 
@@ -30,7 +30,7 @@ pub(crate) struct Runner {
 impl Runner {
     /// Compiles the part of the graph that its outputs depend on.
     pub fn new(graph: &Graph, weights: &Weights, device: &dyn Device) -> Result<Self, InsightError> {
-        let graph = dead_code(graph)?;
+        let graph = eliminate_dead_code(graph)?;
         let shapes = graph.outputs().iter().map(|(name, value)| (name.clone(), graph.shape(*value).clone())).collect();
         let input = graph.inputs().find(|(_, input)| input.name == "image").map(|(_, input)| input.ty.shape.clone());
         let Some(input) = input else {

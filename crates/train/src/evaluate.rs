@@ -9,7 +9,7 @@ pub(crate) mod report;
 use vit_data::Samples;
 use vit_data::loader::Unreadable;
 use vit_graph::device::{Device, Parameters};
-use vit_graph::rewrite::dead_code;
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError};
 use vit_models::{Config, Mode};
 
@@ -39,7 +39,7 @@ pub(crate) fn evaluation_batch(recipe: &Recipe) -> usize {
 pub(crate) fn inference(config: &Config, batch: usize) -> Result<Graph, GraphError> {
     let mut graph = config.architecture.build(batch, Mode::Inference)?;
     graph.retain_outputs(|name| name == "logits");
-    dead_code(&graph)
+    eliminate_dead_code(&graph)
 }
 
 /// The evaluation of a single-label or multi-label classifier.

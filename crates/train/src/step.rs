@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use vit_graph::autodiff::{add_gradients, gradients};
 use vit_graph::device::Parameters;
 use vit_graph::ops::{Binary, Concat, GlobalNorm, GuardedUpdate, Input, Op, Parameter, Scale, Slice};
-use vit_graph::rewrite::{dead_code, needed_rows, patchify, recompute};
+use vit_graph::rewrite::{checkpoint_activations, eliminate_dead_code, eliminate_dead_tokens, patchify};
 use vit_graph::{Graph, GraphError, Inlined, Phase, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
@@ -153,7 +153,7 @@ impl TrainingStep {
         for (name, value) in &self.gradients {
             self.graph.set_output(&output(name), *value)?;
         }
-        let mut graph = recompute(&self.graph)?;
+        let mut graph = checkpoint_activations(&self.graph)?;
         for (name, value) in &mut self.gradients {
             *value = graph.output(&output(name))?;
         }
@@ -168,7 +168,7 @@ fn forward(architecture: &Architecture, batch: usize) -> Result<Graph, GraphErro
     let mut graph = architecture.build(batch, Mode::Training)?;
     graph.retain_outputs(|name| name.starts_with("logits"));
     // Rewritten before differentiation, so that gradients are matrix products of the same few rows.
-    needed_rows(&patchify(&dead_code(&graph)?)?)
+    eliminate_dead_tokens(&patchify(&eliminate_dead_code(&graph)?)?)
 }
 
 /// The inputs of a step.

@@ -108,7 +108,7 @@ impl DeviceOptions {
 pub(crate) fn quantised(graph: Graph, precision: Precision) -> Result<Graph, GraphError> {
     match precision {
         // `patchify` first: a patch embedding counts as the first layer only once it is a matrix product.
-        Precision::Int8 => rewrite::int8(&rewrite::patchify(&graph)?),
+        Precision::Int8 => rewrite::quantise_int8(&rewrite::patchify(&graph)?),
         _ => Ok(graph),
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use vit_data::{ApplyPreprocess, Preprocess};
 use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Device, Elements, Executable, Parameters};
-use vit_graph::rewrite::dead_code;
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError};
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions};
 
@@ -140,13 +140,13 @@ impl Model {
             outputs.push((name, graph.shape(value).to_vec()));
         }
         graph.retain_outputs(|name| outputs.iter().any(|(n, _)| n == name));
-        let graph = quantised(dead_code(&graph)?, precision)?;
+        let graph = quantised(eliminate_dead_code(&graph)?, precision)?;
         let held = weights.held_bytes();
         let executable = device.compile(&graph, &mut weights).map_err(|error| {
             suggest_batch(error, device, batch, held, |batch| {
                 let mut graph = build(batch)?;
                 graph.retain_outputs(|name| requested.iter().any(|requested| requested == name));
-                dead_code(&graph)
+                eliminate_dead_code(&graph)
             })
         })?;
         let preprocess = config.preprocessing.clone();

@@ -11,7 +11,7 @@ mod training;
 use std::path::{Path, PathBuf};
 
 use vit_graph::device::Elements;
-use vit_graph::rewrite::dead_code;
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError};
 use vit_models::weights::{Tensor, safetensors};
 use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
@@ -136,7 +136,7 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
     let available: Vec<String> =
         io.tensors.keys().filter(|name| request(&mut graph, &tap(name)).is_ok()).cloned().collect();
     graph.retain_outputs(|output| available.iter().any(|name| tap(name) == output));
-    let graph = dead_code(&graph)?;
+    let graph = eliminate_dead_code(&graph)?;
     let graph = quantised(graph, options.device.precision)?;
     let device = options.device.open()?;
     let mut executable = device.compile(&graph, &mut checkpoint.weights)?;

@@ -285,13 +285,13 @@ fn every_model_can_be_inspected_with_and_without_images() {
 #[test]
 fn what_nobody_asks_for_costs_nothing() {
     use vit_graph::memory::MemoryPlan;
-    use vit_graph::rewrite::dead_code;
+    use vit_graph::rewrite::eliminate_dead_code;
     let architecture = open("timm_vit").config.architecture;
     let planned = |asked: Option<&str>| {
         let mut graph = architecture.build(1, vit_models::Mode::Inference).unwrap();
         asked.iter().for_each(|tap| graph.request(tap).unwrap());
         graph.retain_outputs(|name| name == "logits" || Some(name) == asked);
-        let graph = dead_code(&graph).unwrap();
+        let graph = eliminate_dead_code(&graph).unwrap();
         let plan = MemoryPlan::new(&graph, |_| 0, |_| false);
         let written = graph.taps().iter().filter(|(name, _)| name.ends_with(".weights"));
         let written = written.filter(|(_, value)| plan.range(&graph, **value).is_some()).count();

@@ -206,7 +206,7 @@ fn gradients_agree_with_finite_differences() {
         let found = reference::run(&graph, &bindings).unwrap();
         let mut only_loss = graph.clone();
         only_loss.retain_outputs(|name| name == "loss");
-        let only_loss = vit_graph::rewrite::dead_code(&only_loss).unwrap();
+        let only_loss = vit_graph::rewrite::eliminate_dead_code(&only_loss).unwrap();
         let loss = |bindings: &Bindings| reference::run(&only_loss, bindings).unwrap()["loss"].data()[0];
         for (index, (_, parameter)) in graph.parameters().enumerate() {
             let gradient = &found[&format!("grad.{}", parameter.name)];

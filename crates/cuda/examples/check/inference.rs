@@ -2,7 +2,7 @@
 
 use vit_cuda::{Cuda, Precision};
 use vit_graph::device::{Device, Elements, Initial};
-use vit_graph::rewrite::dead_code;
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError, Init};
 use vit_models::{Architecture, Mode};
 
@@ -13,7 +13,7 @@ const TOLERANCES: [(Precision, f64); 4] =
 pub fn check(architecture: &Architecture) -> Result<usize, GraphError> {
     let mut graph = architecture.build(8, Mode::Inference)?;
     graph.retain_outputs(|name| name == "logits");
-    let graph = dead_code(&graph)?;
+    let graph = eliminate_dead_code(&graph)?;
     let exact = logits(&Cuda::new(0, Precision::F32).map_err(unavailable)?, &graph, 1)?;
     let mean = exact.iter().sum::<f64>() / exact.len() as f64;
     let deviation = (exact.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / exact.len() as f64).sqrt();

@@ -304,7 +304,8 @@ mod tests {
     fn prepared(model: &str, precision: Precision) -> Prepared {
         let mut graph = variant(model).unwrap().architecture.build(4, Mode::Inference).unwrap();
         graph.retain_outputs(|name| name == "logits");
-        let graph = rewrite::fuse_linear(&rewrite::patchify(&rewrite::dead_code(&graph).unwrap()).unwrap()).unwrap();
+        let graph =
+            rewrite::fuse_linear(&rewrite::patchify(&rewrite::eliminate_dead_code(&graph).unwrap()).unwrap()).unwrap();
         Prepared::new(graph, Profile { precision, multiprocessors: 132, hopper: true }).unwrap()
     }
 

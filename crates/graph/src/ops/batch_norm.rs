@@ -1,5 +1,5 @@
 //! Batch normalisation in training mode. In inference mode models write it as a product and a sum with constants, which
-//! [`crate::rewrite::fold_norm`] folds into convolutions.
+//! [`crate::rewrite::fold_batch_norm`] folds into convolutions.
 
 use super::norm::{expect_elements, grad_types};
 use super::{InputPrecision, Operation, arity, expect_shape};

@@ -20,7 +20,7 @@ pub struct Linear {
     pub scale: bool,
     /// Whether there is a residual input.
     pub residual: bool,
-    /// Whether the product is int8, as defined by [`crate::quantise`]. Set by [`crate::rewrite::int8`].
+    /// Whether the product is int8, as defined by [`crate::quantise`]. Set by [`crate::rewrite::quantise_int8`].
     pub int8: bool,
 }
 
@@ -157,7 +157,7 @@ impl Operation for Linear {
 /// A linear layer with its activation, and the derivative of the activation for the backward pass.
 ///
 /// Inputs: `x [.., k]`, `weight [n, k]`, and `bias [n]` where present. Outputs: `activation(x Wᵀ + bias)` and
-/// `activation'(x Wᵀ + bias)`. Made by [`crate::rewrite::keep_derivative`].
+/// `activation'(x Wᵀ + bias)`. Made by [`crate::rewrite::save_activation_derivative`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearWithDerivative {
     /// Whether there is a bias input.

@@ -96,7 +96,7 @@ impl Operation for MatMul {
 }
 
 /// A matrix product times a third operand, elementwise: the gradient of an activation whose derivative was kept. Made
-/// by [`crate::rewrite::keep_derivative`].
+/// by [`crate::rewrite::save_activation_derivative`].
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MatMulTimes(pub MatMul);
 

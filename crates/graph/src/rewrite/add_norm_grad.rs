@@ -4,8 +4,8 @@ use super::GraphCopy;
 use crate::ops::{Binary, LayerNormGradAdd, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// Fuses the gradient of a layer norm with a sum of two values of one shape that consumes its first output, if its
-/// other outputs have no consumer before that sum.
+/// `layer_norm_grad(..).dx + residual` → [`LayerNormGradAdd`], where the sum is the only consumer of `dx` and no consumer
+/// of `dgamma` or `dbeta` precedes it.
 pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     let nodes = graph.nodes();
     let uses = graph.uses();

@@ -11,16 +11,16 @@ struct ConvChain {
     members: Vec<NodeId>,
 }
 
-/// Turns convolutions with one group and depthwise ones into [`FusedConv2d`], together with an activation and a
-/// residual sum after them, in either order, where intermediates have no other consumer. Patch embeddings are left to
-/// [`super::patchify`].
+/// `activation(conv2d(x) + residual)` or `activation(conv2d(x)) + residual` → [`FusedConv2d`]; activation and residual are
+/// optional, and intermediates must have no other consumer. Applies to convolutions with one group and depthwise ones,
+/// except patch embeddings, which [`super::patchify`] rewrites.
 pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     let consumers = only_consumers(graph);
     let mut chains: Vec<Option<(NodeId, ConvChain)>> = (0..graph.nodes().len()).map(|_| None).collect();
     let mut inside = vec![false; graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
         let Op::Conv2d(conv) = node.op else { continue };
-        if (conv.groups == 1 && !cuts_patches(graph, id, &conv)) || depthwise(graph, id, &conv) {
+        if (conv.groups == 1 && !is_patch_embedding(graph, id, &conv)) || depthwise(graph, id, &conv) {
             let chain = follow(graph, &consumers, &inside, id);
             chain.members.iter().for_each(|&m| inside[m] = true);
             let last = chain.members.last().copied().unwrap_or(id);
@@ -41,8 +41,8 @@ pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// Whether [`super::patchify`] turns it into a matrix product.
-fn cuts_patches(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
+/// Whether a convolution has kernel = stride, above 1: [`super::patchify`] makes it a matrix product.
+fn is_patch_embedding(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
     let weight = graph.shape(graph.node(id).inputs[1]);
     let kernel = [weight[2], weight[3]];
     kernel != [1, 1] && *conv == Conv2d::patches(kernel, conv.bias)
@@ -72,7 +72,7 @@ fn follow(graph: &Graph, consumers: &[Option<NodeId>], inside: &[bool], first: N
                 if graph.shape(other) != graph.shape(here) || other == here {
                     break;
                 }
-                // Until an activation follows.
+                // An activation after this sum changes it to `BeforeActivation`.
                 chain.residual = Some((ResidualAt::AfterActivation, other));
             }
             _ => break,

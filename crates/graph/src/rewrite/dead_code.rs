@@ -4,8 +4,8 @@ use super::GraphCopy;
 use crate::ops::Op;
 use crate::{Graph, GraphError};
 
-/// The graph without nodes that no output or update depends on. Inputs stay, so that callers can write all of them.
-pub fn dead_code(graph: &Graph) -> Result<Graph, GraphError> {
+/// Removes the nodes that no output or update depends on. Inputs stay, so that callers can write all of them.
+pub fn eliminate_dead_code(graph: &Graph) -> Result<Graph, GraphError> {
     let mut needed = vec![false; graph.nodes().len()];
     graph.outputs().iter().for_each(|(_, v)| needed[v.node] = true);
     for (parameter, new) in graph.updates() {

@@ -1,14 +1,14 @@
-//! Activations in linear layers keep their derivative for the backward pass. Computing it in the epilogue of the matrix
-//! product costs little, and the gradient becomes a multiplication.
+//! Linear layers save the derivative of their activation for the backward pass. Computing it in the epilogue of the
+//! matrix product costs little, and the gradient of the activation becomes a multiplication.
 
 use super::GraphCopy;
 use crate::ops::{Activation, Binary, LinearWithDerivative, MatMulTimes, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// Where an activation and its gradient are the only consumers of a linear layer, turns the three into
-/// [`LinearWithDerivative`] and a multiplication; the matrix product that computes `dy` does that in its epilogue
-/// ([`MatMulTimes`]) if it has no other consumer.
-pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
+/// `z = linear(x)`, `y = activation(z)`, `dz = activation_grad(z, dy)` → `(y, derivative) =` [`LinearWithDerivative`]`(x)`,
+/// `dz = dy · derivative`, where `z` has no other consumer. If `dy` is a matrix product without another consumer, its
+/// epilogue multiplies ([`MatMulTimes`]).
+pub fn save_activation_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     let consumers = consumers(graph);
     let mut copy = GraphCopy::of(graph);
     let mut derivatives: Vec<Option<Value>> = vec![None; graph.nodes().len()];
@@ -26,9 +26,9 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                 });
                 derivatives[id] = Some(Value { node: added, output: 1 });
             }
-            // Part of its linear layer.
+            // Fused into its linear layer.
             Op::Activation(_) if derivatives[node.inputs[0].node].is_some() => {}
-            // Part of the gradient that multiplies it, as is the reshape between.
+            // Fused with the gradient of the activation that consumes it, perhaps through a reshape.
             Op::MatMul(_) if fused.contains(&id) => {}
             Op::Reshape(_) if fused.contains(&node.inputs[0].node) => {}
             Op::ActivationGrad(_) => match (derivatives[node.inputs[0].node], products[id]) {
@@ -57,19 +57,20 @@ pub fn keep_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// The consumers of each node; an output or update counts as the node itself.
+/// The consumers of each node. A node that is an output or an update has itself as a consumer, so that no rewrite takes
+/// the others for its only ones.
 fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
     let mut consumers = vec![Vec::new(); graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
         node.inputs.iter().for_each(|v| consumers[v.node].push(id));
     }
-    let leaving = graph.outputs().iter().map(|(_, v)| v).chain(graph.updates().iter().map(|(_, v)| v));
-    leaving.for_each(|v| consumers[v.node].push(v.node));
+    let results = graph.outputs().iter().map(|(_, v)| v).chain(graph.updates().iter().map(|(_, v)| v));
+    results.for_each(|v| consumers[v.node].push(v.node));
     consumers
 }
 
-/// The activation of a linear layer whose only consumers are that activation and its gradient, and the nodes that apply
-/// it.
+/// The activation of a linear layer whose only consumers are that activation and its gradient, and the
+/// [`Op::Activation`] nodes.
 fn activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Activation, Vec<NodeId>)> {
     let Op::Linear(linear) = graph.node(id).op else { return None };
     if !linear.is_plain() || linear.int8 {
@@ -82,7 +83,7 @@ fn activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(A
                 applied.push(consumer);
                 used
             }
-            // As `dy` the value itself is needed, not its activation.
+            // A gradient that reads the layer's result as `dy` needs that result itself.
             Op::ActivationGrad(grad) if graph.node(consumer).inputs[1].node != id => {
                 gradients += 1;
                 grad.0
@@ -96,7 +97,7 @@ fn activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(A
     (gradients > 0 && !applied.is_empty()).then_some((kind?, applied))
 }
 
-/// The matrix product that computes `dy` for this activation's gradient and nothing else, perhaps behind a reshape.
+/// The matrix product whose only consumer, perhaps through a reshape, is this gradient of an activation, as its `dy`.
 fn product(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<NodeId> {
     let node = graph.node(id);
     let Op::ActivationGrad(_) = node.op else { return None };

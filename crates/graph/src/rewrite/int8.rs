@@ -5,9 +5,9 @@ use crate::memory::storage;
 use crate::ops::{Linear, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// Quantises the linear layers whose weights are parameters, except the first, which reads the image, and those whose
-/// result is an output: these cost the most accuracy. All other operations stay in f32.
-pub fn int8(graph: &Graph) -> Result<Graph, GraphError> {
+/// [`Linear`] → `Linear` with `int8`, where the weights are parameters. The first layer, which reads the image, and those
+/// whose result is an output of the graph stay in f32, since quantising them costs the most accuracy.
+pub fn quantise_int8(graph: &Graph) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         match node.op {

@@ -12,8 +12,8 @@ struct LinearChain {
     last: NodeId,
 }
 
-/// Fuses `linear → activation → · scale → + residual`, each of the three optional, where intermediates have no other
-/// consumer.
+/// `residual + scale · activation(linear(x))` → one [`Linear`] with that epilogue. Each of the three is optional;
+/// intermediates must have no other consumer.
 pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
     let consumers = only_consumers(graph);
     let mut chains: Vec<Option<(NodeId, LinearChain)>> = (0..graph.nodes().len()).map(|_| None).collect();

@@ -1,30 +1,30 @@
 //! Rewrites: functions from a graph to an equivalent graph. Each device applies its own list.
 
+mod activation_checkpointing;
 mod add_norm;
 mod add_norm_grad;
+mod batch_norm;
 mod conv;
 mod dead_code;
+mod dead_tokens;
 mod derivative;
-mod fold;
 mod int8;
 mod linear;
-mod needed_rows;
 mod patchify;
-mod recompute;
-mod relu;
+mod relu_grad;
 
+pub use activation_checkpointing::checkpoint_activations;
 pub use add_norm::fuse_add_norm;
 pub use add_norm_grad::fuse_norm_grad_add;
+pub use batch_norm::fold_batch_norm;
 pub use conv::fuse_conv;
-pub use dead_code::dead_code;
-pub use derivative::keep_derivative;
-pub use fold::fold_norm;
-pub use int8::int8;
+pub use dead_code::eliminate_dead_code;
+pub use dead_tokens::eliminate_dead_tokens;
+pub use derivative::save_activation_derivative;
+pub use int8::quantise_int8;
 pub use linear::fuse_linear;
-pub use needed_rows::needed_rows;
 pub use patchify::patchify;
-pub use recompute::recompute;
-pub use relu::relu_by_result;
+pub use relu_grad::relu_grad_from_output;
 
 use crate::{Graph, GraphError, Node, NodeId, Value};
 

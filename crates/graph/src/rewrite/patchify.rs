@@ -4,8 +4,8 @@ use super::GraphCopy;
 use crate::ops::{Conv2d, ImageLayout, Linear, Op, Patchify, Permute, Reshape};
 use crate::{Graph, GraphError, Value};
 
-/// Turns convolutions with kernel = stride into [`Patchify`] and [`Linear`]; a permutation of the image before them
-/// that brings its channels last becomes part of the patchify.
+/// `conv2d` with kernel = stride → [`Patchify`], [`Linear`]. A permutation of a channels-first image to channels-last
+/// before the convolution becomes part of the `Patchify`.
 pub fn patchify(graph: &Graph) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use vit_graph::device::{Device, Elements, Executable};
-use vit_graph::rewrite::dead_code;
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, ProblemType};
 
 use crate::error::TrainError;
@@ -52,7 +52,7 @@ impl Teacher {
         let Checkpoint { config, mut weights, .. } = checkpoint;
         let mut graph = config.architecture.build(batch, Mode::Inference)?;
         graph.retain_outputs(|name| name == "logits");
-        let executable = device.compile(&dead_code(&graph)?, &mut weights)?;
+        let executable = device.compile(&eliminate_dead_code(&graph)?, &mut weights)?;
         let (own, given) = (&config.preprocessing, &student.preprocessing);
         let colours = own.mean.iter().zip(&own.std).zip(given.mean.iter().zip(&given.std));
         let colours: Vec<(f32, f32)> = colours.map(|((mean, std), (m, s))| (s / std, (m - mean) / std)).collect();
@@ -135,7 +135,7 @@ mod tests {
         let mut graph = checkpoint.config.architecture.build(2, Mode::Inference).unwrap();
         graph.retain_outputs(|name| name == "logits");
         let mut weights = checkpoint.weights.clone();
-        let mut alone = device.compile(&dead_code(&graph).unwrap(), &mut weights).unwrap();
+        let mut alone = device.compile(&eliminate_dead_code(&graph).unwrap(), &mut weights).unwrap();
         alone.write("image", Elements::F32(&coloured(&checkpoint.config.preprocessing))).unwrap();
         alone.run().unwrap();
         let mut expected = vec![0.0; 4];

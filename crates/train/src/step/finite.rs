@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use vit_graph::device::{Device, Elements, Parameters};
 use vit_graph::ops::{Op, Operation};
-use vit_graph::rewrite::dead_code;
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{DType, Graph, GraphError, NodeId, Value};
 
 /// Bytes of results that one run outputs: all results of a graph together may exceed memory.
@@ -98,7 +98,7 @@ fn run_window(
     for value in window {
         partial.set_output(&format!("{}.{}", value.node, value.output), *value)?;
     }
-    let mut executable = device.compile(&dead_code(&partial)?, parameters)?;
+    let mut executable = device.compile(&eliminate_dead_code(&partial)?, parameters)?;
     for (name, elements) in inputs {
         executable.write(name, *elements)?;
     }

@@ -3,7 +3,7 @@
 use vit_cpu::Cpu;
 use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Elements, Executable, Initial};
-use vit_graph::rewrite::dead_code;
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError, Init};
 use vit_models::{Architecture, Mode};
 use vit_system::host::{self, FreeMemory, MemoryLimit};
@@ -66,7 +66,7 @@ pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
     let mut graph = architecture.build(options.batch, Mode::Inference)?;
     let wanted = if architecture.classes() > 0 { "logits" } else { "features" };
     graph.retain_outputs(|name| name == wanted);
-    Ok(quantised(dead_code(&graph)?, options.device.precision)?)
+    Ok(quantised(eliminate_dead_code(&graph)?, options.device.precision)?)
 }
 
 /// Host memory besides the model's: buffers for measuring the peak, stacks, code pages.

@@ -3,37 +3,40 @@
 
 use std::ops::Range;
 
-use super::{GraphCopy, dead_code, only_consumers};
+use super::{GraphCopy, eliminate_dead_code, only_consumers};
 use crate::ops::{Attention, Op, Operation, Slice};
 use crate::{Graph, GraphError, Node, NodeId, Type, Value};
 
 /// The axis of tokens in `[batch, tokens, width]`.
 const TOKENS: usize = 1;
 
-/// Computes only the tokens of each sequence that have a consumer, where they are at most half of it. Apply it before
-/// differentiating, since gradients consume the whole of a value.
-pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
-    let graph = &dead_code(graph)?;
-    let rows = NeededRows::of(graph);
+/// A sequence `[batch, tokens, width]` of which consumers read only a range of tokens → the same operation on that range,
+/// where it has at most half of the tokens. The range is copied out of the operation's inputs; mean pooling, which skips
+/// only the class token, would copy nearly everything to save one token.
+///
+/// Apply it before differentiating, since gradients read whole sequences.
+pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {
+    let graph = &eliminate_dead_code(graph)?;
+    let live = LiveTokens::of(graph);
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         match &node.op {
             // `narrow_attention` adds the three parts.
-            _ if rows.split[id] => {}
-            Op::Attention(attention) if rows.is_narrowed(id) => {
-                let value = narrow_attention(&mut copy, &rows, id, attention)?;
+            _ if live.split[id] => {}
+            Op::Attention(attention) if live.is_narrowed(id) => {
+                let value = narrow_attention(&mut copy, &live, id, attention)?;
                 copy.replace(Value { node: id, output: 0 }, value);
             }
-            Op::Slice(slice) if rows.slices_narrowed(node.inputs[0], slice) => {
-                let value = rows.take(&mut copy, node.inputs[0], slice.start..slice.start + slice.length, node)?;
+            Op::Slice(slice) if live.slices_narrowed(node.inputs[0], slice) => {
+                let value = live.take(&mut copy, node.inputs[0], slice.start..slice.start + slice.length, node)?;
                 copy.replace(Value { node: id, output: 0 }, value);
             }
-            op if rows.is_narrowed(id) => {
+            op if live.is_narrowed(id) => {
                 let by_row = row_inputs(graph, node).unwrap_or_default();
                 let mut inputs = Vec::new();
                 for (&input, is_by_row) in node.inputs.iter().zip(by_row) {
-                    let range = rows.computed[id].clone();
-                    inputs.push(if is_by_row { rows.take(&mut copy, input, range, node)? } else { copy.lookup(input) });
+                    let range = live.computed[id].clone();
+                    inputs.push(if is_by_row { live.take(&mut copy, input, range, node)? } else { copy.lookup(input) });
                 }
                 let node = copy.new.add_like(node, op.clone(), &inputs)?;
                 copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
@@ -42,28 +45,28 @@ pub fn needed_rows(graph: &Graph) -> Result<Graph, GraphError> {
         }
     }
     // Drop the taps of narrowed values: a tap is the whole value.
-    for id in (0..graph.nodes().len()).filter(|&id| rows.is_narrowed(id)) {
+    for id in (0..graph.nodes().len()).filter(|&id| live.is_narrowed(id)) {
         copy.mapping[id].fill(None);
     }
     copy.finish()
 }
 
-/// The tokens of the first output of every node that are computed.
-struct NeededRows<'a> {
+/// The tokens of every node's first output that are computed: a range with all those that its consumers read.
+struct LiveTokens<'a> {
     graph: &'a Graph,
     computed: Vec<Range<usize>>,
     /// Linear layers that compute packed query, key and value for one narrowed attention: they are split in three.
     split: Vec<bool>,
 }
 
-impl<'a> NeededRows<'a> {
-    /// From the last node to the first: a node computes the tokens that its consumers read.
+impl<'a> LiveTokens<'a> {
+    /// Liveness analysis, from the last node to the first.
     fn of(graph: &'a Graph) -> Self {
         let nodes = graph.nodes();
         let consumers = only_consumers(graph);
         let all: Vec<Range<usize>> =
             (0..nodes.len()).map(|id| 0..tokens(graph, Value { node: id, output: 0 })).collect();
-        let mut rows = NeededRows { graph, computed: all.clone(), split: vec![false; nodes.len()] };
+        let mut live = LiveTokens { graph, computed: all.clone(), split: vec![false; nodes.len()] };
         let mut read: Vec<Option<Range<usize>>> = vec![None; nodes.len()];
         let reads = |read: &mut Vec<Option<Range<usize>>>, value: Value, range: Range<usize>| {
             let range = if value.output == 0 { range } else { all[value.node].clone() };
@@ -78,24 +81,24 @@ impl<'a> NeededRows<'a> {
             if let (Some(range), Some(_)) = (&read[id], &by_row)
                 && 2 * range.len() <= all[id].len()
             {
-                rows.computed[id] = range.clone();
+                live.computed[id] = range.clone();
             }
-            let narrow = rows.is_narrowed(id);
+            let narrow = live.is_narrowed(id);
             if let (true, Op::Attention(Attention { packed: true, .. })) = (narrow, &node.op) {
                 let producer = node.inputs[0].node;
                 let single = consumers[producer] == Some(id);
-                rows.split[producer] = single && matches!(nodes[producer].op, Op::Linear(l) if l.is_plain());
+                live.split[producer] = single && matches!(nodes[producer].op, Op::Linear(l) if l.is_plain());
             }
             for (i, &input) in node.inputs.iter().enumerate() {
                 let range = match &node.op {
-                    Op::Slice(slice) if rows.slices_tokens(input, slice) => slice.start..slice.start + slice.length,
-                    _ if narrow && by_row.as_ref().is_some_and(|f| f[i]) => rows.computed[id].clone(),
+                    Op::Slice(slice) if live.slices_tokens(input, slice) => slice.start..slice.start + slice.length,
+                    _ if narrow && by_row.as_ref().is_some_and(|f| f[i]) => live.computed[id].clone(),
                     _ => all[input.node].clone(),
                 };
                 reads(&mut read, input, range);
             }
         }
-        rows
+        live
     }
 
     /// Whether a node computes only some of its tokens.
@@ -144,14 +147,14 @@ fn row_inputs(graph: &Graph, node: &Node) -> Option<Vec<bool>> {
     node.op.row_inputs(&inputs, &node.outputs[0])
 }
 
-/// Attention of the needed queries to all keys.
+/// Attention of the live queries to all keys.
 fn narrow_attention(
     copy: &mut GraphCopy,
-    rows: &NeededRows,
+    live: &LiveTokens,
     id: NodeId,
     attention: &Attention,
 ) -> Result<Value, GraphError> {
-    let (graph, range) = (rows.graph, rows.computed[id].clone());
+    let (graph, range) = (live.graph, live.computed[id].clone());
     let node = graph.node(id);
     let operands = if attention.packed {
         let producer = graph.node(node.inputs[0].node);
@@ -162,24 +165,24 @@ fn narrow_attention(
                 copy.new.add_like(like, op, inputs).map(|node| Value { node, output: 0 })
             };
             let third = |axis: usize| Slice { axis, start: part * width, length: width }.into();
-            parts.push(if rows.split[node.inputs[0].node] {
+            parts.push(if live.split[node.inputs[0].node] {
                 let x = producer.inputs[0];
-                let part_rows = if part == 0 { range.clone() } else { rows.computed[x.node].clone() };
-                let mut inputs = vec![rows.take(copy, x, part_rows, producer)?];
+                let part_tokens = if part == 0 { range.clone() } else { live.computed[x.node].clone() };
+                let mut inputs = vec![live.take(copy, x, part_tokens, producer)?];
                 for &parameter in &producer.inputs[1..] {
                     let moved = copy.lookup(parameter);
                     inputs.push(add(copy, third(0), &[moved], producer)?);
                 }
                 add(copy, producer.op.clone(), &inputs, producer)?
             } else {
-                let part_rows = if part == 0 { range.clone() } else { rows.computed[node.inputs[0].node].clone() };
-                let qkv = rows.take(copy, node.inputs[0], part_rows, node)?;
+                let part_tokens = if part == 0 { range.clone() } else { live.computed[node.inputs[0].node].clone() };
+                let qkv = live.take(copy, node.inputs[0], part_tokens, node)?;
                 add(copy, third(2), &[qkv], node)?
             });
         }
         parts
     } else {
-        vec![rows.take(copy, node.inputs[0], range, node)?, copy.lookup(node.inputs[1]), copy.lookup(node.inputs[2])]
+        vec![live.take(copy, node.inputs[0], range, node)?, copy.lookup(node.inputs[1]), copy.lookup(node.inputs[2])]
     };
     let op = Attention { packed: false, ..*attention };
     Ok(Value { node: copy.new.add_like(node, op, &operands)?, output: 0 })

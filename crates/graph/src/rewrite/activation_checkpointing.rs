@@ -10,11 +10,11 @@ use crate::memory::storage;
 use crate::ops::Operation;
 use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
-/// In a graph with a backward pass, keeps the outputs of blocks and recomputes everything else in them that the
-/// backward pass reads, right before it does.
+/// In a graph with a backward pass: every value inside a block that the backward pass reads → a copy of its nodes in
+/// [`Phase::Recompute`], right before the first such read. Only the blocks' outputs stay in memory.
 ///
 /// A block is a numbered part of the model, e.g. `blocks.3` or `layers.1.blocks.0`.
-pub fn recompute(graph: &Graph) -> Result<Graph, GraphError> {
+pub fn checkpoint_activations(graph: &Graph) -> Result<Graph, GraphError> {
     let blocks = Blocks::find(graph);
     let mut copy = GraphCopy::of(graph);
     let mut recomputed_values: HashMap<Value, Value> = HashMap::new();
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn gradients_are_the_same_and_the_arena_is_smaller() {
         let graph = network();
-        let rewritten = recompute(&graph).unwrap();
+        let rewritten = checkpoint_activations(&graph).unwrap();
         let mut bindings = Bindings::new();
         let named = graph.inputs().map(|(_, i)| (i.name.clone(), i.ty.shape.clone(), Init::Normal { std: 0.5 }));
         let named = named.chain(graph.parameters().map(|(_, p)| (p.name.clone(), p.shape.clone(), p.init)));
@@ -240,7 +240,7 @@ mod tests {
     fn a_graph_without_a_backward_pass_is_unchanged() {
         let mut graph = network();
         graph.retain_outputs(|name| name == "logits");
-        let graph = crate::rewrite::dead_code(&graph).unwrap();
-        assert_eq!(recompute(&graph).unwrap().nodes().len(), graph.nodes().len());
+        let graph = crate::rewrite::eliminate_dead_code(&graph).unwrap();
+        assert_eq!(checkpoint_activations(&graph).unwrap().nodes().len(), graph.nodes().len());
     }
 }

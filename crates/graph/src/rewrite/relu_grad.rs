@@ -1,4 +1,4 @@
-//! A relu's derivative follows from its output, so that the backward pass need not keep its input.
+//! The gradient of a relu from its output, so that the backward pass need not keep the relu's input.
 
 use std::collections::HashMap;
 
@@ -6,8 +6,8 @@ use super::GraphCopy;
 use crate::ops::{Activation, ActivationGrad, Op};
 use crate::{Graph, GraphError, Value};
 
-/// Lets the gradient of every relu read the relu's output instead of its input.
-pub fn relu_by_result(graph: &Graph) -> Result<Graph, GraphError> {
+/// `relu_grad(x, dy)` → `relu_grad(relu(x), dy)`, which is equal, where the graph computes `relu(x)`.
+pub fn relu_grad_from_output(graph: &Graph) -> Result<Graph, GraphError> {
     let mut results: HashMap<Value, Value> = HashMap::new();
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
