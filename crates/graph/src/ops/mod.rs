@@ -93,6 +93,11 @@ pub trait Operation {
         false
     }
 
+    /// Whether every element of the output is an element of its only input, or 0.
+    fn moves_elements(&self) -> bool {
+        false
+    }
+
     /// For an operation that computes each row of axis 1 of `[batch, rows, width]` independently: which inputs it reads
     /// row by row. It reads the others as a whole.
     fn row_inputs(&self, inputs: &[Type], output: &Type) -> Option<Vec<bool>> {
@@ -290,6 +295,9 @@ impl Operation for Op {
     }
     fn is_elementwise(&self) -> bool {
         self.operation().is_elementwise()
+    }
+    fn moves_elements(&self) -> bool {
+        self.operation().moves_elements()
     }
     fn row_inputs(&self, inputs: &[Type], output: &Type) -> Option<Vec<bool>> {
         self.operation().row_inputs(inputs, output)

@@ -39,6 +39,10 @@ impl Operation for Reshape {
     fn computes(&self) -> bool {
         false
     }
+
+    fn moves_elements(&self) -> bool {
+        true
+    }
 }
 
 /// A permutation of axes: axis `i` of the result is axis `self.0[i]` of the input.
@@ -83,6 +87,10 @@ impl Operation for Permute {
         let strides: Vec<usize> = self.0.iter().map(|&axis| from[axis]).collect();
         vec![inputs[0].strided(&outputs[0].shape, &strides)]
     }
+
+    fn moves_elements(&self) -> bool {
+        true
+    }
 }
 
 /// `length` entries of one axis, from `start`.
@@ -121,6 +129,10 @@ impl Operation for Slice {
             x[(outer * extent + self.start + entry) * inner + rest]
         };
         vec![Array::from_fn(&outputs[0].shape, value)]
+    }
+
+    fn moves_elements(&self) -> bool {
+        true
     }
 }
 
@@ -163,6 +175,10 @@ impl Operation for Pad {
             }
         };
         vec![Array::from_fn(&outputs[0].shape, value)]
+    }
+
+    fn moves_elements(&self) -> bool {
+        true
     }
 }
 
@@ -242,5 +258,9 @@ impl Operation for Broadcast {
     }
     fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
         vec![inputs[0].broadcast_to(&self.0)]
+    }
+
+    fn moves_elements(&self) -> bool {
+        true
     }
 }

@@ -94,6 +94,10 @@ impl Operation for Patchify {
         self.each(inputs[0].shape(), |to, from| data[to] = x[from]);
         vec![y]
     }
+
+    fn moves_elements(&self) -> bool {
+        true
+    }
 }
 
 /// The inverse of [`Patchify`]; zero where no patch was.
@@ -128,5 +132,9 @@ impl Operation for Unpatchify {
         let (y, data) = (inputs[0].data(), image.data_mut());
         self.patchify.each(&self.image, |from, to| data[to] = y[from]);
         vec![image]
+    }
+
+    fn moves_elements(&self) -> bool {
+        true
     }
 }

@@ -77,6 +77,10 @@ impl Operation for Windows {
         });
         vec![y]
     }
+
+    fn moves_elements(&self) -> bool {
+        true
+    }
 }
 
 /// The inverse of [`Windows`]; padding is dropped.
@@ -114,5 +118,9 @@ impl Operation for Unwindows {
                 .copy_from_slice(&inputs[0].data()[token * channels..][..channels]);
         });
         vec![y]
+    }
+
+    fn moves_elements(&self) -> bool {
+        true
     }
 }

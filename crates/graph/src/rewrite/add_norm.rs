@@ -4,8 +4,8 @@ use super::GraphCopy;
 use crate::ops::{AddLayerNorm, Binary, Op};
 use crate::{Graph, GraphError, Value};
 
-/// `layer_norm(x + y)` → [`AddLayerNorm`]`(x, y)`, for `x` and `y` of one shape. The sum is an output of the fused node, for
-/// its other consumers.
+/// `layer_norm(x + y)` → [`AddLayerNorm`]`(x, y)`, for `x` and `y` of one shape. The sum is an output of the fused
+/// node, for its other consumers.
 pub fn fuse_add_norm(graph: &Graph) -> Result<Graph, GraphError> {
     let nodes = graph.nodes();
     // The fused node takes the norm's place, so the norm must be the sum's first consumer.

@@ -4,8 +4,8 @@ use super::GraphCopy;
 use crate::ops::{Binary, LayerNormGradAdd, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// `layer_norm_grad(..).dx + residual` → [`LayerNormGradAdd`], where the sum is the only consumer of `dx` and no consumer
-/// of `dgamma` or `dbeta` precedes it.
+/// `layer_norm_grad(..).dx + residual` → [`LayerNormGradAdd`], where the sum is the only consumer of `dx` and no
+/// consumer of `dgamma` or `dbeta` precedes it.
 pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     let nodes = graph.nodes();
     let uses = graph.uses();

@@ -6,8 +6,8 @@ use crate::analysis::constant_nodes;
 use crate::ops::{Binary, Conv2d, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// `conv2d(x, w, b) · scale + shift` → `conv2d(x, w · scale, b · scale + shift)`, for constant `w`, `scale` and `shift` with
-/// one element per output channel; also longer chains of such products and sums.
+/// `conv2d(x, w, b) · scale + shift` → `conv2d(x, w · scale, b · scale + shift)`, for constant `w`, `scale` and `shift`
+/// with one element per output channel; also longer chains of such products and sums.
 pub fn fold_batch_norm(graph: &Graph) -> Result<Graph, GraphError> {
     let (consumers, constant) = (only_consumers(graph), constant_nodes(graph));
     let follow = |id: NodeId| {

@@ -11,9 +11,9 @@ struct ConvChain {
     members: Vec<NodeId>,
 }
 
-/// `activation(conv2d(x) + residual)` or `activation(conv2d(x)) + residual` → [`FusedConv2d`]; activation and residual are
-/// optional, and intermediates must have no other consumer. Applies to convolutions with one group and depthwise ones,
-/// except patch embeddings, which [`super::patchify`] rewrites.
+/// `activation(conv2d(x) + residual)` or `activation(conv2d(x)) + residual` → [`FusedConv2d`]; activation and residual
+/// are optional, and intermediates must have no other consumer. Applies to convolutions with one group and depthwise
+/// ones, except patch embeddings, which [`super::patchify`] rewrites.
 pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     let consumers = only_consumers(graph);
     let mut chains: Vec<Option<(NodeId, ConvChain)>> = (0..graph.nodes().len()).map(|_| None).collect();

@@ -10,9 +10,9 @@ use crate::{Graph, GraphError, Node, NodeId, Type, Value};
 /// The axis of tokens in `[batch, tokens, width]`.
 const TOKENS: usize = 1;
 
-/// A sequence `[batch, tokens, width]` of which consumers read only a range of tokens → the same operation on that range,
-/// where it has at most half of the tokens. The range is copied out of the operation's inputs; mean pooling, which skips
-/// only the class token, would copy nearly everything to save one token.
+/// A sequence `[batch, tokens, width]` of which consumers read only a range of tokens → the same operation on that
+/// range, where it has at most half of the tokens. The range is copied out of the operation's inputs; mean pooling,
+/// which skips only the class token, would copy nearly everything to save one token.
 ///
 /// Apply it before differentiating, since gradients read whole sequences.
 pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {

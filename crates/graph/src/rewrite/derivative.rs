@@ -5,9 +5,9 @@ use super::GraphCopy;
 use crate::ops::{Activation, Binary, LinearWithDerivative, MatMulTimes, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// `z = linear(x)`, `y = activation(z)`, `dz = activation_grad(z, dy)` → `(y, derivative) =` [`LinearWithDerivative`]`(x)`,
-/// `dz = dy · derivative`, where `z` has no other consumer. If `dy` is a matrix product without another consumer, its
-/// epilogue multiplies ([`MatMulTimes`]).
+/// `z = linear(x)`, `y = activation(z)`, `dz = activation_grad(z, dy)` → `(y, derivative) =`
+/// [`LinearWithDerivative`]`(x)`, `dz = dy · derivative`, where `z` has no other consumer. If `dy` is a matrix product
+/// without another consumer, its epilogue multiplies ([`MatMulTimes`]).
 pub fn save_activation_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     let consumers = consumers(graph);
     let mut copy = GraphCopy::of(graph);

@@ -2,11 +2,11 @@
 
 use super::GraphCopy;
 use crate::memory::storage;
-use crate::ops::{Linear, Op};
+use crate::ops::{Linear, Op, Operation};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// [`Linear`] → `Linear` with `int8`, where the weights are parameters. The first layer, which reads the image, and those
-/// whose result is an output of the graph stay in f32, since quantising them costs the most accuracy.
+/// [`Linear`] → `Linear` with `int8`, where the weights are parameters. The first layer, which reads the image, and
+/// those whose result is an output of the graph stay in f32, since quantising them costs the most accuracy.
 pub fn quantise_int8(graph: &Graph) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
@@ -35,7 +35,6 @@ fn reads_input(graph: &Graph, value: Value) -> bool {
     let node = graph.node(value.node);
     match node.op {
         Op::Input(_) => true,
-        Op::Reshape(_) | Op::Permute(_) | Op::Patchify(_) | Op::Slice(_) => reads_input(graph, node.inputs[0]),
-        _ => false,
+        ref op => op.moves_elements() && reads_input(graph, node.inputs[0]),
     }
 }
