@@ -71,7 +71,7 @@ sources!(
     ARITHMETIC "arithmetic" [A B Y] {FUNCTION: "add", INDEX: "u64", VEC: "8"},
     ATTENTION "attention" [Q B O DY DX] {HEAD: "64"},
     BIAS_GRADIENT "bias_gradient" [DX],
-    CHANNEL_NORM "channel_norm" [X DY Y R MORE] {BATCH: "1", RELU: "0", VEC: "1", LANES: "32"},
+    CHANNEL_NORM "channel_norm" [X DY Y R DY2] {BATCH: "1", RELU: "0", VEC: "1", LANES: "32"},
     CONV "conv" [X Y],
     CONV_LAYOUT "conv_layout" [X Y] {VEC: "8"},
     DEPTHWISE "depthwise" [X W DY Y] {VEC: "1", KERNEL_WIDTH: "3"},

@@ -8,6 +8,7 @@
 
 #define INVERSE_SQRT2 0.70710678118654752f
 #define INVERSE_SQRT_2PI 0.39894228040143268f
+// sqrt(2 / pi)
 #define TANH_SCALE 0.79788456080286536f
 #define TANH_CUBIC 0.044715f
 
@@ -17,7 +18,7 @@ template <class T> __device__ __forceinline__ float2 normal(float x) {
     return make_float2(expf(-0.5f * x * x), 0.5f * (1.0f + erff(x * INVERSE_SQRT2)));
 }
 template <> __device__ __forceinline__ float2 normal<bf16>(float x) {
-    const float e = exp_rough(-0.5f * x * x), t = reciprocal_rough(1.0f + 0.2316419f * fabsf(x));
+    const float e = exp_approx(-0.5f * x * x), t = reciprocal_approx(1.0f + 0.2316419f * fabsf(x));
     const float polynomial =
         0.127414796f + t * (-0.142248368f + t * (0.710706871f + t * (-0.726576014f + t * 0.530702715f)));
     const float tail = e * t * polynomial;
@@ -94,7 +95,7 @@ template <class T> __device__ __forceinline__ float derivative(float x) {
     return activations::ACTIVATION::derivative<T>(x);
 }
 
-// Every thread has two vectors and loads both before it computes either, to have more loads in flight.
+// A thread has two vectors and loads both before it computes either, to have more loads in flight.
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation(const X* __restrict__ x, Y* __restrict__ y, u64 count) {
     const u64 first = ((u64)blockIdx.x * 2 * THREADS + threadIdx.x) * VEC, second = first + THREADS * VEC;
@@ -114,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The same for a quantised result: times its quantisation scale.
+// y = scale · activation(x), with the quantisation scale of y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation_quantised(const X* x, Y* y, const float* scale, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
@@ -131,8 +132,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) activation_grad(const X* x
 // rows_per_split rows. `columns` is a multiple of VEC. A block has LANES vectors of columns and all rows of its split.
 #define LANES 8
 #define GROUPS (THREADS / LANES)
-// Rows that a thread loads before it computes, to have several loads in flight.
-#define AT_ONCE 2
+// Rows that a thread loads before it computes.
+#define ROWS_IN_FLIGHT 2
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation_grad_sums(const X* __restrict__ x, const DY* __restrict__ dy, Y* __restrict__ dx, u32 rows, u32 columns,
@@ -142,17 +143,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 end = begin + rows_per_split < rows ? begin + rows_per_split : rows;
     float sum[VEC] = {};
     if (column < columns) {
-        for (u32 row = begin + threadIdx.x / LANES; row < end; row += AT_ONCE * GROUPS) {
-            float v[AT_ONCE][VEC], d[AT_ONCE][VEC];
+        for (u32 row = begin + threadIdx.x / LANES; row < end; row += ROWS_IN_FLIGHT * GROUPS) {
+            float v[ROWS_IN_FLIGHT][VEC], d[ROWS_IN_FLIGHT][VEC];
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
+            for (int j = 0; j < ROWS_IN_FLIGHT; j++) {
                 if (row + j * GROUPS >= end) continue;
-                const u64 at = (u64)(row + j * GROUPS) * columns + column;
-                load<VEC>(x + at, v[j]);
-                load<VEC>(dy + at, d[j]);
+                const u64 offset = (u64)(row + j * GROUPS) * columns + column;
+                load<VEC>(x + offset, v[j]);
+                load<VEC>(dy + offset, d[j]);
             }
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
+            for (int j = 0; j < ROWS_IN_FLIGHT; j++) {
                 if (row + j * GROUPS >= end) continue;
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {

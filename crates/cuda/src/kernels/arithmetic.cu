@@ -51,15 +51,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u64 vector = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (vector >= vectors) return;
     INDEX rest = (INDEX)vector;
-    u64 at_a = 0, at_b = 0;
+    u64 offset_a = 0, offset_b = 0;
     for (int axis = (int)strides.axes - 1; axis >= 0; axis--) {
-        const INDEX position = rest % strides.extents[axis];
+        const INDEX coordinate = rest % strides.extents[axis];
         rest /= strides.extents[axis];
-        at_a += position * strides.a[axis], at_b += position * strides.b[axis];
+        offset_a += coordinate * strides.a[axis], offset_b += coordinate * strides.b[axis];
     }
     float v[VEC], w[VEC];
-    load_or_repeat<VEC>(a + at_a, strides.a_inner, v);
-    load_or_repeat<VEC>(b + at_b, strides.b_inner, w);
+    load_or_repeat<VEC>(a + offset_a, strides.a_inner, v);
+    load_or_repeat<VEC>(b + offset_b, strides.b_inner, w);
 #pragma unroll
     for (int i = 0; i < VEC; i++) v[i] = combine(v[i], w[i]);
     store<VEC>(y + vector * VEC, v);
@@ -71,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) noise(uint4* to, u64 count
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     const uint4 words = philox((u32)i, (u32)(i >> 32), 0, 0, 1, 2);
+    // Per 16 bits, keeps the sign and the lower 8 bits and sets the exponent to -1 or 0.
     const u32 keep = 0x80ff80ffu, set = 0x3f003f00u;
     to[i] = make_uint4((words.x & keep) | set, (words.y & keep) | set, (words.z & keep) | set, (words.w & keep) | set);
 }

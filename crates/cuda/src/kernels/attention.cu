@@ -16,15 +16,15 @@ struct AttentionShape {
     // Sample b has the bias of group b mod groups.
     u32 groups, batch;
     float scale;
-    // Elements from one token to the next.
-    u64 q_row, k_row, v_row, out_row;
-    u64 dq_row, dk_row, dv_row;
+    // From one token to the next, in elements.
+    u64 q_stride, k_stride, v_stride, out_stride;
+    u64 dq_stride, dk_stride, dv_stride;
 };
 
-// The sample, head and tile of tokens of a block. `row` is the first row of scores of the head.
+// The sample, head and tile of tokens of a block, and the head's first row in `lse`, `delta` and the weights.
 struct HeadTile {
     u32 tile, head, sample;
-    u64 row;
+    u64 first_row;
 };
 
 __device__ __forceinline__ HeadTile head_tile(const AttentionShape& s, u32 tiles) {
@@ -32,19 +32,19 @@ __device__ __forceinline__ HeadTile head_tile(const AttentionShape& s, u32 tiles
     p.tile = blockIdx.x % tiles;
     p.head = blockIdx.x / tiles % s.heads;
     p.sample = blockIdx.x / tiles / s.heads;
-    p.row = ((u64)p.sample * s.heads + p.head) * s.queries;
+    p.first_row = ((u64)p.sample * s.heads + p.head) * s.queries;
     return p;
 }
 
 // Loads 32 tokens of one head into shared memory, with zeros past the last token.
 template <class T>
-__device__ __forceinline__ void load_tile(float* tile, const T* from, u64 row, u32 first, u32 tokens, u32 sample,
+__device__ __forceinline__ void load_tile(float* tile, const T* from, u64 stride, u32 first, u32 tokens, u32 sample,
                                           u32 head) {
     for (u32 i = threadIdx.x; i < TILE * 16 * COLUMNS; i += THREADS) {
         const u32 token = i / (16 * COLUMNS), c = i % (16 * COLUMNS);
         const bool inside = first + token < tokens && c < HEAD;
         tile[token * PITCH + c] =
-            inside ? to_float(from[((u64)sample * tokens + first + token) * row + head * HEAD + c]) : 0.0f;
+            inside ? to_float(from[((u64)sample * tokens + first + token) * stride + head * HEAD + c]) : 0.0f;
     }
 }
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ float dot(const float* a, const float* b) {
     return sum;
 }
 
-// sum += this thread's two rows of `left` [TILE][TILE + 1] times `right` [TILE][PITCH].
+// sum += left right, for this thread's two rows of left [TILE][TILE + 1] and its columns of right [TILE][PITCH].
 __device__ __forceinline__ void accumulate(float (&sum)[2][COLUMNS], const float* left, const float* right) {
     const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     for (u32 j = 0; j < TILE; j++) {
@@ -77,13 +77,16 @@ template <class T> __device__ __forceinline__ void store_row(T* row, const float
     }
 }
 
-__device__ __forceinline__ float biased(float product, const AttentionShape& s, const B* bias, u32 sample, u32 head,
+// The score of key j for query i.
+__device__ __forceinline__ float score_of(float product, const AttentionShape& s, const B* bias, u32 sample, u32 head,
                                         u32 i, u32 j) {
     const float score = product * s.scale;
     if (!bias) return score;
     return score + to_float(bias[(((u64)(sample % s.groups) * s.heads + head) * s.queries + i) * s.keys + j]);
 }
 
+// out, and the log-sum-exp of every row of scores: a block has 32 queries of one head and loops over all keys. `bias`,
+// `seed` and `lse` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_forward(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, O* out, float* lse,
                       const AttentionShape s, const Mask mask) {
@@ -92,10 +95,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float* weights = tile_v + TILE * PITCH;
     float *row_max = weights + TILE * (TILE + 1), *row_sum = row_max + TILE, *row_factor = row_sum + TILE;
 
-    const HeadTile at = head_tile(s, (s.queries + TILE - 1) / TILE);
-    const u32 query0 = at.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    const HeadTile work = head_tile(s, (s.queries + TILE - 1) / TILE);
+    const u32 query0 = work.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    load_tile(tile_q, q, s.q_row, query0, s.queries, at.sample, at.head);
+    load_tile(tile_q, q, s.q_stride, query0, s.queries, work.sample, work.head);
     if (threadIdx.x < TILE) row_max[threadIdx.x] = -INFINITY, row_sum[threadIdx.x] = 0.0f;
     float sum[2][COLUMNS];
 #pragma unroll
@@ -103,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     for (u32 key0 = 0; key0 < s.keys; key0 += TILE) {
         __syncthreads();
-        load_tile(tile_k, k, s.k_row, key0, s.keys, at.sample, at.head);
-        load_tile(tile_v, v, s.v_row, key0, s.keys, at.sample, at.head);
+        load_tile(tile_k, k, s.k_stride, key0, s.keys, work.sample, work.head);
+        load_tile(tile_v, v, s.v_stride, key0, s.keys, work.sample, work.head);
         __syncthreads();
 #pragma unroll
         for (u32 r = ty; r < TILE; r += 16)
@@ -114,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 float score = -INFINITY;
                 if (j < s.keys) {
                     score = dot(tile_q + r * PITCH, tile_k + c * PITCH);
-                    score = i < s.queries ? biased(score, s, bias, at.sample, at.head, i, j) : 0.0f;
+                    score = i < s.queries ? score_of(score, s, bias, work.sample, work.head, i, j) : 0.0f;
                 }
                 weights[r * (TILE + 1) + c] = score;
             }
@@ -122,17 +125,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         // Online softmax: a warp has four rows, a lane a key.
 #pragma unroll
         for (u32 r = 4 * warp; r < 4 * warp + 4; r++) {
-            const float score = weights[r * (TILE + 1) + lane], before = row_max[r];
-            const float largest = fmaxf(before, warp_max(score));
+            const float score = weights[r * (TILE + 1) + lane], old_max = row_max[r];
+            const float new_max = fmaxf(old_max, warp_max(score));
             // A bias of -inf may have masked every key so far.
-            float weight = largest == -INFINITY ? 0.0f : expf(score - largest);
-            const float factor = largest == -INFINITY ? 1.0f : expf(before - largest);
+            float weight = new_max == -INFINITY ? 0.0f : expf(score - new_max);
+            const float factor = new_max == -INFINITY ? 1.0f : expf(old_max - new_max);
             const float total = warp_sum(weight);
             if (seed && query0 + r < s.queries && key0 + lane < s.keys)
-                weight *= mask_factor(mask, seed, (at.row + query0 + r) * s.keys + key0 + lane);
+                weight *= mask_factor(mask, seed, (work.first_row + query0 + r) * s.keys + key0 + lane);
             weights[r * (TILE + 1) + lane] = weight;
             if (lane == 0) {
-                row_max[r] = largest;
+                row_max[r] = new_max;
                 row_sum[r] = row_sum[r] * factor + total;
                 row_factor[r] = factor;
             }
@@ -150,8 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const float total = row_sum[ty + 16 * r];
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) sum[r][c] /= total;
-        store_row(out + ((u64)at.sample * s.queries + i) * s.out_row + at.head * HEAD, sum[r]);
-        if (lse && tx == 0) lse[at.row + i] = row_max[ty + 16 * r] + logf(total);
+        store_row(out + ((u64)work.sample * s.queries + i) * s.out_stride + work.head * HEAD, sum[r]);
+        if (lse && tx == 0) lse[work.first_row + i] = row_max[ty + 16 * r] + logf(total);
     }
 }
 
@@ -159,17 +162,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_weights(const Q* q, const Q* k, const B* bias, const float* lse, float* weights, const AttentionShape s) {
     __shared__ float query[HEAD];
-    const HeadTile at = head_tile(s, s.queries);
-    const u32 i = at.tile;
+    const HeadTile work = head_tile(s, s.queries);
+    const u32 i = work.tile;
     for (u32 c = threadIdx.x; c < HEAD; c += THREADS)
-        query[c] = to_float(q[((u64)at.sample * s.queries + i) * s.q_row + at.head * HEAD + c]);
+        query[c] = to_float(q[((u64)work.sample * s.queries + i) * s.q_stride + work.head * HEAD + c]);
     __syncthreads();
     for (u32 j = threadIdx.x; j < s.keys; j += THREADS) {
-        const Q* key = k + ((u64)at.sample * s.keys + j) * s.k_row + at.head * HEAD;
+        const Q* key = k + ((u64)work.sample * s.keys + j) * s.k_stride + work.head * HEAD;
         float product = 0.0f;
         for (int c = 0; c < HEAD; c++) product += query[c] * to_float(key[c]);
-        const float score = biased(product, s, bias, at.sample, at.head, i, j);
-        weights[(at.row + i) * s.keys + j] = expf(score - lse[at.row + i]);
+        const float score = score_of(product, s, bias, work.sample, work.head, i, j);
+        weights[(work.first_row + i) * s.keys + j] = expf(score - lse[work.first_row + i]);
     }
 }
 
@@ -179,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     const u64 i = row % s.queries, head = row / s.queries % s.heads, sample = row / s.queries / s.heads;
-    const u64 start = (sample * s.queries + i) * s.out_row + head * HEAD;
+    const u64 start = (sample * s.queries + i) * s.out_stride + head * HEAD;
     float sum = 0.0f;
     for (u32 c = threadIdx.x % 32; c < HEAD; c += 32) sum += to_float(out[start + c]) * to_float(dy[start + c]);
     sum = warp_sum(sum);
@@ -191,13 +194,13 @@ struct WeightGrad {
     float weight, dscore;
 };
 
-__device__ __forceinline__ WeightGrad weight_grad(const AttentionShape& s, const HeadTile& at, const B* bias,
+__device__ __forceinline__ WeightGrad weight_grad(const AttentionShape& s, const HeadTile& work, const B* bias,
                                                   const u32* seed, const Mask& mask, u32 i, u32 j, float product,
                                                   float dweight, float lse, float delta) {
     WeightGrad result = {0.0f, 0.0f};
     if (i >= s.queries || j >= s.keys) return result;
-    const float weight = expf(biased(product, s, bias, at.sample, at.head, i, j) - lse);
-    const float factor = seed ? mask_factor(mask, seed, (at.row + i) * s.keys + j) : 1.0f;
+    const float weight = expf(score_of(product, s, bias, work.sample, work.head, i, j) - lse);
+    const float factor = seed ? mask_factor(mask, seed, (work.first_row + i) * s.keys + j) : 1.0f;
     result.weight = weight * factor;
     result.dscore = weight * (dweight * factor - delta);
     return result;
@@ -212,18 +215,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float* tile_dy = tile_v + TILE * PITCH;
     float *weights = tile_dy + TILE * PITCH, *dscores = weights + TILE * (TILE + 1);
 
-    const HeadTile at = head_tile(s, (s.keys + TILE - 1) / TILE);
-    const u32 key0 = at.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    load_tile(tile_k, k, s.k_row, key0, s.keys, at.sample, at.head);
-    load_tile(tile_v, v, s.v_row, key0, s.keys, at.sample, at.head);
+    const HeadTile work = head_tile(s, (s.keys + TILE - 1) / TILE);
+    const u32 key0 = work.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    load_tile(tile_k, k, s.k_stride, key0, s.keys, work.sample, work.head);
+    load_tile(tile_v, v, s.v_stride, key0, s.keys, work.sample, work.head);
     float sum_k[2][COLUMNS], sum_v[2][COLUMNS];
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) sum_k[0][c] = sum_k[1][c] = sum_v[0][c] = sum_v[1][c] = 0.0f;
 
     for (u32 query0 = 0; query0 < s.queries; query0 += TILE) {
         __syncthreads();
-        load_tile(tile_q, q, s.q_row, query0, s.queries, at.sample, at.head);
-        load_tile(tile_dy, dy, s.out_row, query0, s.queries, at.sample, at.head);
+        load_tile(tile_q, q, s.q_stride, query0, s.queries, work.sample, work.head);
+        load_tile(tile_dy, dy, s.out_stride, query0, s.queries, work.sample, work.head);
         __syncthreads();
 #pragma unroll
         for (u32 r = ty; r < TILE; r += 16)
@@ -233,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const float product = dot(tile_q + r * PITCH, tile_k + c * PITCH);
                 const float dweight = dot(tile_dy + r * PITCH, tile_v + c * PITCH);
                 const bool inside = i < s.queries;
-                const WeightGrad p = weight_grad(s, at, bias, seed, mask, i, key0 + c, product, dweight,
-                                    inside ? lse[at.row + i] : 0.0f, inside ? delta[at.row + i] : 0.0f);
+                const WeightGrad p = weight_grad(s, work, bias, seed, mask, i, key0 + c, product, dweight,
+                                    inside ? lse[work.first_row + i] : 0.0f, inside ? delta[work.first_row + i] : 0.0f);
                 weights[r * (TILE + 1) + c] = p.weight;
                 dscores[r * (TILE + 1) + c] = p.dscore * s.scale;
             }
@@ -254,9 +257,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 r = 0; r < 2; r++) {
         const u32 j = key0 + ty + 16 * r;
         if (j >= s.keys) continue;
-        const u64 token = (u64)at.sample * s.keys + j;
-        if (dk) store_row(dk + token * s.dk_row + at.head * HEAD, sum_k[r]);
-        if (dv) store_row(dv + token * s.dv_row + at.head * HEAD, sum_v[r]);
+        const u64 token = (u64)work.sample * s.keys + j;
+        if (dk) store_row(dk + token * s.dk_stride + work.head * HEAD, sum_k[r]);
+        if (dv) store_row(dv + token * s.dv_stride + work.head * HEAD, sum_v[r]);
     }
 }
 
@@ -268,23 +271,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float *tile_q = shared, *tile_k = tile_q + TILE * PITCH, *tile_v = tile_k + TILE * PITCH;
     float *tile_dy = tile_v + TILE * PITCH, *dscores = tile_dy + TILE * PITCH;
 
-    const HeadTile at = head_tile(s, (s.queries + TILE - 1) / TILE);
-    const u32 query0 = at.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    load_tile(tile_q, q, s.q_row, query0, s.queries, at.sample, at.head);
-    load_tile(tile_dy, dy, s.out_row, query0, s.queries, at.sample, at.head);
+    const HeadTile work = head_tile(s, (s.queries + TILE - 1) / TILE);
+    const u32 query0 = work.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    load_tile(tile_q, q, s.q_stride, query0, s.queries, work.sample, work.head);
+    load_tile(tile_dy, dy, s.out_stride, query0, s.queries, work.sample, work.head);
     float row_lse[2], row_delta[2], sum[2][COLUMNS];
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
         const u32 i = query0 + ty + 16 * r;
-        row_lse[r] = i < s.queries ? lse[at.row + i] : 0.0f;
-        row_delta[r] = i < s.queries ? delta[at.row + i] : 0.0f;
+        row_lse[r] = i < s.queries ? lse[work.first_row + i] : 0.0f;
+        row_delta[r] = i < s.queries ? delta[work.first_row + i] : 0.0f;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) sum[r][c] = 0.0f;
     }
     for (u32 key0 = 0; key0 < s.keys; key0 += TILE) {
         __syncthreads();
-        load_tile(tile_k, k, s.k_row, key0, s.keys, at.sample, at.head);
-        load_tile(tile_v, v, s.v_row, key0, s.keys, at.sample, at.head);
+        load_tile(tile_k, k, s.k_stride, key0, s.keys, work.sample, work.head);
+        load_tile(tile_v, v, s.v_stride, key0, s.keys, work.sample, work.head);
         __syncthreads();
 #pragma unroll
         for (u32 r = 0; r < 2; r++)
@@ -293,8 +296,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const u32 tile_row = ty + 16 * r;
                 const float product = dot(tile_q + tile_row * PITCH, tile_k + c * PITCH);
                 const float dweight = dot(tile_dy + tile_row * PITCH, tile_v + c * PITCH);
-                const WeightGrad p = weight_grad(s, at, bias, seed, mask, query0 + tile_row, key0 + c, product, dweight,
-                                                 row_lse[r], row_delta[r]);
+                const WeightGrad p = weight_grad(s, work, bias, seed, mask, query0 + tile_row, key0 + c, product,
+                                                 dweight, row_lse[r], row_delta[r]);
                 dscores[tile_row * (TILE + 1) + c] = p.dscore * s.scale;
             }
         __syncthreads();
@@ -304,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 r = 0; r < 2; r++) {
         const u32 i = query0 + ty + 16 * r;
         if (i >= s.queries) continue;
-        store_row(dq + ((u64)at.sample * s.queries + i) * s.dq_row + at.head * HEAD, sum[r]);
+        store_row(dq + ((u64)work.sample * s.queries + i) * s.dq_stride + work.head * HEAD, sum[r]);
     }
 }
 
@@ -316,24 +319,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u64 element = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (element >= count) return;
     const u32 j = (u32)(element % s.keys), i = (u32)(element / s.keys % s.queries);
-    HeadTile at;
-    at.tile = 0;
-    at.head = (u32)(element / s.keys / s.queries % s.heads);
+    HeadTile work;
+    work.tile = 0;
+    work.head = (u32)(element / s.keys / s.queries % s.heads);
     const u32 group = (u32)(element / s.keys / s.queries / s.heads);
     const u32 samples = s.batch / s.groups, first = blockIdx.y * samples_per_split;
     const u32 end = first + samples_per_split < samples ? first + samples_per_split : samples;
     float sum = 0.0f;
     for (u32 sample = first; sample < end; sample++) {
-        at.sample = sample * s.groups + group;
-        at.row = ((u64)at.sample * s.heads + at.head) * s.queries;
-        const u64 query = (u64)at.sample * s.queries + i, key = (u64)at.sample * s.keys + j;
-        const u32 column = at.head * HEAD;
+        work.sample = sample * s.groups + group;
+        work.first_row = ((u64)work.sample * s.heads + work.head) * s.queries;
+        const u64 query = (u64)work.sample * s.queries + i, key = (u64)work.sample * s.keys + j;
+        const u32 column = work.head * HEAD;
         float product = 0.0f, dweight = 0.0f;
         for (int c = 0; c < HEAD; c++) {
-            product += to_float(q[query * s.q_row + column + c]) * to_float(k[key * s.k_row + column + c]);
-            dweight += to_float(dy[query * s.out_row + column + c]) * to_float(v[key * s.v_row + column + c]);
+            product += to_float(q[query * s.q_stride + column + c]) * to_float(k[key * s.k_stride + column + c]);
+            dweight += to_float(dy[query * s.out_stride + column + c]) * to_float(v[key * s.v_stride + column + c]);
         }
-        sum += weight_grad(s, at, bias, seed, mask, i, j, product, dweight, lse[at.row + i], delta[at.row + i]).dscore;
+        const u64 row = work.first_row + i;
+        sum += weight_grad(s, work, bias, seed, mask, i, j, product, dweight, lse[row], delta[row]).dscore;
     }
     dbias[blockIdx.y * count + element] = sum;
 }

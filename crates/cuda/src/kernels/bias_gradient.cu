@@ -2,7 +2,7 @@
 
 #define THREADS 256
 
-// A block has 32 elements; each of its warps sums every eighth split.
+// A block has 32 elements, one per lane; each of its 8 warps sums every eighth split.
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_gradient(const float* partials, DX* dbias, u32 splits, u64 count) {
     __shared__ float sums[THREADS / 32][32];
@@ -16,6 +16,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     if (warp != 0 || element >= count) return;
 #pragma unroll
-    for (u32 other = 1; other < THREADS / 32; other++) sum += sums[other][lane];
+    for (u32 other_warp = 1; other_warp < THREADS / 32; other_warp++) sum += sums[other_warp][lane];
     dbias[element] = from_float<DX>(sum);
 }

@@ -1,20 +1,20 @@
 // Batch norm (Ioffe and Szegedy, 2015) and group norm (Wu and He, 2018) of channels-last images [rows, channels],
 // forward and backward. A relu after the norm, and a residual sum between the two, may be fused.
 //
-// A thread has VEC channels and strides over the rows: a block has LANES threads along the channels and 256 / LANES
-// rows at a time. A thread sums few rows in f32; all further sums are f64, in an order that depends on the shape alone.
+// The threads of a block are [ROWS][LANES], with VEC channels each. A block loops over the rows of its split; a thread
+// sums its rows in f32, which are few. All further sums are f64, in an order that depends on the shape alone.
 //
 // BATCH: 1 for statistics per channel, 0 for statistics per sample and group of channels. RELU: forward, 1 with a relu.
 // Backward, 1 for relu(norm(x)), whose derivative follows from x; 2 for relu(norm(x) + residual), whose derivative
-// follows from its result. X, DY, Y: storage types. R: that of the residual, or of the relu's result. MORE: that of a
-// second gradient.
+// follows from its result. X, DY, Y: storage types. R: that of the residual, or of the relu's result. DY2: that of a
+// second gradient of the relu's result.
 
 #define THREADS 256
 #define ROWS (THREADS / LANES)
-// Rows that a thread loads before it computes, to have several loads in flight; fewer in the backward pass, whose rows
-// take two to four vectors of registers each.
-#define AHEAD 4
-#define AHEAD_BACK 2
+// Rows that a thread loads before it computes; fewer in the backward pass, where a row takes two to four vectors of
+// registers.
+#define ROWS_IN_FLIGHT 4
+#define ROWS_IN_FLIGHT_BACKWARD 2
 
 struct NormShape {
     u64 rows;
@@ -29,7 +29,7 @@ __device__ __forceinline__ u64 statistic(const NormShape& shape, u64 row, u32 ch
     return row / shape.pixels * shape.groups + channel / (shape.channels / shape.groups);
 }
 
-// One value for each channel of a thread.
+// One value for each channel of a thread: a scale, a sum, ...
 struct Channels {
     float v[VEC];
     __device__ __forceinline__ void read(const float* from, u32 first) { load<VEC>(from + first, v); }
@@ -81,13 +81,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
     RowRange range(shape, rows_per_split);
     Channels first = {}, second = {}, origin = {};
     if (range.channel < shape.channels) load<VEC>(x + range.channel, origin.v);
-    for (u64 row = range.row; row < range.end; row += ROWS * AHEAD) {
-        float v[AHEAD][VEC];
+    for (u64 row = range.row; row < range.end; row += ROWS * ROWS_IN_FLIGHT) {
+        float v[ROWS_IN_FLIGHT][VEC];
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++)
+        for (int a = 0; a < ROWS_IN_FLIGHT; a++)
             if (row + a * ROWS < range.end) load<VEC>(x + (row + a * ROWS) * shape.channels + range.channel, v[a]);
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < ROWS_IN_FLIGHT; a++) {
             if (row + a * ROWS >= range.end) continue;
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 // written.
 struct ReluGrad {
     const R* result;
-    const MORE* more;
+    const DY2* dy2;
     Y* dx;
 };
 
@@ -121,19 +121,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             for (int i = 0; i < VEC; i++) scale.v[i] *= factor.v[i];
         }
     }
-    for (u64 row = range.row; row < range.end; row += ROWS * AHEAD_BACK) {
-        float v[AHEAD_BACK][VEC], d[AHEAD_BACK][VEC], r[AHEAD_BACK][VEC], m[AHEAD_BACK][VEC];
+    for (u64 row = range.row; row < range.end; row += ROWS * ROWS_IN_FLIGHT_BACKWARD) {
+        float v[ROWS_IN_FLIGHT_BACKWARD][VEC], d[ROWS_IN_FLIGHT_BACKWARD][VEC];
+        float r[ROWS_IN_FLIGHT_BACKWARD][VEC], d2[ROWS_IN_FLIGHT_BACKWARD][VEC];
 #pragma unroll
-        for (int a = 0; a < AHEAD_BACK; a++) {
-            const u64 at = (row + a * ROWS) * shape.channels + range.channel;
+        for (int a = 0; a < ROWS_IN_FLIGHT_BACKWARD; a++) {
+            const u64 index = (row + a * ROWS) * shape.channels + range.channel;
             if (row + a * ROWS >= range.end) continue;
-            load<VEC>(x + at, v[a]);
-            load<VEC>(dy + at, d[a]);
-            if (RELU == 2) load<VEC>(relu.result + at, r[a]);
-            if (RELU == 2 && relu.more) load<VEC>(relu.more + at, m[a]);
+            load<VEC>(x + index, v[a]);
+            load<VEC>(dy + index, d[a]);
+            if (RELU == 2) load<VEC>(relu.result + index, r[a]);
+            if (RELU == 2 && relu.dy2) load<VEC>(relu.dy2 + index, d2[a]);
         }
 #pragma unroll
-        for (int a = 0; a < AHEAD_BACK; a++) {
+        for (int a = 0; a < ROWS_IN_FLIGHT_BACKWARD; a++) {
             if (row + a * ROWS >= range.end) continue;
             if (!BATCH) {
                 read_statistics(centre, mean, shape, row + a * ROWS, range.channel);
@@ -141,13 +142,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             }
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
-                const float from_centre = v[a][i] - centre.v[i];
-                if (RELU == 1) d[a][i] = relu_grad(from_centre * scale.v[i] + offset.v[i], d[a][i]);
+                const float centred = v[a][i] - centre.v[i];
+                if (RELU == 1) d[a][i] = relu_grad(centred * scale.v[i] + offset.v[i], d[a][i]);
                 if (RELU == 2) {
-                    if (relu.more) d[a][i] += m[a][i];
+                    if (relu.dy2) d[a][i] += d2[a][i];
                     d[a][i] = relu_grad(r[a][i], rounded<Y>(d[a][i]));
                 }
-                first.v[i] += d[a][i], second.v[i] += d[a][i] * (from_centre * factor.v[i]);
+                first.v[i] += d[a][i], second.v[i] += d[a][i] * (centred * factor.v[i]);
             }
             if (RELU == 2) store<VEC>(relu.dx + (row + a * ROWS) * shape.channels + range.channel, d[a]);
         }
@@ -167,10 +168,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     double first = 0.0, second = 0.0;
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
         const u32 c = g * group_channels + (u32)(i % group_channels);
-        const u64 at = (sample * shape.pixels + i / group_channels) * shape.channels + c;
-        const float v = to_float(x[at]);
+        const u64 index = (sample * shape.pixels + i / group_channels) * shape.channels + c;
+        const float v = to_float(x[index]);
         if (dy) {
-            const float d = to_float(dy[at]) * gamma[c];
+            const float d = to_float(dy[index]) * gamma[c];
             first += (double)d, second += (double)(d * ((v - mean[blockIdx.x]) * rstd[blockIdx.x]));
         } else {
             first += (double)v, second += (double)v * (double)v;
@@ -204,7 +205,7 @@ __device__ __forceinline__ void sum_splits(const double* partials, u32 splits, u
 
 // The sums over all splits in f32: first[count] and second[count], each of which may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    whole_sums(const double* partials, u32 splits, u32 count, float* first, float* second) {
+    sum_splits_f32(const double* partials, u32 splits, u32 count, float* first, float* second) {
     double sums[2];
     sum_splits(partials, splits, count, sums);
     const u32 i = blockIdx.x * 8 + threadIdx.x;
@@ -213,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (second) second[i] = (float)sums[1];
 }
 
-// Running statistics; `new_mean` and `new_variance` may be null.
+// Running statistics of a batch norm; `new_mean` and `new_variance` may be null.
 struct RunningStatistics {
     const float *mean, *variance;
     float *new_mean, *new_variance;
@@ -260,17 +261,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
         for (int i = 0; i < VEC; i++) factor.v[i] *= scale.v[i];
     }
-    for (u64 row = range.row; row < range.end; row += ROWS * AHEAD) {
-        float v[AHEAD][VEC], r[AHEAD][VEC];
+    for (u64 row = range.row; row < range.end; row += ROWS * ROWS_IN_FLIGHT) {
+        float v[ROWS_IN_FLIGHT][VEC], r[ROWS_IN_FLIGHT][VEC];
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            const u64 at = (row + a * ROWS) * shape.channels + range.channel;
+        for (int a = 0; a < ROWS_IN_FLIGHT; a++) {
+            const u64 index = (row + a * ROWS) * shape.channels + range.channel;
             if (row + a * ROWS >= range.end) continue;
-            load<VEC>(x + at, v[a]);
-            if (residual) load<VEC>(residual + at, r[a]);
+            load<VEC>(x + index, v[a]);
+            if (residual) load<VEC>(residual + index, r[a]);
         }
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < ROWS_IN_FLIGHT; a++) {
             if (row + a * ROWS >= range.end) continue;
             if (!BATCH) {
                 read_statistics(centre, mean, shape, row + a * ROWS, range.channel);
@@ -315,24 +316,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
     };
     if (BATCH) prepare(0);
-    for (u64 row = range.row; row < range.end; row += ROWS * AHEAD_BACK) {
-        float v[AHEAD_BACK][VEC], d[AHEAD_BACK][VEC];
+    for (u64 row = range.row; row < range.end; row += ROWS * ROWS_IN_FLIGHT_BACKWARD) {
+        float v[ROWS_IN_FLIGHT_BACKWARD][VEC], d[ROWS_IN_FLIGHT_BACKWARD][VEC];
 #pragma unroll
-        for (int a = 0; a < AHEAD_BACK; a++) {
-            const u64 at = (row + a * ROWS) * shape.channels + range.channel;
+        for (int a = 0; a < ROWS_IN_FLIGHT_BACKWARD; a++) {
+            const u64 index = (row + a * ROWS) * shape.channels + range.channel;
             if (row + a * ROWS >= range.end) continue;
-            load<VEC>(x + at, v[a]);
-            load<VEC>(dy + at, d[a]);
+            load<VEC>(x + index, v[a]);
+            load<VEC>(dy + index, d[a]);
         }
 #pragma unroll
-        for (int a = 0; a < AHEAD_BACK; a++) {
+        for (int a = 0; a < ROWS_IN_FLIGHT_BACKWARD; a++) {
             if (row + a * ROWS >= range.end) continue;
             if (!BATCH) prepare(row + a * ROWS);
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
-                const float from_centre = v[a][i] - centre.v[i];
-                if (RELU == 1) d[a][i] = relu_grad(from_centre * scale.v[i] + offset.v[i], d[a][i]);
-                v[a][i] = scale.v[i] * d[a][i] + (constant.v[i] + coefficient.v[i] * from_centre);
+                const float centred = v[a][i] - centre.v[i];
+                if (RELU == 1) d[a][i] = relu_grad(centred * scale.v[i] + offset.v[i], d[a][i]);
+                v[a][i] = scale.v[i] * d[a][i] + (constant.v[i] + coefficient.v[i] * centred);
             }
             store<VEC>(dx + (row + a * ROWS) * shape.channels + range.channel, v[a]);
         }

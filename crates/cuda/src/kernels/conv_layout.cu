@@ -3,39 +3,40 @@
 
 #define THREADS 256
 
-// The right operand of the GEMM: a row of `depth` elements for each filter, over taps and channels. For the gradient of
-// the image, `rows` are the channels and `inner` the filters.
+// The right operand of the GEMM, [rows][depth], where `depth` covers taps and `inner`. In the forward pass `rows` are
+// the filters and `inner` the channels; in the gradient of the image it is the other way round.
 struct FilterOrder {
     u32 rows, inner;
-    // Strides of rows and inner in the published layout [filters, channels, height, width].
-    u32 row, step;
+    // Strides of `rows` and `inner` in PyTorch's layout [filters, channels, height, width].
+    u32 row_stride, inner_stride;
     u32 height, width;
     // The taps: their number, the first, and the distance between them.
     u32 taps_y, taps_x;
     u32 first_y, first_x;
-    u32 jump_y, jump_x;
+    u32 tap_step_y, tap_step_x;
     // `inner` with its padding.
-    u32 padded;
-    // 1: [inner / 64][taps][64], 0: [taps][padded].
-    u32 whole_steps;
+    u32 padded_inner;
+    // The order of a row. 1: [inner / 64][taps][64], 0: [taps][padded_inner].
+    u32 channel_blocked;
     u32 depth;
 };
 
+// A thread has one element of `rows`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     order_filters(const bf16* filters, bf16* rows, const FilterOrder order) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (u64)order.rows * order.depth) return;
-    const u32 row = (u32)(i / order.depth), at = (u32)(i % order.depth), taps = order.taps_y * order.taps_x;
+    const u32 row = (u32)(i / order.depth), column = (u32)(i % order.depth), taps = order.taps_y * order.taps_x;
     u32 inner, tap;
-    if (order.whole_steps)
-        inner = at / (64 * taps) * 64 + at % 64, tap = at / 64 % taps;
+    if (order.channel_blocked)
+        inner = column / (64 * taps) * 64 + column % 64, tap = column / 64 % taps;
     else
-        inner = at % order.padded, tap = at / order.padded;
-    const u32 y = order.first_y + tap / order.taps_x * order.jump_y,
-              x = order.first_x + tap % order.taps_x * order.jump_x;
+        inner = column % order.padded_inner, tap = column / order.padded_inner;
+    const u32 y = order.first_y + tap / order.taps_x * order.tap_step_y,
+              x = order.first_x + tap % order.taps_x * order.tap_step_x;
     bf16 value = from_float<bf16>(0.0f);
     if (tap < taps && inner < order.inner && y < order.height && x < order.width)
-        value = filters[(u64)row * order.row + (u64)inner * order.step + y * order.width + x];
+        value = filters[(u64)row * order.row_stride + (u64)inner * order.inner_stride + y * order.width + x];
     rows[i] = value;
 }
 
@@ -45,7 +46,7 @@ struct ImageBorder {
     u32 new_height, new_width, top, left;
 };
 
-// Pads an image with a border of zeros and to VEC channels. A thread has a pixel.
+// Pads an image with a border of zeros, and its channels with zeros to VEC. A thread has a pixel of the result.
 extern "C" __global__ void __launch_bounds__(THREADS)
     border_image(const X* image, bf16* bordered, const ImageBorder border, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
@@ -65,19 +66,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store<VEC>(bordered + i * VEC, v);
 }
 
-// The gradient of the filters [filters, channels, height, width] from split-K partials
-// [parts, filters, height, padded_width, padded].
+// dw [filters, channels, height, width] from the split-K partials of hopper/correlate.cu, [splits, filters, columns]
+// with columns = [height, padded_width, padded_channels]. A thread sums one element over the splits, in order.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    sum_split_k(const float* partials, Y* dw, u32 parts, u32 filters, u32 columns, u32 channels, u32 height, u32 width,
-              u32 padded, u32 padded_width) {
+    sum_split_k(const float* partials, Y* dw, u32 splits, u32 filters, u32 columns, u32 channels, u32 height,
+                u32 width, u32 padded_channels, u32 padded_width) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     const u64 size = (u64)filters * columns;
     if (i >= size) return;
-    const u32 column = (u32)(i % columns), c = column % padded, x = column / padded % padded_width;
-    const u32 y = column / padded / padded_width;
+    const u32 column = (u32)(i % columns), c = column % padded_channels;
+    const u32 x = column / padded_channels % padded_width, y = column / padded_channels / padded_width;
     if (c >= channels || x >= width) return;
     float sum = 0.0f;
 #pragma unroll 4
-    for (u32 part = 0; part < parts; part++) sum += partials[part * size + i];
+    for (u32 split = 0; split < splits; split++) sum += partials[split * size + i];
     dw[((i / columns * channels + c) * height + y) * width + x] = from_float<Y>(sum);
 }

@@ -1,5 +1,5 @@
 // Dropout (Srivastava et al., 2014) and stochastic depth (Huang et al., 2016). Masks are a function of seed and
-// position, so the backward pass computes them again.
+// position, so the backward pass is the same kernel. VEC: elements of a vector in dropout_samples. X, Y: storage types.
 
 #define THREADS 256
 
@@ -27,12 +27,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One decision for every sample, of `per_sample` vectors.
+// Stochastic depth: one decision for every sample, of `vectors_per_sample` vectors.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dropout_samples(const X* x, const u32* seed, Y* y, const Mask mask, u64 per_sample, u64 vectors) {
+    dropout_samples(const X* x, const u32* seed, Y* y, const Mask mask, u64 vectors_per_sample, u64 vectors) {
     const u64 vector = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (vector >= vectors) return;
-    const float factor = mask_factor(mask, seed, vector / per_sample);
+    const float factor = mask_factor(mask, seed, vector / vectors_per_sample);
     float v[VEC];
     load<VEC>(x + VEC * vector, v);
 #pragma unroll

@@ -1,15 +1,15 @@
 // Quantisation scales of fp8 operands from the weights alone, and the quantisation of values whose producer cannot
 // write e4m3.
 //
-// A row of a layer norm is gamma · u + beta with |u| <= sqrt(columns), which bounds its elements, and those of a linear
-// layer after it, for every input.
+// A row of a layer norm is gamma · u + beta with |u| <= sqrt(columns) for every input. That bounds its elements and
+// those of a linear layer after it.
 //
 // X: storage type of the values to quantise. B: that of the bias.
 
 #define THREADS 256
 #define VEC 8
 // The largest finite e4m3 value.
-#define LARGEST 448.0f
+#define E4M3_MAX 448.0f
 // scales[0] is the scale, scales[INVERSE] its inverse: cuBLASLt reads scales at multiples of 16 bytes.
 #define INVERSE 4
 
@@ -28,35 +28,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const float inverse = scales[INVERSE];
-    float squares = 0.0f, centre = 0.0f;
+    float squares = 0.0f, shift = 0.0f;
     for (u32 i = lane; i < columns; i += 32) {
         const float w = to_float(weight[(u64)row * columns + i]) * inverse, scaled = w * gamma[i];
         squares += scaled * scaled;
-        centre += w * beta[i];
+        shift += w * beta[i];
     }
-    squares = warp_sum(squares), centre = warp_sum(centre);
-    if (bias) centre += to_float(bias[row]);
-    if (lane == 0) bounds[row] = sqrtf((float)columns) * sqrtf(squares) + fabsf(centre);
+    squares = warp_sum(squares), shift = warp_sum(shift);
+    if (bias) shift += to_float(bias[row]);
+    if (lane == 0) bounds[row] = sqrtf((float)columns) * sqrtf(squares) + fabsf(shift);
 }
 
 // The scale that brings the largest bound just below 448, and its inverse: powers of two, so that scaling is exact. A
 // bound that is not finite makes both NaN, and so all results.
 extern "C" __global__ void __launch_bounds__(THREADS) choose_scale(const float* bounds, u32 count, float* scales) {
     float largest = 0.0f;
-    bool wrong = false;
+    bool non_finite = false;
     for (u32 i = threadIdx.x; i < count; i += THREADS) {
         largest = fmaxf(largest, bounds[i]);
-        wrong |= !(bounds[i] < INFINITY);
+        non_finite |= !(bounds[i] < INFINITY);
     }
     largest = block_max<THREADS>(largest);
-    wrong = block_max<THREADS>(wrong ? 1.0f : 0.0f) > 0.0f;
+    non_finite = block_max<THREADS>(non_finite ? 1.0f : 0.0f) > 0.0f;
     if (threadIdx.x > 0) return;
-    const float exact = fminf(fmaxf(LARGEST / largest, 0x1p-100f), 0x1p100f);
+    const float exact = fminf(fmaxf(E4M3_MAX / largest, 0x1p-100f), 0x1p100f);
     const float scale = __uint_as_float(__float_as_uint(exact) & 0x7f800000u);
-    scales[0] = wrong ? INFINITY - INFINITY : scale;
-    scales[INVERSE] = wrong ? INFINITY - INFINITY : 1.0f / scale;
+    scales[0] = non_finite ? INFINITY - INFINITY : scale;
+    scales[INVERSE] = non_finite ? INFINITY - INFINITY : 1.0f / scale;
 }
 
+// y = scale · x.
 extern "C" __global__ void __launch_bounds__(THREADS) quantise(const X* x, e4m3* y, const float* scales, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
     const float scale = scales[0];

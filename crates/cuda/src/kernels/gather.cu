@@ -1,4 +1,5 @@
-// Rows of a table [rows, inner] by index, and their gradient. An index outside the table gives zeros and no gradient.
+// y [indices, inner] from the rows of a table [rows, inner] by index, and the gradient of the table. An index outside
+// the table gives zeros and no gradient.
 
 #define THREADS 256
 

@@ -1,13 +1,14 @@
-// A plain matrix product for shapes that cuBLASLt does not support: 32 by 32 results per block.
+// A plain matrix product for shapes that cuBLASLt does not support. A block computes a tile of TILE by TILE results, a
+// thread four rows of one column.
 //
 // X, Y: storage types of operands and result. B: that of bias and `c`.
 
 #define TILE 32
 #define THREADS 256
 
-// Element (row, column) lies at row · rows + column · columns; matrices of a batch are `batch` elements apart.
+// In elements: from one row, column and matrix of the batch to the next.
 struct MatrixStrides {
-    u64 rows, columns, batch;
+    u64 row, column, batch;
 };
 
 // Dequantisation scales of e4m3 operands and the quantisation scale of the result; each may be null.
@@ -18,11 +19,11 @@ struct QuantisationScales {
 // d = a · b + bias + c; `bias` and `c` may be null. blockIdx.z is the matrix of the batch.
 extern "C" __global__ void __launch_bounds__(THREADS)
     product(const X* a, const X* b, const B* c, const B* bias, Y* d, const QuantisationScales scales,
-            const MatrixStrides at_a, const MatrixStrides at_b, const MatrixStrides at_c, const MatrixStrides at_d,
-            u32 m, u32 n, u32 k) {
+            const MatrixStrides strides_a, const MatrixStrides strides_b, const MatrixStrides strides_c,
+            const MatrixStrides strides_d, u32 m, u32 n, u32 k) {
     __shared__ float tile_a[TILE][TILE + 1], tile_b[TILE][TILE + 1];
-    a += blockIdx.z * at_a.batch, b += blockIdx.z * at_b.batch, d += blockIdx.z * at_d.batch;
-    if (c) c += blockIdx.z * at_c.batch;
+    a += blockIdx.z * strides_a.batch, b += blockIdx.z * strides_b.batch, d += blockIdx.z * strides_d.batch;
+    if (c) c += blockIdx.z * strides_c.batch;
     const u32 row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE;
     const u32 tx = threadIdx.x % TILE, ty = threadIdx.x / TILE;
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -31,8 +32,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (u32 i = 0; i < 4; i++) {
             const u32 r = ty + 8 * i;
             const bool in_a = row0 + r < m && start + tx < k, in_b = start + r < k && column0 + tx < n;
-            tile_a[r][tx] = in_a ? to_float(a[(row0 + r) * at_a.rows + (start + tx) * at_a.columns]) : 0.0f;
-            tile_b[r][tx] = in_b ? to_float(b[(start + r) * at_b.rows + (column0 + tx) * at_b.columns]) : 0.0f;
+            tile_a[r][tx] = in_a ? to_float(a[(row0 + r) * strides_a.row + (start + tx) * strides_a.column]) : 0.0f;
+            tile_b[r][tx] = in_b ? to_float(b[(start + r) * strides_b.row + (column0 + tx) * strides_b.column]) : 0.0f;
         }
         __syncthreads();
 #pragma unroll
@@ -41,16 +42,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (u32 i = 0; i < 4; i++) sum[i] += tile_a[ty + 8 * i][p] * tile_b[p][tx];
         __syncthreads();
     }
-    const float before = (scales.a ? *scales.a : 1.0f) * (scales.b ? *scales.b : 1.0f);
-    const float after = scales.d ? *scales.d : 1.0f;
+    const float dequantise = (scales.a ? *scales.a : 1.0f) * (scales.b ? *scales.b : 1.0f);
+    const float quantise = scales.d ? *scales.d : 1.0f;
     const u32 column = column0 + tx;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         const u32 row = row0 + ty + 8 * i;
         if (row >= m || column >= n) continue;
-        float v = sum[i] * before;
+        float v = sum[i] * dequantise;
         if (bias) v += to_float(bias[column]);
-        if (c) v += to_float(c[row * at_c.rows + column * at_c.columns]);
-        d[row * at_d.rows + column * at_d.columns] = from_float<Y>(v * after);
+        if (c) v += to_float(c[row * strides_c.row + column * strides_c.column]);
+        d[row * strides_d.row + column * strides_d.column] = from_float<Y>(v * quantise);
     }
 }

@@ -1,5 +1,5 @@
-// Cross-entropy with soft targets and its gradient, binary cross-entropy of independent classes, and the argmax of a
-// row. Sums are in f64.
+// Cross-entropy with soft targets and its gradient, binary cross-entropy of independent classes, and the one-hot argmax
+// of a row. logits and targets [rows, classes]; one block per row, except where noted. Sums are f64.
 
 #define THREADS 128
 
@@ -32,17 +32,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_mean(const d
     if (threadIdx.x == 0) *loss = (float)(sum / (double)rows);
 }
 
+// dx = dy / rows · (softmax(logits) · sum(targets) - targets).
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_grad(const float* dy, const float* logits, const float* targets, Y* dx, u32 rows, u32 classes) {
     const u64 start = (u64)blockIdx.x * classes;
     const double lse = log_sum_exp(logits + start, classes);
-    double mass = 0.0;
-    for (u32 i = threadIdx.x; i < classes; i += THREADS) mass += (double)targets[start + i];
-    mass = block_sum<THREADS>(mass);
+    double target_sum = 0.0;
+    for (u32 i = threadIdx.x; i < classes; i += THREADS) target_sum += (double)targets[start + i];
+    target_sum = block_sum<THREADS>(target_sum);
     const double factor = (double)*dy / (double)rows;
     for (u32 i = threadIdx.x; i < classes; i += THREADS) {
         const double p = exp((double)logits[start + i] - lse);
-        dx[start + i] = from_float<Y>((float)(factor * (p * mass - (double)targets[start + i])));
+        dx[start + i] = from_float<Y>((float)(factor * (p * target_sum - (double)targets[start + i])));
     }
 }
 
@@ -59,31 +60,31 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) losses[blockIdx.x] = loss;
 }
 
-// Whether element `at` replaces the maximum so far: it is larger, or equal and earlier. NaN is larger than everything.
-__device__ __forceinline__ bool is_larger(float v, u32 at, float largest, u32 best) {
+// Whether v, element `index`, replaces the maximum so far: it is larger, or equal and earlier. NaN is larger than all.
+__device__ __forceinline__ bool replaces(float v, u32 index, float largest, u32 argmax) {
     const bool equal = v == largest || (v != v && largest != largest);
-    return equal ? at < best : v > largest || v != v;
+    return equal ? index < argmax : v > largest || v != v;
 }
 
-// 1 at the first maximum of a row (NaN if that is NaN), 0 elsewhere. A warp has a row.
+// 1 at the first maximum of a row (NaN if that is NaN), 0 elsewhere: y [rows, columns]. One warp per row.
 extern "C" __global__ void __launch_bounds__(THREADS) one_hot_max(const X* x, Y* y, u64 rows, u32 columns) {
     const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     x += row * columns, y += row * columns;
     const u32 lane = threadIdx.x % 32;
     // A lane beyond the row repeats element 0, which does not change the maximum.
-    u32 best = lane < columns ? lane : 0;
-    float largest = to_float(x[best]);
+    u32 argmax = lane < columns ? lane : 0;
+    float largest = to_float(x[argmax]);
     for (u32 i = lane + 32; i < columns; i += 32) {
         const float v = to_float(x[i]);
-        if (is_larger(v, i, largest, best)) largest = v, best = i;
+        if (replaces(v, i, largest, argmax)) largest = v, argmax = i;
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         const float v = __shfl_xor_sync(0xffffffffu, largest, step);
-        const u32 at = __shfl_xor_sync(0xffffffffu, best, step);
-        if (is_larger(v, at, largest, best)) largest = v, best = at;
+        const u32 index = __shfl_xor_sync(0xffffffffu, argmax, step);
+        if (replaces(v, index, largest, argmax)) largest = v, argmax = index;
     }
     for (u32 i = lane; i < columns; i += 32)
-        y[i] = from_float<Y>(i != best ? 0.0f : largest != largest ? largest : 1.0f);
+        y[i] = from_float<Y>(i != argmax ? 0.0f : largest != largest ? largest : 1.0f);
 }

@@ -22,9 +22,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy(const X* x, Y* y, con
     INDEX rest = (INDEX)vector;
     u64 from = strides.from_offset, to = strides.to_offset;
     for (int axis = (int)strides.axes - 1; axis >= 0; axis--) {
-        const INDEX position = rest % strides.extents[axis];
+        const INDEX coordinate = rest % strides.extents[axis];
         rest /= strides.extents[axis];
-        from += position * strides.from[axis], to += position * strides.to[axis];
+        from += coordinate * strides.from[axis], to += coordinate * strides.to[axis];
     }
     float v[VEC];
     load_or_repeat<VEC>(x + from, strides.from_inner, v);

@@ -2,19 +2,20 @@
 // fused, with stochastic depth on its second term; backward, the sum with the residual's gradient and the gradient of
 // stochastic depth.
 //
-// A row is kept in registers by LANES threads: 8, 16 or 32, so that a warp has several short rows, or a whole block for
+// LANES threads keep a row in registers: 8, 16 or 32 for short rows, of which a warp has several, or a whole block for
 // long rows. Sums go through shuffles and then warp by warp, in an order that depends on the shape alone.
 //
-// Storage types: X x, Z addend, Y y, S sum, DY dy, R d_residual, DX dx, DD dropped, DB the bias gradient.
-// DROP: 1 with stochastic depth. SUMS: 1 to compute the column sums of dx (with DROP of the dropped dx), which are the
-// gradient of a bias.
+// Storage types: X x, Z addend, Y y, S sum, DY dy, R d_residual, DX dx, DD dropped, DB dbias. DROP: 1 with stochastic
+// depth. SUMS: 1 to compute the column sums of dx, or with DROP of `dropped`: the gradient of the bias of the linear
+// layer that produced the addend.
 
-// Rows that a block computes at a time.
+// Rows of a group, which a block computes at a time.
 #define ROWS (LANES <= 32 ? 128 / LANES : 1)
 #define THREADS (ROWS * LANES)
+// Consecutive columns that a thread loads at once, and how many such vectors it has of a row.
 #define VEC (DIM % 8 == 0 ? 8 : DIM % 4 == 0 ? 4 : DIM % 2 == 0 ? 2 : 1)
 #define CHUNKS ((DIM / VEC + LANES - 1) / LANES)
-// dgamma, dbeta, and the column sums.
+// The partial sums of a column: dgamma, dbeta, and with SUMS dbias.
 #define PARTS (2 + SUMS)
 
 // Runs its body for every vector of VEC columns of this thread.
@@ -39,23 +40,23 @@ __device__ __forceinline__ float2 row_sums(float a, float b) {
     return total;
 }
 
-// Stochastic depth: one decision for each sample, which has `rows` rows.
+// Stochastic depth: one decision for each sample.
 struct StochasticDepth {
     Mask mask;
-    u32 rows;
+    u32 rows_per_sample;
     const u32* seed;
 };
 
 __device__ __forceinline__ float keep_factor(const StochasticDepth& depth, u32 row) {
-    return DROP ? mask_factor(depth.mask, depth.seed, row / depth.rows) : 1.0f;
+    return DROP ? mask_factor(depth.mask, depth.seed, row / depth.rows_per_sample) : 1.0f;
 }
 
-// y = scale · (gamma · (v - mean) · rstd + beta) with v = x + keep · addend. A block iterates over `turns` groups of ROWS
-// rows, so that gamma and beta are loaded once. `addend`,
-// `sum`, `mean`, `rstd` and `scale` (a quantisation scale) may be null.
+// sum = x + keep · addend; y = scale · (gamma · (sum - mean) · rstd + beta), with a quantisation scale. A block
+// computes `groups` groups of ROWS rows one after the other, so that gamma and beta are loaded once. `addend`, `sum`,
+// `mean`, `rstd` and `scale` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const X* __restrict__ x, const Z* __restrict__ addend, const float* __restrict__ gamma,
-               const float* __restrict__ beta, float epsilon, u32 rows, u32 turns, Y* __restrict__ y,
+               const float* __restrict__ beta, float epsilon, u32 rows, u32 groups, Y* __restrict__ y,
                float* __restrict__ mean, float* __restrict__ rstd, S* __restrict__ sum,
                const float* __restrict__ scale, const StochasticDepth depth) {
     const float multiplier = scale ? *scale : 1.0f;
@@ -64,14 +65,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         load<VEC>(gamma + column, g[chunk]);
         load<VEC>(beta + column, b[chunk]);
     }
-    const u32 first = blockIdx.x * ROWS * turns;
-    for (u32 turn = 0; turn < turns; turn++) {
-        // Uniform over the block, so no thread misses a shuffle or a __syncthreads.
-        if (first + turn * ROWS >= rows) return;
+    const u32 first = blockIdx.x * ROWS * groups;
+    for (u32 group = 0; group < groups; group++) {
+        // All threads of the block return together, so none misses a shuffle or a __syncthreads.
+        if (first + group * ROWS >= rows) return;
         // Threads past the last row repeat it, since the shuffles need all of a warp, and write nothing.
-        const u32 own = first + turn * ROWS + threadIdx.x / LANES;
-        const bool live = own < rows;
-        const u32 row = live ? own : rows - 1;
+        const u32 unclamped_row = first + group * ROWS + threadIdx.x / LANES;
+        const bool valid = unclamped_row < rows;
+        const u32 row = valid ? unclamped_row : rows - 1;
         const u64 start = (u64)row * DIM;
         float v[CHUNKS][VEC];
         float total = 0.0f;
@@ -87,40 +88,40 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     // Rounded as the backward pass will read it.
                     if (sum) v[chunk][i] = rounded<S>(v[chunk][i]);
                 }
-                if (sum && live) store<VEC>(sum + start + column, v[chunk]);
+                if (sum && valid) store<VEC>(sum + start + column, v[chunk]);
             }
         }
         EACH_CHUNK(chunk, column) {
 #pragma unroll
             for (int i = 0; i < VEC; i++) total += v[chunk][i];
         }
-        const float centre = row_sums(total, 0.0f).x / (float)DIM;
+        const float row_mean = row_sums(total, 0.0f).x / (float)DIM;
         float squares = 0.0f;
         EACH_CHUNK(chunk, column) {
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
-                const float d = v[chunk][i] - centre;
+                const float d = v[chunk][i] - row_mean;
                 squares += d * d;
             }
         }
-        const float inverse = 1.0f / sqrtf(row_sums(squares, 0.0f).x / (float)DIM + epsilon);
-        if (!live) continue;
+        const float row_rstd = 1.0f / sqrtf(row_sums(squares, 0.0f).x / (float)DIM + epsilon);
+        if (!valid) continue;
         EACH_CHUNK(chunk, column) {
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                v[chunk][i] = ((v[chunk][i] - centre) * inverse * g[chunk][i] + b[chunk][i]) * multiplier;
+                v[chunk][i] = ((v[chunk][i] - row_mean) * row_rstd * g[chunk][i] + b[chunk][i]) * multiplier;
             store<VEC>(y + start + column, v[chunk]);
         }
         if (threadIdx.x % LANES == 0) {
-            if (mean) mean[row] = centre;
-            if (rstd) rstd[row] = inverse;
+            if (mean) mean[row] = row_mean;
+            if (rstd) rstd[row] = row_rstd;
         }
     }
 }
 
-// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + d_residual with d = dy · gamma, and the block's partial sums of
-// dgamma, dbeta and the columns of dx: partials [blocks, PARTS, DIM]. With DROP, `dropped` = keep · dx, the
-// gradient of the addend. `d_residual`, `dx` and `partials` may be null.
+// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + d_residual with d = dy · gamma. With DROP also the gradient
+// of the addend, dropped = keep · dx. Every block writes its partial sums: partials [blocks, PARTS, DIM]. `d_residual`,
+// `dx` and `partials` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_grad(const DY* __restrict__ dy, const X* __restrict__ x, const float* __restrict__ gamma,
                     const float* __restrict__ mean, const float* __restrict__ rstd, const R* __restrict__ d_residual,
@@ -136,42 +137,42 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     // All threads of a warp take part in the shuffles; those past the last row add zeros.
     for (u32 first = blockIdx.x * ROWS; first < rows; first += gridDim.x * ROWS) {
-        const u32 own = first + threadIdx.x / LANES;
-        const bool live = own < rows;
-        const u32 row = live ? own : rows - 1;
+        const u32 unclamped_row = first + threadIdx.x / LANES;
+        const bool valid = unclamped_row < rows;
+        const u32 row = valid ? unclamped_row : rows - 1;
         const u64 start = (u64)row * DIM;
-        const float centre = mean[row], inverse = live ? rstd[row] : 0.0f;
-        float normed[CHUNKS][VEC], d[CHUNKS][VEC], out[CHUNKS][VEC];
+        const float row_mean = mean[row], row_rstd = valid ? rstd[row] : 0.0f;
+        float normed[CHUNKS][VEC], d[CHUNKS][VEC], residual[CHUNKS][VEC];
         float sum = 0.0f, dot = 0.0f;
         EACH_CHUNK(chunk, column) {
             load<VEC>(x + start + column, normed[chunk]);
             load<VEC>(dy + start + column, d[chunk]);
-            if (d_residual) load<VEC>(d_residual + start + column, out[chunk]);
+            if (d_residual) load<VEC>(d_residual + start + column, residual[chunk]);
         }
         EACH_CHUNK(chunk, column) {
             float g[VEC];
             load<VEC>(gamma + column, g);
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
-                normed[chunk][i] = (normed[chunk][i] - centre) * inverse;
-                const float own_dy = live ? d[chunk][i] : 0.0f;
-                parts[0][chunk][i] += own_dy * normed[chunk][i];
-                parts[1][chunk][i] += own_dy;
-                d[chunk][i] = own_dy * g[i];
+                normed[chunk][i] = (normed[chunk][i] - row_mean) * row_rstd;
+                const float valid_dy = valid ? d[chunk][i] : 0.0f;
+                parts[0][chunk][i] += valid_dy * normed[chunk][i];
+                parts[1][chunk][i] += valid_dy;
+                d[chunk][i] = valid_dy * g[i];
                 sum += d[chunk][i];
                 dot += d[chunk][i] * normed[chunk][i];
             }
         }
         const float2 sums = row_sums(sum, dot);
         const float mean_sum = sums.x / (float)DIM, mean_dot = sums.y / (float)DIM;
-        if (dx && live) {
+        if (dx && valid) {
             const float keep = keep_factor(depth, row);
             EACH_CHUNK(chunk, column) {
                 float result[VEC];
 #pragma unroll
                 for (int i = 0; i < VEC; i++) {
-                    const float v = inverse * (d[chunk][i] - mean_sum - normed[chunk][i] * mean_dot);
-                    result[i] = d_residual ? out[chunk][i] + v : v;
+                    const float v = row_rstd * (d[chunk][i] - mean_sum - normed[chunk][i] * mean_dot);
+                    result[i] = d_residual ? residual[chunk][i] + v : v;
                     if (SUMS) parts[PARTS - 1][chunk][i] += keep * result[i];
                 }
                 store<VEC>(dx + start + column, result);
@@ -184,11 +185,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     if (!partials) return;
-    float* own = partials + (u64)blockIdx.x * PARTS * DIM;
+    float* block_partials = partials + (u64)blockIdx.x * PARTS * DIM;
     if (ROWS == 1) {
 #pragma unroll
         for (int part = 0; part < PARTS; part++)
-            EACH_CHUNK(chunk, column) store<VEC>(own + part * DIM + column, parts[part][chunk]);
+            EACH_CHUNK(chunk, column) store<VEC>(block_partials + part * DIM + column, parts[part][chunk]);
         return;
     }
     // Sums over the rows of a warp, then over the warps in order.
@@ -216,11 +217,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         __syncthreads();
     }
-    for (int i = threadIdx.x; i < PARTS * DIM; i += THREADS) own[i] = shared[i];
+    for (int i = threadIdx.x; i < PARTS * DIM; i += THREADS) block_partials[i] = shared[i];
 }
 
-// Sums partials [blocks, PARTS, DIM] over blocks; a column is one of PARTS * DIM. A thread block has 8 columns by 32 groups
-// of partials. Any result may be null.
+// Sums partials [blocks, PARTS * DIM] over `blocks`. The threads of a block are [32 groups of partials][8 columns]. Any
+// result may be null.
 extern "C" __global__ void __launch_bounds__(256)
     layer_norm_grad_parameters(const float* __restrict__ partials, u32 blocks, float* __restrict__ dgamma,
                                float* __restrict__ dbeta, DB* __restrict__ dbias) {

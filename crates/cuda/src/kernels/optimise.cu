@@ -49,31 +49,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) global_norm(const float* p
     if (threadIdx.x == 0) *norm = (float)sqrt(sum);
 }
 
-// One tensor's update. New values may overwrite the old ones; an output without a consumer is null.
-// moving_average: `gradient` is the new sample, `rate` the decay. guarded_update: `gradient` is the new value, `rate` the
-// norm that guards it.
+// One tensor's update. New values may overwrite the old ones; an output without a consumer is null. Two kernels use
+// fields for other values: moving_average has the new sample in `gradient` and the decay in `rate`, guarded_update the
+// new value in `gradient` and the norm that guards it in `rate`.
 struct TensorUpdate {
     const float *parameter, *gradient, *mean, *variance;
     float *new_parameter, *new_mean, *new_variance;
     // The parameter in bf16, which the matrix products of the next run read.
-    bf16* copy;
+    bf16* bf16_copy;
     const float* rate;
     u64 count;
-    // Weight decay that is added to the gradient, and weight decay that is added to the update (AdamW).
-    float coupled, decoupled;
+    // Weight decay: added to the gradient (Adam, SGD), and to the update (AdamW, Lion).
+    float coupled_decay, decoupled_decay;
     u32 trust_ratio;
     // The first block of this tensor in the first pass, which is the index of its partial sums.
     u32 first_block;
 
     __device__ __forceinline__ void store_parameter(u64 i, float value) const {
         if (new_parameter) new_parameter[i] = value;
-        if (copy) copy[i] = from_float<bf16>(value);
+        if (bf16_copy) bf16_copy[i] = from_float<bf16>(value);
     }
 };
 
 __device__ __forceinline__ bool is_finite(float v) { return fabsf(v) < INFINITY; }
 
-// The factor of the gradients, min(1, clip / (norm + epsilon)); -1 where the norm is not finite: then nothing changes.
+// The factor of the gradients, min(1, clip / (norm + epsilon)); -1 if the norm is not finite: then nothing is updated.
 __device__ __forceinline__ float clip_factor(u32 clips, float clip, float clip_epsilon, float norm) {
     if (!is_finite(norm)) return -1.0f;
     return clips ? fminf(clip / (norm + clip_epsilon), 1.0f) : 1.0f;
@@ -110,7 +110,7 @@ __device__ __forceinline__ AdamStep adam_step(const TensorUpdate& p, const Adam&
 // What the learning rate multiplies: the bias-corrected m / (sqrt(v) + epsilon), plus the decoupled weight decay.
 __device__ __forceinline__ float direction(const TensorUpdate& p, const Adam& adam, const AdamStep& s, float w, float m,
                                            float v) {
-    return s.mean_correction * m / (sqrtf(v) * s.root_correction + adam.epsilon) + p.decoupled * w;
+    return s.mean_correction * m / (sqrtf(v) * s.root_correction + adam.epsilon) + p.decoupled_decay * w;
 }
 
 // The N elements from i on. With a trust ratio only the moments are written, and the squares of parameter and update
@@ -126,7 +126,7 @@ __device__ __forceinline__ void adam_elements(const TensorUpdate& p, const Adam&
     if (s.clip_factor >= 0.0f) {
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            const float d = s.clip_factor * g[j] + p.coupled * w[j];
+            const float d = s.clip_factor * g[j] + p.coupled_decay * w[j];
             m[j] = adam.beta1 * m[j] + (1.0f - adam.beta1) * d;
             v[j] = adam.beta2 * v[j] + (1.0f - adam.beta2) * d * d;
             const float u = direction(p, adam, s, w[j], m[j], v[j]);
@@ -142,9 +142,10 @@ __device__ __forceinline__ void adam_elements(const TensorUpdate& p, const Adam&
     store_if_used<N>(p.new_variance, i, v);
     if (p.trust_ratio) return;
     store_if_used<N>(p.new_parameter, i, w);
-    if (p.copy) store<N>(p.copy + i, w);
+    if (p.bf16_copy) store<N>(p.bf16_copy + i, w);
 }
 
+// Adam and AdamW; for LAMB the first pass, with partials [blocks, 2] of the squares of parameter and update.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adam(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, float* partials,
          const Adam adam) {
@@ -170,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // The second pass of LAMB, over the chunks of tensors with a trust ratio, |parameter| / |update|; their `new_mean` and
-// `new_variance` are not null. Every block adds up the partial sums of its tensor, all in the same order.
+// `new_variance` are not null. Every block adds up the partial sums of its whole tensor, in the same order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adam_with_trust(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm,
                     const float* partials, const Adam adam) {
@@ -218,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const float c = lion.beta1 * m + (1.0f - lion.beta1) * g;
             // 0 and NaN are their own signs.
             const float sign = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : c;
-            w -= rate * (sign + p.decoupled * w);
+            w -= rate * (sign + p.decoupled_decay * w);
             m = lion.beta2 * m + (1.0f - lion.beta2) * g;
         }
         if (p.new_mean) p.new_mean[i] = m;
@@ -239,14 +240,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float factor = clip_factor(sgd.clips, sgd.clip, sgd.clip_epsilon, *norm), rate = *p.rate;
     const bool first = *step <= 1.0f || sgd.momentum == 0.0f;
     const float keep = first ? 0.0f : sgd.momentum, add = first ? 1.0f : 1.0f - sgd.dampening;
-    const float of_buffer = sgd.nesterov ? sgd.momentum : 1.0f, of_gradient = sgd.nesterov ? 1.0f : 0.0f;
+    const float buffer_weight = sgd.nesterov ? sgd.momentum : 1.0f, gradient_weight = sgd.nesterov ? 1.0f : 0.0f;
     const u64 begin = chunk.begin(), end = chunk.end(p.count);
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
         float w = p.parameter[i], buffer = p.mean[i];
         if (factor >= 0.0f) {
-            const float g = factor * p.gradient[i] + p.coupled * w;
+            const float g = factor * p.gradient[i] + p.coupled_decay * w;
             buffer = keep * buffer + add * g;
-            w -= rate * (of_buffer * buffer + of_gradient * g);
+            w -= rate * (buffer_weight * buffer + gradient_weight * g);
         }
         if (p.new_mean) p.new_mean[i] = buffer;
         p.store_parameter(i, w);
@@ -258,12 +259,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     moving_average(const TensorUpdate* tensors, const Chunk* chunks, const float* norm) {
     const Chunk chunk = chunks[blockIdx.x];
     const TensorUpdate p = tensors[chunk.tensor];
-    const bool counts = is_finite(*norm);
+    const bool update = is_finite(*norm);
     const float decay = *p.rate;
     const u64 begin = chunk.begin(), end = chunk.end(p.count);
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
         const float old = p.parameter[i];
-        const float average = counts ? decay * old + (1.0f - decay) * p.gradient[i] : old;
+        const float average = update ? decay * old + (1.0f - decay) * p.gradient[i] : old;
         p.store_parameter(i, average);
     }
 }

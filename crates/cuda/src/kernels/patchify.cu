@@ -1,13 +1,13 @@
-// Images to patches, each flattened in the order channel, row, column, and back.
+// Images to patches, each flattened as [channels, patch_height, patch_width], and back.
 //
 // VEC: the elements of a thread in `patchify`. INDEX: a type that can count the vectors. X, Y: storage types.
 
 #define THREADS 256
 
-// The extents of the image and of a patch, and the grid of patches.
 struct PatchGrid {
     u32 height, width, channels;
     u32 patch_height, patch_width;
+    // Patches of an image, down and across.
     u32 rows, columns;
     // Strides of the image in elements.
     u64 image_stride, y_stride, x_stride, channel_stride;

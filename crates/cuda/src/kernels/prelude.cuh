@@ -1,7 +1,8 @@
 // The header of every kernel file: storage types, vectorised loads and stores, reductions in a fixed order, Philox.
 //
 // Values are stored as `float`, `bf16`, `f16` or `e4m3` and computed in f32. The storage types of a kernel's operands
-// are macros that its file is compiled with (compile/sources.rs).
+// are macros that its file is compiled with (compile/sources.rs). A template parameter ends in `_` where a kernel file
+// has a macro of that name.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -109,30 +110,30 @@ template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float v) {
 // v after rounding to T.
 template <class T> __device__ __forceinline__ float rounded(float v) { return to_float(from_float<T>(v)); }
 
-// e^x and 1 / x by one instruction each, with an error of a few ulp.
-__device__ __forceinline__ float exp_rough(float x) {
+// e^x, 2^x, log2 x and 1 / x by the approximate instructions, with an error of a few ulp.
+__device__ __forceinline__ float exp_approx(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.4426950408889634f));
     return r;
 }
 
-// 2^x and log2 x likewise, for softmax in powers of two.
+// For softmax in powers of two.
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
-__device__ __forceinline__ float exp2_fast(float x) {
+__device__ __forceinline__ float exp2_approx(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
 
-__device__ __forceinline__ float log2_fast(float x) {
+__device__ __forceinline__ float log2_approx(float x) {
     float r;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
 
-__device__ __forceinline__ float reciprocal_rough(float x) {
+__device__ __forceinline__ float reciprocal_approx(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
@@ -154,6 +155,7 @@ template <int N> __device__ __forceinline__ void load(const float* from, float (
     }
 }
 
+// The two bf16 of a word.
 __device__ __forceinline__ float lower_half(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float upper_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
@@ -167,6 +169,7 @@ template <> __device__ __forceinline__ void unpack_pair<f16>(u32 pair, float& lo
     half.bits = (unsigned short)(pair >> 16), high = to_float(half);
 }
 
+// For bf16 and f16. Indices modulo N stay in bounds also in the branches that are not taken for this N.
 template <class T, int N> __device__ __forceinline__ void load_16_bits(const T* from, float (&v)[N]) {
     if (N == 1) {
         v[0] = to_float(*from);
@@ -241,7 +244,7 @@ __device__ __forceinline__ void load_or_repeat(const T* from, bool consecutive, 
     }
 }
 
-// y[i] = f(x[i]) for the N elements from `first` on, as far as `count` goes.
+// y[i] = f(x[i]) for N elements from `first` on, or fewer if `count` ends before.
 template <int N, class X_, class Y_, class F>
 __device__ __forceinline__ void map_vector(const X_* x, Y_* y, u64 first, u64 count, F f) {
     if (first + N <= count) {
@@ -300,21 +303,21 @@ __device__ __forceinline__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// Transposes the 4 x 4 matrix of the words of four lanes. From words of 2 columns out of every 8, each lane gets 8
-// consecutive columns, which it can store at once.
+// Transposes the 4 x 4 matrix w[i] of the four lanes of a quad. In an mma accumulator of 16-bit pairs, w[i] of lane t
+// is columns 8 i + 2 t and 8 i + 2 t + 1 of a row; afterwards lane t has columns 8 t to 8 t + 7, one 16-byte store.
 __device__ __forceinline__ void quad_transpose(u32 (&w)[4]) {
-    const int t = threadIdx.x % 4;
+    const int quad_lane = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-        const u32 got = __shfl_xor_sync(~0u, t & 1 ? w[i] : w[i + 1], 1);
-        if (t & 1) w[i] = got;
-        else w[i + 1] = got;
+        const u32 received = __shfl_xor_sync(~0u, quad_lane & 1 ? w[i] : w[i + 1], 1);
+        if (quad_lane & 1) w[i] = received;
+        else w[i + 1] = received;
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const u32 got = __shfl_xor_sync(~0u, t & 2 ? w[i] : w[i + 2], 2);
-        if (t & 2) w[i] = got;
-        else w[i + 2] = got;
+        const u32 received = __shfl_xor_sync(~0u, quad_lane & 2 ? w[i] : w[i + 2], 2);
+        if (quad_lane & 2) w[i] = received;
+        else w[i + 2] = received;
     }
 }
 
@@ -344,8 +347,8 @@ template <int THREADS> __device__ __forceinline__ float block_max(float v) {
     return largest;
 }
 
-// Column sums over a block of BLOCK / LANES rows of LANES threads with N columns each: the first LANES * N threads get
-// the sum of column threadIdx.x. Every thread must call it, once per kernel.
+// Column sums over a block of BLOCK threads, [BLOCK / LANES_][LANES_], each with N columns: the first LANES_ * N
+// threads get the sum of column threadIdx.x. Every thread must call it, once per kernel.
 template <int BLOCK, int LANES_, int N> __device__ __forceinline__ float column_sum(const float (&v)[N]) {
     __shared__ float shared[BLOCK][N + 1];
 #pragma unroll
@@ -380,13 +383,16 @@ struct Mask {
     float factor;
 };
 
+// Block number `block` of a random stream, four words. `seed` is the graph's `Seed`: seed and step number, two words
+// each.
 __device__ __forceinline__ uint4 random_words(const u32* seed, u32 stream, u64 block) {
     return philox((u32)block, stream, seed[2], seed[3], seed[0], seed[1]);
 }
 
+// The mask at element `index`: 0 or mask.factor.
 __device__ __forceinline__ float mask_factor(const Mask& mask, const u32* seed, u64 index) {
     const uint4 words = random_words(seed, mask.stream, index / 4);
-    const u32 at = (u32)(index % 4);
-    const u32 word = at == 0 ? words.x : at == 1 ? words.y : at == 2 ? words.z : words.w;
+    const u32 word_index = (u32)(index % 4);
+    const u32 word = word_index == 0 ? words.x : word_index == 1 ? words.y : word_index == 2 ? words.z : words.w;
     return word >= mask.keep_from ? mask.factor : 0.0f;
 }

@@ -7,11 +7,11 @@
 #define LANES (VEC == 1 ? 32 : VEC == 2 ? 16 : 8)
 #define COLUMNS (LANES * VEC)
 #define GROUPS (THREADS / LANES)
-// Rows that a thread loads before it adds them, to have several loads in flight.
-#define AT_ONCE 4
+// Rows that a thread loads before it adds them.
+#define ROWS_IN_FLIGHT 4
 
-// x [outer, count, inner] to y [splits, outer, inner]: every split sums rows_per_split of `count` rows. A block has
-// COLUMNS columns, VEC per thread, and GROUPS rows at a time; VEC divides `inner`.
+// x [outer, count, inner] to y [splits, outer, inner]: every split sums rows_per_split of `count` rows, times `factor`.
+// The threads of a block are [GROUPS rows][LANES], with VEC columns each; VEC divides `inner`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(const X* __restrict__ x, Y* __restrict__ y, u32 count, u64 inner, u32 rows_per_split, float factor) {
     const u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x % LANES * VEC;
@@ -20,10 +20,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float sums[VEC] = {};
     if (column < inner) {
         const X* from = x + (u64)blockIdx.z * count * inner + column;
-        for (u32 row = begin + threadIdx.x / LANES; row < end; row += AT_ONCE * GROUPS) {
-            float v[AT_ONCE][VEC];
+        for (u32 row = begin + threadIdx.x / LANES; row < end; row += ROWS_IN_FLIGHT * GROUPS) {
+            float v[ROWS_IN_FLIGHT][VEC];
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
+            for (int j = 0; j < ROWS_IN_FLIGHT; j++) {
                 if (row + j * GROUPS < end) {
                     load<VEC>(from + (row + j * GROUPS) * inner, v[j]);
                 } else {
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 }
             }
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
+            for (int j = 0; j < ROWS_IN_FLIGHT; j++)
 #pragma unroll
                 for (int i = 0; i < VEC; i++) sums[i] += v[j][i];
         }
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sum_rows(const X* x, Y* y,
     if (threadIdx.x % 32 == 0) y[row] = from_float<Y>(factor * sum);
 }
 
-// Any axes. A warp computes one result: the coordinates of the kept axes, the sum over the others.
+// Sums over any axes: the extents and strides of those that are kept and of those that are summed.
 struct ReduceStrides {
     u32 kept;
     u32 summed;
@@ -63,6 +63,7 @@ struct ReduceStrides {
     u64 summed_strides[8];
 };
 
+// A warp computes one result, a sum of `count` elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_strided(const X* x, Y* y, const ReduceStrides strides, u64 results, u64 count, float factor) {
     const u64 result = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
@@ -74,12 +75,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     float sum = 0.0f;
     for (u64 i = threadIdx.x % 32; i < count; i += 32) {
-        u64 at = start, left = i;
+        u64 offset = start, remaining = i;
         for (int axis = (int)strides.summed - 1; axis >= 0; axis--) {
-            at += left % strides.summed_extents[axis] * strides.summed_strides[axis];
-            left /= strides.summed_extents[axis];
+            offset += remaining % strides.summed_extents[axis] * strides.summed_strides[axis];
+            remaining /= strides.summed_extents[axis];
         }
-        sum += to_float(x[at]);
+        sum += to_float(x[offset]);
     }
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) y[result] = from_float<Y>(factor * sum);

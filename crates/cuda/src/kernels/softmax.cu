@@ -1,4 +1,4 @@
-// Softmax over rows and its gradient: one block per row.
+// Softmax over the rows of x [rows, columns] and its gradient: one block per row.
 
 #define THREADS 128
 
@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax(const X* x, Y* y, 
         y[start + i] = from_float<Y>(expf(to_float(x[start + i]) - largest) / sum);
 }
 
-// dx = y (dy - y · dy), from the result y.
+// dx = y (dy - sum(y dy)), from the result y.
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_grad(const X* y, const DY* dy, Y* dx, u32 columns) {
     const u64 start = (u64)blockIdx.x * columns;
     float dot = 0.0f;

@@ -19,7 +19,7 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 
 /// The largest head whose tiles fit the shared memory of every supported GPU.
-const LARGEST_HEAD: usize = 128;
+const MAX_HEAD: usize = 128;
 
 /// `TILE` and `THREADS` of `attention.cu`.
 const TILE: usize = 32;
@@ -81,8 +81,8 @@ impl AttentionCall {
         let types: Vec<Type> = e.inputs[first..].iter().map(|x| Type::f32(x.shape.clone())).collect();
         let x = op.extents(&types);
         let extents = Extents { batch: x.batch, heads: x.heads, queries: x.queries, keys: x.keys, head: x.head_dim };
-        if extents.head > LARGEST_HEAD {
-            return Err(format!("heads of {} are larger than {LARGEST_HEAD}", extents.head));
+        if extents.head > MAX_HEAD {
+            return Err(format!("heads of {} are larger than {MAX_HEAD}", extents.head));
         }
         let (width, storage) = (extents.width(), e.inputs[first].storage);
         let (operands, rows) = if op.packed {

@@ -57,9 +57,9 @@ impl NormShape {
         self.channels.div_ceil(self.vector() * self.lanes())
     }
 
-    /// The rows of a block, and the blocks along the rows, for at most `wanted` blocks in all.
-    fn split(&self, wanted: usize) -> (usize, usize) {
-        split(self.rows, wanted.div_ceil(self.blocks()), 8 * THREADS / self.lanes())
+    /// The rows of a block, and the blocks along the rows, for about `blocks` blocks in all.
+    fn split(&self, blocks: usize) -> (usize, usize) {
+        split(self.rows, blocks.div_ceil(self.blocks()), 8 * THREADS / self.lanes())
     }
 
     fn variant(&self) -> KernelVariant {
@@ -70,14 +70,15 @@ impl NormShape {
     }
 }
 
-/// The size and number of parts of `count`: at most `wanted` parts of at least `least`.
-fn split(count: usize, wanted: usize, least: usize) -> (usize, usize) {
-    let each = count.div_ceil(wanted.max(1)).max(least);
+/// Splits `count` elements: the elements of a split, at least `min_each`, and the number of splits, at most
+/// `max_splits`.
+fn split(count: usize, max_splits: usize, min_each: usize) -> (usize, usize) {
+    let each = count.div_ceil(max_splits.max(1)).max(min_each);
     (each, count.div_ceil(each).max(1))
 }
 
-/// Blocks of a kernel without sums.
-const MANY: usize = 1 << 15;
+/// Blocks of a kernel without sums: enough to fill any GPU.
+const ELEMENTWISE_BLOCKS: usize = 1 << 15;
 
 /// The address of partial sums and the number of splits.
 type Partials = (u64, usize);
@@ -91,7 +92,7 @@ fn group_sums(e: &mut Emitter, variant: &KernelVariant, shape: NormShape, pointe
     (partials, splits)
 }
 
-/// What follows a batch norm in the same kernel.
+/// Operations after a batch norm that are fused with it.
 #[derive(Default)]
 struct NormEpilogue {
     relu: bool,
@@ -109,8 +110,8 @@ pub(super) fn batch_and_relu(op: &BatchNorm, e: &mut Emitter) {
 }
 
 fn batch_with(op: &BatchNorm, epilogue: NormEpilogue, e: &mut Emitter) {
-    let places = [e.inputs[3].address, e.inputs[4].address, e.outputs[3].address, e.outputs[4].address];
-    let running = places.iter().fold(CStruct::new(), |fields, &place| fields.u64(place)).f32(op.momentum);
+    let addresses = [e.inputs[3].address, e.inputs[4].address, e.outputs[3].address, e.outputs[4].address];
+    let running = addresses.iter().fold(CStruct::new(), |fields, &address| fields.u64(address)).f32(op.momentum);
     forward(None, op.epsilon, running, epilogue, e);
 }
 
@@ -151,7 +152,7 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, epilogue: Norm
             .with("Y", y.storage.name())
             .with("R", residual.map_or(x.storage, |r| r.storage).name())
             .with("RELU", usize::from(epilogue.relu));
-        let (each, splits) = shape.split(MANY);
+        let (each, splits) = shape.split(ELEMENTWISE_BLOCKS);
         let arguments = KernelArguments::new()
             .pointers(&[x.address, gamma, beta, mean, rstd, residual.map_or(0, |r| r.address), y.address])
             .fields(shape.fields())
@@ -168,7 +169,7 @@ enum ReluGrad {
     /// Of relu(norm(x) + residual): from its result and up to two gradients of it to the gradient `dx` of the sum.
     OfSum {
         result: Operand,
-        more: Option<Operand>,
+        dy2: Option<Operand>,
         dx: Operand,
     },
 }
@@ -187,8 +188,8 @@ pub(super) fn backward_of_relu(e: &mut Emitter) {
 /// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the
 /// seventh, if there is one; the gradient of the sum is the fourth output.
 pub(super) fn backward_of_sum(e: &mut Emitter) {
-    let (result, more, dx) = (e.inputs[5].clone(), e.inputs.get(6).cloned(), e.outputs[3].clone());
-    backward_with(None, ReluGrad::OfSum { result, more, dx }, e);
+    let (result, dy2, dx) = (e.inputs[5].clone(), e.inputs.get(6).cloned(), e.outputs[3].clone());
+    backward_with(None, ReluGrad::OfSum { result, dy2, dx }, e);
 }
 
 fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
@@ -203,21 +204,21 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
         return;
     }
     let variant = shape.variant().with("X", x.storage.name());
-    let whole = |e: &mut Emitter, (partials, splits): Partials, count: usize, first: u64, second: u64| {
+    let sum_splits = |e: &mut Emitter, (partials, splits): Partials, count: usize, first: u64, second: u64| {
         let arguments = KernelArguments::new().pointer(partials).u32(splits).u32(count).pointers(&[first, second]);
-        e.kernel(variant.clone(), "whole_sums", [count.div_ceil(8), 1, 1], THREADS, 0, arguments);
+        e.kernel(variant.clone(), "sum_splits_f32", [count.div_ceil(8), 1, 1], THREADS, 0, arguments);
     };
     let mut sums = variant.clone().with("DY", dy.storage.name());
     let (mut relu_operands, mut beta, mut relu) = ([0; 3], 0, 0);
     match &relu_grad {
         ReluGrad::None => {}
         ReluGrad::OfNorm(of) => (beta, relu) = (*of, 1),
-        ReluGrad::OfSum { result, more, dx: dx_of_sum } => {
+        ReluGrad::OfSum { result, dy2, dx: dx_of_sum } => {
             relu = 2;
-            relu_operands = [result.address, more.as_ref().map_or(0, |m| m.address), dx_of_sum.address];
+            relu_operands = [result.address, dy2.as_ref().map_or(0, |dy2| dy2.address), dx_of_sum.address];
             sums = sums
                 .with("R", result.storage.name())
-                .with("MORE", more.as_ref().map_or(dy.storage, |m| m.storage).name())
+                .with("DY2", dy2.as_ref().map_or(dy.storage, |dy2| dy2.storage).name())
                 .with("Y", dx_of_sum.storage.name());
         }
     }
@@ -229,7 +230,7 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
         .u32(each)
         .fields(relu_operands.iter().fold(CStruct::new(), |fields, &address| fields.u64(address)));
     e.kernel(sums.with("RELU", relu), "channel_dots", [shape.blocks(), splits, 1], THREADS, 0, arguments);
-    whole(e, (partials, splits), shape.channels, dbeta, dgamma);
+    sum_splits(e, (partials, splits), shape.channels, dbeta, dgamma);
     if !dx.is_used() {
         return;
     }
@@ -242,10 +243,10 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
         let [sum, dot] = [e.scratch(4 * shape.statistics()), e.scratch(4 * shape.statistics())];
         let variant = variant.clone().with("DY", dy.storage.name());
         let sums = group_sums(e, &variant, shape, [x.address, dy.address, gamma, mean, rstd]);
-        whole(e, sums, shape.statistics(), sum, dot);
+        sum_splits(e, sums, shape.statistics(), sum, dot);
         (sum, dot)
     };
-    let (each, splits) = shape.split(MANY);
+    let (each, splits) = shape.split(ELEMENTWISE_BLOCKS);
     let arguments = KernelArguments::new()
         .pointers(&[x.address, dy.address, gamma, beta, mean, rstd, sum, dot])
         .f32(1.0 / shape.size() as f32)

@@ -14,7 +14,7 @@ use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
 /// The most scratch memory for im2col.
-const MOST_IM2COL_BYTES: usize = 256 << 20;
+const MAX_IM2COL_BYTES: usize = 256 << 20;
 
 /// The extents of a convolution.
 #[derive(Clone, Copy)]
@@ -50,7 +50,7 @@ impl ConvGeometry {
     }
 
     /// Columns of im2col.
-    fn row(&self) -> usize {
+    fn columns(&self) -> usize {
         self.channels() * self.kernel[0] * self.kernel[1]
     }
 
@@ -65,11 +65,11 @@ impl ConvGeometry {
 
     /// Images of one im2col.
     fn images(&self, bytes: usize) -> usize {
-        (MOST_IM2COL_BYTES / (self.rows() * self.row() * bytes).max(1)).clamp(1, self.batch.max(1))
+        (MAX_IM2COL_BYTES / (self.rows() * self.columns() * bytes).max(1)).clamp(1, self.batch.max(1))
     }
 
-    /// The first image, the number of images and the group of every product.
-    fn parts(&self, images: usize) -> Vec<(usize, usize, usize)> {
+    /// The first image, the number of images and the group of every matrix product.
+    fn products(&self, images: usize) -> Vec<(usize, usize, usize)> {
         let starts = (0..self.batch).step_by(images);
         starts.flat_map(|s| (0..self.conv.groups).map(move |g| (s, images.min(self.batch - s), g))).collect()
     }
@@ -87,41 +87,41 @@ impl ConvGeometry {
     }
 }
 
-/// The rows of `count` images from `start` on, for one group.
+/// im2col of `count` images from `start` on, for one group of channels.
 fn im2col(
     geometry: &ConvGeometry,
     (image, stored): (u64, Storage),
     (start, count, group): (usize, usize, usize),
-    rows: u64,
+    to: u64,
     e: &mut Emitter,
 ) {
     let operand = e.operand_storage();
     let variant = KernelVariant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
-    let elements = count * geometry.rows() * geometry.row();
+    let elements = count * geometry.rows() * geometry.columns();
     let from = image + (start * geometry.image_len() * stored.bytes()) as u64;
-    let arguments = KernelArguments::new().pointer(from).pointer(rows).fields(geometry.shape(group)).u64(elements);
+    let arguments = KernelArguments::new().pointer(from).pointer(to).fields(geometry.shape(group)).u64(elements);
     e.spread(variant, "im2col", elements, 1, arguments);
 }
 
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let geometry = ConvGeometry::new(*op, &e.inputs[0].shape, &e.inputs[1].shape, &e.outputs[0].shape);
-    if hopper::takes(&geometry, e) {
+    if hopper::supports(&geometry, e) {
         return hopper::forward(&geometry, e);
     }
     let (operand, x, y) = (e.operand_storage(), e.stored(0), e.outputs[0].clone());
     let weight = e.form(1, operand);
     let bias = op.bias.then(|| e.form(2, y.storage));
     let images = geometry.images(operand.bytes());
-    let rows = e.scratch(images * geometry.rows() * geometry.row() * operand.bytes());
-    let (per_group, row) = (geometry.filters_per_group(), geometry.row());
-    for (start, count, group) in geometry.parts(images) {
-        im2col(&geometry, x, (start, count, group), rows, e);
-        let filters = weight + (group * per_group * row * operand.bytes()) as u64;
+    let im2col_matrix = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
+    let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());
+    for (start, count, group) in geometry.products(images) {
+        im2col(&geometry, x, (start, count, group), im2col_matrix, e);
+        let filters = weight + (group * per_group * columns * operand.bytes()) as u64;
         let first = start * geometry.rows() * geometry.filters + group * per_group;
         let mut product = e.product(
-            [1, count * geometry.rows(), per_group, row],
-            Matrix::dense(rows, row),
-            Matrix { transposed: true, ..Matrix::dense(filters, row) },
+            [1, count * geometry.rows(), per_group, columns],
+            Matrix::dense(im2col_matrix, columns),
+            Matrix { transposed: true, ..Matrix::dense(filters, columns) },
             (Matrix::dense(y.address + (first * y.storage.bytes()) as u64, geometry.filters), y.storage),
         );
         product.bias = bias.map(|bias| bias + (group * per_group * y.storage.bytes()) as u64);
@@ -131,56 +131,57 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
 
 pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let geometry = ConvGeometry::new(op.conv, &op.input, &e.inputs[1].shape, &e.inputs[0].shape);
-    if hopper::takes_grad_input(&geometry, e) {
+    if hopper::supports_grad_input(&geometry, e) {
         return hopper::grad_input(&geometry, e);
     }
     let (operand, dx) = (e.operand_storage(), e.outputs[0].clone());
     let (dy, weight) = (e.form(0, operand), e.form(1, operand));
     let images = geometry.images(operand.bytes());
-    let rows = e.scratch(images * geometry.rows() * geometry.row() * operand.bytes());
-    let (per_group, row) = (geometry.filters_per_group(), geometry.row());
-    for (start, count, group) in geometry.parts(images) {
-        let filters = weight + (group * per_group * row * operand.bytes()) as u64;
+    let im2col_matrix = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
+    let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());
+    for (start, count, group) in geometry.products(images) {
+        let filters = weight + (group * per_group * columns * operand.bytes()) as u64;
         let first = start * geometry.rows() * geometry.filters + group * per_group;
         let product = e.product(
-            [1, count * geometry.rows(), row, per_group],
+            [1, count * geometry.rows(), columns, per_group],
             Matrix::dense(dy + (first * operand.bytes()) as u64, geometry.filters),
-            Matrix::dense(filters, row),
-            (Matrix::dense(rows, row), operand),
+            Matrix::dense(filters, columns),
+            (Matrix::dense(im2col_matrix, columns), operand),
         );
         e.multiply(product);
         let variant = KernelVariant::new(&compile::CONV).with("X", operand.name()).with("Y", dx.storage.name());
         let elements = count * geometry.image[0] * geometry.image[1] * geometry.channels();
         let to = dx.address + (start * geometry.image_len() * dx.storage.bytes()) as u64;
-        let arguments = KernelArguments::new().pointer(rows).pointer(to).fields(geometry.shape(group)).u64(elements);
+        let arguments =
+            KernelArguments::new().pointer(im2col_matrix).pointer(to).fields(geometry.shape(group)).u64(elements);
         e.spread(variant, "col2im", elements, 1, arguments);
     }
 }
 
 pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let geometry = ConvGeometry::new(op.conv, &e.inputs[1].shape, &op.weight, &e.inputs[0].shape);
-    if hopper::takes(&geometry, e) {
+    if hopper::supports(&geometry, e) {
         return hopper::grad_weight(&geometry, e);
     }
     let (operand, x, dw) = (e.operand_storage(), e.stored(1), e.outputs[0].clone());
     let dy = e.form(0, operand);
     let images = geometry.images(operand.bytes());
-    let rows = e.scratch(images * geometry.rows() * geometry.row() * operand.bytes());
-    let (per_group, row) = (geometry.filters_per_group(), geometry.row());
+    let im2col_matrix = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
+    let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());
     if geometry.batch * geometry.rows() == 0 {
         e.requests.push(Request::Clear { to: dw.address, bytes: dw.shape.elements() * dw.storage.bytes() });
     }
-    for (start, count, group) in geometry.parts(images) {
-        im2col(&geometry, x, (start, count, group), rows, e);
+    for (start, count, group) in geometry.products(images) {
+        im2col(&geometry, x, (start, count, group), im2col_matrix, e);
         let first = start * geometry.rows() * geometry.filters + group * per_group;
-        let to = Matrix::dense(dw.address + (group * per_group * row * dw.storage.bytes()) as u64, row);
+        let to = Matrix::dense(dw.address + (group * per_group * columns * dw.storage.bytes()) as u64, columns);
         let mut product = e.product(
-            [1, per_group, row, count * geometry.rows()],
+            [1, per_group, columns, count * geometry.rows()],
             Matrix { transposed: true, ..Matrix::dense(dy + (first * operand.bytes()) as u64, geometry.filters) },
-            Matrix::dense(rows, row),
+            Matrix::dense(im2col_matrix, columns),
             (to, dw.storage),
         );
-        // Later parts of the batch are added to the first.
+        // Products of later images are added to those of the first.
         product.c = (start > 0).then_some(to);
         e.multiply(product);
     }

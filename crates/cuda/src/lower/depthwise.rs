@@ -11,7 +11,7 @@ const OUTPUTS_PER_THREAD: usize = 4;
 const CHANNEL_THREADS: usize = 8;
 
 /// The most splits of the filters' gradient.
-const MOST_SPLITS: usize = 256;
+const MAX_SPLITS: usize = 256;
 
 /// The widest filter for which the sums of eight channels fit a thread's registers.
 const WIDEST: usize = 7;
@@ -82,7 +82,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let (channels, taps, pixels) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
     let vec = if weight[3] <= WIDEST { channel_vector(channels) } else { 1 };
     let across = channels.div_ceil(CHANNEL_THREADS * vec);
-    let wanted = (8 * e.multiprocessors).div_ceil((across * weight[2]).max(1)).clamp(1, MOST_SPLITS);
+    let wanted = (8 * e.multiprocessors).div_ceil((across * weight[2]).max(1)).clamp(1, MAX_SPLITS);
     let per_split = pixels.div_ceil(wanted).max(8 * THREADS / CHANNEL_THREADS);
     let splits = pixels.div_ceil(per_split);
     let partials = e.scratch(4 * splits * taps * channels);

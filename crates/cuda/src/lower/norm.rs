@@ -13,17 +13,17 @@ fn lanes(dim: usize) -> usize {
     dim.div_ceil(32).next_power_of_two().clamp(8, 1024)
 }
 
-/// Rows that a block computes at a time: `ROWS` of the kernel.
-fn rows_per_block(lanes: usize) -> usize {
+/// Rows of a group, which a block computes at a time: `ROWS` of the kernel.
+fn group_rows(lanes: usize) -> usize {
     if lanes <= 32 { 128 / lanes } else { 1 }
 }
 
-/// How many times a block of the forward pass takes new rows: it loads gamma and beta only once.
-const TURNS: usize = 8;
+/// The most groups of rows that a block of the forward pass computes one after the other, to load gamma and beta once.
+const MAX_GROUPS: usize = 8;
 
-/// Blocks of the backward pass per multiprocessor. Two or three are resident at a time, so that there are no partial
-/// waves.
-const BLOCKS: usize = 6;
+/// Blocks of the backward pass per multiprocessor: a multiple of the two or three that are resident at a time, so that
+/// the last wave is full.
+const BLOCKS_PER_SM: usize = 6;
 
 /// `StochasticDepth` of the kernels: mask, rows of a sample and address of the seed.
 fn stochastic_depth(drop: Option<(Dropout, u64)>, shape: &Shape) -> CStruct {
@@ -58,18 +58,18 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropou
     // The kernel writes its result even if only the sum or the statistics have consumers.
     let result = if y.is_used() { y.address } else { e.scratch(rows * dim * y.storage.bytes()) };
     let scale = if y.storage == Storage::E4m3 { y.scales } else { 0 };
-    let per_block = rows_per_block(lanes);
+    let group_rows = group_rows(lanes);
     // Few rows are spread over all multiprocessors first.
-    let turns = rows.div_ceil(per_block * 8 * e.multiprocessors).clamp(1, TURNS);
+    let groups = rows.div_ceil(group_rows * 8 * e.multiprocessors).clamp(1, MAX_GROUPS);
     let arguments = KernelArguments::new()
         .pointers(&[x, second, gamma, beta])
         .f32(op.epsilon)
         .u32(rows)
-        .u32(turns)
+        .u32(groups)
         .pointers(&[result, mean, rstd, sum, scale])
         .fields(depth);
     if rows > 0 {
-        e.kernel(variant, "layer_norm", [rows.div_ceil(per_block * turns), 1, 1], per_block * lanes, 0, arguments);
+        e.kernel(variant, "layer_norm", [rows.div_ceil(group_rows * groups), 1, 1], group_rows * lanes, 0, arguments);
     }
 }
 
@@ -90,7 +90,7 @@ pub(super) fn backward(fused: NormGradFusion, e: &mut Emitter) {
     let (dy, x, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, dim) = (x.shape.rows(), x.shape.last());
     let lanes = lanes(dim);
-    let per_block = rows_per_block(lanes);
+    let group_rows = group_rows(lanes);
     let residual = if fused.residual { (e.inputs[5].address, e.inputs[5].storage) } else { (0, dx.storage) };
     let seed = fused.drop.zip(e.inputs.last().map(|seed| seed.address));
     let dropped = fused.drop.map_or((0, dx.storage), |_| (e.outputs[3].address, e.outputs[3].storage));
@@ -113,14 +113,14 @@ pub(super) fn backward(fused: NormGradFusion, e: &mut Emitter) {
     let sums = sums.0;
     let (dy, x) = (dy.address, x.address);
     // Few blocks with many rows each: a block's partial sums of dgamma and dbeta are written once.
-    let blocks = rows.div_ceil(per_block).clamp(1, BLOCKS * e.multiprocessors);
+    let blocks = rows.div_ceil(group_rows).clamp(1, BLOCKS_PER_SM * e.multiprocessors);
     let partials = if dgamma | dbeta | sums != 0 { e.scratch(blocks * parts * dim * 4) } else { 0 };
     let arguments = KernelArguments::new()
         .pointers(&[dy, x, gamma, mean, rstd, residual.0])
         .u32(rows)
         .pointers(&[dx, partials, dropped.0])
         .fields(depth);
-    e.kernel(variant.clone(), "layer_norm_grad", [blocks, 1, 1], per_block * lanes, 0, arguments);
+    e.kernel(variant.clone(), "layer_norm_grad", [blocks, 1, 1], group_rows * lanes, 0, arguments);
     if partials != 0 {
         let arguments = KernelArguments::new().pointer(partials).u32(blocks).pointers(&[dgamma, dbeta, sums]);
         e.kernel(variant, "layer_norm_grad_parameters", [(parts * dim).div_ceil(8), 1, 1], 256, 0, arguments);

@@ -10,7 +10,7 @@ use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
 /// The largest z extent of a grid.
-const MOST_OUTER: usize = 65535;
+const MAX_OUTER: usize = 65535;
 
 /// Results of a block where a warp computes one.
 const WARPS: usize = THREADS / 32;
@@ -37,8 +37,7 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
     let summed: Vec<bool> = to.iter().map(|&stride| stride == 0).collect();
     match summed.iter().position(|&s| s) {
         Some(axis)
-            if summed.iter().filter(|s| **s).count() == 1
-                && extents[..axis].iter().product::<usize>() <= MOST_OUTER =>
+            if summed.iter().filter(|s| **s).count() == 1 && extents[..axis].iter().product::<usize>() <= MAX_OUTER =>
         {
             let outer: usize = extents[..axis].iter().product();
             let inner: usize = extents[axis + 1..].iter().product();

@@ -15,15 +15,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (threadIdx.x >= CONSUMERS) {
         decrease_registers();
         if (warp == 0) {
-            u32 turn = 0;
-            for (int unit = blockIdx.x; unit < units && lane == 0; unit += gridDim.x, turn++) {
+            u32 local_unit = 0;
+            for (int unit = blockIdx.x; unit < units && lane == 0; unit += gridDim.x, local_unit++) {
                 const int pair = unit / key_groups, sample = pair / heads, head = pair % heads;
                 const int row = unit % key_groups * TILES * 64;
-                ring.load(Schedule::resident(turn, 0), &k_map, sample, head, row);
-                ring.load(Schedule::resident(turn, 1), &v_map, sample, head, row);
+                ring.load(Schedule::resident(local_unit, 0), &k_map, sample, head, row);
+                ring.load(Schedule::resident(local_unit, 1), &v_map, sample, head, row);
                 for (int block = 0; block < blocks; block++) {
-                    ring.load(Schedule::streamed(turn, blocks, block, 0), &q_map, sample, head, block * ROWS);
-                    ring.load(Schedule::streamed(turn, blocks, block, 1), &dout_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(local_unit, blocks, block, 0), &q_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(local_unit, blocks, block, 1), &dout_map, sample, head, block * ROWS);
                 }
             }
         } else {
@@ -46,24 +46,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     } else {
         increase_registers();
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
-            const int turn = item / TILES, tile = item % TILES, unit = blockIdx.x + turn * gridDim.x;
+            const int local_unit = item / TILES, tile = item % TILES, unit = blockIdx.x + local_unit * gridDim.x;
             if (unit >= units) break;
             const int pair = unit / key_groups, sample = pair / heads, head = pair % heads;
             const int row0 = (unit % key_groups * TILES + tile) * 64 + warp * 16;
             const bool active = row0 < keys;
-            const SlotUse k = Schedule::resident(turn, 0), v = Schedule::resident(turn, 1);
-            u32 stage = turn * blocks;
+            const SlotUse k = Schedule::resident(local_unit, 0), v = Schedule::resident(local_unit, 1);
+            u32 stage = local_unit * blocks;
 
             float sums_k[D / 2], sums_v[D / 2];
             ring.wait(k), ring.wait(v);
             for (int block = 0; block < blocks; block++, stage++) {
-                const SlotUse q = Schedule::streamed(turn, blocks, block, 0),
-                              d = Schedule::streamed(turn, blocks, block, 1);
+                const SlotUse q = Schedule::streamed(local_unit, blocks, block, 0),
+                              d = Schedule::streamed(local_unit, blocks, block, 1);
                 mbarrier_wait(shared.stats_full + stage % 2 * 8, stage / 2 & 1);
                 ring.wait(q), ring.wait(d);
                 slot_keys(sums_k, sums_v, ring.address(k) + tile * 64 * PITCH, ring.address(v) + tile * 64 * PITCH,
-                          ring.address(q), ring.address(d), shared.stats + stage % 2 * 2 * ROWS, scale * LOG2E,
-                          active, block == 0);
+                          ring.address(q), ring.address(d), shared.stats + stage % 2 * 2 * ROWS, scale * LOG2E, active,
+                          block == 0);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums_k), fence_accumulators<D / 2>(sums_v);
                 ring.release(q), ring.release(d);

@@ -1,5 +1,5 @@
-// dQ. A unit is TILES tiles of queries of one head; keys and values are streamed. Also writes delta = rowsum(dout *
-// out).
+// dQ, and delta = rowsum(dout * out), which attention_backward_kv reads. A unit is TILES tiles of queries of one head;
+// keys and values are streamed.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward_q(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -15,15 +15,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (threadIdx.x >= CONSUMERS) {
         decrease_registers();
         if (threadIdx.x == CONSUMERS) {
-            u32 turn = 0;
-            for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn++) {
+            u32 local_unit = 0;
+            for (int unit = blockIdx.x; unit < units; unit += gridDim.x, local_unit++) {
                 const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
                 const int row = unit % row_groups * TILES * 64;
-                ring.load(Schedule::resident(turn, 0), &q_map, sample, head, row);
-                ring.load(Schedule::resident(turn, 1), &dout_map, sample, head, row);
+                ring.load(Schedule::resident(local_unit, 0), &q_map, sample, head, row);
+                ring.load(Schedule::resident(local_unit, 1), &dout_map, sample, head, row);
                 for (int block = 0; block < blocks; block++) {
-                    ring.load(Schedule::streamed(turn, blocks, block, 0), &k_map, sample, head, block * ROWS);
-                    ring.load(Schedule::streamed(turn, blocks, block, 1), &v_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(local_unit, blocks, block, 0), &k_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(local_unit, blocks, block, 1), &v_map, sample, head, block * ROWS);
                 }
             }
         }
@@ -31,32 +31,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         increase_registers();
         const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
-            const int turn = item / TILES, tile = item % TILES, unit = blockIdx.x + turn * gridDim.x;
+            const int local_unit = item / TILES, tile = item % TILES, unit = blockIdx.x + local_unit * gridDim.x;
             if (unit >= units) break;
             const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
             const int row0 = (unit % row_groups * TILES + tile) * 64 + warp * 16;
             const bool active = row0 < queries;
-            const SlotUse q = Schedule::resident(turn, 0), d = Schedule::resident(turn, 1);
+            const SlotUse q = Schedule::resident(local_unit, 0), d = Schedule::resident(local_unit, 1);
 
-            float sums[D / 2], lse2[2] = {0.0f, 0.0f}, delta[2] = {0.0f, 0.0f};
+            float sums[D / 2], lse_log2[2] = {0.0f, 0.0f}, delta[2] = {0.0f, 0.0f};
             if (active) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int row = row0 + lane / 4 + 8 * half;
-                    const bool real = row < queries;
-                    const i64 at = ((i64)(sample * queries + (real ? row : 0)) * heads + head) * HEAD_DIM;
-                    delta[half] = row_dot(out + at, dout + at);
-                    if (real) lse2[half] = lse[(i64)pair * queries + row] * LOG2E;
-                    if (real && lane % 4 == 0) delta_out[(i64)pair * queries + row] = delta[half];
+                    const bool valid = row < queries;
+                    const i64 offset = ((i64)(sample * queries + (valid ? row : 0)) * heads + head) * HEAD_DIM;
+                    delta[half] = row_dot(out + offset, dout + offset);
+                    if (valid) lse_log2[half] = lse[(i64)pair * queries + row] * LOG2E;
+                    if (valid && lane % 4 == 0) delta_out[(i64)pair * queries + row] = delta[half];
                 }
             }
             ring.wait(q), ring.wait(d);
             for (int block = 0; block < blocks; block++) {
-                const SlotUse k = Schedule::streamed(turn, blocks, block, 0),
-                              v = Schedule::streamed(turn, blocks, block, 1);
+                const SlotUse k = Schedule::streamed(local_unit, blocks, block, 0),
+                              v = Schedule::streamed(local_unit, blocks, block, 1);
                 ring.wait(k), ring.wait(v);
                 slot_queries(sums, ring.address(q) + tile * 64 * PITCH, ring.address(d) + tile * 64 * PITCH,
-                             ring.address(k), ring.address(v), lse2, delta, scale * LOG2E, active, block == 0,
+                             ring.address(k), ring.address(v), lse_log2, delta, scale * LOG2E, active, block == 0,
                              keys - block * ROWS);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums);

@@ -8,8 +8,8 @@
 //   WARPGROUPS, BLOCK_N   the block tile; BLOCK_N is 64, 128 or 256
 //   STAGES                at least 3
 //   BLOCKS_PER_SM         resident blocks of a multiprocessor
-//   WHOLE_STEPS           1 where channels are a multiple of 64: the reduction runs over [channels / 64][taps][64], so that
-//                         neighbouring taps hit the cache; 0: over [taps][channels]
+//   CHANNEL_BLOCKED       1 where channels are a multiple of 64: the reduction runs over [channels / 64][taps][64], so
+//                         that neighbouring taps hit the cache; 0: over [taps][channels]
 //   Y                     storage type of the result
 
 constexpr int THREADS = 128 * WARPGROUPS;
@@ -22,10 +22,11 @@ constexpr int LOADS_A = BLOCK_M / ROWS_PER_LOAD;
 constexpr int LOADS_B = (BLOCK_N + ROWS_PER_LOAD - 1) / ROWS_PER_LOAD;
 constexpr int WGMMA_N = BLOCK_N < 128 ? BLOCK_N : 128;
 
-// Loads of one thread: chunk `chunk` of every ROWS_PER_LOAD-th row.
+// The loads of one thread: a chunk of 16 bytes, number `chunk` of 8, of every ROWS_PER_LOAD-th row of A and B.
 struct TileLoader {
     const bf16 *x, *filters;
     const InputTaps &taps;
+    // `swizzled`: the byte offset of the first chunk in a stage.
     u32 chunk, swizzled;
     FirstTap first_taps[LOADS_A];
     u32 filters_left, depth;
@@ -44,9 +45,9 @@ struct TileLoader {
             first_taps[i] = first_tap_of(first_pixel + row + i * ROWS_PER_LOAD, pixels, taps);
         filters_left = filter_count - first_filter;
         this->filters = filters + (u64)(first_filter + row) * depth + chunk * 8;
-        const u32 at = WHOLE_STEPS ? 0 : chunk * 8 / taps.channels;
-        channel = chunk * 8 - at * taps.channels;
-        tap_y = at / taps.taps_x, tap_x = at - tap_y * taps.taps_x;
+        const u32 tap = CHANNEL_BLOCKED ? 0 : chunk * 8 / taps.channels;
+        channel = chunk * 8 - tap * taps.channels;
+        tap_y = tap / taps.taps_x, tap_x = tap - tap_y * taps.taps_x;
     }
 
     __device__ __forceinline__ void next_tap() {
@@ -54,15 +55,15 @@ struct TileLoader {
     }
 
     __device__ __forceinline__ void load_stage(u32 stage) {
-        const int y = (int)tap_y * taps.tap_y, x = (int)tap_x * taps.tap_x;
-        const int shift = y * (int)taps.row + x * (int)taps.column + (int)channel;
+        const int y = (int)tap_y * taps.tap_step_y, x = (int)tap_x * taps.tap_step_x;
+        const int tap_offset = y * (int)taps.row_stride + x * (int)taps.column_stride + (int)channel;
         const u32 to = stage + swizzled;
 #pragma unroll
         for (int i = 0; i < LOADS_A; i++) {
             const FirstTap &start = first_taps[i];
             const bool valid = (u32)(start.y + y) < taps.height && (u32)(start.x + x) < taps.width &&
-                              (WHOLE_STEPS || tap_y < taps.taps_y);
-            cp_async_ca(to + i * ROWS_PER_LOAD * ROW_BYTES, this->x + (valid ? start.offset + shift : 0), valid);
+                              (CHANNEL_BLOCKED || tap_y < taps.taps_y);
+            cp_async_ca(to + i * ROWS_PER_LOAD * ROW_BYTES, this->x + (valid ? start.offset + tap_offset : 0), valid);
         }
 #pragma unroll
         for (int i = 0; i < LOADS_B; i++) {
@@ -73,7 +74,7 @@ struct TileLoader {
                             filters + (valid ? (u64)i * ROWS_PER_LOAD * depth : 0), valid);
         }
         filters += 64;
-        if (WHOLE_STEPS) {
+        if (CHANNEL_BLOCKED) {
             next_tap();
             if (tap_y == taps.taps_y) tap_y = 0, channel += 64;
         } else {
@@ -83,22 +84,23 @@ struct TileLoader {
     }
 };
 
-// Stores one row of results, eight columns at a time.
+// Stores the row lane / 4 + 8 half of this warp's results, eight columns at a time; `to` is null past the last pixel,
+// whose lanes must still take part in the transpose.
 static __device__ __forceinline__ void store_row(const float *sums, int half, bf16 *to, const bf16 *bias, u32 count) {
-    const int t = threadIdx.x % 4;
+    const int quad_lane = threadIdx.x % 4;
 #pragma unroll
     for (int first = 0; first < BLOCK_N / 8; first += 4) {
         u32 w[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int at = (first + i) * 4 + 2 * half;
-            float v[2] = {sums[at], sums[at + 1]};
-            const u32 column = (first + i) * 8 + t * 2;
+            const int element = (first + i) * 4 + 2 * half;
+            float v[2] = {sums[element], sums[element + 1]};
+            const u32 column = (first + i) * 8 + quad_lane * 2;
             if (bias && column < count) v[0] += to_float(bias[column]), v[1] += to_float(bias[column + 1]);
             w[i] = pack_bf16(v[0], v[1]);
         }
         quad_transpose(w);
-        const u32 column = (first + t) * 8;
+        const u32 column = (first + quad_lane) * 8;
         if (to && column < count) *(uint4 *)(to + column) = make_uint4(w[0], w[1], w[2], w[3]);
     }
 }
@@ -135,14 +137,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             for (int k = 0; k < 64; k += 16) {
 #pragma unroll
                 for (int n = 0; n < BLOCK_N; n += WGMMA_N)
-                    Wgmma<WGMMA_N>::ss(sums + n / 2, tile(a + 2 * k, 0), tile(b + n * ROW_BYTES + 2 * k, 0), 1);
+                    Wgmma<WGMMA_N>::ss(sums + n / 2, tile_descriptor(a + 2 * k, 0),
+                                       tile_descriptor(b + n * ROW_BYTES + 2 * k, 0), 1);
             }
         });
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u32 index = first_pixel + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
-        const OutputPixel at = pixel_of(index, pixels);
-        Y *to = y + (u64)at.image * pixels.image + at.y * pixels.row + at.x * pixels.column + first_filter;
+        const OutputPixel pixel = pixel_of(index, pixels);
+        Y *to = y + (u64)pixel.image * pixels.image_stride + pixel.y * pixels.row_stride +
+                pixel.x * pixels.column_stride + first_filter;
         store_row(sums, half, index < pixels.count ? to : nullptr, bias ? bias + first_filter : nullptr,
                   filter_count - first_filter);
     }

@@ -3,7 +3,7 @@
 // order.
 //
 // A block of two warpgroups has BLOCK_M filters and BLOCK_N columns (taps and channels). With 128 filters each
-// warpgroup has 64 of them; with 64 both have all, and each sums half of the pixels into a split of its own.
+// warpgroup has 64 of them; with 64 both have all, and each sums half of the pixels into a separate split.
 //
 // Macros:
 //   BLOCK_M         64 or 128
@@ -29,15 +29,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 swizzled = row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
     u32 next_pixel = blockIdx.y * steps * 64 + row;
 
-    // The offsets of this thread's columns from a pixel's first tap.
+    // The offsets of this thread's columns from a pixel's first tap: in rows, in columns, and in elements.
     int shift_y[TILES_N], shift_x[TILES_N], shift[TILES_N];
 #pragma unroll
     for (int n = 0; n < TILES_N; n++) {
         const u32 column = first_column + n * 64 + chunk * 8, tap = column / taps.channels;
         const u32 tap_y = tap / taps.taps_x, tap_x = tap - tap_y * taps.taps_x;
-        shift_y[n] = column < columns ? (int)tap_y * taps.tap_y : -0x40000000;
-        shift_x[n] = (int)tap_x * taps.tap_x;
-        shift[n] = (int)tap_y * taps.tap_y * (int)taps.row + shift_x[n] * (int)taps.column +
+        shift_y[n] = column < columns ? (int)tap_y * taps.tap_step_y : OUTSIDE;
+        shift_x[n] = (int)tap_x * taps.tap_step_x;
+        shift[n] = (int)tap_y * taps.tap_step_y * (int)taps.row_stride + shift_x[n] * (int)taps.column_stride +
                    (int)(column - tap * taps.channels);
     }
     const u32 filter = first_filter + chunk * 8;
@@ -70,15 +70,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const u32 a = first + (BLOCK_M == 64 ? 0 : warpgroup * TILE_BYTES), b = first + TILES_M * TILE_BYTES;
 #pragma unroll
         for (int k = 0; k < (BLOCK_M == 64 ? 32 : 64); k += 16)
-            Wgmma<BLOCK_N>::tt(sums, tile(a + k * ROW_BYTES, TILE_BYTES), tile(b + k * ROW_BYTES, TILE_BYTES));
+            Wgmma<BLOCK_N>::tt(sums, tile_descriptor(a + k * ROW_BYTES, TILE_BYTES),
+                               tile_descriptor(b + k * ROW_BYTES, TILE_BYTES));
     });
-    const u32 part = BLOCK_M == 64 ? blockIdx.y * 2 + warpgroup : blockIdx.y;
+    const u32 split = BLOCK_M == 64 ? blockIdx.y * 2 + warpgroup : blockIdx.y;
     const u32 warp = threadIdx.x / 32 - (BLOCK_M == 64 ? warpgroup * 4 : 0);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const u32 sum_filter = first_filter + warp * 16 + threadIdx.x % 32 / 4 + 8 * half;
-        if (sum_filter >= filter_count) continue;
-        float *to = partials + ((u64)part * filter_count + sum_filter) * columns;
+        const u32 row_filter = first_filter + warp * 16 + threadIdx.x % 32 / 4 + 8 * half;
+        if (row_filter >= filter_count) continue;
+        float *to = partials + ((u64)split * filter_count + row_filter) * columns;
 #pragma unroll
         for (int j = 0; j < BLOCK_N / 8; j++) {
             const u32 column = first_column + j * 8 + threadIdx.x % 4 * 2;

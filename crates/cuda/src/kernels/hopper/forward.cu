@@ -1,5 +1,6 @@
-// A unit is TILES tiles of queries of one head; keys and values are streamed. `out_scale`, a quantisation scale, and
-// `lse` may be null.
+// out [batch, queries, heads, HEAD_DIM], and lse [batch, heads, queries], the log-sum-exp of every row of scores. A
+// unit is TILES tiles of queries of one head; keys and values are streamed in blocks of ROWS. `out_scale`, a
+// quantisation scale, and `lse` may be null.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -14,13 +15,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (threadIdx.x >= CONSUMERS) {
         decrease_registers();
         if (threadIdx.x == CONSUMERS) {
-            u32 turn = 0;
-            for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn++) {
+            u32 local_unit = 0;
+            for (int unit = blockIdx.x; unit < units; unit += gridDim.x, local_unit++) {
                 const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
-                ring.load(Schedule::resident(turn, 0), &q_map, sample, head, unit % row_groups * TILES * 64);
+                ring.load(Schedule::resident(local_unit, 0), &q_map, sample, head, unit % row_groups * TILES * 64);
                 for (int block = 0; block < blocks; block++) {
-                    ring.load(Schedule::streamed(turn, blocks, block, 0), &k_map, sample, head, block * ROWS);
-                    ring.load(Schedule::streamed(turn, blocks, block, 1), &v_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(local_unit, blocks, block, 0), &k_map, sample, head, block * ROWS);
+                    ring.load(Schedule::streamed(local_unit, blocks, block, 1), &v_map, sample, head, block * ROWS);
                 }
             }
         }
@@ -29,19 +30,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         const float factor = scale * LOG2E;
 
+        // An item is one tile of a unit.
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
-            const int turn = item / TILES, tile = item % TILES, unit = blockIdx.x + turn * gridDim.x;
+            const int local_unit = item / TILES, tile = item % TILES, unit = blockIdx.x + local_unit * gridDim.x;
             if (unit >= units) break;
             const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
             const int row0 = (unit % row_groups * TILES + tile) * 64 + warp * 16; // of this warp
             const bool active = row0 < queries;
-            const SlotUse q = Schedule::resident(turn, 0);
+            const SlotUse q = Schedule::resident(local_unit, 0);
             ring.wait(q);
 
-            float sums[D / 2], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+            float sums[D / 2], row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {0.0f, 0.0f};
             for (int block = 0; block < blocks; block++) {
-                const SlotUse k = Schedule::streamed(turn, blocks, block, 0),
-                              v = Schedule::streamed(turn, blocks, block, 1);
+                const SlotUse k = Schedule::streamed(local_unit, blocks, block, 0),
+                              v = Schedule::streamed(local_unit, blocks, block, 1);
                 float s[ROWS / 2];
                 ring.wait(k);
                 wgmma_fence();
@@ -53,43 +55,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 if (block == blocks - 1) ring.release(q);
 
                 u32 p[ROWS / 4];
-                float shrink[2];
-                const int left = keys - block * ROWS;
+                float rescale[2];
+                const int valid_keys = keys - block * ROWS;
 #pragma unroll
                 for (int i = 0; i < ROWS / 2; i++) {
                     const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
                     if (!SINGLE || i >= ROWS / 2 - 8)
-                        if (column >= left) s[i] = -INFINITY;
+                        if (column >= valid_keys) s[i] = -INFINITY;
                 }
                 float shift[2];
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    float best = s[2 * half];
+                    float new_max = s[2 * half];
 #pragma unroll
                     for (int i = 0; i < ROWS / 8; i++)
-                        best = fmaxf(best, fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
-                    best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
-                    best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
-                    best = fmaxf(best, top[half]);
-                    shift[half] = -best * factor;
-                    shrink[half] = exp2_fast(top[half] * factor + shift[half]);
-                    top[half] = best;
+                        new_max = fmaxf(new_max, fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
+                    new_max = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, 1));
+                    new_max = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, 2));
+                    new_max = fmaxf(new_max, row_max[half]);
+                    shift[half] = -new_max * factor;
+                    rescale[half] = exp2_approx(row_max[half] * factor + shift[half]);
+                    row_max[half] = new_max;
                 }
-                float part[2] = {0.0f, 0.0f};
+                float partial_sum[2] = {0.0f, 0.0f};
 #pragma unroll
                 for (int i = 0; i < ROWS / 2; i += 2) {
                     const int half = i % 4 / 2;
                     float a = exp2_if(s[i] * factor + shift[half], active);
                     float b = exp2_if(s[i + 1] * factor + shift[half], active);
-                    part[half] += a + b;
-                    // An A operand has the words (row, row + 8) of eight columns, then of the next eight.
+                    partial_sum[half] += a + b;
+                    // Accumulators have the order of an A operand: rows lane / 4 and lane / 4 + 8 of eight columns,
+                    // then of the next eight.
                     p[i / 2] = pack_pair<ELEMENT>(a, b);
                 }
-                total[0] = total[0] * shrink[0] + part[0];
-                total[1] = total[1] * shrink[1] + part[1];
+                row_sum[0] = row_sum[0] * rescale[0] + partial_sum[0];
+                row_sum[1] = row_sum[1] * rescale[1] + partial_sum[1];
                 if (block > 0) {
 #pragma unroll
-                    for (int i = 0; i < D / 2; i++) sums[i] *= shrink[i % 4 / 2];
+                    for (int i = 0; i < D / 2; i++) sums[i] *= rescale[i % 4 / 2];
                 }
                 ring.wait(v);
                 wgmma_fence();
@@ -101,15 +104,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             }
 
             if (active) {
-                total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
+                row_sum[0] = quad_sum(row_sum[0]), row_sum[1] = quad_sum(row_sum[1]);
                 const i64 width = (i64)heads * HEAD_DIM;
                 const float numerator = out_scale ? *out_scale : 1.0f;
                 store_rows(sums, out + sample * queries * width + head * HEAD_DIM, width, row0, queries,
-                           numerator / total[0], numerator / total[1]);
+                           numerator / row_sum[0], numerator / row_sum[1]);
                 if (lse && lane % 4 < 2) {
                     const int half = lane % 4, row = row0 + lane / 4 + 8 * half;
-                    const float value =
-                        half ? top[1] * factor + log2_fast(total[1]) : top[0] * factor + log2_fast(total[0]);
+                    const float value = half ? row_max[1] * factor + log2_approx(row_sum[1])
+                                             : row_max[0] * factor + log2_approx(row_sum[0]);
                     if (row < queries) lse[(i64)pair * queries + row] = value * LN2;
                 }
             }

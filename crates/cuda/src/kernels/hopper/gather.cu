@@ -1,5 +1,5 @@
-// Implicit GEMM on Hopper: indices of output pixels and of the input pixels under their taps, and asynchronous copies
-// of those into shared memory.
+// Implicit GEMM on Hopper, for convolve.cu and correlate.cu: the coordinates of output pixels and of the input pixels
+// under their taps, asynchronous copies of those into shared memory, and the software pipeline.
 //
 // Tiles are rows of 64 bf16 (128 bytes) with the 128-byte swizzle: 16-byte chunk j of row r is at chunk j ^ (r % 8).
 // Taps in the padding are filled with zeros by the copy.
@@ -10,16 +10,16 @@ constexpr int ROW_BYTES = 128;
 struct Divisor {
     u32 divisor, factor, shift;
 };
-static __device__ __forceinline__ u32 quotient(u32 n, const Divisor &by) {
-    return (__umulhi(by.factor, n) + n) >> by.shift;
+static __device__ __forceinline__ u32 quotient(u32 n, const Divisor &d) {
+    return (__umulhi(d.factor, n) + n) >> d.shift;
 }
 
 // The rows of the GEMM: output pixels of images of height by width.
 struct OutputPixels {
     u32 count;
     Divisor height, width;
-    // Strides of image, row and column in elements.
-    u32 image, row, column;
+    // In elements.
+    u32 image_stride, row_stride, column_stride;
 };
 
 struct OutputPixel {
@@ -33,26 +33,28 @@ static __device__ __forceinline__ OutputPixel pixel_of(u32 index, const OutputPi
 // The input pixels of an output pixel: taps_y by taps_x taps of `channels` elements, in images of height by width.
 struct InputTaps {
     u32 height, width;
-    // Strides of image, row and column in elements.
-    u32 image, row, column;
-    // The input pixel of the first tap of output pixel 0, the steps between output pixels, and the steps between taps.
+    // In elements.
+    u32 image_stride, row_stride, column_stride;
+    // The input pixel of the first tap of output pixel 0, and the input pixels from one output pixel or tap to the
+    // next.
     int first_y, first_x;
-    int step_y, step_x;
-    int tap_y, tap_x;
+    int pixel_step_y, pixel_step_x;
+    int tap_step_y, tap_step_x;
     u32 taps_y, taps_x;
     u32 channels;
 };
 
-// The input pixel of an output pixel's first tap, which may lie outside the image, as it always does past the last
+// The input pixel of an output pixel's first tap, which may lie in the padding; OUTSIDE for an index past the last
 // pixel.
+constexpr int OUTSIDE = -0x40000000;
 struct FirstTap {
     int y, x, offset;
 };
 static __device__ __forceinline__ FirstTap first_tap_of(u32 index, const OutputPixels &pixels, const InputTaps &taps) {
-    if (index >= pixels.count) return {-0x40000000, 0, 0};
-    const OutputPixel at = pixel_of(index, pixels);
-    const int y = taps.first_y + (int)at.y * taps.step_y, x = taps.first_x + (int)at.x * taps.step_x;
-    return {y, x, (int)(at.image * taps.image) + y * (int)taps.row + x * (int)taps.column};
+    if (index >= pixels.count) return {OUTSIDE, 0, 0};
+    const OutputPixel pixel = pixel_of(index, pixels);
+    const int y = taps.first_y + (int)pixel.y * taps.pixel_step_y, x = taps.first_x + (int)pixel.x * taps.pixel_step_x;
+    return {y, x, (int)(pixel.image * taps.image_stride) + y * (int)taps.row_stride + x * (int)taps.column_stride};
 }
 
 // Asynchronous copies of 16 bytes, zeros unless `valid`: through L1, where neighbouring taps hit, or only through L2.
@@ -72,13 +74,13 @@ static __device__ __forceinline__ void fence_proxy_async() {
 }
 
 // The wgmma matrix descriptor of a tile at `address`: groups of eight rows are 1024 bytes apart, tiles of 64 columns
-// `apart` bytes (for MN-major operands).
-static __device__ __forceinline__ u64 tile(u32 address, u32 apart) {
-    return (u64)(1024 >> 4 | 1u << 30) << 32 | (apart >> 4) << 16 | (address & 0x3ffff) >> 4;
+// `tile_stride` bytes (for MN-major operands).
+static __device__ __forceinline__ u64 tile_descriptor(u32 address, u32 tile_stride) {
+    return (u64)(1024 >> 4 | 1u << 30) << 32 | (tile_stride >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-// The software pipeline of an implicit GEMM over `stages` of shared memory: load_stage(address) starts the copies of the
-// next step, multiply(address) issues the wgmma of a step that has arrived, which adds to `sums`.
+// The software pipeline of an implicit GEMM over `stages` of shared memory: load_stage(address) starts the copies of
+// the next step, multiply(address) issues the wgmma of a step that has arrived, which adds to `sums`.
 template <int STAGES_, int STAGE_BYTES_, int N, class Load, class Multiply>
 static __device__ __forceinline__ void run_pipeline(float (&sums)[N], u32 stages, u32 steps, Load load_stage,
                                                     Multiply multiply) {

@@ -3,15 +3,17 @@
 typedef unsigned short u16;
 typedef long long i64;
 
+// CUtensorMap: the box that TMA copies.
 struct __align__(64) TensorMap {
     u64 words[16];
 };
 
-// ELEMENT as text: the operand type of wgmma, bf16 or f16.
+// TEXT(ELEMENT) is the operand type of wgmma as a string, bf16 or f16.
 #define QUOTED(x) #x
 #define TEXT(x) QUOTED(x)
 
-// exp2_fast under a predicate, for warps without valid rows: a branch around the loop would cost registers.
+// exp2_approx(x) if `active`, else x: predicated for warps without valid rows, since a branch around the loop would
+// cost registers.
 static __device__ __forceinline__ float exp2_if(float x, int active) {
     asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p ex2.approx.ftz.f32 %0, %0;\n}" : "+f"(x) : "r"(active));
     return x;
@@ -42,6 +44,7 @@ static __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
                  : "memory");
 }
 
+// Copies a box of 4 dimensions from global to shared memory; `barrier` counts its bytes.
 static __device__ __forceinline__ void tma_load(u32 to, const TensorMap *map, u32 barrier, int c, int head, int row,
                                                 int sample) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
@@ -69,8 +72,11 @@ template <int COUNT> static __device__ __forceinline__ void fence_accumulators(f
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// wgmma m64nNk16. `ss`: A and B in shared memory, both K-major. `tt`: both MN-major, tiles [k][m] and [k][n]. `rs`: A
-// in registers, B MN-major.
+// wgmma m64nNk16: d += A B, or d = A B where `add` is 0. `ss`: A and B in shared memory, both K-major. `tt`: both
+// MN-major, tiles [k][m] and [k][n]. `rs`: A in registers, B MN-major.
+//
+// LIST is the accumulators d[0 .. N / 2 - 1] in the assembly text, SUMS(d) their constraints, I0 to I5 the numbers of
+// the operands after them.
 template <int N> struct Wgmma;
 #define WGMMA(N, LIST, SUMS, I0, I1, I2, I3, I4, I5)                                                                     \
     template <> struct Wgmma<N> {                                                                                      \
@@ -140,6 +146,7 @@ WGMMA(112, LIST6, SUMS6, 56, 57, 58, 59, 60, 61);
 WGMMA(128, LIST7, SUMS7, 64, 65, 66, 67, 68, 69);
 WGMMA(192, LIST11, SUMS11, 96, 97, 98, 99, 100, 101);
 
+// setmaxnreg; CONSUMER_REGS is 0 where all threads keep the registers that they were compiled with.
 #if CONSUMER_REGS
 static __device__ __forceinline__ void increase_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGS));

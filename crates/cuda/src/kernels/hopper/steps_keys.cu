@@ -1,9 +1,9 @@
-// N queries for a tile of keys. The scores are computed transposed, so that weights and their gradients are A operands
-// of dV += P^T dO and dK += dS^T Q. These two products are still pending on return.
+// A step: N queries for a tile of keys. The scores are computed transposed, so that weights and the gradients of scores
+// are A operands of dV += P^T dO and dK += dS^T Q. These two products are still pending on return.
 
 template <int N>
 static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_tile, u32 v_tile, u32 q_rows,
-                                                 u32 dout_rows, const float *lse2, const float *delta, float factor,
+                                                 u32 dout_rows, const float *lse_log2, const float *delta, float factor,
                                                  bool active, bool first) {
     const int lane = threadIdx.x % 32;
     float s[N / 2], dp[N / 2];
@@ -17,7 +17,7 @@ static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_til
 #pragma unroll
     for (int i = 0; i < N / 2; i += 4) {
         const int column = i * 2 + lane % 4 * 2;
-        const float2 row_lse = *(const float2 *)(lse2 + column);
+        const float2 row_lse = *(const float2 *)(lse_log2 + column);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float score = s[i + j] * factor;
@@ -32,15 +32,15 @@ static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_til
     for (int i = 0; i < N / 2; i += 4) {
         const int column = i * 2 + lane % 4 * 2;
         const float2 row_delta = *(const float2 *)(delta + column);
-        float weight[4], grad[4];
+        float weight[4], dscore[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             weight[j] = s[i + j];
             float dweight = dp[i + j];
-            grad[j] = s[i + j] * (dweight - (j % 2 ? row_delta.y : row_delta.x));
+            dscore[j] = s[i + j] * (dweight - (j % 2 ? row_delta.y : row_delta.x));
         }
         p[i / 2] = pack_bf16(weight[0], weight[1]), p[i / 2 + 1] = pack_bf16(weight[2], weight[3]);
-        ds[i / 2] = pack_bf16(grad[0], grad[1]), ds[i / 2 + 1] = pack_bf16(grad[2], grad[3]);
+        ds[i / 2] = pack_bf16(dscore[0], dscore[1]), ds[i / 2 + 1] = pack_bf16(dscore[2], dscore[3]);
     }
     wgmma_fence();
     accumulate<N>(dv, p, dout_rows, first);

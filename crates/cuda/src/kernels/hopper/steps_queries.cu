@@ -1,9 +1,10 @@
-// N keys, of which `left` are valid, for a tile of queries: dQ += dS K, still pending on return.
+// A step: N keys, of which the first `valid_keys` are valid, for a tile of queries: dQ += dS K, still pending on
+// return.
 
 template <int N>
 static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k_rows, u32 v_rows,
-                                                    const float *lse2, const float *delta, float factor, bool active,
-                                                    bool first, bool masked, int left) {
+                                                    const float *lse_log2, const float *delta, float factor,
+                                                    bool active, bool first, bool masked, int valid_keys) {
     const int lane = threadIdx.x % 32;
     float s[N / 2], dp[N / 2];
     wgmma_fence();
@@ -18,8 +19,8 @@ static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 d
         const int column = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i % 4 / 2;
         float score = s[i] * factor;
         if (masked && (!SINGLE || i >= N / 2 - 8))
-            if (column >= left) score = -INFINITY;
-        s[i] = exp2_if(score - lse2[half], active);
+            if (column >= valid_keys) score = -INFINITY;
+        s[i] = exp2_if(score - lse_log2[half], active);
     }
     wgmma_wait<0>();
     fence_accumulators<N / 2>(dp);
@@ -28,13 +29,13 @@ static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 d
 #pragma unroll
     for (int i = 0; i < N / 2; i += 2) {
         const int half = i % 4 / 2;
-        float grad[2];
+        float dscore[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             float dweight = dp[i + j];
-            grad[j] = s[i + j] * (dweight - delta[half]);
+            dscore[j] = s[i + j] * (dweight - delta[half]);
         }
-        ds[i / 2] = pack_bf16(grad[0], grad[1]);
+        ds[i / 2] = pack_bf16(dscore[0], dscore[1]);
     }
     wgmma_fence();
     accumulate<N>(dq, ds, k_rows, first);
@@ -43,15 +44,15 @@ static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 d
 
 // All keys of one slot for a tile of queries.
 static __device__ __forceinline__ void slot_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k, u32 v,
-                                                    const float *lse2, const float *delta, float factor, bool active,
-                                                    bool first, int left) {
+                                                    const float *lse_log2, const float *delta, float factor,
+                                                    bool active, bool first, int valid_keys) {
     constexpr int FULL = ROWS / STEP_K, REST = ROWS % STEP_K;
 #pragma unroll
     for (int step = 0; step < FULL; step++)
-        step_queries<STEP_K>(dq, q_tile, dout_tile, k + step * STEP_K * PITCH, v + step * STEP_K * PITCH, lse2, delta,
-                             factor, active, first && step == 0, !SINGLE || (step == FULL - 1 && REST == 0),
-                             left - step * STEP_K);
+        step_queries<STEP_K>(dq, q_tile, dout_tile, k + step * STEP_K * PITCH, v + step * STEP_K * PITCH, lse_log2,
+                             delta, factor, active, first && step == 0, !SINGLE || (step == FULL - 1 && REST == 0),
+                             valid_keys - step * STEP_K);
     if constexpr (REST > 0)
-        step_queries<REST>(dq, q_tile, dout_tile, k + FULL * STEP_K * PITCH, v + FULL * STEP_K * PITCH, lse2, delta,
-                           factor, active, first && FULL == 0, true, left - FULL * STEP_K);
+        step_queries<REST>(dq, q_tile, dout_tile, k + FULL * STEP_K * PITCH, v + FULL * STEP_K * PITCH, lse_log2, delta,
+                           factor, active, first && FULL == 0, true, valid_keys - FULL * STEP_K);
 }

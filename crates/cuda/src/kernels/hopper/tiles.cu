@@ -2,11 +2,11 @@
 // FlashAttention-3 (Shah et al., 2024). Scores are never written to device memory, sums are f32, and there are no
 // atomics: two runs give the same bits.
 //
-// Blocks are persistent: each takes work units blockIdx.x, blockIdx.x + gridDim.x, ... A unit is TILES tiles of 64 rows
-// of one head. A producer warpgroup loads ROWS rows of q, k, v or dout at a time by TMA into a ring of SLOTS slots of
-// shared memory (rows past the end and columns past HEAD_DIM are zeros). WARPGROUPS consumer warpgroups compute the
-// tiles in turn. Loads run ahead as far as there are free slots, so that they overlap with the arithmetic of earlier
-// units.
+// Blocks are persistent: each computes the work units blockIdx.x, blockIdx.x + gridDim.x, ..., which kernels count as
+// `local_unit`. A unit is TILES tiles of 64 rows of one head. A producer warpgroup loads ROWS rows of q, k, v or dout
+// at a time by TMA into a ring of SLOTS slots of shared memory (rows past the end and columns past HEAD_DIM are zeros).
+// WARPGROUPS consumer warpgroups compute the tiles in turn. Loads run ahead as far as there are free slots, so that
+// they overlap with the arithmetic of earlier units.
 //
 // Macros (lower/attention/tiling.rs):
 //   HEAD_DIM       a multiple of 8, at most 128
@@ -20,6 +20,7 @@
 //   ELEMENT, OUT   storage types of the operands and of the forward result
 //   SINGLE         1 where the streamed rows of a unit fit one slot, so that all but its last 15 rows are valid; else 0
 
+// The head size with its padding.
 constexpr int D = (HEAD_DIM + 15) / 16 * 16;
 // A slot is [D / CHUNK][ROWS][CHUNK], swizzled over the bytes of a row, PITCH.
 constexpr int CHUNK = D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16;
@@ -43,20 +44,21 @@ static __device__ __forceinline__ u64 offset(u32 descriptor, int bytes) {
     return (u64)upper << 32 | (descriptor + bytes / 16);
 }
 
-// sums[64][N] = A[64][D] B[N][D]^T for the rows of two slots, N up to 256.
+// sums[64][N] = A[64][D] B[N][D]^T for rows of two slots at addresses a and b, N up to 256.
 template <int N> static __device__ __forceinline__ void multiply_rows(float *sums, u32 a, u32 b) {
     constexpr int FIRST = N <= 128 ? N : (N / 2 + 15) / 16 * 16;
     const u32 left = descriptor(a), right = descriptor(b);
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
-        const int at = k / CHUNK * CHUNK_BYTES + k % CHUNK * 2;
-        Wgmma<FIRST>::ss(sums, offset(left, at), offset(right, at), k > 0);
+        const int k_offset = k / CHUNK * CHUNK_BYTES + k % CHUNK * 2;
+        Wgmma<FIRST>::ss(sums, offset(left, k_offset), offset(right, k_offset), k > 0);
         if constexpr (FIRST < N)
-            Wgmma<N - FIRST>::ss(sums + FIRST / 2, offset(left, at), offset(right, FIRST * PITCH + at), k > 0);
+            Wgmma<N - FIRST>::ss(sums + FIRST / 2, offset(left, k_offset), offset(right, FIRST * PITCH + k_offset),
+                                 k > 0);
     }
 }
 
-// sums[64][D] += A[64][K] B[K][D] for A in registers and B the rows of a slot.
+// sums[64][D] += A[64][K] B[K][D], or = if `first`, for A in registers and B the rows of a slot at address b.
 template <int K> static __device__ __forceinline__ void accumulate(float *sums, const u32 *a, u32 b, bool first) {
     const u32 right = descriptor(b);
 #pragma unroll
@@ -68,57 +70,59 @@ struct SlotUse {
     u32 slot, round;
 };
 
-// Use number `use` of the slots in round-robin order.
-static __device__ __forceinline__ SlotUse in_turn(u32 use) { return {use % SLOTS, use / SLOTS}; }
+// Use number `use` of all slots in round-robin order.
+static __device__ __forceinline__ SlotUse round_robin(u32 use) { return {use % SLOTS, use / SLOTS}; }
 
-// The slots of the operands of a block's unit number `turn`: RESIDENT operands that its tiles keep to the end, and
-// streamed pairs. With one pair, all slots are used round-robin, so that the next unit is prefetched early. With more
-// pairs, resident operands have slots of their own: a pair assigned to a resident slot would wait for the end of the
-// unit, and the unit for the pair.
+// The slots of the operands of a unit: RESIDENT operands, which it reads until its end, and pairs of streamed operands.
+// With one pair, all slots are used round-robin, so that the next unit is prefetched early. With more pairs, resident
+// operands have separate slots: a pair in a resident operand's slot would wait for the end of the unit, and the unit
+// for the pair.
 template <int RESIDENT> struct SlotSchedule {
-    static __device__ __forceinline__ SlotUse resident(u32 turn, u32 which) {
-        if (SINGLE) return in_turn(turn * (RESIDENT + 2) + which);
-        return {which, turn};
+    static __device__ __forceinline__ SlotUse resident(u32 local_unit, u32 operand) {
+        if (SINGLE) return round_robin(local_unit * (RESIDENT + 2) + operand);
+        return {operand, local_unit};
     }
-    static __device__ __forceinline__ SlotUse streamed(u32 turn, u32 pairs, u32 pair, u32 which) {
-        if (SINGLE) return in_turn(turn * (RESIDENT + 2) + RESIDENT + which);
-        const u32 use = (turn * pairs + pair) * 2 + which;
+    static __device__ __forceinline__ SlotUse streamed(u32 local_unit, u32 pairs, u32 pair, u32 operand) {
+        if (SINGLE) return round_robin(local_unit * (RESIDENT + 2) + RESIDENT + operand);
+        const u32 use = (local_unit * pairs + pair) * 2 + operand;
         return {RESIDENT + use % (SLOTS - RESIDENT), use / (SLOTS - RESIDENT)};
     }
 };
 
-// The slots with their full and empty mbarriers.
+// The slots with their full and empty mbarriers, by their addresses in shared memory.
 struct Ring {
     u32 slots, full, empty;
 
-    __device__ __forceinline__ u32 address(SlotUse at) const { return slots + at.slot * SLOT_BYTES; }
-    __device__ __forceinline__ void wait(SlotUse at) const { mbarrier_wait(full + at.slot * 8, at.round & 1); }
+    __device__ __forceinline__ u32 address(SlotUse use) const { return slots + use.slot * SLOT_BYTES; }
+    __device__ __forceinline__ void wait(SlotUse use) const { mbarrier_wait(full + use.slot * 8, use.round & 1); }
     // Each warp that reads a slot arrives once when it is done.
-    __device__ __forceinline__ void release(SlotUse at) const {
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + at.slot * 8);
+    __device__ __forceinline__ void release(SlotUse use) const {
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + use.slot * 8);
     }
-    __device__ __forceinline__ void load(SlotUse at, const TensorMap *map, int sample, int head, int row) const {
-        mbarrier_wait(empty + at.slot * 8, (at.round & 1) ^ 1);
-        mbarrier_expect_tx(full + at.slot * 8, SLOT_BYTES);
+    __device__ __forceinline__ void load(SlotUse use, const TensorMap *map, int sample, int head, int row) const {
+        mbarrier_wait(empty + use.slot * 8, (use.round & 1) ^ 1);
+        mbarrier_expect_tx(full + use.slot * 8, SLOT_BYTES);
 #pragma unroll
         for (int c = 0; c < D; c += CHUNK)
-            tma_load(address(at) + c / CHUNK * CHUNK_BYTES, map, full + at.slot * 8, c, head, row, sample);
+            tma_load(address(use) + c / CHUNK * CHUNK_BYTES, map, full + use.slot * 8, c, head, row, sample);
     }
 };
 
 // Shared memory: the slots, room for reads past the last, two stages of lse and delta, and the mbarriers.
 struct SharedMemory {
     Ring ring;
-    float *stats; // [stage][lse · log2(e), delta][ROWS]
+    // [stage][lse · log2(e), delta][ROWS]
+    float *stats;
     u32 stats_full, stats_empty;
 
+    // readers: warps that read a slot before it is empty again; stats_readers likewise.
     __device__ __forceinline__ SharedMemory(u32 readers, u32 stats_readers) {
         extern __shared__ unsigned char memory[];
         u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
         ring.slots = base;
-        u32 stats_at = base + SLOTS * SLOT_BYTES + OVERREAD;
-        stats = (float *)(memory + (stats_at - shared_address(memory)));
-        ring.full = stats_at + 16 * ROWS;
+        u32 stats_address = base + SLOTS * SLOT_BYTES + OVERREAD;
+        stats = (float *)(memory + (stats_address - shared_address(memory)));
+        ring.full = stats_address + 16 * ROWS;
         ring.empty = ring.full + 8 * SLOTS;
         stats_full = ring.empty + 8 * SLOTS;
         stats_empty = stats_full + 16;
@@ -133,12 +137,12 @@ struct SharedMemory {
     }
 };
 
-// Stores factor[half] * sums to rows row0 + lane / 4 + 8 half of `to`, as ELEMENT, or as e4m3 if T is, eight columns at
-// a time.
+// Stores the sums of 16 rows from row0 on, as far as they are below `rows`, eight columns at a time: those of row
+// lane / 4 times factor0, those of row lane / 4 + 8 times factor1. As ELEMENT, or as e4m3 if T is.
 template <class T>
 static __device__ __forceinline__ void store_rows(const float *sums, T *to, i64 stride, int row0, int rows,
                                                   float factor0, float factor1) {
-    const int t = threadIdx.x % 4;
+    const int quad_lane = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = row0 + threadIdx.x % 32 / 4 + 8 * half;
@@ -148,29 +152,29 @@ static __device__ __forceinline__ void store_rows(const float *sums, T *to, i64 
             u32 w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int at = (first + i) * 4 + 2 * half;
-                const float a = first + i < D / 8 ? sums[at] * factor : 0.0f,
-                            b = first + i < D / 8 ? sums[at + 1] * factor : 0.0f;
+                const int element = (first + i) * 4 + 2 * half;
+                const float a = first + i < D / 8 ? sums[element] * factor : 0.0f,
+                            b = first + i < D / 8 ? sums[element + 1] * factor : 0.0f;
                 w[i] = sizeof(T) == 1 ? pack_e4m3(a, b) : pack_pair<ELEMENT>(a, b);
             }
             quad_transpose(w);
-            if (row < rows && (first + t) * 8 < HEAD_DIM) {
-                T *at = to + row * stride + (first + t) * 8;
-                if (sizeof(T) == 1) *(uint2 *)at = make_uint2(w[0] | w[1] << 16, w[2] | w[3] << 16);
-                else *(uint4 *)at = make_uint4(w[0], w[1], w[2], w[3]);
+            if (row < rows && (first + quad_lane) * 8 < HEAD_DIM) {
+                T *address = to + row * stride + (first + quad_lane) * 8;
+                if (sizeof(T) == 1) *(uint2 *)address = make_uint2(w[0] | w[1] << 16, w[2] | w[3] << 16);
+                else *(uint4 *)address = make_uint4(w[0], w[1], w[2], w[3]);
             }
         }
     }
 }
 
-// The dot product of one row of out and dout, over the four lanes of the row.
+// The dot product of a row of out and of dout, both bf16, over the four lanes of the row.
 static __device__ __forceinline__ float row_dot(const u16 *a, const u16 *b) {
     float sum = 0.0f;
 #pragma unroll
     for (int c = 0; c < HEAD_DIM; c += 32) {
-        const int at = c + threadIdx.x % 4 * 8;
-        if (at < HEAD_DIM) {
-            uint4 x = *(const uint4 *)(a + at), y = *(const uint4 *)(b + at);
+        const int column = c + threadIdx.x % 4 * 8;
+        if (column < HEAD_DIM) {
+            uint4 x = *(const uint4 *)(a + column), y = *(const uint4 *)(b + column);
             sum += lower_half(x.x) * lower_half(y.x) + upper_half(x.x) * upper_half(y.x) +
                    lower_half(x.y) * lower_half(y.y) + upper_half(x.y) * upper_half(y.y);
             sum += lower_half(x.z) * lower_half(y.z) + upper_half(x.z) * upper_half(y.z) +

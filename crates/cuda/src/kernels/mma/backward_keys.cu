@@ -1,19 +1,21 @@
 // dk and dv for more than one tile of tokens. The resident tile is keys; queries and dy are streamed, with their
 // log-sum-exp and delta. Scores are computed transposed, so that they are A operands of dv = P^T dy and dk = dS^T q.
 
-constexpr int OWN = own_rows(KEYS), OWN_TILES = tiles_of(KEYS);
-constexpr int N = passing_rows(QUERIES), ROWS = round_up(N, 16), TILES = tiles_of(QUERIES);
-constexpr int THREADS = OWN * 2;
-constexpr int STATISTICS = 2 * (OWN + ROWS) * PITCH, STAGE = STATISTICS + 2 * ROWS * 4;
+constexpr int RESIDENT = resident_rows(KEYS), RESIDENT_TILES = tiles_of(KEYS);
+// Queries of a streamed tile, and their rows in shared memory.
+constexpr int N = streamed_rows(QUERIES), ROWS = round_up(N, 16), TILES = tiles_of(QUERIES);
+constexpr int THREADS = RESIDENT * 2;
+// Bytes of a pipeline stage: k, v, q and dy, then lse and delta of the queries at STATISTICS.
+constexpr int STATISTICS = 2 * (RESIDENT + ROWS) * PITCH, STAGE = STATISTICS + 2 * ROWS * 4;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_backward_keys(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
                             const ELEMENT* dy, const float* lse, const float* delta, ELEMENT* dk, ELEMENT* dv,
                             const AttentionShape s, const Mask mask) {
     DYNAMIC_SHARED(u8, memory);
-    const ThreadPairs<B, THREADS> own_bias = {(B*)(memory + 2 * STAGE)};
-    const BlockWork work(s, OWN_TILES);
-    const int begin = work.tile * OWN, warp_row = threadIdx.x / 32 * 16;
+    const ThreadPairs<B, THREADS> thread_bias = {(B*)(memory + 2 * STAGE)};
+    const BlockWork work(s, RESIDENT_TILES);
+    const int begin = work.tile * RESIDENT, warp_row = threadIdx.x / 32 * 16;
     const float factor = s.scale * LOG2E;
     const u32 column = work.head * HEAD;
 
@@ -22,14 +24,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int tile = item % TILES, first = tile * N, end = first + N < QUERIES ? first + N : QUERIES;
         u8* stage = memory + item % 2 * STAGE;
         if (tile == 0) {
-            copy_rows_async<OWN, THREADS>(stage, k + sample * KEYS * s.k_row + column, s.k_row, begin, KEYS);
-            copy_rows_async<OWN, THREADS>(stage + OWN * PITCH, v + sample * KEYS * s.v_row + column, s.v_row, begin,
-                                          KEYS);
+            copy_rows_async<RESIDENT, THREADS>(stage, k + sample * KEYS * s.k_stride + column, s.k_stride, begin, KEYS);
+            copy_rows_async<RESIDENT, THREADS>(stage + RESIDENT * PITCH, v + sample * KEYS * s.v_stride + column,
+                                               s.v_stride, begin, KEYS);
         }
-        copy_rows_async<ROWS, THREADS>(stage + 2 * OWN * PITCH, q + sample * QUERIES * s.q_row + column, s.q_row, first,
-                                       end);
-        copy_rows_async<ROWS, THREADS>(stage + (2 * OWN + ROWS) * PITCH, dy + sample * QUERIES * s.out_row + column,
-                                       s.out_row, first, end);
+        copy_rows_async<ROWS, THREADS>(stage + 2 * RESIDENT * PITCH, q + sample * QUERIES * s.q_stride + column,
+                                       s.q_stride, first, end);
+        copy_rows_async<ROWS, THREADS>(stage + (2 * RESIDENT + ROWS) * PITCH,
+                                       dy + sample * QUERIES * s.out_stride + column, s.out_stride, first, end);
         float* statistics = (float*)(stage + STATISTICS);
         for (int i = threadIdx.x; i < 2 * ROWS; i += THREADS) {
             const bool valid = first + i % ROWS < end;
@@ -39,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     };
     const u32 items = work.count * TILES;
     if (items > 0) prefetch(0);
-    if (BIAS) read_bias<N, TILES, THREADS, true>(own_bias, bias, s, work, begin);
+    if (BIAS) read_bias<N, TILES, THREADS, true>(thread_bias, bias, s, work, begin);
 
     u32 a_k[D / 16][4], a_v[D / 16][4];
     float sums_k[D / 8][4], sums_v[D / 8][4];
@@ -49,12 +51,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (item + 1 < items) prefetch(item + 1);
         const u64 sample = work.sample(s, item / TILES), first_row = (sample * s.heads + work.head) * QUERIES;
         const int tile = item % TILES;
-        const u8 *stage = memory + item % 2 * STAGE, *stage_q = stage + 2 * OWN * PITCH,
+        const u8 *stage = memory + item % 2 * STAGE, *stage_q = stage + 2 * RESIDENT * PITCH,
                  *stage_dy = stage_q + ROWS * PITCH;
         const float *row_lse = (const float*)(stage + STATISTICS), *row_delta = row_lse + ROWS;
         if (tile == 0) {
             load_a_rows(a_k, stage, warp_row);
-            load_a_rows(a_v, stage + OWN * PITCH, warp_row);
+            load_a_rows(a_v, stage + RESIDENT * PITCH, warp_row);
             clear(sums_k);
             clear(sums_v);
         }
@@ -69,11 +71,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float pair[2] = {0.0f, 0.0f};
-                if (BIAS) own_bias.get((tile * N / 8 + n) * 2 + half, pair);
+                if (BIAS) thread_bias.get((tile * N / 8 + n) * 2 + half, pair);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const int e = 2 * half + i, query = tile * N + column_of(n, i);
-                    float weight = exp2_fast(w[n][e] * factor + (pair[i] - columns_lse[i]) * LOG2E);
+                    float weight = exp2_approx(w[n][e] * factor + (pair[i] - columns_lse[i]) * LOG2E);
                     // The row of a query past the last is zeros, but its weight is undefined.
                     if (query >= QUERIES || begin + row_of(e) >= KEYS) weight = 0.0f;
                     const float factor =
@@ -89,8 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         pack_a<N>(p, d);
         accumulate<ROWS / 16>(sums_k, p, stage_q);
         if (tile == TILES - 1) {
-            store_rows(sums_v, dv + sample * KEYS * s.dv_row + column, s.dv_row, begin, KEYS, 1.0f, 1.0f);
-            store_rows(sums_k, dk + sample * KEYS * s.dk_row + column, s.dk_row, begin, KEYS, s.scale, s.scale);
+            store_rows(sums_v, dv + sample * KEYS * s.dv_stride + column, s.dv_stride, begin, KEYS, 1.0f, 1.0f);
+            store_rows(sums_k, dk + sample * KEYS * s.dk_stride + column, s.dk_stride, begin, KEYS, s.scale, s.scale);
         }
     }
 }

@@ -1,4 +1,4 @@
-// Biases and their gradients: every thread has those of its scores.
+// Biases and their gradients. They are stored in the layout of the accumulators of the scores, ThreadPairs.
 
 // Loads the biases of a tile of queries and all keys, or, TRANSPOSED, of a tile of keys and all queries.
 template <int N, int TILES, int THREADS, bool TRANSPOSED>
@@ -14,8 +14,9 @@ static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& 
                 float pair[2];
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const int resident = begin + row_of(2 * half), streamed = tile * N + column_of(n, i);
-                    const int query = TRANSPOSED ? streamed : resident, key = TRANSPOSED ? resident : streamed;
+                    const int resident_token = begin + row_of(2 * half), streamed_token = tile * N + column_of(n, i);
+                    const int query = TRANSPOSED ? streamed_token : resident_token;
+                    const int key = TRANSPOSED ? resident_token : streamed_token;
                     pair[i] = query < QUERIES && key < KEYS ? to_float(from[query * KEYS + key]) : 0.0f;
                 }
                 pairs.set((tile * N / 8 + n) * 2 + half, pair);
@@ -23,7 +24,7 @@ static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& 
 }
 
 // The block's partial sums of the bias's gradient: dbias [splits, groups, heads, QUERIES, KEYS].
-static __device__ __forceinline__ float* split_of(float* dbias, const AttentionShape& s, const BlockWork& work) {
+static __device__ __forceinline__ float* split_partials(float* dbias, const AttentionShape& s, const BlockWork& work) {
     return dbias +
            (((u64)work.first / s.samples_per_split * s.groups + work.group) * s.heads + work.head) * QUERIES * KEYS;
 }

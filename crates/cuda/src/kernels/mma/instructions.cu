@@ -1,5 +1,6 @@
 // Instructions of every tensor core since Ampere: mma, ldmatrix, cp.async.
 
+// TEXT(ELEMENT) is the operand type of mma as a string, bf16 or f16.
 #define QUOTED(x) #x
 #define TEXT(x) QUOTED(x)
 

@@ -1,11 +1,13 @@
 // Attention with bias and dropout for up to 256 tokens, in 16 bits, with mma.sync (Ampere and later). Scores are never
 // written to device memory, sums are f32, and there are no atomics: two runs give the same bits.
 //
-// A block has one head, one group of samples that share a bias, and one resident tile of up to 64 tokens, 16 for each
-// warp. It loops over the samples of its split, so that the bias is read once and its gradient is summed in place. The
-// other operand is streamed in tiles, each prefetched into shared memory while the one before is multiplied.
+// A block has one head, one group of samples that share a bias, and one resident tile of up to 64 queries (or keys), 16
+// for each warp. It loops over the samples of its split, so that the bias is read once and its gradient is summed in
+// place. For each sample, the keys (or queries) are streamed in tiles, each prefetched into shared memory while the one
+// before is multiplied. Kernels number the pairs of sample and streamed tile as `item`.
 //
 // Macros (lower/attention/mma.rs):
+//   ELEMENT        storage type of all operands and results but the bias
 //   HEAD           the head size, a multiple of 8, at most 128
 //   QUERIES, KEYS  tokens, at most 256
 //   B              storage type of the bias
@@ -15,13 +17,14 @@
 constexpr __device__ int round_up(int n, int to) { return (n + to - 1) / to * to; }
 constexpr __device__ int tiles_of(int tokens) { return (tokens + 63) / 64; }
 // Tokens of a resident tile, in steps of a warp's 16 rows, and of a streamed tile.
-constexpr __device__ int own_rows(int tokens) {
+constexpr __device__ int resident_rows(int tokens) {
     return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 16);
 }
-constexpr __device__ int passing_rows(int tokens) {
+constexpr __device__ int streamed_rows(int tokens) {
     return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 8);
 }
 
+// The head size with its padding.
 constexpr int D = round_up(HEAD, 16);
 // Bytes of a row in shared memory: an odd multiple of 16, so that ldmatrix reads eight rows without bank conflicts.
 constexpr int PITCH = D * 2 + 16;
@@ -35,8 +38,8 @@ struct AttentionShape {
     u32 samples_per_split;
     float scale;
     // Strides of tokens in elements.
-    u64 q_row, k_row, v_row, out_row;
-    u64 dq_row, dk_row, dv_row;
+    u64 q_stride, k_stride, v_stride, out_stride;
+    u64 dq_stride, dk_stride, dv_stride;
 };
 
 // A block's head, tile of tokens, group, and samples first .. first + count - 1 of the group.
@@ -60,22 +63,22 @@ struct BlockWork {
 
 // Copies tokens begin .. end - 1 of one head asynchronously into ROWS rows of shared memory, with zeros past the last.
 template <int ROWS, int THREADS>
-static __device__ __forceinline__ void copy_rows_async(u8* tile, const ELEMENT* from, u64 row, int begin, int end) {
+static __device__ __forceinline__ void copy_rows_async(u8* tile, const ELEMENT* from, u64 stride, int begin, int end) {
     constexpr int PACKS = D / 8;
 #pragma unroll
     for (int i = threadIdx.x; i < ROWS * PACKS; i += THREADS) {
         const int r = i / PACKS, c = i % PACKS;
         const bool valid = begin + r < end && c * 8 < HEAD;
-        cp_async_16(tile + r * PITCH + c * 16, valid ? from + (u64)(begin + r) * row + c * 8 : from, valid);
+        cp_async_16(tile + r * PITCH + c * 16, valid ? from + (u64)(begin + r) * stride + c * 8 : from, valid);
     }
 }
 
-// Rows row0 .. row0 + 15 of a tile as A operands of 16 columns each.
+// Rows row0 .. row0 + 15 of a tile as A operands [16][16].
 static __device__ __forceinline__ void load_a_rows(u32 (&a)[D / 16][4], const u8* tile, int row0) {
     const int lane = threadIdx.x % 32;
-    const u8* at = tile + (row0 + lane % 16) * PITCH + lane / 16 * 16;
+    const u8* address = tile + (row0 + lane % 16) * PITCH + lane / 16 * 16;
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) ldmatrix_x4(a[k], at + k * 32);
+    for (int k = 0; k < D / 16; k++) ldmatrix_x4(a[k], address + k * 32);
 }
 
 // sums[16][N] = A[16][D] tile[N][D]^T
@@ -83,7 +86,7 @@ template <int N>
 static __device__ __forceinline__ void multiply_rows(float (&sums)[N / 8][4], const u32 (&a)[D / 16][4],
                                                      const u8* tile) {
     const int lane = threadIdx.x % 32;
-    const u8* at = tile + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16;
+    const u8* address = tile + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16;
 #pragma unroll
     for (int n = 0; n < N / 8; n += 2) {
 #pragma unroll
@@ -94,7 +97,7 @@ static __device__ __forceinline__ void multiply_rows(float (&sums)[N / 8][4], co
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
             u32 b[4];
-            ldmatrix_x4(b, at + n * 8 * PITCH + k * 32);
+            ldmatrix_x4(b, address + n * 8 * PITCH + k * 32);
             mma_m16n8k16(sums[n], a[k], b[0], b[1]);
             if (n + 1 < N / 8) mma_m16n8k16(sums[n + 1], a[k], b[2], b[3]);
         }
@@ -105,19 +108,19 @@ static __device__ __forceinline__ void multiply_rows(float (&sums)[N / 8][4], co
 template <int K>
 static __device__ __forceinline__ void accumulate(float (&sums)[D / 8][4], const u32 (&a)[K][4], const u8* tile) {
     const int lane = threadIdx.x % 32;
-    const u8* at = tile + lane % 16 * PITCH + lane / 16 * 16;
+    const u8* address = tile + lane % 16 * PITCH + lane / 16 * 16;
 #pragma unroll
     for (int k = 0; k < K; k++)
 #pragma unroll
         for (int n = 0; n < D / 16; n++) {
             u32 b[4];
-            ldmatrix_x4_trans(b, at + k * 16 * PITCH + n * 32);
+            ldmatrix_x4_trans(b, address + k * 16 * PITCH + n * 32);
             mma_m16n8k16(sums[2 * n], a[k], b[0], b[1]);
             mma_m16n8k16(sums[2 * n + 1], a[k], b[2], b[3]);
         }
 }
 
-// Accumulators of 16 rows as A operands of 16 columns each; the layouts agree, so no data moves between lanes.
+// Accumulators [16][N] as A operands [16][16]; the layouts agree, so no data moves between lanes.
 template <int N>
 static __device__ __forceinline__ void pack_a(u32 (&a)[(N + 15) / 16][4], const float (&sums)[N / 8][4]) {
 #pragma unroll
@@ -136,10 +139,11 @@ template <int N> static __device__ __forceinline__ void clear(float (&sums)[N][4
 static __device__ __forceinline__ int row_of(int i) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 * 8; }
 static __device__ __forceinline__ int column_of(int n, int i) { return n * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
-// Stores factor[half] * sums to the rows of this warp below `end`, 16 bytes at a time.
-static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4], ELEMENT* to, u64 row, int begin,
+// Stores the sums of this warp's rows, as far as they are below `end`, 16 bytes at a time: those of row lane / 4 times
+// factor0, those of row lane / 4 + 8 times factor1.
+static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4], ELEMENT* to, u64 stride, int begin,
                                                   int end, float factor0, float factor1) {
-    const int t = threadIdx.x % 4;
+    const int quad_lane = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int token = begin + row_of(2 * half);
@@ -153,8 +157,8 @@ static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4],
                 w[i] = pack_pair<ELEMENT>(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
             }
             quad_transpose(w);
-            if (token < end && (first + t) * 8 < HEAD)
-                *(uint4*)(to + (u64)token * row + (first + t) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+            if (token < end && (first + quad_lane) * 8 < HEAD)
+                *(uint4*)(to + (u64)token * stride + (first + quad_lane) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }

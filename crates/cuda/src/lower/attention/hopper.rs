@@ -1,7 +1,7 @@
 //! Attention in 16 bits with wgmma and TMA on Hopper.
 
-use super::tiling::{HopperKernel, HopperTiling, LARGEST_SLOT};
-use super::{AttentionCall, AttentionGradients, Emitter, Extents, LARGEST_HEAD, Operand};
+use super::tiling::{HopperKernel, HopperTiling, MAX_SLOT_ROWS};
+use super::{AttentionCall, AttentionGradients, Emitter, Extents, MAX_HEAD, Operand};
 use crate::compile::KernelVariant;
 use crate::plan::storage::Storage;
 use crate::run::arguments::KernelArguments;
@@ -18,7 +18,7 @@ pub(super) fn takes(call: &AttentionCall, e: &Emitter) -> bool {
         // The kernel takes the maximum of the scores before scaling.
         && call.op.scale > 0.0
         && x.head.is_multiple_of(8)
-        && x.head <= LARGEST_HEAD
+        && x.head <= MAX_HEAD
         && x.keys > 0
 }
 
@@ -112,7 +112,10 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
 /// Whether one kernel over whole heads is faster than two over tiles: it reads everything once, but needs a head for
 /// every multiprocessor. For small heads, the two were faster in measurements on an H200.
 fn whole_heads(x: &Extents, multiprocessors: usize) -> bool {
-    x.queries == x.keys && x.keys <= LARGEST_SLOT && (33..=64).contains(&x.head) && x.batch * x.heads >= multiprocessors
+    x.queries == x.keys
+        && x.keys <= MAX_SLOT_ROWS
+        && (33..=64).contains(&x.head)
+        && x.batch * x.heads >= multiprocessors
 }
 
 /// Variants for shapes of every kind, for the test that compiles them.

@@ -1,14 +1,14 @@
 //! Attention in bf16 with bias and dropout with mma.sync, for windows and small images of up to 256 tokens. The
 //! algorithm is described in `kernels/mma/tiles.cu`.
 
-use super::{AttentionCall, AttentionGradients, Emitter, Extents, LARGEST_HEAD, sum_bias_splits};
+use super::{AttentionCall, AttentionGradients, Emitter, Extents, MAX_HEAD, sum_bias_splits};
 use crate::compile::{self, KernelSource, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 
 /// The most tokens: the biases of a tile of queries and all keys, and the sums of their gradients, are in shared
 /// memory.
-const MOST_TOKENS: usize = 256;
+const MAX_TOKENS: usize = 256;
 
 /// The most shared memory of a block on Hopper, and on every GPU since Ampere, in bytes. A multiprocessor of Hopper has
 /// 1024 more for all its blocks, and the driver adds 1024 to each block.
@@ -147,9 +147,9 @@ pub(super) fn takes(call: &AttentionCall, e: &Emitter) -> bool {
     let x = &call.extents;
     if call.storage != Storage::Bf16
         || !x.head.is_multiple_of(8)
-        || x.head > LARGEST_HEAD
-        || !(1..=MOST_TOKENS).contains(&x.queries)
-        || !(1..=MOST_TOKENS).contains(&x.keys)
+        || x.head > MAX_HEAD
+        || !(1..=MAX_TOKENS).contains(&x.queries)
+        || !(1..=MAX_TOKENS).contains(&x.keys)
     {
         return false;
     }
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn every_length_fits_into_the_shared_memory_of_hopper() {
-        for tokens in 1..=MOST_TOKENS {
+        for tokens in 1..=MAX_TOKENS {
             for head in [8, 24, 32, 64] {
                 let bias = Some(Storage::F32);
                 let shape = MmaShape { queries: tokens, keys: tokens, head, bias, bias_gradient: true, dropout: false };

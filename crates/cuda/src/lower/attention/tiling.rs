@@ -11,7 +11,7 @@ const SHARED_OF_BLOCK: usize = 232_448;
 const SHARED_OF_MULTIPROCESSOR: usize = 233_472;
 
 /// The most tokens of a slot: the scores of a tile must fit the registers.
-pub(super) const LARGEST_SLOT: usize = 208;
+pub(super) const MAX_SLOT_ROWS: usize = 208;
 
 /// Tokens of a tile: the rows of one wgmma.
 const TILE: usize = 64;
@@ -47,9 +47,14 @@ impl HopperKernel {
         }
     }
 
-    /// Slots of a unit that streams one pair.
-    fn uses(self) -> usize {
+    /// Slots that a unit fills if all streamed tokens fit one slot.
+    fn slots_per_unit(self) -> usize {
         if self == HopperKernel::Forward { 3 } else { 4 }
+    }
+
+    /// Tokens of the resident and of the streamed operand.
+    fn tokens(self, x: &Extents) -> (usize, usize) {
+        if self == HopperKernel::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) }
     }
 
     /// Work items of the warpgroups in a unit of `tiles` tiles.
@@ -75,7 +80,7 @@ impl HopperKernel {
 /// How one kernel is compiled and launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HopperTiling {
-    which: HopperKernel,
+    kernel: HopperKernel,
     head: usize,
     /// Tokens of a slot.
     pub rows: usize,
@@ -91,34 +96,35 @@ pub(super) struct HopperTiling {
 }
 
 impl HopperTiling {
-    pub fn new(which: HopperKernel, x: &Extents, multiprocessors: usize) -> HopperTiling {
+    pub fn new(kernel: HopperKernel, x: &Extents, multiprocessors: usize) -> HopperTiling {
         let padded = x.head.next_multiple_of(16);
-        let (own, other) = if which == HopperKernel::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) };
-        let widest = if which == HopperKernel::Forward { 128 } else { 96 };
-        let cap = if padded <= widest { LARGEST_SLOT } else { 128 };
-        let streamed = other > cap;
-        // Streaming, the forward kernel keeps its accumulators beside the scores of a whole slot.
-        let wide = padded > 64 || (which == HopperKernel::Forward && streamed);
-        let (rows, mut tiles, mut warpgroups, single) = slots_of(own, other, cap, if wide { 2 } else { 3 });
-        if which == HopperKernel::BackwardKeys {
-            // The statistics of the queries have two stages.
+        let (resident, streamed) = kernel.tokens(x);
+        let max_width = if kernel == HopperKernel::Forward { 128 } else { 96 };
+        let max_rows = if padded <= max_width { MAX_SLOT_ROWS } else { 128 };
+        let several_slots = streamed > max_rows;
+        // With several slots, the forward kernel has its accumulators in registers beside the scores of a whole slot.
+        let wide = padded > 64 || (kernel == HopperKernel::Forward && several_slots);
+        let (rows, mut tiles, mut warpgroups, single) =
+            slots_of(resident, streamed, max_rows, if wide { 2 } else { 3 });
+        if kernel == HopperKernel::BackwardKeys {
+            // The statistics of the queries have two stages, so warpgroups can be at most two units apart.
             warpgroups = warpgroups.min(2 * tiles);
         }
-        let few = x.batch * x.heads * own.div_ceil(TILE * tiles) * 2 < multiprocessors;
-        if few && which != HopperKernel::Backward && rows >= TILE {
+        let few = x.batch * x.heads * resident.div_ceil(TILE * tiles) * 2 < multiprocessors;
+        if few && kernel != HopperKernel::Backward && rows >= TILE {
             (tiles, warpgroups) = (1, 1);
         }
         let mut blocks_per_sm = 1;
         // Short rows leave registers and shared memory for two blocks, which hide each other's latency.
-        if which == HopperKernel::Forward && single && rows <= 80 && padded <= 64 && !few && warpgroups > 1 {
+        if kernel == HopperKernel::Forward && single && rows <= 80 && padded <= 64 && !few && warpgroups > 1 {
             (warpgroups, blocks_per_sm) = (2, 2);
         }
-        let units = match which {
+        let units = match kernel {
             HopperKernel::Backward => x.batch * x.heads,
-            _ => x.batch * x.heads * own.div_ceil(TILE).div_ceil(tiles),
+            _ => x.batch * x.heads * resident.div_ceil(TILE).div_ceil(tiles),
         };
-        let mut plan = HopperTiling {
-            which,
+        let mut tiling = HopperTiling {
+            kernel,
             head: x.head,
             rows,
             tiles,
@@ -131,20 +137,20 @@ impl HopperTiling {
             single,
             grid: units.min(multiprocessors * blocks_per_sm),
         };
-        plan.slots = ((plan.shared_limit() - plan.shared()) / (plan.slot_bytes() + 16)).min(16);
+        tiling.slots = ((tiling.shared_limit() - tiling.shared()) / (tiling.slot_bytes() + 16)).min(16);
         if single {
-            // A warpgroup that skips units must not run more than one round of the slots ahead, or it would mistake the
-            // parity of an mbarrier.
-            plan.warpgroups = warpgroups.min(which.items(tiles) * (plan.slots / which.uses()));
+            // A warpgroup that skips units must not run more than one round of the slots ahead: it could not
+            // distinguish two rounds by the parity of an mbarrier.
+            tiling.warpgroups = warpgroups.min(kernel.items(tiles) * (tiling.slots / kernel.slots_per_unit()));
         }
-        plan.registers = which.registers(plan.warpgroups, blocks_per_sm);
-        plan.step_q = match padded {
-            ..=64 if plan.warpgroups < 3 => 64,
+        tiling.registers = kernel.registers(tiling.warpgroups, blocks_per_sm);
+        tiling.step_q = match padded {
+            ..=64 if tiling.warpgroups < 3 => 64,
             ..=32 => 48,
             _ => 32,
         };
-        plan.step_k = if streamed && plan.warpgroups == 3 { 48 } else { 64 };
-        plan
+        tiling.step_k = if several_slots && tiling.warpgroups == 3 { 48 } else { 64 };
+        tiling
     }
 
     fn shared_limit(&self) -> usize {
@@ -158,11 +164,11 @@ impl HopperTiling {
         self.rows * self.head.next_multiple_of(16) * 2
     }
 
-    /// Bytes of shared memory: the slots, aligned to 1024, reads of the last tile past its slot, two stages of two
-    /// statistics per row, the mbarriers.
+    /// Bytes of shared memory: the slots, aligned to 1024; what the last tile reads past its slot; two stages of two
+    /// statistics per row; the mbarriers.
     pub fn shared(&self) -> usize {
-        let past = (self.tiles * TILE).saturating_sub(self.rows) * box_columns(self.head) * 2;
-        1024 + self.slots * self.slot_bytes() + past + 16 * self.rows + 16 * self.slots + 64
+        let overread = (self.tiles * TILE).saturating_sub(self.rows) * box_columns(self.head) * 2;
+        1024 + self.slots * self.slot_bytes() + overread + 16 * self.rows + 16 * self.slots + 64
     }
 
     /// Threads of a block.
@@ -172,7 +178,7 @@ impl HopperTiling {
 
     pub fn variant(&self) -> KernelVariant {
         let [consumer, producer] = self.registers;
-        KernelVariant::new(self.which.source())
+        KernelVariant::new(self.kernel.source())
             .with("HEAD_DIM", self.head)
             .with("ROWS", self.rows)
             .with("TILES", self.tiles)
@@ -187,20 +193,20 @@ impl HopperTiling {
     }
 }
 
-/// For tiles of `own` tokens that stream `other` tokens, at most `cap` at a time: tokens of a slot, tiles of a unit,
-/// warpgroups, and whether one slot holds all `other` tokens.
-fn slots_of(own: usize, other: usize, cap: usize, warpgroups: usize) -> (usize, usize, usize, bool) {
-    if other <= cap {
-        let rows = other.next_multiple_of(16);
-        if own <= rows {
-            return (rows, own.div_ceil(TILE), warpgroups, true);
+/// For `resident` tokens in tiles and `streamed` tokens, at most `max_rows` of these in a slot: tokens of a slot, tiles
+/// of a unit, warpgroups, and whether one slot holds all streamed tokens.
+fn slots_of(resident: usize, streamed: usize, max_rows: usize, warpgroups: usize) -> (usize, usize, usize, bool) {
+    if streamed <= max_rows {
+        let rows = streamed.next_multiple_of(16);
+        if resident <= rows {
+            return (rows, resident.div_ceil(TILE), warpgroups, true);
         }
         if rows >= TILE {
             return (rows, rows / TILE, warpgroups, true);
         }
     }
-    let least = if other > TILE { cap.min(128) } else { TILE };
-    let rows = other.div_ceil(other.div_ceil(cap)).next_multiple_of(16).max(least);
+    let least = if streamed > TILE { max_rows.min(128) } else { TILE };
+    let rows = streamed.div_ceil(streamed.div_ceil(max_rows)).next_multiple_of(16).max(least);
     let tiles = warpgroups.min(rows / TILE);
     (rows, tiles, tiles, false)
 }
@@ -210,11 +216,11 @@ mod tests {
     use super::*;
 
     /// The invariants of the kernels.
-    fn check(which: HopperKernel, x: &Extents, multiprocessors: usize) {
-        let p = HopperTiling::new(which, x, multiprocessors);
+    fn check(kernel: HopperKernel, x: &Extents, multiprocessors: usize) {
+        let p = HopperTiling::new(kernel, x, multiprocessors);
         let text = format!("{p:?} for {x:?}");
         assert!(
-            p.rows.is_multiple_of(16) && p.rows <= LARGEST_SLOT && p.tiles >= 1 && p.tiles * 64 < p.rows + 64,
+            p.rows.is_multiple_of(16) && p.rows <= MAX_SLOT_ROWS && p.tiles >= 1 && p.tiles * 64 < p.rows + 64,
             "{text}"
         );
         assert!(p.shared() <= p.shared_limit() && p.shared() <= 227 << 10, "{text}");
@@ -230,18 +236,18 @@ mod tests {
             "{text}"
         );
 
-        let (own, other) = if which == HopperKernel::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) };
-        let kept = if which == HopperKernel::Forward { 1 } else { 2 };
+        let (resident, streamed) = kernel.tokens(x);
+        let kept = if kernel == HopperKernel::Forward { 1 } else { 2 };
         if p.single {
-            let (uses, items) = (which.uses(), which.items(p.tiles));
-            assert!(other <= p.rows && p.rows < other + 16, "{text}");
-            assert!(p.slots >= uses, "{text}");
-            assert!(p.warpgroups <= items || p.slots >= p.warpgroups.div_ceil(items) * uses, "{text}");
+            let (slots, items) = (kernel.slots_per_unit(), kernel.items(p.tiles));
+            assert!(streamed <= p.rows && p.rows < streamed + 16, "{text}");
+            assert!(p.slots >= slots, "{text}");
+            assert!(p.warpgroups <= items || p.slots >= p.warpgroups.div_ceil(items) * slots, "{text}");
         } else {
-            assert!(which != HopperKernel::Backward && p.warpgroups == p.tiles && p.slots >= kept + 2, "{text}");
+            assert!(kernel != HopperKernel::Backward && p.warpgroups == p.tiles && p.slots >= kept + 2, "{text}");
         }
-        match which {
-            HopperKernel::Backward => assert!(p.single && own <= p.tiles * 64, "{text}"),
+        match kernel {
+            HopperKernel::Backward => assert!(p.single && resident <= p.tiles * 64, "{text}"),
             HopperKernel::BackwardKeys => assert!(p.warpgroups <= 2 * p.tiles, "{text}"),
             _ => {}
         }
@@ -254,10 +260,10 @@ mod tests {
             for &head in &heads {
                 for batch in [1, 256] {
                     let x = Extents { batch, heads: 3, queries: tokens, keys: tokens, head };
-                    for which in [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys] {
-                        check(which, &x, 132);
+                    for kernel in [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys] {
+                        check(kernel, &x, 132);
                     }
-                    if tokens <= LARGEST_SLOT && head <= 64 {
+                    if tokens <= MAX_SLOT_ROWS && head <= 64 {
                         check(HopperKernel::Backward, &x, 132);
                     }
                 }
@@ -271,8 +277,8 @@ mod tests {
             for keys in (1..=640).step_by(5) {
                 for head in [8, 24, 64, 80, 96, 128] {
                     let x = Extents { batch: 40, heads: 4, queries, keys, head };
-                    for which in [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys] {
-                        check(which, &x, 132);
+                    for kernel in [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys] {
+                        check(kernel, &x, 132);
                     }
                 }
             }

@@ -24,7 +24,7 @@ const WARPGROUP: usize = 128;
 const THREADS: usize = 256;
 
 /// Whether the kernels support this convolution and its filters' gradient.
-pub(super) fn takes(geometry: &ConvGeometry, e: &Emitter) -> bool {
+pub(super) fn supports(geometry: &ConvGeometry, e: &Emitter) -> bool {
     let (channels, result) = (geometry.image[2], geometry.rows() * geometry.filters);
     // A bound on the extents of an image with its border.
     let reached = |axis: usize| {
@@ -44,8 +44,8 @@ pub(super) fn takes(geometry: &ConvGeometry, e: &Emitter) -> bool {
 }
 
 /// Whether the kernels support the gradient of its image: the taps of a pixel must be a regular grid.
-pub(super) fn takes_grad_input(geometry: &ConvGeometry, e: &Emitter) -> bool {
-    takes(geometry, e)
+pub(super) fn supports_grad_input(geometry: &ConvGeometry, e: &Emitter) -> bool {
+    supports(geometry, e)
         && geometry.image[2].is_multiple_of(8)
         && geometry.image.iter().all(|&extent| extent > 0)
         && (0..2).all(|axis| geometry.conv.stride[axis] == 1 || geometry.conv.dilation[axis] == 1)
@@ -56,52 +56,54 @@ struct ImageView {
     address: u64,
     taps: InputTaps,
     /// Channels and filter width with their padding.
-    padded: usize,
+    padded_channels: usize,
     padded_width: usize,
 }
 
-fn view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageView {
+fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageView {
     let ([height, width, channels], kernel, stride) = (geometry.image, geometry.kernel, geometry.conv.stride);
-    let tap = geometry.conv.dilation.map(|d| d as isize);
+    let tap_step = geometry.conv.dilation.map(|d| d as isize);
     if channels.is_multiple_of(8) {
         let address = e.form(input, Storage::Bf16);
         let first = [0, 1].map(|axis| -(geometry.conv.padding[axis][0] as isize));
         let strides = [height * width * channels, width * channels, channels];
-        let taps = InputTaps { size: [height, width], strides, first, step: stride, tap, taps: kernel, channels };
-        return ImageView { address, taps, padded: channels, padded_width: kernel[1] };
+        let taps =
+            InputTaps { size: [height, width], strides, first, pixel_step: stride, tap_step, taps: kernel, channels };
+        return ImageView { address, taps, padded_channels: channels, padded_width: kernel[1] };
     }
     // Rows of taps start at multiples of 16 bytes.
-    let padded = if channels <= 4 && stride[1].is_multiple_of(2) { 4 } else { 8 };
-    let padded_width = (kernel[1] * padded).next_multiple_of(8) / padded;
+    let padded_channels = if channels <= 4 && stride[1].is_multiple_of(2) { 4 } else { 8 };
+    let padded_width = (kernel[1] * padded_channels).next_multiple_of(8) / padded_channels;
     let new_height = (geometry.output[0] - 1) * stride[0] + (kernel[0] - 1) * geometry.conv.dilation[0] + 1;
     let new_width = ((geometry.output[1] - 1) * stride[1] + padded_width).next_multiple_of(2);
     let pixels = geometry.batch * new_height * new_width;
-    let address = e.scratch(2 * pixels * padded);
+    let address = e.scratch(2 * pixels * padded_channels);
     let (from, stored) = e.stored(input);
     let border = CStruct::new()
         .u32s(&[height, width, channels, new_height, new_width])
         .u32s(&[geometry.conv.padding[0][0], geometry.conv.padding[1][0]]);
-    let variant = KernelVariant::new(&compile::CONV_LAYOUT).with("X", stored.name()).with("VEC", padded);
+    let variant = KernelVariant::new(&compile::CONV_LAYOUT).with("X", stored.name()).with("VEC", padded_channels);
     let arguments = KernelArguments::new().pointers(&[from, address]).fields(border).u64(pixels);
     e.spread(variant, "border_image", pixels, 1, arguments);
     let taps = InputTaps {
         size: [new_height, new_width],
-        strides: [new_height * new_width * padded, new_width * padded, padded],
+        strides: [new_height * new_width * padded_channels, new_width * padded_channels, padded_channels],
         first: [0, 0],
-        step: stride,
-        tap: [tap[0], 0],
+        pixel_step: stride,
+        tap_step: [tap_step[0], 0],
         taps: [kernel[0], 1],
-        channels: padded_width * padded,
+        channels: padded_width * padded_channels,
     };
-    ImageView { address, taps, padded, padded_width }
+    ImageView { address, taps, padded_channels, padded_width }
 }
 
-/// The filters in the order of the reduction, in scratch memory.
-fn ordered(filters: u64, order: &FilterOrder, taps: &InputTaps, e: &mut Emitter) -> u64 {
+/// Copies the filters to scratch memory in the order of the reduction.
+fn order_filters(filters: u64, order: &FilterOrder, taps: &InputTaps, e: &mut Emitter) -> u64 {
     let depth = taps.steps() * STEP;
     let rows = e.scratch(2 * order.rows * depth);
     let variant = KernelVariant::new(&compile::CONV_LAYOUT);
-    let arguments = KernelArguments::new().pointers(&[filters, rows]).fields(order.fields(taps.whole_steps(), depth));
+    let arguments =
+        KernelArguments::new().pointers(&[filters, rows]).fields(order.fields(taps.channel_blocked(), depth));
     e.spread(variant, "order_filters", order.rows * depth, 1, arguments);
     rows
 }
@@ -116,7 +118,7 @@ fn convolve(
     count: usize,
 ) {
     let block = BlockTile::of_pixels(pixels.count(), count, e.multiprocessors);
-    let variant = block.convolve(taps.whole_steps(), stored);
+    let variant = block.convolve(taps.channel_blocked(), stored);
     let arguments = KernelArguments::new()
         .pointers(&[x, filters, bias, y])
         .fields(pixels.fields())
@@ -136,7 +138,7 @@ fn output_pixels(geometry: &ConvGeometry) -> OutputPixels {
 pub(super) fn forward(geometry: &ConvGeometry, e: &mut Emitter) {
     let (y, weight) = (e.outputs[0].clone(), e.form(1, Storage::Bf16));
     let bias = if geometry.conv.bias { e.form(2, y.storage) } else { 0 };
-    let view = view(geometry, 0, e);
+    let view = image_view(geometry, 0, e);
     let filter_len = geometry.kernel[0] * geometry.kernel[1];
     let order = FilterOrder {
         rows: geometry.filters,
@@ -145,10 +147,10 @@ pub(super) fn forward(geometry: &ConvGeometry, e: &mut Emitter) {
         kernel: geometry.kernel,
         taps: [geometry.kernel[0], view.padded_width],
         first: [0, 0],
-        jump: [1, 1],
-        padded: view.padded,
+        tap_step: [1, 1],
+        padded_inner: view.padded_channels,
     };
-    let filters = ordered(weight, &order, &view.taps, e);
+    let filters = order_filters(weight, &order, &view.taps, e);
     convolve(
         e,
         [view.address, filters, bias, y.address],
@@ -159,8 +161,8 @@ pub(super) fn forward(geometry: &ConvGeometry, e: &mut Emitter) {
     );
 }
 
-/// With a stride, the taps of an input pixel depend on its position modulo the stride; each such class is a GEMM of its
-/// own.
+/// With a stride, the taps of an input pixel depend on its position modulo the stride; each such class is a
+/// separate GEMM.
 pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
     let (dx, dy, weight) = (e.outputs[0].clone(), e.form(0, Storage::Bf16), e.form(1, Storage::Bf16));
     let ([height, width, channels], stride) = (geometry.image, geometry.conv.stride);
@@ -178,8 +180,8 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
             size: geometry.output,
             strides: output_pixels(geometry).strides,
             first: [0, 1].map(|axis| (padded[axis] / stride[axis]) as isize),
-            step: [1, 1],
-            tap: geometry.conv.dilation.map(|d| -(d as isize)),
+            pixel_step: [1, 1],
+            tap_step: geometry.conv.dilation.map(|d| -(d as isize)),
             taps: counts,
             channels: geometry.filters,
         };
@@ -190,10 +192,10 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
             kernel: geometry.kernel,
             taps: counts,
             first,
-            jump: stride,
-            padded: geometry.filters,
+            tap_step: stride,
+            padded_inner: geometry.filters,
         };
-        let filters = ordered(weight, &order, &taps, e);
+        let filters = order_filters(weight, &order, &taps, e);
         let strides = [height * width * channels, stride[0] * width * channels, stride[1] * channels];
         let pixels = OutputPixels { images: geometry.batch, size, strides };
         let to = dx.address + ((class[0] * width + class[1]) * channels * dx.storage.bytes()) as u64;
@@ -203,14 +205,14 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
 
 pub(super) fn grad_weight(geometry: &ConvGeometry, e: &mut Emitter) {
     let (dw, dy) = (e.outputs[0].clone(), e.form(0, Storage::Bf16));
-    let view = view(geometry, 1, e);
+    let view = image_view(geometry, 1, e);
     let (pixels, columns) = (output_pixels(geometry), view.taps.columns());
     let block = BlockTile::of_filters(geometry.filters, columns);
     let tiles = geometry.filters.div_ceil(block.m) * columns.div_ceil(block.n);
     let split_bytes = 4 * geometry.filters * columns;
     let steps = pixels.count().div_ceil(STEP);
-    let each = steps_per_split(steps, tiles, block.blocks_per_sm * e.multiprocessors, split_bytes);
-    let blocks = steps.div_ceil(each);
+    let steps_each = steps_per_split(steps, tiles, block.blocks_per_sm * e.multiprocessors, split_bytes);
+    let blocks = steps.div_ceil(steps_each);
     // With 64 filters, each warpgroup of a block writes a split.
     let splits = blocks * 128 / block.m;
     let partials = e.scratch(splits * split_bytes);
@@ -220,12 +222,12 @@ pub(super) fn grad_weight(geometry: &ConvGeometry, e: &mut Emitter) {
         .fields(view.taps.fields())
         .u32(geometry.filters)
         .u32(columns)
-        .u32(each);
+        .u32(steps_each);
     e.kernel(block.correlate(), "correlate", [tiles, blocks, 1], 2 * WARPGROUP, block.shared(), arguments);
     let variant = KernelVariant::new(&compile::CONV_LAYOUT).with("Y", dw.storage.name());
     let arguments = [splits, geometry.filters, columns, geometry.image[2], geometry.kernel[0], geometry.kernel[1]]
         .iter()
-        .chain(&[view.padded, view.padded_width])
+        .chain(&[view.padded_channels, view.padded_width])
         .fold(KernelArguments::new().pointers(&[partials, dw.address]), |arguments, &n| arguments.u32(n));
     e.kernel(variant, "sum_split_k", [(geometry.filters * columns).div_ceil(THREADS), 1, 1], THREADS, 0, arguments);
 }
@@ -234,7 +236,7 @@ pub(super) fn grad_weight(geometry: &ConvGeometry, e: &mut Emitter) {
 pub(crate) fn convolution_variants() -> Vec<KernelVariant> {
     let blocks = [(1000, 64), (50176, 256), (12544, 512)].map(|(m, n)| BlockTile::of_pixels(m, n, 132));
     let convolve = blocks.iter().flat_map(|block| {
-        [false, true].into_iter().flat_map(|whole| [Storage::F32, Storage::Bf16].map(|y| block.convolve(whole, y)))
+        [false, true].into_iter().flat_map(|blocked| [Storage::F32, Storage::Bf16].map(|y| block.convolve(blocked, y)))
     });
     let correlate =
         [(64, 224), (64, 576), (128, 256), (128, 1152)].map(|(m, n)| BlockTile::of_filters(m, n).correlate());

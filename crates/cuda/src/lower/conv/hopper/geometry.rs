@@ -40,9 +40,9 @@ pub(super) struct InputTaps {
     /// The input pixel of the first tap of output pixel 0.
     pub first: [isize; 2],
     /// Input pixels between neighbouring output pixels.
-    pub step: [usize; 2],
+    pub pixel_step: [usize; 2],
     /// Input pixels between neighbouring taps.
-    pub tap: [isize; 2],
+    pub tap_step: [isize; 2],
     /// The number of taps.
     pub taps: [usize; 2],
     pub channels: usize,
@@ -56,8 +56,8 @@ impl InputTaps {
             .u32s(&self.size)
             .u32s(&self.strides)
             .u32s(&signed(self.first))
-            .u32s(&self.step)
-            .u32s(&signed(self.tap))
+            .u32s(&self.pixel_step)
+            .u32s(&signed(self.tap_step))
             .u32s(&self.taps)
             .u32(self.channels)
     }
@@ -67,8 +67,8 @@ impl InputTaps {
         self.taps[0] * self.taps[1] * self.channels
     }
 
-    /// `WHOLE_STEPS` of the kernels.
-    pub fn whole_steps(&self) -> bool {
+    /// `CHANNEL_BLOCKED` of the kernels.
+    pub fn channel_blocked(&self) -> bool {
         self.channels.is_multiple_of(STEP)
     }
 
@@ -86,20 +86,20 @@ pub(super) struct FilterOrder {
     pub kernel: [usize; 2],
     pub taps: [usize; 2],
     pub first: [usize; 2],
-    pub jump: [usize; 2],
-    pub padded: usize,
+    pub tap_step: [usize; 2],
+    pub padded_inner: usize,
 }
 
 impl FilterOrder {
-    pub fn fields(&self, whole_steps: bool, depth: usize) -> CStruct {
+    pub fn fields(&self, channel_blocked: bool, depth: usize) -> CStruct {
         CStruct::new()
             .u32s(&[self.rows, self.inner])
             .u32s(&self.strides)
             .u32s(&self.kernel)
             .u32s(&self.taps)
             .u32s(&self.first)
-            .u32s(&self.jump)
-            .u32s(&[self.padded, usize::from(whole_steps), depth])
+            .u32s(&self.tap_step)
+            .u32s(&[self.padded_inner, usize::from(channel_blocked), depth])
     }
 }
 

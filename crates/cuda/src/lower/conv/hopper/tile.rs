@@ -11,7 +11,7 @@ const ROW_BYTES: usize = 2 * STEP;
 const ALIGNMENT: usize = 1024;
 
 /// The most scratch memory for the partial sums of split-K.
-const MOST_SPLIT_BYTES: usize = 256 << 20;
+const MAX_SPLIT_BYTES: usize = 256 << 20;
 
 /// The tile of a block and the stages of its software pipeline. Chosen by measurements on an H200.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,13 +55,13 @@ impl BlockTile {
         self.m / 64
     }
 
-    pub fn convolve(&self, whole_steps: bool, y: Storage) -> KernelVariant {
+    pub fn convolve(&self, channel_blocked: bool, y: Storage) -> KernelVariant {
         KernelVariant::new(&compile::HOPPER_CONVOLVE)
             .with("WARPGROUPS", self.warpgroups())
             .with("BLOCK_N", self.n)
             .with("STAGES", self.stages)
             .with("BLOCKS_PER_SM", self.blocks_per_sm)
-            .with("WHOLE_STEPS", usize::from(whole_steps))
+            .with("CHANNEL_BLOCKED", usize::from(channel_blocked))
             .with("Y", y.name())
     }
 
@@ -80,7 +80,7 @@ pub(super) fn steps_per_split(steps: usize, tiles: usize, resident: usize, split
     /// Prologue and epilogue of a block, and the bytes that are written and read in the time of a step.
     const OVERHEAD: f64 = 4.0;
     const BYTES_PER_STEP: f64 = 3e6;
-    let most = (MOST_SPLIT_BYTES / (2 * split_bytes)).clamp(1, steps);
+    let most = (MAX_SPLIT_BYTES / (2 * split_bytes)).clamp(1, steps);
     let time = |splits: usize| {
         let waves = (tiles * splits).div_ceil(resident) as f64;
         waves * (steps.div_ceil(splits) as f64 + OVERHEAD) + (splits * split_bytes) as f64 / BYTES_PER_STEP
