@@ -66,7 +66,8 @@ impl Buffer {
             return None;
         }
         let start = memory.wrapping_byte_add(memory.align_offset(HUGE_PAGE));
-        // SAFETY: the range is inside the mapping. Where the system refuses, pages stay small, which is correct as well.
+        // SAFETY: the range is inside the mapping. Where the system refuses, pages stay small, which is correct as
+        // well.
         unsafe { libc::madvise(start, 4 * len, libc::MADV_HUGEPAGE) };
         Some(Buffer {
             start: NonNull::new(start.cast())?,
@@ -91,8 +92,8 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// The elements' address, valid as long as the buffer lives: unlike a pointer that is made from a borrow, it stays valid
-    /// when the buffer is borrowed again.
+    /// The elements' address, valid as long as the buffer lives: unlike a pointer that is made from a borrow, it stays
+    /// valid when the buffer is borrowed again.
     pub fn as_raw_slice(&self) -> *mut [f32] {
         std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len)
     }

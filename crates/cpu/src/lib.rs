@@ -44,4 +44,4 @@ pub mod thread_pool;
 
 pub use device::Cpu;
 pub use isa::Isa;
-pub use peak_flops::fma_peak;
+pub use peak_flops::measure_peak_flops;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use crate::Cpu;
 use crate::isa::fma_loop;
 
-/// Measures the peak rate of multiply-adds over all threads of a device, in FLOP/s: the best of several short runs, since
-/// other load on the machine can only lower it.
-pub fn fma_peak(cpu: &Cpu, time: Duration) -> f64 {
+/// Measures the peak rate of multiply-adds over all threads of a device, in FLOP/s: the best of several short runs,
+/// since other load on the machine can only lower it.
+pub fn measure_peak_flops(cpu: &Cpu, time: Duration) -> f64 {
     let (pool, isa, threads) = (cpu.pool(), cpu.isa(), cpu.threads());
     let (mut best, start, mut loops) = (0.0f64, Instant::now(), 1 << 12);
     while start.elapsed() < time {

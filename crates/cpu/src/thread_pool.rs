@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 /// short enough to cost an idle machine nothing.
 const SPIN: Duration = Duration::from_micros(50);
 
-// The state word: the number of the call (from bit 16 on), whether workers may still enter it (bit 15), and how many are
-// inside (the bits below).
+// The state word: the number of the call (from bit 16 on), whether workers may still enter it (bit 15), and how many
+// are inside (the bits below).
 const OPEN: u64 = 1 << 15;
 const INSIDE: u64 = OPEN - 1;
 const CALL: u64 = 1 << 16;
@@ -113,8 +113,8 @@ impl ThreadPool {
         self.run_with_worker(tasks, &|i, _| task(i));
     }
 
-    /// Like [`ThreadPool::run`], with the index of the thread as second argument: it is below [`ThreadPool::threads`], and no two
-    /// tasks of this call that run at the same time have the same one.
+    /// Like [`ThreadPool::run`], with the index of the thread as second argument: it is below [`ThreadPool::threads`],
+    /// and no two tasks of this call that run at the same time have the same one.
     pub fn run_with_worker(&self, tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
         let alone = tasks <= 1 || self.workers.is_empty() || IN_TASK.get();
         let guard = if alone {
@@ -154,7 +154,8 @@ impl ThreadPool {
         }
         shared.started.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
         let call = (shared.state.load(Ordering::Relaxed) & !(CALL - 1)).wrapping_add(CALL);
-        // SeqCst on `state` and `asleep`: the caller sees the sleeper or the sleeper sees the call, so no wake-up is lost.
+        // SeqCst on `state` and `asleep`: the caller sees the sleeper or the sleeper sees the call, so no wake-up is
+        // lost.
         shared.state.store(call | OPEN, Ordering::SeqCst);
         if shared.asleep.load(Ordering::SeqCst) > 0 {
             let _guard = shared.guard();
@@ -206,8 +207,8 @@ impl PoolState {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs tasks until none is left, first those of the thread's own share. A panic ends the call on all threads and is
-    /// kept for the caller.
+    /// Runs tasks until none is left, first those of the thread's own share. A panic ends the call on all threads and
+    /// is kept for the caller.
     fn run_tasks(&self, task: Task<'_>, tasks: usize, worker: usize) {
         let shares = self.started.len();
         IN_TASK.set(true);
@@ -215,7 +216,8 @@ impl PoolState {
             for share in (worker..shares).chain(0..worker) {
                 let (start, end) = (share * tasks / shares, (share + 1) * tasks / shares);
                 let started = &self.started[share].0;
-                // A load leaves the cache line shared, where `fetch_add` on a finished share would take it from its owner.
+                // A load leaves the cache line shared, where `fetch_add` on a finished share would take it from its
+                // owner.
                 while started.load(Ordering::Relaxed) < end - start {
                     let i = start + started.fetch_add(1, Ordering::Relaxed);
                     if i >= end {

@@ -1,5 +1,5 @@
-//! Packing of a head's rows into panels of whole vectors. Panels are about equally wide, so that no register tile is too
-//! narrow to keep the multiply-add units busy.
+//! Packing of a head's rows into panels of whole vectors. Panels are about equally wide, so that no register tile is
+//! too narrow to keep the multiply-add units busy.
 
 use super::HeadView;
 use crate::simd::{Kernel, Simd, TRANSPOSE};

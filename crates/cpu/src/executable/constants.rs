@@ -1,4 +1,5 @@
-//! Values that do not change from run to run: computed once from the parameters, and packed where matrix products read them.
+//! Values that do not change from run to run: computed once from the parameters, and packed where matrix products read
+//! them.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};

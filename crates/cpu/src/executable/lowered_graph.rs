@@ -13,8 +13,8 @@ use crate::device::Processor;
 use crate::isa::Isa;
 use crate::lower::{Lowered, WeightPacking, lower};
 
-/// From this many bytes on, values share arena ranges only with values of the same length, if the arena grows by at most a
-/// tenth: the parts of a range then stay in the caches of the same cores.
+/// From this many bytes on, values share arena ranges only with values of the same length, if the arena grows by at
+/// most a tenth: the parts of a range then stay in the caches of the same cores.
 const LARGE: usize = 1 << 20;
 
 /// A graph with its kernels chosen and its memory planned, before any is allocated.

@@ -41,8 +41,8 @@ impl Addresses<'_> {
     }
 }
 
-/// A kernel and the addresses of its operands, which are valid as long as the executable lives: the arena and the constant
-/// buffers never move.
+/// A kernel and the addresses of its operands, which are valid as long as the executable lives: the arena and the
+/// constant buffers never move.
 pub(super) struct KernelStep {
     kernel: NodeKernel,
     inputs: Vec<*const [f32]>,
@@ -95,9 +95,9 @@ impl KernelStep {
         }
         let inputs = &raw const *self.inputs as *const [&[f32]];
         let outputs = &raw mut *self.outputs as *mut [&mut [f32]];
-        // SAFETY: references and raw pointers to slices have the same layout. All memory is valid as long as the executable
-        // lives, which `run` borrows exclusively, and `assert_disjoint` has checked that what the kernel writes overlaps
-        // nothing else that it reads or writes.
+        // SAFETY: references and raw pointers to slices have the same layout. All memory is valid as long as the
+        // executable lives, which `run` borrows exclusively, and `assert_disjoint` has checked that what the kernel
+        // writes overlaps nothing else that it reads or writes.
         let (inputs, outputs, workspace) = unsafe { (&*inputs, &mut *outputs, &mut *self.workspace) };
         (self.kernel)(processor, inputs, outputs, workspace);
     }

@@ -3,7 +3,8 @@
 use crate::isa::Isa;
 use crate::simd::TileShape;
 
-/// MC: rows of A that a block keeps in the second-level cache.
+/// MC: rows of A that a block keeps in the second-level cache, a multiple of every register tile's rows (4, 6 or 8).
+/// With KC of at most 768 they are 288 KiB.
 pub(crate) const MC: usize = 96;
 /// More tasks than threads balance the load when other processes take time from some of them.
 const TASKS_PER_THREAD: usize = 6;

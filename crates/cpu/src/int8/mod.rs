@@ -152,5 +152,5 @@ fn quantise_rows(
     });
 }
 
-/// Bytes of A that a block keeps in the second-level cache.
+/// The most bytes of A in a block, which stay in the second-level cache beside the panels of B that pass through it.
 const BLOCK_BYTES: usize = 384 * 1024;

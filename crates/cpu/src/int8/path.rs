@@ -117,9 +117,10 @@ impl DotPath {
     }
 }
 
-/// MC: the most rows of a block.
+/// MC, the most rows of a block: a multiple of every register tile's rows (4, 6 or 8). Rows of bytes fit
+/// [`super::BLOCK_BYTES`] up to a k of 4032.
 const MC: usize = 96;
-/// The most rows of a block on AMX.
+/// MC on AMX: the most rows of a k of 768 that fit [`super::BLOCK_BYTES`], in multiples of the accumulators' 32.
 const AMX_MC: usize = 448;
 /// Fewer rows do not fill the tile registers.
 const AMX_MIN_ROWS: usize = 16;

@@ -7,8 +7,8 @@ use crate::simd::Simd;
 #[derive(Clone, Copy)]
 pub(super) struct PortableDot;
 
-// SAFETY: 4 lanes as in Portable: Left is one group of 2 activations, Right a group of 2 weights for each lane, and every
-// load and store has that extent.
+// SAFETY: 4 lanes as in Portable: Left is one group of 2 activations, Right a group of 2 weights for each lane, and
+// every load and store has that extent.
 unsafe impl Dot for PortableDot {
     portable_floats!();
     type Sums = [i32; 4];
@@ -72,8 +72,8 @@ unsafe impl Dot for PortableDot {
         let x = self.float().round(x);
         let mut words = [0i16; 4];
         for i in 0..4 {
-            // Stored without the zero point: min(round(x) + zero, 255) - zero. The zero point comes from the row's minimum, so
-            // no lower clamp is needed.
+            // Stored without the zero point: min(round(x) + zero, 255) - zero. The zero point comes from the row's
+            // minimum, so no lower clamp is needed.
             words[i] = (x[i] as i32).min(255 - zero) as i16;
         }
         // SAFETY: the caller guarantees 8 bytes.

@@ -1,5 +1,5 @@
-//! Lowering: every operation becomes a kernel, a closure that holds whatever follows from the shapes, so that running it
-//! allocates nothing.
+//! Lowering: every operation becomes a kernel, a closure that holds whatever follows from the shapes, so that running
+//! it allocates nothing.
 
 mod arithmetic;
 mod attention;
@@ -65,8 +65,8 @@ pub(crate) struct Lowered {
     /// Elements of workspace.
     pub workspace: usize,
     pub packing: Option<WeightPacking>,
-    /// Whether the kernel updates the pairs of [`vit_graph::ops::Operation::in_place`]: the output holds the input when it
-    /// starts.
+    /// Whether the kernel updates the pairs of [`vit_graph::ops::Operation::in_place`]: the output holds the input when
+    /// it starts.
     pub in_place: bool,
 }
 

@@ -1,6 +1,6 @@
-//! Piecewise polynomials for GELU, for instruction sets that look up a table of sixteen elements with one instruction. Each
-//! piece is 1/2 wide, with a polynomial of degree 6 in the distance from its middle. The minimax error is 1.5e-8 in GELU and
-//! 3.5e-8 in its derivative, rounding included; the first pieces are exact at 0, the last end at 0.
+//! Piecewise polynomials for GELU, for instruction sets that look up a table of sixteen elements with one instruction.
+//! Each piece is 1/2 wide, with a polynomial of degree 6 in the distance from its middle. The minimax error is 1.5e-8
+//! in GELU and 3.5e-8 in its derivative, rounding included; the first pieces are exact at 0, the last end at 0.
 
 /// The end of the last piece, to which arguments are clamped.
 pub(crate) const END: f32 = 6.5;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use vit_cpu::{Cpu, fma_peak};
+use vit_cpu::{Cpu, measure_peak_flops};
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::{DType, Init, Precision, Tensor};
 
@@ -47,7 +47,7 @@ impl Peak {
     /// FLOP/s, measured for this long.
     pub fn flops(&mut self, time: Duration) -> Result<f64, Error> {
         let (executable, side) = match self {
-            Peak::Registers(cpu) => return Ok(fma_peak(cpu, time)),
+            Peak::Registers(cpu) => return Ok(measure_peak_flops(cpu, time)),
             Peak::Product { executable, side } => (executable, *side),
         };
         let steps = executable.steps();

@@ -26,8 +26,8 @@ use split::{RowSplitter, SplitA, split_b};
 const PANEL: usize = Avx512::TILE_VECTORS * Avx512::LANES;
 /// The unit of column blocks: a multiple of a panel and of the accumulators.
 const COLUMN_UNIT: usize = 2 * PANEL;
-/// A cache line at the start of a thread's scratch; its first element is the tag of the block of B that the scratch holds,
-/// 0 for none.
+/// A cache line at the start of a thread's scratch; its first element is the tag of the block of B that the scratch
+/// holds, 0 for none.
 const TAG: usize = 16;
 
 /// Elements of workspace that [`run_tasks`] needs.
