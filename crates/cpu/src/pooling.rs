@@ -42,7 +42,7 @@ impl PoolGeometry {
     }
 }
 
-/// One line of the result.
+/// One row of the result.
 pub(crate) struct PoolRow<'a> {
     pub geometry: PoolGeometry,
     pub image: &'a [f32],

@@ -101,7 +101,7 @@ impl Device for Cuda {
     }
 }
 
-/// The rewrites that pay on a GPU.
+/// Applies the rewrites of this device.
 pub(crate) fn rewritten(graph: &Graph) -> Result<Graph, GraphError> {
     let graph = rewrite::eliminate_dead_tokens(graph)?;
     let graph = rewrite::relu_grad_from_output(&graph)?;

@@ -2,7 +2,7 @@
 //! that are compiled for the GPU found.
 //!
 //! Nothing of CUDA is needed to build this crate or to start a program with it: the driver and the two libraries are
-//! looked for when a [`Cuda`] is made, and [`Unavailable`] says in one line what is missing.
+//! looked for when a [`Cuda`] is opened, and [`Unavailable`] names what is missing.
 //!
 //! ```
 //! use vit_cuda::{Cuda, Precision};

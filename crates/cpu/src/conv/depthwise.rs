@@ -60,11 +60,11 @@ impl<F: ActivationFn> Kernel for DepthwiseRow<'_, F> {
         let g = self.geometry;
         let ow = g.output[1];
         let (stride, [left, _]) = (g.stride[1], g.padding[1]);
-        let reach = (g.kernel[1] - 1) * g.dilation[1];
+        let kernel_span = (g.kernel[1] - 1) * g.dilation[1];
         let mut x = 0;
         while x < ow {
             // A full tile must not read padding on the left or on the right.
-            let inside = x * stride >= left && (x + TILE_PIXELS - 1) * stride + reach < left + g.image[1];
+            let inside = x * stride >= left && (x + TILE_PIXELS - 1) * stride + kernel_span < left + g.image[1];
             if inside && x + TILE_PIXELS <= ow {
                 self.tile::<S, TILE_PIXELS>(s, x);
                 x += TILE_PIXELS;
@@ -84,13 +84,14 @@ impl<F: ActivationFn> DepthwiseRow<'_, F> {
         let Self { geometry: g, oy, bias, residual, .. } = *self;
         let (image, weight, out) = (self.image.as_ptr(), self.weight.as_ptr(), self.out.as_mut_ptr());
         let ([h, w, channels], [kh, kw]) = (g.image, g.kernel);
-        let [vertical, horizontal] = [(oy * g.stride[0], 0, h), (x * g.stride[1], 1, w)].map(|(at, axis, extent)| {
-            // The range of taps inside the image.
-            let (dilation, before) = (g.dilation[axis], g.padding[axis][0]);
-            let first = before.saturating_sub(at).div_ceil(dilation);
-            let end = (extent + before).saturating_sub(at).div_ceil(dilation);
-            (first, end)
-        });
+        let [vertical, horizontal] =
+            [(oy * g.stride[0], 0, h), (x * g.stride[1], 1, w)].map(|(start, axis, extent)| {
+                // The range of taps inside the image.
+                let (dilation, before) = (g.dilation[axis], g.padding[axis][0]);
+                let first = before.saturating_sub(start).div_ceil(dilation);
+                let end = (extent + before).saturating_sub(start).div_ceil(dilation);
+                (first, end)
+            });
         let (top, bottom) = (vertical.0.min(kh), vertical.1.min(kh));
         let (left, right) = if N > 1 { (0, kw) } else { (horizontal.0.min(kw), horizontal.1.min(kw)) };
         let step = g.stride[1] * channels;

@@ -108,7 +108,7 @@ impl Kernel for Macrokernel<'_> {
     }
 }
 
-/// How a register tile reaches C.
+/// How a register tile is stored to C.
 #[derive(Clone, Copy, PartialEq)]
 enum TileStore {
     /// The microkernel multiplies by the factor, adds the old C or the residual, and stores.
@@ -116,14 +116,14 @@ enum TileStore {
     /// The microkernel stores the sums to C, and one pass over the panel, which is still in the cache, applies the
     /// activation.
     PanelActivation,
-    /// As [`super::pipelined`] does it, for full tiles.
+    /// By [`super::pipelined`], for full tiles.
     Pipelined,
     /// The microkernel stores the sums to a buffer, from which [`SumsToC`] applies the epilogue and writes C.
     Buffered,
 }
 
 impl TileStore {
-    /// The fastest way for a panel. `add_c` says that C holds the sums of other kc blocks.
+    /// The fastest choice for a panel. `add_c`: C holds the sums of other kc blocks.
     #[inline(always)]
     fn choose<S: Simd>(
         epilogue: &Epilogue<'_>,
@@ -154,7 +154,7 @@ impl TileStore {
     }
 }
 
-/// No operand.
+/// No operand: a null pointer with row stride 0.
 const NONE: (*const f32, usize) = (std::ptr::null(), 0);
 
 /// The state of the loops. Its raw pointers are valid as [`GemmBlock::run`] requires.
@@ -175,7 +175,7 @@ struct GemmBody<'a, 'b, S> {
     k_start: usize,
     k_len: usize,
     add_c: bool,
-    /// Nothing, but in the last block.
+    /// Empty except in the last kc block.
     epilogue: Epilogue<'a>,
     d_activation: *mut f32,
     // Of the panel:

@@ -1,5 +1,5 @@
-//! Lowering: every operation becomes a kernel, a closure that holds whatever follows from the shapes, so that running
-//! it allocates nothing.
+//! Lowering: every operation becomes a kernel, a closure with everything that shapes decide, so that a run allocates
+//! nothing.
 
 mod arithmetic;
 mod attention;
@@ -25,7 +25,8 @@ use crate::device::Processor;
 use crate::isa::Isa;
 use crate::{gemm, int8};
 
-/// Reads inputs and writes outputs, given the workspace it asked for; an output without consumers is an empty slice.
+/// A function of inputs, outputs and workspace ([`Lowered::workspace`] elements); an output without consumers is an
+/// empty slice.
 pub(crate) type NodeKernel = Box<dyn Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send>;
 
 /// An input that the kernel reads in packed form.
@@ -86,7 +87,7 @@ impl Lowered {
     }
 }
 
-/// Lowers an operation; `fixed` says of each input whether it never changes between runs.
+/// Lowers an operation. `fixed[i]`: input `i` is the same in every run.
 pub(crate) fn lower(
     processor: &Processor,
     op: &Op,

@@ -8,7 +8,7 @@ use super::{Lowered, TASK};
 /// Axes of [`RowStrides`], a fixed number so that it needs no allocation.
 const MAX_AXES: usize = 8;
 
-/// A strided view as rows: the last axis is the row, all others number the rows.
+/// A strided view `[rows, row]`: the last axis is the row, all others are collapsed.
 #[derive(Clone, Copy)]
 pub(super) struct RowStrides {
     axes: usize,
@@ -38,12 +38,12 @@ impl RowStrides {
 
     /// The offset of row `index`.
     pub fn row(&self, mut index: usize) -> usize {
-        let mut at = self.offset;
+        let mut offset = self.offset;
         for axis in (0..self.axes).rev() {
-            at += index % self.extents[axis] * self.strides[axis];
+            offset += index % self.extents[axis] * self.strides[axis];
             index /= self.extents[axis];
         }
-        at
+        offset
     }
 
     /// The stride between the elements of a row.
@@ -59,11 +59,11 @@ fn strided_copy(shape: &Shape, view: RowStrides) -> Lowered {
     Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], rows_per_task * row, &|chunk, out| {
             for (i, out) in out.chunks_exact_mut(row).enumerate() {
-                let at = view.row(chunk * rows_per_task + i);
+                let start = view.row(chunk * rows_per_task + i);
                 match view.inner() {
-                    1 => out.copy_from_slice(&inputs[0][at..][..row]),
-                    0 => out.fill(inputs[0][at]),
-                    step => out.iter_mut().enumerate().for_each(|(j, out)| *out = inputs[0][at + j * step]),
+                    1 => out.copy_from_slice(&inputs[0][start..][..row]),
+                    0 => out.fill(inputs[0][start]),
+                    step => out.iter_mut().enumerate().for_each(|(j, out)| *out = inputs[0][start + j * step]),
                 }
             }
         });
@@ -110,10 +110,10 @@ pub(super) fn concat(op: &Concat, inputs: &[Type], y: &Type) -> Result<Lowered, 
     let stride = y.shape[op.axis] * inner;
     Ok(Lowered::new(move |_, inputs, outputs, _| {
         for o in 0..outer {
-            let mut at = o * stride;
+            let mut offset = o * stride;
             for (input, &block) in inputs.iter().zip(&blocks) {
-                outputs[0][at..][..block].copy_from_slice(&input[o * block..][..block]);
-                at += block;
+                outputs[0][offset..][..block].copy_from_slice(&input[o * block..][..block]);
+                offset += block;
             }
         }
     }))

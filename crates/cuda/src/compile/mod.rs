@@ -27,7 +27,7 @@ pub(crate) struct CompileTarget {
 impl CompileTarget {
     /// The target for a GPU of this compute capability. NVRTC must be loaded.
     pub fn of((major, minor): (u32, u32), driver: &str) -> CompileTarget {
-        let own = 10 * major + minor;
+        let capability = 10 * major + minor;
         let (mut count, mut rtc_major, mut rtc_minor) = (0, 0, 0);
         // SAFETY: NVRTC is loaded (`info::count`), the pointers are to live memory of the length that it returned.
         let known = unsafe {
@@ -37,10 +37,14 @@ impl CompileTarget {
             rtc::nvrtcGetSupportedArchs(known.as_mut_ptr());
             known
         };
-        let nearest = known.iter().map(|&a| a as u32).filter(|&a| a <= own).max().unwrap_or(own);
+        let nearest = known.iter().map(|&a| a as u32).filter(|&a| a <= capability).max().unwrap_or(capability);
         // wgmma and TMA need the architecture-specific target.
-        let architecture = if own == 90 && nearest == 90 { "90a".to_string() } else { nearest.to_string() };
-        CompileTarget { architecture, ptx: nearest != own, versions: format!("{rtc_major}.{rtc_minor} {driver}") }
+        let architecture = if capability == 90 && nearest == 90 { "90a".to_string() } else { nearest.to_string() };
+        CompileTarget {
+            architecture,
+            ptx: nearest != capability,
+            versions: format!("{rtc_major}.{rtc_minor} {driver}"),
+        }
     }
 
     /// NVRTC's options for a variant.

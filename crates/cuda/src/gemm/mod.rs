@@ -24,17 +24,17 @@ pub(crate) const WORKSPACE: usize = 32 << 20;
 pub(crate) struct Matrix {
     pub address: u64,
     /// The leading dimension: elements from one row to the next.
-    pub row: usize,
+    pub ld: usize,
     /// Whether the product takes its transpose.
     pub transposed: bool,
     /// Elements from one matrix of a batch to the next.
-    pub batch: usize,
+    pub batch_stride: usize,
 }
 
 impl Matrix {
     /// One matrix with dense rows.
-    pub fn dense(address: u64, row: usize) -> Self {
-        Matrix { address, row, transposed: false, batch: 0 }
+    pub fn dense(address: u64, ld: usize) -> Self {
+        Matrix { address, ld, transposed: false, batch_stride: 0 }
     }
 }
 
@@ -79,9 +79,9 @@ impl MatrixProduct {
         if self.result == Storage::E4m3 { Storage::Bf16 } else { self.result }
     }
 
-    /// Everything that the choice of an algorithm depends on, as text: it is a key of files.
+    /// Everything that the choice of an algorithm depends on, as text: the key of the choices in files.
     pub fn key(&self) -> String {
-        let matrix = |m: &Matrix| format!("{}{}/{}", if m.transposed { "t" } else { "n" }, m.row, m.batch);
+        let matrix = |m: &Matrix| format!("{}{}/{}", if m.transposed { "t" } else { "n" }, m.ld, m.batch_stride);
         let c = self.c.as_ref().map_or("-".into(), matrix);
         format!(
             "{:?} {} {} {}x{}x{}x{} {} {} {c} {} {} {}",
@@ -139,8 +139,8 @@ impl MatrixProduct {
 
     fn plain(&self) -> KernelLaunch {
         let strides = |m: &Matrix| {
-            let (rows, columns) = if m.transposed { (1, m.row) } else { (m.row, 1) };
-            CStruct::new().u64s(&[rows, columns, m.batch])
+            let (rows, columns) = if m.transposed { (1, m.ld) } else { (m.ld, 1) };
+            CStruct::new().u64s(&[rows, columns, m.batch_stride])
         };
         let c = self.c.unwrap_or(Matrix::dense(0, 0));
         KernelLaunch {
@@ -282,8 +282,8 @@ impl CublasMatmul {
             attribute!(set, descriptor.0, DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, 1i8)?;
         }
         let c = p.c.unwrap_or(p.d);
-        // Without an addend, `c` is the result itself (beta is 0), or null where its storage type would differ.
-        let at_c = if p.c.is_none() && p.addend_storage() != p.result { 0 } else { c.address };
+        // Without an addend, cuBLASLt gets the result as `c` (beta is 0), or null where `c` has another storage type.
+        let c_address = if p.c.is_none() && p.addend_storage() != p.result { 0 } else { c.address };
         let (operand, addend, result) = (data_type(p.operand), data_type(p.addend_storage()), data_type(p.result));
         // Rows and columns in column-major order.
         let stored =
@@ -297,7 +297,7 @@ impl CublasMatmul {
         Ok(Some(CublasMatmul {
             descriptor,
             layouts,
-            addresses: [p.b.address, p.a.address, at_c, p.d.address],
+            addresses: [p.b.address, p.a.address, c_address, p.d.address],
             beta: if p.c.is_some() { 1.0 } else { 0.0 },
             workspace: p.workspace,
             algorithm: lt::cublasLtMatmulAlgo_t { data: [0; 8] },
@@ -412,13 +412,13 @@ fn layout(
     let mut layout = MatrixLayout(std::ptr::null_mut());
     // SAFETY: the pointer is to a live variable.
     let status = unsafe {
-        lt::cublasLtMatrixLayoutCreate(&mut layout.0, data, rows as u64, columns as u64, matrix.row.max(1) as i64)
+        lt::cublasLtMatrixLayoutCreate(&mut layout.0, data, rows as u64, columns as u64, matrix.ld.max(1) as i64)
     };
     succeeded(status, "describing a matrix")?;
     if batch > 1 {
         let set = lt::cublasLtMatrixLayoutSetAttribute;
         attribute!(set, layout.0, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batch as i32)?;
-        let stride = matrix.batch as i64;
+        let stride = matrix.batch_stride as i64;
         attribute!(set, layout.0, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride)?;
     }
     Ok(layout)

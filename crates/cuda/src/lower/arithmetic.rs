@@ -14,7 +14,7 @@ pub(super) fn elementwise(function: &str, parameter: f32, e: &mut Emitter) {
     let count = y.shape.elements();
     let variant = variant(function, x.storage, y.storage);
     let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).f32(parameter).u64(count);
-    e.spread(variant, "elementwise", count, VECTOR, arguments);
+    e.kernel_1d(variant, "elementwise", count, VECTOR, arguments);
 }
 
 fn variant(function: &str, a: Storage, y: Storage) -> KernelVariant {
@@ -45,7 +45,7 @@ pub(super) fn elementwise2(function: &str, e: &mut Emitter) -> Result<(), String
         .with("Y", y.storage.name());
     let pointers = KernelArguments::new().pointers(&[a.address, b.address, y.address]);
     if a.shape == b.shape {
-        e.spread(variant, "elementwise2", count, VECTOR, pointers.u64(count));
+        e.kernel_1d(variant, "elementwise2", count, VECTOR, pointers.u64(count));
         return Ok(());
     }
     let strides = [a.shape.broadcast_strides(&y.shape), b.shape.broadcast_strides(&y.shape)];
@@ -73,6 +73,6 @@ pub(super) fn elementwise2(function: &str, e: &mut Emitter) -> Result<(), String
         .u64s(&padded(&strides[0]))
         .u64s(&padded(&strides[1]));
     let variant = variant.with("VEC", vec).with("INDEX", index_type(vectors));
-    e.spread(variant, "elementwise2_broadcast", vectors, 1, pointers.fields(broadcast).u64(vectors));
+    e.kernel_1d(variant, "elementwise2_broadcast", vectors, 1, pointers.fields(broadcast).u64(vectors));
     Ok(())
 }

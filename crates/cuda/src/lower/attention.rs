@@ -31,8 +31,8 @@ struct AttentionCall {
     extents: Extents,
     /// Query, key and value, all in one storage type.
     operands: [u64; 3],
-    /// The strides of their tokens in elements.
-    rows: [usize; 3],
+    /// From one token to the next, in elements.
+    strides: [usize; 3],
     storage: Storage,
     bias: Option<Operand>,
     groups: usize,
@@ -70,8 +70,8 @@ struct AttentionGradients {
     lse: u64,
     /// The gradients of query, key and value.
     results: [u64; 3],
-    /// The stride of their tokens in elements.
-    row: usize,
+    /// From one token to the next in each, in elements.
+    stride: usize,
     bias: Option<Operand>,
 }
 
@@ -85,17 +85,17 @@ impl AttentionCall {
             return Err(format!("heads of {} are larger than {MAX_HEAD}", extents.head));
         }
         let (width, storage) = (extents.width(), e.inputs[first].storage);
-        let (operands, rows) = if op.packed {
-            let start = e.form(first, storage);
+        let (operands, strides) = if op.packed {
+            let start = e.input_as(first, storage);
             ([0, 1, 2].map(|part| start + (part * width * storage.bytes()) as u64), [3 * width; 3])
         } else {
-            ([0, 1, 2].map(|part| e.form(first + part, storage)), [width; 3])
+            ([0, 1, 2].map(|part| e.input_as(first + part, storage)), [width; 3])
         };
         let next = first + op.operands();
         let bias = op.bias.then(|| e.inputs[next].clone());
         let groups = bias.as_ref().map_or(1, |b| b.shape[0]);
         let seed = op.dropout.map_or(0, |_| e.inputs[next + usize::from(op.bias)].address);
-        Ok(AttentionCall { op: *op, extents, operands, rows, storage, bias, groups, seed })
+        Ok(AttentionCall { op: *op, extents, operands, strides, storage, bias, groups, seed })
     }
 
     fn variant(&self) -> KernelVariant {
@@ -112,7 +112,7 @@ impl AttentionCall {
         CStruct::new()
             .u32s(&[x.heads, x.queries, x.keys, self.groups, x.batch])
             .f32(self.op.scale)
-            .u64s(&self.rows)
+            .u64s(&self.strides)
             .u64(x.width() as u64)
             .u64s(&gradients)
     }
@@ -125,10 +125,10 @@ impl AttentionCall {
         self.bias.as_ref().map_or(0, |b| b.address)
     }
 
-    /// Bytes of shared memory: tiles of tokens, squares of scores, statistics per row.
-    fn shared(&self, tiles: usize, squares: usize, statistics: usize) -> usize {
+    /// Bytes of shared memory: tiles of tokens, tiles of scores, statistics per row.
+    fn shared(&self, token_tiles: usize, score_tiles: usize, statistics: usize) -> usize {
         let pitch = 16 * self.extents.head.div_ceil(16) + 1;
-        4 * (tiles * TILE * pitch + squares * TILE * (TILE + 1) + statistics * TILE)
+        4 * (token_tiles * TILE * pitch + score_tiles * TILE * (TILE + 1) + statistics * TILE)
     }
 }
 
@@ -146,12 +146,12 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let stored = if out.storage == Storage::E4m3 { call.storage } else { out.storage };
     let variant = call.variant().with("O", stored.name());
     let [q, k, v] = call.operands;
-    if hopper::takes(&call, e) && (out.storage == call.storage || out.storage == Storage::E4m3) {
+    if hopper::supports(&call, e) && (out.storage == call.storage || out.storage == Storage::E4m3) {
         hopper::forward(&call, result, &out, lse, e);
     } else {
         let count = out.shape.elements();
         let to = if stored == out.storage { result } else { e.scratch(count * stored.bytes()) };
-        if mma::takes(&call, e) && stored == Storage::Bf16 {
+        if mma::supports(&call, e) && stored == Storage::Bf16 {
             mma::forward(&call, to, lse, e);
         } else {
             let arguments = KernelArguments::new()
@@ -182,7 +182,7 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     }
     let (dy, out, lse) = (e.inputs[0].clone(), e.inputs[1].clone(), e.inputs[2].address);
     let width = x.width();
-    let (gradients, rows) = if op.packed {
+    let (gradients, strides) = if op.packed {
         let d = &e.outputs[0];
         let part = |part: usize| if d.is_used() { d.address + (part * width * d.storage.bytes()) as u64 } else { 0 };
         ([0, 1, 2].map(|i| (part(i), d.storage)), [3 * width; 3])
@@ -195,40 +195,42 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     if all_bf16 && gradients.iter().all(|&(address, _)| address != 0) {
         let results = gradients.map(|(address, _)| address);
         let bias = dbias.clone();
-        let gradient = AttentionGradients { out: out.address, dy: dy.address, lse, results, row: rows[0], bias };
-        if hopper::takes(&call, e) {
+        let gradient = AttentionGradients { out: out.address, dy: dy.address, lse, results, stride: strides[0], bias };
+        if hopper::supports(&call, e) {
             hopper::backward(&call, &gradient, e);
             return Ok(());
         }
-        if mma::takes(&call, e) {
+        if mma::supports(&call, e) {
             mma::backward(&call, &gradient, e);
             return Ok(());
         }
     }
     let delta = e.scratch(4 * x.score_rows());
     let variant = call.variant().with("DY", dy.storage.name()).with("O", out.storage.name());
-    let arguments =
-        KernelArguments::new().pointers(&[out.address, dy.address, delta]).fields(call.shape(rows)).u64(x.score_rows());
+    let arguments = KernelArguments::new()
+        .pointers(&[out.address, dy.address, delta])
+        .fields(call.shape(strides))
+        .u64(x.score_rows());
     let grid = [x.score_rows().div_ceil(THREADS / 32), 1, 1];
     e.kernel(variant.clone(), "attention_delta", grid, THREADS, 0, arguments);
 
     let [q, k, v] = call.operands;
     let common = KernelArguments::new().pointers(&[q, k, v, call.bias(), call.seed, dy.address, lse, delta]);
     let [(dq, dq_storage), (dk, dk_storage), (dv, dv_storage)] = gradients;
-    // Key and value gradients of one storage type come from one launch, else from two.
+    // One launch computes both gradients of keys and values if they have one storage type.
     let launches = if dk_storage == dv_storage {
         vec![(dk, dv, dk_storage)]
     } else {
         vec![(dk, 0, dk_storage), (0, dv, dv_storage)]
     };
     for (dk, dv, storage) in launches.into_iter().filter(|(dk, dv, _)| dk | dv != 0) {
-        let arguments = common.clone().pointers(&[dk, dv]).fields(call.shape(rows)).fields(call.mask());
+        let arguments = common.clone().pointers(&[dk, dv]).fields(call.shape(strides)).fields(call.mask());
         let variant = variant.clone().with("DX", storage.name());
         let grid = [x.tiles(x.keys), 1, 1];
         e.kernel(variant, "attention_grad_keys", grid, THREADS, call.shared(4, 2, 0), arguments);
     }
     if dq != 0 {
-        let arguments = common.clone().pointer(dq).fields(call.shape(rows)).fields(call.mask());
+        let arguments = common.clone().pointer(dq).fields(call.shape(strides)).fields(call.mask());
         let variant = variant.clone().with("DX", dq_storage.name());
         let grid = [x.tiles(x.queries), 1, 1];
         e.kernel(variant, "attention_grad_queries", grid, THREADS, call.shared(4, 1, 0), arguments);
@@ -237,20 +239,21 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
         let count = dbias.shape.elements();
         // With few elements, the sum over samples is split among several blocks.
         let (blocks, samples) = (count.div_ceil(THREADS), x.batch / call.groups);
-        let per_split = samples.div_ceil((16 * e.multiprocessors).div_ceil(blocks)).max(1);
-        let splits = samples.div_ceil(per_split);
-        let partial = e.scratch(4 * splits * count);
-        let arguments = common.pointer(partial).fields(call.shape(rows)).fields(call.mask()).u32(per_split).u64(count);
+        let samples_per_split = samples.div_ceil((16 * e.multiprocessors).div_ceil(blocks)).max(1);
+        let splits = samples.div_ceil(samples_per_split);
+        let partials = e.scratch(4 * splits * count);
+        let arguments =
+            common.pointer(partials).fields(call.shape(strides)).fields(call.mask()).u32(samples_per_split).u64(count);
         e.kernel(variant, "attention_grad_bias", [blocks, splits, 1], THREADS, 0, arguments);
-        sum_bias_splits(partial, splits, &dbias, e);
+        sum_bias_splits(partials, splits, &dbias, e);
     }
     Ok(())
 }
 
 /// The gradient of a bias from its partial sums `[splits, elements]`.
-fn sum_bias_splits(partial: u64, splits: usize, dbias: &Operand, e: &mut Emitter) {
+fn sum_bias_splits(partials: u64, splits: usize, dbias: &Operand, e: &mut Emitter) {
     let count = dbias.shape.elements();
     let variant = KernelVariant::new(&compile::BIAS_GRADIENT).with("DX", dbias.storage.name());
-    let arguments = KernelArguments::new().pointers(&[partial, dbias.address]).u32(splits).u64(count);
+    let arguments = KernelArguments::new().pointers(&[partials, dbias.address]).u32(splits).u64(count);
     e.kernel(variant, "bias_gradient", [count.div_ceil(32), 1, 1], THREADS, 0, arguments);
 }

@@ -100,7 +100,7 @@ fn im2col(
     let elements = count * geometry.rows() * geometry.columns();
     let from = image + (start * geometry.image_len() * stored.bytes()) as u64;
     let arguments = KernelArguments::new().pointer(from).pointer(to).fields(geometry.shape(group)).u64(elements);
-    e.spread(variant, "im2col", elements, 1, arguments);
+    e.kernel_1d(variant, "im2col", elements, 1, arguments);
 }
 
 pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
@@ -109,8 +109,8 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
         return hopper::forward(&geometry, e);
     }
     let (operand, x, y) = (e.operand_storage(), e.stored(0), e.outputs[0].clone());
-    let weight = e.form(1, operand);
-    let bias = op.bias.then(|| e.form(2, y.storage));
+    let weight = e.input_as(1, operand);
+    let bias = op.bias.then(|| e.input_as(2, y.storage));
     let images = geometry.images(operand.bytes());
     let im2col_matrix = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
     let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());
@@ -135,7 +135,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
         return hopper::grad_input(&geometry, e);
     }
     let (operand, dx) = (e.operand_storage(), e.outputs[0].clone());
-    let (dy, weight) = (e.form(0, operand), e.form(1, operand));
+    let (dy, weight) = (e.input_as(0, operand), e.input_as(1, operand));
     let images = geometry.images(operand.bytes());
     let im2col_matrix = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
     let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());
@@ -154,7 +154,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
         let to = dx.address + (start * geometry.image_len() * dx.storage.bytes()) as u64;
         let arguments =
             KernelArguments::new().pointer(im2col_matrix).pointer(to).fields(geometry.shape(group)).u64(elements);
-        e.spread(variant, "col2im", elements, 1, arguments);
+        e.kernel_1d(variant, "col2im", elements, 1, arguments);
     }
 }
 
@@ -164,7 +164,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
         return hopper::grad_weight(&geometry, e);
     }
     let (operand, x, dw) = (e.operand_storage(), e.stored(1), e.outputs[0].clone());
-    let dy = e.form(0, operand);
+    let dy = e.input_as(0, operand);
     let images = geometry.images(operand.bytes());
     let im2col_matrix = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
     let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());

@@ -43,7 +43,7 @@ fn transposed_filters(e: &mut Emitter) -> u64 {
     let taps = e.scratch(4 * channels * count);
     let variant = KernelVariant::new(&compile::DEPTHWISE).with("W", stored.name());
     let arguments = KernelArguments::new().pointers(&[from, taps]).u32(channels).u32(count);
-    e.spread(variant, "transpose_filters", channels * count, 1, arguments);
+    e.kernel_1d(variant, "transpose_filters", channels * count, 1, arguments);
     taps
 }
 
@@ -51,14 +51,14 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let y = e.outputs[0].clone();
     let fields = shape(op, &e.inputs[0].shape, &e.inputs[1].shape, &y.shape);
     let (x, taps) = (e.stored(0), transposed_filters(e));
-    let bias = if op.bias { e.form(2, y.storage) } else { 0 };
+    let bias = if op.bias { e.input_as(2, y.storage) } else { 0 };
     let variant = KernelVariant::new(&compile::DEPTHWISE)
         .with("VEC", channel_vector(y.shape[3]))
         .with("X", x.1.name())
         .with("Y", y.storage.name());
     let count = runs(&y.shape);
     let arguments = KernelArguments::new().pointers(&[x.0, taps, bias, y.address]).fields(fields).u64(count);
-    e.spread(variant, "depthwise", count, 1, arguments);
+    e.kernel_1d(variant, "depthwise", count, 1, arguments);
 }
 
 pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
@@ -71,7 +71,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
         .with("Y", dx.storage.name());
     let count = runs(&dx.shape);
     let arguments = KernelArguments::new().pointers(&[dy.0, taps, dx.address]).fields(fields).u64(count);
-    e.spread(variant, "depthwise_grad_input", count, 1, arguments);
+    e.kernel_1d(variant, "depthwise_grad_input", count, 1, arguments);
 }
 
 pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
@@ -98,5 +98,5 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     }
     let variant = KernelVariant::new(&compile::DEPTHWISE).with("Y", dw.storage.name());
     let arguments = KernelArguments::new().pointers(&[partials, dw.address]).u32(splits).u32(taps).u32(channels);
-    e.spread(variant, "depthwise_reduce_weight_grad", taps * channels, 1, arguments);
+    e.kernel_1d(variant, "depthwise_reduce_weight_grad", taps * channels, 1, arguments);
 }

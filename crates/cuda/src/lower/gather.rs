@@ -11,7 +11,7 @@ pub(super) fn gather(e: &mut Emitter) {
     let variant = KernelVariant::new(&compile::GATHER).with("X", table.storage.name()).with("Y", y.storage.name());
     let arguments =
         KernelArguments::new().pointers(&[table.address, indices.address, y.address]).u32(rows).u32(inner).u64(count);
-    e.spread(variant, "gather", count, 1, arguments);
+    e.kernel_1d(variant, "gather", count, 1, arguments);
 }
 
 pub(super) fn gather_grad(e: &mut Emitter) {

@@ -69,18 +69,18 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
         (e.quantised(0), e.inputs[1].e4m3, Storage::E4m3)
     } else {
         let operand = e.operand_storage();
-        (e.form(0, operand), e.form(1, operand), operand)
+        (e.input_as(0, operand), e.input_as(1, operand), operand)
     };
     let weight = Matrix { transposed: true, ..Matrix::dense(weight, k) };
     let mut product = e.product([1, m, n, k], Matrix::dense(x, k), weight, (Matrix::dense(y.address, n), y.storage));
     (product.operand, product.scales) = (operand, scales);
-    product.bias = bias.map(|i| e.form(i, product.addend_storage()));
+    product.bias = bias.map(|i| e.input_as(i, product.addend_storage()));
     let mut whole = product.clone();
     if y.storage == Storage::E4m3 {
         whole.scales.d = y.scales;
     }
     if op.activation.is_none() && scale.is_none() {
-        whole.c = residual.map(|i| Matrix::dense(e.form(i, whole.addend_storage()), n));
+        whole.c = residual.map(|i| Matrix::dense(e.input_as(i, whole.addend_storage()), n));
         if operand == Storage::E4m3 && residual.is_some() && m * n > 0 {
             let before = e.requests.len();
             e.multiply(product);
@@ -124,31 +124,31 @@ fn epilogue(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
     let variant = activation_variant(op.activation).with("Y", y.storage.name());
     if y.storage == Storage::E4m3 {
         let arguments = KernelArguments::new().pointers(&[x.address, y.address, y.scales]).u64(count);
-        e.spread(variant.with("X", x.storage.name()), "activation_quantised", count, VECTOR, arguments);
+        e.kernel_1d(variant.with("X", x.storage.name()), "activation_quantised", count, VECTOR, arguments);
         return;
     }
     let (scale, residual) = (scale.map_or(0, |i| e.inputs[i].address), residual.map(|i| e.inputs[i].clone()));
     let variant = variant.with("R", residual.as_ref().map_or(y.storage, |r| r.storage).name());
     let arguments = KernelArguments::new().pointers(&[y.address, scale, residual.map_or(0, |r| r.address)]);
-    e.spread(variant, "linear_epilogue", count, VECTOR, arguments.u32(n).u64(count));
+    e.kernel_1d(variant, "linear_epilogue", count, VECTOR, arguments.u32(n).u64(count));
 }
 
 pub(super) fn matmul(op: &MatMul, e: &mut Emitter) {
     let [batch, m, n, k] = op.extents(&e.inputs[0].shape, &e.inputs[1].shape);
     let operand = e.operand_storage();
     let a = Matrix {
-        address: e.form(0, operand),
-        row: if op.transpose_a { m } else { k },
+        address: e.input_as(0, operand),
+        ld: if op.transpose_a { m } else { k },
         transposed: op.transpose_a,
-        batch: m * k,
+        batch_stride: m * k,
     };
     let b = Matrix {
-        address: e.form(1, operand),
-        row: if op.transpose_b { k } else { n },
+        address: e.input_as(1, operand),
+        ld: if op.transpose_b { k } else { n },
         transposed: op.transpose_b,
-        batch: k * n,
+        batch_stride: k * n,
     };
-    let d = Matrix { address: e.outputs[0].address, row: n, transposed: false, batch: m * n };
+    let d = Matrix { address: e.outputs[0].address, ld: n, transposed: false, batch_stride: m * n };
     let storage = e.outputs[0].storage;
     let product = e.product([batch, m, n, k], a, b, (d, storage));
     e.multiply(product);

@@ -1,7 +1,7 @@
 //! Lowering: from an operation to the requests (kernels, products, copies) that compute it.
 //!
-//! It is a pure function of operation, shapes, storage types and addresses. It runs twice: with placeholder addresses,
-//! to learn how much scratch memory a node needs, and with the final ones.
+//! Lowering is a pure function of operation, shapes, storage types and addresses. It runs twice: with placeholder
+//! addresses, to find the scratch memory of each node, and with the final ones.
 
 mod arithmetic;
 mod attention;
@@ -176,8 +176,8 @@ impl Emitter {
         }));
     }
 
-    /// A kernel whose threads have `each` of `count` elements each.
-    fn spread(
+    /// A one-dimensional launch over `count` elements, `each` per thread.
+    fn kernel_1d(
         &mut self,
         variant: KernelVariant,
         name: &'static str,
@@ -190,8 +190,8 @@ impl Emitter {
         }
     }
 
-    /// The address of an input in a storage type, converted into scratch memory if it is not stored in it.
-    fn form(&mut self, input: usize, storage: Storage) -> u64 {
+    /// The address of an input in a storage type; converted into scratch memory unless it is stored in that type.
+    fn input_as(&mut self, input: usize, storage: Storage) -> u64 {
         let operand = self.inputs[input].clone();
         if operand.storage == storage && operand.address != 0 {
             return operand.address;
@@ -217,7 +217,7 @@ impl Emitter {
         }
     }
 
-    /// The address of an input in e4m3, quantised into scratch memory if it is not stored in it.
+    /// The address of an input in e4m3; quantised into scratch memory unless it is stored in e4m3.
     fn quantised(&mut self, input: usize) -> u64 {
         let x = self.inputs[input].clone();
         if x.storage == Storage::E4m3 {
@@ -230,7 +230,7 @@ impl Emitter {
 
     fn quantise(&mut self, (from, stored): (u64, Storage), to: u64, scales: u64, count: usize) {
         let variant = KernelVariant::new(&compile::FP8).with("X", stored.name());
-        self.spread(
+        self.kernel_1d(
             variant,
             "quantise",
             count,
@@ -252,7 +252,7 @@ impl From<String> for Unsupported {
     }
 }
 
-/// Kernels take extents in 32 bits.
+/// Checks that kernels can take the extents, in 32 bits.
 fn fits(extents: &[usize]) -> Result<(), String> {
     match extents.iter().find(|&&extent| extent > u32::MAX as usize / 2) {
         Some(extent) => Err(format!("an extent of {extent} is too large for this device")),
@@ -316,7 +316,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::SigmoidCrossEntropy(_) => loss::sigmoid_cross_entropy(e),
         Op::OneHotMax(_) => loss::one_hot_max(e),
         update if optimise::is_update(update) => optimise::updates(&[update], e),
-        // Fusions that only the CPU's rewrites make.
+        // Fused operations of rewrites that only the CPU applies.
         other => return Err(format!("{} is only for the CPU", other.name()).into()),
     }
     Ok(())
@@ -324,7 +324,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
 
 pub(crate) use norm::NormGradFusion;
 pub(crate) use optimise::{is_optimiser, share_launch};
-pub(crate) use rows::takes_sums;
+pub(crate) use rows::supports_column_sums;
 
 /// Updates of several parameters in shared launches; the emitter has the inputs and outputs of all, one update after
 /// another.
@@ -337,9 +337,9 @@ pub(crate) fn dropped_add_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
     norm::forward(op, Some(1), Some(drop), e);
 }
 
-/// A layer norm's gradient with fused operations, whose inputs and outputs follow its own.
-pub(crate) fn norm_grad(along: NormGradFusion, e: &mut Emitter) {
-    norm::backward(along, e);
+/// A layer norm's gradient with fused operations; their inputs and outputs follow those of the gradient.
+pub(crate) fn norm_grad(fused: NormGradFusion, e: &mut Emitter) {
+    norm::backward(fused, e);
 }
 
 /// An activation's gradient and its column sums.

@@ -86,7 +86,7 @@ fn copy(
         .with("VEC", vec)
         .with("INDEX", index_type(vectors));
     let arguments = KernelArguments::new().pointer(from.address).pointer(to.address).fields(copy_strides).u64(vectors);
-    e.spread(variant, "copy", vectors, 1, arguments);
+    e.kernel_1d(variant, "copy", vectors, 1, arguments);
     Ok(())
 }
 

@@ -41,9 +41,9 @@ pub(super) fn global_norm(e: &mut Emitter) {
 
 /// How the kernels compute one update.
 ///
-/// Its inputs are the parameter, the gradient (or new value), `state` tensors of optimiser state, the learning rate (or
-/// whatever else each tensor has one of), and scalars that all tensors share. Its outputs are the new parameter and
-/// state.
+/// The inputs of an update are the parameter, the gradient (or new value), `state` tensors of optimiser state, the
+/// learning rate (or another scalar of this tensor), and scalars that all tensors share. Its outputs are the new
+/// parameter and state.
 struct UpdateKernel {
     kernel: &'static str,
     /// Tensors of optimiser state, at most two.
@@ -121,7 +121,7 @@ impl UpdateKernel {
                 ..rule
             },
             Op::MovingAverage(_) => UpdateKernel { kernel: "moving_average", shared_scalars: 1, ..rule },
-            // The kernel reads the norm where an optimiser has its rate.
+            // The norm is in place of the learning rate.
             Op::GuardedUpdate(_) => UpdateKernel { kernel: "guarded_update", ..rule },
             _ => return None,
         })

@@ -39,7 +39,7 @@ pub(super) fn patchify(op: &Patchify, e: &mut Emitter) {
         .with("INDEX", index_type(vectors));
     let arguments =
         KernelArguments::new().pointer(x.address).pointer(y.address).fields(patch_grid(op, &x.shape)).u64(vectors);
-    e.spread(variant, "patchify", vectors, 1, arguments);
+    e.kernel_1d(variant, "patchify", vectors, 1, arguments);
 }
 
 pub(super) fn unpatchify(op: &Unpatchify, e: &mut Emitter) {
@@ -53,5 +53,5 @@ pub(super) fn unpatchify(op: &Unpatchify, e: &mut Emitter) {
         .fields(patch_grid(&op.patchify, &op.image))
         .u32(first)
         .u64(count);
-    e.spread(variant, "unpatchify", count, 1, arguments);
+    e.kernel_1d(variant, "unpatchify", count, 1, arguments);
 }

@@ -25,14 +25,14 @@ pub(super) fn forward(op: &Pool2d, e: &mut Emitter) {
     let variant = variant(op, vec).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments =
         KernelArguments::new().pointers(&[x.address, y.address]).fields(shape(op, &x.shape, &y.shape)).u64(count);
-    e.spread(variant, "pool", count, 1, arguments);
+    e.kernel_1d(variant, "pool", count, 1, arguments);
 }
 
 pub(super) fn backward(op: &Pool2d, e: &mut Emitter) {
     let (dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
     let vec = channel_vector(x.shape.last());
     let shape = shape(op, &x.shape, &dy.shape);
-    // The largest value of the type stands for no tap.
+    // The largest value of the type is `NO_TAP`.
     let small = op.kernel[0] * op.kernel[1] < usize::from(u8::MAX);
     let (tap, bytes) = if small { ("u8", 1) } else { ("u32", 4) };
     let variant = variant(op, vec).with("TAP", tap);
@@ -41,10 +41,10 @@ pub(super) fn backward(op: &Pool2d, e: &mut Emitter) {
         taps = e.scratch(bytes * dy.shape.elements());
         let count = dy.shape.elements() / vec;
         let arguments = KernelArguments::new().pointers(&[x.address, taps]).fields(shape.clone()).u64(count);
-        e.spread(variant.clone().with("X", x.storage.name()), "argmax", count, 1, arguments);
+        e.kernel_1d(variant.clone().with("X", x.storage.name()), "argmax", count, 1, arguments);
     }
     let count = dx.shape.elements() / vec;
     let variant = variant.with("DY", dy.storage.name()).with("Y", dx.storage.name());
     let arguments = KernelArguments::new().pointers(&[dy.address, taps, dx.address]).fields(shape).u64(count);
-    e.spread(variant, "pool_grad", count, 1, arguments);
+    e.kernel_1d(variant, "pool_grad", count, 1, arguments);
 }

@@ -18,7 +18,7 @@ pub(super) fn activation(op: Activation, e: &mut Emitter) {
     let count = y.shape.elements();
     let variant = activation_variant(Some(op)).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).u64(count);
-    e.spread(variant, "activation", count, 2 * VECTOR, arguments);
+    e.kernel_1d(variant, "activation", count, 2 * VECTOR, arguments);
 }
 
 pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
@@ -29,14 +29,14 @@ pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
         .with("DY", dy.storage.name())
         .with("Y", dx.storage.name());
     let arguments = KernelArguments::new().pointers(&[x.address, dy.address, dx.address]).u64(count);
-    e.spread(variant, "activation_grad", count, VECTOR, arguments);
+    e.kernel_1d(variant, "activation_grad", count, VECTOR, arguments);
 }
 
 /// The columns of a block of `activation_grad_sums`: `LANES * VEC`.
 const COLUMNS: usize = 64;
 
 /// Whether [`activation_grad_and_sums`] supports rows of this length.
-pub(crate) fn takes_sums(columns: usize) -> bool {
+pub(crate) fn supports_column_sums(columns: usize) -> bool {
     columns > 0 && columns.is_multiple_of(VECTOR)
 }
 
@@ -102,11 +102,11 @@ pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
     let variant = KernelVariant::new(&compile::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = KernelArguments::new().pointers(&[x.address, seed.address, y.address]).fields(mask(op));
     match op.granularity {
-        Granularity::Element => e.spread(variant, "dropout_elements", count, 4, arguments.u64(count)),
+        Granularity::Element => e.kernel_1d(variant, "dropout_elements", count, 4, arguments.u64(count)),
         Granularity::Sample => {
             let vec = if per_decision.is_multiple_of(VECTOR) { VECTOR } else { 1 };
             let arguments = arguments.u64(per_decision / vec).u64(count / vec);
-            e.spread(variant.with("VEC", vec), "dropout_samples", count / vec, 1, arguments);
+            e.kernel_1d(variant.with("VEC", vec), "dropout_samples", count / vec, 1, arguments);
         }
     }
 }

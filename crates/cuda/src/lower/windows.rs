@@ -32,5 +32,5 @@ fn move_pixels(kernel: &'static str, op: &Windows, image: &[usize], e: &mut Emit
         .with("X", x.storage.name())
         .with("Y", y.storage.name());
     let arguments = KernelArguments::new().pointers(&[x.address, y.address]).fields(fields).u64(vectors);
-    e.spread(variant, kernel, vectors, 1, arguments);
+    e.kernel_1d(variant, kernel, vectors, 1, arguments);
 }

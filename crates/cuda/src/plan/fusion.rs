@@ -1,7 +1,7 @@
 //! Finding groups of nodes that are fused ([`FusionGroup`]).
 //!
-//! A group runs in the place of one of its nodes. The memory plan takes that place from [`FusionGroups::runs_with`], so
-//! that the live ranges of inputs end there and those of outputs begin there.
+//! A group runs in the place of one of its nodes, its leader. The memory plan reads that from
+//! [`FusionGroups::runs_with`], so that the live ranges of inputs end there and those of outputs begin there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,16 +9,16 @@ use vit_graph::memory::storage;
 use vit_graph::ops::{Activation, ActivationGrad, Binary, Op, Reduce};
 use vit_graph::{Graph, Node, NodeId, Value};
 
-use crate::lower::{is_optimiser, share_launch, takes_sums};
+use crate::lower::{is_optimiser, share_launch, supports_column_sums};
 use crate::plan::group::{FusionGroup, LayerNormGradGroup, ReluDerivative, stochastic_depth};
 
 /// All groups of a graph.
 #[derive(Debug, Default)]
 pub(crate) struct FusionGroups {
-    /// By the node in whose place a group runs.
-    pub at: HashMap<NodeId, FusionGroup>,
-    /// The node in whose place the other nodes of a group run.
-    elsewhere: HashMap<NodeId, NodeId>,
+    /// By the leader of a group.
+    pub by_leader: HashMap<NodeId, FusionGroup>,
+    /// The leader of each other node of a group.
+    leaders: HashMap<NodeId, NodeId>,
     /// Values within a group, which are never written.
     pub unwritten: HashSet<Value>,
 }
@@ -37,21 +37,21 @@ impl FusionGroups {
         groups
     }
 
-    /// The node in whose place a node runs.
+    /// The node in whose place a node runs: its leader, or itself.
     pub fn runs_with(&self, node: NodeId) -> NodeId {
-        self.elsewhere.get(&node).copied().unwrap_or(node)
+        self.leaders.get(&node).copied().unwrap_or(node)
     }
 
     fn add(&mut self, nodes: &[NodeId], group: FusionGroup) {
         let Some((&last, others)) = nodes.split_last() else { return };
         others.iter().for_each(|&node| {
-            self.elsewhere.insert(node, last);
+            self.leaders.insert(node, last);
         });
-        self.at.insert(last, group);
+        self.by_leader.insert(last, group);
     }
 
     /// In-place updates whose new values have no consumer before the last of the group; consumers of the old values
-    /// come before the updates anyway. Moving averages of the new values follow as a group of their own; so do guarded
+    /// precede all updates. Moving averages of the new values are a separate group, which follows, and so are guarded
     /// updates.
     fn find_updates(&mut self, graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) {
         let (mut open, mut averages, mut guarded): (Vec<NodeId>, Vec<NodeId>, Vec<NodeId>) = Default::default();
@@ -85,8 +85,8 @@ impl FusionGroups {
         self.add_updates(guarded);
     }
 
-    /// Ends both groups. Updates after the last average are a group of their own, since averages run after the updates
-    /// that they read.
+    /// Ends both groups. Updates after the last average are a separate group, since averages run after the updates that
+    /// they read.
     fn close(&mut self, open: &mut Vec<NodeId>, averages: &mut Vec<NodeId>) {
         let last = averages.last().copied().unwrap_or(0);
         let (before, after): (Vec<NodeId>, Vec<NodeId>) = open.drain(..).partition(|&id| id < last);
@@ -147,8 +147,8 @@ impl FusionGroups {
             }
             if result.node != group.norm || group.drop.is_some() || group.sums.is_some() {
                 let others = [Some(group.norm).filter(|&norm| norm != result.node), group.drop, group.sums];
-                self.elsewhere.extend(others.into_iter().flatten().map(|node| (node, result.node)));
-                self.at.insert(result.node, FusionGroup::LayerNormGrad(group));
+                self.leaders.extend(others.into_iter().flatten().map(|node| (node, result.node)));
+                self.by_leader.insert(result.node, FusionGroup::LayerNormGrad(group));
             }
         }
     }
@@ -157,10 +157,10 @@ impl FusionGroups {
         for (grad, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::ActivationGrad(op) = node.op else { continue };
             let Some(&sums) = sums.get(&Value { node: grad, output: 0 }) else { continue };
-            let grouped = self.at.contains_key(&grad) || self.elsewhere.contains_key(&grad);
-            if !grouped && takes_sums(graph.shape(Value { node: grad, output: 0 }).last()) {
-                self.elsewhere.insert(sums, grad);
-                self.at.insert(grad, FusionGroup::ActivationGrad { activation: op.0, grad, sums });
+            let grouped = self.by_leader.contains_key(&grad) || self.leaders.contains_key(&grad);
+            if !grouped && supports_column_sums(graph.shape(Value { node: grad, output: 0 }).last()) {
+                self.leaders.insert(sums, grad);
+                self.by_leader.insert(grad, FusionGroup::ActivationGrad { activation: op.0, grad, sums });
             }
         }
     }
@@ -215,14 +215,14 @@ impl FusionGroups {
                 continue;
             }
             let (result, gradient) = (node.inputs[0], node.inputs[1]);
-            // The forward node of the norm: that which computed its mean.
-            let of = Value { node: inputs[3].node, output: 0 };
-            let follows_norm = matches!(nodes[of.node].op, Op::BatchNorm(_))
+            // The forward node of the norm, which computed its mean.
+            let forward = Value { node: inputs[3].node, output: 0 };
+            let follows_norm = matches!(nodes[forward.node].op, Op::BatchNorm(_))
                 && matches!(nodes[result.node].op, Op::Activation(Activation::Relu))
-                && nodes[result.node].inputs[0] == of;
+                && nodes[result.node].inputs[0] == forward;
             if follows_norm && uses[relu][0] == 1 {
                 self.unwritten.insert(dx);
-                let derivative = ReluDerivative::OfNorm { beta: nodes[of.node].inputs[2] };
+                let derivative = ReluDerivative::OfNorm { beta: nodes[forward.node].inputs[2] };
                 self.add(&[relu, norm], FusionGroup::BatchNormReluGrad { relu, norm, derivative });
                 continue;
             }
@@ -230,7 +230,7 @@ impl FusionGroups {
             let is_sum = matches!(nodes[gradient.node].op, Op::Binary(Binary::Add))
                 && uses[gradient.node][0] == 1
                 && runs[gradient.node]
-                && !self.at.contains_key(&gradient.node)
+                && !self.by_leader.contains_key(&gradient.node)
                 && graph.shape(terms[0]) == graph.shape(terms[1]);
             let mut group = vec![relu, norm];
             let mut gradients = vec![gradient];
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn stochastic_depth_takes_no_launch_of_its_own() {
+    fn stochastic_depth_needs_no_launches() {
         let (with, without) = (steps(0.1), steps(0.0));
         assert_eq!(with.len(), without.len(), "{with:?}");
         // The first of twelve blocks drops nothing; the branches of the others do, forward and backward.

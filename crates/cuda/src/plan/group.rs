@@ -37,7 +37,7 @@ pub(crate) enum FusionGroup {
     },
 }
 
-/// A layer norm's gradient, and what is fused with it.
+/// A layer norm's gradient and the operations that are fused with it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LayerNormGradGroup {
     pub norm: NodeId,
@@ -56,7 +56,7 @@ impl LayerNormGradGroup {
     }
 }
 
-/// From what the gradient of a relu computes its derivative.
+/// The value from which the gradient of a relu computes its derivative.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ReluDerivative {
     /// From the input of the batch norm before the relu, with the norm's `beta`.
@@ -66,7 +66,7 @@ pub(crate) enum ReluDerivative {
 }
 
 impl FusionGroup {
-    /// The inputs and outputs of the fused kernels, where `id` is the node in whose place the group runs.
+    /// The inputs and outputs of the fused kernels, where `id` is the group's leader.
     pub fn operands(&self, graph: &Graph, id: NodeId) -> (Vec<Value>, Vec<Value>) {
         let inputs = |node: NodeId| graph.node(node).inputs.clone();
         match self {
@@ -78,10 +78,10 @@ impl FusionGroup {
                 let residual = group.residual.map(|(_, other)| other);
                 let seed = group.drop.map(|drop| graph.node(drop).inputs[1]);
                 let [dgamma, dbeta] = [1, 2].map(|output| Value { node: group.norm, output });
-                let more = [group.drop, group.sums].into_iter().flatten().map(|node| Value { node, output: 0 });
+                let fused = [group.drop, group.sums].into_iter().flatten().map(|node| Value { node, output: 0 });
                 (
                     inputs(group.norm).into_iter().chain(residual).chain(seed).collect(),
-                    [group.result(), dgamma, dbeta].into_iter().chain(more).collect(),
+                    [group.result(), dgamma, dbeta].into_iter().chain(fused).collect(),
                 )
             }
             FusionGroup::DroppedAddNorm { norm, drop, other } => {
@@ -143,7 +143,7 @@ impl FusionGroup {
         }
     }
 
-    /// The name of the fused operation, where `op` is that of the node in whose place the group runs.
+    /// The name of the fused operation, where `op` is that of the leader.
     pub fn name(&self, op: String) -> String {
         match self {
             FusionGroup::Updates(_) => op,

@@ -38,7 +38,7 @@ pub(crate) struct Bases {
     pub stored: u64,
 }
 
-/// The offsets of a value's forms in the buffer of stored values.
+/// The offsets of a value in the buffer of stored values, in each storage type that a node reads it in.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct StoredForms {
     pub f32: Option<usize>,
@@ -114,7 +114,7 @@ impl Prepared {
             }
         }
         let p = &prepared;
-        let needs = MemoryRequirements {
+        let requirements = MemoryRequirements {
             bytes: &|value| {
                 let elements = p.graph.shape(value).elements();
                 (elements * p.storages.of(&p.graph, value).bytes()).next_multiple_of(ALIGNMENT)
@@ -124,7 +124,7 @@ impl Prepared {
             runs_with: &|node| p.groups.runs_with(node),
             exact_fit_from: usize::MAX,
         };
-        prepared.plan = MemoryPlan::with_requirements(&prepared.graph, needs);
+        prepared.plan = MemoryPlan::with_requirements(&prepared.graph, requirements);
         Ok(prepared)
     }
 
@@ -195,9 +195,9 @@ impl Prepared {
         let root = storage(&self.graph, value);
         let target = self.in_place.get(&root).copied().unwrap_or(root);
         let base = bases.map_or(PLACEHOLDER, |bases| bases.stored);
-        let at = |offset: Option<usize>| offset.map_or(0, |offset| base + offset as u64);
-        let (address, copy, e4m3) = match (self.stored.get(&target), bases) {
-            (Some(forms), _) => (at(forms.f32), at(forms.half), at(forms.e4m3)),
+        let address = |offset: Option<usize>| offset.map_or(0, |offset| base + offset as u64);
+        let (stored, copy, e4m3) = match (self.stored.get(&target), bases) {
+            (Some(forms), _) => (address(forms.f32), address(forms.half), address(forms.e4m3)),
             (None, Some(bases)) => {
                 let range = self.plan.range(&self.graph, root);
                 (range.map_or(0, |range| bases.arena + range.offset as u64), 0, 0)
@@ -209,10 +209,10 @@ impl Prepared {
             }
         };
         Operand {
-            address,
+            address: stored,
             copy,
             e4m3,
-            scales: at(self.scales.get(&target).copied()),
+            scales: address(self.scales.get(&target).copied()),
             storage: self.storages.of(&self.graph, value),
             shape: self.graph.shape(value).clone(),
         }
@@ -224,7 +224,7 @@ impl Prepared {
             return Ok(None);
         }
         let node = self.graph.node(id);
-        let group = self.groups.at.get(&id);
+        let group = self.groups.by_leader.get(&id);
         let (inputs, outputs) = match group {
             Some(group) => group.operands(&self.graph, id),
             None => {
@@ -268,7 +268,7 @@ impl Prepared {
         };
         op.extend(emitter.requests.iter().find_map(tensor_cores));
         let mut shapes: Vec<String> = inputs.iter().take(2).map(|t| t.shape.to_string()).collect();
-        if let Some(group) = self.groups.at.get(&id) {
+        if let Some(group) = self.groups.by_leader.get(&id) {
             op = group.name(op);
             if let FusionGroup::Updates(nodes) = group {
                 shapes = vec![format!("{} parameters", nodes.len())];

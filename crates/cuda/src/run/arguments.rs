@@ -94,7 +94,7 @@ impl KernelArguments {
     }
 
     /// Puts structs of 128 bytes (tensor maps) before these arguments.
-    pub fn after(self, structs: &[[u64; 16]]) -> Self {
+    pub fn prepend(self, structs: &[[u64; 16]]) -> Self {
         let first = structs.iter().fold(KernelArguments::new(), |arguments, words| {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             arguments.push(&bytes)

@@ -1,4 +1,4 @@
-//! The inputs of a graph: their addresses, and when the next run's may overwrite them.
+//! The inputs of a graph: their addresses, and the step of a run after which the next run's input may overwrite them.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(crate) struct DeviceInput {
     pub address: u64,
     /// Its offset in the staging buffer of the host.
     pub staging_offset: usize,
-    /// Given for an input that is copied while the run before it is still under way.
+    /// For an input that is copied while the previous run executes.
     pub last_read: Option<LastRead>,
     /// Recorded after the last copy from the staging buffer.
     pub copied: Event,
@@ -65,8 +65,8 @@ fn last_reads(p: &Prepared, steps: &[NodeId]) -> HashMap<NodeId, usize> {
     let position: HashMap<NodeId, usize> = steps.iter().enumerate().map(|(i, &node)| (node, i)).collect();
     let mut last: HashMap<NodeId, usize> = HashMap::new();
     let mut read = |value: Value, step: usize| {
-        let at = last.entry(storage(&p.graph, value).node).or_default();
-        *at = step.max(*at);
+        let last_step = last.entry(storage(&p.graph, value).node).or_default();
+        *last_step = step.max(*last_step);
     };
     for (id, node) in p.graph.nodes().iter().enumerate() {
         if let Some(&step) = position.get(&p.groups.runs_with(id)) {

@@ -1,5 +1,5 @@
-//! The work of a run: kernels, matrix products, copies. Lowering makes requests with addresses; resolving gives each
-//! its compiled kernel or its algorithm, so that a run only enqueues.
+//! The work of a run: kernels, matrix products, copies. Lowering emits requests; resolving looks up the compiled kernel
+//! or chooses the algorithm of each, so that a run only enqueues.
 
 use cudarc::driver::sys as cu;
 use vit_graph::GraphError;
@@ -10,7 +10,7 @@ use crate::gemm::{CublasMatmul, MatrixProduct};
 use crate::run::arguments::KernelArguments;
 use crate::run::tensor_map::TensorMap;
 
-/// What lowering asks of the GPU.
+/// Work for the GPU, with addresses but without its compiled kernel or algorithm.
 pub(crate) enum Request {
     Kernel(KernelLaunch),
     Product(MatrixProduct),
@@ -116,7 +116,7 @@ impl KernelLaunch {
             grid: self.grid.map(|extent| extent as u32),
             threads: self.threads as u32,
             shared: self.shared as u32,
-            arguments: self.arguments.after(&maps),
+            arguments: self.arguments.prepend(&maps),
         })
     }
 }

@@ -15,7 +15,7 @@ pub(crate) struct TensorMap {
     pub heads: usize,
     pub head: usize,
     /// Elements from one token to the next.
-    pub row: usize,
+    pub stride: usize,
     /// Tokens of a box.
     pub rows: usize,
 }
@@ -41,7 +41,7 @@ impl TensorMap {
             _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
         };
         let extents = [self.head, self.heads, self.tokens, self.batch].map(|extent| extent as u64);
-        let strides = [self.head, self.row, self.tokens * self.row].map(|elements| 2 * elements as u64);
+        let strides = [self.head, self.stride, self.tokens * self.stride].map(|elements| 2 * elements as u64);
         let boxes = [columns as u32, 1, self.rows as u32, 1];
         let mut map = cu::CUtensorMap { opaque: [0; 16] };
         // SAFETY: all pointers are to live arrays of four (strides: three) elements, the map is aligned as its type

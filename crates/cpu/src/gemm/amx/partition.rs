@@ -7,15 +7,17 @@ use crate::amx::{ACC_SIDE, K_STEP, SPLITS};
 
 /// The most terms that are summed in tile registers before the sums go to C.
 const MAX_KC: usize = 768;
-/// Elements of a block of B that fit into the second-level cache as bf16x3 beside the rows of A.
+/// The most elements of a block of B: 900 KiB as bf16x3, of the 2 MiB of second-level cache of CPUs with AMX; the rest
+/// is for rows of A and C.
 const MAX_B_BLOCK: usize = 150 << 10;
 /// Rows of C that make the split of a block of B worthwhile.
 const MIN_ROWS: usize = 384;
 /// More tasks than threads balance the load when other processes take time from some of them.
 const TASKS_PER_THREAD: usize = 3;
-/// From this many blocks of B on, threads share B instead of each splitting all of it.
+/// From this many blocks of B on, threads have disjoint columns: with disjoint rows, each would split all of B.
 const MANY_B_BLOCKS: usize = 3;
-/// The most elements of A that are split as a whole before the tasks begin.
+/// The most elements of A that are split as a whole before the tasks begin: 30 MiB as bf16x3, which stay in the shared
+/// cache.
 const MAX_SPLIT_A: usize = 5 << 20;
 /// Bytes of an f32 as bf16x3.
 pub(super) const BF16X3_BYTES: usize = 2 * SPLITS;

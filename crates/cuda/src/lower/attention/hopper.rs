@@ -9,7 +9,7 @@ use crate::run::launch::{KernelLaunch, Request};
 use crate::run::tensor_map::TensorMap;
 
 /// Whether the kernels support this: 16-bit operands in rows of multiples of 16 bytes, without bias and dropout.
-pub(super) fn takes(call: &AttentionCall, e: &Emitter) -> bool {
+pub(super) fn supports(call: &AttentionCall, e: &Emitter) -> bool {
     let x = &call.extents;
     e.hopper
         && matches!(call.storage, Storage::Bf16 | Storage::F16)
@@ -26,13 +26,13 @@ impl AttentionCall {
     /// The tensor maps of query, key and value.
     fn maps(&self, rows: usize) -> Vec<TensorMap> {
         let tokens = [self.extents.queries, self.extents.keys, self.extents.keys];
-        let map = |i: usize| self.map(self.operands[i], tokens[i], self.rows[i], rows);
+        let map = |i: usize| self.map(self.operands[i], tokens[i], self.strides[i], rows);
         vec![map(0), map(1), map(2)]
     }
 
-    fn map(&self, address: u64, tokens: usize, row: usize, rows: usize) -> TensorMap {
+    fn map(&self, address: u64, tokens: usize, stride: usize, rows: usize) -> TensorMap {
         let Extents { batch, heads, head, .. } = self.extents;
-        TensorMap { address, batch, tokens, heads, head, row, rows }
+        TensorMap { address, batch, tokens, heads, head, stride, rows }
     }
 
     fn sizes(&self, arguments: KernelArguments) -> KernelArguments {
@@ -70,7 +70,7 @@ fn push_variant(
     }));
 }
 
-/// The result at `address` in the storage type of `out`, and the rows' log-sum-exp unless its address is 0.
+/// Writes the result to `address` in the storage type of `out`, and the log-sum-exp of rows to `lse` unless that is 0.
 pub(super) fn forward(call: &AttentionCall, address: u64, out: &Operand, lse: u64, e: &mut Emitter) {
     let tiling = HopperTiling::new(HopperKernel::Forward, &call.extents, e.multiprocessors);
     let scale = if out.storage == Storage::E4m3 { out.scales } else { 0 };
@@ -92,8 +92,8 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
         let tiling = HopperTiling::new(HopperKernel::Backward, x, e.multiprocessors);
         let arguments = KernelArguments::new()
             .pointers(&[g.out, g.dy, g.lse, dq, dk, dv])
-            .u64(g.row)
-            .u64(g.row)
+            .u64(g.stride)
+            .u64(g.stride)
             .u32(x.batch)
             .u32(x.heads)
             .u32(x.queries)
@@ -102,10 +102,10 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
     }
     let delta = e.scratch(4 * x.score_rows());
     let tiling = HopperTiling::new(HopperKernel::BackwardQueries, x, e.multiprocessors);
-    let arguments = call.sizes(KernelArguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.row));
+    let arguments = call.sizes(KernelArguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.stride));
     push(e, HopperKernel::BackwardQueries, &tiling, with_dy(tiling.rows), arguments);
     let tiling = HopperTiling::new(HopperKernel::BackwardKeys, x, e.multiprocessors);
-    let arguments = call.sizes(KernelArguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.row));
+    let arguments = call.sizes(KernelArguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.stride));
     push(e, HopperKernel::BackwardKeys, &tiling, with_dy(tiling.rows), arguments);
 }
 

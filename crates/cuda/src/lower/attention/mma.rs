@@ -50,7 +50,7 @@ impl MmaKernel {
     }
 }
 
-/// What a kernel is compiled for.
+/// The macros that a kernel is compiled with.
 #[derive(Debug, Clone, Copy)]
 struct MmaShape {
     queries: usize,
@@ -118,13 +118,13 @@ impl MmaShape {
         let n = rows(self.tokens(kernel).1, 8);
         let head = self.head.next_multiple_of(16);
         let several = 40 * usize::from(tiles(self.tokens(kernel).1) > 1);
-        let most = match kernel {
+        let registers = match kernel {
             MmaKernel::Forward => 20 + n / 2 + head / 2 + several,
             MmaKernel::Backward => 20 + 3 * n / 2 + head,
             MmaKernel::BackwardQueries => 24 + n + 7 * head / 4,
             MmaKernel::BackwardKeys => 24 + n + 5 * head / 2,
         };
-        most.next_multiple_of(8).min(255)
+        registers.next_multiple_of(8).min(255)
     }
 
     fn threads(&self, kernel: MmaKernel) -> usize {
@@ -143,7 +143,7 @@ fn rows(tokens: usize, step: usize) -> usize {
 }
 
 /// Whether the kernels support this: bf16 operands in rows of multiples of 16 bytes, up to 256 tokens.
-pub(super) fn takes(call: &AttentionCall, e: &Emitter) -> bool {
+pub(super) fn supports(call: &AttentionCall, e: &Emitter) -> bool {
     let x = &call.extents;
     if call.storage != Storage::Bf16
         || !x.head.is_multiple_of(8)
@@ -180,8 +180,8 @@ fn split_samples(
     let by_memory = (SHARED_OF_HOPPER + 1024) / (shape.shared(kernel) + 1024);
     let resident = multiprocessors * by_registers.min(by_memory).max(1);
     let (samples, others) = (x.batch / groups, x.heads * groups * tiles(shape.tokens(kernel).0));
-    let most = samples.min((4 * resident).div_ceil(others));
-    let candidates = (1..=most).map(|splits| samples.div_ceil(splits)).map(|samples_per_split| {
+    let max_splits = samples.min((4 * resident).div_ceil(others));
+    let candidates = (1..=max_splits).map(|splits| samples.div_ceil(splits)).map(|samples_per_split| {
         let splits = samples.div_ceil(samples_per_split);
         ((others * splits).div_ceil(resident) * (samples_per_split + SETUP), SampleSplits { samples_per_split, splits })
     });
@@ -194,7 +194,7 @@ fn push(
     call: &AttentionCall,
     shape: &MmaShape,
     kernel: MmaKernel,
-    row: usize,
+    gradient_stride: usize,
     operands: KernelArguments,
     e: &mut Emitter,
 ) {
@@ -203,9 +203,9 @@ fn push(
     let fields = CStruct::new()
         .u32s(&[x.heads, call.groups, x.batch, samples_per_split])
         .f32(call.op.scale)
-        .u64s(&call.rows)
+        .u64s(&call.strides)
         .u64(x.width() as u64)
-        .u64s(&[row; 3]);
+        .u64s(&[gradient_stride; 3]);
     let blocks = x.heads * tiles(shape.tokens(kernel).0) * call.groups * splits;
     let arguments = operands.fields(fields).fields(call.mask());
     e.kernel(
@@ -233,21 +233,21 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
     let common = KernelArguments::new().pointers(&call.operands).pointers(&[call.bias(), call.seed]);
     let SampleSplits { splits, .. } = split_samples(&shape, kernels[0], x, call.groups, e.multiprocessors);
     let count = g.bias.as_ref().map_or(0, |b| b.shape.elements());
-    let partial = if count > 0 { e.scratch(4 * splits * count) } else { 0 };
+    let partials = if count > 0 { e.scratch(4 * splits * count) } else { 0 };
     if kernels == [MmaKernel::Backward] {
-        push(call, &shape, MmaKernel::Backward, g.row, common.pointers(&[g.dy, g.lse, dq, dk, dv, partial]), e);
+        push(call, &shape, MmaKernel::Backward, g.stride, common.pointers(&[g.dy, g.lse, dq, dk, dv, partials]), e);
     } else {
         let delta = e.scratch(4 * x.score_rows());
-        let queries = common.clone().pointers(&[g.out, g.dy, g.lse, delta, dq, partial]);
-        push(call, &shape, MmaKernel::BackwardQueries, g.row, queries, e);
-        push(call, &shape, MmaKernel::BackwardKeys, g.row, common.pointers(&[g.dy, g.lse, delta, dk, dv]), e);
+        let queries = common.clone().pointers(&[g.out, g.dy, g.lse, delta, dq, partials]);
+        push(call, &shape, MmaKernel::BackwardQueries, g.stride, queries, e);
+        push(call, &shape, MmaKernel::BackwardKeys, g.stride, common.pointers(&[g.dy, g.lse, delta, dk, dv]), e);
     }
     if let Some(bias) = &g.bias {
-        sum_bias_splits(partial, splits, bias, e);
+        sum_bias_splits(partials, splits, bias, e);
     }
 }
 
-/// Variants for shapes of every shape, for the test that compiles them.
+/// Variants for shapes of every kind, for the test that compiles them.
 pub(crate) fn mma_variants() -> Vec<KernelVariant> {
     let (f32, bf16) = (Some(Storage::F32), Some(Storage::Bf16));
     let shapes = [
@@ -312,7 +312,7 @@ mod tests {
                 .count()
         };
         let [mma, fp8] = [&compile::MMA_FORWARD, &compile::FP8];
-        // The last block has separate layers for queries, keys and values, kernel are not in fp8.
+        // The last block has separate layers for queries, keys and values, which are not in fp8.
         assert_eq!((kernels(Precision::Fp8, mma), kernels(Precision::Fp8, fp8)), (12, 11));
         assert_eq!((kernels(Precision::Bf16, mma), kernels(Precision::Bf16, fp8)), (12, 0));
         assert_eq!((kernels(Precision::F16, mma), kernels(Precision::F16, &compile::ATTENTION)), (0, 12));

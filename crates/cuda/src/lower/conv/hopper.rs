@@ -64,7 +64,7 @@ fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageVi
     let ([height, width, channels], kernel, stride) = (geometry.image, geometry.kernel, geometry.conv.stride);
     let tap_step = geometry.conv.dilation.map(|d| d as isize);
     if channels.is_multiple_of(8) {
-        let address = e.form(input, Storage::Bf16);
+        let address = e.input_as(input, Storage::Bf16);
         let first = [0, 1].map(|axis| -(geometry.conv.padding[axis][0] as isize));
         let strides = [height * width * channels, width * channels, channels];
         let taps =
@@ -84,7 +84,7 @@ fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageVi
         .u32s(&[geometry.conv.padding[0][0], geometry.conv.padding[1][0]]);
     let variant = KernelVariant::new(&compile::CONV_LAYOUT).with("X", stored.name()).with("VEC", padded_channels);
     let arguments = KernelArguments::new().pointers(&[from, address]).fields(border).u64(pixels);
-    e.spread(variant, "border_image", pixels, 1, arguments);
+    e.kernel_1d(variant, "border_image", pixels, 1, arguments);
     let taps = InputTaps {
         size: [new_height, new_width],
         strides: [new_height * new_width * padded_channels, new_width * padded_channels, padded_channels],
@@ -104,7 +104,7 @@ fn order_filters(filters: u64, order: &FilterOrder, taps: &InputTaps, e: &mut Em
     let variant = KernelVariant::new(&compile::CONV_LAYOUT);
     let arguments =
         KernelArguments::new().pointers(&[filters, rows]).fields(order.fields(taps.channel_blocked(), depth));
-    e.spread(variant, "order_filters", order.rows * depth, 1, arguments);
+    e.kernel_1d(variant, "order_filters", order.rows * depth, 1, arguments);
     rows
 }
 
@@ -136,8 +136,8 @@ fn output_pixels(geometry: &ConvGeometry) -> OutputPixels {
 }
 
 pub(super) fn forward(geometry: &ConvGeometry, e: &mut Emitter) {
-    let (y, weight) = (e.outputs[0].clone(), e.form(1, Storage::Bf16));
-    let bias = if geometry.conv.bias { e.form(2, y.storage) } else { 0 };
+    let (y, weight) = (e.outputs[0].clone(), e.input_as(1, Storage::Bf16));
+    let bias = if geometry.conv.bias { e.input_as(2, y.storage) } else { 0 };
     let view = image_view(geometry, 0, e);
     let filter_len = geometry.kernel[0] * geometry.kernel[1];
     let order = FilterOrder {
@@ -164,7 +164,7 @@ pub(super) fn forward(geometry: &ConvGeometry, e: &mut Emitter) {
 /// With a stride, the taps of an input pixel depend on its position modulo the stride; each such class is a
 /// separate GEMM.
 pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
-    let (dx, dy, weight) = (e.outputs[0].clone(), e.form(0, Storage::Bf16), e.form(1, Storage::Bf16));
+    let (dx, dy, weight) = (e.outputs[0].clone(), e.input_as(0, Storage::Bf16), e.input_as(1, Storage::Bf16));
     let ([height, width, channels], stride) = (geometry.image, geometry.conv.stride);
     let filter_len = geometry.kernel[0] * geometry.kernel[1];
     for class in (0..stride[0]).flat_map(|y| (0..stride[1]).map(move |x| [y, x])) {
@@ -204,7 +204,7 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
 }
 
 pub(super) fn grad_weight(geometry: &ConvGeometry, e: &mut Emitter) {
-    let (dw, dy) = (e.outputs[0].clone(), e.form(0, Storage::Bf16));
+    let (dw, dy) = (e.outputs[0].clone(), e.input_as(0, Storage::Bf16));
     let view = image_view(geometry, 1, e);
     let (pixels, columns) = (output_pixels(geometry), view.taps.columns());
     let block = BlockTile::of_filters(geometry.filters, columns);
