@@ -15,7 +15,6 @@ let limits = {};
 let recent = [];
 let current = null;
 let panels = [];
-let command = '';
 let waitingForServer = false;
 
 /** What panels may do with the page. */
@@ -27,8 +26,7 @@ const page = {
 
   did(entry, url) {
     if (entry !== current) return;
-    command = curlLine(url, { file: entry.name, type: entry.type, withKey: hasKey(), method: 'POST' });
-    byId('curl').textContent = command;
+    byId('curl').textContent = curlLine(url, { file: entry.name, type: entry.type, withKey: hasKey(), method: 'POST' });
     byId('command').hidden = false;
   },
 
@@ -56,6 +54,7 @@ const page = {
 
   keyWanted() {
     byId('key').hidden = false;
+    byId('key-refused').hidden = !hasKey();
     byId('key-value').focus();
   },
 };
@@ -81,7 +80,8 @@ async function start() {
     return;
   }
   const { models } = page;
-  byId('served').textContent = models.length === 1 ? summary(models[0]) : `${models.length} models`;
+  byId('served').replaceChildren(...models.map(model =>
+    element('p', {}, element('strong', {}, model.name), ` · ${summary(model)}`)));
   byId('compare').hidden = models.length < 2;
   panels = [new Panel(page, models.find(model => model.default) ?? models[0])];
   if (current) open(current);
@@ -97,12 +97,13 @@ async function accept(files) {
   recent = [...entries, ...recent];
   recent.splice(KEPT).forEach(entry => entry.release());
   open(entries[0]);
-  for (const entry of entries.slice(1)) await panels[0]?.prefetch(entry);
+  for (const entry of entries.slice(1, KEPT)) await panels[0]?.prefetch(entry);
 }
 
 function open(entry) {
   current = entry;
   byId('intake').classList.remove('inviting');
+  byId('served').hidden = true;
   if (!byId('answers').children.length) layOut();
   drawStrip();
   panels.forEach(panel => panel.show(entry));
@@ -140,7 +141,7 @@ byId('compare').addEventListener('click', () => {
   if (current) layOut();
 });
 
-byId('copy').addEventListener('click', () => copy(byId('copy'), command));
+byId('copy').addEventListener('click', () => copy(byId('copy'), byId('curl')));
 
 byId('key').addEventListener('submit', event => {
   event.preventDefault();

@@ -25,7 +25,7 @@ export function classBars(predictions, { onPoint, onPin }) {
     }, ...bar(prediction.label, prediction.probability));
     return button;
   });
-  const list = element('ol', { class: 'bars', keydown: event => moveFocus(event, buttons) },
+  const list = element('ol', { class: 'bars', 'aria-label': 'Classes by probability', keydown: event => moveFocus(event, buttons) },
     ...buttons.map(button => element('li', {}, button)));
   list.pin = chosen => buttons.forEach((button, i) =>
     button.setAttribute('aria-pressed', String(predictions[i].class === chosen)));

@@ -95,7 +95,8 @@ function contents({ description, content = {} }) {
     const sample = /json/.test(type) && tree ? JSON.stringify(given ?? schemas.example(schema), null, 2) : null;
     const line = [element('code', {}, type), ' ', element('span', { class: 'type' }, schemas.typeOf(schema))];
     if (!tree && !sample) return element('p', {}, ...line);
-    return element('details', { class: 'body' }, element('summary', {}, ...line), ...[
+    const open = Object.keys(content).length === 1;
+    return element('details', { class: 'body', open }, element('summary', {}, ...line), ...[
       tree, sample ? element('pre', { tabindex: 0 }, sample) : null,
     ].filter(Boolean));
   });
@@ -134,8 +135,9 @@ function addressOf({ path, parameters }, value) {
 }
 
 function shell(line) {
-  const button = element('button', { type: 'button', click: () => copy(button, line) }, 'Copy');
-  return element('div', { class: 'shell' }, element('pre', { tabindex: 0 }, element('code', {}, line)), button);
+  const code = element('code', {}, line);
+  const button = element('button', { type: 'button', click: () => copy(button, code) }, 'Copy');
+  return element('div', { class: 'shell' }, element('pre', { tabindex: 0 }, code), button);
 }
 
 function tryIt(operation) {

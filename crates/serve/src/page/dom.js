@@ -20,15 +20,16 @@ export function select(label, options, chosen, onChange) {
   return element('label', {}, label + ' ', control);
 }
 
-/** Copies text and says so on the button. */
-export async function copy(button, text) {
+/** Copies the text of a node and says so on the button. */
+export async function copy(button, node) {
   const before = button.textContent;
   try {
-    await navigator.clipboard.writeText(text);
+    await navigator.clipboard.writeText(node.textContent);
     button.textContent = 'Copied';
   } catch {
-    // The clipboard needs a secure context: HTTPS or this machine.
-    button.textContent = 'Not allowed here';
+    // Pages without a secure context (HTTPS, or the own machine) have no clipboard.
+    getSelection().selectAllChildren(node);
+    button.textContent = 'Press Ctrl C';
   }
-  setTimeout(() => { button.textContent = before; }, 1500);
+  setTimeout(() => { button.textContent = before; }, 2000);
 }

@@ -12,15 +12,25 @@ export const METHODS = {
 
 /** `only`: requests name no model if there is only one. */
 export function prepare(card, only) {
-  const layers = card.layers ?? 0;
   return {
     ...card,
+    device: tally(card.device),
     model: only ? undefined : card.name,
-    severalLabels: /multi/.test(card.problem_type ?? ''),
-    methods: Object.keys(METHODS).filter(method => card.explain?.includes(method)),
-    headsOf: layer => (Array.isArray(card.heads) ? card.heads[layer] ?? card.heads.at(-1) : card.heads) ?? 0,
-    layers,
+    severalLabels: card.problem_type === 'multi_label_classification',
+    methods: Object.keys(METHODS).filter(method => card.explain.includes(method)),
   };
+}
+
+/** A class as `/v1/explain` takes it: by number, unless a label reads like that number. */
+export function nameOf(card, { class: number, label }) {
+  return card.labels?.includes(String(number)) ? label : number;
+}
+
+/** Equal names once, with their count. */
+function tally(names) {
+  const counts = new Map();
+  for (const name of names) counts.set(name, (counts.get(name) ?? 0) + 1);
+  return [...counts].map(([name, times]) => (times > 1 ? `${times} × ${name}` : name)).join(', ');
 }
 
 /** One line about a model. */
@@ -32,29 +42,27 @@ export function summary(card) {
 
 /** The model card as a description list. */
 export function details(card) {
-  const heads = Array.isArray(card.heads) ? [...new Set(card.heads)].join(', ') : card.heads;
-  const size = Array.isArray(card.image_size) ? card.image_size.join(' × ') : `${card.image_size} × ${card.image_size}`;
+  const heads = [...new Set(card.heads)].join(', ');
   const rows = [
     ['Architecture', card.architecture],
-    ['Parameters', card.parameters?.toLocaleString('en')],
-    ['Image size', card.image_size && `${size} px`],
+    ['Parameters', card.parameters.toLocaleString('en')],
+    ['Image size', `${card.image_size.join(' × ')} px`],
     ['Classes', card.classes || 'none'],
-    ['Problem', card.problem_type?.replaceAll('_', ' ')],
-    ['Embedding', card.embedding && `${card.embedding} values`],
+    ['Problem', card.problem_type.replaceAll('_', ' ')],
+    ['Embedding', `${card.embedding} values`],
     ['Attention', card.layers ? `${card.layers} layers, ${heads} heads` : 'none'],
     ['Device', card.device],
     ['Precision', card.precision],
     ['Largest batch', card.max_batch],
-    ['Wait for a batch', card.max_delay_ms !== undefined && `at most ${Number(card.max_delay_ms.toPrecision(2))} ms`],
-    ['Memory', card.memory_bytes && `${(card.memory_bytes / 2 ** 20).toFixed(1)} MiB`],
+    ['Wait for a batch', `at most ${Number(card.max_delay_ms.toPrecision(2))} ms`],
+    ['Memory', `${(card.memory_bytes / 2 ** 20).toFixed(1)} MiB`],
     ['Version', card.version],
   ];
-  const known = rows.filter(([, value]) => value !== undefined && value !== null && value !== false && value !== '');
-  return element('dl', {}, ...known.map(([term, value]) =>
+  return element('dl', {}, ...rows.map(([term, value]) =>
     element('div', {}, element('dt', {}, term), element('dd', {}, String(value)))));
 }
 
-function count(value = 0) {
+function count(value) {
   const [unit, name] = value >= 1e9 ? [1e9, ' B'] : value >= 1e6 ? [1e6, ' M'] : value >= 1e3 ? [1e3, ' k'] : [1, ''];
   return Number((value / unit).toPrecision(3)) + name;
 }

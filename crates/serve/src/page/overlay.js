@@ -19,8 +19,8 @@ const COLOURS = Array.from({ length: 256 }, (_, index) => {
   return [...rgb, 255 * mix(OPACITY[0], OPACITY[1], share)];
 });
 
-/** The part of an image that a model does not see. */
-const UNSEEN = 'rgb(112 112 112 / 0.6)';
+/** A veil over the part of the image that is not the model's input. */
+const VEIL = 'rgb(112 112 112 / 0.5)';
 
 /** The longer side of the painted map. */
 const SIDE = 640;
@@ -28,12 +28,15 @@ const SIDE = 640;
 /** The colour map from left to right, as CSS. */
 export const scale = () => `linear-gradient(to right, ${HEAT.join(', ')})`;
 
-/** Paints a map of the server's answer. `shape` is the width of the image over its height. */
-export function paint(canvas, map, shape) {
+/** Paints a map of the server's answer over an image; `shape` is the image's width over its height. */
+export function paint(canvas, map, shape, image) {
   canvas.width = Math.round(shape >= 1 ? SIDE : SIDE * shape);
   canvas.height = Math.round(shape >= 1 ? SIDE / shape : SIDE);
   const context = canvas.getContext('2d');
-  context.fillStyle = UNSEEN;
+  context.filter = 'grayscale(1)';
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  context.filter = 'none';
+  context.fillStyle = VEIL;
   context.fillRect(0, 0, canvas.width, canvas.height);
   const [left, right] = [map.region[0], map.region[0] + map.region[2]].map(x => Math.round(x * canvas.width));
   const [top, bottom] = [map.region[1], map.region[1] + map.region[3]].map(y => Math.round(y * canvas.height));

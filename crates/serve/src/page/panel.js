@@ -4,7 +4,7 @@ import { Problem, Unreachable } from './api.js';
 import { classBars, percent, similarityBars } from './bars.js';
 import { element, select } from './dom.js';
 import { routes } from './entry.js';
-import { METHODS, details, summary } from './models.js';
+import { METHODS, details, nameOf, summary } from './models.js';
 import { Stage } from './stage.js';
 
 /** Classes that are shown at first, and after "More classes". */
@@ -87,6 +87,7 @@ export class Panel {
     const current = () => this.#answerAbort === abort;
     this.root.setAttribute('aria-busy', 'true');
     if (!entry.known(url)) this.#status('working', 'Working on ', entry.name);
+    this.#page.did(entry, url);
     try {
       const onWait = seconds => { if (current()) this.#waiting(entry, seconds, abort); };
       const result = await entry.ask(url, { signal: abort.signal, onWait });
@@ -116,9 +117,9 @@ export class Panel {
       none ? element('p', {}, 'No class is above the threshold; the likeliest is') : null,
       this.#bars,
       more ? element('button', { type: 'button', class: 'more', click: () => this.#more() }, 'More classes') : null,
-      this.#mapStatus,
       element('p', { class: 'timing' }, timing(result.timing ?? result.answer.timing)),
       entry.note ? element('p', {}, entry.note) : null,
+      this.#mapStatus,
     ].filter(Boolean));
     const [first, second] = predictions;
     this.#page.announce(`${this.card.name}, ${entry.name}: ${first.label}, ${percent(first.probability)}`
@@ -166,7 +167,7 @@ export class Panel {
       return { query: { method, ...chosen }, title: mapTitle(method, chosen) };
     }
     const prediction = this.#pointed ?? this.#pinned;
-    return prediction && { query: { method, class: prediction.class }, title: `Evidence for ${prediction.label}` };
+    return prediction && { query: { method, class: nameOf(this.card, prediction) }, class: prediction.class, title: `Evidence for ${prediction.label}` };
   }
 
   async #updateMap() {
@@ -181,6 +182,10 @@ export class Panel {
       }
       return;
     }
+    if (entry.shape === null) {
+      this.#mapStatus.textContent = 'There are maps only over images that this browser can show.';
+      return;
+    }
     const url = routes.explain(this.card, question.query);
     try {
       if (!entry.known(url)) {
@@ -190,9 +195,9 @@ export class Panel {
       const onWait = seconds => { this.#mapStatus.textContent = seconds ? busy(seconds) : 'Computing the map …'; };
       const result = await entry.ask(url, { signal: abort.signal, onWait });
       if (this.#mapAbort !== abort) return;
-      const map = result.maps.find(candidate => candidate.class === question.query.class) ?? result.maps.at(-1);
+      const map = result.maps.find(candidate => candidate.class === question.class) ?? result.maps.at(-1);
       this.#stage.showMap(map, question.title);
-      this.#mapStatus.textContent = METHODS[this.#method].byClass ? '' : 'This map is the same for every class.';
+      this.#mapStatus.textContent = METHODS[this.#method].byClass || !this.card.classes ? '' : 'This map is the same for every class.';
       this.#page.did(entry, url);
     } catch (error) {
       if (this.#mapAbort !== abort || abort.signal.aborted) return;
@@ -231,7 +236,7 @@ export class Panel {
         this.#layer = Number(value);
         this.#updateMap();
       }),
-      select('Head', [['', 'mean of all'], ...numbers(this.card.headsOf(layer))], String(this.#headIndex ?? ''), value => {
+      select('Head', [['', 'mean of all'], ...numbers(this.card.heads[layer])], String(this.#headIndex ?? ''), value => {
         this.#headIndex = value === '' ? null : Number(value);
         this.#updateMap();
       }),
@@ -247,7 +252,12 @@ export class Panel {
       this.#status('working', 'Working on ', entry.name);
       return;
     }
-    if (!this.#results.querySelector('.wait')) this.#page.announce('The server is busy; the image is sent again soon.');
+    const countdown = this.#results.querySelector('.wait p');
+    if (countdown) {
+      countdown.textContent = busy(seconds);
+      return;
+    }
+    this.#page.announce('The server is busy; the image is sent again soon.');
     this.#status('wait', busy(seconds));
     this.#results.firstChild.append(element('button', { type: 'button', click: () => abort.abort() }, 'Cancel'));
   }

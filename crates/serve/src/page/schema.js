@@ -28,8 +28,8 @@ export class Schemas {
     if (found.enum) return found.enum.map(value => JSON.stringify(value)).join(' | ');
     if (found.const !== undefined) return JSON.stringify(found.const);
     const choices = found.oneOf ?? found.anyOf;
-    if (choices) return name ?? choices.map(choice => this.typeOf(choice)).join(' | ');
-    const types = [found.type ?? (found.properties ? 'object' : 'any')].flat();
+    if (choices) return name ?? choices.map(choice => this.typeOf(choice)).filter(type => type !== 'null').join(' | ');
+    const types = [found.type ?? (found.properties ? 'object' : 'any')].flat().filter((type, _, all) => all.length === 1 || type !== 'null');
     const described = types.map(type => {
       if (type === 'array') return found.items ? `[${this.typeOf(found.items)}]` : 'array';
       if (type === 'object') return name ?? 'object';
@@ -71,10 +71,10 @@ export class Schemas {
     if (given !== undefined) return given;
     if (above.includes(found)) return null;
     const inside = [...above, found];
-    const choice = found.oneOf?.[0] ?? found.anyOf?.[0];
+    const choice = (found.oneOf ?? found.anyOf)?.find(part => part.type !== 'null');
     if (choice) return this.example(choice, inside);
     if (found.allOf) return Object.assign({}, ...found.allOf.map(part => this.example(part, inside)));
-    const type = [found.type].flat()[0];
+    const type = [found.type].flat().find(name => name !== 'null');
     if (found.properties || type === 'object') {
       const fields = Object.entries(found.properties ?? {}).filter(([name]) => !found.required || found.required.includes(name));
       return Object.fromEntries(fields.map(([name, value]) => [name, this.example(value, inside)]));

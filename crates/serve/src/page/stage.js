@@ -17,9 +17,8 @@ export class Stage {
       type: 'range', min: 0, max: 100, value: 100,
       input: () => this.#canvas.style.setProperty('--strength', strength.value / 100),
     });
-    this.#legend = element('span', { hidden: true },
-      element('span', {}, 'least', colours, 'most'), ' ',
-      element('label', {}, element('span', { class: 'unseen' }, 'Strength of the map'), strength));
+    this.#legend = element('span', { class: 'range', hidden: true }, 'least', colours, 'most',
+      element('label', {}, 'opacity', strength));
     this.root = element('figure', { class: 'stage' }, this.#frame,
       element('figcaption', { class: 'legend' }, this.#caption, this.#legend));
   }
@@ -28,6 +27,7 @@ export class Stage {
   show(entry) {
     this.#entry = entry;
     this.#frame.classList.toggle('unturned', !entry.turned);
+    this.#frame.classList.toggle('empty', entry.shape === null);
     this.#frame.style.setProperty('--shape', entry.shape ?? 1);
     const view = entry.shape === null
       ? element('p', { class: 'blank' }, `This browser cannot show ${entry.name}.`)
@@ -41,8 +41,13 @@ export class Stage {
   showMap(map, title = '') {
     this.#frame.classList.toggle('plain', !map);
     this.#legend.hidden = !map;
-    if (map) paint(this.#canvas, map, this.#entry.shape ?? 1);
-    const size = this.#entry.shape === null ? '' : ` · ${this.#entry.width} × ${this.#entry.height}`;
-    this.#caption.textContent = map ? title : this.#entry.name + size;
+    const { name, shape, width, height } = this.#entry;
+    if (map) {
+      paint(this.#canvas, map, shape, this.#frame.querySelector('img'));
+      const cropped = map.region[2] * map.region[3] < 0.99;
+      this.#caption.textContent = cropped ? `${title} · grey: cropped away` : title;
+    } else {
+      this.#caption.textContent = shape === null ? name : `${name} · ${width} × ${height}`;
+    }
   }
 }
