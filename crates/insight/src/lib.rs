@@ -36,5 +36,5 @@ pub use map::Map;
 pub use page::{Page, PageEntry};
 pub use patches::patches;
 pub use rollout::{relevance_of, rollout, rollout_of};
-pub use sheet::{explanation_sheet, side_by_side};
+pub use sheet::{explanation_sheet, side_by_side, side_by_side_png};
 pub use similarity::cosine_similarity;

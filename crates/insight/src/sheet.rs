@@ -2,7 +2,7 @@
 
 use vit_data::{Filter, Image, Region, resize};
 use vit_plot::palette::{Colour, FRAME, MUTED, ORANGE};
-use vit_plot::{Area, ColourMap, Scene, Text};
+use vit_plot::{Area, ColourMap, PlotError, Scene, Text, png};
 
 use crate::Map;
 
@@ -116,6 +116,11 @@ pub fn side_by_side(image: &Image, region: Region, map: &Map) -> Image {
         pixels.extend_from_slice(shown.row(y));
     }
     Image::from_rgb(2 * image.width() + gap, image.height(), pixels).unwrap_or(shown)
+}
+
+/// [`side_by_side`] as a PNG file.
+pub fn side_by_side_png(image: &Image, region: Region, map: &Map) -> Result<Vec<u8>, PlotError> {
+    png(&side_by_side(image, region, map))
 }
 
 #[cfg(test)]

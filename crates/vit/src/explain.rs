@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use vit_data::{ApplyPreprocess, Preprocess};
 use vit_insight::Explainer;
-pub use vit_insight::{ExplainOptions, Explanation, InsightError, Map, Method, Subject};
+pub use vit_insight::{ExplainOptions, Explanation, InsightError, Map, Method, Subject, side_by_side_png};
 use vit_models::{Checkpoint, Config};
 
 use crate::finite::{blame_weights, is_finite};

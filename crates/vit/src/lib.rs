@@ -72,7 +72,8 @@ pub use vit_graph::Precision;
 pub mod data {
     pub use vit_data::dataset::{Dataset, DatasetError, Splits};
     pub use vit_data::{
-        DecodeOptions, Image, ImageError, Preprocess, PreprocessError, Samples, ShapeError, find_images,
+        ApplyPreprocess, DecodeOptions, Image, ImageError, Preprocess, PreprocessError, Region, Samples, ShapeError,
+        find_images,
     };
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::{Value, json};
 use vit_data::{Image, Region};
-use vit_insight::{Explanation, Map, Page, PageEntry, Subject, explanation_sheet, side_by_side};
+use vit_insight::{Explanation, Map, Page, PageEntry, Subject, explanation_sheet, side_by_side_png};
 use vit_models::weights::npy;
 use vit_system::atomic_file;
 
@@ -109,7 +109,7 @@ fn write_files(
     let title = Path::new(&source.name()).file_name().map_or(source.name(), |n| n.to_string_lossy().into_owned());
     write(".png", &explanation_sheet(&title, subtitle, image, region, &named).png(2.0)?)?;
     if let Some(first) = maps.first() {
-        write(".overlay.png", &vit_plot::png(&side_by_side(image, region, first))?)?;
+        write(".overlay.png", &side_by_side_png(image, region, first)?)?;
         let [rows, columns] = first.grid();
         let values: Vec<f32> = maps.iter().flat_map(|map| map.values()).copied().collect();
         let path = out.join(format!("{stem}.npy"));

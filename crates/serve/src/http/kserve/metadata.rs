@@ -1,0 +1,192 @@
+//! What the server and its models are.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::{IMAGE, IMAGE_BYTES, ModelPath};
+use crate::engine::ModelCard;
+use crate::http::App;
+use crate::http::problem::Problem;
+
+/// The server.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ServerMetadata {
+    name: &'static str,
+    version: &'static str,
+    /// Extensions of the protocol.
+    extensions: Vec<&'static str>,
+}
+
+/// A model.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelMetadata {
+    name: String,
+    versions: Vec<String>,
+    platform: &'static str,
+    /// One of them is given.
+    inputs: Vec<TensorMetadata>,
+    outputs: Vec<TensorMetadata>,
+}
+
+/// An input or output.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct TensorMetadata {
+    name: &'static str,
+    datatype: &'static str,
+    /// -1 is the number of images.
+    shape: Vec<i64>,
+}
+
+/// The configuration of a model, as Triton gives it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelConfig {
+    name: String,
+    platform: &'static str,
+    backend: &'static str,
+    max_batch_size: usize,
+    input: Vec<TensorConfig>,
+    output: Vec<TensorConfig>,
+    instance_group: Vec<InstanceGroup>,
+    dynamic_batching: DynamicBatching,
+}
+
+/// An input or output of one image.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct TensorConfig {
+    name: &'static str,
+    data_type: String,
+    dims: Vec<i64>,
+    optional: bool,
+}
+
+/// Replicas of a model.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct InstanceGroup {
+    name: String,
+    kind: &'static str,
+    count: usize,
+}
+
+/// How images become batches.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DynamicBatching {
+    preferred_batch_size: Vec<usize>,
+    max_queue_delay_microseconds: u64,
+}
+
+/// A model of the repository.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RepositoryEntry {
+    name: String,
+    version: String,
+    state: &'static str,
+    reason: &'static str,
+}
+
+/// The server
+#[utoipa::path(
+    get, path = "/v2", tag = "KServe v2",
+    responses((status = 200, description = "Name, version and extensions", body = ServerMetadata)),
+)]
+pub async fn metadata() -> Json<ServerMetadata> {
+    let extensions =
+        vec!["binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics"];
+    Json(ServerMetadata { name: "vit", version: env!("CARGO_PKG_VERSION"), extensions })
+}
+
+/// Inputs and outputs of a model
+#[utoipa::path(
+    get, path = "/v2/models/{model}", tag = "KServe v2",
+    params(("model" = String, Path, description = "The model")),
+    responses((status = 200, description = "Its tensors and versions", body = ModelMetadata)),
+)]
+pub async fn model_metadata(
+    State(app): State<Arc<App>>,
+    Path(path): Path<ModelPath>,
+) -> Result<Json<ModelMetadata>, Problem> {
+    let model = path.find(&app)?;
+    let card = model.card();
+    let batched =
+        |Tensor { name, datatype, dims }: Tensor| TensorMetadata { name, datatype, shape: [vec![-1], dims].concat() };
+    Ok(Json(ModelMetadata {
+        name: card.name.clone(),
+        versions: vec![card.version.clone()],
+        platform: "vit",
+        inputs: inputs(card).map(batched).into(),
+        outputs: outputs(card).into_iter().map(batched).collect(),
+    }))
+}
+
+/// The configuration of a model
+#[utoipa::path(
+    get, path = "/v2/models/{model}/config", tag = "KServe v2",
+    params(("model" = String, Path, description = "The model")),
+    responses((status = 200, description = "As Triton gives it", body = ModelConfig)),
+)]
+pub async fn config(State(app): State<Arc<App>>, Path(path): Path<ModelPath>) -> Result<Json<ModelConfig>, Problem> {
+    let model = path.find(&app)?;
+    let card = model.card();
+    let tensor = |optional: bool| {
+        move |Tensor { name, datatype, dims }: Tensor| {
+            let data_type = if datatype == "BYTES" { "STRING" } else { datatype };
+            let dims = if dims.is_empty() { vec![1] } else { dims };
+            TensorConfig { name, data_type: format!("TYPE_{data_type}"), dims, optional }
+        }
+    };
+    let kind = |device: &String| if device.starts_with("cpu") { "KIND_CPU" } else { "KIND_GPU" };
+    let group = |device: &String| InstanceGroup { name: device.clone(), kind: kind(device), count: 1 };
+    let preferred_batch_size: Vec<usize> = card.batches.iter().map(|(batch, _)| *batch).collect();
+    Ok(Json(ModelConfig {
+        name: card.name.clone(),
+        platform: "vit",
+        backend: "vit",
+        max_batch_size: preferred_batch_size.iter().copied().max().unwrap_or(1),
+        input: inputs(card).map(tensor(true)).into(),
+        output: outputs(card).into_iter().map(tensor(false)).collect(),
+        instance_group: card.devices.iter().map(group).collect(),
+        dynamic_batching: DynamicBatching {
+            preferred_batch_size,
+            max_queue_delay_microseconds: card.max_delay.as_micros() as u64,
+        },
+    }))
+}
+
+/// All models
+#[utoipa::path(
+    post, path = "/v2/repository/index", tag = "KServe v2",
+    responses((status = 200, description = "Every model with its state", body = Vec<RepositoryEntry>)),
+)]
+pub async fn repository_index(State(app): State<Arc<App>>) -> Json<Vec<RepositoryEntry>> {
+    let entry = |card: &ModelCard| RepositoryEntry {
+        name: card.name.clone(),
+        version: card.version.clone(),
+        state: "READY",
+        reason: "",
+    };
+    Json(app.engine.models().iter().map(|model| entry(model.card())).collect())
+}
+
+/// A tensor of one image.
+struct Tensor {
+    name: &'static str,
+    datatype: &'static str,
+    dims: Vec<i64>,
+}
+
+fn inputs(card: &ModelCard) -> [Tensor; 2] {
+    let architecture = &card.config.architecture;
+    let [height, width] = architecture.image_size();
+    let dims = [architecture.channels(), height, width].map(|side| side as i64).to_vec();
+    [Tensor { name: IMAGE, datatype: "FP32", dims }, Tensor { name: IMAGE_BYTES, datatype: "BYTES", dims: vec![] }]
+}
+
+fn outputs(card: &ModelCard) -> Vec<Tensor> {
+    let classes = card.config.architecture.classes() as i64;
+    let tensor = |name, length| Tensor { name, datatype: "FP32", dims: vec![length] };
+    let of_head = ["logits", "probabilities"].map(|name| tensor(name, classes));
+    of_head.into_iter().filter(|_| classes > 0).chain([tensor("features", card.embedding as i64)]).collect()
+}
