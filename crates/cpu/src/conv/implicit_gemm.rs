@@ -101,7 +101,7 @@ impl ImplicitGemm {
         } else {
             x
         };
-        let TaskGrid { rows, columns } = TaskGrid::new(isa, pool.threads(), m, n, false);
+        let TaskGrid { rows, columns } = TaskGrid::fewest_tiles(isa, pool.threads(), m, n);
         let c = DisjointMut::new(y);
         pool.run(rows.parts * columns.parts, &|task| {
             let (row, rows) = rows.part(task / columns.parts);
@@ -219,7 +219,7 @@ impl Kernel for ConvMacrokernel<'_> {
         let block = self.0;
         let (m, n, blocks) = (block.pixels.len(), block.columns, block.blocks.len());
         let buffer = &mut TileBuffer::zeros();
-        let mut body = ConvBody { s, block, buffer, k_block: 0, column: 0, columns: 0 };
+        let mut body = ConvBody { s, block, buffer, k_block: 0, column: 0, to_c: SumsToC::none() };
         for_each_tile(m, n, blocks, S::TILE_VECTORS * S::LANES, &mut body);
     }
 }
@@ -230,8 +230,9 @@ struct ConvBody<'a, 'b, S> {
     block: ConvBlock<'a>,
     buffer: &'b mut TileBuffer,
     k_block: usize,
+    // Of the panel:
     column: usize,
-    columns: usize,
+    to_c: SumsToC<'a>,
 }
 
 /// The bias of a convolution without one. Adding it is not omitted, since `-0.0 + 0.0` is `0.0`.
@@ -245,23 +246,26 @@ impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
 
     #[inline(always)]
     fn begin_panel(&mut self, column: usize, columns: usize) {
-        (self.column, self.columns) = (column, columns);
+        let ConvBlock { blocks, c, ldc, epilogue, pre_activation, .. } = self.block;
+        let last = self.k_block + 1 == blocks.len();
+        let (epilogue, pre_activation) = if last {
+            let bias = epilogue.bias.map_or(&NO_BIAS[..], |bias| &bias[column..]);
+            let pre_activation = pre_activation.map(|(x, ld)| (&x[column..], ld));
+            (Epilogue { bias: Some(bias), ..epilogue.part(0, column) }, pre_activation)
+        } else {
+            (Epilogue { bias: Some(&NO_BIAS), ..Epilogue::default() }, None)
+        };
+        let (c, add_c, d_activation) = (c.wrapping_add(column), self.k_block > 0, std::ptr::null_mut());
+        self.column = column;
+        self.to_c = SumsToC { columns, c, ldc, add_c, epilogue, pre_activation, d_activation };
     }
 
     #[inline(always)]
     fn tiles(&mut self, row: usize) -> usize {
-        let ConvBlock { image, pixels, blocks, weight, k, c, ldc, epilogue, pre_activation, .. } = self.block;
-        let Self { s, column, columns, .. } = *self;
+        let ConvBlock { image, pixels, blocks, weight, k, .. } = self.block;
         let nr = S::TILE_VECTORS * S::LANES;
         let rows = S::TILE_ROWS.min(pixels.len() - row);
         let SegmentBlock { segments, k_start } = &blocks[self.k_block];
-        let last = self.k_block + 1 == blocks.len();
-        let epilogue = if last {
-            let bias = epilogue.bias.map_or(&NO_BIAS[..], |bias| &bias[column..]);
-            Epilogue { bias: Some(bias), ..epilogue.part(row, column) }
-        } else {
-            Epilogue { bias: Some(&NO_BIAS), ..Epilogue::default() }
-        };
         // SAFETY: the tile is inside the block, for which the caller of `ConvBlock::run` guarantees the memory. Rows
         // after the last repeat it.
         unsafe {
@@ -270,21 +274,10 @@ impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
                 *field = image.add(pixels[row + r.min(rows - 1)]);
             }
             let out = self.buffer.0.as_mut_ptr();
-            let weight = weight.add(column * k + k_start * nr);
-            indirect_microkernel(s, columns.div_ceil(S::LANES), IndirectTile { fields, segments, weight, out });
-            let to_c = SumsToC {
-                sums: out,
-                stride: nr,
-                rows,
-                columns,
-                c: c.add(row * ldc + column),
-                ldc,
-                add_c: self.k_block > 0,
-                epilogue,
-                pre_activation: pre_activation.filter(|_| last).map(|(x, ld)| (&x[row * ld + column..], ld)),
-                d_activation: std::ptr::null_mut(),
-            };
-            to_c.store(s);
+            let weight = weight.add(self.column * k + k_start * nr);
+            let vectors = self.to_c.columns.div_ceil(S::LANES);
+            indirect_microkernel(self.s, vectors, IndirectTile { fields, segments, weight, out });
+            self.to_c.store(self.s, out, nr, row, rows);
         }
         rows
     }

@@ -46,12 +46,8 @@ impl<'a> Epilogue<'a> {
     }
 }
 
-/// Sums in memory and the part of C that they belong to. `sums` may be `c` itself.
+/// A block of C and the epilogue of its sums.
 pub(crate) struct SumsToC<'a> {
-    pub sums: *const f32,
-    /// Row stride of the sums.
-    pub stride: usize,
-    pub rows: usize,
     pub columns: usize,
     pub c: *mut f32,
     pub ldc: usize,
@@ -65,59 +61,70 @@ pub(crate) struct SumsToC<'a> {
 }
 
 impl SumsToC<'_> {
-    /// Applies the epilogue and writes C.
+    /// A block of no columns.
+    pub fn none() -> Self {
+        let (c, d_activation) = (std::ptr::null_mut(), std::ptr::null_mut());
+        SumsToC {
+            columns: 0,
+            c,
+            ldc: 0,
+            add_c: false,
+            epilogue: Epilogue::default(),
+            pre_activation: None,
+            d_activation,
+        }
+    }
+
+    /// Applies the epilogue to the sums of some rows, `stride` apart, and writes these rows of C. `sums` may be in C.
     ///
     /// # Safety
-    /// `rows` x `columns` elements of C, of the operands of the epilogue and, unless it is null, of `d_activation` must
-    /// be valid; the sums must be readable in whole vectors.
+    /// `rows` x `columns` elements from `row` on of C, of the operands of the epilogue and, unless it is null, of
+    /// `d_activation` must be valid; the sums must be readable in whole vectors.
     #[inline(always)]
-    pub unsafe fn store<S: Simd>(self, s: S) {
-        s.vectorize(StoreSums(self));
-    }
-}
-
-struct StoreSums<'a>(SumsToC<'a>);
-
-impl Kernel for StoreSums<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let to_c = self.0;
-        if to_c.d_activation.is_null() {
-            with_activation!(to_c.epilogue.activation, f => s.vectorize(StoreWith::<_, false> { to_c, f }));
+    pub unsafe fn store<S: Simd>(&self, s: S, sums: *const f32, stride: usize, row: usize, rows: usize) {
+        if self.d_activation.is_null() {
+            with_activation!(self.epilogue.activation, f => s.vectorize(StoreRows::<_, false> {
+                to_c: self, sums, stride, row, rows, f
+            }));
         } else {
-            with_activation!(to_c.epilogue.activation, f => s.vectorize(StoreWith::<_, true> { to_c, f }));
+            with_activation!(self.epilogue.activation, f => s.vectorize(StoreRows::<_, true> {
+                to_c: self, sums, stride, row, rows, f
+            }));
         }
     }
 }
 
-struct StoreWith<'a, F, const DERIVATIVE: bool> {
-    to_c: SumsToC<'a>,
+struct StoreRows<'a, F, const DERIVATIVE: bool> {
+    to_c: &'a SumsToC<'a>,
+    sums: *const f32,
+    stride: usize,
+    row: usize,
+    rows: usize,
     f: F,
 }
 
-impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreWith<'_, F, DERIVATIVE> {
+impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreRows<'_, F, DERIVATIVE> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let SumsToC { sums, stride, rows, columns, c, ldc, add_c, epilogue, pre_activation, d_activation } = self.to_c;
+        let StoreRows { to_c, sums, stride, row: first, rows, f } = self;
+        let SumsToC { columns, c, ldc, add_c, epilogue, pre_activation, d_activation } = *to_c;
         let Epilogue { bias, scale, factor, residual, .. } = epilogue;
         let by_element = factor.is_some() || residual.is_some() || pre_activation.is_some();
         if bias.is_none() && scale.is_none() && !by_element && !add_c && columns.is_multiple_of(S::LANES) {
             for row in 0..rows {
                 for column in (0..columns).step_by(S::LANES) {
-                    let offset = row * ldc + column;
+                    let offset = (first + row) * ldc + column;
                     // SAFETY: guaranteed by the caller of `SumsToC::store`.
                     unsafe {
                         let x = s.load(sums.add(row * stride + column));
                         if DERIVATIVE {
-                            let (value, derivative) = self.f.value_and_derivative(s, x);
+                            let (value, derivative) = f.value_and_derivative(s, x);
                             s.store(c.add(offset), value);
                             s.store(d_activation.add(offset), derivative);
                         } else {
-                            s.store(c.add(offset), self.f.value(s, x));
+                            s.store(c.add(offset), f.value(s, x));
                         }
                     }
                 }
@@ -134,7 +141,7 @@ impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreWith<'_, F, DERIVA
                     None => s.splat(0.0),
                 };
                 for row in 0..rows {
-                    let offset = row * ldc + column;
+                    let offset = (first + row) * ldc + column;
                     let c = c.add(offset);
                     let mut x = s.load(sums.add(row * stride + column));
                     if add_c {
@@ -142,23 +149,23 @@ impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreWith<'_, F, DERIVA
                     }
                     x = s.add(x, bias);
                     if let Some((addend, ld)) = pre_activation {
-                        x = s.add(x, s.load_up_to(addend.as_ptr().add(row * ld + column), n));
+                        x = s.add(x, s.load_up_to(addend.as_ptr().add((first + row) * ld + column), n));
                     }
                     if DERIVATIVE {
-                        let (value, derivative) = self.f.value_and_derivative(s, x);
+                        let (value, derivative) = f.value_and_derivative(s, x);
                         s.store_up_to(d_activation.add(offset), derivative, n);
                         x = value;
                     } else {
-                        x = self.f.value(s, x);
+                        x = f.value(s, x);
                     }
                     if let Some(scale) = scale {
                         x = s.mul(x, s.load_up_to(scale.as_ptr().add(column), n));
                     }
                     if let Some((factor, ld)) = factor {
-                        x = s.mul(x, s.load_up_to(factor.as_ptr().add(row * ld + column), n));
+                        x = s.mul(x, s.load_up_to(factor.as_ptr().add((first + row) * ld + column), n));
                     }
                     if let Some((residual, ld)) = residual {
-                        x = s.add(x, s.load_up_to(residual.as_ptr().add(row * ld + column), n));
+                        x = s.add(x, s.load_up_to(residual.as_ptr().add((first + row) * ld + column), n));
                     }
                     s.store_up_to(c, x, n);
                 }

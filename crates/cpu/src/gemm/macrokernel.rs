@@ -103,6 +103,7 @@ impl Kernel for Macrokernel<'_> {
             column: 0,
             columns: 0,
             store: TileStore::Buffered,
+            to_c: SumsToC::none(),
         };
         for_each_tile(m, n, blocks, nr, &mut body);
     }
@@ -182,6 +183,7 @@ struct GemmBody<'a, 'b, S> {
     column: usize,
     columns: usize,
     store: TileStore,
+    to_c: SumsToC<'a>,
 }
 
 impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
@@ -205,6 +207,15 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
         (self.column, self.columns) = (column, columns);
         let derivative = !self.d_activation.is_null();
         self.store = TileStore::choose::<S>(&self.epilogue, self.add_c, derivative, self.block.a_layout, columns);
+        self.to_c = SumsToC {
+            columns,
+            c: self.block.c.wrapping_add(column),
+            ldc: self.block.ldc,
+            add_c: self.add_c && self.store != TileStore::PanelActivation,
+            epilogue: self.epilogue.part(0, column),
+            pre_activation: None,
+            d_activation: if derivative { self.d_activation.wrapping_add(column) } else { self.d_activation },
+        };
         self.lines.set(S::TILE_ROWS, columns, self.block.ldc);
         self.initial.0.fill(0.0);
         if let (Some(bias), 0) = (self.initial_bias, self.k_start) {
@@ -276,9 +287,7 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
                 microkernel(s, rows, columns.div_ceil(S::LANES), a_layout, &args);
             }
             if store == TileStore::Buffered {
-                let epilogue = self.epilogue.part(row, column);
-                let (sums, stride, pre_activation) = (out, nr, None);
-                SumsToC { sums, stride, rows, columns, c, ldc, add_c, epilogue, pre_activation, d_activation }.store(s);
+                self.to_c.store(s, out, nr, row, rows);
             }
         }
         tiles * rows
@@ -289,25 +298,9 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
         if self.store != TileStore::PanelActivation {
             return;
         }
-        let Self { s, column, columns, .. } = *self;
-        let GemmBlock { m: rows, ldc, .. } = self.block;
+        let GemmBlock { m, c, ldc, .. } = self.block;
         // SAFETY: these are columns of the block.
-        unsafe {
-            let c = self.block.c.add(column);
-            let to_c = SumsToC {
-                sums: c,
-                stride: ldc,
-                rows,
-                columns,
-                c,
-                ldc,
-                add_c: false,
-                epilogue: self.epilogue.part(0, column),
-                pre_activation: None,
-                d_activation: std::ptr::null_mut(),
-            };
-            to_c.store(s);
-        }
+        unsafe { self.to_c.store(self.s, c.add(self.column), ldc, 0, m) };
     }
 
     #[inline(always)]

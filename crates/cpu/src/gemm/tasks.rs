@@ -27,6 +27,23 @@ impl TaskGrid {
         let min_row_blocks = m.div_ceil(mc.max(1)).max(1);
         // With a row block for each thread, all threads get equally many rows.
         let shares = if min_row_blocks >= threads { threads } else { 1 };
+        TaskGrid::with_shares(threads, [m, n], [mr, nr], min_row_blocks, shares)
+    }
+
+    /// Blocks of the fewest register tiles: the rows are not divided into equal shares, each of which would end in a
+    /// partial tile. For convolutions, which have few rows and gain nothing from a thread's own rows.
+    pub fn fewest_tiles(isa: Isa, threads: usize, m: usize, n: usize) -> TaskGrid {
+        let (mr, nr) = isa.dispatch(TileShape);
+        TaskGrid::with_shares(threads, [m, n], [mr, nr], m.div_ceil(MC).max(1), 1)
+    }
+
+    fn with_shares(
+        threads: usize,
+        [m, n]: [usize; 2],
+        [mr, nr]: [usize; 2],
+        min_row_blocks: usize,
+        shares: usize,
+    ) -> TaskGrid {
         let row_blocks = min_row_blocks.next_multiple_of(shares);
         let tasks = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
         let column_blocks = tasks.div_ceil(row_blocks);

@@ -211,9 +211,6 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
                     interleaved.store = AccumulatorStore { sums, rows, add_c, c, ldc, residual, residual_stride };
                 } else {
                     let to_c = SumsToC {
-                        sums,
-                        stride: ACC_SIDE,
-                        rows,
                         columns,
                         c,
                         ldc,
@@ -222,7 +219,7 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
                         pre_activation: None,
                         d_activation: if d_activation.is_null() { d_activation } else { d_activation.add(offset) },
                     };
-                    to_c.store(s);
+                    to_c.store(s, sums, ACC_SIDE, 0, rows);
                 }
             }
         }
