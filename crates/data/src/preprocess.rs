@@ -9,7 +9,7 @@ use crate::resize::resize_window;
 use std::ops::Range;
 
 pub(crate) use normalise::Channel;
-pub use vit_models::{CropMode, Preprocess, PreprocessError};
+pub use vit_preprocess::{CropMode, Preprocess, PreprocessError};
 
 /// A rectangle in an image, in fractional pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -14,7 +14,7 @@ use std::f64::consts::PI;
 use std::ops::Range;
 use thiserror::Error;
 
-pub use vit_models::{Filter, UnknownFilter};
+pub use vit_preprocess::{Filter, UnknownFilter};
 
 /// Half the width of the filter in pixels, when not shrinking.
 fn support(filter: Filter) -> f64 {

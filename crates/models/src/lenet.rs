@@ -9,8 +9,8 @@ use crate::architecture::Network;
 use crate::config::{Arguments, Configured, TimmForm};
 use crate::layers::{Building, Conv, Padding, channels_last, head, linear_from};
 use crate::network_fields;
-use crate::preprocess::{Filter, Preprocess};
 use crate::variant::Variant;
+use vit_preprocess::{Filter, Preprocess};
 
 /// One LeNet-5.
 #[derive(Debug, Clone, PartialEq)]

@@ -22,7 +22,6 @@ mod guess;
 mod labels;
 pub mod layers;
 pub mod lenet;
-mod preprocess;
 mod problem_type;
 mod registry;
 pub mod resnet;
@@ -40,10 +39,10 @@ pub use config::{Config, Configured};
 pub use error::ModelError;
 pub use guess::guess;
 pub use layers::Mode;
-pub use preprocess::{CropMode, Filter, Preprocess, PreprocessError, UnknownFilter};
 pub use problem_type::ProblemType;
 pub use registry::register;
 pub use variant::{Variant, suggestions, variant, variants};
+pub use vit_preprocess::{CropMode, Filter, Preprocess, PreprocessError, UnknownFilter};
 
 use registry::Registered;
 

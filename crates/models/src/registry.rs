@@ -4,9 +4,9 @@ use std::sync::{PoisonError, RwLock};
 
 use crate::architecture::{Architecture, Network};
 use crate::config::Config;
-use crate::preprocess::Preprocess;
 use crate::variant::Variant;
 use crate::weights::{Scheme, Weights};
+use vit_preprocess::Preprocess;
 
 /// The associated functions of an architecture.
 #[derive(Clone, Copy)]

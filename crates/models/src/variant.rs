@@ -1,8 +1,8 @@
 //! The named models of all architectures.
 
 use crate::architecture::Architecture;
-use crate::preprocess::Preprocess;
 use crate::registry::registered;
+use vit_preprocess::Preprocess;
 
 /// A model by name.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,7 +7,7 @@ use super::{BlockKind, CoAtNet, Convolutions, Downsample, RelativePositions, Str
 use crate::config::timm::{mean_pooling, object, rates, short};
 use crate::config::{Arguments, Configured, TimmForm};
 use crate::layers::{Norm, Padding};
-use crate::preprocess::Preprocess;
+use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.maxxvit.MaxxVit";
 

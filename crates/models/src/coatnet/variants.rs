@@ -4,8 +4,8 @@ use vit_graph::ops::Activation;
 
 use super::{BlockKind, CoAtNet, Convolutions, Downsample, RelativePositions, StrideOn, Transformers, stages};
 use crate::layers::Norm;
-use crate::preprocess::{CropMode, Preprocess};
 use crate::variant::Variant;
+use vit_preprocess::{CropMode, Preprocess};
 
 /// Widths of the stages and of the stem.
 struct CoAtNetSize {

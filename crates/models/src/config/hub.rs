@@ -6,9 +6,9 @@ use serde_json::{Map, Value, json};
 use super::timm::{rates, short};
 use super::{Arguments, Config};
 use crate::architecture::Architecture;
-use crate::preprocess::{CropMode, Filter, Preprocess};
 use crate::problem_type::ProblemType;
 use crate::variant::{suggestions, variant, variants};
+use vit_preprocess::{CropMode, Filter, Preprocess};
 
 /// Published models that have no name in timm.
 const NOT_IN_TIMM: [&str; 2] = ["vit_medium_patch32_224", "vit_medium_patch16_224"];

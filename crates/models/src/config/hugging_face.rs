@@ -5,9 +5,9 @@ use vit_graph::ops::Activation;
 
 use super::timm::{short, square};
 use super::{Arguments, Config, hub};
-use crate::preprocess::{CropMode, Filter, Preprocess};
 use crate::problem_type::ProblemType;
 use crate::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
+use vit_preprocess::{CropMode, Filter, Preprocess};
 
 /// Options that do not change what the model computes.
 const IGNORED: [&str; 17] = [

@@ -18,9 +18,9 @@ pub(crate) use vision_transformer::google_stages;
 use serde_json::{Map, Value};
 
 use crate::architecture::{Architecture, NetworkObject};
-use crate::preprocess::Preprocess;
 use crate::problem_type::ProblemType;
 use crate::registry::registered;
+use vit_preprocess::Preprocess;
 
 /// A model's configuration.
 #[derive(Debug, Clone, PartialEq)]

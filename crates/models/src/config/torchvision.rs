@@ -4,9 +4,9 @@ use serde_json::{Map, Value};
 
 use super::{Arguments, Config, unnamed};
 use crate::layers::Norm;
-use crate::preprocess::{Filter, Preprocess};
 use crate::resnet::{ResNet, ResNetBlock};
 use crate::vit::Vit;
+use vit_preprocess::{Filter, Preprocess};
 
 pub(super) fn vision_transformer(args: &Map<String, Value>) -> Result<Config, String> {
     let args = Arguments::new("torchvision", args);

@@ -5,9 +5,9 @@ use vit_graph::ops::Activation;
 
 use super::{Arguments, Config, unnamed};
 use crate::layers::{Norm, Standardise};
-use crate::preprocess::{CropMode, Filter, Preprocess};
 use crate::resnetv2::ResNetV2;
 use crate::vit::{Pooling, Positions, Vit};
+use vit_preprocess::{CropMode, Filter, Preprocess};
 
 pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]>) -> Result<Config, String> {
     let args = Arguments::new("vit_jax", args);

@@ -6,7 +6,7 @@ use vit_graph::ops::Operation;
 use super::{ConvNext, ConvNextStem};
 use crate::config::timm::{mean_pooling, object, short};
 use crate::config::{Arguments, Configured, TimmForm, whole};
-use crate::preprocess::Preprocess;
+use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.convnext.ConvNeXt";
 

@@ -1,8 +1,8 @@
 //! The named ConvNeXts: the papers' sizes, and timm's smaller ones.
 
 use super::{ConvNext, ConvNextStem};
-use crate::preprocess::{CropMode, Preprocess};
 use crate::variant::Variant;
+use vit_preprocess::{CropMode, Preprocess};
 
 /// Name, blocks of each stage, width of the first, and the papers' letter.
 const SIZES: [(&str, [usize; 4], usize, Option<&str>); 10] = [

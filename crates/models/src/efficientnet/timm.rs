@@ -7,7 +7,7 @@ use super::{EfficientNet, MobileBlock, MobileBlockKind, Scaling, parse_stages};
 use crate::config::timm::{described, mean_pooling, norm, object, short};
 use crate::config::{Arguments, Configured};
 use crate::layers::{Norm, Padding};
-use crate::preprocess::Preprocess;
+use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.efficientnet.EfficientNet";
 

@@ -4,8 +4,8 @@ use vit_graph::ops::Activation;
 
 use super::{EfficientNet, Scaling, parse_stages};
 use crate::layers::{Norm, Padding};
-use crate::preprocess::{CropMode, Preprocess};
 use crate::variant::Variant;
+use vit_preprocess::{CropMode, Preprocess};
 
 /// Table 1 of the paper.
 const B0: [&str; 7] = [

@@ -7,7 +7,7 @@ use super::{ResNet, ResNetBlock};
 use crate::config::timm::{described, mean_pooling, norm, object, short};
 use crate::config::{Arguments, Configured, TimmForm};
 use crate::layers::{Norm, Stem};
-use crate::preprocess::Preprocess;
+use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.resnet.ResNet";
 

@@ -2,8 +2,8 @@
 
 use super::{ResNet, ResNetBlock};
 use crate::layers::Stem;
-use crate::preprocess::{Filter, Preprocess};
 use crate::variant::Variant;
+use vit_preprocess::{Filter, Preprocess};
 
 struct ResNetVariant {
     name: &'static str,

@@ -7,7 +7,7 @@ use super::{ResNetV2, ResNetV2Block, StemPooling};
 use crate::config::timm::{described, mean_pooling, norm, object, short};
 use crate::config::{Arguments, Configured};
 use crate::layers::{Padding, Standardise, Stem, round_width};
-use crate::preprocess::Preprocess;
+use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.resnetv2.ResNetV2";
 

@@ -1,8 +1,8 @@
 //! The named models of Big Transfer.
 
 use super::ResNetV2;
-use crate::preprocess::{Filter, Preprocess};
 use crate::variant::Variant;
+use vit_preprocess::{Filter, Preprocess};
 
 /// Name, the paper's name, blocks of each stage, width factor, image size, share of the crop and filter.
 type BitVariant = (&'static str, &'static str, [usize; 4], usize, usize, f64, Filter);

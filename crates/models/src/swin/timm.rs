@@ -6,7 +6,7 @@ use super::Swin;
 use crate::config::timm::{mean_pooling, norm, object, short, square};
 use crate::config::{Arguments, Configured, TimmForm, pair, whole};
 use crate::layers::Norm;
-use crate::preprocess::Preprocess;
+use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.swin_transformer.SwinTransformer";
 

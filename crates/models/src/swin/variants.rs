@@ -1,8 +1,8 @@
 //! The named Swin Transformers.
 
 use super::Swin;
-use crate::preprocess::Preprocess;
 use crate::variant::Variant;
+use vit_preprocess::Preprocess;
 
 /// Name, the paper's letter, width and heads of the first stage, blocks of the third.
 const SIZES: [(&str, &str, usize, usize, usize); 4] =

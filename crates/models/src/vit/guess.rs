@@ -6,10 +6,10 @@ use vit_graph::ops::Activation;
 use super::{FinalNorm, PAPER_SIZES, Pooling, Positions, PositionsOn, Vit, variants};
 use crate::config::{Config, google_stages};
 use crate::layers::Stem;
-use crate::preprocess::Preprocess;
 use crate::problem_type::ProblemType;
 use crate::resnetv2::ResNetV2;
 use crate::weights::{Scheme, Weights};
+use vit_preprocess::Preprocess;
 
 pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
     let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());

@@ -7,8 +7,8 @@ use super::{FinalNorm, Pooling, Positions, PositionsOn, Vit, variants};
 use crate::architecture::Architecture;
 use crate::config::timm::{object, short, square};
 use crate::config::{Arguments, Configured, TimmForm};
-use crate::preprocess::Preprocess;
 use crate::resnetv2::ResNetV2;
+use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.vision_transformer.VisionTransformer";
 const HYBRID: &str = "timm.models.vision_transformer.VisionTransformer+HybridEmbed";

@@ -2,9 +2,9 @@
 
 use super::{FinalNorm, Pooling, PositionsOn, Vit};
 use crate::layers::Stem;
-use crate::preprocess::Preprocess;
 use crate::resnetv2::{ResNetV2, StemPooling};
 use crate::variant::Variant;
+use vit_preprocess::Preprocess;
 
 /// Widths and depths that belong to a name.
 #[derive(Debug, Clone, Copy, PartialEq)]
