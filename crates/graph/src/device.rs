@@ -50,6 +50,21 @@ impl<'a> Elements<'a> {
     }
 }
 
+/// Checks rows of f32 against the type `[rows, …]` of an input; fewer rows are allowed.
+pub fn check_rows(name: &str, ty: &Type, rows: &[&[f32]]) -> Result<(), GraphError> {
+    let count = ty.shape.first().copied().unwrap_or(1);
+    let each = ty.shape.elements() / count.max(1);
+    if ty.dtype == DType::F32 && rows.len() <= count && rows.iter().all(|row| row.len() == each) {
+        return Ok(());
+    }
+    let lengths: Vec<usize> = rows.iter().map(|row| row.len()).collect();
+    Err(GraphError::Mismatch {
+        name: name.into(),
+        expected: format!("{ty}, at most {count} rows of {each} elements"),
+        found: format!("rows of {lengths:?} elements of f32"),
+    })
+}
+
 impl<'a> From<&'a [f32]> for Elements<'a> {
     fn from(data: &'a [f32]) -> Self {
         Elements::F32(data)
@@ -180,12 +195,25 @@ pub trait Device: Send + Sync {
 
     /// Rewrites a graph, plans its memory, chooses kernels and copies its parameters to the device.
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError>;
+
+    /// As [`Device::compile`], for a graph whose parameters never change: executables of one device that have the same
+    /// constants may store them once. Their [`Executable::set_parameters`] may be an error.
+    fn compile_shared(
+        &self,
+        graph: &Graph,
+        parameters: &mut dyn Parameters,
+    ) -> Result<Box<dyn Executable>, GraphError> {
+        self.compile(graph, parameters)
+    }
 }
 
 /// A graph that is ready to run on a device. Running it allocates nothing.
 pub trait Executable: Send {
     /// Sets an input for the following runs.
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError>;
+
+    /// Sets an input `[rows, …]` of f32 for the following runs: its first rows, and zeros after them.
+    fn write_rows(&mut self, input: &str, rows: &[&[f32]]) -> Result<(), GraphError>;
 
     /// Runs the graph once; may return before the run is complete ([`Executable::is_async`]).
     fn run(&mut self) -> Result<(), GraphError>;

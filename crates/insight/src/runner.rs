@@ -1,23 +1,11 @@
 //! A compiled graph with named inputs and outputs.
 
-use std::borrow::Cow;
-
-use vit_graph::device::{Device, Elements, Executable, Parameters};
-use vit_graph::ops::Parameter;
+use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, Shape};
 use vit_models::weights::Weights;
 
 use crate::InsightError;
-
-/// Lends weights to a device, since several graphs are compiled with them.
-struct Borrowed<'a>(&'a Weights);
-
-impl Parameters for Borrowed<'_> {
-    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
-        self.0.tensors.get(&parameter.name).map(|tensor| Cow::Borrowed(tensor.data.as_slice()))
-    }
-}
 
 /// A compiled graph whose first input is `image [batch, …]`.
 pub(crate) struct Runner {
@@ -36,7 +24,7 @@ impl Runner {
         let Some(input) = input else {
             return Err(InsightError::Unsuitable("none of the outputs depends on the image".into()));
         };
-        let executable = device.compile(&graph, &mut Borrowed(weights))?;
+        let executable = device.compile_shared(&graph, &mut &*weights)?;
         Ok(Runner { executable, shapes, batch: input[0], image: vec![0.0; input.elements()] })
     }
 

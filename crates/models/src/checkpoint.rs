@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use vit_graph::device::Parameters;
 use vit_graph::ops::Parameter;
-use vit_system::{atomic_file, regular_file};
+use vit_system::{atomic_file, hash, regular_file};
 
 use crate::adapt::{Leniency, adapt};
 use crate::builtin;
@@ -167,6 +167,16 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// A hash of weights and configuration, 32 hexadecimal digits: equal for checkpoints that give the same model.
+    pub fn fingerprint(&self) -> String {
+        let config = config::timm_config(&self.config).to_string();
+        let shapes: Vec<_> = self.weights.tensors.iter().map(|(name, tensor)| (name, &tensor.shape)).collect();
+        let shapes = format!("{shapes:?}");
+        let mut parts = vec![config.as_bytes(), shapes.as_bytes()];
+        parts.extend(self.weights.tensors.values().map(|tensor| bytemuck::cast_slice::<f32, u8>(&tensor.data)));
+        hash::fingerprint(&parts)
+    }
+
     /// Writes a folder that the layout's library opens, too. Every file is complete before it gets its name.
     pub fn save(&self, folder: &Path, layout: Layout, dtype: Dtype) -> Result<(), ModelError> {
         let unwritable = |what| ModelError::Folder { path: folder.into(), what };
@@ -252,5 +262,12 @@ impl Parameters for Weights {
 
     fn held_bytes(&self) -> u64 {
         self.tensors.values().map(|tensor| 4 * tensor.data.len() as u64).sum()
+    }
+}
+
+/// Lends weights, where several graphs are compiled with them.
+impl Parameters for &Weights {
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        self.tensors.get(&parameter.name).map(|tensor| Cow::Borrowed(tensor.data.as_slice()))
     }
 }

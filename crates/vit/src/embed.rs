@@ -4,7 +4,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use vit_data::ApplyPreprocess;
-use vit_models::Checkpoint;
+use vit_models::{Architecture, Checkpoint};
 
 use crate::model::open_checkpoint;
 use crate::{Error, Image, Model, ModelOptions};
@@ -36,6 +36,65 @@ impl FromStr for Pool {
     }
 }
 
+/// How a model's output becomes an embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PooledOutput {
+    pool: Pool,
+    /// The model's output to request.
+    pub output: &'static str,
+    /// Tokens before the patches.
+    prefix: usize,
+}
+
+impl PooledOutput {
+    /// The output that an embedding of this kind needs, or an error if the model has none.
+    pub fn new(architecture: &Architecture, pool: Pool) -> Result<Self, Error> {
+        if pool == Pool::Class && !architecture.tokens().is_some_and(|tokens| tokens.class_token) {
+            return Err(Error::NoClassToken);
+        }
+        // Models without tokens have the pixels of their last feature map instead.
+        let output = match (pool, architecture.tokens()) {
+            (Pool::Features, _) => "features",
+            (_, Some(_)) => "tokens",
+            (_, None) => "feature_map",
+        };
+        Ok(PooledOutput { pool, output, prefix: architecture.tokens().map_or(0, |tokens| tokens.prefix) })
+    }
+
+    /// The shape of one image's embedding, `[dim]` or `[patches, dim]`, from the shape of the output of a batch.
+    pub fn shape(&self, output: &[usize]) -> Vec<usize> {
+        let dim = output.last().copied().unwrap_or(1);
+        let tokens: usize = output[1..output.len() - 1].iter().product();
+        match self.pool {
+            Pool::Features | Pool::Class | Pool::Mean => vec![dim],
+            Pool::Patches => vec![tokens - self.prefix, dim],
+        }
+    }
+
+    /// One image's embedding from its output, whose last extent is `dim`; every vector scaled to length 1 if `normalise`.
+    pub fn embedding(&self, values: &[f32], dim: usize, normalise: bool) -> Vec<f32> {
+        let patches = values.get(self.prefix * dim..).unwrap_or_default();
+        let mut embedding = match self.pool {
+            Pool::Features => values.to_vec(),
+            Pool::Class => values[..dim].to_vec(),
+            Pool::Mean => {
+                let count = (patches.len() / dim) as f64;
+                (0..dim)
+                    .map(|c| (patches.iter().skip(c).step_by(dim).map(|&v| f64::from(v)).sum::<f64>() / count) as f32)
+                    .collect()
+            }
+            Pool::Patches => patches.to_vec(),
+        };
+        if normalise {
+            for vector in embedding.chunks_mut(dim) {
+                let length = vector.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt().max(1e-12);
+                vector.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
+            }
+        }
+        embedding
+    }
+}
+
 /// A model that turns images into embedding vectors.
 ///
 /// ```
@@ -49,9 +108,8 @@ impl FromStr for Pool {
 /// ```
 pub struct Embed {
     model: Model,
-    pool: Pool,
+    pooled: PooledOutput,
     normalise: bool,
-    prefix: usize,
 }
 
 impl Embed {
@@ -62,20 +120,10 @@ impl Embed {
 
     /// Prepares a checkpoint.
     pub fn new(checkpoint: Checkpoint, pool: Pool, options: &ModelOptions) -> Result<Embed, Error> {
-        let architecture = &checkpoint.config.architecture;
-        if pool == Pool::Class && !architecture.tokens().is_some_and(|tokens| tokens.class_token) {
-            return Err(Error::NoClassToken);
-        }
-        // Models without tokens have the pixels of their last feature map instead.
-        let output = match (pool, architecture.tokens()) {
-            (Pool::Features, _) => "features",
-            (_, Some(_)) => "tokens",
-            (_, None) => "feature_map",
-        };
-        let prefix = architecture.tokens().map_or(0, |tokens| tokens.prefix);
-        let options = ModelOptions { outputs: vec![output.into()], ..options.clone() };
+        let pooled = PooledOutput::new(&checkpoint.config.architecture, pool)?;
+        let options = ModelOptions { outputs: vec![pooled.output.into()], ..options.clone() };
         let model = Model::new(checkpoint, options.device.open()?.as_ref(), &options)?;
-        Ok(Embed { model, pool, normalise: false, prefix })
+        Ok(Embed { model, pooled, normalise: false })
     }
 
     /// Scales every vector to length 1.
@@ -90,18 +138,7 @@ impl Embed {
 
     /// The shape of one image's embedding: `[dim]`, or `[patches, dim]`.
     pub fn shape(&self) -> Vec<usize> {
-        let [tokens, dim] = self.tokens();
-        match self.pool {
-            Pool::Features | Pool::Class | Pool::Mean => vec![dim],
-            Pool::Patches => vec![tokens - self.prefix, dim],
-        }
-    }
-
-    /// Number and width of the tokens, or of the feature map's pixels; the features count as one token.
-    fn tokens(&self) -> [usize; 2] {
-        let shape = &self.model.outputs()[0].1;
-        let dim = shape.last().copied().unwrap_or(1);
-        [shape[1..shape.len() - 1].iter().product(), dim]
+        self.pooled.shape(&self.model.outputs()[0].1)
     }
 
     /// The embeddings of any number of images, run in batches of [`Model::batch`].
@@ -120,38 +157,9 @@ impl Embed {
     /// Embeddings of preprocessed images, at most a batch. An inner error concerns one image, whose embedding is NaN or
     /// infinite; the others are fine.
     pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<Result<Vec<f32>, Error>>, Error> {
-        let name = self.model.outputs()[0].0.clone();
+        let (name, shape) = self.model.outputs()[0].clone();
+        let dim = shape.last().copied().unwrap_or(1);
         let outputs = self.model.finite_outputs(&name, images)?;
-        Ok(outputs.into_iter().map(|values| Ok(self.embedding(values?))).collect())
-    }
-
-    /// One image's embedding from the model's output.
-    fn embedding(&self, values: Vec<f32>) -> Vec<f32> {
-        let [_, dim] = self.tokens();
-        let mut embedding = match self.pool {
-            Pool::Features => values,
-            _ => self.pooled(&values, dim),
-        };
-        if self.normalise {
-            for vector in embedding.chunks_mut(dim) {
-                let length = vector.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt().max(1e-12);
-                vector.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
-            }
-        }
-        embedding
-    }
-
-    fn pooled(&self, tokens: &[f32], dim: usize) -> Vec<f32> {
-        let patches = &tokens[self.prefix * dim..];
-        match self.pool {
-            Pool::Class => tokens[..dim].to_vec(),
-            Pool::Mean => {
-                let count = (patches.len() / dim) as f64;
-                (0..dim)
-                    .map(|c| (patches.iter().skip(c).step_by(dim).map(|&v| f64::from(v)).sum::<f64>() / count) as f32)
-                    .collect()
-            }
-            Pool::Features | Pool::Patches => patches.to_vec(),
-        }
+        Ok(outputs.into_iter().map(|values| Ok(self.pooled.embedding(&values?, dim, self.normalise))).collect())
     }
 }

@@ -57,7 +57,7 @@ mod verify;
 pub use config::config_of;
 pub use convert::{Conversion, convert};
 pub use device::{DeviceChoice, DeviceOptions, on_cpu_fallback};
-pub use embed::{Embed, Pool};
+pub use embed::{Embed, Pool, PooledOutput};
 pub use error::Error;
 #[cfg(feature = "explain")]
 pub use explain::Explain;
@@ -73,7 +73,7 @@ pub mod data {
     pub use vit_data::dataset::{Dataset, DatasetError, Splits};
     pub use vit_data::{
         ApplyPreprocess, DecodeOptions, Image, ImageError, Preprocess, PreprocessError, Region, Samples, ShapeError,
-        find_images,
+        decode, find_images,
     };
 }
 

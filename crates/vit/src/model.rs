@@ -1,10 +1,11 @@
 //! A model on a device.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use vit_data::{ApplyPreprocess, Preprocess};
 use vit_graph::batch_size::suggest_batch;
-use vit_graph::device::{Device, Elements, Executable, Parameters};
+use vit_graph::device::{Device, Executable, Parameters};
 use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError};
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions};
@@ -24,8 +25,10 @@ use crate::{DeviceOptions, Error, Image, Precision};
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ModelOptions {
-    /// Images in one run; 0 counts as 1. More images are run in several batches.
+    /// The most images in one run; 0 counts as 1. More images are run in several batches.
     pub batch: usize,
+    /// Smaller batch sizes that are compiled as well: a run takes the smallest that holds its images.
+    pub smaller_batches: Vec<usize>,
     /// Outputs and named intermediates to compute; empty for `logits`.
     pub outputs: Vec<String>,
     /// Another image size than the weights were trained for, height and width.
@@ -44,7 +47,25 @@ impl ModelOptions {
 
     /// So many images in one run.
     pub fn batch(self, batch: usize) -> Self {
-        Self { batch, ..self }
+        Self { batch, smaller_batches: Vec::new(), ..self }
+    }
+
+    /// Several batch sizes, in any order: a run takes the smallest that holds its images, so that a single image does not
+    /// cost as much as a full batch.
+    pub fn batches(self, sizes: impl IntoIterator<Item = usize>) -> Self {
+        let mut sizes: Vec<usize> = sizes.into_iter().map(|size| size.max(1)).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        Self { batch: sizes.pop().unwrap_or(1), smaller_batches: sizes, ..self }
+    }
+
+    /// All batch sizes, ascending.
+    fn batch_sizes(&self) -> Vec<usize> {
+        let mut sizes = self.smaller_batches.clone();
+        sizes.push(self.batch.max(1));
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
     }
 
     /// Requests one more output or named intermediate, such as `blocks.5.attn` or `blocks.5.attn.weights`.
@@ -90,16 +111,41 @@ pub struct Prediction {
     pub probability: f32,
 }
 
+impl Prediction {
+    /// Every class of a model with its probability, the likeliest first.
+    pub fn all(config: &Config, logits: &[f32]) -> Vec<Prediction> {
+        let probabilities = config.problem_type.probabilities(logits).into_iter().enumerate();
+        let mut all: Vec<Prediction> = probabilities
+            .map(|(class, probability)| Prediction {
+                class,
+                label: config.labels.get(class).cloned().unwrap_or_else(|| format!("class {class}")),
+                probability,
+            })
+            .collect();
+        all.sort_by(|a, b| b.probability.total_cmp(&a.probability).then(a.class.cmp(&b.class)));
+        all
+    }
+}
+
 /// A model with its weights on a device.
 pub struct Model {
     config: Config,
     source: PathBuf,
     report: Vec<String>,
     preprocess: Preprocess,
-    batch: usize,
     outputs: Vec<(String, Vec<usize>)>,
+    /// By batch size, ascending; at least one.
+    executables: Vec<BatchExecutable>,
+    /// The index of the executable that has the input of the next run.
+    staged: usize,
+    /// The index of the executable that ran last.
+    last: usize,
+}
+
+/// The model compiled for one batch size.
+struct BatchExecutable {
+    batch: usize,
     executable: Box<dyn Executable>,
-    input: Vec<f32>,
 }
 
 impl Model {
@@ -115,14 +161,26 @@ impl Model {
 
     /// Compiles a checkpoint for a device, which `options.device` has opened and other models may share.
     pub fn new(checkpoint: Checkpoint, device: &dyn Device, options: &ModelOptions) -> Result<Model, Error> {
+        Model::compile(Cow::Owned(checkpoint), device, options)
+    }
+
+    /// As [`Model::new`], where several models are compiled from one checkpoint.
+    pub fn of(checkpoint: &Checkpoint, device: &dyn Device, options: &ModelOptions) -> Result<Model, Error> {
+        Model::compile(Cow::Borrowed(checkpoint), device, options)
+    }
+
+    fn compile(
+        mut checkpoint: Cow<'_, Checkpoint>,
+        device: &dyn Device,
+        options: &ModelOptions,
+    ) -> Result<Model, Error> {
         let precision = options.device.precision;
         if precision == Precision::Int8 {
             // Rounding to integers would turn NaN into a plausible value.
             checkpoint.check_finite()?;
         }
-        let Checkpoint { config, mut weights, source, report, .. } = checkpoint;
+        let config = checkpoint.config.clone();
         let requested = if options.outputs.is_empty() { vec!["logits".to_string()] } else { options.outputs.clone() };
-        let batch = options.batch.max(1);
         let build = |batch: usize| {
             let mut graph = config.architecture.build(batch, Mode::Inference)?;
             for name in requested.iter().filter(|name| graph.taps().contains_key(*name)).cloned().collect::<Vec<_>>() {
@@ -130,29 +188,41 @@ impl Model {
             }
             Ok::<Graph, GraphError>(graph)
         };
-        let mut graph = build(batch)?;
-        let mut outputs = Vec::new();
-        for name in requested.clone() {
-            if name == "logits" && graph.output(&name).is_err() {
-                return Err(Error::NoHead);
+        let sizes = options.batch_sizes();
+        let (mut executables, mut outputs) = (Vec::with_capacity(sizes.len()), Vec::new());
+        for (index, &batch) in sizes.iter().enumerate() {
+            let mut graph = build(batch)?;
+            outputs.clear();
+            for name in requested.clone() {
+                if name == "logits" && graph.output(&name).is_err() {
+                    return Err(Error::NoHead);
+                }
+                let value = graph.output(&name).map_err(|_| unknown_output(&graph, &name))?;
+                outputs.push((name, graph.shape(value).to_vec()));
             }
-            let value = graph.output(&name).map_err(|_| unknown_output(&graph, &name))?;
-            outputs.push((name, graph.shape(value).to_vec()));
+            graph.retain_outputs(|name| outputs.iter().any(|(n, _)| n == name));
+            let graph = quantised(eliminate_dead_code(&graph)?, precision)?;
+            let last = index + 1 == sizes.len();
+            // Only the last executable may move the weights out of the checkpoint.
+            let (held, compiled) = match &mut checkpoint {
+                Cow::Owned(checkpoint) if last => {
+                    (checkpoint.weights.held_bytes(), device.compile_shared(&graph, &mut checkpoint.weights))
+                }
+                lent => (0, device.compile_shared(&graph, &mut &lent.weights)),
+            };
+            let executable = compiled.map_err(|error| {
+                suggest_batch(error, device, batch, held, |batch| {
+                    let mut graph = build(batch)?;
+                    graph.retain_outputs(|name| requested.iter().any(|requested| requested == name));
+                    eliminate_dead_code(&graph)
+                })
+            })?;
+            executables.push(BatchExecutable { batch, executable });
         }
-        graph.retain_outputs(|name| outputs.iter().any(|(n, _)| n == name));
-        let graph = quantised(eliminate_dead_code(&graph)?, precision)?;
-        let held = weights.held_bytes();
-        let executable = device.compile(&graph, &mut weights).map_err(|error| {
-            suggest_batch(error, device, batch, held, |batch| {
-                let mut graph = build(batch)?;
-                graph.retain_outputs(|name| requested.iter().any(|requested| requested == name));
-                eliminate_dead_code(&graph)
-            })
-        })?;
         let preprocess = config.preprocessing.clone();
         preprocess.validate()?;
-        let input = vec![0.0; batch * preprocess.output_len()];
-        Ok(Model { config, source, report, preprocess, batch, outputs, executable, input })
+        let (source, report) = (checkpoint.source.clone(), checkpoint.report.clone());
+        Ok(Model { config, source, report, preprocess, outputs, executables, staged: 0, last: 0 })
     }
 
     /// The model's configuration.
@@ -165,9 +235,9 @@ impl Model {
         &self.report
     }
 
-    /// Images in one run.
+    /// The most images in one run.
     pub fn batch(&self) -> usize {
-        self.batch
+        self.executables.last().map_or(1, |largest| largest.batch)
     }
 
     /// The outputs and their shapes for a full batch.
@@ -182,7 +252,7 @@ impl Model {
 
     /// Bytes that the model holds while it runs.
     pub fn memory_bytes(&self) -> usize {
-        self.executable.memory_bytes() + 4 * self.input.len()
+        self.executables.iter().map(|e| e.executable.memory_bytes()).sum()
     }
 
     /// The classes of an image, the likeliest first.
@@ -193,7 +263,7 @@ impl Model {
     /// The classes of any number of images, run in batches of [`Model::batch`].
     pub fn classify_batch(&mut self, images: &[Image]) -> Result<Vec<Vec<Prediction>>, Error> {
         let mut all = Vec::with_capacity(images.len());
-        for images in images.chunks(self.batch) {
+        for images in images.chunks(self.batch()) {
             let prepared = images.iter().map(|image| Ok(self.preprocess.apply(image)?));
             let prepared = prepared.collect::<Result<Vec<_>, Error>>()?;
             for predictions in self.classify_prepared(&prepared)? {
@@ -208,7 +278,7 @@ impl Model {
     #[allow(clippy::type_complexity)]
     pub fn classify_prepared(&mut self, images: &[Vec<f32>]) -> Result<Vec<Result<Vec<Prediction>, Error>>, Error> {
         let rows = self.finite_outputs("logits", images)?;
-        Ok(rows.into_iter().map(|row| Ok(self.predictions(&row?))).collect())
+        Ok(rows.into_iter().map(|row| Ok(Prediction::all(&self.config, &row?))).collect())
     }
 
     /// Runs the model on preprocessed images, at most a batch; one output for each image whose elements are finite.
@@ -221,7 +291,7 @@ impl Model {
         let values = self.output(name, images.len())?;
         let each = (values.len() / images.len().max(1)).max(1);
         if !is_finite(&values) {
-            let blank = vec![0.0; self.input.len() / self.batch];
+            let blank = vec![0.0; self.preprocess.output_len()];
             blame_weights(&self.source.clone(), name, || {
                 self.run_prepared(&[blank])?;
                 Ok(is_finite(&self.output(name, 1)?))
@@ -242,20 +312,35 @@ impl Model {
 
     /// Runs the model on preprocessed images, `[channels, height, width]` each, at most a batch.
     pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<(), Error> {
-        if images.len() > self.batch {
-            return Err(Error::Batch { images: images.len(), batch: self.batch });
+        let images: Vec<&[f32]> = images.iter().map(Vec::as_slice).collect();
+        self.stage(&images)?;
+        self.start()
+    }
+
+    /// Copies preprocessed images, at most a batch, to the device for the next [`Model::start`]. Where
+    /// [`Model::is_async`], the run before may still be under way, and its outputs can be read afterwards.
+    pub fn stage(&mut self, images: &[&[f32]]) -> Result<(), Error> {
+        let Some(staged) = self.executables.iter().position(|e| e.batch >= images.len()) else {
+            return Err(Error::Batch { images: images.len(), batch: self.batch() });
+        };
+        let expected = self.preprocess.output_len();
+        if let Some(image) = images.iter().find(|image| image.len() != expected) {
+            return Err(Error::Length { found: image.len(), expected });
         }
-        let each = self.input.len() / self.batch;
-        for (slot, image) in self.input.chunks_mut(each).zip(images) {
-            if image.len() != each {
-                return Err(Error::Length { found: image.len(), expected: each });
-            }
-            slot.copy_from_slice(image);
-        }
-        self.input[images.len() * each..].fill(0.0);
-        self.executable.write("image", Elements::F32(&self.input))?;
-        self.executable.run()?;
+        self.executables[staged].executable.write_rows("image", images)?;
+        self.staged = staged;
         Ok(())
+    }
+
+    /// Runs the model on the staged images; [`Model::output`] waits for the run where it [`is_async`](Model::is_async).
+    pub fn start(&mut self) -> Result<(), Error> {
+        self.last = self.staged;
+        Ok(self.executables[self.last].executable.run()?)
+    }
+
+    /// Whether [`Model::start`] returns before the run is complete, so that the next images can be staged meanwhile.
+    pub fn is_async(&self) -> bool {
+        self.executables[self.last].executable.is_async()
     }
 
     /// An output of the last run, for the first `count` images.
@@ -264,23 +349,12 @@ impl Model {
             let requested = self.outputs.iter().map(|(name, _)| name.clone()).collect();
             return Err(Error::NotRequested { name: name.into(), requested });
         };
-        let mut values = vec![0.0; shape.iter().product()];
-        self.executable.read(name, &mut values)?;
-        values.truncate(values.len() / self.batch * count);
+        let BatchExecutable { batch, executable } = &self.executables[self.last];
+        let each = shape.iter().product::<usize>() / self.batch();
+        let mut values = vec![0.0; each * batch];
+        executable.read(name, &mut values)?;
+        values.truncate(each * count);
         Ok(values)
-    }
-
-    fn predictions(&self, logits: &[f32]) -> Vec<Prediction> {
-        let probabilities = self.config.problem_type.probabilities(logits).into_iter().enumerate();
-        let mut all: Vec<Prediction> = probabilities
-            .map(|(class, probability)| Prediction {
-                class,
-                label: self.config.labels.get(class).cloned().unwrap_or_else(|| format!("class {class}")),
-                probability,
-            })
-            .collect();
-        all.sort_by(|a, b| b.probability.total_cmp(&a.probability).then(a.class.cmp(&b.class)));
-        all
     }
 }
 

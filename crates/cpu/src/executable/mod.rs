@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
+use vit_graph::device::{Elements, Executable, Parameters, StepInfo, check_rows};
 use vit_graph::{GraphError, NodeId, Type, Value};
 
 use crate::buffer::Buffer;
@@ -142,6 +142,20 @@ impl Executable for CpuExecutable {
             Elements::F32(data) => to.copy_from_slice(data),
             Elements::I32(data) => to.copy_from_slice(bytemuck::cast_slice(data)),
         }
+        Ok(())
+    }
+
+    fn write_rows(&mut self, input: &str, rows: &[&[f32]]) -> Result<(), GraphError> {
+        let (ty, to) = self.inputs.find("input", input)?;
+        check_rows(input, ty, rows)?;
+        // SAFETY: as in `write`.
+        let mut rest = unsafe { &mut *to };
+        for row in rows {
+            let (to, after) = rest.split_at_mut(row.len());
+            to.copy_from_slice(row);
+            rest = after;
+        }
+        rest.fill(0.0);
         Ok(())
     }
 

@@ -94,15 +94,19 @@ impl PinnedBuffer {
         Ok(PinnedBuffer { gpu: gpu.clone(), start: start.cast(), bytes })
     }
 
-    /// Writes `data` at an offset and returns its address.
-    pub fn write(&mut self, offset: usize, data: &[u8]) -> *const std::ffi::c_void {
-        assert!(offset + data.len() <= self.bytes, "an input stays inside its buffer");
-        // SAFETY: the range lies in the buffer, which `self` borrows exclusively; `data` is other memory.
-        unsafe {
-            let to = self.start.add(offset);
-            std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
-            to.cast_const().cast()
+    /// Writes the parts, one after the other, from an offset on, zeros up to `bytes` after it, and returns its address.
+    pub fn write(&mut self, offset: usize, parts: &[&[u8]], bytes: usize) -> *const std::ffi::c_void {
+        assert!(offset + bytes <= self.bytes, "an input stays inside its buffer");
+        // SAFETY: the range lies in the buffer, which `self` borrows exclusively.
+        let all = unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), bytes) };
+        let mut rest = &mut *all;
+        for part in parts {
+            let (to, after) = rest.split_at_mut(part.len());
+            to.copy_from_slice(part);
+            rest = after;
         }
+        rest.fill(0);
+        all.as_ptr().cast()
     }
 
     /// The address of the f32 with this index.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::sys as cu;
-use vit_graph::device::{Elements, Executable, Parameters, StepInfo};
+use vit_graph::device::{Elements, Executable, Parameters, StepInfo, check_rows};
 use vit_graph::{GraphError, NodeId, Type, Value};
 
 use crate::compile::{self, KernelVariant};
@@ -141,6 +141,39 @@ impl CudaExecutable {
         })
     }
 
+    fn input(&self, name: &str) -> Result<&DeviceInput, GraphError> {
+        self.inputs.get(name).ok_or_else(|| unknown("input", name, self.inputs.keys()))
+    }
+
+    /// Copies parts, one after the other, to the beginning of an input, and zeros to its end.
+    fn upload(&mut self, input: &str, parts: &[&[u8]]) -> Result<(), GraphError> {
+        let Some(target) = self.inputs.get_mut(input) else {
+            return Err(unknown("input", input, self.inputs.keys()));
+        };
+        let bytes = target.ty.bytes();
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.gpu.enter()?;
+        // The copy of the run before may still read the staging buffer.
+        target.copied.synchronize()?;
+        let from = self.staging.write(target.staging_offset, parts, bytes);
+        let stream = match &target.last_read {
+            Some(last_read) => {
+                // The run before may still read the input.
+                self.copy_stream.wait_event(&last_read.done)?;
+                target.pending = true;
+                &self.copy_stream
+            }
+            None => &self.stream,
+        };
+        // SAFETY: the staging buffer outlives the copy (`drop` synchronises) and is not written to before the copy is
+        // done (the event above); the input's memory has the length of its type.
+        let result = unsafe { cu::cuMemcpyHtoDAsync_v2(target.address, from, bytes, stream.raw()) };
+        check(result, "copying an input")?;
+        target.copied.record(stream)
+    }
+
     /// Enqueues one step, or the updates after the last one.
     fn enqueue(&self, step: usize) -> Result<(), GraphError> {
         let launches = self.steps.get(step).map_or(&self.updates, |step| &step.launches);
@@ -244,35 +277,18 @@ impl Drop for CudaExecutable {
 
 impl Executable for CudaExecutable {
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError> {
-        let Some(target) = self.inputs.get_mut(input) else {
-            return Err(unknown("input", input, self.inputs.keys()));
-        };
-        elements.check(input, &target.ty)?;
+        elements.check(input, &self.input(input)?.ty)?;
         let bytes: &[u8] = match elements {
             Elements::F32(data) => bytemuck::cast_slice(data),
             Elements::I32(data) => bytemuck::cast_slice(data),
         };
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.gpu.enter()?;
-        // The copy of the run before may still read the staging buffer.
-        target.copied.synchronize()?;
-        let from = self.staging.write(target.staging_offset, bytes);
-        let stream = match &target.last_read {
-            Some(last_read) => {
-                // The run before may still read the input.
-                self.copy_stream.wait_event(&last_read.done)?;
-                target.pending = true;
-                &self.copy_stream
-            }
-            None => &self.stream,
-        };
-        // SAFETY: the staging buffer outlives the copy (`drop` synchronises) and is not written to before the copy is
-        // done (the event above); the input's memory has the length of its type.
-        let result = unsafe { cu::cuMemcpyHtoDAsync_v2(target.address, from, bytes.len(), stream.raw()) };
-        check(result, "copying an input")?;
-        target.copied.record(stream)
+        self.upload(input, &[bytes])
+    }
+
+    fn write_rows(&mut self, input: &str, rows: &[&[f32]]) -> Result<(), GraphError> {
+        check_rows(input, &self.input(input)?.ty, rows)?;
+        let rows: Vec<&[u8]> = rows.iter().map(|row| bytemuck::cast_slice(row)).collect();
+        self.upload(input, &rows)
     }
 
     fn run(&mut self) -> Result<(), GraphError> {

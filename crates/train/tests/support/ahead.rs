@@ -28,6 +28,9 @@ impl Executable for AheadExecutable {
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError> {
         self.0.write(input, elements)
     }
+    fn write_rows(&mut self, input: &str, rows: &[&[f32]]) -> Result<(), GraphError> {
+        self.0.write_rows(input, rows)
+    }
     fn run(&mut self) -> Result<(), GraphError> {
         self.0.run()
     }
