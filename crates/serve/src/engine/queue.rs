@@ -1,0 +1,365 @@
+//! The bounded queue of a model: admission, images to decode, decoded images that wait for a batch.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use vit::Image;
+
+use super::outputs::NeededOutputs;
+use super::statistics::Counters;
+use super::{Answer, ExplainWork, Explained, WorkError, WorkInput};
+
+/// Images of one lane are computed by the same executables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Logits and features.
+    Head,
+    /// All tokens or pixels of the last layer, which a run to the logits does not compute.
+    Tokens,
+    /// Explanations.
+    Explain,
+}
+
+const LANES: usize = 3;
+
+/// An image of a request.
+pub(super) struct Admission {
+    pub input: WorkInput,
+    pub reply: Reply,
+    pub deadline: Instant,
+}
+
+/// Counts an image from its admission until this value is dropped.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Where the result of a task goes, and what it is.
+pub(super) enum Reply {
+    Answer(NeededOutputs, oneshot::Sender<Result<Answer, WorkError>>),
+    Explain(ExplainWork, oneshot::Sender<Result<Explained, WorkError>>),
+}
+
+/// The work of one image.
+pub(super) struct Task {
+    reply: Reply,
+    deadline: Instant,
+    pub admitted: Instant,
+    counters: Arc<Counters>,
+    /// Until the batch starts.
+    waiting: Option<Counted>,
+    _pending: Counted,
+}
+
+impl Task {
+    pub fn lane(&self) -> Lane {
+        match &self.reply {
+            Reply::Answer(needed, _) => needed.lane(),
+            Reply::Explain(..) => Lane::Explain,
+        }
+    }
+
+    /// What the answer needs; `None` for explanations.
+    pub fn needed(&self) -> Option<NeededOutputs> {
+        match &self.reply {
+            Reply::Answer(needed, _) => Some(*needed),
+            Reply::Explain(..) => None,
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        match &self.reply {
+            Reply::Answer(_, reply) => reply.is_closed(),
+            Reply::Explain(_, reply) => reply.is_closed(),
+        }
+    }
+
+    /// The task, unless its ticket was dropped or its time is up.
+    fn if_alive(self, now: Instant) -> Option<Task> {
+        if self.is_cancelled() {
+            return None;
+        }
+        if self.deadline <= now {
+            self.fail(WorkError::Deadline);
+            return None;
+        }
+        Some(self)
+    }
+
+    pub fn fail(self, error: WorkError) {
+        self.counters.failed();
+        match self.reply {
+            Reply::Answer(_, reply) => _ = reply.send(Err(error)),
+            Reply::Explain(_, reply) => _ = reply.send(Err(error)),
+        }
+    }
+
+    pub fn answer(self, answer: Answer) {
+        self.counters.answered(answer.timing.decode, answer.timing.queue);
+        if let Reply::Answer(_, reply) = self.reply {
+            let _ = reply.send(Ok(answer));
+        }
+    }
+}
+
+/// An image that waits for a decoder.
+pub(super) struct EncodedImage {
+    pub bytes: Bytes,
+    pub task: Task,
+}
+
+/// An image that waits for its batch.
+pub(super) struct ReadyImage {
+    /// `[channels, height, width]`.
+    pub input: Vec<f32>,
+    /// The decoded image, for explanations.
+    pub image: Option<Image>,
+    pub decoded: Instant,
+    pub task: Task,
+}
+
+#[derive(Default)]
+struct Backlog {
+    encoded: VecDeque<EncodedImage>,
+    /// Images that are being decoded.
+    decoding: usize,
+    ready: [VecDeque<ReadyImage>; LANES],
+    /// Input buffers for reuse.
+    spare: Vec<Vec<f32>>,
+    /// Whether no more images can come.
+    closed: bool,
+    /// Why no replica works.
+    lost: Option<String>,
+}
+
+/// The queue of a model.
+pub(super) struct ModelQueue {
+    capacity: usize,
+    waiting: Arc<AtomicUsize>,
+    counters: Arc<Counters>,
+    backlog: Mutex<Backlog>,
+    /// By lane: a batch may be due.
+    changed: [Condvar; LANES],
+}
+
+/// Why [`ModelQueue::wait_until_due`] returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    Batch,
+    TimedOut,
+    Closed,
+}
+
+impl ModelQueue {
+    pub fn new(capacity: usize, counters: Arc<Counters>) -> Self {
+        ModelQueue {
+            capacity,
+            waiting: Arc::default(),
+            counters,
+            backlog: Mutex::default(),
+            changed: Default::default(),
+        }
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Images that wait, being decoded included.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Why no replica works.
+    pub fn lost(&self) -> Option<String> {
+        self.lock().lost.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Backlog> {
+        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether so many images have room now; images without a client make room first.
+    pub fn has_room(&self, images: usize) -> bool {
+        if self.waiting() + images <= self.capacity {
+            return true;
+        }
+        self.drop_cancelled();
+        self.waiting() + images <= self.capacity
+    }
+
+    fn drop_cancelled(&self) {
+        let backlog = &mut *self.lock();
+        backlog.encoded.retain(|image| !image.task.is_cancelled());
+        for ready in &mut backlog.ready {
+            ready.retain(|image| !image.task.is_cancelled());
+        }
+    }
+
+    /// Takes room for all of these, or for none.
+    fn reserve(&self, images: usize) -> bool {
+        let reserve = |waiting: usize| (waiting + images <= self.capacity).then_some(waiting + images);
+        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
+    }
+
+    /// Admits the images of one request together, or none. The result is the number of images to decode.
+    pub fn admit(&self, images: Vec<Admission>) -> Option<usize> {
+        let count = images.len();
+        if !self.reserve(count) {
+            self.drop_cancelled();
+            if !self.reserve(count) {
+                return None;
+            }
+        }
+        self.counters.pending.fetch_add(count, Ordering::Relaxed);
+        let now = Instant::now();
+        let mut to_decode = 0;
+        let mut backlog = self.lock();
+        for Admission { input, reply, deadline } in images {
+            let task = Task {
+                reply,
+                deadline,
+                admitted: now,
+                counters: self.counters.clone(),
+                waiting: Some(Counted(self.waiting.clone())),
+                _pending: Counted(self.counters.pending.clone()),
+            };
+            match input {
+                WorkInput::Encoded(bytes) => {
+                    to_decode += 1;
+                    backlog.encoded.push_back(EncodedImage { bytes, task });
+                }
+                WorkInput::Tensor(input) => {
+                    self.push_ready(&mut backlog, ReadyImage { input, image: None, decoded: now, task })
+                }
+            }
+        }
+        Some(to_decode)
+    }
+
+    /// The next image to decode and a buffer for its input. Every image that is taken is followed by
+    /// [`ModelQueue::decoded`].
+    pub fn take_encoded(&self) -> Option<(EncodedImage, Vec<f32>)> {
+        let backlog = &mut *self.lock();
+        let now = Instant::now();
+        while let Some(EncodedImage { bytes, task }) = backlog.encoded.pop_front() {
+            if let Some(task) = task.if_alive(now) {
+                backlog.decoding += 1;
+                return Some((EncodedImage { bytes, task }, backlog.spare.pop().unwrap_or_default()));
+            }
+        }
+        // Images of which only cancelled ones were left no longer keep a batch waiting.
+        self.notify(backlog);
+        None
+    }
+
+    /// Ends the decoding of an image, which is ready or has failed.
+    pub fn decoded(&self, image: Option<ReadyImage>) {
+        let backlog = &mut *self.lock();
+        backlog.decoding -= 1;
+        match image {
+            Some(image) => self.push_ready(backlog, image),
+            None => self.notify(backlog),
+        }
+    }
+
+    fn push_ready(&self, backlog: &mut Backlog, image: ReadyImage) {
+        if let Some(reason) = &backlog.lost {
+            return image.task.fail(WorkError::DeviceLost(reason.clone()));
+        }
+        backlog.ready[image.task.lane() as usize].push_back(image);
+        self.notify(backlog);
+    }
+
+    /// Wakes a replica of each lane with images.
+    fn notify(&self, backlog: &Backlog) {
+        for (ready, changed) in backlog.ready.iter().zip(&self.changed) {
+            if !ready.is_empty() {
+                changed.notify_one();
+            }
+        }
+        if backlog.closed {
+            self.changed.iter().for_each(Condvar::notify_all);
+        }
+    }
+
+    /// Waits until a lane has a full batch. On an idle device (`until` is `None`), a batch is also due when its oldest image
+    /// has waited `max_delay`, and when no other image is being decoded; else waiting ends at the given time.
+    pub fn wait_until_due(&self, lane: Lane, full: usize, max_delay: Duration, until: Option<Instant>) -> Due {
+        let mut backlog = self.lock();
+        loop {
+            let now = Instant::now();
+            let ready = &backlog.ready[lane as usize];
+            let coming = backlog.encoded.len() + backlog.decoding;
+            let oldest = ready.front().filter(|_| until.is_none());
+            let delayed_until = oldest.map(|oldest| oldest.decoded + max_delay);
+            if ready.len() >= full || delayed_until.is_some_and(|time| coming == 0 || time <= now) {
+                return Due::Batch;
+            }
+            if backlog.closed && coming == 0 && ready.is_empty() {
+                return Due::Closed;
+            }
+            if until.is_some_and(|time| time <= now) {
+                return Due::TimedOut;
+            }
+            let changed = &self.changed[lane as usize];
+            backlog = match delayed_until.or(until) {
+                None => changed.wait(backlog).unwrap_or_else(PoisonError::into_inner),
+                Some(time) => changed.wait_timeout(backlog, time - now).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+
+    /// Takes the oldest images of a lane, as many as `choose` says of those there are, and drops those that nobody waits
+    /// for.
+    pub fn take_ready(&self, lane: Lane, choose: impl FnOnce(usize) -> usize) -> Vec<ReadyImage> {
+        let mut backlog = self.lock();
+        let ready = &mut backlog.ready[lane as usize];
+        let now = Instant::now();
+        let alive = |ReadyImage { input, image, decoded, task }| {
+            Some(ReadyImage { input, image, decoded, task: task.if_alive(now)? })
+        };
+        *ready = std::mem::take(ready).into_iter().filter_map(alive).collect();
+        let count = choose(ready.len()).min(ready.len());
+        let mut taken: Vec<ReadyImage> = ready.drain(..count).collect();
+        taken.iter_mut().for_each(|image| image.task.waiting = None);
+        taken
+    }
+
+    /// Keeps input buffers for reuse.
+    pub fn recycle(&self, buffers: impl IntoIterator<Item = Vec<f32>>) {
+        let mut backlog = self.lock();
+        let room = self.capacity.saturating_sub(backlog.spare.len());
+        backlog.spare.extend(buffers.into_iter().take(room));
+    }
+
+    /// Fails all images, now and until [`ModelQueue::recover`].
+    pub fn lose(&self, reason: &str) {
+        let mut backlog = self.lock();
+        backlog.lost = Some(reason.into());
+        let encoded = backlog.encoded.drain(..).map(|image| image.task).collect::<Vec<_>>();
+        let ready = backlog.ready.iter_mut().flat_map(|ready| ready.drain(..)).map(|image| image.task);
+        let tasks: Vec<Task> = encoded.into_iter().chain(ready).collect();
+        drop(backlog);
+        tasks.into_iter().for_each(|task| task.fail(WorkError::DeviceLost(reason.into())));
+    }
+
+    pub fn recover(&self) {
+        self.lock().lost = None;
+    }
+
+    /// No more images will be admitted; replicas end when the last has been taken.
+    pub fn close(&self) {
+        let backlog = &mut *self.lock();
+        backlog.closed = true;
+        self.notify(backlog);
+    }
+}

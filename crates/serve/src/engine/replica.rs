@@ -1,0 +1,173 @@
+//! One replica of a model: a thread that takes batches from the queue and runs them on its device.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vit::{Error, Model};
+
+use super::batching::{BatchTimes, batch_of};
+use super::cpu_turns::CpuTurns;
+use super::health::{Flight, ReplicaHealth};
+use super::outputs::{BatchOutputs, NeededOutputs};
+use super::queue::{Due, Lane, ModelQueue, ReadyImage};
+use super::statistics::Counters;
+use super::{Timing, WorkError};
+
+/// How long a lost device rests before it is tried again.
+const REST: Duration = Duration::from_secs(1);
+
+/// The share of a run's measured time after which the next batch is staged, full or not, while the run goes on.
+const STAGE_AT: f64 = 0.8;
+
+/// A model on a device, with what its thread needs.
+pub(super) struct Replica {
+    pub model: Model,
+    pub lane: Lane,
+    pub times: BatchTimes,
+    pub max_delay: Duration,
+    pub queue: Arc<ModelQueue>,
+    /// Given on the CPU.
+    pub turns: Option<Arc<CpuTurns>>,
+    pub counters: Arc<Counters>,
+    pub health: Arc<ReplicaHealth>,
+}
+
+/// A batch on the device.
+struct Batch {
+    flight: Arc<Flight>,
+    needed: Vec<NeededOutputs>,
+    inputs: Vec<Vec<f32>>,
+    started: Instant,
+}
+
+impl Replica {
+    /// Runs batches until the queue is closed and empty. Where the device runs by itself, the next batch is staged while
+    /// one runs.
+    pub fn run(mut self) {
+        let full = self.times.last().map_or(1, |(size, _)| *size);
+        let mut running: Option<Batch> = None;
+        loop {
+            let stage_at = |batch: &Batch| batch.started + self.time_of(batch.inputs.len()).mul_f64(STAGE_AT);
+            let until = running.as_ref().map(stage_at);
+            match self.queue.wait_until_due(self.lane, full, self.max_delay, until) {
+                Due::Closed if running.is_none() => return,
+                _ => {}
+            }
+            let turns = self.turns.clone();
+            let turn = turns.as_ref().map(|turns| turns.begin());
+            let images = match self.health.is_lost() {
+                true => Vec::new(),
+                false => self.queue.take_ready(self.lane, |ready| batch_of(ready, &self.times)),
+            };
+            let staged = if images.is_empty() { None } else { self.stage(images) };
+            if let Some(batch) = running.take() {
+                self.finish(batch);
+            }
+            if let Some(batch) = staged.and_then(|batch| self.start(batch)) {
+                match self.model.is_async() {
+                    true => running = Some(batch),
+                    false => self.finish(batch),
+                }
+            }
+            drop(turn);
+            if self.health.is_lost() {
+                self.probe();
+            }
+        }
+    }
+
+    /// The measured time of so many images.
+    fn time_of(&self, images: usize) -> Duration {
+        self.times.iter().find(|(size, _)| *size >= images).map_or(Duration::ZERO, |(_, time)| *time)
+    }
+
+    fn stage(&mut self, images: Vec<ReadyImage>) -> Option<Batch> {
+        let (mut tasks, mut inputs, mut needed) = (Vec::new(), Vec::new(), Vec::new());
+        for ReadyImage { input, decoded, task, .. } in images {
+            inputs.push(input);
+            needed.extend(task.needed());
+            tasks.push((task, decoded));
+        }
+        let flight = self.health.begin(tasks, 2 * self.time_of(inputs.len()));
+        let batch = Batch { flight, needed, inputs, started: Instant::now() };
+        self.guarded(batch, |replica, batch| {
+            let inputs: Vec<&[f32]> = batch.inputs.iter().map(Vec::as_slice).collect();
+            replica.model.stage(&inputs)
+        })
+    }
+
+    fn start(&mut self, mut batch: Batch) -> Option<Batch> {
+        batch.started = Instant::now();
+        self.guarded(batch, |replica, _| replica.model.start())
+    }
+
+    /// Reads the outputs of a batch and answers its tasks.
+    fn finish(&mut self, batch: Batch) {
+        let mut outputs = None;
+        let read = |replica: &mut Self, batch: &Batch| {
+            outputs = Some(replica.outputs(batch)?);
+            Ok(())
+        };
+        let Some(batch) = self.guarded(batch, read) else { return };
+        let compute = batch.started.elapsed();
+        self.counters.batch(compute);
+        self.health.end(&batch.flight);
+        let (Some(tasks), Some(outputs)) = (batch.flight.take(), outputs) else { return };
+        let images = tasks.len();
+        for (index, (task, decoded)) in tasks.into_iter().enumerate() {
+            let timing = Timing {
+                decode: decoded.saturating_duration_since(task.admitted),
+                queue: batch.started.saturating_duration_since(decoded),
+                compute,
+                batch: images,
+            };
+            match outputs.answer(batch.needed[index], index) {
+                Ok(answer) => task.answer(super::Answer { timing, ..answer }),
+                Err(error) => task.fail(error),
+            }
+        }
+        self.queue.recycle(batch.inputs);
+    }
+
+    /// The outputs that the tasks of a batch need.
+    fn outputs(&self, batch: &Batch) -> Result<BatchOutputs, Error> {
+        let images = batch.inputs.len();
+        let mut outputs = Vec::new();
+        for (name, shape) in self.model.outputs() {
+            if batch.needed.iter().any(|needed| needed.contains(name)) {
+                outputs.push((name.clone(), self.model.output(name, images)?, shape.clone()));
+            }
+        }
+        Ok(BatchOutputs { images, outputs })
+    }
+
+    /// Runs a step of a batch. A panic fails the batch, an error of the device loses the replica.
+    fn guarded(&mut self, batch: Batch, step: impl FnOnce(&mut Self, &Batch) -> Result<(), Error>) -> Option<Batch> {
+        match catch_unwind(AssertUnwindSafe(|| step(self, &batch))) {
+            Ok(Ok(())) => return Some(batch),
+            Ok(Err(error)) => self.health.lose(&error.to_string()),
+            Err(_) => {
+                self.health.end(&batch.flight);
+                batch.flight.fail(&WorkError::Internal("the model panicked".into()));
+            }
+        }
+        None
+    }
+
+    /// Tries a lost device again after a while.
+    fn probe(&mut self) {
+        thread::sleep(REST);
+        let blank = vec![0.0; self.model.preprocess().output_len()];
+        let output = self.model.outputs()[0].0.clone();
+        let run = || {
+            self.model.stage(&[&blank])?;
+            self.model.start()?;
+            self.model.output(&output, 1)
+        };
+        if let Ok(Ok(_)) = catch_unwind(AssertUnwindSafe(run)) {
+            self.health.recover();
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! A model that answers: admission of work, and what clients may know about it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use vit::Prediction;
+use vit::data::Preprocess;
+
+use super::Answer;
+use super::decoding::{DecodePool, DecodeTarget};
+use super::health::ReplicaHealth;
+use super::outputs::NeededOutputs;
+use super::queue::{Admission, Reply};
+use super::statistics::Counters;
+use super::{ExplainWork, Explained, ModelCard, Refused, Statistics, Ticket, Work, WorkError, WorkInput};
+
+/// A model that answers.
+pub struct ServedModel {
+    pub(super) card: ModelCard,
+    pub(super) target: Arc<DecodeTarget>,
+    pub(super) decoders: Arc<DecodePool>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) replicas: Vec<Arc<ReplicaHealth>>,
+    pub(super) working: Arc<AtomicUsize>,
+    pub(super) draining: Arc<AtomicBool>,
+}
+
+impl ServedModel {
+    /// What a client may know.
+    pub fn card(&self) -> &ModelCard {
+        &self.card
+    }
+
+    /// From an image to the model's input.
+    pub fn preprocess(&self) -> &Preprocess {
+        &self.target.preprocess
+    }
+
+    /// Whether so many more images would be admitted now; lets a server refuse before it reads a body.
+    pub fn has_room(&self, images: usize) -> Result<(), Refused> {
+        let queue = &self.target.queue;
+        if self.draining.load(Ordering::Relaxed) {
+            return Err(Refused::Draining);
+        }
+        if images > queue.capacity() {
+            return Err(Refused::TooMany { images, queue: queue.capacity() });
+        }
+        if let Some(reason) = self.lost() {
+            return Err(Refused::Lost(reason));
+        }
+        if !queue.has_room(images) {
+            return Err(self.overloaded());
+        }
+        Ok(())
+    }
+
+    /// Admits the images of one request together, or none.
+    pub fn submit(&self, images: Vec<Work>) -> Result<Vec<Ticket<Answer>>, Refused> {
+        let mut tickets = Vec::with_capacity(images.len());
+        let mut admissions = Vec::with_capacity(images.len());
+        for Work { input, output, deadline } in images {
+            let (reply, ticket) = oneshot::channel();
+            tickets.push(Ticket(ticket));
+            match self.check(&input, output) {
+                Ok(needed) => admissions.push(Admission { input, reply: Reply::Answer(needed, reply), deadline }),
+                Err(error) => {
+                    self.counters.failed();
+                    let _ = reply.send(Err(error));
+                }
+            }
+        }
+        self.admit(admissions)?;
+        Ok(tickets)
+    }
+
+    /// Admits an image for explanation.
+    pub fn explain(&self, _image: Bytes, _what: ExplainWork, _deadline: Instant) -> Result<Ticket<Explained>, Refused> {
+        let (reply, ticket) = oneshot::channel();
+        let _ = reply.send(Err(WorkError::Unsuitable("explanations are not available yet".into())));
+        Ok(Ticket(ticket))
+    }
+
+    /// The classes by probability, the likeliest first, as `Model::classify` gives them.
+    pub fn predictions(&self, logits: &[f32]) -> Vec<Prediction> {
+        Prediction::all(&self.card.config, logits)
+    }
+
+    /// Counters since start, for KServe's statistics and for metrics.
+    pub fn statistics(&self) -> Statistics {
+        self.counters.statistics(self.target.queue.waiting())
+    }
+
+    /// Images admitted and not yet answered, by earlier versions of the model too.
+    pub(super) fn pending(&self) -> usize {
+        self.counters.pending()
+    }
+
+    /// Whether all replicas work.
+    pub(super) fn works(&self) -> bool {
+        self.working.load(Ordering::SeqCst) == self.replicas.len()
+    }
+
+    /// Why no replica works, if none does.
+    pub(super) fn lost(&self) -> Option<String> {
+        if self.working.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        Some(self.target.queue.lost().unwrap_or_default())
+    }
+
+    fn admit(&self, admissions: Vec<Admission>) -> Result<(), Refused> {
+        self.has_room(admissions.len())?;
+        let to_decode = self.target.queue.admit(admissions).ok_or_else(|| self.overloaded())?;
+        self.decoders.add(&self.target, to_decode);
+        Ok(())
+    }
+
+    /// What can be refused before an image is admitted.
+    fn check(&self, input: &WorkInput, output: super::WorkOutput) -> Result<NeededOutputs, WorkError> {
+        let expected = self.preprocess().output_len();
+        match input {
+            WorkInput::Tensor(values) if values.len() != expected => {
+                Err(WorkError::Length { found: values.len(), expected })
+            }
+            _ => match NeededOutputs::new(&self.card.config.architecture, output)? {
+                needed if needed.lane() == super::queue::Lane::Tokens => {
+                    Err(WorkError::Unsuitable("this pooling is not available yet".into()))
+                }
+                needed => Ok(needed),
+            },
+        }
+    }
+
+    fn overloaded(&self) -> Refused {
+        let (size, seconds) = self.card.batches.last().copied().unwrap_or((1, 0.0));
+        let replicas = self.working.load(Ordering::Relaxed).max(1);
+        let batches = self.target.queue.waiting().div_ceil(size * replicas);
+        Refused::Overloaded { retry_after: Duration::from_secs_f64(seconds * batches as f64) }
+    }
+}
+
+impl Drop for ServedModel {
+    /// Replicas finish what was admitted, then end.
+    fn drop(&mut self) {
+        self.target.queue.close();
+    }
+}
