@@ -1,5 +1,5 @@
 //! The page at `/` and the viewer of the API at `/docs`: files in the binary, without a framework, a build step or a
-//! reference to another server. They work under `Content-Security-Policy: default-src 'self'; img-src 'self' data: blob:`.
+//! reference to another server. They work under the policy `default-src 'self'; img-src 'self' data: blob:`.
 
 use std::sync::LazyLock;
 
@@ -26,14 +26,13 @@ pub fn assets() -> &'static [Asset] {
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
+const SVG: &str = "image/svg+xml";
 
 macro_rules! assets {
     ($($path:literal: $content_type:ident = $file:literal,)*) => {
         vec![$(asset($path, $content_type, include_bytes!(concat!("page/", $file)))),*]
     };
 }
-
-const SVG: &str = "image/svg+xml";
 
 static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
     assets! {
@@ -50,6 +49,7 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
         "/page/docs.js": SCRIPT = "docs.js",
         "/page/dom.js": SCRIPT = "dom.js",
         "/page/entry.js": SCRIPT = "entry.js",
+        "/page/explain.js": SCRIPT = "explain.js",
         "/page/intake.js": SCRIPT = "intake.js",
         "/page/models.js": SCRIPT = "models.js",
         "/page/overlay.js": SCRIPT = "overlay.js",

@@ -118,15 +118,16 @@ function drawStrip() {
   byId('recent').hidden = recent.length < 2;
   const focused = document.activeElement?.closest('#strip li');
   const at = focused ? [...focused.parentNode.children].indexOf(focused) : -1;
-  byId('strip').replaceChildren(...recent.map(entry => element('li', {}, element('button', {
-    type: 'button',
-    title: entry.name,
-    'aria-current': entry === current ? 'true' : null,
-    click: () => open(entry),
-  },
-  entry.shape === null ? element('i', { class: 'blank' }) : element('img', { src: entry.url, alt: '' }),
-  element('span', { class: entry.broken ? 'failed' : null }, entry.broken ? 'no answer' : entry.verdict ?? entry.name)))));
+  byId('strip').replaceChildren(...recent.map(entry => element('li', {}, thumbnail(entry))));
   byId('strip').children[at]?.firstChild.focus();
+}
+
+function thumbnail(entry) {
+  const shown = entry === current ? 'true' : null;
+  const attributes = { type: 'button', title: entry.name, 'aria-current': shown, click: () => open(entry) };
+  const image = entry.shape === null ? element('i', { class: 'blank' }) : element('img', { src: entry.url, alt: '' });
+  const text = entry.broken ? 'no answer' : entry.verdict ?? entry.name;
+  return element('button', attributes, image, element('span', { class: entry.broken && 'failed' }, text));
 }
 
 byId('compare').addEventListener('click', () => {

@@ -8,8 +8,8 @@ export function percent(share) {
 }
 
 /**
- * Classes by probability. `onPoint` gets the prediction under the pointer or the keyboard's focus, or `null`; `onPin` the
- * prediction that was clicked.
+ * Classes by probability. `onPoint` gets the prediction under the pointer or the keyboard's focus, or `null`; `onPin`
+ * the prediction that was clicked.
  */
 export function classBars(predictions, { onPoint, onPin }) {
   const buttons = predictions.map(prediction => {
@@ -25,7 +25,8 @@ export function classBars(predictions, { onPoint, onPin }) {
     }, ...bar(prediction.label, prediction.probability));
     return button;
   });
-  const list = element('ol', { class: 'bars', 'aria-label': 'Classes by probability', keydown: event => moveFocus(event, buttons) },
+  const keydown = event => moveFocus(event, buttons);
+  const list = element('ol', { class: 'bars', 'aria-label': 'Classes by probability', keydown },
     ...buttons.map(button => element('li', {}, button)));
   list.pin = chosen => buttons.forEach((button, i) =>
     button.setAttribute('aria-pressed', String(predictions[i].class === chosen)));

@@ -60,17 +60,19 @@ function route(operation) {
     'data-words': `${operation.method} ${operation.path} ${operation.summary ?? ''} ${statuses}`.toLowerCase(),
     toggle: event => { if (event.target.open && !inside.children.length) fill(inside, operation); },
   },
-  element('summary', {}, badge(operation.method), element('code', {}, operation.path), element('span', {}, operation.summary ?? '')),
+  element('summary', {},
+    badge(operation.method), element('code', {}, operation.path), element('span', {}, operation.summary ?? '')),
   inside);
 }
 
 function fill(inside, operation) {
-  const { parameters, requestBody } = operation;
+  const { parameters, requestBody, responses = {} } = operation;
+  const answers = Object.entries(responses).map(([status, response]) => answer(status, schemas.resolve(response)));
   inside.append(...[
     operation.description ? element('p', {}, operation.description) : null,
     parameters.length ? section('Parameters', parameterTable(parameters)) : null,
     requestBody ? section('Request body', ...contents(schemas.resolve(requestBody))) : null,
-    section('Answers', ...Object.entries(operation.responses ?? {}).map(([status, response]) => answer(status, schemas.resolve(response)))),
+    section('Answers', ...answers),
     section('From a shell', shell(example(operation))),
     operation.method === 'get' ? section('Try it', tryIt(operation)) : null,
   ].filter(Boolean));
@@ -79,10 +81,12 @@ function fill(inside, operation) {
 const section = (title, ...children) => element('section', {}, element('h3', {}, title), ...children);
 
 function parameterTable(parameters) {
+  const names = ['Name', 'In', 'Type', 'Meaning'].map(name => element('th', { scope: 'col' }, name));
+  const required = element('span', { class: 'required' }, ' required');
   return element('div', { class: 'scroll' }, element('table', {},
-    element('thead', {}, element('tr', {}, ...['Name', 'In', 'Type', 'Meaning'].map(name => element('th', { scope: 'col' }, name)))),
+    element('thead', {}, element('tr', {}, ...names)),
     element('tbody', {}, ...parameters.map(parameter => element('tr', {},
-      element('td', {}, element('code', {}, parameter.name), parameter.required ? element('span', { class: 'required' }, ' required') : null),
+      element('td', {}, element('code', {}, parameter.name), parameter.required ? required.cloneNode(true) : null),
       element('td', {}, parameter.in),
       element('td', {}, element('span', { class: 'type' }, schemas.typeOf(parameter.schema))),
       element('td', {}, parameter.description ?? ''))))));
@@ -104,9 +108,9 @@ function contents({ description, content = {} }) {
 }
 
 function answer(status, response) {
-  const bad = Number(status) >= 400;
+  const code = element('span', { class: Number(status) >= 400 ? 'status-code bad' : 'status-code' }, status);
   return element('details', { class: 'body' },
-    element('summary', {}, element('span', { class: bad ? 'status-code bad' : 'status-code' }, status), response.description ?? ''),
+    element('summary', {}, code, response.description ?? ''),
     ...contents({ content: response.content }));
 }
 

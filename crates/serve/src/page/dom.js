@@ -1,7 +1,7 @@
 /** The element with this id. */
 export const byId = id => document.getElementById(id);
 
-/** A new element. A function among the attributes is an event listener; `null`, `undefined` and `false` are left out. */
+/** A new element. Functions among the attributes are event listeners; `null`, `undefined` and `false` are left out. */
 export function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {

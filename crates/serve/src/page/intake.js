@@ -2,7 +2,7 @@
 
 import { byId } from './dom.js';
 
-/** Calls `onFiles` with the files of every drop, paste or choice, and `onRefusal` with a sentence where there are none. */
+/** Calls `onFiles` with the files of every drop, paste or choice, or `onRefusal` with a sentence if there are none. */
 export function watch(onFiles, onRefusal) {
   const choose = (button, input) => {
     byId(button).addEventListener('click', () => byId(input).click());

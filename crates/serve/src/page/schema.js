@@ -15,8 +15,8 @@ export class Schemas {
   /** Follows `$ref`. */
   resolve(schema) {
     for (let steps = 0; schema?.$ref && steps < 8; steps++) {
-      const path = schema.$ref.replace(/^#\//, '').split('/').map(part => part.replaceAll('~1', '/').replaceAll('~0', '~'));
-      schema = path.reduce((value, part) => value?.[part], this.#document);
+      const path = schema.$ref.replace(/^#\//, '').split('/');
+      schema = path.reduce((value, part) => value?.[part.replaceAll('~1', '/').replaceAll('~0', '~')], this.#document);
     }
     return schema ?? {};
   }
@@ -28,14 +28,13 @@ export class Schemas {
     if (found.enum) return found.enum.map(value => JSON.stringify(value)).join(' | ');
     if (found.const !== undefined) return JSON.stringify(found.const);
     const choices = found.oneOf ?? found.anyOf;
-    if (choices) return name ?? choices.map(choice => this.typeOf(choice)).filter(type => type !== 'null').join(' | ');
-    const types = [found.type ?? (found.properties ? 'object' : 'any')].flat().filter((type, _, all) => all.length === 1 || type !== 'null');
-    const described = types.map(type => {
+    if (choices) return name ?? withoutNull(choices.map(choice => this.typeOf(choice))).join(' | ');
+    const types = [found.type ?? (found.properties ? 'object' : 'any')].flat();
+    return withoutNull(types).map(type => {
       if (type === 'array') return found.items ? `[${this.typeOf(found.items)}]` : 'array';
       if (type === 'object') return name ?? 'object';
       return found.format ? `${type} (${found.format})` : type;
-    });
-    return described.join(' | ');
+    }).join(' | ');
   }
 
   /** The fields of a schema as a list. `above` are the schemas around it, which are not unfolded again. */
@@ -44,7 +43,8 @@ export class Schemas {
     if (above.includes(found) || above.length > DEPTH) return null;
     const inside = [...above, found];
     if (found.type === 'array' || found.items) return this.tree(found.items, inside);
-    const parts = (found.allOf ?? found.oneOf ?? found.anyOf ?? []).map(part => this.tree(part, inside)).filter(Boolean);
+    const choices = found.allOf ?? found.oneOf ?? found.anyOf ?? [];
+    const parts = choices.map(part => this.tree(part, inside)).filter(Boolean);
     const fields = Object.entries(found.properties ?? {})
       .map(([name, value]) => this.#field(name, value, found.required?.includes(name), inside));
     if (fields.length === 0 && parts.length === 0) return null;
@@ -76,10 +76,16 @@ export class Schemas {
     if (found.allOf) return Object.assign({}, ...found.allOf.map(part => this.example(part, inside)));
     const type = [found.type].flat().find(name => name !== 'null');
     if (found.properties || type === 'object') {
-      const fields = Object.entries(found.properties ?? {}).filter(([name]) => !found.required || found.required.includes(name));
-      return Object.fromEntries(fields.map(([name, value]) => [name, this.example(value, inside)]));
+      const fields = Object.entries(found.properties ?? {});
+      const needed = found.required ? fields.filter(([name]) => found.required.includes(name)) : fields;
+      return Object.fromEntries(needed.map(([name, value]) => [name, this.example(value, inside)]));
     }
     if (type === 'array') return found.items ? [this.example(found.items, inside)] : [];
     return { string: 'text', integer: 1, number: 0.5, boolean: true }[type] ?? null;
   }
+}
+
+/** Optional fields are nullable; their type reads better without. */
+function withoutNull(types) {
+  return types.length === 1 ? types : types.filter(type => type !== 'null');
 }

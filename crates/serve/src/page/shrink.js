@@ -3,7 +3,7 @@
 /** The most pixels of a copy. */
 const PIXELS = 12e6;
 
-/** A JPEG of at most so many `bytes` and `pixels`; `turned` applies the EXIF orientation, which a JPEG of a canvas lacks. */
+/** A JPEG of at most so many `bytes` and `pixels`; `turned` applies the EXIF orientation, which the copy lacks. */
 export async function shrink(file, { bytes, pixels, turned }) {
   const bitmap = await createImageBitmap(file, { imageOrientation: turned ? 'from-image' : 'none' });
   try {

@@ -11,7 +11,7 @@ export class Stage {
   #entry = null;
 
   constructor() {
-    const colours = element('span', { class: 'scale', role: 'img', 'aria-label': 'from dark blue over red to light yellow' });
+    const colours = element('span', { class: 'scale', role: 'img', 'aria-label': 'dark blue, red, light yellow' });
     colours.style.background = scale();
     const strength = element('input', {
       type: 'range', min: 0, max: 100, value: 100,
