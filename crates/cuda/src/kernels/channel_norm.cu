@@ -160,11 +160,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 // [splits, groups, 2]. One block for each split of a group.
 extern "C" __global__ void __launch_bounds__(THREADS)
     group_sums(const X* x, const DY* dy, const float* gamma, const float* mean, const float* rstd, double* partials,
-               const NormShape shape, u32 per_split) {
+               const NormShape shape, u32 elements_per_split) {
     const u32 group_channels = shape.channels / shape.groups, g = blockIdx.x % shape.groups;
     const u64 sample = blockIdx.x / shape.groups, size = (u64)group_channels * shape.pixels;
-    const u64 begin = (u64)blockIdx.y * per_split;
-    const u64 end = begin + per_split < size ? begin + per_split : size;
+    const u64 begin = (u64)blockIdx.y * elements_per_split;
+    const u64 end = begin + elements_per_split < size ? begin + elements_per_split : size;
     double first = 0.0, second = 0.0;
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
         const u32 c = g * group_channels + (u32)(i % group_channels);

@@ -118,19 +118,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (run.x + a < s.width) store<VEC>(out + (u64)a * s.channels, sum[a]);
 }
 
-// Partial sums of dy · x: partials [splits, kernel_height, KERNEL_WIDTH, channels]. A block has a split of `per_split`
-// output pixels (z), a row of the filter (y) and CHANNEL_THREADS * VEC channels (x). `pixels` counts the output pixels
-// of the batch.
+// Partial sums of dy · x: partials [splits, kernel_height, KERNEL_WIDTH, channels]. A block has a split of
+// `pixels_per_split` output pixels (z), a row of the filter (y) and CHANNEL_THREADS * VEC channels (x). `pixels` counts
+// the output pixels of the batch.
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise_grad_weight(const DY* dy, const X* x, float* partials, const DepthwiseShape s, u32 pixels,
-                          u32 per_split) {
+                          u32 pixels_per_split) {
     // With VEC 8 a row would span all banks exactly; the padding of one float moves the rows of a warp to different
     // banks.
     __shared__ float shared[PIXEL_THREADS][CHANNEL_THREADS * VEC + 1];
     const u32 channel_thread = threadIdx.x % CHANNEL_THREADS, pixel_thread = threadIdx.x / CHANNEL_THREADS;
     const u32 ky = blockIdx.y;
     const u32 channel = (blockIdx.x * CHANNEL_THREADS + channel_thread) * VEC;
-    const u32 begin = blockIdx.z * per_split, end = begin + per_split < pixels ? begin + per_split : pixels;
+    const u32 begin = blockIdx.z * pixels_per_split;
+    const u32 end = begin + pixels_per_split < pixels ? begin + pixels_per_split : pixels;
     float sum[KERNEL_WIDTH][VEC] = {};
     if (channel < s.channels) {
         for (u32 pixel = begin + pixel_thread; pixel < end; pixel += PIXEL_THREADS) {

@@ -1,7 +1,7 @@
 // Max and average pooling of channels-last images, and their gradients.
 //
-// The gradient of a maximum is that of the pixel with the maximum: `argmax` writes the tap of every window's maximum, and
-// every pixel sums the gradients of the windows whose maximum it is.
+// The gradient of a maximum is that of the pixel with the maximum: `argmax` writes the tap of every window's maximum,
+// and every pixel sums the gradients of the windows whose maximum it is.
 //
 // MAX: 1 for the maximum, 0 for the mean. TAP: the type of a tap's index, u8 or u32. VEC: the channels of a thread,
 // loaded as one vector; divides the channels. X, DY, Y: storage types.

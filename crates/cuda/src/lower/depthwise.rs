@@ -14,7 +14,7 @@ const CHANNEL_THREADS: usize = 8;
 const MAX_SPLITS: usize = 256;
 
 /// The widest filter for which the sums of eight channels fit a thread's registers.
-const WIDEST: usize = 7;
+const MAX_VECTOR_KERNEL_WIDTH: usize = 7;
 
 /// Whether a convolution with this weight is depthwise.
 pub(super) fn is_depthwise(op: &Conv2d, weight: &[usize]) -> bool {
@@ -31,8 +31,8 @@ fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> CStruct {
         .u32s(&op.dilation)
 }
 
-/// Threads for a result of this shape.
-fn runs(shape: &[usize]) -> usize {
+/// The number of threads for a result of this shape, each with a `PixelRun` of the kernels.
+fn pixel_runs(shape: &[usize]) -> usize {
     shape[0] * shape[1] * shape[2].div_ceil(OUTPUTS_PER_THREAD) * (shape[3] / channel_vector(shape[3]))
 }
 
@@ -56,7 +56,7 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
         .with("VEC", channel_vector(y.shape[3]))
         .with("X", x.1.name())
         .with("Y", y.storage.name());
-    let count = runs(&y.shape);
+    let count = pixel_runs(&y.shape);
     let arguments = KernelArguments::new().pointers(&[x.0, taps, bias, y.address]).fields(fields).u64(count);
     e.kernel_1d(variant, "depthwise", count, 1, arguments);
 }
@@ -69,7 +69,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
         .with("VEC", channel_vector(dx.shape[3]))
         .with("DY", dy.1.name())
         .with("Y", dx.storage.name());
-    let count = runs(&dx.shape);
+    let count = pixel_runs(&dx.shape);
     let arguments = KernelArguments::new().pointers(&[dy.0, taps, dx.address]).fields(fields).u64(count);
     e.kernel_1d(variant, "depthwise_grad_input", count, 1, arguments);
 }
@@ -80,11 +80,11 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let fields = shape(&op.conv, &e.inputs[1].shape, weight, &y);
     let (dy, x) = (e.stored(0), e.stored(1));
     let (channels, taps, pixels) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
-    let vec = if weight[3] <= WIDEST { channel_vector(channels) } else { 1 };
-    let across = channels.div_ceil(CHANNEL_THREADS * vec);
-    let wanted = (8 * e.multiprocessors).div_ceil((across * weight[2]).max(1)).clamp(1, MAX_SPLITS);
-    let per_split = pixels.div_ceil(wanted).max(8 * THREADS / CHANNEL_THREADS);
-    let splits = pixels.div_ceil(per_split);
+    let vec = if weight[3] <= MAX_VECTOR_KERNEL_WIDTH { channel_vector(channels) } else { 1 };
+    let channel_blocks = channels.div_ceil(CHANNEL_THREADS * vec);
+    let max_splits = (8 * e.multiprocessors).div_ceil((channel_blocks * weight[2]).max(1)).clamp(1, MAX_SPLITS);
+    let pixels_per_split = pixels.div_ceil(max_splits).max(8 * THREADS / CHANNEL_THREADS);
+    let splits = pixels.div_ceil(pixels_per_split);
     let partials = e.scratch(4 * splits * taps * channels);
     if splits > 0 {
         let variant = KernelVariant::new(&compile::DEPTHWISE)
@@ -93,8 +93,8 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
             .with("VEC", vec)
             .with("KERNEL_WIDTH", weight[3]);
         let arguments =
-            KernelArguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u32(pixels).u32(per_split);
-        e.kernel(variant, "depthwise_grad_weight", [across, weight[2], splits], THREADS, 0, arguments);
+            KernelArguments::new().pointers(&[dy.0, x.0, partials]).fields(fields).u32(pixels).u32(pixels_per_split);
+        e.kernel(variant, "depthwise_grad_weight", [channel_blocks, weight[2], splits], THREADS, 0, arguments);
     }
     let variant = KernelVariant::new(&compile::DEPTHWISE).with("Y", dw.storage.name());
     let arguments = KernelArguments::new().pointers(&[partials, dw.address]).u32(splits).u32(taps).u32(channels);

@@ -19,17 +19,17 @@ pub(super) fn collapse<const N: usize>(
     let mut merged: [Vec<usize>; N] = std::array::from_fn(|_| Vec::new());
     for (axis, &extent) in shape.iter().enumerate().filter(|(_, extent)| **extent != 1) {
         let continues = !extents.is_empty()
-            && merged.iter().zip(&strides).all(|(merged, own)| merged.last() == Some(&(own[axis] * extent)));
+            && merged.iter().zip(&strides).all(|(merged, strides)| merged.last() == Some(&(strides[axis] * extent)));
         if let (Some(last), true) = (extents.last_mut(), continues) {
             *last *= extent;
             merged
                 .iter_mut()
                 .zip(&strides)
-                .filter_map(|(j, own)| Some((j.last_mut()?, own[axis])))
-                .for_each(|(last, own)| *last = own);
+                .filter_map(|(merged, strides)| Some((merged.last_mut()?, strides[axis])))
+                .for_each(|(last, stride)| *last = stride);
         } else {
             extents.push(extent);
-            merged.iter_mut().zip(&strides).for_each(|(merged, own)| merged.push(own[axis]));
+            merged.iter_mut().zip(&strides).for_each(|(merged, strides)| merged.push(strides[axis]));
         }
     }
     if extents.len() > MAX_AXES {
@@ -91,24 +91,24 @@ fn copy(
 }
 
 /// Copies the input, read with strides over the output's shape, to the dense output.
-fn gather(e: &mut Emitter, strides: Vec<usize>, offset: usize) -> Result<(), String> {
+fn copy_from_strided(e: &mut Emitter, strides: Vec<usize>, offset: usize) -> Result<(), String> {
     let (x, y) = (e.inputs[0].clone(), e.outputs[0].clone());
     copy(e, (&x, &y), &y.shape, [strides, y.shape.strides()], [offset, 0])
 }
 
 pub(super) fn permute(op: &Permute, e: &mut Emitter) -> Result<(), String> {
     let strides = e.inputs[0].shape.strides();
-    gather(e, op.0.iter().map(|&axis| strides[axis]).collect(), 0)
+    copy_from_strided(e, op.0.iter().map(|&axis| strides[axis]).collect(), 0)
 }
 
 pub(super) fn broadcast(op: &Broadcast, e: &mut Emitter) -> Result<(), String> {
-    gather(e, e.inputs[0].shape.broadcast_strides(&op.0), 0)
+    copy_from_strided(e, e.inputs[0].shape.broadcast_strides(&op.0), 0)
 }
 
 pub(super) fn slice(op: &Slice, e: &mut Emitter) -> Result<(), String> {
     let strides = e.inputs[0].shape.strides();
     let offset = op.start * strides[op.axis];
-    gather(e, strides, offset)
+    copy_from_strided(e, strides, offset)
 }
 
 pub(super) fn pad(op: &Pad, e: &mut Emitter) -> Result<(), String> {

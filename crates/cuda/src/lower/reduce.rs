@@ -90,29 +90,29 @@ fn sum_rows(e: &mut Emitter, x: &Operand, y: &Operand, rows: usize, count: usize
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RowSplits {
     pub count: usize,
-    pub rows: usize,
+    pub rows_per_split: usize,
 }
 
 impl RowSplits {
-    /// For blocks of `columns` out of `all` columns: about eight blocks per multiprocessor, which is one full wave,
-    /// with at least 64 rows each.
-    pub fn new(e: &Emitter, rows: usize, all: usize, columns: usize) -> Self {
-        let wanted = (8 * e.multiprocessors / all.div_ceil(columns).max(1)).max(1);
-        let of_each = rows.div_ceil(wanted).max(64);
-        RowSplits { count: rows.div_ceil(of_each), rows: of_each }
+    /// For blocks of `block_columns` columns each: about eight blocks per multiprocessor, which is one full wave, with
+    /// at least 64 rows each.
+    pub fn new(e: &Emitter, rows: usize, columns: usize, block_columns: usize) -> Self {
+        let splits = (8 * e.multiprocessors / columns.div_ceil(block_columns).max(1)).max(1);
+        let rows_per_split = rows.div_ceil(splits).max(64);
+        RowSplits { count: rows.div_ceil(rows_per_split), rows_per_split }
     }
 }
 
 /// Column sums, in two stages where one would leave multiprocessors idle.
 fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], factor: f32) {
     let [outer, count, inner] = extents;
-    let splits = RowSplits::new(e, count, outer * inner, columns_of_a_block(inner));
+    let splits = RowSplits::new(e, count, outer * inner, block_columns(inner));
     if splits.count == 1 {
-        columns(e, variant(x, y.storage), [x.address, y.address], extents, splits, factor);
+        launch_sum_columns(e, variant(x, y.storage), [x.address, y.address], extents, splits, factor);
         return;
     }
     let partials = e.scratch(4 * splits.count * outer * inner);
-    columns(e, variant(x, Storage::F32), [x.address, partials], extents, splits, 1.0);
+    launch_sum_columns(e, variant(x, Storage::F32), [x.address, partials], extents, splits, 1.0);
     sum_splits(e, partials, y, splits.count, factor);
 }
 
@@ -120,10 +120,18 @@ fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], f
 pub(super) fn sum_splits(e: &mut Emitter, partials: u64, y: &Operand, count: usize, factor: f32) {
     let variant = KernelVariant::new(&compile::REDUCE).with("X", "float").with("Y", y.storage.name());
     let extents = [1, count, y.shape.elements()];
-    columns(e, variant, [partials, y.address], extents, RowSplits { count: 1, rows: count }, factor);
+    launch_sum_columns(
+        e,
+        variant,
+        [partials, y.address],
+        extents,
+        RowSplits { count: 1, rows_per_split: count },
+        factor,
+    );
 }
 
-fn columns(
+/// Launches `sum_columns` of x `[outer, count, inner]`.
+fn launch_sum_columns(
     e: &mut Emitter,
     variant: KernelVariant,
     [from, to]: [u64; 2],
@@ -131,13 +139,14 @@ fn columns(
     splits: RowSplits,
     factor: f32,
 ) {
-    let grid = [inner.div_ceil(columns_of_a_block(inner)), splits.count, outer];
-    let arguments = KernelArguments::new().pointer(from).pointer(to).u32(count).u64(inner).u32(splits.rows).f32(factor);
+    let grid = [inner.div_ceil(block_columns(inner)), splits.count, outer];
+    let arguments =
+        KernelArguments::new().pointer(from).pointer(to).u32(count).u64(inner).u32(splits.rows_per_split).f32(factor);
     e.kernel(variant.with("VEC", vector_width(&[inner])), "sum_columns", grid, THREADS, 0, arguments);
 }
 
 /// The columns of a block: `COLUMNS` of the kernel.
-fn columns_of_a_block(inner: usize) -> usize {
+fn block_columns(inner: usize) -> usize {
     let vec = vector_width(&[inner]);
     vec * (32 / vec).max(8)
 }

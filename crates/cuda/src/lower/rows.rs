@@ -55,7 +55,7 @@ pub(super) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
         .pointers(&[x.address, dy.address, dx.address])
         .u32(rows)
         .u32(columns)
-        .u32(splits.rows)
+        .u32(splits.rows_per_split)
         .pointer(partials);
     let grid = [columns.div_ceil(COLUMNS), splits.count, 1];
     e.kernel(variant, "activation_grad_sums", grid, THREADS, 0, arguments);

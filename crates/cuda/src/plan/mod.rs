@@ -1,4 +1,4 @@
-//! What is decided about a graph before any memory of the GPU is allocated: storage types, fusion, addresses.
+//! Planning of a graph before any memory of the GPU is allocated: storage types, fusion, addresses.
 
 pub(crate) mod fp8;
 mod fusion;

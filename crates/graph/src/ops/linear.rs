@@ -157,7 +157,7 @@ impl Operation for Linear {
 /// A linear layer with its activation, and the derivative of the activation for the backward pass.
 ///
 /// Inputs: `x [.., k]`, `weight [n, k]`, and `bias [n]` where present. Outputs: `activation(x Wᵀ + bias)` and
-/// `activation'(x Wᵀ + bias)`. Made by [`crate::rewrite::save_activation_derivative`].
+/// `activation'(x Wᵀ + bias)`. Created by [`crate::rewrite::save_activation_derivative`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearWithDerivative {
     /// Whether there is a bias input.
