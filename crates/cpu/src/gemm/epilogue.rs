@@ -108,7 +108,7 @@ impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreRows<'_, F, DERIVA
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let StoreRows { to_c, sums, stride, row: first, rows, f } = self;
+        let StoreRows { to_c, sums, stride, row: first, rows, ref f } = self;
         let SumsToC { columns, c, ldc, add_c, epilogue, pre_activation, d_activation } = *to_c;
         let Epilogue { bias, scale, factor, residual, .. } = epilogue;
         let by_element = factor.is_some() || residual.is_some() || pre_activation.is_some();
@@ -136,41 +136,62 @@ impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreRows<'_, F, DERIVA
             let n = columns - column;
             // SAFETY: guaranteed by the caller of `SumsToC::store`.
             unsafe {
-                let bias = match bias {
-                    Some(bias) => s.load_up_to(bias.as_ptr().add(column), n),
-                    None => s.splat(0.0),
-                };
-                for row in 0..rows {
-                    let offset = (first + row) * ldc + column;
-                    let c = c.add(offset);
-                    let mut x = s.load(sums.add(row * stride + column));
-                    if add_c {
-                        x = s.add(x, s.load_up_to(c, n));
-                    }
-                    x = s.add(x, bias);
-                    if let Some((addend, ld)) = pre_activation {
-                        x = s.add(x, s.load_up_to(addend.as_ptr().add((first + row) * ld + column), n));
-                    }
-                    if DERIVATIVE {
-                        let (value, derivative) = f.value_and_derivative(s, x);
-                        s.store_up_to(d_activation.add(offset), derivative, n);
-                        x = value;
-                    } else {
-                        x = f.value(s, x);
-                    }
-                    if let Some(scale) = scale {
-                        x = s.mul(x, s.load_up_to(scale.as_ptr().add(column), n));
-                    }
-                    if let Some((factor, ld)) = factor {
-                        x = s.mul(x, s.load_up_to(factor.as_ptr().add((first + row) * ld + column), n));
-                    }
-                    if let Some((residual, ld)) = residual {
-                        x = s.add(x, s.load_up_to(residual.as_ptr().add((first + row) * ld + column), n));
-                    }
-                    s.store_up_to(c, x, n);
+                if n >= S::LANES {
+                    self.column_of_vectors::<S, false>(s, column, n);
+                } else {
+                    self.column_of_vectors::<S, true>(s, column, n);
                 }
             }
             column += S::LANES;
+        }
+    }
+}
+
+impl<F: ActivationFn, const DERIVATIVE: bool> StoreRows<'_, F, DERIVATIVE> {
+    /// One vector of each row: `n` elements from `column` on if it is `PARTIAL`, else all lanes.
+    ///
+    /// # Safety
+    /// As for [`SumsToC::store`].
+    #[inline(always)]
+    unsafe fn column_of_vectors<S: Simd, const PARTIAL: bool>(&self, s: S, column: usize, n: usize) {
+        let StoreRows { to_c, sums, stride, row: first, rows, ref f } = *self;
+        let SumsToC { c, ldc, add_c, epilogue, pre_activation, d_activation, .. } = *to_c;
+        let Epilogue { bias, scale, factor, residual, .. } = epilogue;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let load = |p: *const f32| if PARTIAL { s.load_first(p, n) } else { s.load(p) };
+            let store = |p: *mut f32, x: S::V| if PARTIAL { s.store_first(p, x, n) } else { s.store(p, x) };
+            let bias = bias.map_or(s.splat(0.0), |bias| load(bias.as_ptr().add(column)));
+            for row in 0..rows {
+                let offset = (first + row) * ldc + column;
+                let of_row = |(matrix, ld): (&[f32], usize)| load(matrix.as_ptr().add((first + row) * ld + column));
+                let c = c.add(offset);
+                let mut x = s.load(sums.add(row * stride + column));
+                if add_c {
+                    x = s.add(x, load(c));
+                }
+                x = s.add(x, bias);
+                if let Some(addend) = pre_activation {
+                    x = s.add(x, of_row(addend));
+                }
+                if DERIVATIVE {
+                    let (value, derivative) = f.value_and_derivative(s, x);
+                    store(d_activation.add(offset), derivative);
+                    x = value;
+                } else {
+                    x = f.value(s, x);
+                }
+                if let Some(scale) = scale {
+                    x = s.mul(x, load(scale.as_ptr().add(column)));
+                }
+                if let Some(factor) = factor {
+                    x = s.mul(x, of_row(factor));
+                }
+                if let Some(residual) = residual {
+                    x = s.add(x, of_row(residual));
+                }
+                store(c, x);
+            }
         }
     }
 }
