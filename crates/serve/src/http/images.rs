@@ -49,11 +49,22 @@ pub struct ImageRequest {
     pub fields: Fields,
     /// Encoded images, or why there is none.
     pub images: Vec<Result<Bytes, Problem>>,
-    /// The share of memory for the body, of which the images may be parts.
-    _held: HeldShare,
+    /// The shares of memory for the body, of which the images may be parts, and for fetched images.
+    _held: Vec<HeldShare>,
 }
 
 impl ImageRequest {
+    /// Reads a request that can only be a JSON object.
+    pub async fn read_json(app: &App, request: Request, known: &[&str]) -> Result<Self, Problem> {
+        match BodyForm::of(request.headers()) {
+            Ok(BodyForm::Json) => Self::read(app, request, known).await,
+            _ => {
+                let detail = "`Content-Type` should be application/json.";
+                Err(Problem::new(ProblemKind::UnsupportedMediaType, detail))
+            }
+        }
+    }
+
     /// Reads a request. `known` are the options of the route besides `model`.
     pub async fn read(app: &App, request: Request, known: &[&str]) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
@@ -81,8 +92,9 @@ impl ImageRequest {
         }
         fields.replace_by(given);
         fields.only(&[&["model"], known].concat())?;
-        let images = urls::fetch_all(app, sources, deadline).await;
-        Ok(Self { headers, deadline, fields, images, _held: held })
+        let (images, mut shares) = urls::fetch_all(app, sources, deadline).await;
+        shares.push(held);
+        Ok(Self { headers, deadline, fields, images, _held: shares })
     }
 }
 

@@ -10,6 +10,8 @@ mod embed;
 mod explain;
 mod fields;
 mod health;
+#[cfg(test)]
+mod hostile;
 mod images;
 mod keys;
 mod kserve;
@@ -34,6 +36,7 @@ use metrics::ServerMetrics;
 use problem::{Problem, ProblemKind};
 pub use tls::Tls;
 use tokio::sync::Mutex;
+use urls::Fetcher;
 
 use crate::engine::{Engine, Reload};
 use crate::{ServeError, ServeOptions};
@@ -45,6 +48,7 @@ pub struct App {
     pub metrics: ServerMetrics,
     pub keys: ApiKeys,
     pub tls: Option<Tls>,
+    fetcher: Fetcher,
     body_limits: BodyLimits,
     draining: AtomicBool,
     /// Held while models are reloaded.
@@ -55,12 +59,14 @@ impl App {
     pub fn new(engine: Arc<Engine>, options: ServeOptions, keys: ApiKeys, tls: Option<Tls>) -> Arc<Self> {
         let ServeOptions { max_body_bytes, max_held_bytes, body_timeout, .. } = options;
         let held = HeldBytes::new(max_held_bytes);
+        let fetcher = Fetcher::new(&options.url_hosts);
         Arc::new(App {
             engine,
             options,
             metrics: ServerMetrics::new(),
             keys,
             tls,
+            fetcher,
             body_limits: BodyLimits { bytes: max_body_bytes, time: body_timeout, held },
             draining: AtomicBool::new(false),
             reloading: Mutex::new(()),

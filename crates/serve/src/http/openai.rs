@@ -93,7 +93,7 @@ pub struct Usage {
     responses((status = 200, description = "The embedding of each image", body = EmbeddingsResponse)),
 )]
 pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Json<EmbeddingsResponse>, Problem> {
-    let request = ImageRequest::read(&app, request, &["encoding_format", "dimensions", "user"]).await?;
+    let request = ImageRequest::read_json(&app, request, &["encoding_format", "dimensions", "user"]).await?;
     let fields = &request.fields;
     let model = app.engine.model(fields.text("model")?)?;
     let in_base64 = match fields.text("encoding_format")? {

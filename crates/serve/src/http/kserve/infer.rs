@@ -122,7 +122,8 @@ pub async fn infer(
     let deadline = deadline(&parts.headers, app.options.timeout)?;
     let header_length = header_length(&parts.headers)?;
     let compression = Compression::of(&parts.headers)?;
-    let (body, held) = receive(&app.body_limits, &parts.headers, body, deadline).await?;
+    let (body, share) = receive(&app.body_limits, &parts.headers, body, deadline).await?;
+    let mut held = vec![share];
     let (most_images, most_bytes) = (app.options.max_images, app.options.max_body_bytes);
     let read = {
         let model = model.clone();
@@ -139,7 +140,8 @@ pub async fn infer(
     let inputs = match images {
         InputImages::Preprocessed { shape, elements } => preprocessed(&model, &shape, elements)?,
         InputImages::Encoded(sources) => {
-            let images = urls::fetch_all(&app, sources, deadline).await;
+            let (images, shares) = urls::fetch_all(&app, sources, deadline).await;
+            held.extend(shares);
             images.into_iter().map(|image| image.map(WorkInput::Encoded)).collect()
         }
     };

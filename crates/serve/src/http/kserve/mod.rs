@@ -49,6 +49,13 @@ pub fn routes(routes: Routes) -> Routes {
     })
 }
 
+/// All steps from a body to images.
+#[cfg(test)]
+pub fn parse_inference(body: &bytes::Bytes, header_length: Option<usize>) -> Result<(), Problem> {
+    let (header, tensors) = request::split(body, header_length)?;
+    request::parse(&header)?.images(&tensors, 3).map(drop)
+}
+
 /// The model of a path.
 #[derive(Debug, Deserialize)]
 pub struct ModelPath {
