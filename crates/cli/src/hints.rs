@@ -2,6 +2,8 @@
 //! the one place that turns that into what to type.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::io;
 use std::sync::OnceLock;
 
 use clap::{ArgMatches, Command};
@@ -11,6 +13,8 @@ use vit_data::loader::LoaderError;
 use vit_graph::{GraphError, Hint};
 use vit_insight::InsightError;
 use vit_models::ModelError;
+use vit_serve::ServeError;
+use vit_serve::engine::EngineError;
 use vit_train::{RecipeError, RunError, TrainError};
 
 use crate::shell;
@@ -74,6 +78,7 @@ fn of_cause(error: &(dyn std::error::Error + 'static)) -> Option<Advice> {
         .or_else(|| error.downcast_ref().and_then(of_insight))
         .or_else(|| error.downcast_ref().and_then(of_image))
         .or_else(|| error.downcast_ref().and_then(of_graph))
+        .or_else(|| error.downcast_ref().and_then(of_serving))
 }
 
 fn of_facade(error: &Error) -> Option<Advice> {
@@ -167,6 +172,22 @@ fn of_graph(error: &GraphError) -> Option<Advice> {
     options(error.hints())
 }
 
+fn of_serving(error: &ServeError) -> Option<Advice> {
+    match error {
+        ServeError::Engine(EngineError::Model { error, .. }) => of_facade(error),
+        ServeError::Bind { error, .. } => match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                Advice::text("choose another with --bind HOST:PORT or --admin-bind; port 0 takes a free one")
+            }
+            io::ErrorKind::PermissionDenied => Advice::text("ports below 1024 need a privilege; try --bind HOST:8000"),
+            _ => None,
+        },
+        ServeError::ApiKeyFile { .. } => Advice::text("--api-key-file names a file with one key per line"),
+        ServeError::Tls { .. } => Advice::text("--tls-cert and --tls-key name files in PEM form"),
+        _ => None,
+    }
+}
+
 /// The options that do what hints say, as far as the command has them.
 fn options(hints: &[Hint]) -> Option<Advice> {
     let all: Vec<String> = hints.iter().filter_map(option).filter(Advice::applies).map(|advice| advice.text).collect();
@@ -175,8 +196,8 @@ fn options(hints: &[Hint]) -> Option<Advice> {
 
 fn option(hint: &Hint) -> Option<Advice> {
     match hint {
-        Hint::SmallerBatch => Advice::option("batch", "--batch N"),
-        Hint::BatchThatFits { fits, .. } => Advice::option("batch", format!("--batch {fits}")),
+        Hint::SmallerBatch => batch("N"),
+        Hint::BatchThatFits { fits, .. } => batch(fits),
         Hint::MicroBatches => Advice::option("set", "--set accumulate=2"),
         Hint::RecomputeActivations => Advice::option("recompute", "--recompute"),
         Hint::SmallerModel => Advice::option("image-size", "--model, --image-size"),
@@ -186,6 +207,15 @@ fn option(hint: &Hint) -> Option<Advice> {
         Hint::SkipNonFinite => Advice::option("skip-non-finite", "--skip-non-finite"),
         _ => None,
     }
+}
+
+/// The option for the images of a run, whose name depends on the command.
+fn batch(images: impl Display) -> Option<Advice> {
+    let serving = Advice { option: Some("max-batch"), text: format!("--max-batch {images}") };
+    if OPTIONS.get().is_some() && serving.applies() {
+        return Some(serving);
+    }
+    Advice::option("batch", format!("--batch {images}"))
 }
 
 fn max_unreadable(found: usize, of: usize) -> Option<Advice> {

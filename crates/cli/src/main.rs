@@ -19,6 +19,7 @@ mod memory;
 mod models;
 mod patches;
 mod recipes;
+mod serve;
 mod shell;
 mod study;
 mod table;
@@ -32,7 +33,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-/// Vision Transformers in one binary: classify, embed and explain images, train, convert and verify models
+/// Vision Transformers in one binary: classify, embed and explain images, train, convert, verify and serve models
 #[derive(Parser)]
 #[command(name = "vit", bin_name = "vit", version, max_term_width = 80, arg_required_else_help = true)]
 #[command(after_help = "\
@@ -65,6 +66,7 @@ enum Command {
     Recipes(recipes::Arguments),
     Study(study::Arguments),
     Label(label::Arguments),
+    Serve(serve::Arguments),
     Eval(eval::Arguments),
     Verify(verify::Arguments),
     Bench(bench::Arguments),
@@ -113,6 +115,7 @@ fn main() -> ExitCode {
         Command::Recipes(arguments) => recipes::run(arguments),
         Command::Study(arguments) => study::run(arguments),
         Command::Label(arguments) => label::run(arguments),
+        Command::Serve(arguments) => serve::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
