@@ -124,28 +124,39 @@ impl Server {
     }
 
     /// Accepts no more connections, finishes the requests in flight within the time of the options, and ends.
-    pub fn shutdown(mut self) {
-        self.app.start_draining();
-        if let Some(runtime) = self.runtime.take() {
-            runtime.block_on(async {
-                self.public.end().await;
-                self.app.engine.drain();
-                // Readiness and metrics can be seen until the last request is finished.
-                if let Some(admin) = &mut self.admin {
-                    admin.end().await;
-                }
-            });
-            runtime.shutdown_timeout(LEFT_OVER);
-        }
+    pub fn shutdown(self) {
+        self.end(std::future::pending());
     }
 
-    /// Answers until a signal to end (SIGTERM, or Ctrl-C), then shuts down. SIGHUP loads models, keys and certificates
-    /// anew.
+    /// Ends when all requests are finished, or earlier by `hurry`.
+    fn end(mut self, hurry: impl Future<Output = ()>) {
+        self.app.start_draining();
+        let Some(runtime) = self.runtime.take() else { return };
+        let finished = async {
+            self.public.end().await;
+            self.app.engine.drain();
+            // Readiness and metrics can be seen until the last request is finished.
+            if let Some(admin) = &mut self.admin {
+                admin.end().await;
+            }
+        };
+        runtime.block_on(async {
+            tokio::select! {
+                () = finished => {}
+                () = hurry => tracing::warn!("a second signal cuts the requests in flight"),
+            }
+        });
+        runtime.shutdown_timeout(LEFT_OVER);
+    }
+
+    /// Answers until a signal to end (SIGTERM, or Ctrl-C), then shuts down; a second one ends at once. SIGHUP loads
+    /// models, keys and certificates anew.
     pub fn run(self) -> Result<(), ServeError> {
+        let app = self.app.clone();
         if let Some(runtime) = &self.runtime {
-            runtime.block_on(until_signalled(&self.app)).map_err(ServeError::System)?;
+            runtime.block_on(until_signalled(&app)).map_err(ServeError::System)?;
         }
-        self.shutdown();
+        self.end(async move { drop(until_signalled(&app).await) });
         Ok(())
     }
 }

@@ -62,6 +62,15 @@ pub enum MethodName {
     Attention,
 }
 
+/// A class by number or name.
+#[derive(Debug, ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "the variants document the forms")]
+pub enum ClassName {
+    Number(usize),
+    Name(String),
+}
+
 /// The form of an explanation.
 #[derive(Debug, ToSchema)]
 #[schema(rename_all = "lowercase")]
@@ -90,7 +99,7 @@ pub struct ExplainRequest {
     head: Option<usize>,
     /// Classes that get a map each, by number or name.
     #[schema(max_items = 100)]
-    class: Option<Vec<String>>,
+    class: Option<Vec<ClassName>>,
     /// How many of the likeliest classes get a map each; 1 if not given.
     #[schema(minimum = 1, maximum = 100)]
     top: Option<usize>,

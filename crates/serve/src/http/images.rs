@@ -24,8 +24,6 @@ use super::urls;
 const IMAGE_NAMES: [&str; 7] = ["image", "images", "images[]", "input", "file", "files", "files[]"];
 /// Form fields that are not images.
 const MOST_FIELDS: usize = 32;
-/// Larger bodies are parsed on a thread for blocking work.
-const LARGE: usize = 256 << 10;
 /// Before larger bodies are read, the queue must have room. Smaller ones are read first: that costs less than the new
 /// connection that an unread body leads to.
 const CHECKED_FIRST: usize = 1 << 20;
@@ -84,8 +82,7 @@ impl ImageRequest {
         let (sources, given) = match form {
             BodyForm::Image => (vec![Ok(ImageSource::Bytes(bytes))], Fields::default()),
             BodyForm::Multipart(boundary) => multipart(bytes, boundary, most).await?,
-            BodyForm::Json if bytes.len() <= LARGE => json(&bytes, most)?,
-            BodyForm::Json => app.blocking(move || json(&bytes, most)).await??,
+            BodyForm::Json => app.parse(bytes.len(), move || json(&bytes, most)).await?,
         };
         if sources.is_empty() {
             return Err(Problem::malformed("The request has no image."));

@@ -41,6 +41,9 @@ use urls::Fetcher;
 use crate::engine::{Engine, Reload};
 use crate::{ServeError, ServeOptions};
 
+/// Bytes that are parsed in less time than it takes to hand them to another thread and back, or not much more.
+const PARSED_HERE: usize = 256 << 10;
+
 /// What all requests share.
 pub struct App {
     pub engine: Arc<Engine>,
@@ -80,6 +83,15 @@ impl App {
 
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Parses so many bytes: here if they are few, else on a thread for blocking work.
+    async fn parse<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        parse: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        if bytes <= PARSED_HERE { parse() } else { self.blocking(parse).await? }
     }
 
     /// Runs what would keep a thread of the runtime too long.

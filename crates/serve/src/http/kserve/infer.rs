@@ -125,6 +125,7 @@ pub async fn infer(
     let (body, share) = receive(&app.body_limits, &parts.headers, body, deadline).await?;
     let mut held = vec![share];
     let (most_images, most_bytes) = (app.options.max_images, app.options.max_body_bytes);
+    let length = body.len();
     let read = {
         let model = model.clone();
         move || {
@@ -133,10 +134,10 @@ pub async fn infer(
             let mut request = parse(&header)?;
             let images = request.images(&tensors, most_images)?;
             let outputs = WantedOutput::all(&request, &model)?;
-            Ok::<_, Problem>((request.id, images, outputs))
+            Ok((request.id, images, outputs))
         }
     };
-    let (id, images, wanted) = app.blocking(read).await??;
+    let (id, images, wanted) = app.parse(length, read).await?;
     let inputs = match images {
         InputImages::Preprocessed { shape, elements } => preprocessed(&model, &shape, elements)?,
         InputImages::Encoded(sources) => {
@@ -238,7 +239,7 @@ struct WantedOutput {
 
 impl WantedOutput {
     fn all(request: &InferenceRequest, model: &ServedModel) -> Result<Vec<Self>, Problem> {
-        let binary = request.parameters.binary_data_output;
+        let binary = request.binary_outputs();
         let has_head = model.card().config.architecture.classes() > 0;
         let available = || Tensor::ALL.into_iter().filter(move |(_, tensor)| has_head || *tensor == Tensor::Features);
         let Some(requested) = request.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
@@ -248,7 +249,8 @@ impl WantedOutput {
         if requested.len() > Tensor::ALL.len() {
             return Err(Problem::malformed("More outputs are requested than there are."));
         }
-        let output = |RequestedOutput { name, parameters }: &RequestedOutput| {
+        let output = |requested: &RequestedOutput| {
+            let (name, parameters) = (&requested.name, requested.parameters());
             let Some((name, tensor)) = available().find(|(known, _)| known == name) else {
                 let names: Vec<&str> = available().map(|(name, _)| name).collect();
                 let detail = format!("There is no output `{}`; there are {}.", shortened(name), names.join(", "));

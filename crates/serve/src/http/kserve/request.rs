@@ -19,8 +19,7 @@ const MOST_AXES: usize = 8;
 #[derive(Debug, Deserialize)]
 pub struct InferenceRequest<'a> {
     pub id: Option<String>,
-    #[serde(default)]
-    pub parameters: RequestParameters,
+    parameters: Option<RequestParameters>,
     #[serde(borrow)]
     inputs: Vec<InputTensor<'a>>,
     #[serde(borrow)]
@@ -28,10 +27,8 @@ pub struct InferenceRequest<'a> {
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub struct RequestParameters {
-    /// Whether outputs that do not say otherwise are bytes.
-    #[serde(default)]
-    pub binary_data_output: bool,
+struct RequestParameters {
+    binary_data_output: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -41,8 +38,7 @@ struct InputTensor<'a> {
     shape: Axes,
     #[serde(borrow)]
     datatype: Cow<'a, str>,
-    #[serde(default)]
-    parameters: InputParameters,
+    parameters: Option<InputParameters>,
     #[serde(borrow)]
     data: Option<TensorData<'a>>,
 }
@@ -56,11 +52,10 @@ struct InputParameters {
 pub struct RequestedOutput<'a> {
     #[serde(borrow)]
     pub name: Cow<'a, str>,
-    #[serde(default)]
-    pub parameters: OutputParameters,
+    parameters: Option<OutputParameters>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
 pub struct OutputParameters {
     pub binary_data: Option<bool>,
     /// The number of classes to answer with instead of a tensor.
@@ -93,7 +88,18 @@ pub fn parse(header: &[u8]) -> Result<InferenceRequest<'_>, Problem> {
     serde_json::from_slice(header).map_err(|error| Problem::malformed(format!("The JSON is malformed: {error}.")))
 }
 
+impl RequestedOutput<'_> {
+    pub fn parameters(&self) -> OutputParameters {
+        self.parameters.unwrap_or_default()
+    }
+}
+
 impl InferenceRequest<'_> {
+    /// Whether outputs that do not say otherwise are bytes.
+    pub fn binary_outputs(&self) -> bool {
+        self.parameters.as_ref().and_then(|parameters| parameters.binary_data_output).unwrap_or(false)
+    }
+
     /// The images of the only input. `tensors` are the bytes after the header.
     pub fn images(&mut self, tensors: &Bytes, most: usize) -> Result<InputImages, Problem> {
         let count = self.inputs.len();
@@ -109,7 +115,7 @@ impl InferenceRequest<'_> {
         if images > most {
             return Err(Problem::too_many_images(most));
         }
-        let content = match (input.parameters.binary_data_size, input.data) {
+        let content = match (input.parameters.unwrap_or_default().binary_data_size, input.data) {
             (Some(size), None) if size == tensors.len() => TensorContent::Bytes(tensors.clone()),
             (Some(size), None) => {
                 let found = tensors.len();
