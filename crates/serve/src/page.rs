@@ -54,6 +54,7 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
         "/page/models.js": SCRIPT = "models.js",
         "/page/overlay.js": SCRIPT = "overlay.js",
         "/page/panel.js": SCRIPT = "panel.js",
+        "/page/prose.js": SCRIPT = "prose.js",
         "/page/schema.js": SCRIPT = "schema.js",
         "/page/shrink.js": SCRIPT = "shrink.js",
         "/page/stage.js": SCRIPT = "stage.js",

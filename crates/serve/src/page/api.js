@@ -16,7 +16,8 @@ export const hasKey = () => key !== '';
 /** An answer other than success. */
 export class Problem extends Error {
   constructor(status, problem) {
-    super(problem.detail || problem.title || `The server answered ${status}.`);
+    // A request of the page has one image, which the page names itself.
+    super(problem.images?.[0]?.detail || problem.detail || problem.title || `The server answered ${status}.`);
     this.status = status;
     this.problem = problem;
   }

@@ -1,8 +1,9 @@
 /** A viewer of the server's `openapi.json`. */
 
-import { send } from './api.js';
+import { send, useKey } from './api.js';
 import { curlLine } from './curl.js';
 import { byId, copy, element } from './dom.js';
+import { inline, paragraphs } from './prose.js';
 import { Schemas } from './schema.js';
 
 const METHODS = ['get', 'post', 'put', 'patch', 'delete'];
@@ -30,21 +31,25 @@ function show(document) {
   })).filter(group => group.routes.length);
 
   const { info } = document;
-  byId('about').replaceChildren(element('p', {}, info.description ?? ''), element('p', {}, `Version ${info.version}`));
+  byId('about').replaceChildren(...paragraphs(info.description), element('p', {}, `Version ${info.version}`));
+  byId('locked').hidden = !document.components?.securitySchemes;
   byId('routes').replaceChildren(...groups.map(group => element('section', {},
-    element('h2', {}, group.name), group.about ? element('p', {}, group.about) : null, ...group.routes.map(route))));
+    element('h2', {}, group.name), ...paragraphs(group.about), ...group.routes.map(route))));
   byId('contents').replaceChildren(...groups.flatMap(group => [
     element('h2', {}, group.name),
-    element('ul', {}, ...group.routes.map(operation => element('li', {}, element('a', {
-      href: `#${operation.id}`,
-      click: () => { byId(operation.id).open = true; },
-    }, badge(operation.method), element('span', {}, operation.path))))),
+    element('ul', {}, ...group.routes.map(operation => element('li', {},
+      element('a', { href: `#${operation.id}` }, badge(operation.method), element('span', {}, operation.path))))),
   ]));
   find();
-  const chosen = byId(location.hash.slice(1));
-  if (chosen instanceof HTMLDetailsElement) {
-    chosen.open = true;
-    chosen.scrollIntoView();
+  openNamed();
+}
+
+/** Opens the operation that the address names. */
+function openNamed() {
+  const named = byId(location.hash.slice(1));
+  if (named instanceof HTMLDetailsElement) {
+    named.open = true;
+    named.scrollIntoView();
   }
 }
 
@@ -69,9 +74,9 @@ function fill(inside, operation) {
   const { parameters, requestBody, responses = {} } = operation;
   const answers = Object.entries(responses).map(([status, response]) => answer(status, schemas.resolve(response)));
   inside.append(...[
-    operation.description ? element('p', {}, operation.description) : null,
+    ...paragraphs(operation.description),
     parameters.length ? section('Parameters', parameterTable(parameters)) : null,
-    requestBody ? section('Request body', ...contents(schemas.resolve(requestBody))) : null,
+    requestBody ? section('Request body', ...contents(schemas.resolve(requestBody), true)) : null,
     section('Answers', ...answers),
     section('From a shell', shell(example(operation))),
     operation.method === 'get' ? section('Try it', tryIt(operation)) : null,
@@ -89,14 +94,15 @@ function parameterTable(parameters) {
       element('td', {}, element('code', {}, parameter.name), parameter.required ? required.cloneNode(true) : null),
       element('td', {}, parameter.in),
       element('td', {}, element('span', { class: 'type' }, schemas.typeOf(parameter.schema))),
-      element('td', {}, parameter.description ?? ''))))));
+      element('td', {}, ...inline(parameter.description)))))));
 }
 
-/** The media types of a body, each with its schema. */
-function contents({ description, content = {} }) {
+/** The media types of a body, each with its schema and, in a request, an example. */
+function contents({ description, content = {} }, isRequest) {
   const types = Object.entries(content).map(([type, { schema = {}, example: given }]) => {
-    const tree = schemas.tree(schema);
-    const sample = /json/.test(type) && tree ? JSON.stringify(given ?? schemas.example(schema), null, 2) : null;
+    const tree = schemas.tree(schema, isRequest);
+    const value = given ?? (isRequest && /json/.test(type) && tree ? schemas.example(schema) : undefined);
+    const sample = value && JSON.stringify(value, null, 2);
     const line = [element('code', {}, type), ' ', element('span', { class: 'type' }, schemas.typeOf(schema))];
     if (!tree && !sample) return element('p', {}, ...line);
     const open = Object.keys(content).length === 1;
@@ -104,20 +110,19 @@ function contents({ description, content = {} }) {
       tree, sample ? element('pre', { tabindex: 0 }, sample) : null,
     ].filter(Boolean));
   });
-  return [description ? element('p', {}, description) : null, ...types].filter(Boolean);
+  return [...paragraphs(description), ...types];
 }
 
 function answer(status, response) {
   const code = element('span', { class: Number(status) >= 400 ? 'status-code bad' : 'status-code' }, status);
   return element('details', { class: 'body' },
-    element('summary', {}, code, response.description ?? ''),
-    ...contents({ content: response.content }));
+    element('summary', {}, code, ...inline(response.description)),
+    ...contents({ content: response.content }, false));
 }
 
 /** The `curl` line of an operation with its required parameters. */
-function example(operation, values = {}) {
-  const value = parameter => values[parameter.name]
-    ?? (parameter.required ? String(parameter.example ?? schemas.example(parameter.schema) ?? parameter.name) : '');
+function example(operation) {
+  const value = ({ required, example: given, name }) => (required ? String(given ?? name.toUpperCase()) : '');
   const types = Object.keys(schemas.resolve(operation.requestBody).content ?? {});
   const image = types.find(type => type.startsWith('image/'));
   const json = types.find(type => type.includes('json'));
@@ -187,6 +192,8 @@ function find() {
 }
 
 byId('find').addEventListener('input', find);
+byId('key').addEventListener('input', () => useKey(byId('key').value));
+addEventListener('hashchange', openNamed);
 try {
   const response = await send('openapi.json');
   if (!response.ok) throw new Error(`openapi.json: the server answered ${response.status}.`);

@@ -193,11 +193,9 @@ export class Panel {
       this.#status('wait', name, ' waits for the key.');
       this.#page.keyWanted();
     } else {
-      const reasons = error.problem?.images?.map(image => image.detail).filter(detail => detail !== error.message);
-      const text = [error.message, ...reasons ?? []].join(' ');
-      this.#status('bad', name, ': ', text);
+      this.#status('bad', name, ': ', error.message);
       if (error.status === 429 || error.status >= 500) this.#offer('Try again', () => this.show(entry));
-      this.#page.announce(`${entry.name}: ${text}`);
+      this.#page.announce(`${entry.name}: ${error.message}`);
       this.#page.failed(entry);
     }
   }

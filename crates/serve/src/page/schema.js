@@ -1,6 +1,7 @@
 /** JSON schemas of an OpenAPI document: as a tree to read, and as an example value. */
 
 import { element } from './dom.js';
+import { inline } from './prose.js';
 
 /** Schemas nested deeper are named, not unfolded. */
 const DEPTH = 6;
@@ -37,31 +38,33 @@ export class Schemas {
     }).join(' | ');
   }
 
-  /** The fields of a schema as a list. `above` are the schemas around it, which are not unfolded again. */
-  tree(schema, above = []) {
+  /**
+   * The fields of a schema as a list; those that a request must have are marked. `above` are the schemas around it,
+   * which are not unfolded again.
+   */
+  tree(schema, isRequest, above = []) {
     const found = this.resolve(schema);
     if (above.includes(found) || above.length > DEPTH) return null;
     const inside = [...above, found];
-    if (found.type === 'array' || found.items) return this.tree(found.items, inside);
+    if (found.type === 'array' || found.items) return this.tree(found.items, isRequest, inside);
     const choices = found.allOf ?? found.oneOf ?? found.anyOf ?? [];
-    const parts = choices.map(part => this.tree(part, inside)).filter(Boolean);
-    const fields = Object.entries(found.properties ?? {})
-      .map(([name, value]) => this.#field(name, value, found.required?.includes(name), inside));
+    const parts = choices.map(part => this.tree(part, isRequest, inside)).filter(Boolean);
+    const fields = Object.entries(found.properties ?? {}).map(([name, value]) => {
+      const line = this.#line(name, value, isRequest && found.required?.includes(name));
+      const nested = this.tree(value, isRequest, inside);
+      return element('li', {}, ...nested ? [element('details', {}, element('summary', {}, ...line), nested)] : line);
+    });
     if (fields.length === 0 && parts.length === 0) return null;
     return element('ul', { class: 'schema' }, ...fields, ...parts.map(part => element('li', {}, part)));
   }
 
-  #field(name, schema, required, above) {
-    const found = this.resolve(schema);
-    const line = [
+  #line(name, schema, required) {
+    return [
       element('code', {}, name), ' ',
       element('span', { class: 'type' }, this.typeOf(schema)), ' ',
-      required ? element('span', { class: 'required' }, 'required ') : null,
-      element('span', { class: 'meaning' }, schema.description ?? found.description ?? ''),
+      required ? element('span', { class: 'required' }, 'required ') : '',
+      element('span', { class: 'meaning' }, ...inline(schema.description ?? this.resolve(schema).description)),
     ];
-    const nested = this.tree(schema, above);
-    if (!nested) return element('li', {}, ...line);
-    return element('li', {}, element('details', {}, element('summary', {}, ...line), nested));
   }
 
   /** A value of this schema. */
