@@ -7,7 +7,7 @@ use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
 use vit_graph::{Graph, GraphError, Hint, rewrite};
 use vit_system::host::FreeMemory;
 
-use crate::executable::{CpuExecutable, LoweredGraph};
+use crate::executable::{CpuExecutable, LoweredGraph, SharedBuffers, SharedStorage};
 use crate::isa::Isa;
 use crate::thread_pool::ThreadPool;
 
@@ -15,6 +15,7 @@ use crate::thread_pool::ThreadPool;
 pub(crate) struct Processor {
     pub isa: Isa,
     pub pool: ThreadPool,
+    pub shared: Arc<SharedBuffers>,
 }
 
 /// The CPU device. All executables that it compiles share its threads.
@@ -36,7 +37,8 @@ impl Cpu {
     pub fn with_isa(isa: Isa, threads: Option<usize>) -> Self {
         assert!(isa.is_available(), "this CPU has no {isa}");
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        Cpu { processor: Arc::new(Processor { isa, pool: ThreadPool::new(threads.unwrap_or_else(cores).max(1)) }) }
+        let pool = ThreadPool::new(threads.unwrap_or_else(cores).max(1));
+        Cpu { processor: Arc::new(Processor { isa, pool, shared: Arc::default() }) }
     }
 
     /// The instruction set in use.
@@ -75,26 +77,47 @@ impl Device for Cpu {
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
         let lowered = LoweredGraph::new(&self.processor, prepare(graph)?)?;
-        check_memory(
-            lowered.memory(self.processor.isa),
-            self.free_memory(),
-            parameters.held_bytes(),
-            !graph.updates().is_empty(),
-        )?;
-        Ok(Box::new(CpuExecutable::new(self.processor.clone(), lowered, parameters)?))
+        let memory = lowered.memory(self.processor.isa);
+        check_memory(memory, self.free_memory(), parameters.held_bytes(), !graph.updates().is_empty())?;
+        Ok(Box::new(CpuExecutable::new(self.processor.clone(), lowered, parameters, None)?))
+    }
+
+    fn compile_shared(
+        &self,
+        graph: &Graph,
+        parameters: &mut dyn Parameters,
+    ) -> Result<Box<dyn Executable>, GraphError> {
+        if !graph.updates().is_empty() {
+            return self.compile(graph, parameters);
+        }
+        let lowered = LoweredGraph::new(&self.processor, prepare(graph)?)?;
+        let (memory, free) = (lowered.memory(self.processor.isa), self.free_memory());
+        let held = parameters.held_bytes();
+        // How much of the constants is new shows only when they are packed.
+        let arena = Memory { stored_bytes: 0, ..memory };
+        check_memory(arena, free, held, false)?;
+        let room = free.map(|free| ((free.free + held).saturating_sub(arena.bytes()), too_large(memory, free, false)));
+        let shared = SharedStorage::new(self.processor.shared.clone(), room);
+        Ok(Box::new(CpuExecutable::new(self.processor.clone(), lowered, parameters, Some(shared))?))
     }
 }
 
 /// Refuses a graph that needs more than the free memory, before any of it is allocated: Linux overcommits memory and
 /// kills the process that writes to it.
 fn check_memory(needed: Memory, free: Option<FreeMemory>, held: u64, training: bool) -> Result<(), GraphError> {
-    let Some(free) = free.filter(|memory| needed.bytes().saturating_sub(held) > memory.free) else { return Ok(()) };
+    match free.filter(|memory| needed.bytes().saturating_sub(held) > memory.free) {
+        Some(free) => Err(too_large(needed, free, training)),
+        None => Ok(()),
+    }
+}
+
+fn too_large(needed: Memory, free: FreeMemory, training: bool) -> GraphError {
     let gb = |bytes: usize| bytes as f64 / 1e9;
     let (whole, stored) = match training {
         true => ("a training step", "weights and optimiser"),
         false => ("this model", "weights"),
     };
-    Err(GraphError::Memory {
+    GraphError::Memory {
         device: "cpu",
         what: format!(
             "{whole} needs {:.2} GB of memory ({:.2} for {stored}, {:.2} for activations), and {free}",
@@ -103,7 +126,7 @@ fn check_memory(needed: Memory, free: Option<FreeMemory>, held: u64, training: b
             gb(needed.arena_bytes),
         ),
         hints: vec![Hint::SmallerBatch],
-    })
+    }
 }
 
 /// Applies the rewrites that make a graph faster on a CPU.

@@ -1,6 +1,6 @@
 //! Hashes that are the same in every version and on every machine. None of them resists an attacker.
 
-pub use xxhash_rust::xxh3::Xxh3;
+pub use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 /// 128 bits of XXH3 over several parts, as 32 hexadecimal digits. Where one part ends and the next begins matters.
 pub fn fingerprint(parts: &[&[u8]]) -> String {

@@ -205,6 +205,9 @@ impl Model {
             let last = index + 1 == sizes.len();
             // Only the last executable may move the weights out of the checkpoint.
             let (held, compiled) = match &mut checkpoint {
+                Cow::Owned(checkpoint) if sizes.len() == 1 => {
+                    (checkpoint.weights.held_bytes(), device.compile(&graph, &mut checkpoint.weights))
+                }
                 Cow::Owned(checkpoint) if last => {
                     (checkpoint.weights.held_bytes(), device.compile_shared(&graph, &mut checkpoint.weights))
                 }

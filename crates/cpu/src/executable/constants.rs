@@ -3,6 +3,8 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::sync::Arc;
 
 use vit_graph::device::{Elements, Parameters};
 use vit_graph::memory::storage;
@@ -11,6 +13,7 @@ use vit_graph::{Graph, GraphError, NodeId, Value};
 
 use super::DEVICE;
 use super::lowered_graph::unpacked_uses;
+use super::shared::SharedStorage;
 use crate::buffer::Buffer;
 use crate::device::Processor;
 use crate::lower::{Lowered, WeightPacking};
@@ -19,9 +22,44 @@ use crate::lower::{Lowered, WeightPacking};
 /// moves.
 #[derive(Default)]
 pub(super) struct ConstantBuffers {
-    pub values: HashMap<Value, Buffer>,
+    pub values: HashMap<Value, Arc<Buffer>>,
     /// Packed weights, by the node that reads them and the index of its input.
-    pub packed: HashMap<(NodeId, usize), Buffer>,
+    pub packed: HashMap<(NodeId, usize), Arc<Buffer>>,
+    /// Given if other executables may have the same buffers, which then never change.
+    pub shared: Option<SharedStorage>,
+}
+
+impl ConstantBuffers {
+    /// Bytes of all buffers; one that several executables have counts in equal parts.
+    pub fn bytes(&self) -> usize {
+        let part = |buffer: &Arc<Buffer>| buffer.bytes().div_ceil(Arc::strong_count(buffer));
+        self.values.values().chain(self.packed.values()).map(part).sum()
+    }
+}
+
+/// Writes a buffer of `len` elements, a new one or the one of an earlier call.
+fn write<K: Eq + Hash>(
+    buffers: &mut HashMap<K, Arc<Buffer>>,
+    shared: &mut Option<SharedStorage>,
+    key: K,
+    len: usize,
+    fill: impl FnOnce(&mut [f32]),
+) -> Result<(), GraphError> {
+    match (buffers.entry(key), shared) {
+        (Entry::Occupied(mut entry), _) => {
+            let shared = || GraphError::device(DEVICE, "a constant that other executables share cannot be replaced");
+            fill(Arc::get_mut(entry.get_mut()).ok_or_else(shared)?.as_mut_slice());
+        }
+        (Entry::Vacant(entry), shared) => {
+            let mut buffer = Buffer::new(len)?;
+            fill(buffer.as_mut_slice());
+            entry.insert(match shared {
+                Some(shared) => shared.store(buffer)?,
+                None => Arc::new(buffer),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// How everything in [`ConstantBuffers`] is computed from parameters.
@@ -128,18 +166,14 @@ impl Constants {
             let weight = self.graph.node(*id).inputs[*input];
             if storage(&self.graph, weight) == value {
                 let (n, k) = (self.graph.shape(weight)[0], self.graph.shape(weight)[1]);
-                let buffer = match stored.packed.entry((*id, *input)) {
-                    Entry::Occupied(entry) => entry.into_mut(),
-                    Entry::Vacant(entry) => entry.insert(Buffer::new(form.len(processor.isa, k, n))?),
-                };
-                form.pack(processor, elements, k, n, buffer.as_mut_slice());
+                let len = form.len(processor.isa, k, n);
+                let pack = |buffer: &mut [f32]| form.pack(processor, elements, k, n, buffer);
+                write(&mut stored.packed, &mut stored.shared, (*id, *input), len, pack)?;
             }
         }
         if remaining.get(&value).is_some_and(|&uses| uses > 0) {
-            match stored.values.entry(value) {
-                Entry::Occupied(mut entry) => entry.get_mut().as_mut_slice().copy_from_slice(elements),
-                Entry::Vacant(entry) => _ = entry.insert(Buffer::from(elements)?),
-            }
+            let copy = |buffer: &mut [f32]| buffer.copy_from_slice(elements);
+            write(&mut stored.values, &mut stored.shared, value, elements.len(), copy)?;
         }
         Ok(())
     }

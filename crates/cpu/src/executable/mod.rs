@@ -2,6 +2,7 @@
 
 mod constants;
 mod lowered_graph;
+mod shared;
 mod step;
 
 use std::collections::{HashMap, VecDeque};
@@ -15,6 +16,7 @@ use crate::buffer::Buffer;
 use crate::device::Processor;
 use constants::{ConstantBuffers, Constants};
 pub(crate) use lowered_graph::LoweredGraph;
+pub(crate) use shared::{SharedBuffers, SharedStorage};
 use step::{Addresses, KernelStep};
 
 const DEVICE: &str = "cpu";
@@ -45,11 +47,12 @@ impl CpuExecutable {
         processor: Arc<Processor>,
         lowered: LoweredGraph,
         parameters: &mut dyn Parameters,
+        shared: Option<SharedStorage>,
     ) -> Result<Self, GraphError> {
         let LoweredGraph { graph, mut kernels, constant, in_place, plan } = lowered;
         let constants = Constants::new(graph, &mut kernels, &constant);
         // Before the steps, which hold the addresses of the buffers.
-        let mut buffers = ConstantBuffers::default();
+        let mut buffers = ConstantBuffers { shared, ..ConstantBuffers::default() };
         constants.compute(&processor, parameters, &mut buffers)?;
         let graph = &constants.graph;
         let arena = Buffer::new(plan.arena_bytes / 4)?;
@@ -206,6 +209,10 @@ impl Executable for CpuExecutable {
     }
 
     fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError> {
+        if self.buffers.shared.is_some() {
+            let reason = "the parameters of an executable that may share them cannot be replaced";
+            return Err(GraphError::device(DEVICE, reason));
+        }
         self.constants.compute(&self.processor, parameters, &mut self.buffers)
     }
 
@@ -215,7 +222,6 @@ impl Executable for CpuExecutable {
     }
 
     fn memory_bytes(&self) -> usize {
-        let buffers = self.buffers.values.values().chain(self.buffers.packed.values()).chain(&self.spares);
-        self.arena.bytes() + buffers.map(Buffer::bytes).sum::<usize>()
+        self.arena.bytes() + self.buffers.bytes() + self.spares.iter().map(Buffer::bytes).sum::<usize>()
     }
 }
