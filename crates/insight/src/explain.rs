@@ -130,6 +130,7 @@ pub struct Explanation {
 pub struct Explainer {
     architecture: Architecture,
     problem_type: ProblemType,
+    methods: Vec<Method>,
     top: usize,
     classes: Vec<usize>,
     forward: Runner,
@@ -169,7 +170,7 @@ impl Explainer {
         let (mut attention, mut by_class) = (None, None);
         let mut forward = plain;
         forward.retain_outputs(|name| name == "logits");
-        for method in methods {
+        for &method in &methods {
             match method {
                 Method::Rollout => {
                     let start = graphs::rollout(&mut forward, architecture, &layers)?;
@@ -190,6 +191,7 @@ impl Explainer {
         Ok(Explainer {
             architecture: architecture.clone(),
             problem_type: *problem_type,
+            methods,
             top: options.top.max(1),
             classes: options.classes.clone(),
             forward,
@@ -201,6 +203,14 @@ impl Explainer {
     /// Images per batch.
     pub fn batch(&self) -> usize {
         self.forward.batch()
+    }
+
+    /// Chooses other classes, as [`ExplainOptions`] does.
+    pub fn choose_classes(&mut self, top: usize, classes: &[usize]) -> Result<(), InsightError> {
+        let options = ExplainOptions { top, classes: classes.to_vec(), ..ExplainOptions::default() };
+        options.check_classes(self.architecture.classes(), &self.methods)?;
+        (self.top, self.classes) = (top.max(1), options.classes);
+        Ok(())
     }
 
     /// Names of the first, second, … map of every explanation; `name` gives the name of a class.
@@ -289,6 +299,20 @@ impl Explainer {
         }
         Ok(())
     }
+}
+
+/// The methods that suit a model.
+pub fn suitable_methods(architecture: &Architecture) -> Result<Vec<Method>, InsightError> {
+    let layers = attention_layers(architecture, &architecture.build(1, Mode::Inference)?);
+    let same_tokens = architecture.downcast_ref::<Vit>().is_some() && !layers.is_empty();
+    let has_classes = architecture.classes() > 0;
+    let methods = [
+        (Method::Rollout, same_tokens),
+        (Method::Gradient, same_tokens && has_classes),
+        (Method::GradCam, has_classes),
+        (Method::Attention { layer: None, head: None }, !layers.is_empty()),
+    ];
+    Ok(methods.into_iter().filter(|(_, suits)| *suits).map(|(method, _)| method).collect())
 }
 
 /// The classes with the largest logits, in descending order.

@@ -29,7 +29,7 @@ pub use attention::Attention;
 pub use components::{Components, principal_components};
 pub use distance::attention_distance;
 pub use error::InsightError;
-pub use explain::{ExplainOptions, Explainer, Explanation, Method, Subject};
+pub use explain::{ExplainOptions, Explainer, Explanation, Method, Subject, suitable_methods};
 pub use inspect::{Figure, FigureData, Inspection, Inspector, Missing, Sample, card, report};
 pub use layers::{Layer, Tokens, attention_layers, covered};
 pub use map::Map;

@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use vit_data::{ApplyPreprocess, Preprocess};
-use vit_insight::Explainer;
-pub use vit_insight::{ExplainOptions, Explanation, InsightError, Map, Method, Subject, side_by_side_png};
-use vit_models::{Checkpoint, Config};
+use vit_graph::device::Device;
+pub use vit_insight::{
+    ExplainOptions, Explanation, InsightError, Map, Method, Subject, side_by_side_png, suitable_methods,
+};
+use vit_insight::{Explainer, attention_layers};
+use vit_models::{Architecture, Checkpoint, Config, Mode};
 
 use crate::finite::{blame_weights, is_finite};
 use crate::model::open_checkpoint;
@@ -39,16 +42,31 @@ impl Explain {
 
     /// Prepares a checkpoint, on the device and with the batch of `model`; its other options have no effect.
     pub fn new(checkpoint: Checkpoint, options: &ExplainOptions, model: &ModelOptions) -> Result<Explain, Error> {
+        Self::of(&checkpoint, model.device.open()?.as_ref(), options, model)
+    }
+
+    /// As [`Explain::new`], on a device that other models may share, for a checkpoint from which several models are compiled.
+    pub fn of(
+        checkpoint: &Checkpoint,
+        device: &dyn Device,
+        options: &ExplainOptions,
+        model: &ModelOptions,
+    ) -> Result<Explain, Error> {
         if model.device.precision == Precision::Int8 {
             let reason = "has no gradients, which explanations need".into();
             return Err(Error::Precision { precision: Precision::Int8, reason });
         }
-        let device = model.device.open()?;
         let Checkpoint { config, weights, source, report, .. } = checkpoint;
         let options = ExplainOptions { batch: model.batch, ..options.clone() };
-        let explainer = Explainer::new(&config, &weights, device.as_ref(), &options)?;
+        let explainer = Explainer::new(config, weights, device, &options)?;
         config.preprocessing.validate()?;
+        let (config, source, report) = (config.clone(), source.clone(), report.clone());
         Ok(Explain { preprocess: config.preprocessing.clone(), explainer, config, source, report })
+    }
+
+    /// Chooses other classes: these, or the likeliest `top` if there are none.
+    pub fn choose_classes(&mut self, top: usize, classes: &[usize]) -> Result<(), Error> {
+        Ok(self.explainer.choose_classes(top, classes)?)
     }
 
     /// The model's configuration.
@@ -112,4 +130,10 @@ fn non_finite(explanation: &Explanation) -> Option<&'static str> {
         _ if explanation.maps.iter().any(|(_, map)| !is_finite(map.values())) => Some("maps"),
         _ => None,
     }
+}
+
+/// The number of heads in every attention layer of a model, in order.
+pub fn attention_heads(architecture: &Architecture) -> Result<Vec<usize>, Error> {
+    let graph = architecture.build(1, Mode::Inference)?;
+    Ok(attention_layers(architecture, &graph).iter().map(|layer| layer.heads).collect())
 }

@@ -79,7 +79,7 @@ pub mod data {
 
 /// Graphs and devices: what architectures are built with and run on.
 pub mod graph {
-    pub use vit_graph::device::{Device, Elements, Executable, Initial, Memory, Parameters};
+    pub use vit_graph::device::{Device, Elements, Executable, Initial, Memory, Parameters, StepInfo};
     pub use vit_graph::ops::Activation;
     pub use vit_graph::{DType, Graph, GraphError, Hint, Init, Shape, Tensor, Value};
 }

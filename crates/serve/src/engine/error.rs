@@ -88,6 +88,9 @@ pub enum EngineError {
     /// No model at all.
     #[error("there is no model to serve")]
     NoModels,
+    /// No device at all.
+    #[error("there is no device to run models on")]
+    NoDevices,
     /// The system gives no more threads.
     #[error("no thread can be started: {0}")]
     Thread(String),

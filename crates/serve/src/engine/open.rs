@@ -1,10 +1,10 @@
 //! Opens models on all devices and starts their threads.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Once};
 use std::thread;
-use std::time::Duration;
 
+use vit::explain::{attention_heads, suitable_methods};
 use vit::graph::Device;
 use vit::models::{Checkpoint, Mode, OpenOptions};
 use vit::{DeviceOptions, Error, Model, ModelOptions};
@@ -12,15 +12,15 @@ use vit::{DeviceOptions, Error, Model, ModelOptions};
 use super::batching::{batch_sizes, default_delay};
 use super::cpu_turns::CpuTurns;
 use super::decoding::{DecodePool, DecodeTarget};
+use super::explaining::ExplainWorker;
 use super::health::ReplicaHealth;
 use super::measuring::measure;
 use super::queue::{Lane, ModelQueue};
-use super::replica::Replica;
+use super::reopen::{Reopen, version};
+use super::replica::{Replica, ReplicaContext};
 use super::statistics::Counters;
+use super::watchdog::Watchdog;
 use super::{EngineError, EngineOptions, ModelCard, ModelSource, ServedModel};
-
-/// Digits of a model's version.
-const VERSION_DIGITS: usize = 12;
 
 /// The devices and threads that all models share.
 pub(super) struct Opener {
@@ -28,6 +28,7 @@ pub(super) struct Opener {
     devices: Vec<(DeviceOptions, Arc<dyn Device>)>,
     turns: Arc<CpuTurns>,
     decoders: Arc<DecodePool>,
+    watchdog: Watchdog,
     draining: Arc<AtomicBool>,
 }
 
@@ -41,7 +42,7 @@ impl Opener {
         let turns = Arc::<CpuTurns>::default();
         let cpu = devices.iter().any(|(_, device)| device.name() == "cpu").then(|| turns.clone());
         let decoders = Arc::new(DecodePool::start(options.decoders, options.decode.clone(), cpu)?);
-        Ok(Opener { options, devices, turns, decoders, draining })
+        Ok(Opener { options, devices, turns, decoders, watchdog: Watchdog::start()?, draining })
     }
 
     pub fn sources(&self) -> &[ModelSource] {
@@ -94,56 +95,61 @@ impl Opener {
                 let turn = turns.as_ref().map(|turns| turns.begin());
                 let times = measure(&mut model, &sizes).map_err(failed)?;
                 drop(turn);
-                replicas.push(Replica {
-                    model,
-                    lane: Lane::Head,
+                let context = ReplicaContext {
+                    device: device.clone(),
+                    options: *options,
+                    max_delay: self.options.max_delay.unwrap_or_else(|| default_delay(&times)),
                     times,
-                    max_delay: Duration::ZERO,
                     queue: queue.clone(),
                     turns: turns.clone(),
                     counters: counters.clone(),
                     health: Arc::new(ReplicaHealth::new(queue.clone(), working.clone())),
-                });
+                };
+                replicas.push(Replica { model, lane: Lane::Head, context });
             }
         }
-        let times = replicas.first().map_or_else(Vec::new, |replica| replica.times.clone());
-        let max_delay = self.options.max_delay.unwrap_or_else(|| default_delay(&times));
+        let Some(first) = replicas.first() else { return Err(EngineError::NoDevices) };
         let card = ModelCard {
             name: source.name.clone(),
             version: version(&checkpoint),
             parameters: parameters(&checkpoint).map_err(failed)?,
-            embedding: replicas.first().and_then(|r| Some(*r.model.outputs().last()?.1.last()?)).unwrap_or(0),
-            heads: Vec::new(),
-            methods: Vec::new(),
-            devices: self.devices.iter().map(|(_, device)| device.description()).collect(),
-            precision: self.devices.first().map_or_else(String::new, |(options, _)| options.precision.to_string()),
-            batches: times.iter().map(|(size, time)| (*size, time.as_secs_f64())).collect(),
-            max_delay,
+            embedding: first.model.outputs().last().and_then(|(_, shape)| shape.last().copied()).unwrap_or(0),
+            heads: attention_heads(&checkpoint.config.architecture).map_err(failed)?,
+            methods: suitable_methods(&checkpoint.config.architecture).map_err(|error| failed(error.into()))?,
+            devices: replicas.iter().map(|replica| replica.context.device.description()).collect(),
+            precision: first.context.options.precision.to_string(),
+            batches: first.context.times.iter().map(|(size, time)| (*size, time.as_secs_f64())).collect(),
+            max_delay: first.context.max_delay,
             memory_bytes: replicas.iter().map(|replica| replica.model.memory_bytes()).sum(),
             config: checkpoint.config,
         };
+        let reopen = Reopen { path: source.path.clone(), version: card.version.clone() };
         let target = Arc::new(DecodeTarget { queue, preprocess: card.config.preprocessing.clone() });
+        let contexts: Vec<ReplicaContext> = replicas.iter().map(|replica| replica.context.clone()).collect();
+        contexts.iter().for_each(|context| self.watchdog.add(&context.health));
+        let worker = ExplainWorker { context: first.context.clone(), reopen: reopen.clone(), compiled: Vec::new() };
         let served = Arc::new(ServedModel {
             card,
             target,
             decoders: self.decoders.clone(),
             counters,
-            replicas: replicas.iter().map(|replica| replica.health.clone()).collect(),
+            contexts,
+            reopen,
+            tokens: Once::new(),
             working,
             draining: self.draining.clone(),
         });
         for (index, replica) in replicas.into_iter().enumerate() {
-            let replica = Replica { max_delay, ..replica };
-            let name = format!("{}-{index}", source.name);
-            let started = thread::Builder::new().name(name).spawn(move || replica.run());
-            started.map_err(|error| EngineError::Thread(error.to_string()))?;
+            spawn(format!("{}-{index}", source.name), move || replica.run())?;
         }
+        spawn(format!("{}-explain", source.name), move || worker.run())?;
         Ok(served)
     }
 }
 
-fn version(checkpoint: &Checkpoint) -> String {
-    checkpoint.fingerprint()[..VERSION_DIGITS].into()
+pub(super) fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> Result<(), EngineError> {
+    let started = thread::Builder::new().name(name).spawn(run);
+    started.map(drop).map_err(|error| EngineError::Thread(error.to_string()))
 }
 
 /// The number of trainable parameters.

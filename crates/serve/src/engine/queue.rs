@@ -75,6 +75,14 @@ impl Task {
         }
     }
 
+    /// What to explain; `None` for other tasks.
+    pub fn explanation(&self) -> Option<&ExplainWork> {
+        match &self.reply {
+            Reply::Answer(..) => None,
+            Reply::Explain(what, _) => Some(what),
+        }
+    }
+
     fn is_cancelled(&self) -> bool {
         match &self.reply {
             Reply::Answer(_, reply) => reply.is_closed(),
@@ -106,6 +114,13 @@ impl Task {
         self.counters.answered(answer.timing.decode, answer.timing.queue);
         if let Reply::Answer(_, reply) = self.reply {
             let _ = reply.send(Ok(answer));
+        }
+    }
+
+    pub fn explained(self, explained: Explained) {
+        self.counters.answered(explained.timing.decode, explained.timing.queue);
+        if let Reply::Explain(_, reply) = self.reply {
+            let _ = reply.send(Ok(explained));
         }
     }
 }
@@ -332,6 +347,13 @@ impl ModelQueue {
         let mut taken: Vec<ReadyImage> = ready.drain(..count).collect();
         taken.iter_mut().for_each(|image| image.task.waiting = None);
         taken
+    }
+
+    /// Fails the images of a lane.
+    pub fn fail_lane(&self, lane: Lane, error: &WorkError) {
+        for image in self.take_ready(lane, |ready| ready) {
+            image.task.fail(error.clone());
+        }
     }
 
     /// Keeps input buffers for reuse.

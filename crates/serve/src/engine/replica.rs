@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vit::{Error, Model};
+use vit::graph::Device;
+use vit::{DeviceOptions, Error, Model};
 
 use super::batching::{BatchTimes, batch_of};
 use super::cpu_turns::CpuTurns;
@@ -21,10 +22,11 @@ const REST: Duration = Duration::from_secs(1);
 /// The share of a run's measured time after which the next batch is staged, full or not, while the run goes on.
 const STAGE_AT: f64 = 0.8;
 
-/// A model on a device, with what its thread needs.
-pub(super) struct Replica {
-    pub model: Model,
-    pub lane: Lane,
+/// The device of a replica, and what its threads share.
+#[derive(Clone)]
+pub(super) struct ReplicaContext {
+    pub device: Arc<dyn Device>,
+    pub options: DeviceOptions,
     pub times: BatchTimes,
     pub max_delay: Duration,
     pub queue: Arc<ModelQueue>,
@@ -32,6 +34,20 @@ pub(super) struct Replica {
     pub turns: Option<Arc<CpuTurns>>,
     pub counters: Arc<Counters>,
     pub health: Arc<ReplicaHealth>,
+}
+
+impl ReplicaContext {
+    /// The measured time of so many images.
+    pub fn time_of(&self, images: usize) -> Duration {
+        self.times.iter().find(|(size, _)| *size >= images).map_or(Duration::ZERO, |(_, time)| *time)
+    }
+}
+
+/// A model on a device.
+pub(super) struct Replica {
+    pub model: Model,
+    pub lane: Lane,
+    pub context: ReplicaContext,
 }
 
 /// A batch on the device.
@@ -46,20 +62,20 @@ impl Replica {
     /// Runs batches until the queue is closed and empty. Where the device runs by itself, the next batch is staged while
     /// one runs.
     pub fn run(mut self) {
-        let full = self.times.last().map_or(1, |(size, _)| *size);
+        let full = self.context.times.last().map_or(1, |(size, _)| *size);
         let mut running: Option<Batch> = None;
         loop {
-            let stage_at = |batch: &Batch| batch.started + self.time_of(batch.inputs.len()).mul_f64(STAGE_AT);
+            let stage_at = |batch: &Batch| batch.started + self.context.time_of(batch.inputs.len()).mul_f64(STAGE_AT);
             let until = running.as_ref().map(stage_at);
-            match self.queue.wait_until_due(self.lane, full, self.max_delay, until) {
+            match self.context.queue.wait_until_due(self.lane, full, self.context.max_delay, until) {
                 Due::Closed if running.is_none() => return,
                 _ => {}
             }
-            let turns = self.turns.clone();
+            let turns = self.context.turns.clone();
             let turn = turns.as_ref().map(|turns| turns.begin());
-            let images = match self.health.is_lost() {
+            let images = match self.context.health.is_lost() {
                 true => Vec::new(),
-                false => self.queue.take_ready(self.lane, |ready| batch_of(ready, &self.times)),
+                false => self.context.queue.take_ready(self.lane, |ready| batch_of(ready, &self.context.times)),
             };
             let staged = if images.is_empty() { None } else { self.stage(images) };
             if let Some(batch) = running.take() {
@@ -72,15 +88,10 @@ impl Replica {
                 }
             }
             drop(turn);
-            if self.health.is_lost() {
+            if self.context.health.is_lost() {
                 self.probe();
             }
         }
-    }
-
-    /// The measured time of so many images.
-    fn time_of(&self, images: usize) -> Duration {
-        self.times.iter().find(|(size, _)| *size >= images).map_or(Duration::ZERO, |(_, time)| *time)
     }
 
     fn stage(&mut self, images: Vec<ReadyImage>) -> Option<Batch> {
@@ -90,7 +101,7 @@ impl Replica {
             needed.extend(task.needed());
             tasks.push((task, decoded));
         }
-        let flight = self.health.begin(tasks, 2 * self.time_of(inputs.len()));
+        let flight = self.context.health.begin(tasks, 2 * self.context.time_of(inputs.len()));
         let batch = Batch { flight, needed, inputs, started: Instant::now() };
         self.guarded(batch, |replica, batch| {
             let inputs: Vec<&[f32]> = batch.inputs.iter().map(Vec::as_slice).collect();
@@ -112,8 +123,8 @@ impl Replica {
         };
         let Some(batch) = self.guarded(batch, read) else { return };
         let compute = batch.started.elapsed();
-        self.counters.batch(compute);
-        self.health.end(&batch.flight);
+        self.context.counters.batch(compute);
+        self.context.health.end(&batch.flight);
         let (Some(tasks), Some(outputs)) = (batch.flight.take(), outputs) else { return };
         let images = tasks.len();
         for (index, (task, decoded)) in tasks.into_iter().enumerate() {
@@ -128,7 +139,7 @@ impl Replica {
                 Err(error) => task.fail(error),
             }
         }
-        self.queue.recycle(batch.inputs);
+        self.context.queue.recycle(batch.inputs);
     }
 
     /// The outputs that the tasks of a batch need.
@@ -147,9 +158,9 @@ impl Replica {
     fn guarded(&mut self, batch: Batch, step: impl FnOnce(&mut Self, &Batch) -> Result<(), Error>) -> Option<Batch> {
         match catch_unwind(AssertUnwindSafe(|| step(self, &batch))) {
             Ok(Ok(())) => return Some(batch),
-            Ok(Err(error)) => self.health.lose(&error.to_string()),
+            Ok(Err(error)) => self.context.health.lose(&error.to_string()),
             Err(_) => {
-                self.health.end(&batch.flight);
+                self.context.health.end(&batch.flight);
                 batch.flight.fail(&WorkError::Internal("the model panicked".into()));
             }
         }
@@ -167,7 +178,7 @@ impl Replica {
             self.model.output(&output, 1)
         };
         if let Ok(Ok(_)) = catch_unwind(AssertUnwindSafe(run)) {
-            self.health.recover();
+            self.context.health.recover();
         }
     }
 }

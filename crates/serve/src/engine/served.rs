@@ -1,7 +1,7 @@
 //! A model that answers: admission of work, and what clients may know about it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -9,13 +9,17 @@ use tokio::sync::oneshot;
 use vit::Prediction;
 use vit::data::Preprocess;
 
-use super::Answer;
 use super::decoding::{DecodePool, DecodeTarget};
-use super::health::ReplicaHealth;
+use super::open::spawn;
 use super::outputs::NeededOutputs;
-use super::queue::{Admission, Reply};
+use super::queue::{Admission, Lane, Reply};
+use super::reopen::Reopen;
+use super::replica::ReplicaContext;
 use super::statistics::Counters;
-use super::{ExplainWork, Explained, ModelCard, Refused, Statistics, Ticket, Work, WorkError, WorkInput};
+use super::tokens::serve_tokens;
+use super::{
+    Answer, ExplainWork, Explained, ModelCard, Refused, Statistics, Ticket, Work, WorkError, WorkInput, WorkOutput,
+};
 
 /// A model that answers.
 pub struct ServedModel {
@@ -23,7 +27,10 @@ pub struct ServedModel {
     pub(super) target: Arc<DecodeTarget>,
     pub(super) decoders: Arc<DecodePool>,
     pub(super) counters: Arc<Counters>,
-    pub(super) replicas: Vec<Arc<ReplicaHealth>>,
+    pub(super) contexts: Vec<ReplicaContext>,
+    pub(super) reopen: Reopen,
+    /// Starts the replicas of [`Lane::Tokens`].
+    pub(super) tokens: Once,
     pub(super) working: Arc<AtomicUsize>,
     pub(super) draining: Arc<AtomicBool>,
 }
@@ -65,7 +72,12 @@ impl ServedModel {
             let (reply, ticket) = oneshot::channel();
             tickets.push(Ticket(ticket));
             match self.check(&input, output) {
-                Ok(needed) => admissions.push(Admission { input, reply: Reply::Answer(needed, reply), deadline }),
+                Ok(needed) => {
+                    if needed.lane() == Lane::Tokens {
+                        self.tokens.call_once(|| self.start_tokens());
+                    }
+                    admissions.push(Admission { input, reply: Reply::Answer(needed, reply), deadline });
+                }
                 Err(error) => {
                     self.counters.failed();
                     let _ = reply.send(Err(error));
@@ -77,9 +89,10 @@ impl ServedModel {
     }
 
     /// Admits an image for explanation.
-    pub fn explain(&self, _image: Bytes, _what: ExplainWork, _deadline: Instant) -> Result<Ticket<Explained>, Refused> {
+    pub fn explain(&self, image: Bytes, what: ExplainWork, deadline: Instant) -> Result<Ticket<Explained>, Refused> {
         let (reply, ticket) = oneshot::channel();
-        let _ = reply.send(Err(WorkError::Unsuitable("explanations are not available yet".into())));
+        let input = WorkInput::Encoded(image);
+        self.admit(vec![Admission { input, reply: Reply::Explain(what, reply), deadline }])?;
         Ok(Ticket(ticket))
     }
 
@@ -100,7 +113,7 @@ impl ServedModel {
 
     /// Whether all replicas work.
     pub(super) fn works(&self) -> bool {
-        self.working.load(Ordering::SeqCst) == self.replicas.len()
+        self.working.load(Ordering::SeqCst) == self.contexts.len()
     }
 
     /// Why no replica works, if none does.
@@ -119,18 +132,24 @@ impl ServedModel {
     }
 
     /// What can be refused before an image is admitted.
-    fn check(&self, input: &WorkInput, output: super::WorkOutput) -> Result<NeededOutputs, WorkError> {
+    fn check(&self, input: &WorkInput, output: WorkOutput) -> Result<NeededOutputs, WorkError> {
         let expected = self.preprocess().output_len();
         match input {
             WorkInput::Tensor(values) if values.len() != expected => {
                 Err(WorkError::Length { found: values.len(), expected })
             }
-            _ => match NeededOutputs::new(&self.card.config.architecture, output)? {
-                needed if needed.lane() == super::queue::Lane::Tokens => {
-                    Err(WorkError::Unsuitable("this pooling is not available yet".into()))
-                }
-                needed => Ok(needed),
-            },
+            _ => NeededOutputs::new(&self.card.config.architecture, output),
+        }
+    }
+
+    fn start_tokens(&self) {
+        for (index, context) in self.contexts.iter().enumerate() {
+            let (context, reopen) = (context.clone(), self.reopen.clone());
+            let queue = context.queue.clone();
+            let started = spawn(format!("{}-tokens-{index}", self.card.name), move || serve_tokens(context, &reopen));
+            if let Err(error) = started {
+                queue.fail_lane(Lane::Tokens, &WorkError::Internal(error.to_string()));
+            }
         }
     }
 
