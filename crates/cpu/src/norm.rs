@@ -199,8 +199,8 @@ pub struct LayerNormGradArgs<'a> {
     pub gamma: Option<&'a [f32]>,
     pub mean: &'a [f32],
     pub rstd: &'a [f32],
-    /// Added to `dx`.
-    pub residual: Option<&'a [f32]>,
+    /// The gradient through the residual connection, added to `dx`.
+    pub residual_grad: Option<&'a [f32]>,
     pub dx: &'a mut [f32],
     pub dgamma: Option<&'a mut [f32]>,
     pub dbeta: Option<&'a mut [f32]>,
@@ -211,7 +211,7 @@ pub struct LayerNormGradArgs<'a> {
 /// # Panics
 /// If a length does not fit the shape.
 pub fn layer_norm_grad(pool: &ThreadPool, isa: Isa, args: LayerNormGradArgs<'_>, workspace: &mut [f32]) {
-    let LayerNormGradArgs { rows, dim, dy, x, gamma, mean, rstd, residual, dx, dgamma, dbeta } = args;
+    let LayerNormGradArgs { rows, dim, dy, x, gamma, mean, rstd, residual_grad, dx, dgamma, dbeta } = args;
     let total = rows * dim;
     for (name, len, expected) in [
         ("dy", Some(dy.len()), total),
@@ -219,7 +219,7 @@ pub fn layer_norm_grad(pool: &ThreadPool, isa: Isa, args: LayerNormGradArgs<'_>,
         ("gamma", gamma.map(<[f32]>::len), dim),
         ("mean", Some(mean.len()), rows),
         ("rstd", Some(rstd.len()), rows),
-        ("residual", residual.map(<[f32]>::len), total),
+        ("residual_grad", residual_grad.map(<[f32]>::len), total),
         ("dx", Some(dx.len()), total),
         ("dgamma", dgamma.as_deref().map(<[f32]>::len), dim),
         ("dbeta", dbeta.as_deref().map(<[f32]>::len), dim),
@@ -245,7 +245,7 @@ pub fn layer_norm_grad(pool: &ThreadPool, isa: Isa, args: LayerNormGradArgs<'_>,
                     gamma,
                     mean: &mean[first..][..rows],
                     rstd: &rstd[first..][..rows],
-                    residual: residual.map(|residual| &residual[start..][..len]),
+                    residual_grad: residual_grad.map(|residual_grad| &residual_grad[start..][..len]),
                     dim,
                     dx: dx.slice(start, len),
                     partial: partial.slice(task * 2 * dim, 2 * dim),
@@ -272,7 +272,7 @@ struct LayerNormGradRows<'a> {
     gamma: Option<&'a [f32]>,
     mean: &'a [f32],
     rstd: &'a [f32],
-    residual: Option<&'a [f32]>,
+    residual_grad: Option<&'a [f32]>,
     dim: usize,
     dx: &'a mut [f32],
     /// Partial sums of dgamma, then of dbeta.
@@ -293,7 +293,7 @@ impl Kernel for LayerNormGradRows<'_> {
                 dy: self.dy[row * dim..][..dim].as_ptr(),
                 x: self.x[row * dim..][..dim].as_ptr(),
                 gamma: self.gamma.map(<[f32]>::as_ptr),
-                residual: self.residual.map(|residual| residual[row * dim..][..dim].as_ptr()),
+                residual_grad: self.residual_grad.map(|residual_grad| residual_grad[row * dim..][..dim].as_ptr()),
                 dx: self.dx[row * dim..][..dim].as_mut_ptr(),
                 dgamma: dgamma.as_mut_ptr(),
                 dbeta: dbeta.as_mut_ptr(),
@@ -311,7 +311,7 @@ struct RowGrad<S: Simd> {
     dy: *const f32,
     x: *const f32,
     gamma: Option<*const f32>,
-    residual: Option<*const f32>,
+    residual_grad: Option<*const f32>,
     dx: *mut f32,
     dgamma: *mut f32,
     dbeta: *mut f32,
@@ -338,14 +338,14 @@ impl<S: Simd> RowGrad<S> {
             if i < dim {
                 self.add_sums(s, i, dim - i, &mut sum, &mut product);
             }
-            let (sum, product) = (s.splat(s.sum(sum) / dim as f32), s.splat(s.sum(product) / dim as f32));
+            let (scaled_mean, product_mean) = (s.splat(s.sum(sum) / dim as f32), s.splat(s.sum(product) / dim as f32));
             let mut i = 0;
             while i < whole {
-                self.write_dx(s, i, S::LANES, sum, product);
+                self.write_dx(s, i, S::LANES, scaled_mean, product_mean);
                 i += S::LANES;
             }
             if i < dim {
-                self.write_dx(s, i, dim - i, sum, product);
+                self.write_dx(s, i, dim - i, scaled_mean, product_mean);
             }
         }
     }
@@ -368,7 +368,7 @@ impl<S: Simd> RowGrad<S> {
         }
     }
 
-    /// Adds to the sums over the row, and to those over rows.
+    /// Adds to the sums over the row (`dy gamma` and `dy gamma normalised`), and to those over rows (dgamma and dbeta).
     ///
     /// # Safety
     /// As for [`Self::load`].
@@ -386,16 +386,19 @@ impl<S: Simd> RowGrad<S> {
         }
     }
 
+    /// `dx = rstd (dy gamma - scaled_mean - normalised product_mean) + residual_grad`, with the row's means of
+    /// `dy gamma` and of `dy gamma normalised`.
+    ///
     /// # Safety
     /// As for [`Self::load`].
     #[inline(always)]
-    unsafe fn write_dx(&self, s: S, i: usize, n: usize, sum: S::V, product: S::V) {
+    unsafe fn write_dx(&self, s: S, i: usize, n: usize, scaled_mean: S::V, product_mean: S::V) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let [_, scaled, normalised] = self.load(s, i, n);
-            let mut dx = s.mul(s.neg_mul_add(normalised, product, s.sub(scaled, sum)), self.rstd);
-            if let Some(residual) = self.residual {
-                dx = s.add(dx, s.load_up_to(residual.add(i), n));
+            let mut dx = s.mul(s.neg_mul_add(normalised, product_mean, s.sub(scaled, scaled_mean)), self.rstd);
+            if let Some(residual_grad) = self.residual_grad {
+                dx = s.add(dx, s.load_up_to(residual_grad.add(i), n));
             }
             s.store_up_to(self.dx.add(i), dx, n);
         }

@@ -100,7 +100,7 @@ fn running_allocates_nothing() {
             gamma: None,
             mean: &mean,
             rstd: &rstd,
-            residual: None,
+            residual_grad: None,
             dx: &mut dx,
             dgamma: Some(&mut dgamma),
             dbeta: Some(&mut dbeta),

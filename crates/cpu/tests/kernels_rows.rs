@@ -137,7 +137,7 @@ fn the_gradient_of_layer_norm_is_right() {
                     gamma,
                     mean: &mean,
                     rstd: &rstd,
-                    residual,
+                    residual_grad: residual,
                     dx: &mut dx,
                     dgamma: Some(&mut dgamma),
                     dbeta: Some(&mut dbeta),

@@ -62,8 +62,9 @@ pub(super) fn elementwise2(
     Ok(Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], rows_per_task * row, &|chunk, out| {
             for (i, out) in out.chunks_exact_mut(row).enumerate() {
-                let at = chunk * rows_per_task + i;
-                let (a_at, b_at) = (a.row(at), b.row(at));
+                let index = chunk * rows_per_task + i;
+                let (a_at, b_at) = (a.row(index), b.row(index));
+                // A stride of 0: the element is broadcast along the row.
                 match (a.inner(), b.inner()) {
                     (1, 1) => {
                         let (x, y) = (&inputs[0][a_at..][..row], &inputs[1][b_at..][..row]);

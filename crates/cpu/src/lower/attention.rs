@@ -1,4 +1,5 @@
-//! Attention and its gradient: the views of inputs and outputs as queries, keys and values.
+//! Attention and its gradient: the views of inputs and outputs as queries, keys and values. The bias, if there is one,
+//! is the first input after those; the seed of dropout is the last input.
 
 use vit_graph::Type;
 use vit_graph::ops::{Attention, AttentionGrad};
@@ -48,12 +49,13 @@ pub(super) fn forward(processor: &Processor, op: &Attention, inputs: &[Type]) ->
     .with_workspace(workspace)
 }
 
+/// Inputs: the gradient of the result, the result, its log-sum-exp, then the inputs of the forward pass.
 pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type]) -> Lowered {
     let (op, shape) = (op.0, shape_of(&op.0, &inputs[3..]));
     let groups = if op.bias { inputs[3 + op.operands()].shape[0] } else { 1 };
     let workspace = attention::backward_workspace(processor.pool.threads(), &shape);
-    // The kernel writes the gradients of query, key and value; one without consumers goes to the workspace.
-    let sizes: [usize; 3] = if op.packed { [0; 3] } else { [0, 1, 2].map(|i| inputs[3 + i].shape.elements()) };
+    // The kernel writes all gradients of query, key and value; one without consumers goes to the workspace.
+    let unused_sizes: [usize; 3] = if op.packed { [0; 3] } else { [0, 1, 2].map(|i| inputs[3 + i].shape.elements()) };
     Lowered::new(move |p, inputs, outputs, workspace| {
         let forward_inputs = &inputs[3..];
         let [q, k, v] = views(&op, &shape, forward_inputs);
@@ -61,19 +63,19 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
         let dense = |data, rows| HeadView::dense(data, rows, heads, head_dim);
         let mask = op.dropout.map(|d| DropoutMask::new(d, inputs[inputs.len() - 1]));
         let factors = |first: u64, into: &mut [f32]| mask.iter().for_each(|m| m.factors(first, into));
-        let (spare, workspace) = workspace.split_at_mut(sizes.iter().sum());
-        let (operands, dbias) = outputs.split_at_mut(op.operands());
+        let (unused, workspace) = workspace.split_at_mut(unused_sizes.iter().sum());
+        let (gradients, dbias) = outputs.split_at_mut(op.operands());
         let outputs = if op.packed {
-            GradOutputs::Packed(operands[0])
+            GradOutputs::Packed(gradients[0])
         } else {
-            let [dq, dk, dv] = operands else { unreachable!("three gradients") };
-            let (spare_q, spare) = spare.split_at_mut(sizes[0]);
-            let (spare_k, spare_v) = spare.split_at_mut(sizes[1]);
-            let view = |d, spare, rows| HeadViewMut::dense(consumed(d).unwrap_or(spare), rows, heads, head_dim);
+            let [dq, dk, dv] = gradients else { unreachable!("three gradients") };
+            let (unused_q, unused) = unused.split_at_mut(unused_sizes[0]);
+            let (unused_k, unused_v) = unused.split_at_mut(unused_sizes[1]);
+            let view = |d, unused, rows| HeadViewMut::dense(consumed(d).unwrap_or(unused), rows, heads, head_dim);
             GradOutputs::Separate {
-                dq: view(dq, spare_q, queries),
-                dk: view(dk, spare_k, keys),
-                dv: view(dv, spare_v, keys),
+                dq: view(dq, unused_q, queries),
+                dk: view(dk, unused_k, keys),
+                dv: view(dv, unused_v, keys),
             }
         };
         let args = attention::AttentionGradArgs {
@@ -92,5 +94,5 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
         };
         attention::backward(&p.pool, p.isa, args, workspace);
     })
-    .with_workspace(workspace + sizes.iter().sum::<usize>())
+    .with_workspace(workspace + unused_sizes.iter().sum::<usize>())
 }

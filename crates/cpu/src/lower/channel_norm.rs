@@ -3,7 +3,7 @@
 use vit_graph::Type;
 use vit_graph::ops::{BatchNorm, GroupNorm};
 
-use super::Lowered;
+use super::{Lowered, consumed};
 use crate::channel_norm::{ChannelNormShape, ChannelStatistics, backward, forward};
 
 fn grouped(groups: usize, x: &Type) -> ChannelNormShape {
@@ -11,6 +11,7 @@ fn grouped(groups: usize, x: &Type) -> ChannelNormShape {
     ChannelNormShape { samples, pixels: x.shape.rows() / samples.max(1), channels, groups }
 }
 
+/// Batch norm is the group norm of one sample that holds the pixels of all images, with a group for each channel.
 fn batched(x: &Type) -> ChannelNormShape {
     ChannelNormShape { samples: 1, pixels: x.shape.rows(), channels: x.shape.last(), groups: x.shape.last() }
 }
@@ -29,18 +30,20 @@ pub(super) fn batch_norm(op: &BatchNorm, x: &Type) -> Lowered {
     let (shape, op) = (batched(x), *op);
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [y, mean, rstd, new_mean, new_variance] = outputs else { unreachable!("five outputs") };
+        // The running statistics need the batch's mean and variance even where `mean` has no consumer.
         let (batch, workspace) = workspace.split_at_mut(2 * shape.channels);
         let (batch_mean, batch_variance) = batch.split_at_mut(shape.channels);
         let statistics = ChannelStatistics { mean: &mut *batch_mean, rstd, variance: &mut *batch_variance };
         forward(&p.pool, p.isa, &shape, op.epsilon, [inputs[0], inputs[1], inputs[2]], y, statistics, workspace);
-        // Empty, if it has no consumers.
-        let mean_len = mean.len();
-        mean.copy_from_slice(&batch_mean[..mean_len]);
+        if let Some(mean) = consumed(mean) {
+            mean.copy_from_slice(batch_mean);
+        }
         let moved = |running: &f32, batch: f32| running + op.momentum * (batch - running);
-        let unbiased = shape.pixels as f32 / (shape.pixels as f32 - 1.0);
+        // n / (n - 1); shape inference has checked n >= 2.
+        let bessel = shape.pixels as f32 / (shape.pixels as f32 - 1.0);
         new_mean.iter_mut().zip(inputs[3]).zip(batch_mean).for_each(|((new, old), batch)| *new = moved(old, *batch));
         let variances = new_variance.iter_mut().zip(inputs[4]).zip(batch_variance);
-        variances.for_each(|((new, old), batch)| *new = moved(old, unbiased * *batch));
+        variances.for_each(|((new, old), batch)| *new = moved(old, bessel * *batch));
     })
     .with_workspace(shape.workspace() + 2 * shape.channels)
 }

@@ -1,5 +1,5 @@
-//! Grouped convolution, and the gradients of all convolutions: im2col, then one matrix product for each image and
-//! group.
+//! The convolutions that `fuse_conv` does not rewrite (grouped ones), and the gradients of all: im2col and one matrix
+//! product for each image and group, except that depthwise gradients have their own kernels. Images are channels-last.
 
 use vit_graph::Type;
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
@@ -10,7 +10,7 @@ use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Matmul};
 use crate::thread_pool::ThreadPool;
 
-/// A convolution by im2col. Patches and filters have the order `[kernel row, kernel column, channel]`.
+/// A convolution by im2col. Patches and, in the workspace, filters have the order `[kernel row, kernel column, channel]`.
 #[derive(Clone, Copy)]
 struct Im2col {
     geometry: ConvGeometry,
@@ -24,26 +24,25 @@ impl Im2col {
     }
 
     fn is_depthwise(&self) -> bool {
-        self.groups > 1 && self.groups == self.geometry.filters && self.channels() == 1
+        self.groups > 1 && self.groups == self.geometry.filters && self.group_channels() == 1
     }
 
-    /// Channels of a group.
-    fn channels(&self) -> usize {
+    fn group_channels(&self) -> usize {
         self.geometry.image[2] / self.groups
     }
 
-    /// Filters of a group.
-    fn filters(&self) -> usize {
+    fn group_filters(&self) -> usize {
         self.geometry.filters / self.groups
     }
 
+    /// Positions of a filter.
     fn taps(&self) -> usize {
         self.geometry.kernel[0] * self.geometry.kernel[1]
     }
 
     /// Rows and columns of the im2col matrix of one image and group: pixels of the result by elements of a patch.
     fn matrix(&self) -> [usize; 2] {
-        [self.geometry.output[0] * self.geometry.output[1], self.channels() * self.taps()]
+        [self.geometry.output[0] * self.geometry.output[1], self.group_channels() * self.taps()]
     }
 
     fn image_len(&self) -> usize {
@@ -57,7 +56,7 @@ impl Im2col {
     /// Writes the patches of one image and group.
     fn im2col(&self, pool: &ThreadPool, image: &[f32], group: usize, patches: &mut [f32]) {
         let g = &self.geometry;
-        let ([_, width, all_channels], channels, [kh, kw]) = (g.image, self.channels(), g.kernel);
+        let ([_, width, all_channels], channels, [kh, kw]) = (g.image, self.group_channels(), g.kernel);
         let [_, patch_len] = self.matrix();
         pool.run_chunks(patches, g.output[1] * patch_len, &|oy, row| {
             for (ox, patch) in row.chunks_exact_mut(patch_len).enumerate() {
@@ -80,7 +79,7 @@ impl Im2col {
     /// Adds patches to the pixels they were copied from, each pixel in a fixed order.
     fn col2im(&self, pool: &ThreadPool, patches: &[f32], group: usize, image: &mut [f32]) {
         let g = &self.geometry;
-        let ([_, width, all_channels], channels, [kh, kw]) = (g.image, self.channels(), g.kernel);
+        let ([_, width, all_channels], channels, [kh, kw]) = (g.image, self.group_channels(), g.kernel);
         let [_, patch_len] = self.matrix();
         pool.run_chunks(image, width * all_channels, &|y, row| {
             for x in 0..width {
@@ -97,14 +96,14 @@ impl Im2col {
         });
     }
 
-    /// Elements of workspace: patches, reordered filters, and what the product needs.
+    /// Elements of workspace for a product of `m`, `n` and `k`: patches, reordered filters, and the product's own.
     fn workspace(&self, processor: &Processor, m: usize, n: usize, k: usize) -> usize {
         let [rows, patch_len] = self.matrix();
         let product = gemm::matmul_workspace(processor.isa, processor.pool.threads(), 1, m, n, k);
         rows * patch_len + self.geometry.filters * patch_len + product
     }
 
-    /// The three parts of the workspace.
+    /// Patches, filters and the product's own part of the workspace.
     fn split<'a>(&self, workspace: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32], &'a mut [f32]) {
         let [rows, patch_len] = self.matrix();
         let (patches, rest) = workspace.split_at_mut(rows * patch_len);
@@ -112,9 +111,9 @@ impl Im2col {
         (patches, filters, product)
     }
 
-    /// Filters `[.., channels, taps]` as `[.., taps, channels]`.
+    /// The graph's filters `[.., channels, taps]` as `[.., taps, channels]`.
     fn channels_last(&self, published: &[f32], filters: &mut [f32]) {
-        let (channels, taps) = (self.channels(), self.taps());
+        let (channels, taps) = (self.group_channels(), self.taps());
         for (from, to) in published.chunks_exact(channels * taps).zip(filters.chunks_exact_mut(channels * taps)) {
             for (tap, to) in to.chunks_exact_mut(channels).enumerate() {
                 to.iter_mut().enumerate().for_each(|(c, to)| *to = from[c * taps + tap]);
@@ -122,9 +121,9 @@ impl Im2col {
         }
     }
 
-    /// Filters `[.., taps, channels]` as `[.., channels, taps]`.
+    /// Filters `[.., taps, channels]` as the graph's `[.., channels, taps]`.
     fn channels_first(&self, filters: &[f32], published: &mut [f32]) {
-        let (channels, taps) = (self.channels(), self.taps());
+        let (channels, taps) = (self.group_channels(), self.taps());
         for (from, to) in filters.chunks_exact(channels * taps).zip(published.chunks_exact_mut(channels * taps)) {
             for (c, to) in to.chunks_exact_mut(taps).enumerate() {
                 to.iter_mut().enumerate().for_each(|(tap, to)| *to = from[tap * channels + c]);
@@ -141,7 +140,7 @@ impl Im2col {
 
 pub(super) fn forward(processor: &Processor, op: &Conv2d, inputs: &[Type], outputs: &[Type]) -> Lowered {
     let conv = Im2col::new(*op, &inputs[0].shape, &inputs[1].shape, &outputs[0].shape);
-    let ([rows, patch_len], group_filters) = (conv.matrix(), conv.filters());
+    let ([rows, patch_len], group_filters) = (conv.matrix(), conv.group_filters());
     Lowered::new(move |p, inputs, outputs, workspace| {
         let (patches, filters, scratch) = conv.split(workspace);
         conv.channels_last(inputs[1], filters);
@@ -170,7 +169,7 @@ pub(super) fn grad_input(processor: &Processor, op: &Conv2dGradInput, inputs: &[
         })
         .with_workspace(conv.geometry.filters * conv.taps());
     }
-    let ([rows, patch_len], group_filters) = (conv.matrix(), conv.filters());
+    let ([rows, patch_len], group_filters) = (conv.matrix(), conv.group_filters());
     Lowered::new(move |p, inputs, outputs, workspace| {
         let (patches, filters, scratch) = conv.split(workspace);
         conv.channels_last(inputs[1], filters);
@@ -199,7 +198,7 @@ pub(super) fn grad_weight(processor: &Processor, op: &Conv2dGradWeight, inputs: 
         })
         .with_workspace(depthwise_grad_weight_workspace(&conv.geometry));
     }
-    let ([rows, patch_len], group_filters) = (conv.matrix(), conv.filters());
+    let ([rows, patch_len], group_filters) = (conv.matrix(), conv.group_filters());
     Lowered::new(move |p, inputs, outputs, workspace| {
         let (patches, filters, scratch) = conv.split(workspace);
         for (b, g) in conv.images_and_groups() {

@@ -20,7 +20,7 @@ impl DropoutMask {
         DropoutMask { seed: Seed([words[0], words[1], words[2], words[3]]), stream: op.stream, rate: op.rate }
     }
 
-    /// The factors of the elements from `first` on: 0, or `1 / (1 - rate)`.
+    /// The factors of the decisions from `first` on, one per element or per sample: 0, or `1 / (1 - rate)`.
     pub fn factors(&self, first: u64, into: &mut [f32]) {
         let kept = 1.0 / (1.0 - self.rate);
         for (i, factor) in (first..).zip(into) {

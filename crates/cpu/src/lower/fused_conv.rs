@@ -1,4 +1,5 @@
-//! A convolution with the operations fused into its epilogue.
+//! A convolution with the operations fused into its epilogue. Filters are `[filters, kh · kw · channels]`, or
+//! `[kh · kw, channels]` for depthwise ones.
 
 use vit_graph::Type;
 use vit_graph::ops::FusedConv2d;

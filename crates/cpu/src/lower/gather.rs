@@ -1,4 +1,5 @@
-//! Gathers rows of a table by index, and scatters their gradient; an index outside the table reads zeros.
+//! Gathers rows of a table by index, and scatters their gradient; an index outside the table reads
+//! zeros and gets no gradient.
 
 use vit_graph::Type;
 use vit_graph::ops::GatherGrad;
@@ -16,6 +17,7 @@ pub(super) fn gather(table: &Type) -> Lowered {
     })
 }
 
+/// On one thread: indices may repeat, and their gradients are added in order.
 pub(super) fn gather_grad(op: &GatherGrad) -> Lowered {
     let (rows, inner) = (op.table[0], op.table[1..].iter().product::<usize>());
     Lowered::new(move |_, inputs, outputs, _| {

@@ -1,4 +1,4 @@
-//! Losses.
+//! Losses, as means over the batch, and one-hot maxima.
 
 use vit_graph::Type;
 
@@ -22,6 +22,7 @@ pub(super) fn cross_entropy(logits: &Type) -> Lowered {
     })
 }
 
+/// `(softmax · target_sum - targets) · dy / batch`: targets need not add up to 1.
 pub(super) fn cross_entropy_grad(logits: &Type) -> Lowered {
     let (batch, classes) = (logits.shape[0], logits.shape[1]);
     Lowered::new(move |p, inputs, outputs, _| {
@@ -29,9 +30,9 @@ pub(super) fn cross_entropy_grad(logits: &Type) -> Lowered {
         p.pool.run_chunks(&mut *outputs[0], classes, &|row, out| {
             let (logits, targets) = (&inputs[1][row * classes..][..classes], &inputs[2][row * classes..][..classes]);
             let lse = log_sum_exp(logits);
-            let mass: f64 = targets.iter().map(|&t| f64::from(t)).sum();
+            let target_sum: f64 = targets.iter().map(|&t| f64::from(t)).sum();
             for ((out, &l), &t) in out.iter_mut().zip(logits).zip(targets) {
-                *out = (factor * ((f64::from(l) - lse).exp() * mass - f64::from(t))) as f32;
+                *out = (factor * ((f64::from(l) - lse).exp() * target_sum - f64::from(t))) as f32;
             }
         });
     })
@@ -42,6 +43,7 @@ pub(super) fn sigmoid_cross_entropy(logits: &Type) -> Lowered {
     Lowered::new(move |p, inputs, outputs, workspace| {
         p.pool.run_chunks(&mut workspace[..batch], 1, &|row, sum| {
             let (logits, targets) = (&inputs[0][row * classes..][..classes], &inputs[1][row * classes..][..classes]);
+            // -t ln sigmoid(x) - (1 - t) ln(1 - sigmoid(x)), without overflow.
             let entropy = |(&x, &t): (&f32, &f32)| {
                 let x = f64::from(x);
                 x.max(0.0) - f64::from(t) * x + (-x.abs()).exp().ln_1p()
@@ -54,6 +56,7 @@ pub(super) fn sigmoid_cross_entropy(logits: &Type) -> Lowered {
     .with_workspace(batch)
 }
 
+/// One at the first maximum of each row; a NaN counts as the maximum and is copied.
 pub(super) fn one_hot_max(x: &Type) -> Lowered {
     let columns = x.shape.last().max(1);
     Lowered::new(move |_, inputs, outputs, _| {

@@ -32,7 +32,8 @@ pub(super) fn linear_with_derivative(
     self::linear(processor, &linear, inputs, packed)
 }
 
-/// A linear layer; a constant weight is packed beforehand. A second output receives the derivative of the activation.
+/// A linear layer; `packed`: its weight is constant and packed beforehand. A second output receives the derivative of
+/// the activation.
 pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed: bool) -> Lowered {
     let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
     let (isa, threads) = (processor.isa, processor.pool.threads());

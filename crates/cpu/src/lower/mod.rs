@@ -25,8 +25,8 @@ use crate::device::Processor;
 use crate::isa::Isa;
 use crate::{gemm, int8};
 
-/// A function of inputs, outputs and workspace ([`Lowered::workspace`] elements); an output without consumers is an
-/// empty slice.
+/// A function of inputs, outputs and workspace ([`Lowered::workspace`] elements). An output without consumers may be an
+/// empty slice, unless it is the first of an operation that always writes it. Elements of i32 are passed as their bits.
 pub(crate) type NodeKernel = Box<dyn Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send>;
 
 /// An input that the kernel reads in packed form.
@@ -36,7 +36,7 @@ pub(crate) struct WeightPacking {
     pub form: PackedForm,
 }
 
-/// How the weight `[n, k]` of a linear layer is stored.
+/// How the weight `[n, k]` of a linear layer or a convolution is stored.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum PackedForm {
     F32,
@@ -44,6 +44,7 @@ pub(crate) enum PackedForm {
 }
 
 impl PackedForm {
+    /// The length in f32, also of int8.
     pub fn len(self, isa: Isa, k: usize, n: usize) -> usize {
         match self {
             PackedForm::F32 => gemm::packed_len(isa, k, n),
@@ -87,7 +88,7 @@ impl Lowered {
     }
 }
 
-/// Lowers an operation. `fixed[i]`: input `i` is the same in every run.
+/// Lowers an operation. `fixed[i]`: input `i` is the same in every run, and worth packing beforehand.
 pub(crate) fn lower(
     processor: &Processor,
     op: &Op,
@@ -153,6 +154,6 @@ fn consumed(output: &mut [f32]) -> Option<&mut [f32]> {
     (!output.is_empty()).then_some(output)
 }
 
-/// Elements of one task of an elementwise kernel: enough to outweigh its scheduling, and fixed, so that results do not
-/// depend on the number of threads.
+/// Elements of one task of an elementwise kernel: enough to outweigh its scheduling, and fixed, so that the partial sums
+/// of [`optimise::global_norm`] do not depend on the number of threads.
 const TASK: usize = 1 << 14;

@@ -8,7 +8,8 @@ use super::{Lowered, TASK};
 /// Axes of [`RowStrides`], a fixed number so that it needs no allocation.
 const MAX_AXES: usize = 8;
 
-/// A strided view `[rows, row]`: the last axis is the row, all others are collapsed.
+/// A strided view `[rows, row]`: the last axis is the row, all others are collapsed. The stride of a broadcast axis is
+/// 0.
 #[derive(Clone, Copy)]
 pub(super) struct RowStrides {
     axes: usize,
@@ -36,7 +37,7 @@ impl RowStrides {
         RowStrides::new(shape, &value.broadcast_strides(shape), 0)
     }
 
-    /// The offset of row `index`.
+    /// The offset of the first element of row `index`.
     pub fn row(&self, mut index: usize) -> usize {
         let mut offset = self.offset;
         for axis in (0..self.axes).rev() {
@@ -94,12 +95,12 @@ fn around(shape: &Shape, axis: usize) -> (usize, usize) {
 
 pub(super) fn pad(op: &Pad, x: &Type, y: &Type) -> Result<Lowered, String> {
     let (outer, inner) = around(&y.shape, op.axis);
-    let (from, to) = (x.shape[op.axis] * inner, y.shape[op.axis] * inner);
+    let (x_block, y_block) = (x.shape[op.axis] * inner, y.shape[op.axis] * inner);
     let before = op.before * inner;
     Ok(Lowered::new(move |_, inputs, outputs, _| {
         outputs[0].fill(0.0);
         for o in 0..outer {
-            outputs[0][o * to + before..][..from].copy_from_slice(&inputs[0][o * from..][..from]);
+            outputs[0][o * y_block + before..][..x_block].copy_from_slice(&inputs[0][o * x_block..][..x_block]);
         }
     }))
 }

@@ -34,7 +34,7 @@ pub(super) fn global_norm(inputs: &[Type]) -> Lowered {
     .with_workspace(partials)
 }
 
-/// The factor that clips gradients; `None` where the norm is not finite, and the step must change nothing.
+/// The factor that clips gradients; `None` if the norm is not finite, and the step must change nothing.
 fn clip_factor(clip: Option<f32>, norm: f32) -> Option<f32> {
     norm.is_finite().then(|| clip.map_or(1.0, |clip| (clip / (norm + CLIP_EPSILON)).min(1.0)))
 }
@@ -63,8 +63,9 @@ pub(super) fn moving_average() -> Lowered {
 
 pub(super) fn guarded_update() -> Lowered {
     Lowered::new(move |_, inputs, outputs, _| {
-        if inputs[2][0].is_finite() {
-            outputs[0].copy_from_slice(inputs[1]);
+        let &[_, new, norm] = inputs else { unreachable!("three inputs") };
+        if norm[0].is_finite() {
+            outputs[0].copy_from_slice(new);
         }
     })
     .in_place()

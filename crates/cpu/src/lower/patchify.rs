@@ -1,4 +1,4 @@
-//! Images as patches, and back.
+//! Images as patches, and back. A row of patches is `[patch][channel][patch row][patch column]`.
 
 use vit_graph::Type;
 use vit_graph::ops::{ImageLayout, Patchify, Unpatchify};
@@ -12,6 +12,7 @@ struct PatchAddressing {
     image: [usize; 3],
     /// Rows and columns of patches.
     grid: [usize; 2],
+    /// Height and width of a patch.
     patch: [usize; 2],
     layout: ImageLayout,
 }
@@ -22,7 +23,7 @@ impl PatchAddressing {
         PatchAddressing { image: [h, w, c], grid: op.grid(image), patch: op.patch, layout: op.layout }
     }
 
-    /// The length of a row of patches.
+    /// Elements of a row of patches.
     fn row_len(&self) -> usize {
         self.grid[1] * self.image[2] * self.patch[0] * self.patch[1]
     }
@@ -31,8 +32,9 @@ impl PatchAddressing {
         self.image.iter().product()
     }
 
-    /// Calls `f(offset in the patches, offset in the image, stride in the image)` for every run of pixels of a row of
-    /// patches, in the order of a channels-first image, which is so accessed sequentially.
+    /// Calls `f(offset in the patches, offset in the image, stride in the image)` for every run of a row of patches: the
+    /// elements of one channel in one row of a patch. Runs are in the order of a channels-first image, which is then
+    /// accessed sequentially.
     fn for_each_run(&self, row: usize, mut f: impl FnMut(usize, usize, usize)) {
         let ([h, w, channels], [ph, pw]) = (self.image, self.patch);
         for c in 0..channels {
@@ -73,6 +75,7 @@ pub(super) fn unpatchify(op: &Unpatchify) -> Lowered {
     let (rows, width) = (addressing.grid[0], addressing.patch[1]);
     Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], addressing.image_len().max(1), &|index, image| {
+            // Pixels beyond the last whole patch belong to none.
             image.fill(0.0);
             for row in 0..rows {
                 let patches = &inputs[0][(index * rows + row) * addressing.row_len()..][..addressing.row_len()];

@@ -11,6 +11,7 @@ fn geometry(pool: &Pool2d, x: &Type, y: &Type) -> PoolGeometry {
     PoolGeometry { pool: *pool, image: [x[1], x[2], x[3]], output: [y[1], y[2]] }
 }
 
+/// One task per row of the result.
 pub(super) fn forward(op: &Pool2d, x: &Type, y: &Type) -> Lowered {
     let geometry = geometry(op, x, y);
     let ([_, _, channels], [height, columns]) = (geometry.image, geometry.output);

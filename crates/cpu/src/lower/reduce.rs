@@ -9,6 +9,8 @@ use crate::reduce::{column_sum, column_sum_workspace};
 
 /// Partial sums of a row: the compiler can use vectors, and rounding errors stay small.
 const LANES: usize = 16;
+/// Elements of the result in one task, where each is the sum of rows.
+const TASK_SUMS: usize = 64;
 
 pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
     let factor = match op.reduction {
@@ -19,7 +21,7 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
     if leading && !op.axes.is_empty() && op.axes.len() < x.shape.len() {
         return Ok(columns(x, [0, op.axes.len()], factor));
     }
-    // All axes from the first of them to the one before the last: the pixels of a channels-last image.
+    // Adjacent axes that end just before the last one: the pixels of a channels-last image.
     if let Some(&first) = op.axes.first()
         && op.axes.iter().enumerate().all(|(i, &axis)| first + i == axis)
         && first + op.axes.len() + 1 == x.shape.len()
@@ -33,8 +35,8 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
         extents.push(extent);
         strides.push(stride);
     }
-    // With a trailing axis of 1, a row is one element of these axes.
-    let elements_of = |(mut extents, mut strides): (Vec<usize>, Vec<usize>)| {
+    // Offsets by index over some axes: with a trailing axis of 1, every row of the view is one element.
+    let offsets_of = |(mut extents, mut strides): (Vec<usize>, Vec<usize>)| {
         extents.push(1);
         strides.push(1);
         RowStrides::new(&extents, &strides, 0).map(|view| (view, extents.iter().product::<usize>()))
@@ -43,25 +45,25 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
     if last_is_summed {
         let row = summed.0.pop().unwrap_or(1);
         summed.1.pop();
-        let ((outer, _), (inner, count)) = (elements_of(kept)?, elements_of(summed)?);
+        let ((kept, _), (summed, count)) = (offsets_of(kept)?, offsets_of(summed)?);
         return Ok(Lowered::new(move |p, inputs, outputs, _| {
-            p.pool.run_chunks(&mut *outputs[0], 64, &|chunk, out| {
+            p.pool.run_chunks(&mut *outputs[0], TASK_SUMS, &|chunk, out| {
                 for (i, out) in out.iter_mut().enumerate() {
-                    let start = outer.row(chunk * 64 + i);
-                    *out = factor * (0..count).map(|j| sum(&inputs[0][start + inner.row(j)..][..row])).sum::<f32>();
+                    let start = kept.row(chunk * TASK_SUMS + i);
+                    *out = factor * (0..count).map(|j| sum(&inputs[0][start + summed.row(j)..][..row])).sum::<f32>();
                 }
             });
         }));
     }
     let row = kept.0.pop().unwrap_or(1);
     kept.1.pop();
-    let ((outer, _), (inner, count)) = (elements_of(kept)?, elements_of(summed)?);
+    let ((kept, _), (summed, count)) = (offsets_of(kept)?, offsets_of(summed)?);
     Ok(Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], row.max(1), &|chunk, out| {
-            let start = outer.row(chunk);
+            let start = kept.row(chunk);
             out.fill(0.0);
             for j in 0..count {
-                let x = &inputs[0][start + inner.row(j)..][..row];
+                let x = &inputs[0][start + summed.row(j)..][..row];
                 out.iter_mut().zip(x).for_each(|(out, x)| *out += x);
             }
             out.iter_mut().for_each(|out| *out *= factor);

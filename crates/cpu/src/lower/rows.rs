@@ -25,10 +25,10 @@ pub(super) fn layer_norm(op: &LayerNorm, x: &Type) -> Lowered {
 pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
     let (eps, rows, dim) = (op.0.epsilon, x.shape.rows(), x.shape.last());
     // A sum without consumers goes to the workspace.
-    let spare = x.shape.elements();
+    let sum_len = x.shape.elements();
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [out, mean, rstd, sum] = outputs else { unreachable!("four outputs") };
-        let sum = consumed(sum).unwrap_or(&mut workspace[..spare]);
+        let sum = consumed(sum).unwrap_or(&mut workspace[..sum_len]);
         let args = LayerNormArgs {
             residual: Some((inputs[1], sum)),
             gamma: Some(inputs[2]),
@@ -39,15 +39,17 @@ pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
         };
         norm::layer_norm(&p.pool, p.isa, args);
     })
-    .with_workspace(spare)
+    .with_workspace(sum_len)
 }
 
-/// A sixth input is the gradient of the residual stream, which is added.
+/// A sixth input, of [`vit_graph::ops::LayerNormGradAdd`], is the gradient through the residual connection, which is
+/// added to `dx`.
 pub(super) fn layer_norm_grad(x: &Type) -> Lowered {
-    let (rows, dim, spare) = (x.shape.rows(), x.shape.last(), x.shape.elements());
+    let (rows, dim, dx_len) = (x.shape.rows(), x.shape.last(), x.shape.elements());
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [dx, dgamma, dbeta] = outputs else { unreachable!("three outputs") };
-        let (spare, workspace) = workspace.split_at_mut(spare);
+        // A `dx` without consumers goes to the workspace.
+        let (unused_dx, workspace) = workspace.split_at_mut(dx_len);
         let args = LayerNormGradArgs {
             rows,
             dim,
@@ -56,14 +58,14 @@ pub(super) fn layer_norm_grad(x: &Type) -> Lowered {
             gamma: Some(inputs[2]),
             mean: inputs[3],
             rstd: inputs[4],
-            residual: inputs.get(5).copied(),
-            dx: consumed(dx).unwrap_or(spare),
+            residual_grad: inputs.get(5).copied(),
+            dx: consumed(dx).unwrap_or(unused_dx),
             dgamma: consumed(dgamma),
             dbeta: consumed(dbeta),
         };
         norm::layer_norm_grad(&p.pool, p.isa, args, workspace);
     })
-    .with_workspace(spare + norm::layer_norm_grad_workspace(rows, dim))
+    .with_workspace(dx_len + norm::layer_norm_grad_workspace(rows, dim))
 }
 
 pub(super) fn softmax(x: &Type) -> Lowered {
