@@ -48,9 +48,9 @@ class Balancer:
             writer.close()
 
     async def forward(self, head, body):
-        for _ in range(len(self.ports)):
-            port = self.ports[self.turn % len(self.ports)]
-            self.turn += 1
+        self.turn += 1
+        first = self.turn % len(self.ports)
+        for port in self.ports[first:] + self.ports[:first]:
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:

@@ -26,6 +26,8 @@ def arguments():
     parser.add_argument("--images", type=Path, help="a folder of 500x375 JPEGs, of which the one of median size is sent")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15, help="of every measurement (%(default)s)")
+    parser.add_argument("--device", default="cuda", help="of the stage gpu (%(default)s)")
+    parser.add_argument("--precisions", default="bf16,fp8", help="of the stage gpu (%(default)s)")
     parser.add_argument("--options", default="", help="further options of vit serve, as one string")
     return parser.parse_args()
 
@@ -205,11 +207,11 @@ def gpu(a, variants, connections, image):
     decode = bench("data", image, "--seconds", 3)["images_per_s"]
     for variant in variants:
         folder = checkpoint.write(variant, CACHE / "serving" / variant.replace("/", ""))
-        for precision in ("bf16", "fp8"):
-            options = ["--device", "cuda", "--precision", precision, *a.options.split()]
+        for precision in a.precisions.split(","):
+            options = ["--device", a.device, "--precision", precision, *a.options.split()]
             infer = {
                 batch: bench("infer", "--model", variant, "--batch", batch, "--seconds", 2, *options[:4])["images_per_s"]
-                for batch in (32, 64, 128)
+                for batch in (8, 32, 64, 128)
             }
             server = vit_server(variant, folder, options)()
             rows = []
@@ -236,7 +238,7 @@ def main():
     image = choose_image(a.images)
     packages = ["litserve", "bentoml", "openvino", "torch", "pillow"] if a.stage in ("compare", "tune") else []
     versions = [f"{p} {importlib.metadata.version(p)}" for p in packages]
-    own = subprocess.run([VIT, "--version"], capture_output=True, text=True).stdout.strip()
+    own = subprocess.run([VIT, "--version"], capture_output=True, text=True).stdout.strip() if a.stage != "tune" else ""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     machine = f"{cpu[1] if cpu else platform.machine()}, {CORES} cores"
     print(f"{machine}; {', '.join([own, *versions])}; {image.name}, {image.stat().st_size // 1000} kB")

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -153,11 +154,12 @@ def bench(*arguments):
 
 
 def table(title, columns, rows):
-    """Prints aligned columns, the first to the left."""
+    """Prints aligned columns, numbers to the right."""
     print(f"\n{title}")
-    cells = [columns, *[[str(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    for row in cells:
-        first = row[0].ljust(widths[0])
-        print("  " + "  ".join([first, *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]).rstrip())
+    rows = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *rows)]
+    number = [all(re.fullmatch(r"([+-]?[\d.]+[%x]?)?", row[i]) for row in rows) for i in range(len(columns))]
+    for row in [columns, *rows]:
+        cells = [cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, number)]
+        print("  " + "  ".join(cells).rstrip())
     sys.stdout.flush()

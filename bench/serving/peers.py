@@ -76,9 +76,8 @@ PEERS = [
 
 def grid():
     """Settings worth trying: one process with all cores, or one process per core."""
-    for (workers, threads), batch, delay in itertools.product([(1, CORES), (CORES, 1)], [1, 4, 8, 16], [2, 20]):
-        if batch > 1 or delay == 2:
-            yield Setting(workers, threads, batch, delay)
+    for (workers, threads), batch, delay in itertools.product([(1, CORES), (CORES, 1)], [4, 8, 16], [2, 20]):
+        yield Setting(workers, threads, batch, delay)
     for workers, threads in [(1, CORES), (CORES, 1)]:
         yield Setting(workers, threads, 8, 20, "torch")
 

@@ -80,14 +80,13 @@ class Memory(threading.Thread):
 
 def overload():
     folder = checkpoint.write(arguments.model, CACHE / "serving" / arguments.model.replace("/", ""))
-    server = start(f"model={folder}")
+    queue = 128
+    server = start(f"model={folder}", options=["--queue", str(queue)])
     try:
         url = server.url("/v1/classify")
         load(url, USUAL, "image/jpeg", 64, 3)
         top = max(load(url, USUAL, "image/jpeg", 64, 10).rate for _ in range(2))
         model = json.loads(server.request("GET", "/v1/models")[2])["models"][0]
-        _, _, answer = server.request("POST", "/v1/classify", USUAL.read_bytes(), {"Content-Type": "image/jpeg"})
-        queue = int(model.get("queue") or 128)
         batch_ms = 1e3 * model["max_batch"] / top
         allowed = model["max_delay_ms"] + 2 * batch_ms + 1e3 * queue / top
         memory = Memory(server)
