@@ -41,7 +41,7 @@ pub struct Arguments {
     /// The address of the server; port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8000", value_parser = address)]
     bind: SocketAddr,
-    /// Another address for /metrics, /health and /admin, which then leave --bind
+    /// Another address for /metrics and /admin, which then leave --bind
     #[arg(long, value_name = "HOST:PORT", value_parser = address)]
     admin_bind: Option<SocketAddr>,
 
