@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-/// bf16 values of an f32.
+/// bf16 parts of an f32.
 pub(crate) const SPLITS: usize = 3;
 
 /// Splits two vectors and writes `SPLITS` vectors of bf16 pairs, `stride` bytes apart, the largest parts first. A lane
@@ -17,7 +17,7 @@ pub(crate) unsafe fn split_bf16x3(mut x: __m512, mut y: __m512, to: *mut u8, str
     let upper = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
     for part in 0..SPLITS {
         let (mut first, mut second) = (_mm512_castps_si512(x), _mm512_castps_si512(y));
-        // The remainder after two parts has at most 8 mantissa bits.
+        // The remainder after two parts has at most 8 mantissa bits: it is a bf16 already.
         if part + 1 < SPLITS {
             // Rounds to the nearest bf16; the remainder may have either sign.
             first = _mm512_and_si512(_mm512_add_epi32(first, half_ulp), upper);

@@ -46,12 +46,11 @@ pub(crate) unsafe fn microkernel_bf16x3<T: Tmul>(
     unsafe {
         tmul.load_accumulators(initial.cast());
         for step in 0..k_steps {
-            // The prefetched step of A is the first one again at the end, for the next columns; that of B is always the
-            // next.
+            // After the last k step, the next columns start with the first one of A again, but their B follows on.
             let next_a = if step + 1 < k_steps { step + 1 } else { 0 };
             let mut next = [a.wrapping_add(next_a * K_STEP_BYTES), b.wrapping_add((step + 1) * K_STEP_BYTES)];
             let (a, b) = (KStep(a.add(step * K_STEP_BYTES)), KStep(b.add(step * K_STEP_BYTES)));
-            // From the smallest products to the largest; consecutive ones share an operand.
+            // a0 b2, a0 b1, a1 b1, a1 b0, a2 b0, a0 b0: consecutive products share an operand, and the largest is last.
             a.load_rows(tmul, 0);
             b.load_columns(tmul, 2);
             multiply(tmul, &mut next[0]);
@@ -85,8 +84,8 @@ impl KStep {
     unsafe fn load_rows<T: Tmul>(self, tmul: &mut T, part: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            tmul.tileloadd::<4>(self.0.add(part * TILE_BYTES), 64);
-            tmul.tileloadd::<5>(self.0.add((SPLITS + part) * TILE_BYTES), 64);
+            tmul.tileloadd::<4>(self.0.add(part * TILE_BYTES), TILE_ROW_BYTES);
+            tmul.tileloadd::<5>(self.0.add((SPLITS + part) * TILE_BYTES), TILE_ROW_BYTES);
         }
     }
 
@@ -98,8 +97,8 @@ impl KStep {
     unsafe fn load_columns<T: Tmul>(self, tmul: &mut T, part: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            tmul.tileloadd::<6>(self.0.add(part * TILE_BYTES), 64);
-            tmul.tileloadd::<7>(self.0.add((SPLITS + part) * TILE_BYTES), 64);
+            tmul.tileloadd::<6>(self.0.add(part * TILE_BYTES), TILE_ROW_BYTES);
+            tmul.tileloadd::<7>(self.0.add((SPLITS + part) * TILE_BYTES), TILE_ROW_BYTES);
         }
     }
 }

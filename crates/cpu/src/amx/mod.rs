@@ -6,7 +6,7 @@
 //! replace, and the measured error is half of theirs.
 //!
 //! At both ends of the range this differs from IEEE arithmetic: TMUL treats subnormals as zero, so that values below
-//! 2^-102 lose mantissa bits, and infinities and magnitudes from 3.396e38 on give NaN.
+//! 2^-103 lose mantissa bits, and infinities and magnitudes from 3.396e38 on give NaN.
 
 mod bf16x3;
 mod microkernel;

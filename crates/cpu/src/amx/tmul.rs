@@ -13,7 +13,7 @@ pub(crate) const TILE_ROW_BYTES: usize = 64;
 /// 2 and 3 of the lower ones. Tiles 4 and 5 hold the upper and the lower rows of A, 6 and 7 the left and the right
 /// columns of B.
 pub(crate) trait Tmul {
-    /// LDTILECFG for 1 to 32 rows of A; must precede the loads.
+    /// LDTILECFG for 1 to 32 rows of A; must precede the loads. It may clear the tiles.
     fn ldtilecfg(&mut self, rows: usize);
 
     /// Loads a tile, the rows of which are `stride` bytes apart.
@@ -22,10 +22,10 @@ pub(crate) trait Tmul {
     /// The rows must be readable.
     unsafe fn tileloadd<const TILE: usize>(&mut self, from: *const u8, stride: usize);
 
-    /// `acc += A B` on pairs of bf16.
+    /// `acc += A B` of 16 pairs of bf16 in each row of A and each column of B.
     fn tdpbf16ps<const ACC: usize, const A: usize, const B: usize>(&mut self);
 
-    /// `acc += A B` on groups of four bytes, unsigned in A and signed in B.
+    /// `acc += A B` of 16 groups of four bytes, unsigned in A and signed in B.
     fn tdpbusd<const ACC: usize, const A: usize, const B: usize>(&mut self);
 
     /// Stores a tile, with rows `stride` bytes apart.
@@ -66,8 +66,8 @@ pub(crate) trait Tmul {
     }
 }
 
-/// The rows of each tile for `rows` rows of A. LDTILECFG requires at least one; without lower rows its contents are
-/// unused.
+/// The rows of each tile for `rows` rows of A. LDTILECFG requires at least one: with at most 16 rows of A, the lower tiles
+/// have one row, which is unused.
 fn rows_of_tiles(rows: usize) -> [u8; 8] {
     let [upper, lower] = [rows.min(TILE_ROWS), rows.saturating_sub(TILE_ROWS).max(1)].map(|rows| rows as u8);
     [upper, upper, lower, lower, upper, lower, TILE_ROWS as u8, TILE_ROWS as u8]

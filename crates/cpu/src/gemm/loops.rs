@@ -38,10 +38,11 @@ pub(crate) fn for_each_tile(m: usize, n: usize, k_blocks: usize, nr: usize, body
     }
 }
 
-/// The most terms that are summed in registers before the sums go to C.
+/// The most terms that are summed in registers before the sums go to C; with [`super::MC`] it bounds a block of A.
 const MAX_KC: usize = 768;
 
-/// KC, the terms of a kc block: blocks of equal length, which `k` alone decides, as does the order of summation.
+/// KC, the terms of a kc block: about equal for all blocks and a multiple of 8. `k` alone decides it, and with it the
+/// order of summation.
 pub(crate) fn kc(k: usize) -> usize {
     let blocks = k.div_ceil(MAX_KC).max(1);
     k.div_ceil(blocks).next_multiple_of(8)

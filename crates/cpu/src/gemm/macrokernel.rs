@@ -11,7 +11,7 @@ use super::{ALayout, CACHE_SET_STRIDE, Epilogue};
 use crate::isa::Isa;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
-/// Elements of scratch of a block of at most `rows` rows: a panel of B and all of A, both packed.
+/// Elements of scratch of a block of at most `rows` rows: a panel of B and the rows of A, packed for one kc block.
 pub(super) fn block_scratch(rows: usize, k: usize) -> usize {
     packed_panel_len(k) + (rows + MAX_TILE_ROWS) * kc(k) + MAX_LANES + ALIGN
 }
@@ -73,11 +73,11 @@ impl Kernel for Macrokernel<'_> {
         let scratch = std::mem::take(&mut block.scratch);
         let pack_b = matches!(block.b, BlockB::RowMajor(..));
         assert!(!pack_b || scratch.len() >= needed, "packing B takes scratch");
-        // Tiles of narrow vectors use half of each cache line of a transposed A, and rows a multiple of 4 KiB apart
-        // compete for the same cache sets; otherwise reading A in place again for every panel is cheaper. Packing
-        // changes no sum.
-        let strided = S::LANES < MAX_LANES || block.lda.is_multiple_of(CACHE_SET_STRIDE);
-        let pack_a = block.a_layout == ALayout::Transposed && strided && block.n > 2 * nr && scratch.len() >= needed;
+        // A transposed A is read again for every panel. That is cheap on AVX-512, whose tiles use half of each cache line
+        // and whose panels are the widest, unless rows are a multiple of 4 KiB apart and compete for the same cache
+        // sets. Packing changes no sum.
+        let expensive = S::LANES < MAX_LANES || block.lda.is_multiple_of(CACHE_SET_STRIDE);
+        let pack_a = block.a_layout == ALayout::Transposed && expensive && block.n > 2 * nr && scratch.len() >= needed;
         let panel = packed_panel_len(block.k);
         let (b_scratch, a_scratch) = scratch.split_at_mut(if pack_b { panel } else { 0 });
         let packed_b = if pack_b { aligned(b_scratch, panel - ALIGN).0.as_mut_ptr() } else { std::ptr::null_mut() };
@@ -112,7 +112,7 @@ impl Kernel for Macrokernel<'_> {
 /// How a register tile is stored to C.
 #[derive(Clone, Copy, PartialEq)]
 enum TileStore {
-    /// The microkernel multiplies by the factor, adds the old C or the residual, and stores.
+    /// The microkernel multiplies by the factor, adds C or the residual, and stores.
     Direct,
     /// The microkernel stores the sums to C, and one pass over the panel, which is still in the cache, applies the
     /// activation.
@@ -137,9 +137,10 @@ impl TileStore {
         let by_column = epilogue.bias.is_some() || epilogue.scale.is_some();
         let by_element = epilogue.factor.is_some() || epilogue.residual.is_some();
         if epilogue.activation.is_none() {
-            // The microkernel has one addend, which is C or the residual.
-            let two_addends = add_c && by_element;
-            let buffered = !whole_vectors || by_column || derivative || two_addends;
+            // The microkernel stores `factor * sums + addend` with C or the residual as its addend, but C is part of the
+            // sums that the factor multiplies and the residual is added to.
+            let c_by_element = add_c && by_element;
+            let buffered = !whole_vectors || by_column || derivative || c_by_element;
             return if buffered { TileStore::Buffered } else { TileStore::Direct };
         }
         if by_column || by_element || layout == ALayout::Transposed {
@@ -178,6 +179,7 @@ struct GemmBody<'a, 'b, S> {
     add_c: bool,
     /// Empty except in the last kc block.
     epilogue: Epilogue<'a>,
+    /// Null except in the last kc block.
     d_activation: *mut f32,
     // Of the panel:
     column: usize,
@@ -211,6 +213,7 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
             columns,
             c: self.block.c.wrapping_add(column),
             ldc: self.block.ldc,
+            // With `PanelActivation` the microkernel has added C.
             add_c: self.add_c && self.store != TileStore::PanelActivation,
             epilogue: self.epilogue.part(0, column),
             pre_activation: None,
@@ -330,8 +333,8 @@ impl<S: Simd> GemmBody<'_, '_, S> {
         }
     }
 
-    /// The panel of B, and the prefetch of the next panel over the first tiles of this one, of which `earlier_tiles`
-    /// are done.
+    /// The panel of B, and the prefetch of the next panel during the first tiles of this one, of which `earlier_tiles`
+    /// are done. A tile prefetches a cache line for each term, so `NR / LINE` tiles prefetch a panel.
     #[inline(always)]
     fn panel_of_b(&self, earlier_tiles: usize) -> (*const f32, PanelPrefetch) {
         let Self { k_start, k_len, column, .. } = *self;

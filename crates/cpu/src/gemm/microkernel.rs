@@ -5,7 +5,7 @@ use super::ALayout;
 use super::rank1::{KLoop, MicroPanels};
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
-/// Rows of a transposed A to prefetch: they are too far apart for the hardware prefetcher.
+/// How many rows ahead a transposed A is prefetched: its rows are too far apart for the hardware prefetcher.
 const ROWS_AHEAD: usize = 12;
 /// Elements of a cache line.
 pub(super) const LINE: usize = 16;
@@ -81,9 +81,9 @@ pub(super) struct MicroTiles<'a> {
     pub initial: *const f32,
     pub out: *mut f32,
     pub out_stride: usize,
-    /// The sums are multiplied by the first and added to the second before the store: pointer (null if unused) and row
-    /// stride of each.
+    /// Multiplies the sums before the store: pointer (null if unused) and row stride.
     pub factor: (*const f32, usize),
+    /// Added after the factor, likewise.
     pub addend: (*const f32, usize),
     pub prefetch_b: PanelPrefetch,
     /// Tiles to prefetch that the epilogue reads or writes, laid out as C: that of C, and another or the same again.
@@ -128,6 +128,7 @@ impl<'a> PrefetchingLoop<'a> {
             }
         }
         let next_b = args.prefetch_b;
+        // After the last of them, the first line of this panel again.
         let more = tile < next_b.tiles;
         PrefetchingLoop {
             panels: MicroPanels::new(a, args.lda, args.b, S::TILE_VECTORS * S::LANES),

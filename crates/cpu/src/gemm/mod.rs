@@ -186,6 +186,7 @@ impl<'a> SharedGemm<'a> {
             lda: gemm.lda,
             a_layout: gemm.a_layout,
             b: match self.ldb {
+                // A block starts at a panel, and the panels before it have `column` columns of `k` elements.
                 None => BlockB::Packed(b.wrapping_add(column * gemm.k)),
                 Some(ldb) => BlockB::RowMajor(b.wrapping_add(column), ldb),
             },

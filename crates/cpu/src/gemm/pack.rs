@@ -45,13 +45,13 @@ pub fn pack_b_parallel(
     dst: &mut [f32],
 ) {
     check(isa, src, layout, ld, k, n, dst.len());
-    let (_, width) = isa.dispatch(TileShape);
+    let (_, nr) = isa.dispatch(TileShape);
     let dst = DisjointMut::new(dst);
-    // A task takes about a hundred times as long as handing it to a thread.
-    let panels = (64 * 1024 / (k.max(1) * width)).max(1);
-    pool.run(n.div_ceil(panels * width), &|task| {
-        let column = task * panels * width;
-        let columns = (panels * width).min(n - column);
+    // Packing 64 Ki elements takes about a hundred times as long as handing a task to a thread.
+    let task_columns = (64 * 1024 / (k.max(1) * nr)).max(1) * nr;
+    pool.run(n.div_ceil(task_columns), &|task| {
+        let column = task * task_columns;
+        let columns = task_columns.min(n - column);
         let start = match layout {
             BLayout::RowsAreN => column * ld,
             BLayout::RowsAreK => column,
@@ -115,7 +115,8 @@ impl Kernel for Pack {
     }
 }
 
-/// Rows to prefetch: the hardware prefetcher does not follow short rows that are far apart, such as those of a head.
+/// How many rows ahead to prefetch: the hardware prefetcher does not follow short rows that are far apart, such as those
+/// of a head.
 const ROWS_AHEAD: usize = 16;
 
 /// Packs one panel of a `[k, n]` matrix.

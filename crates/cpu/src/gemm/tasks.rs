@@ -31,7 +31,7 @@ impl TaskGrid {
     }
 
     /// Blocks of the fewest register tiles: the rows are not divided into equal shares, each of which would end in a
-    /// partial tile. For convolutions, which have few rows and gain nothing from a thread's own rows.
+    /// partial tile. For convolutions, which have few rows and gain nothing if threads keep their rows.
     pub fn fewest_tiles(isa: Isa, threads: usize, m: usize, n: usize) -> TaskGrid {
         let (mr, nr) = isa.dispatch(TileShape);
         TaskGrid::with_shares(threads, [m, n], [mr, nr], m.div_ceil(MC).max(1), 1)

@@ -34,7 +34,7 @@ fn outlined<K: Kernel>(s: Avx2, kernel: K) -> K::Output {
 static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
 #[inline(always)]
-fn first(n: usize) -> __m256i {
+fn first_lanes(n: usize) -> __m256i {
     debug_assert!(n <= 8);
     // SAFETY: n is at most 8, so the window lies inside the table; only called with AVX2 available.
     unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - n).cast()) }
@@ -98,7 +98,7 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_first(self, p: *const f32, n: usize) -> __m256 {
         // SAFETY: as above; masked lanes are not read.
-        unsafe { _mm256_maskload_ps(p, first(n)) }
+        unsafe { _mm256_maskload_ps(p, first_lanes(n)) }
     }
 
     #[inline(always)]
@@ -110,7 +110,7 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, v: __m256, n: usize) {
         // SAFETY: as above; masked lanes are not written.
-        unsafe { _mm256_maskstore_ps(p, first(n), v) }
+        unsafe { _mm256_maskstore_ps(p, first_lanes(n), v) }
     }
 
     #[inline(always)]
@@ -122,7 +122,7 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     fn first_or(self, v: __m256, n: usize, fill: __m256) -> __m256 {
         // SAFETY: `self` proves that the instructions are available.
-        unsafe { _mm256_blendv_ps(fill, v, _mm256_castsi256_ps(first(n))) }
+        unsafe { _mm256_blendv_ps(fill, v, _mm256_castsi256_ps(first_lanes(n))) }
     }
 
     intrinsics! {
@@ -143,7 +143,7 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     fn scale_by_power(self, a: __m256, n: __m256) -> __m256 {
-        // Two factors: a single power of two cannot produce subnormals.
+        // Two factors: 2^n itself may be outside the range of normal f32.
         // SAFETY: `self` proves that the instructions are available.
         unsafe {
             let n = _mm256_cvtps_epi32(n);

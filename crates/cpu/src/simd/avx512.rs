@@ -30,8 +30,9 @@ fn outlined<K: Kernel>(s: Avx512, kernel: K) -> K::Output {
     unsafe { enabled(s, kernel) }
 }
 
+/// A mask of the first `n` lanes, at most 16.
 #[inline(always)]
-fn first(n: usize) -> __mmask16 {
+fn first_lanes(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
@@ -67,7 +68,7 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_first(self, p: *const f32, n: usize) -> __m512 {
         // SAFETY: as above; masked lanes are not read.
-        unsafe { _mm512_maskz_loadu_ps(first(n), p) }
+        unsafe { _mm512_maskz_loadu_ps(first_lanes(n), p) }
     }
 
     #[inline(always)]
@@ -79,7 +80,7 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, v: __m512, n: usize) {
         // SAFETY: as above; masked lanes are not written.
-        unsafe { _mm512_mask_storeu_ps(p, first(n), v) }
+        unsafe { _mm512_mask_storeu_ps(p, first_lanes(n), v) }
     }
 
     #[inline(always)]
@@ -91,7 +92,7 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     fn first_or(self, v: __m512, n: usize, fill: __m512) -> __m512 {
         // SAFETY: `self` proves that the instructions are available.
-        unsafe { _mm512_mask_blend_ps(first(n), fill, v) }
+        unsafe { _mm512_mask_blend_ps(first_lanes(n), fill, v) }
     }
 
     intrinsics! {

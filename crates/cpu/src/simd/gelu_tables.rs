@@ -1,8 +1,9 @@
 //! Piecewise polynomials for GELU, for instruction sets that look up a table of sixteen elements with one instruction.
-//! Each piece is 1/2 wide, with a polynomial of degree 6 in the distance from its middle. The minimax error is 1.5e-8
-//! in GELU and 3.5e-8 in its derivative, rounding included; the first pieces are exact at 0, the last end at 0.
+//! Pieces are centred on the multiples of 1/2 from 0 to 6.5, with a polynomial of degree 6 in the distance from the
+//! centre. The largest absolute error is 1.5e-8 in GELU and 3.5e-8 in its derivative, rounding of the polynomial
+//! included; both are exact at 0.
 
-/// The end of the last piece, to which arguments are clamped.
+/// The centre of the last piece, to which arguments are clamped; both polynomials are 0 there.
 pub(crate) const END: f32 = 6.5;
 /// 1.5 * 2^22: adding it rounds to the nearest 1/2, and the lowest bits of the sum count the halves.
 pub(crate) const HALVES: f32 = 6_291_456.0;

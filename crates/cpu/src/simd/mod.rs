@@ -24,7 +24,8 @@ pub(crate) use portable::Portable;
 /// A function that is compiled once for each instruction set.
 ///
 /// `run` and every generic function it calls must be `#[inline(always)]`: only then is their code compiled inside the
-/// function that enables the instructions. The loops of kernels have no closures, which cannot be marked so.
+/// function that enables the instructions. A closure cannot be marked so: in a loop it must be small enough that the
+/// compiler inlines it anyway.
 pub(crate) trait Kernel {
     type Output;
     fn run<S: Simd>(self, s: S) -> Self::Output;
@@ -47,9 +48,11 @@ pub(crate) unsafe trait Simd: Copy {
     const TILE_VECTORS: usize;
     /// Whether [`Simd::lookup`] is one instruction.
     const LOOKUP: bool = false;
-    /// Whether registers are left beside a full tile to interleave a function of the tile before (software pipelining).
+    /// Whether the function of a tile (an activation, exponentials) is interleaved with the multiply-adds of the next
+    /// (software pipelining), in the registers that a full tile leaves.
     const OVERLAP: bool = false;
-    /// Rows of attention's register tile, which is as large, but on AVX-512 wide enough for a head of 64 elements.
+    /// Rows of attention's register tile. On AVX-512 it is 6 x 4 instead of 8 x 3 vectors: one tile is as wide as a head
+    /// of 64 elements.
     const HEAD_TILE_ROWS: usize = Self::TILE_ROWS;
     /// Vectors in a row of attention's register tile, at most 4.
     const HEAD_TILE_VECTORS: usize = Self::TILE_VECTORS;
@@ -85,9 +88,9 @@ pub(crate) unsafe trait Simd: Copy {
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `c - a * b`.
     fn neg_mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The smaller; NaN where `b` is NaN.
+    /// The smaller; NaN where `b` is NaN, and `b` or NaN where only `a` is.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// The larger; NaN where `b` is NaN.
+    /// The larger; NaN where `b` is NaN, and `b` or NaN where only `a` is.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// The larger; NaN where either is NaN.
     fn max_or_nan(self, a: Self::V, b: Self::V) -> Self::V;
@@ -98,7 +101,7 @@ pub(crate) unsafe trait Simd: Copy {
         self.min(limit, self.abs(a))
     }
     fn sqrt(self, a: Self::V) -> Self::V;
-    /// The nearest integer.
+    /// The nearest integer, ties to even, for magnitudes below 2^22; larger values may be returned as they are.
     fn round(self, a: Self::V) -> Self::V;
     /// `a * 2^n` for integral `n` in -160..=160, gradual underflow included.
     fn scale_by_power(self, a: Self::V, n: Self::V) -> Self::V;
@@ -129,7 +132,7 @@ pub(crate) unsafe trait Simd: Copy {
     }
     /// The sum of the lanes, in a fixed order.
     fn sum(self, a: Self::V) -> f32;
-    /// The largest lane.
+    /// The largest lane; unspecified if a lane is NaN.
     fn largest(self, a: Self::V) -> f32;
     /// The first `min(n, LANES)` lanes from memory, zero in the others: for the body of a loop over `n` remaining
     /// elements, of which all but the last vector take the unmasked load.

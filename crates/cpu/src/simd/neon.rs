@@ -83,6 +83,7 @@ unsafe impl Simd for Neon {
         }
     }
 
+    /// Does nothing: stable Rust has no intrinsic for it.
     #[inline(always)]
     fn prefetch(self, _: *const f32) {}
 
@@ -112,7 +113,7 @@ unsafe impl Simd for Neon {
 
     #[inline(always)]
     fn scale_by_power(self, a: float32x4_t, n: float32x4_t) -> float32x4_t {
-        // Two factors: a single power of two cannot produce subnormals.
+        // Two factors: 2^n itself may be outside the range of normal f32.
         // SAFETY: `self` proves that the instructions are available.
         unsafe {
             let n = vcvtnq_s32_f32(n);

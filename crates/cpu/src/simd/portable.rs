@@ -1,4 +1,4 @@
-//! Vectors of 4 in plain Rust, for all other machines.
+//! Vectors of 4 in plain Rust: for x86-64 without AVX2 and FMA, and for architectures other than x86-64 and AArch64.
 //! Multiplication and addition are rounded separately: a fused multiply-add would be a library call.
 
 use super::{Kernel, Simd};
@@ -7,8 +7,9 @@ use super::{Kernel, Simd};
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
+/// Registers are allocated well only if each register tile stays a separate function.
 #[inline(never)]
-fn enabled<K: Kernel>(s: Portable, kernel: K) -> K::Output {
+fn outlined<K: Kernel>(s: Portable, kernel: K) -> K::Output {
     kernel.run(s)
 }
 
@@ -33,12 +34,13 @@ unsafe impl Simd for Portable {
     type V = [f32; 4];
     type M = [bool; 4];
     const LANES: usize = 4;
+    // 8 sums, 2 vectors of B, one of A and a product take 12 of the 16 registers of SSE.
     const TILE_ROWS: usize = 4;
     const TILE_VECTORS: usize = 2;
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        enabled(self, kernel)
+        outlined(self, kernel)
     }
 
     #[inline(always)]
@@ -74,6 +76,7 @@ unsafe impl Simd for Portable {
         unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), p, n) };
     }
 
+    /// Does nothing: plain Rust has no prefetch.
     #[inline(always)]
     fn prefetch(self, _: *const f32) {}
 
@@ -100,7 +103,8 @@ unsafe impl Simd for Portable {
         max_or_nan(a, b) = if a > b || a.is_nan() { a } else { b };
         sqrt(a) = a.sqrt();
         abs(a) = a.abs();
-        // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer; the library call is far slower.
+        // The sum of 1.5 * 2^23 and a magnitude below 2^22 is between 2^23 and 2^24, where the f32 are the integers, so
+        // the addition rounds to the nearest one, ties to even. The library call is far slower.
         round(a) = if a.abs() < 4_194_304.0 { (a + 12_582_912.0) - 12_582_912.0 } else { a };
     }
 
@@ -108,7 +112,7 @@ unsafe impl Simd for Portable {
     fn scale_by_power(self, a: [f32; 4], n: [f32; 4]) -> [f32; 4] {
         let mut out = [0.0; 4];
         for i in 0..4 {
-            // Two factors: a single power of two cannot produce subnormals.
+            // Two factors: 2^n itself may be outside the range of normal f32.
             let n = n[i] as i32;
             let half = n >> 1;
             let power = |n: i32| f32::from_bits(((n + 127) as u32) << 23);
@@ -140,8 +144,8 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     fn largest(self, a: [f32; 4]) -> f32 {
-        let low = if a[0] > a[2] { a[0] } else { a[2] };
-        let high = if a[1] > a[3] { a[1] } else { a[3] };
-        if low > high { low } else { high }
+        let even = if a[0] > a[2] { a[0] } else { a[2] };
+        let odd = if a[1] > a[3] { a[1] } else { a[3] };
+        if even > odd { even } else { odd }
     }
 }

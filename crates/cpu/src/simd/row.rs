@@ -3,7 +3,7 @@
 use super::Simd;
 use super::math::exp2;
 
-/// The maximum; undefined for a row with NaN.
+/// The maximum; unspecified for a row with NaN.
 #[inline(always)]
 pub(crate) fn max<S: Simd>(s: S, x: &[f32]) -> f32 {
     let (x, n) = (x.as_ptr(), x.len());

@@ -6,12 +6,13 @@ use crate::activation::ActivationFn;
 use crate::amx::{ACC_SIDE, Interleaved};
 use crate::simd::{Avx512, Simd};
 
-/// Rows of accumulators that are stored at a time.
+/// Rows of accumulators that a call of [`Interleaved::advance`] stores.
 const STORED_ROWS: usize = 4;
 
 /// Accumulators in memory, `[rows][ACC_SIDE]`, that go to C through at most an activation and one addend.
 pub(super) struct AccumulatorStore {
     pub sums: *const f32,
+    /// Rows left.
     pub rows: usize,
     /// Whether C holds the sums of other kc blocks, to be added.
     pub add_c: bool,
@@ -65,7 +66,7 @@ pub(super) struct SplitAndStore<F> {
     pub s: Avx512,
     pub f: F,
     pub splitter: RowSplitter,
-    /// k steps of rows to split at a time.
+    /// k steps of rows to split in a call of [`Interleaved::advance`].
     pub splits_per_call: usize,
     pub store: AccumulatorStore,
 }

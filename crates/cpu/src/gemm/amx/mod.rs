@@ -50,13 +50,13 @@ pub(super) unsafe fn run_tasks<T: Tmul>(
     let Gemm { m, n, k, .. } = gemm;
     let partition = AmxPartition::new(pool.threads(), m, n, k);
     let scratch = partition.scratch(k);
-    let (workspace, shared) = workspace.split_at_mut(pool.threads() * scratch);
+    let (workspace, split_a_workspace) = workspace.split_at_mut(pool.threads() * scratch);
     for scratch in workspace.chunks_mut(scratch) {
         // No block of B yet: tags start at 1.
         scratch[0] = 0.0;
     }
     let split_a = partition.split_a_first.then(|| {
-        let (to, _) = aligned(shared, partition.split_a_len(m, k) - ALIGN);
+        let (to, _) = aligned(split_a_workspace, partition.split_a_len(m, k) - ALIGN);
         // SAFETY: the caller guarantees A and AVX-512; `split_a_len` elements are room for the split A, which only the
         // tasks of this function read.
         unsafe { SplitA::new(pool, &gemm, to) }
@@ -83,9 +83,9 @@ pub(super) unsafe fn run_tasks<T: Tmul>(
 
 /// The buffers of a block.
 struct BlockBuffers {
-    /// Accumulators in memory: those to be stored, and the current ones.
+    /// Accumulators in memory, in turns: those to be stored, and the current ones.
     accumulators: [*mut f32; 2],
-    /// Split rows of A: the current ones, and the next.
+    /// Split rows of A, in turns: the current ones, and the next.
     a: [*mut u8; 2],
     /// The split kc block of B.
     b: *mut u8,
@@ -161,7 +161,7 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
     let interleave_store =
         d_activation.is_null() && epilogue.bias.is_none() && epilogue.scale.is_none() && epilogue.factor.is_none();
     let splitter = |row: usize, to: *mut u8| {
-        // None if A is split already or has no such rows.
+        // No rows if A is split already or ends before `row`.
         let rows = if buffers.split_a.is_some() { 0 } else { ACC_SIDE.min(block.m.saturating_sub(row)) };
         RowSplitter::new(block.a.wrapping_add(row * block.lda + k_start), block.lda, rows, k_len, to)
     };

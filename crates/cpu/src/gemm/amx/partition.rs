@@ -53,6 +53,7 @@ impl AmxPartition {
             let columns = Division::new(n, COLUMN_UNIT, min_blocks, 1);
             return AmxPartition { grid: TaskGrid { rows, columns }, split_a_first: false };
         }
+        // Blocks of equal width if possible.
         let max_blocks = tasks.min(units).max(min_blocks);
         let blocks = (min_blocks..=max_blocks).rev().find(|c| units.is_multiple_of(*c)).unwrap_or(max_blocks);
         let rows = Division::new(m, ACC_SIDE, threads.div_ceil(blocks), 1);
