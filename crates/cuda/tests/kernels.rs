@@ -1,5 +1,5 @@
 //! Every kernel compiles for the oldest and the newest supported architecture; skipped without NVRTC. Kernels with
-//! wgmma and TMA are compiled for 90a alone, the only architecture with these instructions.
+//! wgmma are compiled for 90a alone, the only architecture with that instruction.
 
 #[test]
 fn every_kernel_compiles() {

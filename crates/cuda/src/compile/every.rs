@@ -21,7 +21,8 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
     Ok(compiled.filter_map(Result::err).collect())
 }
 
-/// A source with each storage type, and with values of its other macros, one at a time.
+/// A source with its defaults, with all storage types 16-bit, with e4m3 where it supports that, and with further values
+/// of its other macros, one at a time.
 fn variants(source: &'static KernelSource) -> Vec<KernelVariant> {
     let plain = KernelVariant::new(source);
     let lines = || source.text.lines();

@@ -16,7 +16,7 @@ pub(crate) use sources::*;
 /// The GPU to compile for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CompileTarget {
-    /// `80`, `90a`.
+    /// The compute capability without its dot, such as `80`, with a suffix in `90a`.
     architecture: String,
     /// Whether NVRTC is older than the GPU and emits PTX, which the driver compiles.
     ptx: bool,
@@ -38,7 +38,7 @@ impl CompileTarget {
             known
         };
         let nearest = known.iter().map(|&a| a as u32).filter(|&a| a <= capability).max().unwrap_or(capability);
-        // wgmma and TMA need the architecture-specific target.
+        // wgmma and setmaxnreg need the architecture-specific target.
         let architecture = if capability == 90 && nearest == 90 { "90a".to_string() } else { nearest.to_string() };
         CompileTarget {
             architecture,
@@ -61,7 +61,8 @@ impl CompileTarget {
     }
 }
 
-/// The machine code of all variants, in the order given, compiled on all cores where it is not cached.
+/// The machine code of all variants (with [`CompileTarget::ptx`], PTX), in the order given, compiled on all cores where
+/// it is not cached.
 pub(crate) fn compile_all(variants: &[&KernelVariant], target: &CompileTarget) -> Vec<Result<Vec<u8>, String>> {
     let next = AtomicUsize::new(0);
     let empty = variants.iter().map(|_| Err("a kernel was not compiled".to_string())).collect();
@@ -73,7 +74,7 @@ pub(crate) fn compile_all(variants: &[&KernelVariant], target: &CompileTarget) -
                 loop {
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     let Some(variant) = variants.get(i) else { break };
-                    let result = image(variant, target);
+                    let result = machine_code(variant, target);
                     results.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[i] = result;
                 }
             });
@@ -82,8 +83,8 @@ pub(crate) fn compile_all(variants: &[&KernelVariant], target: &CompileTarget) -
     results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The machine code of a variant, from the cache if possible.
-fn image(variant: &KernelVariant, target: &CompileTarget) -> Result<Vec<u8>, String> {
+/// The machine code or PTX of a variant, from the cache if possible.
+fn machine_code(variant: &KernelVariant, target: &CompileTarget) -> Result<Vec<u8>, String> {
     let options = target.options(variant);
     let key = vit_system::hash::fingerprint(&[
         PRELUDE.as_bytes(),
@@ -92,12 +93,12 @@ fn image(variant: &KernelVariant, target: &CompileTarget) -> Result<Vec<u8>, Str
         target.versions.as_bytes(),
     ]);
     let name = format!("{}-{key}.cubin", variant.source.name);
-    if let Some(image) = cache::read(&name) {
-        return Ok(image);
+    if let Some(binary) = cache::read(&name) {
+        return Ok(binary);
     }
-    let image = compile(variant.source, &options, target.ptx)?;
-    cache::write(&name, &image);
-    Ok(image)
+    let binary = compile(variant.source, &options, target.ptx)?;
+    cache::write(&name, &binary);
+    Ok(binary)
 }
 
 struct NvrtcProgram(rtc::nvrtcProgram);
@@ -145,13 +146,13 @@ fn compile(source: &KernelSource, options: &[String], ptx: bool) -> Result<Vec<u
         let measured =
             if ptx { rtc::nvrtcGetPTXSize(program.0, &mut size) } else { rtc::nvrtcGetCUBINSize(program.0, &mut size) };
         done(measured, "compiling")?;
-        let mut image: Vec<u8> = vec![0; size];
+        let mut binary: Vec<u8> = vec![0; size];
         let got = if ptx {
-            rtc::nvrtcGetPTX(program.0, image.as_mut_ptr().cast())
+            rtc::nvrtcGetPTX(program.0, binary.as_mut_ptr().cast())
         } else {
-            rtc::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast())
+            rtc::nvrtcGetCUBIN(program.0, binary.as_mut_ptr().cast())
         };
         done(got, "compiling")?;
-        Ok(image)
+        Ok(binary)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// The text of some kernels.
+/// The text of one or more kernel files.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelSource {
     /// Its name without `.cu`.
@@ -34,12 +34,13 @@ macro_rules! sources {
             defaults: &[$($((stringify!($macro), $value)),*)?],
         };)*
 
-        /// All sources of one file.
+        /// The sources that are a single file.
         pub(super) static SOURCES: &[&KernelSource] = &[$(&$constant),*];
     };
 }
 
-/// A source of several files of one folder, concatenated.
+/// A source of several files of one folder, concatenated. Its other macros have no defaults;
+/// lowering sets all of them.
 macro_rules! family {
     ($folder:literal $constant:ident $name:literal $($file:literal)*) => {
         pub(crate) static $constant: KernelSource = KernelSource {

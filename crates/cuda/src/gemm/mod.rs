@@ -38,8 +38,8 @@ impl Matrix {
     }
 }
 
-/// The addresses of the quantisation scales of e4m3 matrices; 0 where there is none. `a` and `b` dequantise the
-/// operands, `d` quantises the result.
+/// The addresses of the factors of e4m3 matrices; 0 where there is none. `a` and `b` dequantise the operands (they are
+/// the inverses of quantisation scales), `d` quantises the result.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct QuantisationScales {
     pub a: u64,
@@ -47,7 +47,7 @@ pub(crate) struct QuantisationScales {
     pub d: u64,
 }
 
-/// `d = op(a) · op(b) + bias + c`, over a batch.
+/// `d = op(a) · op(b) + bias + c`, or GELU of that, over a batch.
 #[derive(Debug, Clone)]
 pub(crate) struct MatrixProduct {
     pub batch: usize,
@@ -57,7 +57,10 @@ pub(crate) struct MatrixProduct {
     pub a: Matrix,
     pub b: Matrix,
     pub scales: QuantisationScales,
-    /// Whether GELU follows the bias, in the form with tanh, the only one in cuBLASLt.
+    /// Whether GELU follows, in the form with tanh, the only one in cuBLASLt. Only in [`Request::Fused`], since the
+    /// plain kernel has no GELU.
+    ///
+    /// [`Request::Fused`]: crate::run::launch::Request::Fused
     pub gelu: bool,
     /// Added to every row; stored as [`MatrixProduct::addend_storage`].
     pub bias: Option<u64>,
@@ -105,7 +108,7 @@ impl MatrixProduct {
         )
     }
 
-    /// The alignment of all addresses, at most 256.
+    /// The alignment of all matrices in bytes, at most 256.
     fn alignment(&self) -> u32 {
         let addresses = [Some(self.a.address), Some(self.b.address), Some(self.d.address), self.c.map(|c| c.address)];
         addresses.iter().flatten().map(|a| 1 << a.trailing_zeros().min(8)).min().unwrap_or(256)
@@ -149,6 +152,7 @@ impl MatrixProduct {
                 .with("Y", self.result.name())
                 .with("B", self.addend_storage().name()),
             name: "product",
+            // 32: `TILE` of the kernel.
             grid: [self.n.div_ceil(32), self.m.div_ceil(32), self.batch],
             threads: 256,
             shared: 0,
@@ -200,7 +204,9 @@ impl Drop for MatmulPreference {
 /// the columns of the result, along which the bias lies.
 pub(crate) struct CublasMatmul {
     descriptor: MatmulDescriptor,
+    /// Of `b`, `a`, `c` and `d`.
     layouts: [MatrixLayout; 4],
+    /// In the same order.
     addresses: [u64; 4],
     beta: f32,
     workspace: u64,
@@ -238,7 +244,7 @@ macro_rules! attribute {
 }
 
 impl CublasMatmul {
-    /// `None` where an extent does not fit cuBLASLt's 32 bits.
+    /// `None` where an extent does not fit an i32, as which cuBLASLt takes the batch.
     pub fn new(product: &MatrixProduct) -> Result<Option<CublasMatmul>, GraphError> {
         let p = product;
         if [p.m, p.n, p.k, p.batch].iter().any(|&extent| extent > i32::MAX as usize) {
@@ -285,7 +291,7 @@ impl CublasMatmul {
         // Without an addend, cuBLASLt gets the result as `c` (beta is 0), or null where `c` has another storage type.
         let c_address = if p.c.is_none() && p.addend_storage() != p.result { 0 } else { c.address };
         let (operand, addend, result) = (data_type(p.operand), data_type(p.addend_storage()), data_type(p.result));
-        // Rows and columns in column-major order.
+        // The memory of a row-major matrix, read as column-major, is its transpose.
         let stored =
             |m: &Matrix, rows: usize, columns: usize| if m.transposed { (rows, columns) } else { (columns, rows) };
         let layouts = [
@@ -352,7 +358,7 @@ impl CublasMatmul {
         Ok(results.iter().filter(|r| r.state == Status::CUBLAS_STATUS_SUCCESS).map(|r| r.algo).collect())
     }
 
-    /// Whether cuBLASLt accepts an algorithm for this product.
+    /// Whether cuBLASLt accepts an algorithm for this product and its workspace suffices.
     pub fn accepts(&self, gpu: &Gpu, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
         let mut result = lt::cublasLtMatmulHeuristicResult_t {
             algo: *algorithm,

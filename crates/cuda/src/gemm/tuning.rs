@@ -21,8 +21,8 @@ const CANDIDATES: usize = 8;
 /// Timed runs of each, after one warm-up; the fastest counts.
 const RUNS: usize = 5;
 
-/// Products of fewer FLOPs take cuBLASLt's first suggestion: they last no longer than a launch.
-const WORTH_TIMING: f64 = 1e8;
+/// Products of fewer FLOPs take cuBLASLt's first suggestion: they last about as long as a launch.
+const MIN_TIMED_FLOPS: f64 = 1e8;
 
 /// The algorithms chosen so far, by [`MatrixProduct::key`].
 pub(crate) struct AlgorithmChoices {
@@ -58,7 +58,8 @@ impl AlgorithmChoices {
         cache::write(&self.file, lines.collect::<String>().as_bytes());
     }
 
-    /// Everything that decides in which order the products of this process sum.
+    /// Everything that decides in which order products sum: those of this process, and restored ones that it has not
+    /// used.
     pub fn record(&self, info: &DeviceInfo) -> Algorithms {
         let environment = [("GPU", &info.name), ("cuBLASLt", &info.cublas), ("NVRTC", &info.nvrtc)];
         let environment = environment.map(|(what, version)| (what.to_string(), version.clone()));
@@ -102,8 +103,8 @@ pub(crate) unsafe fn choose(
         matmul.algorithm = algorithm;
         return Ok(Some(matmul));
     }
-    let operations = 2.0 * product.m as f64 * product.n as f64 * product.k as f64 * product.batch as f64;
-    let candidates = matmul.candidates(gpu, if operations < WORTH_TIMING { 1 } else { CANDIDATES })?;
+    let flops = 2.0 * product.m as f64 * product.n as f64 * product.k as f64 * product.batch as f64;
+    let candidates = matmul.candidates(gpu, if flops < MIN_TIMED_FLOPS { 1 } else { CANDIDATES })?;
     // For fp8 and for GELU, cuBLASLt's heuristic ignores the alignment of addresses: a suggestion may fail to run.
     let certain = product.operand != Storage::E4m3 && !product.gelu;
     let mut best: Option<(f32, Algorithm)> = None;

@@ -2,7 +2,7 @@
 // forward and backward. A relu after the norm, and a residual sum between the two, may be fused.
 //
 // The threads of a block are [ROWS][LANES], with VEC channels each. A block loops over the rows of its split; a thread
-// sums its rows in f32, which are few. All further sums are f64, in an order that depends on the shape alone.
+// sums its rows of a channel in f32. All further sums are f64, in an order that depends on the shape alone.
 //
 // BATCH: 1 for statistics per channel, 0 for statistics per sample and group of channels. RELU: forward, 1 with a relu.
 // Backward, 1 for relu(norm(x)), whose derivative follows from x; 2 for relu(norm(x) + residual), whose derivative

@@ -1,8 +1,8 @@
 // Quantisation scales of fp8 operands from the weights alone, and the quantisation of values whose producer cannot
 // write e4m3.
 //
-// A row of a layer norm is gamma · u + beta with |u| <= sqrt(columns) for every input. That bounds its elements and
-// those of a linear layer after it.
+// A row of a layer norm is gamma u + beta, elementwise, with |u| <= sqrt(columns) (Euclidean norm) for every input. That
+// bounds its elements and those of a linear layer after it.
 //
 // X: storage type of the values to quantise. B: that of the bias.
 
@@ -20,8 +20,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (i < columns) bounds[i] = sqrtf((float)columns) * fabsf(gamma[i]) + fabsf(beta[i]);
 }
 
-// bounds[rows] of the elements of a linear layer after a norm: sqrt(columns) |w · gamma| + |w · beta + bias|. A warp
-// has a row of the weights; `bias` may be null.
+// bounds[rows] of the elements of a linear layer after a norm: sqrt(columns) |w gamma| + |w · beta + bias|, where
+// w gamma is elementwise. A warp has a row of the weights; `bias` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     linear_bounds(const e4m3* weight, const float* scales, const float* gamma, const float* beta, const B* bias,
                   float* bounds, u32 rows, u32 columns) {
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0) bounds[row] = sqrtf((float)columns) * sqrtf(squares) + fabsf(shift);
 }
 
-// The scale that brings the largest bound just below 448, and its inverse: powers of two, so that scaling is exact. A
+// The largest power of two that keeps all bounds at 448 or below, and its inverse: scaling by powers of two is exact. A
 // bound that is not finite makes both NaN, and so all results.
 extern "C" __global__ void __launch_bounds__(THREADS) choose_scale(const float* bounds, u32 count, float* scales) {
     float largest = 0.0f;

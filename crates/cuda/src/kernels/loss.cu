@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // The mean of all rows' losses, by one block.
-extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_mean(const double* losses, float* loss, u32 rows) {
+extern "C" __global__ void __launch_bounds__(THREADS) mean_loss(const double* losses, float* loss, u32 rows) {
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < rows; i += THREADS) sum += losses[i];
     sum = block_sum<THREADS>(sum);

@@ -51,6 +51,7 @@ pub(super) fn elementwise2(function: &str, e: &mut Emitter) -> Result<(), String
     let strides = [a.shape.broadcast_strides(&y.shape), b.shape.broadcast_strides(&y.shape)];
     let (mut extents, mut strides) = collapse(&y.shape, strides)?;
     let inner = |strides: &[Vec<usize>; 2], i: usize| strides[i].last().copied().unwrap_or(0);
+    // The elements of a vector must be consecutive or all the same.
     let vec = if strides.iter().all(|s| s.last().is_none_or(|&step| step <= 1)) {
         vector(&extents, &strides, &[])
     } else {

@@ -1,5 +1,5 @@
 //! Attention. [`forward`] and [`backward`] choose the kernels from storage type, head size, lengths and options:
-//! [`hopper`] for 16 bits on Hopper without bias and dropout, [`mma`] for other attention in bf16 over a few hundred
+//! [`hopper`] for 16 bits on Hopper without bias and dropout, [`mma`] for other attention in bf16 over up to 256
 //! tokens, and `attention.cu`, which supports everything, for the rest.
 
 mod hopper;
@@ -34,8 +34,10 @@ struct AttentionCall {
     /// From one token to the next, in elements.
     strides: [usize; 3],
     storage: Storage,
+    /// `[groups, heads, queries, keys]`: sample `b` has the bias of group `b mod groups`.
     bias: Option<Operand>,
     groups: usize,
+    /// The address of the seed of dropout; 0 without dropout.
     seed: u64,
 }
 
@@ -53,7 +55,7 @@ impl Extents {
         self.heads * self.head
     }
 
-    /// Tiles of all heads of all samples.
+    /// Tiles of so many tokens, in all heads of all samples.
     fn tiles(&self, tokens: usize) -> usize {
         tokens.div_ceil(TILE) * self.heads * self.batch
     }
@@ -63,16 +65,18 @@ impl Extents {
     }
 }
 
-/// The other inputs and the outputs of the gradient on tensor cores.
+/// The other inputs and the outputs of the gradient on tensor cores, all bf16 but `lse` and `dbias`.
 struct AttentionGradients {
     out: u64,
     dy: u64,
+    /// The log-sum-exp of every row of scores.
     lse: u64,
     /// The gradients of query, key and value.
     results: [u64; 3],
     /// From one token to the next in each, in elements.
     stride: usize,
-    bias: Option<Operand>,
+    /// The gradient of the bias, if it has consumers.
+    dbias: Option<Operand>,
 }
 
 impl AttentionCall {
@@ -194,8 +198,8 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
         [dy.storage, out.storage].iter().chain(gradients.iter().map(|(_, s)| s)).all(|&s| s == Storage::Bf16);
     if all_bf16 && gradients.iter().all(|&(address, _)| address != 0) {
         let results = gradients.map(|(address, _)| address);
-        let bias = dbias.clone();
-        let gradient = AttentionGradients { out: out.address, dy: dy.address, lse, results, stride: strides[0], bias };
+        let dbias = dbias.clone();
+        let gradient = AttentionGradients { out: out.address, dy: dy.address, lse, results, stride: strides[0], dbias };
         if hopper::supports(&call, e) {
             hopper::backward(&call, &gradient, e);
             return Ok(());
@@ -205,6 +209,7 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
             return Ok(());
         }
     }
+    // delta = rowsum(dy · out), of which a warp computes a row.
     let delta = e.scratch(4 * x.score_rows());
     let variant = call.variant().with("DY", dy.storage.name()).with("O", out.storage.name());
     let arguments = KernelArguments::new()
@@ -237,7 +242,7 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     }
     if let Some(dbias) = dbias {
         let count = dbias.shape.elements();
-        // With few elements, the sum over samples is split among several blocks.
+        // The sum over samples is split among blocks, for about 16 per multiprocessor.
         let (blocks, samples) = (count.div_ceil(THREADS), x.batch / call.groups);
         let samples_per_split = samples.div_ceil((16 * e.multiprocessors).div_ceil(blocks)).max(1);
         let splits = samples.div_ceil(samples_per_split);

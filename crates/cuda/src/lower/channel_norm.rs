@@ -10,8 +10,9 @@ use crate::run::launch::Request;
 /// `NormShape` of the kernels, and how they divide it.
 #[derive(Clone, Copy)]
 struct NormShape {
-    /// Whether statistics are per channel (batch norm).
+    /// Whether statistics are per channel (batch norm) instead of per sample and group.
     batch: bool,
+    /// Pixels of all samples.
     rows: usize,
     channels: usize,
     /// Rows of a sample.
@@ -57,7 +58,8 @@ impl NormShape {
         self.channels.div_ceil(self.vector() * self.lanes())
     }
 
-    /// The rows of a block, and the blocks along the rows, for about `blocks` blocks in all.
+    /// The rows of a block, at least eight for each thread, and the blocks along the rows, for about `blocks` blocks in
+    /// all.
     fn split(&self, blocks: usize) -> (usize, usize) {
         split(self.rows, blocks.div_ceil(self.blocks()), 8 * THREADS / self.lanes())
     }
@@ -80,12 +82,13 @@ fn split(count: usize, max_splits: usize, min_each: usize) -> (usize, usize) {
 /// Blocks of a kernel without sums: enough to fill any GPU.
 const ELEMENTWISE_BLOCKS: usize = 1 << 15;
 
-/// The address of partial sums and the number of splits.
+/// The address of partial sums, two f64 per split and statistic or channel, and the number of splits.
 type Partials = (u64, usize);
 
 /// Partial sums of every group: of x and x², or of dy · gamma and dy · gamma · normed.
 fn group_sums(e: &mut Emitter, variant: &KernelVariant, shape: NormShape, pointers: [u64; 5]) -> Partials {
-    let (each, splits) = split(shape.size(), (8 * e.multiprocessors).div_ceil(shape.statistics()), 2048);
+    // About eight blocks per multiprocessor, with at least eight elements per thread.
+    let (each, splits) = split(shape.size(), (8 * e.multiprocessors).div_ceil(shape.statistics()), 8 * THREADS);
     let partials = e.scratch(16 * splits * shape.statistics());
     let arguments = KernelArguments::new().pointers(&pointers).pointer(partials).fields(shape.fields()).u32(each);
     e.kernel(variant.clone(), "group_sums", [shape.statistics(), splits, 1], THREADS, 0, arguments);
@@ -129,6 +132,7 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, epilogue: Norm
     let [mean, rstd] = [1, 2].map(|i| used_or_scratch(i, e));
     let variant = shape.variant().with("X", x.storage.name());
     let (partials, splits) = if shape.batch {
+        // One wave: three blocks are resident (`__launch_bounds__` of the kernel).
         let (each, splits) = shape.split(3 * e.multiprocessors);
         let partials = e.scratch(16 * splits * shape.channels);
         let arguments = KernelArguments::new().pointers(&[x.address, partials]).fields(shape.fields()).u32(each);
@@ -145,6 +149,7 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, epilogue: Norm
         .f32(epsilon)
         .pointers(&[x.address, mean, rstd])
         .fields(running);
+    // A block sums eight statistics.
     e.kernel(variant.clone(), "moments", [shape.statistics().div_ceil(8), 1, 1], THREADS, 0, arguments);
     if y.is_used() {
         let residual = epilogue.residual.as_ref();
@@ -161,7 +166,7 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, epilogue: Norm
     }
 }
 
-/// The gradient of a relu after a norm, which runs before the norm's.
+/// The gradient of a relu after a norm, computed by the norm's backward kernels.
 enum ReluGrad {
     None,
     /// Of relu(norm(x)); its derivative is computed from x, with the norm's `beta` at this address.
@@ -209,6 +214,7 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
         e.kernel(variant.clone(), "sum_splits_f32", [count.div_ceil(8), 1, 1], THREADS, 0, arguments);
     };
     let mut sums = variant.clone().with("DY", dy.storage.name());
+    // `relu` is `RELU` of the kernels.
     let (mut relu_operands, mut beta, mut relu) = ([0; 3], 0, 0);
     match &relu_grad {
         ReluGrad::None => {}
@@ -222,6 +228,7 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
                 .with("Y", dx_of_sum.storage.name());
         }
     }
+    // One wave: two blocks are resident.
     let (each, splits) = shape.split(2 * e.multiprocessors);
     let partials = e.scratch(16 * splits * shape.channels);
     let arguments = KernelArguments::new()
@@ -234,6 +241,7 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
     if !dx.is_used() {
         return;
     }
+    // `channel_dots` has written the gradient of the sum.
     if let ReluGrad::OfSum { dx, .. } = relu_grad {
         (dy, relu) = (dx, 0);
     }

@@ -30,6 +30,8 @@ struct ConvGeometry {
 }
 
 impl ConvGeometry {
+    /// From the shapes of an image and a result, channels last, and of filters `[filters, channels of a group, height,
+    /// width]`.
     fn new(conv: Conv2d, x: &[usize], w: &[usize], y: &[usize]) -> Self {
         ConvGeometry {
             conv,
@@ -41,7 +43,7 @@ impl ConvGeometry {
         }
     }
 
-    fn channels(&self) -> usize {
+    fn channels_per_group(&self) -> usize {
         self.image[2] / self.conv.groups
     }
 
@@ -49,9 +51,9 @@ impl ConvGeometry {
         self.filters / self.conv.groups
     }
 
-    /// Columns of im2col.
+    /// Columns of im2col: a filter of one group.
     fn columns(&self) -> usize {
-        self.channels() * self.kernel[0] * self.kernel[1]
+        self.channels_per_group() * self.kernel[0] * self.kernel[1]
     }
 
     /// Rows of im2col for one image: output pixels.
@@ -74,6 +76,7 @@ impl ConvGeometry {
         starts.flat_map(|s| (0..self.conv.groups).map(move |g| (s, images.min(self.batch - s), g))).collect()
     }
 
+    /// `ConvShape` of the kernels.
     fn shape(&self, group: usize) -> CStruct {
         let Conv2d { stride, padding, dilation, .. } = self.conv;
         CStruct::new()
@@ -83,7 +86,7 @@ impl ConvGeometry {
             .u32s(&stride)
             .u32s(&[padding[0][0], padding[1][0]])
             .u32s(&dilation)
-            .u32s(&[self.channels(), group * self.channels()])
+            .u32s(&[self.channels_per_group(), group * self.channels_per_group()])
     }
 }
 
@@ -137,7 +140,7 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let (operand, dx) = (e.operand_storage(), e.outputs[0].clone());
     let (dy, weight) = (e.input_as(0, operand), e.input_as(1, operand));
     let images = geometry.images(operand.bytes());
-    let im2col_matrix = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
+    let im2col_grad = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
     let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());
     for (start, count, group) in geometry.products(images) {
         let filters = weight + (group * per_group * columns * operand.bytes()) as u64;
@@ -146,14 +149,14 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
             [1, count * geometry.rows(), columns, per_group],
             Matrix::dense(dy + (first * operand.bytes()) as u64, geometry.filters),
             Matrix::dense(filters, columns),
-            (Matrix::dense(im2col_matrix, columns), operand),
+            (Matrix::dense(im2col_grad, columns), operand),
         );
         e.multiply(product);
         let variant = KernelVariant::new(&compile::CONV).with("X", operand.name()).with("Y", dx.storage.name());
-        let elements = count * geometry.image[0] * geometry.image[1] * geometry.channels();
+        let elements = count * geometry.image[0] * geometry.image[1] * geometry.channels_per_group();
         let to = dx.address + (start * geometry.image_len() * dx.storage.bytes()) as u64;
         let arguments =
-            KernelArguments::new().pointer(im2col_matrix).pointer(to).fields(geometry.shape(group)).u64(elements);
+            KernelArguments::new().pointer(im2col_grad).pointer(to).fields(geometry.shape(group)).u64(elements);
         e.kernel_1d(variant, "col2im", elements, 1, arguments);
     }
 }
@@ -181,7 +184,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
             Matrix::dense(im2col_matrix, columns),
             (to, dw.storage),
         );
-        // Products of later images are added to those of the first.
+        // Later images are added to the sum over earlier ones.
         product.c = (start > 0).then_some(to);
         e.multiply(product);
     }

@@ -10,13 +10,14 @@ use crate::run::arguments::{CStruct, KernelArguments};
 const OUTPUTS_PER_THREAD: usize = 4;
 const CHANNEL_THREADS: usize = 8;
 
-/// The most splits of the filters' gradient.
+/// The most splits of the filters' gradient, which a thread sums one after another.
 const MAX_SPLITS: usize = 256;
 
 /// The widest filter for which the sums of eight channels fit a thread's registers.
 const MAX_VECTOR_KERNEL_WIDTH: usize = 7;
 
-/// Whether a convolution with this weight is depthwise.
+/// Whether a convolution with this weight `[filters, channels of a group, height, width]` is depthwise, with one filter
+/// per channel.
 pub(super) fn is_depthwise(op: &Conv2d, weight: &[usize]) -> bool {
     op.groups > 1 && weight[1] == 1 && weight[0] == op.groups
 }
@@ -31,7 +32,7 @@ fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> CStruct {
         .u32s(&op.dilation)
 }
 
-/// The number of threads for a result of this shape, each with a `PixelRun` of the kernels.
+/// The number of threads for a result `[batch, height, width, channels]`, each with a `PixelRun` of the kernels.
 fn pixel_runs(shape: &[usize]) -> usize {
     shape[0] * shape[1] * shape[2].div_ceil(OUTPUTS_PER_THREAD) * (shape[3] / channel_vector(shape[3]))
 }
@@ -82,6 +83,7 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let (channels, taps, pixels) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
     let vec = if weight[3] <= MAX_VECTOR_KERNEL_WIDTH { channel_vector(channels) } else { 1 };
     let channel_blocks = channels.div_ceil(CHANNEL_THREADS * vec);
+    // About eight blocks per multiprocessor, with at least eight pixels per thread.
     let max_splits = (8 * e.multiprocessors).div_ceil((channel_blocks * weight[2]).max(1)).clamp(1, MAX_SPLITS);
     let pixels_per_split = pixels.div_ceil(max_splits).max(8 * THREADS / CHANNEL_THREADS);
     let splits = pixels.div_ceil(pixels_per_split);

@@ -10,8 +10,8 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::KernelArguments;
 use crate::run::launch::Request;
 
-/// Smaller results stay in the L2 cache between two kernels, so that fusing them gains nothing.
-const WORTH_FUSING: usize = 1 << 18;
+/// Results of fewer elements stay in the L2 cache between two kernels, so that fusing them gains nothing.
+const MIN_FUSED_ELEMENTS: usize = 1 << 18;
 
 impl Emitter {
     /// The storage type of the operands of products.
@@ -81,6 +81,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     }
     if op.activation.is_none() && scale.is_none() {
         whole.c = residual.map(|i| Matrix::dense(e.input_as(i, whole.addend_storage()), n));
+        // cuBLASLt may have no fp8 algorithm with an addend; then a second kernel adds it.
         if operand == Storage::E4m3 && residual.is_some() && m * n > 0 {
             let before = e.requests.len();
             e.multiply(product);
@@ -92,7 +93,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
         }
         return;
     }
-    // Product and activation in two kernels.
+    // Product and epilogue in two kernels.
     let mut between = y.clone();
     if y.storage == Storage::E4m3 {
         between.storage = product.addend_storage();
@@ -109,7 +110,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
         Some(Activation::GeluTanh) => true,
         _ => false,
     };
-    let large = m * n >= WORTH_FUSING;
+    let large = m * n >= MIN_FUSED_ELEMENTS;
     if gelu && !e.training && large && scale.is_none() && residual.is_none() && y.storage != Storage::F32 {
         let parts = e.requests.split_off(before);
         whole.gelu = true;
@@ -117,7 +118,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     }
 }
 
-/// The epilogue of a linear layer where cuBLASLt has none: from the product `x` to `y`, which may share its memory.
+/// The epilogue of a linear layer where cuBLASLt has none, from the product `x` to `y`: in place, unless `y` is e4m3.
 fn epilogue(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
     let [_, scale, residual] = op.optional_inputs();
     let (count, n) = (y.shape.elements(), y.shape.last());

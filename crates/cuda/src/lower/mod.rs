@@ -62,7 +62,7 @@ pub(crate) struct Emitter {
     pub inputs: Vec<Operand>,
     pub outputs: Vec<Operand>,
     pub precision: Precision,
-    /// The number of multiprocessors: it decides into how many splits some sums are divided.
+    /// The number of multiprocessors: it decides the tiles of some kernels, and into how many splits sums are divided.
     pub multiprocessors: usize,
     /// Whether kernels with wgmma and TMA can run.
     pub hopper: bool,
@@ -96,7 +96,7 @@ impl BumpRegion {
     }
 }
 
-/// The widest vector of a thread: `VEC` of the kernels.
+/// Elements of the widest vector of a thread: `VEC` of the kernels.
 const VECTOR: usize = 8;
 
 /// The widest vector that divides all extents.
@@ -109,7 +109,7 @@ fn channel_vector(channels: usize) -> usize {
     if channels.is_multiple_of(VECTOR) { VECTOR } else { 1 }
 }
 
-/// Threads of a block of an elementwise kernel.
+/// Threads of a block in elementwise kernels and most reductions: `THREADS` of their files.
 const THREADS: usize = 256;
 
 impl Emitter {
@@ -252,7 +252,7 @@ impl From<String> for Unsupported {
     }
 }
 
-/// Checks that kernels can take the extents, in 32 bits.
+/// Checks that the extents fit 31 bits, since kernels compute with them in u32.
 fn fits(extents: &[usize]) -> Result<(), String> {
     match extents.iter().find(|&&extent| extent > u32::MAX as usize / 2) {
         Some(extent) => Err(format!("an extent of {extent} is too large for this device")),

@@ -8,12 +8,13 @@ use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 
-/// Threads of a row: part of a warp for short rows, a warp up to 1024 elements, a block for more.
+/// Threads of a row, with at most 32 elements each up to 32,768: part of a warp for short rows, a warp for up to 1024
+/// elements, a block for more.
 fn lanes(dim: usize) -> usize {
     dim.div_ceil(32).next_power_of_two().clamp(8, 1024)
 }
 
-/// Rows of a group, which a block computes at a time: `ROWS` of the kernel.
+/// Rows of a group, which a block computes at a time, with 128 threads unless a row needs more: `ROWS` of the kernel.
 fn group_rows(lanes: usize) -> usize {
     if lanes <= 32 { 128 / lanes } else { 1 }
 }
@@ -34,13 +35,13 @@ fn stochastic_depth(drop: Option<(Dropout, u64)>, shape: &Shape) -> CStruct {
     }
 }
 
-/// The norm of the first input, or of its sum with `addend`, which may have stochastic depth; then the seed is the last
-/// input.
+/// The norm of the first input, or of its sum with input number `addend`, which may have stochastic depth; then the
+/// seed is the last input.
 pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropout>, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (rows, dim) = (y.shape.rows(), y.shape.last());
-    let (lanes, parameters) = (lanes(dim), 1 + addend.map_or(0, |_| 1));
-    let [gamma, beta] = [e.inputs[parameters].address, e.inputs[parameters + 1].address];
+    let (lanes, gamma_index) = (lanes(dim), 1 + addend.map_or(0, |_| 1));
+    let [gamma, beta] = [e.inputs[gamma_index].address, e.inputs[gamma_index + 1].address];
     let mut variant = KernelVariant::new(&compile::NORM)
         .with("DIM", dim)
         .with("LANES", lanes)
@@ -59,7 +60,7 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropou
     let result = if y.is_used() { y.address } else { e.scratch(rows * dim * y.storage.bytes()) };
     let scale = if y.storage == Storage::E4m3 { y.scales } else { 0 };
     let group_rows = group_rows(lanes);
-    // Few rows are spread over all multiprocessors first.
+    // Blocks have several groups only if there would be more than eight blocks per multiprocessor otherwise.
     let groups = rows.div_ceil(group_rows * 8 * e.multiprocessors).clamp(1, MAX_GROUPS);
     let arguments = KernelArguments::new()
         .pointers(&[x, second, gamma, beta])
@@ -78,9 +79,9 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropou
 pub(crate) struct NormGradFusion {
     /// The sum of `dx` and a residual's gradient.
     pub residual: bool,
-    /// The gradient of stochastic depth, applied to `dx`.
+    /// The gradient of stochastic depth, applied to `dx` and written beside it.
     pub drop: Option<Dropout>,
-    /// The column sums of `dx`, after stochastic depth.
+    /// The column sums of `dx`, after stochastic depth if that is fused.
     pub sums: bool,
 }
 
@@ -123,6 +124,7 @@ pub(super) fn backward(fused: NormGradFusion, e: &mut Emitter) {
     e.kernel(variant.clone(), "layer_norm_grad", [blocks, 1, 1], group_rows * lanes, 0, arguments);
     if partials != 0 {
         let arguments = KernelArguments::new().pointer(partials).u32(blocks).pointers(&[dgamma, dbeta, sums]);
+        // A block sums eight columns.
         e.kernel(variant, "layer_norm_grad_parameters", [(parts * dim).div_ceil(8), 1, 1], 256, 0, arguments);
     }
 }

@@ -52,7 +52,7 @@ struct UpdateKernel {
     shared_scalars: usize,
     /// The kernel's struct of hyperparameters, one for all tensors of a launch.
     hyperparameters: Option<CStruct>,
-    /// Weight decay of this tensor, added to the gradient and to the update (decoupled, as in AdamW).
+    /// Weight decay of this tensor: that added to the gradient, and that added to the update (decoupled, as in AdamW).
     weight_decay: [f32; 2],
     /// Whether the update is scaled by the ratio of the parameter's norm to its own (LAMB).
     trust_ratio: bool,
@@ -208,6 +208,7 @@ pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
     let scaled: Vec<usize> = tensors.iter().map(|t| if t.trust_ratio { t.count } else { 0 }).collect();
     let scaled_blocks: usize = scaled.iter().map(|&count| blocks(count)).sum();
     let scalars: Vec<u64> = e.inputs[inputs - first.shared_scalars..inputs].iter().map(|x| x.address).collect();
+    // Two f32 per block: the squares of parameter and update.
     let partials = first.second_pass.map(|_| if scaled_blocks > 0 { e.scratch(8 * all_blocks) } else { 0 });
     let launch = |e: &mut Emitter, kernel: &'static str, chunks: u64, blocks: usize| {
         let arguments =

@@ -19,7 +19,8 @@ fn patch_grid(op: &Patchify, image: &Shape) -> CStruct {
     CStruct::new().u32s(&[height, width, channels, op.patch[0], op.patch[1], rows, columns]).u64s(&strides)
 }
 
-/// The widest vector of elements that are consecutive and aligned both in the image and in a patch.
+/// The widest vector of elements that are consecutive and aligned both in the image and in a patch, which is
+/// `[channels, height, width]` whatever the image's layout.
 fn patch_vector(op: &Patchify, image: &Shape) -> usize {
     let [_, _, width, _] = op.extents(image);
     match op.layout {

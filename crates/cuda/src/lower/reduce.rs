@@ -94,8 +94,8 @@ pub(super) struct RowSplits {
 }
 
 impl RowSplits {
-    /// For blocks of `block_columns` columns each: about eight blocks per multiprocessor, which is one full wave, with
-    /// at least 64 rows each.
+    /// For blocks of `block_columns` columns each: about eight blocks of 256 threads per multiprocessor, which is one
+    /// full wave, with at least 64 rows each.
     pub fn new(e: &Emitter, rows: usize, columns: usize, block_columns: usize) -> Self {
         let splits = (8 * e.multiprocessors / columns.div_ceil(block_columns).max(1)).max(1);
         let rows_per_split = rows.div_ceil(splits).max(64);

@@ -18,6 +18,7 @@ pub(super) fn activation(op: Activation, e: &mut Emitter) {
     let count = y.shape.elements();
     let variant = activation_variant(Some(op)).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).u64(count);
+    // A thread of this kernel has two vectors.
     e.kernel_1d(variant, "activation", count, 2 * VECTOR, arguments);
 }
 
@@ -32,7 +33,7 @@ pub(super) fn activation_grad(op: Activation, e: &mut Emitter) {
     e.kernel_1d(variant, "activation_grad", count, VECTOR, arguments);
 }
 
-/// The columns of a block of `activation_grad_sums`: `LANES * VEC`.
+/// The columns of a block of `activation_grad_sums`: `LANES * VEC` in `activation.cu`.
 const COLUMNS: usize = 64;
 
 /// Whether [`activation_grad_and_sums`] supports rows of this length.
@@ -62,7 +63,7 @@ pub(super) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
     reduce::sum_splits(e, partials, &sums, splits.count, 1.0);
 }
 
-/// Threads of a row's block.
+/// `THREADS` of `softmax.cu`: a block computes a row.
 const ROW_THREADS: usize = 128;
 
 pub(super) fn softmax(e: &mut Emitter) {
@@ -90,6 +91,7 @@ pub(super) fn softmax_grad(e: &mut Emitter) {
 
 /// `Mask` of the kernels: an element is kept if its random word is at least `rate · 2^32`.
 pub(super) fn mask(op: Dropout) -> CStruct {
+    // Below 2^32, since rates are below 1.
     let keep_from = (f64::from(op.rate) * 4294967296.0).ceil() as usize;
     CStruct::new().u32(op.stream as usize).u32(keep_from).f32(1.0 / (1.0 - op.rate))
 }
@@ -102,6 +104,7 @@ pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
     let variant = KernelVariant::new(&compile::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = KernelArguments::new().pointers(&[x.address, seed.address, y.address]).fields(mask(op));
     match op.granularity {
+        // A Philox block decides about four elements.
         Granularity::Element => e.kernel_1d(variant, "dropout_elements", count, 4, arguments.u64(count)),
         Granularity::Sample => {
             let vec = if per_decision.is_multiple_of(VECTOR) { VECTOR } else { 1 };

@@ -1,14 +1,14 @@
 //! The linear layers that are computed in fp8 (e4m3), and their quantisation scales.
 //!
 //! e4m3 has three mantissa bits over fifteen powers of two, so one scale per tensor need not fit its elements closely:
-//! it must only keep the largest below 448. Bounds of the elements follow from the weights alone. A row of a layer norm
-//! is `gamma · u + beta` with `|u| ≤ √columns`, and no element of a linear layer after it exceeds `√columns · |w ·
-//! gamma| + |w · beta + bias|` for its row `w` of the weights. Activations and attention, which averages values, do not
-//! increase a bound. So scales are known before the first image, without calibration, and the result of an image does
-//! not depend on the other images of its batch.
+//! it must only keep the largest at 448 or below. Bounds of the elements follow from the weights alone. A row of a
+//! layer norm is `gamma ∘ u + beta` (`∘` is elementwise) with `‖u‖ ≤ √columns`. So no element of a linear layer after
+//! it exceeds `√columns · ‖w ∘ gamma‖ + |w · beta + bias|` for its row `w` of the weights. Activations with `|f(x)| ≤
+//! |x|` and attention, which averages values, do not increase a bound. So scales are known before the first image,
+//! without calibration, and the result of an image does not depend on the other images of its batch.
 //!
-//! A linear layer whose input has no such bound stays in bf16, and so do the first, which reads the image, and the
-//! last.
+//! A linear layer whose input has no such bound stays in bf16, such as the first, which reads the image; and so does
+//! one whose result is an output of the graph, such as the head.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -25,8 +25,9 @@ use crate::run::launch::{KernelLaunch, Request};
 /// The distance of a scale's inverse from the scale in bytes: cuBLASLt requires multiples of 16.
 pub(crate) const INVERSE: u64 = 16;
 
-/// cuBLASLt requires extents of fp8 operands to be multiples of this.
-const STEP: usize = 16;
+/// Both extents of fp8 weights are multiples of this, so that rows of operands and results are multiples of 16 bytes,
+/// as cuBLASLt requires.
+const EXTENT_STEP: usize = 16;
 
 /// The weights that bound the elements of a value: those of a layer norm, and of the linear layer after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,7 +69,7 @@ impl Fp8Layers {
             let shape = graph.shape(node.inputs[1]);
             let suits = matches!(graph.node(weight.node).op, Op::Parameter(_))
                 && constant[weight.node]
-                && shape.iter().all(|extent| extent.is_multiple_of(STEP))
+                && shape.iter().all(|extent| extent.is_multiple_of(EXTENT_STEP))
                 && !outputs.contains(&Value { node: id, output: 0 });
             let Some(bound) = fp8.bound(graph, x).filter(|bound| suits && bound.is_constant(constant)) else {
                 continue;
@@ -77,12 +78,12 @@ impl Fp8Layers {
             fp8.bounds.insert(x, bound);
             fp8.weights.insert(weight);
         }
-        let writable = |value: &Value| match graph.node(value.node).op {
+        let kernel_writes_e4m3 = |value: &Value| match graph.node(value.node).op {
             Op::LayerNorm(_) | Op::AddLayerNorm(_) | Op::Attention(_) => value.output == 0,
             Op::Linear(op) => !op.scale && !op.residual,
             _ => false,
         };
-        fp8.stored = fp8.bounds.keys().copied().filter(|v| writable(v) && !outputs.contains(v)).collect();
+        fp8.stored = fp8.bounds.keys().copied().filter(|v| kernel_writes_e4m3(v) && !outputs.contains(v)).collect();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(_, node)| !matches!(node.op, Op::Reshape(_))) {
             for (i, &input) in node.inputs.iter().enumerate() {
                 if i > 0 || !fp8.linears.contains(&id) {
@@ -111,6 +112,7 @@ impl Fp8Layers {
         }
     }
 
+    /// The bound is computed from the weights in e4m3, which only layers in fp8 have.
     fn bound_of_linear(&self, graph: &Graph, id: NodeId, op: &Linear, first: usize) -> Option<ElementBound> {
         if op.scale || op.residual || !op.activation.is_none_or(is_bounded_by_input) || !self.linears.contains(&id) {
             return None;
@@ -177,6 +179,7 @@ impl Fp8Layers {
                         .u32(count)
                         .u32(columns);
                     let variant = KernelVariant::new(&compile::FP8).with("B", bias.1.name());
+                    // A warp computes the bound of a row, a block those of eight.
                     requests.push(kernel(variant, "linear_bounds", count.div_ceil(8), arguments));
                 }
             }
@@ -189,7 +192,7 @@ impl Fp8Layers {
 }
 
 impl ElementBound {
-    /// The number of elements whose maximum the bound is.
+    /// The number of columns with a bound each; their maximum is the bound of the value.
     fn count(&self, graph: &Graph) -> usize {
         self.linear.map_or(graph.shape(self.gamma).elements(), |rows| graph.shape(rows.weight)[0] - rows.first)
     }
@@ -223,7 +226,7 @@ fn norm(graph: &Graph, value: Value) -> Option<(Value, Value)> {
         }
         Op::Reshape(_) if rows_stay(node.inputs[0]) => norm(graph, node.inputs[0]),
         Op::Slice(slice) if slice.axis + 1 < graph.shape(value).len() => norm(graph, node.inputs[0]),
-        // Without padding, windows keep rows whole.
+        // Without padding, which would add rows of zeros that the norm did not produce.
         Op::Windows(_) if graph.shape(value).elements() == graph.shape(node.inputs[0]).elements() => {
             norm(graph, node.inputs[0])
         }
@@ -239,12 +242,14 @@ fn is_bounded_by_input(activation: Activation) -> bool {
     }
 }
 
-/// Weights in e4m3 and their scale: the power of two that brings the largest just below 448.
+/// Weights in e4m3 and their scale: the largest power of two that keeps all at 448 or below. It is NaN if a weight is
+/// not finite, and so are all results then.
 pub(crate) fn quantised(weights: &[f32]) -> (Vec<u8>, f32) {
     let largest = weights.iter().fold(0.0, |largest: f32, w| largest.max(w.abs()));
     if !weights.iter().all(|w| w.is_finite()) {
         return (vec![0; weights.len()], f32::NAN);
     }
+    // The clamp keeps the scale and its inverse normal, also if all weights are 0. The mask drops the mantissa.
     let exact = (448.0 / largest).clamp(2f32.powi(-100), 2f32.powi(100));
     let scale = f32::from_bits(exact.to_bits() & 0x7f80_0000);
     (weights.iter().map(|w| to_e4m3(w * scale)).collect(), scale)
@@ -259,6 +264,7 @@ fn to_e4m3(value: f32) -> u8 {
         0x43e0_0000.. => 0x7e,
         // Subnormals are multiples of 2^-9, the unit in the last place of floats from 2^14 on.
         ..0x3c80_0000 => (f32::from_bits(magnitude) + 16384.0).to_bits() - 16384f32.to_bits(),
+        // Rounds to 3 of 23 mantissa bits; the exponent bias is 127 in f32 and 7 in e4m3.
         _ => (magnitude + 0x7ffff + (magnitude >> 20 & 1) - (120 << 23)) >> 20,
     };
     sign | rounded as u8

@@ -42,6 +42,7 @@ impl FusionGroups {
         self.leaders.get(&node).copied().unwrap_or(node)
     }
 
+    /// Adds a group of nodes in ascending order, which the last one leads.
     fn add(&mut self, nodes: &[NodeId], group: FusionGroup) {
         let Some((&last, others)) = nodes.split_last() else { return };
         others.iter().for_each(|&node| {
@@ -50,11 +51,11 @@ impl FusionGroups {
         self.by_leader.insert(last, group);
     }
 
-    /// In-place updates whose new values have no consumer before the last of the group; consumers of the old values
-    /// precede all updates. Moving averages of the new values are a separate group, which follows, and so are guarded
-    /// updates.
+    /// In-place updates whose new values have no consumer before the last of the group. Consumers of an old value
+    /// precede its update, else that would not be in place. Moving averages of the new values are a separate group,
+    /// which follows, and so are guarded updates, any two of which share a launch.
     fn find_updates(&mut self, graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) {
-        let (mut open, mut averages, mut guarded): (Vec<NodeId>, Vec<NodeId>, Vec<NodeId>) = Default::default();
+        let (mut optimiser, mut averages, mut guarded): (Vec<NodeId>, Vec<NodeId>, Vec<NodeId>) = Default::default();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
             let in_place = (0..node.outputs.len()).all(|output| in_place.contains_key(&Value { node: id, output }));
             let reads = |of: &[NodeId]| node.inputs.iter().any(|v| of.contains(&storage(graph, *v).node));
@@ -69,27 +70,27 @@ impl FusionGroups {
             let agrees = |others: &[NodeId]| others.last().is_none_or(|&other| share_launch(node, graph.node(other)));
             let waits = match (joins, average) {
                 (true, true) => reads(&averages) || !agrees(&averages),
-                (true, false) => reads(&open) || reads(&averages) || !agrees(&open),
-                (false, _) => reads(&open) || reads(&averages),
+                (true, false) => reads(&optimiser) || reads(&averages) || !agrees(&optimiser),
+                (false, _) => reads(&optimiser) || reads(&averages),
             };
             if waits {
-                self.close(&mut open, &mut averages);
+                self.close(&mut optimiser, &mut averages);
             }
             match (joins, average) {
                 (true, true) => averages.push(id),
-                (true, false) => open.push(id),
+                (true, false) => optimiser.push(id),
                 (false, _) => {}
             }
         }
-        self.close(&mut open, &mut averages);
+        self.close(&mut optimiser, &mut averages);
         self.add_updates(guarded);
     }
 
     /// Ends both groups. Updates after the last average are a separate group, since averages run after the updates that
     /// they read.
-    fn close(&mut self, open: &mut Vec<NodeId>, averages: &mut Vec<NodeId>) {
+    fn close(&mut self, optimiser: &mut Vec<NodeId>, averages: &mut Vec<NodeId>) {
         let last = averages.last().copied().unwrap_or(0);
-        let (before, after): (Vec<NodeId>, Vec<NodeId>) = open.drain(..).partition(|&id| id < last);
+        let (before, after): (Vec<NodeId>, Vec<NodeId>) = optimiser.drain(..).partition(|&id| id < last);
         for group in [before, after, std::mem::take(averages)] {
             self.add_updates(group);
         }
@@ -101,6 +102,7 @@ impl FusionGroups {
         }
     }
 
+    /// Layer norms of a sum, one term of which has stochastic depth and no other use.
     fn find_dropped_sums(&mut self, graph: &Graph, runs: &[bool]) {
         let (nodes, uses) = (graph.nodes(), graph.uses());
         for (norm, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
@@ -114,6 +116,8 @@ impl FusionGroups {
         }
     }
 
+    /// Gradients of layer norms, each with the sum that is the only use of its `dx`, with stochastic depth and with
+    /// column sums of the result. The sum leads, or else the norm; nodes after it read only its result and a seed.
     fn find_norm_grads(&mut self, graph: &Graph, runs: &[bool], sums: &HashMap<Value, NodeId>) {
         let uses = graph.uses();
         let nodes = graph.nodes();
@@ -153,6 +157,7 @@ impl FusionGroups {
         }
     }
 
+    /// Gradients of activations whose column sums are computed; the gradient leads, and the sums run early, with it.
     fn find_activation_grads(&mut self, graph: &Graph, runs: &[bool], sums: &HashMap<Value, NodeId>) {
         for (grad, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::ActivationGrad(op) = node.op else { continue };
@@ -165,7 +170,7 @@ impl FusionGroups {
         }
     }
 
-    /// Batch norms whose only consumer is a relu, or a sum whose only consumer is a relu.
+    /// Batch norms whose only use is a relu, or a sum whose only use is a relu.
     fn find_relus(&mut self, graph: &Graph, runs: &[bool]) {
         let (nodes, uses) = (graph.nodes(), graph.uses());
         let only_use = |v: Value| uses[v.node][v.output] == 1 && runs[v.node];
@@ -214,6 +219,7 @@ impl FusionGroups {
             if !matches!(nodes[norm].op, Op::BatchNormGrad(_)) || inputs[0] != dx || !runs[norm] {
                 continue;
             }
+            // `rewrite::relu_grad_from_output` has replaced the relu's input by its result.
             let (result, gradient) = (node.inputs[0], node.inputs[1]);
             // The forward node of the norm, which computed its mean.
             let forward = Value { node: inputs[3].node, output: 0 };
@@ -245,19 +251,19 @@ impl FusionGroups {
     }
 }
 
-/// Whether a node is stochastic depth of whole rows; with a single axis, a sample is one element of a row.
+/// Whether a node is stochastic depth over at least two axes, so that a sample consists of whole rows.
 fn drops_rows(graph: &Graph, node: NodeId) -> bool {
     stochastic_depth(graph.node(node)).is_some() && graph.node(node).outputs[0].shape.len() > 1
 }
 
-/// The nodes that compute the column sums of a value, by that value.
+/// The nodes that compute the column sums of a value, possibly reshaped to a matrix with its columns, by that value.
 fn column_sums(graph: &Graph, runs: &[bool]) -> HashMap<Value, NodeId> {
     let mut found = HashMap::new();
     for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
         let Op::Reduce(reduce) = &node.op else { continue };
         let value = storage(graph, node.inputs[0]);
-        let (rows, shape) = (graph.shape(node.inputs[0]), graph.shape(value));
-        if *reduce == Reduce::sum([0]) && rows.len() == 2 && !shape.is_empty() && shape.last() == rows[1] {
+        let (matrix, shape) = (graph.shape(node.inputs[0]), graph.shape(value));
+        if *reduce == Reduce::sum([0]) && matrix.len() == 2 && !shape.is_empty() && shape.last() == matrix[1] {
             found.entry(value).or_insert(id);
         }
     }

@@ -29,7 +29,7 @@ pub(crate) enum FusionGroup {
         relu: NodeId,
         residual: Option<Value>,
     },
-    /// The gradient of either.
+    /// The gradient of `BatchNormRelu`, with or without the residual.
     BatchNormReluGrad {
         relu: NodeId,
         norm: NodeId,

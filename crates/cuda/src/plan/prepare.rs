@@ -19,7 +19,7 @@ use crate::plan::group::FusionGroup;
 use crate::plan::storage::{Storage, Storages};
 use crate::run::launch::Request;
 
-/// The properties of a GPU that lowering depends on.
+/// The precision and the properties of a GPU that lowering depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Profile {
     pub precision: Precision,
@@ -28,10 +28,11 @@ pub(crate) struct Profile {
     pub hopper: bool,
 }
 
-/// A placeholder address, for lowering before memory is allocated.
+/// A placeholder address, for lowering before memory is allocated: not 0, which means no operand, and as aligned as any
+/// allocation.
 const PLACEHOLDER: u64 = 1 << 40;
 
-/// The addresses of the two buffers.
+/// The addresses of the arena and of the buffer of stored values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bases {
     pub arena: u64,
@@ -57,7 +58,7 @@ pub(crate) struct Prepared {
     pub constant: Vec<bool>,
     /// The nodes that need a kernel.
     computes: Vec<bool>,
-    /// The number of consumers of each value.
+    /// The number of uses of each value ([`Graph::uses`]).
     uses: Vec<Vec<usize>>,
     /// New values that overwrite the parameters that they update.
     pub in_place: HashMap<Value, Value>,
@@ -69,7 +70,7 @@ pub(crate) struct Prepared {
     tables: HashMap<NodeId, usize>,
     pub plan: MemoryPlan,
     pub stored_bytes: usize,
-    /// The most scratch memory of a constant node.
+    /// The most scratch memory of a constant node, or of the computation of quantisation scales.
     pub constant_scratch: usize,
 }
 
@@ -83,6 +84,7 @@ impl Prepared {
         let runs: Vec<bool> = computes.iter().zip(&constant).map(|(c, k)| *c && !k).collect();
         let groups = FusionGroups::new(&graph, &runs, &in_place);
         let mut prepared = Prepared {
+            // Replaced below, when the scratch memory of all nodes is known.
             plan: MemoryPlan::new(&Graph::new(), |_| 0, |_| false),
             graph,
             profile,
@@ -122,6 +124,7 @@ impl Prepared {
             workspace: &|node| scratch.get(&node).copied().unwrap_or(0),
             outside: &|v| p.constant[v.node] || p.in_place.contains_key(&v) || p.groups.unwritten.contains(&v),
             runs_with: &|node| p.groups.runs_with(node),
+            // For CPUs alone: any two values may share memory.
             exact_fit_from: usize::MAX,
         };
         prepared.plan = MemoryPlan::with_requirements(&prepared.graph, requirements);
@@ -218,7 +221,8 @@ impl Prepared {
         }
     }
 
-    /// The requests of a node, or of the group that runs in its place; `None` where neither computes anything.
+    /// The requests of a node, or of the group that it leads; `None` where neither computes anything. `bases` come with
+    /// the address of the node's scratch memory; without them, addresses are placeholders.
     pub fn emit(&self, id: NodeId, bases: Option<(&Bases, u64)>) -> Result<Option<Emitter>, GraphError> {
         if !self.computes[id] || self.groups.runs_with(id) != id {
             return Ok(None);

@@ -2,9 +2,10 @@
 //!
 //! In a 16-bit precision, a value that is computed in a run is stored in 16 bits, unless it is an output or an update
 //! of the graph, a statistic, or an input of an operation that needs f32 (losses, optimisers, gradient norms, weights
-//! of norms). Inputs, parameters and constants are f32; operands of matrix products have a 16-bit copy, which the
-//! optimiser updates with the parameter. Computation is in f32 whatever the storage type, and products accumulate in
-//! f32. With [`Precision::Fp8`], values whose consumers are all fp8 layers are stored in e4m3 ([`Fp8Layers`]).
+//! of norms). Inputs are f32. So are parameters and constants, except that operands of matrix products have a 16-bit
+//! copy, which the optimiser updates with the parameter, and no f32 form if nothing reads that. Elements are converted
+//! to f32 for all arithmetic but that of matrix products, which accumulate in f32. With [`Precision::Fp8`], values
+//! whose consumers are all fp8 layers are stored in e4m3 ([`Fp8Layers`]).
 
 use std::collections::HashSet;
 
@@ -112,6 +113,7 @@ impl Storages {
             InputPrecision::Operand if self.fp8.linears.contains(&node) => Storage::E4m3,
             InputPrecision::Operand => self.operand(),
             InputPrecision::Addend => result(),
+            // `stored_in_f32` has made the latter f32.
             InputPrecision::AsStored | InputPrecision::F32 => stored,
         }
     }

@@ -110,7 +110,8 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
 }
 
 /// Whether one kernel over whole heads is faster than two over tiles: it reads everything once, but needs a head for
-/// every multiprocessor. For small heads, the two were faster in measurements on an H200.
+/// every multiprocessor. For small heads, the two were faster in measurements on an H200; above 64, its tilings are not
+/// tested.
 fn whole_heads(x: &Extents, multiprocessors: usize) -> bool {
     x.queries == x.keys
         && x.keys <= MAX_SLOT_ROWS
@@ -138,7 +139,7 @@ pub(crate) fn hopper_variants() -> Vec<KernelVariant> {
         let x = Extents { batch, heads: 12, queries, keys, head };
         variants.extend(
             [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys]
-                .map(|w| HopperTiling::new(w, &x, 132).variant()),
+                .map(|kernel| HopperTiling::new(kernel, &x, 132).variant()),
         );
         if whole_heads(&x, 132) {
             variants.push(HopperTiling::new(HopperKernel::Backward, &x, 132).variant());

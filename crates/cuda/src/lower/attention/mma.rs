@@ -1,5 +1,5 @@
-//! Attention in bf16 with bias and dropout with mma.sync, for windows and small images of up to 256 tokens. The
-//! algorithm is described in `kernels/mma/tiles.cu`.
+//! Attention in bf16 with mma.sync, with or without bias and dropout, for windows and small images of up to 256 tokens.
+//! The algorithm is described in `kernels/mma/tiles.cu`.
 
 use super::{AttentionCall, AttentionGradients, Emitter, Extents, MAX_HEAD, sum_bias_splits};
 use crate::compile::{self, KernelSource, KernelVariant};
@@ -10,8 +10,8 @@ use crate::run::arguments::{CStruct, KernelArguments};
 /// memory.
 const MAX_TOKENS: usize = 256;
 
-/// The most shared memory of a block on Hopper, and on every GPU since Ampere, in bytes. A multiprocessor of Hopper has
-/// 1024 more for all its blocks, and the driver adds 1024 to each block.
+/// The most shared memory of a block in bytes: on Hopper, and on every GPU since Ampere. A multiprocessor of Hopper has
+/// 1024 bytes more for all its blocks, and the driver adds 1024 to each block.
 const SHARED_OF_HOPPER: usize = 232_448;
 const SHARED: usize = 101_376;
 
@@ -93,10 +93,12 @@ impl MmaShape {
         }
     }
 
-    /// Bytes of shared memory.
+    /// Bytes of shared memory: two pipeline stages of rows, in `Backward` weights and gradients of scores, in
+    /// `BackwardKeys` statistics, then sums of the bias's gradient and the bias.
     fn shared(&self, kernel: MmaKernel) -> usize {
         let pitch = self.head.next_multiple_of(16) * 2 + 16;
         let (resident, streamed) = self.tokens(kernel);
+        // Scores are `[resident_rows, n]`; as an operand of the next product, `n` is padded to 16.
         let (resident_rows, n) = (rows(resident, 16), rows(streamed, 8));
         let streamed_rows = n.next_multiple_of(16);
         let scores = (resident_rows * n).max(if kernel == MmaKernel::Backward { streamed_rows * n } else { 0 })
@@ -127,6 +129,7 @@ impl MmaShape {
         registers.next_multiple_of(8).min(255)
     }
 
+    /// A warp for 16 rows of the resident operand, and in `Backward` of either.
     fn threads(&self, kernel: MmaKernel) -> usize {
         let (resident, streamed) = self.tokens(kernel);
         2 * if kernel == MmaKernel::Backward { rows(resident, 16).max(rows(streamed, 16)) } else { rows(resident, 16) }
@@ -165,10 +168,11 @@ struct SampleSplits {
     splits: usize,
 }
 
-/// Prologue and epilogue of a block, in the time of samples.
+/// Prologue and epilogue of a block, estimated in the time of samples.
 const SETUP: usize = 1;
 
-/// The splits with the shortest time, for waves of as many blocks as are resident at a time.
+/// The splits with the shortest time, for waves of as many blocks as are resident at a time on Hopper; on other GPUs an
+/// estimate, too.
 fn split_samples(
     shape: &MmaShape,
     kernel: MmaKernel,
@@ -227,12 +231,12 @@ pub(super) fn forward(call: &AttentionCall, out: u64, lse: u64, e: &mut Emitter)
 /// The gradients of query, key, value and, if it has consumers, bias.
 pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emitter) {
     let x = &call.extents;
-    let shape = MmaShape::new(call, g.bias.is_some());
+    let shape = MmaShape::new(call, g.dbias.is_some());
     let kernels = shape.backward();
     let [dq, dk, dv] = g.results;
     let common = KernelArguments::new().pointers(&call.operands).pointers(&[call.bias(), call.seed]);
     let SampleSplits { splits, .. } = split_samples(&shape, kernels[0], x, call.groups, e.multiprocessors);
-    let count = g.bias.as_ref().map_or(0, |b| b.shape.elements());
+    let count = g.dbias.as_ref().map_or(0, |b| b.shape.elements());
     let partials = if count > 0 { e.scratch(4 * splits * count) } else { 0 };
     if kernels == [MmaKernel::Backward] {
         push(call, &shape, MmaKernel::Backward, g.stride, common.pointers(&[g.dy, g.lse, dq, dk, dv, partials]), e);
@@ -242,8 +246,8 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
         push(call, &shape, MmaKernel::BackwardQueries, g.stride, queries, e);
         push(call, &shape, MmaKernel::BackwardKeys, g.stride, common.pointers(&[g.dy, g.lse, delta, dk, dv]), e);
     }
-    if let Some(bias) = &g.bias {
-        sum_bias_splits(partials, splits, bias, e);
+    if let Some(dbias) = &g.dbias {
+        sum_bias_splits(partials, splits, dbias, e);
     }
 }
 

@@ -5,8 +5,8 @@ use super::Extents;
 use crate::compile::{self, KernelSource, KernelVariant};
 use crate::run::tensor_map::box_columns;
 
-/// The most shared memory of a block, and that of a multiprocessor for all its blocks, in bytes; the driver adds 1024
-/// to each block.
+/// On Hopper, the most shared memory of a block, and that of a multiprocessor for all its blocks, in bytes; the driver
+/// adds 1024 to each block.
 const SHARED_OF_BLOCK: usize = 232_448;
 const SHARED_OF_MULTIPROCESSOR: usize = 233_472;
 
@@ -47,7 +47,7 @@ impl HopperKernel {
         }
     }
 
-    /// Slots that a unit fills if all streamed tokens fit one slot.
+    /// Slots that a unit fills if all streamed tokens fit one slot: q, k and v, and dout in the backward pass.
     fn slots_per_unit(self) -> usize {
         if self == HopperKernel::Forward { 3 } else { 4 }
     }
@@ -57,13 +57,13 @@ impl HopperKernel {
         if self == HopperKernel::BackwardKeys { (x.keys, x.queries) } else { (x.queries, x.keys) }
     }
 
-    /// Work items of the warpgroups in a unit of `tiles` tiles.
+    /// Work items of the warpgroups in a unit of `tiles` tiles: `Backward` has separate ones for keys and for queries.
     fn items(self, tiles: usize) -> usize {
         if self == HopperKernel::Backward { 2 * tiles } else { tiles }
     }
 
-    /// Registers of a thread in consumer and producer warpgroups. A producer that also loads the rows' statistics needs
-    /// more.
+    /// Registers of a thread in consumer and producer warpgroups, in all at most those of a multiprocessor; 0 leaves
+    /// them as compiled. A producer that also loads the rows' statistics needs more.
     fn registers(self, warpgroups: usize, blocks_per_sm: usize) -> [usize; 2] {
         let statistics = matches!(self, HopperKernel::Backward | HopperKernel::BackwardKeys);
         match (warpgroups, blocks_per_sm, statistics) {
@@ -84,13 +84,17 @@ pub(super) struct HopperTiling {
     head: usize,
     /// Tokens of a slot.
     pub rows: usize,
+    /// Tiles of a unit.
     tiles: usize,
+    /// Consumers; a block has one producer warpgroup besides.
     warpgroups: usize,
     slots: usize,
+    /// Queries per step for dK and dV, and keys per step for dQ.
     step_q: usize,
     step_k: usize,
     blocks_per_sm: usize,
     registers: [usize; 2],
+    /// Whether one slot holds all streamed tokens.
     single: bool,
     pub grid: usize,
 }
@@ -99,6 +103,8 @@ impl HopperTiling {
     pub fn new(kernel: HopperKernel, x: &Extents, multiprocessors: usize) -> HopperTiling {
         let padded = x.head.next_multiple_of(16);
         let (resident, streamed) = kernel.tokens(x);
+        // The registers of consumers bound slot rows, warpgroups and steps: accumulators grow with the head, scores
+        // with the rows of a slot or step.
         let max_width = if kernel == HopperKernel::Forward { 128 } else { 96 };
         let max_rows = if padded <= max_width { MAX_SLOT_ROWS } else { 128 };
         let several_slots = streamed > max_rows;
@@ -110,6 +116,7 @@ impl HopperTiling {
             // The statistics of the queries have two stages, so warpgroups can be at most two units apart.
             warpgroups = warpgroups.min(2 * tiles);
         }
+        // Less than half of the multiprocessors would have a unit: units of one tile make more.
         let few = x.batch * x.heads * resident.div_ceil(TILE * tiles) * 2 < multiprocessors;
         if few && kernel != HopperKernel::Backward && rows >= TILE {
             (tiles, warpgroups) = (1, 1);
@@ -137,6 +144,7 @@ impl HopperTiling {
             single,
             grid: units.min(multiprocessors * blocks_per_sm),
         };
+        // As many as fit, at most 16.
         tiling.slots = ((tiling.shared_limit() - tiling.shared()) / (tiling.slot_bytes() + 16)).min(16);
         if single {
             // A warpgroup that skips units must not run more than one round of the slots ahead: it could not
@@ -165,7 +173,7 @@ impl HopperTiling {
     }
 
     /// Bytes of shared memory: the slots, aligned to 1024; what the last tile reads past its slot; two stages of two
-    /// statistics per row; the mbarriers.
+    /// f32 statistics per row; two mbarriers of 8 bytes per slot, and those of the statistics.
     pub fn shared(&self) -> usize {
         let overread = (self.tiles * TILE).saturating_sub(self.rows) * box_columns(self.head) * 2;
         1024 + self.slots * self.slot_bytes() + overread + 16 * self.rows + 16 * self.slots + 64

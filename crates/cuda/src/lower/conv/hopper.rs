@@ -23,10 +23,11 @@ const WARPGROUP: usize = 128;
 /// Threads of the kernels that reorder operands.
 const THREADS: usize = 256;
 
-/// Whether the kernels support this convolution and its filters' gradient.
+/// Whether the kernels support this convolution and its filters' gradient: vectors of eight channels, filters of up to
+/// 16 by 16, offsets of 31 bits, and a result that is not empty.
 pub(super) fn supports(geometry: &ConvGeometry, e: &Emitter) -> bool {
     let (channels, result) = (geometry.image[2], geometry.rows() * geometry.filters);
-    // A bound on the extents of an image with its border.
+    // A bound on the extents of an image with the border of `image_view`.
     let reached = |axis: usize| {
         let Conv2d { stride, dilation, .. } = geometry.conv;
         geometry.output[axis] * stride[axis] + (geometry.kernel[axis] + 1) * dilation[axis]
@@ -51,7 +52,8 @@ pub(super) fn supports_grad_input(geometry: &ConvGeometry, e: &Emitter) -> bool 
         && (0..2).all(|axis| geometry.conv.stride[axis] == 1 || geometry.conv.dilation[axis] == 1)
 }
 
-/// The image as the kernels read it.
+/// The image as the kernels read it: as it is stored if its channels are a multiple of eight, else with a border and
+/// padded channels, where one tap covers a row of the filter.
 struct ImageView {
     address: u64,
     taps: InputTaps,
@@ -71,7 +73,7 @@ fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageVi
             InputTaps { size: [height, width], strides, first, pixel_step: stride, tap_step, taps: kernel, channels };
         return ImageView { address, taps, padded_channels: channels, padded_width: kernel[1] };
     }
-    // Rows of taps start at multiples of 16 bytes.
+    // Rows of taps must start at multiples of 16 bytes, or 8 elements: with 4 channels at every second pixel.
     let padded_channels = if channels <= 4 && stride[1].is_multiple_of(2) { 4 } else { 8 };
     let padded_width = (kernel[1] * padded_channels).next_multiple_of(8) / padded_channels;
     let new_height = (geometry.output[0] - 1) * stride[0] + (kernel[0] - 1) * geometry.conv.dilation[0] + 1;
@@ -108,7 +110,7 @@ fn order_filters(filters: u64, order: &FilterOrder, taps: &InputTaps, e: &mut Em
     rows
 }
 
-/// The implicit GEMM of `pixels` by `count` filters.
+/// The implicit GEMM of `pixels` by `count` filters; `stored` is the storage type of bias and result.
 fn convolve(
     e: &mut Emitter,
     [x, filters, bias, y]: [u64; 4],
@@ -161,8 +163,8 @@ pub(super) fn forward(geometry: &ConvGeometry, e: &mut Emitter) {
     );
 }
 
-/// With a stride, the taps of an input pixel depend on its position modulo the stride; each such class is a
-/// separate GEMM.
+/// With a stride, the taps of an input pixel depend on its position modulo the stride; each residue class is a separate
+/// GEMM. `dy` has the role of the image, and taps run backwards.
 pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
     let (dx, dy, weight) = (e.outputs[0].clone(), e.input_as(0, Storage::Bf16), e.input_as(1, Storage::Bf16));
     let ([height, width, channels], stride) = (geometry.image, geometry.conv.stride);
@@ -175,6 +177,7 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
         let padded = [0, 1].map(|axis| class[axis] + geometry.conv.padding[axis][0]);
         let first = [0, 1].map(|axis| padded[axis] % stride[axis]);
         let counts = [0, 1].map(|axis| geometry.kernel[axis].saturating_sub(first[axis]).div_ceil(stride[axis]));
+        // Without taps the gradient is zero; kernels divide by the second count.
         let counts = if counts.contains(&0) { [0, 1] } else { counts };
         let taps = InputTaps {
             size: geometry.output,
@@ -232,7 +235,7 @@ pub(super) fn grad_weight(geometry: &ConvGeometry, e: &mut Emitter) {
     e.kernel(variant, "sum_split_k", [(geometry.filters * columns).div_ceil(THREADS), 1, 1], THREADS, 0, arguments);
 }
 
-/// Variants of every kind, for the test that compiles them.
+/// Variants with every block tile, for the test that compiles them.
 pub(crate) fn convolution_variants() -> Vec<KernelVariant> {
     let blocks = [(1000, 64), (50176, 256), (12544, 512)].map(|(m, n)| BlockTile::of_pixels(m, n, 132));
     let convolve = blocks.iter().flat_map(|block| {

@@ -24,7 +24,7 @@ impl OutputPixels {
     }
 }
 
-/// `Divisor` of the kernels, for n below 2^31: `(high word of factor · n + n) >> shift`.
+/// `Divisor` of the kernels, with `n / by = ((factor · n >> 32) + n) >> shift` for n below 2^31.
 fn divisor(by: usize) -> [usize; 3] {
     let shift = by.next_power_of_two().trailing_zeros();
     let factor = ((1u64 << 32) * ((1u64 << shift) - by as u64)) / by as u64 + 1;
@@ -78,7 +78,7 @@ impl InputTaps {
     }
 }
 
-/// `FilterOrder` of the kernels: the right operand of the GEMM.
+/// `FilterOrder` of the kernels (`conv_layout.cu` describes the fields): the right operand of the GEMM.
 pub(super) struct FilterOrder {
     pub rows: usize,
     pub inner: usize,

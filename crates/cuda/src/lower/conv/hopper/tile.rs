@@ -3,7 +3,7 @@
 use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
 
-/// Elements of the reduction in one step, and the bytes of that in a row of a tile.
+/// Elements of the reduction in one step, and their bytes in bf16: a row of a tile.
 pub(super) const STEP: usize = 64;
 const ROW_BYTES: usize = 2 * STEP;
 
@@ -24,7 +24,7 @@ pub(super) struct BlockTile {
 }
 
 impl BlockTile {
-    /// For output pixels by filters. Of the two heights, the one with the shorter last wave.
+    /// For output pixels by filters. Of the two heights, the one whose waves of blocks take less time in all.
     pub fn of_pixels(pixels: usize, filters: usize, multiprocessors: usize) -> Self {
         if filters <= 64 {
             return BlockTile { m: 128, n: 64, stages: 4, blocks_per_sm: 2 };
@@ -34,8 +34,8 @@ impl BlockTile {
         BlockTile { m, n: 128, stages: 4, blocks_per_sm: 1 }
     }
 
-    /// For the gradient of the filters, filters by columns. A narrow tile loads more per multiply-add, so it must waste
-    /// 20% less of the columns.
+    /// For the gradient of the filters, filters by columns. A narrow tile loads more per multiply-add, so it is chosen
+    /// only if it has 20% fewer columns with their padding.
     pub fn of_filters(filters: usize, columns: usize) -> Self {
         let narrow = 5 * columns.next_multiple_of(128) < 4 * columns.next_multiple_of(192);
         match (filters <= 64, narrow) {
@@ -77,9 +77,10 @@ impl BlockTile {
 /// Split-K: the steps of one split, where `resident` blocks run at a time. More splits fill the last wave better, but
 /// each is written and read once more. Times are in steps of a block.
 pub(super) fn steps_per_split(steps: usize, tiles: usize, resident: usize, split_bytes: usize) -> usize {
-    /// Prologue and epilogue of a block, and the bytes that are written and read in the time of a step.
+    /// Estimates: prologue and epilogue of a block, and the bytes that are written and read in the time of a step.
     const OVERHEAD: f64 = 4.0;
     const BYTES_PER_STEP: f64 = 3e6;
+    // Twice, since each of two warpgroups may write a split.
     let most = (MAX_SPLIT_BYTES / (2 * split_bytes)).clamp(1, steps);
     let time = |splits: usize| {
         let waves = (tiles * splits).div_ceil(resident) as f64;
