@@ -1,5 +1,6 @@
 //! The activation functions and their derivatives, on whole buffers and (through `ActivationFn`) inside other kernels.
-//! They are accurate to a few units in the last place over the whole range, and propagate NaN.
+//! They propagate NaN and are accurate to a few units in the last place, except in the lower tails of GELU and of its
+//! derivative, where the error is absolute, below 5e-8.
 //!
 //! An activation of the graph is added here with a type that implements `ActivationFn` and its name in
 //! `with_activation`.
@@ -77,7 +78,7 @@ impl ActivationFn for Gelu {
 #[derive(Clone, Copy)]
 pub(crate) struct GeluTanh;
 
-/// sqrt(2 / π)
+// GELU's approximation by tanh u, u = sqrt(2 / π) (x + 0.044715 x³) (Hendrycks and Gimpel, 2016).
 const TANH_LINEAR: f32 = 0.797_884_6;
 const TANH_CUBIC: f32 = 0.044_715;
 
@@ -86,8 +87,8 @@ impl ActivationFn for GeluTanh {
     #[inline(always)]
     fn value<S: Simd>(self, s: S, x: S::V) -> S::V {
         let inner = s.mul_add(s.mul(x, x), s.splat(TANH_CUBIC), s.splat(1.0));
-        let twice = s.mul(s.mul(x, s.splat(-2.0 * TANH_LINEAR)), inner);
-        s.div(x, s.add(s.splat(1.0), exp(s, twice)))
+        let minus_2u = s.mul(s.mul(x, s.splat(-2.0 * TANH_LINEAR)), inner);
+        s.div(x, s.add(s.splat(1.0), exp(s, minus_2u)))
     }
     #[inline(always)]
     fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
@@ -95,10 +96,11 @@ impl ActivationFn for GeluTanh {
         let x = clamp(s, x, 30.0);
         let square = s.mul(x, x);
         let inner = s.mul_add(square, s.splat(TANH_CUBIC), one);
-        let (y, rest) = sigmoid_pair(s, s.mul(s.mul(x, s.splat(2.0 * TANH_LINEAR)), inner));
+        let (y, complement) = sigmoid_pair(s, s.mul(s.mul(x, s.splat(2.0 * TANH_LINEAR)), inner));
+        // x times the derivative of 2 u.
         let d_inner = s.mul_add(square, s.splat(3.0 * TANH_CUBIC), one);
-        let u = s.mul(s.mul(x, s.splat(2.0 * TANH_LINEAR)), d_inner);
-        s.mul_add(s.mul(u, y), rest, y)
+        let x_d2u = s.mul(s.mul(x, s.splat(2.0 * TANH_LINEAR)), d_inner);
+        s.mul_add(s.mul(x_d2u, y), complement, y)
     }
 }
 
@@ -130,8 +132,8 @@ impl ActivationFn for Silu {
     #[inline(always)]
     fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
         let x = clamp(s, x, 200.0);
-        let (y, rest) = sigmoid_pair(s, x);
-        s.mul_add(s.mul(x, y), rest, y)
+        let (y, complement) = sigmoid_pair(s, x);
+        s.mul_add(s.mul(x, y), complement, y)
     }
 }
 
@@ -160,8 +162,8 @@ impl ActivationFn for Sigmoid {
     }
     #[inline(always)]
     fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
-        let (y, rest) = sigmoid_pair(s, x);
-        s.mul(y, rest)
+        let (y, complement) = sigmoid_pair(s, x);
+        s.mul(y, complement)
     }
 }
 

@@ -55,7 +55,8 @@ impl Buffer {
         Ok(Buffer { start, len, allocation: Allocation::Heap(layout) })
     }
 
-    /// An anonymous mapping, which is zero and takes no memory before it is written.
+    /// An anonymous mapping, which is zero and takes no memory before it is written. It is a huge page longer than the
+    /// buffer, so that the start can be aligned to one.
     #[cfg(target_os = "linux")]
     fn mapped(len: usize) -> Option<Self> {
         let bytes = (4 * len).checked_add(HUGE_PAGE)?;
@@ -92,6 +93,7 @@ impl Buffer {
         std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len)
     }
 
+    /// Bytes in use, without the part of a mapping that only aligns its start.
     pub fn bytes(&self) -> usize {
         (4 * self.len).next_multiple_of(LINE)
     }

@@ -75,7 +75,7 @@ impl ChannelNormShape {
         });
     }
 
-    /// Sums `row_of_sums`, 0 or 1, over the chunks of a sample and, weighted, over the channels of each group; every
+    /// Adds up `row_of_sums`, 0 or 1, over the chunks of a sample and, weighted, over the channels of each group; every
     /// channel of a group gets the sum.
     fn gather_groups(&self, sums: &[f32], row_of_sums: usize, weights: Option<&[f32]>, into: &mut [f32]) {
         let (chunks, size) = (self.chunks().0, self.group_channels());
@@ -95,7 +95,7 @@ impl ChannelNormShape {
         }
     }
 
-    /// One value of each group, whose channels all have the same.
+    /// The value of each group, which all of its channels hold.
     fn per_group(&self, of_channels: &[f32], into: &mut [f32]) {
         let size = self.group_channels();
         into.iter_mut().zip(of_channels.chunks_exact(size)).for_each(|(into, group)| *into = group[0]);
@@ -198,6 +198,7 @@ pub(crate) fn backward(
     }
     shape.gather_groups(sums, 0, Some(gamma), offset);
     shape.gather_groups(sums, 1, Some(gamma), x_factor);
+    // dx = rstd (gamma dy - (sum(gamma dy) + x̂ sum(gamma dy x̂)) / count), x̂ = (x - mean) rstd, with sums over a group.
     for i in 0..dy_factor.len() {
         let rstd = dy_factor[i];
         dy_factor[i] = rstd * gamma[i % shape.channels];

@@ -15,6 +15,7 @@ use crate::thread_pool::ThreadPool;
 pub(crate) struct Processor {
     pub isa: Isa,
     pub pool: ThreadPool,
+    /// Constants of the executables that [`Device::compile_shared`] compiled.
     pub shared: Arc<SharedBuffers>,
 }
 
@@ -93,7 +94,7 @@ impl Device for Cpu {
         let lowered = LoweredGraph::new(&self.processor, prepare(graph)?)?;
         let (memory, free) = (lowered.memory(self.processor.isa), self.free_memory());
         let held = parameters.held_bytes();
-        // How much of the constants is new shows only when they are packed.
+        // How much of the constants is new is known only once they are packed.
         let arena = Memory { stored_bytes: 0, ..memory };
         check_memory(arena, free, held, false)?;
         let room = free.map(|free| ((free.free + held).saturating_sub(arena.bytes()), too_large(memory, free, false)));
@@ -103,7 +104,7 @@ impl Device for Cpu {
 }
 
 /// Refuses a graph that needs more than the free memory, before any of it is allocated: Linux overcommits memory and
-/// kills the process that writes to it.
+/// kills the process that writes to it. Compiling frees `held` bytes, those of the parameters on the host.
 fn check_memory(needed: Memory, free: Option<FreeMemory>, held: u64, training: bool) -> Result<(), GraphError> {
     match free.filter(|memory| needed.bytes().saturating_sub(held) > memory.free) {
         Some(free) => Err(too_large(needed, free, training)),
@@ -131,12 +132,12 @@ fn too_large(needed: Memory, free: FreeMemory, training: bool) -> GraphError {
 
 /// Applies the rewrites that make a graph faster on a CPU.
 fn prepare(graph: &Graph) -> Result<Graph, GraphError> {
-    // `fuse_linear` comes before `fuse_add_norm`: a residual addition is free in the epilogue of a matrix product, but
-    // takes another pass over memory in a norm.
     let graph = rewrite::eliminate_dead_tokens(graph)?;
     let graph = rewrite::fold_batch_norm(&graph)?;
     let graph = rewrite::fuse_conv(&graph)?;
     let graph = rewrite::patchify(&graph)?;
+    // Before `fuse_add_norm`: a residual addition is free in the epilogue of a matrix product, but takes another pass
+    // over memory in a norm.
     let graph = rewrite::fuse_linear(&graph)?;
     let graph = rewrite::fuse_add_norm(&graph)?;
     let graph = rewrite::save_activation_derivative(&graph)?;

@@ -195,7 +195,7 @@ impl ElementUpdate<1, 1> for SgdRule {
     }
 }
 
-/// The exponential moving average of a value; the average is its own state.
+/// The exponential moving average of a value; the average takes the place of the parameter.
 #[derive(Clone, Copy)]
 pub(crate) struct MovingAverageRule {
     pub decay: f32,

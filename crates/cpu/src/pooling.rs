@@ -22,20 +22,20 @@ impl PoolGeometry {
         self.output[0] * self.output[1] * self.image[2]
     }
 
-    /// The rows and columns of the image that a window covers, without its padding.
+    /// The rows and columns `[start, end]` of the image that a window covers, ends excluded, without its padding.
     #[inline(always)]
     pub fn window(&self, oy: usize, ox: usize) -> [[usize; 2]; 2] {
         [self.pool.window(0, oy, self.image[0]), self.pool.window(1, ox, self.image[1])]
     }
 
-    /// The factor that turns a sum over this many pixels into the mean.
+    /// The factor that turns the sum over a window with this many pixels inside the image into the mean.
     #[inline(always)]
     pub fn mean_factor(&self, pixels: usize) -> f32 {
         let [kh, kw] = self.pool.kernel;
         1.0 / if self.pool.count_padding { kh * kw } else { pixels } as f32
     }
 
-    /// Whether the window includes padding that counts as zeros.
+    /// Whether a window with this many pixels inside the image includes padding that counts as zeros.
     #[inline(always)]
     pub fn includes_zeros(&self, pixels: usize) -> bool {
         self.pool.count_padding && pixels < self.pool.kernel[0] * self.pool.kernel[1]

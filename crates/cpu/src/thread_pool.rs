@@ -1,6 +1,6 @@
 //! A fork-join thread pool: each thread, the caller's included, owns a share of the numbered tasks and steals from the
-//! other shares when its own is done. A share is a contiguous range of tasks, the same one call after call, so that a
-//! thread finds the same rows in its own caches.
+//! other shares when its own is done. A share is a contiguous range of tasks, the same one in all calls with as many
+//! tasks, so that a thread finds the same rows in its own caches.
 //!
 //! A call allocates nothing and never waits for a worker that is still asleep. Tasks run in no fixed order: a task must
 //! write only memory that no other task of the same call touches.

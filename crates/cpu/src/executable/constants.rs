@@ -65,11 +65,11 @@ fn write<K: Eq + Hash>(
 /// How everything in [`ConstantBuffers`] is computed from parameters.
 pub(super) struct Constants {
     pub graph: Graph,
-    /// Nodes with a stored value, in topological order; those that compute something with their kernel.
+    /// Nodes with a stored value, in topological order, and the kernels of those that compute something.
     nodes: Vec<(NodeId, Option<Lowered>)>,
     /// The nodes that read a packed input.
     packings: Vec<(NodeId, WeightPacking)>,
-    /// How many kernels and outputs read each value unpacked.
+    /// How many kernels, outputs and updates use each value unpacked.
     uses: HashMap<Value, usize>,
 }
 
@@ -107,6 +107,7 @@ impl Constants {
                 }
                 Op::Constant(constant) => {
                     let count = constant.shape.elements();
+                    // A single element fills the whole constant; i32 are stored as their bits.
                     let elements: Vec<f32> = match &constant.data {
                         Data::F32(data) if data.len() == count => data.to_vec(),
                         Data::F32(data) => vec![data[0]; count],

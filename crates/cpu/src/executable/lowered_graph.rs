@@ -1,4 +1,4 @@
-//! The first half of compilation: every node gets its kernel, every value its place in the arena.
+//! The first half of compilation: every node gets its kernel, every temporary its range in the arena.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ pub(crate) struct LoweredGraph {
     pub kernels: Vec<Option<Lowered>>,
     /// By node: whether it depends on constants and unchanged parameters alone.
     pub constant: Vec<bool>,
-    /// New values of parameters that kernels write in place, with the parameters.
+    /// The parameters that kernels overwrite, by the new value that takes their place.
     pub in_place: HashMap<Value, Value>,
     pub plan: MemoryPlan,
 }
@@ -42,7 +42,7 @@ impl LoweredGraph {
         Ok(LoweredGraph { graph, kernels, constant, in_place, plan })
     }
 
-    /// The memory of the executable.
+    /// The memory of the executable, without values that exist only while constants are computed.
     pub fn memory(&self, isa: Isa) -> Memory {
         let mut stored = 0;
         for (value, _) in unpacked_uses(&self.graph, &self.kernels, |id| !self.constant[id]) {
@@ -68,6 +68,7 @@ fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>
             return Ok(None);
         }
         let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
+        // A constant node runs once: packing its weight beforehand would gain nothing.
         let fixed: Vec<bool> = node.inputs.iter().map(|&v| !constant[id] && constant[storage(graph, v).node]).collect();
         let lowered = lower(processor, &node.op, &inputs, &node.outputs, &fixed);
         lowered
@@ -77,7 +78,7 @@ fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>
     graph.nodes().iter().enumerate().map(lower_one).collect()
 }
 
-/// How many kernels and outputs read each value unpacked, counting only the kernels of some nodes.
+/// How many kernels, outputs and updates use each value unpacked, counting only the kernels of some nodes.
 pub(super) fn unpacked_uses(
     graph: &Graph,
     kernels: &[Option<Lowered>],

@@ -39,7 +39,8 @@ pub(crate) struct CpuExecutable {
     read_back: VecDeque<f32>,
 }
 
-// SAFETY: the raw pointers point into buffers that this value owns and that do not move with it.
+// SAFETY: the raw pointers point into buffers that do not move with this value; it owns them, or shares them with
+// executables that only read them, as it does itself.
 unsafe impl Send for CpuExecutable {}
 
 impl CpuExecutable {
@@ -200,7 +201,7 @@ impl Executable for CpuExecutable {
 
     fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         if self.read_back.len() < into.len() {
-            let reason = format!("{} values were read back, but {} were requested", into.len(), self.read_back.len());
+            let reason = format!("{} values were read back, but {} were requested", self.read_back.len(), into.len());
             return Err(GraphError::device(DEVICE, reason));
         }
         let count = into.len();

@@ -25,7 +25,7 @@ impl SharedBuffers {
         });
     }
 
-    /// The buffer with these bits that is stored already, or else this one; and whether it is this one.
+    /// A stored buffer with the same bits, or else this one, stored; and whether it is this one.
     fn intern(&self, buffer: Buffer) -> (Arc<Buffer>, bool) {
         let bytes: &[u8] = bytemuck::cast_slice(buffer.as_slice());
         let hash = xxh3_128(bytes);
@@ -41,10 +41,10 @@ impl SharedBuffers {
     }
 }
 
-/// Stores the constants of one executable, those that others have by reference.
+/// Stores the constants of one executable; where another one has an equal buffer, both refer to that.
 pub(crate) struct SharedStorage {
     buffers: Arc<SharedBuffers>,
-    /// Bytes that may be stored anew, and the error if there are more; `None` if unknown.
+    /// Bytes of new buffers that still fit, and the error for one that does not; `None` if the free memory is unknown.
     room: Option<(u64, GraphError)>,
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Addresses<'a> {
     pub plan: &'a MemoryPlan,
     pub arena: &'a Buffer,
     pub constants: &'a ConstantBuffers,
-    /// New values of parameters that are written in place, with the parameters.
+    /// As in [`super::LoweredGraph`].
     pub in_place: &'a HashMap<Value, Value>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct KernelStep {
     outputs: Vec<*mut [f32]>,
     workspace: *mut [f32],
     pub info: StepInfo,
-    /// Copied before the kernel runs: inputs that it updates in place, where they have other consumers.
+    /// Copied before the kernel runs: inputs that it updates in place, where the output has other memory.
     copies: Vec<(*const [f32], *mut [f32])>,
 }
 
@@ -78,6 +78,7 @@ impl KernelStep {
                 outputs[output] = spare.as_raw_slice();
                 spares.push(spare);
             }
+            // The kernel finds the old value in the output, which it must not alias.
             let (from, to) = (std::mem::replace(&mut inputs[input], empty()), outputs[output]);
             if from.cast::<f32>() != to.cast_const().cast::<f32>() {
                 copies.push((from, to));
@@ -103,7 +104,7 @@ impl KernelStep {
     }
 }
 
-/// No elements, at an address that a slice may have.
+/// A slice without elements.
 fn empty() -> *mut [f32] {
     std::ptr::slice_from_raw_parts_mut(std::ptr::NonNull::dangling().as_ptr(), 0)
 }
@@ -122,7 +123,7 @@ fn assert_disjoint(inputs: &[*const [f32]], outputs: &[*mut [f32]], workspace: *
     }
 }
 
-/// The description of a node in profiles.
+/// The description of a node in profiles. Of several outputs, `bytes` counts only the first.
 fn info(graph: &Graph, id: NodeId) -> StepInfo {
     let node = graph.node(id);
     let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
