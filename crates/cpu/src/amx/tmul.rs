@@ -66,8 +66,8 @@ pub(crate) trait Tmul {
     }
 }
 
-/// The rows of each tile for `rows` rows of A. LDTILECFG requires at least one: with at most 16 rows of A, the lower tiles
-/// have one row, which is unused.
+/// The rows of each tile for `rows` rows of A. LDTILECFG requires at least one: with at most 16 rows of A, the lower
+/// tiles have one row, which is unused.
 fn rows_of_tiles(rows: usize) -> [u8; 8] {
     let [upper, lower] = [rows.min(TILE_ROWS), rows.saturating_sub(TILE_ROWS).max(1)].map(|rows| rows as u8);
     [upper, upper, lower, lower, upper, lower, TILE_ROWS as u8, TILE_ROWS as u8]

@@ -1,8 +1,8 @@
 //! The backward pass: the weights of a block of queries are recomputed from the saved log-sum-exp, never stored.
 //!
-//! With `P` the weights and `dS` the gradient of the scores, block by block:
-//! `P = exp(S - lse)`, `dP = dO Vᵀ`, `delta = rowsum(dO ∘ O)`, `dS = P ∘ (dP - delta)`,
-//! `dQ = scale dS K`, `dK += scale dSᵀ Q`, `dV += Pᵀ dO`.
+//! With `P` the weights, `D` the dropout factors and `dS` the gradient of the scores `S = scale Q Kᵀ + bias`, block by
+//! block: `P = exp(S - lse)`, `dP = D ∘ (dO Vᵀ)`, `delta = rowsum(dO ∘ O)`, `dS = P ∘ (dP - delta)`,
+//! `dQ = scale dS K`, `dK += scale dSᵀ Q`, `dV += (D ∘ P)ᵀ dO`.
 
 use super::microkernel::{HeadEpilogue, HeadProduct, PanelSource, multiply};
 use super::packing::{PREFETCH_ROWS, PackRows, PackTransposed, prefetch_row};
@@ -116,7 +116,7 @@ pub fn backward_workspace(threads: usize, shape: &AttentionShape) -> usize {
 const QUERY_UNIT: usize = 8;
 
 /// How queries are divided into blocks, and the layout of a worker's workspace, whose parts are whole cache lines. It
-/// depends on the shape alone, since `dK` and `dV` are sums over blocks.
+/// depends on the shape alone, and with it the order in which `dK` and `dV` are summed over blocks.
 #[derive(Clone, Copy)]
 struct BackwardBlocking {
     block_queries: usize,
@@ -265,6 +265,7 @@ impl Kernel for HeadGrad<'_> {
             let block = QueryRange { first: query, rows: blocking.block_queries.min(queries - query) };
             let query_rows = self.panels_of(s, self.q, block.first, block.rows, packed_queries);
             let dout_rows = self.panels_of(s, self.dout, block.first, block.rows, packed_douts);
+            // `weights` holds the scores and `dscores` the gradient of the weights until `softmax_grad` replaces them.
             self.multiply_keys(s, block, self.q, keys_t, weights);
             self.multiply_keys(s, block, self.dout, values_t, dscores);
             self.softmax_grad(s, block, weights, dscores, dropout_factors);
@@ -321,7 +322,7 @@ impl HeadGrad<'_> {
         unsafe { multiply(s, product, None) };
     }
 
-    /// Turns scores into weights and the gradient of the weights into that of the scores, both in place.
+    /// Turns scores into weights, with dropout, and the gradient of those into that of the scores, both in place.
     #[inline(always)]
     fn softmax_grad<S: Simd>(
         &mut self,
@@ -413,7 +414,8 @@ impl HeadGrad<'_> {
 fn softmax_grad_row<S: Simd>(s: S, scores: &mut [f32], dweights: &mut [f32], scale: f32, lse: f32, delta: f32) {
     let n = scores.len().min(dweights.len());
     let (scores, dweights) = (scores.as_mut_ptr(), dweights.as_mut_ptr());
-    let lse = s.splat(-lse * std::f32::consts::LOG2_E);
+    // For `exp2` instead of `exp`.
+    let minus_lse = s.splat(-lse * std::f32::consts::LOG2_E);
     let scale = s.splat(scale * std::f32::consts::LOG2_E);
     let delta = s.splat(delta);
     let mut i = 0;
@@ -421,7 +423,7 @@ fn softmax_grad_row<S: Simd>(s: S, scores: &mut [f32], dweights: &mut [f32], sca
         // SAFETY: reads and writes stay below n.
         unsafe {
             // Rounding must not take a weight above 1.
-            let x = s.min(s.splat(0.0), s.mul_add(s.load_up_to(scores.add(i), n - i), scale, lse));
+            let x = s.min(s.splat(0.0), s.mul_add(s.load_up_to(scores.add(i), n - i), scale, minus_lse));
             let p = exp2(s, x);
             let d = s.mul(p, s.sub(s.load_up_to(dweights.add(i), n - i), delta));
             s.store_up_to(scores.add(i), p, n - i);

@@ -1,5 +1,5 @@
 //! The exponentials of a block of scores, a vector at a time, so that they can be interleaved with the product of the
-//! block before: exponentials and matrix products use different execution units.
+//! previous block and their dependency chains overlap with its multiply-adds.
 
 use std::marker::PhantomData;
 

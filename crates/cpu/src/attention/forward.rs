@@ -303,6 +303,7 @@ impl HeadQueries<'_> {
         let AttentionShape { keys, head_dim, .. } = self.shape;
         let (b, h, stride) = (self.b, self.h, self.blocking.score_stride);
         let (rows, query) = (block.rows, self.first + block.first);
+        // The queries of the next block.
         for r in rows..2 * rows {
             prefetch_row(s, self.q.at(b, query + r, h), head_dim);
         }
@@ -346,7 +347,7 @@ impl HeadQueries<'_> {
         }
     }
 
-    /// Log-sum-exp, inverse sums and dropout of a block whose exponentials are known, and a copy of its weights.
+    /// Log-sum-exp, inverse sums and dropout of a block whose exponentials are known, and the weights if requested.
     #[inline(always)]
     fn finish_weights<S: Simd>(
         &mut self,

@@ -32,6 +32,7 @@ pub(super) enum PanelSource {
     Rows(*const f32, usize),
 }
 
+/// How the sums of a register tile are stored.
 #[derive(Clone, Copy)]
 pub(super) enum HeadEpilogue {
     /// Whole vectors are stored.
@@ -71,6 +72,7 @@ impl Kernel for ProductLoops<'_, '_> {
         let ProductLoops { ref product, mut exponentials } = self;
         let mut prefetch = OutputPrefetch { offsets: [0; MAX_TILE_LINES], last: 0 };
         for (start, vectors) in Panels::of::<S>(product.columns) {
+            // The other epilogues store scores, which are in the cache.
             if let HeadEpilogue::ScaleRows(_) | HeadEpilogue::Scale { .. } = product.epilogue {
                 prefetch.set(S::HEAD_TILE_ROWS, vectors, [product.ldo, S::LANES]);
             }
@@ -95,7 +97,7 @@ impl Kernel for ProductLoops<'_, '_> {
     }
 }
 
-/// The most vectors of a register tile.
+/// The most vectors of a register tile, each of which is at most a cache line.
 const MAX_TILE_LINES: usize = MAX_TILE_ROWS * 4;
 
 /// Offsets of the cache lines of an output tile. Prefetched one by one between the terms, they arrive by the time the

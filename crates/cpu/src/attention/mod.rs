@@ -192,5 +192,5 @@ fn head_bias<'a>(bias: Option<(&'a [f32], usize)>, shape: &AttentionShape, b: us
     Some(&bias[((b % groups) * shape.heads + h) * len..][..len])
 }
 
-/// The most scores of a query block: they share the second-level cache with keys and values.
+/// The most scores of a query block, 192 KiB: they share the second-level cache with keys and values.
 const MAX_BLOCK_SCORES: usize = 48 * 1024;

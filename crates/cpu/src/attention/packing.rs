@@ -4,8 +4,8 @@
 use super::HeadView;
 use crate::simd::{Kernel, Simd, TRANSPOSE};
 
-/// Rows between a prefetch and its use: short rows far apart, such as those of a head, are no stream that the hardware
-/// prefetches.
+/// How many rows ahead to prefetch: the hardware prefetcher does not follow short rows that are far apart, such as
+/// those of a head.
 pub(super) const PREFETCH_ROWS: usize = 16;
 /// f32 elements of a cache line.
 const LINE: usize = 16;
@@ -100,7 +100,7 @@ struct TransposeSquare {
     /// The first row of the square; those from `rows` on are replaced by the last.
     row: usize,
     rows: usize,
-    /// Rows of the square.
+    /// Rows of the square, which are columns of the panel.
     columns: usize,
 }
 
@@ -108,7 +108,8 @@ impl TransposeSquare {
     /// Writes elements `d` to `d + TRANSPOSE`, or to `head_dim`, as rows of `to`.
     ///
     /// # Safety
-    /// `rows` rows of `head_dim` elements must be readable, and as many elements writable at `to`.
+    /// `rows` rows of `head_dim` elements must be readable, and up to `TRANSPOSE` rows of `columns` elements at `to`
+    /// writable.
     #[inline(always)]
     unsafe fn transpose<S: Simd>(&self, s: S, d: usize, head_dim: usize, to: *mut f32, to_stride: usize) {
         let &TransposeSquare { from, stride, row, rows, columns } = self;

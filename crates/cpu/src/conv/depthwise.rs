@@ -10,7 +10,7 @@ use vit_graph::ops::ResidualAt;
 /// Pixels of a register tile, which share the loads of the filters.
 const TILE_PIXELS: usize = 8;
 
-/// Convolves on the threads of the pool; a task is a row of the result.
+/// Convolves on the threads of the pool; a task is a row of the result. `weight` is `[taps, channels]`.
 ///
 /// # Panics
 /// If a slice does not fit the geometry.
@@ -93,6 +93,7 @@ impl<F: ActivationFn> DepthwiseRow<'_, F> {
                 (first, end)
             });
         let (top, bottom) = (vertical.0.min(kh), vertical.1.min(kh));
+        // `run` computes several pixels at once only where all taps of a row are inside.
         let (left, right) = if N > 1 { (0, kw) } else { (horizontal.0.min(kw), horizontal.1.min(kw)) };
         let step = g.stride[1] * channels;
         let mut c = 0;
@@ -109,8 +110,8 @@ impl<F: ActivationFn> DepthwiseRow<'_, F> {
                     let iy = oy * g.stride[0] + ky * g.dilation[0] - g.padding[0][0];
                     for kx in left..right {
                         let filter = s.load_up_to(weight.add((ky * kw + kx) * channels + c), n);
-                        let first = x * g.stride[1] + kx * g.dilation[1] - g.padding[1][0];
-                        let from = image.add((iy * w + first) * channels + c);
+                        let ix = x * g.stride[1] + kx * g.dilation[1] - g.padding[1][0];
+                        let from = image.add((iy * w + ix) * channels + c);
                         for i in 0..N {
                             sums[i] = s.mul_add(s.load_up_to(from.add(i * step), n), filter, sums[i]);
                         }

@@ -69,7 +69,8 @@ impl ImplicitGemm {
         if is_padded(g) { g.batch * height * width * g.image[2] } else { 0 }
     }
 
-    /// Convolves on the threads of the pool. `weight` is packed as [`crate::gemm`] packs that of a linear layer.
+    /// Convolves on the threads of the pool. `weight` is `[filters, kh, kw, channels]`, packed as [`crate::gemm`] packs
+    /// the weights of a linear layer of `kh * kw * channels` inputs.
     ///
     /// # Panics
     /// If a slice does not fit the geometry.
@@ -170,6 +171,7 @@ fn pad(pool: &ThreadPool, g: &ConvGeometry, x: &[f32], padded_images: &mut [f32]
     let ([height, width], [h, w, c], [[top, _], [left, _]]) = (padded(g), g.image, g.padding);
     pool.run_chunks(padded_images, width * c, &|row, out| {
         let (b, y) = (row / height, row % height);
+        // The workspace may be longer than the images.
         match y.checked_sub(top).filter(|&y| y < h && b < g.batch) {
             Some(y) => {
                 out[..left * c].fill(0.0);

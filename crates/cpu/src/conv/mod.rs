@@ -1,4 +1,4 @@
-//! Convolution of channels-last images. Sums are taken in an order that the size of the filters alone decides.
+//! Convolution of channels-last images and the gradients of depthwise ones. Shapes alone decide the order of summation.
 
 mod depthwise;
 mod depthwise_grad;
@@ -21,9 +21,13 @@ pub(crate) struct ConvGeometry {
     /// Height and width of the result.
     pub output: [usize; 2],
     pub filters: usize,
+    /// Height and width of a filter.
     pub kernel: [usize; 2],
+    /// Vertical and horizontal.
     pub stride: [usize; 2],
+    /// `[[top, bottom], [left, right]]`.
     pub padding: [[usize; 2]; 2],
+    /// Vertical and horizontal.
     pub dilation: [usize; 2],
 }
 
@@ -42,7 +46,7 @@ impl ConvGeometry {
         }
     }
 
-    /// Terms of each sum.
+    /// Terms of each sum of a convolution that is not depthwise.
     pub fn terms(&self) -> usize {
         self.kernel[0] * self.kernel[1] * self.image[2]
     }
@@ -59,7 +63,7 @@ impl ConvGeometry {
             .filter(|&input| input < self.image[axis])
     }
 
-    /// The row or column of the result that reads this one of the image with this filter tap.
+    /// The row or column of the result that reads this one of the image with this filter tap, if there is one.
     pub fn output_at(&self, axis: usize, input: usize, tap: usize) -> Option<usize> {
         let offset = (input + self.padding[axis][0]).checked_sub(tap * self.dilation[axis])?;
         let output = offset / self.stride[axis];
@@ -70,7 +74,9 @@ impl ConvGeometry {
 /// The epilogue of a convolution.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConvEpilogue<'a> {
+    /// One element for each channel of the result.
     pub bias: Option<&'a [f32]>,
     pub activation: Option<Activation>,
+    /// Laid out as the result.
     pub residual: Option<(ResidualAt, &'a [f32])>,
 }

@@ -73,9 +73,9 @@ impl Kernel for Macrokernel<'_> {
         let scratch = std::mem::take(&mut block.scratch);
         let pack_b = matches!(block.b, BlockB::RowMajor(..));
         assert!(!pack_b || scratch.len() >= needed, "packing B takes scratch");
-        // A transposed A is read again for every panel. That is cheap on AVX-512, whose tiles use half of each cache line
-        // and whose panels are the widest, unless rows are a multiple of 4 KiB apart and compete for the same cache
-        // sets. Packing changes no sum.
+        // A transposed A is read again for every panel. That is cheap on AVX-512, whose tiles use half of each cache
+        // line and whose panels are the widest, unless rows are a multiple of 4 KiB apart and compete for the same
+        // cache sets. Packing changes no sum.
         let expensive = S::LANES < MAX_LANES || block.lda.is_multiple_of(CACHE_SET_STRIDE);
         let pack_a = block.a_layout == ALayout::Transposed && expensive && block.n > 2 * nr && scratch.len() >= needed;
         let panel = packed_panel_len(block.k);
@@ -137,8 +137,8 @@ impl TileStore {
         let by_column = epilogue.bias.is_some() || epilogue.scale.is_some();
         let by_element = epilogue.factor.is_some() || epilogue.residual.is_some();
         if epilogue.activation.is_none() {
-            // The microkernel stores `factor * sums + addend` with C or the residual as its addend, but C is part of the
-            // sums that the factor multiplies and the residual is added to.
+            // The microkernel stores `factor * sums + addend` with C or the residual as its addend, but C is part of
+            // the sums that the factor multiplies and the residual is added to.
             let c_by_element = add_c && by_element;
             let buffered = !whole_vectors || by_column || derivative || c_by_element;
             return if buffered { TileStore::Buffered } else { TileStore::Direct };

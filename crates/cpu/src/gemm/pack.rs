@@ -115,8 +115,8 @@ impl Kernel for Pack {
     }
 }
 
-/// How many rows ahead to prefetch: the hardware prefetcher does not follow short rows that are far apart, such as those
-/// of a head.
+/// How many rows ahead to prefetch: the hardware prefetcher does not follow short rows that are far apart, such as
+/// those of a head.
 const ROWS_AHEAD: usize = 16;
 
 /// Packs one panel of a `[k, n]` matrix.

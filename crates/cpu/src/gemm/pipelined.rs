@@ -1,5 +1,5 @@
-//! Software pipelining of products with an activation: the activation of a tile is computed between the multiply-adds of
-//! the next tile, a vector every few terms. On AMD's Zen 4 it then takes no time; on Intel both use the same ports.
+//! Software pipelining of products with an activation: the activation of a tile is computed between the multiply-adds
+//! of the next tile, a vector every few terms. On AMD's Zen 4 it then takes no time; on Intel both use the same ports.
 
 use super::microkernel::{MicroTiles, PrefetchingLoop, TileBuffer, UNROLL, initial_sums};
 use super::rank1::KLoop;

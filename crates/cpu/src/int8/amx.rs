@@ -1,4 +1,4 @@
-//! Blocks on AMX, which takes quantised rows and packed panels without conversion: TDPBUSD multiplies 64 terms of 32
+//! Blocks on AMX, which takes quantised rows and packed panels without conversion: four TDPBUSD multiply 64 terms of 32
 //! rows and 32 columns. The vector units dequantise the previous accumulators at the same time.
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -15,7 +15,7 @@ const TILE_COLUMNS: usize = 16;
 /// Columns of a packed panel, and the bytes of a group of each.
 const PANEL: usize = Avx512Vnni::TILE_VECTORS * TILE_COLUMNS;
 const PANEL_BYTES: usize = PANEL * Avx512Vnni::GROUP;
-/// Rows of the accumulators that are dequantised at a time.
+/// Rows of the previous accumulators that are dequantised in a k step.
 const DEQUANTISED_ROWS: usize = 8;
 
 /// The accumulators in memory.

@@ -9,7 +9,7 @@ use crate::simd::Simd;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// The sums of a register tile in memory.
+/// The sums of a register tile in memory, rows NR apart.
 #[repr(C, align(64))]
 struct SumBuffer([i32; MAX_TILE_ROWS * MAX_TILE_COLUMNS]);
 
@@ -23,10 +23,12 @@ pub(super) struct QuantisedBlock<'a> {
     /// Bytes from one row of A to the next.
     pub stride: usize,
     pub row_scales: *const f32,
+    /// The stored activation of a zero in each row, [`Dot::offset`].
     pub row_offsets: *const i32,
     /// Packed panels, `[panel][group][NR][GROUP]`.
     pub b: *const i8,
     pub column_scales: *const f32,
+    /// The sum of each column's weights.
     pub weight_sums: *const i32,
     pub c: *mut f32,
     pub ldc: usize,
@@ -43,7 +45,7 @@ impl QuantisedBlock<'_> {
         path.dispatch(DotMacrokernel(self));
     }
 
-    /// The sums of a tile of this block on their way to C.
+    /// The sums of the tile at `[row, column]` of this block with their scales and epilogue.
     #[inline(always)]
     pub fn dequantise(
         &self,
@@ -115,7 +117,7 @@ impl<D: Dot> LoopBody for QuantisedBody<'_, '_, D> {
             if let Some((residual, ld)) = block.epilogue.residual {
                 prefetch_tile(d, residual.as_ptr().wrapping_add(row * ld + column), ld, rows, columns);
             }
-            // The first tiles of a panel prefetch the next panel.
+            // The first tiles of a panel prefetch the next panel, a cache line for each group.
             let prefetched = row / D::TILE_ROWS * block.groups * LINE;
             let args = DotTileArgs {
                 groups: block.groups,

@@ -26,7 +26,7 @@ pub use path::{DotPath, dot_loop};
 use path::{PathShape, ShapeOf};
 use quantise::QuantiseRows;
 
-/// The most terms of a sum that cannot overflow 32 bits.
+/// The most terms of a sum that cannot overflow 32 bits; a term is at most 255 * 127.
 pub const MAX_TERMS: usize = 1 << 16;
 
 /// One product of activations with packed weights.

@@ -58,6 +58,7 @@ macro_rules! common {
             // SAFETY: as above; the caller guarantees 4 bytes.
             unsafe {
                 let value = vaddq_s32(vcvtnq_s32_f32(x), vdupq_n_s32(zero - 128));
+                // Saturates at 127, the stored form of 255.
                 let words = vqmovn_s32(value);
                 let bytes = vqmovn_s16(vcombine_s16(words, words));
                 p.cast::<i32>().write_unaligned(vget_lane_s32::<0>(vreinterpret_s32_s8(bytes)));

@@ -61,7 +61,7 @@ fn pack_panels(
     let (sums, bytes) = rest.split_at_mut(panels * width);
     let sums: &mut [i32] = bytemuck::cast_slice_mut(sums);
     let bytes: &mut [i8] = bytemuck::cast_slice_mut(bytes);
-    let panel = k.next_multiple_of(shape.group) * width;
+    let panel_bytes = k.next_multiple_of(shape.group) * width;
     let (scales, sums, bytes) = (DisjointMut::new(scales), DisjointMut::new(sums), DisjointMut::new(bytes));
     run(panels, &|i| {
         let first = i * width;
@@ -72,7 +72,7 @@ fn pack_panels(
                 k,
                 scales: scales.slice(first, width),
                 sums: sums.slice(first, width),
-                bytes: bytes.slice(i * panel, panel),
+                bytes: bytes.slice(i * panel_bytes, panel_bytes),
             }
         };
         path.dispatch(kernel);
@@ -88,11 +88,14 @@ pub(super) fn sections(shape: PathShape, n: usize, packed: &[f32]) -> (&[f32], &
 }
 
 struct PackPanel<'a> {
-    /// The weights `[columns, k]` of the panel; it may have more columns, which are padding.
+    /// `[columns, k]`. The last panel may have fewer than NR columns of weights; the others are padding.
     weights: &'a [f32],
     k: usize,
+    /// `[NR]`
     scales: &'a mut [f32],
+    /// `[NR]`
     sums: &'a mut [i32],
+    /// `[group][NR][GROUP]`
     bytes: &'a mut [i8],
 }
 

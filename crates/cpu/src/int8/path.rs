@@ -133,7 +133,7 @@ impl DotPath {
     /// The rows and columns that blocks are multiples of, and the most rows.
     pub(super) fn block_shape(self, m: usize, groups: usize, shape: PathShape) -> ([usize; 2], usize) {
         if self.uses_amx(m, groups) {
-            // Two panels are a multiple of the columns of the accumulators.
+            // The accumulators are 32 x 32; two panels are a multiple of their columns.
             ([32, 2 * shape.columns], AMX_MC)
         } else {
             ([shape.rows, shape.columns], MC)
@@ -157,7 +157,7 @@ impl DotPath {
         unsafe { block.run(self) };
     }
 
-    /// Whether AMX computes a product of so many rows and groups, which must fill whole tile registers.
+    /// Whether AMX computes a product or a block of so many rows and groups; the groups must fill whole tile registers.
     fn uses_amx(self, m: usize, groups: usize) -> bool {
         self == DotPath::Amx && m >= AMX_MIN_ROWS && groups >= AMX_MIN_GROUPS && groups.is_multiple_of(TILE_GROUPS)
     }
@@ -230,7 +230,8 @@ pub(super) unsafe trait Dot: Copy {
     /// # Safety
     /// An element for each lane must be readable at both.
     unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> <Self::Float as Simd>::V;
-    /// Stores `min(round(x) + zero, 255)` as an activation; an `x` that is not finite may give any value.
+    /// Stores `min(round(x) + zero, 255)`, which must not be negative, as an activation; an `x` that is not finite may
+    /// give any value.
     /// # Safety
     /// `LEFT_BYTES` for each lane must be writable at `p`.
     unsafe fn store_left(self, p: *mut u8, x: <Self::Float as Simd>::V, zero: i32);
@@ -238,6 +239,7 @@ pub(super) unsafe trait Dot: Copy {
     fn offset(zero: i32) -> i32;
 }
 
+/// Keeps kernels separate functions, as in [`crate::simd`].
 #[inline(never)]
 pub(super) fn outlined<D: Dot, K: DotKernel>(d: D, kernel: K) -> K::Output {
     kernel.run(d)
@@ -373,6 +375,7 @@ impl DotKernel for DotLoop {
 
     #[inline(always)]
     fn run<D: Dot>(self, d: D) -> u64 {
+        // Ten independent sums: latency (up to 5 cycles) times throughput (up to 2 per cycle) of the instruction.
         const ROWS: usize = 5;
         const VECTORS: usize = 2;
         let mut sums = [[d.zero(); VECTORS]; ROWS];

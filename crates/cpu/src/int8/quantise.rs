@@ -9,7 +9,8 @@ fn round(x: f32) -> i32 {
     x.round_ties_even() as i32
 }
 
-/// The quantisation scale of a channel and its inverse, which is 0 for a channel of zeros.
+/// The quantisation scale of a channel and its inverse: both 0 if the scale would be subnormal, NaN and 0 if an element
+/// is not finite.
 #[inline(always)]
 pub(super) fn weight_scale(w: &[f32]) -> (f32, f32) {
     let mut largest = 0.0;
@@ -28,12 +29,14 @@ pub(super) fn weight_scale(w: &[f32]) -> (f32, f32) {
     }
 }
 
+/// A quantised weight, given the results of [`weight_scale`].
 #[inline(always)]
 pub(super) fn weight(w: f32, scale: f32, inverse: f32) -> i8 {
     // The largest magnitude times the inverse is 127 up to two roundings, so no value rounds to 128.
     if scale.is_nan() { 0 } else { round(w * inverse) as i8 }
 }
 
+/// The quantisation of a row: `q = round(x * inverse) + zero`, and `x` is about `scale * (q - zero)`.
 struct RowScale {
     scale: f32,
     inverse: f32,
@@ -41,8 +44,10 @@ struct RowScale {
 }
 
 impl RowScale {
+    /// For values from `-minus_low`, at most 0, to `high`, at least 0.
     #[inline(always)]
     fn new(minus_low: f32, high: f32, finite: bool) -> RowScale {
+        // Divided first: the sum could overflow.
         let scale = high / 255.0 + minus_low / 255.0;
         if !finite {
             RowScale { scale: f32::NAN, inverse: 0.0, zero: 0 }
@@ -55,7 +60,7 @@ impl RowScale {
     }
 }
 
-/// Quantises rows of activations, with a scale and an offset for each.
+/// Quantises rows of activations, with a scale and an offset ([`Dot::offset`]) for each.
 pub(super) struct QuantiseRows<'a> {
     pub k: usize,
     pub a: &'a [f32],

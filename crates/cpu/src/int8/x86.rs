@@ -126,6 +126,7 @@ unsafe impl Dot for Avx512Vnni {
         dot(left, right, sums) = _mm512_dpbusd_epi32(sums, left, right);
         store_left(p, x, zero) = {
             let value = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(zero));
+            // Saturates at 255.
             _mm_storeu_si128(p.cast(), _mm512_cvtusepi32_epi8(value));
         };
     }

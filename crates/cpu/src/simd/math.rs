@@ -129,8 +129,8 @@ pub(crate) fn gelu_and_derivative<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     (value, s.select(s.lt(x, s.splat(0.0)), at_minus_t, s.sub(s.splat(1.0), at_minus_t)))
 }
 
-/// The derivative of GELU at -t divided by the tail, `1 - t density(t) / tail(t)`, which is smooth. The absolute error of
-/// the derivative, with that of [`normal_tail`], is 3.1e-8 before rounding.
+/// The derivative of GELU at -t divided by the tail, `1 - t density(t) / tail(t)`, which is smooth. The absolute error
+/// of the derivative, with that of [`normal_tail`], is 3.1e-8 before rounding.
 #[inline(always)]
 fn derivative_over_tail<S: Simd>(s: S, t: S::V) -> S::V {
     polynomial(

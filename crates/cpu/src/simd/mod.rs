@@ -51,8 +51,8 @@ pub(crate) unsafe trait Simd: Copy {
     /// Whether the function of a tile (an activation, exponentials) is interleaved with the multiply-adds of the next
     /// (software pipelining), in the registers that a full tile leaves.
     const OVERLAP: bool = false;
-    /// Rows of attention's register tile. On AVX-512 it is 6 x 4 instead of 8 x 3 vectors: one tile is as wide as a head
-    /// of 64 elements.
+    /// Rows of attention's register tile. On AVX-512 it is 6 x 4 instead of 8 x 3 vectors: one tile is as wide as a
+    /// head of 64 elements.
     const HEAD_TILE_ROWS: usize = Self::TILE_ROWS;
     /// Vectors in a row of attention's register tile, at most 4.
     const HEAD_TILE_VECTORS: usize = Self::TILE_VECTORS;
