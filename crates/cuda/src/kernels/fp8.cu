@@ -1,7 +1,7 @@
 // Quantisation scales of fp8 operands from the weights alone, and the quantisation of values whose producer cannot
 // write e4m3.
 //
-// A row of a layer norm is gamma u + beta, elementwise, with |u| <= sqrt(columns) (Euclidean norm) for every input. That
+// A row of a layer norm is gamma u + beta, elementwise, with |u| <= sqrt(columns) (Euclidean norm) for any input. That
 // bounds its elements and those of a linear layer after it.
 //
 // X: storage type of the values to quantise. B: that of the bias.

@@ -2,8 +2,8 @@
 // fused, with stochastic depth on its second term; backward, the sum with the residual's gradient and the gradient of
 // stochastic depth.
 //
-// LANES threads keep a row in registers: 8, 16 or 32 for short rows, of which a warp has several, or a whole block for
-// long rows. Sums go through shuffles and then warp by warp, in an order that depends on the shape alone.
+// LANES threads keep a row in registers: 8, 16 or 32 for short rows, of which a warp has one to four, or a whole block
+// for long rows. Sums go through shuffles and then warp by warp, in an order that depends on the shape alone.
 //
 // Storage types: X x, Z addend, Y y, S sum, DY dy, R d_residual, DX dx, DD dropped, DB dbias. DROP: 1 with stochastic
 // depth. SUMS: 1 to compute the column sums of dx, or with DROP of `dropped`: the gradient of the bias of the linear

@@ -110,7 +110,8 @@ template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float v) {
 // v after rounding to T.
 template <class T> __device__ __forceinline__ float rounded(float v) { return to_float(from_float<T>(v)); }
 
-// e^x, 2^x, log2 x and 1 / x by the approximate instructions, with an error of a few ulp.
+// e^x, 2^x, log2 x and 1 / x by the approximate instructions. Their relative error is a few ulp; that of e^x grows with
+// |x|, since x log2(e) is rounded first, and log2 x near x = 1 has that as its absolute error.
 __device__ __forceinline__ float exp_approx(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.4426950408889634f));

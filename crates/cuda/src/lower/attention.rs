@@ -260,5 +260,6 @@ fn sum_bias_splits(partials: u64, splits: usize, dbias: &Operand, e: &mut Emitte
     let count = dbias.shape.elements();
     let variant = KernelVariant::new(&compile::BIAS_GRADIENT).with("DX", dbias.storage.name());
     let arguments = KernelArguments::new().pointers(&[partials, dbias.address]).u32(splits).u64(count);
+    // A block has 32 elements.
     e.kernel(variant, "bias_gradient", [count.div_ceil(32), 1, 1], THREADS, 0, arguments);
 }

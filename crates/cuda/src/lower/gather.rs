@@ -1,6 +1,6 @@
 //! Rows of a table by index, and their gradient.
 
-use super::Emitter;
+use super::{Emitter, THREADS};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::KernelArguments;
 
@@ -23,6 +23,7 @@ pub(super) fn gather_grad(e: &mut Emitter) {
         .u32(inner)
         .u32(indices.shape.elements());
     if rows * inner > 0 {
-        e.kernel(variant, "gather_grad", [rows, inner, 1], 256, 0, arguments);
+        // A block computes one element of the table.
+        e.kernel(variant, "gather_grad", [rows, inner, 1], THREADS, 0, arguments);
     }
 }

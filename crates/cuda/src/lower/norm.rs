@@ -3,7 +3,7 @@
 use vit_graph::Shape;
 use vit_graph::ops::{Dropout, LayerNorm};
 
-use super::{Emitter, rows};
+use super::{Emitter, THREADS, rows};
 use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
@@ -125,6 +125,6 @@ pub(super) fn backward(fused: NormGradFusion, e: &mut Emitter) {
     if partials != 0 {
         let arguments = KernelArguments::new().pointer(partials).u32(blocks).pointers(&[dgamma, dbeta, sums]);
         // A block sums eight columns.
-        e.kernel(variant, "layer_norm_grad_parameters", [(parts * dim).div_ceil(8), 1, 1], 256, 0, arguments);
+        e.kernel(variant, "layer_norm_grad_parameters", [(parts * dim).div_ceil(8), 1, 1], THREADS, 0, arguments);
     }
 }

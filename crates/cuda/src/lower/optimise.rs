@@ -5,7 +5,7 @@
 use vit_graph::Node;
 use vit_graph::ops::{CLIP_EPSILON, Op, OptimiserUpdate};
 
-use super::{Emitter, Operand};
+use super::{Emitter, Operand, THREADS};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
@@ -33,10 +33,10 @@ pub(super) fn global_norm(e: &mut Emitter) {
     let variant = KernelVariant::new(&compile::OPTIMISE);
     if blocks > 0 {
         let arguments = KernelArguments::new().pointers(&[gradients, chunks, partials]);
-        e.kernel(variant.clone(), "sum_squares", [blocks, 1, 1], 256, 0, arguments);
+        e.kernel(variant.clone(), "sum_squares", [blocks, 1, 1], THREADS, 0, arguments);
     }
     let arguments = KernelArguments::new().pointer(partials).u32(blocks).pointer(norm);
-    e.kernel(variant, "global_norm", [1, 1, 1], 256, 0, arguments);
+    e.kernel(variant, "global_norm", [1, 1, 1], THREADS, 0, arguments);
 }
 
 /// How the kernels compute one update.
@@ -215,7 +215,7 @@ pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
             KernelArguments::new().pointers(&[table, chunks]).pointers(&scalars).pointers(partials.as_slice());
         let arguments = first.hyperparameters.iter().fold(arguments, |all, fields| all.fields(fields.clone()));
         if blocks > 0 {
-            e.kernel(KernelVariant::new(&compile::OPTIMISE), kernel, [blocks, 1, 1], 256, 0, arguments);
+            e.kernel(KernelVariant::new(&compile::OPTIMISE), kernel, [blocks, 1, 1], THREADS, 0, arguments);
         }
     };
     launch(e, first.kernel, chunk_table, all_blocks);

@@ -29,7 +29,10 @@ pub(crate) const INVERSE: u64 = 16;
 /// as cuBLASLt requires.
 const EXTENT_STEP: usize = 16;
 
-/// The weights that bound the elements of a value: those of a layer norm, and of the linear layer after it.
+/// `THREADS` of `fp8.cu`.
+const THREADS: usize = 256;
+
+/// The weights that bound the elements of a value: those of a layer norm, and of the linear layer after it, if any.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ElementBound {
     gamma: Value,
@@ -161,7 +164,7 @@ impl Fp8Layers {
                     requests.push(kernel(
                         KernelVariant::new(&compile::FP8),
                         "norm_bounds",
-                        count.div_ceil(256),
+                        count.div_ceil(THREADS),
                         arguments,
                     ));
                 }
@@ -179,8 +182,8 @@ impl Fp8Layers {
                         .u32(count)
                         .u32(columns);
                     let variant = KernelVariant::new(&compile::FP8).with("B", bias.1.name());
-                    // A warp computes the bound of a row, a block those of eight.
-                    requests.push(kernel(variant, "linear_bounds", count.div_ceil(8), arguments));
+                    // A warp computes the bound of a row.
+                    requests.push(kernel(variant, "linear_bounds", count.div_ceil(THREADS / 32), arguments));
                 }
             }
             let to = scales.get(value).copied().unwrap_or_default();
@@ -208,7 +211,7 @@ fn kernel(variant: KernelVariant, name: &'static str, blocks: usize, arguments: 
         variant,
         name,
         grid: [blocks.max(1), 1, 1],
-        threads: 256,
+        threads: THREADS,
         shared: 0,
         maps: Vec::new(),
         arguments,

@@ -3,7 +3,7 @@
 typedef unsigned short u16;
 typedef long long i64;
 
-// CUtensorMap: the box that TMA copies.
+// CUtensorMap: the layout of a tensor in global memory, and the box of it that TMA copies.
 struct __align__(64) TensorMap {
     u64 words[16];
 };

@@ -18,7 +18,7 @@
 //   BLOCKS_PER_SM  resident blocks of a multiprocessor
 //   CONSUMER_REGS, PRODUCER_REGS   registers of a thread (setmaxnreg); 0: as compiled
 //   ELEMENT, OUT   storage types of the operands and of the forward result
-//   SINGLE         1 where the streamed rows of a unit fit one slot, so that all but its last 15 rows are valid; else 0
+//   SINGLE         1 where the streamed rows of a unit fit one slot, of which at most the last 15 are invalid; else 0
 
 // The head size with its padding.
 constexpr int D = (HEAD_DIM + 15) / 16 * 16;

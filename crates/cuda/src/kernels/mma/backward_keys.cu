@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 for (int i = 0; i < 2; i++) {
                     const int e = 2 * half + i, query = tile * N + column_of(n, i);
                     float weight = exp2_approx(w[n][e] * factor + (pair[i] - columns_lse[i]) * LOG2E);
-                    // The row of a query past the last is zeros, but its weight is undefined.
+                    // Past the last query or key there is no score.
                     if (query >= QUERIES || begin + row_of(e) >= KEYS) weight = 0.0f;
                     const float factor =
                         DROPOUT ? dropout_factor(mask, seed, first_row, query, begin + row_of(e)) : 1.0f;

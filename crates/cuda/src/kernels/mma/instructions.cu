@@ -1,4 +1,4 @@
-// Instructions of every tensor core since Ampere: mma, ldmatrix, cp.async.
+// Instructions that every GPU since Ampere has: mma, ldmatrix, cp.async.
 
 // TEXT(ELEMENT) is the operand type of mma as a string, bf16 or f16.
 #define QUOTED(x) #x
