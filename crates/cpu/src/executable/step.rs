@@ -78,7 +78,7 @@ impl KernelStep {
                 outputs[output] = spare.as_raw_slice();
                 spares.push(spare);
             }
-            // The kernel finds the old value in the output, which it must not alias.
+            // The kernel finds the old value in the output; as an input, it could alias that.
             let (from, to) = (std::mem::replace(&mut inputs[input], empty()), outputs[output]);
             if from.cast::<f32>() != to.cast_const().cast::<f32>() {
                 copies.push((from, to));

@@ -61,11 +61,11 @@ pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed
     lowered
 }
 
-/// A linear layer on bytes: constant weights are quantised and packed beforehand, others in every run.
+/// A linear layer in int8: constant weights are quantised and packed beforehand, others in every run.
 pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], fixed: bool) -> Result<Lowered, String> {
     let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
     if k > int8::MAX_TERMS {
-        return Err(format!("rows of {k} are too long for eight bits; {} is the most", int8::MAX_TERMS));
+        return Err(format!("rows of {k} elements are too long for int8; {} is the most", int8::MAX_TERMS));
     }
     let packed_len = if fixed { 0 } else { int8::packed_len(processor.isa, k, n) };
     let epilogue = epilogue(op, n);

@@ -125,7 +125,7 @@ impl Gpu {
         self.choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Compiles and loads the variants that are not loaded yet, on all cores.
+    /// Compiles, on all cores, and loads the variants that are not loaded yet. The context must be current.
     pub fn load(&self, variants: &[KernelVariant]) -> Result<(), GraphError> {
         let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut missing: Vec<&KernelVariant> = Vec::new();
@@ -145,7 +145,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// A kernel by its name, compiled if it is not loaded yet.
+    /// A kernel by its name, compiled if it is not loaded yet. The context must be current.
     pub fn function(&self, variant: &KernelVariant, name: &str) -> Result<KernelFunction, GraphError> {
         self.load(std::slice::from_ref(variant))?;
         let modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -12,7 +12,7 @@ use crate::driver::message;
 /// The oldest driver with all functions that are called: CUDA 12.8.
 const OLDEST_DRIVER: i32 = 12080;
 
-/// The oldest major version of the CUDA toolkit whose libraries have them.
+/// The oldest major version of NVRTC and cuBLASLt with all functions that are called.
 const OLDEST_TOOLKIT: usize = 12;
 
 /// One GPU.

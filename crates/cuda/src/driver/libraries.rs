@@ -116,7 +116,7 @@ impl CudaLibrary {
         known_folders().iter().any(|folder| {
             let matches =
                 |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with(prefix));
-            files(folder).into_iter().filter(matches).any(|path| {
+            entries(folder).into_iter().filter(matches).any(|path| {
                 // SAFETY: as in `present`.
                 match unsafe { Library::new(&path) } {
                     // Never unloaded: its functions are called until the process ends.
@@ -141,14 +141,15 @@ fn known_folders() -> Vec<PathBuf> {
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     for environment in environments {
         folders.push(environment.join("lib"));
-        for python in files(&environment.join("lib")) {
-            folders.extend(files(&python.join("site-packages/nvidia")).into_iter().map(|part| part.join("lib")));
+        for python in entries(&environment.join("lib")) {
+            folders.extend(entries(&python.join("site-packages/nvidia")).into_iter().map(|part| part.join("lib")));
         }
     }
     folders
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
+/// The paths in a folder, sorted; none if it cannot be read.
+fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     found.sort();

@@ -6,7 +6,7 @@ use vit_graph::GraphError;
 
 use crate::driver::check;
 
-/// A queue of work that the GPU does in order.
+/// A queue of work that the GPU does in order, without waiting for the default stream.
 pub(crate) struct Stream(cu::CUstream);
 
 // SAFETY: streams may be used from any thread.
@@ -32,7 +32,8 @@ impl Stream {
         check(unsafe { cu::cuStreamSynchronize(self.0) }, "running")
     }
 
-    /// Makes later work in the stream wait for the point that the event recorded last, in whichever stream.
+    /// Makes later work in the stream wait for the point that the event recorded last, in any stream; returns at once, and
+    /// does nothing for an event that was never recorded.
     pub fn wait_event(&self, event: &Event) -> Result<(), GraphError> {
         // SAFETY: both are live.
         check(unsafe { cu::cuStreamWaitEvent(self.0, event.0, 0) }, "waiting for an event")
@@ -65,7 +66,7 @@ impl Event {
         check(unsafe { cu::cuEventRecord(self.0, stream.0) }, "recording an event")
     }
 
-    /// Blocks until the stream has passed the point recorded last.
+    /// Blocks until the stream has passed the point recorded last; not at all if none was.
     pub fn synchronize(&self) -> Result<(), GraphError> {
         // SAFETY: the event is live.
         check(unsafe { cu::cuEventSynchronize(self.0) }, "running")

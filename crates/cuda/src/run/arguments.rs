@@ -47,10 +47,12 @@ impl CStruct {
     }
 }
 
-/// The arguments of one launch. Each starts at a multiple of 8 bytes.
+/// The arguments of one launch.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KernelArguments {
+    /// Each argument starts at a word, which aligns it.
     words: Vec<u64>,
+    /// The first word of each argument.
     offsets: Vec<usize>,
 }
 
@@ -78,6 +80,7 @@ impl KernelArguments {
     }
 
     pub fn u32(self, value: usize) -> Self {
+        // As in `CStruct::u32`.
         self.push(&(value as u32).to_ne_bytes())
     }
 

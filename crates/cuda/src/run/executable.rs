@@ -38,6 +38,7 @@ enum CaptureState {
 /// The steps up to one after which an input may be overwritten, or up to the end.
 struct CapturedSegment {
     graph: CapturedGraph,
+    /// The last step; one past the last step of the run stands for the updates.
     last: usize,
 }
 
@@ -52,8 +53,11 @@ pub(crate) struct CudaExecutable {
     /// After all steps: new values of parameters that were not written in place, and their 16-bit copies.
     updates: Vec<ReadyLaunch>,
     inputs: HashMap<String, DeviceInput>,
+    /// Types and device addresses.
     outputs: HashMap<String, (Type, u64)>,
+    /// Likewise, of parameters that are stored in f32.
     parameters: HashMap<String, (Type, u64)>,
+    /// Host memory from which inputs are copied, a range for each.
     staging: PinnedBuffer,
     read_back: ReadBack,
     arena: DeviceBuffer,
@@ -73,9 +77,9 @@ impl CudaExecutable {
     pub fn new(gpu: Arc<Gpu>, prepared: Prepared, parameters: &mut dyn Parameters) -> Result<Self, GraphError> {
         let p = &prepared;
         gpu.enter()?;
-        let memory = gpu.memory()?;
-        if p.stored_bytes + p.plan.arena_bytes + p.constant_scratch > memory.0 {
-            return Err(failure::too_large(p.memory(), memory, p.training()));
+        let (free, total) = gpu.memory()?;
+        if p.stored_bytes + p.plan.arena_bytes + p.constant_scratch > free {
+            return Err(failure::too_large(p.memory(), (free, total), p.training()));
         }
         let stored = DeviceBuffer::new(&gpu, p.stored_bytes, "weights")?;
         let arena = DeviceBuffer::new(&gpu, p.plan.arena_bytes, "activations")?;
@@ -96,7 +100,7 @@ impl CudaExecutable {
         // SAFETY: the context is current; all requests were lowered for addresses in `arena`, `stored` and `scratch`,
         // which live until the stream is synchronised.
         let (steps, updates) = unsafe {
-            // Algorithms are timed on values like those of a run.
+            // Algorithms are timed on values like those of a run: products of zeros are faster.
             fill_with_noise(&gpu, &stream, &arena)?;
             for launch in resolve_all(constants, &gpu, &stream)? {
                 launch.enqueue(&gpu, &stream)?;
@@ -106,6 +110,7 @@ impl CudaExecutable {
                 steps.push(LaunchStep { info, launches: resolve_all(requests, &gpu, &stream)? });
             }
             let updates = resolve_all(updates, &gpu, &stream)?;
+            // An input is zero until it is written, as on the CPU.
             if arena.bytes > 0 {
                 ReadyLaunch::Clear { to: arena.address, bytes: arena.bytes }.enqueue(&gpu, &stream)?;
             }
@@ -118,6 +123,7 @@ impl CudaExecutable {
         let outputs = p.graph.outputs().iter().map(|(name, value)| (name.clone(), named(*value))).collect();
         let parameters = (p.graph.parameters())
             .map(|(node, parameter)| (parameter.name.clone(), named(Value { node, output: 0 })))
+            // 0: stored only in another form than f32.
             .filter(|(_, (_, address))| *address != 0)
             .collect();
         let staging = PinnedBuffer::new(&gpu, staging_bytes)?;
@@ -155,12 +161,12 @@ impl CudaExecutable {
             return Ok(());
         }
         self.gpu.enter()?;
-        // The copy of the run before may still read the staging buffer.
+        // The previous copy of this input may still read the staging buffer.
         target.copied.synchronize()?;
         let from = self.staging.write(target.staging_offset, parts, bytes);
         let stream = match &target.last_read {
             Some(last_read) => {
-                // The run before may still read the input.
+                // The previous run may still read the input.
                 self.copy_stream.wait_event(&last_read.done)?;
                 target.pending = true;
                 &self.copy_stream
@@ -182,7 +188,7 @@ impl CudaExecutable {
         launches.iter().try_for_each(|launch| unsafe { launch.enqueue(&self.gpu, &self.stream) })
     }
 
-    /// Records the events of the inputs whose last reader is this step.
+    /// Records the events of the inputs that this step is the last to read.
     fn record_last_reads(&self, step: usize) -> Result<(), GraphError> {
         let last_reads = self.inputs.values().filter_map(|input| input.last_read.as_ref());
         last_reads.filter(|last| last.step == step).try_for_each(|last| last.done.record(&self.stream))

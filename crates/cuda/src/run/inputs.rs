@@ -14,23 +14,26 @@ pub(crate) struct DeviceInput {
     pub address: u64,
     /// Its offset in the staging buffer of the host.
     pub staging_offset: usize,
-    /// For an input that is copied while the previous run executes.
+    /// For an input that is copied on a second stream while the previous run executes. `None` for one that is small or
+    /// never read: its copies are in the stream of the runs.
     pub last_read: Option<LastRead>,
-    /// Recorded after the last copy from the staging buffer.
+    /// Recorded after the latest copy from the staging buffer.
     pub copied: Event,
-    /// Whether the next run must wait for that copy.
+    /// Whether the next run must wait for that copy, which was made on the second stream.
     pub pending: bool,
 }
 
 /// The end of an input's live range within a run.
 pub(crate) struct LastRead {
-    /// The last step that reads it; the number of steps for the updates after them.
+    /// The last step that reads it; one past the last step stands for the updates, after which the run ends.
     pub step: usize,
     /// Recorded after that step.
     pub done: Event,
 }
 
-/// Smaller inputs are copied between runs, which takes less time than to synchronise two streams.
+/// Bytes from which on an input is copied while the previous run executes. The copy of a smaller one delays the next run
+/// by at most some tens of microseconds (over PCIe); to overlap it would take events between two streams and one more
+/// graph per run.
 const WORTH_OVERLAPPING: usize = 1 << 20;
 
 /// The graph's inputs by name, and the bytes of their staging buffer. `steps` are the nodes in the order in which they
@@ -44,7 +47,6 @@ pub(crate) fn inputs(
     let last_reads = last_reads(p, steps);
     for (node, input) in p.graph.inputs() {
         let value = Value { node, output: 0 };
-        debug_assert_eq!(storage(&p.graph, value), value);
         let address = p.operand(value, Some(bases)).address;
         let ty = input.ty.clone();
         let bytes = ty.bytes();
@@ -60,7 +62,8 @@ pub(crate) fn inputs(
     Ok((inputs, staging_offset))
 }
 
-/// The last step that reads each input. An input that is an output or an update of the graph is read until the end.
+/// The last step that reads each value, by the value's node, of which only inputs matter. One that is an output or an
+/// update of the graph is read until the end.
 fn last_reads(p: &Prepared, steps: &[NodeId]) -> HashMap<NodeId, usize> {
     let position: HashMap<NodeId, usize> = steps.iter().enumerate().map(|(i, &node)| (node, i)).collect();
     let mut last: HashMap<NodeId, usize> = HashMap::new();
@@ -69,6 +72,7 @@ fn last_reads(p: &Prepared, steps: &[NodeId]) -> HashMap<NodeId, usize> {
         *last_step = step.max(*last_step);
     };
     for (id, node) in p.graph.nodes().iter().enumerate() {
+        // Sources, reshapes and constant nodes have no step.
         if let Some(&step) = position.get(&p.groups.runs_with(id)) {
             node.inputs.iter().for_each(|&value| read(value, step));
         }

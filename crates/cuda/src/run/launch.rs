@@ -80,7 +80,9 @@ pub(crate) unsafe fn resolve_all(
 pub(crate) struct KernelLaunch {
     pub variant: KernelVariant,
     pub name: &'static str,
+    /// Blocks along x, y and z.
     pub grid: [usize; 3],
+    /// Threads of a block.
     pub threads: usize,
     /// Bytes of dynamic shared memory.
     pub shared: usize,
@@ -97,7 +99,7 @@ pub(crate) enum ReadyLaunch {
     Copy { to: u64, from: u64, bytes: usize },
 }
 
-/// The shared memory that a block may have without `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+/// Bytes of shared memory that a block may have without `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const DEFAULT_SHARED: usize = 48 << 10;
 
 impl KernelLaunch {

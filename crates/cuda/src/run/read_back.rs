@@ -19,6 +19,7 @@ pub(crate) struct ReadBack {
     capacity: usize,
     /// Recorded after the copies into each slot.
     copied: Vec<Event>,
+    /// The slot of the next read-back.
     next: usize,
     /// Slots that are being filled, each with its number of scalars.
     pending: VecDeque<(usize, usize)>,

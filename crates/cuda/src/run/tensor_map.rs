@@ -20,8 +20,8 @@ pub(crate) struct TensorMap {
     pub rows: usize,
 }
 
-/// The columns of a box for heads of this size: the widest swizzle span that divides the head, padded to a multiple of
-/// 16.
+/// The columns of a box for heads of this size, as many as a swizzle span of 128, 64 or 32 bytes holds: the most that
+/// divide the head after padding it to a multiple of 16. Elements beyond the head are read as zeros.
 pub(crate) fn box_columns(head: usize) -> usize {
     match head.next_multiple_of(16) {
         padded if padded % 64 == 0 => 64,
@@ -41,6 +41,7 @@ impl TensorMap {
             _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
         };
         let extents = [self.head, self.heads, self.tokens, self.batch].map(|extent| extent as u64);
+        // In bytes, of all axes but the innermost.
         let strides = [self.head, self.stride, self.tokens * self.stride].map(|elements| 2 * elements as u64);
         let boxes = [columns as u32, 1, self.rows as u32, 1];
         let mut map = cu::CUtensorMap { opaque: [0; 16] };
@@ -49,6 +50,7 @@ impl TensorMap {
         let result = unsafe {
             cu::cuTensorMapEncodeTiled(
                 &mut map,
+                // Also for f16: the copy does not interpret elements.
                 cu::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                 4,
                 self.address as *mut std::ffi::c_void,

@@ -29,6 +29,7 @@ pub(super) fn upload(p: &Prepared, stored: &DeviceBuffer, parameters: &mut dyn P
                 Elements::F32(&elements).check(&parameter.name, &node.outputs[0])?;
                 upload_floats(p, stored, value, &elements)?;
             }
+            // A single element fills the whole constant.
             Op::Constant(constant) => match &constant.data {
                 Data::F32(data) if data.len() == count => upload_floats(p, stored, value, data)?,
                 Data::F32(data) => upload_floats(p, stored, value, &vec![data[0]; count])?,
@@ -41,7 +42,7 @@ pub(super) fn upload(p: &Prepared, stored: &DeviceBuffer, parameters: &mut dyn P
     Ok(())
 }
 
-/// The 32-bit form.
+/// The 32-bit form, where a node reads it.
 fn upload_words(p: &Prepared, stored: &DeviceBuffer, value: Value, bytes: &[u8]) -> Result<(), GraphError> {
     match p.stored[&value].f32 {
         Some(offset) => stored.upload(stored.address + offset as u64, bytes),
@@ -104,7 +105,8 @@ fn half_copies(p: &Prepared, node: NodeId, base: u64) -> Vec<Request> {
         .collect()
 }
 
-/// The requests after all nodes: new values of parameters that were not written in place.
+/// The requests after all nodes: copies of new values that were not written in place, also in 16 bits where nodes read
+/// the parameter so.
 pub(super) fn updates(p: &Prepared, bases: &Bases) -> Vec<Request> {
     let mut requests = Vec::new();
     for (parameter, new) in p.graph.updates() {
