@@ -217,6 +217,7 @@ impl ModelQueue {
         for ready in &mut backlog.ready {
             ready.retain(|image| !image.task.is_cancelled());
         }
+        self.notify(backlog);
     }
 
     /// Takes room for all of these, or for none.
@@ -376,6 +377,10 @@ impl ModelQueue {
 
     pub fn recover(&self) {
         self.lock().lost = None;
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
     }
 
     /// No more images will be admitted; replicas end when the last has been taken.

@@ -14,7 +14,7 @@ use super::health::{Flight, ReplicaHealth};
 use super::outputs::{BatchOutputs, NeededOutputs};
 use super::queue::{Due, Lane, ModelQueue, ReadyImage};
 use super::statistics::Counters;
-use super::{Timing, WorkError};
+use super::{Answer, Timing, WorkError};
 
 /// How long a lost device rests before it is tried again.
 const REST: Duration = Duration::from_secs(1);
@@ -58,6 +58,13 @@ struct Batch {
     started: Instant,
 }
 
+/// A batch whose outputs have been read.
+struct FinishedBatch {
+    batch: Batch,
+    outputs: BatchOutputs,
+    compute: Duration,
+}
+
 impl Replica {
     /// Runs batches until the queue is closed and empty. Where the device runs by itself, the next batch is staged while
     /// one runs.
@@ -78,17 +85,17 @@ impl Replica {
                 false => self.context.queue.take_ready(self.lane, |ready| batch_of(ready, &self.context.times)),
             };
             let staged = if images.is_empty() { None } else { self.stage(images) };
-            if let Some(batch) = running.take() {
-                self.finish(batch);
-            }
-            if let Some(batch) = staged.and_then(|batch| self.start(batch)) {
-                match self.model.is_async() {
-                    true => running = Some(batch),
-                    false => self.finish(batch),
-                }
+            // Answers are sent while the device runs the next batch.
+            let finished = running.take().and_then(|batch| self.finish(batch));
+            let started = staged.and_then(|batch| self.start(batch));
+            finished.into_iter().for_each(|batch| self.answer(batch));
+            match started {
+                Some(batch) if self.model.is_async() => running = Some(batch),
+                Some(batch) => self.finish(batch).into_iter().for_each(|batch| self.answer(batch)),
+                None => {}
             }
             drop(turn);
-            if self.context.health.is_lost() {
+            while self.context.health.is_lost() && !self.context.queue.is_closed() {
                 self.probe();
             }
         }
@@ -114,18 +121,22 @@ impl Replica {
         self.guarded(batch, |replica, _| replica.model.start())
     }
 
-    /// Reads the outputs of a batch and answers its tasks.
-    fn finish(&mut self, batch: Batch) {
+    /// Waits for the end of a batch and reads its outputs.
+    fn finish(&mut self, batch: Batch) -> Option<FinishedBatch> {
         let mut outputs = None;
         let read = |replica: &mut Self, batch: &Batch| {
             outputs = Some(replica.outputs(batch)?);
             Ok(())
         };
-        let Some(batch) = self.guarded(batch, read) else { return };
+        let batch = self.guarded(batch, read)?;
         let compute = batch.started.elapsed();
         self.context.counters.batch(compute);
         self.context.health.end(&batch.flight);
-        let (Some(tasks), Some(outputs)) = (batch.flight.take(), outputs) else { return };
+        Some(FinishedBatch { batch, outputs: outputs?, compute })
+    }
+
+    fn answer(&self, FinishedBatch { batch, outputs, compute }: FinishedBatch) {
+        let Some(tasks) = batch.flight.take() else { return };
         let images = tasks.len();
         for (index, (task, decoded)) in tasks.into_iter().enumerate() {
             let timing = Timing {
@@ -135,7 +146,7 @@ impl Replica {
                 batch: images,
             };
             match outputs.answer(batch.needed[index], index) {
-                Ok(answer) => task.answer(super::Answer { timing, ..answer }),
+                Ok(answer) => task.answer(Answer { timing, ..answer }),
                 Err(error) => task.fail(error),
             }
         }

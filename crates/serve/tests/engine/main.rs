@@ -149,7 +149,7 @@ fn embeddings_are_those_of_the_facade() {
 fn explanations_are_those_of_the_facade() {
     let engine = start(options("cifar10"));
     let model = engine.model(None).unwrap();
-    assert_eq!(model.card().heads, [4; 6]);
+    assert_eq!(model.card().heads, [4; 7]);
     assert_eq!(model.card().methods.len(), 4);
     let deadline = Instant::now() + Duration::from_secs(60);
     let cases = [
