@@ -9,15 +9,15 @@ const HEAT = [
 /** Opacity at the smallest and the largest value, as in the images of `vit explain`. */
 const OPACITY = [0.5, 0.62];
 
-/** RGBA for 256 values from the smallest to the largest. */
-const COLOURS = Array.from({ length: 256 }, (_, index) => {
+/** RGBA for 256 values from the smallest to the largest, one word each. */
+const COLOURS = new Uint32Array(Uint8ClampedArray.from(Array.from({ length: 256 }, (_, index) => {
   const share = index / 255;
   const at = share * (HEAT.length - 1);
   const before = Math.min(Math.floor(at), HEAT.length - 2);
   const channel = (hex, i) => parseInt(hex.slice(1 + 2 * i, 3 + 2 * i), 16);
   const rgb = [0, 1, 2].map(i => mix(channel(HEAT[before], i), channel(HEAT[before + 1], i), at - before));
   return [...rgb, 255 * mix(OPACITY[0], OPACITY[1], share)];
-});
+}).flat()).buffer);
 
 /** A veil over the part of the image that is not the model's input. */
 const VEIL = 'rgb(112 112 112 / 0.5)';
@@ -53,18 +53,17 @@ function pixels({ grid: [rows, columns], values }, width, height) {
   const low = values.reduce((a, b) => Math.min(a, b));
   const spread = values.reduce((a, b) => Math.max(a, b)) - low || Infinity;
   const across = neighbours(width, columns);
-  const bytes = new Uint8ClampedArray(4 * width * height);
+  const words = new Uint32Array(width * height);
   let at = 0;
   for (const [above, below, down] of neighbours(height, rows)) {
     const line = Array.from({ length: columns }, (_, x) =>
       mix(values[above * columns + x], values[below * columns + x], down));
     for (const [before, after, along] of across) {
       const share = (mix(line[before], line[after], along) - low) / spread;
-      bytes.set(COLOURS[Math.round(255 * share)], at);
-      at += 4;
+      words[at++] = COLOURS[Math.round(255 * share)];
     }
   }
-  return bytes;
+  return new Uint8ClampedArray(words.buffer);
 }
 
 /** For each pixel along an axis, the two cells around it and the weight of the second. */
