@@ -30,7 +30,8 @@ pub fn computed_nodes(graph: &Graph) -> Vec<bool> {
 }
 
 /// New values that can overwrite the parameter that they update, each with that parameter: their operation works in
-/// place ([`Operation::in_place`]), its kernel supports that, and no node reads the old value afterwards.
+/// place ([`Operation::in_place`]), its kernel supports that, and the old value is neither read afterwards nor an
+/// output.
 pub fn in_place_updates(graph: &Graph, supported: impl Fn(NodeId) -> bool) -> HashMap<Value, Value> {
     let mut last_consumer: HashMap<Value, NodeId> = HashMap::new();
     for (id, node) in graph.nodes().iter().enumerate() {

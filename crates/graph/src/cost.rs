@@ -8,13 +8,13 @@ use crate::{Graph, Type};
 pub struct NodeCost {
     /// The part of the model it belongs to, with its phase.
     pub scope: String,
-    /// The operation.
+    /// The operation; empty in a sum by scope.
     pub op: &'static str,
     /// Floating-point operations of its matrix products, 2 per multiply-add.
     pub flops: u64,
     /// Elements, if it is a trainable parameter.
     pub parameters: u64,
-    /// Bytes that it writes.
+    /// Bytes of its used outputs; 0 for sources and views.
     pub activation_bytes: u64,
 }
 

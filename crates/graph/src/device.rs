@@ -88,8 +88,8 @@ impl<'a> From<&'a Data> for Elements<'a> {
 
 /// A source of parameters for compiling a graph.
 pub trait Parameters {
-    /// The elements of a parameter, if the source has it. A source that owns them moves them out, so that a model is
-    /// never in memory twice, in its original and its packed form.
+    /// The elements of a parameter, if the source has it. A source may move them out, so that a model is never in
+    /// memory twice, in its original and its packed form.
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>>;
 
     /// Bytes of host memory that this source frees as its parameters are taken.

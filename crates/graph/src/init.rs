@@ -57,9 +57,11 @@ impl Init {
 /// The random numbers of one parameter.
 struct NamedStream {
     key: [u32; 2],
+    /// The hash of the name.
     name: u64,
     block: u64,
     words: [u32; 4],
+    /// The next of `words`; 4 if a new block is needed.
     next: usize,
 }
 

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use crate::ops::{Op, Operation};
 use crate::{Graph, GraphError, Node, Value};
 
-/// Maps the values of an inlined graph to those of the graph that it was inlined into.
+/// Maps the values of an inlined graph to those of the graph that it was inlined into, by the first output of each
+/// node.
 pub struct Inlined(Vec<Value>);
 
 impl Inlined {
@@ -54,7 +55,7 @@ impl Graph {
         Ok(moved)
     }
 
-    /// An upper bound of the indices of the graph's random streams.
+    /// An exclusive upper bound of the indices of the graph's random streams.
     pub fn random_streams(&self) -> u32 {
         let stream = |node: &Node| node.op.clone().random_stream().map(|stream| *stream);
         self.nodes().iter().filter_map(stream).max().map_or(0, |stream| stream + 1)

@@ -1,7 +1,7 @@
 //! Vision models as static graphs of coarse operations.
 //!
 //! A model is a function that builds a [`Graph`] once; everything else is a function of that graph:
-//! [`autodiff`] adds its gradients, [`rewrite`] fuses it, [`memory`] plans one arena for it, [`cost`] counts
+//! [`autodiff`] adds its gradients, [`rewrite`] transforms it, [`memory`] plans one arena for it, [`cost`] counts
 //! its FLOPs, [`mod@reference`] interprets it in f64, and a [`device`] runs it fast. This crate depends on no device
 //! and no model.
 //!

@@ -4,7 +4,7 @@
 use crate::ops::{Op, Operation};
 use crate::{Graph, NodeId, Value};
 
-/// Offsets are multiples of this: a cache line, and the widest vector register.
+/// Offsets are multiples of this many bytes: a cache line, and the widest vector register.
 pub const ALIGNMENT: usize = 64;
 
 /// A range of bytes in the arena.
@@ -18,13 +18,16 @@ pub struct ArenaRange {
 /// The offsets of all temporaries of a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryPlan {
+    /// `[node][output]`; `None` for values outside the arena, and for reshapes, which share their input's range.
     values: Vec<Vec<Option<ArenaRange>>>,
+    /// By node.
     workspaces: Vec<Option<ArenaRange>>,
     /// The size of the arena.
     pub arena_bytes: usize,
 }
 
-/// A buffer to be placed, live from its first to its last node.
+/// A buffer to be placed, live from its first to its last node, both included: a node's inputs and outputs must not
+/// overlap.
 struct LiveRange {
     bytes: usize,
     first: NodeId,
@@ -48,7 +51,8 @@ pub struct MemoryRequirements<'a> {
     pub outside: &'a dyn Fn(Value) -> bool,
     /// The node that a node was fused into, which reads its inputs and writes its outputs; itself otherwise.
     pub runs_with: &'a dyn Fn(NodeId) -> NodeId,
-    /// From this many bytes on, a value shares memory only with values of exactly its size.
+    /// From this many bytes on, a buffer is placed only where another of exactly its size was, or in new memory.
+    /// Smaller buffers are placed anywhere.
     pub exact_fit_from: usize,
 }
 
@@ -62,8 +66,8 @@ impl MemoryPlan {
         Self::with_exact_fit(graph, workspace, outside, usize::MAX)
     }
 
-    /// As [`MemoryPlan::new`], but values of `exact_fit_from` bytes or more share memory only with values of exactly
-    /// their size.
+    /// As [`MemoryPlan::new`], but among the values of `exact_fit_from` bytes or more only those of exactly the same
+    /// size share memory.
     ///
     /// On CPUs with private caches, where each core works on the same part of every value, a core then overwrites cache
     /// lines that it owns instead of fetching them from another core. The arena is somewhat larger.
@@ -89,7 +93,9 @@ impl MemoryPlan {
     pub fn with_requirements(graph: &Graph, required: MemoryRequirements) -> MemoryPlan {
         let nodes = graph.nodes();
         let uses = graph.uses();
+        // The end of the live ranges of outputs, which are read after the last node.
         let end = nodes.len();
+        // The last node that reads each value.
         let mut last: Vec<Vec<NodeId>> = nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
         for (id, node) in nodes.iter().enumerate() {
             let runs = (required.runs_with)(id).max(id);
@@ -147,6 +153,7 @@ impl MemoryPlan {
                 .collect();
             neighbours.sort_by_key(|b| b.offset);
             let offset = if bytes >= exact_fit_from {
+                // All buffers so far were placed like this one, so their ranges are either equal or disjoint.
                 let reusable = placed.iter().map(|(_, _, range)| *range).filter(|range| range.bytes == bytes);
                 let free = reusable.filter(|range| !neighbours.contains(range)).map(|range| range.offset).min();
                 free.unwrap_or(plan.arena_bytes)
@@ -183,7 +190,7 @@ impl MemoryPlan {
     }
 }
 
-/// The value whose memory this one shares: itself, or the input of a reshape.
+/// The value whose memory this one shares: itself, or the input of the reshapes that it results from.
 pub fn storage(graph: &Graph, mut value: Value) -> Value {
     while let Op::Reshape(_) = graph.node(value.node).op {
         value = graph.node(value.node).inputs[0];

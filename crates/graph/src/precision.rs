@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The arithmetic a device computes in. Parameters, norms, softmax, losses and optimisers are f32 in all of them.
+/// The arithmetic a device computes in. Norms, softmax, losses and optimisers compute in f32 in all of them, and
+/// training keeps parameters in f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Precision {
     /// 32-bit floating point.
@@ -18,7 +19,7 @@ pub enum Precision {
     /// GPU, inference: linear layers between the first and the last multiply fp8 (e4m3), all else is as in
     /// [`Precision::Bf16`].
     Fp8,
-    /// CPU, inference: linear layers multiply 8-bit integers, all else is f32.
+    /// CPU, inference: linear layers between the first and the last multiply 8-bit integers, all else is f32.
     Int8,
 }
 

@@ -31,9 +31,9 @@ pub struct QuantisedWeights {
 /// value = min(round(x * inverse) + zero, 255)
 /// ```
 ///
-/// in `f32`, where `round` is to the nearest integer, halves to the even one. A row whose scale is below
-/// [`f32::MIN_POSITIVE`] counts as zeros: scale 0, zero 0, values 0. A row with a NaN or an infinity has scale NaN,
-/// zero 0, values 0, which makes every result of it NaN.
+/// in `f32`, where `round` is to the nearest integer, halves to the even one; as it is monotone, values are not
+/// negative. A row whose scale is below [`f32::MIN_POSITIVE`] counts as zeros: scale 0, zero 0, values 0. A row with a
+/// NaN or an infinity has scale NaN, zero 0, values 0, which makes every result of it NaN.
 pub fn quantise_row(x: &[f32]) -> QuantisedRow {
     let low = x.iter().fold(0.0, |a: f32, &x| a.min(x));
     let high = x.iter().fold(0.0, |a: f32, &x| a.max(x));

@@ -105,8 +105,8 @@ impl Operation for Scale {
 pub enum Unary {
     /// `x^p` with a constant exponent.
     Power(f32),
-    /// `√x`, with the gradient 0 at 0, as PyTorch defines it for the 2-norm: the norm of a vector of zeros is
-    /// differentiable.
+    /// `√x`, with the gradient 0 at 0, so that the norm of a vector of zeros has the gradient 0 and not NaN, as
+    /// PyTorch's 2-norm.
     Sqrt,
     /// `1 / (2 √x)`, and 0 at 0: the gradient of [`Unary::Sqrt`].
     SqrtDerivative,

@@ -25,7 +25,7 @@ pub struct Attention {
     pub packed: bool,
     /// Whether there is a bias input.
     pub bias: bool,
-    /// Dropout of the attention weights.
+    /// Dropout of single attention weights, whatever its granularity.
     pub dropout: Option<Dropout>,
 }
 
@@ -136,6 +136,7 @@ impl Attention {
         if kept { 1.0 / (1.0 - f64::from(dropout.rate)) } else { 0.0 }
     }
 
+    /// The FLOPs of one product of all queries and keys over `head_dim`, or of one of its transposes.
     fn product_flops(&self, x: &AttentionExtents) -> u64 {
         2 * (x.batch * x.heads * x.queries) as u64 * (x.keys * x.head_dim) as u64
     }
@@ -156,11 +157,12 @@ impl Operation for Attention {
     }
 
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        // Q Kᵀ and the weights times V.
         2 * self.product_flops(&self.extents(inputs))
     }
 
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
-        b.only_first_output("its weights or row sums")?;
+        b.only_first_output("its weights or log-sum-exp")?;
         let operands = self.operands();
         let mut inputs = vec![b.dy()?, b.output(0), b.output(1)];
         inputs.extend((0..operands + usize::from(self.bias) + usize::from(self.dropout.is_some())).map(|i| b.input(i)));
@@ -199,7 +201,8 @@ impl Operation for Attention {
         results
     }
 
-    /// A packed input is read as a whole, since it also holds keys and values.
+    /// A packed input is read as a whole, since it also holds keys and values. The bias of a query and its dropout mask
+    /// depend on its position.
     fn row_inputs(&self, inputs: &[Type], _: &Type) -> Option<Vec<bool>> {
         let by_row = !self.bias && self.dropout.is_none();
         by_row.then(|| (0..inputs.len()).map(|i| i == 0 && !self.packed).collect())
@@ -218,6 +221,7 @@ impl Operation for Attention {
     }
 }
 
+/// All `(sample, head, query)`.
 fn triples(x: &AttentionExtents) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
     let (batch, heads, queries) = (x.batch, x.heads, x.queries);
     (0..batch).flat_map(move |b| (0..heads).flat_map(move |h| (0..queries).map(move |i| (b, h, i))))
@@ -228,7 +232,7 @@ fn triples(x: &AttentionExtents) -> impl Iterator<Item = (usize, usize, usize)> 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionGrad(pub Attention);
 
-/// The number of inputs of [`AttentionGrad`] before those of the attention.
+/// The number of inputs of [`AttentionGrad`] before those of the attention: `dy`, result, log-sum-exp.
 const BEFORE: usize = 3;
 
 impl Operation for AttentionGrad {
@@ -250,6 +254,7 @@ impl Operation for AttentionGrad {
     }
 
     fn flops(&self, inputs: &[Type], _: &[Type]) -> u64 {
+        // Q Kᵀ again, and one product each for the gradients of weights, V, Q and K.
         5 * self.0.product_flops(&self.0.extents(&inputs[BEFORE..]))
     }
 

@@ -56,7 +56,7 @@ impl Operation for BatchNorm {
         let rstd: Vec<f64> = variance.iter().map(|v| 1.0 / (v + f64::from(self.epsilon)).sqrt()).collect();
         let momentum = f64::from(self.momentum);
         let moved = |old: f64, found: f64| old + momentum * (found - old);
-        let unbiased = count / (count - 1.0);
+        let bessel = count / (count - 1.0);
         vec![
             Array::from_fn(&outputs[0].shape, |i| {
                 let c = i % channels;
@@ -65,7 +65,7 @@ impl Operation for BatchNorm {
             Array::new([channels], mean.clone()),
             Array::new([channels], rstd.clone()),
             Array::from_fn(&outputs[3].shape, |c| moved(running_mean[c], mean[c])),
-            Array::from_fn(&outputs[4].shape, |c| moved(running_variance[c], unbiased * variance[c])),
+            Array::from_fn(&outputs[4].shape, |c| moved(running_variance[c], bessel * variance[c])),
         ]
     }
 
@@ -86,7 +86,7 @@ impl Operation for BatchNorm {
         output > 0
     }
 
-    /// A second evaluation would start from the running statistics that the first one updated.
+    /// A second evaluation would start from the running statistics that the first one updated in place.
     fn is_repeatable(&self) -> bool {
         false
     }

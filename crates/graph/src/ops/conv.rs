@@ -11,7 +11,7 @@ use crate::{GraphError, Shape, Type};
 pub struct Conv2d {
     /// The stride of rows and columns.
     pub stride: [usize; 2],
-    /// The zero padding before and after, of rows and columns; the two may differ, as in TensorFlow's SAME.
+    /// The zero padding, `[[top, bottom], [left, right]]`; both sides may differ, as in TensorFlow's SAME.
     pub padding: [[usize; 2]; 2],
     /// The dilation of rows and columns.
     pub dilation: [usize; 2],
@@ -22,7 +22,7 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// A patch embedding: kernel = stride, without padding.
+    /// A patch embedding: kernel = stride, without padding, dilation and groups.
     pub fn patches(patch: [usize; 2], bias: bool) -> Self {
         Conv2d { stride: patch, padding: [[0; 2]; 2], dilation: [1; 2], groups: 1, bias }
     }
@@ -58,8 +58,9 @@ impl Conv2d {
             .filter(|&at| at < extent)
     }
 
-    /// Calls `visit(output index, input index, weight index)` for every multiply-add, in the order of a matrix product
-    /// over patches (channel, row, column), so that both give the same bits.
+    /// Calls `visit(output index, input index, weight index)` for every multiply-add, in the order channel, row,
+    /// column, so that a patch embedding has the same bits as the matrix product that [`crate::rewrite::patchify`]
+    /// makes of it.
     fn each(&self, x: &[usize], w: &[usize], y: &[usize], mut visit: impl FnMut(usize, usize, usize)) {
         let (filters_per_group, channels) = (w[0] / self.groups, w[1]);
         for out in 0..y.iter().product() {

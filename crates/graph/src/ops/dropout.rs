@@ -70,9 +70,10 @@ impl Operation for Dropout {
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let (x, seed) = (inputs[0].data(), seed_of(inputs[1]));
-        let covers = self.elements_per_decision(&outputs[0]);
+        let per_decision = self.elements_per_decision(&outputs[0]);
         let value = |i: usize| {
-            let kept = seed.keeps(self.stream, (i / covers) as u64, self.rate);
+            let kept = seed.keeps(self.stream, (i / per_decision) as u64, self.rate);
+            // `0.0 * x` keeps a NaN.
             if kept { x[i] / (1.0 - f64::from(self.rate)) } else { 0.0 * x[i] }
         };
         vec![Array::from_fn(&outputs[0].shape, value)]

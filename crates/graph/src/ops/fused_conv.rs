@@ -19,7 +19,7 @@ pub enum ResidualAt {
 /// by [`crate::rewrite::fuse_conv`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FusedConv2d {
-    /// The convolution, with one group or depthwise.
+    /// The convolution, with one group, or depthwise with one filter per channel.
     pub conv: Conv2d,
     /// Height and width of the filters.
     pub kernel: [usize; 2],
@@ -102,11 +102,11 @@ impl Operation for FusedConv2d {
         let plain: Vec<&Array> = [inputs[0], &weight].into_iter().chain(bias.map(|i| inputs[i])).collect();
         let mut y = self.conv.evaluate(&plain, outputs);
         for (i, v) in y[0].data_mut().iter_mut().enumerate() {
-            let more = residual.map_or(0.0, |r| inputs[r].data()[i]);
+            let addend = residual.map_or(0.0, |r| inputs[r].data()[i]);
             let act = |v: f64| self.activation.map_or(v, |a| a.apply(v));
             *v = match self.residual {
-                Some(ResidualAt::BeforeActivation) => act(*v + more),
-                Some(ResidualAt::AfterActivation) => act(*v) + more,
+                Some(ResidualAt::BeforeActivation) => act(*v + addend),
+                Some(ResidualAt::AfterActivation) => act(*v) + addend,
                 None => act(*v),
             };
         }

@@ -32,29 +32,29 @@ fn channels_of(shape: &Shape, groups: usize) -> Result<usize, String> {
 /// The mapping from elements of `[b, .., c]` to groups.
 #[derive(Debug, Clone, Copy)]
 struct ChannelGroups {
-    sample: usize,
+    sample_elements: usize,
     channels: usize,
     groups: usize,
 }
 
 impl ChannelGroups {
     fn new(groups: usize, shape: &[usize]) -> Self {
-        ChannelGroups { sample: shape[1..].iter().product(), channels: shape[shape.len() - 1], groups }
+        ChannelGroups { sample_elements: shape[1..].iter().product(), channels: shape[shape.len() - 1], groups }
     }
 
     /// The group of an element, `sample · groups + group`.
     fn group(&self, i: usize) -> usize {
-        i / self.sample * self.groups + i % self.channels * self.groups / self.channels
+        i / self.sample_elements * self.groups + i % self.channels * self.groups / self.channels
     }
 
     /// The number of elements of a group.
     fn size(&self) -> f64 {
-        (self.sample / self.groups) as f64
+        (self.sample_elements / self.groups) as f64
     }
 
     /// The sum of `f(i)` over the elements of each group.
     fn sums(&self, elements: usize, f: impl Fn(usize) -> f64) -> Vec<f64> {
-        let mut sums = vec![0.0; elements / self.sample * self.groups];
+        let mut sums = vec![0.0; elements / self.sample_elements * self.groups];
         (0..elements).for_each(|i| sums[self.group(i)] += f(i));
         sums
     }

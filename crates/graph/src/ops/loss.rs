@@ -7,7 +7,8 @@ use crate::{GraphError, Shape, Type};
 
 /// The mean over the batch of `-Σ target · log softmax(logits)`.
 ///
-/// Inputs: `logits [b, c]`, `targets [b, c]`, a distribution over classes for each sample. Targets have no gradient.
+/// Inputs: `logits [b, c]`, `targets [b, c]`, the weights of the classes for each sample, whose sum need not be 1.
+/// Targets have no gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropy;
 
@@ -57,7 +58,8 @@ impl Operation for CrossEntropy {
     }
 }
 
-/// The gradient of [`CrossEntropy`]'s logits: from `dy`, logits and targets.
+/// The gradient of [`CrossEntropy`]'s logits: `dy · (softmax(logits) · Σ target - target) / b`, from `dy`, logits and
+/// targets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropyGrad;
 
@@ -81,8 +83,8 @@ impl Operation for CrossEntropyGrad {
         for (out, (logits, targets)) in dx.data_mut().chunks_mut(classes).zip(rows) {
             out.copy_from_slice(logits);
             super::softmax::softmax_row(out);
-            let mass: f64 = targets.iter().sum();
-            out.iter_mut().zip(targets).for_each(|(p, t)| *p = factor * (*p * mass - t));
+            let target_sum: f64 = targets.iter().sum();
+            out.iter_mut().zip(targets).for_each(|(p, t)| *p = factor * (*p * target_sum - t));
         }
         vec![dx]
     }
@@ -92,7 +94,8 @@ impl Operation for CrossEntropyGrad {
     }
 }
 
-/// Binary cross-entropy of independent classes: summed over classes, mean over the batch, as in vit_jax and big_vision.
+/// Binary cross-entropy of independent classes: summed over classes, mean over the batch, as in big_vision's
+/// `sigmoid_xent`.
 ///
 /// Inputs: `logits [b, c]`, `targets [b, c]`, the probability of each class. Targets have no gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -109,7 +112,7 @@ impl Operation for SigmoidCrossEntropy {
         Ok(vec![Type::f32(Shape::default())])
     }
 
-    /// `(σ(logits) - targets) / b`.
+    /// `dy · (σ(logits) - targets) / b`.
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         if b.needs_gradient(1) {
             return Err(b.unsupported("targets are given, not learned"));
@@ -125,8 +128,8 @@ impl Operation for SigmoidCrossEntropy {
 
     fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
         // ln(1 + exp(x)) - t x, without overflow.
-        let entropy = |(&x, &t): (&f64, &f64)| x.max(0.0) - t * x + (-x.abs()).exp().ln_1p();
-        let sum: f64 = inputs[0].data().iter().zip(inputs[1].data()).map(entropy).sum();
+        let cross_entropy = |(&x, &t): (&f64, &f64)| x.max(0.0) - t * x + (-x.abs()).exp().ln_1p();
+        let sum: f64 = inputs[0].data().iter().zip(inputs[1].data()).map(cross_entropy).sum();
         vec![Array::filled(Shape::default(), sum / inputs[0].shape()[0] as f64)]
     }
 

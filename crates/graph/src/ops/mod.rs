@@ -99,7 +99,7 @@ pub trait Operation {
     }
 
     /// For an operation that computes each row of axis 1 of `[batch, rows, width]` independently: which inputs it reads
-    /// row by row. It reads the others as a whole.
+    /// row by row. It reads the others as a whole. `None` for other operations. The output has three axes.
     fn row_inputs(&self, inputs: &[Type], output: &Type) -> Option<Vec<bool>> {
         let rows = output.shape[1];
         let by_row = |input: &Type| match input.shape.len() {
@@ -147,7 +147,7 @@ pub trait Operation {
 pub enum InputPrecision {
     /// In whatever precision it is stored.
     AsStored,
-    /// In f32, which also decides how it is stored.
+    /// In f32, so it is also stored in f32.
     F32,
     /// In the precision of matrix products, as one of their operands.
     Operand,

@@ -14,6 +14,7 @@ pub struct LayerNorm {
     pub epsilon: f32,
 }
 
+/// Mean and `rstd` of a row.
 fn statistics(row: &[f64], epsilon: f64) -> (f64, f64) {
     let n = row.len() as f64;
     let mean = row.iter().sum::<f64>() / n;
@@ -26,7 +27,7 @@ pub(super) fn expect_elements(x: &Shape) -> Result<(), String> {
     if x.is_empty() || x.last() == 0 { Err(format!("the input {x} has no elements to normalise")) } else { Ok(()) }
 }
 
-/// Infers the gradient of a normalisation over channels: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
+/// The types of the gradients of a normalisation: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
 /// `statistics` is the shape of `mean` and `rstd` for an `x` of this shape.
 pub(super) fn grad_types(
     inputs: &[Type],
@@ -106,7 +107,8 @@ impl Operation for LayerNorm {
     }
 }
 
-/// The gradient of [`LayerNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`.
+/// The gradient of [`LayerNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`. With `n = (x - mean) · rstd`,
+/// `g = dy · gamma` and `E` the mean over the row, `dx = rstd · (g - E[g] - n · E[g · n])`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNormGrad;
 
@@ -157,8 +159,8 @@ impl Operation for LayerNormGrad {
 
 /// A residual sum and its layer norm, in one pass over memory.
 ///
-/// Inputs: `x, y, gamma, beta`. Outputs: the norm of `x + y`, `mean`, `rstd`, and the sum itself. Made by
-/// [`crate::rewrite::fuse_add_norm`].
+/// Inputs: `x` and `y [.., d]`, `gamma [d]`, `beta [d]`. Outputs: the norm of `x + y`, `mean`, `rstd`, and the sum
+/// itself. Made by [`crate::rewrite::fuse_add_norm`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AddLayerNorm(pub LayerNorm);
 
@@ -198,8 +200,8 @@ impl Operation for AddLayerNorm {
 
 /// The gradient of [`LayerNorm`] plus that of the residual connection around it, in one pass over memory.
 ///
-/// Inputs: those of [`LayerNormGrad`], then `residual` like `dx`. Outputs: `dx + residual, dgamma, dbeta`. Made by
-/// [`crate::rewrite::fuse_norm_grad_add`].
+/// Inputs: those of [`LayerNormGrad`], then `residual_grad` of the shape of `dx`. Outputs: `dx + residual_grad, dgamma,
+/// dbeta`. Made by [`crate::rewrite::fuse_norm_grad_add`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNormGradAdd;
 
@@ -210,13 +212,13 @@ impl Operation for LayerNormGradAdd {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         arity(inputs, 6)?;
-        expect_shape("the residual", &inputs[5], &inputs[1].shape)?;
+        expect_shape("the residual's gradient", &inputs[5], &inputs[1].shape)?;
         LayerNormGrad.infer(&inputs[..5])
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let mut results = LayerNormGrad.evaluate(inputs, outputs);
-        results[0].data_mut().iter_mut().zip(inputs[5].data()).for_each(|(dx, residual)| *dx += residual);
+        results[0].data_mut().iter_mut().zip(inputs[5].data()).for_each(|(dx, residual_grad)| *dx += residual_grad);
         results
     }
 }

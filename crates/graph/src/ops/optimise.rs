@@ -1,6 +1,6 @@
 //! Optimiser updates, as operations of the graph of a training step.
 //!
-//! All of them take the global `norm` of the gradients, for clipping and as a guard: if it is not finite, nothing
+//! All updates take the global `norm` of the gradients, for clipping and as a guard: if it is not finite, nothing
 //! changes, so that the step can be diagnosed with the weights it started from, or skipped. Running statistics, which
 //! the forward pass updates, are guarded by a [`GuardedUpdate`].
 
@@ -69,7 +69,7 @@ trait UpdateRule {
     /// Its state tensors, of the parameter's shape, as errors name them.
     fn state(&self) -> &'static [&'static str];
 
-    /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`.
+    /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`; `None` for no clipping.
     fn clip(&self) -> Option<f32>;
 
     /// The new parameter and state, in f64.
@@ -83,6 +83,7 @@ struct UpdateOperands<'a> {
     /// The gradient, clipped.
     gradient: &'a [f64],
     state: Vec<&'a [f64]>,
+    /// The learning rate.
     rate: f64,
     /// From 1 on.
     step: f64,
@@ -92,8 +93,8 @@ macro_rules! optimisers {
     ($($name:ident),* $(,)?) => {
         /// One step of an optimiser for one parameter.
         ///
-        /// Inputs: `parameter`, `gradient` and the optimiser's state, of one shape; then the scalars `rate`, `step`
-        /// (from 1 on) and the gradients' global `norm`. Outputs: the new parameter and state.
+        /// Inputs: `parameter`, `gradient` and the optimiser's state, of one shape; then the scalars `rate` (the
+        /// learning rate), `step` (from 1 on) and the gradients' global `norm`. Outputs: the new parameter and state.
         #[derive(Debug, Clone, Copy, PartialEq)]
         #[allow(missing_docs)]
         pub enum OptimiserUpdate { $($name($name)),* }
@@ -156,6 +157,7 @@ impl Operation for OptimiserUpdate {
         })
     }
 
+    /// Parameter and state. Input 1 is the gradient, so the state's inputs are one ahead of its outputs.
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0), (2, 1), (3, 2)][..1 + self.state_len()]
     }
@@ -169,7 +171,8 @@ impl Operation for OptimiserUpdate {
     }
 }
 
-/// Adam (Kingma and Ba, 2015) and its descendants AdamW and LAMB. Its state is the mean and the variance of gradients.
+/// Adam (Kingma and Ba, 2015) and its descendants AdamW and LAMB. Its state consists of the paper's
+/// moments `m` and `v`: moving averages of the gradients and of their squares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub struct Adam {
@@ -195,7 +198,7 @@ impl UpdateRule for Adam {
     }
 
     fn state(&self) -> &'static [&'static str] {
-        &["the mean", "the variance"]
+        &["the first moment", "the second moment"]
     }
 
     fn clip(&self) -> Option<f32> {
@@ -206,11 +209,11 @@ impl UpdateRule for Adam {
         let [beta1, beta2, epsilon, decay] = [self.beta1, self.beta2, self.epsilon, self.weight_decay].map(f64::from);
         let (coupled, decoupled) = if self.decoupled { (0.0, decay) } else { (decay, 0.0) };
         let gradient = |i: usize| gradient[i] + coupled * parameter[i];
-        let mean = Array::from_fn(shape, |i| beta1 * state[0][i] + (1.0 - beta1) * gradient(i));
-        let variance = Array::from_fn(shape, |i| beta2 * state[1][i] + (1.0 - beta2) * gradient(i).powi(2));
+        let first = Array::from_fn(shape, |i| beta1 * state[0][i] + (1.0 - beta1) * gradient(i));
+        let second = Array::from_fn(shape, |i| beta2 * state[1][i] + (1.0 - beta2) * gradient(i).powi(2));
         let (correct1, correct2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
         let update = Array::from_fn(shape, |i| {
-            let (m, v) = (mean.data()[i] / correct1, variance.data()[i] / correct2);
+            let (m, v) = (first.data()[i] / correct1, second.data()[i] / correct2);
             m / (v.sqrt() + epsilon) + decoupled * parameter[i]
         });
         let norms = (two_norm(parameter.iter().copied()), two_norm(update.data().iter().copied()));
@@ -219,7 +222,7 @@ impl UpdateRule for Adam {
             _ => 1.0,
         };
         let parameter = Array::from_fn(shape, |i| parameter[i] - rate * ratio * update.data()[i]);
-        vec![parameter, mean, variance]
+        vec![parameter, first, second]
     }
 }
 
@@ -279,8 +282,9 @@ pub struct Sgd {
 impl Sgd {
     /// The weights of old buffer and gradient in the new buffer, and of new buffer and gradient in the update.
     pub fn weights(&self, step: f32) -> [f32; 4] {
-        let first = step <= 1.0 || self.momentum == 0.0;
-        let (keep, add) = if first { (0.0, 1.0) } else { (self.momentum, 1.0 - self.dampening) };
+        // Without momentum PyTorch has no buffer, and no dampening.
+        let replace = step <= 1.0 || self.momentum == 0.0;
+        let (keep, add) = if replace { (0.0, 1.0) } else { (self.momentum, 1.0 - self.dampening) };
         let (buffer, gradient) = if self.nesterov { (self.momentum, 1.0) } else { (1.0, 0.0) };
         [keep, add, buffer, gradient]
     }

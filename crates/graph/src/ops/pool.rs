@@ -23,7 +23,7 @@ pub struct Pool2d {
     pub kernel: [usize; 2],
     /// The stride of rows and columns.
     pub stride: [usize; 2],
-    /// The padding before and after, of rows and columns.
+    /// The padding, `[[top, bottom], [left, right]]`.
     pub padding: [[usize; 2]; 2],
     /// Whether padding counts as zeros; otherwise it is excluded from maximum and mean.
     pub count_padding: bool,
@@ -46,15 +46,15 @@ impl Pool2d {
                 return Err(format!("windows of {kernel} do not fit {extent} pixels padded with {before} and {after}"));
             }
             let padded = extent.checked_add(before).and_then(|e| e.checked_add(after));
-            let reach = padded
+            let last_start = padded
                 .and_then(|padded| padded.checked_sub(kernel))
                 .ok_or_else(|| format!("windows of {kernel} do not fit into {extent} pixels"))?;
-            shape = shape.with(1 + axis, reach / self.stride[axis] + 1);
+            shape = shape.with(1 + axis, last_start / self.stride[axis] + 1);
         }
         Ok(shape)
     }
 
-    /// The range of a window along an axis, without padding.
+    /// Start and end (exclusive) of a window along an axis, without padding.
     pub fn window(&self, axis: usize, output: usize, extent: usize) -> [usize; 2] {
         let start = output * self.stride[axis];
         let clamp = |padded: usize| padded.saturating_sub(self.padding[axis][0]).min(extent);

@@ -5,8 +5,9 @@ use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
 
-/// `[b, h, w, c]` to `[b · windows, height · width, c]`, as in Swin: the image is rolled up and left by `shift`
-/// (cyclically), padded with zeros at the bottom and right to whole windows, and partitioned row by row.
+/// `[b, h, w, c]` to `[b · windows, height · width, c]`, as in timm's Swin: the image is rolled up and left by `shift`
+/// (cyclically), then padded with zeros at the bottom and right to whole windows, and partitioned row by row.
+/// (torchvision pads first.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Windows {
     /// Height and width of a window.
@@ -41,10 +42,10 @@ impl Windows {
     fn each(&self, image: &[usize], mut visit: impl FnMut(usize, usize)) {
         let ([rows, columns], [height, width]) = (self.grid(image), self.size);
         for token in 0..image[0] * rows * columns * height * width {
-            let (place, window) = (token % (height * width), token / (height * width));
+            let (position, window) = (token % (height * width), token / (height * width));
             let (b, row, column) = (window / (rows * columns), window / columns % rows, window % columns);
-            let y = self.source(0, row, place / width, image[1]);
-            let x = self.source(1, column, place % width, image[2]);
+            let y = self.source(0, row, position / width, image[1]);
+            let x = self.source(1, column, position % width, image[2]);
             if let Some((y, x)) = y.zip(x) {
                 visit(token, (b * image[1] + y) * image[2] + x);
             }

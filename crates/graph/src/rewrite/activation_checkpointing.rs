@@ -10,8 +10,10 @@ use crate::memory::storage;
 use crate::ops::Operation;
 use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
-/// In a graph with a backward pass: every value inside a block that the backward pass reads → a copy of its nodes in
-/// [`Phase::Recompute`], right before the first such read. Only the blocks' outputs stay in memory.
+/// In a graph with a backward pass: the values inside a block that the backward pass reads → copies of their nodes in
+/// [`Phase::Recompute`], right before the first read of any of them. These stay in memory: values that
+/// forward nodes outside the block read, outputs and updates of the graph, and results of operations that must not be
+/// repeated.
 ///
 /// A block is a numbered part of the model, e.g. `blocks.3` or `layers.1.blocks.0`.
 pub fn checkpoint_activations(graph: &Graph) -> Result<Graph, GraphError> {
@@ -42,9 +44,9 @@ pub fn checkpoint_activations(graph: &Graph) -> Result<Graph, GraphError> {
 
 /// The blocks of a model, each a range of consecutive nodes.
 struct Blocks {
-    /// The block of each node; `None` outside blocks and in the backward pass.
+    /// The block of each node; `None` outside blocks, in the backward pass, and for nodes without inputs.
     of: Vec<Option<usize>>,
-    /// The nodes of each block that are recomputed.
+    /// The nodes of each block that are recomputed, in topological order.
     recomputed: Vec<Vec<NodeId>>,
     /// Values that stay in memory until the backward pass.
     kept: HashSet<Value>,
@@ -102,7 +104,8 @@ impl Blocks {
         self.of[value.node].filter(|_| !self.kept.contains(&value))
     }
 
-    /// Recomputes the values of a block that were not kept.
+    /// Adds the recomputed nodes of a block to the new graph, and their outputs that were not kept to
+    /// `recomputed_values`.
     fn recompute(
         &self,
         block: usize,

@@ -4,17 +4,18 @@ use super::GraphCopy;
 use crate::ops::{AddLayerNorm, Binary, Op};
 use crate::{Graph, GraphError, Value};
 
-/// `layer_norm(x + y)` → [`AddLayerNorm`]`(x, y)`, for `x` and `y` of one shape. The sum is an output of the fused
-/// node, for its other consumers.
+/// `layer_norm(x + y)` → [`AddLayerNorm`]`(x, y)`, for `x` and `y` of one shape, where the norm is the sum's first
+/// consumer. The sum is an output of the fused node, for its other consumers.
 pub fn fuse_add_norm(graph: &Graph) -> Result<Graph, GraphError> {
     let nodes = graph.nodes();
-    // The fused node takes the norm's place, so the norm must be the sum's first consumer.
+    // The fused node takes the norm's place, so no other consumer of the sum may precede it.
     let mut first_consumer = vec![None; nodes.len()];
     for (id, node) in nodes.iter().enumerate() {
         node.inputs.iter().for_each(|v| {
             first_consumer[v.node].get_or_insert(id);
         });
     }
+    // The norm that a sum is fused into.
     let fused_by = |id: usize| {
         let Op::Binary(Binary::Add) = nodes[id].op else { return None };
         let [x, y] = [nodes[id].inputs[0], nodes[id].inputs[1]];

@@ -4,8 +4,8 @@ use super::GraphCopy;
 use crate::ops::{Binary, LayerNormGradAdd, Op};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// `layer_norm_grad(..).dx + residual` → [`LayerNormGradAdd`], where the sum is the only consumer of `dx` and no
-/// consumer of `dgamma` or `dbeta` precedes it.
+/// `layer_norm_grad(..).dx + residual_grad` → [`LayerNormGradAdd`], where the sum is the only consumer of `dx`. The
+/// fused node takes the sum's place, so no consumer of `dgamma` or `dbeta` may precede the sum.
 pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     let nodes = graph.nodes();
     let uses = graph.uses();
@@ -13,7 +13,7 @@ pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     for (id, node) in nodes.iter().enumerate() {
         node.inputs.iter().for_each(|v| first_consumer[v.node] = first_consumer[v.node].min(id));
     }
-    // The norm's gradient that is fused into a sum, and the sum's other term.
+    // For a sum that is fused: the `LayerNormGrad` node, and the other term.
     let fused = |id: NodeId| {
         let Op::Binary(Binary::Add) = nodes[id].op else { return None };
         let [x, y] = [nodes[id].inputs[0], nodes[id].inputs[1]];
@@ -28,12 +28,12 @@ pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     (0..nodes.len()).filter_map(fused).for_each(|(grad, _)| inside[grad] = true);
     let mut copy = GraphCopy::of(graph);
     for id in (0..nodes.len()).filter(|&id| !inside[id]) {
-        let Some((grad, residual)) = fused(id) else {
+        let Some((grad, residual_grad)) = fused(id) else {
             copy.copy_node(id)?;
             continue;
         };
         let mut inputs = copy.inputs(&nodes[grad]);
-        inputs.push(copy.lookup(residual));
+        inputs.push(copy.lookup(residual_grad));
         let node = copy.new.add_like(&nodes[grad], LayerNormGradAdd, &inputs)?;
         copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
         for output in [1, 2] {

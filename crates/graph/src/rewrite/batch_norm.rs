@@ -7,13 +7,15 @@ use crate::ops::{Binary, Conv2d, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
 /// `conv2d(x, w, b) · scale + shift` → `conv2d(x, w · scale, b · scale + shift)`, for constant `w`, `scale` and `shift`
-/// with one element per output channel; also longer chains of such products and sums.
+/// with one element per output channel; also longer chains of such products and sums. Intermediates must have no other
+/// consumer.
 pub fn fold_batch_norm(graph: &Graph) -> Result<Graph, GraphError> {
     let (consumers, constant) = (only_consumers(graph), constant_nodes(graph));
+    // The chain after a convolution: each node with its operation and its constant operand.
     let follow = |id: NodeId| {
         let Op::Conv2d(_) = graph.node(id).op else { return Vec::new() };
         let weight = graph.node(id).inputs[1];
-        let width = graph.shape(weight)[0];
+        let filters = graph.shape(weight)[0];
         let mut chain: Vec<(NodeId, Binary, Value)> = Vec::new();
         let mut last = id;
         while let Some(next) = consumers[last].filter(|_| constant[weight.node]) {
@@ -21,7 +23,7 @@ pub fn fold_batch_norm(graph: &Graph) -> Result<Graph, GraphError> {
             let Op::Binary(op @ (Binary::Mul | Binary::Add)) = node.op else { break };
             let here = Value { node: last, output: 0 };
             let other = if node.inputs[0] == here { node.inputs[1] } else { node.inputs[0] };
-            if !constant[other.node] || *graph.shape(other) != [width] {
+            if !constant[other.node] || *graph.shape(other) != [filters] {
                 break;
             }
             chain.push((next, op, other));
@@ -29,6 +31,7 @@ pub fn fold_batch_norm(graph: &Graph) -> Result<Graph, GraphError> {
         }
         chain
     };
+    // The convolution of the chain that a node is in.
     let mut inside = vec![None; graph.nodes().len()];
     let chains: Vec<Vec<(NodeId, Binary, Value)>> = (0..graph.nodes().len()).map(follow).collect();
     for (id, chain) in chains.iter().enumerate() {
@@ -62,6 +65,7 @@ fn fold(
     let Op::Conv2d(conv) = node.op else { unreachable!("only convolutions have chains") };
     let inputs = copy.inputs(node);
     let (mut weight, mut bias) = (inputs[1], inputs.get(2).copied());
+    // `[o, c / groups, kh, kw]`
     let shape = graph.shape(node.inputs[1]).clone();
     for (_, op, other) in chain {
         let other = copy.lookup(*other);

@@ -8,6 +8,7 @@ use crate::{Graph, GraphError, NodeId, Value};
 struct ConvChain {
     activation: Option<Activation>,
     residual: Option<(ResidualAt, Value)>,
+    /// The convolution first.
     members: Vec<NodeId>,
 }
 
@@ -23,6 +24,7 @@ pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
         if (conv.groups == 1 && !is_patch_embedding(graph, id, &conv)) || depthwise(graph, id, &conv) {
             let chain = follow(graph, &consumers, &inside, id);
             chain.members.iter().for_each(|&m| inside[m] = true);
+            // The fused node takes the place of the last member, after the operands of all of them.
             let last = chain.members.last().copied().unwrap_or(id);
             chains[last] = Some((id, chain));
         }
@@ -41,7 +43,8 @@ pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// Whether a convolution has kernel = stride, above 1: [`super::patchify`] makes it a matrix product.
+/// Whether a convolution is left to [`super::patchify`]: kernel = stride without padding, dilation and groups, as
+/// there, but not 1x1, which is fused here.
 fn is_patch_embedding(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
     let weight = graph.shape(graph.node(id).inputs[1]);
     let kernel = [weight[2], weight[3]];
@@ -90,15 +93,19 @@ fn fuse(copy: &mut GraphCopy, graph: &Graph, first: NodeId, chain: &ConvChain) -
     let node = graph.node(first);
     let Op::Conv2d(conv) = node.op else { unreachable!("only convolutions have chains") };
     let mut inputs = copy.inputs(node);
+    // `[o, c / groups, kh, kw]`
     let shape = graph.shape(node.inputs[1]).clone();
     let kernel = [shape[2], shape[3]];
     let mut add = |op: Op, inputs: &[Value]| copy.new.add_like(node, op, inputs).map(|node| Value { node, output: 0 });
     inputs[1] = if conv.groups > 1 {
+        // Depthwise: `[o, 1, kh, kw]` to `[kh · kw, o]`.
         let matrix = add(Reshape::to([shape[0], kernel[0] * kernel[1]]).into(), &[inputs[1]])?;
         add(Permute(vec![1, 0]).into(), &[matrix])?
     } else {
-        let taps = if kernel == [1, 1] { inputs[1] } else { add(Permute(vec![0, 2, 3, 1]).into(), &[inputs[1]])? };
-        add(Reshape::to([shape[0], kernel[0] * kernel[1] * shape[1]]).into(), &[taps])?
+        // `[o, c, kh, kw]` to `[o, kh · kw · c]`.
+        let channels_last =
+            if kernel == [1, 1] { inputs[1] } else { add(Permute(vec![0, 2, 3, 1]).into(), &[inputs[1]])? };
+        add(Reshape::to([shape[0], kernel[0] * kernel[1] * shape[1]]).into(), &[channels_last])?
     };
     let residual = chain.residual.map(|(at, _)| at);
     let op = FusedConv2d { conv, kernel, activation: chain.activation, residual };

@@ -11,8 +11,8 @@ use crate::{Graph, GraphError, Node, NodeId, Type, Value};
 const TOKENS: usize = 1;
 
 /// A sequence `[batch, tokens, width]` of which consumers read only a range of tokens → the same operation on that
-/// range, where it has at most half of the tokens. The range is copied out of the operation's inputs; mean pooling,
-/// which skips only the class token, would copy nearly everything to save one token.
+/// range, if it has at most half of the tokens. The range is copied out of the operation's inputs; mean pooling, which
+/// skips only the class token, would copy nearly everything to save one token.
 ///
 /// Apply it before differentiating, since gradients read whole sequences.
 pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {
@@ -44,7 +44,7 @@ pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {
             _ => copy.copy_node(id)?,
         }
     }
-    // Drop the taps of narrowed values: a tap is the whole value.
+    // Drops the taps of narrowed values, since a tap is the whole value. Graph outputs are never narrowed.
     for id in (0..graph.nodes().len()).filter(|&id| live.is_narrowed(id)) {
         copy.mapping[id].fill(None);
     }
@@ -147,7 +147,7 @@ fn row_inputs(graph: &Graph, node: &Node) -> Option<Vec<bool>> {
     node.op.row_inputs(&inputs, &node.outputs[0])
 }
 
-/// Attention of the live queries to all keys.
+/// Attention of the live queries to all keys, without bias and dropout (`Attention::row_inputs` is `None` with them).
 fn narrow_attention(
     copy: &mut GraphCopy,
     live: &LiveTokens,
@@ -164,6 +164,7 @@ fn narrow_attention(
             let add = |copy: &mut GraphCopy, op: Op, inputs: &[Value], like: &Node| {
                 copy.new.add_like(like, op, inputs).map(|node| Value { node, output: 0 })
             };
+            // Query, key or value: along axis 0 of `weight [3 · width, k]` and `bias [3 · width]`, or axis 2 of `qkv`.
             let third = |axis: usize| Slice { axis, start: part * width, length: width }.into();
             parts.push(if live.split[node.inputs[0].node] {
                 let x = producer.inputs[0];

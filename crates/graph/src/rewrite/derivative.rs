@@ -41,6 +41,7 @@ pub fn save_activation_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                 (Some(derivative), Some(product)) => {
                     let old = graph.node(product);
                     let Op::MatMul(matmul) = old.op else { continue };
+                    // The product is `[rows, n]`, derivative and gradient are `[.., n]`.
                     let flat = Reshape(old.outputs[0].shape.clone());
                     let factor = copy.new.add_like(old, flat, &[derivative])?;
                     let mut inputs = copy.inputs(old);
@@ -57,8 +58,8 @@ pub fn save_activation_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// The consumers of each node. A node that is an output or an update has itself as a consumer, so that no rewrite takes
-/// the others for its only ones.
+/// The consumers of each node. An output of the graph and a new value of an update have themselves as a consumer, so
+/// that no rewrite takes the others for the only ones.
 fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
     let mut consumers = vec![Vec::new(); graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
@@ -69,8 +70,8 @@ fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
     consumers
 }
 
-/// The activation of a linear layer whose only consumers are that activation and its gradient, and the
-/// [`Op::Activation`] nodes.
+/// If all consumers of a linear layer are one activation (perhaps in several nodes) and its gradient:
+/// the activation and its [`Op::Activation`] nodes.
 fn activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Activation, Vec<NodeId>)> {
     let Op::Linear(linear) = graph.node(id).op else { return None };
     if !linear.is_plain() || linear.int8 {

@@ -25,6 +25,7 @@ pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
             let (chain, members) = follow(graph, &consumers, &inside, id, linear);
             if chain.last != id {
                 members.iter().for_each(|&m| inside[m] = true);
+                // The fused node takes the place of the last member, after the operands of all of them.
                 let last = chain.last;
                 chains[last] = Some((id, chain));
             }
@@ -60,12 +61,12 @@ fn follow(
         let node = graph.node(next);
         let here = Value { node: chain.last, output: 0 };
         let other = || if node.inputs[0] == here { node.inputs[1] } else { node.inputs[0] };
-        let fresh = chain.scale.is_none() && chain.residual.is_none();
+        let nothing_after_activation = chain.scale.is_none() && chain.residual.is_none();
         match &node.op {
-            Op::Activation(activation) if fresh && chain.linear.activation.is_none() => {
+            Op::Activation(activation) if nothing_after_activation && chain.linear.activation.is_none() => {
                 chain.linear.activation = Some(*activation);
             }
-            Op::Binary(Binary::Mul) if fresh && *graph.shape(other()) == [width] => {
+            Op::Binary(Binary::Mul) if nothing_after_activation && *graph.shape(other()) == [width] => {
                 chain.linear.scale = true;
                 chain.scale = Some(other());
             }

@@ -1,4 +1,5 @@
-//! Rewrites: functions from a graph to an equivalent graph. Each device applies its own list.
+//! Rewrites: functions from a graph to one with the same results up to rounding, except [`quantise_int8`], which
+//! approximates. Training and int8 inference apply some before compiling; each device then applies its own list.
 
 mod activation_checkpointing;
 mod add_norm;
@@ -32,7 +33,8 @@ use crate::{Graph, GraphError, Node, NodeId, Value};
 struct GraphCopy<'a> {
     old: &'a Graph,
     new: Graph,
-    /// The new value of each old one, `[node][output]`; `None` before it is copied.
+    /// The new value of each old one, `[node][output]`; `None` until it is copied or replaced, which never happens to
+    /// values that are fused away or eliminated.
     mapping: Vec<Vec<Option<Value>>>,
 }
 
@@ -42,9 +44,9 @@ impl<'a> GraphCopy<'a> {
         GraphCopy { old, new: Graph::new(), mapping }
     }
 
-    /// The new value of an old one, whose node must have been copied.
+    /// The new value of an old one, which must have been copied or replaced.
     fn lookup(&self, value: Value) -> Value {
-        self.mapping[value.node][value.output].expect("a value is copied before it is used")
+        self.mapping[value.node][value.output].expect("a value is copied or replaced before it is used")
     }
 
     fn inputs(&self, node: &Node) -> Vec<Value> {
@@ -66,7 +68,8 @@ impl<'a> GraphCopy<'a> {
         self.mapping[old.node][old.output] = Some(new);
     }
 
-    /// The new graph with the outputs, updates and taps of the old one.
+    /// The new graph with the outputs, updates and taps of the old one; taps of values that were fused away
+    /// or eliminated are dropped.
     fn finish(mut self) -> Result<Graph, GraphError> {
         for (name, value) in self.old.outputs() {
             let value = self.lookup(*value);
@@ -85,7 +88,8 @@ impl<'a> GraphCopy<'a> {
     }
 }
 
-/// For every node whose first output has exactly one consumer: that consumer.
+/// For every node whose first output has exactly one use ([`Graph::uses`]), as the input of a node: that node. A node
+/// that reads a value twice uses it twice.
 fn only_consumers(graph: &Graph) -> Vec<Option<NodeId>> {
     let uses = graph.uses();
     let mut consumers = vec![None; graph.nodes().len()];

@@ -6,7 +6,8 @@ use super::GraphCopy;
 use crate::ops::{Activation, ActivationGrad, Op};
 use crate::{Graph, GraphError, Value};
 
-/// `relu_grad(x, dy)` → `relu_grad(relu(x), dy)`, which is equal, where the graph computes `relu(x)`.
+/// `relu_grad(x, dy)` → `relu_grad(relu(x), dy)`, where the graph computes `relu(x)`. The two are equal, since
+/// `relu(x)` is positive exactly where `x` is.
 pub fn relu_grad_from_output(graph: &Graph) -> Result<Graph, GraphError> {
     let mut results: HashMap<Value, Value> = HashMap::new();
     let mut copy = GraphCopy::of(graph);
