@@ -22,6 +22,8 @@ def arguments():
     parser = argparse.ArgumentParser(prog="bench/serve", description=__doc__)
     parser.add_argument("stage", nargs="?", default="compare", choices=["compare", "tune", "vit", "gpu"])
     parser.add_argument("--models", default="Ti/16,B/16", help="comma-separated (%(default)s)")
+    parser.add_argument("--peers", default="LitServe,BentoML", help="comma-separated (%(default)s)")
+    parser.add_argument("--one-process", action="store_true", help="peers with one worker, as they start by default")
     parser.add_argument("--connections", default="1,8,64", help="comma-separated (%(default)s)")
     parser.add_argument("--images", type=Path, help="a folder of 500x375 JPEGs, of which the one of median size is sent")
     parser.add_argument("--rounds", type=int, default=3)
@@ -155,8 +157,8 @@ def compare(a, variants, connections, image, with_peers):
             import peers
 
             peers.export(variant, folder)
-            for peer in peers.PEERS:
-                setting = peers.best_setting(peer, variant)
+            for peer in peers.chosen(a.peers):
+                setting = peers.one_process(peer) if a.one_process else peers.best_setting(peer, variant)
                 start = lambda peer=peer, setting=setting: peer.start(variant, folder, setting)
                 contestants.append(Contestant(peer.name, peer.path, peer.form, start, str(setting)))
                 print(f"{variant} {peer.name}: {setting}")
@@ -180,9 +182,9 @@ def tune(a, variants, image):
     for variant in variants:
         folder = checkpoint.write(variant, CACHE / "serving" / variant.replace("/", ""))
         peers.export(variant, folder)
-        for peer in peers.PEERS:
+        for peer in peers.chosen(a.peers):
             rows, best = [], 0.0
-            for setting in peers.grid():
+            for setting in peers.grid(peer):
                 try:
                     server = peer.start(variant, folder, setting)
                 except SystemExit as error:
@@ -198,8 +200,7 @@ def tune(a, variants, image):
                 if run.rate > best:
                     best, kept[f"{peer.name} {variant}"] = run.rate, dataclasses.asdict(setting)
             table(f"{peer.name}, {variant}, {most} connections", ["setting", "requests/s", "p99 ms", "errors"], rows)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(kept, indent=2))
+            file.write_text(json.dumps(kept, indent=2))
 
 
 def gpu(a, variants, connections, image):

@@ -81,12 +81,12 @@ class Server:
         return Path(self.log.name).read_text(errors="replace")
 
     def memory(self):
-        """Resident bytes of the server's process group."""
+        """Resident bytes of all processes of the server's session."""
         total = 0
         for status in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = status.read_text().rsplit(")", 1)[1].split()
-                if int(fields[2]) == self.process.pid:
+                if int(fields[3]) == self.process.pid:
                     total += int((status.parent / "statm").read_text().split()[1]) * resource.getpagesize()
             except (OSError, IndexError):
                 pass

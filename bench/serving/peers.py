@@ -13,7 +13,8 @@ from load import CACHE, CORES, HERE, Server
 
 @dataclass(frozen=True)
 class Setting:
-    """How a peer runs: processes, threads of each, images in a batch, and milliseconds that a batch may wait."""
+    """How a peer runs: processes, threads of each, images in a batch, and milliseconds: in LitServe those that a batch
+    waits, in BentoML the latency above which requests are refused."""
 
     workers: int
     threads: int
@@ -34,6 +35,7 @@ class Peer:
     path: str
     form: str | None
     ready: str
+    delays: tuple
     command: tuple
 
     def start(self, variant, folder, setting):
@@ -61,6 +63,7 @@ PEERS = [
         "/predict",
         "image",
         "/health",
+        (2, 20),
         (sys.executable, HERE / "litserve_peer.py", "{port}"),
     ),
     Peer(
@@ -69,21 +72,30 @@ PEERS = [
         "/classify",
         "images",
         "/readyz",
+        (30_000,),
         (BIN / "bentoml", "serve", "bentoml_peer:Classifier", "--working-dir", HERE, "--host", "127.0.0.1", "--port", "{port}"),
     ),
 ]
 
 
-def grid():
+def chosen(names):
+    return [peer for peer in PEERS if peer.name in names.split(",")]
+
+
+def grid(peer):
     """Settings worth trying: one process with all cores, or one process per core."""
-    for (workers, threads), batch, delay in itertools.product([(1, CORES), (CORES, 1)], [4, 8, 16], [2, 20]):
+    for (workers, threads), batch, delay in itertools.product([(1, CORES), (CORES, 1)], [4, 8, 16], peer.delays):
         yield Setting(workers, threads, batch, delay)
     for workers, threads in [(1, CORES), (CORES, 1)]:
-        yield Setting(workers, threads, 8, 20, "torch")
+        yield Setting(workers, threads, 8, peer.delays[-1], "torch")
 
 
 def tuned_file():
     return CACHE / "serving" / "tuned.json"
+
+
+def one_process(peer):
+    return Setting(1, CORES, 8, peer.delays[-1])
 
 
 def best_setting(peer, variant):
@@ -92,7 +104,7 @@ def best_setting(peer, variant):
         found = json.loads(tuned_file().read_text()).get(f"{peer.name} {variant}")
         if found:
             return Setting(**found)
-    return Setting(CORES, 1, 8, 20)
+    return Setting(CORES, 1, 8, peer.delays[-1])
 
 
 def export(variant, folder):
