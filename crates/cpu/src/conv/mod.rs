@@ -46,7 +46,7 @@ impl ConvGeometry {
         }
     }
 
-    /// Terms of each sum of a convolution that is not depthwise.
+    /// Terms of each sum of a convolution with one group.
     pub fn terms(&self) -> usize {
         self.kernel[0] * self.kernel[1] * self.image[2]
     }
