@@ -9,11 +9,11 @@ use super::batching::BatchTimes;
 /// Runs before measuring: a GPU loads kernels in the first and captures the second as a CUDA graph.
 const WARM_UP: usize = 2;
 
-/// Runs that are measured, while they take less than [`ENOUGH`] together.
-const RUNS: usize = 5;
-const ENOUGH: Duration = Duration::from_millis(100);
+/// A size is measured for so long, with at least [`RUNS`] runs.
+const ENOUGH: Duration = Duration::from_millis(150);
+const RUNS: usize = 2;
 
-/// The shortest of a few runs on blank images, for each size.
+/// The median of a few runs on blank images, for each size. The shortest would favour small sizes, which have more runs.
 pub(super) fn measure(model: &mut Model, sizes: &[usize]) -> Result<BatchTimes, Error> {
     let blank = vec![0.0; model.preprocess().output_len()];
     let name = model.outputs()[0].0.clone();
@@ -27,20 +27,18 @@ pub(super) fn measure(model: &mut Model, sizes: &[usize]) -> Result<BatchTimes, 
             model.output(&name, 1)?;
             Ok::<Duration, Error>(start.elapsed())
         };
-        let mut shortest = run()?;
+        let mut last = run()?;
         for _ in 1..WARM_UP {
-            if shortest < ENOUGH {
-                shortest = run()?;
+            if last < ENOUGH {
+                last = run()?;
             }
         }
-        let start = Instant::now();
-        for _ in 0..RUNS {
-            shortest = shortest.min(run()?);
-            if start.elapsed() >= ENOUGH {
-                break;
-            }
+        let (start, mut runs) = (Instant::now(), Vec::new());
+        while runs.len() < RUNS || start.elapsed() < ENOUGH {
+            runs.push(run()?);
         }
-        times.push((size, shortest));
+        runs.sort_unstable();
+        times.push((size, runs[(runs.len() - 1) / 2]));
     }
     Ok(times)
 }

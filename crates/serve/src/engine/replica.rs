@@ -41,6 +41,13 @@ impl ReplicaContext {
     pub fn time_of(&self, images: usize) -> Duration {
         self.times.iter().find(|(size, _)| *size >= images).map_or(Duration::ZERO, |(_, time)| *time)
     }
+
+    /// Follows the time of runs, which changes with the load of the machine.
+    fn observe(&mut self, images: usize, time: Duration) {
+        if let Some((_, known)) = self.times.iter_mut().find(|(size, _)| *size >= images) {
+            *known = (*known * 7 + time) / 8;
+        }
+    }
 }
 
 /// A model on a device.
@@ -130,6 +137,10 @@ impl Replica {
         };
         let batch = self.guarded(batch, read)?;
         let compute = batch.started.elapsed();
+        // An asynchronous run may have ended earlier.
+        if !self.model.is_async() {
+            self.context.observe(batch.inputs.len(), compute);
+        }
         self.context.counters.batch(compute);
         self.context.health.end(&batch.flight);
         Some(FinishedBatch { batch, outputs: outputs?, compute })
