@@ -7,16 +7,18 @@ use vit_graph::GraphError;
 
 use crate::driver::{Stream, check};
 
-/// A CUDA graph that was instantiated from a captured stream.
+/// A segment of a run as a CUDA graph, instantiated from a captured stream.
 pub(crate) struct CapturedGraph(cu::CUgraphExec);
 
 impl CapturedGraph {
-    /// Captures what `enqueue` puts into the stream for each of these steps.
+    /// Captures what `enqueue` puts into the stream for each of these steps. The range is inclusive: one past the last
+    /// step stands for the updates.
     pub fn new(
         stream: &Stream,
         mut steps: RangeInclusive<usize>,
         enqueue: impl Fn(usize) -> Result<(), GraphError>,
     ) -> Result<Self, GraphError> {
+        // In the global mode, calls of other threads such as `cuMemAlloc` would fail during the capture.
         let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
         check(unsafe { cu::cuStreamBeginCapture_v2(stream.raw(), mode) }, "capturing")?;
@@ -25,13 +27,15 @@ impl CapturedGraph {
         // The capture must end even if a step failed.
         // SAFETY: the stream is live, the pointers are to live variables.
         let ended = check(unsafe { cu::cuStreamEndCapture(stream.raw(), &mut graph) }, "capturing");
-        enqueued?;
-        ended?;
-        // SAFETY: the graph was just captured.
-        let made = check(unsafe { cu::cuGraphInstantiateWithFlags(&mut executable, graph, 0) }, "preparing the run");
-        // SAFETY: the instantiated graph does not refer to the captured one.
-        unsafe { cu::cuGraphDestroy(graph) };
-        made?;
+        let instantiated = enqueued.and(ended).and_then(|()| {
+            // SAFETY: the graph was just captured, the pointer is to a live variable.
+            check(unsafe { cu::cuGraphInstantiateWithFlags(&mut executable, graph, 0) }, "preparing the run")
+        });
+        if !graph.is_null() {
+            // SAFETY: the graph is not used any more; the instantiated one does not refer to it.
+            unsafe { cu::cuGraphDestroy(graph) };
+        }
+        instantiated?;
         Ok(CapturedGraph(executable))
     }
 
@@ -39,7 +43,8 @@ impl CapturedGraph {
     ///
     /// # Safety
     ///
-    /// As for [`super::launch::ReadyLaunch::enqueue`], for every launch that was captured.
+    /// As for [`super::launch::ReadyLaunch::enqueue`], for every launch that was captured. The stream must be
+    /// synchronised before `self` is dropped.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), GraphError> {
         // SAFETY: the graph and the stream are live; the caller guarantees the device memory.
         check(unsafe { cu::cuGraphLaunch(self.0, stream.raw()) }, "starting a run")
@@ -48,7 +53,7 @@ impl CapturedGraph {
 
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
-        // SAFETY: the graph was instantiated by `new`; its owner has synchronised the stream that it ran in.
+        // SAFETY: the graph was instantiated by `new`; callers of `launch` have synchronised the stream.
         unsafe { cu::cuGraphExecDestroy(self.0) };
     }
 }
