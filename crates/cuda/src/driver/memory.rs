@@ -7,7 +7,7 @@ use vit_graph::{GraphError, Hint};
 
 use crate::driver::{Gpu, check, error_with_hints};
 
-/// Values start at multiples of this: cuBLASLt's fastest kernels require it.
+/// Values start at multiples of this, the alignment that cuBLASLt's heuristic assumes by default.
 pub(crate) const ALIGNMENT: usize = 256;
 
 /// One allocation of device memory.
@@ -46,7 +46,8 @@ impl DeviceBuffer {
         offset.and_then(|offset| offset.checked_add(bytes)).is_some_and(|end| end <= self.bytes)
     }
 
-    /// Copies to an address in this buffer and waits for the copy.
+    /// Copies to an address in this buffer; returns when `data` has been read, which from pageable memory may be before
+    /// the GPU has it all.
     pub fn upload(&self, address: u64, data: &[u8]) -> Result<(), GraphError> {
         if data.is_empty() {
             return Ok(());
@@ -94,7 +95,8 @@ impl PinnedBuffer {
         Ok(PinnedBuffer { gpu: gpu.clone(), start: start.cast(), bytes })
     }
 
-    /// Writes the parts, one after the other, from an offset on, zeros up to `bytes` after it, and returns its address.
+    /// Fills `bytes` bytes from `offset` on with the parts, one after the other, and then zeros; returns their address.
+    /// Earlier copies from this range must be complete.
     pub fn write(&mut self, offset: usize, parts: &[&[u8]], bytes: usize) -> *const std::ffi::c_void {
         assert!(offset + bytes <= self.bytes, "an input stays inside its buffer");
         // SAFETY: the range lies in the buffer, which `self` borrows exclusively.
