@@ -64,12 +64,12 @@ pub struct Server {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
     runtime: Option<Runtime>,
-    public: Listening,
-    admin: Option<Listening>,
+    public: ListenerTask,
+    admin: Option<ListenerTask>,
 }
 
 /// A listener's task and how to stop it.
-struct Listening {
+struct ListenerTask {
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -96,7 +96,7 @@ impl Server {
             let _inside = runtime.enter();
             let listener = tokio::net::TcpListener::from_std(listener).map_err(ServeError::System)?;
             let task = runtime.spawn(listener::serve(app.clone(), listener, routes.into_router(&app), stopped));
-            Ok::<_, ServeError>(Listening { stop, task })
+            Ok::<_, ServeError>(ListenerTask { stop, task })
         };
         let public = listen(listener, router::public(&app, cors))?;
         let (admin, admin_address) = match admin {
@@ -169,7 +169,7 @@ impl Drop for Server {
     }
 }
 
-impl Listening {
+impl ListenerTask {
     async fn end(&mut self) {
         let _ = self.stop.send(true);
         let _ = (&mut self.task).await;

@@ -67,14 +67,14 @@ pub struct ClassifyResponse {
     /// The version of its weights.
     pub version: String,
     /// In the order of the images; an image without an answer has `error`, a problem document.
-    pub results: Vec<ImageResult<Classes>>,
+    pub results: Vec<ImageResult<ImageClasses>>,
     /// Where the time went.
     pub timing: RequestTiming,
 }
 
 /// The classes of one image.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Classes {
+pub struct ImageClasses {
     /// The likeliest first.
     pub predictions: Vec<ClassProbability>,
     /// The likeliest class, if none is above the threshold.
@@ -100,7 +100,7 @@ impl From<&Prediction> for ClassProbability {
     }
 }
 
-impl Classes {
+impl ImageClasses {
     /// At most `top` classes above the threshold, as `vit classify` chooses them.
     pub fn new(all: &[Prediction], top: usize, threshold: Option<f32>) -> Self {
         let above = |p: &&Prediction| threshold.is_none_or(|threshold| p.probability > threshold);
@@ -110,7 +110,7 @@ impl Classes {
     }
 }
 
-/// Classes of images
+/// ImageClasses of images
 ///
 /// The body is one encoded image, a form with several, or a JSON object with images as base64 or data URIs. Images that
 /// cannot be read do not keep the others from being answered.
@@ -136,7 +136,7 @@ pub async fn classify(State(app): State<Arc<App>>, request: Request) -> Result<J
     has_head(&model)?;
     let answers = answers(&app, &model, request.images, WorkOutput::Logits, request.deadline).await?;
     let timing = RequestTiming::of(answers.iter().flatten().map(|answer| answer.timing));
-    let classes = |answer: Answer| Classes::new(&model.predictions(&answer.logits), top, threshold);
+    let classes = |answer: Answer| ImageClasses::new(&model.predictions(&answer.logits), top, threshold);
     let results = results(answers.into_iter().map(|answer| answer.map(classes)).collect())?;
     let (model, version) = (model.card().name.clone(), model.card().version.clone());
     Ok(Json(ClassifyResponse { model, version, results, timing }))

@@ -14,7 +14,7 @@ use vit::explain::{Explanation, Map, Method, Subject, side_by_side_png};
 
 use super::App;
 use super::answers::{ImageResult, RequestTiming, all, complete, refused, results};
-use super::classify::{ClassProbability, Classes, ImageForm};
+use super::classify::{ClassProbability, ImageClasses, ImageForm};
 use super::fields::{Fields, shortened};
 use super::images::ImageRequest;
 use super::problem::{Problem, ProblemKind};
@@ -22,7 +22,7 @@ use crate::engine::{ExplainWork, Explained, ServedModel};
 
 /// The most classes that get a map each in one request.
 const MOST_CLASSES: usize = 100;
-/// Classes listed beside the maps.
+/// ImageClasses listed beside the maps.
 const LISTED: usize = 5;
 
 /// Options of an explanation.
@@ -34,7 +34,7 @@ pub struct ExplainParameters {
     model: Option<String>,
     /// How maps are computed; what suits the model if not given.
     #[param(inline)]
-    method: Option<MethodName>,
+    method: Option<ExplainMethodName>,
     /// The layer whose attention to show, from 0; the last if not given.
     #[param(minimum = 0)]
     layer: Option<usize>,
@@ -55,7 +55,7 @@ pub struct ExplainParameters {
 #[derive(Debug, ToSchema)]
 #[schema(rename_all = "lowercase")]
 #[allow(dead_code, reason = "the variants document the names")]
-pub enum MethodName {
+pub enum ExplainMethodName {
     Rollout,
     Gradient,
     GradCam,
@@ -90,14 +90,14 @@ pub struct ExplainRequest {
     /// The model; without it the first.
     model: Option<String>,
     /// How maps are computed; what suits the model if not given.
-    method: Option<MethodName>,
+    method: Option<ExplainMethodName>,
     /// The layer whose attention to show, from 0; the last if not given.
     #[schema(minimum = 0)]
     layer: Option<usize>,
     /// The head whose attention to show, from 0; the mean of all if not given.
     #[schema(minimum = 0)]
     head: Option<usize>,
-    /// Classes that get a map each, by number or name.
+    /// ImageClasses that get a map each, by number or name.
     #[schema(max_items = 100)]
     class: Option<Vec<ClassName>>,
     /// How many of the likeliest classes get a map each; 1 if not given.
@@ -313,7 +313,7 @@ fn maps(model: &ServedModel, what: &ExplainWork, explained: &Explained) -> Resul
     };
     let predictions = match logits.is_empty() {
         true => Vec::new(),
-        false => Classes::new(&model.predictions(logits), LISTED, None).predictions,
+        false => ImageClasses::new(&model.predictions(logits), LISTED, None).predictions,
     };
     Ok(ImageMaps { predictions, maps: maps.iter().map(map).collect() })
 }

@@ -39,11 +39,11 @@ use super::{admin, classify, embed, explain, health, kserve, metrics, models, op
         (name = "Health", description = "Probes and metrics"),
         (name = "Admin", description = "Administration"),
     ),
-    modifiers(&Versions, &Errors, &Keys),
+    modifiers(&VersionedPaths, &ErrorResponses, &KeySecurity),
 )]
-struct Document;
+struct ApiDocument;
 
-static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| Document::openapi().to_json().unwrap_or_default().into());
+static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| ApiDocument::openapi().to_json().unwrap_or_default().into());
 
 /// This document
 #[utoipa::path(
@@ -57,7 +57,7 @@ pub async fn document() -> impl IntoResponse {
 /// Method and path of every operation: `GET /v1/models`.
 #[cfg(test)]
 pub fn operations() -> std::collections::BTreeSet<String> {
-    let document = Document::openapi();
+    let document = ApiDocument::openapi();
     let operations = document.paths.paths.iter().flat_map(|(path, item)| {
         [("GET", &item.get), ("POST", &item.post)]
             .map(|(method, operation)| operation.as_ref().map(|_| format!("{method} {path}")))
@@ -65,20 +65,18 @@ pub fn operations() -> std::collections::BTreeSet<String> {
     operations.flatten().collect()
 }
 
-type Paths = utoipa::openapi::OpenApi;
-
 /// The operations of a path, with their methods.
-fn operations_of(document: &mut Paths) -> impl Iterator<Item = (&str, &mut Operation)> {
+fn operations_of(document: &mut utoipa::openapi::OpenApi) -> impl Iterator<Item = (&str, &mut Operation)> {
     document.paths.paths.iter_mut().flat_map(|(path, item)| {
         [item.get.as_mut(), item.post.as_mut()].into_iter().flatten().map(|operation| (path.as_str(), operation))
     })
 }
 
 /// Every path of a model exists with a version, too.
-struct Versions;
+struct VersionedPaths;
 
-impl Modify for Versions {
-    fn modify(&self, document: &mut Paths) {
+impl Modify for VersionedPaths {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let paths = &mut document.paths.paths;
         let with_model: Vec<_> =
             paths.iter().filter(|(path, _)| path.starts_with(MODEL)).map(|(p, i)| (p.clone(), i.clone())).collect();
@@ -99,10 +97,10 @@ impl Modify for Versions {
 }
 
 /// Errors are problem documents everywhere.
-struct Errors;
+struct ErrorResponses;
 
-impl Modify for Errors {
-    fn modify(&self, document: &mut Paths) {
+impl Modify for ErrorResponses {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         for (path, operation) in operations_of(document) {
             for status in statuses(path, operation.request_body.is_some()) {
                 let (status, description) = *status;
@@ -156,10 +154,10 @@ fn is_open(path: &str) -> bool {
 }
 
 /// Keys are needed if the server has any.
-struct Keys;
+struct KeySecurity;
 
-impl Modify for Keys {
-    fn modify(&self, document: &mut Paths) {
+impl Modify for KeySecurity {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let components = document.components.get_or_insert_default();
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
         components.add_security_scheme("bearer", SecurityScheme::Http(bearer));

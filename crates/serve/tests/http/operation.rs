@@ -126,7 +126,7 @@ fn metrics_count_what_happened() {
     let address = server.address();
     post("/v1/classify", "image/jpeg", image("dog.jpg")).send(address);
     post("/v1/classify", "image/jpeg", "junk").send(address);
-    get("/<junk>").send(address);
+    get("/unknown").send(address);
     let reply = get("/metrics").send(address);
     assert!(reply.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     for line in [

@@ -60,7 +60,7 @@ pub struct InputTensorSchema {
     data: Option<Vec<()>>,
 }
 
-/// An output that is wanted.
+/// A requested output.
 #[derive(Debug, ToSchema)]
 #[schema(as = RequestedOutput)]
 #[allow(dead_code, reason = "the fields document the request")]
@@ -121,7 +121,7 @@ pub async fn infer(
     let (parts, body) = request.into_parts();
     let deadline = deadline(&parts.headers, app.options.timeout)?;
     let header_length = header_length(&parts.headers)?;
-    let compression = Compression::of(&parts.headers)?;
+    let coding = ContentCoding::of(&parts.headers)?;
     let (body, share) = receive(&app.body_limits, &parts.headers, body, deadline).await?;
     let mut held = vec![share];
     let (most_images, most_bytes) = (app.options.max_images, app.options.max_body_bytes);
@@ -129,15 +129,15 @@ pub async fn infer(
     let read = {
         let model = model.clone();
         move || {
-            let body = compression.decompress(body, most_bytes)?;
+            let body = coding.decompress(body, most_bytes)?;
             let (header, tensors) = split(&body, header_length)?;
             let mut request = parse(&header)?;
             let images = request.images(&tensors, most_images)?;
-            let outputs = WantedOutput::all(&request, &model)?;
+            let outputs = SelectedOutput::all(&request, &model)?;
             Ok((request.id, images, outputs))
         }
     };
-    let (id, images, wanted) = app.parse(length, read).await?;
+    let (id, images, selected) = app.parse(length, read).await?;
     let inputs = match images {
         InputImages::Preprocessed { shape, elements } => preprocessed(&model, &shape, elements)?,
         InputImages::Encoded(sources) => {
@@ -146,12 +146,12 @@ pub async fn infer(
             images.into_iter().map(|image| image.map(WorkInput::Encoded)).collect()
         }
     };
-    let features = wanted.iter().any(|output| output.tensor == Tensor::Features);
+    let features = selected.iter().any(|output| output.tensor == ModelOutput::Features);
     let output = if features { WorkOutput::All } else { WorkOutput::Logits };
     let answers = complete(answers_of(&app, &model, inputs, output, deadline).await?)?;
     drop(held);
     let card = model.card();
-    let outputs = wanted.iter().map(|output| output.of(&model, &answers)).collect();
+    let outputs = selected.iter().map(|output| output.of(&model, &answers)).collect();
     Ok(InferenceResponse { model_name: &card.name, model_version: &card.version, id, outputs }.into_response())
 }
 
@@ -163,13 +163,13 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Problem> {
 
 /// How the body is compressed.
 #[derive(Debug, Clone, Copy)]
-enum Compression {
+enum ContentCoding {
     None,
     Gzip,
     Deflate,
 }
 
-impl Compression {
+impl ContentCoding {
     fn of(headers: &HeaderMap) -> Result<Self, Problem> {
         match headers.get(CONTENT_ENCODING).map(|value| value.as_bytes()) {
             None | Some(b"identity") => Ok(Self::None),
@@ -217,36 +217,40 @@ fn preprocessed(
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Tensor {
+enum ModelOutput {
     Logits,
     Probabilities,
     Features,
 }
 
-impl Tensor {
-    const ALL: [(&'static str, Tensor); 3] =
-        [("logits", Tensor::Logits), ("probabilities", Tensor::Probabilities), ("features", Tensor::Features)];
+impl ModelOutput {
+    const ALL: [(&'static str, ModelOutput); 3] = [
+        ("logits", ModelOutput::Logits),
+        ("probabilities", ModelOutput::Probabilities),
+        ("features", ModelOutput::Features),
+    ];
 }
 
 /// An output of the answer.
 #[derive(Debug)]
-struct WantedOutput {
+struct SelectedOutput {
     name: &'static str,
-    tensor: Tensor,
+    tensor: ModelOutput,
     binary: bool,
     classes: Option<usize>,
 }
 
-impl WantedOutput {
+impl SelectedOutput {
     fn all(request: &InferenceRequest, model: &ServedModel) -> Result<Vec<Self>, Problem> {
         let binary = request.binary_outputs();
         let has_head = model.card().config.architecture.classes() > 0;
-        let available = || Tensor::ALL.into_iter().filter(move |(_, tensor)| has_head || *tensor == Tensor::Features);
+        let available =
+            || ModelOutput::ALL.into_iter().filter(move |(_, tensor)| has_head || *tensor == ModelOutput::Features);
         let Some(requested) = request.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
             let output = |(name, tensor)| Self { name, tensor, binary, classes: None };
             return Ok(available().map(output).collect());
         };
-        if requested.len() > Tensor::ALL.len() {
+        if requested.len() > ModelOutput::ALL.len() {
             return Err(Problem::malformed("More outputs are requested than there are."));
         }
         let output = |requested: &RequestedOutput| {
@@ -257,7 +261,7 @@ impl WantedOutput {
                 return Err(Problem::malformed(detail));
             };
             let classes = parameters.classification.filter(|classes| *classes > 0);
-            if classes.is_some() && tensor == Tensor::Features {
+            if classes.is_some() && tensor == ModelOutput::Features {
                 return Err(Problem::malformed("`classification` has no meaning for features."));
             }
             Ok(Self { name, tensor, binary: parameters.binary_data.unwrap_or(binary), classes })
@@ -268,9 +272,9 @@ impl WantedOutput {
     fn of(&self, model: &ServedModel, answers: &[Answer]) -> OutputTensor {
         let problem_type = model.card().config.problem_type;
         let row = |answer: &Answer| match self.tensor {
-            Tensor::Logits => answer.logits.clone(),
-            Tensor::Probabilities => problem_type.probabilities(&answer.logits),
-            Tensor::Features => answer.embedding.clone(),
+            ModelOutput::Logits => answer.logits.clone(),
+            ModelOutput::Probabilities => problem_type.probabilities(&answer.logits),
+            ModelOutput::Features => answer.embedding.clone(),
         };
         let rows: Vec<Vec<f32>> = answers.iter().map(row).collect();
         let width = rows.first().map_or(0, Vec::len);
@@ -307,10 +311,10 @@ mod tests {
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gzip.write_all(&[b'x'; 100_000]).unwrap();
         let body = Bytes::from(gzip.finish().unwrap());
-        assert_eq!(Compression::Gzip.decompress(body.clone(), 100_000).unwrap().len(), 100_000);
-        let error = Compression::Gzip.decompress(body.clone(), 99_999).unwrap_err();
+        assert_eq!(ContentCoding::Gzip.decompress(body.clone(), 100_000).unwrap().len(), 100_000);
+        let error = ContentCoding::Gzip.decompress(body.clone(), 99_999).unwrap_err();
         assert_eq!(error.kind, ProblemKind::BodyTooLarge);
-        assert_eq!(Compression::Deflate.decompress(body, 9).unwrap_err().kind, ProblemKind::Malformed);
+        assert_eq!(ContentCoding::Deflate.decompress(body, 9).unwrap_err().kind, ProblemKind::Malformed);
     }
 
     #[test]

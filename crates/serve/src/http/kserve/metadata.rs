@@ -110,8 +110,11 @@ pub async fn model_metadata(
 ) -> Result<Json<ModelMetadata>, Problem> {
     let model = path.find(&app)?;
     let card = model.card();
-    let batched =
-        |Tensor { name, datatype, dims }: Tensor| TensorMetadata { name, datatype, shape: [vec![-1], dims].concat() };
+    let batched = |TensorSpec { name, datatype, dims }: TensorSpec| TensorMetadata {
+        name,
+        datatype,
+        shape: [vec![-1], dims].concat(),
+    };
     Ok(Json(ModelMetadata {
         name: card.name.clone(),
         versions: vec![card.version.clone()],
@@ -131,7 +134,7 @@ pub async fn config(State(app): State<Arc<App>>, Path(path): Path<ModelPath>) ->
     let model = path.find(&app)?;
     let card = model.card();
     let tensor = |optional: bool| {
-        move |Tensor { name, datatype, dims }: Tensor| {
+        move |TensorSpec { name, datatype, dims }: TensorSpec| {
             let data_type = if datatype == "BYTES" { "STRING" } else { datatype };
             let dims = if dims.is_empty() { vec![1] } else { dims };
             TensorConfig { name, data_type: format!("TYPE_{data_type}"), dims, optional }
@@ -171,22 +174,25 @@ pub async fn repository_index(State(app): State<Arc<App>>) -> Json<Vec<Repositor
 }
 
 /// A tensor of one image.
-struct Tensor {
+struct TensorSpec {
     name: &'static str,
     datatype: &'static str,
     dims: Vec<i64>,
 }
 
-fn inputs(card: &ModelCard) -> [Tensor; 2] {
+fn inputs(card: &ModelCard) -> [TensorSpec; 2] {
     let architecture = &card.config.architecture;
     let [height, width] = architecture.image_size();
     let dims = [architecture.channels(), height, width].map(|side| side as i64).to_vec();
-    [Tensor { name: IMAGE, datatype: "FP32", dims }, Tensor { name: IMAGE_BYTES, datatype: "BYTES", dims: vec![] }]
+    [
+        TensorSpec { name: IMAGE, datatype: "FP32", dims },
+        TensorSpec { name: IMAGE_BYTES, datatype: "BYTES", dims: vec![] },
+    ]
 }
 
-fn outputs(card: &ModelCard) -> Vec<Tensor> {
+fn outputs(card: &ModelCard) -> Vec<TensorSpec> {
     let classes = card.config.architecture.classes() as i64;
-    let tensor = |name, length| Tensor { name, datatype: "FP32", dims: vec![length] };
+    let tensor = |name, length| TensorSpec { name, datatype: "FP32", dims: vec![length] };
     let of_head = ["logits", "probabilities"].map(|name| tensor(name, classes));
     of_head.into_iter().filter(|_| classes > 0).chain([tensor("features", card.embedding as i64)]).collect()
 }

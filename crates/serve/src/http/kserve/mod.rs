@@ -81,19 +81,19 @@ impl ModelPath {
 /// Whether the server lives
 #[utoipa::path(
     get, path = "/v2/health/live", tag = "KServe v2", operation_id = "kserve_live",
-    responses((status = 200, description = "It does", body = Live)),
+    responses((status = 200, description = "It does", body = ServerLive)),
 )]
-pub async fn live() -> Json<Live> {
-    Json(Live { live: true })
+pub async fn live() -> Json<ServerLive> {
+    Json(ServerLive { live: true })
 }
 
 /// Whether all models are ready
 #[utoipa::path(
     get, path = "/v2/health/ready", tag = "KServe v2", operation_id = "kserve_ready",
-    responses((status = 200, description = "They are", body = Ready)),
+    responses((status = 200, description = "They are", body = ServerReady)),
 )]
-pub async fn ready(State(app): State<Arc<App>>) -> Result<Json<Ready>, Problem> {
-    health::readiness(&app).map(|()| Json(Ready { ready: true }))
+pub async fn ready(State(app): State<Arc<App>>) -> Result<Json<ServerReady>, Problem> {
+    health::readiness(&app).map(|()| Json(ServerReady { ready: true }))
 }
 
 /// Whether a model is ready
@@ -118,13 +118,13 @@ pub async fn model_ready(
 
 /// The server lives.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Live {
+pub struct ServerLive {
     live: bool,
 }
 
 /// The server is ready.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Ready {
+pub struct ServerReady {
     ready: bool,
 }
 

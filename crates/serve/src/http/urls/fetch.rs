@@ -77,7 +77,7 @@ impl Fetcher {
     }
 
     async fn follow(&self, url: &str) -> Result<Response<Incoming>, Problem> {
-        let mut target = Target::parse(url)?;
+        let mut target = UrlTarget::parse(url)?;
         for _ in 0..=MOST_REDIRECTS {
             let response = self.get(&target).await?;
             match response.status() {
@@ -92,7 +92,7 @@ impl Fetcher {
         Err(refused(format!("The URL redirects more than {MOST_REDIRECTS} times.")))
     }
 
-    async fn get(&self, target: &Target) -> Result<Response<Incoming>, Problem> {
+    async fn get(&self, target: &UrlTarget) -> Result<Response<Incoming>, Problem> {
         if !self.hosts.contains(&target.listed_as()) {
             return Err(refused("The host of the URL is not one that this server fetches from."));
         }
@@ -106,7 +106,7 @@ impl Fetcher {
     }
 
     /// An address of the host, if all of them are admitted: a name that also leads elsewhere is not to be trusted.
-    async fn resolve(&self, target: &Target) -> Result<SocketAddr, Problem> {
+    async fn resolve(&self, target: &UrlTarget) -> Result<SocketAddr, Problem> {
         let addresses: Vec<SocketAddr> = match target.host().parse::<IpAddr>() {
             Ok(address) => vec![SocketAddr::new(address, target.port())],
             Err(_) => lookup_host((target.host(), target.port())).await.map_err(unreachable)?.collect(),
@@ -136,7 +136,7 @@ fn from_fetch(problem: Problem) -> Problem {
     }
 }
 
-async fn request<S>(stream: S, target: &Target) -> Result<Response<Incoming>, Problem>
+async fn request<S>(stream: S, target: &UrlTarget) -> Result<Response<Incoming>, Problem>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -154,14 +154,14 @@ where
 
 /// The parts of a URL.
 #[derive(Debug, PartialEq)]
-struct Target {
+struct UrlTarget {
     scheme: Scheme,
     authority: Authority,
     /// Path and query.
     path: String,
 }
 
-impl Target {
+impl UrlTarget {
     fn parse(url: &str) -> Result<Self, Problem> {
         let uri: Option<Uri> = if url.len() > LONGEST_URL { None } else { url.parse().ok() };
         let parts = uri.ok_or_else(|| refused("The URL is not valid."))?.into_parts();
@@ -285,7 +285,7 @@ mod tests {
             ("https://example.org:80/", "example.org:80"),
             ("http://[::1]:8/", "[::1]:8"),
         ] {
-            assert_eq!(Target::parse(url).unwrap().listed_as(), listed);
+            assert_eq!(UrlTarget::parse(url).unwrap().listed_as(), listed);
         }
     }
 }
