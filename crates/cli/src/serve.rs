@@ -268,7 +268,17 @@ fn on_gpu(devices: &[DeviceOptions]) -> anyhow::Result<bool> {
     Ok(false)
 }
 
+/// Free memory at the end of a thread's heap that stays mapped. With glibc's 128 kB every decoder would give back the pages
+/// of each image and fault them in again for the next one, and page faults of all decoders wait for one lock.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const KEPT_FREE: libc::c_int = 64 << 20;
+
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    // SAFETY: `mallopt` only changes a setting of the allocator, and no other thread runs yet.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_FREE)
+    };
     let options = arguments.options()?;
     let format = if arguments.log == Some(Log::Json) { LogFormat::Json } else { LogFormat::Text };
     vit_serve::log_to_stderr(format, if arguments.log.is_some() { Level::INFO } else { Level::WARN });
