@@ -307,6 +307,17 @@ impl Model {
         Ok(values.chunks(each).map(checked).collect())
     }
 
+    /// Refuses a model whose outputs for a blank image are NaN or infinite, with the cause.
+    pub fn check_finite(&mut self) -> Result<(), Error> {
+        self.run_prepared(&[vec![0.0; self.preprocess.output_len()]])?;
+        for (name, _) in &self.outputs {
+            if !is_finite(&self.output(name, 1)?) {
+                blame_weights(&self.source, name, || Ok(false))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Runs the model on one image; [`Model::output`] then gives the requested outputs.
     pub fn run(&mut self, image: &Image) -> Result<(), Error> {
         let prepared = self.preprocess.apply(image)?;

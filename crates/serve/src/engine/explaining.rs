@@ -25,7 +25,7 @@ pub(super) struct ExplainWorker {
 impl ExplainWorker {
     /// Explains images until the queue is closed and empty.
     pub fn run(mut self) {
-        while self.context.queue.wait_until_due(Lane::Explain, 1, Duration::ZERO, None) == Due::Batch {
+        while self.context.queue.wait_until_due(Lane::Explain, Duration::ZERO, None) == Due::Batch {
             for image in self.context.queue.take_ready(Lane::Explain, |_| 1) {
                 self.explain(image);
             }

@@ -83,7 +83,8 @@ impl Opener {
         let sizes = batch_sizes(self.options.max_batch);
         let classes = checkpoint.config.architecture.classes();
         let outputs = if classes > 0 { ["logits", "features"].as_slice() } else { &["features"] };
-        let queue = Arc::new(ModelQueue::new(self.options.queue.max(1), counters.clone()));
+        let queue =
+            Arc::new(ModelQueue::new(self.options.queue.max(1), self.options.max_batch.max(1), counters.clone()));
         let working = Arc::new(AtomicUsize::new(0));
         let mut replicas = Vec::new();
         for (options, device) in &self.devices {
@@ -94,6 +95,7 @@ impl Opener {
                 let mut model = Model::of(&checkpoint, device.as_ref(), &wanted).map_err(failed)?;
                 let turn = turns.as_ref().map(|turns| turns.begin());
                 let times = measure(&mut model, &sizes).map_err(failed)?;
+                model.check_finite().map_err(failed)?;
                 drop(turn);
                 let context = ReplicaContext {
                     device: device.clone(),

@@ -155,9 +155,17 @@ struct Backlog {
     lost: Option<String>,
 }
 
+impl Backlog {
+    /// Images that are or will be decoded.
+    fn coming(&self) -> usize {
+        self.encoded.len() + self.decoding
+    }
+}
+
 /// The queue of a model.
 pub(super) struct ModelQueue {
     capacity: usize,
+    full_batch: usize,
     waiting: Arc<AtomicUsize>,
     counters: Arc<Counters>,
     backlog: Mutex<Backlog>,
@@ -174,9 +182,10 @@ pub(super) enum Due {
 }
 
 impl ModelQueue {
-    pub fn new(capacity: usize, counters: Arc<Counters>) -> Self {
+    pub fn new(capacity: usize, full_batch: usize, counters: Arc<Counters>) -> Self {
         ModelQueue {
             capacity,
+            full_batch,
             waiting: Arc::default(),
             counters,
             backlog: Mutex::default(),
@@ -295,10 +304,11 @@ impl ModelQueue {
         self.notify(backlog);
     }
 
-    /// Wakes a replica of each lane with images.
+    /// Wakes a replica of each lane whose batch is due, or whose first image begins to wait.
     fn notify(&self, backlog: &Backlog) {
+        let last = backlog.coming() == 0;
         for (ready, changed) in backlog.ready.iter().zip(&self.changed) {
-            if !ready.is_empty() {
+            if ready.len() == 1 || ready.len() >= self.full_batch || (last && !ready.is_empty()) {
                 changed.notify_one();
             }
         }
@@ -309,15 +319,15 @@ impl ModelQueue {
 
     /// Waits until a lane has a full batch. On an idle device (`until` is `None`), a batch is also due when its oldest image
     /// has waited `max_delay`, and when no other image is being decoded; else waiting ends at the given time.
-    pub fn wait_until_due(&self, lane: Lane, full: usize, max_delay: Duration, until: Option<Instant>) -> Due {
+    pub fn wait_until_due(&self, lane: Lane, max_delay: Duration, until: Option<Instant>) -> Due {
         let mut backlog = self.lock();
         loop {
             let now = Instant::now();
             let ready = &backlog.ready[lane as usize];
-            let coming = backlog.encoded.len() + backlog.decoding;
+            let coming = backlog.coming();
             let oldest = ready.front().filter(|_| until.is_none());
             let delayed_until = oldest.map(|oldest| oldest.decoded + max_delay);
-            if ready.len() >= full || delayed_until.is_some_and(|time| coming == 0 || time <= now) {
+            if ready.len() >= self.full_batch || delayed_until.is_some_and(|time| coming == 0 || time <= now) {
                 return Due::Batch;
             }
             if backlog.closed && coming == 0 && ready.is_empty() {

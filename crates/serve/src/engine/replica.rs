@@ -76,12 +76,11 @@ impl Replica {
     /// Runs batches until the queue is closed and empty. Where the device runs by itself, the next batch is staged while
     /// one runs.
     pub fn run(mut self) {
-        let full = self.context.times.last().map_or(1, |(size, _)| *size);
         let mut running: Option<Batch> = None;
         loop {
             let stage_at = |batch: &Batch| batch.started + self.context.time_of(batch.inputs.len()).mul_f64(STAGE_AT);
             let until = running.as_ref().map(stage_at);
-            match self.context.queue.wait_until_due(self.lane, full, self.context.max_delay, until) {
+            match self.context.queue.wait_until_due(self.lane, self.context.max_delay, until) {
                 Due::Closed if running.is_none() => return,
                 _ => {}
             }

@@ -19,7 +19,7 @@ pub(super) fn serve_tokens(context: ReplicaContext, reopen: &Reopen) {
         Ok(model) => return Replica { model, lane: Lane::Tokens, context }.run(),
         Err(error) => error,
     };
-    while context.queue.wait_until_due(Lane::Tokens, 1, Duration::ZERO, None) == Due::Batch {
+    while context.queue.wait_until_due(Lane::Tokens, Duration::ZERO, None) == Due::Batch {
         context.queue.fail_lane(Lane::Tokens, &error);
     }
 }
