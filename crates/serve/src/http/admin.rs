@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::http::header::{HOST, ORIGIN};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, Uri};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -41,14 +42,18 @@ pub struct ReloadOutcome {
     post, path = "/admin/reload", tag = "Admin",
     responses((status = 200, description = "How it ended for each model", body = ReloadResponse)),
 )]
-pub async fn reload(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<Json<ReloadResponse>, Problem> {
+pub async fn reload(
+    State(app): State<Arc<App>>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Json<ReloadResponse>, Problem> {
     let exposed = app.options.admin_bind.is_none() && !app.options.bind.ip().is_loopback();
     if exposed && !app.keys.are_required() {
         let detail =
             "A public address takes this request only with API keys; use SIGHUP or an address for administration.";
         return Err(Problem::new(ProblemKind::Forbidden, detail));
     }
-    if is_from_another_site(&headers) {
+    if is_from_another_site(&uri, &headers) {
         return Err(Problem::new(ProblemKind::Forbidden, "Pages of other sites cannot do this."));
     }
     let outcome = |Reload { name, outcome }| match outcome {
@@ -59,9 +64,30 @@ pub async fn reload(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<J
 }
 
 /// A browser sends a form to any address on behalf of any page, and says so by `Origin`.
-fn is_from_another_site(headers: &HeaderMap) -> bool {
+fn is_from_another_site(uri: &Uri, headers: &HeaderMap) -> bool {
     let Some(origin) = headers.get(ORIGIN) else { return false };
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    // HTTP/2 has the host in the URI, HTTP/1.1 in a header.
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let host = host.or_else(|| uri.authority().map(Authority::as_str)).unwrap_or_default();
     let origin = origin.to_str().unwrap_or_default();
     origin.split_once("://").is_none_or(|(_, authority)| authority != host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pages_of_the_same_host_may_administrate() {
+        let from = |uri: &str, headers: &[(&str, &str)]| {
+            let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+            is_from_another_site(&uri.parse().unwrap(), &headers.collect())
+        };
+        assert!(!from("/admin/reload", &[("host", "here:1")]));
+        assert!(!from("/admin/reload", &[("host", "here:1"), ("origin", "http://here:1")]));
+        assert!(!from("https://here:1/admin/reload", &[("origin", "https://here:1")]));
+        for origin in ["null", "http://there", "http://here:2", "http://here:1.evil"] {
+            assert!(from("/admin/reload", &[("host", "here:1"), ("origin", origin)]), "{origin}");
+        }
+    }
 }
