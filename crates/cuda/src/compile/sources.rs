@@ -39,8 +39,7 @@ macro_rules! sources {
     };
 }
 
-/// A source of several files of one folder, concatenated. Its other macros have no defaults;
-/// lowering sets all of them.
+/// A source of several files of one folder, concatenated. Its other macros have no defaults; lowering sets all of them.
 macro_rules! family {
     ($folder:literal $constant:ident $name:literal $($file:literal)*) => {
         pub(crate) static $constant: KernelSource = KernelSource {

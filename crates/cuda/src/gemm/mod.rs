@@ -244,7 +244,7 @@ macro_rules! attribute {
 }
 
 impl CublasMatmul {
-    /// `None` where an extent does not fit an i32, as which cuBLASLt takes the batch.
+    /// `None` where an extent does not fit an i32, the type of cuBLASLt's batch count.
     pub fn new(product: &MatrixProduct) -> Result<Option<CublasMatmul>, GraphError> {
         let p = product;
         if [p.m, p.n, p.k, p.batch].iter().any(|&extent| extent > i32::MAX as usize) {

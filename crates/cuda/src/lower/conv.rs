@@ -51,7 +51,7 @@ impl ConvGeometry {
         self.filters / self.conv.groups
     }
 
-    /// Columns of im2col: a filter of one group.
+    /// Columns of im2col: the elements of a filter, `[channels of a group, height, width]`.
     fn columns(&self) -> usize {
         self.channels_per_group() * self.kernel[0] * self.kernel[1]
     }

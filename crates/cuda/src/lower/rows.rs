@@ -104,7 +104,7 @@ pub(super) fn dropout(op: Dropout, e: &mut Emitter) {
     let variant = KernelVariant::new(&compile::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
     let arguments = KernelArguments::new().pointers(&[x.address, seed.address, y.address]).fields(mask(op));
     match op.granularity {
-        // A Philox block decides about four elements.
+        // A Philox block has the random words of four elements.
         Granularity::Element => e.kernel_1d(variant, "dropout_elements", count, 4, arguments.u64(count)),
         Granularity::Sample => {
             let vec = if per_decision.is_multiple_of(VECTOR) { VECTOR } else { 1 };

@@ -1,7 +1,7 @@
 //! Finding groups of nodes that are fused ([`FusionGroup`]).
 //!
 //! A group runs in the place of one of its nodes, its leader. The memory plan reads that from
-//! [`FusionGroups::runs_with`], so that the live ranges of inputs end there and those of outputs begin there.
+//! [`FusionGroups::runs_with`], so that the live ranges of the group's inputs and outputs include that place.
 
 use std::collections::{HashMap, HashSet};
 

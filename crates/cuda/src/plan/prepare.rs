@@ -124,7 +124,7 @@ impl Prepared {
             workspace: &|node| scratch.get(&node).copied().unwrap_or(0),
             outside: &|v| p.constant[v.node] || p.in_place.contains_key(&v) || p.groups.unwritten.contains(&v),
             runs_with: &|node| p.groups.runs_with(node),
-            // For CPUs alone: any two values may share memory.
+            // Exact fits help the private caches of CPUs alone.
             exact_fit_from: usize::MAX,
         };
         prepared.plan = MemoryPlan::with_requirements(&prepared.graph, requirements);

@@ -4,7 +4,7 @@
 //! of the graph, a statistic, or an input of an operation that needs f32 (losses, optimisers, gradient norms, weights
 //! of norms). Inputs are f32. So are parameters and constants, except that operands of matrix products have a 16-bit
 //! copy, which the optimiser updates with the parameter, and no f32 form if nothing reads that. Elements are converted
-//! to f32 for all arithmetic but that of matrix products, which accumulate in f32. With [`Precision::Fp8`], values
+//! to f32 or f64 for all arithmetic but matrix products, which accumulate in f32. With [`Precision::Fp8`], values
 //! whose consumers are all fp8 layers are stored in e4m3 ([`Fp8Layers`]).
 
 use std::collections::HashSet;
