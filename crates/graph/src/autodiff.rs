@@ -8,8 +8,8 @@ pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Va
     differentiate(graph, loss, wrt, &vec![None; wrt.len()])
 }
 
-/// Accumulates the gradients of a scalar `loss` into `sums`, each as soon as it is computed, so that its memory can be
-/// reused. `wrt` must be parameters.
+/// Adds the gradients of a scalar `loss` to `sums`, each as soon as it is computed, so that its memory can be reused.
+/// `wrt` must be parameters: the sum of any other value would be propagated to that value's inputs.
 pub fn add_gradients(graph: &mut Graph, loss: Value, wrt: &[Value], sums: &[Value]) -> Result<Vec<Value>, GraphError> {
     differentiate(graph, loss, wrt, &sums.iter().copied().map(Some).collect::<Vec<_>>())
 }
@@ -28,6 +28,7 @@ fn differentiate(
         });
     }
     let differentiated = depends_on(graph, loss.node, wrt);
+    // The gradients with respect to each output of each node, as far as they are known.
     let mut upstream: Vec<Vec<Option<Value>>> =
         graph.nodes()[..=loss.node].iter().map(|n| vec![None; n.outputs.len()]).collect();
     let shape = graph.shape(loss).clone();
@@ -63,7 +64,8 @@ fn differentiate(
     }
     graph.set_phase(phase);
     wrt.iter()
-        .map(|v| match upstream.get(v.node).and_then(|outputs| outputs[v.output]) {
+        .zip(sums)
+        .map(|(v, sum)| match upstream.get(v.node).and_then(|outputs| outputs[v.output]).or(*sum) {
             Some(gradient) => Ok(gradient),
             None => {
                 let shape = graph.shape(*v).clone();
@@ -108,7 +110,8 @@ impl Backward<'_> {
         Value { node: self.node, output: i }
     }
 
-    /// The gradient of the loss with respect to the first output.
+    /// The gradient of the loss with respect to the first output; zeros if the loss does not depend on
+    /// it.
     pub fn dy(&mut self) -> Result<Value, GraphError> {
         match self.upstream[0] {
             Some(dy) => Ok(dy),
@@ -142,7 +145,7 @@ impl Backward<'_> {
         Ok(())
     }
 
-    /// Sets the gradients of the first `count` inputs to the outputs of `node`.
+    /// Sets the gradients of the first `count` inputs, where needed, to the outputs of `node`.
     pub fn set_all(&mut self, node: NodeId, count: usize) -> Result<(), GraphError> {
         for i in (0..count).filter(|&i| self.needs_gradient[i]).collect::<Vec<_>>() {
             self.set(i, Value { node, output: i })?;
@@ -163,5 +166,21 @@ impl Backward<'_> {
     pub fn unsupported(&self, reason: &str) -> GraphError {
         let node = self.graph.node(self.node);
         GraphError::Gradient { op: node.op.name(), scope: node.scope.clone(), reason: reason.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Init, Tensor};
+
+    #[test]
+    fn the_sum_of_a_parameter_added_after_the_loss_was_lost() {
+        let x = Tensor::input("x", DType::F32, [3]);
+        let loss = x.sum([0]).value().unwrap();
+        let parameter = x.parameter("w", [3], Init::Zeros).value().unwrap();
+        let mut graph = x.finish().unwrap();
+        let sum = graph.fill([3], 2.0).unwrap();
+        assert_eq!(add_gradients(&mut graph, loss, &[parameter], &[sum]).unwrap(), [sum]);
     }
 }
