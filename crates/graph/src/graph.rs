@@ -39,7 +39,7 @@ pub struct Node {
     pub op: Op,
     /// Its operands.
     pub inputs: Vec<Value>,
-    /// The types of its outputs. An unused output is never computed.
+    /// The types of its outputs. Devices need not compute an unused one.
     pub outputs: Vec<Type>,
     /// The part of the model it belongs to, e.g. `blocks.3.attn`.
     pub scope: String,
@@ -93,7 +93,7 @@ impl Graph {
     /// The type of a value.
     ///
     /// # Panics
-    /// If the value is of another graph.
+    /// If this graph has no such value.
     pub fn ty(&self, value: Value) -> &Type {
         &self.nodes[value.node].outputs[value.output]
     }
@@ -122,11 +122,11 @@ impl Graph {
                 return Err(fail(format!("the result {output} is too large")));
             }
         }
-        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs, scope: self.scope.join("."), phase: self.phase });
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs, scope: self.qualified(""), phase: self.phase });
         Ok(self.nodes.len() - 1)
     }
 
-    /// Checks that a value belongs to this graph.
+    /// Checks that this graph has such a value; `op` is the operation that errors name.
     fn check(&self, op: &'static str, value: Value) -> Result<(), GraphError> {
         if self.nodes.get(value.node).is_some_and(|node| value.output < node.outputs.len()) {
             return Ok(());
@@ -140,8 +140,9 @@ impl Graph {
     }
 
     /// The current scope, as errors name it.
-    fn scope_name(&self) -> String {
-        if self.scope.is_empty() { "the model".into() } else { self.scope.join(".") }
+    pub(crate) fn scope_name(&self) -> String {
+        let scope = self.qualified("");
+        if scope.is_empty() { "the model".into() } else { scope }
     }
 
     /// Appends a node and returns its first output.
@@ -233,8 +234,8 @@ impl Graph {
                 reason,
             });
         }
-        // Devices overwrite parameters at the end of a run, when updates and outputs of other parameters may still be
-        // read.
+        // Devices overwrite parameters one after another at the end of a run, and outputs are read after it. So a new
+        // value must not share the memory of another parameter, nor an output that of an updated one.
         let root = storage(self, new);
         let of_another = root != parameter && matches!(self.node(root.node).op, Op::Parameter(_));
         let new = if of_another { self.copied(new)? } else { new };
@@ -257,7 +258,8 @@ impl Graph {
         Graph { updates: Vec::new(), ..self.clone() }
     }
 
-    /// Names an intermediate, so that [`Graph::request`] can make it an output. This costs nothing by itself.
+    /// Names an intermediate inside the current part of the model, so that [`Graph::request`] can make it an output.
+    /// This costs nothing by itself.
     pub fn set_tap(&mut self, name: &str, value: Value) {
         self.taps.insert(self.qualified(name), value);
     }
@@ -278,7 +280,8 @@ impl Graph {
         self.set_output(tap, value)
     }
 
-    /// Removes the other outputs; [`crate::rewrite::eliminate_dead_code`] then removes the nodes that only they need.
+    /// Removes the outputs that are not to be kept; [`crate::rewrite::eliminate_dead_code`] then removes the nodes that
+    /// only they need.
     pub fn retain_outputs(&mut self, keep: impl Fn(&str) -> bool) {
         self.outputs.retain(|(name, _)| keep(name));
     }
@@ -312,18 +315,19 @@ impl Graph {
         self.value(Constant::filled(shape, value), &[])
     }
 
-    /// The number of uses of each output of each node; graph outputs and updates count.
+    /// The number of uses of each output of each node; being a graph output or the new value of an update counts.
     pub fn uses(&self) -> Vec<Vec<usize>> {
         let mut uses: Vec<Vec<usize>> = self.nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
         let named = self.outputs.iter().map(|(_, v)| v).chain(self.updates.iter().map(|(_, v)| v));
-        let users = self.nodes.iter().flat_map(|n| &n.inputs).chain(named);
-        for v in users {
+        let used = self.nodes.iter().flat_map(|n| &n.inputs).chain(named);
+        for v in used {
             uses[v.node][v.output] += 1;
         }
         uses
     }
 }
 
+/// The error for a name that is not among `known`, of which it lists the first 12.
 pub(crate) fn unknown<'a>(kind: &'static str, name: &str, known: impl Iterator<Item = &'a str>) -> GraphError {
     let mut known: Vec<&str> = known.collect();
     let total = known.len();

@@ -1,7 +1,7 @@
 //! The handle with which models are written: its operators and methods add nodes to a shared graph.
 //!
-//! Methods do not return a `Result`. The first operation with invalid inputs is recorded with its scope, everything
-//! after it is ignored, and [`Tensor::finish`] returns that error.
+//! Methods do not return a `Result`. The first operation with invalid inputs is recorded with its scope, those that
+//! depend on its result are skipped, and [`Tensor::finish`] returns that error.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,8 +19,9 @@ use crate::{DType, Graph, GraphError, Init, Shape, Type, Value};
 struct GraphBuilder {
     graph: Graph,
     error: Option<GraphError>,
+    /// The number of random streams in use.
     streams: u32,
-    /// The parameters by name; large models have thousands.
+    /// The parameters by name; a map, since large models have thousands.
     parameters: HashMap<String, Value>,
 }
 
@@ -91,7 +92,7 @@ impl Tensor {
         ScopeGuard(self.builder.clone())
     }
 
-    /// The shape; empty after an error.
+    /// The shape; that of a scalar after an error.
     pub fn shape(&self) -> Shape {
         self.value.map(|v| self.builder.borrow().graph.shape(v).clone()).unwrap_or_default()
     }
@@ -148,10 +149,7 @@ impl Tensor {
     }
 
     fn refused(&self, what: &'static str, reason: String) -> GraphError {
-        let scope = match self.builder.borrow().graph.qualified("") {
-            scope if scope.is_empty() => "the model".into(),
-            scope => scope,
-        };
+        let scope = self.builder.borrow().graph.scope_name();
         GraphError::Shape { op: what, scope, inputs: self.shape().to_string(), reason }
     }
 
@@ -309,7 +307,7 @@ impl Tensor {
         self.apply(Permute(order.into()), &[])
     }
 
-    /// `length` entries of an axis.
+    /// `length` entries of an axis, from `start`.
     pub fn slice(&self, axis: usize, start: usize, length: usize) -> Tensor {
         self.apply(Slice { axis, start, length }, &[])
     }
@@ -392,6 +390,15 @@ mod tests {
             "linear in blocks.3.attn: the weight expects 13 input features, the input is [2, 5, 12] \
              (inputs f32[2, 5, 12], f32[36, 13])"
         );
+    }
+
+    #[test]
+    fn an_empty_scope_put_a_dot_into_the_scope_of_nodes() {
+        let x = Tensor::input("x", DType::F32, [1]);
+        let _block = x.scope("blocks.0");
+        let _unnamed = x.scope("");
+        let node = x.gelu().value().unwrap().node;
+        assert_eq!(x.finish().unwrap().node(node).scope, "blocks.0");
     }
 
     #[test]
