@@ -136,7 +136,7 @@ impl Attention {
         if kept { 1.0 / (1.0 - f64::from(dropout.rate)) } else { 0.0 }
     }
 
-    /// The FLOPs of one product of all queries and keys over `head_dim`, or of one of its transposes.
+    /// The FLOPs of one matrix product per head whose extents are `queries`, `keys` and `head_dim`, in any order.
     fn product_flops(&self, x: &AttentionExtents) -> u64 {
         2 * (x.batch * x.heads * x.queries) as u64 * (x.keys * x.head_dim) as u64
     }

@@ -142,7 +142,8 @@ pub trait Operation {
     }
 }
 
-/// How a device with low-precision storage reads an input of an operation. All arithmetic is f32 or wider.
+/// How a device with low-precision storage reads an input of an operation. Sums are accumulated in f32 or wider
+/// whatever is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InputPrecision {
     /// In whatever precision it is stored.

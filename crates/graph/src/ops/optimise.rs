@@ -123,7 +123,7 @@ impl OptimiserUpdate {
         self.rule().state().len()
     }
 
-    /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`.
+    /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`; `None` for no clipping.
     pub fn clip(&self) -> Option<f32> {
         self.rule().clip()
     }

@@ -11,9 +11,8 @@ use crate::ops::Operation;
 use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
 /// In a graph with a backward pass: the values inside a block that the backward pass reads → copies of their nodes in
-/// [`Phase::Recompute`], right before the first read of any of them. These stay in memory: values that
-/// forward nodes outside the block read, outputs and updates of the graph, and results of operations that must not be
-/// repeated.
+/// [`Phase::Recompute`], right before the first read of any of them. These stay in memory: values that forward nodes
+/// outside the block read, outputs and updates of the graph, and results of operations that must not be repeated.
 ///
 /// A block is a numbered part of the model, e.g. `blocks.3` or `layers.1.blocks.0`.
 pub fn checkpoint_activations(graph: &Graph) -> Result<Graph, GraphError> {
