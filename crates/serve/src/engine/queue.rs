@@ -56,7 +56,8 @@ pub(super) struct Task {
     counters: Arc<Counters>,
     /// Until the batch starts.
     waiting: Option<Counted>,
-    _pending: Counted,
+    /// Until just before the ticket gets its result.
+    pending: Counted,
 }
 
 impl Task {
@@ -102,9 +103,15 @@ impl Task {
         Some(self)
     }
 
+    /// Where the result goes. The task no longer counts, so that its client finds the counters up to date.
+    fn into_reply(self) -> Reply {
+        drop((self.waiting, self.pending));
+        self.reply
+    }
+
     pub fn fail(self, error: WorkError) {
         self.counters.failed();
-        match self.reply {
+        match self.into_reply() {
             Reply::Answer(_, reply) => _ = reply.send(Err(error)),
             Reply::Explain(_, reply) => _ = reply.send(Err(error)),
         }
@@ -112,14 +119,14 @@ impl Task {
 
     pub fn answer(self, answer: Answer) {
         self.counters.answered(answer.timing.decode, answer.timing.queue);
-        if let Reply::Answer(_, reply) = self.reply {
+        if let Reply::Answer(_, reply) = self.into_reply() {
             let _ = reply.send(Ok(answer));
         }
     }
 
     pub fn explained(self, explained: Explained) {
         self.counters.answered(explained.timing.decode, explained.timing.queue);
-        if let Reply::Explain(_, reply) = self.reply {
+        if let Reply::Explain(_, reply) = self.into_reply() {
             let _ = reply.send(Ok(explained));
         }
     }
@@ -255,7 +262,7 @@ impl ModelQueue {
                 admitted: now,
                 counters: self.counters.clone(),
                 waiting: Some(Counted(self.waiting.clone())),
-                _pending: Counted(self.counters.pending.clone()),
+                pending: Counted(self.counters.pending.clone()),
             };
             match input {
                 WorkInput::Encoded(bytes) => {
