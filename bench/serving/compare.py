@@ -30,6 +30,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=15, help="of every measurement (%(default)s)")
     parser.add_argument("--device", default="cuda", help="of the stage gpu (%(default)s)")
     parser.add_argument("--precisions", default="bf16,fp8", help="of the stage gpu (%(default)s)")
+    parser.add_argument("--per-request", default="1,8", help="images in a request of the stage gpu (%(default)s)")
     parser.add_argument("--options", default="", help="further options of vit serve, as one string")
     return parser.parse_args()
 
@@ -55,6 +56,25 @@ def choose_image(folder):
     if not files:
         raise SystemExit(f"{folder}: there is no JPEG of 500x375 pixels")
     return files[len(files) // 2]
+
+
+def several(image, count):
+    """A request body with `count` copies of the image, and its content type."""
+    if count == 1:
+        return image, JPEG
+    boundary = "bench-serve"
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="{image.name}"\r\nContent-Type: {JPEG}\r\n\r\n'
+    body = CACHE / "serving" / f"{count}-images"
+    body.parent.mkdir(parents=True, exist_ok=True)
+    body.write_bytes((head.encode() + image.read_bytes() + b"\r\n") * count + f"--{boundary}--\r\n".encode())
+    return body, f"multipart/form-data; boundary={boundary}"
+
+
+def decoded_by_all_cores(image):
+    """Images/s that all cores decode and preprocess at the same time, each in a process of its own."""
+    command = [VIT, "bench", "data", str(image), "--seconds", "3", "--json"]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(CORES)]
+    return sum(json.loads(run.communicate()[0])["images_per_s"] for run in runs)
 
 
 class Contestant:
@@ -205,7 +225,7 @@ def tune(a, variants, image):
 
 def gpu(a, variants, connections, image):
     """Only vit, on a GPU, against the smaller of what all cores decode and what the GPU infers."""
-    decode = bench("data", image, "--seconds", 3)["images_per_s"]
+    decode = decoded_by_all_cores(image)
     for variant in variants:
         folder = checkpoint.write(variant, CACHE / "serving" / variant.replace("/", ""))
         for precision in a.precisions.split(","):
@@ -214,22 +234,26 @@ def gpu(a, variants, connections, image):
                 batch: bench("infer", "--model", variant, "--batch", batch, "--seconds", 2, *options[:4])["images_per_s"]
                 for batch in (8, 32, 64, 128)
             }
+            bound = min(decode, max(infer.values()))
             server = vit_server(variant, folder, options)()
             rows = []
             try:
-                load(server.url("/v1/classify"), image, JPEG, max(connections), 3)
-                for n in connections:
-                    run = load(server.url("/v1/classify"), image, JPEG, n, a.seconds)
-                    bound = min(CORES * decode, max(infer.values()))
-                    share = f"{100 * run.rate / bound:.1f}%"
-                    cpu = f"{100 * run.cpu:.0f}%"
-                    rows.append((n, f"{run.rate:.0f}", milliseconds(run.p50), milliseconds(run.p99), run.failed, share, cpu))
+                url = server.url("/v1/classify")
+                load(url, image, JPEG, max(connections), 3)
+                for per_request in map(int, a.per_request.split(",")):
+                    body, kind = several(image, per_request)
+                    for n in connections:
+                        run = load(url, body, kind, n, a.seconds)
+                        rate = per_request * run.rate
+                        shares = f"{100 * rate / bound:.1f}%", f"{100 * run.cpu:.0f}%"
+                        rows.append((n, per_request, f"{rate:.0f}", milliseconds(run.p50), milliseconds(run.p99), run.failed, *shares))
             finally:
                 server.stop()
                 print(server.output()[-2000:])
             infers = ", ".join(f"{rate:.0f} at {batch}" for batch, rate in infer.items())
-            title = f"{variant} {precision}: {CORES} cores decode {CORES * decode:.0f} images/s, the GPU infers {infers}"
-            table(title, ["connections", "requests/s", "p50 ms", "p99 ms", "errors", "of the bound", "load generator"], rows)
+            title = f"{variant} {precision}: {CORES} cores decode {decode:.0f} images/s, the GPU infers {infers}"
+            columns = ["connections", "images/request", "images/s", "p50 ms", "p99 ms", "errors", "of the bound", "load generator"]
+            table(title, columns, rows)
 
 
 def main():
