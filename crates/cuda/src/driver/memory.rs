@@ -55,7 +55,11 @@ impl DeviceBuffer {
         assert!(self.contains(address, data.len()), "an upload stays inside its buffer");
         self.gpu.enter()?;
         // SAFETY: the range lies in this buffer.
-        check(unsafe { cu::cuMemcpyHtoD_v2(address, data.as_ptr().cast(), data.len()) }, "copying to the GPU")
+        check(unsafe { cu::cuMemcpyHtoD_v2(address, data.as_ptr().cast(), data.len()) }, "copying to the GPU")?;
+        // From pageable memory, the call may return before the data is on the GPU, and a `Stream` does not wait for the
+        // default stream.
+        // SAFETY: null is the default stream.
+        check(unsafe { cu::cuStreamSynchronize(std::ptr::null_mut()) }, "copying to the GPU")
     }
 
     /// Copies from an address in this buffer and waits for the copy.

@@ -49,7 +49,7 @@ impl OutputTensor {
     pub fn new(name: &'static str, shape: [usize; 2], data: OutputData, binary: bool) -> Self {
         let datatype = if matches!(data, OutputData::Floats(_)) { "FP32" } else { "BYTES" };
         let bytes = if binary { data.bytes() } else { Vec::new() };
-        let parameters = binary.then(|| BinaryParameters { binary_data_size: bytes.len() });
+        let parameters = binary.then_some(BinaryParameters { binary_data_size: bytes.len() });
         Self { name, datatype, shape, parameters, data: Some(data).filter(|_| !binary), bytes }
     }
 }
