@@ -386,7 +386,7 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         assert_eq!(name_of(&file), "b16");
         let text = format!("a={}", file.display());
-        assert_eq!(sources(&[text.clone()]).unwrap()[0].name, "a");
+        assert_eq!(sources(std::slice::from_ref(&text)).unwrap()[0].name, "a");
         let twice = sources(&[text.clone(), text]).unwrap_err().to_string();
         assert!(twice.contains("two models are named `a`") && twice.contains("--model NAME="), "{twice}");
     }

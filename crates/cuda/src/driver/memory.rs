@@ -46,8 +46,7 @@ impl DeviceBuffer {
         offset.and_then(|offset| offset.checked_add(bytes)).is_some_and(|end| end <= self.bytes)
     }
 
-    /// Copies to an address in this buffer; returns when `data` has been read, which from pageable memory may be before
-    /// the GPU has it all.
+    /// Copies to an address in this buffer and waits for the copy.
     pub fn upload(&self, address: u64, data: &[u8]) -> Result<(), GraphError> {
         if data.is_empty() {
             return Ok(());

@@ -63,7 +63,7 @@ pub struct FragileDevice {
 }
 
 impl FragileDevice {
-    pub fn new() -> (Arc<dyn Device>, Arc<Switch>) {
+    pub fn with_switch() -> (Arc<dyn Device>, Arc<Switch>) {
         let inner = DeviceOptions::new().device(DeviceChoice::Cpu).threads(1).open().unwrap();
         let switch = Arc::new(Switch { state: Mutex::new((Mode::Work, 0)), changed: Condvar::new() });
         (Arc::new(FragileDevice { inner, switch: switch.clone() }), switch)

@@ -37,7 +37,7 @@ fn start(options: EngineOptions) -> Arc<Engine> {
 
 /// An engine on a device that fails on demand, with batches of one image.
 fn fragile(options: EngineOptions) -> (Arc<Engine>, Arc<Switch>) {
-    let (device, switch) = FragileDevice::new();
+    let (device, switch) = FragileDevice::with_switch();
     (Engine::start_on(vec![device], EngineOptions { max_batch: 1, ..options }).unwrap(), switch)
 }
 
@@ -52,7 +52,7 @@ fn bmp_of(side: usize, number: usize) -> Bytes {
     for word in [size, 0, 54, 40, side as u32, side as u32, 1 | 24 << 16, 0, 0, 0, 0, 0, 0] {
         file.extend(word.to_le_bytes());
     }
-    file.extend((0..3 * side * side).map(|i| (i * (number + 1) * 7919 >> 4) as u8));
+    file.extend((0..3 * side * side).map(|i| ((i * (number + 1) * 7919) >> 4) as u8));
     file.into()
 }
 
