@@ -6,7 +6,8 @@ use crate::{Graph, Type};
 /// The cost of one node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeCost {
-    /// The part of the model it belongs to, with its phase.
+    /// The part of the model it belongs to, prefixed by its phase unless that is forward: `backward.blocks.3`. That of a
+    /// parameter is its name without the last part.
     pub scope: String,
     /// The operation; empty in a sum by scope.
     pub op: &'static str,
@@ -57,7 +58,7 @@ impl Cost {
         self.nodes.iter().map(|n| n.parameters).sum()
     }
 
-    /// Bytes written in one run.
+    /// Bytes of all computed and used outputs, in the types of the graph: before a device fuses nodes or stores bf16.
     pub fn activation_bytes(&self) -> u64 {
         self.nodes.iter().map(|n| n.activation_bytes).sum()
     }

@@ -122,7 +122,7 @@ pub fn step(graph: &Graph, bindings: &mut Bindings) -> Result<BTreeMap<String, A
     Ok(graph.outputs().iter().map(|(name, v)| (name.clone(), values[v.node][v.output].clone())).collect())
 }
 
-/// All values of a graph; nodes without a used output have none.
+/// All values of a graph. Nodes without a used output have none, except inputs and parameters, which must be bound.
 fn values(graph: &Graph, bindings: &Bindings) -> Result<Vec<Vec<Array>>, GraphError> {
     let uses = graph.uses();
     let mut values: Vec<Vec<Array>> = Vec::with_capacity(graph.nodes().len());

@@ -26,7 +26,7 @@ pub use path::{DotPath, dot_loop};
 use path::{PathShape, ShapeOf};
 use quantise::QuantiseRows;
 
-/// The most terms of a sum that cannot overflow 32 bits; a term is at most 255 * 127.
+/// The largest power of two of terms whose sum fits an i32: 2^16 * 255 * 127 < 2^31.
 pub const MAX_TERMS: usize = 1 << 16;
 
 /// One product of activations with packed weights.
@@ -42,7 +42,8 @@ pub struct Gemm8<'a> {
     pub a: &'a [f32],
     /// Row stride of `a`.
     pub lda: usize,
-    /// The weights from [`pack`], for the same path.
+    /// The weights from [`pack`], for the same path: f32 scales, i32 sums and i8 panels, in a slice of f32 only as
+    /// storage.
     pub b_packed: &'a [f32],
     /// The result, `[m, n]`.
     pub c: &'a mut [f32],
@@ -61,13 +62,15 @@ pub fn workspace(path: impl Into<DotPath>, _threads: usize, m: usize, _n: usize,
 /// Bytes from one quantised row to the next: an odd number of cache lines, so that the rows of a tile do not compete
 /// for the same cache sets.
 fn row_bytes(shape: PathShape, k: usize) -> usize {
-    (k * shape.left_bytes).div_ceil(64).max(1) / 2 * 128 + 64
+    (k * shape.left_bytes).div_ceil(64) / 2 * 128 + 64
 }
 
 /// Computes the product on the threads of the pool. A row with a NaN or an infinity becomes NaN.
 ///
 /// # Panics
-/// If a slice is too short for the shape, or B is packed for another path's length.
+/// If a slice is too short for the shape, `k` is above [`MAX_TERMS`], the epilogue has a factor, this machine lacks the
+/// path, or `b_packed` is not [`packed_len`] long. Weights that were packed for another path with the same length are
+/// not detected.
 pub fn gemm(pool: &ThreadPool, path: impl Into<DotPath>, gemm: Gemm8<'_>, workspace: &mut [f32]) {
     let path = path.into();
     let Gemm8 { m, n, k, .. } = gemm;
@@ -84,6 +87,7 @@ pub fn gemm(pool: &ThreadPool, path: impl Into<DotPath>, gemm: Gemm8<'_>, worksp
     let stride = row_bytes(shape, k);
     let (quantised, rest) = aligned(workspace, m * stride / 4);
     let (row_scales, rest) = rest.split_at_mut(m);
+    // The zero point of each row.
     let row_offsets: &mut [i32] = bytemuck::cast_slice_mut(&mut rest[..m]);
     let quantised: &mut [u8] = bytemuck::cast_slice_mut(quantised);
     quantise_rows(pool, path, &gemm, stride, quantised, row_scales, row_offsets);
@@ -113,7 +117,8 @@ pub fn gemm(pool: &ThreadPool, path: impl Into<DotPath>, gemm: Gemm8<'_>, worksp
             ldc: gemm.ldc,
             epilogue: gemm.epilogue.part(row, column),
         };
-        // SAFETY: the checks above cover every block, and blocks of C do not overlap.
+        // SAFETY: the checks above cover every block, and blocks of C do not overlap. Column blocks start at multiples
+        // of `tile[1]`, so at a panel of B.
         unsafe { path.run_block(block) };
     });
 }

@@ -337,7 +337,9 @@ pub(super) const MAX_TILE_COLUMNS: usize = 48;
 /// The constants of a path.
 #[derive(Clone, Copy)]
 pub(super) struct PathShape {
+    /// Terms that one instruction sums: elements of a weight's row that are packed together.
     pub group: usize,
+    /// Bytes of a stored activation.
     pub left_bytes: usize,
     /// MR, the rows of the register tile.
     pub rows: usize,

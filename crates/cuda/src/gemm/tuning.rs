@@ -63,7 +63,7 @@ impl AlgorithmChoices {
     pub fn record(&self, info: &DeviceInfo) -> Algorithms {
         let environment = [("GPU", &info.name), ("cuBLASLt", &info.cublas), ("NVRTC", &info.nvrtc)];
         let environment = environment.map(|(what, version)| (what.to_string(), version.clone()));
-        let chosen = self.used.iter().chain(&self.restored).map(|(key, algorithm)| (key.clone(), notation(algorithm)));
+        let chosen = self.restored.iter().chain(&self.used).map(|(key, algorithm)| (key.clone(), notation(algorithm)));
         Algorithms { environment: environment.into(), chosen: chosen.collect() }
     }
 
@@ -106,11 +106,11 @@ pub(crate) unsafe fn choose(
     let flops = 2.0 * product.m as f64 * product.n as f64 * product.k as f64 * product.batch as f64;
     let candidates = matmul.candidates(gpu, if flops < MIN_TIMED_FLOPS { 1 } else { CANDIDATES })?;
     // For fp8 and for GELU, cuBLASLt's heuristic ignores the alignment of addresses: a suggestion may fail to run.
-    let certain = product.operand != Storage::E4m3 && !product.gelu;
+    let sure_to_run = product.operand != Storage::E4m3 && !product.gelu;
     let mut best: Option<(f32, Algorithm)> = None;
     for candidate in &candidates {
         matmul.algorithm = *candidate;
-        let time = if candidates.len() == 1 && certain {
+        let time = if candidates.len() == 1 && sure_to_run {
             0.0
         } else {
             // SAFETY: as for this function.

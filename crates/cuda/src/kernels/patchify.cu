@@ -9,12 +9,12 @@ struct PatchGrid {
     u32 patch_height, patch_width;
     // Patches of an image, down and across.
     u32 rows, columns;
-    // Strides of the image in elements.
+    // Strides of the image in elements, for `patchify`; `unpatchify` writes a dense image.
     u64 image_stride, y_stride, x_stride, channel_stride;
 };
 
 // patches [n, rows, columns, channels, patch_height, patch_width]. A thread has VEC elements of a patch's row, which
-// are consecutive in the image as well.
+// are consecutive in the image as well; VEC is 1 for a channels-last image.
 extern "C" __global__ void __launch_bounds__(THREADS)
     patchify(const X* __restrict__ image, Y* __restrict__ patches, const PatchGrid grid, u64 vectors) {
     const u64 vector = (u64)blockIdx.x * THREADS + threadIdx.x;

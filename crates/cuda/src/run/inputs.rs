@@ -23,7 +23,8 @@ pub(crate) struct DeviceInput {
     pub pending: bool,
 }
 
-/// The end of an input's live range within a run.
+/// The last read of an input within a run. Its memory is reserved throughout, so the next input may be copied there from
+/// then on.
 pub(crate) struct LastRead {
     /// The last step that reads it; one past the last step stands for the updates, after which the run ends.
     pub step: usize,
@@ -32,8 +33,8 @@ pub(crate) struct LastRead {
 }
 
 /// Bytes from which on an input is copied while the previous run executes. The copy of a smaller one delays the next run
-/// by at most some tens of microseconds (over PCIe); to overlap it would take events between two streams and one more
-/// graph per run.
+/// by at most some tens of microseconds (over PCIe); to overlap it would take events between two streams and
+/// split the captured CUDA graph once more.
 const WORTH_OVERLAPPING: usize = 1 << 20;
 
 /// The graph's inputs by name, and the bytes of their staging buffer. `steps` are the nodes in the order in which they
@@ -62,8 +63,8 @@ pub(crate) fn inputs(
     Ok((inputs, staging_offset))
 }
 
-/// The last step that reads each value, by the value's node, of which only inputs matter. One that is an output or an
-/// update of the graph is read until the end.
+/// For each node whose memory is read, the last step that reads it; callers look up inputs, which have one output. An
+/// output or an update of the graph is read until the end.
 fn last_reads(p: &Prepared, steps: &[NodeId]) -> HashMap<NodeId, usize> {
     let position: HashMap<NodeId, usize> = steps.iter().enumerate().map(|(i, &node)| (node, i)).collect();
     let mut last: HashMap<NodeId, usize> = HashMap::new();

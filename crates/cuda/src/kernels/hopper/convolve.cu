@@ -4,8 +4,11 @@
 // A block has 64 output pixels for every warpgroup and BLOCK_N filters. Steps of 64 channels go through a software
 // pipeline of STAGES stages in shared memory: while the tensor cores multiply one step, all threads load a later one.
 //
+// Compiled after gather.cu, which defines InputTaps, OutputPixels, the tiles and the pipeline. Channels and filters are
+// multiples of 8: chunks of 16 bytes are loaded and stored.
+//
 // Macros:
-//   WARPGROUPS, BLOCK_N   the block tile; BLOCK_N is 64, 128 or 256
+//   WARPGROUPS, BLOCK_N   the block tile; BLOCK_N is 64, 128 or 256 (of which the host chooses 64 or 128)
 //   STAGES                at least 3
 //   BLOCKS_PER_SM         resident blocks of a multiprocessor
 //   CHANNEL_BLOCKED       1 where channels are a multiple of 64: the reduction runs over [channels / 64][taps][64], so
@@ -54,16 +57,17 @@ struct TileLoader {
         if (++tap_x == taps.taps_x) tap_x = 0, tap_y++;
     }
 
+    // `stage`: its address in shared memory.
     __device__ __forceinline__ void load_stage(u32 stage) {
-        const int y = (int)tap_y * taps.tap_step_y, x = (int)tap_x * taps.tap_step_x;
-        const int tap_offset = y * (int)taps.row_stride + x * (int)taps.column_stride + (int)channel;
+        const int tap_dy = (int)tap_y * taps.tap_step_y, tap_dx = (int)tap_x * taps.tap_step_x;
+        const int tap_offset = tap_dy * (int)taps.row_stride + tap_dx * (int)taps.column_stride + (int)channel;
         const u32 to = stage + swizzled;
 #pragma unroll
         for (int i = 0; i < LOADS_A; i++) {
             const FirstTap &start = first_taps[i];
-            const bool valid = (u32)(start.y + y) < taps.height && (u32)(start.x + x) < taps.width &&
+            const bool valid = (u32)(start.y + tap_dy) < taps.height && (u32)(start.x + tap_dx) < taps.width &&
                               (CHANNEL_BLOCKED || tap_y < taps.taps_y);
-            cp_async_ca(to + i * ROWS_PER_LOAD * ROW_BYTES, this->x + (valid ? start.offset + tap_offset : 0), valid);
+            cp_async_ca(to + i * ROWS_PER_LOAD * ROW_BYTES, x + (valid ? start.offset + tap_offset : 0), valid);
         }
 #pragma unroll
         for (int i = 0; i < LOADS_B; i++) {
@@ -117,7 +121,8 @@ static __device__ __forceinline__ void store_row(const float *sums, int half, fl
     }
 }
 
-// filters [filter_count][64 · steps] in the order of the reduction. Consecutive blocks have the same pixels and
+// filters [filter_count][64 · steps] in the order of the reduction, padded with zeros (order_filters of conv_layout.cu).
+// Consecutive blocks have the same pixels and
 // different filters.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     convolve(const bf16 *x, const bf16 *filters, const Y *bias, Y *y, const OutputPixels pixels, const InputTaps taps,
