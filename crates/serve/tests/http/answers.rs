@@ -27,7 +27,9 @@ fn classes_are_those_of_the_model() {
             assert_eq!(found["probability"].as_f64().unwrap() as f32, expected.probability);
         }
         assert_eq!(answer["model"], "cifar10");
-        assert!(answer["timing"]["compute_ms"].as_f64().unwrap() > 0.0 && answer["timing"]["batch"] == 1);
+        // Images of other tests may be in the same batch.
+        let batch = answer["timing"]["batch"].as_u64().unwrap();
+        assert!(answer["timing"]["compute_ms"].as_f64().unwrap() > 0.0 && (1..=8).contains(&batch), "{answer}");
     }
 }
 
