@@ -97,8 +97,8 @@ pub struct Arguments {
     /// `Authorization: Bearer KEY`
     #[arg(long, value_name = "FILE", help_heading = "Access")]
     api_key_file: Option<PathBuf>,
-    /// Let pages of this origin use the server, like https://example.org; * for
-    /// all, repeat it for more
+    /// Let pages of this origin use the server, scheme and host; * for all, repeat
+    /// it for more
     #[arg(long = "cors", value_name = "ORIGIN", help_heading = "Access", value_parser = origin)]
     origins: Vec<String>,
     /// HTTPS: the chain of certificates, PEM
