@@ -15,7 +15,7 @@ const HEADER: f32 = 72.0;
 const CAPTION: f32 = 30.0;
 /// Width of the colour bar beside a map, with its labels.
 const BAR: f32 = 62.0;
-const MOST_ACROSS: usize = 5;
+const MAX_ACROSS: usize = 5;
 
 /// An image and its maps, each with a name and a value (such as a class and its probability).
 pub fn explanation_sheet(
@@ -27,7 +27,7 @@ pub fn explanation_sheet(
 ) -> Scene {
     let size = fitted(image);
     let (panels, step) = (maps.len() + 1, [size[0] + BAR, CAPTION + size[1] + MARGIN]);
-    let across = panels.min(MOST_ACROSS);
+    let across = panels.min(MAX_ACROSS);
     let down = panels.div_ceil(across);
     let width = (2.0 * MARGIN + across as f32 * step[0]).max(420.0);
     let mut scene = Scene::new(width, HEADER + down as f32 * step[1]);

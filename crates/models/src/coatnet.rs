@@ -15,7 +15,7 @@ use crate::variant::Variant;
 use blocks::BlockGeometry;
 
 /// The largest feature map with attention, in pixels.
-const LARGEST_MAP: usize = 1 << 13;
+const MAX_MAP: usize = 1 << 13;
 
 /// The kind of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -264,7 +264,7 @@ impl Network for CoAtNet {
         }
         for (stage, kinds) in self.stages.iter().enumerate().filter(|(_, s)| s.contains(&BlockKind::Transformer)) {
             let [rows, columns] = self.grid(stage);
-            if rows * columns > LARGEST_MAP {
+            if rows * columns > MAX_MAP {
                 return Some(format!(
                     "attention over {rows}x{columns} pixels in {} blocks takes too much memory",
                     kinds.len()

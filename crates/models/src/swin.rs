@@ -19,7 +19,7 @@ use crate::variant::Variant;
 const MASKED: f32 = -100.0;
 
 /// The most elements of one block's biases, over windows and pairs of positions.
-const LARGEST_BIAS: usize = 1 << 27;
+const MAX_BIAS: usize = 1 << 27;
 
 /// One Swin Transformer.
 #[derive(Debug, Clone, PartialEq)]
@@ -158,7 +158,7 @@ impl Network for Swin {
         }
         for stage in 0..stages {
             let area: usize = self.window(stage).size.iter().product();
-            if area.saturating_mul(rows * columns) > LARGEST_BIAS {
+            if area.saturating_mul(rows * columns) > MAX_BIAS {
                 return Some(format!("windows of {area} patches in an image of {rows}x{columns} take too much memory"));
             }
         }

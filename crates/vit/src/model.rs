@@ -211,7 +211,7 @@ impl Model {
                 Cow::Owned(checkpoint) if last => {
                     (checkpoint.weights.held_bytes(), device.compile_shared(&graph, &mut checkpoint.weights))
                 }
-                lent => (0, device.compile_shared(&graph, &mut &lent.weights)),
+                borrowed => (0, device.compile_shared(&graph, &mut &borrowed.weights)),
             };
             let executable = compiled.map_err(|error| {
                 suggest_batch(error, device, batch, held, |batch| {

@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 /// Samples tried in place of an unreadable one before the run fails.
-const MOST_IN_A_ROW: usize = 1000;
+const MAX_CONSECUTIVE_FAILURES: usize = 1000;
 
 /// Values that a thread prepares before it locks a batch, for small images.
 const VALUES_PER_TASK: usize = 1 << 16;
@@ -193,7 +193,7 @@ impl LoaderState {
         unreadable: &mut Vec<Arc<Unreadable>>,
     ) -> Result<usize, LoaderError> {
         let mut in_a_row = Vec::new();
-        for further in 0..self.plan.samples.min(MOST_IN_A_ROW) {
+        for further in 0..self.plan.samples.min(MAX_CONSECUTIVE_FAILURES) {
             let sample = order.sample(turn.place + further);
             let known = self.known.get(sample);
             let outcome = known.map_or_else(|| self.transform(epoch, turn, sample, values), Err);

@@ -24,11 +24,11 @@ pub(super) fn suits(taps: &FilterTaps) -> bool {
 
 /// Whether the weights can be split; those of all filters can.
 pub(super) fn weights_fit(taps: &FilterTaps) -> bool {
-    taps.weights.iter().all(|weight| weight.unsigned_abs() < LARGEST_WEIGHT)
+    taps.weights.iter().all(|weight| weight.unsigned_abs() < MAX_WEIGHT)
 }
 
 /// Below this, the highest of the three bytes cannot overflow.
-const LARGEST_WEIGHT: u32 = 127 << 16;
+const MAX_WEIGHT: u32 = 127 << 16;
 /// Rows that share the weights of a block while they are in registers or in the L1 cache.
 const ROWS: usize = 8;
 /// Outputs per block.
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_weight_are_the_weight() {
-        let largest = LARGEST_WEIGHT as i32 - 1;
+        let largest = MAX_WEIGHT as i32 - 1;
         for weight in (-largest..=largest).step_by(997).chain([-largest, -129, -128, 0, 127, 128, largest]) {
             let [low, middle, high] = split(weight).map(i32::from);
             assert_eq!(high * 65536 + middle * 256 + low, weight);

@@ -9,8 +9,8 @@ use super::figure::{Figure, FigureData};
 use crate::InsightError;
 use crate::layers::{Layer, Tokens};
 
-const MOST_LAYERS: usize = 8;
-const MOST_HEADS: usize = 12;
+const MAX_LAYERS: usize = 8;
+const MAX_HEADS: usize = 12;
 const TILE: f32 = 64.0;
 const LEFT: f32 = 150.0;
 
@@ -27,21 +27,21 @@ pub(super) fn figure(layers: &[Layer], weights: &Weights) -> Result<Option<Figur
     if tables.is_empty() {
         return Ok(None);
     }
-    let step = tables.len().div_ceil(MOST_LAYERS);
+    let step = tables.len().div_ceil(MAX_LAYERS);
     let shown: Vec<&Table> = tables.iter().step_by(step).collect();
-    let heads = shown.iter().map(|t| t.layer.heads).max().unwrap_or(1).min(MOST_HEADS);
+    let heads = shown.iter().map(|t| t.layer.heads).max().unwrap_or(1).min(MAX_HEADS);
     let mut scene =
         Scene::new(LEFT + heads as f32 * (TILE + 8.0) + 90.0, 76.0 + shown.len() as f32 * (TILE + 8.0) + 20.0);
     scene.text(Text::new("Bias of attention by relative position", [24.0, 28.0], 16.0).bold());
     let largest = shown.iter().flat_map(|t| &t.values).fold(0.0f32, |m, v| m.max(v.abs())).max(1e-6);
-    let note = format!("the centre of each tile is offset zero; one tile per head, at most {MOST_HEADS}");
+    let note = format!("the centre of each tile is offset zero; one tile per head, at most {MAX_HEADS}");
     scene.text(Text::new(note, [24.0, 52.0], 12.0).colour(MUTED).within(scene.size().0 - 48.0));
     for (index, table) in shown.iter().enumerate() {
         let y = 76.0 + index as f32 * (TILE + 8.0);
         let name = Text::new(&table.layer.name, [LEFT - 10.0, y + TILE / 2.0], 11.5).anchor(Anchor::Right);
         scene.text(name.within(LEFT - 30.0));
         let area: usize = table.offsets.iter().product();
-        for (head, values) in table.values.chunks(area).take(MOST_HEADS).enumerate() {
+        for (head, values) in table.values.chunks(area).take(MAX_HEADS).enumerate() {
             let colours = values.iter().flat_map(|v| {
                 let Colour(r, g, b) = ColourMap::Sea.at((v / largest + 1.0) / 2.0);
                 [r, g, b]

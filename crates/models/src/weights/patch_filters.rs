@@ -4,7 +4,7 @@
 use super::{Tensor, WeightsError};
 
 /// More than any sensor has: a wrong setting must not take all memory.
-const MOST_CHANNELS: usize = 1 << 12;
+const MAX_CHANNELS: usize = 1 << 12;
 
 /// Adapts filters `[out, channels, height, width]` to `channels`. To one channel they are summed, so that a grey image gives
 /// the same activations as its RGB form; to others the three are repeated in turn and scaled by `3 / channels`, so that
@@ -17,7 +17,7 @@ pub fn adapt_channels(filters: Tensor, channels: usize) -> Result<Tensor, Weight
         return Ok(filters);
     }
     let shape = vec![out, channels, height, width];
-    let adaptable = channels == 1 || (from == 3 && (2..=MOST_CHANNELS).contains(&channels));
+    let adaptable = channels == 1 || (from == 3 && (2..=MAX_CHANNELS).contains(&channels));
     let filled = super::element_count(&filters.shape) == Some(filters.data.len());
     if !adaptable || !filled || filters.data.is_empty() || super::element_count(&shape).is_none() {
         return Err(WeightsError::shape(

@@ -4,7 +4,7 @@
 use super::{Tensor, WeightsError};
 
 /// More patches a side than any image has: a wrong setting must not take all memory.
-const LARGEST_SIDE: usize = 1 << 14;
+const MAX_SIDE: usize = 1 << 14;
 
 /// How a grid of position embeddings is resized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,8 +80,8 @@ fn separable(
     if super::element_count(&shape) != Some(grid.len()) || grid.is_empty() {
         return Err(WeightsError::Count { shape, found: grid.len() });
     }
-    if new.iter().any(|side| !(1..=LARGEST_SIDE).contains(side)) {
-        return Err(WeightsError::shape("pos_embed", &new, format!("a grid of 1 to {LARGEST_SIDE} patches a side")));
+    if new.iter().any(|side| !(1..=MAX_SIDE).contains(side)) {
+        return Err(WeightsError::shape("pos_embed", &new, format!("a grid of 1 to {MAX_SIDE} patches a side")));
     }
     if old == new {
         return Ok(grid.to_vec());

@@ -20,7 +20,7 @@ const LOCAL: &[u8] = b"PK\x03\x04";
 
 /// All members together may claim this many times the file's size, and some more in small files. Trained weights hardly
 /// compress; only members of nearly all zeros exceed the ratio.
-const LARGEST_RATIO: usize = 32;
+const MAX_RATIO: usize = 32;
 const ALWAYS_ALLOWED: usize = 4 << 20;
 
 /// An archive whose directory has been read and checked.
@@ -46,7 +46,7 @@ impl<'a> Archive<'a> {
         let mut entries = ZipFields { bytes, at: start };
         let mut members = BTreeMap::new();
         let mut claimed = 0usize;
-        let allowed = bytes.len().saturating_mul(LARGEST_RATIO).saturating_add(ALWAYS_ALLOWED);
+        let allowed = bytes.len().saturating_mul(MAX_RATIO).saturating_add(ALWAYS_ALLOWED);
         for _ in 0..count {
             let (name, member) = entries.member()?;
             claimed = claimed.saturating_add(member.size);

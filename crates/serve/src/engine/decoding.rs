@@ -14,7 +14,7 @@ use super::queue::{EncodedImage, Lane, ModelQueue, ReadyImage};
 use super::{EngineError, WorkError};
 
 /// How long a decoder waits for a batch on the CPU to end.
-const MOST_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_millis(500);
 
 /// The part of a model that decoders need.
 pub(super) struct DecodeTarget {
@@ -62,7 +62,7 @@ impl DecodePool {
             let work = move || {
                 while let Some(target) = queue.next() {
                     if let Some(turns) = &turns {
-                        turns.wait_idle(MOST_WAIT);
+                        turns.wait_idle(MAX_WAIT);
                     }
                     if let Some((image, buffer)) = target.queue.take_encoded() {
                         target.queue.decoded(prepare(&target, image, buffer, &options));

@@ -12,7 +12,7 @@ use super::replica::ReplicaContext;
 use super::{ExplainWork, Explained, Timing, WorkError};
 
 /// Compiled methods that are kept; every layer and head counts as one.
-const MOST_COMPILED: usize = 8;
+const MAX_COMPILED: usize = 8;
 
 /// The thread that explains.
 pub(super) struct ExplainWorker {
@@ -76,7 +76,7 @@ impl ExplainWorker {
             Some(index) => self.compiled.remove(index),
             None => (what.method, self.compile(what.method)?),
         };
-        if self.compiled.len() == MOST_COMPILED {
+        if self.compiled.len() == MAX_COMPILED {
             self.compiled.remove(0);
         }
         self.compiled.push(model);

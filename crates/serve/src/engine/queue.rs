@@ -351,8 +351,8 @@ impl ModelQueue {
         }
     }
 
-    /// Takes the oldest images of a lane, as many as `choose` says of those there are, and drops those that nobody waits
-    /// for.
+    /// Dequeues the oldest images of a lane. Cancelled and expired images are dropped first; `choose` maps the number of
+    /// the remaining ones to the batch size.
     pub fn take_ready(&self, lane: Lane, choose: impl FnOnce(usize) -> usize) -> Vec<ReadyImage> {
         let mut backlog = self.lock();
         let ready = &mut backlog.ready[lane as usize];

@@ -21,7 +21,7 @@ use super::problem::{Problem, ProblemKind};
 use crate::engine::{ExplainWork, Explained, ServedModel};
 
 /// The most classes that get a map each in one request.
-const MOST_CLASSES: usize = 100;
+const MAX_CLASSES: usize = 100;
 /// ImageClasses listed beside the maps.
 const LISTED: usize = 5;
 
@@ -254,10 +254,10 @@ fn work(fields: &Fields, model: &ServedModel) -> Result<ExplainWork, Problem> {
             classes.push(class);
         }
     }
-    if classes.len() > MOST_CLASSES {
-        return Err(Problem::option(format!("`class` names more than {MOST_CLASSES} classes.")));
+    if classes.len() > MAX_CLASSES {
+        return Err(Problem::option(format!("`class` names more than {MAX_CLASSES} classes.")));
     }
-    let top = fields.integer("top", 1..=MOST_CLASSES)?.unwrap_or(1);
+    let top = fields.integer("top", 1..=MAX_CLASSES)?.unwrap_or(1);
     Ok(ExplainWork { method, classes, top })
 }
 

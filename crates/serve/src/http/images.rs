@@ -23,7 +23,7 @@ use super::urls;
 /// Names of form fields and JSON members that hold images.
 const IMAGE_NAMES: [&str; 7] = ["image", "images", "images[]", "input", "file", "files", "files[]"];
 /// Form fields that are not images.
-const MOST_FIELDS: usize = 32;
+const MAX_FIELDS: usize = 32;
 /// Before larger bodies are read, the queue must have room. Smaller ones are read first: that costs less than the new
 /// connection that an unread body leads to.
 const CHECKED_FIRST: usize = 1 << 20;
@@ -63,7 +63,7 @@ impl ImageRequest {
         }
     }
 
-    /// Reads a request. `known` are the options of the route besides `model`.
+    /// Reads a request. `known` lists the options of the route; `model` is always one.
     pub async fn read(app: &App, request: Request, known: &[&str]) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
         let headers = parts.headers;
@@ -142,8 +142,8 @@ pub async fn multipart(body: Bytes, boundary: String, most: usize) -> Result<(So
             continue;
         }
         count += 1;
-        if count > MOST_FIELDS {
-            return Err(Problem::malformed(format!("The form has more than {MOST_FIELDS} fields besides images.")));
+        if count > MAX_FIELDS {
+            return Err(Problem::malformed(format!("The form has more than {MAX_FIELDS} fields that are not images.")));
         }
         let value = part.bytes().await.map_err(malformed)?;
         let value = std::str::from_utf8(&value).map_err(|_| Problem::malformed("A field of the form is not text."))?;

@@ -86,7 +86,7 @@ pub(super) struct HopperTiling {
     pub rows: usize,
     /// Tiles of a unit.
     tiles: usize,
-    /// Consumers; a block has one producer warpgroup besides.
+    /// Consumer warpgroups; every block also has one producer warpgroup.
     warpgroups: usize,
     slots: usize,
     /// Queries per step for dK and dV, and keys per step for dQ.

@@ -13,7 +13,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The best compression ratio of gzip. Other codecs compress long runs better; the slack covers those.
-const MOST_PACKED: u64 = 1032;
+const MAX_PACKED: u64 = 1032;
 const SLACK: u64 = 1 << 26;
 
 fn refused(reason: impl Into<String>) -> ParquetError {
@@ -76,7 +76,7 @@ impl Read for PageHeader {
         if !std::mem::replace(&mut self.is_checked, true) {
             let start = self.reader.fill_buf()?;
             let [_, unpacked, packed] = sizes(start).ok_or_else(|| io::Error::other("a page has no valid header"))?;
-            if unpacked > packed.saturating_mul(MOST_PACKED).saturating_add(SLACK) {
+            if unpacked > packed.saturating_mul(MAX_PACKED).saturating_add(SLACK) {
                 let message = format!("a page of {packed} bytes claims to unpack to {unpacked} bytes");
                 return Err(io::Error::other(message));
             }

@@ -5,7 +5,7 @@ use crate::weights::{Tensor, WeightsError, element_count, strided};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// More axes than NumPy itself allows.
-const MOST_AXES: usize = 64;
+const MAX_AXES: usize = 64;
 
 /// The header of an array.
 #[derive(Debug, PartialEq)]
@@ -137,7 +137,7 @@ fn lengths(text: &str) -> Option<Vec<usize>> {
     }
     let mut shape = Vec::new();
     for axis in text.split(',') {
-        if shape.len() == MOST_AXES {
+        if shape.len() == MAX_AXES {
             return None;
         }
         let axis = axis.trim();

@@ -5,7 +5,7 @@ use super::globals::Global;
 use super::machine::{Fault, Machine, MachineResult, broken};
 
 /// Weights have at most five axes. A call is a few bytes long, so what it allocates must be bounded.
-const MOST_AXES: usize = 8;
+const MAX_AXES: usize = 8;
 
 impl<'a> Machine<'a> {
     fn items(&self, value: PickleValue<'a>) -> Option<&[PickleValue<'a>]> {
@@ -85,7 +85,7 @@ impl<'a> Machine<'a> {
 
     fn lengths(&self, value: PickleValue<'a>) -> Option<Vec<usize>> {
         let items = self.items(value)?;
-        if items.len() > MOST_AXES {
+        if items.len() > MAX_AXES {
             return None;
         }
         items.iter().map(|&item| length(item)).collect()

@@ -10,9 +10,9 @@ use super::opcodes::*;
 use crate::weights::WeightsError;
 
 /// The largest real checkpoints take some hundred thousand steps.
-const MOST_STEPS: usize = 1 << 22;
-const MOST_STACK: usize = 1 << 18;
-const MOST_MARKS: usize = 1 << 12;
+const MAX_STEPS: usize = 1 << 22;
+const MAX_STACK: usize = 1 << 18;
+const MAX_MARKS: usize = 1 << 12;
 /// No name is longer. Without a limit, a file with one long key a million times would take hours to compare.
 const LONGEST_NAME: usize = 1 << 12;
 
@@ -20,7 +20,7 @@ const LONGEST_NAME: usize = 1 << 12;
 pub(super) fn run(input: &[u8], start: usize) -> Result<(Document<'_>, usize), WeightsError> {
     let mut machine =
         Machine { input, at: start, stack: Vec::new(), marks: Vec::new(), memo: BTreeMap::new(), nodes: Vec::new() };
-    for _ in 0..MOST_STEPS {
+    for _ in 0..MAX_STEPS {
         let at = machine.at;
         let step = machine.step().map_err(|fault| match fault {
             Fault::Refused(error) => error,
@@ -32,7 +32,7 @@ pub(super) fn run(input: &[u8], start: usize) -> Result<(Document<'_>, usize), W
             return Ok((Document { nodes, top }, end));
         }
     }
-    Err(WeightsError::damaged(FORMAT, format!("the pickle takes more than {MOST_STEPS} steps")))
+    Err(WeightsError::damaged(FORMAT, format!("the pickle takes more than {MAX_STEPS} steps")))
 }
 
 /// Why a step failed.
@@ -80,7 +80,7 @@ impl<'a> Machine<'a> {
             // Protocol and frame length are not needed.
             PROTO => drop(self.take(1)?),
             FRAME => drop(self.take(8)?),
-            MARK if self.marks.len() == MOST_MARKS => return broken("too many open marks"),
+            MARK if self.marks.len() == MAX_MARKS => return broken("too many open marks"),
             MARK => self.marks.push(self.stack.len()),
             // As in Python, a mark counts as an item here.
             POP if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
@@ -289,7 +289,7 @@ impl<'a> Machine<'a> {
     }
 
     fn push(&mut self, value: PickleValue<'a>) -> MachineResult<()> {
-        if self.stack.len() == MOST_STACK {
+        if self.stack.len() == MAX_STACK {
             return broken("the stack grows without end");
         }
         self.stack.push(value);

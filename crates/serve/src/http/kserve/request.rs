@@ -13,7 +13,7 @@ use crate::http::images::{ImageSource, source};
 use crate::http::problem::Problem;
 
 /// Axes of a tensor.
-const MOST_AXES: usize = 8;
+const MAX_AXES: usize = 8;
 
 /// The JSON header.
 #[derive(Debug, Deserialize)]
@@ -223,8 +223,8 @@ impl<'de> Deserialize<'de> for Axes {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Axes, A::Error> {
                 let mut axes = Vec::new();
                 while let Some(axis) = list.next_element()? {
-                    if axes.len() == MOST_AXES {
-                        return Err(A::Error::custom(format_args!("a shape has at most {MOST_AXES} axes")));
+                    if axes.len() == MAX_AXES {
+                        return Err(A::Error::custom(format_args!("a shape has at most {MAX_AXES} axes")));
                     }
                     axes.push(axis);
                 }

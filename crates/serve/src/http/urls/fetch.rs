@@ -26,7 +26,7 @@ use super::refused;
 use crate::http::body::{BodyLimits, HeldShare, receive};
 use crate::http::problem::{Problem, ProblemKind};
 
-const MOST_REDIRECTS: usize = 3;
+const MAX_REDIRECTS: usize = 3;
 const LONGEST_URL: usize = 2048;
 /// The time of one fetch, redirects included.
 const TIME: Duration = Duration::from_secs(10);
@@ -78,7 +78,7 @@ impl Fetcher {
 
     async fn follow(&self, url: &str) -> Result<Response<Incoming>, Problem> {
         let mut target = UrlTarget::parse(url)?;
-        for _ in 0..=MOST_REDIRECTS {
+        for _ in 0..=MAX_REDIRECTS {
             let response = self.get(&target).await?;
             match response.status() {
                 StatusCode::OK => return Ok(response),
@@ -89,7 +89,7 @@ impl Fetcher {
                 status => return Err(refused(format!("The URL answers with status {}.", status.as_u16()))),
             }
         }
-        Err(refused(format!("The URL redirects more than {MOST_REDIRECTS} times.")))
+        Err(refused(format!("The URL redirects more than {MAX_REDIRECTS} times.")))
     }
 
     async fn get(&self, target: &UrlTarget) -> Result<Response<Incoming>, Problem> {
