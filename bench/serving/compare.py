@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import checkpoint
-from load import CACHE, CORES, ROOT, VIT, Server, bench, load, table
+from load import CACHE, CORES, ROOT, VIT, Server, bench, load, reserve_load_cores, table
 
 USUAL = ROOT / "crates" / "data" / "tests" / "fixtures" / "preprocess" / "usual.jpg"
 JPEG = "image/jpeg"
@@ -31,6 +31,7 @@ def arguments():
     parser.add_argument("--device", default="cuda", help="of the stage gpu (%(default)s)")
     parser.add_argument("--precisions", default="bf16,fp8", help="of the stage gpu (%(default)s)")
     parser.add_argument("--per-request", default="1,8", help="images in a request of the stage gpu (%(default)s)")
+    parser.add_argument("--load-cores", type=int, default=2, help="reserved for the load in the stage gpu (%(default)s)")
     parser.add_argument("--options", default="", help="further options of vit serve, as one string")
     return parser.parse_args()
 
@@ -70,10 +71,10 @@ def several(image, count):
     return body, f"multipart/form-data; boundary={boundary}"
 
 
-def decoded_by_all_cores(image):
-    """Images/s that all cores decode and preprocess at the same time, each in a process of its own."""
+def decoded_by(cores, image):
+    """Images/s that the cores decode and preprocess at the same time, each in a process of its own."""
     command = [VIT, "bench", "data", str(image), "--seconds", "3", "--json"]
-    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(CORES)]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(cores)]
     return sum(json.loads(run.communicate()[0])["images_per_s"] for run in runs)
 
 
@@ -224,8 +225,9 @@ def tune(a, variants, image):
 
 
 def gpu(a, variants, connections, image):
-    """Only vit, on a GPU, against the smaller of what all cores decode and what the GPU infers."""
-    decode = decoded_by_all_cores(image)
+    """Only vit, on a GPU, against the smaller of what the server's cores decode and what the GPU infers."""
+    cores = reserve_load_cores(a.load_cores)
+    decode = decoded_by(cores, image)
     for variant in variants:
         folder = checkpoint.write(variant, CACHE / "serving" / variant.replace("/", ""))
         for precision in a.precisions.split(","):
@@ -251,7 +253,7 @@ def gpu(a, variants, connections, image):
                 server.stop()
                 print(server.output()[-2000:])
             infers = ", ".join(f"{rate:.0f} at {batch}" for batch, rate in infer.items())
-            title = f"{variant} {precision}: {CORES} cores decode {decode:.0f} images/s, the GPU infers {infers}"
+            title = f"{variant} {precision}: {cores} cores decode {decode:.0f} images/s, the GPU infers {infers}"
             columns = ["connections", "images/request", "images/s", "p50 ms", "p99 ms", "errors", "of the bound", "load generator"]
             table(title, columns, rows)
 

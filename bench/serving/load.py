@@ -19,6 +19,16 @@ ROOT = HERE.parent.parent
 CACHE = Path(os.environ.get("BENCH_CACHE", HERE.parent / ".cache"))
 VIT = os.environ.get("VIT") or str(Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "vit")
 CORES = len(os.sched_getaffinity(0))
+load_cores = None
+
+
+def reserve_load_cores(count):
+    """Gives the load generator `count` cores; this process and the servers it starts keep the others."""
+    global load_cores
+    cores = sorted(os.sched_getaffinity(0))
+    load_cores = set(cores[len(cores) - count :])
+    os.sched_setaffinity(0, set(cores) - load_cores)
+    return len(cores) - count
 
 
 def oha_binary():
@@ -137,7 +147,8 @@ def load(url, body, content_type, connections, seconds, rate=None, form=None):
     else:
         command += ["-D", str(body), "-T", content_type]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run = subprocess.run(command + [url], capture_output=True, text=True)
+    pin = (lambda: os.sched_setaffinity(0, load_cores)) if load_cores else None
+    run = subprocess.run(command + [url], capture_output=True, text=True, preexec_fn=pin)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if run.returncode != 0:
         raise SystemExit(f"oha failed: {run.stderr[-2000:]}")
