@@ -111,6 +111,9 @@ impl Opener {
             }
         }
         let Some(first) = replicas.first() else { return Err(EngineError::NoDevices) };
+        if let Some((size, time)) = first.context.times.last() {
+            queue.bound_wait(*time / (size * replicas.len()) as u32);
+        }
         let card = ModelCard {
             name: source.name.clone(),
             version: version(&checkpoint),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -160,7 +160,37 @@ struct Backlog {
     closed: bool,
     /// Why no replica works.
     lost: Option<String>,
+    drain: Drain,
 }
+
+/// The rate at which a queue with a backlog drains.
+#[derive(Default)]
+struct Drain {
+    /// When the last batch was dequeued, if it left a backlog.
+    last: Option<Instant>,
+    per_image: Option<Duration>,
+}
+
+impl Drain {
+    /// Follows the dequeuing of a batch as a moving average.
+    fn dequeued(&mut self, images: usize, now: Instant, backlog: bool) {
+        if let Some(last) = self.last.filter(|_| images > 0) {
+            let sample = (now - last) / images as u32;
+            self.per_image = Some(self.per_image.map_or(sample, |average| (7 * average + sample) / 8));
+        }
+        if images > 0 || !backlog {
+            self.last = backlog.then_some(now);
+        }
+    }
+
+    /// The images that drain in the given time.
+    fn within(&self, wait: Duration) -> usize {
+        self.per_image.map_or(usize::MAX, |time| (wait.as_nanos() / time.as_nanos().max(1)) as usize)
+    }
+}
+
+/// See [`ModelQueue::bound_wait`].
+const MIN_WAIT_BOUND: Duration = Duration::from_secs(1);
 
 impl Backlog {
     /// Images that are or will be decoded.
@@ -173,6 +203,9 @@ impl Backlog {
 pub(super) struct ModelQueue {
     capacity: usize,
     full_batch: usize,
+    wait_bound: OnceLock<Duration>,
+    /// Images that may wait now: at most `capacity`, fewer while the queue drains slowly.
+    limit: AtomicUsize,
     waiting: Arc<AtomicUsize>,
     counters: Arc<Counters>,
     backlog: Mutex<Backlog>,
@@ -193,11 +226,20 @@ impl ModelQueue {
         ModelQueue {
             capacity,
             full_batch,
+            wait_bound: OnceLock::new(),
+            limit: AtomicUsize::new(capacity),
             waiting: Arc::default(),
             counters,
             backlog: Mutex::default(),
             changed: Default::default(),
         }
+    }
+
+    /// Sets the time per image on an unloaded device. The wait in the queue is then bounded by the time that a full queue
+    /// takes at this rate, or by [`MIN_WAIT_BOUND`] if that is longer: a queue that drains more slowly admits fewer images.
+    pub fn bound_wait(&self, per_image: Duration) {
+        let full = per_image.saturating_mul(self.capacity.try_into().unwrap_or(u32::MAX));
+        let _ = self.wait_bound.set(full.max(MIN_WAIT_BOUND));
     }
 
     pub fn capacity(&self) -> usize {
@@ -220,11 +262,16 @@ impl ModelQueue {
 
     /// Whether so many images have room now; images without a client make room first.
     pub fn has_room(&self, images: usize) -> bool {
-        if self.waiting() + images <= self.capacity {
+        if self.fits(self.waiting(), images) {
             return true;
         }
         self.drop_cancelled();
-        self.waiting() + images <= self.capacity
+        self.fits(self.waiting(), images)
+    }
+
+    fn fits(&self, waiting: usize, images: usize) -> bool {
+        let limit = if waiting == 0 { self.capacity } else { self.limit.load(Ordering::Relaxed) };
+        waiting + images <= limit
     }
 
     fn drop_cancelled(&self) {
@@ -238,7 +285,7 @@ impl ModelQueue {
 
     /// Takes room for all of these, or for none.
     fn reserve(&self, images: usize) -> bool {
-        let reserve = |waiting: usize| (waiting + images <= self.capacity).then_some(waiting + images);
+        let reserve = |waiting: usize| self.fits(waiting, images).then_some(waiting + images);
         self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
     }
 
@@ -364,6 +411,11 @@ impl ModelQueue {
         let count = choose(ready.len()).min(ready.len());
         let mut taken: Vec<ReadyImage> = ready.drain(..count).collect();
         taken.iter_mut().for_each(|image| image.task.waiting = None);
+        backlog.drain.dequeued(taken.len(), now, self.waiting() > 0);
+        if let Some(bound) = self.wait_bound.get() {
+            let limit = backlog.drain.within(*bound).max(self.full_batch).min(self.capacity);
+            self.limit.store(limit, Ordering::Relaxed);
+        }
         taken
     }
 
@@ -405,5 +457,25 @@ impl ModelQueue {
         let backlog = &mut *self.lock();
         backlog.closed = true;
         self.notify(backlog);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_drain_rate_follows_a_backlog_and_ignores_idle_time() {
+        let (mut drain, start) = (Drain::default(), Instant::now());
+        let after = |ms| start + Duration::from_millis(ms);
+        assert_eq!(drain.within(Duration::ZERO), usize::MAX, "nothing is known yet");
+        drain.dequeued(8, after(0), true);
+        drain.dequeued(8, after(80), true);
+        assert_eq!(drain.within(Duration::from_secs(1)), 100);
+        drain.dequeued(8, after(160), false);
+        drain.dequeued(1, after(60_000), true);
+        assert_eq!(drain.within(Duration::from_secs(1)), 100, "the queue was empty for a minute");
+        drain.dequeued(8, after(60_240), true);
+        assert!(drain.within(Duration::from_secs(1)) < 100);
     }
 }
